@@ -1,0 +1,2 @@
+//! The `dbs` command.
+fn main() {}

@@ -1,0 +1,204 @@
+//! What the store tells about itself. These types are the JSON that `--json` and the control
+//! socket carry: a field is added, never renamed or removed. All sizes are bytes, all times
+//! nanoseconds since the Unix epoch (UTC).
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Labels of a snapshot.
+pub type Labels = BTreeMap<String, String>;
+
+/// The store as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreInfo {
+    /// On-disk format version, `2.0.0`.
+    pub format: String,
+    /// Identity, chosen at init, in the usual 8-4-4-4-12 form.
+    pub uuid: String,
+    /// Size of the device or file in bytes.
+    pub size: u64,
+    /// Bytes the store can grow to without moving its metadata.
+    pub max_size: u64,
+    /// Extent size in bytes.
+    pub extent_size: u64,
+    /// Data extents in all.
+    pub extents_total: u64,
+    /// Data extents that can be allocated now.
+    pub extents_free: u64,
+    /// Data extents freed but not yet reusable (their freeing is not durable, or still read).
+    pub extents_pending: u64,
+    /// Bytes of data extents in use.
+    pub allocated: u64,
+    /// Bytes before the data region: superblock, tables, journal, extent status.
+    pub metadata: u64,
+    /// Volumes in use and the table's capacity.
+    pub volumes: u64,
+    /// Capacity of the volume table.
+    pub volumes_max: u64,
+    /// Snapshot slots in use: heads, snapshots and hidden ones.
+    pub snapshots: u64,
+    /// Capacity of the snapshot table.
+    pub snapshots_max: u64,
+    /// Snapshots deleted but still being merged or reclaimed in the background.
+    pub snapshots_deleting: u64,
+    /// Sequence number of the last durable commit group.
+    pub sequence: u64,
+    /// Whether this handle may write.
+    pub read_only: bool,
+    /// I/O driver in use: `io_uring`, `pread`, `sim`.
+    pub driver: String,
+    /// Whether acknowledged writes survive `kill -9` through a tail (else each allocating write
+    /// commits before it is acknowledged).
+    pub tail: bool,
+    /// Things the operator should know: a healed metadata copy, a lost tail.
+    pub warnings: Vec<String>,
+}
+
+/// A volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeInfo {
+    /// Name, unique in the store.
+    pub name: String,
+    /// Identity in the usual text form.
+    pub uuid: String,
+    /// Provisioned size in bytes.
+    pub size: u64,
+    /// Creation time.
+    pub created_ns: u64,
+    /// The snapshot the head is based on, as `volume@snapshot`; absent for a root, and
+    /// `(hidden)` where it was deleted while clones still need it.
+    pub parent: Option<String>,
+    /// The foreign snapshot this volume was cloned from and still depends on.
+    pub origin: Option<String>,
+    /// Number of snapshots.
+    pub snapshots: u64,
+    /// Layers from the head to the root, the head included.
+    pub depth: u64,
+    /// Whether a server exports it or somebody holds it open.
+    pub open: bool,
+    /// Space.
+    pub usage: Usage,
+}
+
+/// A snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotInfo {
+    /// Volume it belongs to.
+    pub volume: String,
+    /// Name, unique in the volume.
+    pub name: String,
+    /// Identity in the usual text form.
+    pub uuid: String,
+    /// Size of the volume when it was taken.
+    pub size: u64,
+    /// Creation time.
+    pub created_ns: u64,
+    /// Parent as `volume@snapshot`, absent for a root.
+    pub parent: Option<String>,
+    /// Children: `volume` for a head, `volume@snapshot` otherwise.
+    pub children: Vec<String>,
+    /// Refuses deletion.
+    pub protected: bool,
+    /// Taken by a person, not by the system.
+    pub user_created: bool,
+    /// Free-form labels.
+    pub labels: Labels,
+    /// Space.
+    pub usage: Usage,
+}
+
+/// Space, exact at the time of the call. `docs/format.md` has the definitions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes of data blocks visible through this volume or snapshot.
+    pub referenced: u64,
+    /// Of those, bytes visible through nothing else (for a volume: nothing outside it).
+    pub exclusive: u64,
+    /// `referenced - exclusive`.
+    pub shared: u64,
+    /// Bytes of extents its own layers hold (for a volume: head and snapshots).
+    pub allocated: u64,
+    /// Bytes of extents that deleting it would free.
+    pub reclaimable: u64,
+}
+
+/// What a range of a volume or snapshot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RangeState {
+    /// Stored bytes.
+    Data,
+    /// Zeros, explicitly stored as such.
+    Zero,
+    /// Never written: reads as zeros.
+    Hole,
+}
+
+/// A range of the map of a volume or snapshot, or of a difference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapRange {
+    /// Offset in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// What is there.
+    pub state: RangeState,
+}
+
+/// How bad a finding of a check is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Healed or harmless.
+    Note,
+    /// Space that nothing uses: no data at risk.
+    Leak,
+    /// Something cannot be trusted.
+    Corrupt,
+}
+
+/// One thing a check found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// How bad.
+    pub severity: Severity,
+    /// Region: `superblock`, `volume table`, `snapshot table`, `labels`, `journal`,
+    /// `extent status`, `data`.
+    pub region: String,
+    /// Metadata block, slot or extent in that region, where one can be named.
+    pub index: Option<u64>,
+    /// What is wrong and what follows from it.
+    pub message: String,
+}
+
+/// Result of a check.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckReport {
+    /// Everything found, worst first.
+    pub findings: Vec<Finding>,
+    /// Metadata blocks read.
+    pub blocks_checked: u64,
+    /// Extent entries in use.
+    pub extents_checked: u64,
+    /// Volumes in use.
+    pub volumes_checked: u64,
+    /// Snapshot slots in use.
+    pub snapshots_checked: u64,
+}
+
+impl CheckReport {
+    /// The worst severity found, if anything was.
+    #[must_use]
+    pub fn worst(&self) -> Option<Severity> {
+        self.findings.iter().map(|f| f.severity).max()
+    }
+}
+
+/// What a piece of background work did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkReport {
+    /// Steps done by this call (an extent merged, freed or moved is a step).
+    pub done: u64,
+    /// Steps known to remain; 0 means there is nothing left to do.
+    pub remaining: u64,
+}

@@ -1,0 +1,100 @@
+//! Storage below the engine: one narrow trait, and its drivers.
+
+use std::io;
+
+/// One read of a batch.
+#[derive(Debug)]
+pub struct ReadRequest<'a> {
+    /// Byte offset on the device.
+    pub offset: u64,
+    /// Filled completely on success.
+    pub buf: &'a mut [u8],
+}
+
+/// One write of a batch.
+#[derive(Debug)]
+pub struct WriteRequest<'a> {
+    /// Byte offset on the device.
+    pub offset: u64,
+    /// The bytes to write.
+    pub buf: &'a [u8],
+}
+
+/// A block device or file. Offsets and lengths are multiples of 512 bytes; buffers may have any
+/// alignment in memory (a driver that needs more bounces them).
+///
+/// What the engine assumes of an implementation is the list "Media assumptions" in
+/// `docs/format.md`; `io::conformance` tests it.
+pub trait Storage: Send + Sync {
+    /// Current size in bytes.
+    fn size_bytes(&self) -> u64;
+
+    /// Reads all requests, in any order and at once; returns when all are complete. Reading past
+    /// the end is an error, a hole reads as zeros.
+    ///
+    /// # Errors
+    /// The first failure; the buffers are then undefined.
+    fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()>;
+
+    /// Writes all requests, in any order and at once; returns when all are complete (in the
+    /// volatile cache of the device, not durable). Writing past the end is an error.
+    ///
+    /// # Errors
+    /// The first failure; any part of any request may have been written.
+    fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()>;
+
+    /// Makes every write completed before this call durable.
+    ///
+    /// # Errors
+    /// After a failure nothing is known about any write since the last success.
+    fn flush(&self) -> io::Result<()>;
+
+    /// Gives the range back to the file system or device. Afterwards it reads as anything.
+    /// Advisory: storage that cannot do it returns `Ok`.
+    ///
+    /// # Errors
+    /// Only real failures.
+    fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()>;
+
+    /// Reserves the range so that writing it cannot fail for lack of space (file: `fallocate`;
+    /// device: nothing to do). Content is kept.
+    ///
+    /// # Errors
+    /// `ENOSPC`, or a failure of the storage.
+    fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()>;
+
+    /// Changes the size of a file; a device only succeeds if it already has this size.
+    ///
+    /// # Errors
+    /// `Unsupported` for a device of another size, or a failure of the storage.
+    fn set_size(&self, size_bytes: u64) -> io::Result<()>;
+
+    /// Driver name for the log and `dbs info`: `io_uring`, `pread`, `sim`.
+    fn driver(&self) -> &'static str;
+
+    /// Reads one range.
+    ///
+    /// # Errors
+    /// As [`Storage::read_many`].
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_many(&mut [ReadRequest { offset, buf }])
+    }
+
+    /// Writes one range.
+    ///
+    /// # Errors
+    /// As [`Storage::write_many`].
+    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_many(&[WriteRequest { offset, buf }])
+    }
+}
+
+/// Memory that survives the end of this process but not the end of this boot: a shared mapping of
+/// a file on tmpfs, or the simulator's.
+pub trait TailMemory: Send {
+    /// The whole mapping; its length is fixed and at least [`crate::limits::TAIL_BYTES`].
+    fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// Removes the file behind the mapping: the store was closed in good order.
+    fn remove(&mut self);
+}

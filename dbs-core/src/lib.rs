@@ -1,0 +1,15 @@
+//! DBS, the Direct Block Store: many thin volumes with snapshots and clones on one block device or
+//! file.
+
+pub mod error;
+pub mod info;
+pub mod io;
+pub mod limits;
+pub mod store;
+pub mod units;
+pub mod volume;
+
+pub use error::{Error, ErrorKind, Result};
+pub use store::{InitOptions, IoDriver, OpenOptions, Store, TailPlace};
+pub use units::{format_size, parse_size};
+pub use volume::Volume;

@@ -1,0 +1,1 @@
+//! Serving one store: NBD and the control socket.

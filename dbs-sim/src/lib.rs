@@ -1,0 +1,1 @@
+//! Simulated storage, model and crash runner.
