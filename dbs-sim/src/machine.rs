@@ -528,46 +528,8 @@ impl Machine {
     fn perform(&mut self, op: &Op) -> Result<(), Error> {
         let store = self.store().clone();
         match *op {
-            Op::CreateVolume { vol, sectors } => {
-                store.create_volume(&volume_name(vol), bytes(sectors)).map(drop)
-            }
-            Op::RenameVolume { vol, new } => {
-                store.rename_volume(&volume_name(vol), &volume_name(new))
-            }
-            Op::ResizeVolume { vol, sectors } => {
-                store.resize_volume(&volume_name(vol), bytes(sectors))
-            }
-            Op::DeleteVolume { vol } => store.delete_volume(&volume_name(vol)),
-            Op::Clone { vol, snap, new } => store
-                .clone_volume(&volume_name(vol), &snapshot_name(snap), &volume_name(new))
-                .map(drop),
-            Op::Flatten { vol, limit } => {
-                store.flatten(&volume_name(vol), &mut countdown(limit)).or_else(not_stopped)
-            }
-            Op::Write { vol, at, len, fua } => {
-                let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
-                let mut buf = vec![0; bytes(len) as usize];
-                fill(&mut buf, u64::from(at), Tag::new(self.number, id));
-                store.volume(&volume_name(vol))?.write_at(bytes(at), &buf, fua)
-            }
-            Op::Discard { vol, at, len } => {
-                store.volume(&volume_name(vol))?.discard(bytes(at), bytes(len))
-            }
-            Op::WriteZeroes { vol, at, len, fua } => {
-                store.volume(&volume_name(vol))?.write_zeroes(bytes(at), bytes(len), fua)
-            }
-            Op::FlushVolume { vol } => store.volume(&volume_name(vol))?.flush(),
-            Op::Flush => store.flush(),
-            Op::Work { steps } => store.work(u64::from(steps)).map(drop),
-            Op::Grow { extents } => {
-                let info = store.info();
-                store.grow((info.size + u64::from(extents) * info.extent_size).min(info.max_size))
-            }
-            Op::Vacuum { limit } => {
-                store.vacuum(&mut countdown(limit)).map(drop).or_else(not_stopped)
-            }
             Op::Hold { vol } => self.toggle_handle(&store, vol),
-            _ => perform_on_snapshot(&store, op),
+            _ => perform(&store, op, self.model.tag(op, self.number)),
         }
     }
 
@@ -577,6 +539,47 @@ impl Machine {
             self.held.insert(id, store.volume(&volume_name(vol))?);
         }
         Ok(())
+    }
+}
+
+/// Does an operation; what it writes carries `tag`.
+///
+/// # Errors
+/// Those of the store.
+pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
+    match *op {
+        Op::CreateVolume { vol, sectors } => {
+            store.create_volume(&volume_name(vol), bytes(sectors)).map(drop)
+        }
+        Op::RenameVolume { vol, new } => store.rename_volume(&volume_name(vol), &volume_name(new)),
+        Op::ResizeVolume { vol, sectors } => store.resize_volume(&volume_name(vol), bytes(sectors)),
+        Op::DeleteVolume { vol } => store.delete_volume(&volume_name(vol)),
+        Op::Clone { vol, snap, new } => {
+            store.clone_volume(&volume_name(vol), &snapshot_name(snap), &volume_name(new)).map(drop)
+        }
+        Op::Flatten { vol, limit } => {
+            store.flatten(&volume_name(vol), &mut countdown(limit)).or_else(not_stopped)
+        }
+        Op::Write { vol, at, len, fua } => {
+            let mut buf = vec![0; bytes(len) as usize];
+            fill(&mut buf, u64::from(at), tag);
+            store.volume(&volume_name(vol))?.write_at(bytes(at), &buf, fua)
+        }
+        Op::Discard { vol, at, len } => {
+            store.volume(&volume_name(vol))?.discard(bytes(at), bytes(len))
+        }
+        Op::WriteZeroes { vol, at, len, fua } => {
+            store.volume(&volume_name(vol))?.write_zeroes(bytes(at), bytes(len), fua)
+        }
+        Op::FlushVolume { vol } => store.volume(&volume_name(vol))?.flush(),
+        Op::Flush => store.flush(),
+        Op::Work { steps } => store.work(u64::from(steps)).map(drop),
+        Op::Grow { extents } => {
+            let info = store.info();
+            store.grow((info.size + u64::from(extents) * info.extent_size).min(info.max_size))
+        }
+        Op::Vacuum { limit } => store.vacuum(&mut countdown(limit)).map(drop).or_else(not_stopped),
+        _ => perform_on_snapshot(store, op),
     }
 }
 

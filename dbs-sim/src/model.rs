@@ -101,8 +101,8 @@ impl Model {
                 }
             }
             Op::Write { vol, at, len, .. } => {
-                let id = self.volume_mut(vol)?.id;
-                self.write(vol, at, len, Tag::new(number, id))
+                let tag = self.tag(op, number);
+                self.write(vol, at, len, tag)
             }
             Op::WriteZeroes { vol, at, len, .. } => self.write(vol, at, len, Tag::ZERO),
             Op::Discard { vol, at, len } => self.discard(vol, at, len),
@@ -167,6 +167,18 @@ impl Model {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The mark of what `op` writes as operation `number`.
+    #[must_use]
+    pub fn tag(&self, op: &Op, number: u32) -> Tag {
+        match op {
+            Op::Write { vol, .. } => {
+                let id = self.volumes.get(&volume_name(*vol)).map_or(0, |v| v.id);
+                Tag::new(number, id)
+            }
+            _ => Tag::ZERO,
+        }
     }
 
     /// The store has returned from `op`: what it made durable is settled.
@@ -361,5 +373,102 @@ impl Block {
     #[must_use]
     pub fn allows(&self, found: &Tags, older: bool) -> bool {
         self.now == *found || (older && self.older.contains(found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRITE: Op = Op::Write { vol: 0, at: 4, len: 8, fua: false };
+
+    fn model() -> Model {
+        let mut model = Model::default();
+        model.apply(&Op::CreateVolume { vol: 0, sectors: 64 }, 1).unwrap();
+        model
+    }
+
+    fn block(model: &Model, index: usize) -> &Block {
+        &model.content("v0", None).unwrap().blocks()[index]
+    }
+
+    #[test]
+    fn unflushed_blocks_may_be_old_and_flushed_ones_not() {
+        let mut model = model();
+        model.apply(&WRITE, 2).unwrap();
+        let tag = Tag::new(2, 1);
+        let (old, mut new) = (Tags::default(), Tags::default());
+        new[4..].fill(tag);
+        let mut mix = new;
+        mix[7] = Tag::ZERO;
+        assert!(block(&model, 0).allows(&new, false) && !block(&model, 0).allows(&old, false));
+        assert!(block(&model, 0).allows(&old, true) && !block(&model, 0).allows(&mix, true));
+        model.acknowledge(&WRITE);
+        assert!(block(&model, 0).allows(&old, true));
+        model.acknowledge(&Op::Flush);
+        assert!(!block(&model, 0).allows(&old, true));
+    }
+
+    #[test]
+    fn snapshots_freeze_and_settle() {
+        let mut model = model();
+        model.apply(&WRITE, 2).unwrap();
+        model.apply(&Op::CreateSnapshot { vol: 0, snap: 0, labels: 0 }, 3).unwrap();
+        let frozen = block(&model, 0).clone();
+        assert!(frozen.older.is_empty());
+        model.apply(&Op::Discard { vol: 0, at: 0, len: 64 }, 4).unwrap();
+        assert_eq!(block(&model, 0).now, Tags::default());
+        let snapshot = model.content("v0", Some("s0")).unwrap();
+        assert_eq!(snapshot.blocks()[0], frozen);
+        model.apply(&Op::Rollback { vol: 0, snap: 0 }, 5).unwrap();
+        assert_eq!(*block(&model, 0), frozen);
+    }
+
+    #[test]
+    fn discard_spares_partial_blocks_but_the_last() {
+        let mut model = Model::default();
+        model.apply(&Op::CreateVolume { vol: 0, sectors: 21 }, 1).unwrap();
+        model.apply(&Op::Write { vol: 0, at: 0, len: 21, fua: true }, 2).unwrap();
+        model.apply(&Op::Discard { vol: 0, at: 1, len: 20 }, 3).unwrap();
+        assert_ne!(block(&model, 0).now, Tags::default());
+        assert_eq!(block(&model, 1).now, Tags::default());
+        assert_eq!(block(&model, 2).now, Tags::default());
+    }
+
+    #[test]
+    fn a_shrunk_volume_grows_zeros() {
+        let mut model = model();
+        model.apply(&Op::Write { vol: 0, at: 0, len: 16, fua: false }, 2).unwrap();
+        model.apply(&Op::ResizeVolume { vol: 0, sectors: 5 }, 3).unwrap();
+        model.apply(&Op::ResizeVolume { vol: 0, sectors: 64 }, 4).unwrap();
+        let tags = block(&model, 0).now;
+        assert_ne!(tags[4], Tag::ZERO);
+        assert_eq!(tags[5..], [Tag::ZERO; 3]);
+        assert_eq!(block(&model, 1).now, Tags::default());
+    }
+
+    #[test]
+    fn refusals_name_every_reason() {
+        let mut model = model();
+        let clone = |new| Op::Clone { vol: 0, snap: 0, new };
+        assert_eq!(model.apply(&clone(1), 2), Err(vec![ErrorKind::NotFound]));
+        assert_eq!(model.apply(&clone(0), 2), Err(vec![ErrorKind::NotFound, ErrorKind::Exists]));
+        let create = Op::CreateVolume { vol: 0, sectors: 1 };
+        assert_eq!(model.apply(&create, 2), Err(vec![ErrorKind::Exists]));
+        let write = Op::Write { vol: 0, at: 60, len: 5, fua: false };
+        assert_eq!(model.apply(&write, 2), Err(vec![ErrorKind::Invalid]));
+        model.apply(&Op::Hold { vol: 0 }, 2).unwrap();
+        assert_eq!(model.apply(&Op::DeleteVolume { vol: 0 }, 2), Err(vec![ErrorKind::Busy]));
+    }
+
+    #[test]
+    fn in_flight_is_block_by_block() {
+        let before = model();
+        let mut after = before.clone();
+        after.apply(&WRITE, 2).unwrap();
+        let both = after.clone().in_flight_of(&before);
+        assert!(block(&both, 0).allows(&Tags::default(), true));
+        assert!(block(&both, 0).allows(&block(&after, 0).now, true));
+        assert!(block(&both, 2).older.is_empty());
     }
 }

@@ -17,6 +17,7 @@ struct GateState {
     until: u64,
     holding: bool,
     open: bool,
+    over: bool,
 }
 
 impl Gate {
@@ -24,7 +25,7 @@ impl Gate {
     #[must_use]
     pub fn new(nth: u64) -> Self {
         Self {
-            state: Mutex::new(GateState { until: nth, holding: false, open: false }),
+            state: Mutex::new(GateState { until: nth, holding: false, open: false, over: false }),
             changed: Condvar::new(),
         }
     }
@@ -52,9 +53,16 @@ impl Gate {
         let state = lock(&self.state);
         let (state, _) = self
             .changed
-            .wait_timeout_while(state, limit, |state| !state.holding && !state.open)
+            .wait_timeout_while(state, limit, |state| !state.holding && !state.over)
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         state.holding
+    }
+
+    /// The call that was to be held has returned: nobody need wait for it.
+    pub fn arrived(&self) {
+        let mut state = lock(&self.state);
+        state.over = true;
+        self.changed.notify_all();
     }
 
     /// Lets the held change, and all others, go on.
