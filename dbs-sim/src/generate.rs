@@ -194,3 +194,34 @@ impl Generator {
 fn number(name: &str) -> u8 {
     name[1..].parse().unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Histories of mostly refused commands would test little.
+    #[test]
+    fn most_operations_can_succeed_and_all_kinds_occur() {
+        let (mut done, mut refused) = (BTreeMap::<String, u32>::new(), 0);
+        for seed in 0..300 {
+            let mut generator = Generator::new(seed);
+            let mut model = Model::default();
+            for number in 1..=60 {
+                let op = generator.step(&model).op;
+                match model.apply(&op, number) {
+                    Ok(()) => {
+                        let text = format!("{op:?}");
+                        let kind = text.split([' ', '{']).next().unwrap_or_default().to_owned();
+                        *done.entry(kind).or_default() += 1;
+                    }
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+        println!("{done:?}, {refused} refused");
+        assert_eq!(done.len(), 27);
+        assert!(done.values().all(|count| *count > 30), "{done:?}");
+        assert!(refused < 300 * 60 / 3, "{refused} of {} refused", 300 * 60);
+    }
+}

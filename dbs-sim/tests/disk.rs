@@ -22,6 +22,15 @@ fn image(disk: &SimDisk, seed: u64, mode: CrashMode) -> SimDisk {
 }
 
 #[test]
+fn conforms() {
+    use dbs_core::io::conformance;
+    let size = conformance::SIZE_BYTES;
+    conformance::run(&SimDisk::new(Medium::file(size), 1), conformance::Resize::Possible);
+    let device = Medium { garbage: true, ..Medium::file(size) };
+    conformance::run(&SimDisk::new(device, 2), conformance::Resize::Possible);
+}
+
+#[test]
 fn flushed_writes_survive_and_others_may_not() {
     let disk = disk();
     disk.write_at(4096, &[1; 8192]).unwrap();
