@@ -2,7 +2,7 @@
 
 use crate::machine::{Config, Fate, Step};
 use crate::model::Model;
-use crate::op::{Op, SECTORS_MAX, SNAPSHOTS, VOLUMES};
+use crate::op::{Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
 
 /// Kinds of operation that a taste weighs.
 const KINDS: usize = 24;
@@ -77,19 +77,27 @@ impl Generator {
     }
 
     fn op(&mut self, model: &Model) -> Op {
-        let (vol, snap) = self.place(model);
-        let new = self.rng.u8(0..VOLUMES);
-        match self.kind() {
+        let kind = self.kind();
+        let (vol, snap) = self.place(model, matches!(kind, 5..=10 | 22));
+        let new = self.vacant(VOLUMES, |n| model.volumes.contains_key(&volume_name(n)));
+        let snapshots = model.volumes.get(&volume_name(vol)).map(|v| &v.snapshots);
+        let new_snap = self.vacant(SNAPSHOTS, |n| {
+            snapshots.is_some_and(|snapshots| snapshots.contains_key(&snapshot_name(n)))
+        });
+        if model.volumes.is_empty() && self.rng.u8(0..16) != 0 {
+            return Op::CreateVolume { vol: new, sectors: self.size() };
+        }
+        match kind {
             0 => Op::CreateVolume { vol: new, sectors: self.size() },
             1 => Op::RenameVolume { vol, new },
             2 => Op::ResizeVolume { vol, sectors: self.size() },
             3 => Op::DeleteVolume { vol },
             4 => Op::CreateSnapshot {
                 vol,
-                snap: self.rng.u8(0..SNAPSHOTS),
+                snap: new_snap,
                 labels: if self.rng.bool() { 0 } else { self.rng.u8(..) },
             },
-            5 => Op::RenameSnapshot { vol, snap, new: self.rng.u8(0..SNAPSHOTS) },
+            5 => Op::RenameSnapshot { vol, snap, new: new_snap },
             6 => Op::DeleteSnapshot { vol, snap },
             7 => Op::Rollback { vol, snap },
             8 => Op::Protect { vol, snap, on: true },
@@ -139,20 +147,26 @@ impl Generator {
             .unwrap_or(12)
     }
 
-    /// A volume and a snapshot, mostly such that exist.
-    fn place(&mut self, model: &Model) -> (u8, u8) {
+    /// A volume and, if wanted, a snapshot; mostly such that exist.
+    fn place(&mut self, model: &Model, snapshot: bool) -> (u8, u8) {
         let chance = (self.rng.u8(0..VOLUMES), self.rng.u8(0..SNAPSHOTS));
-        if self.rng.u8(0..16) == 0 || model.volumes.is_empty() {
+        if self.rng.u8(0..16) == 0 {
             return chance;
         }
-        let nth = self.rng.usize(0..model.volumes.len());
-        let Some((name, volume)) = model.volumes.iter().nth(nth) else { return chance };
-        let vol = number(name);
-        if volume.snapshots.is_empty() {
-            return (vol, chance.1);
+        let volumes: Vec<_> =
+            model.volumes.iter().filter(|(_, v)| !snapshot || !v.snapshots.is_empty()).collect();
+        let Some((name, volume)) = self.rng.choice(&volumes) else { return chance };
+        let snap = self.rng.choice(volume.snapshots.keys().collect::<Vec<_>>());
+        (number(name), snap.map_or(chance.1, |name| number(name)))
+    }
+
+    /// A number, mostly one not taken.
+    fn vacant(&mut self, end: u8, taken: impl Fn(u8) -> bool) -> u8 {
+        let chance = self.rng.u8(0..end);
+        if self.rng.u8(0..16) == 0 {
+            return chance;
         }
-        let nth = self.rng.usize(0..volume.snapshots.len());
-        (vol, volume.snapshots.keys().nth(nth).map_or(chance.1, |name| number(name)))
+        (0..end).map(|i| (chance + i) % end).find(|n| !taken(*n)).unwrap_or(chance)
     }
 
     fn size(&mut self) -> u16 {
@@ -164,8 +178,7 @@ impl Generator {
     }
 
     fn range(&mut self, model: &Model, vol: u8) -> (u16, u16) {
-        let size =
-            model.volumes.get(&crate::op::volume_name(vol)).map_or(256, |v| v.head.sectors as u16);
+        let size = model.volumes.get(&volume_name(vol)).map_or(256, |v| v.head.sectors as u16);
         let len = match self.rng.u8(0..16) {
             0..5 => 8 * self.rng.u16(1..4),
             5..11 => self.rng.u16(1..24),

@@ -7,6 +7,7 @@ use crate::env::{SimEnv, TailPlace};
 use crate::model::Model;
 use crate::op::{Op, labels, snapshot_name, volume_name};
 use crate::verify::{self, Allow, Found};
+use dbs_core::info::StoreInfo;
 use dbs_core::io::{Storage, TailMemory};
 use dbs_core::store::{Env, InitOptions, SnapshotOptions};
 use dbs_core::{Error, ErrorKind, Store, Volume};
@@ -15,6 +16,9 @@ use std::sync::Arc;
 
 /// Sectors that [`Op::Fill`] writes at once.
 const FILL_SECTORS: u16 = 64;
+
+/// Free extents that a store may keep for itself.
+const RESERVE_EXTENTS: u64 = 2;
 
 /// What a machine is built from.
 #[derive(Debug, Clone)]
@@ -274,6 +278,7 @@ impl Machine {
             (Err(error), _) if fate.explains(error) => {}
             (Err(error), Ok(())) if error.kind() == ErrorKind::NoSpace => {
                 self.stats.no_space += 1;
+                full(&self.store().info(), op).map_err(|e| format!("{op:?}: {error}; {e}"))?;
             }
             (Err(error), _) => {
                 return Err(format!("{op:?} failed: {error} ({:?})", error.kind()));
@@ -670,6 +675,22 @@ impl Fate {
             _ => false,
         }
     }
+}
+
+/// Whether a store of these figures may refuse `op` for lack of space.
+fn full(info: &StoreInfo, op: &Op) -> Result<(), String> {
+    let tables = info.snapshots >= info.snapshots_max || info.volumes >= info.volumes_max;
+    let is_full = match op {
+        Op::CreateVolume { .. } | Op::CreateSnapshot { .. } | Op::Clone { .. } => tables,
+        Op::Rollback { .. } => tables,
+        Op::Write { len, .. } | Op::WriteZeroes { len, .. } => {
+            let needed = bytes(*len).div_ceil(info.extent_size) + 1;
+            info.extents_free <= needed + RESERVE_EXTENTS
+        }
+        Op::Flatten { .. } | Op::ResizeVolume { .. } => info.extents_free <= RESERVE_EXTENTS + 1,
+        _ => return Err("it must always be possible".into()),
+    };
+    if is_full { Ok(()) } else { Err(format!("yet the store is not full: {info:?}")) }
 }
 
 /// Opens a crash image, compares it, and sometimes goes on working with it.
