@@ -1,8 +1,9 @@
 //! Random histories: each seed has its own taste.
 
-use crate::machine::{Config, Fate, Step};
+use crate::machine::Config;
 use crate::model::Model;
 use crate::op::{Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
+use crate::step::{Fate, Step};
 
 /// Kinds of operation that a taste weighs.
 const KINDS: usize = 24;

@@ -11,17 +11,21 @@ pub mod generate;
 pub mod machine;
 pub mod model;
 pub mod op;
+pub mod outcomes;
 pub mod pause;
+pub mod perform;
 pub mod runner;
+pub mod step;
 pub mod threshold;
 pub mod verify;
 
 pub use disk::{CrashMode, Faults, Medium, SimDisk};
 pub use env::{SimEnv, TailPlace};
-pub use machine::{Config, Fate, Machine, Stats, Step};
+pub use machine::{Config, Machine};
 pub use model::Model;
 pub use op::Op;
 pub use runner::{Failure, replay, run, shrink};
+pub use step::{Fate, Stats, Step};
 
 /// Locks, whatever happened to other holders: after a panic the state is only looked at.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -1,24 +1,22 @@
 //! A machine with one disk and one store on it, and the model beside it: does one step at a time,
 //! dies and comes back as told, and compares.
 
-use crate::content::{SECTOR, Tag, fill};
-use crate::disk::{Counts, CrashMode, Faults, Medium, SimDisk, is_stop};
+use crate::disk::{CrashMode, Faults, Medium, SimDisk, is_stop};
 use crate::env::{SimEnv, TailPlace};
 use crate::model::Model;
-use crate::op::{Op, labels, snapshot_name, volume_name};
+use crate::op::{Op, volume_name};
+use crate::outcomes::{End, Outcomes};
+use crate::perform::perform;
+use crate::step::{Fate, Stats, Step, full};
 use crate::verify::{self, Allow, Found};
-use dbs_core::info::StoreInfo;
 use dbs_core::io::{Storage, TailMemory};
-use dbs_core::store::{Env, InitOptions, SnapshotOptions};
+use dbs_core::store::{Env, InitOptions};
 use dbs_core::{Error, ErrorKind, Store, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Sectors that [`Op::Fill`] writes at once.
 const FILL_SECTORS: u16 = 64;
-
-/// Free extents that a store may keep for itself.
-const RESERVE_EXTENTS: u64 = 2;
 
 /// What a machine is built from.
 #[derive(Debug, Clone)]
@@ -50,78 +48,6 @@ impl Config {
     }
 }
 
-/// What happens during a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// Nothing.
-    Calm,
-    /// Crash images are taken in the middle, before these changes of the disk, and afterwards.
-    Images([u64; 2]),
-    /// The process is killed at the n-th change.
-    KillAt(u64),
-    /// Power is lost at the n-th change.
-    PowerLossAt(u64),
-    /// The n-th change fails.
-    EioAt(u64),
-    /// The n-th read fails.
-    ReadEioAt(u64),
-    /// The disk below is full from the n-th request for space.
-    EnospcFrom(u64),
-}
-
-/// One step of a history; its seed decides all that happens by chance in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
-    /// What is asked for.
-    pub op: Op,
-    /// What happens meanwhile.
-    pub fate: Fate,
-    /// Seed of the step's own chances.
-    pub seed: u64,
-}
-
-/// What a history did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Steps done.
-    pub steps: u64,
-    /// Crash images opened and compared; crashes of the history itself included.
-    pub images: u64,
-    /// Times the history's own store was opened.
-    pub opens: u64,
-    /// Commands and writes that the store refused for lack of space.
-    pub no_space: u64,
-}
-
-impl std::ops::AddAssign for Stats {
-    fn add_assign(&mut self, other: Self) {
-        self.steps += other.steps;
-        self.images += other.images;
-        self.opens += other.opens;
-        self.no_space += other.no_space;
-    }
-}
-
-/// What may be found after an operation was cut off.
-#[derive(Debug, Clone)]
-pub struct Outcomes {
-    /// The states as a power loss may find them, with all older content.
-    models: Vec<Model>,
-    /// The state before; a block of the only model may still be as it was.
-    in_flight: Option<Model>,
-}
-
-/// The kind of end a process met.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// Only the process died.
-    Killed,
-    /// The process died and its tail was lost; the disk kept all.
-    TailLost,
-    /// The machine went down.
-    PowerLost,
-}
-
 /// The machine.
 pub struct Machine {
     /// Its disk.
@@ -146,40 +72,6 @@ pub struct Frozen {
     model: Model,
     number: u32,
     seed: u64,
-}
-
-impl Outcomes {
-    /// Nothing was in flight.
-    #[must_use]
-    pub fn settled(model: &Model) -> Self {
-        Self { models: vec![model.clone()], in_flight: None }
-    }
-
-    /// `op`, leading from `before` to `after`, was in flight.
-    #[must_use]
-    pub fn of(op: &Op, before: &Model, after: &Model) -> Self {
-        if op.is_command() {
-            return Self { models: vec![before.clone(), after.clone()], in_flight: None };
-        }
-        Self { models: vec![after.clone()], in_flight: Some(before.clone()) }
-    }
-
-    fn compare(&self, store: &Store, end: End) -> Result<(usize, Found), String> {
-        match (&self.in_flight, end) {
-            (_, End::PowerLost | End::TailLost) => {
-                let models: Vec<_> = self.models.iter().collect();
-                verify::compare(store, &models, Allow::Older)
-            }
-            (Some(before), End::Killed) => {
-                let model = self.models[0].clone().in_flight_of(before);
-                verify::compare(store, &[&model], Allow::Older)
-            }
-            (None, End::Killed) => {
-                let models: Vec<_> = self.models.iter().collect();
-                verify::compare(store, &models, Allow::Newest)
-            }
-        }
-    }
 }
 
 impl Machine {
@@ -328,7 +220,7 @@ impl Machine {
     }
 
     fn adopt(&mut self, outcomes: &Outcomes, index: usize, found: &Found, durable: bool) {
-        self.model = outcomes.models[index].clone();
+        self.model = outcomes.model(index).clone();
         verify::adopt(&mut self.model, found, durable);
     }
 
@@ -500,7 +392,7 @@ impl Machine {
         }
         let after = |message| format!("after {end:?}: {message}");
         let mut outcomes = outcomes.clone();
-        for model in outcomes.models.iter_mut().chain(&mut outcomes.in_flight) {
+        for model in outcomes.all_mut() {
             model.volumes.values_mut().for_each(|volume| volume.held = false);
         }
         let (index, found) = outcomes.compare(self.store(), end).map_err(after)?;
@@ -547,70 +439,6 @@ impl Machine {
     }
 }
 
-/// Does an operation; what it writes carries `tag`.
-///
-/// # Errors
-/// Those of the store.
-pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
-    match *op {
-        Op::CreateVolume { vol, sectors } => {
-            store.create_volume(&volume_name(vol), bytes(sectors)).map(drop)
-        }
-        Op::RenameVolume { vol, new } => store.rename_volume(&volume_name(vol), &volume_name(new)),
-        Op::ResizeVolume { vol, sectors } => store.resize_volume(&volume_name(vol), bytes(sectors)),
-        Op::DeleteVolume { vol } => store.delete_volume(&volume_name(vol)),
-        Op::Clone { vol, snap, new } => {
-            store.clone_volume(&volume_name(vol), &snapshot_name(snap), &volume_name(new)).map(drop)
-        }
-        Op::Flatten { vol, limit } => {
-            store.flatten(&volume_name(vol), &mut countdown(limit)).or_else(not_stopped)
-        }
-        Op::Write { vol, at, len, fua } => {
-            let mut buf = vec![0; bytes(len) as usize];
-            fill(&mut buf, u64::from(at), tag);
-            store.volume(&volume_name(vol))?.write_at(bytes(at), &buf, fua)
-        }
-        Op::Discard { vol, at, len } => {
-            store.volume(&volume_name(vol))?.discard(bytes(at), bytes(len))
-        }
-        Op::WriteZeroes { vol, at, len, fua } => {
-            store.volume(&volume_name(vol))?.write_zeroes(bytes(at), bytes(len), fua)
-        }
-        Op::FlushVolume { vol } => store.volume(&volume_name(vol))?.flush(),
-        Op::Flush => store.flush(),
-        Op::Work { steps } => store.work(u64::from(steps)).map(drop),
-        Op::Grow { extents } => {
-            let info = store.info();
-            store.grow((info.size + u64::from(extents) * info.extent_size).min(info.max_size))
-        }
-        Op::Vacuum { limit } => store.vacuum(&mut countdown(limit)).map(drop).or_else(not_stopped),
-        _ => perform_on_snapshot(store, op),
-    }
-}
-
-fn perform_on_snapshot(store: &Store, op: &Op) -> Result<(), Error> {
-    match *op {
-        Op::CreateSnapshot { vol, snap, labels: number } => {
-            let options = SnapshotOptions { labels: labels(number), system: number % 2 == 1 };
-            store.create_snapshot(&volume_name(vol), &snapshot_name(snap), &options).map(drop)
-        }
-        Op::RenameSnapshot { vol, snap, new } => {
-            store.rename_snapshot(&volume_name(vol), &snapshot_name(snap), &snapshot_name(new))
-        }
-        Op::DeleteSnapshot { vol, snap } => {
-            store.delete_snapshot(&volume_name(vol), &snapshot_name(snap))
-        }
-        Op::Rollback { vol, snap } => store.rollback(&volume_name(vol), &snapshot_name(snap)),
-        Op::Protect { vol, snap, on } => {
-            store.set_protected(&volume_name(vol), &snapshot_name(snap), on)
-        }
-        Op::SetLabels { vol, snap, labels: number } => {
-            store.set_labels(&volume_name(vol), &snapshot_name(snap), &labels(number))
-        }
-        _ => unreachable!("{op:?} is no operation on a snapshot"),
-    }
-}
-
 impl Frozen {
     /// Starts a machine from here.
     ///
@@ -637,60 +465,6 @@ impl Frozen {
         machine.open().map_err(|e| format!("open: {e}"))?;
         Ok(machine)
     }
-}
-
-impl Fate {
-    fn faults(self) -> Faults {
-        let mut faults = Faults::default();
-        match self {
-            Self::Calm => {}
-            Self::Images(at) => faults.captures_at = at.to_vec(),
-            Self::KillAt(n) | Self::PowerLossAt(n) => faults.stop_at = Some(n),
-            Self::EioAt(n) => faults.eio_at = Some(n),
-            Self::ReadEioAt(n) => faults.read_eio_at = Some(n),
-            Self::EnospcFrom(n) => faults.enospc_from = Some(n),
-        }
-        faults
-    }
-
-    fn was_hit(self, counts: &Counts) -> bool {
-        match self {
-            Self::Calm => false,
-            Self::Images(at) => at.iter().any(|n| counts.changes >= *n),
-            Self::KillAt(n) | Self::PowerLossAt(n) | Self::EioAt(n) => counts.changes >= n,
-            Self::ReadEioAt(n) => counts.reads >= n,
-            Self::EnospcFrom(n) => counts.space_requests >= n,
-        }
-    }
-
-    /// Whether the store may fail like this because of the fate.
-    fn explains(self, error: &Error) -> bool {
-        match self {
-            Self::EioAt(_) | Self::ReadEioAt(_) => {
-                matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned)
-            }
-            Self::EnospcFrom(_) => {
-                matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Poisoned)
-            }
-            _ => false,
-        }
-    }
-}
-
-/// Whether a store of these figures may refuse `op` for lack of space.
-fn full(info: &StoreInfo, op: &Op) -> Result<(), String> {
-    let tables = info.snapshots >= info.snapshots_max || info.volumes >= info.volumes_max;
-    let is_full = match op {
-        Op::CreateVolume { .. } | Op::CreateSnapshot { .. } | Op::Clone { .. } => tables,
-        Op::Rollback { .. } => tables,
-        Op::Write { len, .. } | Op::WriteZeroes { len, .. } => {
-            let needed = bytes(*len).div_ceil(info.extent_size) + 1;
-            info.extents_free <= needed + RESERVE_EXTENTS
-        }
-        Op::Flatten { .. } | Op::ResizeVolume { .. } => info.extents_free <= RESERVE_EXTENTS + 1,
-        _ => return Err("it must always be possible".into()),
-    };
-    if is_full { Ok(()) } else { Err(format!("yet the store is not full: {info:?}")) }
 }
 
 /// Opens a crash image, compares it, and sometimes goes on working with it.
@@ -753,21 +527,4 @@ impl Machine {
         let outcomes = Outcomes::settled(&self.model);
         self.end(End::PowerLost, &outcomes, rng)
     }
-}
-
-fn bytes(sectors: u16) -> u64 {
-    u64::from(sectors) * SECTOR as u64
-}
-
-fn countdown(limit: u8) -> impl FnMut(u64, u64) -> bool {
-    let mut left = limit;
-    move |_, _| {
-        left = left.saturating_sub(1);
-        left > 0
-    }
-}
-
-/// Being stopped by the progress function is what was asked for.
-fn not_stopped(error: Error) -> Result<(), Error> {
-    if error.kind() == ErrorKind::Interrupted { Ok(()) } else { Err(error) }
 }

@@ -1,8 +1,9 @@
 //! Runs histories from seeds, repeats them, and makes the failing ones short.
 
 use crate::generate::Generator;
-use crate::machine::{Config, Machine, Stats, Step};
+use crate::machine::{Config, Machine};
 use crate::op::Op;
+use crate::step::{Fate, Stats, Step};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -133,7 +134,7 @@ fn calm(mut best: Box<Failure>) -> Box<Failure> {
     for i in (0..best.steps.len()).rev() {
         let mut steps = best.steps.clone();
         if let Some(step) = steps.get_mut(i) {
-            step.fate = crate::machine::Fate::Calm;
+            step.fate = Fate::Calm;
         }
         if let Err(failure) = replay(best.seed, &steps) {
             best = failure;
@@ -163,7 +164,7 @@ impl Machine {
             ops.push(Op::DeleteVolume { vol });
         }
         for op in ops {
-            self.step(&Step { op, fate: crate::machine::Fate::Calm, seed: 0 })?;
+            self.step(&Step { op, fate: Fate::Calm, seed: 0 })?;
         }
         for _ in 0..10_000 {
             let report = self.store().work(64).map_err(|e| format!("work: {e}"))?;

@@ -1,8 +1,9 @@
 //! The threshold loop: one command on a small known store, disturbed at its first change of the
 //! disk, at its second, and so on until it comes through.
 
-use crate::machine::{Config, Fate, Frozen, Machine, Stats, Step};
+use crate::machine::{Config, Frozen, Machine};
 use crate::op::Op;
+use crate::step::{Fate, Stats, Step};
 
 /// Changes after which a command is taken to have no end.
 const CHANGES_MAX: u64 = 5000;
@@ -115,7 +116,7 @@ pub fn cases() -> Vec<Case> {
         plain(Op::Grow { extents: 2 }),
         plain(Op::Vacuum { limit: u8::MAX }),
         after(&[Op::DeleteVolume { vol: 2 }], Op::Vacuum { limit: u8::MAX }),
-        after(&[middle.clone()], Op::Work { steps: 100 }),
+        after(std::slice::from_ref(&middle), Op::Work { steps: 100 }),
         after(&[deleted.clone(), middle.clone()], Op::Work { steps: 100 }),
         after(&[Op::DeleteVolume { vol: 0 }], Op::Work { steps: 100 }),
         after(&[Op::Rollback { vol: 0, snap: 0 }, middle], Op::Work { steps: 100 }),

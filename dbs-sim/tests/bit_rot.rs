@@ -1,4 +1,5 @@
 //! Damage that is no crash: detected or harmless, never wrong data, never a panic.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_core::io::Storage;
 use dbs_core::{ErrorKind, Store};

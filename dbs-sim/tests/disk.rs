@@ -1,4 +1,5 @@
 //! The simulated disk keeps, loses and tears what it should.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_core::io::{ReadRequest, Storage, WriteRequest};
 use dbs_sim::disk::{BLOCK, is_stop};

@@ -1,4 +1,5 @@
 //! Random histories with crashes: at least 100,000 crash images, each opened and compared.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_sim::{Stats, run, runner};
 use std::sync::Mutex;

@@ -1,12 +1,13 @@
 //! Two calls at once, the first held at each of its changes of the disk in turn while the second
 //! runs: the result must be that of the one after the other, in either order.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_core::Store;
 use dbs_core::io::Storage;
 use dbs_sim::content::Tag;
-use dbs_sim::machine::perform;
 use dbs_sim::model::Refusal;
 use dbs_sim::pause::Gate;
+use dbs_sim::perform::perform;
 use dbs_sim::verify::{Allow, check, compare};
 use dbs_sim::{CrashMode, Medium, Model, Op, SimDisk, SimEnv, TailPlace, threshold};
 use std::sync::Arc;
@@ -24,6 +25,8 @@ fn firsts() -> Vec<Op> {
         Op::Write { vol: 2, at: 0, len: 64, fua: false },
         Op::Discard { vol: 0, at: 0, len: 512 },
         Op::WriteZeroes { vol: 0, at: 3, len: 100, fua: false },
+        // Into an extent that holds nothing yet.
+        Op::Write { vol: 0, at: 400, len: 8, fua: false },
         Op::Flush,
         Op::CreateSnapshot { vol: 0, snap: 5, labels: 1 },
         Op::DeleteSnapshot { vol: 0, snap: 1 },
@@ -40,6 +43,9 @@ fn seconds() -> Vec<Op> {
         Op::Write { vol: 0, at: 8, len: 50, fua: false },
         Op::Write { vol: 1, at: 8, len: 8, fua: true },
         Op::Discard { vol: 0, at: 0, len: 256 },
+        Op::Discard { vol: 0, at: 440, len: 16 },
+        Op::WriteZeroes { vol: 0, at: 440, len: 72, fua: false },
+        Op::Write { vol: 0, at: 408, len: 8, fua: false },
         Op::CreateSnapshot { vol: 0, snap: 4, labels: 0 },
         Op::DeleteSnapshot { vol: 0, snap: 2 },
         Op::DeleteSnapshot { vol: 1, snap: 3 },

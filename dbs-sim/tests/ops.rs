@@ -1,4 +1,5 @@
 //! Short histories without crashes, made and shortened by proptest.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_sim::op::strategy;
 use dbs_sim::{Config, Fate, Op, Step, runner};

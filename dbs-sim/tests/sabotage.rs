@@ -1,4 +1,5 @@
 //! The test of the tests: each planted bug must be found, and nothing where there is none.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_core::sabotage::{Bug, set};
 use dbs_sim::threshold::{Kind, cases};

@@ -1,5 +1,6 @@
 //! Many threads on one store: writers, snapshotters, deleters, flushers. Not deterministic: the
 //! threads run as they come, so a failure may need several runs to come back.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_core::io::{Storage, TailMemory};
 use dbs_core::{ErrorKind, Store};

@@ -1,4 +1,5 @@
 //! Every command, disturbed at each of its device operations in turn.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_sim::threshold::{Kind, cases, run};
 use dbs_sim::{Config, Stats};
