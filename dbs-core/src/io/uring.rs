@@ -359,3 +359,57 @@ impl Drop for Batch<'_> {
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::conformance::{self, Resize};
+    use crate::io::lock::StoreLock;
+    use std::fs::File;
+
+    fn open(path: &std::path::Path) -> Option<UringFile> {
+        if let Err(error) = uring_available() {
+            eprintln!("skipped: io_uring is not available here: {error}");
+            return None;
+        }
+        File::create(path).unwrap().set_len(conformance::SIZE_BYTES).unwrap();
+        let target = Target::open(StoreLock::acquire(path, false).unwrap()).unwrap();
+        Some(UringFile::new(target).unwrap())
+    }
+
+    #[test]
+    fn threads_share_few_rings() {
+        let directory = tempfile::tempdir().unwrap();
+        let Some(storage) = open(&directory.path().join("store")) else { return };
+        storage.rings.state().limit = 2;
+        conformance::run(&storage, Resize::Possible);
+        let state = storage.rings.state();
+        assert!(state.made <= 2);
+        assert_eq!(state.idle.len(), state.made);
+    }
+
+    #[test]
+    fn a_failed_request_fails_its_batch_only() {
+        const COUNT: u64 = 300;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let Some(storage) = open(&path) else { return };
+        // The driver does not know, so that the failure comes from the kernel.
+        File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+        for bad in [0, 63, 64, COUNT - 1] {
+            let mut bufs = vec![[7; 4096]; COUNT as usize];
+            let mut reads: Vec<_> = (0..COUNT)
+                .zip(&mut bufs)
+                .map(|(index, buf)| {
+                    let offset = if index == bad { 2 << 20 } else { index % 256 * 4096 };
+                    ReadRequest { offset, buf }
+                })
+                .collect();
+            let error = storage.read_many(&mut reads).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+            storage.read_at(0, &mut [0; 4096]).unwrap();
+        }
+        let state = storage.rings.state();
+        assert_eq!((state.made, state.idle.len()), (1, 1), "the ring is used again");
+    }
+}
