@@ -17,8 +17,9 @@ const DEPTH: usize = 64;
 const RINGS_MAX: usize = 64;
 /// How often a request is tried again that the kernel had no resources for.
 const ATTEMPTS_MAX: u8 = 100;
-/// Pause before asking again a kernel that has no memory for a request.
-const SHORTAGE_PAUSE: Duration = Duration::from_micros(200);
+/// How often, and after which pause, to ask a kernel again that has no memory for any request.
+const SHORTAGE_ATTEMPTS: u32 = 1000;
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
 const _: () = assert!(DEPTH == u64::BITS as usize, "the free slots are the bits of a u64");
 
@@ -222,24 +223,25 @@ impl Ring {
     /// If requests are in the kernel and it can no longer be asked for their completion; the
     /// batch then turns the panic into an abort.
     fn wait(&mut self, batch: &mut Batch<'_>) -> io::Result<()> {
+        let mut shortages = 0;
         loop {
             let Err(error) = self.ring.submit_and_wait(1) else { return Ok(()) };
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            let queued = self.ring.submission().len();
-            let completed = self.ring.completion().len();
-            if queued == batch.in_flight {
-                // The ring is not used again, so nobody ever submits what is queued.
-                batch.in_flight = 0;
-                return Err(error);
-            }
+            let idle = self.ring.submission().len() == batch.in_flight;
             match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EBUSY) => {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::EBUSY) if !idle || shortages < SHORTAGE_ATTEMPTS => {
+                    shortages += 1;
                     std::thread::sleep(SHORTAGE_PAUSE);
-                    return Ok(());
+                    if !self.ring.completion().is_empty() {
+                        return Ok(());
+                    }
                 }
-                _ if completed > 0 => return Ok(()),
+                _ if idle => {
+                    // The ring is not used again, so nobody ever submits what is queued.
+                    batch.in_flight = 0;
+                    return Err(error);
+                }
+                _ if !self.ring.completion().is_empty() => return Ok(()),
                 _ => panic!("io_uring failed with requests in the kernel: {error}"),
             }
         }
