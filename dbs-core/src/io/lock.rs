@@ -163,15 +163,21 @@ struct Owner {
     writes: bool,
 }
 
+/// Finds a holder of the lock on a file in the text of `/proc/locks`.
 fn find_owner(table: &str, metadata: &Metadata) -> Option<Owner> {
-    let (major, minor) = (major(metadata.dev()), minor(metadata.dev()));
-    owner_of(table, &format!("{major:02x}:{minor:02x}:{}", metadata.ino()))
+    let device = format!("{:02x}:{:02x}", major(metadata.dev()), minor(metadata.dev()));
+    let of_inode = || parse_locks(table).filter(|(_, inode)| inode.1 == metadata.ino());
+    // Where a file system shows a device number per subvolume, the table has another one: then
+    // the process must be seen to have the file open.
+    of_inode()
+        .find(|(_, inode)| inode.0 == device)
+        .or_else(|| of_inode().find(|(owner, _)| has_open(owner.pid, metadata)))
+        .map(|(owner, _)| owner)
 }
 
-/// Finds a holder of the lock on `inode` (`major:minor:inode`, the device in hexadecimal) in the
-/// text of `/proc/locks`.
-fn owner_of(table: &str, inode: &str) -> Option<Owner> {
-    table.lines().find_map(|line| {
+/// Holders of whole-file locks, with the device (`major:minor`, hexadecimal) and inode locked.
+fn parse_locks(table: &str) -> impl Iterator<Item = (Owner, (&str, u64))> {
+    table.lines().filter_map(|line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         // A line of a process that waits has `->` here and holds nothing.
         let (Some("FLOCK"), Some(_), Some(access)) = (fields.next(), fields.next(), fields.next())
@@ -179,8 +185,17 @@ fn owner_of(table: &str, inode: &str) -> Option<Owner> {
             return None;
         };
         let pid = fields.next()?.parse().ok().filter(|&pid| pid > 0)?;
-        (fields.next()? == inode).then_some(Owner { pid, writes: access == "WRITE" })
+        let (device, inode) = fields.next()?.rsplit_once(':')?;
+        Some((Owner { pid, writes: access == "WRITE" }, (device, inode.parse().ok()?)))
     })
+}
+
+fn has_open(pid: u32, metadata: &Metadata) -> bool {
+    let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    descriptors
+        .flatten()
+        .filter_map(|descriptor| std::fs::metadata(descriptor.path()).ok())
+        .any(|other| identity(&other) == identity(metadata))
 }
 
 fn process_name(pid: u32) -> String {
@@ -195,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_are_found_by_device_and_inode() {
+    fn lock_tables_are_parsed() {
         let table = "\
 1: POSIX  ADVISORY  WRITE 11 fd:00:77 0 EOF
 2: FLOCK  ADVISORY  READ 12 fd:1a:77 0 EOF
@@ -203,12 +218,32 @@ mod tests {
 3: -> FLOCK  ADVISORY  WRITE 14 fd:00:78 0 EOF
 4: FLOCK  ADVISORY  WRITE -1 fd:00:79 0 EOF
 5: FLOCK
+6: FLOCK ADVISORY WRITE 15 fd:00:x 0 EOF
 ";
-        assert_eq!(owner_of(table, "fd:00:77"), Some(Owner { pid: 13, writes: true }));
-        assert_eq!(owner_of(table, "fd:1a:77"), Some(Owner { pid: 12, writes: false }));
-        for none in ["fd:00:78", "fd:00:79", "fd:00:7", ""] {
-            assert_eq!(owner_of(table, none), None, "{none}");
-        }
+        let owner = |pid, writes| Owner { pid, writes };
+        assert_eq!(
+            parse_locks(table).collect::<Vec<_>>(),
+            [(owner(12, false), ("fd:1a", 77)), (owner(13, true), ("fd:00", 77))]
+        );
+    }
+
+    #[test]
+    fn owners_are_found_by_inode_and_device_or_open_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let metadata = file.as_file().metadata().unwrap();
+        let (major, minor) = (major(metadata.dev()), minor(metadata.dev()));
+        let inode = metadata.ino();
+        let this = std::process::id();
+        let line = |pid, device: &str, inode| {
+            format!("1: FLOCK  ADVISORY  WRITE {pid} {device}:{inode} 0 EOF\n")
+        };
+        let device = format!("{major:02x}:{minor:02x}");
+        let found = |table: String| find_owner(&table, &metadata).map(|owner| owner.pid);
+        let init_elsewhere = line(1, "ff:ff", inode);
+        assert_eq!(found(init_elsewhere.clone() + &line(7, &device, inode)), Some(7));
+        assert_eq!(found(init_elsewhere.clone() + &line(this, "ff:fe", inode)), Some(this));
+        assert_eq!(found(init_elsewhere), None);
+        assert_eq!(found(line(this, &device, inode + 1)), None);
     }
 
     #[test]

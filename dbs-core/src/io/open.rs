@@ -58,35 +58,29 @@ pub fn create_storage(
     force: bool,
     driver: IoDriver,
 ) -> Result<OpenedStorage> {
-    let created = match fs::metadata(path) {
-        Ok(_) => None,
+    let (lock, is_new) = match fs::metadata(path) {
+        Ok(_) => {
+            if let Some(user) = in_use(path)? {
+                return Err(Error::busy(user));
+            }
+            (StoreLock::acquire(path, false)?, false)
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             check_size(path, size)?;
-            Some(create_file(path)?)
+            (StoreLock::of_new(create_file(path)?, path)?, true)
         }
         Err(error) => return Err(open_failed(error, path)),
     };
-    let is_new = created.is_some();
-    let result = (|| {
-        let lock = match created {
-            Some(file) => StoreLock::of_new(file, path)?,
-            None => {
-                if let Some(user) = in_use(path)? {
-                    return Err(Error::busy(user));
-                }
-                StoreLock::acquire(path, false)?
-            }
-        };
-        let mut opened = with_driver(lock, driver, is_new)?;
-        prepare(path, &opened, size, force)?;
-        opened.info.size_bytes = opened.storage.size_bytes();
-        Ok(opened)
-    })();
-    if is_new && result.is_err() {
-        // It is empty; the error at hand is the one to report.
-        let _ = fs::remove_file(path);
-    }
-    result
+    let clean_up = |_: &Error| {
+        if is_new {
+            // It is empty; the error at hand is the one to report.
+            let _ = fs::remove_file(path);
+        }
+    };
+    let mut opened = with_driver(lock, driver, is_new).inspect_err(clean_up)?;
+    prepare(path, &opened, size, force).inspect_err(clean_up)?;
+    opened.info.size_bytes = opened.storage.size_bytes();
+    Ok(opened)
 }
 
 /// Checks that what is there may be written over, and gives it its size.
@@ -190,16 +184,7 @@ fn create_file(path: &Path) -> Result<File> {
 
 fn with_driver(lock: StoreLock, driver: IoDriver, created: bool) -> Result<OpenedStorage> {
     let path = lock.path().to_path_buf();
-    let ring = match driver {
-        IoDriver::Auto => uring_available().is_ok(),
-        IoDriver::Pread => false,
-        IoDriver::Uring => {
-            uring_available().map_err(|error| {
-                Error::unsupported(format!("io_uring cannot be used here ({error}); use `pread`"))
-            })?;
-            true
-        }
-    };
+    let ring = use_ring(driver, uring_available())?;
     let target = Target::open(lock)?;
     let info = target.info();
     let storage: Arc<dyn Storage> = if ring {
@@ -210,6 +195,16 @@ fn with_driver(lock: StoreLock, driver: IoDriver, created: bool) -> Result<Opene
         Arc::new(PreadFile::new(target))
     };
     Ok(OpenedStorage { storage, info, created })
+}
+
+fn use_ring(driver: IoDriver, available: io::Result<()>) -> Result<bool> {
+    match (driver, available) {
+        (IoDriver::Pread, _) | (IoDriver::Auto, Err(_)) => Ok(false),
+        (IoDriver::Auto | IoDriver::Uring, Ok(())) => Ok(true),
+        (IoDriver::Uring, Err(error)) => {
+            Err(Error::unsupported(format!("io_uring cannot be used here ({error}); use `pread`")))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -17,8 +17,9 @@ const DEPTH: usize = 64;
 const RINGS_MAX: usize = 64;
 /// How often a request is tried again that the kernel had no resources for.
 const ATTEMPTS_MAX: u8 = 100;
-/// Pause before asking again a kernel that has no memory for a request.
-const SHORTAGE_PAUSE: Duration = Duration::from_micros(200);
+/// How often, and after which pause, to ask a kernel again that has no memory for any request.
+const SHORTAGE_ATTEMPTS: u32 = 1000;
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
 const _: () = assert!(DEPTH == u64::BITS as usize, "the free slots are the bits of a u64");
 
@@ -222,24 +223,25 @@ impl Ring {
     /// If requests are in the kernel and it can no longer be asked for their completion; the
     /// batch then turns the panic into an abort.
     fn wait(&mut self, batch: &mut Batch<'_>) -> io::Result<()> {
+        let mut shortages = 0;
         loop {
             let Err(error) = self.ring.submit_and_wait(1) else { return Ok(()) };
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            let queued = self.ring.submission().len();
-            let completed = self.ring.completion().len();
-            if queued == batch.in_flight {
-                // The ring is not used again, so nobody ever submits what is queued.
-                batch.in_flight = 0;
-                return Err(error);
-            }
+            let idle = self.ring.submission().len() == batch.in_flight;
             match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EBUSY) => {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::EBUSY) if !idle || shortages < SHORTAGE_ATTEMPTS => {
+                    shortages += 1;
                     std::thread::sleep(SHORTAGE_PAUSE);
-                    return Ok(());
+                    if !self.ring.completion().is_empty() {
+                        return Ok(());
+                    }
                 }
-                _ if completed > 0 => return Ok(()),
+                _ if idle => {
+                    // The ring is not used again, so nobody ever submits what is queued.
+                    batch.in_flight = 0;
+                    return Err(error);
+                }
+                _ if !self.ring.completion().is_empty() => return Ok(()),
                 _ => panic!("io_uring failed with requests in the kernel: {error}"),
             }
         }
@@ -358,4 +360,58 @@ impl Drop for Batch<'_> {
 
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::conformance::{self, Resize};
+    use crate::io::lock::StoreLock;
+    use std::fs::File;
+
+    fn open(path: &std::path::Path) -> Option<UringFile> {
+        if let Err(error) = uring_available() {
+            eprintln!("skipped: io_uring is not available here: {error}");
+            return None;
+        }
+        File::create(path).unwrap().set_len(conformance::SIZE_BYTES).unwrap();
+        let target = Target::open(StoreLock::acquire(path, false).unwrap()).unwrap();
+        Some(UringFile::new(target).unwrap())
+    }
+
+    #[test]
+    fn threads_share_few_rings() {
+        let directory = tempfile::tempdir().unwrap();
+        let Some(storage) = open(&directory.path().join("store")) else { return };
+        storage.rings.state().limit = 2;
+        conformance::run(&storage, Resize::Possible);
+        let state = storage.rings.state();
+        assert!(state.made <= 2);
+        assert_eq!(state.idle.len(), state.made);
+    }
+
+    #[test]
+    fn a_failed_request_fails_its_batch_only() {
+        const COUNT: u64 = 300;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let Some(storage) = open(&path) else { return };
+        // The driver does not know, so that the failure comes from the kernel.
+        File::options().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+        for bad in [0, 63, 64, COUNT - 1] {
+            let mut bufs = vec![[7; 4096]; COUNT as usize];
+            let mut reads: Vec<_> = (0..COUNT)
+                .zip(&mut bufs)
+                .map(|(index, buf)| {
+                    let offset = if index == bad { 2 << 20 } else { index % 256 * 4096 };
+                    ReadRequest { offset, buf }
+                })
+                .collect();
+            let error = storage.read_many(&mut reads).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+            storage.read_at(0, &mut [0; 4096]).unwrap();
+        }
+        let state = storage.rings.state();
+        assert_eq!((state.made, state.idle.len()), (1, 1), "the ring is used again");
+    }
 }

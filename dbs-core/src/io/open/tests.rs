@@ -62,10 +62,15 @@ fn files_on_tmpfs_conform() {
     conform(&sparse(directory.path(), conformance::SIZE_BYTES), Resize::Possible);
 }
 
+/// Fails the test over a clean-up that failed, unless it has failed already.
+fn report(done: bool, what: &str, path: &Path) {
+    assert!(done || std::thread::panicking(), "could not {what} {}", path.display());
+}
+
 /// A loop device, detached when dropped.
 struct Loop {
     device: PathBuf,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Loop {
@@ -79,7 +84,7 @@ impl Loop {
         match output {
             Ok(output) if output.status.success() => {
                 let device = String::from_utf8(output.stdout).unwrap().trim_end().into();
-                Some(Self { device, _directory: directory })
+                Some(Self { device, directory })
             }
             _ => {
                 eprintln!("skipped: no loop device with `losetup` (it needs root)");
@@ -92,7 +97,7 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let status = Command::new("losetup").arg("--detach").arg(&self.device).status();
-        assert!(status.unwrap().success(), "detaching {}", self.device.display());
+        report(status.is_ok_and(|status| status.success()), "detach", &self.device);
     }
 }
 
@@ -157,6 +162,28 @@ fn discard_frees_and_allocate_reserves_space() {
     assert!(used() >= 4 << 20);
     storage.discard(1 << 20, 2 << 20).unwrap();
     assert!(used() < 3 << 20);
+}
+
+#[test]
+fn the_driver_is_what_was_asked_for_and_works_here() {
+    let blocked = || Err(io::Error::from_raw_os_error(libc::EPERM));
+    assert!(use_ring(IoDriver::Auto, Ok(())).unwrap());
+    assert!(use_ring(IoDriver::Uring, Ok(())).unwrap());
+    assert!(!use_ring(IoDriver::Pread, Ok(())).unwrap());
+    assert!(!use_ring(IoDriver::Auto, blocked()).unwrap());
+    assert!(!use_ring(IoDriver::Pread, blocked()).unwrap());
+    let error = use_ring(IoDriver::Uring, blocked()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = sparse(directory.path(), 1 << 20);
+    let name = |driver| open_storage(&path, true, driver).unwrap().storage.driver();
+    assert_eq!(name(IoDriver::Pread), "pread");
+    if uring_available().is_ok() {
+        assert_eq!((name(IoDriver::Uring), name(IoDriver::Auto)), ("io_uring", "io_uring"));
+    } else {
+        assert_eq!(name(IoDriver::Auto), "pread");
+    }
 }
 
 #[test]
@@ -343,7 +370,7 @@ struct Mounted(tempfile::TempDir);
 impl Drop for Mounted {
     fn drop(&mut self) {
         let status = Command::new("umount").arg(self.0.path()).status();
-        assert!(status.unwrap().success(), "unmounting {}", self.0.path().display());
+        report(status.is_ok_and(|status| status.success()), "unmount", self.0.path());
     }
 }
 
@@ -355,7 +382,7 @@ fn what_the_system_uses_is_refused_even_with_force() {
         assert_eq!(error.kind(), ErrorKind::Busy);
         error.to_string()
     };
-    let text = refusal(&device._directory.path().join("store"));
+    let text = refusal(&device.directory.path().join("store"));
     assert!(text.contains(device.device.to_str().unwrap()), "{text}");
 
     let error = create_storage(&device.device, Some(4 << 20), true, IoDriver::Auto).unwrap_err();
