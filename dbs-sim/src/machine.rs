@@ -179,35 +179,38 @@ impl Machine {
         for capture in captures {
             self.images_of(&capture, 2, &outcomes, rng)?;
         }
-        let settled = Outcomes::settled(&self.model);
-        let outcomes = if result.is_ok() { settled } else { outcomes };
-        self.consequence(fate, &result, died, &outcomes, rng)
+        let failed = result.as_ref().err().map(Error::kind);
+        let known = failed.is_none() && !self.may_keep_discarded(op);
+        let outcomes = if known { Outcomes::settled(&self.model) } else { outcomes };
+        self.consequence(fate, failed, died, &outcomes, rng)
     }
 
     /// What follows from a step: a crash, a look at what a failed write left, or crash images.
     fn consequence(
         &mut self,
         fate: Fate,
-        result: &Result<(), Error>,
+        failed: Option<ErrorKind>,
         died: bool,
         outcomes: &Outcomes,
         rng: &mut fastrand::Rng,
     ) -> Result<(), String> {
-        let failed = result.as_ref().err().map(Error::kind);
         match fate {
             Fate::KillAt(_) if died => return self.end(End::Killed, outcomes, rng),
             Fate::PowerLossAt(_) if died => return self.end(End::PowerLost, outcomes, rng),
             // A failed flush leaves the cache unknown: only a power loss shows what it lost.
             Fate::EioAt(_) if self.hit => {
+                outcomes.compare(self.store(), End::Killed)?;
                 return self.end(End::PowerLost, outcomes, rng);
             }
             Fate::ReadEioAt(_) | Fate::EnospcFrom(_) if failed.is_some() => {
+                self.disk.arm(Faults::default());
+                outcomes.compare(self.store(), End::Killed)?;
                 return self.end(End::Killed, outcomes, rng);
             }
             _ => {}
         }
         self.disk.arm(Faults::default());
-        if failed == Some(ErrorKind::NoSpace) {
+        if !outcomes.certain() {
             let (index, found) = outcomes.compare(self.store(), End::Killed)?;
             self.adopt(outcomes, index, &found, false);
         }
@@ -217,6 +220,11 @@ impl Machine {
             self.images_of(&disk, 4, &settled, rng)?;
         }
         Ok(())
+    }
+
+    /// Whether a discard may have left content: on a full store there may be no entry to mark it.
+    fn may_keep_discarded(&self, op: &Op) -> bool {
+        matches!(op, Op::Discard { .. }) && self.store().info().extents_free <= RESERVE_EXTENTS
     }
 
     fn adopt(&mut self, outcomes: &Outcomes, index: usize, found: &Found, durable: bool) {

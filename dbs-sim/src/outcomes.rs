@@ -41,6 +41,12 @@ impl Outcomes {
         Self { models: vec![after.clone()], in_flight: Some(before.clone()) }
     }
 
+    /// Whether there is only one thing a living process can see.
+    #[must_use]
+    pub fn certain(&self) -> bool {
+        self.models.len() == 1 && self.in_flight.is_none()
+    }
+
     /// The state of this index, as [`Outcomes::compare`] gives it.
     #[must_use]
     pub fn model(&self, index: usize) -> &Model {
