@@ -7,7 +7,7 @@ use crate::model::Model;
 use crate::op::{Op, volume_name};
 use crate::outcomes::{End, Outcomes};
 use crate::perform::perform;
-use crate::step::{Fate, Stats, Step, full};
+use crate::step::{Fate, RESERVE_EXTENTS, Stats, Step, full};
 use crate::verify::{self, Allow, Found};
 use dbs_core::io::{Storage, TailMemory};
 use dbs_core::store::{Env, InitOptions};

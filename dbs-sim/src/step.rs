@@ -7,7 +7,7 @@ use dbs_core::info::StoreInfo;
 use dbs_core::{Error, ErrorKind};
 
 /// Free extents that a store may keep for itself.
-const RESERVE_EXTENTS: u64 = 2;
+pub(crate) const RESERVE_EXTENTS: u64 = 2;
 
 /// What happens during a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
