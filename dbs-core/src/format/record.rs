@@ -22,12 +22,7 @@ pub enum Record<'a> {
         sequence: u64,
         /// Valid metadata blocks of the volume, snapshot, spare and extent regions.
         marks: [u32; 4],
-    },
-    /// A process opened the store for writing.
-    Session {
-        /// Random.
-        id: u64,
-        /// Boot it runs in.
+        /// Boot the writing process runs in.
         boot: [u8; 16],
         /// Whether it keeps a tail.
         tail: bool,
@@ -110,12 +105,9 @@ impl<'a> Record<'a> {
         let start = out.len();
         out.extend_from_slice(&[self.tag(), 0, 0, 0]);
         match *self {
-            Self::Checkpoint { sequence, marks } => {
+            Self::Checkpoint { sequence, marks, boot, tail } => {
                 out.extend_from_slice(&sequence.to_le_bytes());
                 marks.iter().for_each(|mark| out.extend_from_slice(&mark.to_le_bytes()));
-            }
-            Self::Session { id, boot, tail } => {
-                out.extend_from_slice(&id.to_le_bytes());
                 out.extend_from_slice(&boot);
                 out.push(u8::from(tail));
             }
@@ -170,22 +162,19 @@ impl<'a> Record<'a> {
             1 => Self::Checkpoint {
                 sequence: u64::from_le_bytes(take(&mut body)?),
                 marks: [u32(&mut body)?, u32(&mut body)?, u32(&mut body)?, u32(&mut body)?],
-            },
-            2 => Self::Session {
-                id: u64::from_le_bytes(take(&mut body)?),
                 boot: take(&mut body)?,
                 tail: take::<1>(&mut body)? != [0],
             },
-            3 => Self::Volume { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
-            4 => Self::Snapshot { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
-            5 => Self::Labels { index: u32(&mut body)?, bytes: std::mem::take(&mut body) },
-            6 => Self::Entry { entry: u32(&mut body)?, bytes: std::mem::take(&mut body) },
-            7 => Self::Assign {
+            2 => Self::Volume { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
+            3 => Self::Snapshot { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
+            4 => Self::Labels { index: u32(&mut body)?, bytes: std::mem::take(&mut body) },
+            5 => Self::Entry { entry: u32(&mut body)?, bytes: std::mem::take(&mut body) },
+            6 => Self::Assign {
                 entry: u32(&mut body)?,
                 snapshot: u32(&mut body)?,
                 logical: u32(&mut body)?,
             },
-            8 => Self::Fill {
+            7 => Self::Fill {
                 entry: u32(&mut body)?,
                 start: u16::from_le_bytes(take(&mut body)?),
                 count: u16::from_le_bytes(take(&mut body)?),
@@ -196,9 +185,9 @@ impl<'a> Record<'a> {
                     _ => return None,
                 },
             },
-            9 => Self::Free { entry: u32(&mut body)? },
-            10 => Self::Mark { blocks: u32(&mut body)?, region: take::<1>(&mut body)?[0] },
-            11 => Self::Drop { index: u32(&mut body)?, volume: u32(&mut body)? },
+            8 => Self::Free { entry: u32(&mut body)? },
+            9 => Self::Mark { blocks: u32(&mut body)?, region: take::<1>(&mut body)?[0] },
+            10 => Self::Drop { index: u32(&mut body)?, volume: u32(&mut body)? },
             _ => return None,
         };
         body.is_empty().then_some(record)
@@ -207,16 +196,15 @@ impl<'a> Record<'a> {
     fn tag(&self) -> u8 {
         match self {
             Self::Checkpoint { .. } => 1,
-            Self::Session { .. } => 2,
-            Self::Volume { .. } => 3,
-            Self::Snapshot { .. } => 4,
-            Self::Labels { .. } => 5,
-            Self::Entry { .. } => 6,
-            Self::Assign { .. } => 7,
-            Self::Fill { .. } => 8,
-            Self::Free { .. } => 9,
-            Self::Mark { .. } => 10,
-            Self::Drop { .. } => 11,
+            Self::Volume { .. } => 2,
+            Self::Snapshot { .. } => 3,
+            Self::Labels { .. } => 4,
+            Self::Entry { .. } => 5,
+            Self::Assign { .. } => 6,
+            Self::Fill { .. } => 7,
+            Self::Free { .. } => 8,
+            Self::Mark { .. } => 9,
+            Self::Drop { .. } => 10,
         }
     }
 }
@@ -240,8 +228,7 @@ mod tests {
     fn records_round_trip() {
         let slot = [3; 504];
         let records = [
-            Record::Checkpoint { sequence: 1 << 40, marks: [1, 2, 3, 4] },
-            Record::Session { id: 5, boot: [6; 16], tail: true },
+            Record::Checkpoint { sequence: 1 << 40, marks: [1, 2, 3, 4], boot: [6; 16], tail: true },
             Record::Volume { index: 7, slot: &slot },
             Record::Snapshot { index: 8, slot: &slot },
             Record::Labels { index: 9, bytes: b"x" },

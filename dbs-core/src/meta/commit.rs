@@ -36,6 +36,8 @@ pub enum WriteBack {
     Needed,
     /// As much as one commit may.
     All,
+    /// As needed, and a group even if it has nothing to say: it opens a session.
+    Session,
 }
 
 impl Meta {
@@ -50,12 +52,13 @@ impl Meta {
             WriteBack::All => WRITEBACK_BLOCKS_FORCED,
             WriteBack::Needed if used > blocks / 2 => WRITEBACK_BLOCKS_FORCED,
             WriteBack::Needed if used > blocks / 4 => WRITEBACK_BLOCKS,
-            WriteBack::Needed => 0,
+            WriteBack::Needed | WriteBack::Session => 0,
         };
         self.log.publish();
         let picked = self.log.pick_dirty(capture);
-        let announce = used > blocks / 4 || amount == WriteBack::All;
-        if self.log.pending_bytes() == 0 && picked.is_empty() && !(announce && used > 0) {
+        let announce = used > 1 && (used > blocks / 4 || amount == WriteBack::All);
+        let wanted = announce || amount == WriteBack::Session;
+        if self.log.pending_bytes() == 0 && picked.is_empty() && !wanted {
             return None;
         }
         let lsn = self.log.next;
@@ -65,7 +68,7 @@ impl Meta {
         }
         let checkpoint = self.log.checkpoint();
         let marks = std::mem::replace(&mut self.group_marks, self.marks);
-        let header = Record::Checkpoint { sequence: checkpoint, marks };
+        let header = Record::Checkpoint { sequence: checkpoint, marks, boot: self.boot, tail: self.log.has_tail() };
         let (sequence, payload) = self.log.take_group(&header);
         let position = self
             .log

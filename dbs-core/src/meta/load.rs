@@ -17,7 +17,7 @@ use crate::format::slots::{
     VolumeSlot,
 };
 use crate::format::{Geometry, RegionKind, Superblock, entry};
-use crate::info::{Finding, Severity};
+use crate::info::{CheckReport, Finding, Severity};
 use crate::limits::{EXTENT_MIN_BYTES, LABELS_MAX_BYTES, VOLUME_MAX_BYTES};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -127,10 +127,12 @@ impl Loader {
             );
         }
         let header = scan.groups.get(&newest).and_then(|g| Record::decode(&mut &g.payload[..]));
-        let Some(Record::Checkpoint { sequence, .. }) = header else {
+        let Some(Record::Checkpoint { sequence, boot, tail, .. }) = header else {
             self.corrupt(RegionKind::Journal, None, "last commit group has no header record");
             return;
         };
+        let id = scan.groups.get(&newest).map_or(0, |group| group.session);
+        self.last_session = Some(LastSession { id, boot, tail });
         // The superblock may be newer than the checkpoint this group announced.
         let clean = self.durable;
         self.durable = newest;
@@ -246,7 +248,7 @@ impl Loader {
     ///
     /// # Errors
     /// `Corrupt` with the first finding.
-    pub fn finish(mut self, session: u64) -> Result<(Meta, Vec<Finding>)> {
+    pub fn finish(mut self, session: u64, boot: [u8; 16]) -> Result<(Meta, Vec<Finding>)> {
         self.first_corruption()?;
         let (volumes, names) = self.build_volumes();
         let mut snapshots = self.build_snapshots(&volumes);
@@ -256,7 +258,24 @@ impl Loader {
         let volumes = self.name_snapshots(volumes, &snapshots);
         self.build_layers(&mut snapshots);
         self.first_corruption()?;
-        Ok(self.assemble(volumes, names, snapshots, session))
+        Ok(self.assemble(volumes, names, snapshots, (session, boot)))
+    }
+
+    /// Proves as much as can be proven of a store that may be damaged, and reports it.
+    pub fn verify(mut self) -> CheckReport {
+        let (volumes, _) = self.build_volumes();
+        let mut snapshots = self.build_snapshots(&volumes);
+        self.link(&mut snapshots);
+        self.check_heads(&volumes, &snapshots);
+        let volumes = self.name_snapshots(volumes, &snapshots);
+        self.build_layers(&mut snapshots);
+        CheckReport {
+            blocks_checked: self.blocks_read,
+            extents_checked: self.entries.used().count() as u64,
+            volumes_checked: volumes.iter().flatten().count() as u64,
+            snapshots_checked: snapshots.iter().flatten().count() as u64,
+            findings: self.findings,
+        }
     }
 
     fn first_corruption(&self) -> Result<()> {
@@ -327,9 +346,6 @@ impl Loader {
     fn apply(&mut self, sequence: u64, record: &Record<'_>) -> Option<()> {
         match *record {
             Record::Checkpoint { .. } => {}
-            Record::Session { id, boot, tail } => {
-                self.last_session = Some(LastSession { id, boot, tail });
-            }
             Record::Mark { region, blocks } => {
                 let kind = *RegionKind::MARKED.get(region as usize)?;
                 if blocks > self.geometry.needed_blocks(kind) {
@@ -689,7 +705,7 @@ impl Loader {
         volumes: Vec<Option<Volume>>,
         names: HashMap<String, VolumeId>,
         snapshots: Vec<Option<Snapshot>>,
-        session: u64,
+        (session, boot): (u64, [u8; 16]),
     ) -> (Meta, Vec<Finding>) {
         let geometry = self.geometry;
         let free_slots = |capacity: u32, used: &dyn Fn(usize) -> bool| {
@@ -730,6 +746,7 @@ impl Loader {
         let mut meta = Meta {
             geometry,
             uuid: self.uuid,
+            boot,
             volumes,
             volume_names: names,
             volumes_free,

@@ -136,11 +136,6 @@ impl Log {
         }
     }
 
-    /// Dirty blocks.
-    pub fn dirty_count(&self) -> usize {
-        self.dirty.len()
-    }
-
     /// Last group that no block needs any more.
     pub fn checkpoint(&self) -> u64 {
         if sabotage::is(Bug::ReleaseJournalEarly) {

@@ -4,6 +4,7 @@
 pub mod alloc;
 pub mod commit;
 pub mod entries;
+pub mod flatten;
 pub mod layer;
 pub mod load;
 pub mod locks;
@@ -116,6 +117,8 @@ pub struct Meta {
     pub geometry: Geometry,
     /// Identity of the store.
     pub uuid: [u8; 16],
+    /// Boot this process runs in.
+    pub boot: [u8; 16],
     volumes: Vec<Option<Volume>>,
     volume_names: HashMap<String, VolumeId>,
     volumes_free: FreeSet,
@@ -267,7 +270,7 @@ impl Meta {
     fn append(&mut self, record: &Record<'_>) {
         let of = |kind, index: u32| Some((kind, index / self.geometry.items_per_block(kind)));
         let block = match *record {
-            Record::Checkpoint { .. } | Record::Session { .. } | Record::Mark { .. } => None,
+            Record::Checkpoint { .. } | Record::Mark { .. } => None,
             Record::Volume { index, .. } => of(RegionKind::Volumes, index),
             Record::Snapshot { index, .. } | Record::Drop { index, .. } => {
                 of(RegionKind::Snapshots, index)
@@ -282,11 +285,6 @@ impl Meta {
             },
         };
         self.log.append(record, block);
-    }
-
-    /// Records that this process opened the store for writing.
-    pub fn append_session(&mut self, boot: [u8; 16], tail: bool) {
-        self.append(&Record::Session { id: self.log.session, boot, tail });
     }
 
     fn append_volume(&mut self, id: VolumeId) {

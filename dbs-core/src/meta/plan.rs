@@ -190,7 +190,7 @@ impl Meta {
     }
 
     /// Takes a free data extent.
-    fn take_extent(&mut self) -> Step<u32> {
+    pub(super) fn take_extent(&mut self) -> Step<u32> {
         self.release_freed();
         // Neighbours stay adjacent as long as that does not spread the store: beyond the present
         // mark, the lowest free extent comes first.
@@ -204,6 +204,11 @@ impl Meta {
         }
         self.next_extent = entry + 1;
         Ok(entry)
+    }
+
+    /// The next extent taken is the lowest free one.
+    pub(super) fn forget_preference(&mut self) {
+        self.next_extent = 0;
     }
 
     /// Takes a free spare entry; `None` if there is none.

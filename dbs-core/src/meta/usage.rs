@@ -160,7 +160,7 @@ impl Meta {
         Bits::range(&(0..self.blocks_per_extent()))
     }
 
-    fn held_in_chain(&self, id: SnapshotId) -> BTreeSet<u32> {
+    pub(super) fn held_in_chain(&self, id: SnapshotId) -> BTreeSet<u32> {
         self.chain(id)
             .flat_map(|at| self.snapshot(at).layer.iter().map(|item| item.0))
             .collect()
