@@ -300,9 +300,21 @@ pub fn run(command: &mut Command) -> String {
     out
 }
 
-/// Runs Python in nbdsh; `uri`, `disk` and whatever else the script needs are formatted into it.
-pub fn nbdsh(script: &str) {
-    run(Command::new("nbdsh").arg("-c").arg(script));
+/// A Python that has libnbd's module, to run as nbdsh does; says so if there is none.
+pub fn nbd_python() -> Option<&'static str> {
+    let found = ["python3", "/usr/bin/python3"].into_iter().find(|python| {
+        let import = Command::new(python).args(["-c", "import nbd"]).stderr(Stdio::null()).status();
+        import.is_ok_and(|status| status.success())
+    });
+    if found.is_none() {
+        println!("SKIPPED: no Python with libnbd's module `nbd` (python3-libnbd)");
+    }
+    found
+}
+
+/// Runs a script as nbdsh does, with a handle `h` at hand.
+pub fn nbdsh(python: &str, script: &str) {
+    run(Command::new(python).args(["-m", "nbd", "-c", script]));
 }
 
 /// Waits until `condition` holds, for at most ten seconds.
