@@ -8,8 +8,8 @@ mod nbd_support;
 use dbs_server::nbd::wire::option::encode_option;
 use dbs_server::nbd::wire::request::{Request, Style};
 use dbs_server::nbd::wire::{cmd, greeting, opt};
-use dbs_server::nbd::{Client, ClientOptions, ServerOptions};
-use nbd_support::{Server, disk, eventually, pattern};
+use dbs_server::nbd::{Client, ClientOptions, ServerOptions, TlsConfig};
+use nbd_support::{Server, disk, eventually, make_certificates, pattern};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -203,6 +203,38 @@ fn silent_clients_are_dropped_and_disturb_nobody() {
 
     let _again: Vec<_> = (0..200).map(|_| UnixStream::connect(server.path()).unwrap()).collect();
     assert!(server.stop() < Duration::from_secs(3));
+}
+
+#[test]
+fn broken_tls_is_ended() {
+    let certs = tempfile::tempdir().unwrap();
+    make_certificates(certs.path());
+    let file = |name: &str| certs.path().join(name);
+    let tls = TlsConfig::load(&file("server-cert.pem"), &file("server-key.pem"), None).unwrap();
+    let options = ServerOptions {
+        tls: Some(tls),
+        handshake_timeout: Duration::from_millis(500),
+        ..ServerOptions::default()
+    };
+    let server = Server::new([disk(MIB)], options);
+    let start = [flags(), encode_option(opt::STARTTLS, b"")].concat();
+    let acked = 20;
+    // Silence, garbage, and plain options smuggled in behind STARTTLS.
+    assert_eq!(until_closed(raw(&server), &start).len(), acked);
+    for seed in 0..20 {
+        let mut stream = raw(&server);
+        stream.write_all(&start).unwrap();
+        stream.read_exact(&mut vec![0; acked]).unwrap();
+        until_closed(stream, &pattern(seed, 100 * seed as usize + 1));
+    }
+    let smuggled = [start, encode_option(opt::EXPORT_NAME, b"disk")].concat();
+    assert_eq!(until_closed(raw(&server), &smuggled).len(), acked);
+    assert!(until_closed(raw(&server), &into_transmission()).is_empty());
+    // Handed-over connections are local and need no TLS.
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    server.handle().adopt(theirs).unwrap();
+    Client::over(ours, "disk", &ClientOptions::default()).unwrap().flush().unwrap();
+    eventually("all clients gone", || server.handle().clients().is_empty());
 }
 
 #[test]

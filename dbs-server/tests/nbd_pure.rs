@@ -122,6 +122,51 @@ fn check_chunks(style: Style, request: &Request, bytes: &[u8], contexts: usize) 
     success
 }
 
+/// Negotiates `options` and GO, of which some may fail, and says whether the session answers
+/// block status.
+fn selects_contexts(options: &[(u32, Vec<u8>)], tls_at: Option<usize>) -> bool {
+    let mut handshake = Handshake::new(disks(), TlsState::Off);
+    for (index, (option, data)) in options.iter().enumerate() {
+        if tls_at == Some(index) {
+            handshake.tls_started();
+        }
+        handshake.option(*option, data, &mut Vec::new());
+    }
+    let go = InfoRequest { name: "disk".into(), wanted: vec![] }.encode();
+    let Step::Transmit(session) = handshake.option(opt::GO, &go, &mut Vec::new()) else {
+        panic!("no session");
+    };
+    let request =
+        Request { flags: 0, command: cmd::BLOCK_STATUS, cookie: 1, offset: 0, length: SIZE };
+    let reply = session.run(&session.admit(&request), &[]).parts.concat();
+    session.style().chunked() && check_chunks(session.style(), &request, &reply, 1)
+}
+
+#[test]
+fn contexts_hold_for_one_export_until_the_next_selection() {
+    let set = |name: &str, query: &str| {
+        let queries = vec![query.to_owned()];
+        (opt::SET_META_CONTEXT, MetaRequest { name: name.into(), queries }.encode())
+    };
+    let structured = (opt::STRUCTURED_REPLY, vec![]);
+    let select = set("disk", BASE_ALLOCATION);
+    let selected = [structured.clone(), select.clone()];
+    assert!(selects_contexts(&selected, None));
+    assert!(!selects_contexts(std::slice::from_ref(&select), None));
+    assert!(!selects_contexts(&[structured.clone(), set("", BASE_ALLOCATION)], None));
+    assert!(!selects_contexts(&[structured.clone(), set("disk", "base:")], None));
+    for over in
+        [set("absent", BASE_ALLOCATION), (opt::SET_META_CONTEXT, vec![1]), set("disk", "x:y")]
+    {
+        assert!(!selects_contexts(&[structured.clone(), select.clone(), over], None));
+    }
+    // What was negotiated before TLS does not count.
+    let abort = (opt::LIST, vec![]);
+    let options = [structured.clone(), select.clone(), abort];
+    assert!(!selects_contexts(&options, Some(2)));
+    assert!(!selects_contexts(&[structured.clone(), select.clone(), structured], Some(2)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 

@@ -7,9 +7,9 @@ mod nbd_support;
 
 use dbs_server::nbd::{ServerOptions, TlsConfig};
 use nbd_support::{
-    DIFF, Disk, Server, disk, have, nbd_python, nbdsh, pattern, run, try_run, write_file,
+    DIFF, Disk, Server, disk, have, make_certificates, nbd_python, nbdsh, pattern, run, try_run,
+    write_file,
 };
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -305,30 +305,6 @@ fn fio_verifies() {
         .args(["--do_verify=1", "--verify_fatal=1", "--fsync=64"])
         .arg(format!("--uri={}", server.uri("disk"))));
     assert!(server.log.lock().unwrap().is_empty(), "{:?}", server.log);
-}
-
-/// Writes an authority and certificates signed by it: the server's, and a client's in the layout
-/// that libnbd looks for.
-fn make_certificates(dir: &Path) {
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = params.self_signed(&key).unwrap();
-    write_file(&dir.join("ca-cert.pem"), authority.pem().as_bytes());
-    let issuer = Issuer::new(params, key);
-    for (role, usage) in [
-        ("server", rcgen::ExtendedKeyUsagePurpose::ServerAuth),
-        ("client", rcgen::ExtendedKeyUsagePurpose::ClientAuth),
-    ] {
-        let key = KeyPair::generate().unwrap();
-        let mut params =
-            CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
-        params.extended_key_usages = vec![usage];
-        let certificate = params.signed_by(&key, &issuer).unwrap();
-        write_file(&dir.join(format!("{role}-cert.pem")), certificate.pem().as_bytes());
-        write_file(&dir.join(format!("{role}-key.pem")), key.serialize_pem().as_bytes());
-    }
 }
 
 #[test]

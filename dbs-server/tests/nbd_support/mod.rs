@@ -329,3 +329,27 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 pub fn write_file(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
 }
+
+/// Writes an authority and certificates signed by it: the server's, and a client's in the layout
+/// that libnbd looks for.
+pub fn make_certificates(dir: &Path) {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&key).unwrap();
+    write_file(&dir.join("ca-cert.pem"), authority.pem().as_bytes());
+    let issuer = Issuer::new(params, key);
+    for (role, usage) in [
+        ("server", rcgen::ExtendedKeyUsagePurpose::ServerAuth),
+        ("client", rcgen::ExtendedKeyUsagePurpose::ClientAuth),
+    ] {
+        let key = KeyPair::generate().unwrap();
+        let mut params =
+            CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
+        params.extended_key_usages = vec![usage];
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        write_file(&dir.join(format!("{role}-cert.pem")), certificate.pem().as_bytes());
+        write_file(&dir.join(format!("{role}-key.pem")), key.serialize_pem().as_bytes());
+    }
+}
