@@ -7,6 +7,7 @@ pub mod io;
 pub mod limits;
 pub mod store;
 pub mod units;
+pub mod v1;
 pub mod volume;
 
 pub use error::{Error, ErrorKind, Result};
