@@ -1,1 +1,3 @@
 //! Serving one store: NBD and the control socket.
+
+pub mod transfer;
