@@ -30,6 +30,7 @@ impl Builder {
     fn new(dev: bool, mib: u64) -> Self {
         let (table, data) = match (dev, mib) {
             (false, 100 | 1024) => (729_088, MIB),
+            (false, 100_000) => (729_088, 5 * MIB),
             (true, 100 | 1024) => (1_318_912, 2 * MIB),
             _ => panic!("the geometry of this size is not in the facts"),
         };
@@ -159,6 +160,20 @@ fn both_layouts_are_told_apart_and_read() {
         assert_eq!(block(&head, 9, 255), 0x19);
         assert_eq!([(4, 8), (4, 9), (5, 0)].map(|(e, b)| block(&head, e, b)), [0x34, 0, 0]);
         assert_eq!(second.map(4 * MIB, MIB, 10).unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn data_is_found_on_devices_of_every_known_geometry() {
+    for (dev, mib) in [(false, 100), (false, 1024), (false, 100_000), (true, 100), (true, 1024)] {
+        let mut made = Builder::new(dev, mib);
+        made.volume(0, 1, 3, b"v");
+        made.snapshot(1, 0, 1);
+        made.extent(1, 0, &[(3, 0x30)]);
+        made.extent(1, 2, &[(4, 0x24)]);
+        let image = made.open().unwrap();
+        let view = image.open_spec("v").unwrap();
+        assert_eq!([(0, 3), (0, 4), (2, 4)].map(|(e, b)| block(&view, e, b)), [0x30, 0, 0x24]);
     }
 }
 

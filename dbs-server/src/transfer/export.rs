@@ -10,26 +10,43 @@ use std::path::Path;
 
 static ZEROS: [u8; PIECE_BYTES as usize] = [0; PIECE_BYTES as usize];
 
-/// Opens what an export goes to: a new file, or with `force` an existing file or block device,
-/// whose content is given up. A named pipe or character device needs no force.
+/// Exports to a new file, or with `force` over an existing file or block device. A named pipe or
+/// character device needs no force. What an export that fails has written to a file is removed,
+/// so that nobody takes it for an image.
 ///
 /// # Errors
-/// `Exists` without `force`; `Io`.
-pub fn open_export(path: &Path, force: bool) -> Result<File> {
-    let context = |error: io::Error| Error::io(error, format!("opening {}", path.display()));
-    let fresh = OpenOptions::new().write(true).create_new(true).open(path);
-    match fresh {
+/// `Exists` without `force`; those of [`export_file`].
+pub fn export_path(
+    access: &dyn BlockAccess,
+    path: &Path,
+    force: bool,
+    progress: Progress<'_>,
+) -> Result<Copied> {
+    let context = |error: Error| error.context(path.display());
+    let (file, created) = open(path, force).map_err(context)?;
+    export_file(access, &file, progress).map_err(|error| {
+        if created {
+            let _ = std::fs::remove_file(path);
+        } else if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            let _ = file.set_len(0);
+        }
+        context(error)
+    })
+}
+
+/// The file and whether it is new.
+fn open(path: &Path, force: bool) -> Result<(File, bool)> {
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(file) => return Ok((file, true)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        other => return other.map_err(context),
+        Err(error) => return Err(Error::io(error, "creating the file")),
     }
-    let kind = std::fs::metadata(path).map_err(context)?.file_type();
+    let kind = std::fs::metadata(path).map_err(write_error)?.file_type();
     if (kind.is_file() || kind.is_block_device()) && !force {
-        return Err(Error::exists(format!(
-            "{} exists; use --force to overwrite it",
-            path.display()
-        )));
+        return Err(Error::exists("it exists; use --force to overwrite it"));
     }
-    OpenOptions::new().write(true).open(path).map_err(context)
+    let file = OpenOptions::new().write(true).open(path).map_err(write_error)?;
+    Ok((file, false))
 }
 
 /// Writes a volume or snapshot to a file of which nothing is kept, with holes where it holds no

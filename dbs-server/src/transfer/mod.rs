@@ -1,5 +1,5 @@
 //! Moving whole volumes: images in ([`import_file`], [`import_stream`]) and out
-//! ([`export_file`], [`export_stream`]), and snapshots from store to store ([`send`], [`receive`]).
+//! ([`export_path`], [`export_stream`]), and snapshots from store to store ([`send`], [`receive`]).
 //!
 //! All of it works on [`BlockAccess`], so that a volume may be open in this process or served by
 //! another one.
@@ -13,7 +13,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use export::{export_file, export_stream, open_export};
+pub use export::{export_file, export_path, export_stream};
 pub use import::{import_file, import_stream};
 pub use stream::{
     BaseSnapshot, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader, pending, receive,

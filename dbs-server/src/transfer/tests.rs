@@ -119,18 +119,97 @@ fn export_makes_sparse_files_and_asks_before_overwriting() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");
     let volume = volume();
-    let file = open_export(&path, false).unwrap();
-    let copied = export_file(&volume, &file, &mut always).unwrap();
+    let copied = export_path(&volume, &path, false, &mut always).unwrap();
     assert_eq!(copied.length, 32 * MIB + 512);
     assert!(std::fs::read(&path).unwrap() == volume.content().bytes);
-    assert!(file.metadata().unwrap().blocks() * 512 <= MIB);
+    assert!(std::fs::metadata(&path).unwrap().blocks() * 512 <= MIB);
 
-    assert_eq!(open_export(&path, false).unwrap_err().kind(), ErrorKind::Exists);
+    let error = export_path(&volume, &path, false, &mut always).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exists);
     std::fs::write(&path, vec![0xee; 40 << 20]).unwrap();
-    let file = open_export(&path, true).unwrap();
-    export_file(&volume, &file, &mut always).unwrap();
+    export_path(&volume, &path, true, &mut always).unwrap();
     assert!(std::fs::read(&path).unwrap() == volume.content().bytes);
-    assert!(open_export(&directory.path().join("none/image"), false).is_err());
+    assert!(export_path(&volume, &directory.path().join("no/image"), true, &mut always).is_err());
+}
+
+#[test]
+fn export_that_fails_leaves_no_image() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    export_path(&volume(), &path, false, &mut |_, _| false).unwrap_err();
+    assert!(!path.exists());
+    std::fs::write(&path, "old").unwrap();
+    export_path(&volume(), &path, true, &mut |_, _| false).unwrap_err();
+    assert_eq!(std::fs::read(&path).unwrap(), b"");
+}
+
+/// A loop device on a file of its own.
+struct LoopDevice(std::path::PathBuf, #[allow(dead_code)] tempfile::NamedTempFile);
+
+impl LoopDevice {
+    fn new(size: u64) -> Option<Self> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().write_all_at(&vec![0xdd; size as usize], 0).unwrap();
+        let made = std::process::Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(file.path())
+            .output();
+        match made {
+            Ok(output) if output.status.success() => {
+                let path = String::from_utf8(output.stdout).unwrap();
+                Some(Self(path.trim().into(), file))
+            }
+            _ => {
+                println!("skipped: needs losetup and the right to use it");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn block_devices_are_exported_to_and_imported_from() {
+    let Some(device) = LoopDevice::new(4 * MIB) else { return };
+    let volume = Memory::new(3 * MIB);
+    volume.write_at(MIB, &[7; 8192]).unwrap();
+    let error = export_path(&volume, &device.0, false, &mut always).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exists);
+    export_path(&volume, &device.0, true, &mut always).unwrap();
+    let back = Memory::new(4 * MIB);
+    import_file(&File::open(&device.0).unwrap(), &back, &mut always).unwrap();
+    assert!(back.content().bytes[..3 << 20] == volume.content().bytes);
+    assert!(back.content().bytes[3 << 20..].iter().all(|byte| *byte == 0xdd));
+    assert_eq!(back.allocated(), MIB + 8192);
+
+    let error = export_path(&Memory::new(5 * MIB), &device.0, true, &mut always).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn volumes_of_v1_images_are_exported() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    let put = |offset: u64, bytes: &[u8]| image.as_file().write_all_at(bytes, offset).unwrap();
+    image.as_file().set_len(100 * MIB).unwrap();
+    put(0, b"DBS@393!\0\0\x01\0\x01\0\0\0");
+    put(16, &(100 * MIB).to_le_bytes());
+    put(4096, b"\x01\0\0\0\x30\0\0\0\0\0old");
+    put(72192, b"\0\0\x01\0\0\0\0\0\0\0");
+    put(729_088, b"\x01\0\x02\0\0\0\x01");
+    put(MIB, &[5; 4096]);
+    let image = v1::Image::open(image.path(), None).unwrap();
+    let view = image.open_spec("old").unwrap();
+    let mut bytes = Vec::new();
+    let copied = export_stream(&view, &mut bytes, &mut always).unwrap();
+    assert_eq!(copied, Copied { length: 3 * MIB, data: 4096 });
+    assert_eq!(bytes.len() as u64, 3 * MIB);
+    assert!(bytes.iter().enumerate().all(|(i, b)| *b == if i >> 12 == 512 { 5 } else { 0 }));
+    assert_eq!(view.write_at(0, &[0; 512]).unwrap_err().kind(), ErrorKind::ReadOnly);
 }
 
 #[test]

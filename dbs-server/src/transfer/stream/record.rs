@@ -212,7 +212,7 @@ impl<R: Read> Decoder<R> {
         }
         self.tally.add(kind, length, [&bytes, &record.payload]);
         (record.kind, record.offset, record.length) = (kind, offset, length);
-        if matches!(kind, Kind::Data | Kind::Zero) {
+        if kind != Kind::End {
             self.at = offset + length;
         }
         Ok(())
