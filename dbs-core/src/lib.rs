@@ -2,9 +2,12 @@
 //! file.
 
 pub mod error;
+pub mod format;
 pub mod info;
 pub mod io;
 pub mod limits;
+mod meta;
+pub mod sabotage;
 pub mod store;
 pub mod units;
 pub mod v1;
