@@ -16,7 +16,7 @@ pub enum FillState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
     /// First in each group: groups up to `sequence` are not needed any more, and the high-water
-    /// marks at that point.
+    /// marks before this group.
     Checkpoint {
         /// Last group that all metadata blocks include.
         sequence: u64,
@@ -85,6 +85,13 @@ pub enum Record<'a> {
         /// Device extent, or spare id.
         entry: u32,
     },
+    /// A snapshot is deleted: it loses name, labels and all flags but the deleted one.
+    Drop {
+        /// Slot index.
+        index: u32,
+        /// Volume it still belongs to, or 0.
+        volume: u32,
+    },
     /// A region's high-water mark rises; the new blocks hold nothing.
     Mark {
         /// Index into [`super::RegionKind::MARKED`].
@@ -131,6 +138,10 @@ impl<'a> Record<'a> {
                 out.push(state as u8);
             }
             Self::Free { entry } => out.extend_from_slice(&entry.to_le_bytes()),
+            Self::Drop { index, volume } => {
+                out.extend_from_slice(&index.to_le_bytes());
+                out.extend_from_slice(&volume.to_le_bytes());
+            }
             Self::Mark { region, blocks } => {
                 out.extend_from_slice(&blocks.to_le_bytes());
                 out.push(region);
@@ -187,6 +198,7 @@ impl<'a> Record<'a> {
             },
             9 => Self::Free { entry: u32(&mut body)? },
             10 => Self::Mark { blocks: u32(&mut body)?, region: take::<1>(&mut body)?[0] },
+            11 => Self::Drop { index: u32(&mut body)?, volume: u32(&mut body)? },
             _ => return None,
         };
         body.is_empty().then_some(record)
@@ -204,6 +216,7 @@ impl<'a> Record<'a> {
             Self::Fill { .. } => 8,
             Self::Free { .. } => 9,
             Self::Mark { .. } => 10,
+            Self::Drop { .. } => 11,
         }
     }
 }
@@ -237,6 +250,7 @@ mod tests {
             Record::Fill { entry: 14, start: 15, count: 16, state: FillState::Zero },
             Record::Free { entry: 17 },
             Record::Mark { region: 3, blocks: 18 },
+            Record::Drop { index: 19, volume: 20 },
         ];
         let mut bytes = Vec::new();
         records.iter().for_each(|record| record.encode(&mut bytes));
