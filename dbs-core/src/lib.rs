@@ -2,11 +2,15 @@
 //! file.
 
 pub mod error;
+pub mod format;
 pub mod info;
 pub mod io;
 pub mod limits;
+mod meta;
+pub mod sabotage;
 pub mod store;
 pub mod units;
+pub mod v1;
 pub mod volume;
 
 pub use error::{Error, ErrorKind, Result};

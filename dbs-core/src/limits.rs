@@ -1,8 +1,48 @@
 //! Every limit in one place, each with its why.
 
-/// Bytes of the memory that holds the tail (two halves and a header block).
+use crate::units::BLOCK_BYTES;
+
+/// Bytes of the memory that holds the tail: a header block and two halves.
 pub const TAIL_BYTES: usize = 4 << 20;
-/// Longest volume or snapshot name in bytes of UTF-8.
+/// Longest volume or snapshot name in bytes of UTF-8: the slot's field.
 pub const NAME_MAX_BYTES: usize = 255;
-/// Bytes of encoded labels a snapshot can hold.
+/// Bytes of encoded labels a snapshot can hold: two label blocks less their length field.
 pub const LABELS_MAX_BYTES: usize = 8000;
+
+/// Smallest extent: below it the status region outweighs what it describes.
+pub const EXTENT_MIN_BYTES: u64 = 64 << 10;
+/// Largest extent: its entry's two bitmaps must leave several entries to a metadata block.
+pub const EXTENT_MAX_BYTES: u64 = 4 << 20;
+
+/// Most data extents: the ids above are spare entries, and the topmost bit marks a cached lookup.
+pub const DATA_EXTENTS_MAX: u64 = 1 << 30;
+/// Most spare entries (zero runs and zero-only layers).
+pub const SPARES_MAX: u64 = 1 << 24;
+/// Most volumes: the in-memory table is a plain vector.
+pub const VOLUMES_MAX: u32 = 1 << 20;
+/// Most snapshot slots, heads included.
+pub const SNAPSHOTS_MAX: u32 = 1 << 22;
+
+/// Largest volume: 2^30 extents of 64 KiB, for every extent size, so that volumes move between
+/// stores whatever their geometry.
+pub const VOLUME_MAX_BYTES: u64 = 64 << 40;
+/// Largest store.
+pub const STORE_MAX_BYTES: u64 = 64 << 40;
+
+/// Smallest journal: a group is at most an eighth of it and must hold a full label set.
+pub const JOURNAL_MIN_BYTES: u64 = 32 * BLOCK_BYTES;
+/// Largest journal: it is read whole at open.
+pub const JOURNAL_MAX_BYTES: u64 = 256 << 20;
+
+/// Metadata blocks written back by one commit when the journal is not short of space.
+pub const WRITEBACK_BLOCKS: usize = 256;
+/// Metadata blocks written back by one commit when it is: bounds the memory of their images.
+pub const WRITEBACK_BLOCKS_FORCED: usize = 4096;
+
+/// Volume extents handled under one hold of the metadata lock by discard and flatten.
+pub const EXTENTS_PER_STEP: u32 = 1024;
+
+const _: () = assert!(DATA_EXTENTS_MAX + SPARES_MAX < 1 << 31);
+const _: () = assert!(EXTENT_MIN_BYTES * DATA_EXTENTS_MAX >= STORE_MAX_BYTES);
+const _: () = assert!(VOLUME_MAX_BYTES / EXTENT_MIN_BYTES <= u32::MAX as u64);
+const _: () = assert!(LABELS_MAX_BYTES + 4 <= 2 * 4032);

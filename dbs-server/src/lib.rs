@@ -3,3 +3,7 @@
 pub mod api;
 pub mod control;
 pub mod log;
+pub mod nbd;
+pub mod remote;
+pub mod serve;
+pub mod transfer;

@@ -1,5 +1,19 @@
 //! Storage below the engine: one narrow trait, and its drivers.
 
+pub mod buffer;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+pub mod env;
+pub mod file;
+mod in_use;
+mod lock;
+pub mod open;
+mod piece;
+pub mod probe;
+mod sys;
+pub mod tail;
+pub mod uring;
+
 use std::io;
 
 /// One read of a batch.

@@ -1,0 +1,350 @@
+//! Where everything lies: region table and the arithmetic on it.
+
+use super::block::{BlockKind, PAYLOAD_BYTES};
+use super::slots::SLOT_BYTES;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::units::{BLOCK_BYTES, DeviceExtent};
+
+/// Slots in a metadata block of the volume and snapshot tables.
+pub const SLOTS_PER_BLOCK: u32 = (PAYLOAD_BYTES / SLOT_BYTES) as u32;
+/// Metadata blocks for the labels of one snapshot.
+pub const LABEL_BLOCKS: u32 = 2;
+/// Bytes in front of the first region: two superblock copies and room.
+pub const SUPERBLOCK_REGION_BYTES: u64 = 64 << 10;
+/// Where the second superblock copy lies.
+pub const SUPERBLOCK_SECOND: u64 = BLOCK_BYTES;
+
+/// A region after the superblock, in device order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum RegionKind {
+    /// Volume table.
+    Volumes = 1,
+    /// Snapshot table.
+    Snapshots = 2,
+    /// Labels of snapshots.
+    Labels = 3,
+    /// Journal ring.
+    Journal = 4,
+    /// Spare entries: zero runs and zero-only layers.
+    Spares = 5,
+    /// Extent status.
+    Extents = 6,
+    /// Data.
+    Data = 7,
+}
+
+impl RegionKind {
+    /// All of them, in device order.
+    pub const ALL: [Self; 7] = [
+        Self::Volumes,
+        Self::Snapshots,
+        Self::Labels,
+        Self::Journal,
+        Self::Spares,
+        Self::Extents,
+        Self::Data,
+    ];
+    /// Those of mirrored metadata blocks that are read whole at open, up to a high-water mark.
+    pub const MARKED: [Self; 4] = [Self::Volumes, Self::Snapshots, Self::Spares, Self::Extents];
+
+    /// Index of its high-water mark.
+    ///
+    /// # Panics
+    /// For a region without one: a bug.
+    #[must_use]
+    pub fn mark(self) -> usize {
+        Self::MARKED.iter().position(|kind| *kind == self).expect("region has a high-water mark")
+    }
+
+    /// The kind of its blocks.
+    ///
+    /// # Panics
+    /// For the data region, which has none: a bug.
+    #[must_use]
+    pub fn block_kind(self) -> BlockKind {
+        match self {
+            Self::Volumes => BlockKind::Volumes,
+            Self::Snapshots => BlockKind::Snapshots,
+            Self::Labels => BlockKind::Labels,
+            Self::Journal => BlockKind::Journal,
+            Self::Spares => BlockKind::Spares,
+            Self::Extents => BlockKind::Extents,
+            Self::Data => panic!("the data region has no metadata blocks"),
+        }
+    }
+
+    /// Name for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Volumes => "volume table",
+            Self::Snapshots => "snapshot table",
+            Self::Labels => "labels",
+            Self::Journal => "journal",
+            Self::Spares => "spare entries",
+            Self::Extents => "extent status",
+            Self::Data => "data",
+        }
+    }
+}
+
+/// Offset and length of a region in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Region {
+    /// Byte offset on the device.
+    pub offset: u64,
+    /// Length in bytes; mirrored regions hold both copies.
+    pub length: u64,
+}
+
+/// The shape of a store: everything that follows from the superblock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Store size in bytes.
+    pub size: u64,
+    /// Extent size in bytes, a power of two.
+    pub extent_bytes: u64,
+    /// Volume slots.
+    pub volumes: u32,
+    /// Snapshot slots.
+    pub snapshots: u32,
+    /// Spare entries.
+    pub spares: u32,
+    /// Data extents the extent status region has entries for.
+    pub extents_max: u32,
+    /// Regions in the order of [`RegionKind::ALL`]; the data region ends before the last
+    /// superblock copy.
+    pub regions: [Region; 7],
+}
+
+impl Geometry {
+    /// Lays a store of `size` bytes out.
+    ///
+    /// # Errors
+    /// `Invalid` if the numbers are impossible or leave no room for data.
+    pub fn plan(size: u64, options: &crate::store::InitOptions) -> Result<Self> {
+        let size = size / BLOCK_BYTES * BLOCK_BYTES;
+        let extent_bytes = options.extent_size;
+        check_extent_bytes(extent_bytes)?;
+        if size > limits::STORE_MAX_BYTES {
+            return Err(Error::invalid("a store is at most 64 TiB"));
+        }
+        let max_size = options.max_size.unwrap_or((size * 16).min(limits::STORE_MAX_BYTES)).max(size);
+        if max_size > limits::STORE_MAX_BYTES {
+            return Err(Error::invalid("a store cannot grow beyond 64 TiB"));
+        }
+        let clamp = |value: u64, low: u64, high: u64| value.clamp(low, high) as u32;
+        let volumes = options.max_volumes.unwrap_or(clamp(size >> 22, 64, 16384));
+        let snapshots = options.max_snapshots.unwrap_or(clamp(size >> 20, 256, 65536 + 16384));
+        if volumes == 0 || volumes > limits::VOLUMES_MAX {
+            return Err(Error::invalid(format!("volumes: 1 to {}", limits::VOLUMES_MAX)));
+        }
+        if snapshots < volumes || snapshots > limits::SNAPSHOTS_MAX {
+            return Err(Error::invalid(format!(
+                "snapshot slots: {volumes} (one head a volume) to {}",
+                limits::SNAPSHOTS_MAX
+            )));
+        }
+        let extents_max = (max_size / extent_bytes).max(1) as u32;
+        let journal = options
+            .journal_size
+            .unwrap_or((size / 256).clamp(256 << 10, 64 << 20) / BLOCK_BYTES * BLOCK_BYTES);
+        if journal % BLOCK_BYTES != 0
+            || !(limits::JOURNAL_MIN_BYTES..=limits::JOURNAL_MAX_BYTES).contains(&journal)
+        {
+            return Err(Error::invalid("journal size: 128 KiB to 256 MiB, a multiple of 4 KiB"));
+        }
+        let mut geometry = Self {
+            size,
+            extent_bytes,
+            volumes,
+            snapshots,
+            spares: (extents_max / 8).clamp(64, limits::SPARES_MAX as u32),
+            extents_max,
+            regions: [Region::default(); 7],
+        };
+        let mut offset = SUPERBLOCK_REGION_BYTES;
+        for kind in RegionKind::ALL {
+            let length = match kind {
+                RegionKind::Journal => journal,
+                RegionKind::Data => {
+                    offset = offset.next_multiple_of(extent_bytes);
+                    let room = size.saturating_sub(BLOCK_BYTES).saturating_sub(offset);
+                    room / extent_bytes * extent_bytes
+                }
+                _ => 2 * BLOCK_BYTES * u64::from(geometry.needed_blocks(kind)),
+            };
+            geometry.regions[kind as usize - 1] = Region { offset, length };
+            offset += length;
+        }
+        if geometry.data_extents() == 0 {
+            let needed = geometry.region(RegionKind::Data).offset + extent_bytes + BLOCK_BYTES;
+            return Err(Error::invalid(format!(
+                "{size} bytes are too small for a store: its metadata alone needs {needed} bytes"
+            )));
+        }
+        Ok(geometry)
+    }
+
+    /// The same store with another size: only the data region changes.
+    ///
+    /// # Errors
+    /// `Invalid` if the size does not fit the metadata.
+    pub fn resized(&self, size: u64) -> Result<Self> {
+        let size = size / BLOCK_BYTES * BLOCK_BYTES;
+        let mut geometry = *self;
+        let data = &mut geometry.regions[RegionKind::Data as usize - 1];
+        let room = size.saturating_sub(BLOCK_BYTES).saturating_sub(data.offset);
+        let extents = room / self.extent_bytes;
+        if extents == 0 || extents > u64::from(self.extents_max) {
+            let max = data.offset + u64::from(self.extents_max) * self.extent_bytes;
+            return Err(Error::invalid(format!(
+                "{size} bytes: this store's metadata has room for at most {max} bytes; make a larger \
+                 store with --max-size and copy the volumes"
+            )));
+        }
+        data.length = extents * self.extent_bytes;
+        geometry.size = size;
+        Ok(geometry)
+    }
+
+    /// Checks a geometry read from a device against itself, before any arithmetic trusts it.
+    ///
+    /// # Errors
+    /// `Corrupt` with what does not fit.
+    pub fn validate(&self) -> Result<()> {
+        let corrupt = |what: &str| Error::corrupt(format!("superblock: {what}"));
+        check_extent_bytes(self.extent_bytes).map_err(|_| corrupt("impossible extent size"))?;
+        if self.size > limits::STORE_MAX_BYTES || self.size % BLOCK_BYTES != 0 {
+            return Err(corrupt("impossible store size"));
+        }
+        if self.volumes == 0
+            || self.volumes > limits::VOLUMES_MAX
+            || self.snapshots == 0
+            || self.snapshots > limits::SNAPSHOTS_MAX
+            || u64::from(self.spares) > limits::SPARES_MAX
+            || self.extents_max == 0
+            || u64::from(self.extents_max) > limits::DATA_EXTENTS_MAX
+        {
+            return Err(corrupt("impossible table capacity"));
+        }
+        let mut end = SUPERBLOCK_REGION_BYTES;
+        for kind in RegionKind::ALL {
+            let region = self.region(kind);
+            let fits = match kind {
+                RegionKind::Journal => {
+                    (limits::JOURNAL_MIN_BYTES..=limits::JOURNAL_MAX_BYTES).contains(&region.length)
+                }
+                RegionKind::Data => {
+                    region.offset % self.extent_bytes == 0
+                        && region.length % self.extent_bytes == 0
+                        && region.length / self.extent_bytes <= u64::from(self.extents_max)
+                }
+                _ => region.length / BLOCK_BYTES / 2 >= u64::from(self.needed_blocks(kind)),
+            };
+            let aligned = region.offset % BLOCK_BYTES == 0 && region.length % BLOCK_BYTES == 0;
+            let region_end = region.offset.checked_add(region.length).unwrap_or(u64::MAX);
+            if !fits || !aligned || region.offset < end || region_end > self.size {
+                return Err(corrupt(&format!("impossible place of the {} region", kind.name())));
+            }
+            end = region_end;
+        }
+        if self.data_extents() == 0 || end > self.size - BLOCK_BYTES {
+            return Err(corrupt("no room for data"));
+        }
+        Ok(())
+    }
+
+    /// A region.
+    #[must_use]
+    pub fn region(&self, kind: RegionKind) -> Region {
+        self.regions[kind as usize - 1]
+    }
+
+    /// Blocks of 4 KiB in an extent.
+    #[must_use]
+    pub fn blocks_per_extent(&self) -> u32 {
+        (self.extent_bytes / BLOCK_BYTES) as u32
+    }
+
+    /// Data extents in the data region.
+    #[must_use]
+    pub fn data_extents(&self) -> u32 {
+        (self.region(RegionKind::Data).length / self.extent_bytes) as u32
+    }
+
+    /// Bytes of an extent entry.
+    #[must_use]
+    pub fn entry_bytes(&self) -> usize {
+        super::entry::HEADER_BYTES + self.blocks_per_extent() as usize / 4
+    }
+
+    /// Items (slots, entries) in a metadata block of a region.
+    #[must_use]
+    pub fn items_per_block(&self, kind: RegionKind) -> u32 {
+        match kind {
+            RegionKind::Volumes | RegionKind::Snapshots => SLOTS_PER_BLOCK,
+            RegionKind::Spares | RegionKind::Extents => (PAYLOAD_BYTES / self.entry_bytes()) as u32,
+            RegionKind::Labels | RegionKind::Journal | RegionKind::Data => 1,
+        }
+    }
+
+    /// Mirrored metadata blocks a region must have for its capacity.
+    #[must_use]
+    pub fn needed_blocks(&self, kind: RegionKind) -> u32 {
+        let items = match kind {
+            RegionKind::Volumes => self.volumes,
+            RegionKind::Snapshots => self.snapshots,
+            RegionKind::Labels => self.snapshots * LABEL_BLOCKS,
+            RegionKind::Spares => self.spares,
+            RegionKind::Extents => self.extents_max,
+            RegionKind::Journal | RegionKind::Data => 0,
+        };
+        items.div_ceil(self.items_per_block(kind))
+    }
+
+    /// Byte offset of copy 0 or 1 of a mirrored metadata block.
+    #[must_use]
+    pub fn block_address(&self, kind: RegionKind, block: u32, copy: u32) -> u64 {
+        let region = self.region(kind);
+        let half = region.length / 2;
+        debug_assert!(u64::from(block) * BLOCK_BYTES < half);
+        region.offset + u64::from(copy) * half + u64::from(block) * BLOCK_BYTES
+    }
+
+    /// Byte offset of a data extent.
+    ///
+    /// # Panics
+    /// If it is beyond the data region: a bug.
+    #[must_use]
+    pub fn extent_address(&self, extent: DeviceExtent) -> u64 {
+        assert!(extent.0 < self.data_extents(), "extent {extent} beyond the data region");
+        self.region(RegionKind::Data).offset + u64::from(extent.0) * self.extent_bytes
+    }
+
+    /// Byte offset of the superblock copy at the store's end.
+    #[must_use]
+    pub fn superblock_last(&self) -> u64 {
+        self.size - BLOCK_BYTES
+    }
+
+    /// Size the store can grow to.
+    #[must_use]
+    pub fn max_size(&self) -> u64 {
+        self.region(RegionKind::Data).offset
+            + u64::from(self.extents_max) * self.extent_bytes
+            + BLOCK_BYTES
+    }
+}
+
+fn check_extent_bytes(bytes: u64) -> Result<()> {
+    let range = limits::EXTENT_MIN_BYTES..=limits::EXTENT_MAX_BYTES;
+    if bytes.is_power_of_two() && range.contains(&bytes) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "extent size {bytes} must be a power of two from 64 KiB to 4 MiB"
+    )))
+}

@@ -1,0 +1,16 @@
+//! On-disk format v2: bytes to types and back, no I/O. `docs/format.md` is the specification.
+
+pub mod block;
+pub mod entry;
+pub mod geometry;
+pub mod journal;
+pub mod labels;
+pub mod record;
+pub mod slots;
+pub mod superblock;
+
+pub use block::{BlockFault, BlockHeader, BlockKind, PAYLOAD_BYTES};
+pub use geometry::{Geometry, Region, RegionKind};
+pub use record::Record;
+pub use slots::{SnapshotSlot, VolumeSlot};
+pub use superblock::Superblock;

@@ -1,0 +1,324 @@
+//! A regular file or block device, opened: what both drivers share, and the `pread` driver.
+
+use super::buffer::AlignedBuf;
+use super::lock::StoreLock;
+use super::piece::{self, Alignment};
+use super::{ReadRequest, Storage, WriteRequest, sys};
+use crate::error::{Error, Result};
+use crate::units::{BLOCK_BYTES, SECTOR_BYTES};
+use nix::errno::Errno;
+use nix::fcntl::FallocateFlags;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Facts about an opened file or device, for the log and `dbs info`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TargetInfo {
+    /// Size in bytes when it was opened.
+    pub size_bytes: u64,
+    /// A block device, not a regular file.
+    pub is_block_device: bool,
+    /// Unit of I/O in bytes: of the device, or what the file system asks of direct I/O.
+    pub logical_block_bytes: u32,
+    /// Unit in bytes the medium writes without reading first, as far as it says.
+    pub physical_block_bytes: u32,
+    /// I/O bypasses the page cache.
+    pub direct: bool,
+}
+
+/// An open file or block device with its lock. Everything but the reading and writing of ranges.
+pub(super) struct Target {
+    file: File,
+    info: TargetInfo,
+    alignment: Alignment,
+    size_bytes: AtomicU64,
+    // Last: the lock goes when nothing can write any more.
+    lock: StoreLock,
+}
+
+impl Target {
+    /// Opens what `lock` holds for I/O, around the page cache where that is possible.
+    pub fn open(lock: StoreLock) -> Result<Self> {
+        let direct = open_direct(&lock)?;
+        Self::with(lock, direct)
+    }
+
+    /// As [`Target::open`], through the page cache as on a file system without direct I/O.
+    #[cfg(test)]
+    pub fn open_buffered(lock: StoreLock) -> Result<Self> {
+        Self::with(lock, None)
+    }
+
+    fn with(lock: StoreLock, direct: Option<(File, Alignment)>) -> Result<Self> {
+        let failed = |error| Error::io(error, format!("cannot open `{}`", lock.path().display()));
+        let is_direct = direct.is_some();
+        let (file, alignment) = match direct {
+            Some(direct) => direct,
+            None => (open_as(&lock, 0).map_err(failed)?, Alignment::NONE),
+        };
+        lock.check_same(&file)?;
+        let size_bytes = size_of(&file, lock.is_block_device()).map_err(failed)?;
+        let (logical_block_bytes, physical_block_bytes) = if lock.is_block_device() {
+            sys::block_sizes(&file).map_err(failed)?
+        } else {
+            let preferred = file.metadata().map_err(failed)?.blksize();
+            let logical = (SECTOR_BYTES as u32).max(alignment.offset as u32);
+            (logical, u32::try_from(preferred).unwrap_or(logical).max(logical))
+        };
+        let info = TargetInfo {
+            size_bytes,
+            is_block_device: lock.is_block_device(),
+            logical_block_bytes,
+            physical_block_bytes,
+            direct: is_direct,
+        };
+        Ok(Self { file, info, alignment, size_bytes: size_bytes.into(), lock })
+    }
+
+    pub fn info(&self) -> TargetInfo {
+        self.info
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    /// Current size in bytes; a device may have grown since it was opened.
+    pub fn size_bytes(&self) -> u64 {
+        if self.info.is_block_device
+            && let Ok(size) = size_of(&self.file, true)
+        {
+            self.size_bytes.store(size, Ordering::Relaxed);
+        }
+        self.size_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The one check of every read, before any of them starts.
+    pub fn check_reads(&self, requests: &[ReadRequest<'_>]) -> io::Result<()> {
+        for request in requests {
+            check_sectors(request.offset, request.buf.len() as u64)?;
+            if !self.contains(request.offset, request.buf.len() as u64) {
+                return Err(piece::unexpected_eof(request.offset));
+            }
+        }
+        Ok(())
+    }
+
+    /// The one check of every write, before any of them starts.
+    pub fn check_writes(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        for request in requests {
+            let len = request.buf.len() as u64;
+            self.check_change(request.offset, len)?;
+            let granule = self.alignment.offset;
+            if !piece::is_multiple(request.offset | len, granule) {
+                return Err(invalid_input(format!(
+                    "a write of {len} bytes at byte {} does not fit the {granule}-byte blocks of \
+                     `{}`",
+                    request.offset,
+                    self.lock.path().display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn flush(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    pub fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.check_change(offset, len_bytes)?;
+        if !self.info.is_block_device {
+            let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            return self.fallocate(mode, offset, len_bytes);
+        }
+        // A device takes whole blocks only: what sticks out stays.
+        let granule = self.info.logical_block_bytes as usize;
+        let start = offset.next_multiple_of(granule as u64);
+        let end = piece::round_down(offset + len_bytes, granule);
+        if start >= end {
+            return Ok(());
+        }
+        advisory(|| sys::discard_blocks(&self.file, start, end - start))
+    }
+
+    pub fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.check_change(offset, len_bytes)?;
+        if self.info.is_block_device {
+            return Ok(());
+        }
+        self.fallocate(FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len_bytes)
+    }
+
+    pub fn set_size(&self, size_bytes: u64) -> io::Result<()> {
+        self.check_writable()?;
+        if self.info.is_block_device {
+            let actual = self.size_bytes();
+            if actual == size_bytes {
+                return Ok(());
+            }
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!(
+                    "the device `{}` has {actual} bytes and cannot be made to have {size_bytes}; \
+                     resize the device itself first",
+                    self.lock.path().display()
+                ),
+            ));
+        }
+        // While a file shrinks no request may start beyond its new end.
+        self.size_bytes.fetch_min(size_bytes, Ordering::Relaxed);
+        let result = self.file.set_len(size_bytes);
+        self.size_bytes.store(size_of(&self.file, false)?, Ordering::Relaxed);
+        result
+    }
+
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len_bytes: u64) -> io::Result<()> {
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        // In bounds of the file, whose size the kernel keeps in the same type.
+        let (offset, len) = (offset.cast_signed(), len_bytes.cast_signed());
+        advisory(|| Ok(nix::fcntl::fallocate(&self.file, mode, offset, len)?))
+    }
+
+    fn check_change(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.check_writable()?;
+        check_sectors(offset, len_bytes)?;
+        if self.contains(offset, len_bytes) {
+            return Ok(());
+        }
+        Err(invalid_input(format!("{len_bytes} bytes at byte {offset} end past the storage's end")))
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.lock.is_read_only() {
+            let text = format!("`{}` is open for reading only", self.lock.path().display());
+            return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, text));
+        }
+        Ok(())
+    }
+
+    fn contains(&self, offset: u64, len_bytes: u64) -> bool {
+        let size = self.size_bytes.load(Ordering::Relaxed);
+        offset.checked_add(len_bytes).is_some_and(|end| end <= size)
+    }
+}
+
+/// The driver that works everywhere: one blocking call after another.
+pub struct PreadFile {
+    target: Target,
+}
+
+impl PreadFile {
+    pub(super) fn new(target: Target) -> Self {
+        Self { target }
+    }
+}
+
+impl Storage for PreadFile {
+    fn size_bytes(&self) -> u64 {
+        self.target.size_bytes()
+    }
+
+    fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        self.target.check_reads(requests)?;
+        piece::of_reads(requests, self.target.alignment())
+            .try_for_each(|piece| piece.transfer(self.target.file()))
+    }
+
+    fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.target.check_writes(requests)?;
+        piece::of_writes(requests, self.target.alignment())
+            .try_for_each(|piece| piece.transfer(self.target.file()))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.target.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.target.discard(offset, len_bytes)
+    }
+
+    fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.target.allocate(offset, len_bytes)
+    }
+
+    fn set_size(&self, size_bytes: u64) -> io::Result<()> {
+        self.target.set_size(size_bytes)
+    }
+
+    fn driver(&self) -> &'static str {
+        "pread"
+    }
+}
+
+/// Opens with `O_DIRECT`; `None` where that cannot work or not with blocks of 4 KiB.
+fn open_direct(lock: &StoreLock) -> Result<Option<(File, Alignment)>> {
+    let failed = |error| Error::io(error, format!("cannot open `{}`", lock.path().display()));
+    let file = match open_as(lock, libc::O_DIRECT) {
+        Ok(file) => file,
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let block = BLOCK_BYTES as usize;
+    let alignment = match sys::direct_io(&file) {
+        sys::DirectIo::Refused => return Ok(None),
+        sys::DirectIo::Aligned { offset, memory } => {
+            Alignment { offset: offset as usize, memory: memory as usize }
+        }
+        sys::DirectIo::Unknown => Alignment { offset: block, memory: block },
+    };
+    let usable = |bytes: usize| bytes.is_power_of_two() && bytes <= block;
+    if !usable(alignment.offset) || !usable(alignment.memory) {
+        return Ok(None);
+    }
+    // Some file systems take the flag and then refuse the I/O.
+    match file.read_at(&mut AlignedBuf::zeroed(block), 0) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        Err(error) => Err(Error::io(error, format!("cannot read `{}`", lock.path().display()))),
+        Ok(_) => Ok(Some((file, alignment))),
+    }
+}
+
+fn open_as(lock: &StoreLock, flags: i32) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(!lock.is_read_only())
+        .custom_flags(flags | libc::O_NOCTTY)
+        .open(lock.path())
+}
+
+fn size_of(mut file: &File, is_block_device: bool) -> io::Result<u64> {
+    if is_block_device { file.seek(SeekFrom::End(0)) } else { Ok(file.metadata()?.len()) }
+}
+
+/// Runs a call that storage need not support, again when a signal interrupts it.
+fn advisory(call: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    loop {
+        let Err(error) = call() else { return Ok(()) };
+        match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::EINTR) => {}
+            Some(Errno::EOPNOTSUPP | Errno::ENOSYS) => return Ok(()),
+            _ => return Err(error),
+        }
+    }
+}
+
+fn check_sectors(offset: u64, len_bytes: u64) -> io::Result<()> {
+    if piece::is_multiple(offset | len_bytes, SECTOR_BYTES as usize) {
+        return Ok(());
+    }
+    Err(invalid_input(format!("{len_bytes} bytes at byte {offset} are not whole sectors")))
+}
+
+fn invalid_input(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}

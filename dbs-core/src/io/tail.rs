@@ -1,0 +1,310 @@
+//! The tail's memory: a shared mapping of a file on tmpfs. It outlives the process, not the boot.
+#![allow(unsafe_code)]
+
+use super::TailMemory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::TAIL_BYTES;
+use memmap2::{MmapMut, MmapOptions};
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, OFlag, openat};
+use nix::sys::stat::Mode;
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs, statfs};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use std::fmt::Write;
+use std::fs::{DirBuilder, File, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// How often to try again when the file is removed between being opened and being locked.
+const OPEN_ATTEMPTS: u32 = 8;
+
+/// The tail of one store, held exclusively.
+#[derive(Debug)]
+pub struct FileTail {
+    memory: MmapMut,
+    // Keeps the lock.
+    file: File,
+    directory: File,
+    name: String,
+}
+
+impl FileTail {
+    /// Maps `<uuid>.tail` in `directory`: kept if there, made of zeros if not.
+    ///
+    /// # Errors
+    /// `Unsupported` if the directory is not on tmpfs; `Busy` if another store with this uuid (a
+    /// copy) is open; `Invalid` if the file is not only ours; `NoSpace`.
+    pub fn open(directory: &Path, uuid: [u8; 16]) -> Result<Self> {
+        let name = file_name(uuid);
+        let path = directory.join(&name);
+        let failed = |error: io::Error, what: &str| {
+            Error::io(error, format!("cannot {what} `{}`", path.display()))
+        };
+        let handle = open_directory(directory, libc::O_DIRECTORY)
+            .map_err(|error| failed(error, "open the directory of the tail"))?;
+        if !is_tmpfs(&handle) {
+            return Err(Error::unsupported(format!(
+                "`{}` is not on tmpfs; a tail must not outlive the boot, name another directory \
+                 or none",
+                directory.display()
+            )));
+        }
+        for _ in 0..OPEN_ATTEMPTS {
+            let file = open_file(&handle, &name).map_err(|error| failed(error, "open the tail"))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::busy(format!(
+                        "the tail `{}` is in use: a store with the same uuid, a copy, is open; \
+                         stop it first",
+                        path.display()
+                    )));
+                }
+                Err(TryLockError::Error(error)) => return Err(failed(error, "lock the tail")),
+            }
+            let metadata = file.metadata().map_err(|error| failed(error, "look at the tail"))?;
+            if metadata.nlink() == 0 {
+                continue;
+            }
+            check_ours(&metadata, &path)?;
+            reserve(&file).map_err(|error| failed(error, "reserve memory for the tail"))?;
+            // SAFETY: the file is ours alone: only this user can open it, and whoever of them is
+            // a store takes the lock above first. Its space is reserved, so that touching it
+            // cannot fail; nobody shrinks it.
+            let memory = unsafe { MmapOptions::new().len(TAIL_BYTES).map_mut(&file) }
+                .map_err(|error| failed(error, "map the tail"))?;
+            return Ok(Self { memory, file, directory: handle, name });
+        }
+        Err(Error::busy(format!("the tail `{}` comes and goes; try again", path.display())))
+    }
+}
+
+impl TailMemory for FileTail {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+
+    fn remove(&mut self) {
+        // A tail that stays is recognised as old by its journal position.
+        let _ = unlinkat(&self.directory, self.name.as_str(), UnlinkatFlags::NoRemoveDir);
+    }
+}
+
+impl Drop for FileTail {
+    fn drop(&mut self) {
+        // Explicitly, as a child between fork and exec shares the description.
+        let _ = self.file.unlock();
+    }
+}
+
+/// The directories to try, best first, for the user this process runs as.
+#[must_use]
+pub fn default_candidates() -> Vec<PathBuf> {
+    let uid = geteuid();
+    let mut candidates = Vec::new();
+    if uid.is_root() {
+        candidates.push(PathBuf::from("/run/dbs"));
+    }
+    candidates.push(PathBuf::from(format!("/run/user/{uid}/dbs")));
+    candidates.push(PathBuf::from(format!("/dev/shm/dbs-{uid}")));
+    candidates
+}
+
+/// The first candidate that is, or can be made, a directory on tmpfs that only this user can
+/// change. The directory itself is made (mode 0700), its parents are not.
+#[must_use]
+pub fn pick_directory(candidates: &[PathBuf]) -> Option<PathBuf> {
+    candidates.iter().find(|path| is_usable(path)).cloned()
+}
+
+fn is_usable(path: &Path) -> bool {
+    let on_tmpfs = |path: &Path| statfs(path).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
+    // Looked at before it is made, to leave nothing behind on a disk.
+    if !path.exists() && path.parent().is_some_and(on_tmpfs) {
+        // If it cannot be made, or another process was first, the checks below decide.
+        let _ = DirBuilder::new().mode(0o700).create(path);
+    }
+    let Ok(handle) = open_directory(path, libc::O_DIRECTORY | libc::O_NOFOLLOW) else {
+        return false;
+    };
+    let ours = handle
+        .metadata()
+        .is_ok_and(|metadata| metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0);
+    ours && is_tmpfs(&handle)
+}
+
+fn open_directory(path: &Path, flags: i32) -> io::Result<File> {
+    File::options().read(true).custom_flags(flags).open(path)
+}
+
+fn is_tmpfs(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC)
+}
+
+fn open_file(directory: &File, name: &str) -> io::Result<File> {
+    let flags = OFlag::O_RDWR
+        | OFlag::O_CREAT
+        | OFlag::O_NOFOLLOW
+        | OFlag::O_NONBLOCK
+        | OFlag::O_NOCTTY
+        | OFlag::O_CLOEXEC;
+    Ok(openat(directory, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?.into())
+}
+
+/// Refuses a file that somebody else put there, or could change.
+fn check_ours(metadata: &std::fs::Metadata, path: &Path) -> Result<()> {
+    let ours = metadata.is_file()
+        && metadata.uid() == geteuid().as_raw()
+        && metadata.nlink() == 1
+        && metadata.mode() & 0o077 == 0;
+    if ours {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Invalid,
+        format!(
+            "`{}` is not a plain file that only this user can change; find out who made it, then \
+             remove it",
+            path.display()
+        ),
+    ))
+}
+
+/// Makes the file long enough and gives all of it memory: a mapping of a hole kills the process
+/// (`SIGBUS`) when tmpfs is full.
+fn reserve(file: &File) -> io::Result<()> {
+    loop {
+        match nix::fcntl::fallocate(file, FallocateFlags::empty(), 0, TAIL_BYTES as libc::off_t) {
+            Err(Errno::EINTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+fn file_name(uuid: [u8; 16]) -> String {
+    let mut name = String::with_capacity(41);
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            name.push('-');
+        }
+        // Writing to a string cannot fail.
+        let _ = write!(name, "{byte:02x}");
+    }
+    name + ".tail"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    const UUID: [u8; 16] = *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff";
+    const NAME: &str = "00112233-4455-6677-8899-aabbccddeeff.tail";
+
+    fn tmpfs() -> Option<tempfile::TempDir> {
+        let directory = tempfile::tempdir_in("/dev/shm").ok();
+        if directory.as_ref().is_none_or(|d| !is_tmpfs(&File::open(d.path()).unwrap())) {
+            eprintln!("skipped: /dev/shm is no tmpfs one can write to");
+            return None;
+        }
+        directory
+    }
+
+    #[test]
+    fn content_is_kept_until_removed() {
+        let Some(directory) = tmpfs() else { return };
+        let mut tail = FileTail::open(directory.path(), UUID).unwrap();
+        assert_eq!(tail.bytes_mut().len(), TAIL_BYTES);
+        assert!(tail.bytes_mut().iter().all(|&byte| byte == 0));
+        tail.bytes_mut()[TAIL_BYTES - 1] = 42;
+        let metadata = std::fs::metadata(directory.path().join(NAME)).unwrap();
+        assert_eq!(metadata.mode() & 0o7777, 0o600);
+        assert!(metadata.blocks() * 512 >= TAIL_BYTES as u64, "space is reserved");
+        drop(tail);
+
+        let mut tail = FileTail::open(directory.path(), UUID).unwrap();
+        assert_eq!(tail.bytes_mut()[TAIL_BYTES - 1], 42);
+        tail.remove();
+        drop(tail);
+        assert!(!directory.path().join(NAME).exists());
+        assert_eq!(FileTail::open(directory.path(), UUID).unwrap().bytes_mut()[TAIL_BYTES - 1], 0);
+    }
+
+    #[test]
+    fn two_stores_with_one_uuid_do_not_share() {
+        let Some(directory) = tmpfs() else { return };
+        let tail = FileTail::open(directory.path(), UUID).unwrap();
+        assert_eq!(FileTail::open(directory.path(), UUID).unwrap_err().kind(), ErrorKind::Busy);
+        drop(tail);
+        FileTail::open(directory.path(), UUID).unwrap();
+    }
+
+    #[test]
+    fn what_others_could_change_is_refused() {
+        let Some(directory) = tmpfs() else { return };
+        let path = directory.path().join(NAME);
+        let other = directory.path().join("other");
+        std::fs::write(&other, b"precious").unwrap();
+
+        symlink(&other, &path).unwrap();
+        assert!(FileTail::open(directory.path(), UUID).is_err());
+        std::fs::remove_file(&path).unwrap();
+        let set_mode = |mode| {
+            std::fs::set_permissions(&other, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set_mode(0o600);
+        std::fs::hard_link(&other, &path).unwrap();
+        assert_eq!(FileTail::open(directory.path(), UUID).unwrap_err().kind(), ErrorKind::Invalid);
+        std::fs::remove_file(&path).unwrap();
+        set_mode(0o644);
+        std::fs::rename(&other, &path).unwrap();
+        assert_eq!(FileTail::open(directory.path(), UUID).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(FileTail::open(directory.path(), UUID).is_err());
+    }
+
+    #[test]
+    fn only_tmpfs_will_do() {
+        let file = tempfile::tempdir().unwrap();
+        if is_tmpfs(&File::open(file.path()).unwrap()) {
+            eprintln!("skipped: the directory for temporary files is on tmpfs");
+            return;
+        }
+        let error = FileTail::open(file.path(), UUID).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(!file.path().join(NAME).exists());
+        assert_eq!(pick_directory(&[file.path().to_path_buf(), file.path().join("new")]), None);
+        assert!(!file.path().join("new").exists());
+    }
+
+    #[test]
+    fn the_first_safe_directory_is_picked() {
+        let Some(directory) = tmpfs() else { return };
+        let make = |name: &str, mode| {
+            let path = directory.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            path
+        };
+        let open_to_all = make("open-to-all", 0o777);
+        let open_to_group = make("open-to-group", 0o770);
+        let link = directory.path().join("link");
+        symlink(make("target", 0o700), &link).unwrap();
+        let no_parent = directory.path().join("absent/dbs");
+        let new = directory.path().join("new");
+        let candidates = [open_to_all, open_to_group, link, no_parent, new.clone()];
+        assert_eq!(pick_directory(&candidates[..4]), None);
+        assert_eq!(pick_directory(&candidates), Some(new.clone()));
+        assert_eq!(std::fs::metadata(&new).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(pick_directory(&candidates), Some(new.clone()));
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&new, Some(65534), None).unwrap();
+            assert_eq!(pick_directory(&candidates), None);
+        } else {
+            eprintln!("skipped: giving a directory to another user needs root");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! State in memory, no I/O.

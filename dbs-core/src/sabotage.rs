@@ -1,0 +1,88 @@
+//! Planted bugs for the tests of the tests: with the feature `sabotage`, one of them can be
+//! switched on; without it every check compiles to `false`.
+
+/// A planted bug. Each breaks one step that a promise of `docs/format.md` rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Bug {
+    /// The journal group is written without flushing the data it points to.
+    SkipDataFlush = 1,
+    /// A commit returns without flushing its journal group.
+    SkipGroupFlush,
+    /// The checksum over a whole journal group is not compared.
+    IgnoreGroupChecksum,
+    /// A freed extent is reused before its freeing is durable.
+    ReuseFreedEarly,
+    /// A tail is replayed without comparing session and group.
+    ReplayStaleTail,
+    /// A write is acknowledged without its records in the tail.
+    SkipTail,
+    /// Metadata blocks are written back before the group they include is durable.
+    WriteBackEarly,
+    /// Both copies of a metadata block are written at once.
+    WriteBothCopies,
+    /// Journal space is released before the blocks that replace it are durable.
+    ReleaseJournalEarly,
+    /// A discard over a parent's data frees the block without marking it zero.
+    ForgetZeroOnDiscard,
+    /// A merge commits before the copied blocks are flushed.
+    MergeBeforeFlush,
+    /// A snapshot's merge ignores the zero marks of the child.
+    MergeIgnoresZeros,
+    /// The checksum of a metadata block is not compared.
+    IgnoreBlockChecksum,
+    /// A flush with nothing to commit does not reach the device.
+    SkipEmptyFlush,
+}
+
+impl Bug {
+    /// Every planted bug.
+    pub const ALL: [Self; 14] = [
+        Self::SkipDataFlush,
+        Self::SkipGroupFlush,
+        Self::IgnoreGroupChecksum,
+        Self::ReuseFreedEarly,
+        Self::ReplayStaleTail,
+        Self::SkipTail,
+        Self::WriteBackEarly,
+        Self::WriteBothCopies,
+        Self::ReleaseJournalEarly,
+        Self::ForgetZeroOnDiscard,
+        Self::MergeBeforeFlush,
+        Self::MergeIgnoresZeros,
+        Self::IgnoreBlockChecksum,
+        Self::SkipEmptyFlush,
+    ];
+}
+
+#[cfg(feature = "sabotage")]
+mod switch {
+    use super::Bug;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Switches a planted bug on (or all off) for the calling thread.
+    pub fn set(bug: Option<Bug>) {
+        ACTIVE.set(bug);
+    }
+
+    /// Whether this planted bug is on.
+    #[must_use]
+    pub fn is(bug: Bug) -> bool {
+        ACTIVE.get() == Some(bug)
+    }
+}
+
+#[cfg(feature = "sabotage")]
+pub use switch::{is, set};
+
+/// Whether this planted bug is on: never, without the feature.
+#[cfg(not(feature = "sabotage"))]
+#[must_use]
+#[inline(always)]
+pub const fn is(_bug: Bug) -> bool {
+    false
+}
