@@ -77,7 +77,7 @@ pub enum Command {
     /// Copy an image of format 1.0.0 into a new store
     Upgrade(store::Upgrade),
     /// Write a snapshot, or the difference between two, as a stream
-    Send(stream::Send),
+    Send(stream::SendSnapshot),
     /// Make a snapshot from a stream
     Receive(stream::Receive),
     /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
@@ -107,7 +107,7 @@ pub enum VolumeCommand {
     #[command(visible_alias = "rm")]
     Delete(volume::Delete),
     /// Create a volume on a snapshot, in no time
-    Clone(volume::Clone),
+    Clone(volume::CloneFrom),
     /// Make a clone independent of its origin, by copying what they share
     Flatten(volume::Flatten),
     /// List the clones made from a volume or snapshot

@@ -76,16 +76,18 @@ pub fn facts(rows: &[(&str, String)]) -> String {
 
 /// Bytes for people, with the exact number where that says more.
 pub fn exact_size(bytes: u64) -> String {
-    if bytes < 1024 { format_size(bytes) } else { format!("{} ({bytes} bytes)", format_size(bytes)) }
+    if bytes < 1024 {
+        format_size(bytes)
+    } else {
+        format!("{} ({bytes} bytes)", format_size(bytes))
+    }
 }
 
 /// Local time in RFC 3339, seconds.
 pub fn time(ns: u64) -> String {
     let seconds = i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX);
     match Timestamp::from_second(seconds) {
-        Ok(time) => {
-            time.to_zoned(TimeZone::system()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()
-        }
+        Ok(time) => time.to_zoned(TimeZone::system()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string(),
         Err(_) => format!("{seconds} s after 1970"),
     }
 }
@@ -105,10 +107,7 @@ mod tests {
         table.row(vec!["ä".into(), "10.0 GiB".into(), String::new()]);
         table.row(vec!["longer\u{1b}".into(), "1 B".into(), "y".into()]);
         let text = table.text();
-        assert_eq!(
-            text,
-            "NAME         SIZE  X\nä        10.0 GiB\nlonger\u{fffd}       1 B  y\n"
-        );
+        assert_eq!(text, "NAME         SIZE  X\nä        10.0 GiB\nlonger\u{fffd}       1 B  y\n");
     }
 
     #[test]

@@ -55,7 +55,9 @@ impl Target {
             context.stop.on_signals()?;
         }
         match self {
-            Self::Served(server) => server.call(request, &mut |progress| watch(&mut meter, progress)),
+            Self::Served(server) => {
+                server.call(request, &mut |progress| watch(&mut meter, progress))
+            }
             Self::Idle(store) => {
                 let value = api::execute(store, request, &mut |p| meter.update(p.done, p.total))?;
                 if request.leaves_work() {
@@ -105,7 +107,10 @@ impl Target {
 
 /// Passes what a server tells on to a progress line.
 pub fn watch(meter: &mut Meter, progress: Option<Progress>) -> bool {
-    progress.map_or_else(|| meter.goes_on(), |p| meter.update(p.done, p.total))
+    match progress {
+        Some(progress) => meter.update(progress.done, progress.total),
+        None => meter.goes_on(),
+    }
 }
 
 fn served(context: &Context, path: &Path) -> Result<RemoteStore> {

@@ -3,7 +3,8 @@
 
 use crate::api::{Ranges, Request};
 use crate::control::{Client, Watch};
-use crate::nbd::{self, ClientOptions};
+use crate::nbd::wire::Errno;
+use crate::nbd::{self, ClientOptions, Failure};
 use crate::transfer::{BlockAccess, StoreAccess};
 use dbs_core::info::{Labels, MapRange, RangeState, SnapshotInfo, Usage, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
@@ -58,6 +59,16 @@ impl RemoteStore {
         fill_usage(&mut value);
         serde_json::from_value(value)
             .map_err(|e| Error::new(ErrorKind::Io, format!("the server's answer: {e}")))
+    }
+
+    fn find(&self, spec: &str) -> Result<()> {
+        let show = match spec.split_once('@') {
+            None => Request::VolumeShow { volume: spec.to_owned() },
+            Some((volume, snapshot)) => {
+                Request::SnapshotShow { volume: volume.to_owned(), snapshot: snapshot.to_owned() }
+            }
+        };
+        self.run(&show)
     }
 
     fn run(&self, request: &Request) -> Result<()> {
@@ -136,7 +147,10 @@ impl StoreAccess for RemoteStore {
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
         let stream = Client::connect(&self.path)?.into_nbd()?;
         let options = ClientOptions { contexts: vec![MAP_CONTEXT.to_owned()], extended: true };
-        let client = nbd::Client::over(stream, spec, &options).map_err(|e| failed(e, spec))?;
+        let client = nbd::Client::over(stream, spec, &options).map_err(|refused| {
+            // NBD has no word for "not found": the store says what is wrong, if it is that.
+            self.find(spec).err().unwrap_or_else(|| failed(refused, spec))
+        })?;
         let (size, spec) = (client.size(), spec.to_owned());
         Ok(Box::new(RemoteVolume { spec, size, client: Mutex::new(client) }))
     }
@@ -208,10 +222,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn failed(error: io::Error, spec: &str) -> Error {
-    match error.kind() {
-        io::ErrorKind::NotFound => Error::not_found(error.to_string()),
-        _ => Error::io(error, format!("{spec} on the server")),
-    }
+    let failure = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
+    let kind = match failure.map(|failure| failure.errno) {
+        Some(Errno::NoSpace) => ErrorKind::NoSpace,
+        Some(Errno::Perm) => ErrorKind::ReadOnly,
+        Some(Errno::Invalid | Errno::Overflow) => ErrorKind::Invalid,
+        Some(Errno::NotSupported) => ErrorKind::Unsupported,
+        Some(Errno::Shutdown) => ErrorKind::Interrupted,
+        Some(Errno::Io) => ErrorKind::Io,
+        None => return Error::io(error, format!("{spec} on the server")),
+    };
+    Error::new(kind, failure.map(|failure| failure.message.clone()).unwrap_or_default())
+        .context(spec)
 }
 
 /// Gives the items of a list without usage an empty one, so that they read as their type.

@@ -211,7 +211,9 @@ impl Dump {
                 }
                 Target::Old(_) => return Err(crate::old::unsupported()),
             }
-            out.write_all(b"\n").and_then(|()| out.flush()).map_err(|e| Error::io(e, output::STDOUT))
+            out.write_all(b"\n")
+                .and_then(|()| out.flush())
+                .map_err(|e| Error::io(e, output::STDOUT))
         })
     }
 }

@@ -179,14 +179,14 @@ impl Delete {
 
 /// Create a volume on a snapshot.
 #[derive(Debug, Args)]
-pub struct Clone {
+pub struct CloneFrom {
     /// Snapshot, as VOLUME@SNAPSHOT
     snapshot: SnapshotSpec,
     /// Name of the new volume
     new: String,
 }
 
-impl Clone {
+impl CloneFrom {
     pub fn run(self, context: &Context) -> Result<()> {
         let message = format!("created volume {} on {}", self.new, self.snapshot);
         let SnapshotSpec { volume, snapshot } = self.snapshot;
@@ -318,11 +318,7 @@ impl Diff {
 
 impl Part {
     /// Prints the ranges, asked for piece by piece.
-    fn show(
-        &self,
-        context: &Context,
-        request: impl Fn(u64, Option<u64>) -> Request,
-    ) -> Result<()> {
+    fn show(&self, context: &Context, request: impl Fn(u64, Option<u64>) -> Request) -> Result<()> {
         let ranges = context.with(false, |target| {
             let end = self.length.map(|length| self.offset.saturating_add(length));
             let mut ranges: Vec<MapRange> = Vec::new();
@@ -331,7 +327,8 @@ impl Part {
                 let request = request(offset, end.map(|end| end - offset));
                 let answer: Ranges = typed(target.call(context, &request)?)?;
                 ranges.extend(answer.ranges);
-                next = answer.next.filter(|next| *next > offset && end.is_none_or(|end| *next < end));
+                next =
+                    answer.next.filter(|next| *next > offset && end.is_none_or(|end| *next < end));
             }
             Ok(ranges)
         })?;
