@@ -10,6 +10,7 @@ mod meta;
 pub mod sabotage;
 pub mod store;
 pub mod units;
+pub mod v1;
 pub mod volume;
 
 pub use error::{Error, ErrorKind, Result};

@@ -1,1 +1,9 @@
 //! Serving one store: NBD and the control socket.
+
+pub mod api;
+pub mod control;
+pub mod log;
+pub mod nbd;
+pub mod remote;
+pub mod serve;
+pub mod transfer;

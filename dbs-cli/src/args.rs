@@ -1,0 +1,153 @@
+//! The command line.
+
+use crate::commands::{export, import, serve, snapshot, store, stream, tools, volume};
+use crate::exit;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Thin volumes, snapshots and clones directly on one block device or file.
+#[derive(Debug, Parser)]
+#[command(name = "dbs", version, after_long_help = exit::HELP, max_term_width = 100)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub globals: Globals,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Globals {
+    /// The store: a block device or file. A store that `dbs serve` owns is asked through its server
+    #[arg(long, short, global = true, env = "DBS_STORE", value_name = "PATH")]
+    pub store: Option<PathBuf>,
+    /// Print JSON: the result on the standard output, an error on the standard error output
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Ask nothing: destroy what the command destroys
+    #[arg(long, short, global = true)]
+    pub yes: bool,
+    /// Print no messages and no progress
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Show progress even if the standard error output is no terminal
+    #[arg(long, global = true)]
+    pub progress: bool,
+    /// How to do I/O on an idle store
+    #[arg(long, global = true, value_enum, default_value_t = Driver::Auto)]
+    pub driver: Driver,
+}
+
+/// I/O drivers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Driver {
+    /// io_uring where the kernel allows it, else pread
+    Auto,
+    /// io_uring
+    Uring,
+    /// pread and pwrite
+    Pread,
+}
+
+/// All commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Format a new store
+    Init(store::Init),
+    /// Show facts about the store
+    Info(store::Info),
+    /// Grow the store in place
+    Grow(store::Grow),
+    /// Compact a store in a file and cut off its end
+    Vacuum(store::Vacuum),
+    /// Work with volumes
+    #[command(subcommand, visible_alias = "vol")]
+    Volume(VolumeCommand),
+    /// Work with snapshots
+    #[command(subcommand, visible_alias = "snap")]
+    Snapshot(SnapshotCommand),
+    /// Check all metadata, changing nothing: exit code 3 for leaks, 4 for damage
+    Check(store::Check),
+    /// Print all metadata as JSON
+    Dump(store::Dump),
+    /// Copy an image of format 1.0.0 into a new store
+    Upgrade(store::Upgrade),
+    /// Write a snapshot, or the difference between two, as a stream
+    Send(stream::SendSnapshot),
+    /// Make a snapshot from a stream
+    Receive(stream::Receive),
+    /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
+    Serve(serve::Serve),
+    /// Print the completion script of a shell
+    Completions(tools::Completions),
+    /// Write the manual pages, one for each command
+    Man(tools::Man),
+}
+
+/// Commands on volumes.
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// Create an empty volume
+    Create(volume::Create),
+    /// List all volumes
+    #[command(visible_alias = "ls")]
+    List(volume::List),
+    /// Show one volume
+    Show(volume::Show),
+    /// Rename a volume
+    #[command(visible_alias = "mv")]
+    Rename(volume::Rename),
+    /// Change the size of a volume
+    Resize(volume::Resize),
+    /// Delete a volume and its snapshots; clones of them live on
+    #[command(visible_alias = "rm")]
+    Delete(volume::Delete),
+    /// Create a volume on a snapshot, in no time
+    Clone(volume::CloneFrom),
+    /// Make a clone independent of its origin, by copying what they share
+    Flatten(volume::Flatten),
+    /// List the clones made from a volume or snapshot
+    Children(volume::Children),
+    /// Create a volume from a raw image
+    Import(import::Import),
+    /// Write a volume or snapshot as a raw image
+    Export(export::Export),
+    /// Show where a volume or snapshot has data, zeros and holes
+    Map(volume::Map),
+    /// Show where a volume or snapshot differs from an earlier snapshot
+    Diff(volume::Diff),
+    /// Show the space of a volume or snapshot
+    Du(volume::Du),
+    /// Give the space of what was deleted and discarded back to the file system or device
+    Trim(volume::Trim),
+}
+
+/// Commands on snapshots.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Take a snapshot of a volume
+    Create(snapshot::Create),
+    /// List the snapshots of a volume, oldest first
+    #[command(visible_alias = "ls")]
+    List(snapshot::List),
+    /// Show one snapshot
+    Show(snapshot::Show),
+    /// Rename a snapshot
+    #[command(visible_alias = "mv")]
+    Rename(snapshot::Rename),
+    /// Delete a snapshot
+    #[command(visible_alias = "rm")]
+    Delete(snapshot::Delete),
+    /// Return a volume to a snapshot; what was written since is lost, later snapshots stay
+    Rollback(snapshot::Rollback),
+    /// Protect a snapshot from deletion
+    Protect(snapshot::Protect),
+    /// Take the protection away
+    Unprotect(snapshot::Unprotect),
+    /// Set labels with KEY=VALUE, remove them with KEY-
+    Label(snapshot::Label),
+}

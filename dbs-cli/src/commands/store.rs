@@ -1,0 +1,276 @@
+//! Commands on the store as a whole.
+
+use crate::confirm::confirm;
+use crate::context::{Context, typed};
+use crate::exit;
+use crate::output::{self, exact_size, facts, print, print_json};
+use crate::progress::Unit;
+use crate::spec;
+use crate::target::{Target, watch};
+use clap::Args;
+use dbs_core::info::{CheckReport, Severity, StoreInfo};
+use dbs_core::v1::{self, Image};
+use dbs_core::{Error, ErrorKind, InitOptions, Result, Store, format_size};
+use dbs_server::api::{Request, Vacuumed};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Room for metadata that an upgraded store gets beyond its image's size.
+const UPGRADE_ROOM_BYTES: u64 = 256 << 20;
+
+/// Format a new store.
+#[derive(Debug, Args)]
+pub struct Init {
+    /// File (made if absent) or block device
+    path: PathBuf,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// How a store is formatted.
+#[derive(Debug, Args)]
+struct Format {
+    /// Size; needed for a new file, which is sparse and may be larger than the disk below
+    #[arg(long, value_parser = spec::size)]
+    size: Option<u64>,
+    /// Unit of allocation, a power of two from 64KiB to 4MiB
+    #[arg(long, value_parser = spec::size, value_name = "SIZE", default_value = "1MiB")]
+    extent_size: u64,
+    /// Format even over something that looks used; never over a mounted device or an open store
+    #[arg(long)]
+    force: bool,
+    /// Most volumes; chosen by size if absent
+    #[arg(long, value_name = "N")]
+    max_volumes: Option<u32>,
+    /// Most snapshots, volumes included; chosen by size if absent
+    #[arg(long, value_name = "N")]
+    max_snapshots: Option<u32>,
+    /// Size the store can grow to
+    #[arg(long, value_parser = spec::size, value_name = "SIZE")]
+    max_size: Option<u64>,
+    /// Size of the journal; chosen by size if absent
+    #[arg(long, value_parser = spec::size, value_name = "SIZE")]
+    journal_size: Option<u64>,
+}
+
+impl Format {
+    /// Formats; what is in the way is destroyed only with `--force`, and after asking.
+    fn init(&self, context: &Context, path: &Path, size: Option<u64>) -> Result<StoreInfo> {
+        let options = InitOptions {
+            size,
+            extent_size: self.extent_size,
+            max_volumes: self.max_volumes,
+            max_snapshots: self.max_snapshots,
+            journal_size: self.journal_size,
+            max_size: self.max_size,
+            force: false,
+        };
+        match Store::init(path, &options) {
+            Err(found) if self.force && found.kind() == ErrorKind::Exists => {
+                confirm(context, &format!("{found}. Destroy what is there?"))?;
+                Store::init(path, &InitOptions { force: true, ..options })
+            }
+            other => other,
+        }
+    }
+}
+
+impl Init {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let info = self.format.init(context, &self.path, self.format.size)?;
+        let size = format_size(info.size);
+        context.done(&info, &format!("made the store {}, {size}", self.path.display()))
+    }
+}
+
+/// Show facts about the store.
+#[derive(Debug, Args)]
+pub struct Info {}
+
+impl Info {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let value = context.call(&Request::Info)?;
+        context.show(value, |info: StoreInfo| describe(&info))
+    }
+}
+
+fn describe(info: &StoreInfo) -> String {
+    let used = info.extents_total - info.extents_free.min(info.extents_total);
+    let mut rows = vec![
+        ("format", info.format.clone()),
+        ("uuid", info.uuid.clone()),
+        ("size", exact_size(info.size)),
+        ("can grow to", format_size(info.max_size)),
+        ("extent size", format_size(info.extent_size)),
+        ("extents", format!("{used} of {} used", info.extents_total)),
+        ("allocated", exact_size(info.allocated)),
+        ("metadata", format_size(info.metadata)),
+        ("volumes", format!("{} of {}", info.volumes, info.volumes_max)),
+        ("snapshots", format!("{} of {}, heads included", info.snapshots, info.snapshots_max)),
+        ("driver", info.driver.clone()),
+    ];
+    if info.extents_pending > 0 {
+        rows.push(("being freed", format!("{} extents", info.extents_pending)));
+    }
+    if info.snapshots_deleting > 0 {
+        rows.push(("being deleted", format!("{} snapshots", info.snapshots_deleting)));
+    }
+    if info.read_only {
+        rows.push(("opened", "for reading".to_owned()));
+    }
+    rows.extend(info.warnings.iter().map(|warning| ("warning", warning.clone())));
+    facts(&rows)
+}
+
+/// Grow the store in place.
+#[derive(Debug, Args)]
+pub struct Grow {
+    /// New size; a file is extended, a device must have it already
+    #[arg(value_parser = spec::size)]
+    size: u64,
+}
+
+impl Grow {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let value = context.call(&Request::Grow { size: self.size })?;
+        let info: StoreInfo = typed(value.clone())?;
+        context.done(&value, &format!("the store has {} now", format_size(info.size)))
+    }
+}
+
+/// Compact a store in a file and cut off its end. Can be interrupted and run again.
+#[derive(Debug, Args)]
+pub struct Vacuum {}
+
+impl Vacuum {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let value = context.call(&Request::Vacuum)?;
+        let Vacuumed { before, after } = typed(value.clone())?;
+        let (before, after) = (format_size(before), format_size(after));
+        context.done(&value, &format!("the store had {before} and has {after} now"))
+    }
+}
+
+/// Check all metadata, changing nothing.
+#[derive(Debug, Args)]
+pub struct Check {}
+
+impl Check {
+    pub fn run(self, context: &Context) -> Result<ExitCode> {
+        let value = context.call(&Request::Check)?;
+        let report: CheckReport = typed(value.clone())?;
+        context.show(value, |report: CheckReport| findings(&report))?;
+        Ok(match report.worst() {
+            None | Some(Severity::Note) => ExitCode::SUCCESS,
+            Some(Severity::Leak) => ExitCode::from(exit::FINDINGS),
+            Some(Severity::Corrupt) => ExitCode::from(exit::CORRUPT),
+        })
+    }
+}
+
+fn findings(report: &CheckReport) -> String {
+    let mut text = String::new();
+    for finding in &report.findings {
+        let severity = match finding.severity {
+            Severity::Note => "note",
+            Severity::Leak => "leak",
+            Severity::Corrupt => "corrupt",
+        };
+        let index = finding.index.map(|index| format!(" {index}")).unwrap_or_default();
+        text += &format!("{severity}: {}{index}: {}\n", finding.region, finding.message);
+    }
+    let verdict = match report.worst() {
+        None => "no findings",
+        Some(Severity::Note) => "nothing is wrong",
+        Some(Severity::Leak) => "space is leaked",
+        Some(Severity::Corrupt) => "the store is damaged",
+    };
+    text + &format!(
+        "checked {} metadata blocks, {} extents, {} volumes, {} snapshots: {verdict}\n",
+        report.blocks_checked,
+        report.extents_checked,
+        report.volumes_checked,
+        report.snapshots_checked
+    )
+}
+
+/// Print all metadata as JSON.
+#[derive(Debug, Args)]
+pub struct Dump {}
+
+impl Dump {
+    pub fn run(self, context: &Context) -> Result<()> {
+        context.with(false, |target| {
+            let mut out = io::BufWriter::with_capacity(1 << 16, Stdout);
+            match target {
+                Target::Idle(store) => store.dump(&mut out)?,
+                Target::Served(server) => {
+                    let mut meter = context.meter("dumping", Unit::Bytes);
+                    server.dump(&mut out, &mut |progress| watch(&mut meter, progress))?;
+                }
+                Target::Old(_) => return Err(crate::old::unsupported()),
+            }
+            out.write_all(b"\n")
+                .and_then(|()| out.flush())
+                .map_err(|e| Error::io(e, output::STDOUT))
+        })
+    }
+}
+
+/// The standard output, without the line buffer.
+struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::stdout().lock().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stdout().lock().flush()
+    }
+}
+
+/// Copy an image of format 1.0.0 into a new store.
+#[derive(Debug, Args)]
+pub struct Upgrade {
+    /// The image, which is only read
+    old: PathBuf,
+    /// The store to make: file or block device
+    new: PathBuf,
+    #[command(flatten)]
+    format: Format,
+}
+
+impl Upgrade {
+    pub fn run(self, context: &Context) -> Result<()> {
+        context.stop.on_signals()?;
+        let image = Image::open(&self.old, None)?;
+        let room = image.size().saturating_add(image.size() / 8).saturating_add(UPGRADE_ROOM_BYTES);
+        let is_device = std::fs::metadata(&self.new).is_ok();
+        let size = self.format.size.or_else(|| (!is_device).then_some(room));
+        self.format.init(context, &self.new, size)?;
+        let store = Store::open(&self.new, &context.open_options(false))?;
+        let mut meter = context.meter("copying", Unit::Bytes);
+        let report = v1::upgrade(&image, &store, &mut |done, total| meter.update(done, total));
+        drop(meter);
+        let closed = store.close();
+        let report = report.map_err(|e| {
+            e.context(format!("{} is incomplete: delete it and begin again", self.new.display()))
+        })?;
+        closed.map_err(|e| e.context("closing the new store"))?;
+        if context.json {
+            return print_json(&report);
+        }
+        let mut text = String::new();
+        for warning in &report.warnings {
+            text += &format!("warning: {warning}\n");
+        }
+        for volume in &report.volumes {
+            let snapshots = volume.snapshots.len();
+            let size = format_size(volume.size);
+            text += &format!("{}: {size}, {snapshots} snapshots\n", volume.name);
+        }
+        if context.quiet { Ok(()) } else { print(&text) }
+    }
+}

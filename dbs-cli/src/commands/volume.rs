@@ -1,0 +1,354 @@
+//! Commands on volumes.
+
+use crate::confirm::confirm;
+use crate::context::{Context, typed};
+use crate::output::{Table, exact_size, facts, print, print_json, time};
+use crate::spec::{self, SnapshotSpec, Spec};
+use clap::Args;
+use dbs_core::info::{MapRange, RangeState, Usage, VolumeInfo};
+use dbs_core::{Error, Result, format_size};
+use dbs_server::api::{Ranges, Request, Trimmed};
+
+/// Create an empty volume.
+#[derive(Debug, Args)]
+pub struct Create {
+    /// Name of the new volume
+    name: String,
+    /// Size, such as 10GiB; space is taken as data is written
+    #[arg(value_parser = spec::size)]
+    size: u64,
+}
+
+impl Create {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let request = Request::VolumeCreate { volume: self.name, size: self.size };
+        let value = context.call(&request)?;
+        let volume: VolumeInfo = typed(value.clone())?;
+        let size = format_size(volume.size);
+        context.done(&value, &format!("created volume {}, {size}", volume.name))
+    }
+}
+
+/// List all volumes.
+#[derive(Debug, Args)]
+pub struct List {
+    /// Compute the space of each, which takes longer
+    #[arg(long, short)]
+    usage: bool,
+}
+
+impl List {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let value = context.call(&Request::VolumeList { usage: self.usage })?;
+        context.show(value, |volumes: Vec<VolumeInfo>| self.table(&volumes))
+    }
+
+    fn table(&self, volumes: &[VolumeInfo]) -> String {
+        let mut headings = vec!["NAME", ">SIZE", ">SNAPSHOTS", "ORIGIN", "CREATED"];
+        if self.usage {
+            headings.extend([">REFERENCED", ">EXCLUSIVE", ">ALLOCATED"]);
+        }
+        let mut table = Table::new(&headings);
+        for volume in volumes {
+            let mut row = vec![
+                volume.name.clone(),
+                format_size(volume.size),
+                volume.snapshots.to_string(),
+                volume.origin.clone().unwrap_or_default(),
+                time(volume.created_ns),
+            ];
+            if self.usage {
+                let usage = &volume.usage;
+                row.extend([usage.referenced, usage.exclusive, usage.allocated].map(format_size));
+            }
+            table.row(row);
+        }
+        table.text()
+    }
+}
+
+/// Show one volume.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// Volume
+    name: String,
+}
+
+impl Show {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let value = context.call(&Request::VolumeShow { volume: self.name })?;
+        context.show(value, |volume: VolumeInfo| {
+            let mut rows = vec![
+                ("name", volume.name),
+                ("uuid", volume.uuid),
+                ("size", exact_size(volume.size)),
+                ("created", time(volume.created_ns)),
+                ("snapshots", volume.snapshots.to_string()),
+                ("depth", volume.depth.to_string()),
+                ("open", if volume.open { "yes" } else { "no" }.to_owned()),
+            ];
+            rows.extend(volume.parent.map(|parent| ("parent", parent)));
+            rows.extend(volume.origin.map(|origin| ("clone of", origin)));
+            rows.extend(usage_rows(&volume.usage));
+            facts(&rows)
+        })
+    }
+}
+
+/// The lines of a usage.
+pub fn usage_rows(usage: &Usage) -> [(&'static str, String); 5] {
+    [
+        ("referenced", exact_size(usage.referenced)),
+        ("exclusive", exact_size(usage.exclusive)),
+        ("shared", exact_size(usage.shared)),
+        ("allocated", exact_size(usage.allocated)),
+        ("reclaimable", exact_size(usage.reclaimable)),
+    ]
+}
+
+/// Rename a volume.
+#[derive(Debug, Args)]
+pub struct Rename {
+    /// Volume
+    name: String,
+    /// Its new name
+    new: String,
+}
+
+impl Rename {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let message = format!("renamed volume {} to {}", self.name, self.new);
+        let request = Request::VolumeRename { volume: self.name, new: self.new };
+        context.done(&context.call(&request)?, &message)
+    }
+}
+
+/// Change the size of a volume.
+#[derive(Debug, Args)]
+pub struct Resize {
+    /// Volume
+    name: String,
+    /// New size; a smaller one destroys what lies beyond it
+    #[arg(value_parser = spec::size)]
+    size: u64,
+}
+
+impl Resize {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let Self { name, size } = self;
+        let value = context.with(true, |target| {
+            let show = Request::VolumeShow { volume: name.clone() };
+            let old: VolumeInfo = typed(target.call(context, &show)?)?;
+            let shrink = size < old.size;
+            if shrink {
+                let (old, new) = (format_size(old.size), format_size(size));
+                let what = format!("Shrink volume {name} from {old} to {new}, losing its end?");
+                confirm(context, &what)?;
+            }
+            let request = Request::VolumeResize { volume: name.clone(), size, shrink };
+            target.call(context, &request)
+        })?;
+        context.done(&value, &format!("volume {name} has {} now", format_size(size)))
+    }
+}
+
+/// Delete a volume and its snapshots.
+#[derive(Debug, Args)]
+pub struct Delete {
+    /// Volume
+    name: String,
+}
+
+impl Delete {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let Self { name } = self;
+        let value = context.with(true, |target| {
+            let show = Request::VolumeShow { volume: name.clone() };
+            let volume: VolumeInfo = typed(target.call(context, &show)?)?;
+            let snapshots = match volume.snapshots {
+                0 => String::new(),
+                1 => " and its snapshot".to_owned(),
+                n => format!(" and its {n} snapshots"),
+            };
+            confirm(context, &format!("Delete volume {name}{snapshots}?"))?;
+            target.call(context, &Request::VolumeDelete { volume: name.clone() })
+        })?;
+        context.done(&value, &format!("deleted volume {name}"))
+    }
+}
+
+/// Create a volume on a snapshot.
+#[derive(Debug, Args)]
+pub struct CloneFrom {
+    /// Snapshot, as VOLUME@SNAPSHOT
+    snapshot: SnapshotSpec,
+    /// Name of the new volume
+    new: String,
+}
+
+impl CloneFrom {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let message = format!("created volume {} on {}", self.new, self.snapshot);
+        let SnapshotSpec { volume, snapshot } = self.snapshot;
+        let value = context.call(&Request::VolumeClone { volume, snapshot, new: self.new })?;
+        context.done(&value, &message)
+    }
+}
+
+/// Make a clone independent of its origin.
+#[derive(Debug, Args)]
+pub struct Flatten {
+    /// Volume
+    name: String,
+}
+
+impl Flatten {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let message = format!("volume {} depends on no other now", self.name);
+        let value = context.call(&Request::VolumeFlatten { volume: self.name })?;
+        context.done(&value, &message)
+    }
+}
+
+/// List the clones made from a volume or snapshot.
+#[derive(Debug, Args)]
+pub struct Children {
+    /// VOLUME, or VOLUME@SNAPSHOT
+    spec: Spec,
+}
+
+impl Children {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let Spec { volume, snapshot } = self.spec;
+        let value = context.call(&Request::VolumeChildren { volume, snapshot })?;
+        context.show(value, |names: Vec<String>| {
+            names.iter().map(|name| format!("{name}\n")).collect()
+        })
+    }
+}
+
+/// Show the space of a volume or snapshot.
+#[derive(Debug, Args)]
+pub struct Du {
+    /// VOLUME, or VOLUME@SNAPSHOT
+    spec: Spec,
+}
+
+impl Du {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let Spec { volume, snapshot } = self.spec;
+        let value = context.call(&Request::VolumeDu { volume, snapshot })?;
+        context.show(value, |usage: Usage| facts(&usage_rows(&usage)))
+    }
+}
+
+/// Give the space of what was deleted and discarded back to the file system or device.
+#[derive(Debug, Args)]
+pub struct Trim {}
+
+impl Trim {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let value = context.call(&Request::VolumeTrim)?;
+        let trimmed: Trimmed = typed(value.clone())?;
+        let (freed, now) = (format_size(trimmed.freed), format_size(trimmed.allocated));
+        context.done(&value, &format!("freed {freed}; {now} are in use"))
+    }
+}
+
+/// A part of a volume.
+#[derive(Debug, Args)]
+struct Part {
+    /// Begin here
+    #[arg(long, value_parser = spec::size, default_value = "0")]
+    offset: u64,
+    /// Show only so much
+    #[arg(long, value_parser = spec::size)]
+    length: Option<u64>,
+}
+
+/// Show where a volume or snapshot has data, zeros and holes.
+#[derive(Debug, Args)]
+pub struct Map {
+    /// VOLUME, or VOLUME@SNAPSHOT
+    spec: Spec,
+    #[command(flatten)]
+    part: Part,
+}
+
+impl Map {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let Spec { volume, snapshot } = self.spec;
+        self.part.show(context, |offset, length| Request::VolumeMap {
+            volume: volume.clone(),
+            snapshot: snapshot.clone(),
+            offset,
+            length,
+        })
+    }
+}
+
+/// Show where a volume or snapshot differs from an earlier snapshot.
+#[derive(Debug, Args)]
+pub struct Diff {
+    /// The snapshot to compare with, as VOLUME@SNAPSHOT
+    from: SnapshotSpec,
+    /// VOLUME or VOLUME@SNAPSHOT, of the same volume
+    to: Spec,
+    #[command(flatten)]
+    part: Part,
+}
+
+impl Diff {
+    pub fn run(self, context: &Context) -> Result<()> {
+        if self.from.volume != self.to.volume {
+            return Err(Error::invalid(format!(
+                "{} and {} are of different volumes: only points of one volume can be compared",
+                self.from, self.to
+            )));
+        }
+        self.part.show(context, |offset, length| Request::VolumeDiff {
+            volume: self.from.volume.clone(),
+            from: Some(self.from.snapshot.clone()),
+            to: self.to.snapshot.clone(),
+            offset,
+            length,
+        })
+    }
+}
+
+impl Part {
+    /// Prints the ranges, asked for piece by piece.
+    fn show(&self, context: &Context, request: impl Fn(u64, Option<u64>) -> Request) -> Result<()> {
+        let ranges = context.with(false, |target| {
+            let end = self.length.map(|length| self.offset.saturating_add(length));
+            let mut ranges: Vec<MapRange> = Vec::new();
+            let mut next = Some(self.offset);
+            while let Some(offset) = next {
+                let request = request(offset, end.map(|end| end - offset));
+                let answer: Ranges = typed(target.call(context, &request)?)?;
+                ranges.extend(answer.ranges);
+                next =
+                    answer.next.filter(|next| *next > offset && end.is_none_or(|end| *next < end));
+            }
+            Ok(ranges)
+        })?;
+        if context.json {
+            return print_json(&ranges);
+        }
+        let mut table = Table::new(&[">OFFSET", ">LENGTH", ">", "STATE"]);
+        for range in &ranges {
+            let state = match range.state {
+                RangeState::Data => "data",
+                RangeState::Zero => "zero",
+                RangeState::Hole => "hole",
+            };
+            table.row(vec![
+                range.offset.to_string(),
+                range.length.to_string(),
+                format_size(range.length),
+                state.to_owned(),
+            ]);
+        }
+        print(&table.text())
+    }
+}

@@ -1,0 +1,141 @@
+//! What every command needs: the global options, and the store they name.
+
+use crate::args::{Driver, Globals};
+use crate::output;
+use crate::progress::{Meter, Stop, Unit};
+use crate::target::Target;
+use dbs_core::{Error, IoDriver, OpenOptions, Result, TailPlace};
+use dbs_server::api::Request;
+use dbs_server::control;
+use dbs_server::remote::fill_usage;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// The global options, read.
+pub struct Context {
+    store: Option<PathBuf>,
+    driver: IoDriver,
+    /// Print JSON.
+    pub json: bool,
+    /// Everything is confirmed.
+    pub yes: bool,
+    /// Print no messages.
+    pub quiet: bool,
+    progress: bool,
+    /// Set by signals once a command watches for them.
+    pub stop: Stop,
+}
+
+impl Context {
+    /// From the command line.
+    pub fn new(globals: Globals) -> Self {
+        let driver = match globals.driver {
+            Driver::Auto => IoDriver::Auto,
+            Driver::Uring => IoDriver::Uring,
+            Driver::Pread => IoDriver::Pread,
+        };
+        Self {
+            store: globals.store,
+            driver,
+            json: globals.json,
+            yes: globals.yes,
+            quiet: globals.quiet,
+            progress: globals.progress,
+            stop: Stop::default(),
+        }
+    }
+
+    /// The path of the store.
+    ///
+    /// # Errors
+    /// `Invalid` if none was named.
+    pub fn store(&self) -> Result<&Path> {
+        self.store.as_deref().ok_or_else(|| {
+            Error::invalid("which store? Name it with --store PATH or the variable DBS_STORE")
+        })
+    }
+
+    /// How to open a store.
+    pub fn open_options(&self, read_only: bool) -> OpenOptions {
+        OpenOptions { read_only, driver: self.driver, tail: TailPlace::Auto }
+    }
+
+    /// Where control sockets are.
+    pub fn runtime_dir(&self) -> PathBuf {
+        let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        control::runtime_dir(path("DBS_RUNTIME_DIR"), path("XDG_RUNTIME_DIR"))
+    }
+
+    /// A progress line, and with it the way to stop a long command. With `--json` it is drawn only
+    /// if asked for.
+    pub fn meter(&self, label: &str, unit: Unit) -> Meter {
+        let wanted = match (self.progress, self.quiet || self.json) {
+            (true, _) => Some(true),
+            (false, true) => Some(false),
+            (false, false) => None,
+        };
+        Meter::new(label, unit, wanted, &self.stop)
+    }
+
+    /// Opens the store, or its server, runs `body` and closes it again. An error of closing is
+    /// one of the command: what it did may not be durable.
+    ///
+    /// # Errors
+    /// Those of opening and closing, and of `body`.
+    pub fn with<T>(&self, writes: bool, body: impl FnOnce(&Target) -> Result<T>) -> Result<T> {
+        let target = Target::open(self, writes)?;
+        let result = body(&target);
+        let closed = target.close().map_err(|e| e.context("closing the store"));
+        match (result, closed) {
+            (Ok(result), closed) => closed.map(|()| result),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Runs one request.
+    ///
+    /// # Errors
+    /// As [`Context::with`].
+    pub fn call(&self, request: &Request) -> Result<Value> {
+        self.with(request.writes(), |target| target.call(self, request))
+    }
+
+    /// Prints a result: as JSON, or as `human` makes it of its type.
+    ///
+    /// # Errors
+    /// Those of the output; `Io` if the result has another type, which a newer server may send.
+    pub fn show<T: DeserializeOwned>(
+        &self,
+        value: Value,
+        human: impl FnOnce(T) -> String,
+    ) -> Result<()> {
+        if self.json {
+            return output::print_json(&value);
+        }
+        output::print(&human(typed(value)?))
+    }
+
+    /// As [`Context::show`] for what only confirms that something was done: not with `--quiet`.
+    ///
+    /// # Errors
+    /// As [`Context::show`].
+    pub fn done<T: Serialize>(&self, value: &T, message: &str) -> Result<()> {
+        match (self.json, self.quiet) {
+            (true, _) => output::print_json(value),
+            (false, true) => Ok(()),
+            (false, false) => output::print(&format!("{message}\n")),
+        }
+    }
+}
+
+/// A result as its type.
+///
+/// # Errors
+/// `Io` if it is another one.
+pub fn typed<T: DeserializeOwned>(mut value: Value) -> Result<T> {
+    fill_usage(&mut value);
+    serde_json::from_value(value)
+        .map_err(|e| Error::io(std::io::Error::other(e), "understanding the result"))
+}

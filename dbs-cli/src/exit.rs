@@ -1,0 +1,92 @@
+//! Exit codes, and the way errors leave.
+
+use dbs_core::{Error, ErrorKind};
+use dbs_server::control::Failure;
+use serde_json::json;
+use std::error::Error as _;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Something failed.
+const FAILED: u8 = 1;
+/// The arguments are wrong.
+pub const USAGE: u8 = 2;
+/// A check found leaks.
+pub const FINDINGS: u8 = 3;
+/// The store is damaged.
+pub const CORRUPT: u8 = 4;
+/// No such store, volume or snapshot.
+const NOT_FOUND: u8 = 10;
+/// Somebody else holds it.
+const BUSY: u8 = 11;
+/// No space is left.
+const NO_SPACE: u8 = 12;
+/// The user or a signal stopped it.
+pub const INTERRUPTED: u8 = 130;
+
+/// For `--help` and the manual.
+pub const HELP: &str = "Exit codes:
+  0    success
+  1    failed
+  2    wrong usage, or --yes is missing
+  3    check found leaked space
+  4    the store is damaged
+  10   no such store, volume or snapshot
+  11   busy: in use, open or protected
+  12   no space left
+  130  interrupted";
+
+/// The exit code for an error.
+fn code(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::Invalid => USAGE,
+        ErrorKind::Corrupt => CORRUPT,
+        ErrorKind::NotFound => NOT_FOUND,
+        ErrorKind::Busy => BUSY,
+        ErrorKind::NoSpace => NO_SPACE,
+        ErrorKind::Interrupted => INTERRUPTED,
+        _ => FAILED,
+    }
+}
+
+/// Reports an error and returns its exit code.
+pub fn report(error: &Error, json: bool) -> ExitCode {
+    if reader_is_gone(error) {
+        return ExitCode::SUCCESS;
+    }
+    let failure = Failure::from(error);
+    print_failure(&failure.kind, &failure.message, json);
+    ExitCode::from(code(error.kind()))
+}
+
+/// Prints `dbs: message`, or the JSON form, on the standard error output.
+pub fn print_failure(kind: &str, message: &str, json: bool) {
+    let text = if json {
+        json!({ "error": { "kind": kind, "message": message } }).to_string()
+    } else {
+        format!("dbs: {message}")
+    };
+    // Nowhere to report that to.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Whether our own output was cut short, as `| head` does, which is no failure.
+fn reader_is_gone(error: &Error) -> bool {
+    error.to_string().starts_with(crate::output::STDOUT)
+        && error
+            .source()
+            .and_then(|source| source.downcast_ref::<io::Error>())
+            .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_documented() {
+        for code in [FAILED, USAGE, FINDINGS, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, INTERRUPTED] {
+            assert!(HELP.contains(&format!("\n  {code} ")), "{code}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! `volume` and `volume@snapshot` on the command line.
+
+use dbs_core::parse_size;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A volume or one of its snapshots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// Volume.
+    pub volume: String,
+    /// Its snapshot, if one is meant.
+    pub snapshot: Option<String>,
+}
+
+/// A snapshot of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotSpec {
+    /// Volume.
+    pub volume: String,
+    /// Snapshot.
+    pub snapshot: String,
+}
+
+impl FromStr for Spec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (volume, snapshot) = match text.split_once('@') {
+            None => (text, None),
+            Some((volume, snapshot)) => (volume, Some(snapshot)),
+        };
+        let second = snapshot.is_some_and(|s| s.is_empty() || s.contains('@'));
+        if volume.is_empty() || second {
+            return Err("write VOLUME or VOLUME@SNAPSHOT".to_owned());
+        }
+        Ok(Self { volume: volume.to_owned(), snapshot: snapshot.map(str::to_owned) })
+    }
+}
+
+impl FromStr for SnapshotSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(Spec { volume, snapshot: Some(snapshot) }) => Ok(Self { volume, snapshot }),
+            _ => Err("write VOLUME@SNAPSHOT".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.volume)?;
+        self.snapshot.iter().try_for_each(|snapshot| write!(f, "@{snapshot}"))
+    }
+}
+
+impl fmt::Display for SnapshotSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.volume, self.snapshot)
+    }
+}
+
+/// A change of a label: `key=value` sets it, `key-` removes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LabelChange {
+    /// Add or replace.
+    Set(String, String),
+    /// Remove.
+    Remove(String),
+}
+
+impl FromStr for LabelChange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text.split_once('='), text.strip_suffix('-')) {
+            (Some((key, value)), _) if !key.is_empty() => Ok(Self::Set(key.into(), value.into())),
+            (None, Some(key)) if !key.is_empty() => Ok(Self::Remove(key.into())),
+            _ => Err("write KEY=VALUE to set a label, KEY- to remove it".to_owned()),
+        }
+    }
+}
+
+/// Parses `key=value`.
+///
+/// # Errors
+/// What is wrong with it, for clap.
+pub fn label(text: &str) -> Result<(String, String), String> {
+    match text.parse() {
+        Ok(LabelChange::Set(key, value)) => Ok((key, value)),
+        _ => Err("write KEY=VALUE".to_owned()),
+    }
+}
+
+/// Parses a size.
+///
+/// # Errors
+/// What is wrong with it, for clap.
+pub fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|e| e.to_string())
+}
+
+/// Parses a time such as `500ms`, `1s` or `2m`, from 1 ms to a day.
+///
+/// # Errors
+/// What is wrong with it, for clap.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit_ms = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => 0,
+    };
+    number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(unit_ms))
+        .filter(|ms| (1..=86_400_000).contains(ms))
+        .map(Duration::from_millis)
+        .ok_or_else(|| "write a time such as 500ms, 1s or 2m".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs() {
+        assert_eq!("a".parse(), Ok(Spec { volume: "a".into(), snapshot: None }));
+        assert_eq!("a@b".parse::<SnapshotSpec>().unwrap().to_string(), "a@b");
+        for text in ["", "@", "a@", "@b", "a@b@c"] {
+            assert!(text.parse::<Spec>().is_err(), "{text}");
+        }
+        assert!("a".parse::<SnapshotSpec>().is_err());
+    }
+
+    #[test]
+    fn labels() {
+        assert_eq!("a=b=c".parse(), Ok(LabelChange::Set("a".into(), "b=c".into())));
+        assert_eq!("a=".parse(), Ok(LabelChange::Set("a".into(), String::new())));
+        assert_eq!("a-".parse(), Ok(LabelChange::Remove("a".into())));
+        assert_eq!("a-b=c-".parse(), Ok(LabelChange::Set("a-b".into(), "c-".into())));
+        for text in ["", "-", "=", "=b", "a"] {
+            assert!(text.parse::<LabelChange>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "1", "s", "0s", "-1s", "1.5s", "25h", "99999999999999999999s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The store a command works on: opened by this process, or served by another.
+
+use crate::context::Context;
+use crate::old;
+use crate::progress::{Meter, Unit};
+use dbs_core::v1::Image;
+use dbs_core::{Error, ErrorKind, Result, Store};
+use dbs_server::api::{self, Progress, Request};
+use dbs_server::control::{socket_path, store_uuid};
+use dbs_server::remote::RemoteStore;
+use dbs_server::transfer::{BlockAccess, StoreAccess};
+use serde_json::Value;
+use std::path::Path;
+
+/// An open or a served store.
+pub enum Target {
+    /// Nobody served it; it is open here.
+    Idle(Store),
+    /// A server owns it.
+    Served(RemoteStore),
+    /// An image of format 1.0.0, which is only read.
+    Old(Box<Image>),
+}
+
+impl Target {
+    /// Opens the store that `context` names, or connects to the server that holds it.
+    ///
+    /// # Errors
+    /// Those of [`Store::open`]; `Busy` if somebody who is no server holds it.
+    pub fn open(context: &Context, writes: bool) -> Result<Self> {
+        let path = context.store()?;
+        match Store::open(path, &context.open_options(!writes)) {
+            Ok(store) => Ok(Self::Idle(store)),
+            Err(busy) if busy.kind() == ErrorKind::Busy => {
+                served(context, path).map(Self::Served).map_err(|why| match why.kind() {
+                    ErrorKind::NotFound => busy,
+                    _ => busy.context(why),
+                })
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Corrupt) => {
+                Image::open(path, None).map(|image| Self::Old(Box::new(image))).map_err(|_| error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs a request. On an open store this also does the background work the request leaves.
+    ///
+    /// # Errors
+    /// The request's.
+    pub fn call(&self, context: &Context, request: &Request) -> Result<Value> {
+        let label = label(request);
+        let mut meter = context.meter(label, Unit::Steps);
+        if is_long(request) {
+            context.stop.on_signals()?;
+        }
+        match self {
+            Self::Served(server) => {
+                server.call(request, &mut |progress| watch(&mut meter, progress))
+            }
+            Self::Idle(store) => {
+                let value = api::execute(store, request, &mut |p| meter.update(p.done, p.total))?;
+                if request.leaves_work() {
+                    drop(meter);
+                    reclaim(context, store)?;
+                }
+                Ok(value)
+            }
+            Self::Old(image) => old::execute(image, request),
+        }
+    }
+
+    /// The store for transfers.
+    ///
+    /// # Errors
+    /// `Unsupported` for an old image.
+    pub fn access(&self) -> Result<&(dyn StoreAccess + Sync)> {
+        match self {
+            Self::Idle(store) => Ok(store),
+            Self::Served(server) => Ok(server),
+            Self::Old(_) => Err(old::unsupported()),
+        }
+    }
+
+    /// Opens a volume or snapshot for reading or writing its data.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the store or the connection.
+    pub fn open_spec(&self, spec: &str) -> Result<Box<dyn BlockAccess + '_>> {
+        match self {
+            Self::Old(image) => Ok(Box::new(image.open_spec(spec)?)),
+            other => Ok(other.access()?.open(spec)?),
+        }
+    }
+
+    /// Closes it.
+    ///
+    /// # Errors
+    /// Those of [`Store::close`].
+    pub fn close(self) -> Result<()> {
+        match self {
+            Self::Idle(store) => store.close(),
+            Self::Served(_) | Self::Old(_) => Ok(()),
+        }
+    }
+}
+
+/// Passes what a server tells on to a progress line.
+pub fn watch(meter: &mut Meter, progress: Option<Progress>) -> bool {
+    match progress {
+        Some(progress) => meter.update(progress.done, progress.total),
+        None => meter.goes_on(),
+    }
+}
+
+fn served(context: &Context, path: &Path) -> Result<RemoteStore> {
+    let uuid = store_uuid(path)?;
+    RemoteStore::connect(&socket_path(&context.runtime_dir(), &uuid))
+}
+
+/// Does the background work to its end. What the command was for is done by now.
+fn reclaim(context: &Context, store: &Store) -> Result<()> {
+    context.stop.on_signals()?;
+    let mut meter = context.meter(label(&Request::VolumeTrim), Unit::Steps);
+    api::execute(store, &Request::VolumeTrim, &mut |p| meter.update(p.done, p.total))
+        .map(drop)
+        .map_err(|e| match e.kind() {
+            ErrorKind::Interrupted => Error::new(
+                ErrorKind::Interrupted,
+                "the command itself is done; the rest of its space comes back the next time \
+                 the store is written",
+            ),
+            _ => e.context("the command itself is done, but reclaiming its space failed"),
+        })
+}
+
+/// Whether it takes long, and can be stopped in good order.
+fn is_long(request: &Request) -> bool {
+    use Request as R;
+    matches!(request, R::Vacuum | R::VolumeFlatten { .. } | R::VolumeTrim | R::Work { .. })
+}
+
+fn label(request: &Request) -> &'static str {
+    match request {
+        Request::Vacuum => "compacting",
+        Request::VolumeFlatten { .. } => "flattening",
+        Request::VolumeTrim => "reclaiming space",
+        _ => "working",
+    }
+}

@@ -1,0 +1,247 @@
+//! Runs a request on an open store.
+
+use super::{Deleted, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
+use dbs_core::info::{Labels, MapRange};
+use dbs_core::store::SnapshotOptions;
+use dbs_core::{Error, ErrorKind, Result, Store};
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::{Mutex, PoisonError};
+
+/// Steps of background work between two calls of the progress function.
+const WORK_STEPS: u64 = 64;
+/// Bytes of a volume compared by one call: bounds the ranges one call can return.
+const DIFF_WINDOW_BYTES: u64 = 1 << 30;
+
+/// Changing labels reads and replaces them all; two such changes must not interleave.
+static LABELS: Mutex<()> = Mutex::new(());
+
+/// Runs `request` on `store` and returns its result as JSON.
+///
+/// `progress` is called now and then by long commands; when it returns `false` the command stops
+/// at the next safe point.
+///
+/// # Errors
+/// Those of the store; `Interrupted` if `progress` stopped it.
+pub fn execute(
+    store: &Store,
+    request: &Request,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    use Request as R;
+    match request {
+        R::Info => json(&store.info()),
+        R::Grow { size } => store.grow(*size).and_then(|()| json(&store.info())),
+        R::Vacuum => vacuum(store, progress),
+        R::Check => json(&store.check()?),
+        R::Dump => dump(store),
+        R::Flush => store.flush().map(|()| Value::Null),
+        R::Work { steps } => json(&store.work(*steps)?),
+        R::VolumeTrim => trim(store, progress),
+        R::VolumeList { usage } => list(&store.volumes(*usage), *usage),
+        R::VolumeShow { volume } => json(&store.volume_info(volume)?),
+        R::VolumeCreate { volume, size } => json(&store.create_volume(volume, *size)?),
+        R::VolumeRename { volume, new } => {
+            store.rename_volume(volume, new)?;
+            json(&store.volume_info(new)?)
+        }
+        R::VolumeResize { volume, size, shrink } => resize(store, volume, *size, *shrink),
+        R::VolumeDelete { volume } => {
+            store.delete_volume(volume)?;
+            json(&Deleted { deleted: volume.clone() })
+        }
+        R::VolumeClone { volume, snapshot, new } => {
+            json(&store.clone_volume(volume, snapshot, new)?)
+        }
+        R::VolumeFlatten { volume } => {
+            store.flatten(volume, &mut |done, total| progress(Progress { done, total }))?;
+            json(&store.volume_info(volume)?)
+        }
+        R::VolumeChildren { volume, snapshot } => {
+            json(&store.children(volume, snapshot.as_deref())?)
+        }
+        R::VolumeDu { volume, snapshot } => json(&store.usage(volume, snapshot.as_deref())?),
+        R::VolumeMap { volume, snapshot, offset, length } => {
+            map(store, &spec(volume, snapshot.as_deref()), *offset, *length)
+        }
+        R::VolumeDiff { volume, from, to, offset, length } => {
+            diff(store, volume, from.as_deref(), to.as_deref(), *offset, *length)
+        }
+        snapshot => execute_snapshot(store, snapshot),
+    }
+}
+
+fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
+    use Request as R;
+    match request {
+        R::SnapshotCreate { volume, snapshot, labels, system } => {
+            let options = SnapshotOptions { labels: labels.clone(), system: *system };
+            json(&store.create_snapshot(volume, snapshot, &options)?)
+        }
+        R::SnapshotList { volume, usage } => list(&store.snapshots(volume, *usage)?, *usage),
+        R::SnapshotShow { volume, snapshot } => json(&store.snapshot_info(volume, snapshot)?),
+        R::SnapshotRename { volume, snapshot, new } => {
+            store.rename_snapshot(volume, snapshot, new)?;
+            json(&store.snapshot_info(volume, new)?)
+        }
+        R::SnapshotDelete { volume, snapshot } => {
+            store.delete_snapshot(volume, snapshot)?;
+            json(&Deleted { deleted: spec(volume, Some(snapshot)) })
+        }
+        R::SnapshotRollback { volume, snapshot } => {
+            store.rollback(volume, snapshot)?;
+            json(&store.volume_info(volume)?)
+        }
+        R::SnapshotProtect { volume, snapshot } => protect(store, volume, snapshot, true),
+        R::SnapshotUnprotect { volume, snapshot } => protect(store, volume, snapshot, false),
+        R::SnapshotLabel { volume, snapshot, set, remove } => {
+            label(store, volume, snapshot, set, remove)
+        }
+        other => Err(Error::unsupported(format!("no command {other:?}"))),
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value)
+        .map_err(|e| Error::new(ErrorKind::Io, format!("encoding a result as JSON: {e}")))
+}
+
+/// A list whose `usage` members say something only if they were asked for.
+fn list(items: &impl Serialize, usage: bool) -> Result<Value> {
+    let mut list = json(items)?;
+    if !usage {
+        for item in list.as_array_mut().into_iter().flatten() {
+            item.as_object_mut().map(|object| object.remove("usage"));
+        }
+    }
+    Ok(list)
+}
+
+fn spec(volume: &str, snapshot: Option<&str>) -> String {
+    snapshot.map_or_else(|| volume.to_owned(), |snapshot| format!("{volume}@{snapshot}"))
+}
+
+fn vacuum(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Value> {
+    let before = store.info().size;
+    let after = store.vacuum(&mut |done, total| progress(Progress { done, total }))?;
+    json(&Vacuumed { before, after })
+}
+
+fn dump(store: &Store) -> Result<Value> {
+    let mut text = Vec::new();
+    store.dump(&mut text)?;
+    serde_json::from_slice(&text)
+        .map_err(|e| Error::new(ErrorKind::Io, format!("reading the dump back: {e}")))
+}
+
+fn trim(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Value> {
+    let before = store.info().allocated;
+    let mut done = 0;
+    loop {
+        let report = store.work(WORK_STEPS)?;
+        done += report.done;
+        if report.remaining == 0 {
+            break;
+        }
+        if !progress(Progress { done, total: done + report.remaining }) {
+            return Err(Error::new(
+                ErrorKind::Interrupted,
+                format!("stopped after {done} steps; the rest is done next time"),
+            ));
+        }
+    }
+    let allocated = store.info().allocated;
+    json(&Trimmed { done, freed: before.saturating_sub(allocated), allocated })
+}
+
+fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value> {
+    let old = store.volume_info(volume)?.size;
+    if size < old && !shrink {
+        return Err(Error::invalid(format!(
+            "volume {volume} has {old} bytes: resizing it to {size} destroys what lies beyond; \
+             say that this is meant"
+        )));
+    }
+    store.resize_volume(volume, size)?;
+    json(&store.volume_info(volume)?)
+}
+
+fn protect(store: &Store, volume: &str, snapshot: &str, protected: bool) -> Result<Value> {
+    store.set_protected(volume, snapshot, protected)?;
+    json(&store.snapshot_info(volume, snapshot)?)
+}
+
+fn label(
+    store: &Store,
+    volume: &str,
+    snapshot: &str,
+    set: &Labels,
+    remove: &[String],
+) -> Result<Value> {
+    let _one_at_a_time = LABELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut labels = store.snapshot_info(volume, snapshot)?.labels;
+    labels.retain(|key, _| !remove.contains(key));
+    labels.extend(set.clone());
+    store.set_labels(volume, snapshot, &labels)?;
+    json(&store.snapshot_info(volume, snapshot)?)
+}
+
+/// Start and end of the part asked for, cut to the size.
+fn bounds(size: u64, offset: u64, length: Option<u64>) -> (u64, u64) {
+    let end = length.map_or(size, |length| offset.saturating_add(length).min(size));
+    (offset.min(end), end)
+}
+
+fn map(store: &Store, spec: &str, offset: u64, length: Option<u64>) -> Result<Value> {
+    let volume = store.volume(spec)?;
+    let (start, end) = bounds(volume.size(), offset, length);
+    let mut ranges = Vec::new();
+    if start < end {
+        ranges = volume.map(start, end - start, RANGES_MAX)?;
+    }
+    let reached = ranges.last().map_or(end, |last| last.offset + last.length);
+    json(&Ranges { ranges, next: (reached < end).then_some(reached) })
+}
+
+fn diff(
+    store: &Store,
+    volume: &str,
+    from: Option<&str>,
+    to: Option<&str>,
+    offset: u64,
+    length: Option<u64>,
+) -> Result<Value> {
+    let size = match to {
+        Some(snapshot) => store.snapshot_info(volume, snapshot)?.size,
+        None => store.volume_info(volume)?.size,
+    };
+    let (mut start, end) = bounds(size, offset, length);
+    let mut answer = Ranges::default();
+    while start < end {
+        let window = DIFF_WINDOW_BYTES.min(end - start);
+        for range in store.diff(volume, from, to, start, window)? {
+            if !append(&mut answer.ranges, range) {
+                answer.next = Some(range.offset);
+                return json(&answer);
+            }
+        }
+        start += window;
+    }
+    json(&answer)
+}
+
+/// Appends a range, joined with the last one where they touch; `false` if the answer is full.
+fn append(ranges: &mut Vec<MapRange>, range: MapRange) -> bool {
+    if let Some(last) = ranges.last_mut()
+        && last.offset + last.length == range.offset
+        && last.state == range.state
+    {
+        last.length += range.length;
+        return true;
+    }
+    if ranges.len() == RANGES_MAX {
+        return false;
+    }
+    ranges.push(range);
+    true
+}

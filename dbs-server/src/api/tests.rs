@@ -1,0 +1,62 @@
+use super::*;
+use serde_json::json;
+
+#[test]
+fn names_on_the_wire_are_stable() {
+    for (request, wire) in [
+        (Request::Info, json!({"method": "info"})),
+        (Request::Grow { size: 5 }, json!({"method": "grow", "params": {"size": 5}})),
+        (
+            Request::VolumeCreate { volume: "a".into(), size: 1 },
+            json!({"method": "volume.create", "params": {"volume": "a", "size": 1}}),
+        ),
+        (Request::VolumeTrim, json!({"method": "volume.trim"})),
+        (
+            Request::SnapshotRollback { volume: "a".into(), snapshot: "b".into() },
+            json!({"method": "snapshot.rollback", "params": {"volume": "a", "snapshot": "b"}}),
+        ),
+    ] {
+        assert_eq!(serde_json::to_value(&request).unwrap(), wire);
+        assert_eq!(serde_json::from_value::<Request>(wire).unwrap(), request);
+    }
+}
+
+#[test]
+fn optional_parameters_may_be_absent() {
+    let wire = json!({"method": "volume.resize", "params": {"volume": "a", "size": 1}});
+    assert_eq!(
+        serde_json::from_value::<Request>(wire).unwrap(),
+        Request::VolumeResize { volume: "a".into(), size: 1, shrink: false }
+    );
+    let wire = json!({"method": "volume.list", "params": {}});
+    assert_eq!(
+        serde_json::from_value::<Request>(wire).unwrap(),
+        Request::VolumeList { usage: false }
+    );
+}
+
+#[test]
+fn unknown_methods_and_parameters_are_refused() {
+    for wire in [
+        json!({"method": "format"}),
+        json!({"method": "volume.delete"}),
+        json!({"method": "volume.delete", "params": {}}),
+        json!({"method": "volume.delete", "params": {"volume": 7}}),
+        json!({"method": "volume.delete", "params": {"volume": "a", "dry_run": true}}),
+        json!({"method": "grow", "params": {"size": -1}}),
+        json!({"method": "info", "param": {}}),
+        json!("info"),
+        json!(null),
+    ] {
+        assert!(serde_json::from_value::<Request>(wire.clone()).is_err(), "{wire}");
+    }
+}
+
+#[test]
+fn readers_need_no_writing() {
+    assert!(!Request::Check.writes());
+    assert!(Request::Flush.writes());
+    assert!(Request::VolumeTrim.writes());
+    assert!(Request::VolumeDelete { volume: "a".into() }.leaves_work());
+    assert!(!Request::VolumeCreate { volume: "a".into(), size: 1 }.leaves_work());
+}

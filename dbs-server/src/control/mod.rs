@@ -1,0 +1,78 @@
+//! The control socket: how every command reaches a store that a server owns.
+//!
+//! A unix stream socket (mode 0600; only the server's user and root may talk). Each side sends
+//! JSON objects, one a line, no line longer than [`LINE_MAX_BYTES`]. For each
+//! [`Request`](crate::api::Request) the server answers zero or more `progress` and `part` lines,
+//! then one `result` or `error`:
+//!
+//! ```text
+//! > {"method":"volume.flatten","params":{"volume":"demo"}}
+//! < {"progress":{"done":3,"total":20}}
+//! < {"result":{"name":"demo",...}}
+//! > {"method":"volume.delete","params":{"volume":"other"}}
+//! < {"error":{"kind":"not_found","message":"no volume other"}}
+//! ```
+//!
+//! A result too long for a line comes as `part` lines, whose texts together are its JSON; the
+//! `result` after them is null. A client that closes its connection, or its sending side, stops the
+//! command that runs for it at the next safe point. The request `{"method":"nbd"}` is answered by
+//! `{"result":null}`, and what follows that line is NBD, which the server begins.
+
+mod client;
+mod line;
+mod place;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use client::{Client, Watch};
+pub use place::{runtime_dir, socket_path, store_uuid, uuid_text};
+pub use server::{Server, Service};
+
+use crate::api::Progress;
+use dbs_core::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Longest line either side sends or accepts, the newline included.
+pub const LINE_MAX_BYTES: usize = 1 << 20;
+/// Bytes of a result sent as one part; its text is quoted and escaped again, which may not bring it
+/// over [`LINE_MAX_BYTES`].
+const PART_BYTES: usize = 128 << 10;
+/// The method that turns a connection into an NBD session.
+const NBD_METHOD: &str = "nbd";
+
+/// One line of an answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// How far the command is; more lines follow.
+    Progress(Progress),
+    /// A piece of a long result's JSON; more lines follow.
+    Part(String),
+    /// The command succeeded.
+    Result(Value),
+    /// The command failed.
+    Error(Failure),
+}
+
+/// An error as it travels: on the control socket and, with `--json`, on the standard error output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// [`ErrorKind::name`].
+    pub kind: String,
+    /// For people.
+    pub message: String,
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        Self { kind: error.kind().name().to_owned(), message: error.to_string() }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        Self::new(ErrorKind::from_name(&failure.kind), failure.message)
+    }
+}

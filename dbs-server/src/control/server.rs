@@ -1,0 +1,327 @@
+//! The server's side of the control socket.
+
+use super::line::{PartWriter, read_line, send, send_result};
+use super::{Failure, NBD_METHOD, Reply, place};
+use crate::api::{Progress, Request};
+use dbs_core::{Error, ErrorKind, Result};
+use nix::errno::Errno;
+use nix::sys::socket::{self, AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr};
+use nix::unistd::Uid;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufReader, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Connections served at once; more are told that the server is busy.
+const CONNECTIONS_MAX: usize = 256;
+/// Between two progress lines, and between two looks whether the client is still there.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// A client that takes nothing for this long is given up.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// What running commands and sessions get to finish when the server stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a control socket serves.
+pub trait Service: Send + Sync + 'static {
+    /// Runs one command; stops when `progress` returns `false`.
+    ///
+    /// # Errors
+    /// Sent to the client.
+    fn execute(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Value>;
+
+    /// Writes the metadata as JSON, which may be long.
+    ///
+    /// # Errors
+    /// Sent to the client.
+    fn dump(&self, out: &mut dyn Write) -> Result<()>;
+
+    /// Speaks NBD on the connection until it ends.
+    fn nbd(&self, stream: UnixStream);
+}
+
+/// A control socket being served. Dropping it without [`Server::stop`] leaves its threads running.
+pub struct Server {
+    path: PathBuf,
+    listener: Arc<UnixListener>,
+    shared: Arc<Shared>,
+    acceptor: JoinHandle<()>,
+}
+
+struct Shared {
+    service: Arc<dyn Service>,
+    stop: AtomicBool,
+    connections: Mutex<HashMap<u64, Connection>>,
+}
+
+struct Connection {
+    stream: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Binds `path`, whose directory is made if absent, and serves it from threads of its own.
+    ///
+    /// # Errors
+    /// `Busy` if another server listens there, `Exists` if something else is there, `Invalid` if
+    /// the directory is not ours alone, `Io`.
+    pub fn start(path: &Path, service: Arc<dyn Service>) -> Result<Self> {
+        let listener = Arc::new(bind(path)?);
+        let shared = Arc::new(Shared {
+            service,
+            stop: AtomicBool::new(false),
+            connections: Mutex::new(HashMap::new()),
+        });
+        let acceptor = {
+            let (listener, shared) = (Arc::clone(&listener), Arc::clone(&shared));
+            spawn("dbs-control", move || accept(&listener, &shared))?
+        };
+        Ok(Self { path: path.to_owned(), listener, shared, acceptor })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Stops listening, lets running requests finish or stop, ends all sessions and removes the
+    /// socket.
+    pub fn stop(self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        // The socket goes first: a new client must find nobody rather than a deaf server.
+        let _gone_already = fs::remove_file(&self.path);
+        let _ends_accept = socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Both);
+        let _panicked = self.acceptor.join();
+        // Only the receiving side: what runs sees the end, and can still answer.
+        self.shared.shutdown_all(Shutdown::Read);
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        while self.shared.running() > 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.shared.shutdown_all(Shutdown::Both);
+        let threads: Vec<_> =
+            self.shared.connections().values_mut().filter_map(|c| c.thread.take()).collect();
+        for thread in threads {
+            let _panicked = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, HashMap<u64, Connection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running(&self) -> usize {
+        self.connections().values().filter(|c| c.runs()).count()
+    }
+
+    fn shutdown_all(&self, how: Shutdown) {
+        for connection in self.connections().values() {
+            let _closed_already = connection.stream.shutdown(how);
+        }
+    }
+
+    fn stopping(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+}
+
+impl Connection {
+    fn runs(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .map_err(|e| Error::io(e, format!("starting the thread {name}")))
+}
+
+/// Binds with the right mode from the first moment: nobody can connect before `listen`.
+fn bind(path: &Path) -> Result<UnixListener> {
+    let name = path.display();
+    if let Some(directory) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
+        place::prepare(directory)?;
+    }
+    remove_stale(path)?;
+    let failed = |e: Errno| Error::io(e.into(), format!("listening on {name}"));
+    let address = UnixAddr::new(path).map_err(failed)?;
+    let socket =
+        socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+            .map_err(failed)?;
+    socket::bind(socket.as_raw_fd(), &address).map_err(failed)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+        .map_err(|e| Error::io(e, format!("protecting {name}")))?;
+    socket::listen(&socket, Backlog::MAXCONN).map_err(failed)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// Removes the socket of a server that is gone.
+fn remove_stale(path: &Path) -> Result<()> {
+    let name = path.display();
+    let Ok(meta) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !meta.file_type().is_socket() {
+        return Err(Error::exists(format!("{name} exists and is no socket")));
+    }
+    if UnixStream::connect(path).is_ok() {
+        return Err(Error::busy(format!("another server listens on {name}")));
+    }
+    fs::remove_file(path).map_err(|e| Error::io(e, format!("removing the old socket {name}")))
+}
+
+fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
+    let mut next = 0;
+    while !shared.stopping() {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                next += 1;
+                if let Err(e) = admit(stream, next, shared) {
+                    crate::log::warn("control_refused", &[("reason", &e)]);
+                }
+            }
+            Err(_) if shared.stopping() => return,
+            // Out of descriptors, or the peer went away: neither is a reason to stop, both would
+            // make a busy loop.
+            Err(e) => {
+                crate::log::warn("control_accept", &[("error", &e)]);
+                thread::sleep(PROGRESS_INTERVAL);
+            }
+        }
+    }
+}
+
+fn admit(mut stream: UnixStream, id: u64, shared: &Arc<Shared>) -> Result<()> {
+    let refuse = |stream: &mut UnixStream, error: Error| {
+        let _gone_already = send(stream, &Reply::Error(Failure::from(&error)));
+        Err(error)
+    };
+    let failed = |e| Error::io(e, "setting up a control connection");
+    stream.set_write_timeout(Some(WRITE_TIMEOUT)).map_err(failed)?;
+    let peer = socket::getsockopt(&stream, socket::sockopt::PeerCredentials)
+        .map_err(|e| failed(e.into()))?;
+    if peer.uid() != 0 && peer.uid() != Uid::effective().as_raw() {
+        let text = format!("user {} may not control this store", peer.uid());
+        return refuse(&mut stream, Error::new(ErrorKind::ReadOnly, text));
+    }
+    let mut connections = shared.connections();
+    if connections.len() >= CONNECTIONS_MAX {
+        return refuse(&mut stream, Error::busy("the server has too many control connections"));
+    }
+    let ours = stream.try_clone().map_err(failed)?;
+    let thread = {
+        let shared = Arc::clone(shared);
+        spawn("dbs-control", move || {
+            serve(stream, &shared);
+            // Our duplicate of the socket would keep it open. The lock is held below until the
+            // connection is in the table, so this never comes too early.
+            shared.connections().remove(&id);
+        })?
+    };
+    connections.insert(id, Connection { stream: ours, thread: Some(thread) });
+    Ok(())
+}
+
+/// Answers the requests of one connection until it ends.
+fn serve(stream: UnixStream, shared: &Shared) {
+    let Ok(reader) = stream.try_clone() else { return };
+    let mut reader = BufReader::new(reader);
+    let mut stream = stream;
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match read_line(&mut reader, &mut line) {
+            Ok(true) if shared.stopping() => return,
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(e) => {
+                let _gone_already = send(&mut stream, &Reply::Error(Failure::from(&e)));
+                return;
+            }
+        }
+        match answer(&line, &mut stream, shared) {
+            Ok(Next::Request) => {}
+            Ok(Next::Nbd) if reader.buffer().is_empty() => return shared.service.nbd(stream),
+            Ok(Next::Nbd) | Err(_) => return,
+        }
+    }
+}
+
+enum Next {
+    Request,
+    Nbd,
+}
+
+/// Answers one line. An error is one of the connection, which is then closed.
+fn answer(line: &[u8], stream: &mut UnixStream, shared: &Shared) -> Result<Next> {
+    let request = match parse(line) {
+        Ok(Some(request)) => request,
+        Ok(None) => {
+            send(stream, &Reply::Result(Value::Null))?;
+            // An NBD session has its own idea of how long a client may take.
+            stream.set_write_timeout(None).map_err(|e| Error::io(e, "control connection"))?;
+            return Ok(Next::Nbd);
+        }
+        Err(e) => return send(stream, &Reply::Error(Failure::from(&e))).map(|()| Next::Request),
+    };
+    let result = run(&request, stream, shared);
+    match result {
+        Ok(result) => send_result(stream, result)?,
+        Err(e) => send(stream, &Reply::Error(Failure::from(&e)))?,
+    }
+    Ok(Next::Request)
+}
+
+/// The request of a line, `None` for an NBD session.
+fn parse(line: &[u8]) -> Result<Option<Request>> {
+    let invalid = |e| Error::invalid(format!("no request: {e}"));
+    let value: Value = serde_json::from_slice(line).map_err(invalid)?;
+    if value.get("method").and_then(Value::as_str) == Some(NBD_METHOD) {
+        return Ok(None);
+    }
+    serde_json::from_value(value).map(Some).map_err(invalid)
+}
+
+fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Value> {
+    if *request == Request::Dump {
+        let mut parts = PartWriter::new(&mut *stream);
+        shared.service.dump(&mut parts)?;
+        return parts.finish().map(|()| Value::Null);
+    }
+    let mut last = Instant::now();
+    shared.service.execute(request, &mut |progress| {
+        if shared.stopping() {
+            return false;
+        }
+        if last.elapsed() < PROGRESS_INTERVAL {
+            return true;
+        }
+        last = Instant::now();
+        !hung_up(stream) && send(stream, &Reply::Progress(progress)).is_ok()
+    })
+}
+
+/// Whether the client has closed its side.
+fn hung_up(stream: &UnixStream) -> bool {
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    match socket::recv(stream.as_raw_fd(), &mut [0], flags) {
+        Ok(received) => received == 0,
+        Err(Errno::EAGAIN | Errno::EINTR) => false,
+        Err(_) => true,
+    }
+}

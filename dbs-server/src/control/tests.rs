@@ -1,0 +1,280 @@
+use super::*;
+use crate::api::Request;
+use dbs_core::Result;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const BIG: usize = 3 << 20;
+
+/// Answers like a store would, without one.
+#[derive(Default)]
+struct Fake {
+    stopped: AtomicBool,
+}
+
+impl Service for Fake {
+    fn execute(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Value> {
+        match request {
+            Request::VolumeShow { volume } => Err(Error::not_found(format!("no volume {volume}"))),
+            Request::VolumeList { .. } => Ok(Value::String("ä\"\\\n".repeat(BIG / 5))),
+            Request::VolumeFlatten { .. } => {
+                for done in 0..10_000 {
+                    if !progress(Progress { done, total: 10_000 }) {
+                        self.stopped.store(true, Ordering::SeqCst);
+                        return Err(Error::new(ErrorKind::Interrupted, "stopped"));
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(Value::Null)
+            }
+            Request::VolumeTrim => {
+                std::thread::sleep(Duration::from_millis(350));
+                Ok(Value::from(7))
+            }
+            other => Ok(serde_json::to_value(other).unwrap()),
+        }
+    }
+
+    fn dump(&self, out: &mut dyn Write) -> Result<()> {
+        for _ in 0..BIG / 2 {
+            out.write_all("é".as_bytes()).map_err(|e| Error::io(e, "dump"))?;
+        }
+        Ok(())
+    }
+
+    fn nbd(&self, mut stream: UnixStream) {
+        stream.write_all(b"NBDMAGIC").unwrap();
+        let mut back = Vec::new();
+        stream.read_to_end(&mut back).unwrap();
+        assert_eq!(back, b"bye");
+    }
+}
+
+struct Setup {
+    server: Option<Server>,
+    fake: Arc<Fake>,
+    dir: tempfile::TempDir,
+}
+
+impl Setup {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let fake = Arc::new(Fake::default());
+        let server = Server::start(&dir.path().join("a.sock"), fake.clone()).unwrap();
+        Self { server: Some(server), fake, dir }
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.dir.path().join("a.sock")
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.path()).unwrap()
+    }
+
+    fn raw(&self) -> BufReader<UnixStream> {
+        BufReader::new(UnixStream::connect(self.path()).unwrap())
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.stop();
+        }
+    }
+}
+
+fn reply(stream: &mut BufReader<UnixStream>) -> Reply {
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+fn until(what: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !what() {
+        assert!(Instant::now() < deadline, "did not happen in time");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn many_requests_on_one_connection() {
+    let setup = Setup::new();
+    let mut client = setup.client();
+    let echo = client.call(&Request::Grow { size: 9 }, &mut |_| true).unwrap();
+    assert_eq!(echo["params"]["size"], 9);
+    let missing = Request::VolumeShow { volume: "x".into() };
+    let error = client.call(&missing, &mut |_| true).unwrap_err();
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::NotFound, "no volume x"));
+    assert_eq!(client.call(&Request::Flush, &mut |_| true).unwrap()["method"], "flush");
+}
+
+#[test]
+fn long_results_come_in_parts() {
+    let setup = Setup::new();
+    let mut client = setup.client();
+    let list = client.call(&Request::VolumeList { usage: false }, &mut |_| true).unwrap();
+    assert_eq!(list.as_str().unwrap(), "ä\"\\\n".repeat(BIG / 5));
+    let mut text = Vec::new();
+    client.dump(&mut text, &mut |_| true).unwrap();
+    assert_eq!(String::from_utf8(text).unwrap(), "é".repeat(BIG / 2));
+
+    let mut raw = setup.raw();
+    raw.get_mut().write_all(b"{\"method\":\"volume.list\",\"params\":{}}\n").unwrap();
+    loop {
+        let mut line = String::new();
+        raw.read_line(&mut line).unwrap();
+        assert!(line.len() <= LINE_MAX_BYTES);
+        if let Reply::Result(result) = serde_json::from_str(&line).unwrap() {
+            assert_eq!(result, Value::Null);
+            break;
+        }
+    }
+}
+
+#[test]
+fn only_the_owner_may_connect() {
+    let setup = Setup::new();
+    let mode = std::fs::metadata(setup.path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn bad_lines_are_answered_and_a_long_one_ends_the_connection() {
+    let setup = Setup::new();
+    let mut raw = setup.raw();
+    for line in ["", "{", "[]", "{\"method\":\"no\"}", "{\"method\":\"grow\"}", "\u{1}\u{7f}"] {
+        raw.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        let Reply::Error(failure) = reply(&mut raw) else { panic!("{line}") };
+        assert_eq!(failure.kind, "invalid", "{line}");
+    }
+    raw.get_mut().write_all(&vec![b'x'; LINE_MAX_BYTES + 1]).unwrap();
+    let Reply::Error(failure) = reply(&mut raw) else { panic!() };
+    assert!(failure.message.contains("longer than"), "{}", failure.message);
+    assert_eq!(raw.read_line(&mut String::new()).unwrap(), 0);
+}
+
+#[test]
+fn deeply_nested_json_is_refused() {
+    let setup = Setup::new();
+    let mut raw = setup.raw();
+    let line = format!("{}\n", "[".repeat(100_000));
+    raw.get_mut().write_all(line.as_bytes()).unwrap();
+    assert!(matches!(reply(&mut raw), Reply::Error(_)));
+}
+
+#[test]
+fn a_client_that_leaves_stops_its_command() {
+    let setup = Setup::new();
+    let mut raw = setup.raw();
+    raw.get_mut()
+        .write_all(b"{\"method\":\"volume.flatten\",\"params\":{\"volume\":\"a\"}}\n")
+        .unwrap();
+    assert!(matches!(reply(&mut raw), Reply::Progress(_)));
+    drop(raw);
+    until(|| setup.fake.stopped.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_watcher_that_says_no_gets_the_outcome() {
+    let setup = Setup::new();
+    let mut seen = 0;
+    let error = setup
+        .client()
+        .call(&Request::VolumeFlatten { volume: "a".into() }, &mut |progress| {
+            seen += u64::from(progress.is_some());
+            seen < 2
+        })
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted);
+    assert_eq!(seen, 2);
+}
+
+#[test]
+fn a_silent_command_still_lets_the_watcher_speak() {
+    let setup = Setup::new();
+    let mut silence = 0;
+    let result = setup.client().call(&Request::VolumeTrim, &mut |progress| {
+        assert!(progress.is_none());
+        silence += 1;
+        true
+    });
+    assert_eq!(result.unwrap(), 7);
+    assert!(silence >= 2, "{silence}");
+}
+
+#[test]
+fn a_connection_can_become_nbd() {
+    let setup = Setup::new();
+    let mut stream = setup.client().into_nbd().unwrap();
+    let mut magic = [0; 8];
+    stream.read_exact(&mut magic).unwrap();
+    assert_eq!(&magic, b"NBDMAGIC");
+    stream.write_all(b"bye").unwrap();
+}
+
+#[test]
+fn stopping_ends_commands_and_removes_the_socket() {
+    let mut setup = Setup::new();
+    let path = setup.path();
+    let mut client = setup.client();
+    let idle = setup.client();
+    let running = std::thread::spawn(move || {
+        client.call(&Request::VolumeFlatten { volume: "a".into() }, &mut |_| true)
+    });
+    std::thread::sleep(Duration::from_millis(150));
+    let begun = Instant::now();
+    setup.server.take().unwrap().stop();
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(running.join().unwrap().unwrap_err().kind(), ErrorKind::Interrupted);
+    assert!(!path.exists());
+    assert_eq!(Client::connect(&path).err().unwrap().kind(), ErrorKind::NotFound);
+    drop(idle);
+}
+
+#[test]
+fn a_dead_servers_socket_is_replaced_and_a_live_one_is_not() {
+    let setup = Setup::new();
+    let second = Server::start(&setup.path(), setup.fake.clone());
+    assert_eq!(second.err().unwrap().kind(), ErrorKind::Busy);
+
+    let dead = setup.dir.path().join("dead.sock");
+    drop(UnixListener::bind(&dead).unwrap());
+    assert!(dead.exists());
+    Server::start(&dead, setup.fake.clone()).unwrap().stop();
+
+    let file = setup.dir.path().join("file");
+    std::fs::write(&file, "precious").unwrap();
+    let refused = Server::start(&file, setup.fake.clone());
+    assert_eq!(refused.err().unwrap().kind(), ErrorKind::Exists);
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+}
+
+#[test]
+fn a_directory_others_can_write_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let error = Server::start(&dir.path().join("a.sock"), Arc::new(Fake::default())).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let link = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(dir.path(), link.path().join("l")).unwrap();
+    assert!(Server::start(&link.path().join("l/a.sock"), Arc::new(Fake::default())).is_err());
+}
+
+#[test]
+fn places() {
+    let dir = runtime_dir(Some("/x".into()), Some("/y".into()));
+    assert_eq!(socket_path(&dir, "u").to_str().unwrap(), "/x/u.sock");
+    let uuid: [u8; 16] = std::array::from_fn(|i| i as u8);
+    assert_eq!(uuid_text(&uuid), "00010203-0405-0607-0809-0a0b0c0d0e0f");
+}

@@ -1,0 +1,30 @@
+//! NBD: volumes and snapshots served to any NBD client, over Unix sockets and TCP, with TLS.
+//!
+//! Three layers, of which only the last knows threads and sockets:
+//! - [`wire`]: bytes to messages and back;
+//! - [`handshake`] and [`session`]: what the server answers, for any [`Exports`];
+//! - `connection`, `outbox`, `pool` and [`server`]: a reader thread a connection, a pool of
+//!   workers for all, replies in any order.
+//!
+//! [`client`] is the other side: a small blocking client.
+
+pub mod client;
+mod connection;
+pub mod export;
+pub mod handshake;
+pub mod listen;
+mod outbox;
+mod pool;
+pub mod server;
+pub mod session;
+mod socket;
+pub mod store_exports;
+pub mod tls;
+pub mod wire;
+
+pub use client::{Client, ClientOptions};
+pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
+pub use listen::Listen;
+pub use server::{ClientInfo, ServerHandle, ServerOptions, start};
+pub use store_exports::StoreExports;
+pub use tls::TlsConfig;

@@ -1,0 +1,77 @@
+//! A fixed number of threads that execute requests of all connections, first come first served.
+//! The queue needs no limit of its own: connections limit what they have in flight.
+
+use super::outbox::{lock, wait_while};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The workers of a server.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    stopping: bool,
+}
+
+impl Pool {
+    pub fn start(workers: usize) -> io::Result<Self> {
+        let pool = Self { shared: Arc::default(), threads: Mutex::default() };
+        for index in 0..workers.max(1) {
+            let shared = pool.shared.clone();
+            let thread = thread::Builder::new()
+                .name(format!("nbd-worker-{index}"))
+                .spawn(move || shared.work());
+            match thread {
+                Ok(thread) => lock(&pool.threads).push(thread),
+                Err(error) => {
+                    pool.stop();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pool)
+    }
+
+    /// Queues a job, which must not panic.
+    pub fn submit(&self, job: impl FnOnce() + Send + 'static) {
+        lock(&self.shared.state).jobs.push_back(Box::new(job));
+        self.shared.changed.notify_one();
+    }
+
+    /// Finishes what is queued and ends the threads.
+    pub fn stop(&self) {
+        lock(&self.shared.state).stopping = true;
+        self.shared.changed.notify_all();
+        for thread in lock(&self.threads).drain(..) {
+            // Jobs do not panic, and if one did, the others are still to be waited for.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        loop {
+            let idle = |state: &mut State| state.jobs.is_empty() && !state.stopping;
+            let job = wait_while(&self.changed, lock(&self.state), idle).jobs.pop_front();
+            match job {
+                Some(job) => job(),
+                None => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The server: one thread that accepts, one reader thread a connection, a pool of workers.
+
+use super::connection::{Connection, initial_tls};
+use super::export::Exports;
+use super::handshake::Handshake;
+use super::listen::{Listen, Listener};
+use super::outbox::{lock, wait_while};
+use super::pool::Pool;
+use super::socket::Socket;
+use super::tls::TlsConfig;
+use super::wire::rep;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Connections beyond the maximum that are told so; more are closed at once.
+const REFUSALS_MAX: usize = 64;
+/// How long a refused client may take.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Rest after an accept that failed, for lack of descriptors mostly.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Where the server tells what an operator may want to know.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Limits and surroundings of a server.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// Threads that execute requests, of all connections together.
+    pub workers: usize,
+    /// Connections at once; more are refused.
+    pub max_connections: usize,
+    /// Time for each step of a handshake.
+    pub handshake_timeout: Duration,
+    /// How long a client may leave its replies unread before it is disconnected.
+    pub write_timeout: Duration,
+    /// How long clients may take to receive their last replies when the server stops.
+    pub stop_grace: Duration,
+    /// Requests of one connection in flight; beyond that it is not read from.
+    pub requests_max: usize,
+    /// Bytes of one connection in flight, likewise.
+    pub bytes_max: u64,
+    /// With it, clients must use TLS (handed-over connections need not).
+    pub tls: Option<TlsConfig>,
+    /// Receives one line for each thing that went wrong.
+    pub log: Option<Log>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            workers: 16,
+            max_connections: 1024,
+            handshake_timeout: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(30),
+            stop_grace: Duration::from_secs(5),
+            requests_max: 128,
+            bytes_max: 64 << 20,
+            tls: None,
+            log: None,
+        }
+    }
+}
+
+impl fmt::Debug for ServerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerOptions")
+            .field("workers", &self.workers)
+            .field("max_connections", &self.max_connections)
+            .field("tls", &self.tls.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A connected client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// Where it comes from: `tcp:ADDRESS`, or `unix:` and the socket it used.
+    pub peer: String,
+    /// The export it uses; `None` during its handshake.
+    pub export: Option<String>,
+}
+
+/// Starts serving `exports` on `addresses`; with none, only what is handed over by
+/// [`ServerHandle::adopt`].
+///
+/// # Errors
+/// An address that cannot be listened on, by name, or threads that cannot be started.
+pub fn start(
+    addresses: &[Listen],
+    exports: Arc<dyn Exports>,
+    options: ServerOptions,
+) -> io::Result<ServerHandle> {
+    let listeners = addresses.iter().map(Listener::bind).collect::<io::Result<Vec<_>>>()?;
+    let addresses = listeners.iter().map(Listener::address).collect::<io::Result<Vec<_>>>()?;
+    let pool = Pool::start(options.workers)?;
+    let shared = Arc::new(Shared {
+        exports,
+        options,
+        pool,
+        registry: Mutex::default(),
+        gone: Condvar::new(),
+        stopping: AtomicBool::new(false),
+    });
+    let (wake, woken) = UnixStream::pair()?;
+    let mut handle = ServerHandle { shared: shared.clone(), addresses, acceptor: None, wake };
+    if !listeners.is_empty() {
+        let acceptor = thread::Builder::new().name("nbd-accept".into());
+        handle.acceptor = Some(acceptor.spawn(move || shared.accept(&listeners, &woken))?);
+    }
+    Ok(handle)
+}
+
+/// A running server. Dropping it stops it.
+pub struct ServerHandle {
+    shared: Arc<Shared>,
+    addresses: Vec<Listen>,
+    acceptor: Option<JoinHandle<()>>,
+    wake: UnixStream,
+}
+
+impl ServerHandle {
+    /// The addresses listened on, with the ports the system chose.
+    #[must_use]
+    pub fn addresses(&self) -> &[Listen] {
+        &self.addresses
+    }
+
+    /// Serves a connection accepted elsewhere, such as on the control socket: the handshake starts
+    /// from its beginning, without TLS.
+    ///
+    /// # Errors
+    /// The server is stopping, or a thread cannot be started.
+    pub fn adopt(&self, stream: UnixStream) -> io::Result<()> {
+        self.shared.admit(Socket::Unix(stream), "unix:handed over".to_owned(), true)
+    }
+
+    /// Who is connected.
+    #[must_use]
+    pub fn clients(&self) -> Vec<ClientInfo> {
+        lock(&self.shared.registry).clients.values().map(|client| client.info.clone()).collect()
+    }
+
+    /// Stops accepting, lets requests in flight finish, closes all connections and waits for
+    /// that. Clients have [`ServerOptions::stop_grace`] to take their last replies.
+    pub fn stop(mut self) {
+        self.stop_now();
+    }
+
+    fn stop_now(&mut self) {
+        let shared = &self.shared;
+        shared.stopping.store(true, Ordering::SeqCst);
+        // Wakes the acceptor, which sees the end of the stream.
+        let _ = self.wake.shutdown(Shutdown::Both);
+        if let Some(acceptor) = self.acceptor.take() {
+            // A panic there has been reported already.
+            let _ = acceptor.join();
+        }
+        let registry = lock(&shared.registry);
+        registry.shutdown(Shutdown::Read);
+        let waited = shared
+            .gone
+            .wait_timeout_while(registry, shared.options.stop_grace, |r| !r.clients.is_empty());
+        let registry = match waited {
+            Ok((registry, _)) => registry,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+        registry.shutdown(Shutdown::Both);
+        drop(wait_while(&shared.gone, registry, |r| !r.clients.is_empty()));
+        shared.pool.stop();
+    }
+}
+
+impl Drop for ServerHandle {
+    fn drop(&mut self) {
+        self.stop_now();
+    }
+}
+
+/// What all threads of a server share.
+pub(crate) struct Shared {
+    exports: Arc<dyn Exports>,
+    pub options: ServerOptions,
+    pub pool: Pool,
+    registry: Mutex<Registry>,
+    /// Signalled when a client leaves the registry.
+    gone: Condvar,
+    stopping: AtomicBool,
+}
+
+#[derive(Default)]
+struct Registry {
+    next_id: u64,
+    clients: BTreeMap<u64, Registered>,
+}
+
+struct Registered {
+    info: ClientInfo,
+    socket: Arc<Socket>,
+}
+
+impl Registry {
+    fn shutdown(&self, how: Shutdown) {
+        for client in self.clients.values() {
+            client.socket.shutdown(how);
+        }
+    }
+}
+
+impl Shared {
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn log(&self, message: impl FnOnce() -> String) {
+        if let Some(log) = &self.options.log {
+            log(&message());
+        }
+    }
+
+    /// The accepting thread.
+    fn accept(self: Arc<Self>, listeners: &[Listener], woken: &UnixStream) {
+        while !self.is_stopping() {
+            let mut fds: Vec<PollFd<'_>> = listeners
+                .iter()
+                .map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN))
+                .collect();
+            fds.push(PollFd::new(woken.as_fd(), PollFlags::POLLIN));
+            if let Err(error) = poll(&mut fds, PollTimeout::NONE)
+                && error != nix::errno::Errno::EINTR
+            {
+                self.log(|| format!("nbd: cannot wait for connections: {error}"));
+                thread::sleep(ACCEPT_RETRY);
+            }
+            for listener in listeners {
+                self.accept_one(listener);
+            }
+        }
+    }
+
+    fn accept_one(self: &Arc<Self>, listener: &Listener) {
+        let (socket, peer) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                let kind = error.kind();
+                if !matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) {
+                    self.log(|| format!("nbd: cannot accept a connection: {error}"));
+                    thread::sleep(ACCEPT_RETRY);
+                }
+                return;
+            }
+        };
+        // Fails only if the peer is gone already, which its thread finds out.
+        let _ = socket.tune();
+        if let Err(error) = self.admit(socket, peer, false)
+            && !self.is_stopping()
+        {
+            self.log(|| format!("nbd: cannot serve a connection: {error}"));
+        }
+    }
+
+    /// Starts a connection's thread, to serve it or to tell it why not.
+    fn admit(self: &Arc<Self>, socket: Socket, peer: String, trusted: bool) -> io::Result<()> {
+        let socket = Arc::new(socket);
+        let mut registry = lock(&self.registry);
+        if self.is_stopping() {
+            return Err(io::Error::other("the NBD server is stopping"));
+        }
+        let (count, max) = (registry.clients.len(), self.options.max_connections);
+        let refused = count >= max;
+        if count >= max + REFUSALS_MAX {
+            return Ok(());
+        }
+        let id = registry.next_id;
+        registry.next_id += 1;
+        let info = ClientInfo { peer, export: None };
+        registry.clients.insert(id, Registered { info, socket: socket.clone() });
+        drop(registry);
+        let shared = self.clone();
+        let spawned = thread::Builder::new().name("nbd-client".into()).spawn(move || {
+            let _leaving = Leaving { shared: &shared, id };
+            shared.serve(id, Connection::new(socket), trusted, refused);
+        });
+        if spawned.is_err() {
+            self.forget(id);
+        }
+        spawned.map(drop)
+    }
+
+    fn forget(&self, id: u64) {
+        lock(&self.registry).clients.remove(&id);
+        self.gone.notify_all();
+    }
+
+    /// A connection's thread.
+    fn serve(&self, id: u64, mut connection: Connection, trusted: bool, refused: bool) {
+        let options = &self.options;
+        let mut handshake = Handshake::new(self.exports.clone(), initial_tls(options, trusted));
+        let mut timeout = options.handshake_timeout;
+        if refused {
+            let message =
+                format!("all {} connections of this server are in use", options.max_connections);
+            self.log(|| format!("nbd: a client is refused: {message}"));
+            handshake.refuse(rep::ERR_POLICY, message);
+            timeout = timeout.min(REFUSAL_TIMEOUT);
+        }
+        let result =
+            connection.negotiate(handshake, timeout, options).and_then(|session| match session {
+                Some(session) => {
+                    if let Some(client) = lock(&self.registry).clients.get_mut(&id) {
+                        client.info.export = Some(session.name());
+                    }
+                    connection.transmit(session, self)
+                }
+                None => Ok(()),
+            });
+        if let Err(error) = result
+            && !is_departure(&error)
+        {
+            let peer = lock(&self.registry).clients.get(&id).map(|client| client.info.peer.clone());
+            self.log(|| format!("nbd: {} disconnected: {error}", peer.unwrap_or_default()));
+        }
+    }
+}
+
+/// Whether the client just went away, which is no news.
+fn is_departure(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
+}
+
+/// Takes a connection out of the registry whatever happens to its thread: stopping waits for that.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.shared.forget(self.id);
+    }
+}

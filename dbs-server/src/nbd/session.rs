@@ -1,0 +1,401 @@
+//! One connection's transmission phase without threads or sockets: which requests are allowed,
+//! what they do to the export, and the bytes of the reply.
+
+use super::export::{BASE_ALLOCATION, Export, Extent, Failure, Result, ZeroOptions};
+use super::wire::reply::{FLAG_DONE, ReplyTo, chunk};
+use super::wire::request::{Request, Style};
+use super::wire::{CONTEXTS_MAX, Cursor, Errno, cmd, cmd_flag, extent_flag, flag};
+use std::sync::Arc;
+
+/// Most extents of one context in a reply.
+const EXTENTS_MAX: usize = 8192;
+/// Reads of at least this many bytes look for holes first.
+const SPARSE_READ_BYTES: u64 = 64 << 10;
+/// Most extents of a read worth sending one by one.
+const SPARSE_EXTENTS_MAX: usize = 16;
+/// Longest payload of `BLOCK_STATUS`: a length and the ids of contexts.
+const STATUS_PAYLOAD_MAX_BYTES: u64 = 8 + 4 * CONTEXTS_MAX as u64;
+
+/// What a connection has agreed on.
+#[derive(Clone)]
+pub struct Session {
+    export: Arc<dyn Export>,
+    size: u64,
+    read_only: bool,
+    style: Style,
+    contexts: Vec<String>,
+}
+
+/// A request found valid, or the reason why it is not.
+#[derive(Debug, Clone)]
+pub struct Admitted {
+    to: ReplyTo,
+    operation: Result<Operation>,
+    /// Bytes of payload to read and hand to [`Session::run`].
+    pub payload_bytes: usize,
+    /// Bytes of payload to read and drop instead.
+    pub skip_bytes: u64,
+    /// Bytes of memory the request takes until its reply is sent.
+    pub cost_bytes: u64,
+}
+
+/// What a valid request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Read {
+        offset: u64,
+        length: u64,
+        whole: bool,
+    },
+    Write {
+        offset: u64,
+        fua: bool,
+    },
+    Trim {
+        offset: u64,
+        length: u64,
+        fua: bool,
+    },
+    Zero {
+        offset: u64,
+        length: u64,
+        options: ZeroOptions,
+    },
+    Flush,
+    Cache {
+        offset: u64,
+        length: u64,
+    },
+    Status {
+        offset: u64,
+        length: u64,
+        one: bool,
+    },
+    /// The length and the contexts wanted are in the payload.
+    StatusOf {
+        offset: u64,
+        one: bool,
+    },
+}
+
+/// A reply: pieces to send one after the other.
+#[derive(Debug, Default)]
+pub struct Reply {
+    /// The pieces.
+    pub parts: Vec<Vec<u8>>,
+}
+
+impl Session {
+    /// A session on `export`; the id of a context is its index in `contexts`.
+    #[must_use]
+    pub fn new(export: Arc<dyn Export>, style: Style, contexts: Vec<String>) -> Self {
+        let (size, read_only) = (export.size(), export.read_only());
+        Self { export, size, read_only, style, contexts }
+    }
+
+    /// The headers in use.
+    #[must_use]
+    pub fn style(&self) -> Style {
+        self.style
+    }
+
+    /// Size in bytes when the session began.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Name of the export.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.export.name()
+    }
+
+    /// What the client is told that it may use.
+    #[must_use]
+    pub fn transmission_flags(&self) -> u16 {
+        let mut flags = flag::HAS_FLAGS
+            | flag::SEND_FLUSH
+            | flag::SEND_FUA
+            | flag::CAN_MULTI_CONN
+            | flag::SEND_CACHE;
+        flags |= if self.read_only {
+            flag::READ_ONLY
+        } else {
+            flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO
+        };
+        if self.style.chunked() {
+            flags |= flag::SEND_DF;
+        }
+        if self.style == Style::Extended && !self.contexts.is_empty() {
+            flags |= flag::BLOCK_STATUS_PAYLOAD;
+        }
+        flags
+    }
+
+    /// Validates a request: the one place where range, flags, alignment and permission are checked.
+    #[must_use]
+    pub fn admit(&self, request: &Request) -> Admitted {
+        let to = ReplyTo { style: self.style, cookie: request.cookie, offset: request.offset };
+        let payload = request.payload_bytes(self.style);
+        let operation = self.operation(request, payload);
+        let keep = if operation.is_ok() { payload } else { 0 };
+        let cost = match &operation {
+            Ok(Operation::Read { length, .. }) => *length,
+            Ok(Operation::Status { .. } | Operation::StatusOf { .. }) => {
+                (EXTENTS_MAX * 16 * self.contexts.len()) as u64
+            }
+            _ => keep,
+        };
+        Admitted {
+            to,
+            operation,
+            payload_bytes: keep as usize,
+            skip_bytes: payload - keep,
+            cost_bytes: cost,
+        }
+    }
+
+    /// Does what an admitted request asks for, given its payload, and makes the reply.
+    #[must_use]
+    pub fn run(&self, admitted: &Admitted, payload: &[u8]) -> Reply {
+        let to = &admitted.to;
+        let result = match &admitted.operation {
+            Ok(operation) => self.execute(to, *operation, payload),
+            Err(failure) => Err(failure.clone()),
+        };
+        result.unwrap_or_else(|failure| Reply::failed(to, &failure))
+    }
+
+    fn execute(&self, to: &ReplyTo, operation: Operation, payload: &[u8]) -> Result<Reply> {
+        match operation {
+            Operation::Read { offset, length, whole } => {
+                return self.read(to, offset, length, whole);
+            }
+            Operation::Status { offset, length, one } => {
+                let wanted: Vec<u32> = (0..self.contexts.len() as u32).collect();
+                return self.block_status(to, offset, length, one, &wanted);
+            }
+            Operation::StatusOf { offset, one } => {
+                let (length, wanted) = self.status_payload(offset, payload)?;
+                return self.block_status(to, offset, length, one, &wanted);
+            }
+            Operation::Write { offset, fua } => self.export.write(offset, payload, fua)?,
+            Operation::Trim { offset, length, fua } => self.export.trim(offset, length, fua)?,
+            Operation::Zero { offset, length, options } => {
+                self.export.write_zeroes(offset, length, options)?;
+            }
+            Operation::Flush => self.export.flush()?,
+            Operation::Cache { offset, length } => self.export.cache(offset, length)?,
+        }
+        Ok(Reply { parts: vec![to.done()] })
+    }
+
+    fn operation(&self, request: &Request, payload: u64) -> Result<Operation> {
+        let Request { offset, length, flags, command, .. } = *request;
+        self.check_flags(request)?;
+        let fua = flags & cmd_flag::FUA != 0;
+        let one = flags & cmd_flag::REQ_ONE != 0;
+        if matches!(command, cmd::WRITE | cmd::TRIM | cmd::WRITE_ZEROES) && self.read_only {
+            return Err(Failure::new(Errno::Perm, "the export is read-only"));
+        }
+        if command == cmd::FLUSH {
+            let blank = offset == 0 && length == 0;
+            return if blank {
+                Ok(Operation::Flush)
+            } else {
+                Err(Failure::invalid("flush of a range"))
+            };
+        }
+        if command == cmd::BLOCK_STATUS && flags & cmd_flag::PAYLOAD_LEN != 0 {
+            if !(12..=STATUS_PAYLOAD_MAX_BYTES).contains(&payload) || !payload.is_multiple_of(4) {
+                return Err(Failure::invalid("block status payload of an impossible length"));
+            }
+            return Ok(Operation::StatusOf { offset, one });
+        }
+        self.check_range(command, offset, length)?;
+        Ok(match command {
+            cmd::READ => Operation::Read { offset, length, whole: flags & cmd_flag::DF != 0 },
+            cmd::WRITE => Operation::Write { offset, fua },
+            cmd::TRIM => Operation::Trim { offset, length, fua },
+            cmd::WRITE_ZEROES => {
+                let no_hole = flags & cmd_flag::NO_HOLE != 0;
+                let fast = flags & cmd_flag::FAST_ZERO != 0;
+                Operation::Zero { offset, length, options: ZeroOptions { fua, no_hole, fast } }
+            }
+            cmd::CACHE => Operation::Cache { offset, length },
+            _ => Operation::Status { offset, length, one },
+        })
+    }
+
+    fn check_flags(&self, request: &Request) -> Result<()> {
+        let extended = self.style == Style::Extended;
+        // Clients set FUA on anything, which the protocol tells servers to accept.
+        let mut allowed = cmd_flag::FUA;
+        allowed |= match request.command {
+            cmd::READ if self.style.chunked() => cmd_flag::DF,
+            cmd::WRITE if extended => cmd_flag::PAYLOAD_LEN,
+            cmd::WRITE_ZEROES => cmd_flag::NO_HOLE | cmd_flag::FAST_ZERO,
+            cmd::BLOCK_STATUS if extended => cmd_flag::REQ_ONE | cmd_flag::PAYLOAD_LEN,
+            cmd::BLOCK_STATUS => cmd_flag::REQ_ONE,
+            cmd::READ | cmd::WRITE | cmd::FLUSH | cmd::TRIM | cmd::CACHE => 0,
+            other => return Err(Failure::invalid(format!("unknown command {other}"))),
+        };
+        if request.flags & !allowed != 0 {
+            return Err(Failure::invalid(format!(
+                "command {} does not take flags {:#x}",
+                request.command, request.flags
+            )));
+        }
+        if extended && request.command == cmd::WRITE && request.flags & cmd_flag::PAYLOAD_LEN == 0 {
+            return Err(Failure::invalid("write without a payload"));
+        }
+        if request.command == cmd::BLOCK_STATUS && self.contexts.is_empty() {
+            return Err(Failure::invalid("block status without a metadata context selected"));
+        }
+        Ok(())
+    }
+
+    fn check_range(&self, command: u16, offset: u64, length: u64) -> Result<()> {
+        let sizes = self.export.block_sizes();
+        let grain = u64::from(sizes.minimum);
+        if offset.checked_add(length).is_none_or(|end| end > self.size) {
+            let errno = match command {
+                cmd::WRITE | cmd::WRITE_ZEROES => Errno::NoSpace,
+                _ => Errno::Invalid,
+            };
+            let message = format!("{length} bytes at {offset} reach past the end at {}", self.size);
+            return Err(Failure::new(errno, message));
+        }
+        if !offset.is_multiple_of(grain) || !length.is_multiple_of(grain) {
+            return Err(Failure::invalid(format!(
+                "{length} bytes at {offset} are not aligned to {grain} bytes"
+            )));
+        }
+        if matches!(command, cmd::READ | cmd::WRITE) && length > u64::from(sizes.maximum) {
+            let read = command == cmd::READ && self.style.chunked();
+            let errno = if read { Errno::Overflow } else { Errno::Invalid };
+            let message = format!("{length} bytes exceed the maximum of {}", sizes.maximum);
+            return Err(Failure::new(errno, message));
+        }
+        if command == cmd::BLOCK_STATUS && length == 0 {
+            return Err(Failure::invalid("block status of an empty range"));
+        }
+        Ok(())
+    }
+
+    fn read(&self, to: &ReplyTo, offset: u64, length: u64, whole: bool) -> Result<Reply> {
+        if to.style.chunked() && length == 0 {
+            return Ok(Reply { parts: vec![to.done()] });
+        }
+        let extents = self.sparse_extents(offset, length, whole || !to.style.chunked())?;
+        let mut parts = Vec::with_capacity(2 * extents.len());
+        let mut at = offset;
+        for (index, extent) in extents.iter().enumerate() {
+            let flags = if index + 1 == extents.len() { FLAG_DONE } else { 0 };
+            let mut head = at.to_be_bytes().to_vec();
+            if extent.flags & extent_flag::ZERO != 0 {
+                head.extend((extent.length as u32).to_be_bytes());
+                parts.push(to.chunk(flags, chunk::OFFSET_HOLE, &head, 0));
+            } else {
+                let mut data = vec![0; extent.length as usize];
+                self.export.read(at, &mut data)?;
+                parts.push(if to.style.chunked() {
+                    to.chunk(flags, chunk::OFFSET_DATA, &head, data.len())
+                } else {
+                    to.simple(0)
+                });
+                parts.push(data);
+            }
+            at += extent.length;
+        }
+        Ok(Reply { parts })
+    }
+
+    /// The range cut into data and holes where that is worth it, else as one piece of data.
+    fn sparse_extents(&self, offset: u64, length: u64, whole: bool) -> Result<Vec<Extent>> {
+        if !whole && length >= SPARSE_READ_BYTES {
+            let extents = self.status_of(BASE_ALLOCATION, offset, length, SPARSE_EXTENTS_MAX)?;
+            if extents.iter().map(|extent| extent.length).sum::<u64>() == length {
+                return Ok(extents);
+            }
+        }
+        Ok(vec![Extent { length, flags: 0 }])
+    }
+
+    /// Length and contexts that a payload of block status asks for.
+    fn status_payload(&self, offset: u64, payload: &[u8]) -> Result<(u64, Vec<u32>)> {
+        let malformed = |_| Failure::invalid("block status payload of an impossible length");
+        let mut cursor = Cursor::new(payload);
+        let length = cursor.u64().map_err(malformed)?;
+        let mut wanted: Vec<u32> = Vec::new();
+        while !cursor.rest().is_empty() {
+            let id = cursor.u32().map_err(malformed)?;
+            if id as usize >= self.contexts.len() || wanted.contains(&id) {
+                return Err(Failure::invalid(format!("context {id} unknown or named twice")));
+            }
+            wanted.push(id);
+        }
+        self.check_range(cmd::BLOCK_STATUS, offset, length)?;
+        Ok((length, wanted))
+    }
+
+    fn block_status(
+        &self,
+        to: &ReplyTo,
+        offset: u64,
+        length: u64,
+        one: bool,
+        wanted: &[u32],
+    ) -> Result<Reply> {
+        let limit = if one { 1 } else { EXTENTS_MAX };
+        let mut parts = Vec::with_capacity(wanted.len());
+        for (index, id) in wanted.iter().enumerate() {
+            let name = self
+                .contexts
+                .get(*id as usize)
+                .ok_or_else(|| Failure::invalid("no such context"))?;
+            let extents = self.status_of(name, offset, length, limit)?;
+            // None is longer than the request, so that compact ones fit their 32 bits.
+            let descriptors: Vec<(u64, u32)> =
+                extents.iter().map(|extent| (extent.length, extent.flags)).collect();
+            let flags = if index + 1 == wanted.len() { FLAG_DONE } else { 0 };
+            parts.push(to.block_status(flags, *id, &descriptors));
+        }
+        Ok(Reply { parts })
+    }
+
+    /// The export's answer, held to its contract: a bug there must not break the protocol here.
+    fn status_of(
+        &self,
+        context: &str,
+        offset: u64,
+        length: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
+        let mut extents = self.export.block_status(context, offset, length, limit)?;
+        let mut left = length;
+        extents.truncate(limit);
+        extents.retain_mut(|extent| {
+            extent.length = extent.length.min(left);
+            left -= extent.length;
+            extent.length > 0
+        });
+        if extents.is_empty() {
+            return Err(Failure::new(Errno::Io, format!("no status for {context} at {offset}")));
+        }
+        Ok(extents)
+    }
+}
+
+impl Reply {
+    /// The reply to a request whose execution panicked.
+    #[must_use]
+    pub fn internal_error(admitted: &Admitted) -> Self {
+        Self::failed(&admitted.to, &Failure::new(Errno::Io, "internal error of the server"))
+    }
+
+    fn failed(to: &ReplyTo, failure: &Failure) -> Self {
+        Self { parts: vec![to.error(failure.errno, &failure.message)] }
+    }
+}

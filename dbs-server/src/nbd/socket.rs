@@ -1,0 +1,217 @@
+//! A connected socket, and reading from it through an optional layer of TLS.
+
+use super::tls::TlsStream;
+use nix::sys::socket::{MsgFlags, sendmsg, setsockopt, sockopt};
+use std::io::{self, IoSlice, Read};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes read from a socket at once, so that pipelined requests take one system call.
+const INPUT_BYTES: usize = 64 << 10;
+/// Most pieces handed to one system call.
+const SLICES_MAX: usize = 64;
+/// Seconds of silence, between probes, and the probes a dead TCP peer may miss.
+const KEEPALIVE: (u32, u32, u32) = (60, 10, 6);
+
+/// A connected socket. Reading, writing and shutting down may happen in different threads.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Socket {
+    /// Sets what a connection needs: no delay, and probes that find dead peers.
+    pub fn tune(&self) -> io::Result<()> {
+        if let Self::Tcp(stream) = self {
+            let (idle, interval, count) = KEEPALIVE;
+            stream.set_nodelay(true)?;
+            setsockopt(stream, sockopt::KeepAlive, &true)?;
+            setsockopt(stream, sockopt::TcpKeepIdle, &idle)?;
+            setsockopt(stream, sockopt::TcpKeepInterval, &interval)?;
+            setsockopt(stream, sockopt::TcpKeepCount, &count)?;
+        }
+        Ok(())
+    }
+
+    pub fn shutdown(&self, how: Shutdown) {
+        // Fails only where the peer was faster.
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(how),
+            Self::Tcp(stream) => stream.shutdown(how),
+        };
+    }
+
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_read_timeout(timeout),
+            Self::Tcp(stream) => stream.set_read_timeout(timeout),
+        }
+    }
+
+    pub fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_write_timeout(Some(timeout)),
+            Self::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
+        }
+    }
+
+    /// Sends the start of `parts` after skipping `skip` bytes of them; returns the bytes sent.
+    ///
+    /// # Errors
+    /// `WouldBlock` if nothing could be sent at once or, when `blocking`, in the write timeout.
+    pub fn send(&self, parts: &[Vec<u8>], mut skip: usize, blocking: bool) -> io::Result<usize> {
+        let mut slices = Vec::with_capacity(parts.len().min(SLICES_MAX));
+        for part in parts {
+            let skipped = skip.min(part.len());
+            skip -= skipped;
+            if skipped < part.len() && slices.len() < SLICES_MAX {
+                slices.push(IoSlice::new(&part[skipped..]));
+            }
+        }
+        let wait = if blocking { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+        loop {
+            match sendmsg::<()>(
+                self.as_fd().as_raw_fd(),
+                &slices,
+                &[],
+                MsgFlags::MSG_NOSIGNAL | wait,
+                None,
+            ) {
+                Err(nix::errno::Errno::EINTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// Sends all of `bytes`, each piece within the write timeout.
+    pub fn send_all(&self, bytes: Vec<u8>) -> io::Result<()> {
+        let (parts, mut sent) = ([bytes], 0);
+        while sent < parts[0].len() {
+            sent += self.send(&parts, sent, true)?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Read for &Socket {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Unix(stream) => (&*stream).read(buf),
+            Socket::Tcp(stream) => (&*stream).read(buf),
+        }
+    }
+}
+
+/// The receiving side of a connection, used by its reader thread alone.
+pub(crate) struct Input {
+    socket: Arc<Socket>,
+    tls: Option<Arc<TlsStream>>,
+    /// Bytes from the socket not yet used: ciphertext if there is TLS.
+    buffer: Vec<u8>,
+    used: usize,
+    filled: usize,
+    deadline: Option<Instant>,
+}
+
+impl Input {
+    pub fn new(socket: Arc<Socket>) -> Self {
+        Self { socket, tls: None, buffer: vec![0; INPUT_BYTES], used: 0, filled: 0, deadline: None }
+    }
+
+    /// Reads fail with `TimedOut` after `deadline`; without one they wait for ever.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.deadline = deadline;
+        if deadline.is_none() { self.socket.set_read_timeout(None) } else { Ok(()) }
+    }
+
+    /// Whether bytes are waiting that have not been asked for.
+    pub fn has_buffered(&self) -> bool {
+        self.used < self.filled
+    }
+
+    /// From now on everything read is TLS.
+    pub fn start_tls(&mut self, tls: Arc<TlsStream>) {
+        self.tls = Some(tls);
+    }
+
+    /// Feeds TLS once more from the socket, without waiting for plaintext.
+    pub fn feed_tls(&mut self) -> io::Result<()> {
+        let Some(tls) = self.tls.clone() else { return Ok(()) };
+        if self.used == self.filled && self.fill()? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.used += tls.open(&self.buffer[self.used..self.filled])?;
+        Ok(())
+    }
+
+    /// Reads and drops `count` bytes.
+    pub fn skip(&mut self, count: u64) -> io::Result<()> {
+        let skipped = io::copy(&mut self.take(count), &mut io::sink())?;
+        if skipped == count { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    fn fill(&mut self) -> io::Result<usize> {
+        let Self { socket, buffer, deadline, .. } = self;
+        let count = read_socket(socket, *deadline, buffer)?;
+        (self.used, self.filled) = (0, count);
+        Ok(count)
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        // The lock on TLS is held while decrypting only, never while waiting for the socket.
+        while let Some(tls) = &self.tls {
+            if let Some(count) = tls.read(out)? {
+                return Ok(count);
+            }
+            if self.used == self.filled && self.fill()? == 0 {
+                return Ok(0);
+            }
+            self.feed_tls()?;
+        }
+        if self.used == self.filled {
+            if out.len() >= INPUT_BYTES {
+                return read_socket(&self.socket, self.deadline, out);
+            }
+            self.fill()?;
+        }
+        let count = out.len().min(self.filled - self.used);
+        out[..count].copy_from_slice(&self.buffer[self.used..self.used + count]);
+        self.used += count;
+        Ok(count)
+    }
+}
+
+fn read_socket(socket: &Socket, deadline: Option<Instant>, out: &mut [u8]) -> io::Result<usize> {
+    if let Some(deadline) = deadline {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        socket.set_read_timeout(Some(left))?;
+    }
+    loop {
+        let mut reader = socket;
+        match reader.read(out) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            other => return other,
+        }
+    }
+}

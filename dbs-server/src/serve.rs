@@ -1,0 +1,253 @@
+//! Serving a store: its control socket, its NBD listeners and its housekeeping, from start to a
+//! clean end.
+
+use crate::api::{self, Progress, Request};
+use crate::control::{self, Service, socket_path};
+use crate::log;
+use crate::nbd::{self, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
+use dbs_core::{Error, OpenOptions, Result, Store};
+use serde_json::Value;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Steps of background work at once: short enough to let requests through in between.
+const WORK_STEPS: u64 = 16;
+/// Shortest rest between two pieces of background work.
+const WORK_PAUSE_MIN: Duration = Duration::from_millis(2);
+/// Rest after housekeeping failed.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
+
+/// What to serve and where.
+pub struct ServeOptions {
+    /// The store.
+    pub store: PathBuf,
+    /// How to open it.
+    pub open: OpenOptions,
+    /// Where to listen for NBD clients; may be empty.
+    pub nbd: Vec<Listen>,
+    /// TLS for NBD over TCP and unix sockets.
+    pub tls: Option<TlsConfig>,
+    /// Threads that execute NBD requests.
+    pub workers: usize,
+    /// Directory for the control socket that every command looks for.
+    pub runtime_dir: PathBuf,
+    /// A further control socket.
+    pub control: Option<PathBuf>,
+    /// How long a metadata change may stay uncommitted without a flush.
+    pub commit_interval: Duration,
+}
+
+/// A store being served.
+pub struct Serving {
+    store: Store,
+    control: Vec<control::Server>,
+    nbd: Arc<ServerHandle>,
+    housekeeping: Housekeeping,
+}
+
+impl Serving {
+    /// Opens the store and starts everything; returns when clients can connect.
+    ///
+    /// # Errors
+    /// Those of opening the store and of listening.
+    pub fn start(options: &ServeOptions) -> Result<Self> {
+        let store = Store::open(&options.store, &options.open)?;
+        match Self::start_on(store.clone(), options) {
+            Ok(serving) => Ok(serving),
+            Err(e) => {
+                if let Err(close) = store.close() {
+                    log::error("close", &[("error", &close)]);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn start_on(store: Store, options: &ServeOptions) -> Result<Self> {
+        let exports = Arc::new(StoreExports::new(store.clone(), options.open.read_only));
+        let server_options = ServerOptions {
+            workers: options.workers,
+            tls: options.tls.clone(),
+            log: Some(Arc::new(|line: &str| log::warn("nbd", &[("message", &line)]))),
+            ..ServerOptions::default()
+        };
+        let nbd = nbd::start(&options.nbd, exports, server_options)
+            .map_err(|e| Error::io(e, "starting the NBD server"))?;
+        let nbd = Arc::new(nbd);
+        let service = Arc::new(StoreService { store: store.clone(), nbd: Arc::clone(&nbd) });
+        let default = socket_path(&options.runtime_dir, &store.info().uuid);
+        let mut control: Vec<control::Server> = Vec::new();
+        for path in std::iter::once(&default).chain(&options.control) {
+            match control::Server::start(path, service.clone()) {
+                Ok(server) => control.push(server),
+                Err(e) => {
+                    control.into_iter().for_each(control::Server::stop);
+                    return Err(e);
+                }
+            }
+        }
+        let interval = (!options.open.read_only).then_some(options.commit_interval);
+        let housekeeping = Housekeeping::start(store.clone(), interval)?;
+        Ok(Self { store, control, nbd, housekeeping })
+    }
+
+    /// The control sockets.
+    pub fn control(&self) -> impl Iterator<Item = &std::path::Path> {
+        self.control.iter().map(control::Server::path)
+    }
+
+    /// Where NBD clients can connect.
+    #[must_use]
+    pub fn nbd(&self) -> &[Listen] {
+        self.nbd.addresses()
+    }
+
+    /// The store being served.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Ends everything in good order: no new clients, requests in flight finish, the store is
+    /// committed and closed.
+    ///
+    /// # Errors
+    /// Those of closing the store.
+    pub fn stop(self) -> Result<()> {
+        self.control.into_iter().for_each(control::Server::stop);
+        // The control connections, which shared it, are gone; if not, dropping it must do.
+        if let Some(nbd) = Arc::into_inner(self.nbd) {
+            nbd.stop();
+        }
+        self.housekeeping.stop();
+        self.store.close()
+    }
+}
+
+/// What the control socket offers.
+struct StoreService {
+    store: Store,
+    nbd: Arc<ServerHandle>,
+}
+
+impl Service for StoreService {
+    fn execute(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Value> {
+        let begun = Instant::now();
+        let result = api::execute(&self.store, request, progress);
+        if request.writes() {
+            let took = format!("{:.3}", begun.elapsed().as_secs_f64());
+            match &result {
+                Ok(_) => log::info("command", &[("request", &text(request)), ("seconds", &took)]),
+                Err(e) => log::warn("command", &[("request", &text(request)), ("error", e)]),
+            }
+        }
+        result
+    }
+
+    fn dump(&self, out: &mut dyn Write) -> Result<()> {
+        self.store.dump(out)
+    }
+
+    fn nbd(&self, stream: UnixStream) {
+        if let Err(e) = self.nbd.adopt(stream) {
+            log::warn("nbd", &[("error", &e)]);
+        }
+    }
+}
+
+fn text(request: &Request) -> String {
+    serde_json::to_string(request).unwrap_or_default()
+}
+
+/// The thread that commits what nobody flushed and does background work in small steps.
+struct Housekeeping {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Stop {
+    asked: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    /// Waits so long, or until asked to stop; says whether it was.
+    fn wait(&self, pause: Duration) -> bool {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(asked, pause, |asked| !*asked);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn ask(&self) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Housekeeping {
+    /// With no interval there is nothing to keep: the store is read-only.
+    fn start(store: Store, interval: Option<Duration>) -> Result<Self> {
+        let stop = Arc::new(Stop::default());
+        let Some(interval) = interval else { return Ok(Self { stop, thread: None }) };
+        let thread = {
+            let stop = Arc::clone(&stop);
+            thread::Builder::new()
+                .name("dbs-housekeeping".to_owned())
+                .spawn(move || keep(&store, interval, &stop))
+                .map_err(|e| Error::io(e, "starting the housekeeping thread"))?
+        };
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    fn stop(self) {
+        self.stop.ask();
+        if let Some(Err(_)) = self.thread.map(JoinHandle::join) {
+            log::error("housekeeping", &[("error", &"the thread panicked")]);
+        }
+    }
+}
+
+fn keep(store: &Store, interval: Duration, stop: &Stop) {
+    let mut pause = interval;
+    let mut committed = Instant::now();
+    let mut failure = String::new();
+    while !stop.wait(pause) {
+        pause = match step(store, interval, &mut committed) {
+            Ok(pause) => {
+                failure.clear();
+                pause
+            }
+            Err(e) => {
+                // Once, and not each time it fails in the same way.
+                if failure != e.to_string() {
+                    failure = e.to_string();
+                    log::error("housekeeping", &[("error", &failure)]);
+                }
+                RETRY_PAUSE.max(interval)
+            }
+        };
+    }
+}
+
+/// One round; returns the rest before the next. Background work takes at most half of the time.
+fn step(store: &Store, interval: Duration, committed: &mut Instant) -> Result<Duration> {
+    if committed.elapsed() >= interval {
+        store.flush()?;
+        *committed = Instant::now();
+    }
+    let begun = Instant::now();
+    let report = store.work(WORK_STEPS)?;
+    if report.remaining == 0 {
+        return Ok(interval);
+    }
+    Ok(begun.elapsed().clamp(WORK_PAUSE_MIN, interval.max(WORK_PAUSE_MIN)))
+}

@@ -1,0 +1,83 @@
+//! What sending and receiving need of a store.
+
+use crate::transfer::BlockAccess;
+use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo};
+use dbs_core::store::SnapshotOptions;
+use dbs_core::{Result, Store};
+
+/// A store, open in this process or served by another. Errors are those of the store or the
+/// connection.
+#[allow(clippy::missing_errors_doc)]
+pub trait StoreAccess: Sync {
+    /// As [`Store::volume_info`]; the usage is not looked at.
+    fn volume_info(&self, volume: &str) -> Result<VolumeInfo>;
+    /// As [`Store::snapshots`]; the usage is not looked at.
+    fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>>;
+    /// As [`Store::create_volume`].
+    fn create_volume(&self, name: &str, size: u64) -> Result<()>;
+    /// As [`Store::resize_volume`].
+    fn resize_volume(&self, name: &str, size: u64) -> Result<()>;
+    /// As [`Store::create_snapshot`].
+    fn create_snapshot(&self, volume: &str, name: &str, options: &SnapshotOptions) -> Result<()>;
+    /// As [`Store::delete_snapshot`].
+    fn delete_snapshot(&self, volume: &str, name: &str) -> Result<()>;
+    /// As [`Store::set_labels`]; durable on return.
+    fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()>;
+    /// As [`Store::diff`].
+    fn diff(
+        &self,
+        volume: &str,
+        from: &str,
+        to: Option<&str>,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<MapRange>>;
+    /// As [`Store::volume`].
+    fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>>;
+}
+
+impl StoreAccess for Store {
+    fn volume_info(&self, volume: &str) -> Result<VolumeInfo> {
+        Store::volume_info(self, volume)
+    }
+
+    fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>> {
+        Store::snapshots(self, volume, false)
+    }
+
+    fn create_volume(&self, name: &str, size: u64) -> Result<()> {
+        Store::create_volume(self, name, size).map(drop)
+    }
+
+    fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
+        Store::resize_volume(self, name, size)
+    }
+
+    fn create_snapshot(&self, volume: &str, name: &str, options: &SnapshotOptions) -> Result<()> {
+        Store::create_snapshot(self, volume, name, options).map(drop)
+    }
+
+    fn delete_snapshot(&self, volume: &str, name: &str) -> Result<()> {
+        Store::delete_snapshot(self, volume, name)
+    }
+
+    fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
+        Store::set_labels(self, volume, snapshot, labels)?;
+        self.flush()
+    }
+
+    fn diff(
+        &self,
+        volume: &str,
+        from: &str,
+        to: Option<&str>,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<MapRange>> {
+        Store::diff(self, volume, Some(from), to, offset, length)
+    }
+
+    fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
+        Ok(Box::new(self.volume(spec)?))
+    }
+}

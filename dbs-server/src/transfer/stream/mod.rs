@@ -1,0 +1,25 @@
+//! Snapshots on their way between stores: the stream that `docs/stream.md` specifies.
+
+mod access;
+mod header;
+mod receive;
+mod record;
+mod send;
+#[cfg(test)]
+mod tests;
+
+pub use access::StoreAccess;
+pub use header::{BaseSnapshot, ResumeToken, StreamHeader};
+pub use receive::{Received, pending, receive};
+pub use send::{SendOptions, send};
+
+use dbs_core::info::SnapshotInfo;
+
+/// Label that holds the identity of a received snapshot: the uuid it has where it was taken.
+const RECEIVED_LABEL: &str = "dbs.received-uuid";
+
+/// The uuid by which a snapshot is known in streams: that of the snapshot it is a copy of, or
+/// its own.
+fn identity(snapshot: &SnapshotInfo) -> &str {
+    snapshot.labels.get(RECEIVED_LABEL).unwrap_or(&snapshot.uuid)
+}
