@@ -236,6 +236,11 @@ impl Log {
         self.ring.release(checkpoint);
     }
 
+    /// The superblock says that no group is needed any more.
+    pub fn release_journal(&mut self) {
+        self.ring.release(self.durable);
+    }
+
     /// Blocks of the ring in use, and in all.
     pub fn ring_usage(&self) -> (u32, u32) {
         (self.ring.used(), self.ring.blocks)
