@@ -39,7 +39,7 @@ fn io_error_at_each_operation() {
 
 #[test]
 fn read_error_at_each_read() {
-    all(Kind::ReadEio, 40);
+    all(Kind::ReadEio, 15);
 }
 
 #[test]
