@@ -23,6 +23,11 @@ use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use zerocopy::{FromBytes, FromZeros};
 
+/// Findings reported at most: a hostile image has any number.
+const FINDINGS_MAX: usize = 1000;
+/// Entries whose memory is reserved before they are seen.
+const ENTRIES_RESERVED: u64 = 16 << 20;
+
 /// What the last session said of itself.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LastSession {
@@ -96,7 +101,6 @@ impl Loader {
                 *mark = most;
                 loader.corrupt(kind, None, "high-water mark beyond the region");
             }
-            loader.lsns[kind.mark()] = vec![0; loader.base_marks[kind.mark()] as usize];
         }
         loader.marks = loader.base_marks;
         let items = |kind: RegionKind| {
@@ -104,8 +108,8 @@ impl Loader {
         };
         let (data, spares) = (items(RegionKind::Extents), items(RegionKind::Spares));
         loader.entries.reserve(
-            data.min(u64::from(geometry.extents_max)) as u32,
-            spares.min(u64::from(geometry.spares)) as u32,
+            data.min(u64::from(geometry.extents_max)).min(ENTRIES_RESERVED) as u32,
+            spares.min(u64::from(geometry.spares)).min(ENTRIES_RESERVED) as u32,
         );
         loader
     }
@@ -168,6 +172,11 @@ impl Loader {
         }
     }
 
+    /// Whether so much is wrong that there is no use in looking on.
+    pub fn is_hopeless(&self) -> bool {
+        self.findings.len() >= FINDINGS_MAX
+    }
+
     /// Last durable group.
     pub fn durable(&self) -> u64 {
         self.durable
@@ -186,9 +195,15 @@ impl Loader {
             return;
         };
         if lsn > self.durable {
-            self.corrupt(region, Some(index), "newer than the last commit group: the journal lost one");
+            self.corrupt(
+                region,
+                Some(index),
+                "newer than the last commit group: the journal lost one",
+            );
         }
-        self.lsns[region.mark()][index as usize] = lsn;
+        let lsns = &mut self.lsns[region.mark()];
+        lsns.resize(lsns.len().max(index as usize + 1), 0);
+        lsns[index as usize] = lsn;
         let payload = block::payload(bytes);
         let items = self.geometry.items_per_block(region);
         for item in 0..items {
@@ -330,7 +345,11 @@ impl Loader {
                 && best.is_some()
                 && fault != BlockFault::Blank
             {
-                self.note(region, index, &format!("copy {copy}: {}; the other copy is good", fault.text()));
+                self.note(
+                    region,
+                    index,
+                    &format!("copy {copy}: {}; the other copy is good", fault.text()),
+                );
             }
         }
         best
@@ -528,8 +547,7 @@ impl Loader {
             let named = name.is_some_and(|name| super::names::check("snapshot", name).is_ok());
             let unnamed = name == Some("");
             let volume = slot.volume.get() as usize;
-            let has_volume =
-                volume != 0 && volumes.get(volume - 1).is_some_and(Option::is_some);
+            let has_volume = volume != 0 && volumes.get(volume - 1).is_some_and(Option::is_some);
             let sane = slot.used == 1
                 && flags & !SNAPSHOT_FLAGS == 0
                 && !(head && deleted)
@@ -571,7 +589,8 @@ impl Loader {
         let labels = all.get(4..4usize.saturating_add(length)).map(<[u8]>::to_vec);
         match labels {
             Some(labels)
-                if length <= LABELS_MAX_BYTES && crate::format::labels::decode(&labels).is_some() =>
+                if length <= LABELS_MAX_BYTES
+                    && crate::format::labels::decode(&labels).is_some() =>
             {
                 labels
             }
@@ -597,7 +616,11 @@ impl Loader {
                     parent.children.insert(index as u32 + 1);
                 }
                 None => {
-                    self.corrupt(RegionKind::Snapshots, Some(index as u32), "parent does not exist");
+                    self.corrupt(
+                        RegionKind::Snapshots,
+                        Some(index as u32),
+                        "parent does not exist",
+                    );
                 }
             }
         }
@@ -624,14 +647,20 @@ impl Loader {
     }
 
     fn check_heads(&mut self, volumes: &[Option<Volume>], snapshots: &[Option<Snapshot>]) {
-        let get = |id: SnapshotId| snapshots.get(id.index().wrapping_sub(1)).and_then(Option::as_ref);
+        let get =
+            |id: SnapshotId| snapshots.get(id.index().wrapping_sub(1)).and_then(Option::as_ref);
         let mut heads = BTreeSet::new();
         for (index, volume) in volumes.iter().enumerate() {
             let Some(volume) = volume else { continue };
             let head = get(volume.head);
-            if head.is_none_or(|h| !h.head() || h.volume.index() != index + 1 || !h.children.is_empty())
-            {
-                self.corrupt(RegionKind::Volumes, Some(index as u32), "its head is not a head of it");
+            if head.is_none_or(|h| {
+                !h.head() || h.volume.index() != index + 1 || !h.children.is_empty()
+            }) {
+                self.corrupt(
+                    RegionKind::Volumes,
+                    Some(index as u32),
+                    "its head is not a head of it",
+                );
             }
             heads.insert(volume.head.0);
         }
@@ -687,7 +716,9 @@ impl Loader {
                     severity: Severity::Leak,
                     region: region.name().to_owned(),
                     index: Some(u64::from(index)),
-                    message: format!("owned by snapshot slot {owner}, which is free: space is lost"),
+                    message: format!(
+                        "owned by snapshot slot {owner}, which is free: space is lost"
+                    ),
                 });
                 continue;
             };
@@ -800,6 +831,9 @@ impl Loader {
     }
 
     fn finding(&mut self, severity: Severity, region: RegionKind, index: Option<u32>, text: &str) {
+        if self.is_hopeless() {
+            return;
+        }
         self.findings.push(Finding {
             severity,
             region: region.name().to_owned(),

@@ -99,7 +99,7 @@ impl Meta {
     pub fn reclaim_leaves(&mut self, max: usize) -> bool {
         let mut any = false;
         for _ in 0..max {
-            if self.log.pending_bytes() > self.log.pending_soft_max() {
+            if self.log.is_long() {
                 break;
             }
             let leaf = |id: &&u32| self.snapshot(SnapshotId(**id)).children.is_empty();
@@ -148,11 +148,8 @@ impl Meta {
             || (upper < SPARE_BASE
                 && !upper_data.is_empty()
                 && lower_data.count() <= upper_data.count());
-        let (target, freed, moving) = if keep_upper {
-            (upper, lower, lower_data)
-        } else {
-            (lower, upper, upper_data)
-        };
+        let (target, freed, moving) =
+            if keep_upper { (upper, lower, lower_data) } else { (lower, upper, upper_data) };
         let copies = moving
             .runs(self.blocks_per_extent())
             .map(|run| Copy {
@@ -238,17 +235,14 @@ impl Meta {
             let open: Vec<_> = held
                 .take_while(|(logical, _)| *logical < extents.end)
                 .map(|(logical, entry)| {
-                    let held =
-                        self.entries.data_bits(entry).or(&self.entries.zero_bits(entry));
+                    let held = self.entries.data_bits(entry).or(&self.entries.zero_bits(entry));
                     (logical, entry, all.without(&held))
                 })
                 .filter(|(_, _, absent)| !absent.is_empty())
                 .take(ENTRIES_PER_STEP)
                 .collect();
             for (logical, entry, absent) in &open {
-                for run in absent.runs(self.blocks_per_extent()) {
-                    self.fill(*entry, run, FillState::Zero);
-                }
+                self.fill_all(*entry, absent, FillState::Zero);
                 self.forget_everywhere(*logical);
             }
             if !open.is_empty() {

@@ -106,13 +106,22 @@ impl Meta {
         let volume = self.volume(id);
         let name = volume.name.clone();
         if self.open_volumes.contains_key(&id.0) {
-            return Err(Error::busy(format!("volume `{name}` is open or exported; close it first")));
+            return Err(Error::busy(format!(
+                "volume `{name}` is open or exported; close it first"
+            )));
         }
         for (snapshot, id) in &volume.snapshots {
             self.check_deletable(&name, snapshot, *id)?;
         }
         let members: Vec<_> =
             self.snapshots().filter(|(_, s)| s.volume == id).map(|(s, _)| s).collect();
+        if members.len() * 16 > self.log.pending_soft_max() {
+            return Err(Error::busy(format!(
+                "volume `{name}` has too many snapshots ({}) to be deleted in one step with this \
+                 journal; delete some of them first",
+                members.len()
+            )));
+        }
         for member in members {
             self.drop_snapshot(member, VolumeId::NONE);
         }

@@ -30,6 +30,8 @@ impl Store {
                 // No superblock may promise a size that a power loss takes back.
                 .and_then(|()| self.inner.storage.flush())
                 .map_err(|error| Error::io(error, "growing the file failed"))?;
+            // The superblock must not promise what a power loss takes away.
+            self.inner.flush_storage()?;
         }
         self.inner.update_superblock(|superblock| superblock.geometry = new)?;
         let mut meta = self.inner.meta();
@@ -94,7 +96,7 @@ impl Inner {
             self.meta().abort_move(&plan);
             return Err(error);
         }
-        self.finish(|meta| meta.finish_move(&plan));
+        self.finish(|meta| meta.finish_move(&plan))?;
         Ok(true)
     }
 
