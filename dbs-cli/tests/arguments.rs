@@ -45,7 +45,8 @@ const STORELESS: &[&str] = &["init x", "upgrade x y", "completions bash", "man x
 
 /// The words of a command before its arguments.
 fn name(command: &str) -> String {
-    let words = if command.starts_with("volume") || command.starts_with("snapshot") { 2 } else { 1 };
+    let words =
+        if command.starts_with("volume") || command.starts_with("snapshot") { 2 } else { 1 };
     command.split_whitespace().take(words).collect::<Vec<_>>().join(" ")
 }
 
