@@ -1,33 +1,385 @@
 //! A volume or snapshot opened for I/O.
+//!
+//! The path of a 4 KiB write: [`Volume::write_at`] checks the range and waits for its blocks,
+//! `meta::plan::plan_write` says where they are or allocates, the storage driver writes them, and
+//! `meta::plan::finish_write` records what is new. Overwriting what the head owns costs one device
+//! write and no record.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::info::MapRange;
+use crate::io::buffer::AlignedBuf;
+use crate::io::{ReadRequest, WriteRequest};
+use crate::limits::EXTENTS_PER_STEP;
+use crate::meta::names;
+use crate::meta::plan::{ReadPiece, WritePiece};
+use crate::store::{Inner, Store};
+use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
+use std::ops::Range;
+use std::sync::Arc;
 
 /// An open volume or snapshot. Cloning the handle is cheap. Offsets and lengths are multiples of
 /// 512 bytes inside the size. All calls block and may be made from many threads at once.
 #[derive(Clone)]
-pub struct Volume {}
+pub struct Volume {
+    handle: Arc<Handle>,
+}
 
-#[allow(unused_variables)]
+struct Handle {
+    store: Arc<Inner>,
+    volume: VolumeId,
+    snapshot: Option<SnapshotId>,
+    spec: String,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.store.meta().closed(self.volume, self.snapshot);
+    }
+}
+
+impl Store {
+    /// Opens a volume (`name`) for reading and writing, or a snapshot (`name@snapshot`) for
+    /// reading. The handle keeps it from being deleted.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid`.
+    pub fn volume(&self, spec: &str) -> Result<Volume> {
+        let mut meta = self.inner.meta();
+        let (volume, snapshot) = match names::split(spec)? {
+            (name, None) => (meta.find_volume(name)?, None),
+            (name, Some(snapshot)) => {
+                let (volume, snapshot) = meta.find_snapshot(name, snapshot)?;
+                (volume, Some(snapshot))
+            }
+        };
+        meta.opened(volume, snapshot);
+        let store = Arc::clone(&self.inner);
+        Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot, spec: spec.to_owned() }) })
+    }
+}
+
 impl Volume {
     /// `volume` or `volume@snapshot`, as it was when opened.
-    pub fn spec(&self) -> &str { todo!() }
+    #[must_use]
+    pub fn spec(&self) -> &str {
+        &self.handle.spec
+    }
+
     /// Current size in bytes.
-    pub fn size(&self) -> u64 { todo!() }
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        let meta = self.store().meta();
+        meta.snapshot(self.source(&meta)).size
+    }
+
     /// Whether writes are refused.
-    pub fn read_only(&self) -> bool { todo!() }
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.handle.snapshot.is_some() || self.store().read_only
+    }
+
     /// Fills `buf` from `offset`.
-    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> { todo!() }
+    ///
+    /// # Errors
+    /// `Invalid` outside the volume or unaligned, `Io`.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.check_range(offset, buf.len() as u64)?;
+        self.read_inside(offset, buf)
+    }
+
     /// Writes `buf` at `offset`; with `fua` it is durable on return, with all acknowledged before.
-    pub fn write_at(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> { todo!() }
+    ///
+    /// # Errors
+    /// `Invalid` outside the volume or unaligned, `ReadOnly`, `NoSpace`, `Io`, `Poisoned`.
+    pub fn write_at(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
+        self.check_writable(offset, buf.len() as u64)?;
+        if buf.is_empty() {
+            return if fua { self.flush() } else { Ok(()) };
+        }
+        let must_commit = if is_whole(offset) && is_whole(buf.len() as u64) {
+            let blocks = blocks_of(offset, buf.len() as u64);
+            let _hold = self.store().hold(self.handle.volume, blocks.clone(), false);
+            self.write_blocks(blocks, buf)?
+        } else {
+            self.write_parts(offset, buf)?
+        };
+        if must_commit || fua { self.store().commit() } else { Ok(()) }
+    }
+
     /// Gives up the content of the whole blocks inside the range: they read as zeros afterwards,
-    /// and space comes back. Partial blocks at the edges keep their content.
-    pub fn discard(&self, offset: u64, length: u64) -> Result<()> { todo!() }
+    /// and space comes back. Partial blocks at the edges keep their content, and on a store whose
+    /// spare entries are exhausted so may blocks that a parent holds.
+    ///
+    /// # Errors
+    /// `Invalid` outside the volume or unaligned, `ReadOnly`, `Poisoned`.
+    pub fn discard(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_writable(offset, length)?;
+        let blocks = self.whole_blocks(offset, length);
+        let must_commit = self.zero_blocks(blocks, false)?;
+        if must_commit { self.store().commit() } else { Ok(()) }
+    }
+
     /// Makes the range read as zeros, to the byte.
-    pub fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> Result<()> { todo!() }
+    ///
+    /// # Errors
+    /// `Invalid` outside the volume or unaligned, `ReadOnly`, `NoSpace`, `Io`, `Poisoned`.
+    pub fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
+        self.check_writable(offset, length)?;
+        let inner = self.whole_blocks(offset, length);
+        let zeros = [0; BLOCK_BYTES as usize];
+        let mut must_commit = false;
+        let (start, end) = (inner.start * BLOCK_BYTES, inner.end * BLOCK_BYTES);
+        let edges = if inner.is_empty() {
+            [offset..offset + length, 0..0]
+        } else {
+            [offset..start.max(offset), end.min(offset + length)..offset + length]
+        };
+        for edge in edges.into_iter().filter(|edge| !edge.is_empty()) {
+            for part in block_parts(edge) {
+                let zeros = &zeros[..(part.end - part.start) as usize];
+                must_commit |= self.write_parts(part.start, zeros)?;
+            }
+        }
+        must_commit |= self.zero_blocks(inner, true)?;
+        if must_commit || fua { self.store().commit() } else { Ok(()) }
+    }
+
     /// Makes everything acknowledged so far durable.
-    pub fn flush(&self) -> Result<()> { todo!() }
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    pub fn flush(&self) -> Result<()> {
+        if self.read_only() { Ok(()) } else { self.store().commit() }
+    }
+
     /// The map of the range, in order and without gaps, at most `limit` entries (the last one
-    /// ends where a further call continues).
-    pub fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> { todo!() }
+    /// ends where a further call continues). Entries end at block borders or at the range's end.
+    ///
+    /// # Errors
+    /// `Invalid` outside the volume.
+    pub fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
+        self.check_range(offset, length)?;
+        let meta = self.store().meta();
+        let blocks = blocks_of(offset, length);
+        let mut ranges = meta.map(self.source(&meta), blocks, limit.max(1));
+        drop(meta);
+        clip(&mut ranges, offset, length);
+        Ok(ranges)
+    }
+
+    /// Clears what a shrunk volume left behind its end in its last block, before it grows.
+    pub(crate) fn zero_last_block_behind(&self, size: u64) -> Result<()> {
+        let partial = (size % BLOCK_BYTES) as usize;
+        if partial == 0 {
+            return Ok(());
+        }
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+        self.read_inside(size - partial as u64, &mut block)?;
+        if block[partial..].iter().any(|byte| *byte != 0) {
+            let zeros = vec![0; BLOCK_BYTES as usize - partial];
+            self.write_parts(size, &zeros)?;
+        }
+        Ok(())
+    }
+
+    fn store(&self) -> &Inner {
+        &self.handle.store
+    }
+
+    fn source(&self, meta: &crate::meta::Meta) -> SnapshotId {
+        self.handle.snapshot.unwrap_or_else(|| meta.volume(self.handle.volume).head)
+    }
+
+    fn check_range(&self, offset: u64, length: u64) -> Result<()> {
+        if offset % SECTOR_BYTES != 0 || length % SECTOR_BYTES != 0 {
+            return Err(Error::invalid(format!(
+                "offset {offset} and length {length} must be multiples of 512"
+            )));
+        }
+        let size = self.size();
+        if offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(Error::invalid(format!(
+                "range {offset}+{length} is outside `{}` of {size} bytes",
+                self.spec()
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_writable(&self, offset: u64, length: u64) -> Result<()> {
+        if self.handle.snapshot.is_some() {
+            return Err(Error::read_only(format!("`{}` is a snapshot", self.spec())));
+        }
+        self.store().check_writable()?;
+        self.check_range(offset, length)
+    }
+
+    /// The whole blocks inside a range; the volume's last, shorter block counts as whole.
+    fn whole_blocks(&self, offset: u64, length: u64) -> Range<u64> {
+        let start = offset.div_ceil(BLOCK_BYTES);
+        let end = offset + length;
+        let end = if end == self.size() { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
+        start..end.max(start)
+    }
+
+    fn read_inside(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let mut pieces = Vec::new();
+        let fence = {
+            let mut meta = self.store().meta();
+            let source = self.source(&meta);
+            meta.plan_read(source, blocks_of(offset, buf.len() as u64), &mut pieces);
+            meta.fence.begin()
+        };
+        let result = self.read_pieces(offset, buf, &pieces);
+        self.store().meta().fence.end(fence);
+        self.store().wake();
+        result
+    }
+
+    fn read_pieces(&self, offset: u64, buf: &mut [u8], pieces: &[ReadPiece]) -> Result<()> {
+        let mut requests = Vec::with_capacity(pieces.len());
+        let mut rest = buf;
+        // The first block may begin before the range, the last one end behind it.
+        let mut skip = offset % BLOCK_BYTES;
+        for piece in pieces {
+            let length = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64);
+            let (part, tail) = rest.split_at_mut(length as usize);
+            rest = tail;
+            match piece.address {
+                Some(address) => requests.push(ReadRequest { offset: address + skip, buf: part }),
+                None => part.fill(0),
+            }
+            skip = 0;
+        }
+        if requests.is_empty() {
+            return Ok(());
+        }
+        self.store()
+            .storage
+            .read_many(&mut requests)
+            .map_err(|error| Error::io(error, format!("reading `{}` failed", self.spec())))
+    }
+
+    /// Writes whole blocks that the caller holds; whether a commit must follow.
+    fn write_blocks(&self, blocks: Range<u64>, buf: &[u8]) -> Result<bool> {
+        let store = self.store();
+        let mut pieces = Vec::new();
+        let volume = self.handle.volume;
+        let (_, early) =
+            store.step(|meta| meta.plan_write(volume, blocks.clone(), &mut pieces))?;
+        if let Err(error) = self.write_pieces(buf, &pieces) {
+            store.meta().abort_write(volume, &pieces);
+            return Err(error);
+        }
+        let mut meta = store.meta();
+        meta.finish_write(volume, &pieces);
+        Ok(meta.publish() || early)
+    }
+
+    fn write_pieces(&self, buf: &[u8], pieces: &[WritePiece]) -> Result<()> {
+        let mut rest = buf;
+        let mut requests: Vec<WriteRequest<'_>> = Vec::with_capacity(pieces.len());
+        let mut start = 0;
+        for piece in pieces {
+            let length = (piece.blocks.end - piece.blocks.start) as usize * BLOCK_BYTES as usize;
+            match requests.last_mut() {
+                Some(last) if last.offset + last.buf.len() as u64 == piece.address => {
+                    let length = last.buf.len() + length;
+                    last.buf = &buf[start..start + length];
+                }
+                _ => {
+                    start = buf.len() - rest.len();
+                    requests.push(WriteRequest { offset: piece.address, buf: &rest[..length] });
+                }
+            }
+            rest = &rest[length..];
+        }
+        self.store()
+            .storage
+            .write_many(&requests)
+            .map_err(|error| Error::io(error, format!("writing `{}` failed", self.spec())))
+    }
+
+    /// Writes a range whose first or last block is partial: read, change, write, with the blocks
+    /// held so that nobody's bytes in between are lost.
+    fn write_parts(&self, offset: u64, buf: &[u8]) -> Result<bool> {
+        let blocks = blocks_of(offset, buf.len() as u64);
+        let _hold = self.store().hold(self.handle.volume, blocks.clone(), true);
+        let start = blocks.start * BLOCK_BYTES;
+        let mut whole = AlignedBuf::zeroed(((blocks.end - blocks.start) * BLOCK_BYTES) as usize);
+        let last = whole.len() - BLOCK_BYTES as usize;
+        let block = BLOCK_BYTES as usize;
+        if !is_whole(offset) {
+            self.read_inside(start, &mut whole[..block])?;
+        }
+        if !is_whole(offset + buf.len() as u64) && (last > 0 || is_whole(offset)) {
+            self.read_inside(start + last as u64, &mut whole[last..])?;
+        }
+        whole[(offset - start) as usize..][..buf.len()].copy_from_slice(buf);
+        self.write_blocks(blocks, &whole)
+    }
+
+    /// Makes whole blocks read as zeros, some extents at a time; whether a commit must follow.
+    fn zero_blocks(&self, blocks: Range<u64>, must: bool) -> Result<bool> {
+        let store = self.store();
+        let per_extent = u64::from(store.meta().blocks_per_extent());
+        let step = u64::from(EXTENTS_PER_STEP) * per_extent;
+        let mut must_commit = false;
+        let mut next = blocks.start;
+        while next < blocks.end {
+            let end = blocks.end.min((next / step + 1) * step);
+            let _hold = store.hold(self.handle.volume, next..end, true);
+            let volume = self.handle.volume;
+            let (_, unsafe_now) = store.step(|meta| meta.zero_blocks(volume, next..end, must))?;
+            must_commit |= unsafe_now;
+            next = end;
+        }
+        Ok(must_commit)
+    }
+}
+
+impl Inner {
+    /// Zeroes a volume's blocks from inside the store, whatever its size is at the moment.
+    pub(crate) fn zero_behind(&self, volume: VolumeId, blocks: Range<u64>) -> Result<()> {
+        let per_extent = u64::from(self.meta().blocks_per_extent());
+        let step = u64::from(EXTENTS_PER_STEP) * per_extent;
+        let mut next = blocks.start;
+        while next < blocks.end {
+            let end = blocks.end.min((next / step + 1) * step);
+            self.step(|meta| meta.zero_blocks(volume, next..end, true))?;
+            next = end;
+        }
+        Ok(())
+    }
+}
+
+fn is_whole(bytes: u64) -> bool {
+    bytes % BLOCK_BYTES == 0
+}
+
+fn blocks_of(offset: u64, length: u64) -> Range<u64> {
+    offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES)
+}
+
+/// Splits a byte range at block borders.
+fn block_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let mut next = range.start;
+    std::iter::from_fn(move || {
+        let start = next;
+        next = range.end.min((start / BLOCK_BYTES + 1) * BLOCK_BYTES);
+        (start < range.end).then_some(start..next)
+    })
+}
+
+/// Cuts block ranges to a byte range.
+pub(crate) fn clip(ranges: &mut [MapRange], offset: u64, length: u64) {
+    for range in ranges {
+        let start = range.offset.max(offset);
+        let end = (range.offset + range.length).min(offset + length);
+        range.offset = start;
+        range.length = end - start;
+    }
 }

@@ -29,6 +29,8 @@ pub struct Group {
     pub position: u32,
     /// Blocks.
     pub blocks: u32,
+    /// Session that wrote it.
+    pub session: u64,
     /// Records.
     pub payload: Vec<u8>,
 }
@@ -127,7 +129,8 @@ fn assemble(
     if crc32c::crc32c(&payload) != first.crc.get() && !sabotage::is(Bug::IgnoreGroupChecksum) {
         return None;
     }
-    Some((sequence, Group { position: position as u32, blocks: count as u32, payload }))
+    let session = first.session.get();
+    Some((sequence, Group { position: position as u32, blocks: count as u32, session, payload }))
 }
 
 #[cfg(test)]

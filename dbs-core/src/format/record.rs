@@ -16,18 +16,13 @@ pub enum FillState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
     /// First in each group: groups up to `sequence` are not needed any more, and the high-water
-    /// marks at that point.
+    /// marks before this group.
     Checkpoint {
         /// Last group that all metadata blocks include.
         sequence: u64,
         /// Valid metadata blocks of the volume, snapshot, spare and extent regions.
         marks: [u32; 4],
-    },
-    /// A process opened the store for writing.
-    Session {
-        /// Random.
-        id: u64,
-        /// Boot it runs in.
+        /// Boot the writing process runs in.
         boot: [u8; 16],
         /// Whether it keeps a tail.
         tail: bool,
@@ -85,6 +80,13 @@ pub enum Record<'a> {
         /// Device extent, or spare id.
         entry: u32,
     },
+    /// A snapshot is deleted: it loses name, labels and all flags but the deleted one.
+    Drop {
+        /// Slot index.
+        index: u32,
+        /// Volume it still belongs to, or 0.
+        volume: u32,
+    },
     /// A region's high-water mark rises; the new blocks hold nothing.
     Mark {
         /// Index into [`super::RegionKind::MARKED`].
@@ -103,12 +105,9 @@ impl<'a> Record<'a> {
         let start = out.len();
         out.extend_from_slice(&[self.tag(), 0, 0, 0]);
         match *self {
-            Self::Checkpoint { sequence, marks } => {
+            Self::Checkpoint { sequence, marks, boot, tail } => {
                 out.extend_from_slice(&sequence.to_le_bytes());
                 marks.iter().for_each(|mark| out.extend_from_slice(&mark.to_le_bytes()));
-            }
-            Self::Session { id, boot, tail } => {
-                out.extend_from_slice(&id.to_le_bytes());
                 out.extend_from_slice(&boot);
                 out.push(u8::from(tail));
             }
@@ -131,6 +130,10 @@ impl<'a> Record<'a> {
                 out.push(state as u8);
             }
             Self::Free { entry } => out.extend_from_slice(&entry.to_le_bytes()),
+            Self::Drop { index, volume } => {
+                out.extend_from_slice(&index.to_le_bytes());
+                out.extend_from_slice(&volume.to_le_bytes());
+            }
             Self::Mark { region, blocks } => {
                 out.extend_from_slice(&blocks.to_le_bytes());
                 out.push(region);
@@ -159,22 +162,19 @@ impl<'a> Record<'a> {
             1 => Self::Checkpoint {
                 sequence: u64::from_le_bytes(take(&mut body)?),
                 marks: [u32(&mut body)?, u32(&mut body)?, u32(&mut body)?, u32(&mut body)?],
-            },
-            2 => Self::Session {
-                id: u64::from_le_bytes(take(&mut body)?),
                 boot: take(&mut body)?,
                 tail: take::<1>(&mut body)? != [0],
             },
-            3 => Self::Volume { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
-            4 => Self::Snapshot { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
-            5 => Self::Labels { index: u32(&mut body)?, bytes: std::mem::take(&mut body) },
-            6 => Self::Entry { entry: u32(&mut body)?, bytes: std::mem::take(&mut body) },
-            7 => Self::Assign {
+            2 => Self::Volume { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
+            3 => Self::Snapshot { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
+            4 => Self::Labels { index: u32(&mut body)?, bytes: std::mem::take(&mut body) },
+            5 => Self::Entry { entry: u32(&mut body)?, bytes: std::mem::take(&mut body) },
+            6 => Self::Assign {
                 entry: u32(&mut body)?,
                 snapshot: u32(&mut body)?,
                 logical: u32(&mut body)?,
             },
-            8 => Self::Fill {
+            7 => Self::Fill {
                 entry: u32(&mut body)?,
                 start: u16::from_le_bytes(take(&mut body)?),
                 count: u16::from_le_bytes(take(&mut body)?),
@@ -185,8 +185,9 @@ impl<'a> Record<'a> {
                     _ => return None,
                 },
             },
-            9 => Self::Free { entry: u32(&mut body)? },
-            10 => Self::Mark { blocks: u32(&mut body)?, region: take::<1>(&mut body)?[0] },
+            8 => Self::Free { entry: u32(&mut body)? },
+            9 => Self::Mark { blocks: u32(&mut body)?, region: take::<1>(&mut body)?[0] },
+            10 => Self::Drop { index: u32(&mut body)?, volume: u32(&mut body)? },
             _ => return None,
         };
         body.is_empty().then_some(record)
@@ -195,15 +196,15 @@ impl<'a> Record<'a> {
     fn tag(&self) -> u8 {
         match self {
             Self::Checkpoint { .. } => 1,
-            Self::Session { .. } => 2,
-            Self::Volume { .. } => 3,
-            Self::Snapshot { .. } => 4,
-            Self::Labels { .. } => 5,
-            Self::Entry { .. } => 6,
-            Self::Assign { .. } => 7,
-            Self::Fill { .. } => 8,
-            Self::Free { .. } => 9,
-            Self::Mark { .. } => 10,
+            Self::Volume { .. } => 2,
+            Self::Snapshot { .. } => 3,
+            Self::Labels { .. } => 4,
+            Self::Entry { .. } => 5,
+            Self::Assign { .. } => 6,
+            Self::Fill { .. } => 7,
+            Self::Free { .. } => 8,
+            Self::Mark { .. } => 9,
+            Self::Drop { .. } => 10,
         }
     }
 }
@@ -227,8 +228,7 @@ mod tests {
     fn records_round_trip() {
         let slot = [3; 504];
         let records = [
-            Record::Checkpoint { sequence: 1 << 40, marks: [1, 2, 3, 4] },
-            Record::Session { id: 5, boot: [6; 16], tail: true },
+            Record::Checkpoint { sequence: 1 << 40, marks: [1, 2, 3, 4], boot: [6; 16], tail: true },
             Record::Volume { index: 7, slot: &slot },
             Record::Snapshot { index: 8, slot: &slot },
             Record::Labels { index: 9, bytes: b"x" },
@@ -237,6 +237,7 @@ mod tests {
             Record::Fill { entry: 14, start: 15, count: 16, state: FillState::Zero },
             Record::Free { entry: 17 },
             Record::Mark { region: 3, blocks: 18 },
+            Record::Drop { index: 19, volume: 20 },
         ];
         let mut bytes = Vec::new();
         records.iter().for_each(|record| record.encode(&mut bytes));

@@ -255,6 +255,10 @@ impl Storage for PreadFile {
         self.target.set_size(size_bytes)
     }
 
+    fn resizable(&self) -> bool {
+        !self.target.info().is_block_device
+    }
+
     fn driver(&self) -> &'static str {
         "pread"
     }

@@ -83,6 +83,11 @@ pub trait Storage: Send + Sync {
     /// `Unsupported` for a device of another size, or a failure of the storage.
     fn set_size(&self, size_bytes: u64) -> io::Result<()>;
 
+    /// Whether [`Storage::set_size`] can change the size: files yes, devices no.
+    fn resizable(&self) -> bool {
+        true
+    }
+
     /// Driver name for the log and `dbs info`: `io_uring`, `pread`, `sim`.
     fn driver(&self) -> &'static str;
 

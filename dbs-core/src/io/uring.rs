@@ -68,6 +68,10 @@ impl Storage for UringFile {
         self.target.set_size(size_bytes)
     }
 
+    fn resizable(&self) -> bool {
+        !self.target.info().is_block_device
+    }
+
     fn driver(&self) -> &'static str {
         "io_uring"
     }

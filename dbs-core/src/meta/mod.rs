@@ -1,1 +1,389 @@
-//! State in memory, no I/O.
+//! The state of an open store in memory. No I/O, no clock, no threads: each call is a step of a
+//! state machine, and says what must be read, written or committed by whom it is called.
+
+pub mod alloc;
+pub mod commit;
+pub mod entries;
+pub mod flatten;
+pub mod layer;
+pub mod load;
+pub mod locks;
+pub mod log;
+pub mod merge;
+pub mod names;
+pub mod plan;
+pub mod tail;
+pub mod tree;
+pub mod usage;
+pub mod view;
+pub mod zero;
+
+use crate::error::{Error, Result};
+use crate::format::geometry::LABEL_BLOCKS;
+use crate::format::record::Record;
+use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
+use crate::format::{Geometry, RegionKind};
+use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
+use alloc::{Allocator, FreeSet};
+use entries::{Entries, SPARE_BASE};
+use layer::Layer;
+use locks::{Fence, RangeLocks};
+use log::Log;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use view::View;
+use zerocopy::IntoBytes;
+
+/// Why a step cannot be taken now, and what its caller does before it tries again.
+#[derive(Debug)]
+pub enum Stop {
+    /// It never can.
+    Error(Error),
+    /// Reserve storage for these metadata blocks of a region.
+    Room(RegionKind, std::ops::Range<u32>),
+    /// No extent is free: free what is deleted, commit, and try again if that helped.
+    Space,
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// Result of a step.
+pub type Step<T> = std::result::Result<T, Stop>;
+
+/// A volume.
+#[derive(Debug)]
+pub struct Volume {
+    /// Name, unique.
+    pub name: String,
+    /// Identity.
+    pub uuid: [u8; 16],
+    /// Size in bytes.
+    pub size: u64,
+    /// Creation time.
+    pub created_ns: u64,
+    /// Revision counter.
+    pub revision: u64,
+    /// Head.
+    pub head: SnapshotId,
+    /// Named snapshots.
+    pub snapshots: BTreeMap<String, SnapshotId>,
+}
+
+/// A snapshot or head.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// Name; empty for heads and deleted ones.
+    pub name: String,
+    /// Identity.
+    pub uuid: [u8; 16],
+    /// Size in bytes.
+    pub size: u64,
+    /// Creation time.
+    pub created_ns: u64,
+    /// Revision counter when it was taken.
+    pub revision: u64,
+    /// Volume it belongs to.
+    pub volume: VolumeId,
+    /// Parent.
+    pub parent: SnapshotId,
+    /// `SNAPSHOT_*` flags.
+    pub flags: u32,
+    /// Labels as encoded on the device; empty for none.
+    pub labels: Vec<u8>,
+    /// Children.
+    pub children: BTreeSet<u32>,
+    /// Its own layer.
+    pub layer: Layer,
+}
+
+impl Snapshot {
+    /// Whether it is visible to users: a head or a named snapshot.
+    pub fn live(&self) -> bool {
+        self.flags & SNAPSHOT_DELETED == 0
+    }
+
+    /// Whether it is a head.
+    pub fn head(&self) -> bool {
+        self.flags & SNAPSHOT_HEAD != 0
+    }
+}
+
+/// The state of an open store.
+pub struct Meta {
+    /// Shape.
+    pub geometry: Geometry,
+    /// Identity of the store.
+    pub uuid: [u8; 16],
+    /// Boot this process runs in.
+    pub boot: [u8; 16],
+    volumes: Vec<Option<Volume>>,
+    volume_names: HashMap<String, VolumeId>,
+    volumes_free: FreeSet,
+    snapshots: Vec<Option<Snapshot>>,
+    snapshots_free: FreeSet,
+    deleting: BTreeSet<u32>,
+    /// Extent and spare entries.
+    pub entries: Entries,
+    /// Data extents.
+    pub extents: Allocator,
+    spares: Allocator,
+    /// Entries handed out but in no record yet, with the spare entry each will replace.
+    unlogged: HashMap<u32, Option<u32>>,
+    /// Next extent to prefer, so that neighbours stay adjacent.
+    next_extent: u32,
+    /// Valid metadata blocks by [`RegionKind::mark`].
+    marks: [u32; 4],
+    /// The marks when the last group was taken.
+    group_marks: [u32; 4],
+    /// Metadata blocks whose storage is reserved.
+    room: [u32; 4],
+    /// Snapshot slots whose label blocks' storage is reserved.
+    label_room: HashSet<u32>,
+    /// What is on its way to the device.
+    pub log: Log,
+    /// Order among writers.
+    pub locks: RangeLocks,
+    /// Running I/O.
+    pub fence: Fence,
+    views: HashMap<u32, View>,
+    open_volumes: HashMap<u32, u32>,
+    open_snapshots: HashMap<u32, u32>,
+}
+
+impl Meta {
+    /// A volume by id.
+    ///
+    /// # Panics
+    /// If there is none: ids come from names and handles that keep the volume.
+    pub fn volume(&self, id: VolumeId) -> &Volume {
+        self.volumes[id.index() - 1].as_ref().expect("volume ids in use are live")
+    }
+
+    fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
+        self.volumes[id.index() - 1].as_mut().expect("volume ids in use are live")
+    }
+
+    /// A snapshot by id.
+    ///
+    /// # Panics
+    /// If there is none: ids are proven at load and never reused while referenced.
+    pub fn snapshot(&self, id: SnapshotId) -> &Snapshot {
+        self.snapshots[id.index() - 1].as_ref().expect("snapshot ids in use are live")
+    }
+
+    fn snapshot_mut(&mut self, id: SnapshotId) -> &mut Snapshot {
+        self.snapshots[id.index() - 1].as_mut().expect("snapshot ids in use are live")
+    }
+
+    /// All volumes in use, by id.
+    pub fn volumes(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
+        let all = self.volumes.iter().enumerate();
+        all.filter_map(|(index, v)| Some((VolumeId(index as u32 + 1), v.as_ref()?)))
+    }
+
+    /// All snapshots in use, heads and deleted ones included, by id.
+    pub fn snapshots(&self) -> impl Iterator<Item = (SnapshotId, &Snapshot)> {
+        let all = self.snapshots.iter().enumerate();
+        all.filter_map(|(index, s)| Some((SnapshotId(index as u32 + 1), s.as_ref()?)))
+    }
+
+    /// Deleted snapshots still in the tree.
+    pub fn deleting(&self) -> &BTreeSet<u32> {
+        &self.deleting
+    }
+
+    /// The volume of this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn find_volume(&self, name: &str) -> Result<VolumeId> {
+        let found = self.volume_names.get(name).copied();
+        found.ok_or_else(|| Error::not_found(format!("no volume `{name}` in this store")))
+    }
+
+    /// The snapshot of this name in a volume.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn find_snapshot(&self, volume: &str, name: &str) -> Result<(VolumeId, SnapshotId)> {
+        let id = self.find_volume(volume)?;
+        let found = self.volume(id).snapshots.get(name).copied();
+        found
+            .map(|snapshot| (id, snapshot))
+            .ok_or_else(|| Error::not_found(format!("no snapshot `{volume}@{name}` in this store")))
+    }
+
+    /// Blocks of an extent.
+    pub fn blocks_per_extent(&self) -> u32 {
+        self.entries.blocks()
+    }
+
+    /// Byte offset of a block of a data extent.
+    pub fn address(&self, entry: u32, block: u32) -> u64 {
+        self.geometry.extent_address(DeviceExtent(entry)) + u64::from(block) * BLOCK_BYTES
+    }
+
+    /// High-water marks.
+    pub fn marks(&self) -> [u32; 4] {
+        self.marks
+    }
+
+    /// Storage for these metadata blocks of a region is reserved.
+    pub fn reserved(&mut self, region: RegionKind, blocks: &std::ops::Range<u32>) {
+        if region == RegionKind::Labels {
+            self.label_room.insert(blocks.start / LABEL_BLOCKS);
+            return;
+        }
+        let room = &mut self.room[region.mark()];
+        *room = (*room).max(blocks.end);
+    }
+
+    /// Ends a batch of records; whether the caller must commit before it acknowledges.
+    pub fn publish(&mut self) -> bool {
+        self.log.publish();
+        self.log.take_unsafe()
+    }
+
+    /// Makes sure that item `index` of a region has a valid metadata block.
+    fn require_block(&mut self, region: RegionKind, index: u32) -> Step<()> {
+        let block = index / self.geometry.items_per_block(region);
+        let mark = self.marks[region.mark()];
+        if block < mark {
+            return Ok(());
+        }
+        if block >= self.room[region.mark()] {
+            let ahead = (mark / 4).clamp(1, 64);
+            let most = self.geometry.needed_blocks(region);
+            return Err(Stop::Room(region, mark..(block + ahead).min(most)));
+        }
+        self.marks[region.mark()] = block + 1;
+        self.append(&Record::Mark { region: region.mark() as u8, blocks: block + 1 });
+        for new in mark..=block {
+            self.log.mark_dirty((region, new));
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, record: &Record<'_>) {
+        let of = |kind, index: u32| Some((kind, index / self.geometry.items_per_block(kind)));
+        let block = match *record {
+            Record::Checkpoint { .. } | Record::Mark { .. } => None,
+            Record::Volume { index, .. } => of(RegionKind::Volumes, index),
+            Record::Snapshot { index, .. } | Record::Drop { index, .. } => {
+                of(RegionKind::Snapshots, index)
+            }
+            Record::Labels { index, .. } => of(RegionKind::Labels, index),
+            Record::Entry { entry, .. }
+            | Record::Assign { entry, .. }
+            | Record::Fill { entry, .. }
+            | Record::Free { entry } => match entry.checked_sub(SPARE_BASE) {
+                Some(index) => of(RegionKind::Spares, index),
+                None => of(RegionKind::Extents, entry),
+            },
+        };
+        self.log.append(record, block);
+    }
+
+    fn append_volume(&mut self, id: VolumeId) {
+        let slot = self.volume_slot(id);
+        self.append(&Record::Volume { index: id.0 - 1, slot: slot.as_bytes() });
+    }
+
+    fn append_snapshot(&mut self, id: SnapshotId) {
+        let slot = self.snapshot_slot(id);
+        self.append(&Record::Snapshot { index: id.0 - 1, slot: slot.as_bytes() });
+    }
+
+    fn append_entry(&mut self, entry: u32) {
+        let mut bytes = vec![0; self.geometry.entry_bytes()];
+        self.entries.encode(entry, &mut bytes);
+        self.append(&Record::Entry { entry, bytes: &bytes });
+    }
+
+    /// The slot of a volume as on the device; all zeros if it is free.
+    fn volume_slot(&self, id: VolumeId) -> VolumeSlot {
+        let Some(volume) = self.volumes.get(id.index() - 1).and_then(Option::as_ref) else {
+            return zerocopy::FromZeros::new_zeroed();
+        };
+        let (name, name_bytes) = slots::encode_name(&volume.name);
+        VolumeSlot {
+            uuid: volume.uuid,
+            size: volume.size.into(),
+            created_ns: volume.created_ns.into(),
+            revision: volume.revision.into(),
+            head: volume.head.0.into(),
+            flags: 0.into(),
+            name_bytes,
+            reserved0: [0; 14],
+            name,
+            reserved1: [0; 184],
+        }
+    }
+
+    /// The slot of a snapshot as on the device; all zeros if it is free.
+    fn snapshot_slot(&self, id: SnapshotId) -> SnapshotSlot {
+        let Some(snapshot) = self.snapshots.get(id.index() - 1).and_then(Option::as_ref) else {
+            return zerocopy::FromZeros::new_zeroed();
+        };
+        let (name, name_bytes) = slots::encode_name(&snapshot.name);
+        SnapshotSlot {
+            uuid: snapshot.uuid,
+            size: snapshot.size.into(),
+            created_ns: snapshot.created_ns.into(),
+            revision: snapshot.revision.into(),
+            volume: snapshot.volume.0.into(),
+            parent: snapshot.parent.0.into(),
+            flags: snapshot.flags.into(),
+            name_bytes,
+            used: 1,
+            reserved0: [0; 9],
+            name,
+            reserved1: [0; 184],
+        }
+    }
+
+    /// Payload of a metadata block as of now. Entries in no record yet are free there.
+    fn image(&self, region: RegionKind, block: u32) -> Vec<u8> {
+        let mut payload = vec![0; crate::format::PAYLOAD_BYTES];
+        let items = self.geometry.items_per_block(region);
+        let first = block * items;
+        match region {
+            RegionKind::Volumes => (0..items).for_each(|i| {
+                slots::put(&mut payload, i, &self.volume_slot(VolumeId(first + i + 1)));
+            }),
+            RegionKind::Snapshots => (0..items).for_each(|i| {
+                slots::put(&mut payload, i, &self.snapshot_slot(SnapshotId(first + i + 1)));
+            }),
+            RegionKind::Labels => {
+                let snapshot = self.snapshots.get((block / LABEL_BLOCKS) as usize);
+                let labels = snapshot.and_then(Option::as_ref).map_or(&[][..], |s| &s.labels);
+                let part = label_part(labels, block % LABEL_BLOCKS);
+                payload[..part.len()].copy_from_slice(&part);
+            }
+            RegionKind::Extents | RegionKind::Spares => {
+                let base = if region == RegionKind::Spares { SPARE_BASE } else { 0 };
+                let bytes = self.geometry.entry_bytes();
+                for (i, out) in payload.chunks_exact_mut(bytes).take(items as usize).enumerate() {
+                    let id = base + first + i as u32;
+                    if !self.unlogged.contains_key(&id) {
+                        self.entries.encode(id, out);
+                    }
+                }
+            }
+            RegionKind::Journal | RegionKind::Data => unreachable!("not mirrored"),
+        }
+        payload
+    }
+}
+
+/// The bytes of encoded labels (behind their length) that go into label block 0 or 1.
+fn label_part(labels: &[u8], part: u32) -> Vec<u8> {
+    let mut all = (labels.len() as u32).to_le_bytes().to_vec();
+    all.extend_from_slice(labels);
+    let start = part as usize * crate::format::PAYLOAD_BYTES;
+    let end = (start + crate::format::PAYLOAD_BYTES).min(all.len());
+    all.get(start..end).unwrap_or_default().to_vec()
+}

@@ -495,7 +495,7 @@ fn upgrade_turns_branches_into_clones() {
     made.volume(1, 5, 10, b"branch");
     made.snapshot(5, 2, 1);
     made.extent(5, 0, &[(7, 0x57)]);
-    made.volume(2, 6, 10, b"on top");
+    made.volume(2, 6, 10, b"on@top ");
     made.snapshot(6, 3, 1);
     made.volume(3, 4, 1, b"two");
     let image = made.open().unwrap();

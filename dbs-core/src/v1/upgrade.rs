@@ -12,6 +12,7 @@ use super::tables::Extent;
 use super::{Image, Snapshot, Volume};
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::NAME_MAX_BYTES;
+use crate::meta::names;
 use crate::store::{SnapshotOptions, Store};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -238,27 +239,16 @@ fn snapshot_options(snapshot: &Snapshot) -> SnapshotOptions {
     SnapshotOptions { labels, system: !snapshot.user_created }
 }
 
-/// The name as it is if a store allows it everywhere a name can stand.
+/// The name, if a store allows it.
 pub(super) fn usable_name(name: &str) -> Option<String> {
-    let first = name.chars().next()?;
-    let usable = name.len() <= NAME_MAX_BYTES
-        && !matches!(first, '-' | '.' | '#')
-        && name.chars().all(is_usable);
-    usable.then(|| name.to_owned())
-}
-
-fn is_usable(c: char) -> bool {
-    c.is_alphanumeric() || "-_.+=~,#".contains(c)
+    names::check("a", name).is_ok().then(|| name.to_owned())
 }
 
 /// The volume's name, or the closest to it that a store allows.
 fn allowed_name(volume: &Volume) -> String {
-    if let Some(name) = usable_name(&volume.name) {
-        return name;
-    }
-    let kept: String = volume.name.chars().map(|c| if is_usable(c) { c } else { '_' }).collect();
-    usable_name(kept.trim_start_matches(['-', '.', '#']))
-        .unwrap_or_else(|| format!("volume-{}", volume.slot))
+    let forbidden = |c: char| c.is_control() || c == '@';
+    let name = volume.name.trim().replace(forbidden, "_");
+    usable_name(&name).unwrap_or_else(|| format!("volume-{}", volume.slot))
 }
 
 /// `name`, or `name-2`, `name-3`, ... if it is taken.

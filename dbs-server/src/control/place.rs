@@ -1,10 +1,8 @@
 //! Where the control socket of a store is.
 
-use dbs_core::format::superblock::Superblock;
 use dbs_core::{Error, Result};
 use nix::unistd::Uid;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -33,11 +31,7 @@ pub fn socket_path(runtime_dir: &Path, uuid: &str) -> PathBuf {
 /// # Errors
 /// `NotFound`, `Corrupt` if it is no store, `Io`.
 pub fn store_uuid(path: &Path) -> Result<String> {
-    // Until dbs-core exposes `store::peek_uuid`: the first copy only.
-    let failed = |e| Error::io(e, format!("reading the superblock of {}", path.display()));
-    let mut block = [0; 4096];
-    File::open(path).and_then(|mut file| file.read_exact(&mut block)).map_err(failed)?;
-    Superblock::decode(&block, 0).map(|superblock| uuid_text(&superblock.uuid))
+    dbs_core::store::peek_uuid(path).map(|uuid| uuid_text(&uuid))
 }
 
 /// A uuid in the usual 8-4-4-4-12 form.

@@ -1,23 +1,19 @@
 //! A small blocking NBD client: one request at a time, over any stream. It trusts nothing that
 //! the server sends; set timeouts on the stream to also survive one that sends nothing.
 
+mod negotiate;
+
 use super::export::{Extent, Failure};
-use super::wire::option::{InfoRequest, MetaRequest, OptionReplyHeader, encode_option};
 use super::wire::reply::{ReplyHeader, chunk, decode_block_status, decode_error};
 use super::wire::request::{Request, Style};
-use super::wire::{
-    Cursor, Errno, GREETING_BYTES, Malformed, OPTION_MAX_BYTES, PAYLOAD_MAX_BYTES, cmd, cmd_flag,
-    decode_greeting, flag, handshake_flag, info, opt, rep,
-};
+use super::wire::{Cursor, Errno, Malformed, cmd, cmd_flag, flag};
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Most replies to one option, and most chunks of one reply.
-const REPLIES_MAX: usize = 1 << 20;
-/// Most bytes of all replies to one option.
-const REPLIES_MAX_BYTES: usize = 64 << 20;
+/// Most chunks of one reply.
+const CHUNKS_MAX: usize = 1 << 20;
 /// Longest chunk without data to read: the largest block status a server should send.
 const CHUNK_MAX_BYTES: u64 = 16 << 20;
 
@@ -72,44 +68,6 @@ impl Client<TcpStream> {
 }
 
 impl<S: Read + Write> Client<S> {
-    /// Negotiates on a connected stream and opens the export `name`.
-    ///
-    /// # Errors
-    /// The server's refusal as a [`Failure`] inside, `InvalidData` if it does not speak the
-    /// protocol, or an error of the stream.
-    pub fn over(stream: S, name: &str, options: &ClientOptions) -> io::Result<Self> {
-        let mut client = Self::greet(stream)?;
-        let style = if options.extended { Style::Extended } else { Style::Structured };
-        let wanted = if options.extended { opt::EXTENDED_HEADERS } else { opt::STRUCTURED_REPLY };
-        if client.option(wanted, &[])?.is_ok() {
-            client.style = style;
-        }
-        if client.style.chunked() && !options.contexts.is_empty() {
-            client.select_contexts(name, &options.contexts)?;
-        }
-        client.go(name)?;
-        Ok(client)
-    }
-
-    /// Lists the exports of a server on a fresh stream: names and descriptions.
-    ///
-    /// # Errors
-    /// See [`Client::over`].
-    pub fn list(stream: S) -> io::Result<Vec<(String, String)>> {
-        let mut client = Self::greet(stream)?;
-        let mut exports = Vec::new();
-        for (kind, data) in client.option(opt::LIST, &[])?? {
-            if kind == rep::SERVER {
-                let mut cursor = Cursor::new(&data);
-                let length = cursor.u32()? as usize;
-                let name = cursor.string(length)?;
-                exports.push((name, String::from_utf8_lossy(cursor.rest()).into_owned()));
-            }
-        }
-        client.option(opt::ABORT, &[])??;
-        Ok(exports)
-    }
-
     /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
@@ -227,88 +185,6 @@ impl<S: Read + Write> Client<S> {
         self.send(cmd::DISC, 0, 0, 0, &[]).map(drop)
     }
 
-    fn greet(mut stream: S) -> io::Result<Self> {
-        let mut greeting = [0; GREETING_BYTES];
-        stream.read_exact(&mut greeting)?;
-        let flags = decode_greeting(&greeting)?;
-        if flags & handshake_flag::FIXED_NEWSTYLE == 0 {
-            return Err(Malformed("the server is too old: no fixed newstyle").into());
-        }
-        let answer = flags & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
-        stream.write_all(&u32::from(answer).to_be_bytes())?;
-        Ok(Self {
-            stream,
-            style: Style::Simple,
-            size: 0,
-            flags: 0,
-            payload_max: PAYLOAD_MAX_BYTES,
-            contexts: Vec::new(),
-            cookie: 0,
-            broken: false,
-        })
-    }
-
-    /// Sends an option and collects its replies up to the last; inside, the server's refusal.
-    #[allow(clippy::type_complexity)]
-    fn option(&mut self, option: u32, data: &[u8]) -> io::Result<io::Result<Vec<(u32, Vec<u8>)>>> {
-        self.stream.write_all(&encode_option(option, data))?;
-        let mut replies = Vec::new();
-        let mut total = 0;
-        while replies.len() < REPLIES_MAX && total <= REPLIES_MAX_BYTES {
-            let mut header = [0; OptionReplyHeader::BYTES];
-            self.stream.read_exact(&mut header)?;
-            let header = OptionReplyHeader::decode(&header)?;
-            if header.option != option || header.length > OPTION_MAX_BYTES {
-                return Err(Malformed("reply to another option, or too long").into());
-            }
-            let data = self.bytes(u64::from(header.length))?;
-            if header.is_error() {
-                let message = String::from_utf8_lossy(&data);
-                let text = format!("refused by the server ({:#x}): {message}", header.kind);
-                return Ok(Err(failed(Failure::invalid(text))));
-            }
-            if header.kind == rep::ACK {
-                return Ok(Ok(replies));
-            }
-            total += data.len();
-            replies.push((header.kind, data));
-        }
-        Err(Malformed("too many replies to an option").into())
-    }
-
-    fn select_contexts(&mut self, name: &str, queries: &[String]) -> io::Result<()> {
-        let request = MetaRequest { name: name.to_owned(), queries: queries.to_vec() };
-        for (kind, data) in self.option(opt::SET_META_CONTEXT, &request.encode())?? {
-            if kind == rep::META_CONTEXT {
-                let mut cursor = Cursor::new(&data);
-                let id = cursor.u32()?;
-                let length = cursor.rest().len();
-                self.contexts.push((id, cursor.string(length)?));
-            }
-        }
-        Ok(())
-    }
-
-    fn go(&mut self, name: &str) -> io::Result<()> {
-        let request = InfoRequest { name: name.to_owned(), wanted: vec![info::BLOCK_SIZE] };
-        let mut described = false;
-        for (_, data) in self.option(opt::GO, &request.encode())?? {
-            let mut cursor = Cursor::new(&data);
-            match cursor.u16()? {
-                info::EXPORT => {
-                    (self.size, self.flags) = (cursor.u64()?, cursor.u16()?);
-                    described = true;
-                }
-                info::BLOCK_SIZE => {
-                    let (_, _, maximum) = (cursor.u32()?, cursor.u32()?, cursor.u32()?);
-                    self.payload_max = maximum.clamp(4096, PAYLOAD_MAX_BYTES);
-                }
-                _ => {}
-            }
-        }
-        if described { Ok(()) } else { Err(Malformed("no size of the export").into()) }
-    }
-
     /// Longest range of a request without payload.
     fn effect_max(&self) -> u64 {
         if self.style == Style::Extended { u64::MAX } else { 0x8000_0000 }
@@ -350,6 +226,9 @@ impl<S: Read + Write> Client<S> {
                 "an earlier error ended the connection",
             ));
         }
+        if offset.checked_add(length).is_none() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "range beyond 2^64 bytes"));
+        }
         let payload_flag = self.style == Style::Extended && !payload.is_empty();
         let flags = if payload_flag { flags | cmd_flag::PAYLOAD_LEN } else { flags };
         self.cookie += 1;
@@ -383,7 +262,7 @@ impl<S: Read + Write> Client<S> {
     ) -> io::Result<Option<Failure>> {
         let mut failure = None;
         let mut covered: Vec<(u64, u64)> = Vec::new();
-        for _ in 0..REPLIES_MAX {
+        for _ in 0..CHUNKS_MAX {
             let (done, kind, length) = match self.reply_header(cookie)? {
                 (0, None) => {
                     if let Wanted::Data(buf) = &mut wanted {

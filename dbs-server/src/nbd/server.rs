@@ -241,19 +241,29 @@ impl Shared {
                 thread::sleep(ACCEPT_RETRY);
             }
             for listener in listeners {
-                let accepted = listener.accept().and_then(|(socket, peer)| {
-                    socket.tune()?;
-                    self.admit(socket, peer, false)
-                });
-                match accepted {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) => {
-                        self.log(|| format!("nbd: cannot accept a connection: {error}"));
-                        thread::sleep(ACCEPT_RETRY);
-                    }
-                    Ok(()) => {}
-                }
+                self.accept_one(listener);
             }
+        }
+    }
+
+    fn accept_one(self: &Arc<Self>, listener: &Listener) {
+        let (socket, peer) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                let kind = error.kind();
+                if !matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) {
+                    self.log(|| format!("nbd: cannot accept a connection: {error}"));
+                    thread::sleep(ACCEPT_RETRY);
+                }
+                return;
+            }
+        };
+        // Fails only if the peer is gone already, which its thread finds out.
+        let _ = socket.tune();
+        if let Err(error) = self.admit(socket, peer, false)
+            && !self.is_stopping()
+        {
+            self.log(|| format!("nbd: cannot serve a connection: {error}"));
         }
     }
 
@@ -312,11 +322,19 @@ impl Shared {
                 }
                 None => Ok(()),
             });
-        if let Err(error) = result {
+        if let Err(error) = result
+            && !is_departure(&error)
+        {
             let peer = lock(&self.registry).clients.get(&id).map(|client| client.info.peer.clone());
             self.log(|| format!("nbd: {} disconnected: {error}", peer.unwrap_or_default()));
         }
     }
+}
+
+/// Whether the client just went away, which is no news.
+fn is_departure(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
 }
 
 /// Takes a connection out of the registry whatever happens to its thread: stopping waits for that.

@@ -15,8 +15,6 @@ const SPARSE_READ_BYTES: u64 = 64 << 10;
 const SPARSE_EXTENTS_MAX: usize = 16;
 /// Longest payload of `BLOCK_STATUS`: a length and the ids of contexts.
 const STATUS_PAYLOAD_MAX_BYTES: u64 = 8 + 4 * CONTEXTS_MAX as u64;
-/// Longest extent of a compact reply in bytes: 32 bits, rounded down to a sector.
-const COMPACT_EXTENT_MAX_BYTES: u64 = 0xffff_fe00;
 
 /// What a connection has agreed on.
 #[derive(Clone)]
@@ -358,14 +356,9 @@ impl Session {
                 .get(*id as usize)
                 .ok_or_else(|| Failure::invalid("no such context"))?;
             let extents = self.status_of(name, offset, length, limit)?;
-            let mut descriptors: Vec<(u64, u32)> =
+            // None is longer than the request, so that compact ones fit their 32 bits.
+            let descriptors: Vec<(u64, u32)> =
                 extents.iter().map(|extent| (extent.length, extent.flags)).collect();
-            if to.style != Style::Extended
-                && let Some(long) = descriptors.iter().position(|d| d.0 > COMPACT_EXTENT_MAX_BYTES)
-            {
-                descriptors.truncate(long + 1);
-                descriptors[long].0 = COMPACT_EXTENT_MAX_BYTES;
-            }
             let flags = if index + 1 == wanted.len() { FLAG_DONE } else { 0 };
             parts.push(to.block_status(flags, *id, &descriptors));
         }

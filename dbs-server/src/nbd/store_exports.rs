@@ -181,7 +181,11 @@ impl Export for StoreExport {
     }
 
     fn flush(&self) -> Result<()> {
-        Ok(self.volume.flush()?)
+        // Clients flush what they may only read, too: nothing was written through it.
+        if !self.read_only {
+            self.volume.flush()?;
+        }
+        Ok(())
     }
 
     fn contexts(&self, prefix: &str) -> Vec<String> {

@@ -8,6 +8,7 @@ mod export;
 mod import;
 #[cfg(test)]
 mod memory;
+mod nbd;
 mod pipeline;
 mod stream;
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod tests;
 
 pub use export::{export_file, export_path, export_stream};
 pub use import::{import_file, import_stream};
+pub use nbd::NbdAccess;
 pub use stream::{
     BaseSnapshot, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader, pending, receive,
     send,

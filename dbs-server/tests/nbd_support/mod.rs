@@ -300,9 +300,21 @@ pub fn run(command: &mut Command) -> String {
     out
 }
 
-/// Runs Python in nbdsh; `uri`, `disk` and whatever else the script needs are formatted into it.
-pub fn nbdsh(script: &str) {
-    run(Command::new("nbdsh").arg("-c").arg(script));
+/// A Python that has libnbd's module, to run as nbdsh does; says so if there is none.
+pub fn nbd_python() -> Option<&'static str> {
+    let found = ["python3", "/usr/bin/python3"].into_iter().find(|python| {
+        let import = Command::new(python).args(["-c", "import nbd"]).stderr(Stdio::null()).status();
+        import.is_ok_and(|status| status.success())
+    });
+    if found.is_none() {
+        println!("SKIPPED: no Python with libnbd's module `nbd` (python3-libnbd)");
+    }
+    found
+}
+
+/// Runs a script as nbdsh does, with a handle `h` at hand.
+pub fn nbdsh(python: &str, script: &str) {
+    run(Command::new(python).args(["-m", "nbd", "-c", script]));
 }
 
 /// Waits until `condition` holds, for at most ten seconds.
@@ -316,4 +328,28 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 
 pub fn write_file(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
+}
+
+/// Writes an authority and certificates signed by it: the server's, and a client's in the layout
+/// that libnbd looks for.
+pub fn make_certificates(dir: &Path) {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&key).unwrap();
+    write_file(&dir.join("ca-cert.pem"), authority.pem().as_bytes());
+    let issuer = Issuer::new(params, key);
+    for (role, usage) in [
+        ("server", rcgen::ExtendedKeyUsagePurpose::ServerAuth),
+        ("client", rcgen::ExtendedKeyUsagePurpose::ClientAuth),
+    ] {
+        let key = KeyPair::generate().unwrap();
+        let mut params =
+            CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
+        params.extended_key_usages = vec![usage];
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        write_file(&dir.join(format!("{role}-cert.pem")), certificate.pem().as_bytes());
+        write_file(&dir.join(format!("{role}-key.pem")), key.serialize_pem().as_bytes());
+    }
 }

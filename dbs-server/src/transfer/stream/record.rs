@@ -246,3 +246,73 @@ fn read_exact(input: &mut impl Read, buf: &mut [u8]) -> Result<()> {
 fn write_error(error: io::Error) -> Error {
     Error::io(error, "writing the stream")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> StreamHeader {
+        StreamHeader {
+            volume: "v".into(),
+            snapshot: "s".into(),
+            uuid: "00000000-0000-4000-8000-000000000001".into(),
+            base: None,
+            size: 8192,
+            created_ns: 0,
+            user_created: true,
+            labels: Default::default(),
+            start: 0,
+        }
+    }
+
+    /// A stream of three records and the end, after something was done to the writer's count.
+    fn stream(alter: impl FnOnce(&mut Tally)) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut encoder = Encoder::new(&mut bytes, &header()).unwrap();
+        for sector in [0, 1, 2] {
+            encoder.zero(sector * 512, 512).unwrap();
+        }
+        alter(&mut encoder.tally);
+        encoder.finish(8192).unwrap();
+        bytes
+    }
+
+    /// Records that are found right.
+    fn right(bytes: &[u8]) -> usize {
+        let (mut decoder, _) = Decoder::new(bytes).unwrap();
+        let mut record = Record::default();
+        let mut count = 0;
+        while decoder.next(&mut record).is_ok() {
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn records_left_out_or_repeated_are_noticed_at_once() {
+        let whole = stream(|_| {});
+        assert_eq!(right(&whole), 4);
+        let start = whole.len() - 4 * RECORD_BYTES - END_BYTES;
+        for gone in 0..3 {
+            let at = start + gone * RECORD_BYTES;
+            let record = whole[at..at + RECORD_BYTES].to_vec();
+            let mut fewer = whole.clone();
+            fewer.drain(at..at + RECORD_BYTES);
+            assert_eq!(right(&fewer), gone);
+            let mut more = whole.clone();
+            more.splice(at..at, record);
+            assert_eq!(right(&more), gone + 1);
+        }
+    }
+
+    #[test]
+    fn end_that_counts_otherwise_is_refused() {
+        for alter in [
+            (|tally| tally.crc ^= 1) as fn(&mut Tally),
+            |tally| tally.data += 512,
+            |tally| tally.zero -= 512,
+        ] {
+            assert_eq!(right(&stream(alter)), 3);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Free entries: which can be handed out now, and which only after their freeing is durable and
+//! no I/O that began before can still touch them.
+
+use std::collections::VecDeque;
+
+/// A set of free ids, handed out lowest first so that the store stays dense.
+#[derive(Debug, Default)]
+pub struct FreeSet {
+    words: Vec<u64>,
+    count: u32,
+    /// No word before this one has a free id.
+    hint: usize,
+}
+
+impl FreeSet {
+    /// Adds an id.
+    pub fn insert(&mut self, id: u32) {
+        let word = (id / 64) as usize;
+        if self.words.len() <= word {
+            self.words.resize(word + 1, 0);
+        }
+        debug_assert!(self.words[word] >> (id % 64) & 1 == 0, "id {id} freed twice");
+        self.words[word] |= 1 << (id % 64);
+        self.count += 1;
+        self.hint = self.hint.min(word);
+    }
+
+    /// Adds a range of ids, none of which is there.
+    pub fn insert_range(&mut self, ids: std::ops::Range<u32>) {
+        let mut next = ids.start;
+        while next < ids.end {
+            let word = (next / 64) as usize;
+            let end = ids.end.min((word as u32 + 1) * 64);
+            if self.words.len() <= word {
+                self.words.resize(ids.end.div_ceil(64) as usize, 0);
+            }
+            self.words[word] |= (u64::MAX >> (64 - (end - next))) << (next % 64);
+            self.count += end - next;
+            self.hint = self.hint.min(word);
+            next = end;
+        }
+    }
+
+    /// Removes an id; whether it was there.
+    pub fn remove(&mut self, id: u32) -> bool {
+        let Some(word) = self.words.get_mut((id / 64) as usize) else { return false };
+        let there = *word >> (id % 64) & 1 == 1;
+        *word &= !(1 << (id % 64));
+        self.count -= u32::from(there);
+        there
+    }
+
+    /// Takes `preferred` if it is free, else the lowest free id.
+    pub fn take(&mut self, preferred: u32) -> Option<u32> {
+        if self.remove(preferred) {
+            return Some(preferred);
+        }
+        while self.hint < self.words.len() {
+            let word = self.words[self.hint];
+            if word != 0 {
+                let id = self.hint as u32 * 64 + word.trailing_zeros();
+                self.remove(id);
+                return Some(id);
+            }
+            self.hint += 1;
+        }
+        None
+    }
+
+    /// The lowest free id.
+    pub fn lowest(&self) -> Option<u32> {
+        let words = self.words.iter().enumerate().skip(self.hint);
+        let (index, word) = words.into_iter().find(|(_, word)| **word != 0)?;
+        Some(index as u32 * 64 + word.trailing_zeros())
+    }
+
+    /// Number of free ids.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+}
+
+/// A freed id that cannot be handed out yet.
+#[derive(Debug, Clone, Copy)]
+struct Quarantined {
+    id: u32,
+    /// Group that makes the freeing durable.
+    group: u64,
+    /// I/O numbered below this may still touch it.
+    fence: u64,
+}
+
+/// Ids of one kind (data extents or spares).
+#[derive(Debug, Default)]
+pub struct Allocator {
+    free: FreeSet,
+    quarantine: VecDeque<Quarantined>,
+    /// Durably free, to be given back to the device before they are handed out again; handed out
+    /// all the same when nothing else is left.
+    unpunched: Vec<u32>,
+    punch: bool,
+}
+
+impl Allocator {
+    /// An allocator whose freed ids are offered to [`Allocator::take_unpunched`] first.
+    pub fn new(punch: bool) -> Self {
+        Self { punch, ..Self::default() }
+    }
+
+    /// Ids that were never used or are known free.
+    pub fn add_free(&mut self, ids: std::ops::Range<u32>) {
+        self.free.insert_range(ids);
+    }
+
+    /// Takes ids out of the free set for good (the store shrank).
+    pub fn withdraw(&mut self, ids: std::ops::Range<u32>) {
+        for id in ids.clone() {
+            self.free.remove(id);
+        }
+        self.unpunched.retain(|id| !ids.contains(id));
+    }
+
+    /// Hands an id out, `preferred` if possible.
+    pub fn take(&mut self, preferred: u32) -> Option<u32> {
+        self.free.take(preferred).or_else(|| self.unpunched.pop())
+    }
+
+    /// The id [`Allocator::take`] would hand out with no preference.
+    pub fn lowest(&self) -> Option<u32> {
+        self.free.lowest().or_else(|| self.unpunched.last().copied())
+    }
+
+    /// Returns an id that was handed out but never used, so that nothing refers to it.
+    pub fn put_back(&mut self, id: u32) {
+        self.free.insert(id);
+    }
+
+    /// Frees an id: reusable once `group` is durable and all I/O below `fence` is done.
+    pub fn free(&mut self, id: u32, group: u64, fence: u64) {
+        self.quarantine.push_back(Quarantined { id, group, fence });
+    }
+
+    /// Lets ids out of quarantine. `oldest` is the lowest number of I/O still running.
+    pub fn release(&mut self, durable_group: u64, oldest: u64) {
+        while let Some(first) = self.quarantine.front() {
+            if first.group > durable_group || first.fence > oldest {
+                break;
+            }
+            if self.punch {
+                self.unpunched.push(first.id);
+            } else {
+                self.free.insert(first.id);
+            }
+            self.quarantine.pop_front();
+        }
+    }
+
+    /// Takes up to `max` ids to give back to the device; they return by [`Allocator::punched`].
+    pub fn take_unpunched(&mut self, max: usize) -> Vec<u32> {
+        let count = self.unpunched.len().min(max);
+        let mut ids = self.unpunched.split_off(self.unpunched.len() - count);
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Ids given back to the device.
+    pub fn punched(&mut self, ids: &[u32]) {
+        ids.iter().for_each(|id| self.free.insert(*id));
+    }
+
+    /// Ids that can be handed out now.
+    pub fn available(&self) -> u32 {
+        self.free.count() + self.unpunched.len() as u32
+    }
+
+    /// Ids in quarantine.
+    pub fn quarantined(&self) -> u32 {
+        self.quarantine.len() as u32
+    }
+
+    /// Ids waiting to be given back to the device.
+    pub fn unpunched(&self) -> u32 {
+        self.unpunched.len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_ids_come_back_only_when_durable_and_unused() {
+        let mut allocator = Allocator::new(true);
+        allocator.add_free(0..2);
+        assert_eq!(allocator.take(1), Some(1));
+        assert_eq!(allocator.take(1), Some(0));
+        assert_eq!(allocator.take(1), None);
+        allocator.free(0, 7, 100);
+        allocator.release(6, 200);
+        assert_eq!(allocator.take(0), None, "not durable");
+        allocator.release(7, 99);
+        assert_eq!(allocator.take(0), None, "I/O 99 still runs");
+        allocator.release(7, 100);
+        assert_eq!((allocator.available(), allocator.unpunched()), (1, 1));
+        assert_eq!(allocator.take(5), Some(0));
+    }
+}

@@ -1,0 +1,428 @@
+//! Extent and spare entries in memory: owner and per-block state. An extent whose blocks are all
+//! data costs 12 bytes; others add their two bitmaps.
+
+use crate::format::entry::{EntryBytes, EntryHeader};
+use crate::format::record::FillState;
+use std::ops::Range;
+use zerocopy::IntoBytes;
+
+/// Ids from here on are spare entries: zero runs and zero-only layers, without data space.
+pub const SPARE_BASE: u32 = 1 << 30;
+
+/// `bits` of an entry whose blocks are all data.
+const FULL: u32 = u32::MAX;
+/// `bits` of a free entry or a zero run.
+const NO_BITS: u32 = u32::MAX - 1;
+
+/// One entry.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    snapshot: u32,
+    logical: u32,
+    bits: u32,
+}
+
+const FREE: Entry = Entry { snapshot: 0, logical: 0, bits: NO_BITS };
+
+/// All entries, data extents and spares.
+#[derive(Debug)]
+pub struct Entries {
+    data: Vec<Entry>,
+    spares: Vec<Entry>,
+    /// Length of the zero run of each spare; 0 for a zero-only layer.
+    runs: Vec<u32>,
+    /// Bitmaps of the partly filled: data words, then zero words.
+    slab: Vec<u64>,
+    slab_free: Vec<u32>,
+    blocks: u32,
+    words: usize,
+}
+
+impl Entries {
+    /// No entries yet, for extents of `blocks` blocks.
+    pub fn new(blocks: u32) -> Self {
+        let words = blocks.div_ceil(64) as usize;
+        Self {
+            data: Vec::new(),
+            spares: Vec::new(),
+            runs: Vec::new(),
+            slab: Vec::new(),
+            slab_free: Vec::new(),
+            blocks,
+            words,
+        }
+    }
+
+    /// Makes room for ids below these counts, so that loading allocates once.
+    pub fn reserve(&mut self, data: u32, spares: u32) {
+        self.data.reserve_exact(data as usize);
+        self.spares.reserve_exact(spares as usize);
+        self.runs.reserve_exact(spares as usize);
+    }
+
+    /// Blocks in an extent.
+    pub fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Owner and volume extent; `None` if free.
+    pub fn owner(&self, id: u32) -> Option<(u32, u32)> {
+        let entry = self.get(id);
+        (entry.snapshot != 0).then_some((entry.snapshot, entry.logical))
+    }
+
+    /// Length of the zero run this spare is; 0 for any other entry.
+    pub fn run(&self, id: u32) -> u32 {
+        if id < SPARE_BASE { 0 } else { self.runs.get(spare(id)).copied().unwrap_or(0) }
+    }
+
+    /// Ids in use, data extents first.
+    pub fn used(&self) -> impl Iterator<Item = u32> {
+        let data = used(&self.data, 0);
+        data.chain(used(&self.spares, SPARE_BASE))
+    }
+
+    /// Makes an entry a layer of `snapshot` at `logical`, all blocks absent.
+    pub fn assign(&mut self, id: u32, snapshot: u32, logical: u32) {
+        self.release(id);
+        let bits = self.take_bits();
+        self.slot(id).snapshot = snapshot;
+        *self.slot(id) = Entry { snapshot, logical, bits };
+    }
+
+    /// Makes a spare the zero run `logical .. logical + length` of `snapshot`.
+    pub fn assign_run(&mut self, id: u32, snapshot: u32, logical: u32, length: u32) {
+        self.release(id);
+        *self.slot(id) = Entry { snapshot, logical, bits: NO_BITS };
+        self.runs[spare(id)] = length;
+    }
+
+    /// Changes the owner, keeping the blocks.
+    pub fn set_owner(&mut self, id: u32, snapshot: u32) {
+        self.slot(id).snapshot = snapshot;
+    }
+
+    /// Frees an entry.
+    pub fn release(&mut self, id: u32) {
+        let bits = self.slot(id).bits;
+        if bits < NO_BITS {
+            self.slab_free.push(bits);
+        }
+        *self.slot(id) = FREE;
+        if id >= SPARE_BASE {
+            self.runs[spare(id)] = 0;
+        }
+    }
+
+    /// Sets the state of a range of blocks.
+    pub fn fill(&mut self, id: u32, blocks: Range<u32>, state: FillState) {
+        let bits = self.get(id).bits;
+        if bits == FULL {
+            if state == FillState::Data {
+                return;
+            }
+            let bits = self.take_bits();
+            let start = self.bits_at(bits);
+            for word in 0..self.words {
+                self.slab[start + word] = word_mask(&(0..self.blocks), word);
+            }
+            self.slot(id).bits = bits;
+        }
+        let start = self.bits_at(self.get(id).bits);
+        let mut full = true;
+        for word in 0..self.words {
+            let mask = word_mask(&blocks, word);
+            let (data, zero) = (start + word, start + self.words + word);
+            self.slab[data] &= !mask;
+            self.slab[zero] &= !mask;
+            match state {
+                FillState::Absent => {}
+                FillState::Data => self.slab[data] |= mask,
+                FillState::Zero => self.slab[zero] |= mask,
+            }
+            full &= self.slab[data] == word_mask(&(0..self.blocks), word);
+        }
+        if full {
+            self.slab_free.push(self.get(id).bits);
+            self.slot(id).bits = FULL;
+        }
+    }
+
+    /// State of one block.
+    pub fn state(&self, id: u32, block: u32) -> FillState {
+        let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
+        if self.data_word(id, word) & bit != 0 {
+            FillState::Data
+        } else if self.zero_word(id, word) & bit != 0 {
+            FillState::Zero
+        } else {
+            FillState::Absent
+        }
+    }
+
+    /// Whether all blocks of the range are data.
+    pub fn all_data(&self, id: u32, blocks: &Range<u32>) -> bool {
+        let first = (blocks.start / 64) as usize;
+        let last = (blocks.end.saturating_sub(1) / 64) as usize;
+        (first..=last).all(|word| {
+            let mask = word_mask(blocks, word);
+            self.data_word(id, word) & mask == mask
+        })
+    }
+
+    /// Bitmap of the data blocks.
+    pub fn data_bits(&self, id: u32) -> Bits {
+        Bits::from_words((0..self.words).map(|word| self.data_word(id, word)))
+    }
+
+    /// Bitmap of the zero blocks.
+    pub fn zero_bits(&self, id: u32) -> Bits {
+        Bits::from_words((0..self.words).map(|word| self.zero_word(id, word)))
+    }
+
+    /// Replaces both bitmaps.
+    pub fn set_bits(&mut self, id: u32, data: &Bits, zero: &Bits) {
+        let (snapshot, logical) = (self.get(id).snapshot, self.get(id).logical);
+        self.assign(id, snapshot, logical);
+        for run in zero.runs(self.blocks) {
+            self.fill(id, run, FillState::Zero);
+        }
+        for run in data.runs(self.blocks) {
+            self.fill(id, run, FillState::Data);
+        }
+    }
+
+    /// Data word of an entry.
+    #[inline]
+    pub fn data_word(&self, id: u32, word: usize) -> u64 {
+        match self.get(id).bits {
+            FULL => word_mask(&(0..self.blocks), word),
+            NO_BITS => 0,
+            bits => self.slab[self.bits_at(bits) + word],
+        }
+    }
+
+    fn zero_word(&self, id: u32, word: usize) -> u64 {
+        match self.get(id).bits {
+            FULL | NO_BITS => 0,
+            bits => self.slab[self.bits_at(bits) + self.words + word],
+        }
+    }
+
+    /// Sets an entry from its bytes on the device, which the caller has checked.
+    pub fn load(&mut self, id: u32, bytes: &EntryBytes<'_>) {
+        self.release(id);
+        let header = bytes.header;
+        if header.snapshot.get() == 0 {
+            return;
+        }
+        if header.run.get() != 0 && id >= SPARE_BASE {
+            self.assign_run(id, header.snapshot.get(), header.logical.get(), header.run.get());
+            return;
+        }
+        if bytes.data.iter().all(|byte| *byte == 0xff) {
+            *self.slot(id) = Entry {
+                snapshot: header.snapshot.get(),
+                logical: header.logical.get(),
+                bits: FULL,
+            };
+            return;
+        }
+        self.assign(id, header.snapshot.get(), header.logical.get());
+        let start = self.bits_at(self.get(id).bits);
+        let words = self.words;
+        for (base, bytes) in [(start, bytes.data), (start + words, bytes.zero)] {
+            for (index, byte) in bytes.iter().enumerate() {
+                self.slab[base + index / 8] |= u64::from(*byte) << (index % 8 * 8);
+            }
+        }
+    }
+
+    /// Writes an entry's bytes to `out`, which is zeroed and as long as an entry.
+    pub fn encode(&self, id: u32, out: &mut [u8]) {
+        let entry = self.get(id);
+        let header = EntryHeader {
+            snapshot: entry.snapshot.into(),
+            logical: entry.logical.into(),
+            run: self.run(id).into(),
+            reserved: 0.into(),
+        };
+        let (head, bitmaps) = out.split_at_mut(crate::format::entry::HEADER_BYTES);
+        head.copy_from_slice(header.as_bytes());
+        let half = bitmaps.len() / 2;
+        let (data, zero) = bitmaps.split_at_mut(half);
+        for (index, byte) in data.iter_mut().enumerate() {
+            *byte = (self.data_word(id, index / 8) >> (index % 8 * 8)) as u8;
+        }
+        for (index, byte) in zero.iter_mut().enumerate() {
+            *byte = (self.zero_word(id, index / 8) >> (index % 8 * 8)) as u8;
+        }
+    }
+
+    fn get(&self, id: u32) -> Entry {
+        let entry = if id < SPARE_BASE {
+            self.data.get(id as usize)
+        } else {
+            self.spares.get(spare(id))
+        };
+        entry.copied().unwrap_or(FREE)
+    }
+
+    fn slot(&mut self, id: u32) -> &mut Entry {
+        let (table, index) = if id < SPARE_BASE {
+            (&mut self.data, id as usize)
+        } else {
+            if self.runs.len() <= spare(id) {
+                self.runs.resize(spare(id) + 1, 0);
+            }
+            (&mut self.spares, spare(id))
+        };
+        if table.len() <= index {
+            table.resize(index + 1, FREE);
+        }
+        &mut table[index]
+    }
+
+    fn bits_at(&self, bits: u32) -> usize {
+        debug_assert!(bits < NO_BITS, "entry has no bitmaps");
+        bits as usize * 2 * self.words
+    }
+
+    fn take_bits(&mut self) -> u32 {
+        let bits = self.slab_free.pop().unwrap_or_else(|| {
+            let bits = self.slab.len() / (2 * self.words);
+            self.slab.resize(self.slab.len() + 2 * self.words, 0);
+            bits as u32
+        });
+        let start = self.bits_at(bits);
+        self.slab[start..start + 2 * self.words].fill(0);
+        bits
+    }
+}
+
+fn spare(id: u32) -> usize {
+    (id - SPARE_BASE) as usize
+}
+
+fn used(table: &[Entry], base: u32) -> impl Iterator<Item = u32> {
+    let used = table.iter().enumerate().filter(|(_, entry)| entry.snapshot != 0);
+    used.map(move |(index, _)| base + index as u32)
+}
+
+fn word_mask(blocks: &Range<u32>, word: usize) -> u64 {
+    let base = word as u32 * 64;
+    let start = blocks.start.max(base);
+    let end = blocks.end.min(base + 64);
+    if start >= end {
+        return 0;
+    }
+    (u64::MAX >> (64 - (end - start))) << (start - base)
+}
+
+/// A set of blocks of an extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bits([u64; 16]);
+
+impl Bits {
+    /// The blocks of a range.
+    pub fn range(blocks: &Range<u32>) -> Self {
+        Self::from_words((0..16).map(|word| word_mask(blocks, word)))
+    }
+
+    fn from_words(words: impl Iterator<Item = u64>) -> Self {
+        let mut bits = Self::default();
+        bits.0.iter_mut().zip(words).for_each(|(out, word)| *out = word);
+        bits
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
+    /// Number of blocks.
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Whether a block is in it.
+    pub fn has(&self, block: u32) -> bool {
+        self.0[(block / 64) as usize] >> (block % 64) & 1 == 1
+    }
+
+    /// Union.
+    pub fn or(&self, other: &Self) -> Self {
+        Self::from_words(self.0.iter().zip(other.0).map(|(a, b)| a | b))
+    }
+
+    /// Intersection.
+    pub fn and(&self, other: &Self) -> Self {
+        Self::from_words(self.0.iter().zip(other.0).map(|(a, b)| a & b))
+    }
+
+    /// Those not in `other`.
+    pub fn without(&self, other: &Self) -> Self {
+        Self::from_words(self.0.iter().zip(other.0).map(|(a, b)| a & !b))
+    }
+
+    /// Maximal runs, ascending, among the first `blocks` blocks.
+    pub fn runs(&self, blocks: u32) -> impl Iterator<Item = Range<u32>> + use<> {
+        let bits = *self;
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            while next < blocks && !bits.has(next) {
+                next += 1;
+            }
+            let start = next;
+            while next < blocks && bits.has(next) {
+                next += 1;
+            }
+            (start < next).then_some(start..next)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fill_tracks_every_state() {
+        let mut entries = Entries::new(256);
+        entries.assign(3, 1, 9);
+        entries.fill(3, 10..70, FillState::Data);
+        entries.fill(3, 60..80, FillState::Zero);
+        assert_eq!(entries.state(3, 9), FillState::Absent);
+        assert_eq!(entries.state(3, 59), FillState::Data);
+        assert_eq!(entries.state(3, 60), FillState::Zero);
+        assert_eq!(entries.data_bits(3).count(), 50);
+        assert_eq!(entries.data_bits(3).runs(256).collect::<Vec<_>>(), [10..60]);
+        entries.fill(3, 0..256, FillState::Data);
+        assert_eq!(entries.slab_free.len(), 1, "a full extent keeps no bitmaps");
+        entries.fill(3, 5..6, FillState::Absent);
+        assert_eq!(entries.data_bits(3).count(), 255);
+        assert!(entries.all_data(3, &(6..256)) && !entries.all_data(3, &(5..6)));
+    }
+
+    #[test]
+    fn entries_round_trip_for_every_extent_size() {
+        for blocks in [16, 32, 256, 1024] {
+            let mut entries = Entries::new(blocks);
+            entries.assign(SPARE_BASE + 2, 4, 5);
+            entries.fill(SPARE_BASE + 2, 1..9, FillState::Zero);
+            entries.assign(0, 4, 6);
+            entries.fill(0, 0..blocks, FillState::Data);
+            entries.assign_run(SPARE_BASE, 7, 8, 9);
+            for id in [SPARE_BASE + 2, 0, SPARE_BASE] {
+                let mut bytes = vec![0; 16 + blocks as usize / 4];
+                entries.encode(id, &mut bytes);
+                let mut again = Entries::new(blocks);
+                again.load(id, &crate::format::entry::parse(&bytes).unwrap());
+                assert_eq!(again.owner(id), entries.owner(id));
+                assert_eq!(again.run(id), entries.run(id));
+                assert_eq!(again.data_bits(id), entries.data_bits(id));
+                assert_eq!(again.zero_bits(id), entries.zero_bits(id));
+            }
+        }
+    }
+}

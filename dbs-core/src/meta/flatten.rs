@@ -1,0 +1,160 @@
+//! Detaching a clone: copying down what it shows of other volumes' layers, one volume extent at a
+//! time. No step changes what anything shows, so a crash or a stop in between needs no care.
+
+use super::entries::{Bits, SPARE_BASE};
+use super::merge::Copy;
+use super::{Meta, Step};
+use crate::format::record::FillState;
+use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+
+/// How one volume extent is copied down.
+#[derive(Debug)]
+pub struct FlattenPlan {
+    entry: u32,
+    logical: u32,
+    data: Bits,
+    /// To be done before [`Meta::finish_flatten`].
+    pub copies: Vec<Copy>,
+}
+
+/// How an extent is moved elsewhere on the device.
+#[derive(Debug)]
+pub struct MovePlan {
+    from: u32,
+    to: u32,
+    /// To be done before [`Meta::finish_move`].
+    pub copies: Vec<Copy>,
+}
+
+impl Meta {
+    /// The layers of a volume that build on another volume's.
+    pub fn foreign_children(&self, volume: VolumeId) -> Vec<SnapshotId> {
+        self.snapshots()
+            .filter(|(_, s)| {
+                s.volume == volume
+                    && !s.parent.is_none()
+                    && self.snapshot(s.parent).volume != volume
+            })
+            .map(|(id, _)| id)
+            .collect()
+    }
+
+    /// Plans copying what `id` shows of its ancestors at a volume extent; `None` if it shows
+    /// nothing of theirs. The caller holds a fence number and the blocks exclusively.
+    ///
+    /// # Errors
+    /// [`super::Stop::Space`], [`super::Stop::Room`].
+    pub fn plan_flatten(&mut self, id: SnapshotId, logical: u32) -> Step<Option<FlattenPlan>> {
+        let own = self.snapshot(id).layer.get(logical);
+        if own.is_none() && self.snapshot(id).layer.in_run(logical) {
+            return Ok(None);
+        }
+        let held = own.map_or(Bits::default(), |entry| {
+            self.entries.data_bits(entry).or(&self.entries.zero_bits(entry))
+        });
+        let parent = self.snapshot(id).parent;
+        let layers = self.resolve(parent, logical);
+        let shown = |block: u32| self.source(&layers, block);
+        let mut sources = Vec::new();
+        for block in (0..self.blocks_per_extent()).filter(|block| !held.has(*block)) {
+            if let Some(source) = shown(block) {
+                sources.push((block, source));
+            }
+        }
+        if sources.is_empty() {
+            return Ok(None);
+        }
+        let entry = match own {
+            Some(entry) if entry < SPARE_BASE => entry,
+            _ => self.allocate(id, logical)?,
+        };
+        let mut data = Bits::default();
+        let mut copies: Vec<Copy> = Vec::new();
+        for (block, source) in sources {
+            data = data.or(&Bits::range(&(block..block + 1)));
+            let (from, to) = (self.address(source, block), self.address(entry, block));
+            match copies.last_mut() {
+                Some(last) if last.from + last.length == from && last.to + last.length == to => {
+                    last.length += BLOCK_BYTES;
+                }
+                _ => copies.push(Copy { from, to, length: BLOCK_BYTES }),
+            }
+        }
+        Ok(Some(FlattenPlan { entry, logical, data, copies }))
+    }
+
+    /// The copies of a plan have been written.
+    pub fn finish_flatten(&mut self, plan: &FlattenPlan) {
+        self.log_entry(plan.entry);
+        for run in plan.data.runs(self.blocks_per_extent()) {
+            self.fill(plan.entry, run, FillState::Data);
+        }
+        self.forget_everywhere(plan.logical);
+    }
+
+    /// Makes a layer a root: its ancestors show nothing through it any more.
+    pub fn cut(&mut self, id: SnapshotId) {
+        let parent = self.snapshot(id).parent;
+        self.snapshot_mut(parent).children.remove(&id.0);
+        self.set_parent(id, SnapshotId::NONE);
+        self.views.remove(&id.0);
+    }
+
+    /// Volume extents at which the chain above a layer holds anything.
+    pub fn extents_above(&self, id: SnapshotId) -> Vec<u32> {
+        self.held_in_chain(self.snapshot(id).parent).into_iter().collect()
+    }
+
+    /// The last data extent in use, and the lowest free one if that is before it.
+    pub fn next_move(&self) -> Option<(u32, u32)> {
+        let last = self.entries.used().take_while(|id| *id < SPARE_BASE).last()?;
+        let free = self.extents.lowest()?;
+        (free < last).then_some((last, free))
+    }
+
+    /// Plans moving a data extent to the lowest free one. The caller holds a fence number, and
+    /// the blocks exclusively if the owner is a head.
+    ///
+    /// # Errors
+    /// [`super::Stop::Space`], [`super::Stop::Room`].
+    pub fn plan_move(&mut self, from: u32) -> Step<MovePlan> {
+        self.log_entry(from);
+        self.forget_preference();
+        let to = self.take_extent()?;
+        let copies = self
+            .entries
+            .data_bits(from)
+            .runs(self.blocks_per_extent())
+            .map(|run| Copy {
+                from: self.address(from, run.start),
+                to: self.address(to, run.start),
+                length: u64::from(run.end - run.start) * BLOCK_BYTES,
+            })
+            .collect();
+        Ok(MovePlan { from, to, copies })
+    }
+
+    /// The move was not made: its target is free again.
+    pub fn abort_move(&mut self, plan: &MovePlan) {
+        self.extents.put_back(plan.to);
+    }
+
+    /// The copies of a plan have been written.
+    pub fn finish_move(&mut self, plan: &MovePlan) {
+        let Some((owner, logical)) = self.entries.owner(plan.from) else { return };
+        let (data, zero) = (self.entries.data_bits(plan.from), self.entries.zero_bits(plan.from));
+        self.entries.assign(plan.to, owner, logical);
+        self.entries.set_bits(plan.to, &data, &zero);
+        self.snapshot_mut(SnapshotId(owner)).layer.insert(logical, plan.to);
+        self.append_entry(plan.to);
+        self.free_entry(plan.from);
+        self.forget_everywhere(logical);
+    }
+
+    /// The volume whose blocks must be held while an extent moves, if its owner is a head.
+    pub fn move_lock(&self, extent: u32) -> Option<(VolumeId, u32)> {
+        let (owner, logical) = self.entries.owner(extent)?;
+        let owner = self.snapshot(SnapshotId(owner));
+        owner.head().then_some((owner.volume, logical))
+    }
+}

@@ -1,0 +1,311 @@
+//! What is on its way to the device: records of the next commit group, metadata blocks they made
+//! dirty, blocks being written back, and the journal ring's free space.
+
+use crate::format::RegionKind;
+use crate::format::record::Record;
+use crate::meta::tail::Tail;
+use crate::sabotage::{self, Bug};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+
+/// A mirrored metadata block.
+pub type BlockKey = (RegionKind, u32);
+
+/// A captured metadata block on its way to its two places. The second copy is written only when
+/// the first is durable, so that a torn write never costs both.
+#[derive(Debug)]
+pub struct WriteBack {
+    /// Which block.
+    pub key: BlockKey,
+    /// Payload as of group `lsn`.
+    pub image: Vec<u8>,
+    /// Group it includes.
+    pub lsn: u64,
+    /// First group it needs until it is durable twice.
+    first: u64,
+    /// Copies written so far.
+    written: u32,
+    /// Copies durable so far.
+    durable: u32,
+}
+
+/// The log.
+pub struct Log {
+    pending: Vec<u8>,
+    batch_start: usize,
+    /// Sequence the pending records will be committed with.
+    pub next: u64,
+    /// Last durable group.
+    pub durable: u64,
+    /// Session id in every group.
+    pub session: u64,
+    tail: Option<Tail>,
+    /// Records since the last [`Log::take_unsafe`] that the tail does not hold.
+    untailed: bool,
+    dirty: HashMap<BlockKey, u64>,
+    dirty_order: BTreeSet<(u64, RegionKind, u32)>,
+    /// Blocks being written back.
+    pub pipeline: Vec<WriteBack>,
+    in_pipeline: HashSet<BlockKey>,
+    ring: Ring,
+}
+
+impl Log {
+    /// A log whose last durable group is `durable`.
+    pub fn new(durable: u64, session: u64, ring: Ring) -> Self {
+        Self {
+            pending: Vec::new(),
+            batch_start: 0,
+            next: durable + 1,
+            durable,
+            session,
+            tail: None,
+            untailed: false,
+            dirty: HashMap::new(),
+            dirty_order: BTreeSet::new(),
+            pipeline: Vec::new(),
+            in_pipeline: HashSet::new(),
+            ring,
+        }
+    }
+
+    /// Keeps acknowledged records in `tail` from now on.
+    pub fn set_tail(&mut self, tail: Tail) {
+        self.tail = Some(tail);
+    }
+
+    /// Whether there is a tail.
+    pub fn has_tail(&self) -> bool {
+        self.tail.is_some()
+    }
+
+    /// Gives the tail up, at an orderly close.
+    pub fn take_tail(&mut self) -> Option<Tail> {
+        self.tail.take()
+    }
+
+    /// Appends a record to the next group. [`Log::publish`] ends the batch it belongs to.
+    pub fn append(&mut self, record: &Record<'_>, block: Option<BlockKey>) {
+        record.encode(&mut self.pending);
+        if let Some(key) = block {
+            self.mark_dirty(key);
+        }
+    }
+
+    /// Ends a batch of records that one operation made: they reach the tail together.
+    pub fn publish(&mut self) {
+        let batch = &self.pending[self.batch_start..];
+        if batch.is_empty() {
+            return;
+        }
+        let tailed = self.tail.as_mut().is_some_and(|tail| tail.append(batch));
+        self.untailed |= !tailed;
+        self.batch_start = self.pending.len();
+    }
+
+    /// Whether records published since the last call would not survive the process: the caller
+    /// must commit before it acknowledges.
+    pub fn take_unsafe(&mut self) -> bool {
+        std::mem::take(&mut self.untailed)
+    }
+
+    /// Bytes of records waiting for the next group.
+    pub fn pending_bytes(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Records of the next group above which operations should commit first.
+    pub fn pending_soft_max(&self) -> usize {
+        self.ring.blocks as usize / 16 * crate::format::PAYLOAD_BYTES
+    }
+
+    /// Whether anything has still to be written: records, dirty blocks, unfinished write-backs.
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.dirty.is_empty() && self.pipeline.is_empty()
+    }
+
+    /// Notes that a block differs from the device since the next group.
+    pub fn mark_dirty(&mut self, key: BlockKey) {
+        self.mark_dirty_since(key, self.next);
+    }
+
+    /// Notes that a block differs from the device since group `first`.
+    pub fn mark_dirty_since(&mut self, key: BlockKey, first: u64) {
+        if let std::collections::hash_map::Entry::Vacant(entry) = self.dirty.entry(key) {
+            entry.insert(first);
+            self.dirty_order.insert((first, key.0, key.1));
+        }
+    }
+
+    /// Last group that no block needs any more.
+    pub fn checkpoint(&self) -> u64 {
+        if sabotage::is(Bug::ReleaseJournalEarly) {
+            return self.next - 1;
+        }
+        let dirty = self.dirty_order.first().map(|entry| entry.0);
+        let pipeline = self.pipeline.iter().map(|item| item.first).min();
+        dirty.into_iter().chain(pipeline).min().unwrap_or(self.next) - 1
+    }
+
+    /// Takes the records of the next group, `header` first; its sequence is the returned one.
+    pub fn take_group(&mut self, header: &Record<'_>) -> (u64, Vec<u8>) {
+        self.publish();
+        let mut payload = Vec::with_capacity(self.pending.len() + 64);
+        header.encode(&mut payload);
+        payload.append(&mut self.pending);
+        self.batch_start = 0;
+        if let Some(tail) = &mut self.tail {
+            tail.next_group();
+        }
+        self.next += 1;
+        (self.next - 1, payload)
+    }
+
+    /// Up to `max` dirty blocks to write back, those first that hold the most journal.
+    pub fn pick_dirty(&mut self, max: usize) -> Vec<(BlockKey, u64)> {
+        let free = self.dirty_order.iter().filter(|e| !self.in_pipeline.contains(&(e.1, e.2)));
+        let picked: Vec<_> = free.take(max).map(|e| ((e.1, e.2), e.0)).collect();
+        for (key, first) in &picked {
+            self.dirty.remove(key);
+            self.dirty_order.remove(&(*first, key.0, key.1));
+        }
+        picked
+    }
+
+    /// Starts the write-back of a block picked with [`Log::pick_dirty`].
+    pub fn start_write_back(&mut self, key: BlockKey, first: u64, image: Vec<u8>, lsn: u64) {
+        self.in_pipeline.insert(key);
+        self.pipeline.push(WriteBack { key, image, lsn, first, written: 0, durable: 0 });
+    }
+
+    /// All copies written so far are durable now; blocks with two are done.
+    pub fn write_backs_flushed(&mut self) {
+        for item in &mut self.pipeline {
+            item.durable = item.written;
+            if item.durable == 2 {
+                self.in_pipeline.remove(&item.key);
+            }
+        }
+        self.pipeline.retain(|item| item.durable < 2);
+    }
+
+    /// The copies to write now, as (block, copy, index in the pipeline): the second of blocks whose
+    /// first is durable, or the first of blocks whose group is.
+    pub fn copies_due(&self) -> Vec<(BlockKey, u32, usize)> {
+        let early = sabotage::is(Bug::WriteBackEarly);
+        let both = sabotage::is(Bug::WriteBothCopies);
+        let mut due = Vec::new();
+        for (index, item) in self.pipeline.iter().enumerate() {
+            if item.lsn > self.durable && !early {
+                continue;
+            }
+            if item.written == item.durable {
+                due.push((item.key, item.written, index));
+            }
+            if both && item.written == 0 {
+                due.push((item.key, 1, index));
+            }
+        }
+        due
+    }
+
+    /// Notes that a copy of [`Log::copies_due`] was written.
+    pub fn copy_written(&mut self, index: usize) {
+        self.pipeline[index].written += 1;
+    }
+
+    /// Finds room in the ring for a group of `blocks`; `None` if a checkpoint must come first.
+    pub fn place(&mut self, sequence: u64, blocks: u32) -> Option<u32> {
+        self.ring.place(sequence, blocks)
+    }
+
+    /// Group `sequence`, whose header announces `checkpoint`, is durable.
+    pub fn group_durable(&mut self, sequence: u64, checkpoint: u64) {
+        self.durable = sequence;
+        self.ring.release(checkpoint);
+    }
+
+    /// Blocks of the ring in use, and in all.
+    pub fn ring_usage(&self) -> (u32, u32) {
+        (self.ring.used(), self.ring.blocks)
+    }
+}
+
+/// Free space of the journal ring. Groups lie in order, never across the end.
+#[derive(Debug)]
+pub struct Ring {
+    /// Size in blocks.
+    pub blocks: u32,
+    head: u32,
+    live: VecDeque<(u64, u32, u32)>,
+}
+
+impl Ring {
+    /// A ring holding these groups (sequence, position, blocks), oldest first; writing goes on
+    /// behind the last.
+    pub fn new(blocks: u32, live: VecDeque<(u64, u32, u32)>, head: u32) -> Self {
+        Self { blocks, head, live }
+    }
+
+    fn place(&mut self, sequence: u64, blocks: u32) -> Option<u32> {
+        let position = match self.live.front() {
+            None if blocks > self.blocks => return None,
+            None if self.head + blocks <= self.blocks => self.head,
+            None => 0,
+            Some((_, oldest, _)) if self.head > *oldest => {
+                if self.head + blocks <= self.blocks {
+                    self.head
+                } else if blocks < *oldest {
+                    0
+                } else {
+                    return None;
+                }
+            }
+            Some((_, oldest, _)) if self.head + blocks < *oldest => self.head,
+            Some(_) => return None,
+        };
+        self.live.push_back((sequence, position, blocks));
+        self.head = position + blocks;
+        Some(position)
+    }
+
+    fn release(&mut self, checkpoint: u64) {
+        while self.live.front().is_some_and(|group| group.0 <= checkpoint) {
+            self.live.pop_front();
+        }
+    }
+
+    fn used(&self) -> u32 {
+        match self.live.front() {
+            None => 0,
+            Some((_, oldest, _)) if self.head > *oldest => self.head - oldest,
+            Some((_, oldest, _)) => self.blocks - oldest + self.head,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_never_overwrites_a_live_group() {
+        let mut rng = fastrand::Rng::with_seed(2);
+        let mut ring = Ring::new(32, VecDeque::new(), 0);
+        let mut live: VecDeque<(u64, std::ops::Range<u32>)> = VecDeque::new();
+        for sequence in 1..20_000 {
+            let blocks = rng.u32(1..6);
+            while let Some(first) = live.front().map(|group| group.0) {
+                if ring.used() + blocks < 20 && rng.u32(..4) > 0 {
+                    break;
+                }
+                ring.release(first);
+                live.pop_front();
+            }
+            let position = ring.place(sequence, blocks).expect("room");
+            let range = position..position + blocks;
+            assert!(range.end <= 32);
+            assert!(live.iter().all(|(_, r)| r.end <= range.start || range.end <= r.start));
+            live.push_back((sequence, range));
+        }
+    }
+}

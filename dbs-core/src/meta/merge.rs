@@ -1,0 +1,267 @@
+//! Taking deleted snapshots out of the tree, one volume extent at a time. Every step leaves the
+//! content of every live volume and snapshot as it was, so a crash between steps needs no care.
+
+use super::entries::{Bits, SPARE_BASE};
+use super::{Meta, Step};
+use crate::format::record::FillState;
+use crate::sabotage::{self, Bug};
+use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+use std::ops::Range;
+
+/// Entries a step without copying may handle under one hold of the lock.
+const ENTRIES_PER_STEP: usize = 64;
+
+/// What the next step of background work is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing.
+    Idle,
+    /// A step was taken; nothing to copy.
+    Stepped,
+    /// Merge this volume extent of a deleted snapshot into its only child.
+    Merge(MergeAt),
+}
+
+/// A volume extent to merge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MergeAt {
+    /// Deleted snapshot.
+    pub snapshot: SnapshotId,
+    /// Its only child.
+    pub child: SnapshotId,
+    /// Volume extent.
+    pub logical: u32,
+    /// The child's volume if it is a head: its blocks must be held exclusively.
+    pub lock: Option<VolumeId>,
+}
+
+/// A copy within the data region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copy {
+    /// Byte offset to read at.
+    pub from: u64,
+    /// Byte offset to write at.
+    pub to: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// How one volume extent is merged.
+#[derive(Debug)]
+pub struct MergePlan {
+    at: MergeAt,
+    /// Entry that stays, now the child's.
+    target: u32,
+    /// Entry that is freed.
+    freed: u32,
+    data: Bits,
+    zero: Bits,
+    /// To be done before [`Meta::finish_merge`].
+    pub copies: Vec<Copy>,
+}
+
+impl Meta {
+    /// Takes the next step of background work, or says which extent to merge.
+    ///
+    /// # Errors
+    /// [`super::Stop::Room`].
+    pub fn next_work(&mut self) -> Step<Work> {
+        let ready = |id: &&u32| self.snapshot(SnapshotId(**id)).children.len() <= 1;
+        let Some(id) = self.deleting.iter().find(ready).copied().map(SnapshotId) else {
+            return Ok(Work::Idle);
+        };
+        let snapshot = self.snapshot(id);
+        let Some(child) = snapshot.children.first().copied().map(SnapshotId) else {
+            self.reclaim(id);
+            return Ok(Work::Stepped);
+        };
+        let first = snapshot.layer.iter().next();
+        if let Some((logical, _)) = first {
+            let owner = self.snapshot(child);
+            if owner.layer.get(logical).is_none() {
+                self.move_entries(id, child);
+                return Ok(Work::Stepped);
+            }
+            let lock = owner.head().then_some(owner.volume);
+            return Ok(Work::Merge(MergeAt { snapshot: id, child, logical, lock }));
+        }
+        let run = snapshot.layer.runs.iter().next().map(|(start, run)| (*start, *run));
+        match run {
+            Some((start, (length, spare))) => {
+                self.merge_run(id, child, start..start + length, spare)?;
+            }
+            None => self.unlink(id),
+        }
+        Ok(Work::Stepped)
+    }
+
+    /// Frees leaves of the tree that nobody needs, for a writer that found the store full.
+    pub fn reclaim_leaves(&mut self, max: usize) -> bool {
+        let mut any = false;
+        for _ in 0..max {
+            if self.log.pending_bytes() > self.log.pending_soft_max() {
+                break;
+            }
+            let leaf = |id: &&u32| self.snapshot(SnapshotId(**id)).children.is_empty();
+            let Some(id) = self.deleting.iter().find(leaf).copied() else { break };
+            self.reclaim(SnapshotId(id));
+            any = true;
+        }
+        any
+    }
+
+    /// Whether the merge found by [`Meta::next_work`] is still to be done.
+    pub fn still_due(&self, at: &MergeAt) -> bool {
+        let snapshot = self.snapshots[at.snapshot.index() - 1].as_ref();
+        snapshot.is_some_and(|s| {
+            !s.live()
+                && s.children.len() == 1
+                && s.children.first() == Some(&at.child.0)
+                && s.layer.get(at.logical).is_some()
+                && self.snapshot(at.child).layer.get(at.logical).is_some()
+        })
+    }
+
+    /// Plans the merge of a volume extent that both hold.
+    ///
+    /// # Panics
+    /// If [`Meta::still_due`] would say no.
+    pub fn plan_merge(&mut self, at: MergeAt) -> MergePlan {
+        let upper = self.snapshot(at.child).layer.get(at.logical).expect("still due");
+        let lower = self.snapshot(at.snapshot).layer.get(at.logical).expect("still due");
+        self.log_entry(upper);
+        self.log_entry(lower);
+        let (upper_data, mut upper_zero) =
+            (self.entries.data_bits(upper), self.entries.zero_bits(upper));
+        if sabotage::is(Bug::MergeIgnoresZeros) {
+            upper_zero = Bits::default();
+        }
+        let hidden = upper_data.or(&upper_zero);
+        let lower_data = self.entries.data_bits(lower).without(&hidden);
+        let mut zero = self.entries.zero_bits(lower).without(&hidden).or(&upper_zero);
+        if self.snapshot(at.snapshot).parent.is_none() {
+            zero = Bits::default();
+        }
+        // The data that is fewer moves; what it lands on is visible to nobody: blocks the child
+        // does not hold, or blocks of the deleted snapshot that the child hides.
+        let keep_upper = lower_data.is_empty()
+            || (upper < SPARE_BASE
+                && !upper_data.is_empty()
+                && lower_data.count() <= upper_data.count());
+        let (target, freed, moving) = if keep_upper {
+            (upper, lower, lower_data)
+        } else {
+            (lower, upper, upper_data)
+        };
+        let copies = moving
+            .runs(self.blocks_per_extent())
+            .map(|run| Copy {
+                from: self.address(freed, run.start),
+                to: self.address(target, run.start),
+                length: u64::from(run.end - run.start) * BLOCK_BYTES,
+            })
+            .collect();
+        MergePlan { at, target, freed, data: lower_data.or(&upper_data), zero, copies }
+    }
+
+    /// The copies of a plan have been written: makes the merge real.
+    pub fn finish_merge(&mut self, plan: &MergePlan) {
+        let MergeAt { snapshot, child, logical, .. } = plan.at;
+        self.entries.set_owner(plan.target, child.0);
+        self.entries.set_bits(plan.target, &plan.data, &plan.zero);
+        self.snapshot_mut(snapshot).layer.remove(logical);
+        self.snapshot_mut(child).layer.insert(logical, plan.target);
+        self.append_entry(plan.target);
+        self.free_entry(plan.freed);
+        self.forget_everywhere(logical);
+    }
+
+    /// Steps of background work known to remain.
+    pub fn work_remaining(&self) -> u64 {
+        let ready = self.deleting.iter().map(|id| self.snapshot(SnapshotId(*id)));
+        let steps = ready.filter(|s| s.children.len() <= 1);
+        steps.map(|s| 1 + u64::from(s.layer.len()) + s.layer.runs.len() as u64).sum::<u64>()
+            + u64::from(self.extents.unpunched())
+    }
+
+    /// Frees some entries of a deleted snapshot without children, and at last the snapshot.
+    fn reclaim(&mut self, id: SnapshotId) {
+        let layer = &self.snapshot(id).layer;
+        let some: Vec<_> = layer.iter().take(ENTRIES_PER_STEP).collect();
+        for (logical, entry) in &some {
+            self.snapshot_mut(id).layer.remove(*logical);
+            self.free_entry(*entry);
+        }
+        if some.len() < ENTRIES_PER_STEP {
+            let runs = std::mem::take(&mut self.snapshot_mut(id).layer.runs);
+            runs.into_values().for_each(|(_, spare)| self.free_entry(spare));
+            self.unlink(id);
+        }
+    }
+
+    /// Hands entries to the child as far as it has none there; those its zero runs hide are freed.
+    fn move_entries(&mut self, id: SnapshotId, child: SnapshotId) {
+        let layer = &self.snapshot(id).layer;
+        let some: Vec<_> = layer.iter().take(ENTRIES_PER_STEP).collect();
+        for (logical, entry) in some {
+            let owner = &self.snapshot(child).layer;
+            if owner.get(logical).is_some() {
+                break;
+            }
+            let hidden = owner.in_run(logical) && !sabotage::is(Bug::MergeIgnoresZeros);
+            self.snapshot_mut(id).layer.remove(logical);
+            if hidden {
+                self.free_entry(entry);
+            } else {
+                self.entries.set_owner(entry, child.0);
+                self.snapshot_mut(child).layer.insert(logical, entry);
+                if !self.log_entry(entry) {
+                    self.append_entry(entry);
+                }
+            }
+            self.forget_everywhere(logical);
+        }
+    }
+
+    /// Hands a zero run to the child: marks zeros in the entries the child has there, a few at a
+    /// time, then gives it the run.
+    fn merge_run(
+        &mut self,
+        id: SnapshotId,
+        child: SnapshotId,
+        extents: Range<u32>,
+        spare: u32,
+    ) -> Step<()> {
+        if !self.snapshot(id).parent.is_none() {
+            let all = Bits::range(&(0..self.blocks_per_extent()));
+            let held = self.snapshot(child).layer.iter_from(extents.start);
+            let open: Vec<_> = held
+                .take_while(|(logical, _)| *logical < extents.end)
+                .map(|(logical, entry)| {
+                    let held =
+                        self.entries.data_bits(entry).or(&self.entries.zero_bits(entry));
+                    (logical, entry, all.without(&held))
+                })
+                .filter(|(_, _, absent)| !absent.is_empty())
+                .take(ENTRIES_PER_STEP)
+                .collect();
+            for (logical, entry, absent) in &open {
+                for run in absent.runs(self.blocks_per_extent()) {
+                    self.fill(*entry, run, FillState::Zero);
+                }
+                self.forget_everywhere(*logical);
+            }
+            if !open.is_empty() {
+                return Ok(());
+            }
+        }
+        self.snapshot_mut(id).layer.runs.remove(&extents.start);
+        if self.snapshot(id).parent.is_none() {
+            self.free_entry(spare);
+        } else {
+            let given = self.add_run(child, extents, Some(spare))?;
+            assert!(given, "the donor is a spare");
+        }
+        Ok(())
+    }
+}

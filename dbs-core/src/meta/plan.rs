@@ -1,0 +1,299 @@
+//! Reading and writing whole blocks: where they are, what to allocate, and what to record when
+//! the data has been written.
+
+use super::entries::SPARE_BASE;
+use super::{Meta, Step, Stop};
+use crate::error::Error;
+use crate::format::RegionKind;
+use crate::format::record::{FillState, Record};
+use crate::sabotage::{self, Bug};
+use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+use std::ops::Range;
+
+/// A part of a read: bytes to fetch, or zeros.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadPiece {
+    /// Byte offset on the device; `None` reads as zeros.
+    pub address: Option<u64>,
+    /// Blocks.
+    pub blocks: u64,
+}
+
+/// A part of a write: blocks of one data extent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WritePiece {
+    /// Byte offset on the device.
+    pub address: u64,
+    /// Data extent.
+    pub entry: u32,
+    /// Volume extent.
+    pub logical: u32,
+    /// Blocks in it.
+    pub blocks: Range<u32>,
+}
+
+impl Meta {
+    /// Finds the blocks of a range. The caller holds a fence number until it has read them.
+    pub fn plan_read(&mut self, from: SnapshotId, blocks: Range<u64>, out: &mut Vec<ReadPiece>) {
+        out.clear();
+        for (logical, part) in split(blocks, self.blocks_per_extent()) {
+            // Borrowed in two steps: the look-up may remember, the rest only reads.
+            self.look_up(from, logical);
+            let found = self.remembered(from, logical);
+            let mut block = part.start;
+            while block < part.end {
+                let source = found.source(self, block);
+                let start = block;
+                block += 1;
+                while block < part.end && found.source(self, block) == source {
+                    block += 1;
+                }
+                let address = source.map(|entry| self.address(entry, start));
+                push_read(out, address, u64::from(block - start));
+            }
+        }
+    }
+
+    /// Finds or allocates the place of every block of a write to a volume's head. On an error
+    /// nothing has been allocated.
+    ///
+    /// # Errors
+    /// [`Stop::Space`], [`Stop::Room`].
+    pub fn plan_write(
+        &mut self,
+        volume: VolumeId,
+        blocks: Range<u64>,
+        out: &mut Vec<WritePiece>,
+    ) -> Step<()> {
+        out.clear();
+        let head = self.volume(volume).head;
+        let mut fresh = Vec::new();
+        for (logical, part) in split(blocks, self.blocks_per_extent()) {
+            let entry = match self.snapshot(head).layer.get(logical) {
+                Some(entry) if entry < SPARE_BASE => entry,
+                _ => match self.allocate(head, logical) {
+                    Ok(entry) => {
+                        fresh.push(logical);
+                        entry
+                    }
+                    Err(stop) => {
+                        fresh.iter().for_each(|logical| self.unallocate(head, *logical));
+                        return Err(stop);
+                    }
+                },
+            };
+            let address = self.address(entry, part.start);
+            out.push(WritePiece { address, entry, logical, blocks: part });
+        }
+        Ok(())
+    }
+
+    /// The data of these pieces has been written: records what became data.
+    pub fn finish_write(&mut self, volume: VolumeId, pieces: &[WritePiece]) {
+        let head = self.volume(volume).head;
+        for piece in pieces {
+            if !self.unlogged.contains_key(&piece.entry)
+                && self.entries.all_data(piece.entry, &piece.blocks)
+            {
+                continue;
+            }
+            self.entries.fill(piece.entry, piece.blocks.clone(), FillState::Data);
+            self.note_filled(head, piece.logical, piece.entry, &piece.blocks);
+            if !self.log_entry(piece.entry) {
+                self.append(&Record::Fill {
+                    entry: piece.entry,
+                    start: piece.blocks.start as u16,
+                    count: (piece.blocks.end - piece.blocks.start) as u16,
+                    state: FillState::Data,
+                });
+            }
+        }
+    }
+
+    /// A write failed: extents allocated for it are free again unless somebody else uses them.
+    pub fn abort_write(&mut self, volume: VolumeId, pieces: &[WritePiece]) {
+        let head = self.volume(volume).head;
+        for piece in pieces {
+            let unused = self.entries.data_bits(piece.entry).is_empty();
+            let whole = self.extent_blocks(piece.logical);
+            if unused
+                && self.unlogged.contains_key(&piece.entry)
+                && self.locks.sole(volume.0, &whole)
+            {
+                self.unallocate(head, piece.logical);
+            }
+        }
+    }
+
+    /// Blocks of a volume extent, counted from the volume's start.
+    pub fn extent_blocks(&self, logical: u32) -> Range<u64> {
+        let blocks = u64::from(self.blocks_per_extent());
+        u64::from(logical) * blocks..(u64::from(logical) + 1) * blocks
+    }
+
+    /// Gives `owner` a data extent at `logical`, with the zero marks of what it replaces there
+    /// (a zero run or a zero-only layer). It is in no record until [`Meta::log_entry`].
+    pub(super) fn allocate(&mut self, owner: SnapshotId, logical: u32) -> Step<u32> {
+        if self.log.pending_bytes() > self.log.pending_soft_max() {
+            return Err(Stop::Space);
+        }
+        let entry = self.take_extent()?;
+        let replaced = self.snapshot(owner).layer.get(logical);
+        let zeros = match replaced {
+            Some(spare) => self.entries.zero_bits(spare),
+            None if self.snapshot(owner).layer.in_run(logical) => {
+                super::entries::Bits::range(&(0..self.blocks_per_extent()))
+            }
+            None => super::entries::Bits::default(),
+        };
+        self.entries.assign(entry, owner.0, logical);
+        for run in zeros.runs(self.blocks_per_extent()) {
+            self.entries.fill(entry, run, FillState::Zero);
+        }
+        self.snapshot_mut(owner).layer.insert(logical, entry);
+        self.unlogged.insert(entry, replaced);
+        self.forget(owner, logical);
+        Ok(entry)
+    }
+
+    /// Puts an entry that is in no record yet into one, with all it holds; whether it was so.
+    pub(super) fn log_entry(&mut self, entry: u32) -> bool {
+        let Some(replaced) = self.unlogged.remove(&entry) else { return false };
+        self.append_entry(entry);
+        if let Some(spare) = replaced {
+            self.free_entry(spare);
+        }
+        true
+    }
+
+    /// Frees an entry that no layer map refers to any more.
+    pub(super) fn free_entry(&mut self, entry: u32) {
+        self.entries.release(entry);
+        if let Some(replaced) = self.unlogged.remove(&entry) {
+            if let Some(spare) = replaced {
+                self.free_entry(spare);
+            }
+            // Nobody but an aborted write ever touched it.
+            self.extents.put_back(entry);
+            return;
+        }
+        self.append(&Record::Free { entry });
+        let (group, fence) = if sabotage::is(Bug::ReuseFreedEarly) {
+            (0, 0)
+        } else {
+            (self.log.next, self.fence.next())
+        };
+        match entry.checked_sub(SPARE_BASE) {
+            Some(spare) => self.spares.free(spare, group, fence),
+            None => self.extents.free(entry, group, fence),
+        }
+    }
+
+    /// Takes a free data extent.
+    pub(super) fn take_extent(&mut self) -> Step<u32> {
+        self.release_freed();
+        // Neighbours stay adjacent as long as that does not spread the store: beyond the present
+        // mark, the lowest free extent comes first.
+        let known =
+            self.marks[RegionKind::Extents.mark()] * self.geometry.items_per_block(RegionKind::Extents);
+        let preferred = if self.next_extent < known { self.next_extent } else { 0 };
+        let Some(entry) = self.extents.take(preferred) else { return Err(Stop::Space) };
+        if let Err(stop) = self.require_block(RegionKind::Extents, entry) {
+            self.extents.put_back(entry);
+            return Err(stop);
+        }
+        self.next_extent = entry + 1;
+        Ok(entry)
+    }
+
+    /// The next extent taken is the lowest free one.
+    pub(super) fn forget_preference(&mut self) {
+        self.next_extent = 0;
+    }
+
+    /// Takes a free spare entry; `None` if there is none.
+    pub(super) fn take_spare(&mut self) -> Step<Option<u32>> {
+        self.release_freed();
+        let Some(spare) = self.spares.take(0) else { return Ok(None) };
+        if let Err(stop) = self.require_block(RegionKind::Spares, spare) {
+            self.spares.put_back(spare);
+            return Err(stop);
+        }
+        Ok(Some(SPARE_BASE + spare))
+    }
+
+    /// Lets freed entries out of quarantine whose freeing is durable.
+    pub fn release_freed(&mut self) {
+        let durable =
+            if sabotage::is(Bug::ReuseFreedEarly) { u64::MAX } else { self.log.durable };
+        self.extents.release(durable, self.fence.oldest());
+        self.spares.release(durable, self.fence.oldest());
+    }
+
+    /// Why no extent is free, for people.
+    pub fn no_space(&self) -> Error {
+        Error::no_space(format!(
+            "the store is full: all {} extents of {} are in use; delete snapshots or volumes, \
+             discard, or grow the store",
+            self.geometry.data_extents(),
+            crate::units::format_size(self.geometry.extent_bytes),
+        ))
+    }
+
+    fn unallocate(&mut self, head: SnapshotId, logical: u32) {
+        let Some(entry) = self.snapshot(head).layer.get(logical) else { return };
+        let Some(replaced) = self.unlogged.remove(&entry) else { return };
+        let layer = &mut self.snapshot_mut(head).layer;
+        match replaced {
+            Some(spare) => layer.insert(logical, spare),
+            None => layer.remove(logical),
+        };
+        self.entries.release(entry);
+        self.extents.put_back(entry);
+        self.forget(head, logical);
+    }
+}
+
+/// Splits blocks of a volume at extent borders: (volume extent, blocks in it).
+pub fn split(blocks: Range<u64>, per_extent: u32) -> impl Iterator<Item = (u32, Range<u32>)> {
+    let per_extent = u64::from(per_extent);
+    let mut next = blocks.start;
+    std::iter::from_fn(move || {
+        if next >= blocks.end {
+            return None;
+        }
+        let logical = next / per_extent;
+        let end = blocks.end.min((logical + 1) * per_extent);
+        let base = logical * per_extent;
+        let part = (next - base) as u32..(end - base) as u32;
+        next = end;
+        Some((logical as u32, part))
+    })
+}
+
+fn push_read(out: &mut Vec<ReadPiece>, address: Option<u64>, blocks: u64) {
+    if let Some(last) = out.last_mut() {
+        let follows = match (last.address, address) {
+            (None, None) => true,
+            (Some(a), Some(b)) => a + last.blocks * BLOCK_BYTES == b,
+            _ => false,
+        };
+        if follows {
+            last.blocks += blocks;
+            return;
+        }
+    }
+    out.push(ReadPiece { address, blocks });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_split_at_extents() {
+        let parts: Vec<_> = split(250..530, 256).collect();
+        assert_eq!(parts, [(0, 250..256), (1, 0..256), (2, 0..18)]);
+        assert_eq!(split(5..5, 256).count(), 0);
+    }
+}

@@ -1,0 +1,207 @@
+//! The tail: records acknowledged but not yet in a durable commit group, in memory that survives
+//! the process. Two halves: one for the group being committed, one for the next.
+
+use crate::io::TailMemory;
+use crate::sabotage::{self, Bug};
+use std::sync::atomic::{Ordering, compiler_fence};
+
+const MAGIC: [u8; 8] = *b"DBStail2";
+const HEADER_BYTES: usize = 4096;
+const HALF_HEADER_BYTES: usize = 64;
+/// Length and checksum in front of each record batch.
+const FRAME_BYTES: usize = 8;
+
+/// What ties a tail to one state of one store in one boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TailKey {
+    /// Store.
+    pub store: [u8; 16],
+    /// Boot.
+    pub boot: [u8; 16],
+    /// Session that writes it.
+    pub session: u64,
+}
+
+/// The writer's side.
+pub struct Tail {
+    memory: Box<dyn TailMemory>,
+    /// Group whose records are appended now.
+    group: u64,
+    used: usize,
+}
+
+impl Tail {
+    /// Starts an empty tail for `group`; whatever was there is gone.
+    pub fn start(mut memory: Box<dyn TailMemory>, key: &TailKey, group: u64) -> Self {
+        let bytes = memory.bytes_mut();
+        // The key goes last: a half-made tail belongs to nobody.
+        bytes[..HEADER_BYTES].fill(0);
+        compiler_fence(Ordering::SeqCst);
+        let mut tail = Self { memory, group, used: 0 };
+        tail.reset_half(group + 1, 0);
+        tail.reset_half(group, group);
+        let bytes = tail.memory.bytes_mut();
+        bytes[8..24].copy_from_slice(&key.store);
+        bytes[24..40].copy_from_slice(&key.boot);
+        bytes[40..48].copy_from_slice(&key.session.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[8..48]);
+        bytes[48..52].copy_from_slice(&crc.to_le_bytes());
+        compiler_fence(Ordering::SeqCst);
+        bytes[..8].copy_from_slice(&MAGIC);
+        tail
+    }
+
+    /// Appends records of the current group; `false` if they do not fit (commit first).
+    pub fn append(&mut self, records: &[u8]) -> bool {
+        if sabotage::is(Bug::SkipTail) {
+            return true;
+        }
+        let used = self.used;
+        let half = half_mut(self.memory.bytes_mut(), self.group);
+        let Some(room) = half.get_mut(HALF_HEADER_BYTES + used..) else { return false };
+        if room.len() < FRAME_BYTES + records.len() {
+            return false;
+        }
+        room[..4].copy_from_slice(&(records.len() as u32).to_le_bytes());
+        room[4..8].copy_from_slice(&crc32c::crc32c(records).to_le_bytes());
+        room[FRAME_BYTES..][..records.len()].copy_from_slice(records);
+        self.used += FRAME_BYTES + records.len();
+        // Published last: a process killed in between leaves the shorter, valid tail.
+        compiler_fence(Ordering::SeqCst);
+        half[8..16].copy_from_slice(&(self.used as u64).to_le_bytes());
+        true
+    }
+
+    /// The current group is being committed: records from now on belong to the next one. Its half
+    /// is free, as the group before the current one is durable.
+    pub fn next_group(&mut self) {
+        self.reset_half(self.group + 1, self.group + 1);
+        self.group += 1;
+        self.used = 0;
+    }
+
+    /// The store is closed in good order.
+    pub fn remove(mut self) {
+        self.memory.bytes_mut()[..8].fill(0);
+        self.memory.remove();
+    }
+
+    fn reset_half(&mut self, which: u64, group: u64) {
+        let half = half_mut(self.memory.bytes_mut(), which);
+        half[8..16].fill(0);
+        compiler_fence(Ordering::SeqCst);
+        half[..8].copy_from_slice(&group.to_le_bytes());
+    }
+}
+
+/// The records a tail holds beyond the last durable group, oldest first; `None` if the memory is
+/// no tail of this store, boot and session.
+pub fn replay(memory: &mut dyn TailMemory, key: &TailKey, durable: u64) -> Option<Vec<Vec<u8>>> {
+    let bytes = memory.bytes_mut();
+    let crc = u32::from_le_bytes(bytes[48..52].try_into().ok()?);
+    if bytes[..8] != MAGIC || crc32c::crc32c(&bytes[8..48]) != crc {
+        return None;
+    }
+    let session = u64::from_le_bytes(bytes[40..48].try_into().ok()?);
+    let stale = bytes[8..24] != key.store || bytes[24..40] != key.boot || session != key.session;
+    if stale && !sabotage::is(Bug::ReplayStaleTail) {
+        return None;
+    }
+    let mut batches = Vec::new();
+    for group in [durable + 1, durable + 2] {
+        let half = half_mut(bytes, group);
+        let found = u64::from_le_bytes(half[..8].try_into().ok()?);
+        if found != group && !sabotage::is(Bug::ReplayStaleTail) {
+            continue;
+        }
+        let used = u64::from_le_bytes(half[8..16].try_into().ok()?) as usize;
+        let mut rest = half.get(HALF_HEADER_BYTES..)?.get(..used)?;
+        while let Some((head, body)) = rest.split_at_checked(FRAME_BYTES) {
+            let length = u32::from_le_bytes(head[..4].try_into().ok()?) as usize;
+            let crc = u32::from_le_bytes(head[4..].try_into().ok()?);
+            let (records, next) = body.split_at_checked(length)?;
+            if crc32c::crc32c(records) != crc {
+                return None;
+            }
+            batches.push(records.to_vec());
+            rest = next;
+        }
+    }
+    Some(batches)
+}
+
+fn half_mut(bytes: &mut [u8], group: u64) -> &mut [u8] {
+    let half = (bytes.len() - HEADER_BYTES) / 2;
+    let start = HEADER_BYTES + (group % 2) as usize * half;
+    &mut bytes[start..start + half]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone)]
+    struct Shared(Arc<Mutex<Box<[u8]>>>);
+
+    impl TailMemory for Shared {
+        fn bytes_mut(&mut self) -> &mut [u8] {
+            let mut guard = self.0.lock().unwrap();
+            let bytes: *mut [u8] = &mut **guard;
+            // SAFETY: the tests use one handle at a time.
+            #[allow(unsafe_code)]
+            unsafe {
+                &mut *bytes
+            }
+        }
+        fn remove(&mut self) {}
+    }
+
+    const KEY: TailKey = TailKey { store: [1; 16], boot: [2; 16], session: 3 };
+
+    fn memory() -> Shared {
+        Shared(Arc::new(Mutex::new(vec![0xee; 64 << 10].into_boxed_slice())))
+    }
+
+    #[test]
+    fn replays_only_what_is_not_durable() {
+        let mut shared = memory();
+        let mut tail = Tail::start(Box::new(shared.clone()), &KEY, 5);
+        assert!(tail.append(b"five"));
+        tail.next_group();
+        assert!(tail.append(b"six"));
+        let replay = |memory: &mut Shared, durable| replay(memory, &KEY, durable).unwrap();
+        assert_eq!(replay(&mut shared, 4), [b"five".to_vec(), b"six".to_vec()]);
+        assert_eq!(replay(&mut shared, 5), [b"six".to_vec()]);
+        assert!(replay(&mut shared, 6).is_empty());
+        tail.next_group();
+        assert_eq!(replay(&mut shared, 5), [b"six".to_vec()]);
+    }
+
+    #[test]
+    fn another_boot_session_or_store_replays_nothing() {
+        let mut shared = memory();
+        assert!(replay(&mut shared, &KEY, 0).is_none());
+        let mut tail = Tail::start(Box::new(shared.clone()), &KEY, 1);
+        assert!(tail.append(b"one"));
+        for key in [
+            TailKey { store: [9; 16], ..KEY },
+            TailKey { boot: [9; 16], ..KEY },
+            TailKey { session: 9, ..KEY },
+        ] {
+            assert!(replay(&mut shared, &key, 0).is_none());
+        }
+        tail.remove();
+        assert!(replay(&mut shared, &KEY, 0).is_none());
+    }
+
+    #[test]
+    fn a_full_half_refuses() {
+        let mut tail = Tail::start(Box::new(memory()), &KEY, 1);
+        let batch = [7; 4000];
+        let fits = (0..100).take_while(|_| tail.append(&batch)).count();
+        assert_eq!(fits, 7);
+        tail.next_group();
+        assert!(tail.append(&batch));
+    }
+}

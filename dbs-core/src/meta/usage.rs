@@ -1,0 +1,307 @@
+//! Who holds how much, what a volume looks like as ranges, and where two points differ.
+
+use super::entries::{Bits, SPARE_BASE};
+use super::{Meta, Snapshot};
+use crate::info::{MapRange, RangeState, Usage};
+use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+impl Meta {
+    /// Space of a snapshot, or of a head seen with its volume's snapshots.
+    pub fn usage(&self, id: SnapshotId) -> Usage {
+        let snapshot = self.snapshot(id);
+        let scope = if snapshot.head() { Scope::Volume(snapshot.volume) } else { Scope::One(id) };
+        let mut referenced = 0;
+        let mut exclusive = 0;
+        for logical in self.held_in_chain(id) {
+            let (all, alone) = self.visible(id, logical, scope);
+            referenced += u64::from(all);
+            exclusive += u64::from(alone);
+        }
+        let extent = self.geometry.extent_bytes;
+        let (allocated, reclaimable) = match scope {
+            Scope::One(_) => (self.extents_of(snapshot), self.freed_by_deleting(id)),
+            Scope::Volume(volume) => self.volume_extents(volume),
+        };
+        Usage {
+            referenced: referenced * BLOCK_BYTES,
+            exclusive: exclusive * BLOCK_BYTES,
+            shared: (referenced - exclusive) * BLOCK_BYTES,
+            allocated: allocated * extent,
+            reclaimable: reclaimable * extent,
+        }
+    }
+
+    /// Number of layers from a snapshot to its root.
+    pub fn depth(&self, id: SnapshotId) -> u64 {
+        self.chain(id).count() as u64
+    }
+
+    /// A snapshot and its ancestors.
+    pub fn chain(&self, id: SnapshotId) -> impl Iterator<Item = SnapshotId> {
+        let first = (!id.is_none()).then_some(id);
+        std::iter::successors(first, |at| {
+            let parent = self.snapshot(*at).parent;
+            (!parent.is_none()).then_some(parent)
+        })
+    }
+
+    /// The map of blocks of a snapshot, at most `limit` ranges.
+    pub fn map(&self, id: SnapshotId, blocks: Range<u64>, limit: usize) -> Vec<MapRange> {
+        let per_extent = u64::from(self.blocks_per_extent());
+        let mut ranges = Ranges { list: Vec::new(), limit };
+        let mut next = blocks.start;
+        while next < blocks.end && !ranges.full() {
+            let logical = (next / per_extent) as u32;
+            match self.next_held(id, logical) {
+                Some(held) if held == logical => {
+                    let end = blocks.end.min((u64::from(logical) + 1) * per_extent);
+                    let base = u64::from(logical) * per_extent;
+                    let (data, zero) = self.states(id, logical);
+                    for block in next..end {
+                        let at = (block - base) as u32;
+                        let state = if data.has(at) {
+                            RangeState::Data
+                        } else if zero.has(at) {
+                            RangeState::Zero
+                        } else {
+                            RangeState::Hole
+                        };
+                        ranges.push(block..block + 1, state);
+                    }
+                    next = end;
+                }
+                held => {
+                    let end = held.map_or(blocks.end, |held| u64::from(held) * per_extent);
+                    let end = end.min(blocks.end);
+                    ranges.push(next..end, RangeState::Hole);
+                    next = end;
+                }
+            }
+        }
+        ranges.list.truncate(limit);
+        ranges.list
+    }
+
+    /// Blocks of `to` whose content may differ from `from` (an empty volume if `None`).
+    pub fn diff(
+        &self,
+        from: Option<SnapshotId>,
+        to: SnapshotId,
+        blocks: Range<u64>,
+    ) -> Vec<MapRange> {
+        let per_extent = u64::from(self.blocks_per_extent());
+        let mut ranges = Ranges { list: Vec::new(), limit: usize::MAX };
+        let mut next = blocks.start;
+        while next < blocks.end {
+            let logical = (next / per_extent) as u32;
+            let held = [from, Some(to)].into_iter().flatten().filter_map(|id| self.next_held(id, logical));
+            let Some(held) = held.min() else { break };
+            let base = u64::from(held) * per_extent;
+            let old = from.map(|id| self.resolve(id, held)).unwrap_or_default();
+            let new = self.resolve(to, held);
+            for block in next.max(base)..blocks.end.min(base + per_extent) {
+                let at = (block - base) as u32;
+                let source = self.source(&new, at);
+                if source != self.source(&old, at) {
+                    let state =
+                        if source.is_some() { RangeState::Data } else { RangeState::Zero };
+                    ranges.push(block..block + 1, state);
+                }
+            }
+            next = base + per_extent;
+        }
+        ranges.list
+    }
+
+    /// The first volume extent from `logical` on at which the chain holds anything.
+    fn next_held(&self, id: SnapshotId, logical: u32) -> Option<u32> {
+        self.chain(id)
+            .filter_map(|at| {
+                let layer = &self.snapshot(at).layer;
+                if layer.in_run(logical) {
+                    return Some(logical);
+                }
+                let entry = layer.iter_from(logical).next().map(|item| item.0);
+                let run = layer.runs.range(logical..).next().map(|item| *item.0);
+                entry.into_iter().chain(run).min()
+            })
+            .min()
+    }
+
+    /// Data and explicit zeros of a volume extent as a snapshot shows it.
+    fn states(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
+        let mut open = self.all_blocks();
+        let (mut data, mut zero) = (Bits::default(), Bits::default());
+        for at in self.chain(id) {
+            let (held_data, held_zero) = self.held(at, logical);
+            data = data.or(&held_data.and(&open));
+            zero = zero.or(&held_zero.and(&open));
+            open = open.without(&held_data).without(&held_zero);
+            if open.is_empty() {
+                break;
+            }
+        }
+        (data, zero)
+    }
+
+    /// Data and zeros of one layer at a volume extent.
+    fn held(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
+        let layer = &self.snapshot(id).layer;
+        match layer.get(logical) {
+            Some(entry) => (self.entries.data_bits(entry), self.entries.zero_bits(entry)),
+            None if layer.in_run(logical) => (Bits::default(), self.all_blocks()),
+            None => (Bits::default(), Bits::default()),
+        }
+    }
+
+    fn all_blocks(&self) -> Bits {
+        Bits::range(&(0..self.blocks_per_extent()))
+    }
+
+    pub(super) fn held_in_chain(&self, id: SnapshotId) -> BTreeSet<u32> {
+        self.chain(id)
+            .flat_map(|at| self.snapshot(at).layer.iter().map(|item| item.0))
+            .collect()
+    }
+
+    /// Data blocks of a volume extent that a snapshot shows, and those nothing else shows.
+    fn visible(&self, id: SnapshotId, logical: u32, scope: Scope) -> (u32, u32) {
+        let mut open = self.all_blocks();
+        let mut elsewhere = Bits::default();
+        let (mut all, mut alone) = (0, 0);
+        let mut below = SnapshotId::NONE;
+        for at in self.chain(id) {
+            let snapshot = self.snapshot(at);
+            if scope.counts(at, snapshot) {
+                elsewhere = self.all_blocks();
+            }
+            for child in snapshot.children.iter().filter(|child| **child != below.0) {
+                let seen = self.seen(SnapshotId(*child), logical, self.all_blocks(), scope);
+                elsewhere = elsewhere.or(&seen);
+            }
+            let (data, zero) = self.held(at, logical);
+            let shown = data.and(&open);
+            all += shown.count();
+            alone += shown.without(&elsewhere).count();
+            open = open.without(&data).without(&zero);
+            if open.is_empty() {
+                break;
+            }
+            below = at;
+        }
+        (all, alone)
+    }
+
+    /// Which of a parent's blocks are seen through a child by anything that counts.
+    fn seen(&self, id: SnapshotId, logical: u32, blocks: Bits, scope: Scope) -> Bits {
+        let snapshot = self.snapshot(id);
+        let (data, zero) = self.held(id, logical);
+        let left = blocks.without(&data).without(&zero);
+        if left.is_empty() || scope.counts(id, snapshot) {
+            return left;
+        }
+        let children = snapshot.children.iter();
+        children.fold(Bits::default(), |seen, child| {
+            seen.or(&self.seen(SnapshotId(*child), logical, left, scope))
+        })
+    }
+
+    fn extents_of(&self, snapshot: &Snapshot) -> u64 {
+        snapshot.layer.iter().filter(|(_, entry)| *entry < SPARE_BASE).count() as u64
+    }
+
+    /// Extents that merging or reclaiming a snapshot frees.
+    fn freed_by_deleting(&self, id: SnapshotId) -> u64 {
+        let snapshot = self.snapshot(id);
+        let Some(child) = snapshot.children.first().map(|id| self.snapshot(SnapshotId(*id))) else {
+            return self.extents_of(snapshot);
+        };
+        if snapshot.children.len() > 1 {
+            return 0;
+        }
+        let freed = snapshot.layer.iter().filter(|(logical, entry)| {
+            if *entry >= SPARE_BASE {
+                return false;
+            }
+            match child.layer.get(*logical) {
+                None => child.layer.in_run(*logical),
+                Some(upper) if upper < SPARE_BASE => true,
+                Some(upper) => {
+                    self.entries.data_bits(*entry).without(&self.entries.zero_bits(upper)).is_empty()
+                }
+            }
+        });
+        freed.count() as u64
+    }
+
+    /// Extents of a volume's layers, and those whose layers no other volume builds on.
+    fn volume_extents(&self, volume: VolumeId) -> (u64, u64) {
+        let (mut allocated, mut reclaimable) = (0, 0);
+        for (_, snapshot) in self.snapshots().filter(|(_, s)| s.volume == volume) {
+            let extents = self.extents_of(snapshot);
+            allocated += extents;
+            if !self.foreign_below(snapshot, volume) {
+                reclaimable += extents;
+            }
+        }
+        (allocated, reclaimable)
+    }
+
+    fn foreign_below(&self, snapshot: &Snapshot, volume: VolumeId) -> bool {
+        let mut stack: Vec<_> = snapshot.children.iter().copied().collect();
+        while let Some(id) = stack.pop() {
+            let child = self.snapshot(SnapshotId(id));
+            if child.volume != volume {
+                return true;
+            }
+            stack.extend(&child.children);
+        }
+        false
+    }
+}
+
+/// What "elsewhere" means when asking who else shows a block.
+#[derive(Debug, Clone, Copy)]
+enum Scope {
+    /// Any other volume or snapshot.
+    One(SnapshotId),
+    /// Anything of another volume.
+    Volume(VolumeId),
+}
+
+impl Scope {
+    fn counts(self, id: SnapshotId, snapshot: &Snapshot) -> bool {
+        snapshot.live()
+            && match self {
+                Self::One(own) => id != own,
+                Self::Volume(own) => snapshot.volume != own,
+            }
+    }
+}
+
+struct Ranges {
+    list: Vec<MapRange>,
+    limit: usize,
+}
+
+impl Ranges {
+    /// One more than asked for, so that the last of those is known to be complete.
+    fn full(&self) -> bool {
+        self.list.len() > self.limit
+    }
+
+    fn push(&mut self, blocks: Range<u64>, state: RangeState) {
+        let (offset, length) =
+            (blocks.start * BLOCK_BYTES, (blocks.end - blocks.start) * BLOCK_BYTES);
+        let full = self.full();
+        match self.list.last_mut() {
+            Some(last) if last.state == state && last.offset + last.length == offset => {
+                last.length += length;
+            }
+            _ if full => {}
+            _ => self.list.push(MapRange { offset, length, state }),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Flattened lookups: for each volume extent of an open volume or snapshot, which entries of its
+//! chain count. Found by walking the chain once, then remembered.
+
+use super::Meta;
+use super::entries::Bits;
+use crate::format::record::FillState;
+use crate::units::SnapshotId;
+use std::collections::HashMap;
+
+/// Volume extents in a piece of the cache.
+const PIECE: u32 = 512;
+/// Cell: not looked up yet.
+const UNKNOWN: u32 = 0;
+/// Cell: nothing in the whole chain.
+const NOTHING: u32 = 1;
+/// Cells from here on are an entry plus this.
+const SINGLE: u32 = 2;
+/// Cells with this bit are an index of `mixed`.
+const MIXED: u32 = 1 << 31;
+/// Layers up to this many are walked block by block; more get a table.
+const WALKED_LAYERS: usize = 8;
+/// Table value: no layer has the block, or the topmost that has marks it zero.
+const ZERO: u16 = u16::MAX;
+
+/// Lookup cache of one open volume or snapshot.
+#[derive(Debug, Default)]
+pub struct View {
+    pieces: HashMap<u32, Box<[u32; PIECE as usize]>>,
+    mixed: Vec<Layers>,
+    mixed_free: Vec<u32>,
+}
+
+/// The entries that count for one volume extent, topmost first.
+#[derive(Debug, Clone, Default)]
+pub struct Layers {
+    /// Entry ids.
+    pub entries: Vec<u32>,
+    /// With many layers: per block the index of the one that has its data.
+    table: Option<Box<[u16]>>,
+}
+
+impl View {
+    /// Forgets what is known of a volume extent.
+    pub fn forget(&mut self, logical: u32) {
+        if let Some(piece) = self.pieces.get_mut(&(logical / PIECE)) {
+            let cell = std::mem::replace(&mut piece[(logical % PIECE) as usize], UNKNOWN);
+            if cell & MIXED != 0 {
+                self.mixed[(cell & !MIXED) as usize] = Layers::default();
+                self.mixed_free.push(cell & !MIXED);
+            }
+        }
+    }
+
+    fn cell(&self, logical: u32) -> u32 {
+        let piece = self.pieces.get(&(logical / PIECE));
+        piece.map_or(UNKNOWN, |piece| piece[(logical % PIECE) as usize])
+    }
+
+    fn remember(&mut self, logical: u32, layers: Layers) {
+        let cell = match layers.entries.as_slice() {
+            [] => NOTHING,
+            [single] => *single + SINGLE,
+            _ => {
+                let index = match self.mixed_free.pop() {
+                    Some(index) => {
+                        self.mixed[index as usize] = layers;
+                        index
+                    }
+                    None => {
+                        self.mixed.push(layers);
+                        self.mixed.len() as u32 - 1
+                    }
+                };
+                index | MIXED
+            }
+        };
+        let piece = self.pieces.entry(logical / PIECE);
+        piece.or_insert_with(|| Box::new([UNKNOWN; PIECE as usize]))
+            [(logical % PIECE) as usize] = cell;
+    }
+}
+
+/// Where a volume extent's blocks are.
+pub enum Found<'a> {
+    /// Nowhere: zeros.
+    Nothing,
+    /// In one entry, or nowhere.
+    Single(u32),
+    /// In several.
+    Mixed(&'a Layers),
+}
+
+impl Found<'_> {
+    /// The data extent that holds a block; `None` for zeros.
+    pub fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
+        match self {
+            Self::Nothing => None,
+            Self::Single(id) => {
+                (meta.entries.state(*id, block) == FillState::Data).then_some(*id)
+            }
+            Self::Mixed(layers) => layers.source(meta, block),
+        }
+    }
+}
+
+impl Layers {
+    fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
+        if let Some(table) = &self.table {
+            let index = table[block as usize];
+            return (index != ZERO).then(|| self.entries[index as usize]);
+        }
+        for id in &self.entries {
+            match meta.entries.state(*id, block) {
+                FillState::Data => return Some(*id),
+                FillState::Zero => return None,
+                FillState::Absent => {}
+            }
+        }
+        None
+    }
+
+    fn build_table(&mut self, meta: &Meta) {
+        if self.entries.len() <= WALKED_LAYERS || self.entries.len() >= ZERO as usize {
+            return;
+        }
+        let mut table = vec![ZERO; meta.blocks_per_extent() as usize].into_boxed_slice();
+        let mut open = Bits::range(&(0..meta.blocks_per_extent()));
+        for (index, id) in self.entries.iter().enumerate() {
+            let (data, zero) = (meta.entries.data_bits(*id), meta.entries.zero_bits(*id));
+            for run in data.and(&open).runs(meta.blocks_per_extent()) {
+                table[run.start as usize..run.end as usize].fill(index as u16);
+            }
+            open = open.without(&data).without(&zero);
+        }
+        self.table = Some(table);
+    }
+}
+
+impl Meta {
+    /// Looks a volume extent up and remembers the answer.
+    pub fn look_up(&mut self, snapshot: SnapshotId, logical: u32) {
+        if self.snapshot(snapshot).parent.is_none() {
+            return;
+        }
+        let cell = self.views.get(&snapshot.0).map_or(UNKNOWN, |view| view.cell(logical));
+        if cell == UNKNOWN {
+            let layers = self.resolve(snapshot, logical);
+            self.views.entry(snapshot.0).or_default().remember(logical, layers);
+        }
+    }
+
+    /// The answer of [`Meta::look_up`].
+    pub fn remembered(&self, snapshot: SnapshotId, logical: u32) -> Found<'_> {
+        let owner = self.snapshot(snapshot);
+        if owner.parent.is_none() {
+            return owner.layer.get(logical).map_or(Found::Nothing, Found::Single);
+        }
+        let Some(view) = self.views.get(&snapshot.0) else { return Found::Nothing };
+        match view.cell(logical) {
+            UNKNOWN | NOTHING => Found::Nothing,
+            cell if cell & MIXED != 0 => Found::Mixed(&view.mixed[(cell & !MIXED) as usize]),
+            cell => Found::Single(cell - SINGLE),
+        }
+    }
+
+    /// Walks the chain for a volume extent.
+    pub fn resolve(&self, snapshot: SnapshotId, logical: u32) -> Layers {
+        let mut layers = Layers::default();
+        let mut open = Bits::range(&(0..self.blocks_per_extent()));
+        let mut at = snapshot;
+        while !at.is_none() && !open.is_empty() {
+            let snapshot = self.snapshot(at);
+            if let Some(id) = snapshot.layer.get(logical) {
+                layers.entries.push(id);
+                // Blocks of an entry still being written to first are open below it.
+                open = open
+                    .without(&self.entries.data_bits(id))
+                    .without(&self.entries.zero_bits(id));
+            } else if snapshot.layer.in_run(logical) {
+                break;
+            }
+            at = snapshot.parent;
+        }
+        layers.build_table(self);
+        layers
+    }
+
+    /// The data extent that holds a block according to `layers`.
+    pub fn source(&self, layers: &Layers, block: u32) -> Option<u32> {
+        layers.source(self, block)
+    }
+
+    /// Blocks of a head's own entry became data: keeps what is remembered true.
+    pub(super) fn note_filled(
+        &mut self,
+        head: SnapshotId,
+        logical: u32,
+        entry: u32,
+        blocks: &std::ops::Range<u32>,
+    ) {
+        let Some(view) = self.views.get_mut(&head.0) else { return };
+        let cell = view.cell(logical);
+        if cell & MIXED == 0 {
+            return;
+        }
+        let layers = &mut view.mixed[(cell & !MIXED) as usize];
+        if let Some(table) = &mut layers.table {
+            match layers.entries.iter().position(|id| *id == entry) {
+                Some(index) => {
+                    table[blocks.start as usize..blocks.end as usize].fill(index as u16);
+                }
+                None => view.forget(logical),
+            }
+        }
+    }
+
+    /// A volume extent's layers changed somewhere: every view looks it up again.
+    pub(super) fn forget_everywhere(&mut self, logical: u32) {
+        self.views.values_mut().for_each(|view| view.forget(logical));
+    }
+
+    /// A head's layers at a volume extent changed.
+    pub(super) fn forget(&mut self, head: SnapshotId, logical: u32) {
+        if let Some(view) = self.views.get_mut(&head.0) {
+            view.forget(logical);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Making blocks read as zeros: freeing what the head holds itself, and covering what the parent
+//! would show through. Costs no data space; a run of whole extents costs one spare entry.
+
+use super::entries::{Bits, SPARE_BASE};
+use super::plan::split;
+use super::{Meta, Step, Stop};
+use crate::format::record::{FillState, Record};
+use crate::sabotage::{self, Bug};
+use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+use std::ops::Range;
+
+impl Meta {
+    /// Makes whole blocks of a volume read as zeros. With `must`, an error if that needs space
+    /// there is none of; otherwise such blocks keep their content. The caller holds the blocks
+    /// exclusively and keeps the range within a few thousand extents.
+    ///
+    /// # Errors
+    /// [`Stop::Space`], [`Stop::Room`]; what was done until then stays done.
+    pub fn zero_blocks(&mut self, volume: VolumeId, blocks: Range<u64>, must: bool) -> Step<()> {
+        let head = self.volume(volume).head;
+        let whole = self.blocks_per_extent();
+        let end = self.volume(volume).size.div_ceil(BLOCK_BYTES);
+        // Blocks behind the volume's end hold nothing: the last extent counts as whole.
+        let blocks = if blocks.end >= end && !blocks.is_empty() {
+            blocks.start..blocks.end.next_multiple_of(u64::from(whole))
+        } else {
+            blocks
+        };
+        let mut run: Option<Range<u32>> = None;
+        for (logical, part) in split(blocks, whole) {
+            if part == (0..whole) {
+                let start = run.as_ref().map_or(logical, |run| run.start);
+                run = Some(start..logical + 1);
+            } else {
+                self.zero_part(head, logical, part, must)?;
+            }
+        }
+        run.map_or(Ok(()), |run| self.zero_extents(head, run, must))
+    }
+
+    /// Makes whole volume extents of a head read as zeros.
+    fn zero_extents(&mut self, head: SnapshotId, extents: Range<u32>, must: bool) -> Step<()> {
+        let covered = !self.shows_parent(head) || self.add_run(head, extents.clone(), None)?;
+        if !covered {
+            let whole = 0..self.blocks_per_extent();
+            for logical in extents {
+                self.zero_part(head, logical, whole.clone(), must)?;
+            }
+            return Ok(());
+        }
+        let layer = &self.snapshot(head).layer;
+        let held: Vec<_> =
+            layer.iter_from(extents.start).take_while(|item| item.0 < extents.end).collect();
+        for (logical, entry) in held {
+            self.snapshot_mut(head).layer.remove(logical);
+            self.free_entry(entry);
+        }
+        extents.for_each(|logical| self.forget(head, logical));
+        Ok(())
+    }
+
+    /// Makes some blocks of one volume extent read as zeros.
+    fn zero_part(
+        &mut self,
+        head: SnapshotId,
+        logical: u32,
+        part: Range<u32>,
+        must: bool,
+    ) -> Step<()> {
+        let covers = self.shows_parent(head);
+        let state = if covers { FillState::Zero } else { FillState::Absent };
+        let entry = match self.snapshot(head).layer.get(logical) {
+            Some(entry) => entry,
+            None if !covers || self.snapshot(head).layer.in_run(logical) => return Ok(()),
+            None => match self.add_carrier(head, logical)? {
+                Some(entry) => entry,
+                None if must => return Err(Stop::Space),
+                None => return Ok(()),
+            },
+        };
+        self.log_entry(entry);
+        self.fill(entry, part, state);
+        self.forget(head, logical);
+        self.slim(head, logical, entry)
+    }
+
+    /// Sets blocks of an entry, recording it unless the entry is in no record yet.
+    pub(super) fn fill(&mut self, entry: u32, blocks: Range<u32>, state: FillState) {
+        self.entries.fill(entry, blocks.clone(), state);
+        if !self.unlogged.contains_key(&entry) {
+            self.append(&Record::Fill {
+                entry,
+                start: blocks.start as u16,
+                count: (blocks.end - blocks.start) as u16,
+                state,
+            });
+        }
+    }
+
+    /// Replaces an entry without data by less: nothing, a zero run, or a zero-only layer.
+    fn slim(&mut self, head: SnapshotId, logical: u32, entry: u32) -> Step<()> {
+        if !self.entries.data_bits(entry).is_empty() {
+            return Ok(());
+        }
+        let zeros = self.entries.zero_bits(entry);
+        let all = Bits::range(&(0..self.blocks_per_extent()));
+        let gone = if zeros == all {
+            self.add_run(head, logical..logical + 1, None)?
+        } else {
+            zeros.is_empty() && !self.snapshot(head).layer.in_run(logical)
+        };
+        if gone {
+            self.snapshot_mut(head).layer.remove(logical);
+            self.free_entry(entry);
+        } else if entry < SPARE_BASE
+            && let Some(spare) = self.take_spare()?
+        {
+            self.entries.assign(spare, head.0, logical);
+            self.entries.set_bits(spare, &Bits::default(), &zeros);
+            self.snapshot_mut(head).layer.insert(logical, spare);
+            self.append_entry(spare);
+            self.free_entry(entry);
+        }
+        self.forget(head, logical);
+        Ok(())
+    }
+
+    /// A new entry without content at a volume extent that has none: a spare, else a data extent.
+    fn add_carrier(&mut self, head: SnapshotId, logical: u32) -> Step<Option<u32>> {
+        if let Some(spare) = self.take_spare()? {
+            self.entries.assign(spare, head.0, logical);
+            self.snapshot_mut(head).layer.insert(logical, spare);
+            self.append_entry(spare);
+            return Ok(Some(spare));
+        }
+        match self.allocate(head, logical) {
+            Ok(entry) => Ok(Some(entry)),
+            Err(Stop::Space) => Ok(None),
+            Err(stop) => Err(stop),
+        }
+    }
+
+    /// Covers volume extents with a zero run, joined with those it touches; `donor` is a spare the
+    /// caller gives away for it. `false` if no spare entry is left.
+    pub(super) fn add_run(
+        &mut self,
+        owner: SnapshotId,
+        extents: Range<u32>,
+        donor: Option<u32>,
+    ) -> Step<bool> {
+        let mut joined = extents;
+        let mut spares = Vec::new();
+        let runs = &self.snapshot(owner).layer.runs;
+        let touching: Vec<_> = runs
+            .range(..=joined.end)
+            .rev()
+            .take_while(|(start, (length, _))| *start + *length >= joined.start)
+            .map(|(start, (length, spare))| (*start, *length, *spare))
+            .collect();
+        if let [(start, length, _)] = touching.as_slice()
+            && *start <= joined.start
+            && joined.end <= start + length
+            && donor.is_none()
+        {
+            return Ok(true);
+        }
+        for (start, length, spare) in &touching {
+            joined = joined.start.min(*start)..joined.end.max(start + length);
+            spares.push(*spare);
+        }
+        spares.extend(donor);
+        let spare = match spares.pop() {
+            Some(spare) => spare,
+            None => match self.take_spare()? {
+                Some(spare) => spare,
+                None => return Ok(false),
+            },
+        };
+        for (start, _, _) in touching {
+            self.snapshot_mut(owner).layer.runs.remove(&start);
+        }
+        spares.into_iter().for_each(|spare| self.free_entry(spare));
+        let length = joined.end - joined.start;
+        self.entries.assign_run(spare, owner.0, joined.start, length);
+        self.snapshot_mut(owner).layer.runs.insert(joined.start, (length, spare));
+        self.append_entry(spare);
+        Ok(true)
+    }
+
+    /// Whether absent blocks of a head show a parent's.
+    fn shows_parent(&self, head: SnapshotId) -> bool {
+        !self.snapshot(head).parent.is_none() && !sabotage::is(Bug::ForgetZeroOnDiscard)
+    }
+
+    /// Whether anything in the chain may hold content at or behind a volume extent.
+    pub fn holds_behind(&self, snapshot: SnapshotId, logical: u32) -> bool {
+        let mut at = snapshot;
+        while !at.is_none() {
+            let snapshot = self.snapshot(at);
+            if snapshot.layer.iter_from(logical).next().is_some() {
+                return true;
+            }
+            at = snapshot.parent;
+        }
+        false
+    }
+}

@@ -1,0 +1,399 @@
+//! Commands on volumes and snapshots. Each is durable when it returns, and after a crash wholly
+//! done or not at all.
+
+use super::open::{as_uuid, uuid_text};
+use super::{Inner, SnapshotOptions, Store};
+use crate::error::{Error, Result};
+use crate::format::labels;
+use crate::format::slots::{SNAPSHOT_PROTECTED, SNAPSHOT_USER_CREATED};
+use crate::info::{Labels, MapRange, SnapshotInfo, StoreInfo, Usage, VolumeInfo};
+use crate::meta::tree::Birth;
+use crate::meta::{Meta, Snapshot};
+use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
+use crate::volume::clip;
+use std::sync::PoisonError;
+
+impl Store {
+    /// Facts about the store.
+    #[must_use]
+    pub fn info(&self) -> StoreInfo {
+        let mut meta = self.inner.meta();
+        meta.release_freed();
+        let geometry = meta.geometry;
+        let total = u64::from(geometry.data_extents());
+        let free = u64::from(meta.extents.available());
+        let pending = u64::from(meta.extents.quarantined());
+        let warnings = self.inner.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        StoreInfo {
+            format: "2.0.0".to_owned(),
+            uuid: uuid_text(&meta.uuid),
+            size: geometry.size,
+            max_size: geometry.max_size(),
+            extent_size: geometry.extent_bytes,
+            extents_total: total,
+            extents_free: free,
+            extents_pending: pending,
+            allocated: (total - free - pending) * geometry.extent_bytes,
+            metadata: geometry.region(crate::format::RegionKind::Data).offset,
+            volumes: meta.volumes().count() as u64,
+            volumes_max: u64::from(geometry.volumes),
+            snapshots: meta.snapshots().count() as u64,
+            snapshots_max: u64::from(geometry.snapshots),
+            snapshots_deleting: meta.deleting().len() as u64,
+            sequence: meta.log.durable,
+            read_only: self.inner.read_only,
+            driver: self.inner.storage.driver().to_owned(),
+            tail: meta.log.has_tail(),
+            warnings,
+        }
+    }
+
+    /// All volumes by name. `usage` is filled only if `with_usage`, as it walks every layer.
+    #[must_use]
+    pub fn volumes(&self, with_usage: bool) -> Vec<VolumeInfo> {
+        let meta = self.inner.meta();
+        let mut all: Vec<_> =
+            meta.volumes().map(|(id, _)| volume_info(&meta, id, with_usage)).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// One volume with its usage.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn volume_info(&self, volume: &str) -> Result<VolumeInfo> {
+        let meta = self.inner.meta();
+        Ok(volume_info(&meta, meta.find_volume(volume)?, true))
+    }
+
+    /// Snapshots of a volume, oldest first.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn snapshots(&self, volume: &str, with_usage: bool) -> Result<Vec<SnapshotInfo>> {
+        let meta = self.inner.meta();
+        let id = meta.find_volume(volume)?;
+        let snapshots = meta.volume(id).snapshots.values();
+        let mut all: Vec<_> = snapshots.map(|s| snapshot_info(&meta, *s, with_usage)).collect();
+        all.sort_by(|a, b| (a.created_ns, &a.name).cmp(&(b.created_ns, &b.name)));
+        Ok(all)
+    }
+
+    /// One snapshot with its usage.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn snapshot_info(&self, volume: &str, snapshot: &str) -> Result<SnapshotInfo> {
+        let meta = self.inner.meta();
+        Ok(snapshot_info(&meta, meta.find_snapshot(volume, snapshot)?.1, true))
+    }
+
+    /// Clones: volumes and snapshots of other volumes built on this volume's snapshot (on any of
+    /// its layers if `None`).
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn children(&self, volume: &str, snapshot: Option<&str>) -> Result<Vec<String>> {
+        let meta = self.inner.meta();
+        let id = meta.find_volume(volume)?;
+        let layers: Vec<_> = match snapshot {
+            Some(name) => vec![meta.find_snapshot(volume, name)?.1],
+            None => meta.snapshots().filter(|(_, s)| s.volume == id).map(|(s, _)| s).collect(),
+        };
+        let mut names = Vec::new();
+        for layer in layers {
+            for child in &meta.snapshot(layer).children {
+                let child = meta.snapshot(SnapshotId(*child));
+                if child.volume != id && !child.volume.is_none() {
+                    names.push(spec_of(&meta, child));
+                }
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Space of a volume (head) or snapshot.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn usage(&self, volume: &str, snapshot: Option<&str>) -> Result<Usage> {
+        let meta = self.inner.meta();
+        let id = find(&meta, volume, snapshot)?;
+        Ok(meta.usage(id))
+    }
+
+    /// Creates an empty volume; `size` in bytes, a multiple of 512.
+    ///
+    /// # Errors
+    /// `Exists`, `Invalid`, `NoSpace` when a table is full.
+    pub fn create_volume(&self, name: &str, size: u64) -> Result<VolumeInfo> {
+        let births = [self.inner.birth(), self.inner.birth()];
+        let id = self
+            .inner
+            .command(|meta| meta.create_volume(name, size, SnapshotId::NONE, births))?;
+        Ok(volume_info(&self.inner.meta(), id, false))
+    }
+
+    /// Renames a volume.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `Invalid`.
+    pub fn rename_volume(&self, name: &str, new: &str) -> Result<()> {
+        self.inner.command(|meta| {
+            let id = meta.find_volume(name)?;
+            Ok(meta.rename_volume(id, new)?)
+        })
+    }
+
+    /// Changes the size; shrinking discards what is beyond (the caller has asked the user).
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid`, `NoSpace` if the metadata that hides older content beyond the
+    /// present end needs space there is none of.
+    pub fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
+        self.inner.check_writable()?;
+        let volume = self.volume(name)?;
+        let id = self.inner.meta().find_volume(name)?;
+        let old = volume.size();
+        if size > old {
+            volume.zero_last_block_behind(old)?;
+        }
+        let hold = self.inner.hold_all(id);
+        let first = old.min(size).div_ceil(BLOCK_BYTES);
+        let end = old.max(size).div_ceil(BLOCK_BYTES);
+        if size > old {
+            // What lies behind the end is nobody's content: it goes before it can be seen.
+            let (held, extent) = {
+                let meta = self.inner.meta();
+                let logical = (first / u64::from(meta.blocks_per_extent())) as u32;
+                (meta.holds_behind(meta.volume(id).head, logical), meta.geometry.extent_bytes)
+            };
+            if held {
+                let blocks = extent / BLOCK_BYTES;
+                self.inner.zero_behind(id, first..end.next_multiple_of(blocks))?;
+            }
+        }
+        self.inner.command(|meta| Ok(meta.set_size(id, size)?))?;
+        if size < old {
+            // Only gives space back; what stays is hidden when the volume grows again.
+            match self.inner.zero_behind(id, first..end) {
+                Err(error) if error.kind() != crate::ErrorKind::NoSpace => return Err(error),
+                _ => self.inner.commit()?,
+            }
+        }
+        drop(hold);
+        Ok(())
+    }
+
+    /// Deletes a volume and its snapshots. Clones made from them live on.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy` if it is open or a snapshot is protected.
+    pub fn delete_volume(&self, name: &str) -> Result<()> {
+        self.inner.command(|meta| {
+            let id = meta.find_volume(name)?;
+            Ok(meta.delete_volume(id)?)
+        })
+    }
+
+    /// Creates a volume on a snapshot, in constant time.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `Invalid`, `NoSpace` when a table is full.
+    pub fn clone_volume(&self, volume: &str, snapshot: &str, new: &str) -> Result<VolumeInfo> {
+        let births = [self.inner.birth(), self.inner.birth()];
+        let id = self.inner.command(|meta| {
+            let (_, parent) = meta.find_snapshot(volume, snapshot)?;
+            let size = meta.snapshot(parent).size;
+            meta.create_volume(new, size, parent, births)
+        })?;
+        Ok(volume_info(&self.inner.meta(), id, false))
+    }
+
+    /// Takes a snapshot of the head.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `Invalid`, `NoSpace` when a table is full.
+    pub fn create_snapshot(
+        &self,
+        volume: &str,
+        name: &str,
+        options: &SnapshotOptions,
+    ) -> Result<SnapshotInfo> {
+        self.inner.check_writable()?;
+        let id = self.inner.meta().find_volume(volume)?;
+        let birth = self.inner.birth();
+        // Only until writes in flight have ended: the commit goes on without stopping new ones.
+        let hold = self.inner.hold_all(id);
+        let created = self.inner.step(|meta| {
+            let id = meta.find_volume(volume)?;
+            meta.create_snapshot(id, name, !options.system, &options.labels, birth)
+        });
+        drop(hold);
+        let (snapshot, _) = created?;
+        self.inner.commit()?;
+        let meta = self.inner.meta();
+        if meta.snapshots().all(|(id, _)| id != snapshot) {
+            return Err(Error::not_found(format!("`{volume}@{name}` was deleted meanwhile")));
+        }
+        Ok(snapshot_info(&meta, snapshot, false))
+    }
+
+    /// Renames a snapshot.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `Invalid`.
+    pub fn rename_snapshot(&self, volume: &str, name: &str, new: &str) -> Result<()> {
+        self.inner.command(|meta| {
+            let (volume, id) = meta.find_snapshot(volume, name)?;
+            Ok(meta.rename_snapshot(volume, id, new)?)
+        })
+    }
+
+    /// Deletes a snapshot. Its space comes back through [`Store::work`].
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy` if it is protected or open.
+    pub fn delete_snapshot(&self, volume: &str, name: &str) -> Result<()> {
+        self.inner.command(|meta| {
+            let (volume, id) = meta.find_snapshot(volume, name)?;
+            Ok(meta.delete_snapshot(volume, id)?)
+        })
+    }
+
+    /// Discards the head and starts a new one on the snapshot. Later snapshots stay, as a side
+    /// branch.
+    ///
+    /// # Errors
+    /// `NotFound`, `NoSpace` when the table is full.
+    pub fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        self.inner.check_writable()?;
+        let id = self.inner.meta().find_volume(volume)?;
+        let birth = self.inner.birth();
+        let _hold = self.inner.hold_all(id);
+        self.inner.command(|meta| {
+            let (id, to) = meta.find_snapshot(volume, snapshot)?;
+            meta.rollback(id, to, birth)
+        })
+    }
+
+    /// Sets or clears the protection from deletion.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn set_protected(&self, volume: &str, snapshot: &str, protected: bool) -> Result<()> {
+        self.inner.command(|meta| {
+            let (_, id) = meta.find_snapshot(volume, snapshot)?;
+            meta.set_protected(id, protected);
+            Ok(())
+        })
+    }
+
+    /// Replaces all labels of a snapshot.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` if they do not fit.
+    pub fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
+        self.inner.command(|meta| {
+            let (_, id) = meta.find_snapshot(volume, snapshot)?;
+            meta.set_labels(id, labels)
+        })
+    }
+
+    /// What differs between two points: ranges of `to` (the head if `None`) whose content may
+    /// differ from `from` (an empty volume if `None`), in block borders cut to the range.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` if the range is outside `to`.
+    pub fn diff(
+        &self,
+        volume: &str,
+        from: Option<&str>,
+        to: Option<&str>,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<MapRange>> {
+        let meta = self.inner.meta();
+        let to = find(&meta, volume, to)?;
+        let from = from.map(|name| find(&meta, volume, Some(name))).transpose()?;
+        let size = meta.snapshot(to).size;
+        if offset % SECTOR_BYTES != 0 || offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(Error::invalid(format!("range {offset}+{length} is outside {size} bytes")));
+        }
+        let blocks = offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES);
+        let mut ranges = meta.diff(from, to, blocks);
+        clip(&mut ranges, offset, length);
+        Ok(ranges)
+    }
+
+    /// Makes everything acknowledged durable.
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    pub fn flush(&self) -> Result<()> {
+        if self.inner.read_only { Ok(()) } else { self.inner.commit() }
+    }
+}
+
+impl Inner {
+    fn birth(&self) -> Birth {
+        Birth { uuid: as_uuid(self.env.random()), now_ns: self.env.now_ns() }
+    }
+}
+
+fn find(meta: &Meta, volume: &str, snapshot: Option<&str>) -> Result<SnapshotId> {
+    match snapshot {
+        Some(snapshot) => Ok(meta.find_snapshot(volume, snapshot)?.1),
+        None => Ok(meta.volume(meta.find_volume(volume)?).head),
+    }
+}
+
+/// `volume`, `volume@snapshot`, or `(hidden)`.
+fn spec_of(meta: &Meta, snapshot: &Snapshot) -> String {
+    if !snapshot.live() {
+        return "(hidden)".to_owned();
+    }
+    let volume = &meta.volume(snapshot.volume).name;
+    if snapshot.head() { volume.clone() } else { format!("{volume}@{}", snapshot.name) }
+}
+
+fn parent_of(meta: &Meta, snapshot: &Snapshot) -> Option<String> {
+    (!snapshot.parent.is_none()).then(|| spec_of(meta, meta.snapshot(snapshot.parent)))
+}
+
+fn volume_info(meta: &Meta, id: VolumeId, with_usage: bool) -> VolumeInfo {
+    let volume = meta.volume(id);
+    let foreign = meta.chain(volume.head).find(|at| meta.snapshot(*at).volume != id);
+    VolumeInfo {
+        name: volume.name.clone(),
+        uuid: uuid_text(&volume.uuid),
+        size: volume.size,
+        created_ns: volume.created_ns,
+        parent: parent_of(meta, meta.snapshot(volume.head)),
+        origin: foreign.map(|at| spec_of(meta, meta.snapshot(at))),
+        snapshots: volume.snapshots.len() as u64,
+        depth: meta.depth(volume.head),
+        open: meta.is_open(id),
+        usage: if with_usage { meta.usage(volume.head) } else { Usage::default() },
+    }
+}
+
+fn snapshot_info(meta: &Meta, id: SnapshotId, with_usage: bool) -> SnapshotInfo {
+    let snapshot = meta.snapshot(id);
+    let children = snapshot.children.iter();
+    SnapshotInfo {
+        volume: meta.volume(snapshot.volume).name.clone(),
+        name: snapshot.name.clone(),
+        uuid: uuid_text(&snapshot.uuid),
+        size: snapshot.size,
+        created_ns: snapshot.created_ns,
+        parent: parent_of(meta, snapshot),
+        children: children.map(|child| spec_of(meta, meta.snapshot(SnapshotId(*child)))).collect(),
+        protected: snapshot.flags & SNAPSHOT_PROTECTED != 0,
+        user_created: snapshot.flags & SNAPSHOT_USER_CREATED != 0,
+        labels: labels::decode(&snapshot.labels).unwrap_or_default(),
+        usage: if with_usage { meta.usage(id) } else { Usage::default() },
+    }
+}

@@ -1,0 +1,287 @@
+//! A store: open, close, and everything that is not the reading and writing of one volume.
+
+mod check;
+mod commands;
+mod commit;
+mod dump;
+mod open;
+mod recover;
+mod space;
+mod work;
+
+pub use open::peek_uuid;
+
+use crate::error::{Error, Result};
+use crate::format::{RegionKind, Superblock};
+use crate::info::Labels;
+use crate::io::Storage;
+use crate::meta::{Meta, Step, Stop};
+use crate::units::{BLOCK_BYTES, VolumeId};
+use commit::Commits;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// How to format a store.
+#[derive(Debug, Clone)]
+pub struct InitOptions {
+    /// Size in bytes; required for a new file, for a device or an existing file its own size.
+    pub size: Option<u64>,
+    /// Extent size in bytes, a power of two from 64 KiB to 4 MiB.
+    pub extent_size: u64,
+    /// Volume table capacity; by default chosen by size.
+    pub max_volumes: Option<u32>,
+    /// Snapshot table capacity (heads included); by default chosen by size.
+    pub max_snapshots: Option<u32>,
+    /// Journal size in bytes; by default chosen by size.
+    pub journal_size: Option<u64>,
+    /// Size the store can grow to; by default 16 times its size, at most 64 TiB or its size.
+    pub max_size: Option<u64>,
+    /// Format even over a known signature (never a mounted device or an open store).
+    pub force: bool,
+}
+
+impl Default for InitOptions {
+    fn default() -> Self {
+        Self {
+            size: None,
+            extent_size: 1 << 20,
+            max_volumes: None,
+            max_snapshots: None,
+            journal_size: None,
+            max_size: None,
+            force: false,
+        }
+    }
+}
+
+/// Which I/O driver to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IoDriver {
+    /// io_uring where the kernel allows it, else `pread`.
+    #[default]
+    Auto,
+    /// io_uring with `O_DIRECT`.
+    Uring,
+    /// `pread`/`pwrite`, with `O_DIRECT` where the file system allows it.
+    Pread,
+}
+
+/// Where the tail lives.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum TailPlace {
+    /// A runtime directory on tmpfs, none if there is none.
+    #[default]
+    Auto,
+    /// No tail: allocating writes commit before they are acknowledged.
+    None,
+    /// This directory, which must be on tmpfs.
+    Directory(PathBuf),
+}
+
+/// How to open a store.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// Open for reading only (shared lock).
+    pub read_only: bool,
+    /// I/O driver.
+    pub driver: IoDriver,
+    /// Tail.
+    pub tail: TailPlace,
+}
+
+/// Source of time and identity, so that a simulation can repeat itself.
+pub trait Env: Send + Sync {
+    /// Nanoseconds since the Unix epoch.
+    fn now_ns(&self) -> u64;
+    /// 16 random bytes.
+    fn random(&self) -> [u8; 16];
+    /// Identity of this boot.
+    fn boot_id(&self) -> [u8; 16];
+}
+
+/// What a snapshot is created with.
+#[derive(Debug, Clone, Default)]
+pub struct SnapshotOptions {
+    /// Labels to start with.
+    pub labels: Labels,
+    /// Taken by the system, not by a person.
+    pub system: bool,
+}
+
+/// An open store. Cloning the handle is cheap; all handles are the same store. All calls block
+/// and may be made from many threads at once.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// What all handles share. Lock order: `work`, then `commits`, then `meta`; none is held across
+/// I/O but `work` (which only background work takes) and `superblock`.
+pub(crate) struct Inner {
+    pub(crate) storage: Arc<dyn Storage>,
+    env: Arc<dyn Env>,
+    meta: Mutex<Meta>,
+    /// Something that others may wait for has changed in `meta`.
+    changed: Condvar,
+    waiting: AtomicUsize,
+    commits: Mutex<Commits>,
+    commit_done: Condvar,
+    /// One piece of background work at a time.
+    work: Mutex<()>,
+    superblock: Mutex<Superblock>,
+    pub(crate) read_only: bool,
+    /// Why nothing is written any more.
+    poison: Mutex<Option<String>>,
+    warnings: Mutex<Vec<String>>,
+}
+
+/// Blocks of a volume held by an operation, until it ends.
+pub(crate) struct Hold<'a> {
+    inner: &'a Inner,
+    id: u64,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.inner.meta().locks.release(self.id);
+        self.inner.wake();
+    }
+}
+
+impl Inner {
+    /// The state. A panic while it was held makes it untrustworthy: nothing is written after.
+    pub(crate) fn meta(&self) -> MutexGuard<'_, Meta> {
+        self.meta.lock().unwrap_or_else(|poisoned| {
+            self.poison("an internal error left the state inconsistent");
+            poisoned.into_inner()
+        })
+    }
+
+    /// Waits until something in the state has changed.
+    fn wait<'a>(&self, meta: MutexGuard<'a, Meta>) -> MutexGuard<'a, Meta> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let meta = self.changed.wait(meta).unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        meta
+    }
+
+    /// Wakes those who wait for a change, if anybody does.
+    pub(crate) fn wake(&self) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for blocks of a volume.
+    pub(crate) fn hold(&self, volume: VolumeId, blocks: Range<u64>, exclusive: bool) -> Hold<'_> {
+        let mut meta = self.meta();
+        let id = meta.locks.queue(volume.0, blocks, exclusive);
+        while !meta.locks.granted(id) {
+            meta = self.wait(meta);
+        }
+        Hold { inner: self, id }
+    }
+
+    /// Waits for a whole volume: no write is in flight while the guard lives.
+    pub(crate) fn hold_all(&self, volume: VolumeId) -> Hold<'_> {
+        self.hold(volume, 0..u64::MAX, true)
+    }
+
+    /// Takes a step of the state machine, doing what it asks for until it succeeds. The second
+    /// value says that a commit must come before the acknowledgement.
+    pub(crate) fn step<T>(&self, mut take: impl FnMut(&mut Meta) -> Step<T>) -> Result<(T, bool)> {
+        loop {
+            let mut meta = self.meta();
+            let stop = match take(&mut meta) {
+                Ok(value) => return Ok((value, meta.publish())),
+                Err(stop) => stop,
+            };
+            drop(meta);
+            match stop {
+                Stop::Error(error) => return Err(error),
+                Stop::Room(region, blocks) => self.reserve(region, blocks)?,
+                Stop::Space => self.make_space()?,
+            }
+        }
+    }
+
+    /// As [`Inner::step`], for commands: what they did is durable on return.
+    pub(crate) fn command<T>(&self, take: impl FnMut(&mut Meta) -> Step<T>) -> Result<T> {
+        self.check_writable()?;
+        let (value, _) = self.step(take)?;
+        self.commit()?;
+        Ok(value)
+    }
+
+    /// Whether anything may be written.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::read_only("the store is open for reading only"));
+        }
+        match &*self.poison.lock().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(()),
+            Some(why) => Err(Error::new(
+                crate::ErrorKind::Poisoned,
+                format!("nothing is written any more: {why}; open the store again"),
+            )),
+        }
+    }
+
+    /// Stops all writing: after a failed write of metadata or a failed flush nobody knows what is
+    /// on the device, and only recovery finds out.
+    pub(crate) fn poison(&self, why: &str) {
+        let mut poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
+        poison.get_or_insert_with(|| why.to_owned());
+    }
+
+    pub(crate) fn warn(&self, text: String) {
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    }
+
+    /// Reserves storage for metadata blocks, so that writing them back cannot fail for space.
+    fn reserve(&self, region: RegionKind, blocks: Range<u32>) -> Result<()> {
+        let geometry = self.meta().geometry;
+        let length = u64::from(blocks.end - blocks.start) * BLOCK_BYTES;
+        for copy in 0..2 {
+            let at = geometry.block_address(region, blocks.start, copy);
+            self.storage.allocate(at, length).map_err(|error| {
+                Error::io(error, format!("cannot reserve space for the {}", region.name()))
+            })?;
+        }
+        self.meta().reserved(region, &blocks);
+        Ok(())
+    }
+
+    /// Makes deleted space allocatable.
+    ///
+    /// # Errors
+    /// `NoSpace` if there is none.
+    fn make_space(&self) -> Result<()> {
+        let (before, hope) = {
+            // Background work that is running may be using what would be freed.
+            let idle = self.work.try_lock();
+            let mut meta = self.meta();
+            let full_log = meta.log.pending_bytes() > meta.log.pending_soft_max();
+            let reclaimed = idle.is_ok() && meta.reclaim_leaves(64);
+            meta.publish();
+            (meta.extents.available(), full_log || reclaimed || meta.extents.quarantined() > 0)
+        };
+        self.commit()?;
+        let mut meta = self.meta();
+        loop {
+            meta.release_freed();
+            if meta.extents.available() > before {
+                return Ok(());
+            }
+            let held_by_readers =
+                meta.extents.quarantined() > 0 && meta.fence.oldest() != meta.fence.next();
+            if !held_by_readers {
+                break;
+            }
+            meta = self.wait(meta);
+        }
+        if hope { Ok(()) } else { Err(meta.no_space()) }
+    }
+}

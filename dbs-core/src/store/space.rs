@@ -1,0 +1,134 @@
+//! Growing a store, and compacting and shrinking one.
+
+use super::{Inner, Store};
+use crate::error::{Error, Result};
+use crate::format::RegionKind;
+use crate::meta::entries::SPARE_BASE;
+use crate::units::BLOCK_BYTES;
+use std::sync::PoisonError;
+
+impl Store {
+    /// Grows the store to `size` bytes (a file is extended; a device must already have it).
+    ///
+    /// # Errors
+    /// `Invalid` if it is not larger or beyond the room its metadata has, `NoSpace`, `Io`.
+    pub fn grow(&self, size: u64) -> Result<()> {
+        self.inner.check_writable()?;
+        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.inner.meta().geometry;
+        let new = old.resized(size)?;
+        if new.size < old.size {
+            return Err(Error::invalid(format!(
+                "the store has {} bytes already; `vacuum` makes a file smaller",
+                old.size
+            )));
+        }
+        if self.inner.storage.size_bytes() < new.size {
+            self.inner
+                .storage
+                .set_size(new.size)
+                .map_err(|error| Error::io(error, "growing the file failed"))?;
+        }
+        self.inner.update_superblock(|superblock| superblock.geometry = new)?;
+        let mut meta = self.inner.meta();
+        meta.geometry = new;
+        meta.extents.add_free(old.data_extents()..new.data_extents());
+        Ok(())
+    }
+
+    /// Moves extents towards the start and cuts a file's end off; returns the new size.
+    /// Return `false` from `progress(done, total)` to stop.
+    ///
+    /// # Errors
+    /// `Io`, `Interrupted` if `progress` says so; what was moved until then stays moved.
+    pub fn vacuum(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<u64> {
+        while self.work(u64::MAX)?.remaining > 0 && self.work(1)?.done > 0 {}
+        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        self.inner.commit()?;
+        let total = self.inner.extents_to_move();
+        let mut done = 0;
+        while self.inner.move_last()? {
+            done += 1;
+            if !progress(done.min(total), total) {
+                let text = "vacuum was stopped; run it again to go on";
+                return Err(Error::new(crate::ErrorKind::Interrupted, text));
+            }
+            self.inner.commit_if_long()?;
+        }
+        self.inner.commit()?;
+        self.inner.shrink()
+    }
+}
+
+impl Inner {
+    /// Extents in use behind the place the last one could have.
+    fn extents_to_move(&self) -> u64 {
+        let meta = self.meta();
+        let used: Vec<_> = meta.entries.used().take_while(|id| *id < SPARE_BASE).collect();
+        used.iter().filter(|id| **id >= used.len() as u32).count() as u64
+    }
+
+    /// Moves the last extent in use to the lowest free place; `false` if it is there.
+    fn move_last(&self) -> Result<bool> {
+        let Some((last, _)) = self.meta().next_move() else { return Ok(false) };
+        let lock = {
+            let meta = self.meta();
+            meta.move_lock(last).map(|(volume, logical)| (volume, meta.extent_blocks(logical)))
+        };
+        let _hold = lock.clone().map(|(volume, blocks)| self.hold(volume, blocks, true));
+        let plan = {
+            let meta = self.meta();
+            // While waiting, a discard may have freed it or a snapshot frozen it.
+            let now = meta.move_lock(last).map(|(v, logical)| (v, meta.extent_blocks(logical)));
+            let same = now == lock || now.is_none();
+            let due = meta.next_move().is_some_and(|(extent, _)| extent == last);
+            if !same || !due {
+                return Ok(true);
+            }
+            drop(meta);
+            self.step(|meta| meta.plan_move(last))?.0
+        };
+        if let Err(error) = self.copy(&plan.copies) {
+            self.meta().abort_move(&plan);
+            return Err(error);
+        }
+        self.finish(|meta| meta.finish_move(&plan));
+        Ok(true)
+    }
+
+    /// Cuts the free end off; returns the store's size.
+    fn shrink(&self) -> Result<u64> {
+        let (old, used) = {
+            let mut meta = self.meta();
+            meta.release_freed();
+            let last = meta.entries.used().take_while(|id| *id < SPARE_BASE).last();
+            (meta.geometry, last.map_or(0, |last| last + 1))
+        };
+        let size = old.region(RegionKind::Data).offset
+            + u64::from(used.max(1)) * old.extent_bytes
+            + BLOCK_BYTES;
+        if size >= old.size || self.is_device() {
+            return Ok(old.size);
+        }
+        let new = old.resized(size)?;
+        {
+            let mut meta = self.meta();
+            if meta.entries.used().take_while(|id| *id < SPARE_BASE).any(|id| id >= used.max(1)) {
+                // Somebody wrote meanwhile: leave the end to them.
+                return Ok(old.size);
+            }
+            meta.extents.withdraw(new.data_extents()..old.data_extents());
+            meta.geometry = new;
+        }
+        self.update_superblock(|superblock| superblock.geometry = new)?;
+        self.storage
+            .set_size(new.size)
+            .map_err(|error| Error::io(error, "cutting the file's end off failed"))?;
+        Ok(new.size)
+    }
+
+    /// Whether the storage has a fixed size: setting it to any other fails.
+    fn is_device(&self) -> bool {
+        !self.storage.resizable()
+    }
+}

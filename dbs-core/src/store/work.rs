@@ -1,0 +1,211 @@
+//! Background work and long jobs: merging, freeing, hole punching, flattening. One at a time,
+//! beside any I/O.
+
+use super::{Inner, Store};
+use crate::error::{Error, Result};
+use crate::info::WorkReport;
+use crate::io::buffer::AlignedBuf;
+use crate::io::{ReadRequest, WriteRequest};
+use crate::meta::merge::{Copy, MergeAt, Work};
+use crate::sabotage::{self, Bug};
+use crate::units::{DeviceExtent, SnapshotId, VolumeId};
+use std::sync::PoisonError;
+
+/// Extents given back to the device by one step.
+const PUNCH_EXTENTS: usize = 64;
+/// Bytes copied by one batch of I/O.
+const COPY_BYTES: u64 = 4 << 20;
+
+impl Store {
+    /// Does up to `steps` steps of background work: merging deleted snapshots, freeing, hole
+    /// punching. Safe to call beside any I/O; `remaining == 0` when idle.
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    pub fn work(&self, steps: u64) -> Result<WorkReport> {
+        self.inner.check_writable()?;
+        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = 0;
+        while done < steps {
+            let (work, _) = self.inner.step(|meta| meta.next_work())?;
+            match work {
+                Work::Idle => break,
+                Work::Stepped => {}
+                Work::Merge(at) => self.inner.merge(at)?,
+            }
+            done += 1;
+            self.inner.commit_if_long()?;
+        }
+        if done < steps {
+            if self.inner.meta().extents.quarantined() > 0 {
+                self.inner.commit()?;
+            }
+            while done < steps && self.inner.punch()? {
+                done += 1;
+            }
+        }
+        let remaining = self.inner.meta().work_remaining();
+        Ok(WorkReport { done, remaining })
+    }
+
+    /// Copies what the volume shares with its origin so that it depends on nothing; can be
+    /// stopped (return `false` from `progress(done, total)` in extents) and run again.
+    ///
+    /// # Errors
+    /// `NotFound`, `NoSpace`, `Io`, `Interrupted` if `progress` says so.
+    pub fn flatten(
+        &self,
+        volume: &str,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<()> {
+        self.inner.check_writable()?;
+        // The handle keeps the volume from being deleted meanwhile.
+        let handle = self.volume(volume)?;
+        let id = self.inner.meta().find_volume(volume)?;
+        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let layers = self.inner.meta().foreign_children(id);
+        let jobs: Vec<_> = {
+            let meta = self.inner.meta();
+            layers.into_iter().map(|layer| (layer, meta.extents_above(layer))).collect()
+        };
+        let total = jobs.iter().map(|(_, extents)| extents.len() as u64).sum();
+        let mut done = 0;
+        for (layer, extents) in jobs {
+            for logical in extents {
+                if !progress(done, total) {
+                    let text = format!("flattening `{volume}` was stopped; run it again to go on");
+                    return Err(Error::new(crate::ErrorKind::Interrupted, text));
+                }
+                self.inner.flatten_extent(id, layer, logical)?;
+                self.inner.commit_if_long()?;
+                done += 1;
+            }
+            // A layer that was merged away meanwhile took its copies along.
+            self.inner.command(|meta| {
+                if meta.foreign_children(id).contains(&layer) {
+                    meta.cut(layer);
+                }
+                Ok(())
+            })?;
+        }
+        progress(total, total);
+        drop(handle);
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Commits if background work has recorded a lot.
+    pub(super) fn commit_if_long(&self) -> Result<()> {
+        let long = {
+            let meta = self.meta();
+            meta.log.pending_bytes() > meta.log.pending_soft_max()
+        };
+        if long { self.commit() } else { Ok(()) }
+    }
+
+    fn merge(&self, at: MergeAt) -> Result<()> {
+        let blocks = self.meta().extent_blocks(at.logical);
+        let _hold = at.lock.map(|volume| self.hold(volume, blocks, true));
+        let plan = {
+            let mut meta = self.meta();
+            if !meta.still_due(&at) {
+                return Ok(());
+            }
+            meta.plan_merge(at)
+        };
+        if sabotage::is(Bug::MergeBeforeFlush) {
+            self.finish(|meta| meta.finish_merge(&plan));
+            self.commit()?;
+            return self.copy(&plan.copies);
+        }
+        self.copy(&plan.copies)?;
+        self.finish(|meta| meta.finish_merge(&plan));
+        Ok(())
+    }
+
+    fn flatten_extent(&self, volume: VolumeId, layer: SnapshotId, logical: u32) -> Result<()> {
+        let blocks = self.meta().extent_blocks(logical);
+        let _hold = self.hold(volume, blocks, true);
+        // Numbered in the same step as planned: while it waits for space it must not count as a
+        // reader that space waits for.
+        let (planned, _) = self.step(|meta| {
+            let plan = meta.plan_flatten(layer, logical)?;
+            Ok(plan.map(|plan| (plan, meta.fence.begin())))
+        })?;
+        let Some((plan, fence)) = planned else { return Ok(()) };
+        let copied = self.copy(&plan.copies);
+        self.meta().fence.end(fence);
+        self.wake();
+        copied?;
+        self.finish(|meta| meta.finish_flatten(&plan));
+        Ok(())
+    }
+
+    /// Applies the outcome of a background step.
+    pub(super) fn finish(&self, apply: impl FnOnce(&mut crate::meta::Meta)) {
+        let mut meta = self.meta();
+        apply(&mut meta);
+        // Whoever sees the result as durable commits first: nothing was acknowledged here.
+        meta.publish();
+    }
+
+    /// Copies within the data region, and waits for it.
+    pub(super) fn copy(&self, copies: &[Copy]) -> Result<()> {
+        for batch in batches(copies) {
+            let mut buffers: Vec<_> =
+                batch.iter().map(|copy| AlignedBuf::zeroed(copy.length as usize)).collect();
+            let mut reads: Vec<_> = batch
+                .iter()
+                .zip(&mut buffers)
+                .map(|(copy, buf)| ReadRequest { offset: copy.from, buf })
+                .collect();
+            let failed = |error| Error::io(error, "copying extents failed");
+            self.storage.read_many(&mut reads).map_err(failed)?;
+            let writes: Vec<_> = batch
+                .iter()
+                .zip(&buffers)
+                .map(|(copy, buf)| WriteRequest { offset: copy.to, buf })
+                .collect();
+            self.storage.write_many(&writes).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Gives free extents back to the file system or device; whether there were any.
+    fn punch(&self) -> Result<bool> {
+        let (extents, geometry) = {
+            let mut meta = self.meta();
+            meta.release_freed();
+            (meta.extents.take_unpunched(PUNCH_EXTENTS), meta.geometry)
+        };
+        let mut result = Ok(());
+        for run in extents.chunk_by(|a, b| a + 1 == *b) {
+            let at = geometry.extent_address(DeviceExtent(run[0]));
+            let length = run.len() as u64 * geometry.extent_bytes;
+            if let Err(error) = self.storage.discard(at, length) {
+                result = Err(Error::io(error, "giving free extents back failed"));
+            }
+        }
+        // Free they are, whether or not the device took them.
+        self.meta().extents.punched(&extents);
+        self.wake();
+        result.map(|()| !extents.is_empty())
+    }
+}
+
+/// Groups copies so that one batch moves a few MiB.
+fn batches(copies: &[Copy]) -> impl Iterator<Item = &[Copy]> {
+    let mut rest = copies;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |copy: &&Copy| {
+            bytes += copy.length;
+            bytes <= COPY_BYTES
+        };
+        let count = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        let (batch, after) = rest.split_at(count);
+        rest = after;
+        (!batch.is_empty()).then_some(batch)
+    })
+}

@@ -1,0 +1,105 @@
+//! Sector contents that say who wrote them, so that foreign bytes are recognised by sight.
+
+use std::fmt;
+
+/// Bytes in a sector.
+pub const SECTOR: usize = 512;
+/// Sectors in a block.
+pub const SECTORS: usize = 8;
+
+/// Who wrote a sector: an operation and a volume; zero for zeros.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Tag(u64);
+
+/// The sectors of a block.
+pub type Tags = [Tag; SECTORS];
+
+impl Tag {
+    /// Zeros.
+    pub const ZERO: Self = Self(0);
+
+    /// The mark of operation `op` on volume `volume`; `op` is not zero.
+    #[must_use]
+    pub fn new(op: u32, volume: u32) -> Self {
+        Self(u64::from(op) << 32 | u64::from(volume))
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::ZERO {
+            return f.write_str("0");
+        }
+        write!(f, "op{}/vol{}", self.0 >> 32, self.0 as u32)
+    }
+}
+
+/// Fills whole sectors, the first of which is sector `first` of the volume.
+pub fn fill(buf: &mut [u8], first: u64, tag: Tag) {
+    for (sector, position) in buf.chunks_exact_mut(SECTOR).zip(first..) {
+        let base = base(tag, position);
+        for (word, i) in sector.chunks_exact_mut(8).zip(0u64..) {
+            word.copy_from_slice(&base.wrapping_add(i.wrapping_mul(STEP)).to_le_bytes());
+        }
+        sector[..8].copy_from_slice(&tag.0.to_le_bytes());
+        sector[8..16].copy_from_slice(&position.to_le_bytes());
+    }
+}
+
+/// Who wrote this sector, found as sector `position` of a volume.
+///
+/// # Errors
+/// A description of bytes that no write put there.
+pub fn identify(sector: &[u8], position: u64) -> Result<Tag, String> {
+    let tag = Tag(word(sector, 0));
+    if tag == Tag::ZERO {
+        let zeros = sector.chunks_exact(8).fold(0, |or, w| or | word(w, 0)) == 0;
+        return if zeros { Ok(tag) } else { Err("bytes that nobody wrote".into()) };
+    }
+    let found = word(sector, 8);
+    let base = base(tag, found);
+    let mut wrong = 0;
+    for (chunk, i) in sector[16..].chunks_exact(8).zip(2u64..) {
+        wrong |= word(chunk, 0) ^ base.wrapping_add(i.wrapping_mul(STEP));
+    }
+    if wrong != 0 {
+        return Err(format!("bytes that nobody wrote ({tag:?}, sector {found}, if whole)"));
+    }
+    if found != position {
+        return Err(format!("the bytes of {tag:?} for sector {found}"));
+    }
+    Ok(tag)
+}
+
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+fn base(tag: Tag, position: u64) -> u64 {
+    (tag.0 ^ position.wrapping_mul(0xbf58_476d_1ce4_e5b9)).wrapping_mul(STEP) | 1
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_are_recognised() {
+        let mut buf = vec![0; 2 * SECTOR];
+        let tag = Tag::new(7, 3);
+        fill(&mut buf, 40, tag);
+        assert_eq!(identify(&buf[..SECTOR], 40), Ok(tag));
+        assert_eq!(identify(&buf[SECTOR..], 41), Ok(tag));
+        assert!(identify(&buf[SECTOR..], 40).unwrap_err().contains("sector 41"));
+        buf[100] ^= 1;
+        assert!(identify(&buf[..SECTOR], 40).is_err());
+        assert_eq!(identify(&[0; SECTOR], 9), Ok(Tag::ZERO));
+        let mut almost = [0; SECTOR];
+        almost[511] = 1;
+        assert!(identify(&almost, 9).is_err());
+    }
+}

@@ -1,0 +1,241 @@
+//! Random histories: each seed has its own taste.
+
+use crate::machine::Config;
+use crate::model::Model;
+use crate::op::{Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
+use crate::step::{Fate, Step};
+
+/// Kinds of operation that a taste weighs.
+const KINDS: usize = 24;
+
+/// Ordinary weights, in the order of [`Generator::op`].
+const WEIGHTS: [u32; KINDS] =
+    [6, 2, 3, 2, 10, 2, 7, 3, 1, 2, 5, 2, 60, 14, 10, 1, 6, 3, 12, 1, 1, 2, 2, 6];
+
+/// Makes the steps of one seed's history.
+pub struct Generator {
+    rng: fastrand::Rng,
+    weights: [u32; KINDS],
+    /// Out of 256 steps, how many are disturbed.
+    disturbed: u8,
+}
+
+impl Generator {
+    /// The generator of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed ^ 0x5eed);
+        let mut weights = WEIGHTS;
+        for weight in &mut weights {
+            *weight *= [0, 1, 2, 2, 2, 6][rng.usize(0..6)];
+        }
+        // A history without volumes or writes is none.
+        weights[0] = weights[0].max(8);
+        weights[12] = weights[12].max(60);
+        let disturbed = rng.u8(40..=160);
+        Self { rng, weights, disturbed }
+    }
+
+    /// The machine of this seed.
+    #[must_use]
+    pub fn config(seed: u64) -> Config {
+        let mut rng = fastrand::Rng::with_seed(seed ^ 0xc0f1);
+        let mut config = Config::small(seed);
+        config.garbage = rng.bool();
+        config.tail = rng.u8(0..4) != 0;
+        config.init.size = Some(u64::from(rng.u32(24..=48)) * (64 << 10) + (1 << 20));
+        if rng.u8(0..4) == 0 {
+            config.init.extent_size = 128 << 10;
+        }
+        config.init.max_volumes = Some(rng.u32(4..=8));
+        config.init.max_snapshots = Some(rng.u32(8..=24));
+        config
+    }
+
+    /// The next step of a history that has come to `model`.
+    pub fn step(&mut self, model: &Model) -> Step {
+        let op = self.op(model);
+        let fate = if self.rng.u8(..) < self.disturbed { self.fate() } else { Fate::Calm };
+        Step { op, fate, seed: self.rng.u64(..) }
+    }
+
+    fn fate(&mut self) -> Fate {
+        // Most operations make few changes; some make dozens.
+        let n = match self.rng.u8(0..4) {
+            0..2 => self.rng.u64(1..5),
+            2 => self.rng.u64(1..12),
+            _ => self.rng.u64(1..40),
+        };
+        match self.rng.u8(0..32) {
+            0..20 => Fate::Images([n, self.rng.u64(1..8)]),
+            20..24 => Fate::KillAt(n),
+            24..28 => Fate::PowerLossAt(n),
+            28 => Fate::EioAt(n),
+            29 => Fate::ReadEioAt(n),
+            30 => Fate::EnospcFrom(1 + n / 4),
+            _ => Fate::Calm,
+        }
+    }
+
+    fn op(&mut self, model: &Model) -> Op {
+        let kind = self.kind();
+        let (vol, snap) = self.place(model, matches!(kind, 5..=10 | 22));
+        let new = self.vacant(VOLUMES, |n| model.volumes.contains_key(&volume_name(n)));
+        let snapshots = model.volumes.get(&volume_name(vol)).map(|v| &v.snapshots);
+        let new_snap = self.vacant(SNAPSHOTS, |n| {
+            snapshots.is_some_and(|snapshots| snapshots.contains_key(&snapshot_name(n)))
+        });
+        if model.volumes.is_empty() && self.rng.u8(0..16) != 0 {
+            return Op::CreateVolume { vol: new, sectors: self.size() };
+        }
+        match kind {
+            0 => Op::CreateVolume { vol: new, sectors: self.size() },
+            1 => Op::RenameVolume { vol, new },
+            2 => Op::ResizeVolume { vol, sectors: self.size() },
+            3 => Op::DeleteVolume { vol },
+            4 => Op::CreateSnapshot {
+                vol,
+                snap: new_snap,
+                labels: if self.rng.bool() { 0 } else { self.rng.u8(..) },
+            },
+            5 => Op::RenameSnapshot { vol, snap, new: new_snap },
+            6 => Op::DeleteSnapshot { vol, snap },
+            7 => Op::Rollback { vol, snap },
+            8 => Op::Protect { vol, snap, on: true },
+            9 => Op::Protect { vol, snap, on: false },
+            10 => Op::Clone { vol, snap, new },
+            11 => Op::Flatten { vol, limit: self.rng.u8(0..6) },
+            12 => {
+                let (at, len) = self.range(model, vol);
+                Op::Write { vol, at, len, fua: self.rng.u8(0..12) == 0 }
+            }
+            13 => {
+                let (at, len) = self.range(model, vol);
+                Op::Discard { vol, at, len }
+            }
+            14 => {
+                let (at, len) = self.range(model, vol);
+                Op::WriteZeroes { vol, at, len, fua: self.rng.u8(0..12) == 0 }
+            }
+            15 => Op::Fill { vol },
+            16 => Op::FlushVolume { vol },
+            17 => Op::Flush,
+            18 => Op::Work { steps: self.rng.u8(1..24) },
+            19 => Op::Grow { extents: self.rng.u8(0..3) },
+            20 => Op::Vacuum { limit: self.rng.u8(0..10) },
+            21 => Op::Hold { vol },
+            22 => Op::SetLabels { vol, snap, labels: self.rng.u8(..) },
+            _ => match self.rng.u8(0..16) {
+                0..4 => Op::Verify,
+                4..6 => Op::Reopen,
+                6..11 => Op::Kill,
+                11 => Op::KillWithoutTail,
+                _ => Op::PowerLoss,
+            },
+        }
+    }
+
+    fn kind(&mut self) -> usize {
+        let total: u32 = self.weights.iter().sum();
+        let mut ticket = self.rng.u32(0..total);
+        self.weights
+            .iter()
+            .position(|weight| {
+                let hit = ticket < *weight;
+                ticket = ticket.wrapping_sub(*weight);
+                hit
+            })
+            .unwrap_or(12)
+    }
+
+    /// A volume and, if wanted, a snapshot; mostly such that exist.
+    fn place(&mut self, model: &Model, snapshot: bool) -> (u8, u8) {
+        let chance = (self.rng.u8(0..VOLUMES), self.rng.u8(0..SNAPSHOTS));
+        if self.rng.u8(0..16) == 0 {
+            return chance;
+        }
+        let volumes: Vec<_> =
+            model.volumes.iter().filter(|(_, v)| !snapshot || !v.snapshots.is_empty()).collect();
+        let Some((name, volume)) = self.rng.choice(&volumes) else { return chance };
+        let snap = self.rng.choice(volume.snapshots.keys().collect::<Vec<_>>());
+        (number(name), snap.map_or(chance.1, |name| number(name)))
+    }
+
+    /// A number, mostly one not taken.
+    fn vacant(&mut self, end: u8, taken: impl Fn(u8) -> bool) -> u8 {
+        let chance = self.rng.u8(0..end);
+        if self.rng.u8(0..16) == 0 {
+            return chance;
+        }
+        (0..end).map(|i| (chance + i) % end).find(|n| !taken(*n)).unwrap_or(chance)
+    }
+
+    fn size(&mut self) -> u16 {
+        match self.rng.u8(0..4) {
+            0 => self.rng.u16(1..SECTORS_MAX),
+            1 => 256,
+            _ => 8 * self.rng.u16(1..SECTORS_MAX / 8),
+        }
+    }
+
+    fn range(&mut self, model: &Model, vol: u8) -> (u16, u16) {
+        let size = model.volumes.get(&volume_name(vol)).map_or(256, |v| v.head.sectors as u16);
+        let len = match self.rng.u8(0..16) {
+            0..5 => 8 * self.rng.u16(1..4),
+            5..11 => self.rng.u16(1..24),
+            11..14 => 8 * self.rng.u16(1..24),
+            14 => size,
+            _ => self.rng.u16(1..200),
+        };
+        let len = len.clamp(1, size.max(1));
+        let mut at = self.rng.u16(0..=size - len.min(size));
+        // Few places, so that writes meet; and half of them aligned.
+        if self.rng.bool() {
+            at =
+                at / 128 * 128 + self.rng.u16(0..24).min(size.saturating_sub(at / 128 * 128 + len));
+        }
+        if self.rng.bool() {
+            at = at / 8 * 8;
+        }
+        // Now and then beyond the end.
+        if self.rng.u8(0..64) == 0 {
+            at = size;
+        }
+        (at, len)
+    }
+}
+
+fn number(name: &str) -> u8 {
+    name[1..].parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Histories of mostly refused commands would test little.
+    #[test]
+    fn most_operations_can_succeed_and_all_kinds_occur() {
+        let (mut done, mut refused) = (BTreeMap::<String, u32>::new(), 0);
+        for seed in 0..300 {
+            let mut generator = Generator::new(seed);
+            let mut model = Model::default();
+            for number in 1..=60 {
+                let op = generator.step(&model).op;
+                match model.apply(&op, number) {
+                    Ok(()) => {
+                        let text = format!("{op:?}");
+                        let kind = text.split([' ', '{']).next().unwrap_or_default().to_owned();
+                        *done.entry(kind).or_default() += 1;
+                    }
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+        println!("{done:?}, {refused} refused");
+        assert_eq!(done.len(), 27);
+        assert!(done.values().all(|count| *count > 30), "{done:?}");
+        assert!(refused < 300 * 60 / 3, "{refused} of {} refused", 300 * 60);
+    }
+}

@@ -1,0 +1,538 @@
+//! A machine with one disk and one store on it, and the model beside it: does one step at a time,
+//! dies and comes back as told, and compares.
+
+use crate::disk::{CrashMode, Faults, Medium, SimDisk, is_stop};
+use crate::env::{SimEnv, TailPlace};
+use crate::model::Model;
+use crate::op::{Op, volume_name};
+use crate::outcomes::{End, Outcomes};
+use crate::perform::perform;
+use crate::step::{Fate, RESERVE_EXTENTS, Stats, Step, full};
+use crate::verify::{self, Allow, Found};
+use dbs_core::io::{Storage, TailMemory};
+use dbs_core::store::{Env, InitOptions};
+use dbs_core::{Error, ErrorKind, Store, Volume};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Sectors that [`Op::Fill`] writes at once.
+const FILL_SECTORS: u16 = 64;
+
+/// What a machine is built from.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Shape of the store.
+    pub init: InitOptions,
+    /// The disk starts with garbage instead of zeros.
+    pub garbage: bool,
+    /// Whether there is a tmpfs for the tail.
+    pub tail: bool,
+    /// Randomness of the disk and the environment.
+    pub seed: u64,
+}
+
+impl Config {
+    /// A small store: 64 KiB extents, few slots, the smallest journal.
+    #[must_use]
+    pub fn small(seed: u64) -> Self {
+        let init = InitOptions {
+            size: Some(4 << 20),
+            extent_size: 64 << 10,
+            max_volumes: Some(8),
+            max_snapshots: Some(24),
+            journal_size: Some(128 << 10),
+            max_size: Some(8 << 20),
+            force: false,
+        };
+        Self { init, garbage: seed % 2 == 1, tail: !seed.is_multiple_of(3), seed }
+    }
+}
+
+/// The machine.
+pub struct Machine {
+    /// Its disk.
+    pub disk: Arc<SimDisk>,
+    /// What the store must hold.
+    pub model: Model,
+    /// What was done so far.
+    pub stats: Stats,
+    env: Arc<SimEnv>,
+    tail: Option<TailPlace>,
+    stale_tail: Option<Vec<u8>>,
+    store: Option<Store>,
+    held: BTreeMap<u32, Volume>,
+    number: u32,
+    hit: bool,
+}
+
+/// A machine that was killed and can be started any number of times.
+pub struct Frozen {
+    disk: SimDisk,
+    tail: Option<Option<Vec<u8>>>,
+    model: Model,
+    number: u32,
+    seed: u64,
+}
+
+impl Machine {
+    /// Formats a disk and opens the store on it.
+    ///
+    /// # Errors
+    /// What the store said.
+    pub fn new(config: &Config) -> Result<Self, String> {
+        let size = config.init.size.unwrap_or(4 << 20);
+        let medium = Medium { garbage: config.garbage, ..Medium::file(size) };
+        let disk = Arc::new(SimDisk::new(medium, config.seed));
+        let env = Arc::new(SimEnv::new(config.seed));
+        Store::init_on(&*disk, &config.init, &*env).map_err(|e| format!("init: {e}"))?;
+        if disk.dirty() {
+            return Err("init left something unflushed".into());
+        }
+        let mut machine = Self {
+            disk,
+            model: Model::default(),
+            stats: Stats::default(),
+            env,
+            tail: config.tail.then(TailPlace::default),
+            stale_tail: None,
+            store: None,
+            held: BTreeMap::new(),
+            number: 0,
+            hit: false,
+        };
+        machine.open().map_err(|e| format!("first open: {e}"))?;
+        let info = machine.store().info();
+        machine.disk.set_atomic_from(info.metadata);
+        verify::check(machine.store())?;
+        Ok(machine)
+    }
+
+    /// The open store.
+    ///
+    /// # Panics
+    /// Between a crash and the next open: a bug of the runner.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        self.store.as_ref().expect("the store is open")
+    }
+
+    /// Does one step and compares what it has to.
+    ///
+    /// # Errors
+    /// Everything that must not be.
+    pub fn step(&mut self, step: &Step) -> Result<(), String> {
+        self.stats.steps += 1;
+        let mut rng = fastrand::Rng::with_seed(step.seed);
+        match step.op {
+            Op::Verify => self.verify(),
+            Op::Fill { vol } => self.fill(vol, step),
+            Op::Reopen => self.reopen(&mut rng),
+            Op::Kill => {
+                let outcomes = Outcomes::settled(&self.model);
+                self.end(End::Killed, &outcomes, &mut rng)
+            }
+            Op::KillWithoutTail => {
+                let outcomes = Outcomes::settled(&self.model);
+                self.end(End::TailLost, &outcomes, &mut rng)
+            }
+            Op::PowerLoss => {
+                let outcomes = Outcomes::settled(&self.model);
+                self.end(End::PowerLost, &outcomes, &mut rng)
+            }
+            _ => self.ordinary(&step.op, step.fate, &mut rng),
+        }
+    }
+
+    fn ordinary(&mut self, op: &Op, fate: Fate, rng: &mut fastrand::Rng) -> Result<(), String> {
+        let before = self.model.clone();
+        let mut after = before.clone();
+        self.number += 1;
+        let expected = after.apply(op, self.number);
+        self.disk.arm(fate.faults());
+        let result = self.perform(op);
+        let captures = self.disk.take_captures();
+        let outcomes = match &expected {
+            Ok(()) => Outcomes::of(op, &before, &after),
+            Err(_) => Outcomes::settled(&before),
+        };
+        let died = self.disk.stopped();
+        self.hit = fate.was_hit(&self.disk.counts());
+        match (&result, &expected) {
+            (Ok(()), Ok(())) => {
+                after.acknowledge(op);
+                self.model = after;
+            }
+            (Ok(()), Err(kinds)) => {
+                return Err(format!("{op:?} succeeded; it should have failed with {kinds:?}"));
+            }
+            (Err(error), _) if is_stop(error) && died => {}
+            (Err(error), Err(kinds)) if kinds.contains(&error.kind()) => {}
+            (Err(error), _) if fate.explains(error) => {}
+            (Err(error), Ok(())) if error.kind() == ErrorKind::NoSpace => {
+                self.stats.no_space += 1;
+                full(&self.store().info(), op).map_err(|e| format!("{op:?}: {error}; {e}"))?;
+            }
+            (Err(error), _) => {
+                return Err(format!("{op:?} failed: {error} ({:?})", error.kind()));
+            }
+        }
+        for capture in captures {
+            self.images_of(&capture, 2, &outcomes, rng)?;
+        }
+        let failed = result.as_ref().err().map(Error::kind);
+        let known = failed.is_none() && !self.may_keep_discarded(op);
+        let outcomes = if known { Outcomes::settled(&self.model) } else { outcomes };
+        self.consequence(fate, failed, died, &outcomes, rng)
+    }
+
+    /// What follows from a step: a crash, a look at what a failed write left, or crash images.
+    fn consequence(
+        &mut self,
+        fate: Fate,
+        failed: Option<ErrorKind>,
+        died: bool,
+        outcomes: &Outcomes,
+        rng: &mut fastrand::Rng,
+    ) -> Result<(), String> {
+        match fate {
+            Fate::KillAt(_) if died => return self.end(End::Killed, outcomes, rng),
+            Fate::PowerLossAt(_) if died => return self.end(End::PowerLost, outcomes, rng),
+            // A failed flush leaves the cache unknown: only a power loss shows what it lost.
+            Fate::EioAt(_) if self.hit => {
+                outcomes.compare(self.store(), End::Killed)?;
+                return self.end(End::PowerLost, outcomes, rng);
+            }
+            Fate::ReadEioAt(_) | Fate::EnospcFrom(_) if failed.is_some() => {
+                self.disk.arm(Faults::default());
+                outcomes.compare(self.store(), End::Killed)?;
+                return self.end(End::Killed, outcomes, rng);
+            }
+            _ => {}
+        }
+        self.disk.arm(Faults::default());
+        if !outcomes.certain() {
+            let (index, found) = outcomes.compare(self.store(), End::Killed)?;
+            self.adopt(outcomes, index, &found, false);
+        }
+        if matches!(fate, Fate::Images(_)) {
+            let settled = Outcomes::settled(&self.model);
+            let disk = self.disk.fork();
+            self.images_of(&disk, 4, &settled, rng)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a discard may have left content: on a full store there may be no entry to mark it.
+    fn may_keep_discarded(&self, op: &Op) -> bool {
+        matches!(op, Op::Discard { .. }) && self.store().info().extents_free <= RESERVE_EXTENTS
+    }
+
+    fn adopt(&mut self, outcomes: &Outcomes, index: usize, found: &Found, durable: bool) {
+        self.model = outcomes.model(index).clone();
+        verify::adopt(&mut self.model, found, durable);
+    }
+
+    fn fill(&mut self, vol: u8, step: &Step) -> Result<(), String> {
+        let Ok(volume) = self.model.volume_mut(vol) else { return Ok(()) };
+        let sectors = volume.head.sectors as u16;
+        let mut rng = fastrand::Rng::with_seed(step.seed);
+        let full = self.stats.no_space;
+        for at in (0..sectors).step_by(usize::from(FILL_SECTORS)) {
+            let len = FILL_SECTORS.min(sectors - at);
+            self.ordinary(&Op::Write { vol, at, len, fua: false }, Fate::Calm, &mut rng)?;
+            if self.stats.no_space > full {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the running store with the model.
+    ///
+    /// # Errors
+    /// How they differ, or what the checker found.
+    pub fn verify(&mut self) -> Result<(), String> {
+        verify::compare(self.store(), &[&self.model], Allow::Newest)?;
+        verify::check(self.store())?;
+        verify::check_maps(self.store(), &self.model)
+    }
+
+    fn reopen(&mut self, rng: &mut fastrand::Rng) -> Result<(), String> {
+        self.held.clear();
+        self.forget_handles();
+        let Some(store) = self.store.take() else { return Ok(()) };
+        store.close().map_err(|e| format!("close: {e}"))?;
+        self.alone()?;
+        if self.disk.dirty() {
+            return Err("a closed store has unflushed writes".into());
+        }
+        self.model.settle();
+        let outcomes = Outcomes::settled(&self.model);
+        self.recover(End::Killed, &outcomes, rng)
+    }
+
+    /// Ends the process as told, starts the next one, and compares.
+    ///
+    /// # Errors
+    /// Everything that must not be.
+    pub fn end(
+        &mut self,
+        end: End,
+        outcomes: &Outcomes,
+        rng: &mut fastrand::Rng,
+    ) -> Result<(), String> {
+        self.die(end, rng)?;
+        self.recover(end, outcomes, rng)
+    }
+
+    fn die(&mut self, end: End, rng: &mut fastrand::Rng) -> Result<(), String> {
+        self.disk.stop();
+        if let Some(tail) = &self.tail {
+            tail.kill();
+        }
+        self.held.clear();
+        self.forget_handles();
+        self.store = None;
+        self.alone()?;
+        self.disk.revive();
+        if end == End::PowerLost {
+            let mode = CrashMode::random(rng);
+            self.disk = Arc::new(self.disk.crash_image(rng, mode));
+            self.env.reboot();
+        }
+        let Some(tail) = &self.tail else { return Ok(()) };
+        let last = tail.copy_if(rng.u8(0..8) == 0 || end == End::TailLost);
+        if end != End::Killed {
+            tail.lose();
+            // Some tmpfs is none, and keeps an old tail over the boot.
+            if rng.u8(0..4) == 0 {
+                tail.put(if end == End::PowerLost && last.is_some() {
+                    last.clone()
+                } else {
+                    self.stale_tail.clone()
+                });
+            }
+        }
+        if last.is_some() {
+            self.stale_tail = last;
+        }
+        Ok(())
+    }
+
+    /// Whether the fate of the last step came true: whether the step got that far.
+    #[must_use]
+    pub fn hit(&self) -> bool {
+        self.hit
+    }
+
+    /// Kills the process and keeps what it leaves.
+    ///
+    /// # Errors
+    /// Something kept the store alive.
+    pub fn freeze(mut self, seed: u64) -> Result<Frozen, String> {
+        self.disk.stop();
+        self.tail.iter().for_each(TailPlace::kill);
+        self.held.clear();
+        self.forget_handles();
+        self.store = None;
+        self.alone()?;
+        self.disk.revive();
+        let tail = self.tail.as_ref().map(|tail| tail.copy_if(true));
+        let Self { disk, model, number, .. } = self;
+        Ok(Frozen { disk: disk.fork(), tail, model, number, seed })
+    }
+
+    /// Nothing may keep the disk or the tail when the store is dropped.
+    fn alone(&self) -> Result<(), String> {
+        let tail = self.tail.as_ref().is_some_and(TailPlace::attached);
+        if tail || Arc::strong_count(&self.disk) != 1 {
+            return Err("the store lives on after its last handle".into());
+        }
+        Ok(())
+    }
+
+    fn forget_handles(&mut self) {
+        for volume in self.model.volumes.values_mut() {
+            volume.held = false;
+        }
+    }
+
+    fn open(&mut self) -> Result<(), Error> {
+        let tail = self.tail.as_ref().map(TailPlace::attach);
+        self.open_with(tail)
+    }
+
+    fn open_with(&mut self, tail: Option<Box<dyn TailMemory>>) -> Result<(), Error> {
+        self.stats.opens += 1;
+        let disk: Arc<dyn Storage> = Arc::clone(&self.disk) as _;
+        let env: Arc<dyn Env> = Arc::clone(&self.env) as _;
+        self.store = Some(Store::open_on(disk, tail, env, false)?);
+        Ok(())
+    }
+
+    /// Opens after an end, sometimes dying again meanwhile.
+    fn recover(
+        &mut self,
+        mut end: End,
+        outcomes: &Outcomes,
+        rng: &mut fastrand::Rng,
+    ) -> Result<(), String> {
+        self.stats.images += 1;
+        for _ in 0..2 {
+            if rng.u8(0..6) != 0 {
+                break;
+            }
+            let stop_at = Some(rng.u64(1..12));
+            self.disk.arm(Faults { stop_at, ..Faults::default() });
+            let opened = self.open();
+            if !self.disk.stopped() {
+                opened.map_err(|e| format!("open after {end:?}: {e}"))?;
+            }
+            self.stats.images += 1;
+            // The tail of a process that died in its recovery is as good as the first.
+            let again = if rng.bool() { End::PowerLost } else { End::Killed };
+            self.die(again, rng)?;
+            end = if again == End::PowerLost { again } else { end };
+        }
+        self.disk.arm(Faults::default());
+        if self.store.is_none() {
+            self.open().map_err(|e| format!("open after {end:?}: {e}"))?;
+        }
+        let after = |message| format!("after {end:?}: {message}");
+        let mut outcomes = outcomes.clone();
+        for model in outcomes.all_mut() {
+            model.volumes.values_mut().for_each(|volume| volume.held = false);
+        }
+        let (index, found) = outcomes.compare(self.store(), end).map_err(after)?;
+        self.adopt(&outcomes, index, &found, end == End::PowerLost);
+        verify::check(self.store()).map_err(after)
+    }
+
+    /// Takes crash images of `disk` and opens each of them beside the history.
+    ///
+    /// # Errors
+    /// What one of them holds that it may not.
+    pub fn images_of(
+        &mut self,
+        disk: &SimDisk,
+        count: usize,
+        outcomes: &Outcomes,
+        rng: &mut fastrand::Rng,
+    ) -> Result<(), String> {
+        let count = if disk.dirty() { count } else { 1 };
+        for _ in 0..count {
+            let mode = CrashMode::random(rng);
+            let image = disk.crash_image(rng, mode);
+            self.stats.images += 1;
+            verify_image(Arc::new(image), outcomes, rng)
+                .map_err(|e| format!("crash image ({mode:?}): {e}"))?;
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, op: &Op) -> Result<(), Error> {
+        let store = self.store().clone();
+        match *op {
+            Op::Hold { vol } => self.toggle_handle(&store, vol),
+            _ => perform(&store, op, self.model.tag(op, self.number)),
+        }
+    }
+
+    fn toggle_handle(&mut self, store: &Store, vol: u8) -> Result<(), Error> {
+        let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
+        if self.held.remove(&id).is_none() {
+            self.held.insert(id, store.volume(&volume_name(vol))?);
+        }
+        Ok(())
+    }
+}
+
+impl Frozen {
+    /// Starts a machine from here.
+    ///
+    /// # Errors
+    /// The store does not open.
+    pub fn thaw(&self) -> Result<Machine, String> {
+        let tail = self.tail.as_ref().map(|memory| {
+            let place = TailPlace::default();
+            place.put(memory.clone());
+            place
+        });
+        let mut machine = Machine {
+            disk: Arc::new(self.disk.fork()),
+            model: self.model.clone(),
+            stats: Stats::default(),
+            env: Arc::new(SimEnv::new(self.seed)),
+            tail,
+            stale_tail: None,
+            store: None,
+            held: BTreeMap::new(),
+            number: self.number,
+            hit: false,
+        };
+        machine.open().map_err(|e| format!("open: {e}"))?;
+        Ok(machine)
+    }
+}
+
+/// Opens a crash image, compares it, and sometimes goes on working with it.
+///
+/// # Errors
+/// What it holds that it may not.
+pub fn verify_image(
+    disk: Arc<SimDisk>,
+    outcomes: &Outcomes,
+    rng: &mut fastrand::Rng,
+) -> Result<(), String> {
+    let env = Arc::new(SimEnv::new(rng.u64(..)));
+    env.reboot();
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let store = Store::open_on(storage, None, Arc::clone(&env) as _, false)
+        .map_err(|e| format!("open: {e}"))?;
+    let (index, found) = outcomes.compare(&store, End::PowerLost)?;
+    verify::check(&store)?;
+    if rng.u8(0..16) != 0 {
+        return Ok(());
+    }
+    let mut machine = Machine {
+        disk,
+        model: Model::default(),
+        stats: Stats::default(),
+        env,
+        tail: None,
+        stale_tail: None,
+        store: Some(store),
+        held: BTreeMap::new(),
+        number: u32::MAX / 2,
+        hit: false,
+    };
+    machine.adopt(outcomes, index, &found, true);
+    machine.go_on(rng).map_err(|e| format!("going on after the crash: {e}"))
+}
+
+impl Machine {
+    /// A few steps of every kind: what recovered must also work.
+    ///
+    /// # Errors
+    /// Everything that must not be.
+    pub fn go_on(&mut self, rng: &mut fastrand::Rng) -> Result<(), String> {
+        self.forget_handles();
+        let names: Vec<u8> = (0..crate::op::VOLUMES).collect();
+        let vol = rng.choice(&names).copied().unwrap_or(0);
+        let at = rng.u16(0..64);
+        let ops = [
+            Op::CreateVolume { vol, sectors: 128 },
+            Op::Write { vol, at, len: rng.u16(1..40), fua: false },
+            Op::CreateSnapshot { vol, snap: rng.u8(0..3), labels: 1 },
+            Op::Write { vol, at: at / 2, len: rng.u16(1..24), fua: false },
+            Op::DeleteSnapshot { vol, snap: rng.u8(0..3) },
+            Op::Work { steps: 20 },
+            Op::FlushVolume { vol },
+        ];
+        for op in ops {
+            self.ordinary(&op, Fate::Calm, rng)?;
+        }
+        let outcomes = Outcomes::settled(&self.model);
+        self.end(End::PowerLost, &outcomes, rng)
+    }
+}

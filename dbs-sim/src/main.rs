@@ -1,0 +1,130 @@
+//! `dbs-sim`: runs histories from seeds.
+
+use dbs_sim::{Failure, Stats, generate::Generator, runner};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+const USAGE: &str = "usage: dbs-sim run --seed N [--steps N] [--shrink]
+       dbs-sim soak --seconds N [--seed N] [--steps N] [--threads N]";
+
+#[derive(Default)]
+struct Arguments {
+    seed: Option<u64>,
+    steps: Option<u64>,
+    seconds: Option<u64>,
+    threads: Option<u64>,
+    shrink: bool,
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let command = args.next().unwrap_or_default();
+    let arguments = match parse(args) {
+        Ok(arguments) => arguments,
+        Err(message) => {
+            eprintln!("dbs-sim: {message}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match (command.as_str(), arguments.seed, arguments.seconds) {
+        ("run", Some(seed), None) => run(seed, &arguments),
+        ("soak", _, Some(seconds)) => soak(seconds, &arguments),
+        _ => {
+            eprintln!("{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> Result<Arguments, String> {
+    let mut arguments = Arguments::default();
+    while let Some(name) = args.next() {
+        if name == "--shrink" {
+            arguments.shrink = true;
+            continue;
+        }
+        let value = args.next().ok_or_else(|| format!("{name} needs a number"))?;
+        let number = value.parse().map_err(|_| format!("{name} {value}: not a number"))?;
+        match name.as_str() {
+            "--seed" => arguments.seed = Some(number),
+            "--steps" => arguments.steps = Some(number),
+            "--seconds" => arguments.seconds = Some(number),
+            "--threads" => arguments.threads = Some(number),
+            _ => return Err(format!("{name}: no such option")),
+        }
+    }
+    Ok(arguments)
+}
+
+impl Arguments {
+    fn steps(&self) -> usize {
+        self.steps.map_or(runner::STEPS, |steps| steps as usize)
+    }
+}
+
+fn run(seed: u64, arguments: &Arguments) -> ExitCode {
+    println!("{:?}", Generator::config(seed));
+    match runner::run(seed, arguments.steps()) {
+        Ok(stats) => {
+            println!("seed {seed}: {stats:?}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            report(failure, arguments);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn report(failure: Box<Failure>, arguments: &Arguments) {
+    println!("{failure}");
+    if arguments.steps() != runner::STEPS {
+        println!("        with --steps {}", arguments.steps());
+    }
+    if arguments.shrink {
+        // Each replay that still fails may panic: once was enough to read.
+        std::panic::set_hook(Box::new(|_| {}));
+        println!("\nshortened:\n{}", runner::shrink(failure));
+    }
+}
+
+fn soak(seconds: u64, arguments: &Arguments) -> ExitCode {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let first = arguments.seed.unwrap_or(now);
+    let threads = arguments.threads.unwrap_or_else(|| {
+        std::thread::available_parallelism().map_or(1, |threads| threads.get() as u64)
+    });
+    println!("seeds from {first} on, {threads} threads, {seconds} s");
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let next = AtomicU64::new(first);
+    let total = Mutex::new((Stats::default(), None::<Box<Failure>>));
+    let failed = || lock(&total).1.is_some();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while Instant::now() < end && !failed() {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    match runner::run(seed, arguments.steps()) {
+                        Ok(stats) => lock(&total).0 += stats,
+                        Err(failure) => lock(&total).1 = Some(failure),
+                    }
+                }
+            });
+        }
+    });
+    let (stats, failure) = total.into_inner().unwrap_or_else(|e| e.into_inner());
+    println!("{} histories, {stats:?}", next.into_inner() - first);
+    match failure {
+        None => ExitCode::SUCCESS,
+        Some(failure) => {
+            report(failure, arguments);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

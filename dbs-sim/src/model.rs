@@ -1,0 +1,474 @@
+//! What a store must hold: maps and vectors, nothing clever.
+//!
+//! Each block of a head knows its newest content and, besides, the contents that a power loss may
+//! bring back: the last durable one and every later one that was not flushed.
+
+use crate::content::{SECTORS, Tag, Tags};
+use crate::op::{Op, labels, snapshot_name, volume_name};
+use dbs_core::ErrorKind;
+use dbs_core::info::Labels;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The whole store.
+#[derive(Debug, Clone, Default)]
+pub struct Model {
+    /// Volumes by name.
+    pub volumes: BTreeMap<String, Volume>,
+    next_id: u32,
+}
+
+/// A volume.
+#[derive(Debug, Clone)]
+pub struct Volume {
+    /// Never used again, and part of every tag written to it.
+    pub id: u32,
+    /// What reads of the head give.
+    pub head: Content,
+    /// Snapshots by name.
+    pub snapshots: BTreeMap<String, Snapshot>,
+    /// Somebody holds it open.
+    pub held: bool,
+}
+
+/// A snapshot.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// What it froze.
+    pub content: Content,
+    /// Refuses deletion.
+    pub protected: bool,
+    /// Labels.
+    pub labels: Labels,
+}
+
+/// The bytes of a volume or snapshot.
+#[derive(Debug, Clone)]
+pub struct Content {
+    /// Size in sectors.
+    pub sectors: u64,
+    blocks: Arc<Vec<Block>>,
+}
+
+/// The possible contents of a block.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Block {
+    /// What reads give.
+    pub now: Tags,
+    /// What may be there instead after a power loss.
+    pub older: Vec<Tags>,
+}
+
+/// Why the model expects a command to fail: any of these kinds will do.
+pub type Refusal = Vec<ErrorKind>;
+
+impl Model {
+    /// Does `op`, tagging what it writes with `number`. Content it writes is not yet durable;
+    /// [`Model::acknowledge`] follows when the store has returned.
+    ///
+    /// # Errors
+    /// The error kinds the store may answer with; the model is then unchanged.
+    pub fn apply(&mut self, op: &Op, number: u32) -> Result<(), Refusal> {
+        match *op {
+            Op::CreateVolume { vol, sectors } => {
+                self.vacant(vol)?;
+                self.insert(vol, Content::zeros(u64::from(sectors)));
+                Ok(())
+            }
+            Op::RenameVolume { vol, new } => self.rename_volume(vol, new),
+            Op::ResizeVolume { vol, sectors } => {
+                self.volume_mut(vol)?.head.resize(u64::from(sectors));
+                Ok(())
+            }
+            Op::DeleteVolume { vol } => {
+                let volume = self.volume_mut(vol)?;
+                if volume.held || volume.snapshots.values().any(|s| s.protected) {
+                    return Err(vec![ErrorKind::Busy]);
+                }
+                self.volumes.remove(&volume_name(vol));
+                Ok(())
+            }
+            Op::Clone { vol, snap, new } => {
+                let content = self.snapshot_mut(vol, snap).map(|s| s.content.clone());
+                match (content, self.vacant(new)) {
+                    (Ok(content), Ok(())) => {
+                        self.insert(new, content);
+                        Ok(())
+                    }
+                    (content, vacant) => {
+                        Err([content.err(), vacant.err()].into_iter().flatten().flatten().collect())
+                    }
+                }
+            }
+            Op::Write { vol, at, len, .. } => {
+                let tag = self.tag(op, number);
+                self.write(vol, at, len, tag)
+            }
+            Op::WriteZeroes { vol, at, len, .. } => self.write(vol, at, len, Tag::ZERO),
+            Op::Discard { vol, at, len } => self.discard(vol, at, len),
+            Op::Hold { vol } => {
+                let volume = self.volume_mut(vol)?;
+                volume.held = !volume.held;
+                Ok(())
+            }
+            Op::FlushVolume { vol } | Op::Flatten { vol, .. } | Op::Fill { vol } => {
+                self.volume_mut(vol).map(|_| ())
+            }
+            _ => self.apply_to_snapshot(op),
+        }
+    }
+
+    fn apply_to_snapshot(&mut self, op: &Op) -> Result<(), Refusal> {
+        match *op {
+            Op::CreateSnapshot { vol, snap, labels: number } => {
+                let volume = self.volume_mut(vol)?;
+                let name = snapshot_name(snap);
+                if volume.snapshots.contains_key(&name) {
+                    return Err(vec![ErrorKind::Exists]);
+                }
+                // Its content must never change again, so it has to be durable first.
+                volume.head.settle();
+                let snapshot = Snapshot {
+                    content: volume.head.clone(),
+                    protected: false,
+                    labels: labels(number),
+                };
+                volume.snapshots.insert(name, snapshot);
+            }
+            Op::RenameSnapshot { vol, snap, new } => {
+                let old = self.snapshot_mut(vol, snap).err();
+                let volume = self.volume_mut(vol)?;
+                let taken = snap != new && volume.snapshots.contains_key(&snapshot_name(new));
+                let mut refusal = old.unwrap_or_default();
+                if taken {
+                    refusal.push(ErrorKind::Exists);
+                }
+                if !refusal.is_empty() {
+                    return Err(refusal);
+                }
+                if let Some(snapshot) = volume.snapshots.remove(&snapshot_name(snap)) {
+                    volume.snapshots.insert(snapshot_name(new), snapshot);
+                }
+            }
+            Op::DeleteSnapshot { vol, snap } => {
+                if self.snapshot_mut(vol, snap)?.protected {
+                    return Err(vec![ErrorKind::Busy]);
+                }
+                self.volume_mut(vol)?.snapshots.remove(&snapshot_name(snap));
+            }
+            Op::Rollback { vol, snap } => {
+                let content = self.snapshot_mut(vol, snap)?.content.clone();
+                self.volume_mut(vol)?.head = content;
+            }
+            Op::Protect { vol, snap, on } => self.snapshot_mut(vol, snap)?.protected = on,
+            Op::SetLabels { vol, snap, labels: number } => {
+                self.snapshot_mut(vol, snap)?.labels = labels(number);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The mark of what `op` writes as operation `number`.
+    #[must_use]
+    pub fn tag(&self, op: &Op, number: u32) -> Tag {
+        match op {
+            Op::Write { vol, .. } => {
+                let id = self.volumes.get(&volume_name(*vol)).map_or(0, |v| v.id);
+                Tag::new(number, id)
+            }
+            _ => Tag::ZERO,
+        }
+    }
+
+    /// The store has returned from `op`: what it made durable is settled.
+    pub fn acknowledge(&mut self, op: &Op) {
+        match op {
+            Op::Flush
+            | Op::FlushVolume { .. }
+            | Op::Write { fua: true, .. }
+            | Op::WriteZeroes { fua: true, .. } => self.settle(),
+            _ => {}
+        }
+    }
+
+    /// Everything is durable.
+    pub fn settle(&mut self) {
+        for volume in self.volumes.values_mut() {
+            volume.head.settle();
+        }
+    }
+
+    /// What may be found when the process dies in the middle of an operation that leads from
+    /// `before` to `self`, and the machine goes on: block by block the one or the other.
+    #[must_use]
+    pub fn in_flight_of(mut self, before: &Self) -> Self {
+        for (name, volume) in &mut self.volumes {
+            let old = before.volumes.get(name).filter(|v| v.id == volume.id);
+            volume.head.alternatives_from(old.map(|v| &v.head));
+        }
+        self
+    }
+
+    /// The volume's content to compare with, by name.
+    #[must_use]
+    pub fn content(&self, volume: &str, snapshot: Option<&str>) -> Option<&Content> {
+        let volume = self.volumes.get(volume)?;
+        match snapshot {
+            None => Some(&volume.head),
+            Some(name) => volume.snapshots.get(name).map(|s| &s.content),
+        }
+    }
+
+    /// The volume with this number.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn volume_mut(&mut self, vol: u8) -> Result<&mut Volume, Refusal> {
+        self.volumes.get_mut(&volume_name(vol)).ok_or_else(|| vec![ErrorKind::NotFound])
+    }
+
+    fn snapshot_mut(&mut self, vol: u8, snap: u8) -> Result<&mut Snapshot, Refusal> {
+        let volume = self.volume_mut(vol)?;
+        volume.snapshots.get_mut(&snapshot_name(snap)).ok_or_else(|| vec![ErrorKind::NotFound])
+    }
+
+    fn vacant(&self, vol: u8) -> Result<(), Refusal> {
+        match self.volumes.contains_key(&volume_name(vol)) {
+            true => Err(vec![ErrorKind::Exists]),
+            false => Ok(()),
+        }
+    }
+
+    fn insert(&mut self, vol: u8, head: Content) {
+        self.next_id += 1;
+        let volume = Volume { id: self.next_id, head, snapshots: BTreeMap::new(), held: false };
+        self.volumes.insert(volume_name(vol), volume);
+    }
+
+    fn rename_volume(&mut self, vol: u8, new: u8) -> Result<(), Refusal> {
+        let mut refusal = self.volume_mut(vol).err().unwrap_or_default();
+        if vol != new && self.vacant(new).is_err() {
+            refusal.push(ErrorKind::Exists);
+        }
+        if !refusal.is_empty() {
+            return Err(refusal);
+        }
+        if let Some(volume) = self.volumes.remove(&volume_name(vol)) {
+            self.volumes.insert(volume_name(new), volume);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, vol: u8, at: u16, len: u16, tag: Tag) -> Result<(), Refusal> {
+        let head = &mut self.volume_mut(vol)?.head;
+        let (at, end) = (u64::from(at), u64::from(at) + u64::from(len));
+        if end > head.sectors {
+            return Err(vec![ErrorKind::Invalid]);
+        }
+        head.change(at..end, |now, range| now[range].fill(tag));
+        Ok(())
+    }
+
+    fn discard(&mut self, vol: u8, at: u16, len: u16) -> Result<(), Refusal> {
+        let head = &mut self.volume_mut(vol)?.head;
+        let (at, mut end) = (u64::from(at), u64::from(at) + u64::from(len));
+        if end > head.sectors {
+            return Err(vec![ErrorKind::Invalid]);
+        }
+        // The volume's last block may be short; all of it is a whole block.
+        if end == head.sectors {
+            end = end.next_multiple_of(SECTORS as u64);
+        }
+        head.change(at..end, |now, range| {
+            if range.len() == SECTORS {
+                *now = Tags::default();
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Content {
+    fn zeros(sectors: u64) -> Self {
+        let blocks = sectors.div_ceil(SECTORS as u64) as usize;
+        Self { sectors, blocks: Arc::new(vec![Block::default(); blocks]) }
+    }
+
+    /// The blocks; of the last one the sectors beyond the size are zeros.
+    #[must_use]
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// The store was found to hold `found`: each block's newest content is known again. If all of
+    /// it is `durable`, it is also the only one that can ever come back.
+    pub fn adopt(&mut self, found: &[Tags], durable: bool) {
+        for (block, found) in Arc::make_mut(&mut self.blocks).iter_mut().zip(found) {
+            let was = std::mem::replace(&mut block.now, *found);
+            if durable {
+                block.older.clear();
+            } else if was != *found {
+                block.older.push(was);
+            }
+        }
+    }
+
+    fn change(
+        &mut self,
+        sectors: std::ops::Range<u64>,
+        mut change: impl FnMut(&mut Tags, std::ops::Range<usize>),
+    ) {
+        let blocks = Arc::make_mut(&mut self.blocks);
+        let unit = SECTORS as u64;
+        for index in sectors.start / unit..sectors.end.div_ceil(unit) {
+            let start = sectors.start.saturating_sub(index * unit) as usize;
+            let end = (sectors.end - index * unit).min(unit) as usize;
+            let block = &mut blocks[index as usize];
+            let before = block.now;
+            change(&mut block.now, start..end);
+            if block.now != before && !block.older.contains(&before) {
+                block.older.push(before);
+            }
+        }
+    }
+
+    fn resize(&mut self, sectors: u64) {
+        let unit = SECTORS as u64;
+        let blocks = Arc::make_mut(&mut self.blocks);
+        blocks.resize_with(sectors.div_ceil(unit) as usize, Block::default);
+        if sectors < self.sectors
+            && !sectors.is_multiple_of(unit)
+            && let Some(block) = blocks.last_mut()
+        {
+            let cut = (sectors % unit) as usize;
+            block.now[cut..].fill(Tag::ZERO);
+            block.older.iter_mut().for_each(|tags| tags[cut..].fill(Tag::ZERO));
+        }
+        self.sectors = sectors;
+    }
+
+    fn settle(&mut self) {
+        if self.blocks.iter().any(|block| !block.older.is_empty()) {
+            Arc::make_mut(&mut self.blocks).iter_mut().for_each(|block| block.older.clear());
+        }
+    }
+
+    fn alternatives_from(&mut self, old: Option<&Self>) {
+        let blocks = Arc::make_mut(&mut self.blocks);
+        for (i, block) in blocks.iter_mut().enumerate() {
+            block.older.clear();
+            if let Some(before) = old.and_then(|old| old.blocks.get(i))
+                && before.now != block.now
+            {
+                block.older.push(before.now);
+            }
+        }
+    }
+}
+
+impl Block {
+    /// Whether the block may hold `found`: its newest content, or with `older` any that a crash
+    /// may bring back.
+    #[must_use]
+    pub fn allows(&self, found: &Tags, older: bool) -> bool {
+        self.now == *found || (older && self.older.contains(found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRITE: Op = Op::Write { vol: 0, at: 4, len: 8, fua: false };
+
+    fn model() -> Model {
+        let mut model = Model::default();
+        model.apply(&Op::CreateVolume { vol: 0, sectors: 64 }, 1).unwrap();
+        model
+    }
+
+    fn block(model: &Model, index: usize) -> &Block {
+        &model.content("v0", None).unwrap().blocks()[index]
+    }
+
+    #[test]
+    fn unflushed_blocks_may_be_old_and_flushed_ones_not() {
+        let mut model = model();
+        model.apply(&WRITE, 2).unwrap();
+        let tag = Tag::new(2, 1);
+        let (old, mut new) = (Tags::default(), Tags::default());
+        new[4..].fill(tag);
+        let mut mix = new;
+        mix[7] = Tag::ZERO;
+        assert!(block(&model, 0).allows(&new, false) && !block(&model, 0).allows(&old, false));
+        assert!(block(&model, 0).allows(&old, true) && !block(&model, 0).allows(&mix, true));
+        model.acknowledge(&WRITE);
+        assert!(block(&model, 0).allows(&old, true));
+        model.acknowledge(&Op::Flush);
+        assert!(!block(&model, 0).allows(&old, true));
+    }
+
+    #[test]
+    fn snapshots_freeze_and_settle() {
+        let mut model = model();
+        model.apply(&WRITE, 2).unwrap();
+        model.apply(&Op::CreateSnapshot { vol: 0, snap: 0, labels: 0 }, 3).unwrap();
+        let frozen = block(&model, 0).clone();
+        assert!(frozen.older.is_empty());
+        model.apply(&Op::Discard { vol: 0, at: 0, len: 64 }, 4).unwrap();
+        assert_eq!(block(&model, 0).now, Tags::default());
+        let snapshot = model.content("v0", Some("s0")).unwrap();
+        assert_eq!(snapshot.blocks()[0], frozen);
+        model.apply(&Op::Rollback { vol: 0, snap: 0 }, 5).unwrap();
+        assert_eq!(*block(&model, 0), frozen);
+    }
+
+    #[test]
+    fn discard_spares_partial_blocks_but_the_last() {
+        let mut model = Model::default();
+        model.apply(&Op::CreateVolume { vol: 0, sectors: 21 }, 1).unwrap();
+        model.apply(&Op::Write { vol: 0, at: 0, len: 21, fua: true }, 2).unwrap();
+        model.apply(&Op::Discard { vol: 0, at: 1, len: 20 }, 3).unwrap();
+        assert_ne!(block(&model, 0).now, Tags::default());
+        assert_eq!(block(&model, 1).now, Tags::default());
+        assert_eq!(block(&model, 2).now, Tags::default());
+    }
+
+    #[test]
+    fn a_shrunk_volume_grows_zeros() {
+        let mut model = model();
+        model.apply(&Op::Write { vol: 0, at: 0, len: 16, fua: false }, 2).unwrap();
+        model.apply(&Op::ResizeVolume { vol: 0, sectors: 5 }, 3).unwrap();
+        model.apply(&Op::ResizeVolume { vol: 0, sectors: 64 }, 4).unwrap();
+        let tags = block(&model, 0).now;
+        assert_ne!(tags[4], Tag::ZERO);
+        assert_eq!(tags[5..], [Tag::ZERO; 3]);
+        assert_eq!(block(&model, 1).now, Tags::default());
+    }
+
+    #[test]
+    fn refusals_name_every_reason() {
+        let mut model = model();
+        let clone = |new| Op::Clone { vol: 0, snap: 0, new };
+        assert_eq!(model.apply(&clone(1), 2), Err(vec![ErrorKind::NotFound]));
+        assert_eq!(model.apply(&clone(0), 2), Err(vec![ErrorKind::NotFound, ErrorKind::Exists]));
+        let create = Op::CreateVolume { vol: 0, sectors: 1 };
+        assert_eq!(model.apply(&create, 2), Err(vec![ErrorKind::Exists]));
+        let write = Op::Write { vol: 0, at: 60, len: 5, fua: false };
+        assert_eq!(model.apply(&write, 2), Err(vec![ErrorKind::Invalid]));
+        model.apply(&Op::Hold { vol: 0 }, 2).unwrap();
+        assert_eq!(model.apply(&Op::DeleteVolume { vol: 0 }, 2), Err(vec![ErrorKind::Busy]));
+    }
+
+    #[test]
+    fn in_flight_is_block_by_block() {
+        let before = model();
+        let mut after = before.clone();
+        after.apply(&WRITE, 2).unwrap();
+        let both = after.clone().in_flight_of(&before);
+        assert!(block(&both, 0).allows(&Tags::default(), true));
+        assert!(block(&both, 0).allows(&block(&after, 0).now, true));
+        assert!(block(&both, 2).older.is_empty());
+    }
+}

@@ -1,0 +1,207 @@
+//! What a history is made of.
+
+use proptest::prelude::*;
+
+/// Volume names in use: `v0`, `v1`, ...
+pub const VOLUMES: u8 = 6;
+/// Snapshot names in use: `s0`, `s1`, ...
+pub const SNAPSHOTS: u8 = 6;
+/// Largest volume in sectors.
+pub const SECTORS_MAX: u16 = 640;
+
+/// One step of a history. Names are small numbers, so that they collide; offsets and lengths are
+/// sectors of 512 bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are what they say")]
+pub enum Op {
+    CreateVolume {
+        vol: u8,
+        sectors: u16,
+    },
+    RenameVolume {
+        vol: u8,
+        new: u8,
+    },
+    ResizeVolume {
+        vol: u8,
+        sectors: u16,
+    },
+    DeleteVolume {
+        vol: u8,
+    },
+    CreateSnapshot {
+        vol: u8,
+        snap: u8,
+        labels: u8,
+    },
+    RenameSnapshot {
+        vol: u8,
+        snap: u8,
+        new: u8,
+    },
+    DeleteSnapshot {
+        vol: u8,
+        snap: u8,
+    },
+    Rollback {
+        vol: u8,
+        snap: u8,
+    },
+    Protect {
+        vol: u8,
+        snap: u8,
+        on: bool,
+    },
+    SetLabels {
+        vol: u8,
+        snap: u8,
+        labels: u8,
+    },
+    Clone {
+        vol: u8,
+        snap: u8,
+        new: u8,
+    },
+    /// Stops after `limit` calls of its progress function.
+    Flatten {
+        vol: u8,
+        limit: u8,
+    },
+    Write {
+        vol: u8,
+        at: u16,
+        len: u16,
+        fua: bool,
+    },
+    Discard {
+        vol: u8,
+        at: u16,
+        len: u16,
+    },
+    WriteZeroes {
+        vol: u8,
+        at: u16,
+        len: u16,
+        fua: bool,
+    },
+    /// Writes the whole volume, until the store is full.
+    Fill {
+        vol: u8,
+    },
+    FlushVolume {
+        vol: u8,
+    },
+    Flush,
+    Work {
+        steps: u8,
+    },
+    /// Grows the store by this many extents.
+    Grow {
+        extents: u8,
+    },
+    /// Stops after `limit` calls of its progress function.
+    Vacuum {
+        limit: u8,
+    },
+    /// Opens a handle and keeps it, or drops the one that is kept.
+    Hold {
+        vol: u8,
+    },
+    /// Compares everything with the model.
+    Verify,
+    /// Closes the store and opens it again.
+    Reopen,
+    /// The process is killed.
+    Kill,
+    /// The process is killed and the next one finds no tail.
+    KillWithoutTail,
+    /// Power loss.
+    PowerLoss,
+}
+
+impl Op {
+    /// Whether it changes what the model holds through one command that is wholly done or not.
+    #[must_use]
+    pub fn is_command(&self) -> bool {
+        matches!(
+            self,
+            Self::CreateVolume { .. }
+                | Self::RenameVolume { .. }
+                | Self::ResizeVolume { .. }
+                | Self::DeleteVolume { .. }
+                | Self::CreateSnapshot { .. }
+                | Self::RenameSnapshot { .. }
+                | Self::DeleteSnapshot { .. }
+                | Self::Rollback { .. }
+                | Self::Protect { .. }
+                | Self::SetLabels { .. }
+                | Self::Clone { .. }
+        )
+    }
+
+    /// Whether it ends the process.
+    #[must_use]
+    pub fn ends_process(&self) -> bool {
+        matches!(self, Self::Reopen | Self::Kill | Self::KillWithoutTail | Self::PowerLoss)
+    }
+}
+
+/// The name of a volume.
+#[must_use]
+pub fn volume_name(vol: u8) -> String {
+    format!("v{vol}")
+}
+
+/// The name of a snapshot.
+#[must_use]
+pub fn snapshot_name(snap: u8) -> String {
+    format!("s{snap}")
+}
+
+/// Labels that follow from a number: none for 0, more and longer ones for larger numbers.
+#[must_use]
+pub fn labels(number: u8) -> dbs_core::info::Labels {
+    (0..number % 4)
+        .map(|i| (format!("key{i}"), "x".repeat(usize::from(number) * (1 + usize::from(i)))))
+        .collect()
+}
+
+/// Operations without crashes for proptest, few names, so that short histories do something.
+pub fn strategy() -> impl Strategy<Value = Op> {
+    let vol = || 0..3u8;
+    let snap = || 0..3u8;
+    let io = || (0..3u8, 0..256u16, 1..96u16);
+    let sectors = || prop_oneof![Just(256u16), 1..320u16];
+    prop_oneof![
+        4 => (vol(), sectors()).prop_map(|(vol, sectors)| Op::CreateVolume { vol, sectors }),
+        1 => (vol(), vol()).prop_map(|(vol, new)| Op::RenameVolume { vol, new }),
+        2 => (vol(), sectors()).prop_map(|(vol, sectors)| Op::ResizeVolume { vol, sectors }),
+        1 => vol().prop_map(|vol| Op::DeleteVolume { vol }),
+        6 => (vol(), snap(), 0..200u8)
+            .prop_map(|(vol, snap, labels)| Op::CreateSnapshot { vol, snap, labels }),
+        1 => (vol(), snap(), snap())
+            .prop_map(|(vol, snap, new)| Op::RenameSnapshot { vol, snap, new }),
+        3 => (vol(), snap()).prop_map(|(vol, snap)| Op::DeleteSnapshot { vol, snap }),
+        2 => (vol(), snap()).prop_map(|(vol, snap)| Op::Rollback { vol, snap }),
+        1 => (vol(), snap(), any::<bool>())
+            .prop_map(|(vol, snap, on)| Op::Protect { vol, snap, on }),
+        1 => (vol(), snap(), any::<u8>())
+            .prop_map(|(vol, snap, labels)| Op::SetLabels { vol, snap, labels }),
+        3 => (vol(), snap(), vol()).prop_map(|(vol, snap, new)| Op::Clone { vol, snap, new }),
+        1 => (vol(), 0..4u8).prop_map(|(vol, limit)| Op::Flatten { vol, limit }),
+        20 => (io(), any::<bool>())
+            .prop_map(|((vol, at, len), fua)| Op::Write { vol, at, len, fua }),
+        5 => io().prop_map(|(vol, at, len)| Op::Discard { vol, at, len }),
+        4 => (io(), any::<bool>())
+            .prop_map(|((vol, at, len), fua)| Op::WriteZeroes { vol, at, len, fua }),
+        1 => vol().prop_map(|vol| Op::Fill { vol }),
+        2 => vol().prop_map(|vol| Op::FlushVolume { vol }),
+        1 => Just(Op::Flush),
+        3 => (1..32u8).prop_map(|steps| Op::Work { steps }),
+        1 => (0..4u8).prop_map(|extents| Op::Grow { extents }),
+        1 => (0..8u8).prop_map(|limit| Op::Vacuum { limit }),
+        1 => vol().prop_map(|vol| Op::Hold { vol }),
+        3 => Just(Op::Verify),
+        1 => Just(Op::Reopen),
+    ]
+}

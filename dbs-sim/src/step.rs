@@ -1,0 +1,117 @@
+//! One step of a history, what may happen during it, and which answers that explains.
+
+use crate::disk::{Counts, Faults};
+use crate::op::Op;
+use crate::perform::bytes;
+use dbs_core::info::StoreInfo;
+use dbs_core::{Error, ErrorKind};
+
+/// Free extents that a store may keep for itself.
+pub(crate) const RESERVE_EXTENTS: u64 = 2;
+
+/// What happens during a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing.
+    Calm,
+    /// Crash images are taken in the middle, before these changes of the disk, and afterwards.
+    Images([u64; 2]),
+    /// The process is killed at the n-th change.
+    KillAt(u64),
+    /// Power is lost at the n-th change.
+    PowerLossAt(u64),
+    /// The n-th change fails.
+    EioAt(u64),
+    /// The n-th read fails.
+    ReadEioAt(u64),
+    /// The disk below is full from the n-th request for space.
+    EnospcFrom(u64),
+}
+
+/// One step of a history; its seed decides all that happens by chance in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// What is asked for.
+    pub op: Op,
+    /// What happens meanwhile.
+    pub fate: Fate,
+    /// Seed of the step's own chances.
+    pub seed: u64,
+}
+
+/// What a history did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Steps done.
+    pub steps: u64,
+    /// Crash images opened and compared; crashes of the history itself included.
+    pub images: u64,
+    /// Times the history's own store was opened.
+    pub opens: u64,
+    /// Commands and writes that the store refused for lack of space.
+    pub no_space: u64,
+}
+
+impl std::ops::AddAssign for Stats {
+    fn add_assign(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.images += other.images;
+        self.opens += other.opens;
+        self.no_space += other.no_space;
+    }
+}
+
+impl Fate {
+    pub(crate) fn faults(self) -> Faults {
+        let mut faults = Faults::default();
+        match self {
+            Self::Calm => {}
+            Self::Images(at) => faults.captures_at = at.to_vec(),
+            Self::KillAt(n) | Self::PowerLossAt(n) => faults.stop_at = Some(n),
+            Self::EioAt(n) => faults.eio_at = Some(n),
+            Self::ReadEioAt(n) => faults.read_eio_at = Some(n),
+            Self::EnospcFrom(n) => faults.enospc_from = Some(n),
+        }
+        faults
+    }
+
+    /// Whether the disk was used enough for it to come true.
+    pub(crate) fn was_hit(self, counts: &Counts) -> bool {
+        match self {
+            Self::Calm => false,
+            Self::Images(at) => at.iter().any(|n| counts.changes >= *n),
+            Self::KillAt(n) | Self::PowerLossAt(n) | Self::EioAt(n) => counts.changes >= n,
+            Self::ReadEioAt(n) => counts.reads >= n,
+            Self::EnospcFrom(n) => counts.space_requests >= n,
+        }
+    }
+
+    /// Whether the store may fail like this because of the fate.
+    pub(crate) fn explains(self, error: &Error) -> bool {
+        match self {
+            Self::EioAt(_) | Self::ReadEioAt(_) => {
+                matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned)
+            }
+            Self::EnospcFrom(_) => {
+                matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Poisoned)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether a store of these figures may refuse `op` for lack of space.
+pub(crate) fn full(info: &StoreInfo, op: &Op) -> Result<(), String> {
+    let tables = info.snapshots >= info.snapshots_max || info.volumes >= info.volumes_max;
+    let is_full = match op {
+        Op::CreateVolume { .. } | Op::CreateSnapshot { .. } | Op::Clone { .. } => tables,
+        Op::Rollback { .. } => tables,
+        Op::Write { len, .. } | Op::WriteZeroes { len, .. } => {
+            let needed = bytes(*len).div_ceil(info.extent_size) + 1;
+            info.extents_free <= needed + RESERVE_EXTENTS
+        }
+        Op::Flatten { .. } | Op::ResizeVolume { .. } => info.extents_free <= RESERVE_EXTENTS + 1,
+        _ => return Err("it must always be possible".into()),
+    };
+    if is_full { Ok(()) } else { Err(format!("yet the store is not full: {info:?}")) }
+}

@@ -1,0 +1,172 @@
+//! The threshold loop: one command on a small known store, disturbed at its first change of the
+//! disk, at its second, and so on until it comes through.
+
+use crate::machine::{Config, Frozen, Machine};
+use crate::op::Op;
+use crate::step::{Fate, Stats, Step};
+
+/// Changes after which a command is taken to have no end.
+const CHANGES_MAX: u64 = 5000;
+
+/// A command and the state it meets.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// What is done before, after [`base`].
+    pub prepare: Vec<Op>,
+    /// The command.
+    pub command: Op,
+}
+
+/// How the command is disturbed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The process is killed.
+    Kill,
+    /// Power is lost; several images each time.
+    PowerLoss,
+    /// A change fails.
+    Eio,
+    /// A read fails.
+    ReadEio,
+    /// The disk is full.
+    Enospc,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 5] =
+        [Self::Kill, Self::PowerLoss, Self::Eio, Self::ReadEio, Self::Enospc];
+
+    fn fates(self) -> &'static [fn(u64) -> Fate] {
+        match self {
+            Self::Kill => &[Fate::KillAt],
+            Self::PowerLoss => &[
+                |n| Fate::Images([n, n + 1]),
+                |n| Fate::Images([n, n]),
+                Fate::PowerLossAt,
+                Fate::PowerLossAt,
+            ],
+            Self::Eio => &[Fate::EioAt],
+            Self::ReadEio => &[Fate::ReadEioAt],
+            Self::Enospc => &[Fate::EnospcFrom],
+        }
+    }
+}
+
+/// The state every command meets: two trees of snapshots with a clone between them, overwritten
+/// and discarded places, an unaligned size, labels, protection.
+#[must_use]
+pub fn base() -> Vec<Op> {
+    let write = |vol, at, len| Op::Write { vol, at, len, fua: false };
+    vec![
+        Op::CreateVolume { vol: 0, sectors: 512 },
+        write(0, 0, 200),
+        Op::CreateSnapshot { vol: 0, snap: 0, labels: 3 },
+        write(0, 3, 20),
+        write(0, 256, 100),
+        Op::CreateSnapshot { vol: 0, snap: 1, labels: 0 },
+        Op::Discard { vol: 0, at: 8, len: 64 },
+        write(0, 120, 30),
+        Op::CreateSnapshot { vol: 0, snap: 2, labels: 0 },
+        Op::Clone { vol: 0, snap: 1, new: 1 },
+        write(1, 16, 40),
+        Op::CreateSnapshot { vol: 1, snap: 0, labels: 0 },
+        Op::Protect { vol: 1, snap: 0, on: true },
+        Op::CreateVolume { vol: 2, sectors: 203 },
+        write(2, 100, 103),
+        write(0, 40, 17),
+        Op::WriteZeroes { vol: 0, at: 130, len: 19, fua: false },
+    ]
+}
+
+/// Every command, in the situations that differ.
+#[must_use]
+pub fn cases() -> Vec<Case> {
+    let plain = |command| Case { prepare: Vec::new(), command };
+    let after = |prepare: &[Op], command| Case { prepare: prepare.to_vec(), command };
+    let deleted = Op::DeleteSnapshot { vol: 0, snap: 1 };
+    let middle = Op::DeleteSnapshot { vol: 0, snap: 2 };
+    vec![
+        plain(Op::CreateVolume { vol: 3, sectors: 256 }),
+        plain(Op::RenameVolume { vol: 0, new: 4 }),
+        plain(Op::ResizeVolume { vol: 2, sectors: 401 }),
+        plain(Op::ResizeVolume { vol: 0, sectors: 129 }),
+        plain(Op::DeleteVolume { vol: 0 }),
+        plain(Op::DeleteVolume { vol: 2 }),
+        plain(Op::CreateSnapshot { vol: 0, snap: 3, labels: 0 }),
+        plain(Op::CreateSnapshot { vol: 2, snap: 3, labels: 201 }),
+        plain(Op::RenameSnapshot { vol: 0, snap: 1, new: 4 }),
+        plain(Op::DeleteSnapshot { vol: 0, snap: 0 }),
+        plain(deleted.clone()),
+        plain(middle.clone()),
+        plain(Op::Rollback { vol: 0, snap: 2 }),
+        plain(Op::Rollback { vol: 0, snap: 0 }),
+        plain(Op::Protect { vol: 0, snap: 1, on: true }),
+        plain(Op::Protect { vol: 1, snap: 0, on: false }),
+        plain(Op::SetLabels { vol: 0, snap: 0, labels: 203 }),
+        plain(Op::Clone { vol: 0, snap: 2, new: 3 }),
+        plain(Op::Flatten { vol: 1, limit: 0 }),
+        plain(Op::Write { vol: 0, at: 0, len: 512, fua: false }),
+        plain(Op::Write { vol: 0, at: 5, len: 150, fua: true }),
+        plain(Op::Write { vol: 2, at: 1, len: 1, fua: true }),
+        plain(Op::Discard { vol: 0, at: 0, len: 512 }),
+        plain(Op::WriteZeroes { vol: 0, at: 3, len: 333, fua: true }),
+        plain(Op::FlushVolume { vol: 0 }),
+        plain(Op::Flush),
+        plain(Op::Grow { extents: 2 }),
+        plain(Op::Vacuum { limit: u8::MAX }),
+        after(&[Op::DeleteVolume { vol: 2 }], Op::Vacuum { limit: u8::MAX }),
+        after(std::slice::from_ref(&middle), Op::Work { steps: 100 }),
+        after(&[deleted.clone(), middle.clone()], Op::Work { steps: 100 }),
+        after(&[Op::DeleteVolume { vol: 0 }], Op::Work { steps: 100 }),
+        after(&[Op::Rollback { vol: 0, snap: 0 }, middle], Op::Work { steps: 100 }),
+        after(&[deleted], Op::Write { vol: 0, at: 0, len: 128, fua: true }),
+    ]
+}
+
+/// Runs one case with one kind of disturbance to its end.
+///
+/// # Errors
+/// What must not be, with the change it happened at.
+pub fn run(case: &Case, kind: Kind, config: &Config) -> Result<Stats, String> {
+    let (base, warm) = prepare(case, config)?;
+    let mut stats = Stats::default();
+    let fates = kind.fates();
+    for n in 1..CHANGES_MAX {
+        let mut hit = false;
+        for (variant, fate) in fates.iter().enumerate() {
+            let seed = n * 16 + variant as u64;
+            let mut machine = base.thaw()?;
+            let step = |op: &Op, fate| Step { op: op.clone(), fate, seed };
+            for op in &warm {
+                machine.step(&step(op, Fate::Calm))?;
+            }
+            let result = machine.step(&step(&case.command, fate(n)));
+            result.map_err(|e| format!("{:?}, {:?}: {e}", case.command, fate(n)))?;
+            hit |= machine.hit();
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let go_on = machine.verify().and_then(|()| machine.go_on(&mut rng));
+            go_on.map_err(|e| format!("going on after {:?}, {:?}: {e}", case.command, fate(n)))?;
+            stats += machine.stats;
+        }
+        if !hit {
+            return Ok(stats);
+        }
+    }
+    Err(format!("{:?} makes more than {CHANGES_MAX} changes", case.command))
+}
+
+/// The state before the command, and the last writes before it, which are repeated each time so
+/// that the cache is not empty.
+fn prepare(case: &Case, config: &Config) -> Result<(Frozen, Vec<Op>), String> {
+    let mut machine = Machine::new(config)?;
+    let mut ops = base();
+    let warm = ops.split_off(ops.len() - 2);
+    ops.extend(case.prepare.iter().cloned());
+    for op in ops {
+        machine.step(&Step { op, fate: Fate::Calm, seed: 1 })?;
+    }
+    let gone = |op: &Op| matches!(op, Op::DeleteVolume { vol: 0 });
+    let warm = if case.prepare.iter().any(gone) { Vec::new() } else { warm };
+    Ok((machine.freeze(config.seed)?, warm))
+}

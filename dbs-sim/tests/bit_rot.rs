@@ -1,0 +1,128 @@
+//! Damage that is no crash: detected or harmless, never wrong data, never a panic.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use dbs_core::io::Storage;
+use dbs_core::{ErrorKind, Store};
+use dbs_sim::content::{SECTOR, identify};
+use dbs_sim::{Config, Fate, Machine, SimDisk, SimEnv, Step, threshold};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Flips per region block: every byte in turn is a test of the format's own.
+const FLIPS: usize = 6000;
+
+type Contents = BTreeMap<String, Vec<u8>>;
+
+/// A store with something of everything, closed in good order, and the size of its metadata.
+fn sample() -> (SimDisk, u64) {
+    let mut machine = Machine::new(&Config { garbage: false, ..Config::small(3) }).unwrap();
+    for op in threshold::base() {
+        machine.step(&Step { op, fate: Fate::Calm, seed: 1 }).unwrap();
+    }
+    let metadata = machine.store().info().metadata;
+    machine.step(&Step { op: dbs_sim::Op::Reopen, fate: Fate::Calm, seed: 4 }).unwrap();
+    machine.store().flush().unwrap();
+    (machine.disk.fork(), metadata)
+}
+
+fn open(disk: SimDisk) -> dbs_core::Result<Store> {
+    let disk: Arc<dyn Storage> = Arc::new(disk);
+    Store::open_on(disk, None, Arc::new(SimEnv::new(9)), false)
+}
+
+/// All contents; what cannot be read is left out.
+fn contents(store: &Store) -> Contents {
+    let mut contents = Contents::new();
+    let mut read = |spec: String, size: u64| {
+        let mut buf = vec![0; size as usize];
+        match store.volume(&spec).and_then(|volume| volume.read_at(0, &mut buf)) {
+            Ok(()) => drop(contents.insert(spec, buf)),
+            Err(error) => assert_ne!(error.kind(), ErrorKind::Invalid, "{spec}: {error}"),
+        }
+    };
+    for volume in store.volumes(false) {
+        for snapshot in store.snapshots(&volume.name, false).unwrap_or_default() {
+            read(format!("{}@{}", volume.name, snapshot.name), snapshot.size);
+        }
+        read(volume.name, volume.size);
+    }
+    contents
+}
+
+#[test]
+fn flipped_metadata_bits_never_give_wrong_data() {
+    let (disk, metadata) = sample();
+    let good = contents(&open(disk.fork()).unwrap());
+    assert!(good.len() >= 7, "{:?}", good.keys());
+    let mut rng = fastrand::Rng::with_seed(11);
+    let mut refused = 0;
+    for _ in 0..FLIPS {
+        let (offset, bit) = (rng.u64(0..metadata), rng.u8(0..8));
+        let damaged = disk.fork();
+        damaged.flip_bit(offset, bit);
+        match open(damaged) {
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "bit {bit} of {offset}: {error}");
+                refused += 1;
+            }
+            Ok(store) => {
+                store.check().unwrap_or_else(|e| panic!("bit {bit} of {offset}: check: {e}"));
+                for (spec, bytes) in contents(&store) {
+                    let same = good.get(&spec).is_some_and(|good| *good == bytes);
+                    assert!(same, "bit {bit} of {offset}: {spec} reads otherwise");
+                }
+            }
+        }
+    }
+    println!("{FLIPS} flips, {refused} refused at open");
+}
+
+#[test]
+fn misdirected_and_lost_metadata_writes_do_not_panic() {
+    let mut outcomes = BTreeMap::<&str, u32>::new();
+    for n in 1..120 {
+        for lose in [true, false] {
+            let (disk, metadata) = sample();
+            disk.set_atomic_from(metadata);
+            let fault = Some(n);
+            disk.arm(dbs_sim::Faults {
+                lose_at: fault.filter(|_| lose),
+                misdirect_at: fault.filter(|_| !lose),
+                ..dbs_sim::Faults::default()
+            });
+            *outcomes.entry(survive(disk)).or_default() += 1;
+        }
+    }
+    println!("{outcomes:?}");
+}
+
+/// Works on a disk that goes wrong once; any error is fine, foreign bytes of other volumes under
+/// a good checksum are told apart by the reader.
+fn survive(disk: SimDisk) -> &'static str {
+    let disk = Arc::new(disk);
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let env = Arc::new(SimEnv::new(5));
+    let Ok(store) = Store::open_on(storage, None, env, false) else { return "not opened" };
+    let worked = (|| {
+        for i in 0..8 {
+            store.create_volume(&format!("n{i}"), 1 << 16)?;
+            store.delete_volume(&format!("n{i}"))?;
+        }
+        store.delete_snapshot("v0", "s2")?;
+        store.work(100)?;
+        store.close()
+    })();
+    let Ok(store) = open(disk.fork()) else { return "refused at reopen" };
+    let found = store.check();
+    let foreign = contents(&store).values().any(|bytes| {
+        let mut sectors = bytes.chunks_exact(SECTOR).zip(0..);
+        sectors.any(|(sector, i)| identify(sector, i).is_err())
+    });
+    match (worked, found, foreign) {
+        (Err(_), ..) => "failed in time",
+        (_, Err(_), _) => "check failed",
+        (_, Ok(report), _) if report.worst().is_some() => "found by check",
+        (_, _, true) => "data overwritten by the medium",
+        _ => "harmless",
+    }
+}

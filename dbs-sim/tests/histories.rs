@@ -1,0 +1,44 @@
+//! Random histories with crashes: at least 100,000 crash images, each opened and compared.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use dbs_sim::{Stats, run, runner};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Crash images to take; `DBS_SIM_IMAGES` changes it.
+const IMAGES: u64 = 100_000;
+/// Threads; each history has its own disk.
+const THREADS: usize = 2;
+
+#[test]
+fn crash_images_hold_what_was_promised() {
+    let wanted = match std::env::var("DBS_SIM_IMAGES") {
+        Ok(text) => text.parse().expect("DBS_SIM_IMAGES is a number"),
+        Err(_) => IMAGES,
+    };
+    let started = std::time::Instant::now();
+    let seed = AtomicU64::new(0);
+    let total = Mutex::new(Stats::default());
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while total.lock().unwrap().images < wanted {
+                    let stats = run(seed.fetch_add(1, Ordering::Relaxed), runner::STEPS).unwrap();
+                    *total.lock().unwrap() += stats;
+                }
+            });
+        }
+    });
+    let stats = total.into_inner().unwrap();
+    println!("{} histories, {stats:?}, {:.1?}", seed.into_inner(), started.elapsed());
+    assert!(stats.images >= wanted);
+    assert!(stats.no_space > 0, "no history ever filled the store");
+}
+
+#[test]
+fn a_seed_repeats_itself() {
+    for seed in [3, 4, 5] {
+        let first = run(seed, runner::STEPS).unwrap();
+        assert_eq!(first, run(seed, runner::STEPS).unwrap());
+    }
+}

@@ -1,0 +1,178 @@
+//! Two calls at once, the first held at each of its changes of the disk in turn while the second
+//! runs: the result must be that of the one after the other, in either order.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use dbs_core::Store;
+use dbs_core::io::Storage;
+use dbs_sim::content::Tag;
+use dbs_sim::model::Refusal;
+use dbs_sim::pause::Gate;
+use dbs_sim::perform::perform;
+use dbs_sim::verify::{Allow, check, compare};
+use dbs_sim::{CrashMode, Medium, Model, Op, SimDisk, SimEnv, TailPlace, threshold};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the second call may run while the first is held; it may well have to wait for it.
+const HEAD_START: Duration = Duration::from_millis(4);
+/// How long anything may take before it counts as a deadlock.
+const HANG: Duration = Duration::from_secs(20);
+
+fn firsts() -> Vec<Op> {
+    vec![
+        Op::Write { vol: 0, at: 0, len: 100, fua: false },
+        Op::Write { vol: 0, at: 137, len: 3, fua: true },
+        Op::Write { vol: 2, at: 0, len: 64, fua: false },
+        Op::Discard { vol: 0, at: 0, len: 512 },
+        Op::WriteZeroes { vol: 0, at: 3, len: 100, fua: false },
+        // Into an extent that holds nothing yet.
+        Op::Write { vol: 0, at: 400, len: 8, fua: false },
+        Op::Flush,
+        Op::CreateSnapshot { vol: 0, snap: 5, labels: 1 },
+        Op::DeleteSnapshot { vol: 0, snap: 1 },
+        Op::Rollback { vol: 0, snap: 1 },
+        Op::Flatten { vol: 1, limit: u8::MAX },
+        Op::Work { steps: 100 },
+        Op::ResizeVolume { vol: 0, sectors: 130 },
+        Op::Vacuum { limit: u8::MAX },
+    ]
+}
+
+fn seconds() -> Vec<Op> {
+    vec![
+        Op::Write { vol: 0, at: 8, len: 50, fua: false },
+        Op::Write { vol: 1, at: 8, len: 8, fua: true },
+        Op::Discard { vol: 0, at: 0, len: 256 },
+        Op::Discard { vol: 0, at: 440, len: 16 },
+        Op::WriteZeroes { vol: 0, at: 440, len: 72, fua: false },
+        Op::Write { vol: 0, at: 408, len: 8, fua: false },
+        Op::CreateSnapshot { vol: 0, snap: 4, labels: 0 },
+        Op::DeleteSnapshot { vol: 0, snap: 2 },
+        Op::DeleteSnapshot { vol: 1, snap: 3 },
+        Op::Rollback { vol: 0, snap: 0 },
+        Op::Clone { vol: 0, snap: 2, new: 4 },
+        Op::Flush,
+        Op::Work { steps: 100 },
+        Op::DeleteVolume { vol: 2 },
+    ]
+}
+
+struct Bench {
+    disk: Arc<SimDisk>,
+    store: Store,
+    model: Model,
+}
+
+fn bench() -> Bench {
+    let config = dbs_sim::Config::small(1);
+    let disk = Arc::new(SimDisk::new(Medium::file(4 << 20), 1));
+    let env = Arc::new(SimEnv::new(1));
+    Store::init_on(&*disk, &config.init, &*env).unwrap();
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let tail = TailPlace::default().attach();
+    let store = Store::open_on(storage, Some(tail), env, false).unwrap();
+    disk.set_atomic_from(store.info().metadata);
+    let mut model = Model::default();
+    let more = [
+        Op::CreateSnapshot { vol: 1, snap: 3, labels: 0 },
+        Op::Write { vol: 1, at: 0, len: 20, fua: false },
+        Op::CreateSnapshot { vol: 0, snap: 3, labels: 0 },
+        Op::DeleteSnapshot { vol: 0, snap: 3 },
+    ];
+    for (op, number) in threshold::base().iter().chain(&more).zip(1..) {
+        model.apply(op, number).unwrap();
+        perform(&store, op, model.tag(op, number)).unwrap();
+    }
+    Bench { disk, store, model }
+}
+
+type Answer = Result<(), dbs_core::Error>;
+
+/// Whether the model expects this answer.
+fn fits(expected: &Result<(), Refusal>, answer: &Answer) -> bool {
+    match (expected, answer) {
+        (Ok(()), Ok(())) => true,
+        (Err(kinds), Err(error)) => kinds.contains(&error.kind()),
+        _ => false,
+    }
+}
+
+/// The model after both in this order, if the answers fit.
+fn after(model: &Model, ops: [(&Op, u32, &Answer); 2]) -> Option<Model> {
+    let mut model = model.clone();
+    for (op, number, answer) in ops {
+        let expected = model.apply(op, number);
+        if !fits(&expected, answer) {
+            return None;
+        }
+    }
+    model.settle();
+    Some(model)
+}
+
+/// Runs both with the first held at its `nth` change; false if it made fewer.
+fn interleave(first: &Op, second: &Op, nth: u64) -> bool {
+    let Bench { disk, store, model } = bench();
+    let what = format!("{first:?} held at change {nth}, {second:?}");
+    let gate = Arc::new(Gate::new(nth));
+    disk.set_gate(Some(Arc::clone(&gate)));
+    let spawn = |op: &Op, tag: Tag| {
+        let (store, op, gate) = (store.clone(), op.clone(), Arc::clone(&gate));
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let answer = perform(&store, &op, tag);
+            drop(store);
+            gate.arrived();
+            let _ = send.send(answer);
+        });
+        receive
+    };
+    let a = spawn(first, model.tag(first, 100));
+    let held = gate.wait_held(HANG);
+    let b = spawn(second, model.tag(second, 101));
+    let early = b.recv_timeout(HEAD_START).ok();
+    gate.open();
+    let answer_a = a.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the first hangs"));
+    let answer_b = early.unwrap_or_else(|| {
+        b.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the second hangs"))
+    });
+    disk.set_gate(None);
+    store.flush().unwrap_or_else(|e| panic!("{what}: flush: {e}"));
+    let (a, b) = ((first, 100, &answer_a), (second, 101, &answer_b));
+    let orders = [after(&model, [a, b]), after(&model, [b, a])];
+    let models: Vec<Model> = match &orders {
+        // Where both write, each block is for itself.
+        [Some(ab), Some(ba)] => vec![ab.clone(), ba.clone(), ab.clone().in_flight_of(ba)],
+        orders => orders.iter().flatten().cloned().collect(),
+    };
+    assert!(!models.is_empty(), "{what}: {answer_a:?} and {answer_b:?} fit no order");
+    verify(&store, &models, &what);
+    // All of it was flushed: a power loss changes nothing.
+    let mut rng = fastrand::Rng::with_seed(nth);
+    let image: Arc<dyn Storage> = Arc::new(disk.crash_image(&mut rng, CrashMode::Torn));
+    let again = Store::open_on(image, None, Arc::new(SimEnv::new(2)), false).unwrap();
+    verify(&again, &models, &format!("{what}, power loss"));
+    held
+}
+
+fn verify(store: &Store, models: &[Model], what: &str) {
+    let models: Vec<&Model> = models.iter().collect();
+    compare(store, &models, Allow::Older).unwrap_or_else(|e| panic!("{what}: {e}"));
+    check(store).unwrap_or_else(|e| panic!("{what}: {e}"));
+}
+
+#[test]
+fn two_calls_at_once_are_one_after_the_other() {
+    let mut done = 0;
+    for first in firsts() {
+        for second in seconds() {
+            let mut nth = 1;
+            while nth < 8 && interleave(&first, &second, nth) {
+                nth += 1;
+                done += 1;
+            }
+        }
+    }
+    println!("{done} interleavings");
+    assert!(done > 200);
+}
