@@ -1,5 +1,7 @@
 //! Help, bad input and exit codes of every command. None of this needs a store.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use support::{Place, listing, run};
