@@ -168,7 +168,7 @@ fn contexts_hold_for_one_export_until_the_next_selection() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn any_options_are_answered(options in proptest::collection::vec(option(), 0..12), tls: bool) {

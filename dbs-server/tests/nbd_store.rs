@@ -49,7 +49,6 @@ fn extents<const N: usize>(list: [(u64, u32); N]) -> Vec<Extent> {
 }
 
 #[test]
-#[ignore = "needs the engine of dbs-core"]
 fn volumes_and_snapshots_are_exports() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -97,7 +96,6 @@ fn volumes_and_snapshots_are_exports() {
 }
 
 #[test]
-#[ignore = "needs the engine of dbs-core"]
 fn a_read_only_server_refuses_writes_and_a_full_store_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -5,12 +5,14 @@
 
 mod nbd_support;
 
-use dbs_server::nbd::{ServerOptions, TlsConfig};
+use dbs_server::nbd::{Client, ClientOptions, ServerOptions, TlsConfig};
 use nbd_support::{
-    DIFF, Disk, Server, disk, have, make_certificates, nbd_python, nbdsh, pattern, run, try_run,
-    write_file,
+    DIFF, Disk, Server, disk, eventually, have, make_certificates, nbd_python, nbdsh, pattern, run,
+    try_run, write_file,
 };
-use std::process::Command;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -389,5 +391,61 @@ fn tls_files_that_do_not_fit_are_named() {
     ] {
         let error = TlsConfig::load(cert, key, None).unwrap_err().to_string();
         assert!(error.contains(named), "{error}");
+    }
+}
+
+/// Our client against a server that is not ours, started by `command` on `socket`.
+fn check_client(mut command: Command, socket: &Path) {
+    let mut child = command.stdin(Stdio::null()).spawn().unwrap();
+    let result = std::panic::catch_unwind(|| {
+        eventually("the other server listens", || UnixStream::connect(socket).is_ok());
+        let options = ClientOptions { contexts: vec!["base:allocation".into()], extended: true };
+        let mut client = Client::connect_unix(socket, "", &options).unwrap();
+        assert_eq!(client.size(), 16 * MIB);
+        let data = pattern(5, 3 * MIB as usize);
+        client.write_at(MIB, &data, true).unwrap();
+        let mut back = vec![1; 5 * MIB as usize];
+        client.read_at(0, &mut back).unwrap();
+        assert!(back[MIB as usize..4 * MIB as usize] == data);
+        assert!(back[..MIB as usize].iter().all(|byte| *byte == 0));
+        let (mut at, mut data_bytes) = (0, 0);
+        while at < 16 * MIB {
+            for extent in client.block_status("base:allocation", at, 16 * MIB - at).unwrap() {
+                data_bytes += if extent.flags & 1 == 0 { extent.length } else { 0 };
+                at += extent.length;
+            }
+        }
+        assert_eq!(data_bytes, 3 * MIB);
+        client.write_zeroes(MIB, MIB, 0).unwrap();
+        client.trim(3 * MIB, MIB, false).unwrap();
+        client.flush().unwrap();
+        assert!(client.read_at(16 * MIB, &mut [0; 512]).is_err());
+        client.read_at(MIB, &mut back[..512]).unwrap();
+        assert_eq!(back[..512], [0; 512]);
+        client.disconnect().unwrap();
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn our_client_with_other_servers() {
+    let dir = tempfile::tempdir().unwrap();
+    if have("nbdkit") {
+        let socket = dir.path().join("nbdkit");
+        let mut command = Command::new("nbdkit");
+        command.args(["--foreground", "--unix"]).arg(&socket).args(["memory", "16M"]);
+        check_client(command, &socket);
+    }
+    if have("qemu-nbd") {
+        let (socket, image) = (dir.path().join("qemu-nbd"), dir.path().join("image"));
+        std::fs::File::create(&image).unwrap().set_len(16 * MIB).unwrap();
+        let mut command = Command::new("qemu-nbd");
+        command.args(["--persistent", "--format=raw", "--discard=unmap", "--socket"]);
+        command.arg(&socket).arg(&image);
+        check_client(command, &socket);
     }
 }

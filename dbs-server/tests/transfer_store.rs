@@ -67,7 +67,6 @@ fn source(directory: &Path) -> Store {
 }
 
 #[test]
-#[ignore = "needs the engine behind Store"]
 fn snapshots_travel_between_stores() {
     let directory = tempfile::tempdir().unwrap();
     let source = source(directory.path());
@@ -93,7 +92,6 @@ fn snapshots_travel_between_stores() {
 }
 
 #[test]
-#[ignore = "needs the engine behind Store"]
 fn interrupted_streams_are_resumed_after_reopening() {
     let directory = tempfile::tempdir().unwrap();
     let source = source(directory.path());
@@ -118,7 +116,6 @@ fn interrupted_streams_are_resumed_after_reopening() {
 }
 
 #[test]
-#[ignore = "needs the engine behind Store"]
 fn changed_heads_are_refused_and_rolled_back() {
     let directory = tempfile::tempdir().unwrap();
     let source = source(directory.path());
@@ -134,7 +131,6 @@ fn changed_heads_are_refused_and_rolled_back() {
 }
 
 #[test]
-#[ignore = "needs the engine behind Store"]
 fn images_go_in_and_out() {
     let directory = tempfile::tempdir().unwrap();
     let store = store(directory.path(), "store");
@@ -181,7 +177,6 @@ fn v1_image(path: &Path) {
 }
 
 #[test]
-#[ignore = "needs the engine behind Store"]
 fn images_of_the_prototype_are_upgraded() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("v1");

@@ -22,7 +22,7 @@ const CHUNK_MAX_BYTES: u64 = 16 << 20;
 pub struct ClientOptions {
     /// Metadata contexts to select; those the server does not have are left out.
     pub contexts: Vec<String>,
-    /// Ask for extended headers (64-bit lengths).
+    /// Ask for extended headers (64-bit lengths), which few servers have yet.
     pub extended: bool,
 }
 
@@ -261,25 +261,11 @@ impl<S: Read + Write> Client<S> {
         mut wanted: Wanted<'_>,
     ) -> io::Result<Option<Failure>> {
         let mut failure = None;
-        let mut covered: Vec<(u64, u64)> = Vec::new();
+        let mut covered = Vec::new();
         for _ in 0..CHUNKS_MAX {
             let (done, kind, length) = match self.reply_header(cookie)? {
-                (0, None) => {
-                    if let Wanted::Data(buf) = &mut wanted {
-                        if self.style.chunked() {
-                            return Err(Malformed("simple reply to a read").into());
-                        }
-                        self.stream.read_exact(buf)?;
-                    }
-                    return Ok(None);
-                }
-                (errno, None) => {
-                    return Ok(Some(Failure::new(
-                        Errno::from_wire(errno),
-                        "refused by the server",
-                    )));
-                }
-                (_, Some(chunk)) => chunk,
+                ReplyHeader::Simple { errno, .. } => return self.simple(errno, wanted),
+                ReplyHeader::Chunk { done, kind, length, .. } => (done, kind, length),
             };
             match (kind, &mut wanted) {
                 (chunk::NONE, _) if length == 0 && done => {}
@@ -287,14 +273,7 @@ impl<S: Read + Write> Client<S> {
                     covered.push(self.content(kind, length, offset, buf)?);
                 }
                 (chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT, Wanted::Status(id, extents)) => {
-                    let payload = self.bytes(length)?;
-                    let (got, list) = decode_block_status(kind, &payload)?;
-                    if got == *id && extents.is_empty() {
-                        extents.extend(list.iter().map(|(length, flags)| Extent {
-                            length: *length,
-                            flags: *flags as u32,
-                        }));
-                    }
+                    self.status(kind, length, *id, extents)?;
                 }
                 _ if kind & chunk::ERROR_BIT != 0 => {
                     let (errno, message) = decode_error(&self.bytes(length)?)?;
@@ -312,21 +291,49 @@ impl<S: Read + Write> Client<S> {
         Err(Malformed("reply of too many chunks").into())
     }
 
-    /// The error of a simple reply, or last, type and length of a chunk.
-    #[allow(clippy::type_complexity)]
-    fn reply_header(&mut self, expected: u64) -> io::Result<(u32, Option<(bool, u16, u64)>)> {
+    fn reply_header(&mut self, expected: u64) -> io::Result<ReplyHeader> {
         let mut bytes = [0; 32];
         let (start, rest) = bytes.split_at_mut(ReplyHeader::SIMPLE_BYTES);
         self.stream.read_exact(start)?;
         let total = ReplyHeader::bytes(self.style, start)?;
         self.stream.read_exact(&mut rest[..total - ReplyHeader::SIMPLE_BYTES])?;
-        let (got, header) = match ReplyHeader::decode(self.style, &bytes[..total])? {
-            ReplyHeader::Simple { errno, cookie } => (cookie, (errno, None)),
-            ReplyHeader::Chunk { done, kind, cookie, length } => {
-                (cookie, (0, Some((done, kind, length))))
+        let header = ReplyHeader::decode(self.style, &bytes[..total])?;
+        let (ReplyHeader::Simple { cookie, .. } | ReplyHeader::Chunk { cookie, .. }) = header;
+        if cookie == expected {
+            Ok(header)
+        } else {
+            Err(Malformed("reply to another request").into())
+        }
+    }
+
+    /// Receives the rest of a simple reply.
+    fn simple(&mut self, errno: u32, wanted: Wanted<'_>) -> io::Result<Option<Failure>> {
+        match wanted {
+            Wanted::Data(_) if self.style.chunked() => {
+                Err(Malformed("simple reply to a read").into())
             }
-        };
-        if got == expected { Ok(header) } else { Err(Malformed("reply to another request").into()) }
+            _ if errno != 0 => {
+                Ok(Some(Failure::new(Errno::from_wire(errno), "refused by the server")))
+            }
+            Wanted::Data(buf) => self.stream.read_exact(buf).map(|()| None),
+            Wanted::Nothing | Wanted::Status(..) => Ok(None),
+        }
+    }
+
+    /// Receives a chunk of status and keeps the first that is of context `id`.
+    fn status(
+        &mut self,
+        kind: u16,
+        length: u64,
+        id: u32,
+        extents: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let (got, list) = decode_block_status(kind, &self.bytes(length)?)?;
+        if got == id && extents.is_empty() {
+            let extent = |(length, flags)| Extent { length, flags: flags as u32 };
+            extents.extend(list.into_iter().map(extent));
+        }
+        Ok(())
     }
 
     /// Receives a chunk of data or a hole into `buf`, which begins at `offset`; returns its range.

@@ -1,7 +1,7 @@
 //! TLS of connections: rustls with certificates from PEM files.
 //!
 //! A TLS connection is one state machine used by two sides: the reader thread decrypts, whoever
-//! sends encrypts. [`TlsStream`] holds its lock while bytes in memory are transformed and never
+//! sends encrypts. `TlsStream` holds its lock while bytes in memory are transformed and never
 //! while a socket is waited for, so neither side can block the other.
 
 use super::outbox::lock;

@@ -26,10 +26,10 @@ impl<S: Read + Write> Client<S> {
     /// protocol, or an error of the stream.
     pub fn over(stream: S, name: &str, options: &ClientOptions) -> io::Result<Self> {
         let mut client = Self::greet(stream)?;
-        let style = if options.extended { Style::Extended } else { Style::Structured };
-        let wanted = if options.extended { opt::EXTENDED_HEADERS } else { opt::STRUCTURED_REPLY };
-        if client.option(wanted, &[])?.is_ok() {
-            client.style = style;
+        if options.extended && client.option(opt::EXTENDED_HEADERS, &[])?.is_ok() {
+            client.style = Style::Extended;
+        } else if client.option(opt::STRUCTURED_REPLY, &[])?.is_ok() {
+            client.style = Style::Structured;
         }
         if client.style.chunked() && !options.contexts.is_empty() {
             client.select_contexts(name, &options.contexts)?;
