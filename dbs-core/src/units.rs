@@ -73,7 +73,9 @@ const SUFFIXES: [(&str, u32); 6] =
 /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) if it is no size or exceeds 2^63.
 pub fn parse_size(text: &str) -> Result<u64> {
     let invalid = || {
-        Error::invalid(format!("`{text}` is not a size; write bytes or 64KiB, 100MiB, 10GiB, 1.5TiB"))
+        Error::invalid(format!(
+            "`{text}` is not a size; write bytes or 64KiB, 100MiB, 10GiB, 1.5TiB"
+        ))
     };
     let trimmed = text.trim();
     let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
@@ -141,7 +143,8 @@ mod tests {
         ] {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
         }
-        for text in ["", "GiB", "-1", "1.2.3", "1.", "10GB", "1e9", "99999999999EiB", "0x10", "1.5"] {
+        for text in ["", "GiB", "-1", "1.2.3", "1.", "10GB", "1e9", "99999999999EiB", "0x10", "1.5"]
+        {
             assert!(parse_size(text).is_err(), "{text}");
         }
     }

@@ -268,8 +268,7 @@ impl Volume {
         let store = self.store();
         let mut pieces = Vec::new();
         let volume = self.handle.volume;
-        let (_, early) =
-            store.step(|meta| meta.plan_write(volume, blocks.clone(), &mut pieces))?;
+        let (_, early) = store.step(|meta| meta.plan_write(volume, blocks.clone(), &mut pieces))?;
         if let Err(error) = self.write_pieces(buf, &pieces) {
             store.meta().abort_write(volume, &pieces);
             return Err(error);

@@ -131,7 +131,8 @@ impl Geometry {
         if size > limits::STORE_MAX_BYTES {
             return Err(Error::invalid("a store is at most 64 TiB"));
         }
-        let max_size = options.max_size.unwrap_or((size * 16).min(limits::STORE_MAX_BYTES)).max(size);
+        let max_size =
+            options.max_size.unwrap_or((size * 16).min(limits::STORE_MAX_BYTES)).max(size);
         if max_size > limits::STORE_MAX_BYTES {
             return Err(Error::invalid("a store cannot grow beyond 64 TiB"));
         }
@@ -344,7 +345,5 @@ fn check_extent_bytes(bytes: u64) -> Result<()> {
     if bytes.is_power_of_two() && range.contains(&bytes) {
         return Ok(());
     }
-    Err(Error::invalid(format!(
-        "extent size {bytes} must be a power of two from 64 KiB to 4 MiB"
-    )))
+    Err(Error::invalid(format!("extent size {bytes} must be a power of two from 64 KiB to 4 MiB")))
 }

@@ -54,7 +54,13 @@ pub fn blocks_for(payload_bytes: usize) -> u32 {
 
 /// The sealed blocks of a group, to be written at `address` in one write.
 #[must_use]
-pub fn encode(payload: &[u8], sequence: u64, session: u64, store: &[u8; 16], address: u64) -> Vec<u8> {
+pub fn encode(
+    payload: &[u8],
+    sequence: u64,
+    session: u64,
+    store: &[u8; 16],
+    address: u64,
+) -> Vec<u8> {
     let count = blocks_for(payload.len());
     let crc = crc32c::crc32c(payload);
     let mut out = vec![0; count as usize * BLOCK];

@@ -228,7 +228,12 @@ mod tests {
     fn records_round_trip() {
         let slot = [3; 504];
         let records = [
-            Record::Checkpoint { sequence: 1 << 40, marks: [1, 2, 3, 4], boot: [6; 16], tail: true },
+            Record::Checkpoint {
+                sequence: 1 << 40,
+                marks: [1, 2, 3, 4],
+                boot: [6; 16],
+                tail: true,
+            },
             Record::Volume { index: 7, slot: &slot },
             Record::Snapshot { index: 8, slot: &slot },
             Record::Labels { index: 9, bytes: b"x" },

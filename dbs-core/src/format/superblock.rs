@@ -92,7 +92,8 @@ impl Superblock {
     /// The 4 KiB to write at `address`.
     #[must_use]
     pub fn encode(&self, address: u64) -> Vec<u8> {
-        let blank = RegionEntry { kind: 0.into(), reserved: 0.into(), offset: 0.into(), length: 0.into() };
+        let blank =
+            RegionEntry { kind: 0.into(), reserved: 0.into(), offset: 0.into(), length: 0.into() };
         let mut regions = [blank; REGIONS];
         for (entry, kind) in regions.iter_mut().zip(RegionKind::ALL) {
             let region = self.geometry.region(kind);

@@ -68,7 +68,12 @@ impl Meta {
         }
         let checkpoint = self.log.checkpoint();
         let marks = std::mem::replace(&mut self.group_marks, self.marks);
-        let header = Record::Checkpoint { sequence: checkpoint, marks, boot: self.boot, tail: self.log.has_tail() };
+        let header = Record::Checkpoint {
+            sequence: checkpoint,
+            marks,
+            boot: self.boot,
+            tail: self.log.has_tail(),
+        };
         let (sequence, payload) = self.log.take_group(&header);
         let position = self
             .log

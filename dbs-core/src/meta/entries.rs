@@ -260,11 +260,8 @@ impl Entries {
     }
 
     fn get(&self, id: u32) -> Entry {
-        let entry = if id < SPARE_BASE {
-            self.data.get(id as usize)
-        } else {
-            self.spares.get(spare(id))
-        };
+        let entry =
+            if id < SPARE_BASE { self.data.get(id as usize) } else { self.spares.get(spare(id)) };
         entry.copied().unwrap_or(FREE)
     }
 

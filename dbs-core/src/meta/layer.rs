@@ -42,8 +42,7 @@ impl Layer {
 
     /// Sets the entry for a volume extent; returns the one it replaces.
     pub fn insert(&mut self, logical: u32, id: u32) -> Option<u32> {
-        let piece =
-            self.pieces.entry(logical / PIECE).or_insert_with(|| Piece::Sparse(Vec::new()));
+        let piece = self.pieces.entry(logical / PIECE).or_insert_with(|| Piece::Sparse(Vec::new()));
         let key = key(logical);
         let old = match piece {
             Piece::Sparse(list) => match list.binary_search_by_key(&key, |item| item.0) {

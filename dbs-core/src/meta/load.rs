@@ -183,7 +183,11 @@ impl Loader {
             return;
         };
         if lsn > self.durable {
-            self.corrupt(region, Some(index), "newer than the last commit group: the journal lost one");
+            self.corrupt(
+                region,
+                Some(index),
+                "newer than the last commit group: the journal lost one",
+            );
         }
         self.lsns[region.mark()][index as usize] = lsn;
         let payload = block::payload(bytes);
@@ -324,7 +328,11 @@ impl Loader {
                 && best.is_some()
                 && fault != BlockFault::Blank
             {
-                self.note(region, index, &format!("copy {copy}: {}; the other copy is good", fault.text()));
+                self.note(
+                    region,
+                    index,
+                    &format!("copy {copy}: {}; the other copy is good", fault.text()),
+                );
             }
         }
         best
@@ -522,8 +530,7 @@ impl Loader {
             let named = name.is_some_and(|name| super::names::check("snapshot", name).is_ok());
             let unnamed = name == Some("");
             let volume = slot.volume.get() as usize;
-            let has_volume =
-                volume != 0 && volumes.get(volume - 1).is_some_and(Option::is_some);
+            let has_volume = volume != 0 && volumes.get(volume - 1).is_some_and(Option::is_some);
             let sane = slot.used == 1
                 && flags & !SNAPSHOT_FLAGS == 0
                 && !(head && deleted)
@@ -565,7 +572,8 @@ impl Loader {
         let labels = all.get(4..4usize.saturating_add(length)).map(<[u8]>::to_vec);
         match labels {
             Some(labels)
-                if length <= LABELS_MAX_BYTES && crate::format::labels::decode(&labels).is_some() =>
+                if length <= LABELS_MAX_BYTES
+                    && crate::format::labels::decode(&labels).is_some() =>
             {
                 labels
             }
@@ -591,7 +599,11 @@ impl Loader {
                     parent.children.insert(index as u32 + 1);
                 }
                 None => {
-                    self.corrupt(RegionKind::Snapshots, Some(index as u32), "parent does not exist");
+                    self.corrupt(
+                        RegionKind::Snapshots,
+                        Some(index as u32),
+                        "parent does not exist",
+                    );
                 }
             }
         }
@@ -618,14 +630,20 @@ impl Loader {
     }
 
     fn check_heads(&mut self, volumes: &[Option<Volume>], snapshots: &[Option<Snapshot>]) {
-        let get = |id: SnapshotId| snapshots.get(id.index().wrapping_sub(1)).and_then(Option::as_ref);
+        let get =
+            |id: SnapshotId| snapshots.get(id.index().wrapping_sub(1)).and_then(Option::as_ref);
         let mut heads = BTreeSet::new();
         for (index, volume) in volumes.iter().enumerate() {
             let Some(volume) = volume else { continue };
             let head = get(volume.head);
-            if head.is_none_or(|h| !h.head() || h.volume.index() != index + 1 || !h.children.is_empty())
-            {
-                self.corrupt(RegionKind::Volumes, Some(index as u32), "its head is not a head of it");
+            if head.is_none_or(|h| {
+                !h.head() || h.volume.index() != index + 1 || !h.children.is_empty()
+            }) {
+                self.corrupt(
+                    RegionKind::Volumes,
+                    Some(index as u32),
+                    "its head is not a head of it",
+                );
             }
             heads.insert(volume.head.0);
         }
@@ -681,7 +699,9 @@ impl Loader {
                     severity: Severity::Leak,
                     region: region.name().to_owned(),
                     index: Some(u64::from(index)),
-                    message: format!("owned by snapshot slot {owner}, which is free: space is lost"),
+                    message: format!(
+                        "owned by snapshot slot {owner}, which is free: space is lost"
+                    ),
                 });
                 continue;
             };

@@ -148,11 +148,8 @@ impl Meta {
             || (upper < SPARE_BASE
                 && !upper_data.is_empty()
                 && lower_data.count() <= upper_data.count());
-        let (target, freed, moving) = if keep_upper {
-            (upper, lower, lower_data)
-        } else {
-            (lower, upper, upper_data)
-        };
+        let (target, freed, moving) =
+            if keep_upper { (upper, lower, lower_data) } else { (lower, upper, upper_data) };
         let copies = moving
             .runs(self.blocks_per_extent())
             .map(|run| Copy {
@@ -238,8 +235,7 @@ impl Meta {
             let open: Vec<_> = held
                 .take_while(|(logical, _)| *logical < extents.end)
                 .map(|(logical, entry)| {
-                    let held =
-                        self.entries.data_bits(entry).or(&self.entries.zero_bits(entry));
+                    let held = self.entries.data_bits(entry).or(&self.entries.zero_bits(entry));
                     (logical, entry, all.without(&held))
                 })
                 .filter(|(_, _, absent)| !absent.is_empty())

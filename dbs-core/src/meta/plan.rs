@@ -194,8 +194,8 @@ impl Meta {
         self.release_freed();
         // Neighbours stay adjacent as long as that does not spread the store: beyond the present
         // mark, the lowest free extent comes first.
-        let known =
-            self.marks[RegionKind::Extents.mark()] * self.geometry.items_per_block(RegionKind::Extents);
+        let known = self.marks[RegionKind::Extents.mark()]
+            * self.geometry.items_per_block(RegionKind::Extents);
         let preferred = if self.next_extent < known { self.next_extent } else { 0 };
         let Some(entry) = self.extents.take(preferred) else { return Err(Stop::Space) };
         if let Err(stop) = self.require_block(RegionKind::Extents, entry) {
@@ -224,8 +224,7 @@ impl Meta {
 
     /// Lets freed entries out of quarantine whose freeing is durable.
     pub fn release_freed(&mut self) {
-        let durable =
-            if sabotage::is(Bug::ReuseFreedEarly) { u64::MAX } else { self.log.durable };
+        let durable = if sabotage::is(Bug::ReuseFreedEarly) { u64::MAX } else { self.log.durable };
         self.extents.release(durable, self.fence.oldest());
         self.spares.release(durable, self.fence.oldest());
     }

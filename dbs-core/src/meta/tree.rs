@@ -106,7 +106,9 @@ impl Meta {
         let volume = self.volume(id);
         let name = volume.name.clone();
         if self.open_volumes.contains_key(&id.0) {
-            return Err(Error::busy(format!("volume `{name}` is open or exported; close it first")));
+            return Err(Error::busy(format!(
+                "volume `{name}` is open or exported; close it first"
+            )));
         }
         for (snapshot, id) in &volume.snapshots {
             self.check_deletable(&name, snapshot, *id)?;

@@ -96,7 +96,8 @@ impl Meta {
         let mut next = blocks.start;
         while next < blocks.end {
             let logical = (next / per_extent) as u32;
-            let held = [from, Some(to)].into_iter().flatten().filter_map(|id| self.next_held(id, logical));
+            let held =
+                [from, Some(to)].into_iter().flatten().filter_map(|id| self.next_held(id, logical));
             let Some(held) = held.min() else { break };
             let base = u64::from(held) * per_extent;
             let old = from.map(|id| self.resolve(id, held)).unwrap_or_default();
@@ -105,8 +106,7 @@ impl Meta {
                 let at = (block - base) as u32;
                 let source = self.source(&new, at);
                 if source != self.source(&old, at) {
-                    let state =
-                        if source.is_some() { RangeState::Data } else { RangeState::Zero };
+                    let state = if source.is_some() { RangeState::Data } else { RangeState::Zero };
                     ranges.push(block..block + 1, state);
                 }
             }
@@ -161,9 +161,7 @@ impl Meta {
     }
 
     pub(super) fn held_in_chain(&self, id: SnapshotId) -> BTreeSet<u32> {
-        self.chain(id)
-            .flat_map(|at| self.snapshot(at).layer.iter().map(|item| item.0))
-            .collect()
+        self.chain(id).flat_map(|at| self.snapshot(at).layer.iter().map(|item| item.0)).collect()
     }
 
     /// Data blocks of a volume extent that a snapshot shows, and those nothing else shows.
@@ -228,9 +226,11 @@ impl Meta {
             match child.layer.get(*logical) {
                 None => child.layer.in_run(*logical),
                 Some(upper) if upper < SPARE_BASE => true,
-                Some(upper) => {
-                    self.entries.data_bits(*entry).without(&self.entries.zero_bits(upper)).is_empty()
-                }
+                Some(upper) => self
+                    .entries
+                    .data_bits(*entry)
+                    .without(&self.entries.zero_bits(upper))
+                    .is_empty(),
             }
         });
         freed.count() as u64

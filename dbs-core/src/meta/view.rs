@@ -75,8 +75,8 @@ impl View {
             }
         };
         let piece = self.pieces.entry(logical / PIECE);
-        piece.or_insert_with(|| Box::new([UNKNOWN; PIECE as usize]))
-            [(logical % PIECE) as usize] = cell;
+        piece.or_insert_with(|| Box::new([UNKNOWN; PIECE as usize]))[(logical % PIECE) as usize] =
+            cell;
     }
 }
 
@@ -95,9 +95,7 @@ impl Found<'_> {
     pub fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
         match self {
             Self::Nothing => None,
-            Self::Single(id) => {
-                (meta.entries.state(*id, block) == FillState::Data).then_some(*id)
-            }
+            Self::Single(id) => (meta.entries.state(*id, block) == FillState::Data).then_some(*id),
             Self::Mixed(layers) => layers.source(meta, block),
         }
     }
@@ -173,9 +171,8 @@ impl Meta {
             if let Some(id) = snapshot.layer.get(logical) {
                 layers.entries.push(id);
                 // Blocks of an entry still being written to first are open below it.
-                open = open
-                    .without(&self.entries.data_bits(id))
-                    .without(&self.entries.zero_bits(id));
+                open =
+                    open.without(&self.entries.data_bits(id)).without(&self.entries.zero_bits(id));
             } else if snapshot.layer.in_run(logical) {
                 break;
             }

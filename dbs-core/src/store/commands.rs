@@ -130,9 +130,8 @@ impl Store {
     /// `Exists`, `Invalid`, `NoSpace` when a table is full.
     pub fn create_volume(&self, name: &str, size: u64) -> Result<VolumeInfo> {
         let births = [self.inner.birth(), self.inner.birth()];
-        let id = self
-            .inner
-            .command(|meta| meta.create_volume(name, size, SnapshotId::NONE, births))?;
+        let id =
+            self.inner.command(|meta| meta.create_volume(name, size, SnapshotId::NONE, births))?;
         Ok(volume_info(&self.inner.meta(), id, false))
     }
 

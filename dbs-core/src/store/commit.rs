@@ -112,10 +112,8 @@ impl Inner {
 
     fn write_metadata(&self, copies: &Copies, group: Option<(u64, &[u8])>) -> Result<()> {
         let copies = copies.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
-        let writes: Vec<_> = copies
-            .chain(group)
-            .map(|(offset, buf)| WriteRequest { offset, buf })
-            .collect();
+        let writes: Vec<_> =
+            copies.chain(group).map(|(offset, buf)| WriteRequest { offset, buf }).collect();
         if writes.is_empty() {
             return Ok(());
         }

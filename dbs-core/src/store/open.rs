@@ -1,6 +1,6 @@
 //! Formatting, opening and closing a store.
 
-use super::{Env, Inner, InitOptions, OpenOptions, Store, TailPlace, recover};
+use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
 use crate::error::{Error, Result};
 use crate::format::geometry::{SUPERBLOCK_REGION_BYTES, SUPERBLOCK_SECOND};
 use crate::format::{Geometry, RegionKind, Superblock};

@@ -53,11 +53,7 @@ impl Store {
     ///
     /// # Errors
     /// `NotFound`, `NoSpace`, `Io`, `Interrupted` if `progress` says so.
-    pub fn flatten(
-        &self,
-        volume: &str,
-        progress: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<()> {
+    pub fn flatten(&self, volume: &str, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         self.inner.check_writable()?;
         // The handle keeps the volume from being deleted meanwhile.
         let handle = self.volume(volume)?;
