@@ -1,5 +1,7 @@
 //! One script of commands, on an idle and on a served store: both must answer the same.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use serde_json::Value;
@@ -9,6 +11,7 @@ use support::{Place, Run, noise, run};
 /// Members whose values depend on time, chance or how far background work is.
 const VOLATILE: &[&str] = &[
     "uuid",
+    "dbs.received-uuid",
     "created_ns",
     "sequence",
     "read_only",
@@ -21,6 +24,8 @@ const VOLATILE: &[&str] = &[
     "allocated",
     "done",
     "freed",
+    "blocks_checked",
+    "snapshots_checked",
 ];
 
 /// Runs commands and remembers what they answered.
@@ -54,6 +59,10 @@ fn blank(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(blank),
         Value::Object(members) => {
+            // Of a whole store, those still being merged away count.
+            if members.contains_key("snapshots_max") {
+                members.remove("snapshots");
+            }
             for (key, member) in members {
                 if VOLATILE.contains(&key.as_str()) {
                     *member = Value::Null;
@@ -105,7 +114,8 @@ fn snapshots(s: &mut Script<'_>) {
     assert_eq!(s.run("volume show v", 0)["size"], 8 << 20);
     let made = s.run("snapshot create v@one --label app=db --label x=", 0);
     assert_eq!(made["labels"]["app"], "db");
-    assert_eq!(made["usage"]["referenced"], 3 << 20);
+    assert!(made.get("usage").is_none());
+    assert_eq!(s.run("snapshot show v@one", 0)["usage"]["referenced"], 3 << 20);
     s.run("snapshot create v@two", 0);
     s.run("snapshot create v@three", 0);
     let list = s.run("snapshot list v", 0);
@@ -120,8 +130,11 @@ fn snapshots(s: &mut Script<'_>) {
     s.run("volume delete v --yes", 11);
     assert_eq!(s.run("snapshot unprotect v@zwei", 0)["protected"], false);
     s.run("snapshot delete v@zwei --yes", 0);
+    s.run("volume trim", 0);
     s.run("snapshot rollback v@one --yes", 0);
     s.run("snapshot delete v@three --yes", 0);
+    // A server merges in its own time: until then hidden snapshots show in parents and children.
+    s.run("volume trim", 0);
     assert_eq!(s.run("snapshot list v", 0).as_array().unwrap().len(), 1);
 }
 
@@ -158,6 +171,7 @@ fn data(s: &mut Script<'_>) {
     let copy = s.bytes("volume export copy@s -", b"");
     assert_eq!(copy, out);
     s.bytes("receive other@renamed", &stream);
+    s.run("volume trim", 0);
     assert_eq!(s.run("snapshot list other", 0)[0]["name"], "renamed");
 }
 
@@ -203,6 +217,11 @@ fn idle_and_served_answer_alike() {
         list
     };
     assert_eq!(list(&idle), list(&served));
+    let slots = |place: &Place| {
+        place.json("volume trim");
+        place.json("info")["snapshots"].clone()
+    };
+    assert_eq!(slots(&idle), slots(&served), "everything deleted is gone");
     served.dbs("check").ok("check");
 }
 
@@ -278,7 +297,7 @@ fn people_get_tables() {
     assert!(list.contains("+00:00"), "{list}");
     assert_eq!(place.dbs("--quiet volume create more 1GiB").ok("quiet").text(), "");
     assert!(
-        place.dbs("info").ok("info").text().contains("size           256.0 MiB (268435456 bytes)")
+        place.dbs("info").ok("info").text().contains("size         256.0 MiB (268435456 bytes)")
     );
     let refused = place.dbs("volume rm demo").exits(2, "no terminal");
     assert!(refused.stderr.contains("--yes"), "{}", refused.stderr);

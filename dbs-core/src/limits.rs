@@ -41,6 +41,8 @@ pub const WRITEBACK_BLOCKS_FORCED: usize = 4096;
 
 /// Volume extents handled under one hold of the metadata lock by discard and flatten.
 pub const EXTENTS_PER_STEP: u32 = 1024;
+/// Extents one step of a write touches: bounds what writes in flight may add to a commit group.
+pub const EXTENTS_PER_WRITE: usize = 32;
 
 const _: () = assert!(DATA_EXTENTS_MAX + SPARES_MAX < 1 << 31);
 const _: () = assert!(EXTENT_MIN_BYTES * DATA_EXTENTS_MAX >= STORE_MAX_BYTES);

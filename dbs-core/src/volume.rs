@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::info::MapRange;
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
-use crate::limits::EXTENTS_PER_STEP;
+use crate::limits::{EXTENTS_PER_STEP, EXTENTS_PER_WRITE};
 use crate::meta::names;
 use crate::meta::plan::{ReadPiece, WritePiece};
 use crate::store::{Inner, Store};
@@ -97,11 +97,9 @@ impl Volume {
             return if fua { self.flush() } else { Ok(()) };
         }
         let must_commit = if is_whole(offset) && is_whole(buf.len() as u64) {
-            let blocks = blocks_of(offset, buf.len() as u64);
-            let _hold = self.store().hold(self.handle.volume, blocks.clone(), false);
-            self.write_blocks(blocks, buf)?
+            self.write_whole(offset, buf)?
         } else {
-            self.write_parts(offset, buf)?
+            self.write_edges(offset, buf)?
         };
         if must_commit || fua { self.store().commit() } else { Ok(()) }
     }
@@ -263,6 +261,23 @@ impl Volume {
             .map_err(|error| Error::io(error, format!("reading `{}` failed", self.spec())))
     }
 
+    /// Writes whole blocks, so many at a time that their records stay short.
+    fn write_whole(&self, offset: u64, buf: &[u8]) -> Result<bool> {
+        let mut must_commit = false;
+        let mut at = offset;
+        for part in buf.chunks(self.step_bytes()) {
+            let blocks = blocks_of(at, part.len() as u64);
+            let _hold = self.store().hold(self.handle.volume, blocks.clone(), false);
+            must_commit |= self.write_blocks(blocks, part)?;
+            at += part.len() as u64;
+        }
+        Ok(must_commit)
+    }
+
+    fn step_bytes(&self) -> usize {
+        EXTENTS_PER_WRITE * self.store().extent_bytes
+    }
+
     /// Writes whole blocks that the caller holds; whether a commit must follow.
     fn write_blocks(&self, blocks: Range<u64>, buf: &[u8]) -> Result<bool> {
         let store = self.store();
@@ -300,6 +315,19 @@ impl Volume {
             .storage
             .write_many(&requests)
             .map_err(|error| Error::io(error, format!("writing `{}` failed", self.spec())))
+    }
+
+    /// Writes a range whose first or last block is partial, so many blocks at a time.
+    fn write_edges(&self, offset: u64, buf: &[u8]) -> Result<bool> {
+        let mut must_commit = false;
+        let (mut at, mut rest) = (offset, buf);
+        while !rest.is_empty() {
+            let step = self.step_bytes() - (at % BLOCK_BYTES) as usize;
+            let (part, after) = rest.split_at(step.min(rest.len()));
+            must_commit |= self.write_parts(at, part)?;
+            (at, rest) = (at + part.len() as u64, after);
+        }
+        Ok(must_commit)
     }
 
     /// Writes a range whose first or last block is partial: read, change, write, with the blocks

@@ -109,6 +109,7 @@ impl Receive {
                 target.call(context, &rename)?;
                 received.snapshot = new;
             }
+            target.settle(context)?;
             Ok(received)
         })?;
         let Received { volume, snapshot, data, .. } = &received;

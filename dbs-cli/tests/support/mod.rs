@@ -1,5 +1,5 @@
 //! Running `dbs` in a directory of its own.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};

@@ -7,11 +7,16 @@ use super::{ReadRequest, Storage, WriteRequest, sys};
 use crate::error::{Error, Result};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES};
 use nix::errno::Errno;
-use nix::fcntl::FallocateFlags;
+use nix::fcntl::{FallocateFlags, FcntlArg, fcntl};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How long to wait for requests of a writer that has ended: 30 s, as a device may take.
+const CLAIM_ATTEMPTS: u32 = 3000;
+const CLAIM_PAUSE: Duration = Duration::from_millis(10);
 
 /// Facts about an opened file or device, for the log and `dbs info`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +43,13 @@ pub(super) struct Target {
     lock: StoreLock,
 }
 
+impl Drop for Target {
+    fn drop(&mut self) {
+        // No request is in flight any more; a ring may keep the description a moment longer.
+        let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
+    }
+}
+
 impl Target {
     /// Opens what `lock` holds for I/O, around the page cache where that is possible.
     pub fn open(lock: StoreLock) -> Result<Self> {
@@ -59,6 +71,9 @@ impl Target {
             None => (open_as(&lock, 0).map_err(failed)?, Alignment::NONE),
         };
         lock.check_same(&file)?;
+        if !lock.is_read_only() {
+            claim(&file, lock.path())?;
+        }
         let size_bytes = size_of(&file, lock.is_block_device()).map_err(failed)?;
         let (logical_block_bytes, physical_block_bytes) = if lock.is_block_device() {
             sys::block_sizes(&file).map_err(failed)?
@@ -261,6 +276,35 @@ impl Storage for PreadFile {
 
     fn driver(&self) -> &'static str {
         "pread"
+    }
+}
+
+/// Waits until no earlier writer's request can still reach the medium. The store's lock ends with
+/// the process that held it, but requests it had given to the kernel may not have: landing later,
+/// they could hit an extent that has a new owner. They hold on to their file description, and so
+/// to this second lock.
+fn claim(file: &File, path: &std::path::Path) -> Result<()> {
+    for _ in 0..CLAIM_ATTEMPTS {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_WRLCK))) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EAGAIN | Errno::EACCES) => std::thread::sleep(CLAIM_PAUSE),
+            // A file system without such locks cannot tell; the requests end within moments.
+            Err(_) => return Ok(()),
+        }
+    }
+    Err(Error::busy(format!(
+        "I/O on `{}` of a process that has ended is still under way; try again when it is done",
+        path.display()
+    )))
+}
+
+fn whole_file(kind: i32) -> libc::flock {
+    libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
     }
 }
 

@@ -64,6 +64,15 @@ impl StoreLock {
         self.metadata.file_type().is_block_device()
     }
 
+    /// Which file or device this is, as long as the system runs.
+    pub fn place(&self) -> String {
+        let (device, inode, special) = identity(&self.metadata);
+        match special {
+            0 => format!("{device:x}-{inode:x}"),
+            special => format!("{special:x}"),
+        }
+    }
+
     /// Checks that `file`, opened by the same path, is what is locked.
     pub fn check_same(&self, file: &File) -> Result<()> {
         let other = file.metadata().map_err(|error| open_failed(error, &self.path))?;

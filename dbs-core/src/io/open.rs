@@ -21,6 +21,8 @@ pub struct OpenedStorage {
     pub storage: Arc<dyn Storage>,
     /// Facts for the log and `dbs info`.
     pub info: TargetInfo,
+    /// Which file or device this is, as long as the system runs: names its tail.
+    pub place: String,
     /// The file was made by [`create_storage`]: who gives up on it should remove it.
     pub created: bool,
 }
@@ -184,6 +186,7 @@ fn create_file(path: &Path) -> Result<File> {
 
 fn with_driver(lock: StoreLock, driver: IoDriver, created: bool) -> Result<OpenedStorage> {
     let path = lock.path().to_path_buf();
+    let place = lock.place();
     let ring = use_ring(driver, uring_available())?;
     let target = Target::open(lock)?;
     let info = target.info();
@@ -194,7 +197,7 @@ fn with_driver(lock: StoreLock, driver: IoDriver, created: bool) -> Result<Opene
     } else {
         Arc::new(PreadFile::new(target))
     };
-    Ok(OpenedStorage { storage, info, created })
+    Ok(OpenedStorage { storage, info, place, created })
 }
 
 fn use_ring(driver: IoDriver, available: io::Result<()>) -> Result<bool> {

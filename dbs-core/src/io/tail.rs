@@ -30,13 +30,14 @@ pub struct FileTail {
 }
 
 impl FileTail {
-    /// Maps `<uuid>.tail` in `directory`: kept if there, made of zeros if not.
+    /// Maps `<uuid>-<place>.tail` in `directory`: kept if there, made of zeros if not. The place
+    /// tells a store from a copy of it, whose tail must not be taken for its own.
     ///
     /// # Errors
     /// `Unsupported` if the directory is not on tmpfs; `Busy` if another store with this uuid (a
     /// copy) is open; `Invalid` if the file is not only ours; `NoSpace`.
-    pub fn open(directory: &Path, uuid: [u8; 16]) -> Result<Self> {
-        let name = file_name(uuid);
+    pub fn open(directory: &Path, uuid: [u8; 16], place: &str) -> Result<Self> {
+        let name = file_name(uuid, place);
         let path = directory.join(&name);
         let failed = |error: io::Error, what: &str| {
             Error::io(error, format!("cannot {what} `{}`", path.display()))
@@ -78,6 +79,33 @@ impl FileTail {
         }
         Err(Error::busy(format!("the tail `{}` comes and goes; try again", path.display())))
     }
+}
+
+/// A copy of a tail for a reader, which must leave the tail itself to the next writer.
+#[derive(Debug)]
+pub struct TailCopy(Vec<u8>);
+
+impl TailCopy {
+    /// Copies the tail that [`FileTail::open`] would map; `None` if there is none.
+    #[must_use]
+    pub fn read(directory: &Path, uuid: [u8; 16], place: &str) -> Option<Self> {
+        let path = directory.join(file_name(uuid, place));
+        let metadata = std::fs::symlink_metadata(&path).ok()?;
+        check_ours(&metadata, &path).ok()?;
+        if metadata.len() != TAIL_BYTES as u64 {
+            return None;
+        }
+        let bytes = std::fs::read(&path).ok()?;
+        (bytes.len() == TAIL_BYTES).then_some(Self(bytes))
+    }
+}
+
+impl TailMemory for TailCopy {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn remove(&mut self) {}
 }
 
 impl TailMemory for FileTail {
@@ -182,7 +210,7 @@ fn reserve(file: &File) -> io::Result<()> {
     }
 }
 
-fn file_name(uuid: [u8; 16]) -> String {
+fn file_name(uuid: [u8; 16], place: &str) -> String {
     let mut name = String::with_capacity(41);
     for (index, byte) in uuid.iter().enumerate() {
         if matches!(index, 4 | 6 | 8 | 10) {
@@ -191,7 +219,7 @@ fn file_name(uuid: [u8; 16]) -> String {
         // Writing to a string cannot fail.
         let _ = write!(name, "{byte:02x}");
     }
-    name + ".tail"
+    name + "-" + place + ".tail"
 }
 
 #[cfg(test)]
@@ -200,7 +228,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     const UUID: [u8; 16] = *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff";
-    const NAME: &str = "00112233-4455-6677-8899-aabbccddeeff.tail";
+    const NAME: &str = "00112233-4455-6677-8899-aabbccddeeff-1-2.tail";
 
     fn tmpfs() -> Option<tempfile::TempDir> {
         let directory = tempfile::tempdir_in("/dev/shm").ok();
@@ -214,7 +242,7 @@ mod tests {
     #[test]
     fn content_is_kept_until_removed() {
         let Some(directory) = tmpfs() else { return };
-        let mut tail = FileTail::open(directory.path(), UUID).unwrap();
+        let mut tail = FileTail::open(directory.path(), UUID, "1-2").unwrap();
         assert_eq!(tail.bytes_mut().len(), TAIL_BYTES);
         assert!(tail.bytes_mut().iter().all(|&byte| byte == 0));
         tail.bytes_mut()[TAIL_BYTES - 1] = 42;
@@ -223,21 +251,27 @@ mod tests {
         assert!(metadata.blocks() * 512 >= TAIL_BYTES as u64, "space is reserved");
         drop(tail);
 
-        let mut tail = FileTail::open(directory.path(), UUID).unwrap();
+        let mut tail = FileTail::open(directory.path(), UUID, "1-2").unwrap();
         assert_eq!(tail.bytes_mut()[TAIL_BYTES - 1], 42);
         tail.remove();
         drop(tail);
         assert!(!directory.path().join(NAME).exists());
-        assert_eq!(FileTail::open(directory.path(), UUID).unwrap().bytes_mut()[TAIL_BYTES - 1], 0);
+        assert_eq!(
+            FileTail::open(directory.path(), UUID, "1-2").unwrap().bytes_mut()[TAIL_BYTES - 1],
+            0
+        );
     }
 
     #[test]
     fn two_stores_with_one_uuid_do_not_share() {
         let Some(directory) = tmpfs() else { return };
-        let tail = FileTail::open(directory.path(), UUID).unwrap();
-        assert_eq!(FileTail::open(directory.path(), UUID).unwrap_err().kind(), ErrorKind::Busy);
+        let tail = FileTail::open(directory.path(), UUID, "1-2").unwrap();
+        assert_eq!(
+            FileTail::open(directory.path(), UUID, "1-2").unwrap_err().kind(),
+            ErrorKind::Busy
+        );
         drop(tail);
-        FileTail::open(directory.path(), UUID).unwrap();
+        FileTail::open(directory.path(), UUID, "1-2").unwrap();
     }
 
     #[test]
@@ -248,22 +282,28 @@ mod tests {
         std::fs::write(&other, b"precious").unwrap();
 
         symlink(&other, &path).unwrap();
-        assert!(FileTail::open(directory.path(), UUID).is_err());
+        assert!(FileTail::open(directory.path(), UUID, "1-2").is_err());
         std::fs::remove_file(&path).unwrap();
         let set_mode = |mode| {
             std::fs::set_permissions(&other, std::fs::Permissions::from_mode(mode)).unwrap();
         };
         set_mode(0o600);
         std::fs::hard_link(&other, &path).unwrap();
-        assert_eq!(FileTail::open(directory.path(), UUID).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(
+            FileTail::open(directory.path(), UUID, "1-2").unwrap_err().kind(),
+            ErrorKind::Invalid
+        );
         std::fs::remove_file(&path).unwrap();
         set_mode(0o644);
         std::fs::rename(&other, &path).unwrap();
-        assert_eq!(FileTail::open(directory.path(), UUID).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(
+            FileTail::open(directory.path(), UUID, "1-2").unwrap_err().kind(),
+            ErrorKind::Invalid
+        );
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(FileTail::open(directory.path(), UUID).is_err());
+        assert!(FileTail::open(directory.path(), UUID, "1-2").is_err());
     }
 
     #[test]
@@ -273,7 +313,7 @@ mod tests {
             eprintln!("skipped: the directory for temporary files is on tmpfs");
             return;
         }
-        let error = FileTail::open(file.path(), UUID).unwrap_err();
+        let error = FileTail::open(file.path(), UUID, "1-2").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(!file.path().join(NAME).exists());
         assert_eq!(pick_directory(&[file.path().to_path_buf(), file.path().join("new")]), None);

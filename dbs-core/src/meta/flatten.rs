@@ -86,9 +86,7 @@ impl Meta {
     /// The copies of a plan have been written.
     pub fn finish_flatten(&mut self, plan: &FlattenPlan) {
         self.log_entry(plan.entry);
-        for run in plan.data.runs(self.blocks_per_extent()) {
-            self.fill(plan.entry, run, FillState::Data);
-        }
+        self.fill_all(plan.entry, &plan.data, FillState::Data);
         self.forget_everywhere(plan.logical);
     }
 

@@ -23,6 +23,11 @@ use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use zerocopy::{FromBytes, FromZeros};
 
+/// Findings reported at most: a hostile image has any number.
+const FINDINGS_MAX: usize = 1000;
+/// Entries whose memory is reserved before they are seen.
+const ENTRIES_RESERVED: u64 = 16 << 20;
+
 /// What the last session said of itself.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LastSession {
@@ -93,7 +98,6 @@ impl Loader {
                 *mark = most;
                 loader.corrupt(kind, None, "high-water mark beyond the region");
             }
-            loader.lsns[kind.mark()] = vec![0; loader.base_marks[kind.mark()] as usize];
         }
         loader.marks = loader.base_marks;
         let items = |kind: RegionKind| {
@@ -101,8 +105,8 @@ impl Loader {
         };
         let (data, spares) = (items(RegionKind::Extents), items(RegionKind::Spares));
         loader.entries.reserve(
-            data.min(u64::from(geometry.extents_max)) as u32,
-            spares.min(u64::from(geometry.spares)) as u32,
+            data.min(u64::from(geometry.extents_max)).min(ENTRIES_RESERVED) as u32,
+            spares.min(u64::from(geometry.spares)).min(ENTRIES_RESERVED) as u32,
         );
         loader
     }
@@ -165,6 +169,11 @@ impl Loader {
         }
     }
 
+    /// Whether so much is wrong that there is no use in looking on.
+    pub fn is_hopeless(&self) -> bool {
+        self.findings.len() >= FINDINGS_MAX
+    }
+
     /// Last durable group.
     pub fn durable(&self) -> u64 {
         self.durable
@@ -189,7 +198,9 @@ impl Loader {
                 "newer than the last commit group: the journal lost one",
             );
         }
-        self.lsns[region.mark()][index as usize] = lsn;
+        let lsns = &mut self.lsns[region.mark()];
+        lsns.resize(lsns.len().max(index as usize + 1), 0);
+        lsns[index as usize] = lsn;
         let payload = block::payload(bytes);
         let items = self.geometry.items_per_block(region);
         for item in 0..items {
@@ -811,6 +822,9 @@ impl Loader {
     }
 
     fn finding(&mut self, severity: Severity, region: RegionKind, index: Option<u32>, text: &str) {
+        if self.is_hopeless() {
+            return;
+        }
         self.findings.push(Finding {
             severity,
             region: region.name().to_owned(),

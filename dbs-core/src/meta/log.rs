@@ -31,6 +31,8 @@ pub struct WriteBack {
 /// The log.
 pub struct Log {
     pending: Vec<u8>,
+    /// Bytes of records that writes in flight may add.
+    expected: usize,
     batch_start: usize,
     /// Sequence the pending records will be committed with.
     pub next: u64,
@@ -54,6 +56,7 @@ impl Log {
     pub fn new(durable: u64, session: u64, ring: Ring) -> Self {
         Self {
             pending: Vec::new(),
+            expected: 0,
             batch_start: 0,
             next: durable + 1,
             durable,
@@ -116,6 +119,21 @@ impl Log {
     /// Records of the next group above which operations should commit first.
     pub fn pending_soft_max(&self) -> usize {
         self.ring.blocks as usize / 16 * crate::format::PAYLOAD_BYTES
+    }
+
+    /// Whether the next group, with what writes in flight will add, is as long as it may get.
+    pub fn is_long(&self) -> bool {
+        self.pending.len() + self.expected > self.pending_soft_max()
+    }
+
+    /// A write in flight may add records of this many bytes.
+    pub fn expect_records(&mut self, bytes: usize) {
+        self.expected += bytes;
+    }
+
+    /// It has, or will not.
+    pub fn expected_records_came(&mut self, bytes: usize) {
+        self.expected -= bytes;
     }
 
     /// Whether anything has still to be written: records, dirty blocks, unfinished write-backs.

@@ -99,7 +99,7 @@ impl Meta {
     pub fn reclaim_leaves(&mut self, max: usize) -> bool {
         let mut any = false;
         for _ in 0..max {
-            if self.log.pending_bytes() > self.log.pending_soft_max() {
+            if self.log.is_long() {
                 break;
             }
             let leaf = |id: &&u32| self.snapshot(SnapshotId(**id)).children.is_empty();
@@ -242,9 +242,7 @@ impl Meta {
                 .take(ENTRIES_PER_STEP)
                 .collect();
             for (logical, entry, absent) in &open {
-                for run in absent.runs(self.blocks_per_extent()) {
-                    self.fill(*entry, run, FillState::Zero);
-                }
+                self.fill_all(*entry, absent, FillState::Zero);
                 self.forget_everywhere(*logical);
             }
             if !open.is_empty() {

@@ -174,6 +174,11 @@ impl Meta {
         self.snapshots[id.index() - 1].as_ref().expect("snapshot ids in use are live")
     }
 
+    /// A snapshot by an id that may be anything.
+    pub fn try_snapshot(&self, id: SnapshotId) -> Option<&Snapshot> {
+        self.snapshots.get(id.index().wrapping_sub(1))?.as_ref()
+    }
+
     fn snapshot_mut(&mut self, id: SnapshotId) -> &mut Snapshot {
         self.snapshots[id.index() - 1].as_mut().expect("snapshot ids in use are live")
     }

@@ -66,6 +66,7 @@ impl Meta {
         out: &mut Vec<WritePiece>,
     ) -> Step<()> {
         out.clear();
+        self.check_log()?;
         let head = self.volume(volume).head;
         let mut fresh = Vec::new();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
@@ -85,11 +86,13 @@ impl Meta {
             let address = self.address(entry, part.start);
             out.push(WritePiece { address, entry, logical, blocks: part });
         }
+        self.log.expect_records(out.len() * self.record_bytes());
         Ok(())
     }
 
     /// The data of these pieces has been written: records what became data.
     pub fn finish_write(&mut self, volume: VolumeId, pieces: &[WritePiece]) {
+        self.log.expected_records_came(pieces.len() * self.record_bytes());
         let head = self.volume(volume).head;
         for piece in pieces {
             if !self.unlogged.contains_key(&piece.entry)
@@ -112,6 +115,7 @@ impl Meta {
 
     /// A write failed: extents allocated for it are free again unless somebody else uses them.
     pub fn abort_write(&mut self, volume: VolumeId, pieces: &[WritePiece]) {
+        self.log.expected_records_came(pieces.len() * self.record_bytes());
         let head = self.volume(volume).head;
         for piece in pieces {
             let unused = self.entries.data_bits(piece.entry).is_empty();
@@ -125,6 +129,20 @@ impl Meta {
         }
     }
 
+    /// Makes sure that the next group stays small enough for the journal, with what writes in
+    /// flight will add to it.
+    ///
+    /// # Errors
+    /// [`Stop::Space`]: commit first.
+    pub(super) fn check_log(&self) -> Step<()> {
+        if self.log.is_long() { Err(Stop::Space) } else { Ok(()) }
+    }
+
+    /// Bytes of the largest record a piece of a write can make.
+    fn record_bytes(&self) -> usize {
+        self.geometry.entry_bytes() + 16
+    }
+
     /// Blocks of a volume extent, counted from the volume's start.
     pub fn extent_blocks(&self, logical: u32) -> Range<u64> {
         let blocks = u64::from(self.blocks_per_extent());
@@ -134,9 +152,6 @@ impl Meta {
     /// Gives `owner` a data extent at `logical`, with the zero marks of what it replaces there
     /// (a zero run or a zero-only layer). It is in no record until [`Meta::log_entry`].
     pub(super) fn allocate(&mut self, owner: SnapshotId, logical: u32) -> Step<u32> {
-        if self.log.pending_bytes() > self.log.pending_soft_max() {
-            return Err(Stop::Space);
-        }
         let entry = self.take_extent()?;
         let replaced = self.snapshot(owner).layer.get(logical);
         let zeros = match replaced {

@@ -115,6 +115,13 @@ impl Meta {
         }
         let members: Vec<_> =
             self.snapshots().filter(|(_, s)| s.volume == id).map(|(s, _)| s).collect();
+        if members.len() * 16 > self.log.pending_soft_max() {
+            return Err(Error::busy(format!(
+                "volume `{name}` has too many snapshots ({}) to be deleted in one step with this \
+                 journal; delete some of them first",
+                members.len()
+            )));
+        }
         for member in members {
             self.drop_snapshot(member, VolumeId::NONE);
         }

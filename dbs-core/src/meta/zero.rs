@@ -28,6 +28,7 @@ impl Meta {
         };
         let mut run: Option<Range<u32>> = None;
         for (logical, part) in split(blocks, whole) {
+            self.check_log()?;
             if part == (0..whole) {
                 let start = run.as_ref().map_or(logical, |run| run.start);
                 run = Some(start..logical + 1);
@@ -44,6 +45,7 @@ impl Meta {
         if !covered {
             let whole = 0..self.blocks_per_extent();
             for logical in extents {
+                self.check_log()?;
                 self.zero_part(head, logical, whole.clone(), must)?;
             }
             return Ok(());
@@ -94,6 +96,16 @@ impl Meta {
                 count: (blocks.end - blocks.start) as u16,
                 state,
             });
+        }
+    }
+
+    /// Sets any set of blocks of an entry, in one record.
+    pub(super) fn fill_all(&mut self, entry: u32, blocks: &Bits, state: FillState) {
+        for run in blocks.runs(self.blocks_per_extent()) {
+            self.entries.fill(entry, run, state);
+        }
+        if !self.unlogged.contains_key(&entry) {
+            self.append_entry(entry);
         }
     }
 

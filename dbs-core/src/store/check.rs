@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::info::{CheckReport, Finding, Severity};
 use crate::io::{Storage, open as drivers};
 use crate::meta::entries::SPARE_BASE;
+use crate::units::SnapshotId;
 use std::path::Path;
 use std::sync::PoisonError;
 
@@ -83,8 +84,8 @@ impl Inner {
         for id in meta.entries.used().take_while(|id| *id < SPARE_BASE) {
             used += 1;
             let Some((owner, logical)) = meta.entries.owner(id) else { continue };
-            let owner = meta.snapshots().find(|(snapshot, _)| snapshot.0 == owner);
-            if owner.is_none_or(|(_, snapshot)| snapshot.layer.get(logical) != Some(id)) {
+            let owner = meta.try_snapshot(SnapshotId(owner));
+            if owner.is_none_or(|snapshot| snapshot.layer.get(logical) != Some(id)) {
                 find(Severity::Leak, Some(u64::from(id)), "in no layer: space is lost".to_owned());
             }
         }

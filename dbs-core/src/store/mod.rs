@@ -132,6 +132,8 @@ pub(crate) struct Inner {
     work: Mutex<()>,
     superblock: Mutex<Superblock>,
     pub(crate) read_only: bool,
+    /// Extent size; it never changes.
+    pub(crate) extent_bytes: usize,
     /// Why nothing is written any more.
     poison: Mutex<Option<String>>,
     warnings: Mutex<Vec<String>>,
@@ -263,7 +265,7 @@ impl Inner {
             // Background work that is running may be using what would be freed.
             let idle = self.work.try_lock();
             let mut meta = self.meta();
-            let full_log = meta.log.pending_bytes() > meta.log.pending_soft_max();
+            let full_log = meta.log.is_long();
             let reclaimed = idle.is_ok() && meta.reclaim_leaves(64);
             meta.publish();
             (meta.extents.available(), full_log || reclaimed || meta.extents.quarantined() > 0)

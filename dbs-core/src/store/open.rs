@@ -48,10 +48,17 @@ impl Store {
         let named = |error: Error| error.context(path.display());
         let env = SystemEnv::new()?;
         let superblock = recover::read_superblock(&*opened.storage).map_err(named)?.0;
-        let (tail, warning) = open_tail(&options.tail, superblock.uuid, env.knows_boot())?;
+        let wanted = WantedTail {
+            place: &options.tail,
+            uuid: superblock.uuid,
+            store: &opened.place,
+            knows_boot: env.knows_boot(),
+            read_only: options.read_only,
+        };
+        let (tail, warning) = wanted.open()?;
         let store = Self::open_on(opened.storage, tail, Arc::new(env), options.read_only);
         let store = store.map_err(named)?;
-        if let Some(warning) = warning.filter(|_| !options.read_only) {
+        if let Some(warning) = warning {
             store.inner.warn(warning);
         }
         Ok(store)
@@ -137,6 +144,7 @@ impl Store {
             work: Default::default(),
             superblock: superblock.into(),
             read_only,
+            extent_bytes: superblock.geometry.extent_bytes as usize,
             poison: Default::default(),
             warnings: warnings.into(),
         });
@@ -264,22 +272,39 @@ fn write_superblock(storage: &dyn Storage, superblock: &Superblock) -> std::io::
 
 type OpenedTail = (Option<Box<dyn TailMemory>>, Option<String>);
 
-fn open_tail(place: &TailPlace, uuid: [u8; 16], knows_boot: bool) -> Result<OpenedTail> {
-    let directory = match place {
-        TailPlace::None => return Ok((None, None)),
-        TailPlace::Directory(directory) => Some(directory.clone()),
-        TailPlace::Auto => tails::pick_directory(&tails::default_candidates()),
-    };
-    let reason = match directory {
-        None => "no directory on tmpfs for a tail".to_owned(),
-        Some(_) if !knows_boot => "the system does not say which boot this is".to_owned(),
-        Some(directory) => match tails::FileTail::open(&directory, uuid) {
-            Ok(tail) => return Ok((Some(Box::new(tail)), None)),
-            Err(error) if *place == TailPlace::Auto => error.to_string(),
-            Err(error) => return Err(error),
-        },
-    };
-    Ok((None, Some(format!("{reason}: allocating writes commit before they are acknowledged"))))
+struct WantedTail<'a> {
+    place: &'a TailPlace,
+    uuid: [u8; 16],
+    /// Which file or device the store is.
+    store: &'a str,
+    knows_boot: bool,
+    read_only: bool,
+}
+
+impl WantedTail<'_> {
+    /// The tail, or why there is none.
+    fn open(&self) -> Result<OpenedTail> {
+        let directory = match self.place {
+            TailPlace::None => return Ok((None, None)),
+            TailPlace::Directory(directory) => Some(directory.clone()),
+            TailPlace::Auto => tails::pick_directory(&tails::default_candidates()),
+        };
+        if self.read_only {
+            let copy = directory.and_then(|at| tails::TailCopy::read(&at, self.uuid, self.store));
+            return Ok((copy.map(|copy| Box::new(copy) as _), None));
+        }
+        let reason = match directory {
+            None => "no directory on tmpfs for a tail".to_owned(),
+            Some(_) if !self.knows_boot => "the system does not say which boot this is".to_owned(),
+            Some(directory) => match tails::FileTail::open(&directory, self.uuid, self.store) {
+                Ok(tail) => return Ok((Some(Box::new(tail)), None)),
+                Err(error) if *self.place == TailPlace::Auto => error.to_string(),
+                Err(error) => return Err(error),
+            },
+        };
+        let effect = "allocating writes commit before they are acknowledged";
+        Ok((None, Some(format!("{reason}: {effect}"))))
+    }
 }
 
 /// Random bytes as a version 4 uuid.

@@ -107,7 +107,7 @@ fn load_region(
     let most = u64::from(total.min(step)) * BLOCK_BYTES;
     let mut buffers = [(); 2].map(|()| AlignedBuf::zeroed(most as usize));
     let mut first = 0;
-    while first < total {
+    while first < total && !loader.is_hopeless() {
         let count = step.min(total - first);
         let length = count as usize * BLOCK_BYTES as usize;
         let [a, b] = &mut buffers;

@@ -28,6 +28,8 @@ impl Store {
                 .storage
                 .set_size(new.size)
                 .map_err(|error| Error::io(error, "growing the file failed"))?;
+            // The superblock must not promise what a power loss takes away.
+            self.inner.flush_storage()?;
         }
         self.inner.update_superblock(|superblock| superblock.geometry = new)?;
         let mut meta = self.inner.meta();
@@ -92,7 +94,7 @@ impl Inner {
             self.meta().abort_move(&plan);
             return Err(error);
         }
-        self.finish(|meta| meta.finish_move(&plan));
+        self.finish(|meta| meta.finish_move(&plan))?;
         Ok(true)
     }
 

@@ -27,13 +27,16 @@ impl Store {
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = 0;
         while done < steps {
-            let (work, _) = self.inner.step(|meta| meta.next_work())?;
+            let (work, must_commit) = self.inner.step(|meta| meta.next_work())?;
             match work {
                 Work::Idle => break,
                 Work::Stepped => {}
                 Work::Merge(at) => self.inner.merge(at)?,
             }
             done += 1;
+            if must_commit {
+                self.inner.commit()?;
+            }
             self.inner.commit_if_long()?;
         }
         if done < steps {
@@ -95,7 +98,7 @@ impl Inner {
     pub(super) fn commit_if_long(&self) -> Result<()> {
         let long = {
             let meta = self.meta();
-            meta.log.pending_bytes() > meta.log.pending_soft_max()
+            meta.log.is_long()
         };
         if long { self.commit() } else { Ok(()) }
     }
@@ -111,13 +114,12 @@ impl Inner {
             meta.plan_merge(at)
         };
         if sabotage::is(Bug::MergeBeforeFlush) {
-            self.finish(|meta| meta.finish_merge(&plan));
+            self.finish(|meta| meta.finish_merge(&plan))?;
             self.commit()?;
             return self.copy(&plan.copies);
         }
         self.copy(&plan.copies)?;
-        self.finish(|meta| meta.finish_merge(&plan));
-        Ok(())
+        self.finish(|meta| meta.finish_merge(&plan))
     }
 
     fn flatten_extent(&self, volume: VolumeId, layer: SnapshotId, logical: u32) -> Result<()> {
@@ -134,16 +136,19 @@ impl Inner {
         self.meta().fence.end(fence);
         self.wake();
         copied?;
-        self.finish(|meta| meta.finish_flatten(&plan));
-        Ok(())
+        self.finish(|meta| meta.finish_flatten(&plan))
     }
 
-    /// Applies the outcome of a background step.
-    pub(super) fn finish(&self, apply: impl FnOnce(&mut crate::meta::Meta)) {
-        let mut meta = self.meta();
-        apply(&mut meta);
-        // Whoever sees the result as durable commits first: nothing was acknowledged here.
-        meta.publish();
+    /// Applies the outcome of a background step. Where no tail keeps its records they are
+    /// committed before anybody can write in place to what they moved: such a write needs no
+    /// record of its own, and must not be lost with them.
+    pub(super) fn finish(&self, apply: impl FnOnce(&mut crate::meta::Meta)) -> Result<()> {
+        let must_commit = {
+            let mut meta = self.meta();
+            apply(&mut meta);
+            meta.publish()
+        };
+        if must_commit { self.commit() } else { Ok(()) }
     }
 
     /// Copies within the data region, and waits for it.
