@@ -60,13 +60,25 @@ impl Target {
             }
             Self::Idle(store) => {
                 let value = api::execute(store, request, &mut |p| meter.update(p.done, p.total))?;
+                drop(meter);
                 if request.leaves_work() {
-                    drop(meter);
-                    reclaim(context, store)?;
+                    self.settle(context)?;
                 }
                 Ok(value)
             }
             Self::Old(image) => old::execute(image, request),
+        }
+    }
+
+    /// Does the background work that a command has left on an open store; a server does that in
+    /// its own time.
+    ///
+    /// # Errors
+    /// Those of the store; `Interrupted`, with the command itself done.
+    pub fn settle(&self, context: &Context) -> Result<()> {
+        match self {
+            Self::Idle(store) => reclaim(context, store),
+            Self::Served(_) | Self::Old(_) => Ok(()),
         }
     }
 

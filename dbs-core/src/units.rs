@@ -102,7 +102,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
     if !fraction.is_empty() {
         let scale = 10u128.pow(fraction.len() as u32);
         let part = fraction.parse::<u128>().map_err(|_| invalid())? * unit;
-        if part % scale != 0 && shift == 0 {
+        if !part.is_multiple_of(scale) && shift == 0 {
             return Err(invalid());
         }
         bytes += part / scale;

@@ -189,7 +189,7 @@ impl Volume {
     }
 
     fn check_range(&self, offset: u64, length: u64) -> Result<()> {
-        if offset % SECTOR_BYTES != 0 || length % SECTOR_BYTES != 0 {
+        if !offset.is_multiple_of(SECTOR_BYTES) || !length.is_multiple_of(SECTOR_BYTES) {
             return Err(Error::invalid(format!(
                 "offset {offset} and length {length} must be multiples of 512"
             )));
@@ -384,7 +384,7 @@ impl Inner {
 }
 
 fn is_whole(bytes: u64) -> bool {
-    bytes % BLOCK_BYTES == 0
+    bytes.is_multiple_of(BLOCK_BYTES)
 }
 
 fn blocks_of(offset: u64, length: u64) -> Range<u64> {

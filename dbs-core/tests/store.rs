@@ -1,4 +1,5 @@
 //! The store end to end on real files, through the public API.
+#![allow(clippy::unwrap_used)]
 
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, TailPlace};

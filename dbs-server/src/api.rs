@@ -2,7 +2,9 @@
 //!
 //! The command line runs [`execute`] on a store it opened itself, or sends the same [`Request`] to
 //! the server that owns the store, which runs the same function: so both behave alike. Results are
-//! the types of [`dbs_core::info`] and of this module, as JSON; `docs/json.md` lists them.
+//! the types of [`dbs_core::info`] and of this module, as JSON; `docs/json.md` lists them. The
+//! member `usage` of volumes and snapshots takes a walk over every layer: only `show` and lists that
+//! ask for it have it.
 
 mod run;
 
@@ -48,7 +50,7 @@ pub enum Request {
         steps: u64,
     },
 
-    /// All volumes: array of `VolumeInfo`, without the member `usage` unless asked for.
+    /// All volumes: array of `VolumeInfo`.
     #[serde(rename = "volume.list")]
     VolumeList {
         /// Whether to compute the space of each, which walks every layer.
@@ -180,8 +182,7 @@ pub enum Request {
         #[serde(default)]
         system: bool,
     },
-    /// Snapshots of a volume, oldest first: array of `SnapshotInfo`, without the member `usage`
-    /// unless asked for.
+    /// Snapshots of a volume, oldest first: array of `SnapshotInfo`.
     #[serde(rename = "snapshot.list")]
     SnapshotList {
         /// Volume.

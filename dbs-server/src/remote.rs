@@ -236,12 +236,14 @@ fn failed(error: io::Error, spec: &str) -> Error {
         .context(spec)
 }
 
-/// Gives the items of a list without usage an empty one, so that they read as their type.
+/// Gives volumes and snapshots without usage an empty one, so that they read as their type.
 pub fn fill_usage(value: &mut Value) {
-    let none = serde_json::to_value(Usage::default()).unwrap_or_default();
-    for item in value.as_array_mut().into_iter().flatten() {
-        if let Some(object) = item.as_object_mut().filter(|object| object.contains_key("uuid")) {
-            object.entry("usage").or_insert_with(|| none.clone());
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(fill_usage),
+        Value::Object(item) if item.contains_key("created_ns") => {
+            let none = || serde_json::to_value(Usage::default()).unwrap_or_default();
+            item.entry("usage").or_insert_with(none);
         }
+        _ => {}
     }
 }

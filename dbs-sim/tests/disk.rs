@@ -222,10 +222,10 @@ fn the_same_seed_does_the_same() {
         for i in 0..100u64 {
             let buf = vec![i as u8; 512 * rng.usize(1..20)];
             disk.write_at(rng.u64(0..1000) * 512, &buf).unwrap();
-            if i % 10 == 0 {
+            if i.is_multiple_of(10) {
                 disk.discard(rng.u64(0..100) * 4096, 65536).unwrap();
             }
-            if i % 33 == 0 {
+            if i.is_multiple_of(33) {
                 disk.flush().unwrap();
             }
         }

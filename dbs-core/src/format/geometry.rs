@@ -152,7 +152,7 @@ impl Geometry {
         let journal = options
             .journal_size
             .unwrap_or((size / 256).clamp(256 << 10, 64 << 20) / BLOCK_BYTES * BLOCK_BYTES);
-        if journal % BLOCK_BYTES != 0
+        if !journal.is_multiple_of(BLOCK_BYTES)
             || !(limits::JOURNAL_MIN_BYTES..=limits::JOURNAL_MAX_BYTES).contains(&journal)
         {
             return Err(Error::invalid("journal size: 128 KiB to 256 MiB, a multiple of 4 KiB"));
@@ -218,7 +218,7 @@ impl Geometry {
     pub fn validate(&self) -> Result<()> {
         let corrupt = |what: &str| Error::corrupt(format!("superblock: {what}"));
         check_extent_bytes(self.extent_bytes).map_err(|_| corrupt("impossible extent size"))?;
-        if self.size > limits::STORE_MAX_BYTES || self.size % BLOCK_BYTES != 0 {
+        if self.size > limits::STORE_MAX_BYTES || !self.size.is_multiple_of(BLOCK_BYTES) {
             return Err(corrupt("impossible store size"));
         }
         if self.volumes == 0
@@ -245,7 +245,8 @@ impl Geometry {
                 }
                 _ => region.length / BLOCK_BYTES / 2 >= u64::from(self.needed_blocks(kind)),
             };
-            let aligned = region.offset % BLOCK_BYTES == 0 && region.length % BLOCK_BYTES == 0;
+            let aligned = region.offset.is_multiple_of(BLOCK_BYTES)
+                && region.length.is_multiple_of(BLOCK_BYTES);
             let region_end = region.offset.checked_add(region.length).unwrap_or(u64::MAX);
             if !fits || !aligned || region.offset < end || region_end > self.size {
                 return Err(corrupt(&format!("impossible place of the {} region", kind.name())));

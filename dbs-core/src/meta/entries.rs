@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(entries.state(3, 59), FillState::Data);
         assert_eq!(entries.state(3, 60), FillState::Zero);
         assert_eq!(entries.data_bits(3).count(), 50);
-        assert_eq!(entries.data_bits(3).runs(256).collect::<Vec<_>>(), [10..60]);
+        assert!(entries.data_bits(3).runs(256).eq(std::iter::once(10..60)));
         entries.fill(3, 0..256, FillState::Data);
         assert_eq!(entries.slab_free.len(), 1, "a full extent keeps no bitmaps");
         entries.fill(3, 5..6, FillState::Absent);

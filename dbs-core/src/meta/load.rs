@@ -513,7 +513,7 @@ impl Loader {
             let size = slot.size.get();
             let sane = super::names::check("volume", name).is_ok()
                 && size != 0
-                && size % SECTOR_BYTES == 0
+                && size.is_multiple_of(SECTOR_BYTES)
                 && size <= VOLUME_MAX_BYTES
                 && index < self.geometry.volumes as usize
                 && slot.flags.get() == 0;

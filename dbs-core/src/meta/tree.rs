@@ -424,7 +424,7 @@ fn encode_labels(with: &Labels) -> Result<Vec<u8>> {
 }
 
 fn check_size(size: u64) -> Result<()> {
-    if size == 0 || size % SECTOR_BYTES != 0 || size > VOLUME_MAX_BYTES {
+    if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > VOLUME_MAX_BYTES {
         return Err(Error::invalid(format!(
             "volume size {size}: a multiple of 512 bytes up to 64 TiB"
         )));

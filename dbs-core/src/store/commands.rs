@@ -318,7 +318,9 @@ impl Store {
         let to = find(&meta, volume, to)?;
         let from = from.map(|name| find(&meta, volume, Some(name))).transpose()?;
         let size = meta.snapshot(to).size;
-        if offset % SECTOR_BYTES != 0 || offset.checked_add(length).is_none_or(|end| end > size) {
+        if !offset.is_multiple_of(SECTOR_BYTES)
+            || offset.checked_add(length).is_none_or(|end| end > size)
+        {
             return Err(Error::invalid(format!("range {offset}+{length} is outside {size} bytes")));
         }
         let blocks = offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES);

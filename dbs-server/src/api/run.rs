@@ -1,7 +1,7 @@
 //! Runs a request on an open store.
 
 use super::{Deleted, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
-use dbs_core::info::{Labels, MapRange};
+use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use serde::Serialize;
@@ -40,10 +40,10 @@ pub fn execute(
         R::VolumeTrim => trim(store, progress),
         R::VolumeList { usage } => list(&store.volumes(*usage), *usage),
         R::VolumeShow { volume } => json(&store.volume_info(volume)?),
-        R::VolumeCreate { volume, size } => json(&store.create_volume(volume, *size)?),
+        R::VolumeCreate { volume, size } => without_usage(&store.create_volume(volume, *size)?),
         R::VolumeRename { volume, new } => {
             store.rename_volume(volume, new)?;
-            json(&store.volume_info(new)?)
+            without_usage(&find_volume(store, new)?)
         }
         R::VolumeResize { volume, size, shrink } => resize(store, volume, *size, *shrink),
         R::VolumeDelete { volume } => {
@@ -51,11 +51,11 @@ pub fn execute(
             json(&Deleted { deleted: volume.clone() })
         }
         R::VolumeClone { volume, snapshot, new } => {
-            json(&store.clone_volume(volume, snapshot, new)?)
+            without_usage(&store.clone_volume(volume, snapshot, new)?)
         }
         R::VolumeFlatten { volume } => {
             store.flatten(volume, &mut |done, total| progress(Progress { done, total }))?;
-            json(&store.volume_info(volume)?)
+            without_usage(&find_volume(store, volume)?)
         }
         R::VolumeChildren { volume, snapshot } => {
             json(&store.children(volume, snapshot.as_deref())?)
@@ -76,13 +76,13 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
     match request {
         R::SnapshotCreate { volume, snapshot, labels, system } => {
             let options = SnapshotOptions { labels: labels.clone(), system: *system };
-            json(&store.create_snapshot(volume, snapshot, &options)?)
+            without_usage(&store.create_snapshot(volume, snapshot, &options)?)
         }
         R::SnapshotList { volume, usage } => list(&store.snapshots(volume, *usage)?, *usage),
         R::SnapshotShow { volume, snapshot } => json(&store.snapshot_info(volume, snapshot)?),
         R::SnapshotRename { volume, snapshot, new } => {
             store.rename_snapshot(volume, snapshot, new)?;
-            json(&store.snapshot_info(volume, new)?)
+            without_usage(&find_snapshot(store, volume, new)?)
         }
         R::SnapshotDelete { volume, snapshot } => {
             store.delete_snapshot(volume, snapshot)?;
@@ -90,7 +90,7 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
         }
         R::SnapshotRollback { volume, snapshot } => {
             store.rollback(volume, snapshot)?;
-            json(&store.volume_info(volume)?)
+            without_usage(&find_volume(store, volume)?)
         }
         R::SnapshotProtect { volume, snapshot } => protect(store, volume, snapshot, true),
         R::SnapshotUnprotect { volume, snapshot } => protect(store, volume, snapshot, false),
@@ -106,15 +106,30 @@ fn json(value: &impl Serialize) -> Result<Value> {
         .map_err(|e| Error::new(ErrorKind::Io, format!("encoding a result as JSON: {e}")))
 }
 
-/// A list whose `usage` members say something only if they were asked for.
-fn list(items: &impl Serialize, usage: bool) -> Result<Value> {
-    let mut list = json(items)?;
-    if !usage {
-        for item in list.as_array_mut().into_iter().flatten() {
-            item.as_object_mut().map(|object| object.remove("usage"));
-        }
-    }
-    Ok(list)
+/// A list whose items have a `usage` only if it was asked for.
+fn list(items: &[impl Serialize], usage: bool) -> Result<Value> {
+    let item = |item| if usage { json(item) } else { without_usage(item) };
+    items.iter().map(item).collect::<Result<Vec<_>>>().map(Value::Array)
+}
+
+/// A volume or snapshot whose usage was not computed.
+fn without_usage(item: &impl Serialize) -> Result<Value> {
+    let mut item = json(item)?;
+    item.as_object_mut().map(|object| object.remove("usage"));
+    Ok(item)
+}
+
+/// A volume without its usage, which takes a walk over every layer.
+fn find_volume(store: &Store, name: &str) -> Result<VolumeInfo> {
+    let found = store.volumes(false).into_iter().find(|volume| volume.name == name);
+    // The store has the right words for what is not there.
+    found.map_or_else(|| store.volume_info(name), Ok)
+}
+
+/// A snapshot without its usage.
+fn find_snapshot(store: &Store, volume: &str, name: &str) -> Result<SnapshotInfo> {
+    let found = store.snapshots(volume, false)?.into_iter().find(|item| item.name == name);
+    found.map_or_else(|| store.snapshot_info(volume, name), Ok)
 }
 
 fn spec(volume: &str, snapshot: Option<&str>) -> String {
@@ -155,7 +170,7 @@ fn trim(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Val
 }
 
 fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value> {
-    let old = store.volume_info(volume)?.size;
+    let old = find_volume(store, volume)?.size;
     if size < old && !shrink {
         return Err(Error::invalid(format!(
             "volume {volume} has {old} bytes: resizing it to {size} destroys what lies beyond; \
@@ -163,12 +178,12 @@ fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value>
         )));
     }
     store.resize_volume(volume, size)?;
-    json(&store.volume_info(volume)?)
+    without_usage(&find_volume(store, volume)?)
 }
 
 fn protect(store: &Store, volume: &str, snapshot: &str, protected: bool) -> Result<Value> {
     store.set_protected(volume, snapshot, protected)?;
-    json(&store.snapshot_info(volume, snapshot)?)
+    without_usage(&find_snapshot(store, volume, snapshot)?)
 }
 
 fn label(
@@ -179,11 +194,11 @@ fn label(
     remove: &[String],
 ) -> Result<Value> {
     let _one_at_a_time = LABELS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut labels = store.snapshot_info(volume, snapshot)?.labels;
+    let mut labels = find_snapshot(store, volume, snapshot)?.labels;
     labels.retain(|key, _| !remove.contains(key));
     labels.extend(set.clone());
     store.set_labels(volume, snapshot, &labels)?;
-    json(&store.snapshot_info(volume, snapshot)?)
+    without_usage(&find_snapshot(store, volume, snapshot)?)
 }
 
 /// Start and end of the part asked for, cut to the size.
@@ -212,8 +227,8 @@ fn diff(
     length: Option<u64>,
 ) -> Result<Value> {
     let size = match to {
-        Some(snapshot) => store.snapshot_info(volume, snapshot)?.size,
-        None => store.volume_info(volume)?.size,
+        Some(snapshot) => find_snapshot(store, volume, snapshot)?.size,
+        None => find_volume(store, volume)?.size,
     };
     let (mut start, end) = bounds(size, offset, length);
     let mut answer = Ranges::default();

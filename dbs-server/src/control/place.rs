@@ -31,8 +31,7 @@ pub fn socket_path(runtime_dir: &Path, uuid: &str) -> PathBuf {
 /// # Errors
 /// `NotFound`, `Corrupt` if it is no store, `Io`.
 pub fn store_uuid(path: &Path) -> Result<String> {
-    // Until dbs-core exposes `store::peek_uuid`.
-    Err(Error::unsupported(format!("{}: reading a locked store's uuid", path.display())))
+    dbs_core::store::peek_uuid(path).map(|uuid| uuid_text(&uuid))
 }
 
 /// A uuid in the usual 8-4-4-4-12 form.

@@ -1,0 +1,39 @@
+# What one needs every day; anything longer than a few lines is in scripts/.
+CARGO ?= cargo
+PREFIX ?= /usr/local
+# make run
+DATA ?= dbs-data
+PORT ?= 10809
+# make soak: how long, in either unit
+HOURS ?=
+SECONDS ?= 3600
+
+.PHONY: build run test deny soak man install clean
+
+build:
+	$(CARGO) build --release --locked -p dbs-cli
+
+# Serves a store of its own in dbs-data/ until Ctrl-C; the next run continues with it.
+run: build
+	@scripts/run.sh target/release/dbs "$(DATA)" "$(PORT)"
+
+test:
+	@scripts/test.sh
+
+# Licences, advisories and sources of all dependencies. Compiles cargo-deny the first time.
+deny:
+	@scripts/deny.sh install
+
+# kill -9 of a loaded server, and simulated crashes, for as long as you like.
+soak:
+	@scripts/soak.sh $(if $(HOURS),$$(( $(HOURS) * 3600 )),$(SECONDS))
+
+man: build
+	target/release/dbs man target/man
+
+install: man
+	@scripts/install.sh target/release/dbs target/man "$(DESTDIR)$(PREFIX)"
+
+# What was built. The store in dbs-data/ is yours: it stays.
+clean:
+	$(CARGO) clean

@@ -1,0 +1,53 @@
+//! `dbs volume export`.
+
+use crate::context::Context;
+use crate::progress::Unit;
+use crate::spec::Spec;
+use clap::Args;
+use dbs_core::{Error, Result, format_size};
+use dbs_server::transfer::{export_path, export_stream};
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+
+/// Write a volume or snapshot as a raw image.
+#[derive(Debug, Args)]
+pub struct Export {
+    /// VOLUME, or VOLUME@SNAPSHOT
+    spec: Spec,
+    /// A new file, `-` for the standard output; what holds no data becomes a hole
+    file: PathBuf,
+    /// Overwrite an existing file or block device
+    #[arg(long)]
+    force: bool,
+}
+
+impl Export {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let to_stdout = self.file.as_os_str() == "-";
+        refuse_terminal(to_stdout)?;
+        context.stop.on_signals()?;
+        let copied = context.with(false, |target| {
+            let volume = target.open_spec(&self.spec.to_string())?;
+            let mut meter = context.meter("exporting", Unit::Bytes);
+            let mut progress = |done, total| meter.update(done, total);
+            if to_stdout {
+                export_stream(&*volume, io::stdout().lock(), &mut progress)
+            } else {
+                export_path(&*volume, &self.file, self.force, &mut progress)
+            }
+        })?;
+        if to_stdout {
+            return Ok(());
+        }
+        let (size, data) = (format_size(copied.length), format_size(copied.data));
+        context.done(&copied, &format!("exported {}, {size}, {data} of data", self.spec))
+    }
+}
+
+/// Binary data on a terminal is never what was meant.
+pub fn refuse_terminal(to_stdout: bool) -> Result<()> {
+    if to_stdout && io::stdout().is_terminal() {
+        return Err(Error::invalid("the standard output is a terminal: name a file or pipe it on"));
+    }
+    Ok(())
+}

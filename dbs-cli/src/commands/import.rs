@@ -1,0 +1,125 @@
+//! `dbs volume import`.
+
+use crate::context::{Context, typed};
+use crate::progress::Unit;
+use crate::spec;
+use crate::target::Target;
+use clap::Args;
+use dbs_core::info::VolumeInfo;
+use dbs_core::units::SECTOR_BYTES;
+use dbs_core::{Error, Result, format_size};
+use dbs_server::api::Request;
+use dbs_server::transfer::{Copied, import_file, import_stream};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::path::PathBuf;
+
+/// Size of a volume while it is filled from a pipe whose length nobody knows.
+const UNKNOWN_SIZE_BYTES: u64 = 16 << 40;
+
+/// Create a volume from a raw image.
+#[derive(Debug, Args)]
+pub struct Import {
+    /// Name of the new volume
+    name: String,
+    /// A file or block device, `-` for the standard input
+    file: PathBuf,
+    /// Size of the volume, at least that of the image; by default just that
+    #[arg(long, value_parser = spec::size)]
+    size: Option<u64>,
+}
+
+/// The image.
+enum Source {
+    File(File),
+    Pipe,
+}
+
+impl Import {
+    pub fn run(self, context: &Context) -> Result<()> {
+        // Before anything is made in the store.
+        let (source, length) = self.open()?;
+        context.stop.on_signals()?;
+        let size = self.size.or(length).unwrap_or(UNKNOWN_SIZE_BYTES);
+        let (value, copied) = context.with(true, |target| {
+            let create = Request::VolumeCreate { volume: self.name.clone(), size };
+            target.call(context, &create)?;
+            let filled = self.fill(context, target, &source, length.is_some());
+            match filled {
+                Ok(copied) => Ok((self.finish(context, target, &copied, length)?, copied)),
+                Err(error) => {
+                    let delete = Request::VolumeDelete { volume: self.name.clone() };
+                    match target.call(context, &delete) {
+                        Ok(_) => Err(error),
+                        Err(kept) => Err(error.context(format!(
+                            "the incomplete volume {} could not be deleted ({kept})",
+                            self.name
+                        ))),
+                    }
+                }
+            }
+        })?;
+        let volume: VolumeInfo = typed(value.clone())?;
+        let (size, data) = (format_size(volume.size), format_size(copied.data));
+        context.done(&value, &format!("imported volume {}, {size}, {data} of data", self.name))
+    }
+
+    fn open(&self) -> Result<(Source, Option<u64>)> {
+        if self.file.as_os_str() == "-" {
+            return Ok((Source::Pipe, None));
+        }
+        let name = self.file.display();
+        let failed = |e: io::Error| match e.kind() {
+            io::ErrorKind::NotFound => Error::not_found(format!("{name}: no such file")),
+            _ => Error::io(e, format!("opening {name}")),
+        };
+        let mut file = File::open(&self.file).map_err(failed)?;
+        if file.metadata().map_err(failed)?.is_dir() {
+            return Err(Error::invalid(format!("{name} is a directory")));
+        }
+        // A named pipe cannot be sought: it is read to its end like the standard input.
+        let Ok(length) = file.seek(SeekFrom::End(0)) else {
+            return Err(Error::invalid(format!(
+                "{name} is no file or block device; use `- < {name}`"
+            )));
+        };
+        file.rewind().map_err(failed)?;
+        if length == 0 {
+            return Err(Error::invalid(format!("{name} is empty")));
+        }
+        Ok((Source::File(file), Some(length.next_multiple_of(SECTOR_BYTES))))
+    }
+
+    fn fill(
+        &self,
+        context: &Context,
+        target: &Target,
+        source: &Source,
+        known: bool,
+    ) -> Result<Copied> {
+        let volume = target.open_spec(&self.name)?;
+        let mut meter = context.meter("importing", Unit::Bytes);
+        let mut progress =
+            |done, total| meter.update(done, if known || self.size.is_some() { total } else { 0 });
+        match source {
+            Source::File(file) => import_file(file, &*volume, &mut progress),
+            Source::Pipe => import_stream(io::stdin(), &*volume, &mut progress),
+        }
+    }
+
+    /// Gives a volume from a pipe the size of what came.
+    fn finish(
+        &self,
+        context: &Context,
+        target: &Target,
+        copied: &Copied,
+        length: Option<u64>,
+    ) -> Result<serde_json::Value> {
+        let volume = self.name.clone();
+        if self.size.is_some() || length.is_some() {
+            return target.call(context, &Request::VolumeShow { volume });
+        }
+        let size = copied.length.max(SECTOR_BYTES);
+        target.call(context, &Request::VolumeResize { volume, size, shrink: true })
+    }
+}

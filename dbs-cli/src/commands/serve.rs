@@ -1,0 +1,153 @@
+//! `dbs serve`.
+
+use crate::context::Context;
+use crate::exit;
+use crate::output::{print, print_json};
+use crate::spec;
+use clap::Args;
+use dbs_core::{Error, Result};
+use dbs_server::log;
+use dbs_server::nbd::{Listen, TlsConfig};
+use dbs_server::serve::{ServeOptions, Serving};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::ffi::{OsStr, OsString};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Serve the store's volumes over NBD, until SIGINT or SIGTERM.
+///
+/// Exports are `VOLUME`, and `VOLUME@SNAPSHOT` for reading; the empty name means the only volume.
+/// Meanwhile every dbs command on this store is answered by the server. A second signal ends it at
+/// once, which is safe.
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Listen for NBD clients: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    nbd: Vec<Listen>,
+    /// Open the store for reading; all exports are read-only
+    #[arg(long)]
+    read_only: bool,
+    /// Certificate chain (PEM): NBD clients must use TLS
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Certificates of those who may sign a client's (PEM): clients must have one
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
+    /// A further control socket, beside the one in the runtime directory
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Threads that execute NBD requests
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: u16,
+    /// How long a change may stay uncommitted if nobody flushes
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = spec::duration)]
+    commit_interval: Duration,
+}
+
+impl Serve {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some(
+                TlsConfig::load(cert, key, self.tls_ca.as_deref())
+                    .map_err(|e| Error::invalid(format!("TLS: {e}")))?,
+            ),
+            _ => None,
+        };
+        let options = ServeOptions {
+            store: context.store()?.to_owned(),
+            open: context.open_options(self.read_only),
+            nbd: self.nbd,
+            tls,
+            workers: usize::from(self.workers),
+            runtime_dir: context.runtime_dir(),
+            control: self.control,
+            commit_interval: self.commit_interval,
+        };
+        // Before the store is opened, so that no signal ends the process while it is open.
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io(e, "watching for signals"))?;
+        let serving = Serving::start(&options)?;
+        announce(context, &serving)?;
+        let signal = signals.forever().next().unwrap_or(SIGTERM);
+        log::info("stopping", &[("signal", &signal)]);
+        notify("STOPPING=1");
+        exit_on_next(signals)?;
+        serving.stop().map_err(|e| e.context("closing the store"))?;
+        log::info("stopped", &[]);
+        Ok(())
+    }
+}
+
+/// Tells where clients can connect: on the standard output, in the log and to systemd.
+fn announce(context: &Context, serving: &Serving) -> Result<()> {
+    let control: Vec<_> = serving.control().map(|path| path.display().to_string()).collect();
+    let nbd: Vec<_> = serving.nbd().iter().map(ToString::to_string).collect();
+    let info = serving.store().info();
+    for warning in &info.warnings {
+        log::warn("store", &[("warning", warning)]);
+    }
+    log::info(
+        "ready",
+        &[
+            ("store", &context.store()?.display()),
+            ("uuid", &info.uuid),
+            ("driver", &info.driver),
+            ("tail", &info.tail),
+            ("read_only", &info.read_only),
+            ("nbd", &nbd.join(",")),
+            ("control", &control.join(",")),
+            ("pid", &std::process::id()),
+        ],
+    );
+    if context.json {
+        print_json(&json!({ "control": control, "nbd": nbd }))?;
+    } else if !context.quiet {
+        let lines = control.iter().map(|path| format!("control {path}\n"));
+        let nbd = nbd.iter().map(|address| format!("nbd {address}\n"));
+        print(&lines.chain(nbd).collect::<String>())?;
+    }
+    notify("READY=1");
+    Ok(())
+}
+
+/// A second signal ends the process at once; the store survives that.
+fn exit_on_next(mut signals: Signals) -> Result<()> {
+    std::thread::Builder::new()
+        .name("dbs-signals".to_owned())
+        .spawn(move || {
+            if signals.forever().next().is_some() {
+                std::process::exit(i32::from(exit::INTERRUPTED));
+            }
+        })
+        .map(drop)
+        .map_err(|e| Error::io(e, "starting the signal thread"))
+}
+
+/// Tells systemd, if it wants to know (`Type=notify`).
+fn notify(state: &str) {
+    let Some(place) = std::env::var_os("NOTIFY_SOCKET").filter(|place| !place.is_empty()) else {
+        return;
+    };
+    let sent = address(&place).and_then(|address| {
+        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
+    });
+    if let Err(e) = sent {
+        log::warn("notify", &[("error", &e)]);
+    }
+}
+
+/// A path, or with `@` in front a name in the abstract namespace.
+fn address(place: &OsString) -> std::io::Result<SocketAddr> {
+    match place.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(OsStr::from_bytes(place.as_bytes())),
+    }
+}

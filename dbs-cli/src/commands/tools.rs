@@ -1,0 +1,44 @@
+//! What belongs to the command itself: completions and manual pages.
+
+use crate::args::Cli;
+use crate::context::Context;
+use crate::output::print;
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+use dbs_core::{Error, Result};
+use std::path::PathBuf;
+
+/// Print the completion script of a shell.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// Shell
+    shell: Shell,
+}
+
+impl Completions {
+    pub fn run(self) -> Result<()> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "dbs", &mut script);
+        print(&String::from_utf8_lossy(&script))
+    }
+}
+
+/// Write the manual pages, one for each command.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Directory, which is made if absent
+    directory: PathBuf,
+}
+
+impl Man {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let failed =
+            |e| Error::io(e, format!("writing manual pages to {}", self.directory.display()));
+        std::fs::create_dir_all(&self.directory).map_err(failed)?;
+        let command = Cli::command().disable_help_subcommand(true);
+        clap_mangen::generate_to(command, &self.directory).map_err(failed)?;
+        let directory = self.directory.display().to_string();
+        let message = format!("wrote the manual pages to {directory}");
+        context.done(&serde_json::json!({ "directory": directory }), &message)
+    }
+}

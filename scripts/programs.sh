@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# programs.sh: installs the programs that tests use, as root on Debian and its kin; else says what
+# is missing. Tests that lack theirs are skipped, and say so.
+set -euo pipefail
+
+# program:package
+programs="fio:fio nbdkit:nbdkit nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdsh:python3-libnbd
+    qemu-img:qemu-utils qemu-nbd:qemu-utils mke2fs:e2fsprogs mkfs.xfs:xfsprogs losetup:mount
+    jq:jq"
+
+missing=() packages=()
+for pair in $programs; do
+    # Some live in /sbin, which users may not have in their path.
+    if ! PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null; then
+        missing+=("${pair%%:*}")
+        packages+=("${pair##*:}")
+    fi
+done
+if [ ${#missing[@]} -eq 0 ]; then
+    exit 0
+fi
+echo "missing programs: ${missing[*]}"
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "tests that need them will be skipped; to run them: apt-get install ${packages[*]}"
+    exit 0
+fi
+echo "installing with apt-get: ${packages[*]}"
+export DEBIAN_FRONTEND=noninteractive
+if ! { apt-get update -q && apt-get install -qy --no-install-recommends "${packages[@]}"; }; then
+    echo "apt-get failed: tests that need ${missing[*]} will be skipped"
+fi
