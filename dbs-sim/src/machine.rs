@@ -224,7 +224,7 @@ impl Machine {
         if matches!(fate, Fate::Images(_)) {
             let settled = Outcomes::settled(&self.model);
             let disk = self.disk.fork();
-            self.images_of(&disk, 4, &settled, rng)?;
+            self.images_of(&disk, 2 * self.images_each, &settled, rng)?;
         }
         Ok(())
     }

@@ -160,8 +160,8 @@ pub fn run(case: &Case, kind: Kind, config: &Config) -> Result<Stats, String> {
     Err(format!("{:?} makes more than {CHANGES_MAX} changes", case.command))
 }
 
-/// Cuts power at the `first` change of one command and, after recovery, at the `second` of the
-/// next one, for every pair of moments: recovery must not rely on what it has not yet repaired.
+/// Cuts power at each change of one command and, after recovery, during the next ones, with the
+/// journal filled more and more: what recovery relied on must not be lost while it is repaired.
 ///
 /// # Errors
 /// What must not be, with the changes it happened at.
@@ -169,21 +169,21 @@ pub fn run_twice(config: &Config) -> Result<Stats, String> {
     let case = Case { prepare: Vec::new(), command: Op::Flush };
     let (base, _) = prepare(&case, config)?;
     let mut stats = Stats::default();
-    for (first, second) in (1..10).flat_map(|first| (1..16).map(move |second| (first, second))) {
-        let seed = config.seed << 16 | first << 8 | second;
+    let labels = |labels| Op::SetLabels { vol: 0, snap: 0, labels };
+    for (first, filled) in (1..10).flat_map(|first| (1..8).map(move |filled| (first, filled))) {
+        let seed = config.seed << 16 | first << 8 | filled;
         let mut machine = base.thaw()?;
         machine.images_each = IMAGES_EACH;
         // Metadata is written back only when the journal fills.
-        for labels in 200..206 {
-            let op = Op::SetLabels { vol: 0, snap: 0, labels };
-            machine.step(&Step { op, fate: Fate::Calm, seed })?;
-        }
-        let commands = [
+        let fill = (0..filled).map(|_| (labels(203), Fate::Calm));
+        let commands = fill.chain([
             (Op::Protect { vol: 0, snap: 1, on: true }, Fate::PowerLossAt(first)),
-            (Op::ResizeVolume { vol: 2, sectors: 401 }, Fate::Images([second, second + 1])),
-        ];
+            (Op::ResizeVolume { vol: 2, sectors: 401 }, Fate::Images([1, 2])),
+            (labels(203), Fate::Images([2, 3])),
+            (Op::Protect { vol: 0, snap: 2, on: true }, Fate::Images([3, 4])),
+        ]);
         for (op, fate) in commands {
-            let what = format!("power lost at {first}, then {fate:?} of {op:?}");
+            let what = format!("{filled} groups, power lost at {first}, then {fate:?} of {op:?}");
             machine.step(&Step { op, fate, seed }).map_err(|e| format!("{what}: {e}"))?;
         }
         stats += machine.stats;
