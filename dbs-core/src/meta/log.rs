@@ -204,7 +204,7 @@ impl Log {
     pub fn start_write_back(&mut self, key: BlockKey, first: u64, image: Vec<u8>, lsn: u64) {
         self.in_pipeline.insert(key);
         let careless = u32::from(sabotage::is(Bug::OverwriteGoodCopy));
-        let start = self.trusted.remove(&key).map_or(0, |good| 1 - good ^ careless);
+        let start = self.trusted.remove(&key).map_or(0, |good| (1 - good) ^ careless);
         self.pipeline.push(WriteBack { key, image, lsn, first, start, written: 0, durable: 0 });
     }
 
