@@ -34,6 +34,9 @@ pub const JOURNAL_MIN_BYTES: u64 = 32 * BLOCK_BYTES;
 /// Largest journal: it is read whole at open.
 pub const JOURNAL_MAX_BYTES: u64 = 256 << 20;
 
+/// Highest sequence number: far out of reach, so that adding to one never overflows.
+pub const SEQUENCE_MAX: u64 = 1 << 62;
+
 /// Metadata blocks written back by one commit when the journal is not short of space.
 pub const WRITEBACK_BLOCKS: usize = 256;
 /// Metadata blocks written back by one commit when it is: bounds the memory of their images.

@@ -243,7 +243,10 @@ impl Geometry {
                         && region.length % self.extent_bytes == 0
                         && region.length / self.extent_bytes <= u64::from(self.extents_max)
                 }
-                _ => region.length / BLOCK_BYTES / 2 >= u64::from(self.needed_blocks(kind)),
+                _ => {
+                    region.length.is_multiple_of(2 * BLOCK_BYTES)
+                        && region.length / BLOCK_BYTES / 2 >= u64::from(self.needed_blocks(kind))
+                }
             };
             let aligned = region.offset.is_multiple_of(BLOCK_BYTES)
                 && region.length.is_multiple_of(BLOCK_BYTES);

@@ -1,26 +1,50 @@
-//! Journal groups: the records of one commit, in consecutive sealed blocks of the ring.
+//! Journal groups: the records of one commit, in consecutive sealed blocks of the ring. Each
+//! sector of a block ends with a stamp of its own: a write torn by a crash leaves whole sectors,
+//! old or new, while damage breaks a sector. So the last group, which nothing else vouches for,
+//! is not given up as torn when it is damaged.
 
-use super::block::{self, BLOCK, BlockKind, PAYLOAD_BYTES};
+use super::block::{self, BLOCK, BlockFault, BlockHeader, BlockKind, HEADER_BYTES};
+use crate::limits::SEQUENCE_MAX;
 use crate::sabotage::{self, Bug};
 use std::collections::BTreeMap;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// Bytes of a sector, the unit that is written whole or not at all.
+const SECTOR: usize = 512;
+/// Bytes of a sector in front of its stamp.
+const CONTENT: usize = SECTOR - size_of::<Stamp>();
+/// Bytes of records in a journal block.
+pub const GROUP_BLOCK_BYTES: usize = BLOCK / SECTOR * CONTENT - HEADER_BYTES;
+
+/// End of each sector of a journal block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Stamp {
+    /// Low half of the group's sequence.
+    pub sequence: U32,
+    /// CRC32C of the sector up to here.
+    pub crc: U32,
+}
+
 /// What each block of a group says of it, in its header's `extra`. The sequence is its LSN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-struct GroupExtra {
+pub struct GroupExtra {
     /// This block's place in the group.
-    index: U32,
+    pub index: U32,
     /// Blocks in the group.
-    count: U32,
+    pub count: U32,
     /// CRC32C of the group's whole payload: parts of two groups never make one.
-    crc: U32,
+    pub crc: U32,
     /// Bytes of that payload.
-    bytes: U32,
+    pub bytes: U32,
     /// Session that wrote it.
-    session: U64,
+    pub session: U64,
 }
+
+const _: () = assert!(size_of::<GroupExtra>() == 24);
+const _: () = assert!(size_of::<Stamp>() == 8);
 
 /// A complete group found in the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,14 +66,31 @@ pub struct Scan {
     pub groups: BTreeMap<u64, Group>,
     /// Highest sequence of any intact block, complete or not; 0 if there is none.
     pub newest_seen: u64,
-    /// Blocks that are neither intact nor blank nor another store's.
-    pub damaged: Vec<u32>,
+    /// Blocks that are not intact for another reason than a torn write.
+    pub damaged: Vec<Damaged>,
+}
+
+/// A block of the ring with a broken sector, or one written for another place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damaged {
+    /// Its place in the ring.
+    pub position: u32,
+    /// Low halves of the sequences that its intact sectors are stamped with.
+    stamps: Vec<u32>,
+}
+
+impl Damaged {
+    /// Whether part of it was written as part of this group.
+    #[must_use]
+    pub fn is_of(&self, sequence: u64) -> bool {
+        self.stamps.contains(&(sequence as u32))
+    }
 }
 
 /// Blocks a payload of this length needs.
 #[must_use]
 pub fn blocks_for(payload_bytes: usize) -> u32 {
-    payload_bytes.div_ceil(PAYLOAD_BYTES).max(1) as u32
+    payload_bytes.div_ceil(GROUP_BLOCK_BYTES).max(1) as u32
 }
 
 /// The sealed blocks of a group, to be written at `address` in one write.
@@ -63,11 +104,10 @@ pub fn encode(
 ) -> Vec<u8> {
     let count = blocks_for(payload.len());
     let crc = crc32c::crc32c(payload);
-    let mut out = vec![0; count as usize * BLOCK];
-    for (index, block) in out.chunks_exact_mut(BLOCK).enumerate() {
-        let start = index * PAYLOAD_BYTES;
-        let part = &payload[start.min(payload.len())..(start + PAYLOAD_BYTES).min(payload.len())];
-        block[BLOCK - PAYLOAD_BYTES..][..part.len()].copy_from_slice(part);
+    let mut out = Vec::with_capacity(count as usize * BLOCK);
+    for index in 0..count as usize {
+        let start = index * GROUP_BLOCK_BYTES;
+        let end = (start + GROUP_BLOCK_BYTES).min(payload.len());
         let extra = GroupExtra {
             index: (index as u32).into(),
             count: count.into(),
@@ -77,10 +117,67 @@ pub fn encode(
         };
         let mut bytes = [0; 24];
         bytes.copy_from_slice(extra.as_bytes());
+        let mut block = spread(&payload[start.min(end)..end]);
         let at = address + (index * BLOCK) as u64;
-        block::seal(block, BlockKind::Journal, store, at, sequence, bytes);
+        block::seal(&mut block, BlockKind::Journal, store, at, sequence, bytes);
+        block.chunks_exact_mut(SECTOR).for_each(|sector| stamp(sector, sequence));
+        out.extend_from_slice(&block);
     }
     out
+}
+
+/// A block whose sectors hold these records, header and stamps still zero.
+fn spread(records: &[u8]) -> [u8; BLOCK] {
+    let mut block = [0; BLOCK];
+    let mut rest = records;
+    let mut skip = HEADER_BYTES;
+    for sector in block.chunks_exact_mut(SECTOR) {
+        let (part, after) = rest.split_at(rest.len().min(CONTENT - skip));
+        sector[skip..][..part.len()].copy_from_slice(part);
+        (rest, skip) = (after, 0);
+    }
+    block
+}
+
+/// The records of a block, as [`spread`] put them there.
+fn gather(block: &[u8]) -> Vec<u8> {
+    let sectors = block.chunks_exact(SECTOR).map(|sector| &sector[..CONTENT]);
+    sectors.collect::<Vec<_>>().concat().split_off(HEADER_BYTES)
+}
+
+fn stamp(sector: &mut [u8], sequence: u64) {
+    let (content, end) = sector.split_at_mut(CONTENT);
+    let crc = crc32c::crc32c_append(crc32c::crc32c(content), &(sequence as u32).to_le_bytes());
+    let stamp = Stamp { sequence: (sequence as u32).into(), crc: crc.into() };
+    end.copy_from_slice(stamp.as_bytes());
+}
+
+/// The sequence a sector is stamped with; `None` if the sector is broken.
+fn stamped(sector: &[u8]) -> Option<u32> {
+    let (stamp, end) = Stamp::read_from_suffix(sector).map(|(rest, stamp)| (stamp, rest)).ok()?;
+    let crc = crc32c::crc32c_append(crc32c::crc32c(end), stamp.sequence.as_bytes());
+    (crc == stamp.crc.get()).then_some(stamp.sequence.get())
+}
+
+/// Checks a block as [`block::open`] does, its stamps aside.
+fn open(block: &[u8], store: &[u8; 16], address: u64) -> Result<BlockHeader, BlockFault> {
+    let mut bare = [0; BLOCK];
+    bare.copy_from_slice(block);
+    bare.chunks_exact_mut(SECTOR).for_each(|sector| sector[CONTENT..].fill(0));
+    block::open(&bare, BlockKind::Journal, store, address)
+}
+
+/// What is wrong with a block that is not intact, if it is more than a torn write.
+fn examine(block: &[u8], position: u32, fault: BlockFault) -> Option<Damaged> {
+    let mut stamps = Vec::new();
+    let mut broken = fault == BlockFault::Address;
+    for sector in block.chunks_exact(SECTOR).filter(|s| s.iter().any(|byte| *byte != 0)) {
+        match stamped(sector) {
+            Some(sequence) => stamps.push(sequence),
+            None => broken = true,
+        }
+    }
+    broken.then_some(Damaged { position, stamps })
 }
 
 /// Finds every complete group in the bytes of a ring that starts at `address`.
@@ -90,15 +187,14 @@ pub fn scan(ring: &[u8], store: &[u8; 16], address: u64) -> Scan {
     let mut headers = Vec::new();
     for (position, block) in ring.chunks_exact(BLOCK).enumerate() {
         let at = address + (position * BLOCK) as u64;
-        let header = match block::open(block, BlockKind::Journal, store, at) {
+        let header = match open(block, store, at) {
+            Ok(header) if header.lsn.get() > SEQUENCE_MAX => None,
             Ok(header) => {
                 scan.newest_seen = scan.newest_seen.max(header.lsn.get());
                 GroupExtra::read_from_bytes(&header.extra).ok().map(|e| (header.lsn.get(), e))
             }
             Err(fault) => {
-                if matches!(fault, block::BlockFault::Checksum | block::BlockFault::Address) {
-                    scan.damaged.push(position as u32);
-                }
+                scan.damaged.extend(examine(block, position as u32, fault));
                 None
             }
         };
@@ -120,7 +216,7 @@ fn assemble(
     let (sequence, first) = (*headers.get(position)?)?;
     let count = first.count.get() as usize;
     let bytes = first.bytes.get() as usize;
-    if first.index.get() != 0 || count == 0 || bytes > count * PAYLOAD_BYTES {
+    if first.index.get() != 0 || count == 0 || bytes > count * GROUP_BLOCK_BYTES {
         return None;
     }
     let mut payload = Vec::new();
@@ -130,7 +226,7 @@ fn assemble(
         if *headers.get(position + index)? != Some((sequence, expected)) && !careless {
             return None;
         }
-        payload.extend_from_slice(block::payload(&ring[(position + index) * BLOCK..][..BLOCK]));
+        payload.extend_from_slice(&gather(&ring[(position + index) * BLOCK..][..BLOCK]));
     }
     payload.truncate(bytes);
     if crc32c::crc32c(&payload) != first.crc.get() && !careless {
@@ -162,7 +258,32 @@ mod tests {
         ring[BLOCK + 100] ^= 1;
         let found = scan(&ring, &store, 4096);
         assert_eq!(found.groups.keys().copied().collect::<Vec<_>>(), [6]);
-        assert_eq!(found.damaged, [1]);
+        assert_eq!(found.damaged.iter().map(|d| d.position).collect::<Vec<_>>(), [1]);
+        assert!(found.damaged[0].is_of(5) && !found.damaged[0].is_of(6));
+    }
+
+    #[test]
+    fn torn_writes_and_damage_are_told_apart() {
+        let store = [9; 16];
+        let old = encode(&[1; 3000], 5, 1, &store, 0);
+        let new = encode(&[2; 3000], 6, 1, &store, 0);
+        for before in [vec![0; BLOCK], old] {
+            for written in 0..256u32 {
+                let mut torn = before.clone();
+                for sector in (0..8).filter(|sector| written >> sector & 1 == 1) {
+                    let range = sector * SECTOR..(sector + 1) * SECTOR;
+                    torn[range.clone()].copy_from_slice(&new[range]);
+                }
+                assert!(scan(&torn, &store, 0).damaged.is_empty(), "sectors {written:#b}");
+            }
+        }
+        for byte in 0..BLOCK {
+            let mut rotten = new.clone();
+            rotten[byte] ^= 0x10;
+            let found = scan(&rotten, &store, 0);
+            let detected = found.damaged.first().is_some_and(|damaged| damaged.is_of(6));
+            assert!(detected || found.groups.contains_key(&6), "byte {byte}");
+        }
     }
 
     #[test]

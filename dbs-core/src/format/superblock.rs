@@ -3,6 +3,7 @@
 
 use super::geometry::{Geometry, Region, RegionKind};
 use crate::error::{Error, Result};
+use crate::limits::SEQUENCE_MAX;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -170,6 +171,9 @@ impl Superblock {
                 "store uses features this version does not know (mask {:#x}); use a newer dbs",
                 bytes.incompat.get()
             )));
+        }
+        if bytes.sequence.get().max(bytes.clean_sequence.get()) > SEQUENCE_MAX {
+            return Err(Error::corrupt("superblock: impossible sequence"));
         }
         let mut regions = [Region::default(); 7];
         for (region, (entry, kind)) in

@@ -173,6 +173,11 @@ impl Allocator {
         self.free.count() + self.unpunched.len() as u32
     }
 
+    /// The id behind the last one in quarantine; 0 if there is none.
+    pub fn quarantine_end(&self) -> u32 {
+        self.quarantine.iter().map(|item| item.id + 1).max().unwrap_or(0)
+    }
+
     /// Ids in quarantine.
     pub fn quarantined(&self) -> u32 {
         self.quarantine.len() as u32

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::block::{self, BlockFault};
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::journal::Scan;
-use crate::format::record::Record;
+use crate::format::record::{FillState, Record};
 use crate::format::slots::{
     self, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SNAPSHOT_LABELLED, SnapshotSlot,
     VolumeSlot,
@@ -61,6 +61,8 @@ pub struct Loader {
     /// Of blocks whose copies differ, the copy that was chosen.
     trusted: Vec<((RegionKind, u32), u32)>,
     tail: Vec<Vec<u8>>,
+    /// Entries whose owner does not exist: freed, so that no later owner of the slot inherits them.
+    leaked: Vec<u32>,
     /// The session that ended without closing, if one did.
     pub last_session: Option<LastSession>,
     /// Blocks read.
@@ -90,6 +92,7 @@ impl Loader {
             dirty: BTreeSet::new(),
             trusted: Vec::new(),
             tail: Vec::new(),
+            leaked: Vec::new(),
             last_session: None,
             blocks_read: 0,
         };
@@ -119,6 +122,7 @@ impl Loader {
         if let Some(group) = scan.groups.get(&newest) {
             self.head = group.position + group.blocks;
         }
+        self.judge_damaged(&scan, newest.max(self.durable));
         if newest <= self.durable {
             // Closed in good order: nothing in the journal is needed.
             if scan.newest_seen > self.durable + 1 {
@@ -175,6 +179,22 @@ impl Loader {
     /// Whether so much is wrong that there is no use in looking on.
     pub fn is_hopeless(&self) -> bool {
         self.findings.len() >= FINDINGS_MAX
+    }
+
+    /// Tells damage of what may have been the last group from damage of what is not needed. A
+    /// group that a crash kept from being complete has no broken sector.
+    fn judge_damaged(&mut self, scan: &Scan, last: u64) {
+        for damaged in &scan.damaged {
+            if damaged.is_of(last + 1) {
+                let text = format!(
+                    "commit group {} is damaged and was the last one: what it made durable is lost",
+                    last + 1
+                );
+                self.corrupt(RegionKind::Journal, Some(damaged.position), &text);
+            } else {
+                self.note(RegionKind::Journal, damaged.position, "damaged");
+            }
+        }
     }
 
     /// Last durable group.
@@ -425,6 +445,13 @@ impl Loader {
             Some(index) => (RegionKind::Spares, index),
             None => (RegionKind::Extents, id),
         };
+        let capacity = match region {
+            RegionKind::Spares => self.geometry.spares,
+            _ => self.geometry.extents_max,
+        };
+        if index >= capacity {
+            return None;
+        }
         if !self.due(region, index, sequence)? {
             return Some(());
         }
@@ -443,7 +470,9 @@ impl Loader {
             }
             Record::Fill { start, count, state, .. } => {
                 let end = u32::from(start) + u32::from(count);
-                let usable = self.entries.owner(id).is_some() && self.entries.run(id) == 0;
+                let spare_data = region == RegionKind::Spares && state == FillState::Data;
+                let usable =
+                    self.entries.owner(id).is_some() && self.entries.run(id) == 0 && !spare_data;
                 if !usable || end > self.geometry.blocks_per_extent() {
                     return None;
                 }
@@ -548,7 +577,11 @@ impl Loader {
             let unnamed = name == Some("");
             let volume = slot.volume.get() as usize;
             let has_volume = volume != 0 && volumes.get(volume - 1).is_some_and(Option::is_some);
+            let size = slot.size.get();
             let sane = slot.used == 1
+                && size != 0
+                && size.is_multiple_of(SECTOR_BYTES)
+                && size <= VOLUME_MAX_BYTES
                 && flags & !SNAPSHOT_FLAGS == 0
                 && !(head && deleted)
                 && (if head || deleted { unnamed } else { named })
@@ -629,17 +662,19 @@ impl Loader {
         for start in (0..parents.len()).filter(|index| used[*index]) {
             let mut path = Vec::new();
             let mut at = start;
+            let mut ends = false;
             while state[at] == 0 {
                 state[at] = 1;
                 path.push(at);
                 match parents[at] as usize {
-                    0 => break,
-                    parent if parent <= parents.len() => at = parent - 1,
-                    _ => break,
+                    parent if (1..=parents.len()).contains(&parent) => at = parent - 1,
+                    _ => {
+                        ends = true;
+                        break;
+                    }
                 }
             }
-            let looped = state[at] == 1 && path.last() != Some(&at);
-            if looped {
+            if !ends && state[at] == 1 {
                 self.corrupt(RegionKind::Snapshots, Some(start as u32), "its parents form a loop");
             }
             path.into_iter().for_each(|index| state[index] = 2);
@@ -717,9 +752,10 @@ impl Loader {
                     region: region.name().to_owned(),
                     index: Some(u64::from(index)),
                     message: format!(
-                        "owned by snapshot slot {owner}, which is free: space is lost"
+                        "owned by snapshot slot {owner}, which is free: a writer frees it"
                     ),
                 });
+                self.leaked.push(id);
                 continue;
             };
             let layer = &mut snapshot.layer;
@@ -738,13 +774,14 @@ impl Loader {
     }
 
     fn assemble(
-        self,
+        mut self,
         volumes: Vec<Option<Volume>>,
         names: HashMap<String, VolumeId>,
         snapshots: Vec<Option<Snapshot>>,
         (session, boot): (u64, [u8; 16]),
     ) -> (Meta, Vec<Finding>) {
         let geometry = self.geometry;
+        self.leaked.iter().for_each(|id| self.entries.release(*id));
         let free_slots = |capacity: u32, used: &dyn Fn(usize) -> bool| {
             let mut free = FreeSet::default();
             (0..capacity).filter(|slot| !used(*slot as usize)).for_each(|slot| free.insert(slot));
@@ -798,6 +835,7 @@ impl Loader {
             spares,
             unlogged: HashMap::new(),
             next_extent: 0,
+            tree_group: self.durable + 1,
             marks: self.marks,
             group_marks: self.durable_marks,
             room: self.marks,
@@ -815,6 +853,7 @@ impl Loader {
                 meta.append(&record);
             }
         }
+        self.leaked.iter().for_each(|id| meta.append(&Record::Free { entry: *id }));
         (meta, self.findings)
     }
 

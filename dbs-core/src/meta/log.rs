@@ -123,7 +123,7 @@ impl Log {
 
     /// Records of the next group above which operations should commit first.
     pub fn pending_soft_max(&self) -> usize {
-        self.ring.blocks as usize / 16 * crate::format::PAYLOAD_BYTES
+        self.ring.blocks as usize / 16 * crate::format::journal::GROUP_BLOCK_BYTES
     }
 
     /// Whether the next group, with what writes in flight will add, is as long as it may get.
@@ -252,6 +252,9 @@ impl Log {
     /// Group `sequence`, whose header announces `checkpoint`, is durable.
     pub fn group_durable(&mut self, sequence: u64, checkpoint: u64) {
         self.durable = sequence;
+        if let Some(tail) = &mut self.tail {
+            tail.group_durable(sequence);
+        }
         self.ring.release(checkpoint);
     }
 

@@ -134,6 +134,8 @@ pub struct Meta {
     unlogged: HashMap<u32, Option<u32>>,
     /// Next extent to prefer, so that neighbours stay adjacent.
     next_extent: u32,
+    /// Group with the last change that took a snapshot out of somebody's sight.
+    tree_group: u64,
     /// Valid metadata blocks by [`RegionKind::mark`].
     marks: [u32; 4],
     /// The marks when the last group was taken.
@@ -229,6 +231,13 @@ impl Meta {
     /// Byte offset of a block of a data extent.
     pub fn address(&self, entry: u32, block: u32) -> u64 {
         self.geometry.extent_address(DeviceExtent(entry)) + u64::from(block) * BLOCK_BYTES
+    }
+
+    /// The extent behind the last one that is in use, was when a crash happens now, or may still
+    /// be read: the data region must not end before it.
+    pub fn extents_end(&self) -> u32 {
+        let last = self.entries.used().take_while(|id| *id < SPARE_BASE).last();
+        last.map_or(0, |last| last + 1).max(self.extents.quarantine_end())
     }
 
     /// High-water marks.

@@ -28,6 +28,9 @@ pub struct Tail {
     /// Group whose records are appended now.
     group: u64,
     used: usize,
+    /// Last group of which records are missing here, while it is not durable. Later records may
+    /// build on those, so that none is taken until it is.
+    missing: Option<u64>,
 }
 
 impl Tail {
@@ -37,7 +40,7 @@ impl Tail {
         // The key goes last: a half-made tail belongs to nobody.
         bytes[..HEADER_BYTES].fill(0);
         compiler_fence(Ordering::SeqCst);
-        let mut tail = Self { memory, group, used: 0 };
+        let mut tail = Self { memory, group, used: 0, missing: None };
         tail.reset_half(group + 1, 0);
         tail.reset_half(group, group);
         let bytes = tail.memory.bytes_mut();
@@ -51,11 +54,27 @@ impl Tail {
         tail
     }
 
-    /// Appends records of the current group; `false` if they do not fit (commit first).
+    /// Appends records of the current group; `false` if they do not fit or records before them
+    /// did not (commit first).
     pub fn append(&mut self, records: &[u8]) -> bool {
         if sabotage::is(Bug::SkipTail) {
             return true;
         }
+        let appended = self.missing.is_none() && self.append_frame(records);
+        if !appended {
+            self.missing = Some(self.group);
+        }
+        appended
+    }
+
+    /// A group is durable: nobody needs its records here any more.
+    pub fn group_durable(&mut self, sequence: u64) {
+        if self.missing.is_some_and(|group| group <= sequence) {
+            self.missing = None;
+        }
+    }
+
+    fn append_frame(&mut self, records: &[u8]) -> bool {
         let used = self.used;
         let half = half_mut(self.memory.bytes_mut(), self.group);
         let Some(room) = half.get_mut(HALF_HEADER_BYTES + used..) else { return false };
@@ -202,6 +221,25 @@ mod tests {
         let fits = (0..100).take_while(|_| tail.append(&batch)).count();
         assert_eq!(fits, 7);
         tail.next_group();
+        tail.group_durable(1);
         assert!(tail.append(&batch));
+    }
+
+    #[test]
+    fn no_records_follow_missing_ones() {
+        let mut shared = memory();
+        let mut tail = Tail::start(Box::new(shared.clone()), &KEY, 1);
+        assert!(tail.append(b"first"));
+        assert!(!tail.append(&[7; 40_000]));
+        assert!(!tail.append(b"fits, but builds on what is missing"));
+        tail.next_group();
+        assert!(!tail.append(b"group 1 is not durable"));
+        assert_eq!(replay(&mut shared, &KEY, 0).unwrap(), [b"first".to_vec()]);
+        tail.group_durable(1);
+        assert!(!tail.append(b"records of group 2 are missing too"));
+        tail.next_group();
+        tail.group_durable(2);
+        assert!(tail.append(b"third"));
+        assert_eq!(replay(&mut shared, &KEY, 2).unwrap(), [b"third".to_vec()]);
     }
 }

@@ -205,18 +205,25 @@ impl Meta {
         (all, alone)
     }
 
-    /// Which of a parent's blocks are seen through a child by anything that counts.
+    /// Which of a parent's blocks are seen through a child by anything that counts. With a stack
+    /// of its own: chains are as long as the snapshot table.
     fn seen(&self, id: SnapshotId, logical: u32, blocks: Bits, scope: Scope) -> Bits {
-        let snapshot = self.snapshot(id);
-        let (data, zero) = self.held(id, logical);
-        let left = blocks.without(&data).without(&zero);
-        if left.is_empty() || scope.counts(id, snapshot) {
-            return left;
+        let mut seen = Bits::default();
+        let mut open = vec![(id, blocks)];
+        while let Some((id, blocks)) = open.pop() {
+            let snapshot = self.snapshot(id);
+            let (data, zero) = self.held(id, logical);
+            let left = blocks.without(&data).without(&zero).without(&seen);
+            if left.is_empty() {
+                continue;
+            }
+            if scope.counts(id, snapshot) {
+                seen = seen.or(&left);
+            } else {
+                open.extend(snapshot.children.iter().map(|child| (SnapshotId(*child), left)));
+            }
         }
-        let children = snapshot.children.iter();
-        children.fold(Bits::default(), |seen, child| {
-            seen.or(&self.seen(SnapshotId(*child), logical, left, scope))
-        })
+        seen
     }
 
     fn extents_of(&self, snapshot: &Snapshot) -> u64 {

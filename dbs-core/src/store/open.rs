@@ -76,6 +76,12 @@ impl Store {
         storage.allocate(journal.offset, journal.length).map_err(failed)?;
         let zeros = vec![0; SUPERBLOCK_REGION_BYTES as usize];
         storage.write_at(0, &zeros).map_err(failed)?;
+        // What the device held before must not look like a damaged group.
+        let zeros = vec![0; journal.length.min(1 << 20) as usize];
+        for at in (0..journal.length).step_by(zeros.len()) {
+            let part = (journal.length - at).min(zeros.len() as u64) as usize;
+            storage.write_at(journal.offset + at, &zeros[..part]).map_err(failed)?;
+        }
         storage.flush().map_err(failed)?;
         let superblock = Superblock {
             uuid: as_uuid(env.random()),
@@ -132,7 +138,9 @@ impl Store {
         let (meta, findings) = loader.finish(session, env.boot_id())?;
         notes.extend(findings);
         warnings.extend(notes.iter().map(|f| format!("{}: {}", f.region, f.message)));
-        let damaged_superblock = notes.iter().any(|f| f.region == "superblock");
+        let superblocks = notes.iter().filter(|f| f.region == "superblock");
+        let damaged: Vec<_> =
+            superblocks.filter_map(|f| f.index).map(|block| block * BLOCK_BYTES).collect();
         let inner = Arc::new(Inner {
             storage,
             env,
@@ -149,7 +157,7 @@ impl Store {
             warnings: warnings.into(),
         });
         if !read_only {
-            inner.begin_session(tail, damaged_superblock)?;
+            inner.begin_session(tail, &damaged)?;
         }
         debug_assert!(notes.iter().all(|f| f.severity != Severity::Corrupt));
         Ok(Self { inner })
@@ -178,11 +186,9 @@ impl Inner {
     fn begin_session(
         &self,
         tail: Option<Box<dyn TailMemory>>,
-        damaged_superblock: bool,
+        damaged_superblocks: &[u64],
     ) -> Result<()> {
-        if damaged_superblock {
-            self.update_superblock(|_| {})?;
-        }
+        self.heal_superblock(damaged_superblocks)?;
         self.commit_once(WriteBack::Session)?;
         if self.meta().journal_short() {
             self.empty_journal()?;
@@ -240,7 +246,22 @@ impl Inner {
         Ok(())
     }
 
-    /// Changes the superblock, all copies of it.
+    /// Writes the copies of the superblock that are not good again, and only those: there may be
+    /// no more than one good one, and a torn write of it would leave none.
+    fn heal_superblock(&self, damaged: &[u64]) -> Result<()> {
+        let superblock = *self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+        for address in damaged {
+            let written = self.storage.write_at(*address, &superblock.encode(*address));
+            written.and_then(|()| self.storage.flush()).map_err(|error| {
+                self.poison("writing the superblock failed");
+                Error::io(error, "writing the superblock failed")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Changes the superblock, all copies of it, each of which is good: [`Inner::heal_superblock`]
+    /// came first.
     pub(super) fn update_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let mut superblock = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut new = *superblock;

@@ -25,7 +25,11 @@ pub(super) fn read_superblock(storage: &dyn Storage) -> Result<(Superblock, Vec<
     for address in [0, SUPERBLOCK_SECOND, end] {
         found.push((address, read_copy(storage, address)?));
     }
-    let best = found.iter().filter_map(|(_, copy)| copy.as_ref().ok()).max_by_key(|s| s.sequence);
+    // The first good copy says which store this is: the last block of a device that grew may hold
+    // a copy that an earlier store left there.
+    let good = || found.iter().filter_map(|(_, copy)| copy.as_ref().ok());
+    let identity = good().next().map(|first| first.uuid);
+    let best = good().filter(|s| Some(s.uuid) == identity).max_by_key(|s| s.sequence);
     let Some(best) = best.copied() else {
         return Err(found.swap_remove(0).1.err().unwrap_or_else(|| Error::corrupt("superblock")));
     };
@@ -45,6 +49,7 @@ pub(super) fn read_superblock(storage: &dyn Storage) -> Result<(Superblock, Vec<
         .into_iter()
         .filter_map(|(address, copy)| match copy {
             Ok(copy) if copy == best => None,
+            Ok(copy) if copy.uuid != best.uuid => Some((address, "of another store".to_owned())),
             Ok(_) => Some((address, "older than the others".to_owned())),
             Err(error) => Some((address, error.to_string())),
         })

@@ -106,8 +106,7 @@ impl Inner {
         let (old, used) = {
             let mut meta = self.meta();
             meta.release_freed();
-            let last = meta.entries.used().take_while(|id| *id < SPARE_BASE).last();
-            (meta.geometry, last.map_or(0, |last| last + 1))
+            (meta.geometry, meta.extents_end())
         };
         let size = old.region(RegionKind::Data).offset
             + u64::from(used.max(1)) * old.extent_bytes
@@ -118,8 +117,8 @@ impl Inner {
         let new = old.resized(size)?;
         {
             let mut meta = self.meta();
-            if meta.entries.used().take_while(|id| *id < SPARE_BASE).any(|id| id >= used.max(1)) {
-                // Somebody wrote meanwhile: leave the end to them.
+            if meta.extents_end() > used.max(1) {
+                // Somebody wrote or freed meanwhile: leave the end to them.
                 return Ok(old.size);
             }
             meta.extents.withdraw(new.data_extents()..old.data_extents());
