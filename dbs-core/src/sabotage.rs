@@ -9,7 +9,7 @@ pub enum Bug {
     SkipDataFlush = 1,
     /// A commit returns without flushing its journal group.
     SkipGroupFlush,
-    /// The checksum over a whole journal group is not compared.
+    /// Neither the checksum over a whole journal group nor its later blocks' headers are compared.
     IgnoreGroupChecksum,
     /// A freed extent is reused before its freeing is durable.
     ReuseFreedEarly,

@@ -157,6 +157,7 @@ impl Machine {
         };
         let died = self.disk.stopped();
         self.hit = fate.was_hit(&self.disk.counts());
+        self.stats.disturbed += u64::from(self.hit);
         match (&result, &expected) {
             (Ok(()), Ok(())) => {
                 after.acknowledge(op);

@@ -206,6 +206,10 @@ impl Model {
         for (name, volume) in &mut self.volumes {
             let old = before.volumes.get(name).filter(|v| v.id == volume.id);
             volume.head.alternatives_from(old.map(|v| &v.head));
+            for (name, snapshot) in &mut volume.snapshots {
+                let old = old.and_then(|v| v.snapshots.get(name));
+                snapshot.content.alternatives_from(old.map(|s| &s.content));
+            }
         }
         self
     }

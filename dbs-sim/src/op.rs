@@ -158,11 +158,12 @@ pub fn snapshot_name(snap: u8) -> String {
     format!("s{snap}")
 }
 
-/// Labels that follow from a number: none for 0, more and longer ones for larger numbers.
+/// Labels that follow from a number: none for 0, more and longer ones for larger numbers,
+/// up to more than one metadata block holds.
 #[must_use]
 pub fn labels(number: u8) -> dbs_core::info::Labels {
     (0..number % 4)
-        .map(|i| (format!("key{i}"), "x".repeat(usize::from(number) * (1 + usize::from(i)))))
+        .map(|i| (format!("key{i}"), "x".repeat(usize::from(number) * 4 * (1 + usize::from(i)))))
         .collect()
 }
 

@@ -48,6 +48,8 @@ pub struct Stats {
     pub images: u64,
     /// Times the history's own store was opened.
     pub opens: u64,
+    /// Steps that met their fate.
+    pub disturbed: u64,
     /// Commands and writes that the store refused for lack of space.
     pub no_space: u64,
 }
@@ -57,6 +59,7 @@ impl std::ops::AddAssign for Stats {
         self.steps += other.steps;
         self.images += other.images;
         self.opens += other.opens;
+        self.disturbed += other.disturbed;
         self.no_space += other.no_space;
     }
 }

@@ -253,7 +253,7 @@ fn compare_contents(model: &Model, found: &Contents, allow: Allow) -> Result<(),
         let Some(content) = model.content(name, snap.as_deref()) else {
             return Err(format!("{name} {snap:?} is not in the model"));
         };
-        let older = allow == Allow::Older && snap.is_none();
+        let older = allow == Allow::Older;
         for (i, (block, tags)) in content.blocks().iter().zip(tags).enumerate() {
             if !block.allows(tags, older) {
                 let snap = snap.as_deref().map_or(String::new(), |s| format!("@{s}"));

@@ -85,6 +85,21 @@ impl Meta {
         Some(Group { sequence, address, bytes, checkpoint })
     }
 
+    /// Captures every dirty block as of the last group, with no group of its own, and seals the
+    /// copies to write.
+    ///
+    /// # Panics
+    /// If records are pending: the blocks would include what is not durable.
+    pub fn capture_durable(&mut self) -> Copies {
+        assert_eq!(self.log.pending_bytes(), 0, "nothing is pending");
+        let lsn = self.log.durable;
+        for (key, first) in self.log.pick_dirty(usize::MAX) {
+            let image = self.image(key.0, key.1);
+            self.log.start_write_back(key, first, image, lsn);
+        }
+        self.copies_due()
+    }
+
     /// The device was flushed after everything written so far: seals the copies due next.
     pub fn flushed(&mut self) -> Copies {
         self.log.write_backs_flushed();

@@ -58,6 +58,8 @@ pub struct Loader {
     durable: u64,
     head: u32,
     dirty: BTreeSet<(RegionKind, u32)>,
+    /// Of blocks whose copies differ, the copy that was chosen.
+    trusted: Vec<((RegionKind, u32), u32)>,
     tail: Vec<Vec<u8>>,
     /// The session that ended without closing, if one did.
     pub last_session: Option<LastSession>,
@@ -86,6 +88,7 @@ impl Loader {
             durable: superblock.clean_sequence,
             head: 0,
             dirty: BTreeSet::new(),
+            trusted: Vec::new(),
             tail: Vec::new(),
             last_session: None,
             blocks_read: 0,
@@ -313,6 +316,7 @@ impl Loader {
         copies: [&'a [u8]; 2],
     ) -> Option<(u64, &'a [u8])> {
         let mut best: Option<(u64, &[u8])> = None;
+        let mut chosen = 0;
         let mut seen = Vec::new();
         for (copy, bytes) in copies.into_iter().enumerate() {
             let address = self.geometry.block_address(region, index, copy as u32);
@@ -322,6 +326,7 @@ impl Loader {
                     seen.push(Ok(lsn));
                     if best.is_none_or(|(newest, _)| lsn > newest) {
                         best = Some((lsn, bytes));
+                        chosen = copy as u32;
                     }
                 }
                 Err(fault) => seen.push(Err(fault)),
@@ -334,6 +339,7 @@ impl Loader {
         }
         // One copy is older, torn or rotten: what a crash leaves, or damage. Both are healed.
         self.dirty.insert((region, index));
+        self.trusted.push(((region, index), chosen));
         for (copy, fault) in seen.into_iter().enumerate() {
             if let Err(fault) = fault
                 && best.is_some()
@@ -773,6 +779,9 @@ impl Loader {
         let mut log = Log::new(self.durable, session, Ring::new(ring_blocks, live, self.head));
         for key in self.dirty {
             log.mark_dirty_since(key, self.checkpoint + 1);
+        }
+        for (key, copy) in self.trusted {
+            log.trust_copy(key, copy);
         }
         let mut meta = Meta {
             geometry,

@@ -22,6 +22,8 @@ pub struct WriteBack {
     pub lsn: u64,
     /// First group it needs until it is durable twice.
     first: u64,
+    /// The copy to write first: never the only good one.
+    start: u32,
     /// Copies written so far.
     written: u32,
     /// Copies durable so far.
@@ -48,6 +50,8 @@ pub struct Log {
     /// Blocks being written back.
     pub pipeline: Vec<WriteBack>,
     in_pipeline: HashSet<BlockKey>,
+    /// Blocks of which recovery trusted one copy more, and which.
+    trusted: HashMap<BlockKey, u32>,
     ring: Ring,
 }
 
@@ -67,6 +71,7 @@ impl Log {
             dirty_order: BTreeSet::new(),
             pipeline: Vec::new(),
             in_pipeline: HashSet::new(),
+            trusted: HashMap::new(),
             ring,
         }
     }
@@ -154,6 +159,12 @@ impl Log {
         }
     }
 
+    /// Notes that only this copy of a block is good, or that it is the newer one: the other one
+    /// is written first, as a torn write of this one would leave none.
+    pub fn trust_copy(&mut self, key: BlockKey, copy: u32) {
+        self.trusted.insert(key, copy);
+    }
+
     /// Last group that no block needs any more.
     pub fn checkpoint(&self) -> u64 {
         if sabotage::is(Bug::ReleaseJournalEarly) {
@@ -192,7 +203,8 @@ impl Log {
     /// Starts the write-back of a block picked with [`Log::pick_dirty`].
     pub fn start_write_back(&mut self, key: BlockKey, first: u64, image: Vec<u8>, lsn: u64) {
         self.in_pipeline.insert(key);
-        self.pipeline.push(WriteBack { key, image, lsn, first, written: 0, durable: 0 });
+        let start = self.trusted.remove(&key).map_or(0, |good| 1 - good);
+        self.pipeline.push(WriteBack { key, image, lsn, first, start, written: 0, durable: 0 });
     }
 
     /// All copies written so far are durable now; blocks with two are done.
@@ -217,10 +229,10 @@ impl Log {
                 continue;
             }
             if item.written == item.durable {
-                due.push((item.key, item.written, index));
+                due.push((item.key, item.start ^ item.written, index));
             }
             if both && item.written == 0 {
-                due.push((item.key, 1, index));
+                due.push((item.key, item.start ^ 1, index));
             }
         }
         due
@@ -240,6 +252,11 @@ impl Log {
     pub fn group_durable(&mut self, sequence: u64, checkpoint: u64) {
         self.durable = sequence;
         self.ring.release(checkpoint);
+    }
+
+    /// The superblock says that no group is needed any more.
+    pub fn release_journal(&mut self) {
+        self.ring.release(self.durable);
     }
 
     /// Blocks of the ring in use, and in all.

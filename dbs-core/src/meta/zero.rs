@@ -111,7 +111,10 @@ impl Meta {
 
     /// Replaces an entry without data by less: nothing, a zero run, or a zero-only layer.
     fn slim(&mut self, head: SnapshotId, logical: u32, entry: u32) -> Step<()> {
-        if !self.entries.data_bits(entry).is_empty() {
+        // A write to other blocks of the extent may be on its way: then the entry stays.
+        let volume = self.snapshot(head).volume;
+        let sole = self.locks.sole(volume.0, &self.extent_blocks(logical));
+        if !sole || !self.entries.data_bits(entry).is_empty() {
             return Ok(());
         }
         let zeros = self.entries.zero_bits(entry);

@@ -184,6 +184,9 @@ impl Inner {
             self.update_superblock(|_| {})?;
         }
         self.commit_once(WriteBack::Session)?;
+        if self.meta().journal_short() {
+            self.empty_journal()?;
+        }
         if let Some(memory) = tail {
             let mut meta = self.meta();
             let key = TailKey { store: meta.uuid, boot: meta.boot, session: meta.log.session };
@@ -192,6 +195,30 @@ impl Inner {
         }
         // The group above said that there is no tail; from here on groups say there is.
         self.commit_once(WriteBack::Session)
+    }
+
+    /// Writes all blocks back as of the last group and lets the superblock say so. That takes no
+    /// room in the journal, so that processes that die soon after opening, one after the other,
+    /// cannot fill it. Nothing may be pending.
+    fn empty_journal(&self) -> Result<()> {
+        let mut copies = self.meta().capture_durable();
+        while !copies.writes.is_empty() {
+            self.write_metadata(&copies, None)?;
+            self.flush_storage()?;
+            let mut meta = self.meta();
+            meta.copies_written(&copies);
+            copies = meta.flushed();
+        }
+        let (durable, marks) = {
+            let meta = self.meta();
+            (meta.log.durable, meta.marks())
+        };
+        self.update_superblock(|superblock| {
+            superblock.clean_sequence = durable;
+            superblock.clean_marks = marks;
+        })?;
+        self.meta().log.release_journal();
+        Ok(())
     }
 
     fn close(&self) -> Result<()> {

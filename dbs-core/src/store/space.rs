@@ -27,6 +27,8 @@ impl Store {
             self.inner
                 .storage
                 .set_size(new.size)
+                // No superblock may promise a size that a power loss takes back.
+                .and_then(|()| self.inner.storage.flush())
                 .map_err(|error| Error::io(error, "growing the file failed"))?;
             // The superblock must not promise what a power loss takes away.
             self.inner.flush_storage()?;
