@@ -81,10 +81,8 @@ fn run(examples: &[Example]) -> String {
     let mut script = "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\nexec 2>&1\n".to_owned();
     for example in examples {
         // The status stays readable for `echo $?`.
-        script += &format!(
-            "{}\nstatus=$?; echo '{MARK}'$status; (exit $status)\n",
-            example.command
-        );
+        script +=
+            &format!("{}\nstatus=$?; echo '{MARK}'$status; (exit $status)\n", example.command);
     }
     let output = Command::new("timeout")
         .args(["--kill-after=10", "120", "bash", "-c", &script])
