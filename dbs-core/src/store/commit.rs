@@ -130,7 +130,11 @@ impl Inner {
         self.storage.flush().map_err(|error| Error::io(error, "flush failed"))
     }
 
-    pub(super) fn write_metadata(&self, copies: &Copies, group: Option<(u64, &[u8])>) -> Result<()> {
+    pub(super) fn write_metadata(
+        &self,
+        copies: &Copies,
+        group: Option<(u64, &[u8])>,
+    ) -> Result<()> {
         let copies = copies.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
         let writes: Vec<_> =
             copies.chain(group).map(|(offset, buf)| WriteRequest { offset, buf }).collect();
