@@ -94,6 +94,11 @@ impl Meta {
         let per_extent = u64::from(self.blocks_per_extent());
         let mut ranges = Ranges { list: Vec::new(), limit: usize::MAX };
         let mut next = blocks.start;
+        // Behind its end the shorter one has nothing, whatever its layers still hold there.
+        let from_end = match from.map(|id| self.snapshot(id).size) {
+            Some(size) if size < self.snapshot(to).size => size / BLOCK_BYTES,
+            _ => u64::MAX,
+        };
         while next < blocks.end {
             let logical = (next / per_extent) as u32;
             let held =
@@ -105,7 +110,8 @@ impl Meta {
             for block in next.max(base)..blocks.end.min(base + per_extent) {
                 let at = (block - base) as u32;
                 let source = self.source(&new, at);
-                if source != self.source(&old, at) {
+                let before = (block < from_end).then(|| self.source(&old, at)).flatten();
+                if source != before {
                     let state = if source.is_some() { RangeState::Data } else { RangeState::Zero };
                     ranges.push(block..block + 1, state);
                 }
