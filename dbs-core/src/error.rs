@@ -16,9 +16,9 @@ pub enum ErrorKind {
     Busy,
     /// No free extent, table slot or label space is left.
     NoSpace,
-    /// Stored metadata is damaged, or is not a store at all.
+    /// Stored metadata is damaged.
     Corrupt,
-    /// The caller's argument is wrong.
+    /// The caller's argument is wrong, or names something that is no store.
     Invalid,
     /// The store, volume or snapshot may not be written.
     ReadOnly,

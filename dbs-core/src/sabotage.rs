@@ -33,11 +33,15 @@ pub enum Bug {
     IgnoreBlockChecksum,
     /// A flush with nothing to commit does not reach the device.
     SkipEmptyFlush,
+    /// After a crash, the only good copy of a metadata block is written over first.
+    OverwriteGoodCopy,
+    /// The superblock promises a larger store before its size is durable.
+    GrowWithoutFlush,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -52,6 +56,8 @@ impl Bug {
         Self::MergeIgnoresZeros,
         Self::IgnoreBlockChecksum,
         Self::SkipEmptyFlush,
+        Self::OverwriteGoodCopy,
+        Self::GrowWithoutFlush,
     ];
 }
 

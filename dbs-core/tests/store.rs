@@ -132,3 +132,31 @@ fn growing_and_vacuum_keep_content() {
     assert_eq!(read(&store, "v", 195 << 20, 8192), pattern(195, 8192));
     assert!(store.check().unwrap().findings.is_empty());
 }
+
+/// Regression, simulation seeds 5001687 and 9000829: a shorter snapshot has nothing behind its end, so all of
+/// a longer volume there differs from it, whatever they share.
+#[test]
+fn a_difference_includes_what_lies_behind_the_end_of_the_shorter() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let store = open(&path);
+    store.create_volume("v", 608 * 512).unwrap();
+    store.volume("v").unwrap().write_at(0, &pattern(1, 608 * 512), false).unwrap();
+    store.create_snapshot("v", "long", &SnapshotOptions::default()).unwrap();
+    store.resize_volume("v", 483 * 512).unwrap();
+    store.create_snapshot("v", "short", &SnapshotOptions::default()).unwrap();
+    store.rollback("v", "long").unwrap();
+    let ranges = store.diff("v", Some("short"), None, 0, 608 * 512).unwrap();
+    let first = ranges.first().expect("they differ");
+    assert_eq!(first.offset, 60 * 4096, "the block in which the shorter one ends");
+    assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), 608 * 512 - 60 * 4096);
+
+    store.create_volume("w", 256 * 512).unwrap();
+    store.create_snapshot("w", "empty", &SnapshotOptions::default()).unwrap();
+    store.resize_volume("w", 202 * 512).unwrap();
+    store.volume("w").unwrap().write_at(0, &pattern(1, 202 * 512), false).unwrap();
+    store.create_snapshot("w", "short", &SnapshotOptions::default()).unwrap();
+    store.rollback("w", "empty").unwrap();
+    let ranges = store.diff("w", Some("short"), None, 0, 256 * 512).unwrap();
+    assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), 26 * 4096);
+}

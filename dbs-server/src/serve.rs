@@ -241,7 +241,7 @@ fn keep(store: &Store, interval: Duration, stop: &Stop) {
 /// One round; returns the rest before the next. Background work takes at most half of the time.
 fn step(store: &Store, interval: Duration, committed: &mut Instant) -> Result<Duration> {
     if committed.elapsed() >= interval {
-        store.flush()?;
+        store.settle()?;
         *committed = Instant::now();
     }
     let begun = Instant::now();

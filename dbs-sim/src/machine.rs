@@ -18,6 +18,9 @@ use std::sync::Arc;
 /// Sectors that [`Op::Fill`] writes at once.
 const FILL_SECTORS: u16 = 64;
 
+/// Crash images of each captured moment of a random history.
+const IMAGES_EACH: usize = 2;
+
 /// What a machine is built from.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -56,6 +59,8 @@ pub struct Machine {
     pub model: Model,
     /// What was done so far.
     pub stats: Stats,
+    /// Crash images of each moment that is captured.
+    pub images_each: usize,
     env: Arc<SimEnv>,
     tail: Option<TailPlace>,
     stale_tail: Option<Vec<u8>>,
@@ -92,6 +97,7 @@ impl Machine {
             disk,
             model: Model::default(),
             stats: Stats::default(),
+            images_each: IMAGES_EACH,
             env,
             tail: config.tail.then(TailPlace::default),
             stale_tail: None,
@@ -178,7 +184,7 @@ impl Machine {
             }
         }
         for capture in captures {
-            self.images_of(&capture, 2, &outcomes, rng)?;
+            self.images_of(&capture, self.images_each, &outcomes, rng)?;
         }
         let failed = result.as_ref().err().map(Error::kind);
         let known = failed.is_none() && !self.may_keep_discarded(op);
@@ -218,7 +224,7 @@ impl Machine {
         if matches!(fate, Fate::Images(_)) {
             let settled = Outcomes::settled(&self.model);
             let disk = self.disk.fork();
-            self.images_of(&disk, 4, &settled, rng)?;
+            self.images_of(&disk, 2 * self.images_each, &settled, rng)?;
         }
         Ok(())
     }
@@ -463,6 +469,7 @@ impl Frozen {
             disk: Arc::new(self.disk.fork()),
             model: self.model.clone(),
             stats: Stats::default(),
+            images_each: IMAGES_EACH,
             env: Arc::new(SimEnv::new(self.seed)),
             tail,
             stale_tail: None,
@@ -499,6 +506,7 @@ pub fn verify_image(
         disk,
         model: Model::default(),
         stats: Stats::default(),
+        images_each: IMAGES_EACH,
         env,
         tail: None,
         stale_tail: None,

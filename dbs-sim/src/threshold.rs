@@ -8,6 +8,9 @@ use crate::step::{Fate, Stats, Step};
 /// Changes after which a command is taken to have no end.
 const CHANGES_MAX: u64 = 5000;
 
+/// Crash images of each moment.
+const IMAGES_EACH: usize = 12;
+
 /// A command and the state it meets.
 #[derive(Debug, Clone)]
 pub struct Case {
@@ -137,6 +140,7 @@ pub fn run(case: &Case, kind: Kind, config: &Config) -> Result<Stats, String> {
         for (variant, fate) in fates.iter().enumerate() {
             let seed = n * 16 + variant as u64;
             let mut machine = base.thaw()?;
+            machine.images_each = IMAGES_EACH;
             let step = |op: &Op, fate| Step { op: op.clone(), fate, seed };
             for op in &warm {
                 machine.step(&step(op, Fate::Calm))?;
@@ -154,6 +158,37 @@ pub fn run(case: &Case, kind: Kind, config: &Config) -> Result<Stats, String> {
         }
     }
     Err(format!("{:?} makes more than {CHANGES_MAX} changes", case.command))
+}
+
+/// Cuts power at each change of one command and, after recovery, during the next ones, with the
+/// journal filled more and more: what recovery relied on must not be lost while it is repaired.
+///
+/// # Errors
+/// What must not be, with the changes it happened at.
+pub fn run_twice(config: &Config) -> Result<Stats, String> {
+    let case = Case { prepare: Vec::new(), command: Op::Flush };
+    let (base, _) = prepare(&case, config)?;
+    let mut stats = Stats::default();
+    let labels = |labels| Op::SetLabels { vol: 0, snap: 0, labels };
+    for (first, filled) in (1..10).flat_map(|first| (1..8).map(move |filled| (first, filled))) {
+        let seed = config.seed << 16 | first << 8 | filled;
+        let mut machine = base.thaw()?;
+        machine.images_each = IMAGES_EACH;
+        // Metadata is written back only when the journal fills.
+        let fill = (0..filled).map(|_| (labels(203), Fate::Calm));
+        let commands = fill.chain([
+            (Op::Protect { vol: 0, snap: 1, on: true }, Fate::PowerLossAt(first)),
+            (Op::ResizeVolume { vol: 2, sectors: 401 }, Fate::Images([1, 2])),
+            (labels(203), Fate::Images([2, 3])),
+            (Op::Protect { vol: 0, snap: 2, on: true }, Fate::Images([3, 4])),
+        ]);
+        for (op, fate) in commands {
+            let what = format!("{filled} groups, power lost at {first}, then {fate:?} of {op:?}");
+            machine.step(&Step { op, fate, seed }).map_err(|e| format!("{what}: {e}"))?;
+        }
+        stats += machine.stats;
+    }
+    Ok(stats)
 }
 
 /// The state before the command, and the last writes before it, which are repeated each time so

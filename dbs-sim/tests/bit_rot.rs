@@ -4,25 +4,37 @@
 use dbs_core::io::Storage;
 use dbs_core::{ErrorKind, Store};
 use dbs_sim::content::{SECTOR, identify};
-use dbs_sim::{Config, Fate, Machine, SimDisk, SimEnv, Step, threshold};
+use dbs_sim::disk::BLOCK;
+use dbs_sim::{Config, Fate, Faults, Machine, Op, SimDisk, SimEnv, Step, threshold};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Flips per region block: every byte in turn is a test of the format's own.
-const FLIPS: usize = 6000;
+/// Flips of each sample: every byte in turn is a test of the format's own.
+const FLIPS: usize = 4000;
 
 type Contents = BTreeMap<String, Vec<u8>>;
 
-/// A store with something of everything, closed in good order, and the size of its metadata.
-fn sample() -> (SimDisk, u64) {
+/// A store with something of everything, reopened in good order or after a kill (then its journal
+/// is needed), and the size of its metadata.
+fn sample(end: Op) -> (SimDisk, u64) {
     let mut machine = Machine::new(&Config { garbage: false, ..Config::small(3) }).unwrap();
     for op in threshold::base() {
         machine.step(&Step { op, fate: Fate::Calm, seed: 1 }).unwrap();
     }
     let metadata = machine.store().info().metadata;
-    machine.step(&Step { op: dbs_sim::Op::Reopen, fate: Fate::Calm, seed: 4 }).unwrap();
+    machine.step(&Step { op: end, fate: Fate::Calm, seed: 4 }).unwrap();
     machine.store().flush().unwrap();
     (machine.disk.fork(), metadata)
+}
+
+/// Metadata blocks that hold anything.
+fn used_blocks(disk: &SimDisk, metadata: u64) -> Vec<u64> {
+    let mut block = [0; BLOCK];
+    let used = |offset: &u64| {
+        disk.read_at(*offset, &mut block).unwrap();
+        block.iter().any(|byte| *byte != 0)
+    };
+    (0..metadata).step_by(BLOCK).filter(used).collect()
 }
 
 fn open(disk: SimDisk) -> dbs_core::Result<Store> {
@@ -51,54 +63,63 @@ fn contents(store: &Store) -> Contents {
 
 #[test]
 fn flipped_metadata_bits_never_give_wrong_data() {
-    let (disk, metadata) = sample();
-    let good = contents(&open(disk.fork()).unwrap());
-    assert!(good.len() >= 7, "{:?}", good.keys());
-    let mut rng = fastrand::Rng::with_seed(11);
-    let mut refused = 0;
-    for _ in 0..FLIPS {
-        let (offset, bit) = (rng.u64(0..metadata), rng.u8(0..8));
-        let damaged = disk.fork();
-        damaged.flip_bit(offset, bit);
-        match open(damaged) {
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Corrupt, "bit {bit} of {offset}: {error}");
-                refused += 1;
-            }
-            Ok(store) => {
-                store.check().unwrap_or_else(|e| panic!("bit {bit} of {offset}: check: {e}"));
-                for (spec, bytes) in contents(&store) {
-                    let same = good.get(&spec).is_some_and(|good| *good == bytes);
-                    assert!(same, "bit {bit} of {offset}: {spec} reads otherwise");
+    for (end, refusals) in [(Op::Reopen, 0), (Op::Kill, 100)] {
+        let (disk, metadata) = sample(end.clone());
+        let blocks = used_blocks(&disk, metadata);
+        let good = contents(&open(disk.fork()).unwrap());
+        assert!(good.len() >= 7, "{:?}", good.keys());
+        let mut rng = fastrand::Rng::with_seed(11);
+        let (mut refused, mut noticed) = (0, 0);
+        for _ in 0..FLIPS {
+            let block = rng.choice(&blocks).copied().unwrap();
+            let (offset, bit) = (block + rng.u64(0..BLOCK as u64), rng.u8(0..8));
+            let damaged = disk.fork();
+            damaged.flip_bit(offset, bit);
+            match open(damaged) {
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "bit {bit} of {offset}: {error}");
+                    refused += 1;
+                }
+                Ok(store) => {
+                    noticed += usize::from(!store.info().warnings.is_empty());
+                    store.check().unwrap_or_else(|e| panic!("bit {bit} of {offset}: check: {e}"));
+                    for (spec, bytes) in contents(&store) {
+                        let same = good.get(&spec).is_some_and(|good| *good == bytes);
+                        assert!(same, "bit {bit} of {offset}: {spec} reads otherwise");
+                    }
                 }
             }
         }
+        println!(
+            "{end:?}: {FLIPS} flips in {} blocks, {refused} refused, {noticed} noticed",
+            blocks.len()
+        );
+        assert!(refused >= refusals && refused + noticed > FLIPS / 4);
     }
-    println!("{FLIPS} flips, {refused} refused at open");
 }
 
 #[test]
 fn misdirected_and_lost_metadata_writes_do_not_panic() {
     let mut outcomes = BTreeMap::<&str, u32>::new();
-    for n in 1..120 {
-        for lose in [true, false] {
-            let (disk, metadata) = sample();
+    for n in 1..60 {
+        for (lose, close) in [(true, true), (true, false), (false, true), (false, false)] {
+            let (disk, metadata) = sample(Op::Reopen);
             disk.set_atomic_from(metadata);
-            let fault = Some(n);
-            disk.arm(dbs_sim::Faults {
-                lose_at: fault.filter(|_| lose),
-                misdirect_at: fault.filter(|_| !lose),
-                ..dbs_sim::Faults::default()
+            disk.arm(Faults {
+                lose_at: Some(n).filter(|_| lose),
+                misdirect_at: Some(n).filter(|_| !lose),
+                ..Faults::default()
             });
-            *outcomes.entry(survive(disk)).or_default() += 1;
+            *outcomes.entry(survive(disk, close)).or_default() += 1;
         }
     }
     println!("{outcomes:?}");
+    assert!(outcomes.len() > 1 && outcomes.contains_key("refused at reopen"), "{outcomes:?}");
 }
 
 /// Works on a disk that goes wrong once; any error is fine, foreign bytes of other volumes under
 /// a good checksum are told apart by the reader.
-fn survive(disk: SimDisk) -> &'static str {
+fn survive(disk: SimDisk, close: bool) -> &'static str {
     let disk = Arc::new(disk);
     let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
     let env = Arc::new(SimEnv::new(5));
@@ -110,7 +131,7 @@ fn survive(disk: SimDisk) -> &'static str {
         }
         store.delete_snapshot("v0", "s2")?;
         store.work(100)?;
-        store.close()
+        if close { store.close() } else { Ok(()) }
     })();
     let Ok(store) = open(disk.fork()) else { return "refused at reopen" };
     let found = store.check();

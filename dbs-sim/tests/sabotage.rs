@@ -27,6 +27,12 @@ fn found_by_threshold(bug: Bug) -> Option<String> {
             threshold::run(case, kind, &Config { tail: true, ..Config::small(7) }).err()
         })
     });
+    let twice = || {
+        (0..2).find_map(|seed| {
+            threshold::run_twice(&Config { tail: false, ..Config::small(seed) }).err()
+        })
+    };
+    let found = found.or_else(twice);
     set(None);
     found.map(|message| format!("threshold: {}", first_line(&message)))
 }

@@ -46,3 +46,14 @@ fn read_error_at_each_read() {
 fn no_space_at_each_request() {
     all(Kind::Enospc, 4);
 }
+
+#[test]
+fn power_lost_twice() {
+    let mut stats = Stats::default();
+    for seed in 0..4 {
+        let config = Config { garbage: false, tail: false, ..Config::small(seed) };
+        stats += dbs_sim::threshold::run_twice(&config).unwrap();
+    }
+    println!("twice: {stats:?}");
+    assert!(stats.disturbed > 800, "only {} disturbances", stats.disturbed);
+}

@@ -151,7 +151,7 @@ impl Geometry {
         let extents_max = (max_size / extent_bytes).max(1) as u32;
         let journal = options
             .journal_size
-            .unwrap_or((size / 256).clamp(256 << 10, 64 << 20) / BLOCK_BYTES * BLOCK_BYTES);
+            .unwrap_or((size / 1024).clamp(256 << 10, 64 << 20) / BLOCK_BYTES * BLOCK_BYTES);
         if !journal.is_multiple_of(BLOCK_BYTES)
             || !(limits::JOURNAL_MIN_BYTES..=limits::JOURNAL_MAX_BYTES).contains(&journal)
         {

@@ -203,7 +203,8 @@ impl Log {
     /// Starts the write-back of a block picked with [`Log::pick_dirty`].
     pub fn start_write_back(&mut self, key: BlockKey, first: u64, image: Vec<u8>, lsn: u64) {
         self.in_pipeline.insert(key);
-        let start = self.trusted.remove(&key).map_or(0, |good| 1 - good);
+        let careless = u32::from(sabotage::is(Bug::OverwriteGoodCopy));
+        let start = self.trusted.remove(&key).map_or(0, |good| (1 - good) ^ careless);
         self.pipeline.push(WriteBack { key, image, lsn, first, start, written: 0, durable: 0 });
     }
 

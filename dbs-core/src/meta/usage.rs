@@ -4,6 +4,7 @@ use super::entries::{Bits, SPARE_BASE};
 use super::{Meta, Snapshot};
 use crate::info::{MapRange, RangeState, Usage};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -94,6 +95,12 @@ impl Meta {
         let per_extent = u64::from(self.blocks_per_extent());
         let mut ranges = Ranges { list: Vec::new(), limit: usize::MAX };
         let mut next = blocks.start;
+        // Behind its end the shorter one has nothing, whatever its layers still hold there. The
+        // block it ends in is told apart by no layer.
+        let from_end = match from.map(|id| self.snapshot(id).size) {
+            Some(size) if size < self.snapshot(to).size => size / BLOCK_BYTES,
+            _ => u64::MAX,
+        };
         while next < blocks.end {
             let logical = (next / per_extent) as u32;
             let held =
@@ -105,7 +112,13 @@ impl Meta {
             for block in next.max(base)..blocks.end.min(base + per_extent) {
                 let at = (block - base) as u32;
                 let source = self.source(&new, at);
-                if source != self.source(&old, at) {
+                let before = self.source(&old, at);
+                let differs = match block.cmp(&from_end) {
+                    Ordering::Less => source != before,
+                    Ordering::Equal => source.is_some() || before.is_some(),
+                    Ordering::Greater => source.is_some(),
+                };
+                if differs {
                     let state = if source.is_some() { RangeState::Data } else { RangeState::Zero };
                     ranges.push(block..block + 1, state);
                 }
