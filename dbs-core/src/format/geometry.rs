@@ -239,8 +239,8 @@ impl Geometry {
                     (limits::JOURNAL_MIN_BYTES..=limits::JOURNAL_MAX_BYTES).contains(&region.length)
                 }
                 RegionKind::Data => {
-                    region.offset % self.extent_bytes == 0
-                        && region.length % self.extent_bytes == 0
+                    region.offset.is_multiple_of(self.extent_bytes)
+                        && region.length.is_multiple_of(self.extent_bytes)
                         && region.length / self.extent_bytes <= u64::from(self.extents_max)
                 }
                 _ => {
