@@ -189,6 +189,15 @@ impl Inner {
         damaged_superblocks: &[u64],
     ) -> Result<()> {
         self.heal_superblock(damaged_superblocks)?;
+        // A journal left short by processes that died right here gets no further group first,
+        // unless a tail brought records that need one: the next time there is no such tail.
+        let short = {
+            let meta = self.meta();
+            meta.journal_short() && meta.log.pending_bytes() == 0
+        };
+        if short {
+            self.empty_journal()?;
+        }
         self.commit_once(WriteBack::Session)?;
         if self.meta().journal_short() {
             self.empty_journal()?;
