@@ -130,7 +130,7 @@ fn write_until_killed(
             let block = block_of(writer, index);
             let offset = (block * BLOCK) as u64;
             let zero = random.below(10) == 0;
-            let version = if zero { 0 } else { (round + 1) << 32 | done + 1 };
+            let version = if zero { 0 } else { ((round + 1) << 32) + done + 1 };
             part[index].in_flight = Some(version);
             let written = if zero {
                 client.write_zeroes(offset, BLOCK as u64, 0)
