@@ -239,8 +239,8 @@ impl Geometry {
                     (limits::JOURNAL_MIN_BYTES..=limits::JOURNAL_MAX_BYTES).contains(&region.length)
                 }
                 RegionKind::Data => {
-                    region.offset % self.extent_bytes == 0
-                        && region.length % self.extent_bytes == 0
+                    region.offset.is_multiple_of(self.extent_bytes)
+                        && region.length.is_multiple_of(self.extent_bytes)
                         && region.length / self.extent_bytes <= u64::from(self.extents_max)
                 }
                 _ => {
@@ -250,7 +250,7 @@ impl Geometry {
             };
             let aligned = region.offset.is_multiple_of(BLOCK_BYTES)
                 && region.length.is_multiple_of(BLOCK_BYTES);
-            let region_end = region.offset.checked_add(region.length).unwrap_or(u64::MAX);
+            let region_end = region.offset.saturating_add(region.length);
             if !fits || !aligned || region.offset < end || region_end > self.size {
                 return Err(corrupt(&format!("impossible place of the {} region", kind.name())));
             }
