@@ -191,6 +191,7 @@ pub fn scan(ring: &[u8], store: &[u8; 16], address: u64) -> Scan {
             Ok(header) if header.lsn.get() > SEQUENCE_MAX => None,
             Ok(header) => {
                 scan.newest_seen = scan.newest_seen.max(header.lsn.get());
+                scan.damaged.extend(examine(block, position as u32, BlockFault::Checksum));
                 GroupExtra::read_from_bytes(&header.extra).ok().map(|e| (header.lsn.get(), e))
             }
             Err(fault) => {
