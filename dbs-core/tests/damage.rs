@@ -157,7 +157,8 @@ fn two_damaged_copies_are_named_with_region_and_block() {
             assert!(sample.in_use(at), "region {region} block {block}");
             disk.flip(at + 1000, 1);
         }
-        let wanted = format!("{} {block}: both copies are damaged", found["name"].as_str().unwrap());
+        let wanted =
+            format!("{} {block}: both copies are damaged", found["name"].as_str().unwrap());
         let error = open(&disk, 5, true).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         assert!(error.to_string().contains(&wanted), "{error}, not {wanted}");
@@ -228,19 +229,27 @@ fn any_record() -> impl Strategy<Value = Vec<u8>> {
         Just(record::FillState::Data),
         Just(record::FillState::Zero)
     ];
-    let bytes = |length| proptest::collection::vec(prop_oneof![3 => Just(0), 1 => any::<u8>()], length);
+    let bytes =
+        |length| proptest::collection::vec(prop_oneof![3 => Just(0), 1 => any::<u8>()], length);
     let head = Record::Checkpoint { sequence: 0, marks: [9; 4], boot: [0; 16], tail: false };
     prop_oneof![
-        (small(), bytes(504)).prop_map(move |(index, slot)| encoded(Record::Volume { index, slot: &slot })),
-        (small(), bytes(504)).prop_map(move |(index, slot)| encoded(Record::Snapshot { index, slot: &slot })),
-        (small(), bytes(40)).prop_map(move |(index, bytes)| encoded(Record::Labels { index, bytes: &bytes })),
-        (small(), bytes(20)).prop_map(move |(entry, bytes)| encoded(Record::Entry { entry, bytes: &bytes })),
-        (small(), 0..20u32, small())
-            .prop_map(move |(entry, snapshot, logical)| encoded(Record::Assign { entry, snapshot, logical })),
-        (small(), 0..20u16, 0..20u16, state)
-            .prop_map(move |(entry, start, count, state)| encoded(Record::Fill { entry, start, count, state })),
+        (small(), bytes(504))
+            .prop_map(move |(index, slot)| encoded(Record::Volume { index, slot: &slot })),
+        (small(), bytes(504))
+            .prop_map(move |(index, slot)| encoded(Record::Snapshot { index, slot: &slot })),
+        (small(), bytes(40))
+            .prop_map(move |(index, bytes)| encoded(Record::Labels { index, bytes: &bytes })),
+        (small(), bytes(20))
+            .prop_map(move |(entry, bytes)| encoded(Record::Entry { entry, bytes: &bytes })),
+        (small(), 0..20u32, small()).prop_map(move |(entry, snapshot, logical)| encoded(
+            Record::Assign { entry, snapshot, logical }
+        )),
+        (small(), 0..20u16, 0..20u16, state).prop_map(move |(entry, start, count, state)| encoded(
+            Record::Fill { entry, start, count, state }
+        )),
         small().prop_map(move |entry| encoded(Record::Free { entry })),
-        (small(), 0..6u8).prop_map(move |(blocks, region)| encoded(Record::Mark { region, blocks })),
+        (small(), 0..6u8)
+            .prop_map(move |(blocks, region)| encoded(Record::Mark { region, blocks })),
         (small(), small()).prop_map(move |(index, volume)| encoded(Record::Drop { index, volume })),
         Just(encoded(head)),
     ]
@@ -250,8 +259,10 @@ fn hostile() -> impl Strategy<Value = Hostile> {
     let bytes = || proptest::collection::vec(any::<u8>(), 1..9);
     prop_oneof![
         (32..400u16, bytes()).prop_map(|(at, bytes)| Hostile::Superblock(at, bytes)),
-        (0..6u8, 0..4020u16, bytes()).prop_map(|(block, at, bytes)| Hostile::Table(block, at, bytes)),
-        (0..6u8, 0..320u16, small()).prop_map(|(block, at, value)| Hostile::Value(block, at, value)),
+        (0..6u8, 0..4020u16, bytes())
+            .prop_map(|(block, at, bytes)| Hostile::Table(block, at, bytes)),
+        (0..6u8, 0..320u16, small())
+            .prop_map(|(block, at, value)| Hostile::Value(block, at, value)),
         proptest::collection::vec(any::<u8>(), 0..5000).prop_map(Hostile::Group),
         proptest::collection::vec(any_record(), 1..6).prop_map(Hostile::Records),
     ]
@@ -281,9 +292,16 @@ impl Attacker {
         let store = open(&sample.disk, 5, true).unwrap();
         let dump: serde_json::Value = serde_json::from_str(&common::dump(&store)).unwrap();
         let regions = dump["regions"].as_array().unwrap();
-        let regions = regions.iter().map(|r| (r["offset"].as_u64().unwrap(), r["length"].as_u64().unwrap()));
+        let regions =
+            regions.iter().map(|r| (r["offset"].as_u64().unwrap(), r["length"].as_u64().unwrap()));
         let uuid = sample.bytes[16..32].try_into().unwrap();
-        Self { regions: regions.collect(), uuid, sequence: store.info().sequence, sample, opened: 0.into() }
+        Self {
+            regions: regions.collect(),
+            uuid,
+            sequence: store.info().sequence,
+            sample,
+            opened: 0.into(),
+        }
     }
 
     fn apply(&self, disk: &Mem, hostile: &Hostile) {
@@ -390,7 +408,8 @@ fn garbage_under_a_good_checksum_is_survived() {
     in_time(|| {
         let attacker = Attacker::new();
         let cases = proptest::collection::vec(hostile(), 1..4);
-        let config = ProptestConfig { cases: 3000, failure_persistence: None, ..Default::default() };
+        let config =
+            ProptestConfig { cases: 3000, failure_persistence: None, ..Default::default() };
         let mut runner = proptest::test_runner::TestRunner::new(config);
         runner
             .run(&cases, |case| {

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{BLOCK, Event, FixedEnv, Mem, MemTail, SIZE, contents, fill, init, open, options, pattern};
+use common::{
+    BLOCK, Event, FixedEnv, Mem, MemTail, SIZE, contents, fill, init, open, options, pattern,
+};
 use dbs_core::format::{BlockKind, block, entry};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
@@ -14,7 +16,8 @@ use std::time::Duration;
 /// Offset and length of the regions, in device order.
 fn regions(store: &Store) -> Vec<(u64, u64)> {
     let dump: serde_json::Value = serde_json::from_str(&common::dump(store)).unwrap();
-    let region = |r: &serde_json::Value| (r["offset"].as_u64().unwrap(), r["length"].as_u64().unwrap());
+    let region =
+        |r: &serde_json::Value| (r["offset"].as_u64().unwrap(), r["length"].as_u64().unwrap());
     dump["regions"].as_array().unwrap().iter().map(region).collect()
 }
 
@@ -32,7 +35,13 @@ fn sample() -> Arc<Mem> {
 }
 
 /// Changes the payload of a metadata block and seals both copies anew.
-fn reseal(disk: &Mem, (offset, length): (u64, u64), block: u64, kind: BlockKind, change: &dyn Fn(&mut [u8])) {
+fn reseal(
+    disk: &Mem,
+    (offset, length): (u64, u64),
+    block: u64,
+    kind: BlockKind,
+    change: &dyn Fn(&mut [u8]),
+) {
     for copy in 0..2 {
         let at = offset + copy * length / 2 + block * BLOCK as u64;
         let mut bytes = vec![0; BLOCK];

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{FixedEnv, Mem, SIZE, contents, dump, fill, init, open, pattern};
-use dbs_core::store::SnapshotOptions;
 use dbs_core::Store;
+use dbs_core::store::SnapshotOptions;
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
@@ -22,9 +22,13 @@ const IMAGES: [&str; 3] = ["empty", "clean", "dirty"];
 fn images() -> Vec<PathBuf> {
     let versions = fs::read_dir(FIXTURES).unwrap().map(|entry| entry.unwrap().path());
     let files = versions
-        .filter(|path| path.is_dir() && path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("v2.")))
+        .filter(|path| {
+            path.is_dir()
+                && path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("v2."))
+        })
         .flat_map(|path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
-    let mut images: Vec<_> = files.filter(|path| path.to_string_lossy().ends_with(".img.gz")).collect();
+    let mut images: Vec<_> =
+        files.filter(|path| path.to_string_lossy().ends_with(".img.gz")).collect();
     images.sort();
     images
 }
@@ -42,7 +46,10 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
 /// One line for each volume and snapshot: name, bytes, CRC32C of all of them.
 fn summary(store: &Store) -> String {
     let lines = contents(store);
-    lines.iter().map(|(spec, b)| format!("{spec} {} {:08x}\n", b.len(), crc32c::crc32c(b))).collect()
+    lines
+        .iter()
+        .map(|(spec, b)| format!("{spec} {} {:08x}\n", b.len(), crc32c::crc32c(b)))
+        .collect()
 }
 
 /// Whether `found` says all that `expected` does; later versions may say more.
@@ -72,7 +79,8 @@ fn images_of_every_version_hold_what_they_held() {
         let name = path.display().to_string();
         let expected_contents = fs::read_to_string(beside(&path, ".contents.txt")).unwrap();
         let expected: Value =
-            serde_json::from_str(&fs::read_to_string(beside(&path, ".dump.json")).unwrap()).unwrap();
+            serde_json::from_str(&fs::read_to_string(beside(&path, ".dump.json")).unwrap())
+                .unwrap();
 
         let disk = load(&path);
         let store = open(&disk, 1, true).unwrap();

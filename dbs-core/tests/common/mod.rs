@@ -56,7 +56,11 @@ impl Mem {
     pub fn fork(&self) -> Self {
         if self.changes.lock().unwrap().blocks.is_empty() {
             let changes = Changes { size: self.size_bytes(), ..Changes::default() };
-            return Self { base: Arc::clone(&self.base), changes: changes.into(), hook: None.into() };
+            return Self {
+                base: Arc::clone(&self.base),
+                changes: changes.into(),
+                hook: None.into(),
+            };
         }
         Self::from_bytes(self.bytes())
     }
