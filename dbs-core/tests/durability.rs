@@ -1,4 +1,5 @@
 //! Order of writes that only a crash at the wrong moment, or two of them, would show.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
