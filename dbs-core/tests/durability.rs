@@ -71,8 +71,8 @@ fn healing_the_superblock_never_writes_a_good_copy() {
         }
         drop(store);
         let healed = disk.bytes();
-        for copy in 0..3 {
-            let at = copies[copy] as usize;
+        for (copy, at) in copies.iter().enumerate() {
+            let at = *at as usize;
             assert_eq!(healed[at..at + BLOCK], good.bytes()[at..at + BLOCK], "copy {copy}");
         }
     }
