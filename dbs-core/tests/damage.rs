@@ -242,9 +242,6 @@ fn any_record() -> impl Strategy<Value = Vec<u8>> {
             .prop_map(move |(index, bytes)| encoded(Record::Labels { index, bytes: &bytes })),
         (small(), bytes(20))
             .prop_map(move |(entry, bytes)| encoded(Record::Entry { entry, bytes: &bytes })),
-        (small(), 0..20u32, small()).prop_map(move |(entry, snapshot, logical)| encoded(
-            Record::Assign { entry, snapshot, logical }
-        )),
         (small(), 0..20u16, 0..20u16, state).prop_map(move |(entry, start, count, state)| encoded(
             Record::Fill { entry, start, count, state }
         )),

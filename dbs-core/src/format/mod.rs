@@ -1,6 +1,8 @@
 //! On-disk format v2: bytes to types and back, no I/O. `docs/format.md` is the specification.
 
 pub mod block;
+#[cfg(test)]
+mod doc_tests;
 pub mod entry;
 pub mod geometry;
 pub mod journal;

@@ -55,15 +55,6 @@ pub enum Record<'a> {
         /// Its bytes.
         bytes: &'a [u8],
     },
-    /// An entry gets an owner; all its blocks become absent.
-    Assign {
-        /// Device extent, or spare id.
-        entry: u32,
-        /// Owning snapshot id.
-        snapshot: u32,
-        /// Volume extent.
-        logical: u32,
-    },
     /// Blocks of an entry change state.
     Fill {
         /// Device extent, or spare id.
@@ -118,11 +109,6 @@ impl<'a> Record<'a> {
                 out.extend_from_slice(&index.to_le_bytes());
                 out.extend_from_slice(bytes);
             }
-            Self::Assign { entry, snapshot, logical } => {
-                for value in [entry, snapshot, logical] {
-                    out.extend_from_slice(&value.to_le_bytes());
-                }
-            }
             Self::Fill { entry, start, count, state } => {
                 out.extend_from_slice(&entry.to_le_bytes());
                 out.extend_from_slice(&start.to_le_bytes());
@@ -169,11 +155,6 @@ impl<'a> Record<'a> {
             3 => Self::Snapshot { index: u32(&mut body)?, slot: std::mem::take(&mut body) },
             4 => Self::Labels { index: u32(&mut body)?, bytes: std::mem::take(&mut body) },
             5 => Self::Entry { entry: u32(&mut body)?, bytes: std::mem::take(&mut body) },
-            6 => Self::Assign {
-                entry: u32(&mut body)?,
-                snapshot: u32(&mut body)?,
-                logical: u32(&mut body)?,
-            },
             7 => Self::Fill {
                 entry: u32(&mut body)?,
                 start: u16::from_le_bytes(take(&mut body)?),
@@ -193,14 +174,13 @@ impl<'a> Record<'a> {
         body.is_empty().then_some(record)
     }
 
-    fn tag(&self) -> u8 {
+    pub(super) fn tag(&self) -> u8 {
         match self {
             Self::Checkpoint { .. } => 1,
             Self::Volume { .. } => 2,
             Self::Snapshot { .. } => 3,
             Self::Labels { .. } => 4,
             Self::Entry { .. } => 5,
-            Self::Assign { .. } => 6,
             Self::Fill { .. } => 7,
             Self::Free { .. } => 8,
             Self::Mark { .. } => 9,
@@ -238,7 +218,6 @@ mod tests {
             Record::Snapshot { index: 8, slot: &slot },
             Record::Labels { index: 9, bytes: b"x" },
             Record::Entry { entry: 10, bytes: &[0; 80] },
-            Record::Assign { entry: 11, snapshot: 12, logical: 13 },
             Record::Fill { entry: 14, start: 15, count: 16, state: FillState::Zero },
             Record::Free { entry: 17 },
             Record::Mark { region: 3, blocks: 18 },

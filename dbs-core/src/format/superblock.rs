@@ -4,6 +4,7 @@
 use super::geometry::{Geometry, Region, RegionKind};
 use crate::error::{Error, Result};
 use crate::limits::SEQUENCE_MAX;
+use crate::units::BLOCK_BYTES;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -26,44 +27,44 @@ pub const INCOMPAT_KNOWN: u64 = 0;
 /// Entry of the region table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-struct RegionEntry {
-    kind: U32,
-    reserved: U32,
-    offset: U64,
-    length: U64,
+pub(super) struct RegionEntry {
+    pub(super) kind: U32,
+    pub(super) reserved: U32,
+    pub(super) offset: U64,
+    pub(super) length: U64,
 }
 
 /// The superblock on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SuperblockBytes {
-    magic: [u8; 8],
-    version: U32,
+    pub(super) magic: [u8; 8],
+    pub(super) version: U32,
     /// CRC32C of the 4096 bytes with this field zero.
-    crc: U32,
-    uuid: [u8; 16],
+    pub(super) crc: U32,
+    pub(super) uuid: [u8; 16],
     /// Counts rewrites; the copy with the highest one is current.
-    sequence: U64,
+    pub(super) sequence: U64,
     /// Byte offset of this copy.
-    address: U64,
-    compat: U64,
-    ro_compat: U64,
-    incompat: U64,
-    created_ns: U64,
-    size: U64,
-    extent_bytes: U64,
-    block_bytes: U32,
-    volumes: U32,
-    snapshots: U32,
-    spares: U32,
-    extents_max: U32,
-    reserved0: U32,
+    pub(super) address: U64,
+    pub(super) compat: U64,
+    pub(super) ro_compat: U64,
+    pub(super) incompat: U64,
+    pub(super) created_ns: U64,
+    pub(super) size: U64,
+    pub(super) extent_bytes: U64,
+    pub(super) block_bytes: U32,
+    pub(super) volumes: U32,
+    pub(super) snapshots: U32,
+    pub(super) spares: U32,
+    pub(super) extents_max: U32,
+    pub(super) reserved0: U32,
     /// Sequence of the last commit group when the store was last closed in good order.
-    clean_sequence: U64,
+    pub(super) clean_sequence: U64,
     /// High-water marks at that time, in the order volumes, snapshots, spares, extents.
-    clean_marks: [U32; 4],
-    regions: [RegionEntry; REGIONS],
-    reserved1: [u8; 3568],
+    pub(super) clean_marks: [U32; 4],
+    pub(super) regions: [RegionEntry; REGIONS],
+    pub(super) reserved1: [u8; 3568],
 }
 
 const _: () = assert!(size_of::<SuperblockBytes>() == 4096);
@@ -171,6 +172,9 @@ impl Superblock {
                 "store uses features this version does not know (mask {:#x}); use a newer dbs",
                 bytes.incompat.get()
             )));
+        }
+        if u64::from(bytes.block_bytes.get()) != BLOCK_BYTES {
+            return Err(Error::corrupt("superblock: impossible block size"));
         }
         if bytes.sequence.get().max(bytes.clean_sequence.get()) > SEQUENCE_MAX {
             return Err(Error::corrupt("superblock: impossible sequence"));

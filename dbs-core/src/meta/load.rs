@@ -432,10 +432,9 @@ impl Loader {
                 self.labels.insert(index, bytes.to_vec());
                 self.dirty.insert((RegionKind::Labels, index));
             }
-            Record::Entry { entry, .. }
-            | Record::Assign { entry, .. }
-            | Record::Fill { entry, .. }
-            | Record::Free { entry } => return self.apply_entry(sequence, entry, record),
+            Record::Entry { entry, .. } | Record::Fill { entry, .. } | Record::Free { entry } => {
+                return self.apply_entry(sequence, entry, record);
+            }
         }
         Some(())
     }
@@ -461,12 +460,6 @@ impl Loader {
                     return None;
                 }
                 self.set_entry(region, index, &entry::parse(bytes)?);
-            }
-            Record::Assign { snapshot, logical, .. } => {
-                if snapshot == 0 {
-                    return None;
-                }
-                self.entries.assign(id, snapshot, logical);
             }
             Record::Fill { start, count, state, .. } => {
                 let end = u32::from(start) + u32::from(count);

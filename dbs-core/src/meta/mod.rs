@@ -290,13 +290,12 @@ impl Meta {
                 of(RegionKind::Snapshots, index)
             }
             Record::Labels { index, .. } => of(RegionKind::Labels, index),
-            Record::Entry { entry, .. }
-            | Record::Assign { entry, .. }
-            | Record::Fill { entry, .. }
-            | Record::Free { entry } => match entry.checked_sub(SPARE_BASE) {
-                Some(index) => of(RegionKind::Spares, index),
-                None => of(RegionKind::Extents, entry),
-            },
+            Record::Entry { entry, .. } | Record::Fill { entry, .. } | Record::Free { entry } => {
+                match entry.checked_sub(SPARE_BASE) {
+                    Some(index) => of(RegionKind::Spares, index),
+                    None => of(RegionKind::Extents, entry),
+                }
+            }
         };
         self.log.append(record, block);
     }
