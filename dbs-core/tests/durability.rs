@@ -9,7 +9,7 @@ use common::{
 use dbs_core::format::{BlockKind, block, entry};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
-use dbs_core::{ErrorKind, Store};
+use dbs_core::{ErrorKind, Store, Volume};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -114,26 +114,29 @@ fn a_copy_of_an_earlier_store_behind_the_end_is_not_believed() {
     assert_eq!(contents(&open(&disk, 4, false).unwrap()), before);
 }
 
-#[test]
-fn a_merge_overwrites_nothing_before_the_deletion_is_durable() {
+/// Deletes `v@s` while another thread, in the first flush of the deletion's commit, does a step of
+/// background work and then `write`; the deletion must be durable before data is written.
+fn delete_beside_work(write_before: bool, write: impl Fn(&Volume) + Send + Clone + 'static) {
     let disk = init(1);
     let store = open(&disk, 2, false).unwrap();
     store.create_volume("v", 64 << 10).unwrap();
     let volume = store.volume("v").unwrap();
     volume.write_at(0, &pattern(1, 64 << 10), false).unwrap();
     store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
-    volume.write_at(0, &pattern(2, 4096), true).unwrap();
+    if write_before {
+        volume.write_at(0, &pattern(2, 4096), true).unwrap();
+    }
     let data = regions(&store)[6].0;
     disk.take_events();
-    // While the deletion is being committed, another thread does background work.
     let (done, finished) = mpsc::channel();
-    let worker = store.clone();
+    let worker = (store.clone(), volume.clone());
     let mut once = Some(done);
     disk.on_flush(move || {
         let Some(done) = once.take() else { return };
-        let worker = worker.clone();
+        let (worker, write) = (worker.clone(), write.clone());
         std::thread::spawn(move || {
-            worker.work(1).unwrap();
+            while worker.0.work(1).unwrap().remaining > 1 {}
+            write(&worker.1);
             done.send(()).unwrap();
         });
         std::thread::sleep(Duration::from_millis(200));
@@ -144,13 +147,24 @@ fn a_merge_overwrites_nothing_before_the_deletion_is_durable() {
     let position = |wanted: &dyn Fn(u64) -> bool| {
         events.iter().position(|e| matches!(e, Event::Write(at, _) if wanted(*at))).unwrap()
     };
-    let group = position(&|at| at < data);
-    let copied = position(&|at| at >= data);
-    assert!(events[group..copied].contains(&Event::Flush), "{events:?}");
+    let (group, overwritten) = (position(&|at| at < data), position(&|at| at >= data));
+    assert!(group < overwritten, "{events:?}");
+    assert!(events[group..overwritten].contains(&Event::Flush), "{events:?}");
     let mut bytes = vec![0; 8192];
     volume.read_at(0, &mut bytes).unwrap();
     assert_eq!(bytes[..4096], pattern(2, 4096));
     assert_eq!(bytes[4096..], pattern(1, 8192)[4096..]);
+}
+
+#[test]
+fn a_merge_copies_nothing_before_the_deletion_is_durable() {
+    delete_beside_work(true, |_| {});
+}
+
+#[test]
+fn a_deleted_snapshots_extent_is_given_to_nobody_before_that_is_durable() {
+    // Handed to the head, the extent would be overwritten in place.
+    delete_beside_work(false, |volume| volume.write_at(0, &pattern(2, 4096), false).unwrap());
 }
 
 #[test]
@@ -191,8 +205,9 @@ fn entries_of_a_free_slot_are_freed_and_inherited_by_nobody() {
     let store = open(&disk, 2, false).unwrap();
     store.create_volume("v", 128 << 10).unwrap();
     store.volume("v").unwrap().write_at(0, &pattern(1, 4096), true).unwrap();
-    let extents = regions(&store)[5];
+    let (extents, data) = (regions(&store)[5], regions(&store)[6].0);
     store.close().unwrap();
+    disk.put(data + (64 << 10), &pattern(9, 64 << 10));
     // A second entry says that its owner is snapshot 2, which is the next to be created.
     reseal(&disk, extents, 0, BlockKind::Extents, &|payload| {
         let length = entry::HEADER_BYTES + 4;
@@ -208,6 +223,23 @@ fn entries_of_a_free_slot_are_freed_and_inherited_by_nobody() {
     let store = open(&disk, 4, false).unwrap();
     assert!(contents(&store)["w"].iter().all(|byte| *byte == 0));
     assert!(store.check().unwrap().findings.is_empty());
+}
+
+#[test]
+fn more_entries_of_free_slots_than_fit_a_group_are_damage() {
+    let disk = sample();
+    let extents = regions(&open(&disk, 2, true).unwrap())[5];
+    reseal(&disk, extents, 0, BlockKind::Extents, &|payload| {
+        for (logical, entry) in payload.chunks_exact_mut(20).take(128).enumerate() {
+            entry.fill(0);
+            entry[0] = 16;
+            entry[4] = logical as u8;
+        }
+    });
+    for read_only in [true, false] {
+        let error = open(&disk, 3, read_only).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+    }
 }
 
 #[test]

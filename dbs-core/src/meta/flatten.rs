@@ -95,6 +95,7 @@ impl Meta {
         let parent = self.snapshot(id).parent;
         self.snapshot_mut(parent).children.remove(&id.0);
         self.set_parent(id, SnapshotId::NONE);
+        self.sight_group = self.log.next;
         self.views.remove(&id.0);
     }
 

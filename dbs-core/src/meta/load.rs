@@ -25,6 +25,8 @@ use zerocopy::{FromBytes, FromZeros};
 
 /// Findings reported at most: a hostile image has any number.
 const FINDINGS_MAX: usize = 1000;
+/// Entries of free slots freed at open: no crash leaves any, and their records must fit a group.
+const LEAKS_MAX: usize = 100;
 /// Entries whose memory is reserved before they are seen.
 const ENTRIES_RESERVED: u64 = 16 << 20;
 
@@ -740,15 +742,13 @@ impl Loader {
             let Some(snapshot) =
                 snapshots.get_mut((owner as usize).wrapping_sub(1)).and_then(Option::as_mut)
             else {
-                self.findings.push(Finding {
-                    severity: Severity::Leak,
-                    region: region.name().to_owned(),
-                    index: Some(u64::from(index)),
-                    message: format!(
-                        "owned by snapshot slot {owner}, which is free: a writer frees it"
-                    ),
-                });
+                let text =
+                    format!("owned by snapshot slot {owner}, which is free: a writer frees it");
+                self.finding(Severity::Leak, region, Some(index), &text);
                 self.leaked.push(id);
+                if self.leaked.len() == LEAKS_MAX {
+                    self.corrupt(region, Some(index), "too many entries are owned by free slots");
+                }
                 continue;
             };
             let layer = &mut snapshot.layer;
@@ -828,7 +828,7 @@ impl Loader {
             spares,
             unlogged: HashMap::new(),
             next_extent: 0,
-            tree_group: self.durable + 1,
+            sight_group: self.durable + 1,
             marks: self.marks,
             group_marks: self.durable_marks,
             room: self.marks,

@@ -18,6 +18,9 @@ pub enum Work {
     Idle,
     /// A step was taken; nothing to copy.
     Stepped,
+    /// Commit: a deletion is not durable yet. Until it is, a crash would bring back what it took
+    /// out of sight, and find its blocks given to others.
+    Commit,
     /// Merge this volume extent of a deleted snapshot into its only child.
     Merge(MergeAt),
 }
@@ -70,6 +73,9 @@ impl Meta {
         let Some(id) = self.deleting.iter().find(ready).copied().map(SnapshotId) else {
             return Ok(Work::Idle);
         };
+        if self.sight_group > self.log.durable {
+            return Ok(Work::Commit);
+        }
         let snapshot = self.snapshot(id);
         let Some(child) = snapshot.children.first().copied().map(SnapshotId) else {
             self.reclaim(id);

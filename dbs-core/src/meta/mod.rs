@@ -134,8 +134,8 @@ pub struct Meta {
     unlogged: HashMap<u32, Option<u32>>,
     /// Next extent to prefer, so that neighbours stay adjacent.
     next_extent: u32,
-    /// Group with the last change that took a snapshot out of somebody's sight.
-    tree_group: u64,
+    /// Group of the last change by which something visible lost sight of a snapshot.
+    sight_group: u64,
     /// Valid metadata blocks by [`RegionKind::mark`].
     marks: [u32; 4],
     /// The marks when the last group was taken.

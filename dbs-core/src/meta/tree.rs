@@ -257,7 +257,6 @@ impl Meta {
         if let Some(child) = child.map(SnapshotId) {
             self.set_parent(child, parent);
         }
-        self.tree_group = self.log.next;
         self.append_snapshot(id);
     }
 
@@ -267,14 +266,7 @@ impl Meta {
         if !parent.is_none() {
             self.snapshot_mut(parent).children.insert(child.0);
         }
-        self.tree_group = self.log.next;
         self.append_snapshot(child);
-    }
-
-    /// Whether the device knows all deletions: what a deleted snapshot alone shows may be
-    /// overwritten then, and not before.
-    pub fn tree_durable(&self) -> bool {
-        self.tree_group <= self.log.durable
     }
 
     /// Counts a handle on a volume or snapshot.
@@ -348,7 +340,7 @@ impl Meta {
         snapshot.labels.clear();
         self.deleting.insert(id.0);
         self.views.remove(&id.0);
-        self.tree_group = self.log.next;
+        self.sight_group = self.log.next;
         self.append(&Record::Drop { index: id.0 - 1, volume: volume.0 });
     }
 

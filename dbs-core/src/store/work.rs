@@ -31,6 +31,7 @@ impl Store {
             match work {
                 Work::Idle => break,
                 Work::Stepped => {}
+                Work::Commit => self.inner.commit()?,
                 Work::Merge(at) => self.inner.merge(at)?,
             }
             done += 1;
@@ -104,10 +105,6 @@ impl Inner {
     }
 
     fn merge(&self, at: MergeAt) -> Result<()> {
-        // Copying overwrites what only deleted snapshots show: no crash may bring those back.
-        if !self.meta().tree_durable() {
-            self.commit()?;
-        }
         let blocks = self.meta().extent_blocks(at.logical);
         let _hold = at.lock.map(|volume| self.hold(volume, blocks, true));
         let plan = {
