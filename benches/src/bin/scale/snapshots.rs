@@ -112,7 +112,7 @@ fn delete_all(
         let mut step = || -> Outcome<()> {
             while let Some((name, _)) = taken.pop() {
                 delete.push(timed(|| store.delete_snapshot("v", &name))?.1);
-                if !taken.is_empty() && taken.len() % 8 == 0 {
+                if !taken.is_empty() && taken.len().is_multiple_of(8) {
                     let (name, content) = &taken[rng.usize(..taken.len())];
                     content.verify(&store.volume(&format!("v@{name}"))?)?;
                 }
