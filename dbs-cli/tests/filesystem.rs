@@ -130,7 +130,7 @@ impl Disk {
             for file in 0..FILES {
                 let seed = directory * FILES + file;
                 // Mostly small, some empty, some of several extents' worth of blocks.
-                let length = if seed % 50 == 0 { 200_000 } else { seed * 97 % 9000 };
+                let length = if seed.is_multiple_of(50) { 200_000 } else { seed * 97 % 9000 };
                 std::fs::write(path.join(format!("f{file}")), noise(seed, length as usize))
                     .unwrap();
             }
