@@ -7,8 +7,10 @@ PORT ?= 10809
 # make soak: how long, in either unit
 HOURS ?=
 SECONDS ?= 3600
+# make scale: where its stores are made
+DIR ?= target
 
-.PHONY: build run test deny soak man install clean
+.PHONY: build run test deny soak scale man install clean
 
 build:
 	$(CARGO) build --release --locked -p dbs-cli
@@ -27,6 +29,10 @@ deny:
 # kill -9 of a loaded server, and simulated crashes, for as long as you like.
 soak:
 	@scripts/soak.sh $(if $(HOURS),$$(( $(HOURS) * 3600 )),$(SECONDS))
+
+# Snapshots, volumes, clones and extents by the thousand: the tables of docs/performance.md.
+scale:
+	$(CARGO) run --release --locked -p dbs-benches --bin scale -- --dir "$(DIR)"
 
 man: build
 	target/release/dbs man target/man

@@ -21,7 +21,7 @@ pub fn print(text: &str) -> Result<()> {
 /// Prints one JSON document.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|e| Error::io(io::Error::other(e), "encoding the result"))?;

@@ -1,0 +1,71 @@
+//! What the measurements share: known content that can be verified, Markdown tables, facts about
+//! the machine, and a tool that fills a store's metadata without writing its data.
+
+pub mod content;
+pub mod device;
+pub mod machine;
+pub mod report;
+
+use dbs_core::{InitOptions, OpenOptions, Store};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// A result whose error ends the measurement.
+pub type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Steps of background work between two looks at what remains.
+const WORK_STEPS: u64 = 256;
+
+/// Where to measure, and how much.
+#[derive(Debug, Clone)]
+pub struct Bench {
+    /// Directory for stores; removed afterwards by its owner.
+    pub dir: PathBuf,
+    /// Small sizes: shows that everything works, not how fast.
+    pub quick: bool,
+}
+
+impl Bench {
+    /// The one of two sizes that was asked for.
+    pub fn pick<T>(&self, full: T, quick: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    /// A new store in the directory, sparse and `size` bytes long.
+    ///
+    /// # Errors
+    /// Those of formatting.
+    pub fn init(&self, name: &str, size: u64) -> Outcome<PathBuf> {
+        let path = self.dir.join(name);
+        Store::init(&path, &InitOptions { size: Some(size), ..InitOptions::default() })?;
+        Ok(path)
+    }
+}
+
+/// Opens a store for writing, as a server does.
+///
+/// # Errors
+/// Those of [`Store::open`].
+pub fn open(path: &Path) -> Outcome<Store> {
+    Ok(Store::open(path, &OpenOptions::default())?)
+}
+
+/// Does all background work there is; how long it took.
+///
+/// # Errors
+/// Those of [`Store::work`].
+pub fn drain(store: &Store) -> Outcome<Duration> {
+    let begun = Instant::now();
+    while store.work(WORK_STEPS)?.remaining > 0 {}
+    Ok(begun.elapsed())
+}
+
+/// Runs something and says how long it took.
+///
+/// # Errors
+/// Its own.
+pub fn timed<T, E>(run: impl FnOnce() -> Result<T, E>) -> Result<(T, Duration), E> {
+    let begun = Instant::now();
+    let value = run()?;
+    Ok((value, begun.elapsed()))
+}

@@ -1,0 +1,70 @@
+//! Markdown tables, and figures in them.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+/// A table, printed when it is dropped or finished.
+#[derive(Debug)]
+pub struct Table {
+    columns: usize,
+    lines: Vec<String>,
+}
+
+impl Table {
+    /// A table with a heading and columns.
+    #[must_use]
+    pub fn new(title: &str, columns: &[&str]) -> Self {
+        let rule = vec!["---"; columns.len()].join(" | ");
+        let lines = vec![
+            format!("## {title}\n"),
+            format!("| {} |", columns.join(" | ")),
+            format!("| {rule} |"),
+        ];
+        Self { columns: columns.len(), lines }
+    }
+
+    /// Adds a row.
+    ///
+    /// # Panics
+    /// If it has not as many cells as the table has columns: a bug.
+    pub fn row(&mut self, cells: &[&dyn Display]) {
+        assert_eq!(cells.len(), self.columns);
+        let cells: Vec<_> = cells.iter().map(ToString::to_string).collect();
+        self.lines.push(format!("| {} |", cells.join(" | ")));
+    }
+
+    /// The Markdown.
+    #[must_use]
+    pub fn finish(self) -> String {
+        self.lines.join("\n") + "\n"
+    }
+}
+
+/// A time in the unit that suits it.
+#[must_use]
+pub fn time(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    match seconds {
+        s if s >= 10.0 => format!("{s:.1} s"),
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 0.001 => format!("{:.2} ms", s * 1e3),
+        s => format!("{:.0} µs", s * 1e6),
+    }
+}
+
+/// Bytes as MiB.
+#[must_use]
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
+
+/// Median, 99th percentile and maximum of some times.
+#[must_use]
+pub fn spread(mut times: Vec<Duration>) -> [Duration; 3] {
+    times.sort_unstable();
+    let at = |share: f64| {
+        let index = (times.len() as f64 * share) as usize;
+        times.get(index.min(times.len().saturating_sub(1))).copied().unwrap_or_default()
+    };
+    [at(0.5), at(0.99), at(1.0)]
+}
