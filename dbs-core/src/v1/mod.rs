@@ -3,7 +3,7 @@
 //! Format 1.0.0 has no checksums, so all that can be said of an image is whether it contradicts
 //! itself. Opening reads and bounds all tables; a contradiction in one volume (a cycle of
 //! parents, an extent outside the device) is reported when that volume is used and leaves the
-//! others readable. Nothing is ever written to an image. [`upgrade`] copies one into a store.
+//! others readable. Nothing is ever written to an image. [`upgrade()`] copies one into a store.
 
 mod layout;
 mod tables;
