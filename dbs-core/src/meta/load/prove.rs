@@ -12,7 +12,7 @@ use crate::format::slots::{
 use crate::info::{CheckReport, Finding, Severity};
 use crate::limits::{EXTENT_MIN_BYTES, LABELS_MAX_BYTES, VOLUME_MAX_BYTES};
 use crate::meta::alloc::{Allocator, FreeSet};
-use crate::meta::entries::SPARE_BASE;
+use crate::meta::entries::{Entries, SPARE_BASE};
 use crate::meta::layer::Layer;
 use crate::meta::locks::{Fence, RangeLocks};
 use crate::meta::log::{Log, Ring};
@@ -266,49 +266,78 @@ impl Loader {
         volumes
     }
 
+    /// Gives every entry to the layer it belongs to.
     fn build_layers(&mut self, snapshots: &mut [Option<Snapshot>]) {
-        let most = VOLUME_MAX_BYTES / EXTENT_MIN_BYTES.max(self.geometry.extent_bytes);
-        let used: Vec<_> = self.entries.used().collect();
-        for id in used {
-            let (region, index) = match id.checked_sub(SPARE_BASE) {
-                Some(index) => (RegionKind::Spares, index),
-                None => (RegionKind::Extents, id),
-            };
-            let Some((owner, logical)) = self.entries.owner(id) else { continue };
-            let run = self.entries.run(id);
-            if region == RegionKind::Extents && id >= self.geometry.data_extents() {
-                self.corrupt(region, Some(index), "extent in use beyond the data region");
-                continue;
-            }
-            if u64::from(logical) + u64::from(run) > most {
-                self.corrupt(region, Some(index), "beyond the end of any volume");
-                continue;
-            }
-            let Some(snapshot) =
-                snapshots.get_mut((owner as usize).wrapping_sub(1)).and_then(Option::as_mut)
-            else {
-                let text =
-                    format!("owned by snapshot slot {owner}, which is free: a writer frees it");
-                self.finding(Severity::Leak, region, Some(index), &text);
-                self.leaked.push(id);
-                if self.leaked.len() == LEAKS_MAX {
-                    self.corrupt(region, Some(index), "too many entries are owned by free slots");
-                }
-                continue;
-            };
-            let layer = &mut snapshot.layer;
-            let clash = if run == 0 {
-                layer.insert(logical, id).is_some()
-            } else {
-                let before = layer.runs.range(..logical + run).next_back();
-                let overlaps = before.is_some_and(|(s, (length, _))| s + length > logical);
-                layer.runs.insert(logical, (run, id));
-                overlaps
-            };
+        // Out of `self` for the time, so that findings can be noted on the way.
+        let blocks = self.geometry.blocks_per_extent();
+        let entries = std::mem::replace(&mut self.entries, Entries::new(blocks));
+        let mut placed = Vec::new();
+        for id in entries.used() {
+            placed.extend(self.place(&entries, snapshots, id));
+        }
+        self.entries = entries;
+        // In order, layers are built without searching and of just the size they need.
+        placed.sort_unstable();
+        placed.dedup_by(|(owner, logical, id), (owner_before, before, _)| {
+            let clash = (*owner, *logical) == (*owner_before, *before);
             if clash {
-                self.corrupt(region, Some(index), "another entry claims the same volume extent");
+                self.claimed_twice(*id);
+            }
+            clash
+        });
+        for layer in placed.chunk_by(|a, b| a.0 == b.0) {
+            if let Some(snapshot) = &mut snapshots[layer[0].0 as usize - 1] {
+                snapshot.layer.fill(layer.iter().map(|(_, logical, id)| (*logical, *id)));
             }
         }
+    }
+
+    /// Proves one entry. A zero run goes to its layer at once; what else belongs to a snapshot is
+    /// returned as snapshot id, volume extent, entry.
+    fn place(
+        &mut self,
+        entries: &Entries,
+        snapshots: &mut [Option<Snapshot>],
+        id: u32,
+    ) -> Option<(u32, u32, u32)> {
+        let most = VOLUME_MAX_BYTES / EXTENT_MIN_BYTES.max(self.geometry.extent_bytes);
+        let (region, index) = place_of(id);
+        let (owner, logical) = entries.owner(id)?;
+        let run = entries.run(id);
+        if region == RegionKind::Extents && id >= self.geometry.data_extents() {
+            self.corrupt(region, Some(index), "extent in use beyond the data region");
+            return None;
+        }
+        if u64::from(logical) + u64::from(run) > most {
+            self.corrupt(region, Some(index), "beyond the end of any volume");
+            return None;
+        }
+        let slot = snapshots.get_mut((owner as usize).wrapping_sub(1));
+        let Some(snapshot) = slot.and_then(Option::as_mut) else {
+            let text = format!("owned by snapshot slot {owner}, which is free: a writer frees it");
+            self.finding(Severity::Leak, region, Some(index), &text);
+            self.leaked.push(id);
+            if self.leaked.len() == LEAKS_MAX {
+                self.corrupt(region, Some(index), "too many entries are owned by free slots");
+            }
+            return None;
+        };
+        if run == 0 {
+            return Some((owner, logical, id));
+        }
+        let runs = &mut snapshot.layer.runs;
+        let before = runs.range(..logical + run).next_back();
+        let overlaps = before.is_some_and(|(start, (length, _))| start + length > logical);
+        runs.insert(logical, (run, id));
+        if overlaps {
+            self.claimed_twice(id);
+        }
+        None
+    }
+
+    fn claimed_twice(&mut self, id: u32) {
+        let (region, index) = place_of(id);
+        self.corrupt(region, Some(index), "another entry claims the same volume extent");
     }
 
     fn assemble(
@@ -397,5 +426,13 @@ impl Loader {
 
     fn ring_groups(&self) -> VecDeque<(u64, u32, u32)> {
         self.groups.iter().map(|(sequence, at, blocks, _)| (*sequence, *at, *blocks)).collect()
+    }
+}
+
+/// Region and index there of an entry.
+fn place_of(id: u32) -> (RegionKind, u32) {
+    match id.checked_sub(SPARE_BASE) {
+        Some(index) => (RegionKind::Spares, index),
+        None => (RegionKind::Extents, id),
     }
 }
