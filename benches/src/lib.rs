@@ -50,14 +50,25 @@ pub fn open(path: &Path) -> Outcome<Store> {
     Ok(Store::open(path, &OpenOptions::default())?)
 }
 
-/// Does all background work there is; how long it took.
+/// Background work, by what it waits for.
+#[derive(Debug, Clone, Copy)]
+pub struct Drained {
+    /// Until everything deleted was merged or reclaimed, and its space could be used again.
+    pub merged: Duration,
+    /// From then on, until the space was given back to the file system or device.
+    pub given_back: Duration,
+}
+
+/// Does all background work there is.
 ///
 /// # Errors
 /// Those of [`Store::work`].
-pub fn drain(store: &Store) -> Outcome<Duration> {
+pub fn drain(store: &Store) -> Outcome<Drained> {
     let begun = Instant::now();
+    while store.info().snapshots_deleting > 0 && store.work(WORK_STEPS)?.done > 0 {}
+    let merged = begun.elapsed();
     while store.work(WORK_STEPS)?.remaining > 0 {}
-    Ok(begun.elapsed())
+    Ok(Drained { merged, given_back: begun.elapsed() - merged })
 }
 
 /// Runs something and says how long it took.

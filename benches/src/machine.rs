@@ -43,6 +43,14 @@ pub fn resident() -> [u64; 2] {
     ["VmRSS", "VmHWM"].map(|name| field(&status, name).and_then(kib).unwrap_or(0))
 }
 
+/// Time this thread has been on a CPU: on a busy machine, less than has passed.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let stat = read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = stat.split(' ').next().and_then(|word| word.parse().ok());
+    Duration::from_nanos(nanoseconds.unwrap_or(0))
+}
+
 /// Bytes the file system has allocated to a file.
 ///
 /// # Errors

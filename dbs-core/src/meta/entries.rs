@@ -1,5 +1,6 @@
 //! Extent and spare entries in memory: owner and per-block state. An extent whose blocks are all
-//! data costs 12 bytes; others add their two bitmaps.
+//! data costs 12 bytes; others add a bitmap of their data blocks, and of their zero blocks if they
+//! have any.
 
 use crate::format::entry::{EntryBytes, EntryHeader};
 use crate::format::record::FillState;
@@ -13,6 +14,8 @@ pub const SPARE_BASE: u32 = 1 << 30;
 const FULL: u32 = u32::MAX;
 /// `bits` of a free entry or a zero run.
 const NO_BITS: u32 = u32::MAX - 1;
+/// `bits` below [`NO_BITS`] with this bit are an index of `wide`, without it of `narrow`.
+const WIDE: u32 = 1 << 31;
 
 /// One entry.
 #[derive(Debug, Clone, Copy)]
@@ -31,9 +34,10 @@ pub struct Entries {
     spares: Vec<Entry>,
     /// Length of the zero run of each spare; 0 for a zero-only layer.
     runs: Vec<u32>,
-    /// Bitmaps of the partly filled: data words, then zero words.
-    slab: Vec<u64>,
-    slab_free: Vec<u32>,
+    /// Bitmaps of the partly filled without zero blocks: data words.
+    narrow: Slab,
+    /// Bitmaps of those with zero blocks: data words, then zero words.
+    wide: Slab,
     blocks: u32,
     words: usize,
 }
@@ -46,8 +50,8 @@ impl Entries {
             data: Vec::new(),
             spares: Vec::new(),
             runs: Vec::new(),
-            slab: Vec::new(),
-            slab_free: Vec::new(),
+            narrow: Slab::new(words),
+            wide: Slab::new(2 * words),
             blocks,
             words,
         }
@@ -85,8 +89,7 @@ impl Entries {
     /// Makes an entry a layer of `snapshot` at `logical`, all blocks absent.
     pub fn assign(&mut self, id: u32, snapshot: u32, logical: u32) {
         self.release(id);
-        let bits = self.take_bits();
-        self.slot(id).snapshot = snapshot;
+        let bits = self.take(false);
         *self.slot(id) = Entry { snapshot, logical, bits };
     }
 
@@ -105,9 +108,7 @@ impl Entries {
     /// Frees an entry.
     pub fn release(&mut self, id: u32) {
         let bits = self.slot(id).bits;
-        if bits < NO_BITS {
-            self.slab_free.push(bits);
-        }
+        self.give(bits);
         *self.slot(id) = FREE;
         if id >= SPARE_BASE {
             self.runs[spare(id)] = 0;
@@ -116,34 +117,29 @@ impl Entries {
 
     /// Sets the state of a range of blocks.
     pub fn fill(&mut self, id: u32, blocks: Range<u32>, state: FillState) {
-        let bits = self.get(id).bits;
-        if bits == FULL {
-            if state == FillState::Data {
-                return;
-            }
-            let bits = self.take_bits();
-            let start = self.bits_at(bits);
-            for word in 0..self.words {
-                self.slab[start + word] = word_mask(&(0..self.blocks), word);
-            }
-            self.slot(id).bits = bits;
+        if self.get(id).bits == FULL && state == FillState::Data {
+            return;
         }
-        let start = self.bits_at(self.get(id).bits);
+        let bits = self.own_bits(id, state == FillState::Zero);
+        let (all, words) = (0..self.blocks, self.words);
+        let (data, zero) = self.bitmaps_mut(bits).split_at_mut(words);
         let mut full = true;
-        for word in 0..self.words {
+        for word in 0..words {
             let mask = word_mask(&blocks, word);
-            let (data, zero) = (start + word, start + self.words + word);
-            self.slab[data] &= !mask;
-            self.slab[zero] &= !mask;
-            match state {
-                FillState::Absent => {}
-                FillState::Data => self.slab[data] |= mask,
-                FillState::Zero => self.slab[zero] |= mask,
+            data[word] &= !mask;
+            if state == FillState::Data {
+                data[word] |= mask;
             }
-            full &= self.slab[data] == word_mask(&(0..self.blocks), word);
+            if let Some(zero) = zero.get_mut(word) {
+                *zero &= !mask;
+                if state == FillState::Zero {
+                    *zero |= mask;
+                }
+            }
+            full &= data[word] == word_mask(&all, word);
         }
         if full {
-            self.slab_free.push(self.get(id).bits);
+            self.give(bits);
             self.slot(id).bits = FULL;
         }
     }
@@ -198,14 +194,14 @@ impl Entries {
         match self.get(id).bits {
             FULL => word_mask(&(0..self.blocks), word),
             NO_BITS => 0,
-            bits => self.slab[self.bits_at(bits) + word],
+            bits => self.bitmaps(bits)[word],
         }
     }
 
     fn zero_word(&self, id: u32, word: usize) -> u64 {
         match self.get(id).bits {
             FULL | NO_BITS => 0,
-            bits => self.slab[self.bits_at(bits) + self.words + word],
+            bits => self.bitmaps(bits).get(self.words + word).copied().unwrap_or(0),
         }
     }
 
@@ -220,22 +216,18 @@ impl Entries {
             self.assign_run(id, header.snapshot.get(), header.logical.get(), header.run.get());
             return;
         }
-        if bytes.data.iter().all(|byte| *byte == 0xff) {
-            *self.slot(id) = Entry {
-                snapshot: header.snapshot.get(),
-                logical: header.logical.get(),
-                bits: FULL,
-            };
-            return;
+        // Folds, not searches: for millions of entries the compiler's vectors pay.
+        let full = bytes.data.iter().fold(0xff, |all, byte| all & byte) == 0xff;
+        let any_zero = bytes.zero.iter().fold(0, |any, byte| any | byte) != 0;
+        let bits = if full { FULL } else { self.take(any_zero) };
+        if !full {
+            let words = self.words;
+            let (data, zero) = self.bitmaps_mut(bits).split_at_mut(words);
+            words_from(bytes.data, data);
+            words_from(bytes.zero, zero);
         }
-        self.assign(id, header.snapshot.get(), header.logical.get());
-        let start = self.bits_at(self.get(id).bits);
-        let words = self.words;
-        for (base, bytes) in [(start, bytes.data), (start + words, bytes.zero)] {
-            for (index, byte) in bytes.iter().enumerate() {
-                self.slab[base + index / 8] |= u64::from(*byte) << (index % 8 * 8);
-            }
-        }
+        *self.slot(id) =
+            Entry { snapshot: header.snapshot.get(), logical: header.logical.get(), bits };
     }
 
     /// Writes an entry's bytes to `out`, which is zeroed and as long as an entry.
@@ -280,20 +272,88 @@ impl Entries {
         &mut table[index]
     }
 
-    fn bits_at(&self, bits: u32) -> usize {
-        debug_assert!(bits < NO_BITS, "entry has no bitmaps");
-        bits as usize * 2 * self.words
+    /// Bitmaps of an entry to change, with room for zero blocks if `wide`.
+    fn own_bits(&mut self, id: u32, wide: bool) -> u32 {
+        let old = self.get(id).bits;
+        debug_assert!(old != NO_BITS, "entry has no bitmaps");
+        if old < NO_BITS && (old & WIDE != 0 || !wide) {
+            return old;
+        }
+        let new = self.take(wide);
+        for word in 0..self.words {
+            let data = self.data_word(id, word);
+            self.bitmaps_mut(new)[word] = data;
+        }
+        self.give(old);
+        self.slot(id).bits = new;
+        new
     }
 
-    fn take_bits(&mut self) -> u32 {
-        let bits = self.slab_free.pop().unwrap_or_else(|| {
-            let bits = self.slab.len() / (2 * self.words);
-            self.slab.resize(self.slab.len() + 2 * self.words, 0);
-            bits as u32
-        });
-        let start = self.bits_at(bits);
-        self.slab[start..start + 2 * self.words].fill(0);
-        bits
+    fn take(&mut self, wide: bool) -> u32 {
+        if wide { self.wide.take() | WIDE } else { self.narrow.take() }
+    }
+
+    fn give(&mut self, bits: u32) {
+        match bits {
+            FULL | NO_BITS => {}
+            bits if bits & WIDE != 0 => self.wide.free.push(bits & !WIDE),
+            bits => self.narrow.free.push(bits),
+        }
+    }
+
+    fn bitmaps(&self, bits: u32) -> &[u64] {
+        debug_assert!(bits < NO_BITS, "entry has no bitmaps");
+        if bits & WIDE != 0 { self.wide.get(bits & !WIDE) } else { self.narrow.get(bits) }
+    }
+
+    fn bitmaps_mut(&mut self, bits: u32) -> &mut [u64] {
+        debug_assert!(bits < NO_BITS, "entry has no bitmaps");
+        if bits & WIDE != 0 { self.wide.get_mut(bits & !WIDE) } else { self.narrow.get_mut(bits) }
+    }
+}
+
+/// Bitmaps of one length, many to an allocation.
+#[derive(Debug)]
+struct Slab {
+    words: usize,
+    all: Vec<u64>,
+    free: Vec<u32>,
+}
+
+impl Slab {
+    fn new(words: usize) -> Self {
+        Self { words, all: Vec::new(), free: Vec::new() }
+    }
+
+    /// An index whose words are zero.
+    fn take(&mut self) -> u32 {
+        match self.free.pop() {
+            Some(index) => {
+                self.get_mut(index).fill(0);
+                index
+            }
+            None => {
+                self.all.resize(self.all.len() + self.words, 0);
+                (self.all.len() / self.words) as u32 - 1
+            }
+        }
+    }
+
+    fn get(&self, index: u32) -> &[u64] {
+        &self.all[index as usize * self.words..][..self.words]
+    }
+
+    fn get_mut(&mut self, index: u32) -> &mut [u64] {
+        &mut self.all[index as usize * self.words..][..self.words]
+    }
+}
+
+/// Little-endian bytes to words, as many as both have.
+fn words_from(bytes: &[u8], out: &mut [u64]) {
+    for (bytes, out) in bytes.chunks(8).zip(out) {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        *out = u64::from_le_bytes(word);
     }
 }
 
@@ -395,7 +455,8 @@ mod tests {
         assert_eq!(entries.data_bits(3).count(), 50);
         assert!(entries.data_bits(3).runs(256).eq(std::iter::once(10..60)));
         entries.fill(3, 0..256, FillState::Data);
-        assert_eq!(entries.slab_free.len(), 1, "a full extent keeps no bitmaps");
+        let free = (entries.narrow.free.len(), entries.wide.free.len());
+        assert_eq!(free, (1, 1), "a full extent keeps no bitmaps");
         entries.fill(3, 5..6, FillState::Absent);
         assert_eq!(entries.data_bits(3).count(), 255);
         assert!(entries.all_data(3, &(6..256)) && !entries.all_data(3, &(5..6)));

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 /// Volume extents in a piece of the map.
-const PIECE: u32 = 512;
-/// A piece with more entries than this becomes an array.
-const SPARSE_MAX: usize = 128;
+const PIECE: u32 = 2048;
+/// A piece with more entries than this becomes an array, which is smaller then.
+const SPARSE_MAX: usize = PIECE as usize * size_of::<u32>() / size_of::<Item>();
 /// Array value for "no entry".
 const NONE: u32 = u32::MAX;
 
@@ -20,50 +20,159 @@ pub struct Layer {
 
 #[derive(Debug)]
 enum Piece {
-    Sparse(Vec<(u16, u32)>),
+    /// Neighbours that lie in the same order on the device: first key, number, first id.
+    Run(u16, u16, u32),
+    /// A few entries, by key.
+    Sparse(Vec<Item>),
+    /// An entry or [`NONE`] by key.
     Dense(Box<[u32; PIECE as usize]>),
+}
+
+/// Key and id in 6 bytes.
+#[derive(Debug, Clone, Copy)]
+struct Item([u16; 3]);
+
+impl Item {
+    fn new(key: u16, id: u32) -> Self {
+        Self([key, id as u16, (id >> 16) as u16])
+    }
+
+    fn key(self) -> u16 {
+        self.0[0]
+    }
+
+    fn id(self) -> u32 {
+        u32::from(self.0[1]) | u32::from(self.0[2]) << 16
+    }
+}
+
+impl Piece {
+    /// Entries as (key, id), ascending, in the form that needs the least memory.
+    fn new(entries: &[(u16, u32)]) -> Self {
+        let (start, first) = entries.first().copied().unwrap_or_default();
+        let in_order = (start..).zip(first..).take(entries.len()).eq(entries.iter().copied());
+        if in_order {
+            return Self::Run(start, entries.len() as u16, first);
+        }
+        if entries.len() <= SPARSE_MAX {
+            return Self::Sparse(entries.iter().map(|(key, id)| Item::new(*key, *id)).collect());
+        }
+        let mut array = Box::new([NONE; PIECE as usize]);
+        entries.iter().for_each(|(key, id)| array[*key as usize] = *id);
+        Self::Dense(array)
+    }
+
+    #[inline]
+    fn get(&self, key: u16) -> Option<u32> {
+        match self {
+            Self::Run(start, count, first) => {
+                let index = key.wrapping_sub(*start);
+                (index < *count).then(|| first + u32::from(index))
+            }
+            Self::Sparse(list) => {
+                list.binary_search_by_key(&key, |item| item.key()).ok().map(|at| list[at].id())
+            }
+            Self::Dense(array) => Some(array[key as usize]).filter(|id| *id != NONE),
+        }
+    }
+
+    /// Sets an entry; returns the one it replaces.
+    fn insert(&mut self, key: u16, id: u32) -> Option<u32> {
+        if let Self::Run(start, count, first) = self {
+            if key == *start + *count && id == *first + u32::from(*count) {
+                *count += 1;
+                return None;
+            }
+        }
+        match self.changeable() {
+            Self::Sparse(list) => match list.binary_search_by_key(&key, |item| item.key()) {
+                Ok(at) => Some(std::mem::replace(&mut list[at], Item::new(key, id)).id()),
+                Err(at) => {
+                    if list.len() == list.capacity() {
+                        // Doubling would waste what the compact form saves.
+                        list.reserve_exact(4.max(list.len() / 4));
+                    }
+                    list.insert(at, Item::new(key, id));
+                    if list.len() > SPARSE_MAX {
+                        *self = Self::new(&self.iter().collect::<Vec<_>>());
+                    }
+                    None
+                }
+            },
+            Self::Dense(array) => {
+                let old = std::mem::replace(&mut array[key as usize], id);
+                (old != NONE).then_some(old)
+            }
+            Self::Run(..) => unreachable!("changeable"),
+        }
+    }
+
+    /// Removes an entry; returns it.
+    fn remove(&mut self, key: u16) -> Option<u32> {
+        let old = self.get(key)?;
+        if let Self::Run(start, count, first) = self
+            && key == *start
+        {
+            // How background work goes through a layer.
+            *self = Self::Run(*start + 1, *count - 1, *first + 1);
+            return Some(old);
+        }
+        match self.changeable() {
+            Self::Sparse(list) => list.retain(|item| item.key() != key),
+            Self::Dense(array) => array[key as usize] = NONE,
+            Self::Run(..) => unreachable!("changeable"),
+        }
+        Some(old)
+    }
+
+    /// The piece in a form that can take any change.
+    fn changeable(&mut self) -> &mut Self {
+        if let Self::Run(_, count, _) = self {
+            if usize::from(*count) <= SPARSE_MAX {
+                *self = Self::Sparse(self.iter().map(|(key, id)| Item::new(key, id)).collect());
+            } else {
+                let mut array = Box::new([NONE; PIECE as usize]);
+                self.iter().for_each(|(key, id)| array[key as usize] = id);
+                *self = Self::Dense(array);
+            }
+        }
+        self
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Run(_, count, _) => *count == 0,
+            Self::Sparse(list) => list.is_empty(),
+            Self::Dense(array) => array.iter().all(|id| *id == NONE),
+        }
+    }
+
+    /// Entries as (key, id), ascending.
+    fn iter(&self) -> impl Iterator<Item = (u16, u32)> {
+        let (run, list, array) = match self {
+            Self::Run(start, count, first) => ((*start, *count, *first), [].as_slice(), &[][..]),
+            Self::Sparse(list) => ((0, 0, 0), list.as_slice(), &[][..]),
+            Self::Dense(array) => ((0, 0, 0), [].as_slice(), array.as_slice()),
+        };
+        let run = (run.0..run.0 + run.1).zip(run.2..);
+        let sparse = list.iter().map(|item| (item.key(), item.id()));
+        let dense = (0..).zip(array.iter().copied()).filter(|(_, id)| *id != NONE);
+        run.chain(sparse).chain(dense)
+    }
 }
 
 impl Layer {
     /// The entry for a volume extent.
     #[inline]
     pub fn get(&self, logical: u32) -> Option<u32> {
-        match self.pieces.get(&(logical / PIECE))? {
-            Piece::Sparse(list) => {
-                let index = list.binary_search_by_key(&key(logical), |item| item.0).ok()?;
-                Some(list[index].1)
-            }
-            Piece::Dense(array) => {
-                let id = array[key(logical) as usize];
-                (id != NONE).then_some(id)
-            }
-        }
+        self.pieces.get(&(logical / PIECE))?.get(key(logical))
     }
 
     /// Sets the entry for a volume extent; returns the one it replaces.
     pub fn insert(&mut self, logical: u32, id: u32) -> Option<u32> {
-        let piece = self.pieces.entry(logical / PIECE).or_insert_with(|| Piece::Sparse(Vec::new()));
         let key = key(logical);
-        let old = match piece {
-            Piece::Sparse(list) => match list.binary_search_by_key(&key, |item| item.0) {
-                Ok(index) => Some(std::mem::replace(&mut list[index].1, id)),
-                Err(index) => {
-                    list.insert(index, (key, id));
-                    None
-                }
-            },
-            Piece::Dense(array) => {
-                let old = std::mem::replace(&mut array[key as usize], id);
-                (old != NONE).then_some(old)
-            }
-        };
-        if let Piece::Sparse(list) = piece
-            && list.len() > SPARSE_MAX
-        {
-            let mut array = Box::new([NONE; PIECE as usize]);
-            list.iter().for_each(|(key, id)| array[*key as usize] = *id);
-            *piece = Piece::Dense(array);
-        }
+        let piece = self.pieces.entry(logical / PIECE).or_insert(Piece::Run(key, 0, id));
+        let old = piece.insert(key, id);
         self.len += u32::from(old.is_none());
         old
     }
@@ -71,24 +180,27 @@ impl Layer {
     /// Removes the entry for a volume extent.
     pub fn remove(&mut self, logical: u32) -> Option<u32> {
         let piece = self.pieces.get_mut(&(logical / PIECE))?;
-        let (old, empty) = match piece {
-            Piece::Sparse(list) => {
-                let index = list.binary_search_by_key(&key(logical), |item| item.0).ok()?;
-                (list.remove(index).1, list.is_empty())
-            }
-            Piece::Dense(array) => {
-                let old = std::mem::replace(&mut array[key(logical) as usize], NONE);
-                if old == NONE {
-                    return None;
-                }
-                (old, array.iter().all(|id| *id == NONE))
-            }
-        };
-        if empty {
+        let old = piece.remove(key(logical))?;
+        if piece.is_empty() {
             self.pieces.remove(&(logical / PIECE));
         }
         self.len -= 1;
         Some(old)
+    }
+
+    /// Takes all entries of an empty layer, as (volume extent, id), ascending and distinct.
+    pub fn fill(&mut self, entries: impl Iterator<Item = (u32, u32)>) {
+        let mut entries = entries.peekable();
+        let mut some = Vec::new();
+        while let Some((logical, _)) = entries.peek() {
+            let piece = logical / PIECE;
+            some.clear();
+            while let Some((logical, id)) = entries.next_if(|(at, _)| at / PIECE == piece) {
+                some.push((key(logical), id));
+            }
+            self.len += some.len() as u32;
+            self.pieces.insert(piece, Piece::new(&some));
+        }
     }
 
     /// Number of entries.
@@ -105,13 +217,8 @@ impl Layer {
     pub fn iter_from(&self, logical: u32) -> impl Iterator<Item = (u32, u32)> {
         self.pieces.range(logical / PIECE..).flat_map(move |(piece, content)| {
             let base = piece * PIECE;
-            let (list, array) = match content {
-                Piece::Sparse(list) => (list.as_slice(), [].as_slice()),
-                Piece::Dense(array) => ([].as_slice(), array.as_slice()),
-            };
-            let sparse = list.iter().map(move |(key, id)| (base + u32::from(*key), *id));
-            let dense = array.iter().enumerate().map(move |(key, id)| (base + key as u32, *id));
-            sparse.chain(dense.filter(|(_, id)| *id != NONE)).filter(move |(at, _)| *at >= logical)
+            let all = content.iter().map(move |(key, id)| (base + u32::from(key), id));
+            all.filter(move |(at, _)| *at >= logical)
         })
     }
 
@@ -144,19 +251,48 @@ mod tests {
         let mut layer = Layer::default();
         let mut model = BTreeMap::new();
         let mut rng = fastrand::Rng::with_seed(1);
-        for step in 0..20_000 {
-            let logical = rng.u32(..1500);
-            if rng.u32(..3) == 0 {
+        for step in 0..60_000 {
+            let logical = rng.u32(..5000);
+            // Falls back to few entries in the middle, after arrays were made.
+            let removed = if step / 20_000 == 1 { 3 } else { 1 };
+            if rng.u32(..4) < removed {
                 assert_eq!(layer.remove(logical), model.remove(&logical));
             } else {
                 assert_eq!(layer.insert(logical, step), model.insert(logical, step));
             }
             assert_eq!(layer.len() as usize, model.len());
+            if step % 5000 == 0 {
+                layer = Layer::default();
+                layer.fill(model.iter().map(|(k, v)| (*k, *v)));
+            }
         }
         assert!(layer.iter().eq(model.iter().map(|(k, v)| (*k, *v))));
         assert!(layer.iter_from(700).eq(model.range(700..).map(|(k, v)| (*k, *v))));
-        for logical in 0..1500 {
+        for logical in 0..5000 {
             assert_eq!(layer.get(logical), model.get(&logical).copied());
         }
+    }
+    #[test]
+    fn neighbours_in_order_need_no_array() {
+        let is_run = |layer: &Layer| layer.pieces.values().all(|p| matches!(p, Piece::Run(..)));
+        let all = || (PIECE - 9..3 * PIECE).map(|at| (at, at + 100));
+        let mut layer = Layer::default();
+        all().for_each(|(at, id)| assert_eq!(layer.insert(at, id), None));
+        assert!(is_run(&layer) && layer.iter().eq(all()));
+        let mut loaded = Layer::default();
+        loaded.fill(all());
+        assert!(is_run(&loaded) && loaded.iter().eq(all()) && loaded.len() == layer.len());
+        for middle in [PIECE - 5, 2 * PIECE - 1, 2 * PIECE + 1] {
+            assert_eq!(layer.remove(middle), Some(middle + 100));
+            assert_eq!((layer.get(middle), layer.remove(middle)), (None, None));
+            assert_eq!(layer.insert(middle, 5), None);
+            assert_eq!(layer.insert(middle, middle + 100), Some(5));
+            assert!(layer.iter().eq(all()));
+        }
+        for (at, id) in all() {
+            assert_eq!(loaded.remove(at), Some(id));
+            assert!(is_run(&loaded) && loaded.get(at).is_none());
+        }
+        assert!(loaded.is_empty());
     }
 }

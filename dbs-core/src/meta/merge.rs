@@ -195,10 +195,11 @@ impl Meta {
             self.snapshot_mut(id).layer.remove(*logical);
             self.free_entry(*entry);
         }
-        if some.len() < ENTRIES_PER_STEP {
-            let runs = std::mem::take(&mut self.snapshot_mut(id).layer.runs);
-            runs.into_values().for_each(|(_, spare)| self.free_entry(spare));
-            self.unlink(id);
+        for _ in some.len()..ENTRIES_PER_STEP {
+            match self.snapshot_mut(id).layer.runs.pop_first() {
+                Some((_, (_, spare))) => self.free_entry(spare),
+                None => return self.unlink(id),
+            }
         }
     }
 

@@ -61,6 +61,13 @@ impl Store {
         if let Some(warning) = warning {
             store.inner.warn(warning);
         }
+        let physical = opened.info.physical_block_bytes;
+        if opened.info.is_block_device && u64::from(physical) < BLOCK_BYTES {
+            store.inner.warn(format!(
+                "the device writes {physical} bytes at once: a power loss may leave a mix of old \
+                 and new sectors in a block that was overwritten and not flushed"
+            ));
+        }
         Ok(store)
     }
 

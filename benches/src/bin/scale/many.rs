@@ -58,12 +58,12 @@ pub fn measure(bench: &Bench) -> Outcome<Table> {
     }
     contents[0].verify(&store.volume(&clone_names[1])?)?;
     add("delete clones", each(&clone_names, |name| store.delete_volume(name))?);
-    add("reclaim their space", vec![drain(&store)?]);
+    add("reclaim their space", vec![drain(&store)?.merged]);
     for (name, content) in names.iter().zip(&contents) {
         content.verify(&store.volume(name)?)?;
     }
     add("delete volumes", each(&names, |name| store.delete_volume(name))?);
-    add("reclaim their space", vec![drain(&store)?]);
+    add("reclaim their space", vec![drain(&store)?.merged]);
     finish(store, &path)?;
     let memory = mib(probed.memory);
     table.row(&[&format!("open with them all ({memory} of memory)"), &time(probed.time), &"", &""]);

@@ -1,6 +1,6 @@
 //! Opening a store in a process of its own, so that its memory is nobody else's.
 
-use dbs_benches::machine::{forget_cached, resident};
+use dbs_benches::machine::{cpu_time, forget_cached, resident};
 use dbs_benches::{Outcome, open, timed};
 use std::path::Path;
 use std::process::Command;
@@ -11,6 +11,8 @@ use std::time::Duration;
 pub struct Probe {
     /// Until it can be used.
     pub time: Duration,
+    /// Of that, on the CPU.
+    pub cpu: Duration,
     /// Bytes of memory it holds then.
     pub memory: u64,
     /// Bytes of memory it held at most on the way.
@@ -31,8 +33,9 @@ pub fn probe(store: &Path) -> Outcome<Probe> {
     let text = String::from_utf8(output.stdout)?;
     let figures = text.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>()?;
     match figures[..] {
-        [nanoseconds, memory, peak] => {
-            Ok(Probe { time: Duration::from_nanos(nanoseconds), memory, peak })
+        [time, cpu, memory, peak] => {
+            let [time, cpu] = [time, cpu].map(Duration::from_nanos);
+            Ok(Probe { time, cpu, memory, peak })
         }
         _ => Err(format!("unexpected answer {text:?}").into()),
     }
@@ -43,9 +46,10 @@ pub fn probe(store: &Path) -> Outcome<Probe> {
 /// # Errors
 /// Those of opening and closing.
 pub fn answer(store: &Path) -> Outcome<()> {
-    let [before, _] = resident();
+    let ([before, _], cpu_before) = (resident(), cpu_time());
     let (store, time) = timed(|| open(store))?;
-    let [after, peak] = resident();
-    println!("{} {} {}", time.as_nanos(), after.saturating_sub(before), peak - before);
+    let ([after, peak], cpu) = (resident(), cpu_time() - cpu_before);
+    let memory = after.saturating_sub(before);
+    println!("{} {} {memory} {}", time.as_nanos(), cpu.as_nanos(), peak - before);
     Ok(store.close()?)
 }

@@ -56,9 +56,9 @@ pub fn measure(bench: &Bench) -> Outcome<Table> {
     })?;
     rng.shuffle(&mut taken);
     let mut delete = Vec::new();
-    let mut total = Duration::ZERO;
+    let mut total = [Duration::ZERO; 2];
     let beside = write_during(&volume, &mut content, || {
-        total = timed(|| delete_all(&store, &mut taken, &mut delete, &mut rng))?.1;
+        total = delete_all(&store, &mut taken, &mut delete, &mut rng)?;
         Ok(())
     })?;
     content.verify(&volume)?;
@@ -75,21 +75,25 @@ fn table(
     count: usize,
     size: u64,
     [create, delete]: [Vec<Duration>; 2],
-    total: Duration,
+    [merged, given_back]: [Duration; 2],
     writers: [Written; 2],
 ) -> Table {
     let title = format!("{count} snapshots of a volume of {} MiB", size >> 20);
     let mut table = Table::new(&title, &["what", "median", "99 %", "longest", "in all"]);
-    for (what, times, all) in [
-        ("take a snapshot, with random writes between", create, None),
-        ("delete a snapshot, in random order beside a writer", delete, None),
+    for (what, times) in [
+        ("take a snapshot, with random writes between", create),
+        ("delete a snapshot, in random order beside a writer", delete),
     ] {
-        let sum = all.unwrap_or(times.iter().sum());
+        let sum: Duration = times.iter().sum();
         let [p50, p99, max] = spread(times).map(time);
         table.row(&[&what, &p50, &p99, &max, &time(sum)]);
     }
-    let dash = "";
-    table.row(&[&"until all were deleted and merged", &dash, &dash, &dash, &time(total)]);
+    for (what, total) in [
+        ("until all were deleted and merged", merged),
+        ("until their space was given back to the file system", given_back),
+    ] {
+        table.row(&[&what, &"", &"", &"", &time(total)]);
+    }
     for (what, writer) in ["alone", "beside deletion and merging"].iter().zip(writers) {
         let rate = writer.times.len() as f64 / writer.elapsed.as_secs_f64();
         let [p50, p99, max] = spread(writer.times).map(time);
@@ -99,13 +103,14 @@ fn table(
     table
 }
 
-/// Deletes all snapshots, verifying some before they go, and waits until the last is merged.
+/// Deletes all snapshots, verifying some before they go, and waits until the last is merged and
+/// its space given back; how long either took from the start.
 fn delete_all(
     store: &Store,
     taken: &mut Vec<(String, Content)>,
     delete: &mut Vec<Duration>,
     rng: &mut Rng,
-) -> Outcome<()> {
+) -> Outcome<[Duration; 2]> {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let merger = scope.spawn(|| merge(store, &done));
@@ -121,18 +126,24 @@ fn delete_all(
         };
         let deleted = step();
         done.store(true, Ordering::Relaxed);
-        merger.join().map_err(|_| "the merging thread panicked")??;
-        deleted
+        let times = merger.join().map_err(|_| "the merging thread panicked")??;
+        deleted.map(|()| times)
     })
 }
 
-/// Works in the background until told that no more comes and nothing is left.
-fn merge(store: &Store, done: &AtomicBool) -> Outcome<()> {
+/// Works in the background until told that no more comes and nothing is left; when all was merged,
+/// and when all space was given back.
+fn merge(store: &Store, done: &AtomicBool) -> Outcome<[Duration; 2]> {
+    let begun = Instant::now();
+    let mut merged = None;
     loop {
         let last = done.load(Ordering::Relaxed);
         let (report, took) = timed(|| store.work(STEPS))?;
-        if report.remaining == 0 && last {
-            return Ok(());
+        if last && store.info().snapshots_deleting == 0 {
+            let merged = *merged.get_or_insert_with(|| begun.elapsed());
+            if report.remaining == 0 {
+                return Ok([merged, begun.elapsed()]);
+            }
         }
         thread::sleep(took.max(PAUSE_MIN));
     }

@@ -35,8 +35,16 @@ const CASES: [(&str, u32, Filling, usize); 5] = [
 pub fn measure(bench: &Bench) -> Outcome<Table> {
     let size: u64 = bench.pick(4 << 40, 16 << 30);
     let title = format!("Opening a store of {} GiB, all of it in use", size >> 30);
-    let columns =
-        ["extents", "open", "reading its bytes alone", "memory", "peak", "per TiB", "budget"];
+    let columns = [
+        "extents",
+        "open",
+        "of it on the CPU",
+        "reading its bytes alone",
+        "memory",
+        "peak",
+        "per TiB",
+        "budget",
+    ];
     let mut table = Table::new(&title, &columns);
     for (number, (name, layers, filling, budget)) in CASES.into_iter().enumerate() {
         let path = bench.init(&format!("terabytes{number}.dbs"), size)?;
@@ -48,6 +56,7 @@ pub fn measure(bench: &Bench) -> Outcome<Table> {
         table.row(&[
             &format!("{} {name}", filled.extents),
             &time(probed.time),
+            &time(probed.cpu),
             &time(reading),
             &mib(probed.memory),
             &mib(probed.peak),

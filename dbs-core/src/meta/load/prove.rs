@@ -1,0 +1,438 @@
+//! Proving that what was loaded fits together, and building the state from it.
+
+use super::{LEAKS_MAX, Loader};
+use crate::error::{Error, Result};
+use crate::format::RegionKind;
+use crate::format::geometry::LABEL_BLOCKS;
+use crate::format::record::Record;
+use crate::format::slots::{
+    self, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SNAPSHOT_LABELLED, SnapshotSlot,
+    VolumeSlot,
+};
+use crate::info::{CheckReport, Finding, Severity};
+use crate::limits::{EXTENT_MIN_BYTES, LABELS_MAX_BYTES, VOLUME_MAX_BYTES};
+use crate::meta::alloc::{Allocator, FreeSet};
+use crate::meta::entries::{Entries, SPARE_BASE};
+use crate::meta::layer::Layer;
+use crate::meta::locks::{Fence, RangeLocks};
+use crate::meta::log::{Log, Ring};
+use crate::meta::{Meta, Snapshot, Volume, names};
+use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use zerocopy::FromZeros;
+
+impl Loader {
+    /// Proves that everything fits together and builds the state. With `strict`, anything corrupt
+    /// is an error; otherwise look at [`Loader::findings`] first.
+    ///
+    /// # Errors
+    /// `Corrupt` with the first finding.
+    pub fn finish(mut self, session: u64, boot: [u8; 16]) -> Result<(Meta, Vec<Finding>)> {
+        self.first_corruption()?;
+        let (volumes, names) = self.build_volumes();
+        let mut snapshots = self.build_snapshots(&volumes);
+        self.link(&mut snapshots);
+        self.first_corruption()?;
+        self.check_heads(&volumes, &snapshots);
+        let volumes = self.name_snapshots(volumes, &snapshots);
+        self.build_layers(&mut snapshots);
+        self.first_corruption()?;
+        Ok(self.assemble(volumes, names, snapshots, (session, boot)))
+    }
+
+    /// Proves as much as can be proven of a store that may be damaged, and reports it.
+    pub fn verify(mut self) -> CheckReport {
+        let (volumes, _) = self.build_volumes();
+        let mut snapshots = self.build_snapshots(&volumes);
+        self.link(&mut snapshots);
+        self.check_heads(&volumes, &snapshots);
+        let volumes = self.name_snapshots(volumes, &snapshots);
+        self.build_layers(&mut snapshots);
+        CheckReport {
+            blocks_checked: self.blocks_read,
+            extents_checked: self.entries.used().count() as u64,
+            volumes_checked: volumes.iter().flatten().count() as u64,
+            snapshots_checked: snapshots.iter().flatten().count() as u64,
+            findings: self.findings,
+        }
+    }
+
+    fn first_corruption(&self) -> Result<()> {
+        match self.findings.iter().find(|f| f.severity == Severity::Corrupt) {
+            None => Ok(()),
+            Some(f) => {
+                let index = f.index.map_or(String::new(), |index| format!(" {index}"));
+                Err(Error::corrupt(format!(
+                    "{}{index}: {}; `dbs check` lists all damage",
+                    f.region, f.message
+                )))
+            }
+        }
+    }
+
+    fn build_volumes(&mut self) -> (Vec<Option<Volume>>, HashMap<String, VolumeId>) {
+        let mut volumes = Vec::new();
+        let mut names = HashMap::new();
+        for (index, slot) in std::mem::take(&mut self.volumes).into_iter().enumerate() {
+            if slot == VolumeSlot::new_zeroed() {
+                volumes.push(None);
+                continue;
+            }
+            let name = slots::decode_name(&slot.name, slot.name_bytes).unwrap_or_default();
+            let size = slot.size.get();
+            let sane = names::check("volume", name).is_ok()
+                && size != 0
+                && size.is_multiple_of(SECTOR_BYTES)
+                && size <= VOLUME_MAX_BYTES
+                && index < self.geometry.volumes as usize
+                && slot.flags.get() == 0;
+            let twin = names.insert(name.to_owned(), VolumeId(index as u32 + 1)).is_some();
+            if !sane || twin {
+                self.corrupt(RegionKind::Volumes, Some(index as u32), "impossible volume slot");
+            }
+            volumes.push(Some(Volume {
+                name: name.to_owned(),
+                uuid: slot.uuid,
+                size,
+                created_ns: slot.created_ns.get(),
+                revision: slot.revision.get(),
+                head: SnapshotId(slot.head.get()),
+                snapshots: BTreeMap::new(),
+            }));
+        }
+        (volumes, names)
+    }
+
+    fn build_snapshots(&mut self, volumes: &[Option<Volume>]) -> Vec<Option<Snapshot>> {
+        let mut snapshots = Vec::new();
+        for (index, slot) in std::mem::take(&mut self.snapshots).into_iter().enumerate() {
+            if slot.used == 0 && slot == SnapshotSlot::new_zeroed() {
+                snapshots.push(None);
+                continue;
+            }
+            let flags = slot.flags.get();
+            let (head, deleted) = (flags & SNAPSHOT_HEAD != 0, flags & SNAPSHOT_DELETED != 0);
+            let name = slots::decode_name(&slot.name, slot.name_bytes);
+            let named = name.is_some_and(|name| names::check("snapshot", name).is_ok());
+            let unnamed = name == Some("");
+            let volume = slot.volume.get() as usize;
+            let has_volume = volume != 0 && volumes.get(volume - 1).is_some_and(Option::is_some);
+            let size = slot.size.get();
+            let sane = slot.used == 1
+                && size != 0
+                && size.is_multiple_of(SECTOR_BYTES)
+                && size <= VOLUME_MAX_BYTES
+                && flags & !SNAPSHOT_FLAGS == 0
+                && !(head && deleted)
+                && (if head || deleted { unnamed } else { named })
+                && (has_volume || (deleted && volume == 0))
+                && index < self.geometry.snapshots as usize;
+            if !sane {
+                self.corrupt(RegionKind::Snapshots, Some(index as u32), "impossible snapshot slot");
+            }
+            let labels = self.build_labels(index as u32, flags);
+            snapshots.push(Some(Snapshot {
+                name: name.unwrap_or_default().to_owned(),
+                uuid: slot.uuid,
+                size: slot.size.get(),
+                created_ns: slot.created_ns.get(),
+                revision: slot.revision.get(),
+                volume: VolumeId(volume as u32),
+                parent: SnapshotId(slot.parent.get()),
+                flags,
+                labels,
+                children: BTreeSet::new(),
+                layer: Layer::default(),
+            }));
+        }
+        snapshots
+    }
+
+    fn build_labels(&mut self, index: u32, flags: u32) -> Vec<u8> {
+        if flags & SNAPSHOT_LABELLED == 0 {
+            return Vec::new();
+        }
+        let mut all = Vec::new();
+        for part in 0..LABEL_BLOCKS {
+            let mut bytes = self.labels.remove(&(index * LABEL_BLOCKS + part)).unwrap_or_default();
+            bytes.resize(crate::format::PAYLOAD_BYTES, 0);
+            all.extend_from_slice(&bytes);
+        }
+        let length = u32::from_le_bytes([all[0], all[1], all[2], all[3]]) as usize;
+        let labels = all.get(4..4usize.saturating_add(length)).map(<[u8]>::to_vec);
+        match labels {
+            Some(labels)
+                if length <= LABELS_MAX_BYTES
+                    && crate::format::labels::decode(&labels).is_some() =>
+            {
+                labels
+            }
+            _ => {
+                self.corrupt(RegionKind::Labels, Some(index * LABEL_BLOCKS), "impossible labels");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Fills in children, and proves that parents exist and lead to a root.
+    fn link(&mut self, snapshots: &mut [Option<Snapshot>]) {
+        let parents: Vec<_> =
+            snapshots.iter().map(|s| s.as_ref().map_or(0, |s| s.parent.0)).collect();
+        let used: Vec<_> = snapshots.iter().map(Option::is_some).collect();
+        for (index, parent) in parents.iter().enumerate() {
+            let at = *parent as usize;
+            if at == 0 {
+                continue;
+            }
+            match snapshots.get_mut(at - 1).and_then(Option::as_mut) {
+                Some(parent) => {
+                    parent.children.insert(index as u32 + 1);
+                }
+                None => {
+                    self.corrupt(
+                        RegionKind::Snapshots,
+                        Some(index as u32),
+                        "parent does not exist",
+                    );
+                }
+            }
+        }
+        // 0 unknown, 1 on the present path, 2 leads to a root.
+        let mut state = vec![0u8; parents.len()];
+        for start in (0..parents.len()).filter(|index| used[*index]) {
+            let mut path = Vec::new();
+            let mut at = start;
+            let mut ends = false;
+            while state[at] == 0 {
+                state[at] = 1;
+                path.push(at);
+                match parents[at] as usize {
+                    parent if (1..=parents.len()).contains(&parent) => at = parent - 1,
+                    _ => {
+                        ends = true;
+                        break;
+                    }
+                }
+            }
+            if !ends && state[at] == 1 {
+                self.corrupt(RegionKind::Snapshots, Some(start as u32), "its parents form a loop");
+            }
+            path.into_iter().for_each(|index| state[index] = 2);
+        }
+    }
+
+    fn check_heads(&mut self, volumes: &[Option<Volume>], snapshots: &[Option<Snapshot>]) {
+        let get =
+            |id: SnapshotId| snapshots.get(id.index().wrapping_sub(1)).and_then(Option::as_ref);
+        let mut heads = BTreeSet::new();
+        for (index, volume) in volumes.iter().enumerate() {
+            let Some(volume) = volume else { continue };
+            let head = get(volume.head);
+            if head.is_none_or(|h| {
+                !h.head() || h.volume.index() != index + 1 || !h.children.is_empty()
+            }) {
+                self.corrupt(
+                    RegionKind::Volumes,
+                    Some(index as u32),
+                    "its head is not a head of it",
+                );
+            }
+            heads.insert(volume.head.0);
+        }
+        for (index, snapshot) in snapshots.iter().enumerate() {
+            let stray = snapshot.as_ref().is_some_and(|s| s.head());
+            if stray && !heads.contains(&(index as u32 + 1)) {
+                self.corrupt(RegionKind::Snapshots, Some(index as u32), "a head of no volume");
+            }
+        }
+    }
+
+    fn name_snapshots(
+        &mut self,
+        mut volumes: Vec<Option<Volume>>,
+        snapshots: &[Option<Snapshot>],
+    ) -> Vec<Option<Volume>> {
+        for (index, snapshot) in snapshots.iter().enumerate() {
+            let Some(snapshot) = snapshot.as_ref().filter(|s| s.live() && !s.head()) else {
+                continue;
+            };
+            let at = snapshot.volume.index().wrapping_sub(1);
+            let Some(volume) = volumes.get_mut(at).and_then(Option::as_mut) else { continue };
+            let id = SnapshotId(index as u32 + 1);
+            if volume.snapshots.insert(snapshot.name.clone(), id).is_some() {
+                self.corrupt(RegionKind::Snapshots, Some(index as u32), "name occurs twice");
+            }
+        }
+        volumes
+    }
+
+    /// Gives every entry to the layer it belongs to.
+    fn build_layers(&mut self, snapshots: &mut [Option<Snapshot>]) {
+        // Out of `self` for the time, so that findings can be noted on the way.
+        let blocks = self.geometry.blocks_per_extent();
+        let entries = std::mem::replace(&mut self.entries, Entries::new(blocks));
+        let mut placed = Vec::new();
+        for id in entries.used() {
+            placed.extend(self.place(&entries, snapshots, id));
+        }
+        self.entries = entries;
+        // In order, layers are built without searching and of just the size they need.
+        placed.sort_unstable();
+        placed.dedup_by(|(owner, logical, id), (owner_before, before, _)| {
+            let clash = (*owner, *logical) == (*owner_before, *before);
+            if clash {
+                self.claimed_twice(*id);
+            }
+            clash
+        });
+        for layer in placed.chunk_by(|a, b| a.0 == b.0) {
+            if let Some(snapshot) = &mut snapshots[layer[0].0 as usize - 1] {
+                snapshot.layer.fill(layer.iter().map(|(_, logical, id)| (*logical, *id)));
+            }
+        }
+    }
+
+    /// Proves one entry. A zero run goes to its layer at once; what else belongs to a snapshot is
+    /// returned as snapshot id, volume extent, entry.
+    fn place(
+        &mut self,
+        entries: &Entries,
+        snapshots: &mut [Option<Snapshot>],
+        id: u32,
+    ) -> Option<(u32, u32, u32)> {
+        let most = VOLUME_MAX_BYTES / EXTENT_MIN_BYTES.max(self.geometry.extent_bytes);
+        let (region, index) = place_of(id);
+        let (owner, logical) = entries.owner(id)?;
+        let run = entries.run(id);
+        if region == RegionKind::Extents && id >= self.geometry.data_extents() {
+            self.corrupt(region, Some(index), "extent in use beyond the data region");
+            return None;
+        }
+        if u64::from(logical) + u64::from(run) > most {
+            self.corrupt(region, Some(index), "beyond the end of any volume");
+            return None;
+        }
+        let slot = snapshots.get_mut((owner as usize).wrapping_sub(1));
+        let Some(snapshot) = slot.and_then(Option::as_mut) else {
+            let text = format!("owned by snapshot slot {owner}, which is free: a writer frees it");
+            self.finding(Severity::Leak, region, Some(index), &text);
+            self.leaked.push(id);
+            if self.leaked.len() == LEAKS_MAX {
+                self.corrupt(region, Some(index), "too many entries are owned by free slots");
+            }
+            return None;
+        };
+        if run == 0 {
+            return Some((owner, logical, id));
+        }
+        let runs = &mut snapshot.layer.runs;
+        let before = runs.range(..logical + run).next_back();
+        let overlaps = before.is_some_and(|(start, (length, _))| start + length > logical);
+        runs.insert(logical, (run, id));
+        if overlaps {
+            self.claimed_twice(id);
+        }
+        None
+    }
+
+    fn claimed_twice(&mut self, id: u32) {
+        let (region, index) = place_of(id);
+        self.corrupt(region, Some(index), "another entry claims the same volume extent");
+    }
+
+    fn assemble(
+        mut self,
+        volumes: Vec<Option<Volume>>,
+        names: HashMap<String, VolumeId>,
+        snapshots: Vec<Option<Snapshot>>,
+        (session, boot): (u64, [u8; 16]),
+    ) -> (Meta, Vec<Finding>) {
+        let geometry = self.geometry;
+        self.leaked.iter().for_each(|id| self.entries.release(*id));
+        let free_slots = |capacity: u32, used: &dyn Fn(usize) -> bool| {
+            let mut free = FreeSet::default();
+            (0..capacity).filter(|slot| !used(*slot as usize)).for_each(|slot| free.insert(slot));
+            free
+        };
+        let volumes_free =
+            free_slots(geometry.volumes, &|i| volumes.get(i).is_some_and(Option::is_some));
+        let snapshots_free =
+            free_slots(geometry.snapshots, &|i| snapshots.get(i).is_some_and(Option::is_some));
+        let deleting = snapshots
+            .iter()
+            .enumerate()
+            .filter(|(_, s)| s.as_ref().is_some_and(|s| !s.live()))
+            .map(|(index, _)| index as u32 + 1)
+            .collect();
+        let labelled = |(index, s): (usize, &Option<Snapshot>)| {
+            s.as_ref().filter(|s| !s.labels.is_empty()).map(|_| index as u32)
+        };
+        let label_room = snapshots.iter().enumerate().filter_map(labelled).collect();
+        let mut extents = Allocator::new(true);
+        let mut spares = Allocator::new(false);
+        extents.add_free(0..geometry.data_extents());
+        spares.add_free(0..geometry.spares);
+        for id in self.entries.used() {
+            match id.checked_sub(SPARE_BASE) {
+                Some(spare) => spares.withdraw(spare..spare + 1),
+                None => extents.withdraw(id..id + 1),
+            }
+        }
+        let ring_blocks = (geometry.region(RegionKind::Journal).length / BLOCK_BYTES) as u32;
+        let live = self.ring_groups();
+        let mut log = Log::new(self.durable, session, Ring::new(ring_blocks, live, self.head));
+        for key in self.dirty {
+            log.mark_dirty_since(key, self.checkpoint + 1);
+        }
+        for (key, copy) in self.trusted {
+            log.trust_copy(key, copy);
+        }
+        let mut meta = Meta {
+            geometry,
+            uuid: self.uuid,
+            boot,
+            volumes,
+            volume_names: names,
+            volumes_free,
+            snapshots,
+            snapshots_free,
+            deleting,
+            entries: self.entries,
+            extents,
+            spares,
+            unlogged: HashMap::new(),
+            next_extent: 0,
+            sight_group: self.durable + 1,
+            marks: self.marks,
+            group_marks: self.durable_marks,
+            room: self.marks,
+            label_room,
+            log,
+            locks: RangeLocks::default(),
+            fence: Fence::default(),
+            views: HashMap::new(),
+            open_volumes: HashMap::new(),
+            open_snapshots: HashMap::new(),
+        };
+        for batch in &self.tail {
+            let mut rest = batch.as_slice();
+            while let Some(record) = Record::decode(&mut rest) {
+                meta.append(&record);
+            }
+        }
+        self.leaked.iter().for_each(|id| meta.append(&Record::Free { entry: *id }));
+        (meta, self.findings)
+    }
+
+    fn ring_groups(&self) -> VecDeque<(u64, u32, u32)> {
+        self.groups.iter().map(|(sequence, at, blocks, _)| (*sequence, *at, *blocks)).collect()
+    }
+}
+
+/// Region and index there of an entry.
+fn place_of(id: u32) -> (RegionKind, u32) {
+    match id.checked_sub(SPARE_BASE) {
+        Some(index) => (RegionKind::Spares, index),
+        None => (RegionKind::Extents, id),
+    }
+}
