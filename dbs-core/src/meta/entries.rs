@@ -124,11 +124,11 @@ impl Entries {
         let (all, words) = (0..self.blocks, self.words);
         let (data, zero) = self.bitmaps_mut(bits).split_at_mut(words);
         let mut full = true;
-        for word in 0..words {
+        for (word, data) in data.iter_mut().enumerate() {
             let mask = word_mask(&blocks, word);
-            data[word] &= !mask;
+            *data &= !mask;
             if state == FillState::Data {
-                data[word] |= mask;
+                *data |= mask;
             }
             if let Some(zero) = zero.get_mut(word) {
                 *zero &= !mask;
@@ -136,7 +136,7 @@ impl Entries {
                     *zero |= mask;
                 }
             }
-            full &= data[word] == word_mask(&all, word);
+            full &= *data == word_mask(&all, word);
         }
         if full {
             self.give(bits);

@@ -54,6 +54,11 @@ impl Piece {
         if in_order {
             return Self::Run(start, entries.len() as u16, first);
         }
+        Self::listed(entries)
+    }
+
+    /// As [`Piece::new`], but never a run.
+    fn listed(entries: &[(u16, u32)]) -> Self {
         if entries.len() <= SPARSE_MAX {
             return Self::Sparse(entries.iter().map(|(key, id)| Item::new(*key, *id)).collect());
         }
@@ -78,11 +83,11 @@ impl Piece {
 
     /// Sets an entry; returns the one it replaces.
     fn insert(&mut self, key: u16, id: u32) -> Option<u32> {
-        if let Self::Run(start, count, first) = self {
-            if key == *start + *count && id == *first + u32::from(*count) {
-                *count += 1;
-                return None;
-            }
+        if let Self::Run(start, count, first) = self
+            && (key, id) == (*start + *count, *first + u32::from(*count))
+        {
+            *count += 1;
+            return None;
         }
         match self.changeable() {
             Self::Sparse(list) => match list.binary_search_by_key(&key, |item| item.key()) {
@@ -127,14 +132,8 @@ impl Piece {
 
     /// The piece in a form that can take any change.
     fn changeable(&mut self) -> &mut Self {
-        if let Self::Run(_, count, _) = self {
-            if usize::from(*count) <= SPARSE_MAX {
-                *self = Self::Sparse(self.iter().map(|(key, id)| Item::new(key, id)).collect());
-            } else {
-                let mut array = Box::new([NONE; PIECE as usize]);
-                self.iter().for_each(|(key, id)| array[key as usize] = id);
-                *self = Self::Dense(array);
-            }
+        if matches!(self, Self::Run(..)) {
+            *self = Self::listed(&self.iter().collect::<Vec<_>>());
         }
         self
     }
