@@ -11,8 +11,9 @@ use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
 use std::sync::PoisonError;
 
-/// Extents given back to the device by one step.
-const PUNCH_EXTENTS: usize = 64;
+/// Extents given back to the device by one step. Some file systems let nobody else into the file
+/// meanwhile: this bounds how long writers wait.
+const PUNCH_EXTENTS: usize = 16;
 /// Bytes copied by one batch of I/O.
 const COPY_BYTES: u64 = 4 << 20;
 
