@@ -160,3 +160,33 @@ fn a_difference_includes_what_lies_behind_the_end_of_the_shorter() {
     let ranges = store.diff("w", Some("short"), None, 0, 256 * 512).unwrap();
     assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), 26 * 4096);
 }
+
+/// The requests of a killed writer may still be on their way to the medium when its lock is gone:
+/// its successor waits for them, which hold on to the file they were made on.
+#[test]
+fn a_writer_waits_for_the_requests_of_a_dead_one() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let lock = |kind: i32| nix::libc::flock {
+        l_type: kind as i16,
+        l_whence: nix::libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    let requests = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    fcntl(&requests, FcntlArg::F_OFD_SETLK(&lock(nix::libc::F_WRLCK))).unwrap();
+    let landed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            landed.store(true, Ordering::SeqCst);
+            drop(requests);
+        });
+        let store = open(&path);
+        assert!(landed.load(Ordering::SeqCst), "opened while requests were under way");
+        store.close().unwrap();
+    });
+}
