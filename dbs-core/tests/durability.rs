@@ -282,3 +282,29 @@ fn usage_of_a_long_chain_needs_no_deep_stack() {
     let usage = small.spawn(move || store.usage("v", Some("s0")).unwrap()).unwrap().join().unwrap();
     assert_eq!((usage.referenced, usage.exclusive), (4096, 0));
 }
+
+/// Without a tail: a write over a block whose first write is still being committed needs no record
+/// of its own, and must not be acknowledged before the other's is durable.
+#[test]
+fn an_overwrite_is_not_acknowledged_before_the_record_it_rests_on() {
+    let disk = init(1);
+    let store = open(&disk, 1, false).unwrap();
+    store.create_volume("v", 1 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    let (acknowledged, image) = mpsc::channel();
+    let mut second = Some((volume.clone(), Arc::clone(&disk), acknowledged));
+    disk.on_flush(move || {
+        let Some((volume, disk, acknowledged)) = second.take() else { return };
+        std::thread::spawn(move || {
+            volume.write_at(0, &pattern(2, BLOCK), false).unwrap();
+            // What a kill at this moment leaves.
+            acknowledged.send(disk.fork()).unwrap();
+        });
+        // Time enough for an acknowledgement that comes too early.
+        std::thread::sleep(Duration::from_millis(200));
+    });
+    volume.write_at(0, &pattern(1, BLOCK), false).unwrap();
+    let image = Arc::new(image.recv_timeout(Duration::from_secs(10)).unwrap());
+    let found = contents(&open(&image, 2, false).unwrap());
+    assert!(found["v"][..BLOCK] == pattern(2, BLOCK), "an acknowledged write is lost");
+}

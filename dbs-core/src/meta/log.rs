@@ -43,8 +43,8 @@ pub struct Log {
     /// Session id in every group.
     pub session: u64,
     tail: Option<Tail>,
-    /// Records since the last [`Log::take_unsafe`] that the tail does not hold.
-    untailed: bool,
+    /// Last group with records that the tail does not hold.
+    untailed: u64,
     dirty: HashMap<BlockKey, u64>,
     dirty_order: BTreeSet<(u64, RegionKind, u32)>,
     /// Blocks being written back.
@@ -66,7 +66,7 @@ impl Log {
             durable,
             session,
             tail: None,
-            untailed: false,
+            untailed: 0,
             dirty: HashMap::new(),
             dirty_order: BTreeSet::new(),
             pipeline: Vec::new(),
@@ -106,14 +106,17 @@ impl Log {
             return;
         }
         let tailed = self.tail.as_mut().is_some_and(|tail| tail.append(batch));
-        self.untailed |= !tailed;
+        if !tailed {
+            self.untailed = self.next;
+        }
         self.batch_start = self.pending.len();
     }
 
-    /// Whether records published since the last call would not survive the process: the caller
-    /// must commit before it acknowledges.
-    pub fn take_unsafe(&mut self) -> bool {
-        std::mem::take(&mut self.untailed)
+    /// Whether there are records that a killed process would lose. Whoever acknowledges commits
+    /// first, even if the records are another's: a block that one of them made data is overwritten
+    /// without a record.
+    pub fn is_unsafe(&self) -> bool {
+        self.untailed > self.durable
     }
 
     /// Bytes of records waiting for the next group.

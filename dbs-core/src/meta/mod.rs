@@ -258,7 +258,7 @@ impl Meta {
     /// Ends a batch of records; whether the caller must commit before it acknowledges.
     pub fn publish(&mut self) -> bool {
         self.log.publish();
-        self.log.take_unsafe()
+        self.log.is_unsafe()
     }
 
     /// Makes sure that item `index` of a region has a valid metadata block.
