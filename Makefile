@@ -9,8 +9,10 @@ HOURS ?=
 SECONDS ?= 3600
 # make scale: where its stores are made
 DIR ?= target
+# make bench-micro: part of a name
+FILTER ?=
 
-.PHONY: build run test deny soak scale man install clean
+.PHONY: build run test guard guard-accept deny soak scale bench-micro man install clean
 
 build:
 	$(CARGO) build --release --locked -p dbs-cli
@@ -21,6 +23,14 @@ run: build
 
 test:
 	@scripts/test.sh
+
+# Instructions, allocations and device requests of the hot path, against benches/guard/baseline.json.
+guard:
+	@scripts/guard.sh
+
+# What they are now becomes the baseline; the commit says why.
+guard-accept:
+	@scripts/guard.sh accept
 
 # Licences, advisories and sources of all dependencies. Compiles cargo-deny the first time.
 deny:
@@ -33,6 +43,10 @@ soak:
 # Snapshots, volumes, clones and extents by the thousand: the tables of docs/performance.md.
 scale:
 	$(CARGO) run --release --locked -p dbs-benches --bin scale -- --dir "$(DIR)"
+
+# Parts of the store alone, in memory: lookups, map updates, journal, recovery. FILTER=name for some.
+bench-micro:
+	$(CARGO) bench --locked -p dbs-benches --bench '*' -- $(FILTER)
 
 man: build
 	target/release/dbs man target/man
