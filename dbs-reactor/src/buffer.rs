@@ -88,6 +88,7 @@ pub struct Buf {
 enum Home {
     Region { region: Arc<Region>, block: u32, order: usize },
     Heap(Layout),
+    Nowhere,
 }
 
 // SAFETY: a buffer is the only user of its memory, as a `Box<[u8]>` is.
@@ -96,6 +97,12 @@ unsafe impl Send for Buf {}
 unsafe impl Sync for Buf {}
 
 impl Buf {
+    /// A buffer of no bytes, which takes no memory.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { ptr: NonNull::dangling(), len: 0, home: Home::Nowhere }
+    }
+
     fn on_heap(len: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), BUFFER_ALIGN);
         let Ok(layout) = layout else { panic!("a buffer of {len} bytes is out of range") };
@@ -118,6 +125,7 @@ impl Drop for Buf {
             Home::Region { region, block, order } => region.free().give_back(*block, *order),
             // SAFETY: allocated with this layout, and nobody else has the pointer.
             Home::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), *layout) },
+            Home::Nowhere => {}
         }
     }
 }

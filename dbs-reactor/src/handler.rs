@@ -71,8 +71,7 @@ pub struct Segment {
 /// and must not block: everything else on the thread waits for them.
 ///
 /// # Panics
-/// A panic in a method ends the process if operations are in the kernel, as their memory must
-/// not go away.
+/// A panic in a method ends the process: the kernel may be using memory that must not go away.
 pub trait Handler {
     /// What other threads send.
     type Message: Send + 'static;

@@ -47,7 +47,7 @@
 //! }
 //!
 //! let (mut near, far) = UnixStream::pair()?;
-//! let thread = dbs_reactor::spawn("echo", &Options::default(), |_| Echo::default())?;
+//! let thread = dbs_reactor::spawn("echo", &Options::default(), |_, _| Echo::default())?;
 //! thread.remote().send(far);
 //! near.write_all(b"hello")?;
 //! let mut answer = [0; 5];

@@ -78,14 +78,15 @@ impl<M> Thread<M> {
     }
 }
 
-/// Starts a thread with the handler that `make` returns there.
+/// Starts a thread with the handler that `make` returns there; it is given the thread's own
+/// [`Remote`], to hand to others.
 ///
 /// # Errors
 /// No thread, no memory, or a driver asked for by name that cannot be had.
 pub fn spawn<H: Handler + 'static>(
     name: &str,
     options: &Options,
-    make: impl FnOnce(&mut Io) -> H + Send + 'static,
+    make: impl FnOnce(&mut Io, Remote<H::Message>) -> H + Send + 'static,
 ) -> io::Result<Thread<H::Message>> {
     let waker = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
     let inbox = Arc::new(Inbox {
@@ -96,6 +97,7 @@ pub fn spawn<H: Handler + 'static>(
     });
     let remote = Remote { inbox: Arc::clone(&inbox) };
     let options = options.clone();
+    let own = remote.clone();
     let (started, starting) = mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         // Made here: a ring belongs to the thread that uses it.
@@ -106,8 +108,9 @@ pub fn spawn<H: Handler + 'static>(
                 return Ok(());
             }
         };
-        let handler = make(&mut io);
+        let handler = make(&mut io, own);
         let _ = started.send(Ok(io.driver()));
+        let _guard = AbortOnPanic;
         let mut turns =
             Turns { io, handler, inbox, spin: Spin::new(options.spin), batch: Vec::new() };
         turns.run()
@@ -115,6 +118,18 @@ pub fn spawn<H: Handler + 'static>(
     let gone = || Err(io::Error::other("the reactor thread ended at once"));
     let driver = starting.recv().unwrap_or_else(|_| gone())?;
     Ok(Thread { remote, driver, thread })
+}
+
+/// Ends the process if its thread panics: requests may be in the kernel, whose memory must not go
+/// away, and nobody would answer them.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
 }
 
 /// The loop of a reactor.

@@ -124,7 +124,7 @@ impl Stage {
     fn new(driver: Driver) -> Self {
         let (sender, told) = channel();
         let options = Options { driver, spin: Duration::from_micros(20), ..Options::default() };
-        let make = move |_: &mut Io| Puppet { told: sender, socket: None, file: None };
+        let make = move |_: &mut Io, _| Puppet { told: sender, socket: None, file: None };
         let thread = spawn("test", &options, make).unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         let stage = Self { thread: Some(thread), peer: near, told };
@@ -153,7 +153,7 @@ impl Drop for Stage {
 fn on_each_driver(test: impl Fn(&mut Stage)) {
     for driver in [Driver::Uring, Driver::Epoll] {
         let options = Options { driver, ..Options::default() };
-        let probe = spawn("probe", &options, |io: &mut Io| {
+        let probe = spawn("probe", &options, |io: &mut Io, _| {
             io.stop();
             Puppet { told: channel().0, socket: None, file: None }
         });
