@@ -74,4 +74,6 @@ pub use batch::Batch;
 pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
 pub use handler::{Driver, File, Handler, Io, Options, Segment, Socket};
 pub use slab::Slab;
+#[doc(hidden)]
+pub use thread::Local;
 pub use thread::{Remote, Thread, spawn};

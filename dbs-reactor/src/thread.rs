@@ -4,6 +4,7 @@
 use super::handler::{Backend, Done, Handler, Io, Options, backend};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -46,6 +47,16 @@ impl<M> Remote<M> {
 }
 
 impl<M> Inbox<M> {
+    fn new() -> io::Result<Arc<Self>> {
+        let waker = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Arc::new(Self {
+            messages: Mutex::default(),
+            some: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            waker: Arc::new(waker),
+        }))
+    }
+
     fn messages(&self) -> MutexGuard<'_, Vec<M>> {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,20 +99,14 @@ pub fn spawn<H: Handler + 'static>(
     options: &Options,
     make: impl FnOnce(&mut Io, Remote<H::Message>) -> H + Send + 'static,
 ) -> io::Result<Thread<H::Message>> {
-    let waker = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-    let inbox = Arc::new(Inbox {
-        messages: Mutex::default(),
-        some: AtomicBool::new(false),
-        asleep: AtomicBool::new(false),
-        waker: Arc::clone(&waker),
-    });
+    let inbox = Inbox::new()?;
     let remote = Remote { inbox: Arc::clone(&inbox) };
     let options = options.clone();
     let own = remote.clone();
     let (started, starting) = mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         // Made here: a ring belongs to the thread that uses it.
-        let mut io = match Io::new(&options, &waker) {
+        let mut io = match Io::new(&options, &inbox.waker) {
             Ok(io) => io,
             Err(error) => {
                 let _ = started.send(Err(error));
@@ -118,6 +123,48 @@ pub fn spawn<H: Handler + 'static>(
     let gone = || Err(io::Error::other("the reactor thread ended at once"));
     let driver = starting.recv().unwrap_or_else(|_| gone())?;
     Ok(Thread { remote, driver, thread })
+}
+
+/// A reactor without a thread, which takes its turns when it is told to: for measuring what they
+/// cost. Nothing of it is ever given back, as the kernel may be using it.
+#[doc(hidden)]
+pub struct Local<H: Handler> {
+    turns: ManuallyDrop<Turns<H>>,
+}
+
+impl<H: Handler> Local<H> {
+    /// A reactor as [`spawn`] makes it.
+    ///
+    /// # Errors
+    /// As [`spawn`].
+    pub fn new(
+        options: &Options,
+        make: impl FnOnce(&mut Io, Remote<H::Message>) -> H,
+    ) -> io::Result<Self> {
+        let inbox = Inbox::new()?;
+        let mut io = Io::new(options, &inbox.waker)?;
+        let handler = make(&mut io, Remote { inbox: Arc::clone(&inbox) });
+        let spin = Spin::new(options.spin);
+        let turns = Turns { io, handler, inbox, spin, batch: Vec::new() };
+        Ok(Self { turns: ManuallyDrop::new(turns) })
+    }
+
+    /// Hands the handler a message.
+    pub fn message(&mut self, message: H::Message) {
+        let Turns { io, handler, .. } = &mut *self.turns;
+        handler.message(io, message);
+        handler.turn(io);
+    }
+
+    /// Waits until something has happened and lets the handler do what there is to do.
+    ///
+    /// # Errors
+    /// The driver cannot wait.
+    pub fn turn(&mut self) -> io::Result<()> {
+        self.turns.wait()?;
+        self.turns.turn();
+        Ok(())
+    }
 }
 
 /// Ends the process if its thread panics: requests may be in the kernel, whose memory must not go
@@ -145,15 +192,19 @@ struct Turns<H: Handler> {
 impl<H: Handler> Turns<H> {
     fn run(&mut self) -> io::Result<()> {
         loop {
-            self.messages();
-            self.completions();
-            self.time();
-            self.handler.turn(&mut self.io);
+            self.turn();
             if self.io.stopping && backend!(self.io, driver => driver.in_flight()) == 0 {
                 return Ok(());
             }
             self.wait()?;
         }
+    }
+
+    fn turn(&mut self) {
+        self.messages();
+        self.completions();
+        self.time();
+        self.handler.turn(&mut self.io);
     }
 
     fn messages(&mut self) {

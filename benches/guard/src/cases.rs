@@ -1,45 +1,52 @@
 //! What is measured: requests of one kind on a store prepared for them.
 
-use crate::connection::{Connection, HEADER_BYTES, header, reply_bytes};
+use crate::direct::Direct;
 use crate::memory::{Memory, Requests};
+use crate::served::Served;
+use crate::{Outcome, Path, Request};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{InitOptions, Store, Volume};
-use dbs_server::nbd::wire::cmd;
 use serde::{Deserialize, Serialize};
-use std::error::Error;
 use std::sync::Arc;
 
 /// Bytes of the device. What is not written takes no memory.
 const DEVICE: u64 = 2 << 30;
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+/// Bytes of a large request that a socket takes at once, with nobody at its other end.
+const SOCKET: u64 = 64 << 10;
 /// Bytes of an extent.
-const EXTENT: u64 = 1 << 20;
+const EXTENT: u64 = MIB;
 /// Bytes of the journal: requests in a row do not fill it.
 const JOURNAL: u64 = 4 << 20;
 /// Bytes of the volume, and of the one with many layers: each of them takes extents of its own.
 const SIZE: u64 = 64 << 20;
 const LAYERED_SIZE: u64 = 4 << 20;
-const BLOCK: u64 = 4096;
-/// Requests counted: of 4 KiB, each with a flush, of 1 MiB.
+/// Requests counted: of 4 KiB, each with a flush, of more; and those before.
 const SMALL: usize = 2000;
 const FLUSHED: usize = 500;
 const LARGE: usize = 64;
+const WARM_UP: usize = 32;
 const SEED: u64 = 1;
 
-/// All cases.
+/// All cases: of the store alone, and of all that serves a request.
 pub const ALL: &[Case] = &[
-    Case { name: "read 4 KiB", prepare: || reads(1) },
-    Case { name: "read 4 KiB at depth 256", prepare: || reads(256) },
-    Case { name: "read 1 MiB", prepare: large_reads },
-    Case { name: "overwrite 4 KiB", prepare: || writes(Content::Full) },
-    Case { name: "overwrite 1 MiB", prepare: large_writes },
-    Case { name: "first write 4 KiB", prepare: || writes(Content::None) },
-    Case { name: "first write 4 KiB and flush", prepare: flushed_writes },
-    Case { name: "write 4 KiB after a snapshot", prepare: || writes(Content::Snapshot) },
-    Case { name: "flush of nothing", prepare: flushes },
+    Case { name: "read 4 KiB", prepare: || reads(1)?.direct() },
+    Case { name: "read 4 KiB at depth 256", prepare: || reads(256)?.direct() },
+    Case { name: "read 1 MiB", prepare: || large(MIB, Request::Read)?.direct() },
+    Case { name: "overwrite 4 KiB", prepare: || writes(Content::Full)?.direct() },
+    Case { name: "overwrite 1 MiB", prepare: || large(MIB, Request::Write)?.direct() },
+    Case { name: "first write 4 KiB", prepare: || writes(Content::None)?.direct() },
+    Case { name: "first write 4 KiB and flush", prepare: || flushed_writes()?.direct() },
+    Case { name: "write 4 KiB after a snapshot", prepare: || writes(Content::Snapshot)?.direct() },
+    Case { name: "flush of nothing", prepare: || flushes()?.direct() },
+    Case { name: "NBD: read 4 KiB", prepare: || reads(1)?.served() },
+    Case { name: "NBD: read 64 KiB", prepare: || large(SOCKET, Request::Read)?.served() },
+    Case { name: "NBD: overwrite 4 KiB", prepare: || writes(Content::Full)?.served() },
+    Case { name: "NBD: overwrite 64 KiB", prepare: || large(SOCKET, Request::Write)?.served() },
+    Case { name: "NBD: first write 4 KiB", prepare: || writes(Content::None)?.served() },
+    Case { name: "NBD: flush of nothing", prepare: || flushes()?.served() },
 ];
-
-/// A result whose error ends the case.
-pub type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// A kind of request.
 #[derive(Clone, Copy)]
@@ -52,9 +59,9 @@ pub struct Case {
 /// What a run of a case did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ran {
-    /// Requests answered; one with its flush counts once.
+    /// Requests done; one with its flush counts once.
     pub requests: u64,
-    /// What they asked of the device.
+    /// What the store asked of the device, data that a server transfers itself aside.
     pub device: Requests,
 }
 
@@ -62,39 +69,34 @@ impl Case {
     /// Prepares the store, then makes the requests.
     ///
     /// # Errors
-    /// A request failed, or a reply is not as long as it must be.
+    /// A request failed, or did not do what it should.
     pub fn run(&self) -> Outcome<Ran> {
-        let workload = (self.prepare)()?;
-        let before = workload.device.requests();
-        let bytes = measured(&workload)?;
-        let device = workload.device.requests() - before;
-        let expected = workload.reply_bytes;
-        if bytes != expected {
-            return Err(format!("the replies have {bytes} bytes, not {expected}").into());
-        }
-        Ok(Ran { requests: workload.requests, device })
+        let Workload { device, warm_up, requests, each, mut path } = (self.prepare)()?;
+        warm_up.iter().try_for_each(|request| path.request(*request))?;
+        let before = device.requests();
+        measured(&mut *path, &requests)?;
+        let device = device.requests() - before;
+        // It has the kernel's attention, and that ends with the process.
+        std::mem::forget(path);
+        Ok(Ran { requests: (requests.len() / each) as u64, device })
     }
 }
 
-/// The function, known by its name, whose instructions are counted. Returns bytes of replies.
+/// The function, known by its name, whose instructions are counted.
 #[inline(never)]
-fn measured(workload: &Workload) -> Outcome<u64> {
-    let mut bytes = 0;
-    for header in &workload.headers {
-        bytes += workload.connection.request(header, &workload.payload)? as u64;
-    }
-    Ok(bytes)
+fn measured(path: &mut dyn Path, requests: &[Request]) -> Outcome<()> {
+    requests.iter().try_for_each(|request| path.request(*request))
 }
 
 /// Requests to make, and where.
 struct Workload {
     device: Arc<Memory>,
-    connection: Connection,
-    requests: u64,
-    headers: Vec<[u8; HEADER_BYTES]>,
-    payload: Vec<u8>,
-    /// What the replies must add up to.
-    reply_bytes: u64,
+    path: Box<dyn Path>,
+    /// Made before, not counted: memory that is kept is allocated, layers are looked up.
+    warm_up: Vec<Request>,
+    requests: Vec<Request>,
+    /// Requests that count as one.
+    each: usize,
 }
 
 /// What a volume holds before the requests.
@@ -112,6 +114,15 @@ struct Prepared {
     volume: Volume,
 }
 
+/// A store, and the requests for it.
+struct Planned {
+    prepared: Prepared,
+    length: u64,
+    warm_up: Vec<Request>,
+    requests: Vec<Request>,
+    each: usize,
+}
+
 impl Prepared {
     fn new(size: u64, content: Content) -> Outcome<Self> {
         let options = InitOptions {
@@ -119,7 +130,7 @@ impl Prepared {
             journal_size: Some(JOURNAL),
             ..InitOptions::default()
         };
-        let device = Memory::new(DEVICE).format(&options)?;
+        let device = Memory::new(DEVICE)?.format(&options)?;
         let store = device.open(true)?;
         store.create_volume("volume", size)?;
         let volume = store.volume("volume")?;
@@ -143,27 +154,31 @@ impl Prepared {
         Ok(())
     }
 
-    /// So many requests, for which these headers are sent; `data` bytes in each reply.
-    fn workload(
-        self,
-        requests: usize,
-        headers: Vec<[u8; HEADER_BYTES]>,
-        payload: u64,
-        data: u64,
-    ) -> Outcome<Workload> {
-        Ok(Workload {
-            connection: Connection::new(&self.store, "volume")?,
-            device: self.device,
-            requests: requests as u64,
-            reply_bytes: headers.len() as u64 * reply_bytes(data),
-            headers,
-            payload: vec![2; payload as usize],
-        })
+    fn plan(self, length: u64, warm_up: Vec<Request>, requests: Vec<Request>) -> Planned {
+        Planned { prepared: self, length, warm_up, requests, each: 1 }
     }
 }
 
-/// 4 KiB reads of blocks that hold data. Of `depth` layers, each has some blocks of each extent.
-fn reads(depth: usize) -> Outcome<Workload> {
+impl Planned {
+    fn direct(self) -> Outcome<Workload> {
+        let Prepared { device, volume, .. } = &self.prepared;
+        let path = Direct::new(Arc::clone(device), volume.clone(), self.length);
+        Ok(self.through(path))
+    }
+
+    fn served(self) -> Outcome<Workload> {
+        let path = Served::new(&self.prepared.store, "volume", self.length)?;
+        Ok(self.through(path))
+    }
+
+    fn through(self, path: impl Path + 'static) -> Workload {
+        let Self { prepared, warm_up, requests, each, .. } = self;
+        Workload { device: prepared.device, path: Box::new(path), warm_up, requests, each }
+    }
+}
+
+/// 4 KiB reads of blocks that hold data. Of `depth` layers, each has a block of each extent.
+fn reads(depth: usize) -> Outcome<Planned> {
     let size = if depth > 1 { LAYERED_SIZE } else { SIZE };
     let prepared = Prepared::new(size, Content::Full)?;
     let mut rng = fastrand::Rng::with_seed(SEED);
@@ -171,54 +186,45 @@ fn reads(depth: usize) -> Outcome<Workload> {
         prepared.snapshot(layer)?;
         for extent in (0..size).step_by(EXTENT as usize) {
             let offset = extent + rng.u64(..EXTENT / BLOCK) * BLOCK;
-            prepared.volume.write_at(offset, &[layer as u8; BLOCK as usize], false)?;
+            prepared.volume.write_at(offset, &[1; BLOCK as usize], false)?;
         }
     }
-    // The first look at an extent walks the chain; it is remembered.
-    for offset in (0..size).step_by(EXTENT as usize) {
-        prepared.volume.read_at(offset, &mut [0; BLOCK as usize])?;
-    }
-    let offsets = (0..SMALL).map(|_| rng.u64(..size / BLOCK) * BLOCK);
-    let headers = offsets.map(|offset| header(cmd::READ, offset, BLOCK)).collect();
-    prepared.workload(SMALL, headers, 0, BLOCK)
+    let warm_up = (0..size).step_by(EXTENT as usize).map(Request::Read).collect();
+    let requests = (0..SMALL).map(|_| Request::Read(rng.u64(..size / BLOCK) * BLOCK)).collect();
+    Ok(prepared.plan(BLOCK, warm_up, requests))
 }
 
 /// 4 KiB writes, each of another block.
-fn writes(content: Content) -> Outcome<Workload> {
-    let headers = blocks(SMALL).map(|offset| header(cmd::WRITE, offset, BLOCK)).collect();
-    Prepared::new(SIZE, content)?.workload(SMALL, headers, BLOCK, 0)
+fn writes(content: Content) -> Outcome<Planned> {
+    let mut requests = blocks().map(Request::Write);
+    let warm_up = requests.by_ref().take(WARM_UP).collect();
+    Ok(Prepared::new(SIZE, content)?.plan(BLOCK, warm_up, requests.take(SMALL).collect()))
 }
 
-fn flushed_writes() -> Outcome<Workload> {
-    let pair = |offset| [header(cmd::WRITE, offset, BLOCK), header(cmd::FLUSH, 0, 0)];
-    let headers = blocks(FLUSHED).flat_map(pair).collect();
-    Prepared::new(SIZE, Content::None)?.workload(FLUSHED, headers, BLOCK, 0)
+fn flushed_writes() -> Outcome<Planned> {
+    let mut pairs = blocks().map(|offset| [Request::Write(offset), Request::Flush]);
+    let warm_up = pairs.by_ref().take(WARM_UP).flatten().collect();
+    let requests = pairs.take(FLUSHED).flatten().collect();
+    let planned = Prepared::new(SIZE, Content::None)?.plan(BLOCK, warm_up, requests);
+    Ok(Planned { each: 2, ..planned })
 }
 
-/// 1 MiB reads that begin in one extent and mostly end in the next.
-fn large_reads() -> Outcome<Workload> {
-    let headers = large().map(|offset| header(cmd::READ, offset, EXTENT)).collect();
-    Prepared::new(SIZE, Content::Full)?.workload(LARGE, headers, 0, EXTENT)
+fn flushes() -> Outcome<Planned> {
+    let prepared = Prepared::new(SIZE, Content::Full)?;
+    Ok(prepared.plan(BLOCK, vec![Request::Flush; WARM_UP], vec![Request::Flush; SMALL]))
 }
 
-fn large_writes() -> Outcome<Workload> {
-    let headers = large().map(|offset| header(cmd::WRITE, offset, EXTENT)).collect();
-    Prepared::new(SIZE, Content::Full)?.workload(LARGE, headers, EXTENT, 0)
+/// Requests of more than a block, some of which begin in one extent and end in the next.
+fn large(length: u64, request: fn(u64) -> Request) -> Outcome<Planned> {
+    let mut rng = fastrand::Rng::with_seed(SEED);
+    let mut next = || request(rng.u64(..=(SIZE - length) / BLOCK) * BLOCK);
+    let [warm_up, requests] = [WARM_UP, LARGE].map(|count| (0..count).map(|_| next()).collect());
+    Ok(Prepared::new(SIZE, Content::Full)?.plan(length, warm_up, requests))
 }
 
-fn flushes() -> Outcome<Workload> {
-    let headers = vec![header(cmd::FLUSH, 0, 0); SMALL];
-    Prepared::new(SIZE, Content::Full)?.workload(SMALL, headers, 0, 0)
-}
-
-/// Offsets of different blocks, in an order drawn by lot.
-fn blocks(count: usize) -> impl Iterator<Item = u64> {
+/// Offsets of all blocks, in an order drawn by lot.
+fn blocks() -> impl Iterator<Item = u64> {
     let mut blocks: Vec<u64> = (0..SIZE / BLOCK).collect();
     fastrand::Rng::with_seed(SEED).shuffle(&mut blocks);
-    blocks.into_iter().take(count).map(|block| block * BLOCK)
-}
-
-fn large() -> impl Iterator<Item = u64> {
-    let mut rng = fastrand::Rng::with_seed(SEED);
-    (0..LARGE).map(move |_| rng.u64(..=(SIZE - EXTENT) / BLOCK) * BLOCK)
+    blocks.into_iter().map(|block| block * BLOCK)
 }

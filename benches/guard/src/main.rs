@@ -5,7 +5,8 @@ mod baseline;
 mod callgrind;
 
 use baseline::{Baseline, Cost, Verdict};
-use dbs_guard::cases::{self, Case, Outcome, Ran};
+use dbs_guard::Outcome;
+use dbs_guard::cases::{self, Case, Ran};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

@@ -1,31 +1,31 @@
 //! A device in memory, a tail, and an environment that repeats itself: a store without a kernel.
 
+use crate::Outcome;
 use dbs_core::format::{Geometry, RegionKind};
-use dbs_core::io::{ReadRequest, Storage, TailMemory, WriteRequest};
+use dbs_core::io::{DirectIo, ReadRequest, Storage, TailMemory, WriteRequest};
 use dbs_core::limits::TAIL_BYTES;
 use dbs_core::store::Env;
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{InitOptions, Result, Store};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// A device in memory that counts what it is asked for.
 pub struct Memory {
+    /// An unnamed file in memory; what was not written takes none.
+    file: File,
     size: u64,
-    bytes: Mutex<Bytes>,
+    /// Bytes from here to there are not kept.
+    dropped: Range<u64>,
     reads: AtomicU64,
     writes: AtomicU64,
     flushes: AtomicU64,
-}
-
-/// What is kept: everything, or all but the data region.
-#[derive(Clone)]
-struct Bytes {
-    first: Vec<u8>,
-    /// The last block: a copy of the superblock.
-    last: Vec<u8>,
 }
 
 /// Requests a device has got.
@@ -53,9 +53,13 @@ impl std::ops::Sub for Requests {
 
 impl Memory {
     /// An empty device.
-    #[must_use]
-    pub fn new(size: u64) -> Self {
-        Self::keeping(size, size - BLOCK_BYTES)
+    ///
+    /// # Errors
+    /// The system has no such files.
+    pub fn new(size: u64) -> io::Result<Self> {
+        let file = File::from(memfd_create(c"device", MFdFlags::MFD_CLOEXEC)?);
+        file.set_len(size)?;
+        Ok(Self { file, size, dropped: 0..0, reads: 0.into(), writes: 0.into(), flushes: 0.into() })
     }
 
     /// A device for a store made with these options that keeps metadata only: data written is
@@ -63,9 +67,10 @@ impl Memory {
     ///
     /// # Errors
     /// Impossible options.
-    pub fn without_data(size: u64, options: &InitOptions) -> Result<Self> {
-        let geometry = Geometry::plan(size, options)?;
-        Ok(Self::keeping(size, geometry.region(RegionKind::Data).offset))
+    pub fn without_data(size: u64, options: &InitOptions) -> Outcome<Self> {
+        let data = Geometry::plan(size, options)?.region(RegionKind::Data).offset;
+        // The last block is a copy of the superblock.
+        Ok(Self { dropped: data..size - BLOCK_BYTES, ..Self::new(size)? })
     }
 
     /// Formats a device in memory as a store.
@@ -88,9 +93,41 @@ impl Memory {
     }
 
     /// A device of its own with the same content.
-    #[must_use]
-    pub fn fork(&self) -> Self {
-        Self::of(self.size, self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    ///
+    /// # Errors
+    /// As [`Memory::new`].
+    pub fn fork(&self) -> io::Result<Self> {
+        let fork = Self { dropped: self.dropped.clone(), ..Self::new(self.size)? };
+        for kept in [0..self.dropped.start, self.dropped.end..self.size] {
+            let mut bytes = vec![0; (kept.end - kept.start) as usize];
+            self.file.read_exact_at(&mut bytes, kept.start)?;
+            fork.file.write_all_at(&bytes, kept.start)?;
+        }
+        Ok(fork)
+    }
+
+    /// Reads a range, as [`Storage::read_at`] does.
+    ///
+    /// # Errors
+    /// The range is outside.
+    #[inline(never)]
+    pub fn device_read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if self.dropped.contains(&offset) { Ok(()) } else { self.file.read_exact_at(buf, offset) }
+    }
+
+    /// Writes a range, as [`Storage::write_at`] does.
+    ///
+    /// # Errors
+    /// The range is outside.
+    #[inline(never)]
+    pub fn device_write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        let end = offset.checked_add(buf.len() as u64);
+        if end.is_none_or(|end| end > self.size) {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "behind the end"));
+        }
+        if self.dropped.contains(&offset) { Ok(()) } else { self.file.write_all_at(buf, offset) }
     }
 
     /// What it has been asked for so far.
@@ -102,41 +139,6 @@ impl Memory {
             flushes: self.flushes.load(Ordering::Relaxed),
         }
     }
-
-    fn keeping(size: u64, first: u64) -> Self {
-        let last = vec![0; BLOCK_BYTES as usize];
-        Self::of(size, Bytes { first: vec![0; first as usize], last })
-    }
-
-    fn of(size: u64, bytes: Bytes) -> Self {
-        Self { size, bytes: bytes.into(), reads: 0.into(), writes: 0.into(), flushes: 0.into() }
-    }
-
-    fn with<T>(
-        &self,
-        offset: u64,
-        length: usize,
-        run: impl FnOnce(Place<'_>) -> T,
-    ) -> io::Result<T> {
-        let outside = || io::Error::new(io::ErrorKind::UnexpectedEof, "behind the end");
-        let end = offset.checked_add(length as u64).filter(|end| *end <= self.size);
-        let end = end.ok_or_else(outside)?;
-        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = self.size - BLOCK_BYTES;
-        if end <= bytes.first.len() as u64 {
-            return Ok(run(Place::Kept(&mut bytes.first[offset as usize..end as usize])));
-        }
-        if offset >= last {
-            let range = (offset - last) as usize..(end - last) as usize;
-            return Ok(run(Place::Kept(&mut bytes.last[range])));
-        }
-        Ok(run(Place::Dropped))
-    }
-}
-
-enum Place<'a> {
-    Kept(&'a mut [u8]),
-    Dropped,
 }
 
 impl Storage for Memory {
@@ -145,11 +147,11 @@ impl Storage for Memory {
     }
 
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-        device_read(self, requests)
+        requests.iter_mut().try_for_each(|part| self.device_read(part.offset, part.buf))
     }
 
     fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        device_write(self, requests)
+        requests.iter().try_for_each(|part| self.device_write(part.offset, part.buf))
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -169,6 +171,11 @@ impl Storage for Memory {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    fn direct_io(&self) -> io::Result<Option<DirectIo>> {
+        let file = self.file.try_clone()?.into();
+        Ok(Some(DirectIo { file, offset_alignment: 512, memory_alignment: 512 }))
+    }
+
     fn resizable(&self) -> bool {
         false
     }
@@ -176,34 +183,6 @@ impl Storage for Memory {
     fn driver(&self) -> &'static str {
         "memory"
     }
-}
-
-/// The device's own work, under a name by which the counting of instructions is switched off.
-#[inline(never)]
-fn device_read(device: &Memory, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-    for ReadRequest { offset, buf } in requests {
-        device.reads.fetch_add(1, Ordering::Relaxed);
-        device.with(*offset, buf.len(), |place| {
-            if let Place::Kept(bytes) = place {
-                buf.copy_from_slice(bytes);
-            }
-        })?;
-    }
-    Ok(())
-}
-
-/// As [`device_read`].
-#[inline(never)]
-fn device_write(device: &Memory, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-    for WriteRequest { offset, buf } in requests {
-        device.writes.fetch_add(1, Ordering::Relaxed);
-        device.with(*offset, buf.len(), |place| {
-            if let Place::Kept(bytes) = place {
-                bytes.copy_from_slice(buf);
-            }
-        })?;
-    }
-    Ok(())
 }
 
 /// A tail that is gone with its store.

@@ -27,6 +27,8 @@ pub mod wire;
 pub use client::{Client, ClientOptions};
 pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
 pub use listen::Listen;
+#[doc(hidden)]
+pub use server::LocalServer;
 pub use server::{ClientInfo, ServerHandle, ServerOptions, start};
 pub use store_exports::StoreExports;
 pub use tls::TlsConfig;

@@ -13,6 +13,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    inline: bool,
 }
 
 #[derive(Default)]
@@ -28,9 +29,11 @@ struct State {
 }
 
 impl Pool {
+    /// With no workers, jobs run where they are submitted.
     pub fn start(workers: usize) -> io::Result<Self> {
-        let pool = Self { shared: Arc::default(), threads: Mutex::default() };
-        for index in 0..workers.max(1) {
+        let inline = workers == 0;
+        let pool = Self { shared: Arc::default(), threads: Mutex::default(), inline };
+        for index in 0..workers {
             let shared = pool.shared.clone();
             let thread = thread::Builder::new()
                 .name(format!("nbd-worker-{index}"))
@@ -48,6 +51,9 @@ impl Pool {
 
     /// Queues a job, which must not panic.
     pub fn submit(&self, job: impl FnOnce() + Send + 'static) {
+        if self.inline {
+            return job();
+        }
         lock(&self.shared.state).jobs.push_back(Box::new(job));
         self.shared.changed.notify_one();
     }

@@ -11,7 +11,7 @@ use super::socket::Socket;
 use super::tls::TlsConfig;
 use super::transmission::{Adopted, Message, Storage, Transmission};
 use super::wire::rep;
-use dbs_reactor::{Remote, Thread};
+use dbs_reactor::{Io, Remote, Thread};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -113,16 +113,8 @@ pub fn start(
 ) -> io::Result<ServerHandle> {
     let listeners = addresses.iter().map(Listener::bind).collect::<io::Result<Vec<_>>>()?;
     let addresses = listeners.iter().map(Listener::address).collect::<io::Result<Vec<_>>>()?;
-    let pool = Pool::start(options.workers)?;
-    let shared = Arc::new(Shared {
-        exports,
-        options,
-        pool,
-        reactors: OnceLock::new(),
-        registry: Mutex::default(),
-        gone: Condvar::new(),
-        stopping: AtomicBool::new(false),
-    });
+    let pool = Pool::start(options.workers.max(1))?;
+    let shared = Shared::new(exports, options, pool);
     let (wake, woken) = UnixStream::pair()?;
     let mut handle = ServerHandle {
         shared: shared.clone(),
@@ -148,17 +140,47 @@ pub fn start(
 }
 
 fn start_reactor(shared: &Arc<Shared>, index: usize) -> io::Result<Thread<Message>> {
-    let storage = shared.exports.direct_io();
     let options = &shared.options.reactor;
     let shared = Arc::clone(shared);
-    dbs_reactor::spawn(&format!("nbd-reactor-{index}"), options, move |io, remote| {
-        let storage = storage.map(|direct| Storage {
-            file: io.add_file(direct.file),
-            offset_alignment: direct.offset_alignment,
-            memory_alignment: direct.memory_alignment,
-        });
-        Transmission::new(shared, remote, storage)
-    })
+    let name = format!("nbd-reactor-{index}");
+    dbs_reactor::spawn(&name, options, move |io, remote| shared.transmission(io, remote))
+}
+
+/// One connection on a reactor without a thread, and workers likewise: what it takes to serve it
+/// can be counted, and is the same each time.
+#[doc(hidden)]
+pub struct LocalServer {
+    reactor: dbs_reactor::Local<Transmission>,
+}
+
+impl LocalServer {
+    /// Serves a connection whose handshake has ended in `session`.
+    ///
+    /// # Errors
+    /// The reactor cannot be had.
+    pub fn new(
+        exports: Arc<dyn Exports>,
+        options: ServerOptions,
+        session: Session,
+        socket: UnixStream,
+    ) -> io::Result<Self> {
+        let shared = Shared::new(exports, options, Pool::start(0)?);
+        let reactor = shared.options.reactor.clone();
+        let mut reactor =
+            dbs_reactor::Local::new(&reactor, |io, remote| shared.transmission(io, remote))?;
+        let (socket, received) = (socket.into(), Vec::new());
+        let adopted = Adopted { id: 0, socket, session, tls: None, received };
+        reactor.message(Message::Adopt(Box::new(adopted)));
+        Ok(Self { reactor })
+    }
+
+    /// Waits until there is something to do, and does it.
+    ///
+    /// # Errors
+    /// The reactor cannot wait.
+    pub fn turn(&mut self) -> io::Result<()> {
+        self.reactor.turn()
+    }
 }
 
 /// A running server. Dropping it stops it.
@@ -265,6 +287,28 @@ impl Registry {
 }
 
 impl Shared {
+    fn new(exports: Arc<dyn Exports>, options: ServerOptions, pool: Pool) -> Arc<Self> {
+        Arc::new(Self {
+            exports,
+            options,
+            pool,
+            reactors: OnceLock::new(),
+            registry: Mutex::default(),
+            gone: Condvar::new(),
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    /// What a reactor runs.
+    fn transmission(self: Arc<Self>, io: &mut Io, remote: Remote<Message>) -> Transmission {
+        let storage = self.exports.direct_io().map(|direct| Storage {
+            file: io.add_file(direct.file),
+            offset_alignment: direct.offset_alignment,
+            memory_alignment: direct.memory_alignment,
+        });
+        Transmission::new(self, remote, storage)
+    }
+
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
