@@ -4,6 +4,7 @@
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use dbs_benches::Outcome;
 use dbs_core::store::SnapshotOptions;
+use dbs_core::volume::{Finish, Request, Start};
 use dbs_core::{InitOptions, Store, Volume};
 use dbs_guard::memory::Memory;
 use std::sync::Arc;
@@ -64,16 +65,38 @@ impl Prepared {
     }
 }
 
+/// Finds a block that is on the device; the read of it is the caller's.
+fn look_up(volume: &Volume, offset: u64, request: &mut Request) {
+    let start = volume.start_read(offset, BLOCK, request).expect("memory has no errors");
+    assert_eq!(start, Start::Io);
+    request.finish_read(Ok(())).expect("memory has no errors");
+}
+
+/// Writes a block, but for its bytes.
+fn write(volume: &Volume, offset: u64, request: &mut Request) {
+    match volume.start_write(offset, BLOCK, request).expect("memory has no errors") {
+        Start::Io => {
+            let finish = request.finish_write(Ok(())).expect("memory has no errors");
+            assert_eq!(finish, Finish::Done, "the tail takes the records");
+        }
+        Start::Done => {}
+        // Storage for metadata is reserved now and then.
+        Start::Blocked => {
+            volume.write_at(offset, &[0; BLOCK as usize], false).expect("memory has no errors");
+        }
+    }
+}
+
 fn lookup(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("lookup of 4 KiB at depth");
     for depth in DEPTHS {
-        let prepared = Prepared::layered(depth).expect("memory has no errors");
+        let Prepared { volume, .. } = Prepared::layered(depth).expect("memory has no errors");
         let mut rng = fastrand::Rng::with_seed(2);
-        let mut buffer = [0; BLOCK as usize];
+        let mut request = Request::new();
         group.bench_function(BenchmarkId::from_parameter(depth), |bencher| {
             bencher.iter(|| {
                 let offset = rng.u64(..LAYERED / BLOCK) * BLOCK;
-                prepared.volume.read_at(offset, &mut buffer)
+                look_up(&volume, offset, &mut request)
             });
         });
     }
@@ -85,7 +108,7 @@ fn lookup(criterion: &mut Criterion) {
             Prepared::layered(depth).expect("memory has no errors");
         // What is remembered is forgotten with the last handle.
         drop(volume);
-        let mut buffer = [0; BLOCK as usize];
+        let mut request = Request::new();
         group.throughput(Throughput::Elements(LAYERED / EXTENT));
         group.bench_function(BenchmarkId::from_parameter(depth), |bencher| {
             let open = || store.volume("volume").expect("it is there");
@@ -93,7 +116,7 @@ fn lookup(criterion: &mut Criterion) {
                 open,
                 |volume| {
                     let mut offsets = (0..LAYERED).step_by(EXTENT as usize);
-                    offsets.try_for_each(|offset| volume.read_at(offset, &mut buffer))
+                    offsets.for_each(|offset| look_up(&volume, offset, &mut request));
                 },
                 BatchSize::PerIteration,
             );
@@ -105,7 +128,7 @@ fn lookup(criterion: &mut Criterion) {
 fn writes(iterations: u64, prepare: impl Fn() -> Outcome<Prepared>) -> Duration {
     let mut rng = fastrand::Rng::with_seed(3);
     let mut blocks: Vec<u64> = (0..SIZE / BLOCK).collect();
-    let bytes = [0; BLOCK as usize];
+    let mut request = Request::new();
     let mut time = Duration::ZERO;
     let mut rest = iterations as usize;
     while rest > 0 {
@@ -114,7 +137,7 @@ fn writes(iterations: u64, prepare: impl Fn() -> Outcome<Prepared>) -> Duration 
         let count = rest.min(WRITES);
         let begun = Instant::now();
         for block in &blocks[..count] {
-            volume.write_at(block * BLOCK, &bytes, false).expect("memory has no errors");
+            write(&volume, block * BLOCK, &mut request);
         }
         time += begun.elapsed();
         rest -= count;

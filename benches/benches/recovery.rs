@@ -87,7 +87,7 @@ fn open(criterion: &mut Criterion, name: &str, mapped: u64, device: &Memory) {
     }
     group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
         bencher.iter_batched(
-            || Arc::new(device.fork()),
+            || Arc::new(device.fork().expect("memory has no errors")),
             |device| device.open(true).expect("it is a store"),
             BatchSize::PerIteration,
         );
@@ -106,7 +106,7 @@ fn recovery(criterion: &mut Criterion) {
     ];
     for (name, mapped, make) in stores {
         let (device, store) = make().expect("memory has no errors");
-        let crashed = device.fork();
+        let crashed = device.fork().expect("memory has no errors");
         store.close().expect("memory has no errors");
         open(criterion, &format!("{name}, closed"), mapped, &device);
         open(criterion, &format!("{name}, after a crash"), mapped, &crashed);

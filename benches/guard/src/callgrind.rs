@@ -23,7 +23,8 @@ const TUNABLES: &str =
 pub struct Counted {
     /// Instructions, without those of device and client.
     pub instructions: u64,
-    /// Heap allocations.
+    /// Heap allocations, some from outside of what is measured among them: only the difference
+    /// between two runs is exact.
     pub allocations: u64,
 }
 
@@ -35,7 +36,7 @@ pub fn run(
     program: &Path,
     arguments: &[&str],
     profile: &Path,
-) -> Result<(Counted, String), Box<dyn Error>> {
+) -> Result<(Counted, String), Box<dyn Error + Send + Sync>> {
     let output = Command::new("valgrind")
         .env("GLIBC_TUNABLES", TUNABLES)
         .args(["--tool=callgrind", "--quiet"])
@@ -57,7 +58,7 @@ pub fn run(
 ///
 /// # Errors
 /// It counts nothing, or is no profile.
-fn parse(profile: &str) -> Result<Counted, Box<dyn Error>> {
+fn parse(profile: &str) -> Result<Counted, Box<dyn Error + Send + Sync>> {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let (mut caller, mut callee, mut calls) = ("", "", None);
     let mut counted = Counted::default();

@@ -22,7 +22,7 @@ const JOURNAL: u64 = 4 << 20;
 /// Bytes of the volume, and of the one with many layers: each of them takes extents of its own.
 const SIZE: u64 = 64 << 20;
 const LAYERED_SIZE: u64 = 4 << 20;
-/// Requests counted: of 4 KiB, each with a flush, of more; and those before.
+/// Requests made: of 4 KiB, each with a flush, of more; and those before.
 const SMALL: usize = 2000;
 const FLUSHED: usize = 500;
 const LARGE: usize = 64;
@@ -66,12 +66,14 @@ pub struct Ran {
 }
 
 impl Case {
-    /// Prepares the store, then makes the requests.
+    /// Prepares the store, then makes the first half of the requests or all of them. What both
+    /// have in common cancels out.
     ///
     /// # Errors
     /// A request failed, or did not do what it should.
-    pub fn run(&self) -> Outcome<Ran> {
-        let Workload { device, warm_up, requests, each, mut path } = (self.prepare)()?;
+    pub fn run(&self, half: bool) -> Outcome<Ran> {
+        let Workload { device, warm_up, mut requests, each, mut path } = (self.prepare)()?;
+        requests.truncate(if half { requests.len() / 2 } else { requests.len() });
         warm_up.iter().try_for_each(|request| path.request(*request))?;
         let before = device.requests();
         measured(&mut *path, &requests)?;

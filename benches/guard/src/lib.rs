@@ -6,7 +6,7 @@ pub mod memory;
 mod served;
 
 /// A result whose error ends the measurement.
-pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+pub type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

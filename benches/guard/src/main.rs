@@ -11,16 +11,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baseline.json");
-/// Child's argument: run one case, and print what it did as JSON.
+/// A child's arguments: run half of a case, or all, and print what was done as JSON.
 const RUN: &str = "run";
+const HALF: &str = "half";
+const WHOLE: &str = "whole";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let done = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [] => check(),
         ["accept"] => accept(),
-        [RUN, name] => run(name),
-        _ => Err("usage: dbs-guard [accept | run CASE]".into()),
+        [RUN, part, name] => run(name, *part == HALF),
+        _ => Err("usage: dbs-guard [accept]".into()),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -78,9 +80,9 @@ fn accept() -> Outcome<bool> {
 }
 
 /// Runs one case, in the process that is being counted.
-fn run(name: &str) -> Outcome<bool> {
+fn run(name: &str, half: bool) -> Outcome<bool> {
     let case = cases::ALL.iter().find(|case| case.name == name).ok_or("no such case")?;
-    println!("{}", serde_json::to_string(&case.run()?)?);
+    println!("{}", serde_json::to_string(&case.run(half)?)?);
     Ok(true)
 }
 
@@ -103,15 +105,25 @@ fn count() -> Outcome<Baseline> {
 
 fn cost(case: &Case) -> Outcome<Cost> {
     let program = std::env::current_exe()?;
-    let (counted, output) = callgrind::run(&program, &[RUN, case.name], &profile(case)?)?;
-    let ran: Ran = serde_json::from_str(&output)?;
-    let each = |count: u64| (count as f64 / ran.requests as f64 * 100.0).round() / 100.0;
+    let profile = profile(case)?;
+    let run = |part| -> Outcome<(callgrind::Counted, Ran)> {
+        let (counted, output) = callgrind::run(&program, &[RUN, part, case.name], &profile)?;
+        Ok((counted, serde_json::from_str(&output)?))
+    };
+    let (half, half_ran) = run(HALF)?;
+    let (whole, ran) = run(WHOLE)?;
+    let requests = (ran.requests - half_ran.requests) as f64;
+    let each = |half: u64, whole: u64| {
+        let difference = whole.checked_sub(half).ok_or("more requests cost less")?;
+        Ok::<_, &str>((difference as f64 / requests * 100.0).round() / 100.0)
+    };
+    let (before, after) = (half_ran.device, ran.device);
     Ok(Cost {
-        instructions: each(counted.instructions).round() as u64,
-        allocations: each(counted.allocations),
-        reads: each(ran.device.reads),
-        writes: each(ran.device.writes),
-        flushes: each(ran.device.flushes),
+        instructions: each(half.instructions, whole.instructions)?.round() as u64,
+        allocations: each(half.allocations, whole.allocations)?,
+        reads: each(before.reads, after.reads)?,
+        writes: each(before.writes, after.writes)?,
+        flushes: each(before.flushes, after.flushes)?,
     })
 }
 
