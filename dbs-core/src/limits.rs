@@ -42,6 +42,9 @@ pub const WRITEBACK_BLOCKS: usize = 256;
 /// Metadata blocks written back by one commit when it is: bounds the memory of their images.
 pub const WRITEBACK_BLOCKS_FORCED: usize = 4096;
 
+/// Metadata blocks whose storage is reserved ahead, at least: a write that has to wait for that
+/// waits for the device, so that it should be rare.
+pub const ROOM_BLOCKS: u32 = 16;
 /// Volume extents handled under one hold of the metadata lock by discard and flatten.
 pub const EXTENTS_PER_STEP: u32 = 1024;
 /// Extents one step of a write touches: bounds what writes in flight may add to a commit group.

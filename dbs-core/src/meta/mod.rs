@@ -19,10 +19,12 @@ pub mod view;
 pub mod zero;
 
 use crate::error::{Error, Result};
+use crate::format::entry::ENTRY_MAX_BYTES;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
 use crate::format::{Geometry, RegionKind};
+use crate::limits::ROOM_BLOCKS;
 use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
 use entries::{Entries, SPARE_BASE};
@@ -269,7 +271,7 @@ impl Meta {
             return Ok(());
         }
         if block >= self.room[region.mark()] {
-            let ahead = (mark / 4).clamp(1, 64);
+            let ahead = (mark / 4).clamp(ROOM_BLOCKS, 4 * ROOM_BLOCKS);
             let most = self.geometry.needed_blocks(region);
             return Err(Stop::Room(region, mark..(block + ahead).min(most)));
         }
@@ -311,9 +313,10 @@ impl Meta {
     }
 
     fn append_entry(&mut self, entry: u32) {
-        let mut bytes = vec![0; self.geometry.entry_bytes()];
-        self.entries.encode(entry, &mut bytes);
-        self.append(&Record::Entry { entry, bytes: &bytes });
+        let mut bytes = [0; ENTRY_MAX_BYTES];
+        let bytes = &mut bytes[..self.geometry.entry_bytes()];
+        self.entries.encode(entry, bytes);
+        self.append(&Record::Entry { entry, bytes });
     }
 
     /// The slot of a volume as on the device; all zeros if it is free.
