@@ -9,7 +9,7 @@ HOURS ?=
 SECONDS ?= 3600
 # make bench, make scale: where their images and stores are made
 DIR ?= target
-# make bench: options, as "--quick --only random"; without any, docs/performance.md is rewritten
+# Their options, as "--quick --only random"; without any they rewrite docs/performance.md
 ARGS ?=
 
 .PHONY: build run test deny soak bench scale man install clean
@@ -38,9 +38,11 @@ bench: build
 	$(CARGO) run --release --locked -p dbs-benches --bin peers -- --dir "$(DIR)" \
 		--json target/peers.json $(or $(ARGS),--document docs/performance.md)
 
-# Snapshots, volumes, clones and extents by the thousand: the tables of docs/performance.md.
-scale:
-	$(CARGO) run --release --locked -p dbs-benches --bin scale -- --dir "$(DIR)"
+# Snapshots, volumes, clones, clients and extents by the thousand: tables into docs/performance.md,
+# plots into docs/scale. 20 minutes.
+scale: build
+	$(CARGO) run --release --locked -p dbs-benches --bin scale -- --dir "$(DIR)" \
+		$(or $(ARGS),--document docs/performance.md --plots docs/scale)
 
 man: build
 	target/release/dbs man target/man

@@ -28,8 +28,10 @@ pub struct Job {
     pub pattern: &'static str,
     /// Bytes of a request.
     pub block: u64,
-    /// Requests in flight; if each is flushed, writers with one request each.
+    /// Requests in flight of each client.
     pub depth: u32,
+    /// Clients, each with a connection of its own.
+    pub clients: u32,
     /// Bytes of the target that are used.
     pub size: u64,
     /// How long, at most; without it until all of `size` is done once.
@@ -88,7 +90,17 @@ impl Job {
     #[must_use]
     pub fn random(pattern: &'static str, depth: u32, size: u64, seconds: u32) -> Self {
         let seconds = Some(seconds);
-        Self { pattern, block: 4096, depth, size, seconds, once: false, flush: false, log: None }
+        Self {
+            pattern,
+            block: 4096,
+            depth,
+            clients: 1,
+            size,
+            seconds,
+            once: false,
+            flush: false,
+            log: None,
+        }
     }
 
     /// Everything written once, in order, and flushed.
@@ -143,12 +155,13 @@ impl Job {
                 add(&["--direct=1", "--overwrite=0", &engine, &file]);
             }
         }
+        let [depth, clients] =
+            [format!("--iodepth={}", self.depth), format!("--numjobs={}", self.clients)];
+        add(&[&depth, &clients, "--thread"]);
         match (self.flush, target) {
-            (false, _) => add(&[&format!("--iodepth={}", self.depth)]),
-            (true, Target::Nbd(_)) => add(&["--fsync=1", &format!("--numjobs={}", self.depth)]),
-            (true, Target::File(_)) => {
-                add(&["--fdatasync=1", &format!("--numjobs={}", self.depth)]);
-            }
+            (false, _) => {}
+            (true, Target::Nbd(_)) => add(&["--fsync=1"]),
+            (true, Target::File(_)) => add(&["--fdatasync=1"]),
         }
         match self.seconds {
             Some(seconds) => add(&[&format!("--runtime={seconds}")]),

@@ -2,13 +2,18 @@
 //! the machine, and a tool that fills a store's metadata without writing its data.
 
 pub mod content;
+pub mod curve;
 pub mod device;
 pub mod fio;
 pub mod machine;
+pub mod plot;
 pub mod process;
 pub mod report;
 pub mod server;
 
+use crate::curve::Curve;
+use crate::report::Table;
+use crate::server::Dbs;
 use dbs_core::{InitOptions, OpenOptions, Store};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,12 +31,28 @@ pub struct Bench {
     pub dir: PathBuf,
     /// Small sizes: shows that everything works, not how fast.
     pub quick: bool,
+    /// The command `dbs`, for what is measured over NBD.
+    pub dbs: Dbs,
+    /// Directory for plots.
+    pub plots: Option<PathBuf>,
 }
 
 impl Bench {
     /// The one of two sizes that was asked for.
     pub fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
+    }
+
+    /// Gives a curve as a table, and writes its plot.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn finish(&self, name: &str, curve: &Curve) -> Outcome<Table> {
+        if let Some(plots) = &self.plots {
+            std::fs::create_dir_all(plots)?;
+            std::fs::write(plots.join(name).with_extension("svg"), curve.svg())?;
+        }
+        Ok(curve.table())
     }
 
     /// A new store in the directory, sparse and `size` bytes long.

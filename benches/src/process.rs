@@ -33,6 +33,9 @@ static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 /// If signals cannot be watched.
 pub fn catch_interrupts() -> Outcome<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // The second one ends the process where it is.
+        let ended = 128 + signal;
+        signal_hook::flag::register_conditional_shutdown(signal, ended, Arc::clone(&INTERRUPTED))?;
         signal_hook::flag::register(signal, Arc::clone(&INTERRUPTED))?;
     }
     Ok(())

@@ -1,6 +1,8 @@
 //! Markdown tables, and figures in them.
 
+use crate::Outcome;
 use std::fmt::Display;
+use std::path::Path;
 use std::time::Duration;
 
 /// A table, printed when it is dropped or finished.
@@ -42,12 +44,22 @@ impl Table {
 
 /// A document with other text between the lines `<!-- MARK:begin -->` and `<!-- MARK:end -->`; none
 /// if it has not both.
-#[must_use]
-pub fn replace_between(document: &str, mark: &str, text: &str) -> Option<String> {
+fn replace_between(document: &str, mark: &str, text: &str) -> Option<String> {
     let [begin, end] = ["begin", "end"].map(|side| format!("<!-- {mark}:{side} -->\n"));
     let (before, rest) = document.split_once(&begin)?;
     let (_, after) = rest.split_once(&end)?;
     Some(format!("{before}{begin}\n{}\n\n{end}{after}", text.trim()))
+}
+
+/// Puts a text into a document, between its marks.
+///
+/// # Errors
+/// If the document or its marks are not there, or it cannot be written.
+pub fn rewrite(path: &Path, mark: &str, text: &str) -> Outcome<()> {
+    let old = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let new = replace_between(&old, mark, text)
+        .ok_or_else(|| format!("{} has no marks of {mark}", path.display()))?;
+    std::fs::write(path, new).map_err(|e| format!("{}: {e}", path.display()).into())
 }
 
 /// A time in the unit that suits it.

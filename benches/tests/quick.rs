@@ -5,6 +5,9 @@ use std::process::Command;
 
 #[test]
 fn scale_runs() {
+    if !ready() {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_scale"))
         .args(["--quick", "--dir"])
@@ -19,6 +22,11 @@ fn scale_runs() {
         "## A store of 48 MiB filled, emptied, filled again",
         "## A volume with 500 extents of 1 MiB",
         "## Opening a store of 16 GiB, all of it in use",
+        "## A store of growing size, nothing in it",
+        "## A store with a growing number of extents (of 512 KiB), all in use",
+        "## Volumes of a served store, each with an idle client",
+        "## Clients of a volume, each with one request in flight",
+        "## A chain of snapshots below a served volume",
     ] {
         assert!(text.contains(heading), "no `{heading}` in\n{text}");
     }
@@ -29,10 +37,7 @@ fn scale_runs() {
 
 #[test]
 fn peers_runs() {
-    let peers = Path::new(env!("CARGO_BIN_EXE_peers"));
-    let dbs = peers.with_file_name("dbs");
-    if Command::new("fio").arg("--version").output().is_err() || !dbs.exists() {
-        println!("SKIPPED: needs fio, and {} (cargo build -p dbs-cli)", dbs.display());
+    if !ready() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -40,7 +45,7 @@ fn peers_runs() {
     std::fs::write(&document, "a\n<!-- peers:begin -->\n<!-- peers:end -->\nb\n").unwrap();
     let images = dir.path().join("images");
     std::fs::create_dir(&images).unwrap();
-    let output = Command::new(peers)
+    let output = Command::new(env!("CARGO_BIN_EXE_peers"))
         .args(["--quick", "--seconds", "1", "--size", "64", "--only", "sequential", "--dir"])
         .arg(&images)
         .arg("--document")
@@ -56,4 +61,14 @@ fn peers_runs() {
     let raw = std::fs::read_to_string(&json).unwrap();
     assert!(raw.contains("\"cell\": \"sequential/write\""), "{raw}");
     assert_eq!(std::fs::read_dir(&images).unwrap().count(), 0, "images are left behind");
+}
+
+/// Whether what is measured, and with what, is there.
+fn ready() -> bool {
+    let dbs = Path::new(env!("CARGO_BIN_EXE_peers")).with_file_name("dbs");
+    let ready = Command::new("fio").arg("--version").output().is_ok() && dbs.exists();
+    if !ready {
+        println!("SKIPPED: needs fio, and {} (cargo build -p dbs-cli)", dbs.display());
+    }
+    ready
 }

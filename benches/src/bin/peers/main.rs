@@ -14,11 +14,11 @@ mod tables;
 
 use bench::{Bench, Sizes};
 use clap::Parser;
-use dbs_benches::report::replace_between;
+use dbs_benches::report::rewrite;
 use dbs_benches::{Outcome, machine, process};
 use results::{Results, progress};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use systems::Tools;
 
@@ -144,17 +144,11 @@ fn report(args: &Args, tools: &Tools, about: &str, results: &Results, text: &str
             "systems": versions.collect::<Vec<_>>(),
             "results": results,
         });
-        write(path, &serde_json::to_string_pretty(&raw)?)?;
+        let text = serde_json::to_string_pretty(&raw)?;
+        std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
     }
     if let Some(path) = &args.document {
-        let old = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let new = replace_between(&old, MARK, text)
-            .ok_or_else(|| format!("{} has no marks of {MARK}", path.display()))?;
-        write(path, &new)?;
+        rewrite(path, MARK, text)?;
     }
     Ok(())
-}
-
-fn write(path: &Path, text: &str) -> Outcome<()> {
-    std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()).into())
 }

@@ -12,7 +12,8 @@ pub struct Load {
     pattern: &'static str,
     block: u64,
     depth: u32,
-    flush: bool,
+    /// So many clients with one request in flight each, who flush each write.
+    flushing: Option<u32>,
 }
 
 const fn random(
@@ -21,11 +22,11 @@ const fn random(
     pattern: &'static str,
     depth: u32,
 ) -> Load {
-    Load { cell, title, pattern, block: 4096, depth, flush: false }
+    Load { cell, title, pattern, block: 4096, depth, flushing: None }
 }
 
-const fn flushed(cell: &'static str, title: &'static str, depth: u32) -> Load {
-    Load { flush: true, ..random(cell, title, "randwrite", depth) }
+const fn flushed(cell: &'static str, title: &'static str, clients: u32) -> Load {
+    Load { flushing: Some(clients), ..random(cell, title, "randwrite", 1) }
 }
 
 /// Requests in flight of sequential loads.
@@ -89,7 +90,8 @@ fn run(bench: &mut Bench, loads: &[Load]) -> Outcome<()> {
                 let Some((_, (image, served))) = found else { continue };
                 let (size, seconds) = (bench.sizes.image(), bench.sizes.seconds());
                 let job = Job::random(load.pattern, load.depth, size, seconds);
-                let job = Job { block: load.block, flush: load.flush, ..job };
+                let (flush, clients) = (load.flushing.is_some(), load.flushing.unwrap_or(1));
+                let job = Job { block: load.block, flush, clients, ..job };
                 bench.run(load.cell, (system, round), (image, served), &job)?;
             }
         }

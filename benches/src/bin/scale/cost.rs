@@ -1,0 +1,48 @@
+//! What commands cost on a store, one by one.
+
+use crate::probe::Probe;
+use dbs_benches::curve::Unit;
+use dbs_benches::report::spread;
+use dbs_benches::{Outcome, drain, timed};
+use dbs_core::Store;
+use dbs_core::store::SnapshotOptions;
+
+/// How often each is timed.
+const REPEATS: usize = 16;
+
+/// Columns of what [`opened`] and [`commands`] give.
+pub const COLUMNS: [(&str, Unit); 8] = [
+    ("open", Unit::Time),
+    ("create a volume", Unit::Time),
+    ("take a snapshot", Unit::Time),
+    ("clone it", Unit::Time),
+    ("delete the clone", Unit::Time),
+    ("delete the snapshot", Unit::Time),
+    ("memory when open", Unit::Memory),
+    ("peak while opening", Unit::Memory),
+];
+
+/// The values of all columns; medians of the commands, until each is durable.
+///
+/// # Errors
+/// Those of the commands.
+pub fn values(probe: &Probe, store: &Store, volume: &str) -> Outcome<Vec<f64>> {
+    let mut times = [const { Vec::new() }; 5];
+    for number in 0..REPEATS {
+        let name = format!("cost{number}");
+        let options = SnapshotOptions::default();
+        let took = [
+            timed(|| store.create_volume(&name, 1 << 20).map(drop))?.1,
+            timed(|| store.create_snapshot(volume, &name, &options).map(drop))?.1,
+            timed(|| store.clone_volume(volume, &name, &format!("{name}clone")).map(drop))?.1,
+            timed(|| store.delete_volume(&format!("{name}clone")))?.1,
+            timed(|| store.delete_snapshot(volume, &name))?.1,
+        ];
+        times.iter_mut().zip(took).for_each(|(all, one)| all.push(one));
+        store.delete_volume(&name)?;
+    }
+    drain(store)?;
+    let medians = times.map(|times| spread(times)[0].as_secs_f64());
+    let memory = [probe.memory, probe.peak].map(|bytes| bytes as f64);
+    Ok([&[probe.time.as_secs_f64()], &medians[..], &memory[..]].concat())
+}
