@@ -363,17 +363,17 @@ impl Meta {
         }
     }
 
-    /// Payload of a metadata block as of now. Entries in no record yet are free there.
-    fn image(&self, region: RegionKind, block: u32) -> Vec<u8> {
-        let mut payload = vec![0; crate::format::PAYLOAD_BYTES];
+    /// Writes the payload of a metadata block as of now to `payload`, which is zeroed. Entries in
+    /// no record yet are free there.
+    fn image(&self, region: RegionKind, block: u32, payload: &mut [u8]) {
         let items = self.geometry.items_per_block(region);
         let first = block * items;
         match region {
             RegionKind::Volumes => (0..items).for_each(|i| {
-                slots::put(&mut payload, i, &self.volume_slot(VolumeId(first + i + 1)));
+                slots::put(payload, i, &self.volume_slot(VolumeId(first + i + 1)));
             }),
             RegionKind::Snapshots => (0..items).for_each(|i| {
-                slots::put(&mut payload, i, &self.snapshot_slot(SnapshotId(first + i + 1)));
+                slots::put(payload, i, &self.snapshot_slot(SnapshotId(first + i + 1)));
             }),
             RegionKind::Labels => {
                 let snapshot = self.snapshots.get((block / LABEL_BLOCKS) as usize);
@@ -393,7 +393,6 @@ impl Meta {
             }
             RegionKind::Journal | RegionKind::Data => unreachable!("not mirrored"),
         }
-        payload
     }
 }
 
