@@ -20,11 +20,13 @@ pub mod session;
 mod socket;
 pub mod store_exports;
 pub mod tls;
+pub mod uri;
 pub mod wire;
 
-pub use client::{Client, ClientOptions};
+pub use client::{Buffered, Client, ClientOptions, Pipeline};
 pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
 pub use listen::Listen;
 pub use server::{ClientInfo, ServerHandle, ServerOptions, start};
 pub use store_exports::StoreExports;
 pub use tls::TlsConfig;
+pub use uri::NbdUri;
