@@ -271,6 +271,3 @@ pub fn stamp(buf: &mut [u8], number: u64) {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -13,6 +13,8 @@ mod offsets;
 mod report;
 mod runner;
 mod subjects;
+#[cfg(test)]
+mod tests;
 
 pub use catalog::{
     AFTER_SNAPSHOT, CHAIN_DEPTHS, DEPTH, DEPTHS, FIRST_WRITE, Group, OVERWRITE, Operation, Pattern,

@@ -79,11 +79,18 @@ impl Permutation {
         let (mut left, mut right) = (at >> self.half_bits, at & mask);
         for round in 0..ROUNDS {
             let key = self.seed.wrapping_add(round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let mixed = (right ^ key).wrapping_mul(0xff51_afd7_ed55_8ccd);
-            (left, right) = (right, left ^ (mixed >> 32) & mask);
+            (left, right) = (right, left ^ mix(right.wrapping_add(key)) & mask);
         }
         left << self.half_bits | right
     }
+}
+
+/// Spreads every bit over all others: the end of MurmurHash3.
+fn mix(mut value: u64) -> u64 {
+    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
+        value = (value ^ value >> 33).wrapping_mul(factor);
+    }
+    value ^ value >> 33
 }
 
 #[cfg(test)]

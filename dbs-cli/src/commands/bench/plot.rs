@@ -9,13 +9,14 @@ use std::fmt::Write;
 const PANEL: (f64, f64) = (500.0, 210.0);
 const MARGIN: f64 = 24.0;
 const HEADER: f64 = 64.0;
-const FOOTER: f64 = 34.0;
 /// In a panel: where bars begin, how long they can be, and where the first one is.
-const BARS_LEFT: f64 = 130.0;
-const BARS_LENGTH: f64 = 285.0;
+const BARS_LEFT: f64 = 145.0;
+const BARS_LENGTH: f64 = 250.0;
 const BARS_TOP: f64 = 42.0;
 const ROW: f64 = 30.0;
 const BAR: f64 = 18.0;
+/// An entry of a legend.
+const LEGEND: f64 = 74.0;
 
 const READ: &str = "#3a6ea5";
 const WRITE: &str = "#d07c2e";
@@ -35,7 +36,7 @@ pub fn svg(report: &Report) -> String {
     let columns = panels.len().clamp(1, 2);
     let rows = panels.len().div_ceil(columns);
     let width = MARGIN + columns as f64 * (PANEL.0 + MARGIN);
-    let height = HEADER + rows as f64 * (PANEL.1 + MARGIN) + FOOTER;
+    let height = HEADER + rows as f64 * (PANEL.1 + MARGIN);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" font-family=\"Helvetica, Arial, sans-serif\" \
@@ -47,8 +48,7 @@ pub fn svg(report: &Report) -> String {
         let y = HEADER + (index / columns) as f64 * (PANEL.1 + MARGIN);
         push(&mut out, format!("<g transform=\"translate({x} {y})\">\n{panel}</g>\n"));
     }
-    let y = height - FOOTER / 2.0;
-    legend(&mut out, MARGIN, y, &[("read", READ), ("write", WRITE)]);
+    legend(&mut out, width - 2.0 * LEGEND - MARGIN, 28.0, &[("read", READ), ("write", WRITE)]);
     out + "</svg>\n"
 }
 
@@ -197,7 +197,7 @@ fn percentiles(title: &str, results: &[&Measurement]) -> String {
         let figures = values.map(micros).join(" / ");
         push(
             &mut out,
-            text(PANEL.0, middle - 9.0, "end", &figures, " font-size=\"10\" fill=\"#444\""),
+            text(PANEL.0, middle + 4.0, "end", &figures, " font-size=\"10\" fill=\"#444\""),
         );
     }
     legend(&mut out, BARS_LEFT, bottom + 48.0, &PERCENTILES);
@@ -242,7 +242,7 @@ fn legend(out: &mut String, x: f64, y: f64, entries: &[(&str, &str)]) {
             ),
         );
         push(out, text(x + 15.0, y, "start", name, " font-size=\"11\""));
-        x += 34.0 + name.len() as f64 * 7.0;
+        x += LEGEND;
     }
 }
 
