@@ -168,7 +168,7 @@ fn text(request: &Request) -> String {
 }
 
 /// The thread that commits what nobody flushed and does background work in small steps.
-struct Housekeeping {
+pub struct Housekeeping {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
 }
@@ -194,8 +194,11 @@ impl Stop {
 }
 
 impl Housekeeping {
-    /// With no interval there is nothing to keep: the store is read-only.
-    fn start(store: Store, interval: Option<Duration>) -> Result<Self> {
+    /// Keeps house from now on. With no interval there is nothing to keep: the store is read-only.
+    ///
+    /// # Errors
+    /// `Io` if there is no thread for it.
+    pub fn start(store: Store, interval: Option<Duration>) -> Result<Self> {
         let stop = Arc::new(Stop::default());
         let Some(interval) = interval else { return Ok(Self { stop, thread: None }) };
         let thread = {
@@ -208,7 +211,8 @@ impl Housekeeping {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    fn stop(self) {
+    /// Ends it; returns when it has ended.
+    pub fn stop(self) {
         self.stop.ask();
         if let Some(Err(_)) = self.thread.map(JoinHandle::join) {
             log::error("housekeeping", &[("error", &"the thread panicked")]);
