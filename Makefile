@@ -7,10 +7,12 @@ PORT ?= 10809
 # make soak: how long, in either unit
 HOURS ?=
 SECONDS ?= 3600
-# make scale: where its stores are made
+# make bench, make scale: where their images and stores are made
 DIR ?= target
+# make bench: options, as "--quick --only random"; without any, docs/performance.md is rewritten
+ARGS ?=
 
-.PHONY: build run test deny soak scale man install clean
+.PHONY: build run test deny soak bench scale man install clean
 
 build:
 	$(CARGO) build --release --locked -p dbs-cli
@@ -29,6 +31,12 @@ deny:
 # kill -9 of a loaded server, and simulated crashes, for as long as you like.
 soak:
 	@scripts/soak.sh $(if $(HOURS),$$(( $(HOURS) * 3600 )),$(SECONDS))
+
+# `dbs serve` against qemu-nbd, nbdkit, the bare file and, if DBS_PROTOTYPE says how to serve it, the
+# Go prototype, with fio. 25 minutes.
+bench: build
+	$(CARGO) run --release --locked -p dbs-benches --bin peers -- --dir "$(DIR)" \
+		--json target/peers.json $(or $(ARGS),--document docs/performance.md)
 
 # Snapshots, volumes, clones and extents by the thousand: the tables of docs/performance.md.
 scale:

@@ -3,8 +3,11 @@
 
 pub mod content;
 pub mod device;
+pub mod fio;
 pub mod machine;
+pub mod process;
 pub mod report;
+pub mod server;
 
 use dbs_core::{InitOptions, OpenOptions, Store};
 use std::path::{Path, PathBuf};

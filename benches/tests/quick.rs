@@ -1,5 +1,6 @@
 //! The measurements at small sizes: they still build, run and verify what they wrote.
 
+use std::path::Path;
 use std::process::Command;
 
 #[test]
@@ -24,4 +25,35 @@ fn scale_runs() {
     let rows = text.lines().filter(|line| line.starts_with("| ")).count();
     assert!(rows > 40, "{rows} rows:\n{text}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "stores are left behind");
+}
+
+#[test]
+fn peers_runs() {
+    let peers = Path::new(env!("CARGO_BIN_EXE_peers"));
+    let dbs = peers.with_file_name("dbs");
+    if Command::new("fio").arg("--version").output().is_err() || !dbs.exists() {
+        println!("SKIPPED: needs fio, and {} (cargo build -p dbs-cli)", dbs.display());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [document, json] = ["document.md", "runs.json"].map(|name| dir.path().join(name));
+    std::fs::write(&document, "a\n<!-- peers:begin -->\n<!-- peers:end -->\nb\n").unwrap();
+    let images = dir.path().join("images");
+    std::fs::create_dir(&images).unwrap();
+    let output = Command::new(peers)
+        .args(["--quick", "--seconds", "1", "--size", "64", "--only", "sequential", "--dir"])
+        .arg(&images)
+        .arg("--document")
+        .arg(&document)
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(&document).unwrap();
+    assert!(text.starts_with("a\n") && text.ends_with("b\n"), "{text}");
+    assert!(text.contains("| 1 MiB sequential read, QD 4 | "), "{text}");
+    let raw = std::fs::read_to_string(&json).unwrap();
+    assert!(raw.contains("\"cell\": \"sequential/write\""), "{raw}");
+    assert_eq!(std::fs::read_dir(&images).unwrap().count(), 0, "images are left behind");
 }
