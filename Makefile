@@ -12,7 +12,10 @@ DIR ?= target
 # Their options, as "--quick --only random"; without any they rewrite docs/performance.md
 ARGS ?=
 
-.PHONY: build run test deny soak bench scale man install clean
+# make bench-micro: part of a name
+FILTER ?=
+
+.PHONY: build run test guard guard-accept deny soak bench bench-micro scale man install clean
 
 build:
 	$(CARGO) build --release --locked -p dbs-cli
@@ -23,6 +26,14 @@ run: build
 
 test:
 	@scripts/test.sh
+
+# Instructions, allocations and device requests of the hot path, against benches/guard/baseline.json.
+guard:
+	@scripts/guard.sh
+
+# What they are now becomes the baseline; the commit says why.
+guard-accept:
+	@scripts/guard.sh accept
 
 # Licences, advisories and sources of all dependencies. Compiles cargo-deny the first time.
 deny:
@@ -43,6 +54,10 @@ bench: build
 scale: build
 	$(CARGO) run --release --locked -p dbs-benches --bin scale -- --dir "$(DIR)" \
 		$(or $(ARGS),--document docs/performance.md --plots docs/scale)
+
+# Parts of the store alone, in memory: lookups, map updates, journal, recovery. FILTER=name for some.
+bench-micro:
+	$(CARGO) bench --locked -p dbs-benches --bench '*' -- $(FILTER)
 
 man: build
 	target/release/dbs man target/man

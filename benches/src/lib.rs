@@ -12,6 +12,7 @@ pub mod report;
 pub mod server;
 
 use crate::curve::Curve;
+use crate::process::check_interrupted;
 use crate::report::Table;
 use crate::server::Dbs;
 use dbs_core::{InitOptions, OpenOptions, Store};
@@ -89,9 +90,13 @@ pub struct Drained {
 /// Those of [`Store::work`].
 pub fn drain(store: &Store) -> Outcome<Drained> {
     let begun = Instant::now();
-    while store.info().snapshots_deleting > 0 && store.work(WORK_STEPS)?.done > 0 {}
+    while store.info().snapshots_deleting > 0 && store.work(WORK_STEPS)?.done > 0 {
+        check_interrupted()?;
+    }
     let merged = begun.elapsed();
-    while store.work(WORK_STEPS)?.remaining > 0 {}
+    while store.work(WORK_STEPS)?.remaining > 0 {
+        check_interrupted()?;
+    }
     Ok(Drained { merged, given_back: begun.elapsed() - merged })
 }
 

@@ -22,11 +22,13 @@ mod socket;
 pub mod store_exports;
 pub mod tls;
 mod transmission;
+pub mod uri;
 pub mod wire;
 
-pub use client::{Client, ClientOptions};
+pub use client::{Buffered, Client, ClientOptions, Pipeline};
 pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
 pub use listen::Listen;
 pub use server::{ClientInfo, ServerHandle, ServerOptions, start};
 pub use store_exports::StoreExports;
 pub use tls::TlsConfig;
+pub use uri::NbdUri;
