@@ -53,7 +53,7 @@ fn to(style: Style, cookie: u64, offset: u64) -> ReplyTo {
 /// A chunk of content for the request with this cookie.
 fn data(cookie: u64, offset: u64, bytes: &[u8], flags: u16) -> Vec<u8> {
     let to = to(Style::Structured, cookie, offset);
-    let mut out = to.chunk(flags, chunk::OFFSET_DATA, &offset.to_be_bytes(), bytes.len());
+    let mut out = to.data_head(flags, offset, bytes.len()).to_vec();
     out.extend_from_slice(bytes);
     out
 }
@@ -93,7 +93,7 @@ fn replies_come_in_any_order_and_interleaved() {
 
 #[test]
 fn writes_flushes_and_refusals() {
-    let mut replies = to(Style::Simple, 2, 0).done();
+    let mut replies = to(Style::Simple, 2, 0).done().to_vec();
     replies.extend(to(Style::Simple, 1, 0).error(Errno::NoSpace, ""));
     let mut pipeline = pipeline(Style::Simple, replies);
     pipeline.buffer(0).unwrap().fill(7);
@@ -119,7 +119,7 @@ fn a_server_that_lies_ends_the_connection() {
         data(1, 4096, &block, FLAG_DONE),
         data(1, 0, &block[1..], FLAG_DONE),
         [data(1, 0, &block, 0), data(1, 0, &block, FLAG_DONE)].concat(),
-        to(Style::Structured, 1, 0).done(),
+        to(Style::Structured, 1, 0).done().to_vec(),
         vec![7; 64],
     ] {
         let mut pipeline = pipeline(Style::Structured, replies);
