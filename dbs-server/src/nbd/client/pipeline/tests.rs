@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::nbd::wire::Errno;
-use crate::nbd::wire::reply::{FLAG_DONE, ReplyTo, chunk};
+use crate::nbd::wire::reply::{FLAG_DONE, ReplyTo};
 use crate::nbd::wire::request::{Request, Style};
 use std::collections::VecDeque;
 
