@@ -6,7 +6,7 @@ set -euo pipefail
 # program:package
 programs="fio:fio nbdkit:nbdkit nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdsh:python3-libnbd
     qemu-img:qemu-utils qemu-nbd:qemu-utils mke2fs:e2fsprogs mkfs.xfs:xfsprogs losetup:mount
-    mkfs.vfat:dosfstools mkfs.btrfs:btrfs-progs jq:jq"
+    mkfs.vfat:dosfstools mkfs.btrfs:btrfs-progs jq:jq valgrind:valgrind"
 
 missing=() packages=()
 for pair in $programs; do

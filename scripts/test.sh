@@ -14,7 +14,11 @@ step() {
 }
 
 tests() {
-    "$cargo" test --locked --workspace -- --show-output 2>&1 | tee "$log"
+    "$cargo" test --locked --workspace -- --show-output 2>&1 | tee -a "$log"
+}
+
+guard() {
+    scripts/guard.sh 2>&1 | tee -a "$log"
 }
 
 step "programs" scripts/programs.sh
@@ -22,6 +26,7 @@ step "format" "$cargo" fmt --all --check
 step "clippy" "$cargo" clippy --locked --workspace --all-targets -q
 step "documentation" "$cargo" doc --locked --workspace --no-deps --document-private-items -q
 step "dependencies" scripts/deny.sh
+step "hot path" guard
 step "tests" tests
 # What passing tests print is easily missed: these did not do what their names say.
 if grep -iE '^skipped' "$log"; then

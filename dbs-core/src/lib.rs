@@ -14,6 +14,7 @@ pub mod v1;
 pub mod volume;
 
 pub use error::{Error, ErrorKind, Result};
+pub use io::DirectIo;
 pub use store::{InitOptions, IoDriver, OpenOptions, Store, TailPlace};
 pub use units::{format_size, parse_size};
 pub use volume::Volume;

@@ -5,7 +5,7 @@ use crate::api::{self, Progress, Request};
 use crate::control::{self, Service, socket_path};
 use crate::log;
 use crate::nbd::{self, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
-use dbs_core::{Error, OpenOptions, Result, Store};
+use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -31,7 +31,11 @@ pub struct ServeOptions {
     pub nbd: Vec<Listen>,
     /// TLS for NBD over TCP and unix sockets.
     pub tls: Option<TlsConfig>,
-    /// Threads that execute NBD requests.
+    /// Threads that serve connections; `None` for as many as suit the machine.
+    pub reactors: Option<usize>,
+    /// How long they look for the next event before they sleep.
+    pub spin: Duration,
+    /// Threads that execute NBD requests which have to wait.
     pub workers: usize,
     /// Directory for the control socket that every command looks for.
     pub runtime_dir: PathBuf,
@@ -69,11 +73,18 @@ impl Serving {
 
     fn start_on(store: Store, options: &ServeOptions) -> Result<Self> {
         let exports = Arc::new(StoreExports::new(store.clone(), options.open.read_only));
+        let defaults = ServerOptions::default();
         let server_options = ServerOptions {
+            reactors: options.reactors.unwrap_or(defaults.reactors),
+            reactor: dbs_reactor::Options {
+                driver: reactor_driver(&options.open),
+                spin: options.spin,
+                ..defaults.reactor
+            },
             workers: options.workers,
             tls: options.tls.clone(),
             log: Some(Arc::new(|line: &str| log::warn("nbd", &[("message", &line)]))),
-            ..ServerOptions::default()
+            ..defaults
         };
         let nbd = nbd::start(&options.nbd, exports, server_options)
             .map_err(|e| Error::io(e, "starting the NBD server"))?;
@@ -125,6 +136,15 @@ impl Serving {
         }
         self.housekeeping.stop();
         self.store.close()
+    }
+}
+
+/// Who asks for plain reads and writes of the store gets them for sockets, too.
+fn reactor_driver(open: &OpenOptions) -> dbs_reactor::Driver {
+    match open.driver {
+        IoDriver::Auto => dbs_reactor::Driver::Auto,
+        IoDriver::Uring => dbs_reactor::Driver::Uring,
+        IoDriver::Pread => dbs_reactor::Driver::Epoll,
     }
 }
 

@@ -1,11 +1,15 @@
 //! Extent and spare entries: who owns an extent, which part of its volume it is, and per block
 //! whether it holds data, zeros, or nothing.
 
+use crate::limits::EXTENT_MAX_BYTES;
+use crate::units::BLOCK_BYTES;
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of the fixed part of an entry; the data bitmap and the zero bitmap follow.
 pub const HEADER_BYTES: usize = 16;
+/// Bytes of an entry of the largest extents.
+pub const ENTRY_MAX_BYTES: usize = HEADER_BYTES + (EXTENT_MAX_BYTES / BLOCK_BYTES) as usize / 4;
 
 /// Fixed part of an entry. All zeros is a free entry.
 #[derive(

@@ -3,7 +3,7 @@
 use super::buffer::AlignedBuf;
 use super::lock::StoreLock;
 use super::piece::{self, Alignment};
-use super::{ReadRequest, Storage, WriteRequest, sys};
+use super::{DirectIo, ReadRequest, Storage, WriteRequest, sys};
 use crate::error::{Error, Result};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES};
 use nix::errno::Errno;
@@ -98,6 +98,14 @@ impl Target {
 
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    pub fn direct_io(&self) -> io::Result<DirectIo> {
+        Ok(DirectIo {
+            file: self.file.try_clone()?.into(),
+            offset_alignment: self.alignment.offset,
+            memory_alignment: self.alignment.memory,
+        })
     }
 
     pub fn alignment(&self) -> Alignment {
@@ -272,6 +280,10 @@ impl Storage for PreadFile {
 
     fn resizable(&self) -> bool {
         !self.target.info().is_block_device
+    }
+
+    fn direct_io(&self) -> io::Result<Option<DirectIo>> {
+        self.target.direct_io().map(Some)
     }
 
     fn driver(&self) -> &'static str {

@@ -16,6 +16,7 @@ pub mod tail;
 pub mod uring;
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 /// One read of a batch.
 #[derive(Debug)]
@@ -33,6 +34,18 @@ pub struct WriteRequest<'a> {
     pub offset: u64,
     /// The bytes to write.
     pub buf: &'a [u8],
+}
+
+/// The descriptor below a [`Storage`], for I/O beside it.
+#[derive(Debug)]
+pub struct DirectIo {
+    /// A duplicate of the descriptor the storage uses, with its lock: the file stays taken until
+    /// this is closed, too.
+    pub file: OwnedFd,
+    /// Offsets and lengths in bytes must be multiples of this power of two, at most 4096.
+    pub offset_alignment: usize,
+    /// Addresses of memory must be multiples of this power of two, at most 4096.
+    pub memory_alignment: usize,
 }
 
 /// A block device or file. Offsets and lengths are multiples of 512 bytes; buffers may have any
@@ -87,6 +100,14 @@ pub trait Storage: Send + Sync {
     /// Whether [`Storage::set_size`] can change the size: files yes, devices no.
     fn resizable(&self) -> bool {
         true
+    }
+
+    /// The descriptor below, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be duplicated.
+    fn direct_io(&self) -> io::Result<Option<DirectIo>> {
+        Ok(None)
     }
 
     /// Driver name for the log and `dbs info`: `io_uring`, `pread`, `sim`.

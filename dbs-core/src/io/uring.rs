@@ -4,7 +4,7 @@
 
 use super::file::Target;
 use super::piece::{self, Piece, Remaining};
-use super::{ReadRequest, Storage, WriteRequest};
+use super::{DirectIo, ReadRequest, Storage, WriteRequest};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -70,6 +70,10 @@ impl Storage for UringFile {
 
     fn resizable(&self) -> bool {
         !self.target.info().is_block_device
+    }
+
+    fn direct_io(&self) -> io::Result<Option<DirectIo>> {
+        self.target.direct_io().map(Some)
     }
 
     fn driver(&self) -> &'static str {

@@ -5,6 +5,7 @@ pub mod alloc;
 pub mod commit;
 pub mod entries;
 pub mod flatten;
+pub mod ids;
 pub mod layer;
 pub mod load;
 pub mod locks;
@@ -19,13 +20,16 @@ pub mod view;
 pub mod zero;
 
 use crate::error::{Error, Result};
+use crate::format::entry::ENTRY_MAX_BYTES;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
 use crate::format::{Geometry, RegionKind};
+use crate::limits::ROOM_BLOCKS;
 use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
 use entries::{Entries, SPARE_BASE};
+use ids::IdMap;
 use layer::Layer;
 use locks::{Fence, RangeLocks};
 use log::Log;
@@ -131,7 +135,7 @@ pub struct Meta {
     pub extents: Allocator,
     spares: Allocator,
     /// Entries handed out but in no record yet, with the spare entry each will replace.
-    unlogged: HashMap<u32, Option<u32>>,
+    unlogged: IdMap<Option<u32>>,
     /// Next extent to prefer, so that neighbours stay adjacent.
     next_extent: u32,
     /// Group of the last change by which something visible lost sight of a snapshot.
@@ -150,7 +154,7 @@ pub struct Meta {
     pub locks: RangeLocks,
     /// Running I/O.
     pub fence: Fence,
-    views: HashMap<u32, View>,
+    views: IdMap<View>,
     open_volumes: HashMap<u32, u32>,
     open_snapshots: HashMap<u32, u32>,
 }
@@ -269,7 +273,7 @@ impl Meta {
             return Ok(());
         }
         if block >= self.room[region.mark()] {
-            let ahead = (mark / 4).clamp(1, 64);
+            let ahead = (mark / 4).clamp(ROOM_BLOCKS, 4 * ROOM_BLOCKS);
             let most = self.geometry.needed_blocks(region);
             return Err(Stop::Room(region, mark..(block + ahead).min(most)));
         }
@@ -311,9 +315,10 @@ impl Meta {
     }
 
     fn append_entry(&mut self, entry: u32) {
-        let mut bytes = vec![0; self.geometry.entry_bytes()];
-        self.entries.encode(entry, &mut bytes);
-        self.append(&Record::Entry { entry, bytes: &bytes });
+        let mut bytes = [0; ENTRY_MAX_BYTES];
+        let bytes = &mut bytes[..self.geometry.entry_bytes()];
+        self.entries.encode(entry, bytes);
+        self.append(&Record::Entry { entry, bytes });
     }
 
     /// The slot of a volume as on the device; all zeros if it is free.
@@ -358,17 +363,17 @@ impl Meta {
         }
     }
 
-    /// Payload of a metadata block as of now. Entries in no record yet are free there.
-    fn image(&self, region: RegionKind, block: u32) -> Vec<u8> {
-        let mut payload = vec![0; crate::format::PAYLOAD_BYTES];
+    /// Writes the payload of a metadata block as of now to `payload`, which is zeroed. Entries in
+    /// no record yet are free there.
+    fn image(&self, region: RegionKind, block: u32, payload: &mut [u8]) {
         let items = self.geometry.items_per_block(region);
         let first = block * items;
         match region {
             RegionKind::Volumes => (0..items).for_each(|i| {
-                slots::put(&mut payload, i, &self.volume_slot(VolumeId(first + i + 1)));
+                slots::put(payload, i, &self.volume_slot(VolumeId(first + i + 1)));
             }),
             RegionKind::Snapshots => (0..items).for_each(|i| {
-                slots::put(&mut payload, i, &self.snapshot_slot(SnapshotId(first + i + 1)));
+                slots::put(payload, i, &self.snapshot_slot(SnapshotId(first + i + 1)));
             }),
             RegionKind::Labels => {
                 let snapshot = self.snapshots.get((block / LABEL_BLOCKS) as usize);
@@ -388,7 +393,6 @@ impl Meta {
             }
             RegionKind::Journal | RegionKind::Data => unreachable!("not mirrored"),
         }
-        payload
     }
 }
 

@@ -30,6 +30,8 @@ pub struct WritePiece {
     pub logical: u32,
     /// Blocks in it.
     pub blocks: Range<u32>,
+    /// The extent was allocated for this write.
+    fresh: bool,
 }
 
 impl Meta {
@@ -68,23 +70,20 @@ impl Meta {
         out.clear();
         self.check_log()?;
         let head = self.volume(volume).head;
-        let mut fresh = Vec::new();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
-            let entry = match self.snapshot(head).layer.get(logical) {
-                Some(entry) if entry < SPARE_BASE => entry,
+            let (entry, fresh) = match self.snapshot(head).layer.get(logical) {
+                Some(entry) if entry < SPARE_BASE => (entry, false),
                 _ => match self.allocate(head, logical) {
-                    Ok(entry) => {
-                        fresh.push(logical);
-                        entry
-                    }
+                    Ok(entry) => (entry, true),
                     Err(stop) => {
-                        fresh.iter().for_each(|logical| self.unallocate(head, *logical));
+                        let fresh = out.iter().filter(|piece| piece.fresh);
+                        fresh.for_each(|piece| self.unallocate(head, piece.logical));
                         return Err(stop);
                     }
                 },
             };
             let address = self.address(entry, part.start);
-            out.push(WritePiece { address, entry, logical, blocks: part });
+            out.push(WritePiece { address, entry, logical, blocks: part, fresh });
         }
         self.log.expect_records(out.len() * self.record_bytes());
         Ok(())

@@ -14,14 +14,15 @@ pub use open::peek_uuid;
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
 use crate::info::Labels;
-use crate::io::Storage;
+use crate::io::{DirectIo, Storage};
+use crate::meta::locks::HoldId;
 use crate::meta::{Meta, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId};
 use commit::Commits;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// How to format a store.
 #[derive(Debug, Clone)]
@@ -135,20 +136,39 @@ pub(crate) struct Inner {
     /// Extent size; it never changes.
     pub(crate) extent_bytes: usize,
     /// Why nothing is written any more.
-    poison: Mutex<Option<String>>,
+    poison: OnceLock<String>,
     warnings: Mutex<Vec<String>>,
 }
 
 /// Blocks of a volume held by an operation, until it ends.
 pub(crate) struct Hold<'a> {
     inner: &'a Inner,
-    id: u64,
+    id: HoldId,
+}
+
+impl Hold<'_> {
+    /// The number of the hold, which the caller gives back itself.
+    pub(crate) fn keep(self) -> HoldId {
+        std::mem::ManuallyDrop::new(self).id
+    }
 }
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         self.inner.meta().locks.release(self.id);
         self.inner.wake();
+    }
+}
+
+impl Store {
+    /// What the storage driver reads and writes with, for a caller that transfers the segments of
+    /// a [`Request`](crate::volume::Request) itself; `None` if the storage has no descriptor.
+    ///
+    /// # Errors
+    /// `Io` if the process may open no more descriptors.
+    pub fn direct_io(&self) -> Result<Option<DirectIo>> {
+        let found = self.inner.storage.direct_io();
+        found.map_err(|error| Error::io(error, "duplicating the store's descriptor failed"))
     }
 }
 
@@ -222,7 +242,7 @@ impl Inner {
         if self.read_only {
             return Err(Error::read_only("the store is open for reading only"));
         }
-        match &*self.poison.lock().unwrap_or_else(PoisonError::into_inner) {
+        match self.poison.get() {
             None => Ok(()),
             Some(why) => Err(Error::new(
                 crate::ErrorKind::Poisoned,
@@ -234,8 +254,7 @@ impl Inner {
     /// Stops all writing: after a failed write of metadata or a failed flush nobody knows what is
     /// on the device, and only recovery finds out.
     pub(crate) fn poison(&self, why: &str) {
-        let mut poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
-        poison.get_or_insert_with(|| why.to_owned());
+        self.poison.get_or_init(|| why.to_owned());
     }
 
     pub(crate) fn warn(&self, text: String) {

@@ -1,34 +1,28 @@
-//! One connection in its reader thread: the handshake, then requests handed to the workers.
+//! One connection in its handshake, on a thread of its own.
 
 use super::handshake::{Handshake, Step, TlsState};
-use super::outbox::{Limits, Outbox};
-use super::server::{ServerOptions, Shared};
-use super::session::{Admitted, Reply, Session};
+use super::server::ServerOptions;
+use super::session::Session;
 use super::socket::{Input, Socket};
 use super::tls::TlsStream;
 use super::wire::option::OptionHeader;
-use super::wire::request::Request;
-use super::wire::{self, Malformed, OPTION_MAX_BYTES, PAYLOAD_MAX_BYTES, cmd};
+use super::wire::{self, Malformed, OPTION_MAX_BYTES};
 use std::io::{self, Read};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest data of an option that is skipped rather than taken for an attack.
 const OPTION_SKIP_MAX_BYTES: u32 = 16 << 20;
-/// Longest payload of a refused request that is skipped, likewise.
-const PAYLOAD_SKIP_MAX_BYTES: u64 = 2 * PAYLOAD_MAX_BYTES as u64;
 
 /// A connection before and during its handshake.
 pub(crate) struct Connection {
     socket: Arc<Socket>,
     input: Input,
-    tls: Option<Arc<TlsStream>>,
 }
 
 impl Connection {
     pub fn new(socket: Arc<Socket>) -> Self {
-        Self { input: Input::new(socket.clone()), socket, tls: None }
+        Self { input: Input::new(socket.clone()), socket }
     }
 
     /// The handshake. `None` if the client ended it, or was refused: nothing more is to be done.
@@ -91,88 +85,34 @@ impl Connection {
             // Plain bytes after STARTTLS could be an attacker's, to be taken for the client's.
             return Err(Malformed("data after STARTTLS, before its answer").into());
         }
-        let tls = Arc::new(TlsStream::new(config)?);
-        self.input.start_tls(tls.clone());
-        while tls.is_handshaking() {
+        self.input.tls = Some(TlsStream::new(config)?);
+        while self.input.tls.as_ref().is_some_and(TlsStream::is_handshaking) {
             let fed = self.input.feed_tls();
-            let answered = self.socket.send_all(tls.seal(&[])?);
+            let answered = self.send(Vec::new());
             fed?;
             answered?;
         }
-        self.tls = Some(tls);
         Ok(())
     }
 
-    fn send(&self, bytes: Vec<u8>) -> io::Result<()> {
-        match &self.tls {
-            Some(tls) => self.socket.send_all(tls.seal(&[bytes])?),
-            None => self.socket.send_all(bytes),
+    fn send(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        match &mut self.input.tls {
+            Some(tls) => self.socket.send_all(&tls.seal(std::iter::once(bytes.as_slice()))?),
+            None => self.socket.send_all(&bytes),
         }
     }
 
-    /// The transmission phase: until the client disconnects or the server stops, and everything
-    /// in flight is answered.
+    /// What the transmission phase begins with: the socket, TLS, and bytes received already.
     ///
     /// # Errors
-    /// The client does not speak the protocol. A client that goes away is no error.
-    pub fn transmit(mut self, session: Session, shared: &Shared) -> io::Result<()> {
-        let options = &shared.options;
-        self.socket.set_write_timeout(options.write_timeout)?;
-        self.input.set_deadline(None)?;
-        let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
-        let outbox = Arc::new(Outbox::new(self.socket.clone(), self.tls.clone(), limits));
-        let session = Arc::new(session);
-        let mut result = Ok(true);
-        while matches!(result, Ok(true)) && !shared.is_stopping() {
-            result = self.request(&session, &outbox, shared);
-        }
-        outbox.finish();
-        match result {
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error),
-            _ => Ok(()),
-        }
+    /// The socket is gone.
+    pub fn into_parts(self) -> io::Result<(Socket, Option<TlsStream>, Vec<u8>)> {
+        self.socket.set_read_timeout(None)?;
+        let (tls, received) = self.input.into_parts();
+        let socket = Arc::into_inner(self.socket);
+        let socket = socket.ok_or_else(|| io::Error::other("the connection is being closed"))?;
+        Ok((socket, tls, received))
     }
-
-    /// Receives one request and hands it to a worker; `false` if it was the last.
-    fn request(
-        &mut self,
-        session: &Arc<Session>,
-        outbox: &Arc<Outbox>,
-        shared: &Shared,
-    ) -> io::Result<bool> {
-        let mut header = [0; Request::EXTENDED_BYTES];
-        let header = &mut header[..session.style().request_bytes()];
-        self.input.read_exact(header)?;
-        let request = Request::decode(session.style(), header)?;
-        if request.command == cmd::DISC {
-            return Ok(false);
-        }
-        let admitted = session.admit(&request);
-        if admitted.skip_bytes > PAYLOAD_SKIP_MAX_BYTES {
-            return Err(Malformed("payload of an absurd length").into());
-        }
-        self.input.skip(admitted.skip_bytes)?;
-        let cost = admitted.cost_bytes;
-        if !outbox.reserve(cost) {
-            return Ok(false);
-        }
-        let mut payload = vec![0; admitted.payload_bytes];
-        if let Err(error) = self.input.read_exact(&mut payload) {
-            // Half a write is no write.
-            outbox.cancel(cost);
-            return Err(error);
-        }
-        outbox.kick();
-        let (session, outbox) = (session.clone(), outbox.clone());
-        shared.pool.submit(move || outbox.send(run(&session, &admitted, &payload), cost));
-        Ok(true)
-    }
-}
-
-/// Runs a request so that a bug in an export costs one reply, not a worker.
-fn run(session: &Session, admitted: &Admitted, payload: &[u8]) -> Reply {
-    catch_unwind(AssertUnwindSafe(|| session.run(admitted, payload)))
-        .unwrap_or_else(|_| Reply::internal_error(admitted))
 }
 
 /// How TLS stands at the start of a connection.

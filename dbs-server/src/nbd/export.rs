@@ -1,6 +1,7 @@
 //! What the server serves: an [`Export`] is one disk, [`Exports`] finds them by name.
 
 use super::wire::{Errno, PAYLOAD_MAX_BYTES};
+use dbs_core::{DirectIo, Volume};
 use std::fmt;
 use std::sync::Arc;
 
@@ -91,6 +92,11 @@ pub trait Export: Send + Sync {
     fn block_sizes(&self) -> BlockSizes {
         BlockSizes::default()
     }
+    /// The volume that the export is, which then is read, written and flushed directly; all such
+    /// volumes of a server are of the store that [`Exports::direct_io`] is about.
+    fn volume(&self) -> Option<&Volume> {
+        None
+    }
     /// Fills `buf` from `offset`.
     ///
     /// # Errors
@@ -147,6 +153,10 @@ pub trait Exports: Send + Sync {
     /// # Errors
     /// No such export, or it cannot be opened: the message says which.
     fn open(&self, name: &str) -> Result<Arc<dyn Export>>;
+    /// The file or device that the volumes of [`Export::volume`] lie in, for a reactor to use.
+    fn direct_io(&self) -> Option<DirectIo> {
+        None
+    }
     /// Names and descriptions of all exports.
     fn list(&self) -> Vec<(String, String)>;
 }

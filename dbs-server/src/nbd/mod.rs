@@ -3,8 +3,8 @@
 //! Three layers, of which only the last knows threads and sockets:
 //! - [`wire`]: bytes to messages and back;
 //! - [`handshake`] and [`session`]: what the server answers, for any [`Exports`];
-//! - `connection`, `outbox`, `pool` and [`server`]: a reader thread a connection, a pool of
-//!   workers for all, replies in any order.
+//! - [`server`] accepts, `connection` is a handshake on its own thread, `transmission` and `peer`
+//!   are many connections on a reactor, `pool` are the workers for what may block.
 //!
 //! [`client`] is the other side: a small blocking client.
 
@@ -13,13 +13,15 @@ mod connection;
 pub mod export;
 pub mod handshake;
 pub mod listen;
-mod outbox;
+mod outgoing;
+mod peer;
 mod pool;
 pub mod server;
 pub mod session;
 mod socket;
 pub mod store_exports;
 pub mod tls;
+mod transmission;
 pub mod uri;
 pub mod wire;
 

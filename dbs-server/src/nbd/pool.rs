@@ -1,10 +1,10 @@
-//! A fixed number of threads that execute requests of all connections, first come first served.
+//! A fixed number of threads that execute what may block, for all connections, first come first
+//! served.
 //! The queue needs no limit of its own: connections limit what they have in flight.
 
-use super::outbox::{lock, wait_while};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -74,4 +74,18 @@ impl Shared {
             }
         }
     }
+}
+
+/// Locks, also after a panic elsewhere: every critical section here leaves its state consistent.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits on `condvar` as long as `condition` holds.
+pub(crate) fn wait_while<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    condition: impl FnMut(&mut T) -> bool,
+) -> MutexGuard<'a, T> {
+    condvar.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
 }

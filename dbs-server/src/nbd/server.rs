@@ -1,14 +1,17 @@
-//! The server: one thread that accepts, one reader thread a connection, a pool of workers.
+//! The server: one thread that accepts, one for each handshake that runs, reactors for the
+//! connections behind it, and a pool of workers for what may block.
 
 use super::connection::{Connection, initial_tls};
 use super::export::Exports;
 use super::handshake::Handshake;
 use super::listen::{Listen, Listener};
-use super::outbox::{lock, wait_while};
-use super::pool::Pool;
+use super::pool::{Pool, lock, wait_while};
+use super::session::Session;
 use super::socket::Socket;
 use super::tls::TlsConfig;
+use super::transmission::{Adopted, Message, Storage, Transmission};
 use super::wire::rep;
+use dbs_reactor::{Remote, Thread};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,12 +20,14 @@ use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// Connections beyond the maximum that are told so; more are closed at once.
 const REFUSALS_MAX: usize = 64;
+/// Reactors by default at most: more cores are the clients' and the device's.
+const REACTORS_MAX: usize = 4;
 /// How long a refused client may take.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Rest after an accept that failed, for lack of descriptors mostly.
@@ -34,7 +39,11 @@ pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 /// Limits and surroundings of a server.
 #[derive(Clone)]
 pub struct ServerOptions {
-    /// Threads that execute requests, of all connections together.
+    /// Threads that serve connections, each its share of them.
+    pub reactors: usize,
+    /// How they do I/O.
+    pub reactor: dbs_reactor::Options,
+    /// Threads that execute what may block, for all connections together.
     pub workers: usize,
     /// Connections at once; more are refused.
     pub max_connections: usize,
@@ -57,12 +66,14 @@ pub struct ServerOptions {
 impl Default for ServerOptions {
     fn default() -> Self {
         Self {
+            reactors: thread::available_parallelism().map_or(1, |n| n.get().min(REACTORS_MAX)),
+            reactor: dbs_reactor::Options::default(),
             workers: 16,
             max_connections: 1024,
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             stop_grace: Duration::from_secs(5),
-            requests_max: 128,
+            requests_max: 1024,
             bytes_max: 64 << 20,
             tls: None,
             log: None,
@@ -73,6 +84,7 @@ impl Default for ServerOptions {
 impl fmt::Debug for ServerOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerOptions")
+            .field("reactors", &self.reactors)
             .field("workers", &self.workers)
             .field("max_connections", &self.max_connections)
             .field("tls", &self.tls.is_some())
@@ -106,12 +118,28 @@ pub fn start(
         exports,
         options,
         pool,
+        reactors: OnceLock::new(),
         registry: Mutex::default(),
         gone: Condvar::new(),
         stopping: AtomicBool::new(false),
     });
     let (wake, woken) = UnixStream::pair()?;
-    let mut handle = ServerHandle { shared: shared.clone(), addresses, acceptor: None, wake };
+    let mut handle = ServerHandle {
+        shared: shared.clone(),
+        addresses,
+        acceptor: None,
+        reactors: Vec::new(),
+        wake,
+    };
+    let wanted = 0..shared.options.reactors.max(1);
+    let started: Vec<_> = wanted.map(|index| start_reactor(&shared, index)).collect();
+    let (started, failed): (Vec<_>, Vec<_>) = started.into_iter().partition(Result::is_ok);
+    handle.reactors = started.into_iter().flatten().collect();
+    let remotes = handle.reactors.iter().map(Thread::remote).collect();
+    shared.reactors.get_or_init(|| remotes);
+    if let Some(Err(error)) = failed.into_iter().next() {
+        return Err(error);
+    }
     if !listeners.is_empty() {
         let acceptor = thread::Builder::new().name("nbd-accept".into());
         handle.acceptor = Some(acceptor.spawn(move || shared.accept(&listeners, &woken))?);
@@ -119,11 +147,26 @@ pub fn start(
     Ok(handle)
 }
 
+fn start_reactor(shared: &Arc<Shared>, index: usize) -> io::Result<Thread<Message>> {
+    let storage = shared.exports.direct_io();
+    let options = &shared.options.reactor;
+    let shared = Arc::clone(shared);
+    dbs_reactor::spawn(&format!("nbd-reactor-{index}"), options, move |io, remote| {
+        let storage = storage.map(|direct| Storage {
+            file: io.add_file(direct.file),
+            offset_alignment: direct.offset_alignment,
+            memory_alignment: direct.memory_alignment,
+        });
+        Transmission::new(shared, remote, storage)
+    })
+}
+
 /// A running server. Dropping it stops it.
 pub struct ServerHandle {
     shared: Arc<Shared>,
     addresses: Vec<Listen>,
     acceptor: Option<JoinHandle<()>>,
+    reactors: Vec<Thread<Message>>,
     wake: UnixStream,
 }
 
@@ -166,6 +209,7 @@ impl ServerHandle {
         }
         let registry = lock(&shared.registry);
         registry.shutdown(Shutdown::Read);
+        shared.tell_reactors(|| Message::Stop);
         let waited = shared
             .gone
             .wait_timeout_while(registry, shared.options.stop_grace, |r| !r.clients.is_empty());
@@ -174,7 +218,10 @@ impl ServerHandle {
             Err(poisoned) => poisoned.into_inner().0,
         };
         registry.shutdown(Shutdown::Both);
+        shared.tell_reactors(|| Message::Abort);
         drop(wait_while(&shared.gone, registry, |r| !r.clients.is_empty()));
+        shared.tell_reactors(|| Message::End);
+        self.reactors.drain(..).for_each(Thread::join);
         shared.pool.stop();
     }
 }
@@ -190,6 +237,7 @@ pub(crate) struct Shared {
     exports: Arc<dyn Exports>,
     pub options: ServerOptions,
     pub pool: Pool,
+    reactors: OnceLock<Vec<Remote<Message>>>,
     registry: Mutex<Registry>,
     /// Signalled when a client leaves the registry.
     gone: Condvar,
@@ -204,13 +252,14 @@ struct Registry {
 
 struct Registered {
     info: ClientInfo,
-    socket: Arc<Socket>,
+    /// During the handshake; afterwards it is its reactor's.
+    socket: Option<Arc<Socket>>,
 }
 
 impl Registry {
     fn shutdown(&self, how: Shutdown) {
         for client in self.clients.values() {
-            client.socket.shutdown(how);
+            client.socket.iter().for_each(|socket| socket.shutdown(how));
         }
     }
 }
@@ -282,12 +331,15 @@ impl Shared {
         let id = registry.next_id;
         registry.next_id += 1;
         let info = ClientInfo { peer, export: None };
-        registry.clients.insert(id, Registered { info, socket: socket.clone() });
+        registry.clients.insert(id, Registered { info, socket: Some(socket.clone()) });
         drop(registry);
         let shared = self.clone();
-        let spawned = thread::Builder::new().name("nbd-client".into()).spawn(move || {
-            let _leaving = Leaving { shared: &shared, id };
-            shared.serve(id, Connection::new(socket), trusted, refused);
+        let spawned = thread::Builder::new().name("nbd-handshake".into()).spawn(move || {
+            let leaving = Leaving { shared: &shared, id };
+            if shared.serve(id, Connection::new(socket), trusted, refused) {
+                // From here on its reactor tells when it is over.
+                std::mem::forget(leaving);
+            }
         });
         if spawned.is_err() {
             self.forget(id);
@@ -295,13 +347,14 @@ impl Shared {
         spawned.map(drop)
     }
 
-    fn forget(&self, id: u64) {
+    /// A connection is over.
+    pub fn forget(&self, id: u64) {
         lock(&self.registry).clients.remove(&id);
         self.gone.notify_all();
     }
 
-    /// A connection's thread.
-    fn serve(&self, id: u64, mut connection: Connection, trusted: bool, refused: bool) {
+    /// The thread of a handshake; whether a reactor has taken the connection over.
+    fn serve(&self, id: u64, mut connection: Connection, trusted: bool, refused: bool) -> bool {
         let options = &self.options;
         let mut handshake = Handshake::new(self.exports.clone(), initial_tls(options, trusted));
         let mut timeout = options.handshake_timeout;
@@ -312,22 +365,48 @@ impl Shared {
             handshake.refuse(rep::ERR_POLICY, message);
             timeout = timeout.min(REFUSAL_TIMEOUT);
         }
-        let result =
-            connection.negotiate(handshake, timeout, options).and_then(|session| match session {
-                Some(session) => {
-                    if let Some(client) = lock(&self.registry).clients.get_mut(&id) {
-                        client.info.export = Some(session.name());
-                    }
-                    connection.transmit(session, self)
-                }
-                None => Ok(()),
-            });
-        if let Err(error) = result
-            && !is_departure(&error)
-        {
-            let peer = lock(&self.registry).clients.get(&id).map(|client| client.info.peer.clone());
-            self.log(|| format!("nbd: {} disconnected: {error}", peer.unwrap_or_default()));
+        let result = connection.negotiate(handshake, timeout, options);
+        let handed = result.and_then(|session| match session {
+            Some(session) => self.hand_over(id, connection, session).map(|()| true),
+            None => Ok(false),
+        });
+        handed.unwrap_or_else(|error| {
+            self.client_failed(id, &error);
+            false
+        })
+    }
+
+    fn hand_over(&self, id: u64, connection: Connection, session: Session) -> io::Result<()> {
+        let stopping = || io::Error::other("the NBD server is stopping");
+        let mut registry = lock(&self.registry);
+        // Under the lock: whoever stops the server finds the socket here or with its reactor.
+        if self.is_stopping() {
+            return Err(stopping());
         }
+        if let Some(client) = registry.clients.get_mut(&id) {
+            client.info.export = Some(session.name());
+            client.socket = None;
+        }
+        let (socket, tls, received) = connection.into_parts()?;
+        let adopted = Adopted { id, socket: socket.into(), session, tls, received };
+        let reactors = self.reactors.get().ok_or_else(stopping)?;
+        // Ids are dense, so that clients are spread evenly.
+        let reactor = reactors.get(id as usize % reactors.len().max(1)).ok_or_else(stopping)?;
+        reactor.send(Message::Adopt(Box::new(adopted)));
+        Ok(())
+    }
+
+    fn tell_reactors(&self, message: impl Fn() -> Message) {
+        self.reactors.get().into_iter().flatten().for_each(|reactor| reactor.send(message()));
+    }
+
+    /// Tells why a client was disconnected, unless it just went away.
+    pub fn client_failed(&self, id: u64, error: &io::Error) {
+        if is_departure(error) || self.is_stopping() {
+            return;
+        }
+        let peer = lock(&self.registry).clients.get(&id).map(|client| client.info.peer.clone());
+        self.log(|| format!("nbd: {} disconnected: {error}", peer.unwrap_or_default()));
     }
 }
 

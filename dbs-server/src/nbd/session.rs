@@ -2,9 +2,11 @@
 //! what they do to the export, and the bytes of the reply.
 
 use super::export::{BASE_ALLOCATION, Export, Extent, Failure, Result, ZeroOptions};
-use super::wire::reply::{FLAG_DONE, ReplyTo, chunk};
+use super::wire::reply::{FLAG_DONE, Head, ReplyTo};
 use super::wire::request::{Request, Style};
 use super::wire::{CONTEXTS_MAX, Cursor, Errno, cmd, cmd_flag, extent_flag, flag};
+use dbs_core::Volume;
+use dbs_reactor::Batch;
 use std::sync::Arc;
 
 /// Most extents of one context in a reply.
@@ -78,6 +80,52 @@ enum Operation {
     },
 }
 
+/// A request that a reactor carries out itself, on the volume of the export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direct {
+    Read {
+        offset: u64,
+        length: usize,
+        /// Holes are worth telling.
+        sparse: bool,
+    },
+    Write {
+        offset: u64,
+        fua: bool,
+    },
+    Flush,
+}
+
+impl Admitted {
+    /// The request, if a reactor can do it without a worker.
+    pub(super) fn direct(&self) -> Option<Direct> {
+        match *self.operation.as_ref().ok()? {
+            Operation::Read { offset, length, whole } if length > 0 => {
+                let sparse = !whole && self.to.style.chunked() && length >= SPARSE_READ_BYTES;
+                Some(Direct::Read { offset, length: usize::try_from(length).ok()?, sparse })
+            }
+            Operation::Write { offset, fua } => Some(Direct::Write { offset, fua }),
+            Operation::Flush => Some(Direct::Flush),
+            _ => None,
+        }
+    }
+
+    /// The reply that the request is done.
+    pub(super) fn done(&self) -> Head {
+        self.to.done()
+    }
+
+    /// What precedes the data of a read.
+    pub(super) fn data_head(&self, length: usize) -> Head {
+        self.to.data_head(FLAG_DONE, self.to.offset, length)
+    }
+
+    /// The reply that all of a read is zeros.
+    pub(super) fn hole_reply(&self, length: usize) -> Head {
+        self.to.hole(FLAG_DONE, self.to.offset, length as u32)
+    }
+}
+
 /// A reply: pieces to send one after the other.
 #[derive(Debug, Default)]
 pub struct Reply {
@@ -97,6 +145,17 @@ impl Session {
     #[must_use]
     pub fn style(&self) -> Style {
         self.style
+    }
+
+    /// The volume to read and write, if the export is one.
+    pub(super) fn volume(&self) -> Option<&Volume> {
+        self.export.volume()
+    }
+
+    /// Whether writes are refused.
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.read_only
     }
 
     /// Size in bytes when the session began.
@@ -188,7 +247,7 @@ impl Session {
             Operation::Flush => self.export.flush()?,
             Operation::Cache { offset, length } => self.export.cache(offset, length)?,
         }
-        Ok(Reply { parts: vec![to.done()] })
+        Ok(Reply { parts: vec![to.done().to_vec()] })
     }
 
     fn operation(&self, request: &Request, payload: u64) -> Result<Operation> {
@@ -286,25 +345,19 @@ impl Session {
 
     fn read(&self, to: &ReplyTo, offset: u64, length: u64, whole: bool) -> Result<Reply> {
         if to.style.chunked() && length == 0 {
-            return Ok(Reply { parts: vec![to.done()] });
+            return Ok(Reply { parts: vec![to.done().to_vec()] });
         }
         let extents = self.sparse_extents(offset, length, whole || !to.style.chunked())?;
         let mut parts = Vec::with_capacity(2 * extents.len());
         let mut at = offset;
         for (index, extent) in extents.iter().enumerate() {
             let flags = if index + 1 == extents.len() { FLAG_DONE } else { 0 };
-            let mut head = at.to_be_bytes().to_vec();
             if extent.flags & extent_flag::ZERO != 0 {
-                head.extend((extent.length as u32).to_be_bytes());
-                parts.push(to.chunk(flags, chunk::OFFSET_HOLE, &head, 0));
+                parts.push(to.hole(flags, at, extent.length as u32).to_vec());
             } else {
                 let mut data = vec![0; extent.length as usize];
                 self.export.read(at, &mut data)?;
-                parts.push(if to.style.chunked() {
-                    to.chunk(flags, chunk::OFFSET_DATA, &head, data.len())
-                } else {
-                    to.simple(0)
-                });
+                parts.push(to.data_head(flags, at, data.len()).to_vec());
                 parts.push(data);
             }
             at += extent.length;
@@ -392,10 +445,23 @@ impl Reply {
     /// The reply to a request whose execution panicked.
     #[must_use]
     pub fn internal_error(admitted: &Admitted) -> Self {
-        Self::failed(&admitted.to, &Failure::new(Errno::Io, "internal error of the server"))
+        Self::refused(admitted, &Failure::new(Errno::Io, "internal error of the server"))
+    }
+
+    /// The reply to a request that failed.
+    #[must_use]
+    pub fn refused(admitted: &Admitted, failure: &Failure) -> Self {
+        Self::failed(&admitted.to, failure)
     }
 
     fn failed(to: &ReplyTo, failure: &Failure) -> Self {
         Self { parts: vec![to.error(failure.errno, &failure.message)] }
+    }
+
+    /// Adds its pieces to what is sent.
+    pub(super) fn append_to(self, batch: &mut Batch) {
+        for part in self.parts {
+            batch.push_vec(part);
+        }
     }
 }

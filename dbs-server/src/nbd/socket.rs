@@ -1,18 +1,16 @@
 //! A connected socket, and reading from it through an optional layer of TLS.
 
 use super::tls::TlsStream;
-use nix::sys::socket::{MsgFlags, sendmsg, setsockopt, sockopt};
-use std::io::{self, IoSlice, Read};
+use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
+use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes read from a socket at once, so that pipelined requests take one system call.
-const INPUT_BYTES: usize = 64 << 10;
-/// Most pieces handed to one system call.
-const SLICES_MAX: usize = 64;
+/// Bytes read from a socket at once, so that pipelined options take one system call.
+const INPUT_BYTES: usize = 16 << 10;
 /// Seconds of silence, between probes, and the probes a dead TCP peer may miss.
 const KEEPALIVE: (u32, u32, u32) = (60, 10, 6);
 
@@ -59,41 +57,24 @@ impl Socket {
         }
     }
 
-    /// Sends the start of `parts` after skipping `skip` bytes of them; returns the bytes sent.
-    ///
-    /// # Errors
-    /// `WouldBlock` if nothing could be sent at once or, when `blocking`, in the write timeout.
-    pub fn send(&self, parts: &[Vec<u8>], mut skip: usize, blocking: bool) -> io::Result<usize> {
-        let mut slices = Vec::with_capacity(parts.len().min(SLICES_MAX));
-        for part in parts {
-            let skipped = skip.min(part.len());
-            skip -= skipped;
-            if skipped < part.len() && slices.len() < SLICES_MAX {
-                slices.push(IoSlice::new(&part[skipped..]));
-            }
-        }
-        let wait = if blocking { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
-        loop {
-            match sendmsg::<()>(
-                self.as_fd().as_raw_fd(),
-                &slices,
-                &[],
-                MsgFlags::MSG_NOSIGNAL | wait,
-                None,
-            ) {
-                Err(nix::errno::Errno::EINTR) => {}
-                other => return Ok(other?),
-            }
-        }
-    }
-
     /// Sends all of `bytes`, each piece within the write timeout.
-    pub fn send_all(&self, bytes: Vec<u8>) -> io::Result<()> {
-        let (parts, mut sent) = ([bytes], 0);
-        while sent < parts[0].len() {
-            sent += self.send(&parts, sent, true)?;
+    pub fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match send(self.as_fd().as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL) {
+                Err(nix::errno::Errno::EINTR) => {}
+                sent => bytes = &bytes[sent?..],
+            }
         }
         Ok(())
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        match socket {
+            Socket::Unix(stream) => stream.into(),
+            Socket::Tcp(stream) => stream.into(),
+        }
     }
 }
 
@@ -115,10 +96,11 @@ impl Read for &Socket {
     }
 }
 
-/// The receiving side of a connection, used by its reader thread alone.
+/// The receiving side of a connection in its handshake.
 pub(crate) struct Input {
     socket: Arc<Socket>,
-    tls: Option<Arc<TlsStream>>,
+    /// Set when everything received is TLS.
+    pub tls: Option<TlsStream>,
     /// Bytes from the socket not yet used: ciphertext if there is TLS.
     buffer: Vec<u8>,
     used: usize,
@@ -142,18 +124,20 @@ impl Input {
         self.used < self.filled
     }
 
-    /// From now on everything read is TLS.
-    pub fn start_tls(&mut self, tls: Arc<TlsStream>) {
-        self.tls = Some(tls);
+    /// TLS, and the bytes from the socket that nobody has used.
+    pub fn into_parts(mut self) -> (Option<TlsStream>, Vec<u8>) {
+        self.buffer.truncate(self.filled);
+        (self.tls, self.buffer.split_off(self.used))
     }
 
     /// Feeds TLS once more from the socket, without waiting for plaintext.
     pub fn feed_tls(&mut self) -> io::Result<()> {
-        let Some(tls) = self.tls.clone() else { return Ok(()) };
         if self.used == self.filled && self.fill()? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.used += tls.open(&self.buffer[self.used..self.filled])?;
+        if let Some(tls) = &mut self.tls {
+            self.used += tls.open(&self.buffer[self.used..self.filled])?;
+        }
         Ok(())
     }
 
@@ -173,8 +157,7 @@ impl Input {
 
 impl Read for Input {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        // The lock on TLS is held while decrypting only, never while waiting for the socket.
-        while let Some(tls) = &self.tls {
+        while let Some(tls) = &mut self.tls {
             if let Some(count) = tls.read(out)? {
                 return Ok(count);
             }

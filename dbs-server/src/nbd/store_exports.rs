@@ -9,7 +9,7 @@ use super::export::{
 use super::wire::{Errno, extent_flag};
 use dbs_core::info::{MapRange, RangeState};
 use dbs_core::units::BLOCK_BYTES;
-use dbs_core::{Error, ErrorKind, Store, Volume, format_size};
+use dbs_core::{DirectIo, Error, ErrorKind, Store, Volume, format_size};
 use std::sync::Arc;
 
 /// Prefix of the contexts that compare with a snapshot.
@@ -50,6 +50,11 @@ impl Exports for StoreExports {
         let volume = self.store.volume(&spec)?;
         let read_only = self.read_only || volume.read_only();
         Ok(Arc::new(StoreExport { store: self.store.clone(), volume, read_only }))
+    }
+
+    fn direct_io(&self) -> Option<DirectIo> {
+        // Without it, which takes a shortage of descriptors, the workers do all I/O.
+        self.store.direct_io().ok().flatten()
     }
 
     fn list(&self) -> Vec<(String, String)> {
@@ -148,6 +153,10 @@ impl Export for StoreExport {
 
     fn read_only(&self) -> bool {
         self.read_only
+    }
+
+    fn volume(&self) -> Option<&Volume> {
+        Some(&self.volume)
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {

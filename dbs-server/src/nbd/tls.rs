@@ -1,17 +1,14 @@
 //! TLS of connections: rustls with certificates from PEM files.
 //!
-//! A TLS connection is one state machine used by two sides: the reader thread decrypts, whoever
-//! sends encrypts. `TlsStream` holds its lock while bytes in memory are transformed and never
-//! while a socket is waited for, so neither side can block the other.
+//! `TlsStream` transforms bytes in memory and knows no socket.
 
-use super::outbox::lock;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The server's certificate and whom it trusts.
 #[derive(Debug, Clone)]
@@ -66,7 +63,8 @@ fn invalid(path: &Path, error: &dyn std::fmt::Display) -> io::Error {
 
 /// One connection's TLS.
 pub(crate) struct TlsStream {
-    state: Mutex<ServerConnection>,
+    state: ServerConnection,
+    ended: bool,
 }
 
 impl TlsStream {
@@ -74,32 +72,31 @@ impl TlsStream {
         let mut connection = ServerConnection::new(config.0.clone()).map_err(io::Error::other)?;
         // What is sent is bounded already, by the limits on requests in flight.
         connection.set_buffer_limit(None);
-        Ok(Self { state: Mutex::new(connection) })
+        Ok(Self { state: connection, ended: false })
     }
 
     pub fn is_handshaking(&self) -> bool {
-        lock(&self.state).is_handshaking()
+        self.state.is_handshaking()
     }
 
     /// Whether TLS itself has something to send.
     pub fn wants_write(&self) -> bool {
-        lock(&self.state).wants_write()
+        self.state.wants_write()
     }
 
     /// Takes ciphertext; returns how many bytes of it were used. On an error there may be an alert
     /// to send: see [`TlsStream::seal`].
-    pub fn open(&self, ciphertext: &[u8]) -> io::Result<usize> {
-        let mut state = lock(&self.state);
-        let used = state.read_tls(&mut &*ciphertext)?;
-        state
+    pub fn open(&mut self, ciphertext: &[u8]) -> io::Result<usize> {
+        let used = self.state.read_tls(&mut &*ciphertext)?;
+        self.state
             .process_new_packets()
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         Ok(used)
     }
 
     /// Takes plaintext out; `None` if more ciphertext is needed first, 0 at the end.
-    pub fn read(&self, out: &mut [u8]) -> io::Result<Option<usize>> {
-        match lock(&self.state).reader().read(out) {
+    pub fn read(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
+        match self.state.reader().read(out) {
             Ok(count) => Ok(Some(count)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
@@ -107,26 +104,21 @@ impl TlsStream {
     }
 
     /// Encrypts `parts`; the result includes what TLS itself has to say and must be sent in order.
-    pub fn seal(&self, parts: &[Vec<u8>]) -> io::Result<Vec<u8>> {
-        let mut state = lock(&self.state);
+    pub fn seal<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<Vec<u8>> {
         for part in parts {
-            state.writer().write_all(part)?;
+            self.state.writer().write_all(part)?;
         }
-        drain(&mut state)
+        let mut out = Vec::new();
+        while self.state.wants_write() {
+            self.state.write_tls(&mut out)?;
+        }
+        Ok(out)
     }
 
-    /// The end of the stream, to be sent last.
-    pub fn seal_end(&self) -> io::Result<Vec<u8>> {
-        let mut state = lock(&self.state);
-        state.send_close_notify();
-        drain(&mut state)
+    /// Nothing is to be sent after what has been so far: says so once.
+    pub fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.state.send_close_notify();
+        }
     }
-}
-
-fn drain(state: &mut ServerConnection) -> io::Result<Vec<u8>> {
-    let mut out = Vec::new();
-    while state.wants_write() {
-        state.write_tls(&mut out)?;
-    }
-    Ok(out)
 }

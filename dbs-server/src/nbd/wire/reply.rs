@@ -5,6 +5,7 @@ use super::{
     Cursor, EXTENDED_REPLY_MAGIC, Errno, Malformed, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
     truncate,
 };
+use std::ops::Deref;
 
 /// Set in the last chunk of a reply.
 pub const FLAG_DONE: u16 = 1;
@@ -42,44 +43,98 @@ pub struct ReplyTo {
     pub offset: u64,
 }
 
+/// The header of a reply or chunk, with the fixed fields that follow it.
+#[derive(Debug, Clone, Copy)]
+pub struct Head {
+    bytes: [u8; Self::MAX_BYTES],
+    len: usize,
+}
+
+impl Head {
+    /// An extended header, an offset and a length.
+    const MAX_BYTES: usize = 32 + 8 + 4;
+
+    fn new() -> Self {
+        Self { bytes: [0; Self::MAX_BYTES], len: 0 }
+    }
+
+    fn put<const N: usize>(&mut self, bytes: [u8; N]) {
+        self.bytes[self.len..self.len + N].copy_from_slice(&bytes);
+        self.len += N;
+    }
+}
+
+impl Deref for Head {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
 impl ReplyTo {
     /// A simple reply's header.
     #[must_use]
-    pub fn simple(&self, errno: u32) -> Vec<u8> {
-        let mut out = Vec::with_capacity(16);
-        out.extend(SIMPLE_REPLY_MAGIC.to_be_bytes());
-        out.extend(errno.to_be_bytes());
-        out.extend(self.cookie.to_be_bytes());
-        out
+    pub fn simple(&self, errno: u32) -> Head {
+        let mut head = Head::new();
+        head.put(SIMPLE_REPLY_MAGIC.to_be_bytes());
+        head.put(errno.to_be_bytes());
+        head.put(self.cookie.to_be_bytes());
+        head
     }
 
-    /// A chunk's header and the fixed fields `head`; `tail_bytes` bytes of payload are to follow.
+    /// A chunk's header; `length` bytes of payload are to follow.
     #[must_use]
-    pub fn chunk(&self, flags: u16, kind: u16, head: &[u8], tail_bytes: usize) -> Vec<u8> {
+    pub fn chunk_head(&self, flags: u16, kind: u16, length: usize) -> Head {
         let extended = self.style == Style::Extended;
-        let length = head.len() + tail_bytes;
-        let mut out = Vec::with_capacity(32 + head.len());
-        out.extend(
-            if extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC }.to_be_bytes(),
-        );
-        out.extend(flags.to_be_bytes());
-        out.extend(kind.to_be_bytes());
-        out.extend(self.cookie.to_be_bytes());
+        let mut head = Head::new();
+        let magic = if extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC };
+        head.put(magic.to_be_bytes());
+        head.put(flags.to_be_bytes());
+        head.put(kind.to_be_bytes());
+        head.put(self.cookie.to_be_bytes());
         if extended {
-            out.extend(self.offset.to_be_bytes());
-            out.extend((length as u64).to_be_bytes());
+            head.put(self.offset.to_be_bytes());
+            head.put((length as u64).to_be_bytes());
         } else {
-            out.extend((length as u32).to_be_bytes());
+            head.put((length as u32).to_be_bytes());
         }
-        out.extend(head);
+        head
+    }
+
+    /// What precedes `length` bytes of data at `offset`.
+    #[must_use]
+    pub fn data_head(&self, flags: u16, offset: u64, length: usize) -> Head {
+        if !self.style.chunked() {
+            return self.simple(0);
+        }
+        let mut head = self.chunk_head(flags, chunk::OFFSET_DATA, 8 + length);
+        head.put(offset.to_be_bytes());
+        head
+    }
+
+    /// A whole chunk that says that `length` bytes at `offset` are zeros.
+    #[must_use]
+    pub fn hole(&self, flags: u16, offset: u64, length: u32) -> Head {
+        let mut head = self.chunk_head(flags, chunk::OFFSET_HOLE, 12);
+        head.put(offset.to_be_bytes());
+        head.put(length.to_be_bytes());
+        head
+    }
+
+    /// A whole chunk with its payload.
+    #[must_use]
+    pub fn chunk(&self, flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
+        let mut out = self.chunk_head(flags, kind, payload.len()).to_vec();
+        out.extend_from_slice(payload);
         out
     }
 
     /// A whole reply of success without content.
     #[must_use]
-    pub fn done(&self) -> Vec<u8> {
+    pub fn done(&self) -> Head {
         if self.style.chunked() {
-            self.chunk(FLAG_DONE, chunk::NONE, &[], 0)
+            self.chunk_head(FLAG_DONE, chunk::NONE, 0)
         } else {
             self.simple(0)
         }
@@ -89,14 +144,14 @@ impl ReplyTo {
     #[must_use]
     pub fn error(&self, errno: Errno, message: &str) -> Vec<u8> {
         if !self.style.chunked() {
-            return self.simple(errno as u32);
+            return self.simple(errno as u32).to_vec();
         }
         let message = truncate(message, MESSAGE_MAX_BYTES);
         let mut head = Vec::with_capacity(6 + message.len());
         head.extend((errno as u32).to_be_bytes());
         head.extend((message.len() as u16).to_be_bytes());
         head.extend(message.as_bytes());
-        self.chunk(FLAG_DONE, chunk::ERROR, &head, 0)
+        self.chunk(FLAG_DONE, chunk::ERROR, &head)
     }
 
     /// The extents of one context as a chunk. Lengths must fit the style: 32 bits unless extended.
@@ -110,13 +165,13 @@ impl ReplyTo {
                 head.extend(length.to_be_bytes());
                 head.extend(u64::from(*status).to_be_bytes());
             }
-            return self.chunk(flags, chunk::BLOCK_STATUS_EXT, &head, 0);
+            return self.chunk(flags, chunk::BLOCK_STATUS_EXT, &head);
         }
         for (length, status) in extents {
             head.extend((*length as u32).to_be_bytes());
             head.extend(status.to_be_bytes());
         }
-        self.chunk(flags, chunk::BLOCK_STATUS, &head, 0)
+        self.chunk(flags, chunk::BLOCK_STATUS, &head)
     }
 }
 

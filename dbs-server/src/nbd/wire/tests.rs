@@ -77,7 +77,7 @@ fn layouts_are_the_protocols() {
     assert_eq!(&greeting(), b"NBDMAGICIHAVEOPT\0\x03");
     assert_eq!(encode_option(opt::LIST, b""), b"IHAVEOPT\0\0\0\x03\0\0\0\0");
     let to = ReplyTo { style: Style::Simple, cookie: 0x0102_0304_0506_0708, offset: 0 };
-    assert_eq!(to.done(), b"\x67\x44\x66\x98\0\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08");
+    assert_eq!(to.done()[..], *b"\x67\x44\x66\x98\0\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08");
     let to = ReplyTo { style: Style::Structured, ..to };
     assert_eq!(
         to.error(Errno::NoSpace, "full"),
@@ -85,8 +85,8 @@ fn layouts_are_the_protocols() {
     );
     let to = ReplyTo { style: Style::Extended, cookie: 1, offset: 4096 };
     assert_eq!(
-        to.done(),
-        b"\x6e\x8a\x27\x8c\0\x01\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\x10\0\0\0\0\0\0\0\0\0"
+        to.done()[..],
+        *b"\x6e\x8a\x27\x8c\0\x01\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\x10\0\0\0\0\0\0\0\0\0"
     );
 }
 

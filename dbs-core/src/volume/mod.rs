@@ -1,21 +1,25 @@
 //! A volume or snapshot opened for I/O.
 //!
-//! The path of a 4 KiB write: [`Volume::write_at`] checks the range and waits for its blocks,
-//! `meta::plan::plan_write` says where they are or allocates, the storage driver writes them, and
-//! `meta::plan::finish_write` records what is new. Overwriting what the head owns costs one device
-//! write and no record.
+//! The path of a 4 KiB write: [`Volume::start_write`] checks the range and takes its blocks,
+//! `meta::plan::plan_write` says where they are or allocates, the caller (or, in
+//! [`Volume::write_at`], the storage driver) writes them, and [`Request::finish_write`] records
+//! what is new. Overwriting what the head owns costs one device write and no record.
 
 use crate::error::{Error, Result};
 use crate::info::MapRange;
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
-use crate::limits::{EXTENTS_PER_STEP, EXTENTS_PER_WRITE};
-use crate::meta::names;
-use crate::meta::plan::{ReadPiece, WritePiece};
+use crate::limits::EXTENTS_PER_STEP;
+use crate::meta::{Meta, names};
 use crate::store::{Inner, Store};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+
+mod request;
+
+pub use request::{Finish, Request, Segment, Start};
 
 /// An open volume or snapshot. Cloning the handle is cheap. Offsets and lengths are multiples of
 /// 512 bytes inside the size. All calls block and may be made from many threads at once.
@@ -184,17 +188,21 @@ impl Volume {
         &self.handle.store
     }
 
-    fn source(&self, meta: &crate::meta::Meta) -> SnapshotId {
+    fn source(&self, meta: &Meta) -> SnapshotId {
         self.handle.snapshot.unwrap_or_else(|| meta.volume(self.handle.volume).head)
     }
 
     fn check_range(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_range_in(&self.store().meta(), offset, length)
+    }
+
+    fn check_range_in(&self, meta: &Meta, offset: u64, length: u64) -> Result<()> {
         if !offset.is_multiple_of(SECTOR_BYTES) || !length.is_multiple_of(SECTOR_BYTES) {
             return Err(Error::invalid(format!(
                 "offset {offset} and length {length} must be multiples of 512"
             )));
         }
-        let size = self.size();
+        let size = meta.snapshot(self.source(meta)).size;
         if offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(Error::invalid(format!(
                 "range {offset}+{length} is outside `{}` of {size} bytes",
@@ -205,11 +213,16 @@ impl Volume {
     }
 
     fn check_writable(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_unlocked()?;
+        self.check_range(offset, length)
+    }
+
+    /// What can be said of a write without the metadata lock.
+    fn check_unlocked(&self) -> Result<()> {
         if self.handle.snapshot.is_some() {
             return Err(Error::read_only(format!("`{}` is a snapshot", self.spec())));
         }
-        self.store().check_writable()?;
-        self.check_range(offset, length)
+        self.store().check_writable()
     }
 
     /// The whole blocks inside a range; the volume's last, shorter block counts as whole.
@@ -224,97 +237,52 @@ impl Volume {
         if buf.is_empty() {
             return Ok(());
         }
-        let mut pieces = Vec::new();
-        let fence = {
-            let mut meta = self.store().meta();
-            let source = self.source(&meta);
-            meta.plan_read(source, blocks_of(offset, buf.len() as u64), &mut pieces);
-            meta.fence.begin()
-        };
-        let result = self.read_pieces(offset, buf, &pieces);
-        self.store().meta().fence.end(fence);
-        self.store().wake();
-        result
-    }
-
-    fn read_pieces(&self, offset: u64, buf: &mut [u8], pieces: &[ReadPiece]) -> Result<()> {
-        let mut requests = Vec::with_capacity(pieces.len());
-        let mut rest = buf;
-        // The first block may begin before the range, the last one end behind it.
-        let mut skip = offset % BLOCK_BYTES;
-        for piece in pieces {
-            let length = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64);
-            let (part, tail) = rest.split_at_mut(length as usize);
-            rest = tail;
-            match piece.address {
-                Some(address) => requests.push(ReadRequest { offset: address + skip, buf: part }),
-                None => part.fill(0),
-            }
-            skip = 0;
-        }
-        if requests.is_empty() {
+        let mut request = Request::new();
+        let transfer = self.start_read_inside(offset, buf.len() as u64, &mut request);
+        request.zeros().iter().for_each(|range| buf[range.clone()].fill(0));
+        if !transfer {
             return Ok(());
         }
-        self.store()
-            .storage
-            .read_many(&mut requests)
-            .map_err(|error| Error::io(error, format!("reading `{}` failed", self.spec())))
+        let outcome = self.read_segments(request.segments(), buf);
+        request.finish_read(outcome)
+    }
+
+    fn read_segments(&self, segments: &[Segment], buf: &mut [u8]) -> io::Result<()> {
+        let mut requests = Vec::with_capacity(segments.len());
+        let (mut rest, mut at) = (buf, 0);
+        for segment in segments {
+            let (part, after) = rest[segment.start - at..].split_at_mut(segment.length);
+            requests.push(ReadRequest { offset: segment.device, buf: part });
+            (rest, at) = (after, segment.start + segment.length);
+        }
+        self.store().storage.read_many(&mut requests)
     }
 
     /// Writes whole blocks, so many at a time that their records stay short.
     fn write_whole(&self, offset: u64, buf: &[u8]) -> Result<bool> {
+        let mut request = Request::new();
         let mut must_commit = false;
         let mut at = offset;
         for part in buf.chunks(self.step_bytes()) {
-            let blocks = blocks_of(at, part.len() as u64);
-            let _hold = self.store().hold(self.handle.volume, blocks.clone(), false);
-            must_commit |= self.write_blocks(blocks, part)?;
+            self.wait_write(blocks_of(at, part.len() as u64), &mut request)?;
+            must_commit |= self.write_started(part, &mut request)?;
             at += part.len() as u64;
         }
         Ok(must_commit)
     }
 
-    fn step_bytes(&self) -> usize {
-        EXTENTS_PER_WRITE * self.store().extent_bytes
-    }
-
-    /// Writes whole blocks that the caller holds; whether a commit must follow.
-    fn write_blocks(&self, blocks: Range<u64>, buf: &[u8]) -> Result<bool> {
-        let store = self.store();
-        let mut pieces = Vec::new();
-        let volume = self.handle.volume;
-        let (_, early) = store.step(|meta| meta.plan_write(volume, blocks.clone(), &mut pieces))?;
-        if let Err(error) = self.write_pieces(buf, &pieces) {
-            store.meta().abort_write(volume, &pieces);
-            return Err(error);
-        }
-        let mut meta = store.meta();
-        meta.finish_write(volume, &pieces);
-        Ok(meta.publish() || early)
-    }
-
-    fn write_pieces(&self, buf: &[u8], pieces: &[WritePiece]) -> Result<()> {
-        let mut rest = buf;
-        let mut requests: Vec<WriteRequest<'_>> = Vec::with_capacity(pieces.len());
-        let mut start = 0;
-        for piece in pieces {
-            let length = (piece.blocks.end - piece.blocks.start) as usize * BLOCK_BYTES as usize;
-            match requests.last_mut() {
-                Some(last) if last.offset + last.buf.len() as u64 == piece.address => {
-                    let length = last.buf.len() + length;
-                    last.buf = &buf[start..start + length];
-                }
-                _ => {
-                    start = buf.len() - rest.len();
-                    requests.push(WriteRequest { offset: piece.address, buf: &rest[..length] });
-                }
-            }
-            rest = &rest[length..];
-        }
-        self.store()
-            .storage
-            .write_many(&requests)
-            .map_err(|error| Error::io(error, format!("writing `{}` failed", self.spec())))
+    /// Transfers and finishes a write; whether a commit must follow.
+    fn write_started(&self, buf: &[u8], request: &mut Request) -> Result<bool> {
+        let writes: Vec<_> = request
+            .segments()
+            .iter()
+            .map(|part| WriteRequest {
+                offset: part.device,
+                buf: &buf[part.start..part.start + part.length],
+            })
+            .collect();
+        let outcome = self.store().storage.write_many(&writes);
+        Ok(request.finish_write(outcome)? == Finish::Commit)
     }
 
     /// Writes a range whose first or last block is partial, so many blocks at a time.
@@ -334,7 +302,8 @@ impl Volume {
     /// held so that nobody's bytes in between are lost.
     fn write_parts(&self, offset: u64, buf: &[u8]) -> Result<bool> {
         let blocks = blocks_of(offset, buf.len() as u64);
-        let _hold = self.store().hold(self.handle.volume, blocks.clone(), true);
+        let mut request = Request::new();
+        self.wait_hold(blocks.clone(), true, &mut request);
         let start = blocks.start * BLOCK_BYTES;
         let mut whole = AlignedBuf::zeroed(((blocks.end - blocks.start) * BLOCK_BYTES) as usize);
         let last = whole.len() - BLOCK_BYTES as usize;
@@ -346,7 +315,8 @@ impl Volume {
             self.read_inside(start + last as u64, &mut whole[last..])?;
         }
         whole[(offset - start) as usize..][..buf.len()].copy_from_slice(buf);
-        self.write_blocks(blocks, &whole)
+        self.plan_held(blocks, &mut request)?;
+        self.write_started(&whole, &mut request)
     }
 
     /// Makes whole blocks read as zeros, some extents at a time; whether a commit must follow.

@@ -1,0 +1,239 @@
+//! Requests in two steps: what they say, what they hold, and what is left when they fail.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{BLOCK, FixedEnv, Mem, MemTail, init, open, pattern};
+use dbs_core::io::Storage;
+use dbs_core::store::SnapshotOptions;
+use dbs_core::volume::{Finish, Request, Start};
+use dbs_core::{ErrorKind, Store, Volume};
+use std::io;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Long enough to see that somebody waits.
+const WHILE: Duration = Duration::from_millis(50);
+const EXTENT: usize = 64 << 10;
+
+fn bench() -> (Arc<Mem>, Store, Volume) {
+    let disk = init(1);
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let env = Arc::new(FixedEnv::new(2));
+    let store = Store::open_on(storage, Some(MemTail::boxed()), env, false).unwrap();
+    let volume = volume(&store);
+    (disk, store, volume)
+}
+
+/// An empty volume in a store that has reserved what metadata needs: nothing is blocked for that.
+fn volume(store: &Store) -> Volume {
+    store.create_volume("w", 1 << 20).unwrap();
+    store.volume("w").unwrap().write_at(0, &[1; BLOCK], false).unwrap();
+    store.flush().unwrap();
+    store.create_volume("v", 1 << 20).unwrap();
+    store.volume("v").unwrap()
+}
+
+/// As a server does it.
+fn read(disk: &Mem, volume: &Volume, offset: u64, length: usize) -> Vec<u8> {
+    let mut request = Request::new();
+    let mut buf = vec![0xee; length];
+    let start = volume.start_read(offset, length as u64, &mut request).unwrap();
+    for part in request.segments() {
+        disk.read_at(part.device, &mut buf[part.start..][..part.length]).unwrap();
+    }
+    request.zeros().iter().for_each(|range| buf[range.clone()].fill(0));
+    match start {
+        Start::Io => request.finish_read(Ok(())).unwrap(),
+        Start::Done => assert!(request.segments().is_empty() && !request.is_running()),
+        Start::Blocked => panic!("blocked"),
+    }
+    buf
+}
+
+fn write(disk: &Mem, volume: &Volume, offset: u64, buf: &[u8]) -> Finish {
+    let mut request = Request::new();
+    match volume.start_write(offset, buf.len() as u64, &mut request).unwrap() {
+        Start::Io => {}
+        Start::Blocked => {
+            // The group is as long as it may get, or space must be freed.
+            volume.write_at(offset, buf, false).unwrap();
+            return Finish::Done;
+        }
+        Start::Done => panic!("there is something to write"),
+    }
+    for part in request.segments() {
+        disk.write_at(part.device, &buf[part.start..][..part.length]).unwrap();
+    }
+    request.finish_write(Ok(())).unwrap()
+}
+
+#[test]
+fn the_two_steps_and_the_blocking_calls_are_the_same() {
+    let (disk, store, volume) = bench();
+    let mut model = vec![0; 1 << 20];
+    let mut rng = fastrand::Rng::with_seed(1);
+    for round in 0..300 {
+        let block = rng.usize(..256);
+        let length = rng.usize(1..=(256 - block).min(40)) * BLOCK;
+        let at = block * BLOCK;
+        let bytes = pattern(round as u8, length);
+        if rng.bool() {
+            assert_eq!(write(&disk, &volume, at as u64, &bytes), Finish::Done);
+        } else {
+            volume.write_at(at as u64, &bytes, false).unwrap();
+        }
+        model[at..at + length].copy_from_slice(&bytes);
+        let start = rng.usize(..2048) * 512;
+        let length = rng.usize(0..=(2048 - start / 512).min(400)) * 512;
+        assert_eq!(read(&disk, &volume, start as u64, length), model[start..start + length]);
+        let mut buf = vec![0; length];
+        volume.read_at(start as u64, &mut buf).unwrap();
+        assert_eq!(buf, model[start..start + length]);
+        if round == 150 {
+            store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+        }
+        if round % 100 == 70 {
+            volume.discard(0, 100 << 10).unwrap();
+            model[..100 << 10].fill(0);
+        }
+    }
+    let snapshot = store.volume("v@s").unwrap();
+    let mut buf = vec![0; 1 << 20];
+    snapshot.read_at(0, &mut buf).unwrap();
+    assert_eq!(read(&disk, &snapshot, 0, 1 << 20), buf);
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+#[test]
+fn neighbours_on_the_device_are_one_segment() {
+    let (disk, _store, volume) = bench();
+    let _ = write(&disk, &volume, 0, &pattern(1, 4 * EXTENT));
+    let mut request = Request::new();
+    assert_eq!(volume.start_write(0, 4 * EXTENT as u64, &mut request).unwrap(), Start::Io);
+    assert_eq!(request.segments().len(), 1);
+    assert!(request.finish_write(Ok(())).is_ok());
+    // Half of the read is beyond what was written.
+    assert_eq!(volume.start_read(512, 8 * EXTENT as u64, &mut request).unwrap(), Start::Io);
+    let written = 4 * EXTENT - 512;
+    let segments: Vec<_> = request.segments().iter().map(|s| (s.start, s.length)).collect();
+    assert_eq!(segments, [(0, written)]);
+    assert_eq!(request.zeros(), std::slice::from_ref(&(written..8 * EXTENT)));
+    request.finish_read(Ok(())).unwrap();
+}
+
+#[test]
+fn what_would_wait_is_blocked_and_holds_nothing() {
+    let (_disk, store, volume) = bench();
+    let mut request = Request::new();
+    let mut start = |offset, length| volume.start_write(offset, length, &mut request);
+    assert_eq!(start(512, 4096).unwrap(), Start::Blocked);
+    assert_eq!(start(0, 512).unwrap(), Start::Blocked);
+    assert_eq!(start(0, 0).unwrap(), Start::Done);
+    assert_eq!(start(1 << 20, 4096).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(start(0, !511).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(start(1, 4096).unwrap_err().kind(), ErrorKind::Invalid);
+    // A snapshot waits for nothing: the whole volume is free.
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    let snapshot = store.volume("v@s").unwrap();
+    let refused = snapshot.start_write(0, 4096, &mut request).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnly);
+    store.close().unwrap();
+    let refused = volume.start_write(0, 4096, &mut request).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Poisoned);
+}
+
+#[test]
+fn others_wait_for_a_started_write_and_it_for_them() {
+    let (disk, store, volume) = bench();
+    let mut first = Request::new();
+    let mut second = Request::new();
+    assert_eq!(volume.start_write(0, 8192, &mut first).unwrap(), Start::Io);
+    assert_eq!(volume.start_write(4096, 8192, &mut second).unwrap(), Start::Io, "writes share");
+    assert!(second.finish_write(Ok(())).is_ok());
+    let (send, snapshot) = mpsc::channel();
+    let other = store.clone();
+    let taker = std::thread::spawn(move || {
+        other.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+        send.send(()).unwrap();
+    });
+    assert!(snapshot.recv_timeout(WHILE).is_err(), "the snapshot waits for the write");
+    assert_eq!(volume.start_write(1 << 19, 4096, &mut second).unwrap(), Start::Blocked);
+    assert!(!second.is_running());
+    for part in first.segments() {
+        disk.write_at(part.device, &pattern(9, part.length)).unwrap();
+    }
+    assert_eq!(first.finish_write(Ok(())).unwrap(), Finish::Done);
+    snapshot.recv_timeout(WHILE * 100).unwrap();
+    taker.join().unwrap();
+    assert_eq!(volume.start_write(1 << 19, 4096, &mut second).unwrap(), Start::Io);
+    drop(second);
+    let frozen = store.volume("v@s").unwrap();
+    assert_eq!(read(&disk, &frozen, 0, 8192), pattern(9, 8192));
+}
+
+#[test]
+fn a_failed_or_dropped_write_leaves_nothing_behind() {
+    let (_disk, store, volume) = bench();
+    let free = store.info().extents_free;
+    let mut request = Request::new();
+    assert_eq!(volume.start_write(0, 3 * EXTENT as u64, &mut request).unwrap(), Start::Io);
+    assert_eq!(store.info().extents_free, free - 3);
+    let failed = request.finish_write(Err(io::Error::from_raw_os_error(5))).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Io);
+    assert!(failed.to_string().contains("writing `v` failed"), "{failed}");
+    assert_eq!(store.info().extents_free, free);
+    assert_eq!(volume.start_write(0, 4096, &mut request).unwrap(), Start::Io);
+    drop(request);
+    assert_eq!(store.info().extents_free, free);
+    // Nothing is held: this would wait.
+    volume.discard(0, 1 << 20).unwrap();
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+#[test]
+fn space_is_not_reused_while_a_read_runs() {
+    let (_disk, store, volume) = bench();
+    volume.write_at(0, &pattern(3, EXTENT), false).unwrap();
+    let mut request = Request::new();
+    assert_eq!(volume.start_read(0, 4096, &mut request).unwrap(), Start::Io);
+    volume.discard(0, EXTENT as u64).unwrap();
+    store.flush().unwrap();
+    assert_eq!(store.info().extents_pending, 1);
+    drop(request);
+    assert_eq!(store.info().extents_pending, 0);
+}
+
+#[test]
+fn without_a_tail_a_first_write_must_be_committed() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    let volume = volume(&store);
+    assert_eq!(write(&disk, &volume, 0, &pattern(1, BLOCK)), Finish::Commit);
+    volume.flush().unwrap();
+    assert_eq!(write(&disk, &volume, 0, &pattern(2, BLOCK)), Finish::Done);
+}
+
+#[test]
+fn the_descriptor_reads_what_the_store_wrote() {
+    use std::os::unix::fs::FileExt;
+    let (_disk, store, _volume) = bench();
+    assert!(store.direct_io().unwrap().is_none(), "memory has no descriptor");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let options = dbs_core::InitOptions { size: Some(64 << 20), ..Default::default() };
+    Store::init(&path, &options).unwrap();
+    let store = Store::open(&path, &dbs_core::OpenOptions::default()).unwrap();
+    store.create_volume("v", 8 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(8192, &pattern(7, 8192), false).unwrap();
+    let direct = store.direct_io().unwrap().unwrap();
+    assert!(direct.offset_alignment <= BLOCK && direct.memory_alignment <= BLOCK);
+    let mut request = Request::new();
+    assert_eq!(volume.start_read(8192, 8192, &mut request).unwrap(), Start::Io);
+    let mut buf = dbs_core::io::buffer::AlignedBuf::zeroed(8192);
+    let file = std::fs::File::from(direct.file);
+    file.read_exact_at(&mut buf, request.segments()[0].device).unwrap();
+    request.finish_read(Ok(())).unwrap();
+    assert_eq!(&buf[..], pattern(7, 8192));
+}

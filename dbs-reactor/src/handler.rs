@@ -1,0 +1,276 @@
+//! What a server implements, and what it can start.
+
+use super::batch::Batch;
+use super::buffer::{Buf, Buffers};
+use super::epoll::Epoll;
+use super::slab::Slab;
+use super::uring::Uring;
+use nix::sys::eventfd::EventFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How a thread does its I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Driver {
+    /// `io_uring` where the kernel allows it, else `epoll`.
+    #[default]
+    Auto,
+    /// One `io_uring` for everything.
+    Uring,
+    /// `epoll` for sockets, and threads that read and write files.
+    Epoll,
+}
+
+/// Settings of a reactor.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How to do I/O.
+    pub driver: Driver,
+    /// Bytes of memory for buffers; what does not fit comes from the heap.
+    pub buffer_bytes: usize,
+    /// How long to look for the next completion before sleeping, while they come quickly; zero
+    /// never does.
+    pub spin: Duration,
+    /// Threads that read and write files with [`Driver::Epoll`].
+    pub file_threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            driver: Driver::Auto,
+            buffer_bytes: 16 << 20,
+            spin: Duration::ZERO,
+            file_threads: 16,
+        }
+    }
+}
+
+/// A socket of a reactor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Socket(pub(crate) u32);
+
+/// A file or block device of a reactor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct File(pub(crate) u32);
+
+/// A part of a transfer between a buffer and a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Byte offset in the file.
+    pub offset: u64,
+    /// First byte in the buffer.
+    pub start: usize,
+    /// Length in bytes, not 0.
+    pub len: usize,
+}
+
+/// A server, as its reactor sees it. Methods are called when an operation with that tag has ended
+/// and must not block: everything else on the thread waits for them.
+///
+/// # Panics
+/// A panic in a method ends the process: the kernel may be using memory that must not go away.
+pub trait Handler {
+    /// What other threads send.
+    type Message: Send + 'static;
+
+    /// Another thread sent something.
+    fn message(&mut self, io: &mut Io, message: Self::Message);
+
+    /// [`Io::receive`]: bytes have come, none at the end of the stream. They are gone when the
+    /// method returns.
+    fn received(&mut self, io: &mut Io, tag: u64, data: io::Result<&[u8]>) {
+        let _ = (io, tag, data);
+    }
+
+    /// [`Io::fill`]: the buffer is full, or the stream ended before (`UnexpectedEof`).
+    fn filled(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
+        let _ = (io, tag, buf, result);
+    }
+
+    /// [`Io::send`]: all of the batch is sent, or the peer is gone.
+    fn sent(&mut self, io: &mut Io, tag: u64, batch: Batch, result: io::Result<()>) {
+        let _ = (io, tag, batch, result);
+    }
+
+    /// [`Io::read`] or [`Io::write`]: all segments are complete, or the first failure.
+    fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
+        let _ = (io, tag, buf, result);
+    }
+
+    /// Everything that had happened has been told: the moment to start what was put off so that
+    /// it goes together, such as a batch of replies.
+    fn turn(&mut self, io: &mut Io) {
+        let _ = io;
+    }
+
+    /// The time of [`Io::wake_at`] has come.
+    fn tick(&mut self, io: &mut Io) {
+        let _ = io;
+    }
+}
+
+/// Starts operations, for the handler that it is handed to.
+pub struct Io {
+    pub(crate) backend: Backend,
+    buffers: Buffers,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) stopping: bool,
+}
+
+/// A driver in use.
+pub(crate) enum Backend {
+    Uring(Box<Uring>),
+    Epoll(Box<Epoll>),
+}
+
+/// An operation that has ended.
+pub(crate) enum Done {
+    Received {
+        tag: u64,
+        result: io::Result<Bytes>,
+    },
+    Filled {
+        tag: u64,
+        buf: Buf,
+        result: io::Result<()>,
+    },
+    Sent {
+        tag: u64,
+        batch: Batch,
+        result: io::Result<()>,
+    },
+    Moved {
+        tag: u64,
+        buf: Buf,
+        result: io::Result<()>,
+    },
+    /// Only the end of a wait.
+    Woken,
+}
+
+/// Bytes received, in memory of the driver until they are given back.
+pub(crate) struct Bytes {
+    pub ptr: *const u8,
+    pub len: usize,
+    /// For the driver.
+    pub id: u16,
+}
+
+/// Calls the method of whichever driver is in use.
+macro_rules! backend {
+    ($io:expr, $driver:ident => $call:expr) => {
+        match &mut $io.backend {
+            Backend::Uring($driver) => $call,
+            Backend::Epoll($driver) => $call,
+        }
+    };
+}
+pub(crate) use backend;
+
+impl Io {
+    pub(crate) fn new(options: &Options, waker: &Arc<EventFd>) -> io::Result<Self> {
+        let buffers = Buffers::new(options.buffer_bytes)?;
+        let uring = || Uring::new(Arc::clone(waker)).map(Box::new);
+        let epoll = || Epoll::new(Arc::clone(waker), options.file_threads).map(Box::new);
+        let backend = match options.driver {
+            Driver::Uring => Backend::Uring(uring()?),
+            Driver::Epoll => Backend::Epoll(epoll()?),
+            Driver::Auto => match uring() {
+                Ok(uring) => Backend::Uring(uring),
+                Err(_) => Backend::Epoll(epoll()?),
+            },
+        };
+        Ok(Self { backend, buffers, deadline: None, stopping: false })
+    }
+
+    /// Name of the driver in use: `io_uring` or `epoll`.
+    #[must_use]
+    pub fn driver(&self) -> &'static str {
+        match &self.backend {
+            Backend::Uring(_) => "io_uring",
+            Backend::Epoll(_) => "epoll",
+        }
+    }
+
+    /// Memory for operations.
+    #[must_use]
+    pub fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// Takes over a connected stream socket, in blocking mode.
+    pub fn add_socket(&mut self, socket: OwnedFd) -> Socket {
+        Socket(backend!(self, driver => driver.add(socket)))
+    }
+
+    /// Takes over a file or block device.
+    pub fn add_file(&mut self, file: OwnedFd) -> File {
+        File(backend!(self, driver => driver.add(file)))
+    }
+
+    /// Receives what comes next, whatever it is; ends in [`Handler::received`]. One at a time for
+    /// each socket, together with [`Io::fill`]. A socket that waits holds no memory.
+    pub fn receive(&mut self, socket: Socket, tag: u64) {
+        backend!(self, driver => driver.receive(socket.0, tag));
+    }
+
+    /// Receives into `buf` from `start` until it is full; ends in [`Handler::filled`].
+    pub fn fill(&mut self, socket: Socket, buf: Buf, start: usize, tag: u64) {
+        backend!(self, driver => driver.fill(socket.0, buf, start, tag));
+    }
+
+    /// Sends a batch; ends in [`Handler::sent`]. One at a time for each socket.
+    pub fn send(&mut self, socket: Socket, batch: Batch, tag: u64) {
+        backend!(self, driver => driver.send(socket.0, batch, tag));
+    }
+
+    /// Reads all segments into `buf`, in any order; ends in [`Handler::moved`].
+    pub fn read(&mut self, file: File, segments: &[Segment], buf: Buf, tag: u64) {
+        backend!(self, driver => driver.transfer(file.0, segments, buf, tag, false));
+    }
+
+    /// Writes all segments out of `buf`, in any order; ends in [`Handler::moved`].
+    pub fn write(&mut self, file: File, segments: &[Segment], buf: Buf, tag: u64) {
+        backend!(self, driver => driver.transfer(file.0, segments, buf, tag, true));
+    }
+
+    /// Ends a connection in both directions: what runs on it ends soon. See
+    /// [`Io::stop_receiving`].
+    pub fn shutdown(&mut self, socket: Socket) {
+        self.shutdown_as(socket, nix::sys::socket::Shutdown::Both);
+    }
+
+    /// Ends a connection in the direction of this side: what is being received ends soon.
+    pub fn stop_receiving(&mut self, socket: Socket) {
+        self.shutdown_as(socket, nix::sys::socket::Shutdown::Read);
+    }
+
+    fn shutdown_as(&mut self, socket: Socket, how: nix::sys::socket::Shutdown) {
+        if let Some(fd) = backend!(self, driver => driver.targets().get(socket.0)) {
+            use std::os::fd::AsRawFd;
+            // Fails only where the peer was faster.
+            let _ = nix::sys::socket::shutdown(fd.as_fd().as_raw_fd(), how);
+        }
+    }
+
+    /// Closes a socket that nothing runs on.
+    pub fn remove(&mut self, socket: Socket) {
+        backend!(self, driver => driver.remove(socket.0));
+    }
+
+    /// Calls [`Handler::tick`] at this time, or never; replaces what was set before.
+    pub fn wake_at(&mut self, time: Option<Instant>) {
+        self.deadline = time;
+    }
+
+    /// Ends the thread once no operation runs.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+    }
+}
+
+/// Descriptors of a driver.
+pub(crate) type Targets = Slab<OwnedFd>;

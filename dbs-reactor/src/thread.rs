@@ -1,0 +1,243 @@
+//! The thread of a reactor, and how others reach it.
+#![allow(unsafe_code)]
+
+use super::handler::{Backend, Done, Handler, Io, Options, backend};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A sleep longer than this counts as one of this length when the next ones are foreseen.
+const SLEEP_COUNTED_MAX: Duration = Duration::from_millis(1);
+
+/// Sends messages to a reactor's handler, from any thread.
+pub struct Remote<M> {
+    inbox: Arc<Inbox<M>>,
+}
+
+struct Inbox<M> {
+    messages: Mutex<Vec<M>>,
+    /// Set while there are messages, so that looking costs no lock.
+    some: AtomicBool,
+    /// The thread sleeps, or is about to.
+    asleep: AtomicBool,
+    waker: Arc<EventFd>,
+}
+
+impl<M> Clone for Remote<M> {
+    fn clone(&self) -> Self {
+        Self { inbox: Arc::clone(&self.inbox) }
+    }
+}
+
+impl<M> Remote<M> {
+    /// Hands a message over. It is dropped if the reactor has ended.
+    pub fn send(&self, message: M) {
+        let inbox = &self.inbox;
+        inbox.messages().push(message);
+        inbox.some.store(true, Ordering::SeqCst);
+        if inbox.asleep.swap(false, Ordering::SeqCst) {
+            // Full only if it is woken already.
+            let _ = inbox.waker.write(1);
+        }
+    }
+}
+
+impl<M> Inbox<M> {
+    fn messages(&self) -> MutexGuard<'_, Vec<M>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A running reactor.
+pub struct Thread<M> {
+    remote: Remote<M>,
+    driver: &'static str,
+    thread: JoinHandle<io::Result<()>>,
+}
+
+impl<M> Thread<M> {
+    /// A way to send messages to the handler.
+    #[must_use]
+    pub fn remote(&self) -> Remote<M> {
+        self.remote.clone()
+    }
+
+    /// Name of the driver in use: `io_uring` or `epoll`.
+    #[must_use]
+    pub fn driver(&self) -> &'static str {
+        self.driver
+    }
+
+    /// Waits until the handler has called [`Io::stop`] and nothing runs any more.
+    pub fn join(self) {
+        // A panic there has been reported already.
+        let _ = self.thread.join();
+    }
+}
+
+/// Starts a thread with the handler that `make` returns there; it is given the thread's own
+/// [`Remote`], to hand to others.
+///
+/// # Errors
+/// No thread, no memory, or a driver asked for by name that cannot be had.
+pub fn spawn<H: Handler + 'static>(
+    name: &str,
+    options: &Options,
+    make: impl FnOnce(&mut Io, Remote<H::Message>) -> H + Send + 'static,
+) -> io::Result<Thread<H::Message>> {
+    let waker = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+    let inbox = Arc::new(Inbox {
+        messages: Mutex::default(),
+        some: AtomicBool::new(false),
+        asleep: AtomicBool::new(false),
+        waker: Arc::clone(&waker),
+    });
+    let remote = Remote { inbox: Arc::clone(&inbox) };
+    let options = options.clone();
+    let own = remote.clone();
+    let (started, starting) = mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        // Made here: a ring belongs to the thread that uses it.
+        let mut io = match Io::new(&options, &waker) {
+            Ok(io) => io,
+            Err(error) => {
+                let _ = started.send(Err(error));
+                return Ok(());
+            }
+        };
+        let handler = make(&mut io, own);
+        let _ = started.send(Ok(io.driver()));
+        let _guard = AbortOnPanic;
+        let mut turns =
+            Turns { io, handler, inbox, spin: Spin::new(options.spin), batch: Vec::new() };
+        turns.run()
+    })?;
+    let gone = || Err(io::Error::other("the reactor thread ended at once"));
+    let driver = starting.recv().unwrap_or_else(|_| gone())?;
+    Ok(Thread { remote, driver, thread })
+}
+
+/// Ends the process if its thread panics: requests may be in the kernel, whose memory must not go
+/// away, and nobody would answer them.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// The loop of a reactor.
+struct Turns<H: Handler> {
+    io: Io,
+    handler: H,
+    inbox: Arc<Inbox<H::Message>>,
+    spin: Spin,
+    /// Messages being handled; reused.
+    batch: Vec<H::Message>,
+}
+
+impl<H: Handler> Turns<H> {
+    fn run(&mut self) -> io::Result<()> {
+        loop {
+            self.messages();
+            self.completions();
+            self.time();
+            self.handler.turn(&mut self.io);
+            if self.io.stopping && backend!(self.io, driver => driver.in_flight()) == 0 {
+                return Ok(());
+            }
+            self.wait()?;
+        }
+    }
+
+    fn messages(&mut self) {
+        if !self.inbox.some.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        std::mem::swap(&mut *self.inbox.messages(), &mut self.batch);
+        for message in self.batch.drain(..) {
+            self.handler.message(&mut self.io, message);
+        }
+    }
+
+    fn completions(&mut self) {
+        let Self { io, handler, .. } = self;
+        while let Some(done) = backend!(io, driver => driver.next()) {
+            match done {
+                Done::Received { tag, result: Ok(bytes) } => {
+                    // SAFETY: the driver keeps these bytes as they are until `release`.
+                    let data = unsafe { std::slice::from_raw_parts(bytes.ptr, bytes.len) };
+                    handler.received(io, tag, Ok(data));
+                    backend!(io, driver => driver.release(&bytes));
+                }
+                Done::Received { tag, result: Err(error) } => handler.received(io, tag, Err(error)),
+                Done::Filled { tag, buf, result } => handler.filled(io, tag, buf, result),
+                Done::Sent { tag, batch, result } => handler.sent(io, tag, batch, result),
+                Done::Moved { tag, buf, result } => handler.moved(io, tag, buf, result),
+                Done::Woken => {}
+            }
+        }
+    }
+
+    fn time(&mut self) {
+        if self.io.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            self.io.deadline = None;
+            self.handler.tick(&mut self.io);
+        }
+    }
+
+    /// Hands over what was started and waits for something to happen.
+    fn wait(&mut self) -> io::Result<()> {
+        let Self { io, inbox, spin, .. } = self;
+        if spin.worthwhile() {
+            let begun = Instant::now();
+            while begun.elapsed() < spin.limit {
+                backend!(io, driver => driver.poll())?;
+                if inbox.some.load(Ordering::SeqCst) || backend!(io, driver => driver.is_ready()) {
+                    spin.waited(begun.elapsed());
+                    return Ok(());
+                }
+            }
+        }
+        inbox.asleep.store(true, Ordering::SeqCst);
+        let result = if inbox.some.load(Ordering::SeqCst) {
+            backend!(io, driver => driver.poll())
+        } else {
+            let begun = Instant::now();
+            let timeout = io.deadline.map(|deadline| deadline.saturating_duration_since(begun));
+            let result = backend!(io, driver => driver.wait(timeout));
+            if !spin.limit.is_zero() {
+                spin.waited(begun.elapsed());
+            }
+            result
+        };
+        inbox.asleep.store(false, Ordering::SeqCst);
+        result
+    }
+}
+
+/// Foresees whether the next completion comes soon.
+struct Spin {
+    limit: Duration,
+    recent: Duration,
+}
+
+impl Spin {
+    fn new(limit: Duration) -> Self {
+        Self { limit, recent: SLEEP_COUNTED_MAX }
+    }
+
+    fn worthwhile(&self) -> bool {
+        self.recent < self.limit
+    }
+
+    fn waited(&mut self, time: Duration) {
+        self.recent = (self.recent * 7 + time.min(SLEEP_COUNTED_MAX)) / 8;
+    }
+}
