@@ -60,12 +60,13 @@ impl QueueFile {
             return Err(Error::invalid(format!("a queue holds 1 to {DEPTH_MAX} requests")));
         }
         let failed = |error| Error::io(error, "cannot set up io_uring");
-        let ring = IoUring::new(depth as u32).map_err(failed)?;
+        let (ring, enabled) = ring(depth as u32).map_err(failed)?;
         let fd = self.target.file().as_raw_fd();
         ring.submitter().register_files(&[fd]).map_err(failed)?;
         let slot = |_| Slot { buf: AlignedBuf::zeroed(length), expected: None };
         let slots = (0..depth).map(slot).collect();
-        Ok(RequestQueue { ring, slots, in_flight: 0, target: Arc::clone(&self.target) })
+        let target = Arc::clone(&self.target);
+        Ok(RequestQueue { ring, enabled, slots, in_flight: 0, target })
     }
 }
 
@@ -80,9 +81,11 @@ pub enum Action {
     Flush,
 }
 
-/// A ring with a fixed number of slots: each a buffer, and at most one request in flight.
+/// A ring with a fixed number of slots: each a buffer, and at most one request in flight. It
+/// belongs to the thread that starts its first request.
 pub struct RequestQueue {
     ring: IoUring,
+    enabled: bool,
     slots: Vec<Slot>,
     in_flight: usize,
     target: Arc<Target>,
@@ -103,11 +106,12 @@ impl RequestQueue {
         Ok(&mut idle(&mut self.slots, slot)?.buf)
     }
 
-    /// Queues a request of an idle slot for the range of `length` bytes from `offset`, multiples
-    /// of 4 KiB inside the file; it is handed over by the next [`RequestQueue::finish`].
+    /// Starts a request of an idle slot for the range of `length` bytes from `offset`, multiples
+    /// of 4 KiB inside the file.
     ///
     /// # Errors
-    /// `InvalidInput` for a range outside the file or buffer; as [`RequestQueue::buffer`].
+    /// `InvalidInput` for a range outside the file or buffer; as [`RequestQueue::buffer`]; the
+    /// ring's.
     pub fn start(
         &mut self,
         slot: usize,
@@ -117,6 +121,10 @@ impl RequestQueue {
     ) -> io::Result<()> {
         let length = if action == Action::Flush { 0 } else { length };
         self.check(action, offset, length)?;
+        if !self.enabled {
+            self.ring.submitter().register_enable_rings()?;
+            self.enabled = true;
+        }
         let place = idle(&mut self.slots, slot)?;
         let file = types::Fixed(0);
         let Some(part) = place.buf.get_mut(..length as usize) else {
@@ -137,11 +145,15 @@ impl RequestQueue {
         pushed.map_err(|_| io::Error::other("the submission queue is full"))?;
         place.expected = Some(length);
         self.in_flight += 1;
-        Ok(())
+        // One by one: in batches the device would wait for the last of each.
+        match self.ring.submit() {
+            // The next one, or `finish`, hands it over.
+            Err(error) if !is_passing(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
-    /// Hands over what was started, waits for at least one completion if anything is in flight,
-    /// and appends the slots that are idle again to `done`.
+    /// Waits for at least one completion if anything is in flight, and appends the slots that are idle again to `done`.
     ///
     /// # Errors
     /// The first failure of a request, a transfer cut short, or of the ring.
@@ -195,6 +207,19 @@ impl Drop for RequestQueue {
             }
         }
         let _ = self.ring.submitter().unregister_files();
+    }
+}
+
+/// A ring whose completions interrupt nobody, and whether it is enabled: the thread that does that
+/// is the only one to use it. Older kernels only have rings for everybody.
+fn ring(entries: u32) -> io::Result<(IoUring, bool)> {
+    let mut builder = IoUring::builder();
+    builder.setup_r_disabled().setup_single_issuer().setup_defer_taskrun();
+    match builder.build(entries) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::new(entries).map(|ring| (ring, true))
+        }
+        other => other.map(|ring| (ring, false)),
     }
 }
 

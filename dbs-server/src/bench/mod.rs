@@ -1,6 +1,6 @@
 //! `dbs bench`: how fast a store, an export or a device is.
 //!
-//! - `catalog`: the tests; - `offsets`: where their requests go;
+//! - `catalog`: the tests; `offsets`: where their requests go;
 //! - `load`: keeping requests in flight on a [`Subject`] and counting their latencies;
 //! - `subjects`: volumes, NBD exports, devices;
 //! - `runner`: which test runs on what, after which preparation; - `report`: what comes out.

@@ -43,7 +43,7 @@ const NBD_TIMEOUT: Duration = Duration::from_secs(30);
 /// of snapshots. What a target cannot do is not measured, and the report says why.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// VOLUME or VOLUME@SNAPSHOT of the store, nbd://HOST[:PORT]/EXPORT or
+    /// VOLUME or VOLUME@SNAPSHOT of the store, nbd://HOST:PORT/EXPORT or
     /// nbd+unix:///EXPORT?socket=PATH
     target: Option<Place>,
     /// Measure this block device or file itself
