@@ -7,12 +7,15 @@ PORT ?= 10809
 # make soak: how long, in either unit
 HOURS ?=
 SECONDS ?= 3600
-# make scale: where its stores are made
+# make bench, make scale: where their images and stores are made
 DIR ?= target
+# Their options, as "--quick --only random"; without any they rewrite docs/performance.md
+ARGS ?=
+
 # make bench-micro: part of a name
 FILTER ?=
 
-.PHONY: build run test guard guard-accept deny soak scale bench-micro man install clean
+.PHONY: build run test guard guard-accept deny soak bench bench-micro scale man install clean
 
 build:
 	$(CARGO) build --release --locked -p dbs-cli
@@ -40,9 +43,17 @@ deny:
 soak:
 	@scripts/soak.sh $(if $(HOURS),$$(( $(HOURS) * 3600 )),$(SECONDS))
 
-# Snapshots, volumes, clones and extents by the thousand: the tables of docs/performance.md.
-scale:
-	$(CARGO) run --release --locked -p dbs-benches --bin scale -- --dir "$(DIR)"
+# `dbs serve` against qemu-nbd, nbdkit, the bare file and, if DBS_PROTOTYPE says how to serve it, the
+# Go prototype, with fio. 25 minutes.
+bench: build
+	$(CARGO) run --release --locked -p dbs-benches --bin peers -- --dir "$(DIR)" \
+		--json target/peers.json $(or $(ARGS),--document docs/performance.md)
+
+# Snapshots, volumes, clones, clients and extents by the thousand: tables into docs/performance.md,
+# plots into docs/scale. 20 minutes.
+scale: build
+	$(CARGO) run --release --locked -p dbs-benches --bin scale -- --dir "$(DIR)" \
+		$(or $(ARGS),--document docs/performance.md --plots docs/scale)
 
 # Parts of the store alone, in memory: lookups, map updates, journal, recovery. FILTER=name for some.
 bench-micro:

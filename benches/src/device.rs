@@ -3,12 +3,14 @@
 //! is what the engine would have written.
 
 use crate::Outcome;
+use crate::process::check_interrupted;
 use dbs_core::format::entry::{EntryHeader, HEADER_BYTES};
 use dbs_core::format::geometry::SUPERBLOCK_SECOND;
 use dbs_core::format::slots::{self, SNAPSHOT_HEAD};
 use dbs_core::format::{Geometry, RegionKind, SnapshotSlot, Superblock, block};
+use dbs_core::io::buffer::AlignedBuf;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use zerocopy::IntoBytes;
 
@@ -66,6 +68,28 @@ pub fn fill(path: &Path, filling: Filling) -> Outcome<Filled> {
     file.sync_all()?;
     let region = geometry.region(RegionKind::Extents);
     Ok(Filled { extents, offset: region.offset, length: 2 * u64::from(blocks) * BLOCK_BYTES })
+}
+
+/// Writes all of the data region of the closed store at `path`, as if its medium had been written
+/// before it was formatted: formatting a file gives its space back.
+///
+/// # Errors
+/// If it is no store, or cannot be written.
+pub fn write_data(path: &Path) -> Outcome<()> {
+    let mut options = File::options();
+    let file = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(path)?;
+    let mut superblock = AlignedBuf::zeroed(block::BLOCK);
+    file.read_exact_at(&mut superblock, 0)?;
+    let region = Superblock::decode(&superblock, 0)?.geometry.region(RegionKind::Data);
+    let bytes = AlignedBuf::copy_of(&[0xd5; 1 << 20]);
+    let mut at = 0;
+    while at < region.length {
+        check_interrupted()?;
+        let count = (region.length - at).min(1 << 20);
+        file.write_all_at(&bytes[..count as usize], region.offset + at)?;
+        at += count;
+    }
+    Ok(file.sync_all()?)
 }
 
 const BLOCK_BYTES: u64 = block::BLOCK as u64;

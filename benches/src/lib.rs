@@ -2,10 +2,19 @@
 //! the machine, and a tool that fills a store's metadata without writing its data.
 
 pub mod content;
+pub mod curve;
 pub mod device;
+pub mod fio;
 pub mod machine;
+pub mod plot;
+pub mod process;
 pub mod report;
+pub mod server;
 
+use crate::curve::Curve;
+use crate::process::check_interrupted;
+use crate::report::Table;
+use crate::server::Dbs;
 use dbs_core::{InitOptions, OpenOptions, Store};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,12 +32,28 @@ pub struct Bench {
     pub dir: PathBuf,
     /// Small sizes: shows that everything works, not how fast.
     pub quick: bool,
+    /// The command `dbs`, for what is measured over NBD.
+    pub dbs: Dbs,
+    /// Directory for plots.
+    pub plots: Option<PathBuf>,
 }
 
 impl Bench {
     /// The one of two sizes that was asked for.
     pub fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
+    }
+
+    /// Gives a curve as a table, and writes its plot.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn finish(&self, name: &str, curve: &Curve) -> Outcome<Table> {
+        if let Some(plots) = &self.plots {
+            std::fs::create_dir_all(plots)?;
+            std::fs::write(plots.join(name).with_extension("svg"), curve.svg())?;
+        }
+        Ok(curve.table())
     }
 
     /// A new store in the directory, sparse and `size` bytes long.
@@ -65,9 +90,13 @@ pub struct Drained {
 /// Those of [`Store::work`].
 pub fn drain(store: &Store) -> Outcome<Drained> {
     let begun = Instant::now();
-    while store.info().snapshots_deleting > 0 && store.work(WORK_STEPS)?.done > 0 {}
+    while store.info().snapshots_deleting > 0 && store.work(WORK_STEPS)?.done > 0 {
+        check_interrupted()?;
+    }
     let merged = begun.elapsed();
-    while store.work(WORK_STEPS)?.remaining > 0 {}
+    while store.work(WORK_STEPS)?.remaining > 0 {
+        check_interrupted()?;
+    }
     Ok(Drained { merged, given_back: begun.elapsed() - merged })
 }
 

@@ -39,7 +39,12 @@ pub fn describe(dir: &Path, command: &str) -> Outcome<String> {
 /// Resident bytes of this process: now, and at most so far.
 #[must_use]
 pub fn resident() -> [u64; 2] {
-    let status = read_to_string("/proc/self/status").unwrap_or_default();
+    resident_of("self")
+}
+
+/// The same of the process with this id.
+pub(crate) fn resident_of(id: &str) -> [u64; 2] {
+    let status = read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
     ["VmRSS", "VmHWM"].map(|name| field(&status, name).and_then(kib).unwrap_or(0))
 }
 

@@ -1,6 +1,8 @@
 //! Markdown tables, and figures in them.
 
+use crate::Outcome;
 use std::fmt::Display;
+use std::path::Path;
 use std::time::Duration;
 
 /// A table, printed when it is dropped or finished.
@@ -40,6 +42,26 @@ impl Table {
     }
 }
 
+/// A document with other text between the lines `<!-- MARK:begin -->` and `<!-- MARK:end -->`; none
+/// if it has not both.
+fn replace_between(document: &str, mark: &str, text: &str) -> Option<String> {
+    let [begin, end] = ["begin", "end"].map(|side| format!("<!-- {mark}:{side} -->\n"));
+    let (before, rest) = document.split_once(&begin)?;
+    let (_, after) = rest.split_once(&end)?;
+    Some(format!("{before}{begin}\n{}\n\n{end}{after}", text.trim()))
+}
+
+/// Puts a text into a document, between its marks.
+///
+/// # Errors
+/// If the document or its marks are not there, or it cannot be written.
+pub fn rewrite(path: &Path, mark: &str, text: &str) -> Outcome<()> {
+    let old = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let new = replace_between(&old, mark, text)
+        .ok_or_else(|| format!("{} has no marks of {mark}", path.display()))?;
+    std::fs::write(path, new).map_err(|e| format!("{}: {e}", path.display()).into())
+}
+
 /// A time in the unit that suits it.
 #[must_use]
 pub fn time(duration: Duration) -> String {
@@ -67,4 +89,19 @@ pub fn spread(mut times: Vec<Duration>) -> [Duration; 3] {
         times.get(index.min(times.len().saturating_sub(1))).copied().unwrap_or_default()
     };
     [at(0.5), at(0.99), at(1.0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_between_the_marks_changes() {
+        let document = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb\n";
+        let new = replace_between(document, "x", "new\n").unwrap();
+        assert_eq!(new, "a\n<!-- x:begin -->\n\nnew\n\n<!-- x:end -->\nb\n");
+        assert_eq!(replace_between(&new, "x", "new").as_ref(), Some(&new));
+        assert_eq!(replace_between(document, "y", "new"), None);
+        assert_eq!(replace_between("<!-- x:begin -->\n", "x", "new"), None);
+    }
 }

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::commands::{export, import, serve, snapshot, store, stream, tools, volume};
+use crate::commands::{bench, export, import, serve, snapshot, store, stream, tools, volume};
 use crate::exit;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -82,6 +82,8 @@ pub enum Command {
     Receive(stream::Receive),
     /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
     Serve(serve::Serve),
+    /// Measure how fast a store, an NBD export or a device is
+    Bench(Box<bench::Bench>),
     /// Print the completion script of a shell
     Completions(tools::Completions),
     /// Write the manual pages, one for each command

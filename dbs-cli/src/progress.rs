@@ -83,12 +83,18 @@ impl Meter {
     /// A total of 0 is unknown.
     pub fn update(&mut self, done: u64, total: u64) -> bool {
         let first = *self.first.get_or_insert(done);
+        let begun = self.begun;
+        let (label, unit) = (self.label.clone(), self.unit);
+        self.say(|| line(&label, unit, done, total, first, begun.elapsed()))
+    }
+
+    /// As [`Meter::update`], with a line of the caller's own.
+    pub fn say(&mut self, line: impl FnOnce() -> String) -> bool {
         let due = self.drawn.is_none_or(|drawn| drawn.elapsed() >= INTERVAL);
         if self.shown && due && self.begun.elapsed() >= INTERVAL {
             self.drawn = Some(Instant::now());
-            let line = line(&self.label, self.unit, done, total, first, self.begun.elapsed());
             // Progress nobody can see is no reason to stop.
-            let _ = write!(io::stderr(), "\r\x1b[K{line}");
+            let _ = write!(io::stderr(), "\r\x1b[K{}", line());
         }
         !self.stop.asked()
     }

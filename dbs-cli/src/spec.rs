@@ -108,22 +108,34 @@ pub fn size(text: &str) -> Result<u64, String> {
 /// # Errors
 /// What is wrong with it, for clap.
 pub fn duration(text: &str) -> Result<Duration, String> {
+    time(text)
+        .filter(|time| time.as_millis() >= 1)
+        .ok_or_else(|| "write a time such as 500ms, 1s or 2m".to_owned())
+}
+
+/// A time as short as microseconds, or `0`.
+///
+/// # Errors
+/// What is wrong with it, for clap.
+pub fn short_duration(text: &str) -> Result<Duration, String> {
+    let time = if text == "0" { Some(Duration::ZERO) } else { time(text) };
+    time.filter(|time| time.as_secs() < 1)
+        .ok_or_else(|| "write a time below a second such as 50us or 1ms, or 0".to_owned())
+}
+
+fn time(text: &str) -> Option<Duration> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
-    let unit_ms = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => 0,
+    let unit_us = match unit {
+        "us" => 1,
+        "ms" => 1000,
+        "s" => 1_000_000,
+        "m" => 60_000_000,
+        "h" => 3_600_000_000,
+        _ => return None,
     };
-    number
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(unit_ms))
-        .filter(|ms| (1..=86_400_000).contains(ms))
-        .map(Duration::from_millis)
-        .ok_or_else(|| "write a time such as 500ms, 1s or 2m".to_owned())
+    let us = number.parse::<u64>().ok()?.checked_mul(unit_us)?;
+    (us <= 86_400_000_000).then(|| Duration::from_micros(us))
 }
 
 #[cfg(test)]

@@ -40,6 +40,7 @@ const COMMANDS: &[&str] = &[
     "send a@s out",
     "receive a stream",
     "serve",
+    "bench",
 ];
 
 /// Those that take no store.
@@ -166,6 +167,11 @@ fn bad_values() {
         "serve --tls-ca file",
         "serve --workers 0",
         "serve --commit-interval 1",
+        "bench --only unknown",
+        "bench --depth 0",
+        "bench --time 1",
+        "bench nbd+unix:///a",
+        "bench a --device b",
         "completions cmd.exe",
         "info --driver mmap",
     ] {

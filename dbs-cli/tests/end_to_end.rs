@@ -249,6 +249,7 @@ fn every_key_is_documented() {
         "send w@s stream",
         "receive x stream",
         "receive x --token",
+        "bench --time 10ms --size 16MiB --only first-write,read-chain-256",
         "volume delete v --yes",
         "vacuum",
     ] {

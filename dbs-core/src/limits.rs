@@ -39,8 +39,9 @@ pub const SEQUENCE_MAX: u64 = 1 << 62;
 
 /// Metadata blocks written back by one commit when the journal is not short of space.
 pub const WRITEBACK_BLOCKS: usize = 256;
-/// Metadata blocks written back by one commit when it is: bounds the memory of their images.
-pub const WRITEBACK_BLOCKS_FORCED: usize = 4096;
+/// Metadata blocks written back by one commit when it is: bounds the memory of their images, and
+/// for how long requests wait while they are taken.
+pub const WRITEBACK_BLOCKS_FORCED: usize = 512;
 
 /// Metadata blocks whose storage is reserved ahead, at least: a write that has to wait for that
 /// waits for the device, so that it should be rare.

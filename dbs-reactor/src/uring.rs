@@ -41,6 +41,7 @@ pub(crate) struct Uring {
     registered: u32,
     receive: ReceiveBuffers,
     /// Reused for batches on their way.
+    #[allow(clippy::vec_box, reason = "the kernel is given addresses inside them")]
     idle_sendings: Vec<Box<Sending>>,
     /// Ended without the kernel.
     done: VecDeque<Done>,

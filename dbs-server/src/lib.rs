@@ -1,6 +1,7 @@
 //! Serving one store: NBD and the control socket.
 
 pub mod api;
+pub mod bench;
 pub mod control;
 pub mod log;
 pub mod nbd;

@@ -54,6 +54,20 @@ impl RemoteStore {
         lock(&self.client).dump(out, watch)
     }
 
+    /// The server's process, if it can be seen from here.
+    #[must_use]
+    pub fn server_process(&self) -> Option<u32> {
+        lock(&self.client).server_process()
+    }
+
+    /// A connection to the server that speaks NBD, which the server begins.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_nbd(&self) -> Result<UnixStream> {
+        Client::connect(&self.path)?.into_nbd()
+    }
+
     fn get<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
         let mut value = self.call(request, &mut |_| true)?;
         fill_usage(&mut value);
@@ -145,7 +159,7 @@ impl StoreAccess for RemoteStore {
     }
 
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
-        let stream = Client::connect(&self.path)?.into_nbd()?;
+        let stream = self.connect_nbd()?;
         let options = ClientOptions { contexts: vec![MAP_CONTEXT.to_owned()], extended: true };
         let client = nbd::Client::over(stream, spec, &options).map_err(|refused| {
             // NBD has no word for "not found": the store says what is wrong, if it is that.

@@ -5,7 +5,7 @@ use crate::api::{self, Progress, Request};
 use crate::control::{self, Service, socket_path};
 use crate::log;
 use crate::nbd::{self, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
-use dbs_core::{Error, OpenOptions, Result, Store};
+use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -31,7 +31,11 @@ pub struct ServeOptions {
     pub nbd: Vec<Listen>,
     /// TLS for NBD over TCP and unix sockets.
     pub tls: Option<TlsConfig>,
-    /// Threads that execute NBD requests.
+    /// Threads that serve connections; `None` for as many as suit the machine.
+    pub reactors: Option<usize>,
+    /// How long they look for the next event before they sleep.
+    pub spin: Duration,
+    /// Threads that execute NBD requests which have to wait.
     pub workers: usize,
     /// Directory for the control socket that every command looks for.
     pub runtime_dir: PathBuf,
@@ -69,11 +73,18 @@ impl Serving {
 
     fn start_on(store: Store, options: &ServeOptions) -> Result<Self> {
         let exports = Arc::new(StoreExports::new(store.clone(), options.open.read_only));
+        let defaults = ServerOptions::default();
         let server_options = ServerOptions {
+            reactors: options.reactors.unwrap_or(defaults.reactors),
+            reactor: dbs_reactor::Options {
+                driver: reactor_driver(&options.open),
+                spin: options.spin,
+                ..defaults.reactor
+            },
             workers: options.workers,
             tls: options.tls.clone(),
             log: Some(Arc::new(|line: &str| log::warn("nbd", &[("message", &line)]))),
-            ..ServerOptions::default()
+            ..defaults
         };
         let nbd = nbd::start(&options.nbd, exports, server_options)
             .map_err(|e| Error::io(e, "starting the NBD server"))?;
@@ -128,6 +139,15 @@ impl Serving {
     }
 }
 
+/// Who asks for plain reads and writes of the store gets them for sockets, too.
+fn reactor_driver(open: &OpenOptions) -> dbs_reactor::Driver {
+    match open.driver {
+        IoDriver::Auto => dbs_reactor::Driver::Auto,
+        IoDriver::Uring => dbs_reactor::Driver::Uring,
+        IoDriver::Pread => dbs_reactor::Driver::Epoll,
+    }
+}
+
 /// What the control socket offers.
 struct StoreService {
     store: Store,
@@ -168,7 +188,7 @@ fn text(request: &Request) -> String {
 }
 
 /// The thread that commits what nobody flushed and does background work in small steps.
-struct Housekeeping {
+pub struct Housekeeping {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
 }
@@ -194,8 +214,11 @@ impl Stop {
 }
 
 impl Housekeeping {
-    /// With no interval there is nothing to keep: the store is read-only.
-    fn start(store: Store, interval: Option<Duration>) -> Result<Self> {
+    /// Keeps house from now on. With no interval there is nothing to keep: the store is read-only.
+    ///
+    /// # Errors
+    /// `Io` if there is no thread for it.
+    pub fn start(store: Store, interval: Option<Duration>) -> Result<Self> {
         let stop = Arc::new(Stop::default());
         let Some(interval) = interval else { return Ok(Self { stop, thread: None }) };
         let thread = {
@@ -208,7 +231,8 @@ impl Housekeeping {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    fn stop(self) {
+    /// Ends it; returns when it has ended.
+    pub fn stop(self) {
         self.stop.ask();
         if let Some(Err(_)) = self.thread.map(JoinHandle::join) {
             log::error("housekeeping", &[("error", &"the thread panicked")]);

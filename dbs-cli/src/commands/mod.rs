@@ -1,5 +1,6 @@
 //! The commands: each its arguments and what it does.
 
+pub mod bench;
 pub mod export;
 pub mod import;
 pub mod serve;
@@ -33,6 +34,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Send(command) => command.run(context),
         Command::Receive(command) => command.run(context),
         Command::Serve(command) => command.run(context),
+        Command::Bench(command) => command.run(context),
         Command::Completions(command) => command.run(),
         Command::Man(command) => command.run(context),
     }

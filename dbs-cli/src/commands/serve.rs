@@ -44,7 +44,14 @@ pub struct Serve {
     /// A further control socket, beside the one in the runtime directory
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// Threads that execute NBD requests
+    /// Threads that serve connections; by default one for each core, at most 4
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    reactors: Option<u16>,
+    /// How long such a thread looks for the next event before it sleeps, while they come quickly;
+    /// lowers latency, costs CPU
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = spec::short_duration)]
+    spin: Duration,
+    /// Threads that execute NBD requests which have to wait
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
     /// How long a change may stay uncommitted if nobody flushes
@@ -66,6 +73,8 @@ impl Serve {
             open: context.open_options(self.read_only),
             nbd: self.nbd,
             tls,
+            reactors: self.reactors.map(usize::from),
+            spin: self.spin,
             workers: usize::from(self.workers),
             runtime_dir: context.runtime_dir(),
             control: self.control,

@@ -165,7 +165,7 @@ pub fn run(command: &mut Command) -> Run {
 }
 
 impl Run {
-    fn new(output: std::process::Output) -> Self {
+    pub fn new(output: std::process::Output) -> Self {
         Self {
             code: output.status.code().unwrap_or(-1),
             stdout: output.stdout,

@@ -102,10 +102,24 @@ pub fn encode(
     store: &[u8; 16],
     address: u64,
 ) -> Vec<u8> {
+    let mut out = vec![0; blocks_for(payload.len()) as usize * BLOCK];
+    encode_to(&mut out, payload, sequence, session, store, address);
+    out
+}
+
+/// As [`encode`], into memory of exactly that length.
+pub fn encode_to(
+    out: &mut [u8],
+    payload: &[u8],
+    sequence: u64,
+    session: u64,
+    store: &[u8; 16],
+    address: u64,
+) {
     let count = blocks_for(payload.len());
+    debug_assert_eq!(out.len(), count as usize * BLOCK);
     let crc = crc32c::crc32c(payload);
-    let mut out = Vec::with_capacity(count as usize * BLOCK);
-    for index in 0..count as usize {
+    for (index, block) in out.chunks_exact_mut(BLOCK).enumerate() {
         let start = index * GROUP_BLOCK_BYTES;
         let end = (start + GROUP_BLOCK_BYTES).min(payload.len());
         let extra = GroupExtra {
@@ -117,18 +131,15 @@ pub fn encode(
         };
         let mut bytes = [0; 24];
         bytes.copy_from_slice(extra.as_bytes());
-        let mut block = spread(&payload[start.min(end)..end]);
+        spread(&payload[start.min(end)..end], block);
         let at = address + (index * BLOCK) as u64;
-        block::seal(&mut block, BlockKind::Journal, store, at, sequence, bytes);
+        block::seal(block, BlockKind::Journal, store, at, sequence, bytes);
         block.chunks_exact_mut(SECTOR).for_each(|sector| stamp(sector, sequence));
-        out.extend_from_slice(&block);
     }
-    out
 }
 
-/// A block whose sectors hold these records, header and stamps still zero.
-fn spread(records: &[u8]) -> [u8; BLOCK] {
-    let mut block = [0; BLOCK];
+/// Puts records into the sectors of a block of zeros, beside its header and stamps.
+fn spread(records: &[u8], block: &mut [u8]) {
     let mut rest = records;
     let mut skip = HEADER_BYTES;
     for sector in block.chunks_exact_mut(SECTOR) {
@@ -136,7 +147,6 @@ fn spread(records: &[u8]) -> [u8; BLOCK] {
         sector[skip..][..part.len()].copy_from_slice(part);
         (rest, skip) = (after, 0);
     }
-    block
 }
 
 /// The records of a block, as [`spread`] put them there.

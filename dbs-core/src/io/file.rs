@@ -220,7 +220,7 @@ impl Target {
         Err(invalid_input(format!("{len_bytes} bytes at byte {offset} end past the storage's end")))
     }
 
-    fn check_writable(&self) -> io::Result<()> {
+    pub fn check_writable(&self) -> io::Result<()> {
         if self.lock.is_read_only() {
             let text = format!("`{}` is open for reading only", self.lock.path().display());
             return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, text));

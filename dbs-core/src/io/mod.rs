@@ -10,6 +10,7 @@ mod lock;
 pub mod open;
 mod piece;
 pub mod probe;
+pub mod queue;
 mod sys;
 pub mod tail;
 pub mod uring;

@@ -233,6 +233,9 @@ impl Entries {
     /// Writes an entry's bytes to `out`, which is zeroed and as long as an entry.
     pub fn encode(&self, id: u32, out: &mut [u8]) {
         let entry = self.get(id);
+        if entry.snapshot == 0 {
+            return;
+        }
         let header = EntryHeader {
             snapshot: entry.snapshot.into(),
             logical: entry.logical.into(),
@@ -243,11 +246,14 @@ impl Entries {
         head.copy_from_slice(header.as_bytes());
         let half = bitmaps.len() / 2;
         let (data, zero) = bitmaps.split_at_mut(half);
-        for (index, byte) in data.iter_mut().enumerate() {
-            *byte = (self.data_word(id, index / 8) >> (index % 8 * 8)) as u8;
-        }
-        for (index, byte) in zero.iter_mut().enumerate() {
-            *byte = (self.zero_word(id, index / 8) >> (index % 8 * 8)) as u8;
+        match entry.bits {
+            FULL => data.fill(0xff),
+            NO_BITS => {}
+            bits => {
+                let (data_words, zero_words) = self.bitmaps(bits).split_at(self.words);
+                words_to(data_words, data);
+                words_to(zero_words, zero);
+            }
         }
     }
 
@@ -354,6 +360,18 @@ fn words_from(bytes: &[u8], out: &mut [u64]) {
         let mut word = [0; 8];
         word[..bytes.len()].copy_from_slice(bytes);
         *out = u64::from_le_bytes(word);
+    }
+}
+
+/// Words to little-endian bytes, as many as both have.
+fn words_to(words: &[u64], out: &mut [u8]) {
+    let (whole, rest) = out.as_chunks_mut();
+    let mut words = words.iter();
+    for (out, word) in whole.iter_mut().zip(&mut words) {
+        *out = word.to_le_bytes();
+    }
+    if let Some(word) = words.next() {
+        rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
     }
 }
 

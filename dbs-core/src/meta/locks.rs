@@ -4,56 +4,87 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+/// Range locks, first come first served. Whole-block writes share; everything whose outcome
+/// depends on what is there (partial-block writes, discards, merges, snapshots) excludes.
+///
+/// Thousands of writes may be in flight, of which few exclude: one that shares looks at those
+/// only.
+#[derive(Debug, Default)]
+pub struct RangeLocks {
+    holds: Vec<Option<Hold>>,
+    /// Free places in `holds`.
+    free: Vec<usize>,
+    /// Places of the holds that exclude.
+    exclusive: Vec<usize>,
+    /// Order of the next hold.
+    next: u64,
+}
+
+/// A place in the queue, until released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoldId(usize);
+
 /// One operation's hold on blocks of a volume.
 #[derive(Debug, Clone)]
 struct Hold {
-    id: u64,
+    order: u64,
     volume: u32,
     blocks: Range<u64>,
     exclusive: bool,
 }
 
-/// Range locks, first come first served. Whole-block writes share; everything whose outcome
-/// depends on what is there (partial-block writes, discards, merges, snapshots) excludes.
-#[derive(Debug, Default)]
-pub struct RangeLocks {
-    holds: Vec<Hold>,
-    next: u64,
+impl Hold {
+    fn overlaps(&self, volume: u32, blocks: &Range<u64>) -> bool {
+        self.volume == volume && self.blocks.start < blocks.end && blocks.start < self.blocks.end
+    }
 }
 
 impl RangeLocks {
     /// Queues for blocks of a volume; granted when [`RangeLocks::granted`] says so.
-    pub fn queue(&mut self, volume: u32, blocks: Range<u64>, exclusive: bool) -> u64 {
+    pub fn queue(&mut self, volume: u32, blocks: Range<u64>, exclusive: bool) -> HoldId {
+        let hold = Some(Hold { order: self.next, volume, blocks, exclusive });
         self.next += 1;
-        self.holds.push(Hold { id: self.next, volume, blocks, exclusive });
-        self.next
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.holds[place] = hold;
+                place
+            }
+            None => {
+                self.holds.push(hold);
+                self.holds.len() - 1
+            }
+        };
+        if exclusive {
+            self.exclusive.push(place);
+        }
+        HoldId(place)
     }
 
     /// Whether no older operation conflicts.
-    pub fn granted(&self, id: u64) -> bool {
-        let Some(index) = self.holds.iter().position(|hold| hold.id == id) else { return false };
-        let (older, mine) = (&self.holds[..index], &self.holds[index]);
-        !older.iter().any(|hold| {
-            hold.volume == mine.volume
-                && (hold.exclusive || mine.exclusive)
-                && hold.blocks.start < mine.blocks.end
-                && mine.blocks.start < hold.blocks.end
-        })
+    pub fn granted(&self, id: HoldId) -> bool {
+        let Some(mine) = &self.holds[id.0] else { return false };
+        let conflicts =
+            |hold: &Hold| hold.order < mine.order && hold.overlaps(mine.volume, &mine.blocks);
+        if mine.exclusive {
+            !self.holds.iter().flatten().any(conflicts)
+        } else {
+            !self.exclusive.iter().filter_map(|place| self.holds[*place].as_ref()).any(conflicts)
+        }
     }
 
     /// Whether at most one operation holds or awaits any of these blocks.
     pub fn sole(&self, volume: u32, blocks: &Range<u64>) -> bool {
-        let overlaps = |hold: &&Hold| {
-            hold.volume == volume
-                && hold.blocks.start < blocks.end
-                && blocks.start < hold.blocks.end
-        };
-        self.holds.iter().filter(overlaps).count() <= 1
+        let overlapping = self.holds.iter().flatten().filter(|hold| hold.overlaps(volume, blocks));
+        overlapping.take(2).count() <= 1
     }
 
     /// Gives a hold back, or leaves the queue.
-    pub fn release(&mut self, id: u64) {
-        self.holds.retain(|hold| hold.id != id);
+    pub fn release(&mut self, id: HoldId) {
+        let Some(hold) = self.holds[id.0].take() else { return };
+        self.free.push(id.0);
+        if hold.exclusive {
+            self.exclusive.retain(|place| *place != id.0);
+        }
     }
 }
 
@@ -111,6 +142,11 @@ mod tests {
         assert!(locks.granted(exclusive) && !locks.granted(behind));
         locks.release(exclusive);
         assert!(locks.granted(behind));
+        // A place that was given back says nothing of the order.
+        let late = locks.queue(1, 0..9, true);
+        assert!(!locks.granted(late) && !locks.sole(1, &(8..9)));
+        locks.release(behind);
+        assert!(locks.granted(late) && locks.sole(1, &(8..9)));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! What is on its way to the device: records of the next commit group, metadata blocks they made
 //! dirty, blocks being written back, and the journal ring's free space.
 
-use crate::format::RegionKind;
 use crate::format::record::Record;
+use crate::format::{PAYLOAD_BYTES, RegionKind, journal};
 use crate::meta::tail::Tail;
 use crate::sabotage::{self, Bug};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 /// A mirrored metadata block.
 pub type BlockKey = (RegionKind, u32);
@@ -17,7 +18,7 @@ pub struct WriteBack {
     /// Which block.
     pub key: BlockKey,
     /// Payload as of group `lsn`.
-    pub image: Vec<u8>,
+    pub image: Image,
     /// Group it includes.
     pub lsn: u64,
     /// First group it needs until it is durable twice.
@@ -30,9 +31,50 @@ pub struct WriteBack {
     durable: u32,
 }
 
+/// The payload of a block, among those captured with it.
+#[derive(Debug, Clone)]
+pub struct Image {
+    all: Arc<Vec<u8>>,
+    index: usize,
+}
+
+impl Image {
+    /// The image at `index` of many.
+    pub fn new(all: &Arc<Vec<u8>>, index: usize) -> Self {
+        Self { all: Arc::clone(all), index }
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.all[self.index * PAYLOAD_BYTES..][..PAYLOAD_BYTES]
+    }
+}
+
+/// Records taken out of the log for one group.
+#[derive(Debug)]
+pub struct TakenGroup {
+    /// Its sequence.
+    pub sequence: u64,
+    /// Its first block in the ring.
+    pub position: u32,
+    /// The record in front.
+    header: Vec<u8>,
+    /// The others.
+    records: Vec<u8>,
+}
+
+impl TakenGroup {
+    /// All records.
+    pub fn payload(&self) -> Vec<u8> {
+        [self.header.as_slice(), &self.records].concat()
+    }
+}
+
 /// The log.
 pub struct Log {
     pending: Vec<u8>,
+    /// Empty, with the memory of an earlier group's records.
+    emptied: Vec<u8>,
     /// Bytes of records that writes in flight may add.
     expected: usize,
     batch_start: usize,
@@ -60,6 +102,7 @@ impl Log {
     pub fn new(durable: u64, session: u64, ring: Ring) -> Self {
         Self {
             pending: Vec::new(),
+            emptied: Vec::new(),
             expected: 0,
             batch_start: 0,
             next: durable + 1,
@@ -178,33 +221,55 @@ impl Log {
         dirty.into_iter().chain(pipeline).min().unwrap_or(self.next) - 1
     }
 
-    /// Takes the records of the next group, `header` first; its sequence is the returned one.
-    pub fn take_group(&mut self, header: &Record<'_>) -> (u64, Vec<u8>) {
+    /// Takes the records of the next group, `header` first, and finds its place in the ring.
+    /// `None` if there is none: nothing is taken then.
+    pub fn take_group(&mut self, header: &Record<'_>) -> Option<TakenGroup> {
         self.publish();
-        let mut payload = Vec::with_capacity(self.pending.len() + 64);
-        header.encode(&mut payload);
-        payload.append(&mut self.pending);
+        let mut head = Vec::new();
+        header.encode(&mut head);
+        let blocks = journal::blocks_for(head.len() + self.pending.len());
+        let position = self.ring.place(self.next, blocks)?;
+        let records = std::mem::replace(&mut self.pending, std::mem::take(&mut self.emptied));
         self.batch_start = 0;
         if let Some(tail) = &mut self.tail {
             tail.next_group();
         }
         self.next += 1;
-        (self.next - 1, payload)
+        Some(TakenGroup { sequence: self.next - 1, position, header: head, records })
+    }
+
+    /// Takes the memory of a group's records back, for those of a later one.
+    pub fn recycle(&mut self, group: TakenGroup) {
+        self.emptied = group.records;
+        self.emptied.clear();
     }
 
     /// Up to `max` dirty blocks to write back, those first that hold the most journal.
     pub fn pick_dirty(&mut self, max: usize) -> Vec<(BlockKey, u64)> {
-        let free = self.dirty_order.iter().filter(|e| !self.in_pipeline.contains(&(e.1, e.2)));
-        let picked: Vec<_> = free.take(max).map(|e| ((e.1, e.2), e.0)).collect();
-        for (key, first) in &picked {
-            self.dirty.remove(key);
-            self.dirty_order.remove(&(*first, key.0, key.1));
+        let mut picked = Vec::with_capacity(max.min(self.dirty.len()));
+        let mut kept = Vec::new();
+        while picked.len() < max
+            && let Some(entry) = self.dirty_order.pop_first()
+        {
+            let key = (entry.1, entry.2);
+            if self.in_pipeline.contains(&key) {
+                kept.push(entry);
+            } else {
+                self.dirty.remove(&key);
+                picked.push((key, entry.0));
+            }
         }
+        self.dirty_order.extend(kept);
         picked
     }
 
+    /// Dirty blocks.
+    pub fn dirty_blocks(&self) -> usize {
+        self.dirty.len()
+    }
+
     /// Starts the write-back of a block picked with [`Log::pick_dirty`].
-    pub fn start_write_back(&mut self, key: BlockKey, first: u64, image: Vec<u8>, lsn: u64) {
+    pub fn start_write_back(&mut self, key: BlockKey, first: u64, image: Image, lsn: u64) {
         self.in_pipeline.insert(key);
         let careless = u32::from(sabotage::is(Bug::OverwriteGoodCopy));
         let start = self.trusted.remove(&key).map_or(0, |good| (1 - good) ^ careless);
@@ -247,11 +312,6 @@ impl Log {
         self.pipeline[index].written += 1;
     }
 
-    /// Finds room in the ring for a group of `blocks`; `None` if a checkpoint must come first.
-    pub fn place(&mut self, sequence: u64, blocks: u32) -> Option<u32> {
-        self.ring.place(sequence, blocks)
-    }
-
     /// Group `sequence`, whose header announces `checkpoint`, is durable.
     pub fn group_durable(&mut self, sequence: u64, checkpoint: u64) {
         self.durable = sequence;
@@ -288,6 +348,7 @@ impl Ring {
         Self { blocks, head, live }
     }
 
+    /// Finds room for a group of `blocks`; `None` if a checkpoint must come first.
     fn place(&mut self, sequence: u64, blocks: u32) -> Option<u32> {
         let position = match self.live.front() {
             None if blocks > self.blocks => return None,

@@ -10,6 +10,9 @@ use std::ops::Range;
 
 /// Entries a step without copying may handle under one hold of the lock.
 const ENTRIES_PER_STEP: usize = 64;
+/// Bytes of the extents merged together, and their number: while they are, writes to them wait.
+const MERGE_BYTES: u64 = 16 << 20;
+const MERGE_EXTENTS: u64 = 64;
 
 /// What the next step of background work is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,19 +24,20 @@ pub enum Work {
     /// Commit: a deletion is not durable yet. Until it is, a crash would bring back what it took
     /// out of sight, and find its blocks given to others.
     Commit,
-    /// Merge this volume extent of a deleted snapshot into its only child.
-    Merge(MergeAt),
+    /// Merge these volume extents of a deleted snapshot into its only child.
+    Merge(Merge),
 }
 
-/// A volume extent to merge.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MergeAt {
+/// Volume extents to merge, near one another. Each is for itself: any of them may be done or not
+/// when a crash comes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Merge {
     /// Deleted snapshot.
     pub snapshot: SnapshotId,
     /// Its only child.
     pub child: SnapshotId,
-    /// Volume extent.
-    pub logical: u32,
+    /// Volume extents, ascending, at least one.
+    pub extents: Vec<u32>,
     /// The child's volume if it is a head: its blocks must be held exclusively.
     pub lock: Option<VolumeId>,
 }
@@ -52,7 +56,9 @@ pub struct Copy {
 /// How one volume extent is merged.
 #[derive(Debug)]
 pub struct MergePlan {
-    at: MergeAt,
+    snapshot: SnapshotId,
+    child: SnapshotId,
+    logical: u32,
     /// Entry that stays, now the child's.
     target: u32,
     /// Entry that is freed.
@@ -64,11 +70,11 @@ pub struct MergePlan {
 }
 
 impl Meta {
-    /// Takes the next step of background work, or says which extent to merge.
+    /// Takes the next step of background work, or says which extents to merge, `most` at most.
     ///
     /// # Errors
     /// [`super::Stop::Room`].
-    pub fn next_work(&mut self) -> Step<Work> {
+    pub fn next_work(&mut self, most: u64) -> Step<Work> {
         let ready = |id: &&u32| self.snapshot(SnapshotId(**id)).children.len() <= 1;
         let Some(id) = self.deleting.iter().find(ready).copied().map(SnapshotId) else {
             return Ok(Work::Idle);
@@ -83,13 +89,11 @@ impl Meta {
         };
         let first = snapshot.layer.iter().next();
         if let Some((logical, _)) = first {
-            let owner = self.snapshot(child);
-            if owner.layer.get(logical).is_none() {
+            if self.snapshot(child).layer.get(logical).is_none() {
                 self.move_entries(id, child);
                 return Ok(Work::Stepped);
             }
-            let lock = owner.head().then_some(owner.volume);
-            return Ok(Work::Merge(MergeAt { snapshot: id, child, logical, lock }));
+            return Ok(Work::Merge(self.next_merge(id, child, most)));
         }
         let run = snapshot.layer.runs.iter().next().map(|(start, run)| (*start, *run));
         match run {
@@ -116,25 +120,37 @@ impl Meta {
         any
     }
 
-    /// Whether the merge found by [`Meta::next_work`] is still to be done.
-    pub fn still_due(&self, at: &MergeAt) -> bool {
-        let snapshot = self.snapshots[at.snapshot.index() - 1].as_ref();
-        snapshot.is_some_and(|s| {
-            !s.live()
-                && s.children.len() == 1
-                && s.children.first() == Some(&at.child.0)
-                && s.layer.get(at.logical).is_some()
-                && self.snapshot(at.child).layer.get(at.logical).is_some()
-        })
+    /// The first extents of `id` that `child` holds too: few enough, and near enough to one
+    /// another, to be held together for a moment.
+    fn next_merge(&self, id: SnapshotId, child: SnapshotId, most: u64) -> Merge {
+        let owner = self.snapshot(child);
+        let fitting = (MERGE_BYTES / self.geometry.extent_bytes).clamp(1, MERGE_EXTENTS);
+        let mut extents: Vec<u32> = Vec::new();
+        for (logical, _) in self.snapshot(id).layer.iter().take(fitting.min(most.max(1)) as usize) {
+            let first = *extents.first().unwrap_or(&logical);
+            if u64::from(logical - first) >= MERGE_EXTENTS || owner.layer.get(logical).is_none() {
+                break;
+            }
+            extents.push(logical);
+        }
+        let lock = owner.head().then_some(owner.volume);
+        Merge { snapshot: id, child, extents, lock }
     }
 
-    /// Plans the merge of a volume extent that both hold.
-    ///
-    /// # Panics
-    /// If [`Meta::still_due`] would say no.
-    pub fn plan_merge(&mut self, at: MergeAt) -> MergePlan {
-        let upper = self.snapshot(at.child).layer.get(at.logical).expect("still due");
-        let lower = self.snapshot(at.snapshot).layer.get(at.logical).expect("still due");
+    /// Plans those merges found by [`Meta::next_work`] that are still to be done.
+    pub fn plan_merges(&mut self, merge: &Merge) -> Vec<MergePlan> {
+        let snapshot = self.try_snapshot(merge.snapshot);
+        let due = snapshot.is_some_and(|s| {
+            !s.live() && s.children.len() == 1 && s.children.first() == Some(&merge.child.0)
+        });
+        let extents = if due { merge.extents.as_slice() } else { &[] };
+        extents.iter().filter_map(|logical| self.plan_merge(merge, *logical)).collect()
+    }
+
+    /// Plans the merge of a volume extent, if both hold it.
+    fn plan_merge(&mut self, at: &Merge, logical: u32) -> Option<MergePlan> {
+        let upper = self.snapshot(at.child).layer.get(logical)?;
+        let lower = self.snapshot(at.snapshot).layer.get(logical)?;
         self.log_entry(upper);
         self.log_entry(lower);
         let (upper_data, mut upper_zero) =
@@ -164,12 +180,14 @@ impl Meta {
                 length: u64::from(run.end - run.start) * BLOCK_BYTES,
             })
             .collect();
-        MergePlan { at, target, freed, data: lower_data.or(&upper_data), zero, copies }
+        let data = lower_data.or(&upper_data);
+        let (snapshot, child) = (at.snapshot, at.child);
+        Some(MergePlan { snapshot, child, logical, target, freed, data, zero, copies })
     }
 
     /// The copies of a plan have been written: makes the merge real.
     pub fn finish_merge(&mut self, plan: &MergePlan) {
-        let MergeAt { snapshot, child, logical, .. } = plan.at;
+        let MergePlan { snapshot, child, logical, .. } = *plan;
         self.entries.set_owner(plan.target, child.0);
         self.entries.set_bits(plan.target, &plan.data, &plan.zero);
         self.snapshot_mut(snapshot).layer.remove(logical);

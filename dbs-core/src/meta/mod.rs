@@ -5,6 +5,7 @@ pub mod alloc;
 pub mod commit;
 pub mod entries;
 pub mod flatten;
+pub mod ids;
 pub mod layer;
 pub mod load;
 pub mod locks;
@@ -28,6 +29,7 @@ use crate::limits::ROOM_BLOCKS;
 use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
 use entries::{Entries, SPARE_BASE};
+use ids::IdMap;
 use layer::Layer;
 use locks::{Fence, RangeLocks};
 use log::Log;
@@ -133,7 +135,7 @@ pub struct Meta {
     pub extents: Allocator,
     spares: Allocator,
     /// Entries handed out but in no record yet, with the spare entry each will replace.
-    unlogged: HashMap<u32, Option<u32>>,
+    unlogged: IdMap<Option<u32>>,
     /// Next extent to prefer, so that neighbours stay adjacent.
     next_extent: u32,
     /// Group of the last change by which something visible lost sight of a snapshot.
@@ -152,7 +154,7 @@ pub struct Meta {
     pub locks: RangeLocks,
     /// Running I/O.
     pub fence: Fence,
-    views: HashMap<u32, View>,
+    views: IdMap<View>,
     open_volumes: HashMap<u32, u32>,
     open_snapshots: HashMap<u32, u32>,
 }
@@ -361,17 +363,17 @@ impl Meta {
         }
     }
 
-    /// Payload of a metadata block as of now. Entries in no record yet are free there.
-    fn image(&self, region: RegionKind, block: u32) -> Vec<u8> {
-        let mut payload = vec![0; crate::format::PAYLOAD_BYTES];
+    /// Writes the payload of a metadata block as of now to `payload`, which is zeroed. Entries in
+    /// no record yet are free there.
+    fn image(&self, region: RegionKind, block: u32, payload: &mut [u8]) {
         let items = self.geometry.items_per_block(region);
         let first = block * items;
         match region {
             RegionKind::Volumes => (0..items).for_each(|i| {
-                slots::put(&mut payload, i, &self.volume_slot(VolumeId(first + i + 1)));
+                slots::put(payload, i, &self.volume_slot(VolumeId(first + i + 1)));
             }),
             RegionKind::Snapshots => (0..items).for_each(|i| {
-                slots::put(&mut payload, i, &self.snapshot_slot(SnapshotId(first + i + 1)));
+                slots::put(payload, i, &self.snapshot_slot(SnapshotId(first + i + 1)));
             }),
             RegionKind::Labels => {
                 let snapshot = self.snapshots.get((block / LABEL_BLOCKS) as usize);
@@ -391,7 +393,6 @@ impl Meta {
             }
             RegionKind::Journal | RegionKind::Data => unreachable!("not mirrored"),
         }
-        payload
     }
 }
 

@@ -132,6 +132,18 @@ impl Meta {
         Ok(())
     }
 
+    /// Refuses what [`Meta::create_snapshot`] would refuse now, and asks for what it needs: it
+    /// should find all that in place, as writers wait for it.
+    ///
+    /// # Errors
+    /// As [`Meta::create_snapshot`].
+    pub fn prepare_snapshot(&mut self, id: VolumeId, name: &str, with: &Labels) -> Step<()> {
+        self.check_snapshot_name_free(id, name)?;
+        self.require_labels(self.volume(id).head, &encode_labels(with)?)?;
+        self.next_snapshot()?;
+        Ok(())
+    }
+
     /// Freezes the head as a snapshot and gives the volume a new, empty one on top. The caller
     /// has made sure that no write is in flight.
     ///

@@ -3,9 +3,9 @@
 
 use super::Meta;
 use super::entries::Bits;
+use super::ids::IdMap;
 use crate::format::record::FillState;
 use crate::units::SnapshotId;
-use std::collections::HashMap;
 
 /// Volume extents in a piece of the cache.
 const PIECE: u32 = 512;
@@ -25,7 +25,7 @@ const ZERO: u16 = u16::MAX;
 /// Lookup cache of one open volume or snapshot.
 #[derive(Debug, Default)]
 pub struct View {
-    pieces: HashMap<u32, Box<[u32; PIECE as usize]>>,
+    pieces: IdMap<Box<[u32; PIECE as usize]>>,
     mixed: Vec<Layers>,
     mixed_free: Vec<u32>,
 }

@@ -224,6 +224,10 @@ impl Store {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
         let birth = self.inner.birth();
+        self.inner.step(|meta| {
+            let id = meta.find_volume(volume)?;
+            meta.prepare_snapshot(id, name, &options.labels)
+        })?;
         // Only until writes in flight have ended: the commit goes on without stopping new ones.
         let hold = self.inner.hold_all(id);
         let created = self.inner.step(|meta| {
@@ -234,7 +238,7 @@ impl Store {
         let (snapshot, _) = created?;
         self.inner.commit()?;
         let meta = self.inner.meta();
-        if meta.snapshots().all(|(id, _)| id != snapshot) {
+        if meta.try_snapshot(snapshot).is_none() {
             return Err(Error::not_found(format!("`{volume}@{name}` was deleted meanwhile")));
         }
         Ok(snapshot_info(&meta, snapshot, false))

@@ -11,7 +11,7 @@
 use super::{Inner, Store};
 use crate::error::{Error, Result};
 use crate::io::WriteRequest;
-use crate::meta::commit::{Copies, WriteBack};
+use crate::meta::commit::{Copies, Room, WriteBack};
 use crate::sabotage::{self, Bug};
 use std::sync::PoisonError;
 
@@ -102,9 +102,12 @@ impl Inner {
         Ok(())
     }
 
-    /// One commit; the caller makes sure that there is only one at a time.
+    /// One commit; the caller makes sure that there is only one at a time. What takes long, the
+    /// sealing and the I/O, happens without the lock.
     pub(super) fn commit_once(&self, amount: WriteBack) -> Result<()> {
-        let group = self.meta().begin_commit(amount);
+        let room = Room::new(self.meta().blocks_to_capture(amount));
+        let group = self.meta().begin_commit(amount, room)?;
+        let sealed = group.as_ref().map(|group| (group.address, group.seal()));
         let skip = match group {
             Some(_) => sabotage::is(Bug::SkipDataFlush),
             None => sabotage::is(Bug::SkipEmptyFlush),
@@ -113,14 +116,13 @@ impl Inner {
             self.flush_storage()?;
         }
         let second = self.meta().flushed();
-        let group_write = group.as_ref().map(|group| (group.address, group.bytes.as_slice()));
-        self.write_metadata(&second, group_write)?;
+        self.write_metadata(&second, sealed.as_ref().map(|(at, bytes)| (*at, &bytes[..])))?;
         self.meta().copies_written(&second);
         let Some(group) = group else { return Ok(()) };
         if !sabotage::is(Bug::SkipGroupFlush) {
             self.flush_storage()?;
         }
-        let first = self.meta().group_durable(&group);
+        let first = self.meta().group_durable(group);
         self.write_metadata(&first, None)?;
         self.meta().copies_written(&first);
         Ok(())
@@ -135,14 +137,88 @@ impl Inner {
         copies: &Copies,
         group: Option<(u64, &[u8])>,
     ) -> Result<()> {
-        let copies = copies.writes.iter().map(|(at, bytes)| (*at, bytes.as_slice()));
-        let writes: Vec<_> =
-            copies.chain(group).map(|(offset, buf)| WriteRequest { offset, buf }).collect();
+        let sealed = copies.seal();
+        let all = sealed.writes().chain(group);
+        let writes: Vec<_> = all.map(|(offset, buf)| WriteRequest { offset, buf }).collect();
         if writes.is_empty() {
             return Ok(());
         }
         self.storage
             .write_many(&writes)
             .map_err(|error| Error::io(error, "writing metadata failed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{InitOptions, OpenOptions, TailPlace};
+    use crate::volume::{Request, Start};
+    use std::time::{Duration, Instant};
+
+    const DIRTY_BLOCKS: u64 = 16 << 10;
+
+    /// What every request waits for while metadata is written back. No test: it prints a figure.
+    #[test]
+    #[ignore = "measures; run with --release --nocapture"]
+    fn longest_hold_of_the_lock_in_a_commit() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = InitOptions { size: Some(1 << 40), ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let open = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
+        let store = Store::open(&path, &open).unwrap();
+        store.create_volume("v", 1 << 40).unwrap();
+        let volume = store.volume("v").unwrap();
+        let geometry = store.inner.meta().geometry;
+        let step = u64::from(geometry.items_per_block(crate::format::RegionKind::Extents));
+        let mut request = Request::new();
+        let mut write = |offset| match volume.start_write(offset, 4096, &mut request).unwrap() {
+            Start::Io => drop(request.finish_write(Ok(())).unwrap()),
+            Start::Blocked => volume.write_at(offset, &[1; 4096], false).unwrap(),
+            Start::Done => unreachable!("there is something to write"),
+        };
+        (0..DIRTY_BLOCKS * step).for_each(|extent| write(extent << 20));
+        while store.settle().unwrap() {}
+        (0..DIRTY_BLOCKS).for_each(|block| write(((block * step) << 20) + 8192));
+        let mut all = Vec::new();
+        while !store.inner.meta().log.is_idle() {
+            all.push(holds(&store.inner));
+        }
+        for step in 0..4 {
+            let mut times: Vec<_> = all.iter().map(|times| times[step]).collect();
+            times.sort_unstable();
+            let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
+            println!(
+                "step {step} of {} commits: median {median:?}, longest {longest:?}",
+                all.len()
+            );
+        }
+    }
+
+    /// [`Inner::commit_once`], with the time of each step that holds the lock.
+    fn holds(inner: &Inner) -> [Duration; 4] {
+        let mut times = [Duration::ZERO; 4];
+        let room = Room::new(inner.meta().blocks_to_capture(WriteBack::All));
+        let start = Instant::now();
+        let group = inner.meta().begin_commit(WriteBack::All, room).unwrap();
+        times[0] = start.elapsed();
+        let sealed = group.as_ref().map(|group| (group.address, group.seal()));
+        inner.flush_storage().unwrap();
+        let start = Instant::now();
+        let second = inner.meta().flushed();
+        times[1] = start.elapsed();
+        inner.write_metadata(&second, sealed.as_ref().map(|(at, b)| (*at, &b[..]))).unwrap();
+        inner.meta().copies_written(&second);
+        let Some(group) = group else { return times };
+        inner.flush_storage().unwrap();
+        let start = Instant::now();
+        let first = inner.meta().group_durable(group);
+        times[2] = start.elapsed();
+        inner.write_metadata(&first, None).unwrap();
+        let start = Instant::now();
+        inner.meta().copies_written(&first);
+        times[3] = start.elapsed();
+        times
     }
 }

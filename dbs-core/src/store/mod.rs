@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
 use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
+use crate::meta::locks::HoldId;
 use crate::meta::{Meta, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId};
 use commit::Commits;
@@ -142,12 +143,12 @@ pub(crate) struct Inner {
 /// Blocks of a volume held by an operation, until it ends.
 pub(crate) struct Hold<'a> {
     inner: &'a Inner,
-    id: u64,
+    id: HoldId,
 }
 
 impl Hold<'_> {
     /// The number of the hold, which the caller gives back itself.
-    pub(crate) fn keep(self) -> u64 {
+    pub(crate) fn keep(self) -> HoldId {
         std::mem::ManuallyDrop::new(self).id
     }
 }

@@ -224,7 +224,7 @@ impl Inner {
     /// cannot fill it. Nothing may be pending.
     fn empty_journal(&self) -> Result<()> {
         let mut copies = self.meta().capture_durable();
-        while !copies.writes.is_empty() {
+        while !copies.is_empty() {
             self.write_metadata(&copies, None)?;
             self.flush_storage()?;
             let mut meta = self.meta();

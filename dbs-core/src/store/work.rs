@@ -3,10 +3,11 @@
 
 use super::{Inner, Store};
 use crate::error::{Error, Result};
+use crate::format::Geometry;
 use crate::info::WorkReport;
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
-use crate::meta::merge::{Copy, MergeAt, Work};
+use crate::meta::merge::{Copy, Merge, Work};
 use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
 use std::sync::PoisonError;
@@ -28,14 +29,19 @@ impl Store {
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let mut done = 0;
         while done < steps {
-            let (work, must_commit) = self.inner.step(|meta| meta.next_work())?;
+            let (work, must_commit) = self.inner.step(|meta| meta.next_work(steps - done))?;
             match work {
                 Work::Idle => break,
-                Work::Stepped => {}
-                Work::Commit => self.inner.commit()?,
-                Work::Merge(at) => self.inner.merge(at)?,
+                Work::Stepped => done += 1,
+                Work::Commit => {
+                    self.inner.commit()?;
+                    done += 1;
+                }
+                Work::Merge(merge) => {
+                    self.inner.merge(&merge)?;
+                    done += merge.extents.len() as u64;
+                }
             }
-            done += 1;
             if must_commit {
                 self.inner.commit()?;
             }
@@ -105,23 +111,25 @@ impl Inner {
         if long { self.commit() } else { Ok(()) }
     }
 
-    fn merge(&self, at: MergeAt) -> Result<()> {
-        let blocks = self.meta().extent_blocks(at.logical);
-        let _hold = at.lock.map(|volume| self.hold(volume, blocks, true));
-        let plan = {
-            let mut meta = self.meta();
-            if !meta.still_due(&at) {
-                return Ok(());
-            }
-            meta.plan_merge(at)
+    fn merge(&self, merge: &Merge) -> Result<()> {
+        let (Some(first), Some(last)) = (merge.extents.first(), merge.extents.last()) else {
+            return Ok(());
         };
+        let blocks = {
+            let meta = self.meta();
+            meta.extent_blocks(*first).start..meta.extent_blocks(*last).end
+        };
+        let _hold = merge.lock.map(|volume| self.hold(volume, blocks, true));
+        let plans = self.meta().plan_merges(merge);
+        let copies: Vec<Copy> = plans.iter().flat_map(|plan| plan.copies.iter().cloned()).collect();
+        let finish = || self.finish(|meta| plans.iter().for_each(|plan| meta.finish_merge(plan)));
         if sabotage::is(Bug::MergeBeforeFlush) {
-            self.finish(|meta| meta.finish_merge(&plan))?;
+            finish()?;
             self.commit()?;
-            return self.copy(&plan.copies);
+            return self.copy(&copies);
         }
-        self.copy(&plan.copies)?;
-        self.finish(|meta| meta.finish_merge(&plan))
+        self.copy(&copies)?;
+        finish()
     }
 
     fn flatten_extent(&self, volume: VolumeId, layer: SnapshotId, logical: u32) -> Result<()> {
@@ -155,21 +163,23 @@ impl Inner {
 
     /// Copies within the data region, and waits for it.
     pub(super) fn copy(&self, copies: &[Copy]) -> Result<()> {
+        let failed = |error| Error::io(error, "copying extents failed");
+        let bytes = |batch: &[Copy]| batch.iter().map(|copy| copy.length).sum::<u64>() as usize;
+        let mut buf = AlignedBuf::zeroed(batches(copies).map(bytes).max().unwrap_or(0));
         for batch in batches(copies) {
-            let mut buffers: Vec<_> =
-                batch.iter().map(|copy| AlignedBuf::zeroed(copy.length as usize)).collect();
-            let mut reads: Vec<_> = batch
-                .iter()
-                .zip(&mut buffers)
-                .map(|(copy, buf)| ReadRequest { offset: copy.from, buf })
-                .collect();
-            let failed = |error| Error::io(error, "copying extents failed");
+            let (mut reads, mut rest) = (Vec::with_capacity(batch.len()), &mut buf[..]);
+            for copy in batch {
+                let (part, after) = rest.split_at_mut(copy.length as usize);
+                reads.push(ReadRequest { offset: copy.from, buf: part });
+                rest = after;
+            }
             self.storage.read_many(&mut reads).map_err(failed)?;
-            let writes: Vec<_> = batch
-                .iter()
-                .zip(&buffers)
-                .map(|(copy, buf)| WriteRequest { offset: copy.to, buf })
-                .collect();
+            let (mut writes, mut rest) = (Vec::with_capacity(batch.len()), &buf[..]);
+            for copy in batch {
+                let (part, after) = rest.split_at(copy.length as usize);
+                writes.push(WriteRequest { offset: copy.to, buf: part });
+                rest = after;
+            }
             self.storage.write_many(&writes).map_err(failed)?;
         }
         Ok(())
@@ -182,6 +192,17 @@ impl Inner {
             meta.release_freed();
             (meta.extents.take_unpunched(PUNCH_EXTENTS), meta.geometry)
         };
+        let result = self.give_back(&extents, &geometry);
+        // Free they are, whether or not the device took them.
+        let mut meta = self.meta();
+        meta.extents.punched(&extents);
+        drop(meta);
+        self.wake();
+        result.map(|()| !extents.is_empty())
+    }
+
+    /// Gives the storage of extents back, ascending; tries all, whatever fails.
+    pub(super) fn give_back(&self, extents: &[u32], geometry: &Geometry) -> Result<()> {
         let mut result = Ok(());
         for run in extents.chunk_by(|a, b| a + 1 == *b) {
             let at = geometry.extent_address(DeviceExtent(run[0]));
@@ -190,10 +211,7 @@ impl Inner {
                 result = Err(Error::io(error, "giving free extents back failed"));
             }
         }
-        // Free they are, whether or not the device took them.
-        self.meta().extents.punched(&extents);
-        self.wake();
-        result.map(|()| !extents.is_empty())
+        result
     }
 }
 

@@ -5,6 +5,7 @@
 use super::{Handle, Volume, blocks_of, is_whole};
 use crate::error::{Error, Result};
 use crate::limits::EXTENTS_PER_WRITE;
+use crate::meta::locks::HoldId;
 use crate::meta::plan::{ReadPiece, WritePiece};
 use crate::meta::{Meta, Stop};
 use crate::units::BLOCK_BYTES;
@@ -68,7 +69,7 @@ enum Kind {
         fence: u64,
     },
     Write {
-        hold: u64,
+        hold: HoldId,
         /// `writes` have their places.
         planned: bool,
         must_commit: bool,
@@ -343,7 +344,7 @@ impl Volume {
         }
     }
 
-    fn writing(&self, hold: u64, planned: bool, must_commit: bool) -> Running {
+    fn writing(&self, hold: HoldId, planned: bool, must_commit: bool) -> Running {
         let kind = Kind::Write { hold, planned, must_commit };
         Running { handle: Arc::clone(&self.handle), kind }
     }

@@ -4,6 +4,7 @@ use super::line::{read_line, send};
 use super::{LINE_MAX_BYTES, NBD_METHOD, Reply};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde_json::{Value, json};
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
@@ -41,6 +42,13 @@ impl Client {
             .set_read_timeout(Some(WATCH_INTERVAL))
             .map_err(|e| Error::io(e, "setting up the control connection"))?;
         Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    /// The process that listens on the control socket, if it can be seen from here.
+    #[must_use]
+    pub fn server_process(&self) -> Option<u32> {
+        let peer = getsockopt(self.stream.get_ref(), PeerCredentials).ok()?;
+        u32::try_from(peer.pid()).ok().filter(|process| *process > 0)
     }
 
     /// Runs a command on the served store.

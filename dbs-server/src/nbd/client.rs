@@ -1,7 +1,11 @@
-//! A small blocking NBD client: one request at a time, over any stream. It trusts nothing that
-//! the server sends; set timeouts on the stream to also survive one that sends nothing.
+//! A small blocking NBD client over any stream: one request at a time, or as a [`Pipeline`] many.
+//! It trusts nothing that the server sends; set timeouts on the stream to also survive one that
+//! sends nothing.
 
 mod negotiate;
+mod pipeline;
+
+pub use pipeline::{Buffered, Pipeline};
 
 use super::export::{Extent, Failure};
 use super::wire::reply::{ReplyHeader, chunk, decode_block_status, decode_error};
@@ -84,6 +88,12 @@ impl<S: Read + Write> Client<S> {
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.flags & flag::READ_ONLY != 0
+    }
+
+    /// Most bytes of one read or write that the server takes.
+    #[must_use]
+    pub fn payload_max(&self) -> u32 {
+        self.payload_max
     }
 
     /// Names of the metadata contexts selected.
@@ -182,7 +192,8 @@ impl<S: Read + Write> Client<S> {
     /// # Errors
     /// The stream's.
     pub fn disconnect(mut self) -> io::Result<()> {
-        self.send(cmd::DISC, 0, 0, 0, &[]).map(drop)
+        self.send(cmd::DISC, 0, 0, 0, &[])?;
+        self.stream.flush()
     }
 
     /// Longest range of a request without payload.
@@ -260,54 +271,71 @@ impl<S: Read + Write> Client<S> {
         offset: u64,
         mut wanted: Wanted<'_>,
     ) -> io::Result<Option<Failure>> {
-        let mut failure = None;
-        let mut covered = Vec::new();
-        for _ in 0..CHUNKS_MAX {
-            let (done, kind, length) = match self.reply_header(cookie)? {
-                ReplyHeader::Simple { errno, .. } => return self.simple(errno, wanted),
-                ReplyHeader::Chunk { done, kind, length, .. } => (done, kind, length),
-            };
-            match (kind, &mut wanted) {
-                (chunk::NONE, _) if length == 0 && done => {}
-                (chunk::OFFSET_DATA | chunk::OFFSET_HOLE, Wanted::Data(buf)) => {
-                    covered.push(self.content(kind, length, offset, buf)?);
-                }
-                (chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT, Wanted::Status(id, extents)) => {
-                    self.status(kind, length, *id, extents)?;
-                }
-                _ if kind & chunk::ERROR_BIT != 0 => {
-                    let (errno, message) = decode_error(&self.bytes(length)?)?;
-                    failure = Some(Failure::new(errno, message));
-                }
-                _ => return Err(Malformed("chunk out of place").into()),
+        self.stream.flush()?;
+        let mut reply = Reply::new(offset);
+        loop {
+            let header = self.reply_header()?;
+            if header.cookie() != cookie {
+                return Err(Malformed("reply to another request").into());
             }
-            if done {
-                if let (Wanted::Data(buf), None) = (&wanted, &failure) {
-                    check_covered(covered, offset, buf.len() as u64)?;
-                }
-                return Ok(failure);
+            if self.receive_chunk(header, &mut reply, &mut wanted)? {
+                return Ok(reply.failure);
             }
         }
-        Err(Malformed("reply of too many chunks").into())
     }
 
-    fn reply_header(&mut self, expected: u64) -> io::Result<ReplyHeader> {
+    /// Receives what follows a header; whether the reply is complete.
+    fn receive_chunk(
+        &mut self,
+        header: ReplyHeader,
+        reply: &mut Reply,
+        wanted: &mut Wanted<'_>,
+    ) -> io::Result<bool> {
+        let (done, kind, length) = match header {
+            ReplyHeader::Simple { errno, .. } => {
+                reply.failure = self.simple(errno, wanted)?;
+                return Ok(true);
+            }
+            ReplyHeader::Chunk { done, kind, length, .. } => (done, kind, length),
+        };
+        match (kind, &mut *wanted) {
+            (chunk::NONE, _) if length == 0 && done => {}
+            (chunk::OFFSET_DATA | chunk::OFFSET_HOLE, Wanted::Data(buf)) => {
+                reply.covered.push(self.content(kind, length, reply.offset, buf)?);
+            }
+            (chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT, Wanted::Status(id, extents)) => {
+                self.status(kind, length, *id, extents)?;
+            }
+            _ if kind & chunk::ERROR_BIT != 0 => {
+                let (errno, message) = decode_error(&self.bytes(length)?)?;
+                reply.failure = Some(Failure::new(errno, message));
+            }
+            _ => return Err(Malformed("chunk out of place").into()),
+        }
+        reply.chunks += 1;
+        if reply.chunks > CHUNKS_MAX {
+            return Err(Malformed("reply of too many chunks").into());
+        }
+        if done
+            && reply.failure.is_none()
+            && let Wanted::Data(buf) = wanted
+        {
+            check_covered(&mut reply.covered, reply.offset, buf.len() as u64)?;
+        }
+        Ok(done)
+    }
+
+    fn reply_header(&mut self) -> io::Result<ReplyHeader> {
         let mut bytes = [0; 32];
         let (start, rest) = bytes.split_at_mut(ReplyHeader::SIMPLE_BYTES);
         self.stream.read_exact(start)?;
         let total = ReplyHeader::bytes(self.style, start)?;
         self.stream.read_exact(&mut rest[..total - ReplyHeader::SIMPLE_BYTES])?;
-        let header = ReplyHeader::decode(self.style, &bytes[..total])?;
-        let (ReplyHeader::Simple { cookie, .. } | ReplyHeader::Chunk { cookie, .. }) = header;
-        if cookie == expected {
-            Ok(header)
-        } else {
-            Err(Malformed("reply to another request").into())
-        }
+        Ok(ReplyHeader::decode(self.style, &bytes[..total])?)
     }
 
     /// Receives the rest of a simple reply.
-    fn simple(&mut self, errno: u32, wanted: Wanted<'_>) -> io::Result<Option<Failure>> {
+    fn simple(&mut self, errno: u32, wanted: &mut Wanted<'_>) -> io::Result<Option<Failure>> {
         match wanted {
             Wanted::Data(_) if self.style.chunked() => {
                 Err(Malformed("simple reply to a read").into())
@@ -348,8 +376,10 @@ impl<S: Read + Write> Client<S> {
         let Some(data) = length.checked_sub(fixed) else {
             return Err(Malformed("short chunk").into());
         };
-        let head = self.bytes(fixed)?;
-        let mut cursor = Cursor::new(&head);
+        let mut head = [0; 12];
+        let head = &mut head[..fixed as usize];
+        self.stream.read_exact(head)?;
+        let mut cursor = Cursor::new(head);
         let from = cursor.u64()?;
         let count = if kind == chunk::OFFSET_DATA { data } else { u64::from(cursor.u32()?) };
         let start = from.checked_sub(offset);
@@ -392,11 +422,34 @@ enum Wanted<'a> {
     Status(u32, &'a mut Vec<Extent>),
 }
 
+/// What has come of a reply.
+#[derive(Debug)]
+struct Reply {
+    /// Offset of the request.
+    offset: u64,
+    /// Ranges of content.
+    covered: Vec<(u64, u64)>,
+    failure: Option<Failure>,
+    chunks: usize,
+}
+
+impl Reply {
+    fn new(offset: u64) -> Self {
+        Self { offset, covered: Vec::new(), failure: None, chunks: 0 }
+    }
+
+    /// Starts over, for another request.
+    fn reset(&mut self, offset: u64) {
+        self.covered.clear();
+        (self.offset, self.failure, self.chunks) = (offset, None, 0);
+    }
+}
+
 /// Checks that the chunks of a read are all of it, each byte once.
-fn check_covered(mut ranges: Vec<(u64, u64)>, offset: u64, length: u64) -> Result<(), Malformed> {
+fn check_covered(ranges: &mut [(u64, u64)], offset: u64, length: u64) -> Result<(), Malformed> {
     ranges.sort_unstable();
     let mut at = offset;
-    for (start, count) in ranges {
+    for &mut (start, count) in ranges {
         if start != at {
             return Err(Malformed("read with overlapping or missing chunks"));
         }

@@ -22,9 +22,10 @@ mod socket;
 pub mod store_exports;
 pub mod tls;
 mod transmission;
+pub mod uri;
 pub mod wire;
 
-pub use client::{Client, ClientOptions};
+pub use client::{Buffered, Client, ClientOptions, Pipeline};
 pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
 pub use listen::Listen;
 #[doc(hidden)]
@@ -32,3 +33,4 @@ pub use server::LocalServer;
 pub use server::{ClientInfo, ServerHandle, ServerOptions, start};
 pub use store_exports::StoreExports;
 pub use tls::TlsConfig;
+pub use uri::NbdUri;

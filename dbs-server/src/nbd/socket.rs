@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes read from a socket at once, so that pipelined options take one system call.
 const INPUT_BYTES: usize = 16 << 10;
+/// What the kernel may hold of replies: with its default of 208 KiB, a batch of replies or a reply
+/// of 1 MiB stops and starts as the client reads.
+const SEND_BUFFER_BYTES: usize = 1 << 20;
 /// Seconds of silence, between probes, and the probes a dead TCP peer may miss.
 const KEEPALIVE: (u32, u32, u32) = (60, 10, 6);
 
@@ -22,8 +25,13 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// Sets what a connection needs: no delay, and probes that find dead peers.
+    /// Sets what a connection needs: room for replies, no delay, and probes that find dead peers.
     pub fn tune(&self) -> io::Result<()> {
+        // As much as the system lets this process have, beyond its usual limit where it may.
+        let size = SEND_BUFFER_BYTES;
+        if setsockopt(&self.as_fd(), sockopt::SndBufForce, &size).is_err() {
+            setsockopt(&self.as_fd(), sockopt::SndBuf, &size)?;
+        }
         if let Self::Tcp(stream) = self {
             let (idle, interval, count) = KEEPALIVE;
             stream.set_nodelay(true)?;

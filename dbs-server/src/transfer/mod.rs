@@ -17,6 +17,7 @@ mod tests;
 pub use export::{export_file, export_path, export_stream};
 pub use import::{import_file, import_stream};
 pub use nbd::NbdAccess;
+pub(crate) use nbd::translate;
 pub use stream::{
     BaseSnapshot, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader, pending, receive,
     send,

@@ -111,7 +111,8 @@ fn allocation(flags: u32) -> RangeState {
     }
 }
 
-fn translate(error: io::Error) -> Error {
+/// An error of an NBD client as one of the store.
+pub(crate) fn translate(error: io::Error) -> Error {
     let failure = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
     match failure.map(|failure| (failure.errno, failure.message.clone())) {
         Some((Errno::NoSpace, message)) => Error::no_space(message),

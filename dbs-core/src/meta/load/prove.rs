@@ -400,7 +400,7 @@ impl Loader {
             entries: self.entries,
             extents,
             spares,
-            unlogged: HashMap::new(),
+            unlogged: Default::default(),
             next_extent: 0,
             sight_group: self.durable + 1,
             marks: self.marks,
@@ -410,7 +410,7 @@ impl Loader {
             log,
             locks: RangeLocks::default(),
             fence: Fence::default(),
-            views: HashMap::new(),
+            views: Default::default(),
             open_volumes: HashMap::new(),
             open_snapshots: HashMap::new(),
         };

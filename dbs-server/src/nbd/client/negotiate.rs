@@ -81,6 +81,7 @@ impl<S: Read + Write> Client<S> {
     /// Sends an option and collects its replies up to the last; inside, the server's refusal.
     fn option(&mut self, option: u32, data: &[u8]) -> io::Result<io::Result<Replies>> {
         self.stream.write_all(&encode_option(option, data))?;
+        self.stream.flush()?;
         let mut replies = Vec::new();
         let mut total = 0;
         while replies.len() < REPLIES_MAX && total <= REPLIES_MAX_BYTES {

@@ -199,6 +199,14 @@ pub enum ReplyHeader {
 }
 
 impl ReplyHeader {
+    /// Cookie of the request this answers.
+    #[must_use]
+    pub fn cookie(&self) -> u64 {
+        match self {
+            Self::Simple { cookie, .. } | Self::Chunk { cookie, .. } => *cookie,
+        }
+    }
+
     /// Bytes of a simple reply, and the first part of any header.
     pub const SIMPLE_BYTES: usize = 16;
 
