@@ -33,6 +33,8 @@ pub struct Baseline {
     pub compiler: String,
     /// Instruction set.
     pub architecture: String,
+    /// Kernel: what it does at once and what later is visible in the server's turns.
+    pub kernel: String,
     /// Costs by name of the case.
     pub cases: BTreeMap<String, Cost>,
 }
@@ -57,6 +59,8 @@ impl Baseline {
         Self {
             compiler: env!("GUARD_COMPILER").to_owned(),
             architecture: std::env::consts::ARCH.to_owned(),
+            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
+                .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned()),
             cases: BTreeMap::new(),
         }
     }

@@ -8,6 +8,18 @@ mod served;
 /// A result whose error ends the measurement.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
+/// What a case needs is not to be had on this system.
+#[derive(Debug)]
+pub struct Unavailable(pub String);
+
+impl std::fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {

@@ -5,8 +5,9 @@ mod baseline;
 mod callgrind;
 
 use baseline::{Baseline, Cost, Verdict};
-use dbs_guard::Outcome;
+use callgrind::Counted;
 use dbs_guard::cases::{self, Case, Ran};
+use dbs_guard::{Outcome, Unavailable};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -36,17 +37,17 @@ fn main() -> ExitCode {
 
 /// Whether nothing costs more than in the baseline.
 fn check() -> Outcome<bool> {
-    let baseline = read()?;
+    let mut baseline = read()?;
     let here = Baseline::here();
     if baseline.architecture != here.architecture {
         let (theirs, ours) = (&baseline.architecture, &here.architecture);
-        println!(
-            "SKIPPED guard of the hot path: the baseline is for {theirs}, this machine is {ours}"
-        );
+        println!("SKIPPED guard of the hot path: the baseline is for {theirs}, this is {ours}");
         return Ok(true);
     }
-    let now = count()?;
-    let names: Vec<&str> = cases::ALL.iter().map(|case| case.name).collect();
+    let (now, impossible) = count()?;
+    baseline.cases.retain(|name, _| !impossible.contains(&name.as_str()));
+    let mut names: Vec<&str> = cases::ALL.iter().map(|case| case.name).collect();
+    names.retain(|name| !impossible.contains(name));
     let (table, verdict) = baseline.compare(&now, &names);
     print!("{table}");
     if baseline.compiler != here.compiler {
@@ -58,12 +59,15 @@ fn check() -> Outcome<bool> {
         return Ok(false);
     }
     match verdict {
-        Verdict::Worse | Verdict::Unknown => println!(
-            "\nThe hot path has changed. To see where the instructions are:\n  callgrind_annotate \
-             '{}'\nIf it is worth it, say why in the commit, which takes the new baseline along:\n  \
-             make guard-accept",
-            profile(&cases::ALL[0])?.with_file_name("CASE.callgrind").display()
-        ),
+        Verdict::Worse | Verdict::Unknown => {
+            println!("\nThe hot path has changed. Where the instructions are shows, for each row,");
+            println!("  callgrind_annotate '{}'", profile("ROW")?.display());
+            if baseline.kernel != here.kernel {
+                println!("(Made on Linux {}, this is {}.)", baseline.kernel, here.kernel);
+            }
+            println!("If it is worth it, the commit says why and takes the new baseline along:");
+            println!("  make guard-accept");
+        }
         Verdict::Better => println!("\nTo keep it that way: make guard-accept"),
         Verdict::Same => {}
     }
@@ -72,7 +76,10 @@ fn check() -> Outcome<bool> {
 
 /// Makes what is counted now the baseline.
 fn accept() -> Outcome<bool> {
-    let now = count()?;
+    let (now, impossible) = count()?;
+    if !impossible.is_empty() {
+        return Err("a baseline has all cases; accept it where all can be counted".into());
+    }
     let text = serde_json::to_string_pretty(&now)?;
     std::fs::write(BASELINE, text + "\n").map_err(|error| format!("{BASELINE}: {error}"))?;
     println!("{BASELINE} holds the new baseline");
@@ -82,7 +89,14 @@ fn accept() -> Outcome<bool> {
 /// Runs one case, in the process that is being counted.
 fn run(name: &str, half: bool) -> Outcome<bool> {
     let case = cases::ALL.iter().find(|case| case.name == name).ok_or("no such case")?;
-    println!("{}", serde_json::to_string(&case.run(half)?)?);
+    let ran = match case.run(half) {
+        Ok(ran) => Ok(ran),
+        Err(error) => match error.downcast_ref::<Unavailable>() {
+            Some(why) => Err(why.to_string()),
+            None => return Err(error),
+        },
+    };
+    println!("{}", serde_json::to_string(&ran)?);
     Ok(true)
 }
 
@@ -93,43 +107,56 @@ fn read() -> Outcome<Baseline> {
     Ok(serde_json::from_str(&text).map_err(|error| format!("{BASELINE}: {error}"))?)
 }
 
-/// Counts every case.
-fn count() -> Outcome<Baseline> {
+/// Counts every case; also the names of those that are impossible here.
+fn count() -> Outcome<(Baseline, Vec<&'static str>)> {
     let mut now = Baseline::here();
+    let mut impossible = Vec::new();
     for case in cases::ALL {
-        let cost = cost(case).map_err(|error| format!("`{}`: {error}", case.name))?;
-        now.cases.insert(case.name.to_owned(), cost);
+        match cost(case).map_err(|error| format!("`{}`: {error}", case.name))? {
+            Ok(cost) => drop(now.cases.insert(case.name.to_owned(), cost)),
+            Err(why) => {
+                println!("SKIPPED guard of `{}`: {why}", case.name);
+                impossible.push(case.name);
+            }
+        }
     }
-    Ok(now)
+    Ok((now, impossible))
 }
 
-fn cost(case: &Case) -> Outcome<Cost> {
+/// What a request of this kind costs, or why that cannot be found out here.
+fn cost(case: &Case) -> Outcome<Result<Cost, String>> {
     let program = std::env::current_exe()?;
-    let profile = profile(case)?;
-    let run = |part| -> Outcome<(callgrind::Counted, Ran)> {
+    let profile = profile(case.name)?;
+    let run = |part| -> Outcome<(Counted, Result<Ran, String>)> {
         let (counted, output) = callgrind::run(&program, &[RUN, part, case.name], &profile)?;
         Ok((counted, serde_json::from_str(&output)?))
     };
-    let (half, half_ran) = run(HALF)?;
-    let (whole, ran) = run(WHOLE)?;
+    let ((half, half_ran), (whole, ran)) = (run(HALF)?, run(WHOLE)?);
+    let (half_ran, ran) = match (half_ran, ran) {
+        (Ok(half), Ok(whole)) => (half, whole),
+        (Err(why), _) | (_, Err(why)) => return Ok(Err(why)),
+    };
+    if whole.instructions <= half.instructions {
+        return Err("nothing was counted: valgrind does not find the function".into());
+    }
     let requests = (ran.requests - half_ran.requests) as f64;
     let each = |half: u64, whole: u64| {
         let difference = whole.checked_sub(half).ok_or("more requests cost less")?;
         Ok::<_, &str>((difference as f64 / requests * 100.0).round() / 100.0)
     };
     let (before, after) = (half_ran.device, ran.device);
-    Ok(Cost {
+    Ok(Ok(Cost {
         instructions: each(half.instructions, whole.instructions)?.round() as u64,
         allocations: each(half.allocations, whole.allocations)?,
         reads: each(before.reads, after.reads)?,
         writes: each(before.writes, after.writes)?,
         flushes: each(before.flushes, after.flushes)?,
-    })
+    }))
 }
 
 /// Where a case's profile is left for who wants to look into it: beside the program.
-fn profile(case: &Case) -> Outcome<PathBuf> {
+fn profile(name: &str) -> Outcome<PathBuf> {
     let program = std::env::current_exe()?;
     let directory = program.parent().unwrap_or(Path::new("."));
-    Ok(directory.join(format!("{}.callgrind", case.name.replace([' ', ','], "-"))))
+    Ok(directory.join(format!("{name}.callgrind")))
 }

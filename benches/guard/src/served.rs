@@ -1,7 +1,7 @@
 //! Requests sent to the NBD server over a socket: reactor, connection, session and store, all on
 //! this thread, so that the same happens each time.
 
-use crate::{Outcome, Path, Request};
+use crate::{Outcome, Path, Request, Unavailable};
 use dbs_core::Store;
 use dbs_reactor::Driver;
 use dbs_server::nbd::session::Session;
@@ -11,6 +11,7 @@ use dbs_server::nbd::{Exports, LocalServer, ServerOptions, StoreExports};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The headers that most clients ask for.
 const STYLE: Style = Style::Structured;
@@ -39,12 +40,14 @@ impl Served {
         let exports = Arc::new(StoreExports::new(store.clone(), false));
         let session =
             Session::new(exports.open(volume)?, STYLE, vec!["base:allocation".to_owned()]);
-        let reactor = dbs_reactor::Options { driver: Driver::Uring, ..Default::default() };
+        let (driver, spin) = (Driver::Uring, Duration::ZERO);
+        let reactor = dbs_reactor::Options { driver, spin, ..Default::default() };
         let options = ServerOptions { reactor, ..ServerOptions::default() };
         let (client, server) = UnixStream::pair()?;
         client.set_nonblocking(true)?;
         let (message, reply) = (vec![2; Header::COMPACT_BYTES + length as usize], Vec::new());
-        let server = LocalServer::new(exports, options, session, server)?;
+        let server = LocalServer::new(exports, options, session, server)
+            .map_err(|error| Unavailable(format!("no io_uring: {error}")))?;
         Ok(Self { server, client, message, reply, length })
     }
 
