@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 
 /// Steps of background work at once: short enough to let requests through in between.
 const WORK_STEPS: u64 = 16;
-/// Shortest rest between two pieces of background work.
-const WORK_PAUSE_MIN: Duration = Duration::from_millis(2);
+/// How long a piece of background work goes on at least.
+const WORK_TIME: Duration = Duration::from_millis(4);
+/// Shortest rest between two pieces of background work: a request that comes shows in it.
+const WORK_PAUSE_MIN: Duration = Duration::from_millis(1);
 /// Rest after housekeeping failed.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
@@ -240,12 +242,19 @@ impl Housekeeping {
     }
 }
 
+/// What housekeeping remembers from round to round.
+struct Past {
+    committed: Instant,
+    /// Requests that the store had seen when the last work was done.
+    requests: u64,
+}
+
 fn keep(store: &Store, interval: Duration, stop: &Stop) {
     let mut pause = interval;
-    let mut committed = Instant::now();
+    let mut past = Past { committed: Instant::now(), requests: 0 };
     let mut failure = String::new();
     while !stop.wait(pause) {
-        pause = match step(store, interval, &mut committed) {
+        pause = match step(store, interval, &mut past) {
             Ok(pause) => {
                 failure.clear();
                 pause
@@ -262,16 +271,22 @@ fn keep(store: &Store, interval: Duration, stop: &Stop) {
     }
 }
 
-/// One round; returns the rest before the next. Background work takes at most half of the time.
-fn step(store: &Store, interval: Duration, committed: &mut Instant) -> Result<Duration> {
-    if committed.elapsed() >= interval {
+/// One round; returns the rest before the next. While requests come in, background work takes at
+/// most a fifth of the time; alone it hardly rests.
+fn step(store: &Store, interval: Duration, past: &mut Past) -> Result<Duration> {
+    if past.committed.elapsed() >= interval {
         store.settle()?;
-        *committed = Instant::now();
+        past.committed = Instant::now();
     }
     let begun = Instant::now();
-    let report = store.work(WORK_STEPS)?;
-    if report.remaining == 0 {
-        return Ok(interval);
+    while begun.elapsed() < WORK_TIME {
+        if store.work(WORK_STEPS)?.remaining == 0 {
+            return Ok(interval);
+        }
     }
-    Ok(begun.elapsed().clamp(WORK_PAUSE_MIN, interval.max(WORK_PAUSE_MIN)))
+    // Since the last round: its rest counts, too.
+    if store.requests() == std::mem::replace(&mut past.requests, store.requests()) {
+        return Ok(WORK_PAUSE_MIN);
+    }
+    Ok((begun.elapsed() * 4).clamp(WORK_PAUSE_MIN, interval.max(WORK_PAUSE_MIN)))
 }

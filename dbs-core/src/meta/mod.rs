@@ -13,6 +13,7 @@ pub mod log;
 pub mod merge;
 pub mod names;
 pub mod plan;
+pub mod space;
 pub mod tail;
 pub mod tree;
 pub mod usage;
@@ -33,6 +34,7 @@ use ids::IdMap;
 use layer::Layer;
 use locks::{Fence, RangeLocks};
 use log::Log;
+use space::Space;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use view::View;
 use zerocopy::IntoBytes;
@@ -42,7 +44,7 @@ use zerocopy::IntoBytes;
 pub enum Stop {
     /// It never can.
     Error(Error),
-    /// Reserve storage for these metadata blocks of a region.
+    /// Reserve storage for these metadata blocks of a region, or these data extents.
     Room(RegionKind, std::ops::Range<u32>),
     /// No extent is free: free what is deleted, commit, and try again if that helped.
     Space,
@@ -134,6 +136,8 @@ pub struct Meta {
     /// Data extents.
     pub extents: Allocator,
     spares: Allocator,
+    /// File space of data extents.
+    pub space: Space,
     /// Entries handed out but in no record yet, with the spare entry each will replace.
     unlogged: IdMap<Option<u32>>,
     /// Next extent to prefer, so that neighbours stay adjacent.
@@ -154,6 +158,8 @@ pub struct Meta {
     pub locks: RangeLocks,
     /// Running I/O.
     pub fence: Fence,
+    /// Reads and writes of volumes begun.
+    pub requests: u64,
     views: IdMap<View>,
     open_volumes: HashMap<u32, u32>,
     open_snapshots: HashMap<u32, u32>,
@@ -249,10 +255,14 @@ impl Meta {
         self.marks
     }
 
-    /// Storage for these metadata blocks of a region is reserved.
+    /// Storage for these metadata blocks of a region, or these data extents, is reserved.
     pub fn reserved(&mut self, region: RegionKind, blocks: &std::ops::Range<u32>) {
         if region == RegionKind::Labels {
             self.label_room.insert(blocks.start / LABEL_BLOCKS);
+            return;
+        }
+        if region == RegionKind::Data {
+            self.space.reserved(blocks);
             return;
         }
         let room = &mut self.room[region.mark()];

@@ -17,7 +17,7 @@ use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
 use crate::meta::locks::HoldId;
 use crate::meta::{Meta, Step, Stop};
-use crate::units::{BLOCK_BYTES, VolumeId};
+use crate::units::{BLOCK_BYTES, DeviceExtent, VolumeId};
 use commit::Commits;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -161,6 +161,13 @@ impl Drop for Hold<'_> {
 }
 
 impl Store {
+    /// Reads and writes of volumes begun since the store was opened: whether it is in use shows in
+    /// the difference.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.inner.meta().requests
+    }
+
     /// What the storage driver reads and writes with, for a caller that transfers the segments of
     /// a [`Request`](crate::volume::Request) itself; `None` if the storage has no descriptor.
     ///
@@ -261,9 +268,18 @@ impl Inner {
         self.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
-    /// Reserves storage for metadata blocks, so that writing them back cannot fail for space.
+    /// Reserves storage: for metadata blocks, so that writing them back cannot fail for space, or
+    /// for data extents.
     fn reserve(&self, region: RegionKind, blocks: Range<u32>) -> Result<()> {
         let geometry = self.meta().geometry;
+        if region == RegionKind::Data {
+            let at = geometry.extent_address(DeviceExtent(blocks.start));
+            let length = u64::from(blocks.end - blocks.start) * geometry.extent_bytes;
+            // Only makes writing faster: without it each write finds room, or says there is none.
+            let _ = self.storage.allocate(at, length);
+            self.meta().reserved(region, &blocks);
+            return Ok(());
+        }
         let length = u64::from(blocks.end - blocks.start) * BLOCK_BYTES;
         for copy in 0..2 {
             let at = geometry.block_address(region, blocks.start, copy);

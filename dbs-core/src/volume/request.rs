@@ -324,6 +324,7 @@ impl Volume {
         request: &mut Request,
     ) -> Result<bool> {
         let volume = self.handle.volume;
+        meta.requests += 1;
         let hold = meta.locks.queue(volume.0, blocks.clone(), false);
         let planned = if meta.locks.granted(hold) {
             meta.plan_write(volume, blocks, &mut request.writes)
@@ -352,6 +353,7 @@ impl Volume {
     /// Where the blocks are; a fence number if any is on the device.
     fn plan_read(&self, meta: &mut Meta, blocks: Range<u64>, request: &mut Request) -> Option<u64> {
         let source = self.source(meta);
+        meta.requests += 1;
         meta.plan_read(source, blocks, &mut request.reads);
         let any = request.reads.iter().any(|piece| piece.address.is_some());
         any.then(|| meta.fence.begin())
