@@ -41,19 +41,6 @@ impl FreeSet {
         }
     }
 
-    /// Whether an id is there.
-    pub fn has(&self, id: u32) -> bool {
-        self.words.get((id / 64) as usize).is_some_and(|word| *word >> (id % 64) & 1 == 1)
-    }
-
-    /// All ids, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = u32> {
-        self.words.iter().enumerate().flat_map(|(index, word)| {
-            let bits = (0..64).filter(move |bit| *word >> bit & 1 == 1);
-            bits.map(move |bit| index as u32 * 64 + bit)
-        })
-    }
-
     /// Removes an id; whether it was there.
     pub fn remove(&mut self, id: u32) -> bool {
         let Some(word) = self.words.get_mut((id / 64) as usize) else { return false };
@@ -136,17 +123,6 @@ impl Allocator {
     /// Hands an id out, `preferred` if possible.
     pub fn take(&mut self, preferred: u32) -> Option<u32> {
         self.free.take(preferred).or_else(|| self.unpunched.pop())
-    }
-
-    /// The free ids from a free one on, `most` at most.
-    pub fn free_run(&self, id: u32, most: u32) -> std::ops::Range<u32> {
-        let run = (id..id.saturating_add(most)).take_while(|id| self.free.has(*id));
-        id..id + run.count() as u32
-    }
-
-    /// Takes those of these ids that are free, for good.
-    pub fn retire(&mut self, ids: impl Iterator<Item = u32>) -> Vec<u32> {
-        ids.filter(|id| self.free.remove(*id)).collect()
     }
 
     /// The id [`Allocator::take`] would hand out with no preference.

@@ -13,7 +13,6 @@ pub mod log;
 pub mod merge;
 pub mod names;
 pub mod plan;
-pub mod space;
 pub mod tail;
 pub mod tree;
 pub mod usage;
@@ -34,7 +33,6 @@ use ids::IdMap;
 use layer::Layer;
 use locks::{Fence, RangeLocks};
 use log::Log;
-use space::Space;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use view::View;
 use zerocopy::IntoBytes;
@@ -44,7 +42,7 @@ use zerocopy::IntoBytes;
 pub enum Stop {
     /// It never can.
     Error(Error),
-    /// Reserve storage for these metadata blocks of a region, or these data extents.
+    /// Reserve storage for these metadata blocks of a region.
     Room(RegionKind, std::ops::Range<u32>),
     /// No extent is free: free what is deleted, commit, and try again if that helped.
     Space,
@@ -136,8 +134,6 @@ pub struct Meta {
     /// Data extents.
     pub extents: Allocator,
     spares: Allocator,
-    /// File space of data extents.
-    pub space: Space,
     /// Entries handed out but in no record yet, with the spare entry each will replace.
     unlogged: IdMap<Option<u32>>,
     /// Next extent to prefer, so that neighbours stay adjacent.
@@ -255,14 +251,10 @@ impl Meta {
         self.marks
     }
 
-    /// Storage for these metadata blocks of a region, or these data extents, is reserved.
+    /// Storage for these metadata blocks of a region is reserved.
     pub fn reserved(&mut self, region: RegionKind, blocks: &std::ops::Range<u32>) {
         if region == RegionKind::Labels {
             self.label_room.insert(blocks.start / LABEL_BLOCKS);
-            return;
-        }
-        if region == RegionKind::Data {
-            self.space.reserved(blocks);
             return;
         }
         let room = &mut self.room[region.mark()];

@@ -212,23 +212,12 @@ impl Meta {
             * self.geometry.items_per_block(RegionKind::Extents);
         let preferred = if self.next_extent < known { self.next_extent } else { 0 };
         let Some(entry) = self.extents.take(preferred) else { return Err(Stop::Space) };
-        let wanted = self.space.wanted(entry);
-        if wanted > 0 {
-            self.extents.put_back(entry);
-            // Not beyond free ones: what holds little would grow.
-            return Err(Stop::Room(RegionKind::Data, self.extents.free_run(entry, wanted)));
-        }
         if let Err(stop) = self.require_block(RegionKind::Extents, entry) {
             self.extents.put_back(entry);
             return Err(stop);
         }
         self.next_extent = entry + 1;
         Ok(entry)
-    }
-
-    /// Takes the free extents whose file space was had ahead of need, when the store is closed.
-    pub fn retire_unused(&mut self) -> Vec<u32> {
-        self.extents.retire(self.space.all())
     }
 
     /// The next extent taken is the lowest free one.

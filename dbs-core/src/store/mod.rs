@@ -17,7 +17,7 @@ use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
 use crate::meta::locks::HoldId;
 use crate::meta::{Meta, Step, Stop};
-use crate::units::{BLOCK_BYTES, DeviceExtent, VolumeId};
+use crate::units::{BLOCK_BYTES, VolumeId};
 use commit::Commits;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -268,18 +268,9 @@ impl Inner {
         self.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
-    /// Reserves storage: for metadata blocks, so that writing them back cannot fail for space, or
-    /// for data extents.
+    /// Reserves storage for metadata blocks, so that writing them back cannot fail for space.
     fn reserve(&self, region: RegionKind, blocks: Range<u32>) -> Result<()> {
         let geometry = self.meta().geometry;
-        if region == RegionKind::Data {
-            let at = geometry.extent_address(DeviceExtent(blocks.start));
-            let length = u64::from(blocks.end - blocks.start) * geometry.extent_bytes;
-            // Only makes writing faster: without it each write finds room, or says there is none.
-            let _ = self.storage.allocate(at, length);
-            self.meta().reserved(region, &blocks);
-            return Ok(());
-        }
         let length = u64::from(blocks.end - blocks.start) * BLOCK_BYTES;
         for copy in 0..2 {
             let at = geometry.block_address(region, blocks.start, copy);

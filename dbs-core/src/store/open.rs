@@ -8,7 +8,6 @@ use crate::info::{Severity, StoreInfo};
 use crate::io::env::SystemEnv;
 use crate::io::{Storage, TailMemory, WriteRequest, open as drivers, tail as tails};
 use crate::meta::commit::WriteBack;
-use crate::meta::space::Space;
 use crate::meta::tail::{self, Tail, TailKey};
 use crate::units::BLOCK_BYTES;
 use std::path::Path;
@@ -165,10 +164,6 @@ impl Store {
             warnings: warnings.into(),
         });
         if !read_only {
-            if inner.storage.resizable() {
-                let mut meta = inner.meta();
-                meta.space = Space::of_file(meta.geometry.extent_bytes);
-            }
             inner.begin_session(tail, &damaged)?;
         }
         debug_assert!(notes.iter().all(|f| f.severity != Severity::Corrupt));
@@ -253,13 +248,6 @@ impl Inner {
         while !self.meta().log.is_idle() {
             self.commit_once(WriteBack::All)?;
         }
-        let (unused, geometry) = {
-            let mut meta = self.meta();
-            // Nobody may be given one of them now.
-            (meta.retire_unused(), meta.geometry)
-        };
-        // A wish, no more.
-        let _ = self.give_back(&unused, &geometry);
         let (durable, marks) = {
             let meta = self.meta();
             (meta.log.durable, meta.marks())

@@ -122,7 +122,6 @@ impl Inner {
                 return Ok(old.size);
             }
             meta.extents.withdraw(new.data_extents()..old.data_extents());
-            meta.space.given_back(new.data_extents()..old.data_extents());
             meta.geometry = new;
         }
         self.update_superblock(|superblock| superblock.geometry = new)?;

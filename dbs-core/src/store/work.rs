@@ -195,7 +195,6 @@ impl Inner {
         let result = self.give_back(&extents, &geometry);
         // Free they are, whether or not the device took them.
         let mut meta = self.meta();
-        meta.space.given_back(extents.iter().copied());
         meta.extents.punched(&extents);
         drop(meta);
         self.wake();

@@ -400,7 +400,6 @@ impl Loader {
             entries: self.entries,
             extents,
             spares,
-            space: Default::default(),
             unlogged: Default::default(),
             next_extent: 0,
             sight_group: self.durable + 1,
