@@ -6,14 +6,14 @@ use std::fmt::Write;
 const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 270.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 14.0;
+const RIGHT: f64 = 20.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 44.0;
 /// Of a line of the legend.
 const LEGEND: f64 = 16.0;
 /// Told apart also by those who do not see all colours.
-const COLOURS: [&str; 7] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
+const COLOURS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
 
 /// One panel: some lines over the same quantity, both axes logarithmic.
 #[derive(Debug, Clone)]
@@ -101,11 +101,12 @@ impl Panel {
             let _ = writeln!(
                 out,
                 "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{at}\" y2=\"{at}\" stroke=\"{colour}\" \
-                 stroke-width=\"2\"/><text x=\"{}\" y=\"{}\">{}</text>",
+                 stroke-width=\"2\"/><text x=\"{}\" y=\"{}\">{}{}</text>",
                 LEFT + 20.0,
                 LEFT + 26.0,
                 at + 4.0,
                 escaped(name),
+                if points.iter().any(|point| visible(&point)) { "" } else { " (0 throughout)" },
             );
         }
     }

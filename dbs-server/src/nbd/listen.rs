@@ -15,8 +15,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+/// Connections that may wait to be accepted: clients that come by the hundred at once are not refused.
+const BACKLOG: i32 = 1024;
 
 /// An address to listen on: `unix:PATH`, `tcp:HOST:PORT`, or `tcp:PORT` for loopback only.
 #[derive(Debug, Clone, PartialEq, Eq)]
