@@ -115,7 +115,7 @@ fn lookup(criterion: &mut Criterion) {
             bencher.iter_batched(
                 open,
                 |volume| {
-                    let mut offsets = (0..LAYERED).step_by(EXTENT as usize);
+                    let offsets = (0..LAYERED).step_by(EXTENT as usize);
                     offsets.for_each(|offset| look_up(&volume, offset, &mut request));
                 },
                 BatchSize::PerIteration,
