@@ -222,7 +222,12 @@ impl Uring {
         }
         let index = entry.user_data() as u32;
         let result = match entry.result() {
-            negative if negative < 0 => Err(io::Error::from_raw_os_error(-negative)),
+            negative if negative < 0 => {
+                // Where the kernel had committed itself to a buffer before it failed.
+                let taken = cqueue::buffer_select(entry.flags());
+                taken.into_iter().for_each(|id| self.receive.give_back(id));
+                Err(io::Error::from_raw_os_error(-negative))
+            }
             count => Ok(count as usize),
         };
         if again(&result) {
