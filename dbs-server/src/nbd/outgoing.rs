@@ -42,7 +42,10 @@ impl Outgoing {
         std::mem::swap(&mut self.gathering, &mut self.sending);
         let mut batch = std::mem::take(&mut self.sending.batch);
         if let Some(tls) = tls {
-            let sealed = tls.seal(batch.slices())?;
+            let sealed = tls.seal(batch.slices()).inspect_err(|_| {
+                // `abandon` has to find what will not be sent.
+                std::mem::swap(&mut self.gathering, &mut self.sending);
+            })?;
             batch.clear();
             batch.push_vec(sealed);
         }
