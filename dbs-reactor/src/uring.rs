@@ -158,6 +158,15 @@ impl Uring {
         }
     }
 
+    /// Bytes of the batch on its way that are sent.
+    pub fn sent(&self, target: u32) -> usize {
+        let sent = |(_, op): (u32, &Op)| match op {
+            Op::Send { target: its, sending, .. } if *its == target => Some(sending.sent()),
+            _ => None,
+        };
+        self.ops.iter().find_map(sent).unwrap_or(0)
+    }
+
     /// Gives received bytes back.
     pub fn release(&mut self, bytes: &Bytes) {
         self.receive.give_back(bytes.id);
