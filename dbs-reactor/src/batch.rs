@@ -6,6 +6,8 @@ use std::ops::Range;
 
 /// Pieces in one system call at most: what the kernel takes.
 const SLICES_MAX: usize = 1024;
+/// Bytes in one system call at most, so that a slow peer's progress is seen.
+const CALL_BYTES: usize = 1 << 20;
 
 /// Bytes to send, in order: short ones copied, buffers as they are. It keeps its memory, so that
 /// a batch used again allocates nothing.
@@ -108,15 +110,21 @@ impl Sending {
         self.sent >= self.batch.len
     }
 
+    /// Bytes known to be sent.
+    pub fn sent(&self) -> usize {
+        self.sent
+    }
+
     /// The header for what is still to send. It holds as long as `self` is neither moved nor
     /// changed.
     pub fn prepare(&mut self) -> *const libc::msghdr {
         self.iovecs.clear();
-        let mut skip = self.sent;
+        let (mut skip, mut room) = (self.sent, CALL_BYTES);
         for slice in self.batch.slices() {
             let skipped = skip.min(slice.len());
             skip -= skipped;
-            let rest = &slice[skipped..];
+            let rest = &slice[skipped..][..room.min(slice.len() - skipped)];
+            room -= rest.len();
             if !rest.is_empty() && self.iovecs.len() < SLICES_MAX {
                 let base = rest.as_ptr().cast_mut().cast();
                 self.iovecs.push(libc::iovec { iov_base: base, iov_len: rest.len() });

@@ -117,6 +117,12 @@ impl Epoll {
         }
     }
 
+    /// Bytes of the batch on its way that are sent.
+    pub fn sent(&self, target: u32) -> usize {
+        let output = self.sockets.get(&target).and_then(|pending| pending.output.as_ref());
+        output.map_or(0, |output| output.sent)
+    }
+
     /// Nothing to do: there is one buffer, and its bytes are used before the next call.
     pub fn release(&mut self, _: &Bytes) {}
 

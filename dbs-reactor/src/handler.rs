@@ -227,6 +227,12 @@ impl Io {
         backend!(self, driver => driver.send(socket.0, batch, tag));
     }
 
+    /// Bytes of the batch on its way that are known to be sent, a MiB late at most. Looks at all
+    /// that is in flight: for once in a while.
+    pub fn sent_so_far(&mut self, socket: Socket) -> usize {
+        backend!(self, driver => driver.sent(socket.0))
+    }
+
     /// Reads all segments into `buf`, in any order; ends in [`Handler::moved`].
     pub fn read(&mut self, file: File, segments: &[Segment], buf: Buf, tag: u64) {
         backend!(self, driver => driver.transfer(file.0, segments, buf, tag, false));

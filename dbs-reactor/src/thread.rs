@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// A sleep longer than this counts as one of this length when the next ones are foreseen.
 const SLEEP_COUNTED_MAX: Duration = Duration::from_millis(1);
+/// Completions handled before messages, the clock and [`Handler::turn`] have theirs again: sockets
+/// that always have more must not keep everything else out.
+const COMPLETIONS_PER_TURN: usize = 1024;
 
 /// Sends messages to a reactor's handler, from any thread.
 pub struct Remote<M> {
@@ -219,7 +222,8 @@ impl<H: Handler> Turns<H> {
 
     fn completions(&mut self) {
         let Self { io, handler, .. } = self;
-        while let Some(done) = backend!(io, driver => driver.next()) {
+        for _ in 0..COMPLETIONS_PER_TURN {
+            let Some(done) = backend!(io, driver => driver.next()) else { return };
             match done {
                 Done::Received { tag, result: Ok(bytes) } => {
                     // SAFETY: the driver keeps these bytes as they are until `release`.

@@ -158,6 +158,15 @@ impl Uring {
         }
     }
 
+    /// Bytes of the batch on its way that are sent.
+    pub fn sent(&self, target: u32) -> usize {
+        let sent = |(_, op): (u32, &Op)| match op {
+            Op::Send { target: its, sending, .. } if *its == target => Some(sending.sent()),
+            _ => None,
+        };
+        self.ops.iter().find_map(sent).unwrap_or(0)
+    }
+
     /// Gives received bytes back.
     pub fn release(&mut self, bytes: &Bytes) {
         self.receive.give_back(bytes.id);
@@ -222,7 +231,12 @@ impl Uring {
         }
         let index = entry.user_data() as u32;
         let result = match entry.result() {
-            negative if negative < 0 => Err(io::Error::from_raw_os_error(-negative)),
+            negative if negative < 0 => {
+                // Where the kernel had committed itself to a buffer before it failed.
+                let taken = cqueue::buffer_select(entry.flags());
+                taken.into_iter().for_each(|id| self.receive.give_back(id));
+                Err(io::Error::from_raw_os_error(-negative))
+            }
             count => Ok(count as usize),
         };
         if again(&result) {

@@ -317,3 +317,60 @@ fn messages_of_many_threads_all_arrive() {
         }
     });
 }
+
+/// Feeds itself: whatever it receives, it sends to itself again.
+struct Ouroboros {
+    socket: Option<Socket>,
+    far: UnixStream,
+}
+
+impl Handler for Ouroboros {
+    type Message = Option<OwnedFd>;
+
+    fn message(&mut self, io: &mut Io, message: Option<OwnedFd>) {
+        match message {
+            Some(socket) => {
+                let socket = io.add_socket(socket);
+                self.socket = Some(socket);
+                self.far.write_all(b"x").unwrap();
+                io.receive(socket, 0);
+            }
+            None => self.socket.iter().for_each(|socket| io.shutdown(*socket)),
+        }
+    }
+
+    fn received(&mut self, io: &mut Io, _: u64, data: io::Result<&[u8]>) {
+        match (data, self.socket) {
+            (Ok(data), Some(socket)) if !data.is_empty() && self.far.write_all(data).is_ok() => {
+                io.receive(socket, 0);
+            }
+            _ => io.stop(),
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_always_has_more_does_not_keep_messages_out() {
+    for driver in [Driver::Uring, Driver::Epoll] {
+        let (near, far) = UnixStream::pair().unwrap();
+        let options = Options { driver, ..Options::default() };
+        let make = move |_: &mut Io, _| Ouroboros { socket: None, far };
+        let thread = match spawn("test", &options, make) {
+            Ok(thread) => thread,
+            Err(error) => {
+                println!("skipped with {driver:?}: {error}");
+                continue;
+            }
+        };
+        let remote = thread.remote();
+        let (ended, end) = channel();
+        remote.send(Some(near.into()));
+        std::thread::sleep(Duration::from_millis(20));
+        remote.send(None);
+        std::thread::spawn(move || {
+            thread.join();
+            let _ = ended.send(());
+        });
+        end.recv_timeout(Duration::from_secs(10)).expect("the message was heard");
+    }
+}

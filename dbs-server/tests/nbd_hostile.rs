@@ -13,6 +13,7 @@ use nbd_support::{Server, disk, eventually, make_certificates, pattern};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -235,6 +236,61 @@ fn broken_tls_is_ended() {
     server.handle().adopt(theirs).unwrap();
     Client::over(ours, "disk", &ClientOptions::default()).unwrap().flush().unwrap();
     eventually("all clients gone", || server.handle().clients().is_empty());
+}
+
+/// A TLS client in its transmission phase, and the server.
+fn tls_client() -> (Server, rustls::StreamOwned<rustls::ClientConnection, UnixStream>) {
+    use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+    let certs = tempfile::tempdir().unwrap();
+    make_certificates(certs.path());
+    let file = |name: &str| certs.path().join(name);
+    let tls = TlsConfig::load(&file("server-cert.pem"), &file("server-key.pem"), None).unwrap();
+    let disk = disk(MIB);
+    disk.delay_ms.store(1, Ordering::SeqCst);
+    let server = Server::new([disk], ServerOptions { tls: Some(tls), ..ServerOptions::default() });
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(file("ca-cert.pem")).unwrap()).unwrap();
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let connection = rustls::ClientConnection::new(config.into(), name).unwrap();
+    let mut plain = raw(&server);
+    plain.write_all(&[flags(), encode_option(opt::STARTTLS, b"")].concat()).unwrap();
+    plain.read_exact(&mut [0; 20]).unwrap();
+    let mut stream = rustls::StreamOwned::new(connection, plain);
+    stream.write_all(&encode_option(opt::EXPORT_NAME, b"disk")).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+    (server, stream)
+}
+
+#[test]
+fn a_tls_client_that_leaves_in_the_middle_of_a_write_is_let_go() {
+    let (server, mut stream) = tls_client();
+    let half = [request(cmd::WRITE, 0, 4096), vec![1; 100]].concat();
+    stream.write_all(&half).unwrap();
+    stream.conn.send_close_notify();
+    stream.flush().unwrap();
+    eventually("the client is gone", || server.handle().clients().is_empty());
+}
+
+#[test]
+fn a_tls_client_is_heard_out_before_its_goodbye_counts() {
+    let (server, mut stream) = tls_client();
+    // More than may be in flight, with the end of the stream right behind.
+    let count = 1500;
+    let mut all = request(cmd::TRIM, 0, 4096).repeat(count);
+    all.extend(request(cmd::DISC, 0, 0));
+    stream.conn.writer().write_all(&all).unwrap();
+    stream.conn.send_close_notify();
+    stream.flush().unwrap();
+    let mut answers = Vec::new();
+    stream.read_to_end(&mut answers).unwrap();
+    assert_eq!(answers.len(), count * 16);
+    eventually("the client is gone", || server.handle().clients().is_empty());
 }
 
 #[test]

@@ -306,6 +306,29 @@ fn a_client_too_slow_for_the_write_timeout_is_disconnected() {
 }
 
 #[test]
+fn a_slow_client_that_keeps_reading_is_served() {
+    let write_timeout = Duration::from_secs(1);
+    for driver in [dbs_reactor::Driver::Auto, dbs_reactor::Driver::Epoll] {
+        let mut options = ServerOptions { write_timeout, ..ServerOptions::default() };
+        options.reactor.driver = driver;
+        let server = Server::new([disk(8 * MIB)], options);
+        let mut raw = Raw::new(&server, Style::Simple);
+        let count = 40;
+        for cookie in 0..count {
+            raw.send(0, cmd::READ, cookie, 0, MIB);
+        }
+        let mut left = count * (MIB + 16);
+        let mut piece = vec![0; 256 << 10];
+        while left > 0 {
+            thread::sleep(Duration::from_millis(25));
+            let want = piece.len().min(left as usize);
+            raw.stream.read_exact(&mut piece[..want]).unwrap();
+            left -= want as u64;
+        }
+    }
+}
+
+#[test]
 fn stopping_answers_what_is_in_flight() {
     let disk = disk(MIB);
     let mut server = Server::new([disk.clone()], ServerOptions::default());

@@ -9,8 +9,10 @@ use std::io;
 pub(super) struct Outgoing {
     gathering: Replies,
     sending: Replies,
-    /// Tick at which sending began.
+    /// Tick at which sending began, or was last seen to go on.
     since: Option<u32>,
+    /// Bytes sent of the batch on its way, as seen then.
+    sent: usize,
 }
 
 /// A batch of replies and what they free once sent.
@@ -42,11 +44,14 @@ impl Outgoing {
         std::mem::swap(&mut self.gathering, &mut self.sending);
         let mut batch = std::mem::take(&mut self.sending.batch);
         if let Some(tls) = tls {
-            let sealed = tls.seal(batch.slices())?;
+            let sealed = tls.seal(batch.slices()).inspect_err(|_| {
+                // `abandon` has to find what will not be sent.
+                std::mem::swap(&mut self.gathering, &mut self.sending);
+            })?;
             batch.clear();
             batch.push_vec(sealed);
         }
-        self.since = Some(tick);
+        (self.since, self.sent) = (Some(tick), 0);
         Ok(Some(batch))
     }
 
@@ -69,7 +74,14 @@ impl Outgoing {
         self.since.is_some()
     }
 
-    /// Tick at which the batch on its way was started.
+    /// So much of the batch on its way has been sent by now.
+    pub fn progress(&mut self, sent: usize, tick: u32) {
+        if self.since.is_some() && sent != self.sent {
+            (self.since, self.sent) = (Some(tick), sent);
+        }
+    }
+
+    /// Tick at which the batch on its way was started or last seen to go on.
     pub fn since(&self) -> Option<u32> {
         self.since
     }

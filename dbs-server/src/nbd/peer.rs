@@ -38,6 +38,8 @@ pub(super) struct Peer {
     in_flight_bytes: u64,
     /// Something is being received.
     pub receiving: bool,
+    /// The client sends no more: what it sent is still to be taken.
+    closed: bool,
     /// No more requests will be taken.
     pub ended: bool,
     /// Replies can no longer be sent.
@@ -100,6 +102,7 @@ impl Peer {
             in_flight: 0,
             in_flight_bytes: 0,
             receiving: false,
+            closed: false,
             ended: false,
             broken: false,
         }
@@ -132,7 +135,8 @@ impl Peer {
         loop {
             match tls.read(&mut plaintext)? {
                 Some(0) => {
-                    self.ended = true;
+                    self.closed = true;
+                    self.end_if_heard_out();
                     return Ok(());
                 }
                 Some(count) => self.plain(&plaintext[..count], buffers, ready)?,
@@ -150,7 +154,16 @@ impl Peer {
         if self.input.backlog.is_empty() && self.input.waiting.is_none() {
             return Ok(());
         }
-        self.plain(&[], buffers, ready)
+        self.plain(&[], buffers, ready)?;
+        self.end_if_heard_out();
+        Ok(())
+    }
+
+    /// Ends the input of a client that sends no more, once all of it is taken.
+    fn end_if_heard_out(&mut self) {
+        if self.closed && self.input.waiting.is_none() && self.input.backlog.is_empty() {
+            self.end();
+        }
     }
 
     fn plain(&mut self, bytes: &[u8], buffers: &Buffers, ready: &mut Vec<Ready>) -> io::Result<()> {

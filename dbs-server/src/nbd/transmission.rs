@@ -508,6 +508,9 @@ impl Handler for Transmission {
         let numbers: Vec<u32> = self.peers.iter().map(|(number, _)| number).collect();
         for number in numbers {
             let Some(peer) = self.peers.get_mut(number) else { continue };
+            if peer.out.is_busy() {
+                peer.out.progress(io.sent_so_far(peer.socket), self.tick);
+            }
             let Some(since) = peer.out.since() else { continue };
             sending = true;
             if u64::from(self.tick.wrapping_sub(since)) > patience && !peer.broken {
