@@ -11,7 +11,7 @@ use std::time::Duration;
 /// How often each is timed.
 const REPEATS: usize = 16;
 
-/// Columns of what [`opened`] and [`commands`] give.
+/// Columns of what `opened` and `commands` give.
 pub const COLUMNS: [(&str, Unit); 9] = [
     ("open", Unit::Time),
     ("create a volume", Unit::Time),
