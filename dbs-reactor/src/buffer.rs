@@ -15,6 +15,9 @@ pub const BUFFER_ALIGN: usize = 4096;
 /// Orders of blocks: from [`BUFFER_ALIGN`] to 8 MiB.
 const ORDERS: usize = 12;
 const NONE: u32 = u32::MAX;
+/// Freed blocks of the smallest size that are kept apart at most: most requests are of that size,
+/// and splitting and joining for each would cost more than the rest of taking a buffer.
+const SINGLES_MAX: usize = 256;
 
 /// A region that buffers are taken from; what it cannot hold comes from the heap. Cloning gives
 /// another handle of the same region.
@@ -160,6 +163,8 @@ fn order_of(len: usize) -> usize {
 
 /// Free blocks of a region in powers of two; a freed block joins its buddy.
 struct Buddies {
+    /// Free smallest blocks not joined with their buddies.
+    singles: Vec<u32>,
     /// First free block of each order.
     heads: [u32; ORDERS],
     /// For each smallest block: its neighbours in the list of its order, if it starts a free one.
@@ -177,7 +182,11 @@ struct Link {
 impl Buddies {
     fn new(blocks: u32) -> Self {
         let unused = Link { next: NONE, previous: NONE, order: ORDERS as u8 };
-        let mut buddies = Self { heads: [NONE; ORDERS], links: vec![unused; blocks as usize] };
+        let mut buddies = Self {
+            singles: Vec::with_capacity(SINGLES_MAX),
+            heads: [NONE; ORDERS],
+            links: vec![unused; blocks as usize],
+        };
         let mut block = 0;
         while block < blocks {
             let mut order = (block.trailing_zeros() as usize).min(ORDERS - 1);
@@ -191,6 +200,30 @@ impl Buddies {
     }
 
     fn take(&mut self, order: usize) -> Option<u32> {
+        if order == 0
+            && let Some(block) = self.singles.pop()
+        {
+            return Some(block);
+        }
+        if let Some(block) = self.split(order) {
+            return Some(block);
+        }
+        // Joined, the single ones may be enough.
+        while let Some(block) = self.singles.pop() {
+            self.join(block, 0);
+        }
+        self.split(order)
+    }
+
+    fn give_back(&mut self, block: u32, order: usize) {
+        if order == 0 && self.singles.len() < SINGLES_MAX {
+            self.singles.push(block);
+        } else {
+            self.join(block, order);
+        }
+    }
+
+    fn split(&mut self, order: usize) -> Option<u32> {
         let mut found = (order..ORDERS).find(|order| self.heads[*order] != NONE)?;
         let block = self.heads[found];
         self.unlink(block);
@@ -201,7 +234,7 @@ impl Buddies {
         Some(block)
     }
 
-    fn give_back(&mut self, mut block: u32, mut order: usize) {
+    fn join(&mut self, mut block: u32, mut order: usize) {
         while order + 1 < ORDERS {
             let buddy = block ^ (1 << order);
             let free =
