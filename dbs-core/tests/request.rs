@@ -123,6 +123,17 @@ fn neighbours_on_the_device_are_one_segment() {
 }
 
 #[test]
+fn a_read_of_nothing_is_over_at_once() {
+    let (disk, _store, volume) = bench();
+    let _ = write(&disk, &volume, 0, &pattern(1, BLOCK));
+    let mut request = Request::new();
+    for offset in [0, 512, 1 << 20] {
+        assert_eq!(volume.start_read(offset, 0, &mut request).unwrap(), Start::Done);
+        assert!(request.segments().is_empty());
+    }
+}
+
+#[test]
 fn what_would_wait_is_blocked_and_holds_nothing() {
     let (_disk, store, volume) = bench();
     let mut request = Request::new();

@@ -221,6 +221,9 @@ impl Volume {
         request.clear();
         let mut meta = self.store().meta();
         self.check_range_in(&meta, offset, length)?;
+        if length == 0 {
+            return Ok(Start::Done);
+        }
         if length > self.step_bytes() as u64 {
             return Ok(Start::Blocked);
         }
