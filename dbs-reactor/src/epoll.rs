@@ -108,6 +108,8 @@ impl Epoll {
     }
 
     pub fn transfer(&mut self, target: u32, segments: &[Segment], buf: Buf, tag: u64, write: bool) {
+        let inside = |s: &Segment| s.start.checked_add(s.len).is_some_and(|end| end <= buf.len());
+        assert!(segments.iter().all(inside), "a segment lies outside its buffer");
         self.in_flight += 1;
         match self.files.open(target, &self.targets) {
             Ok(file) => {

@@ -69,7 +69,7 @@ impl<M> Inbox<M> {
 pub struct Thread<M> {
     remote: Remote<M>,
     driver: &'static str,
-    thread: JoinHandle<io::Result<()>>,
+    thread: JoinHandle<()>,
 }
 
 impl<M> Thread<M> {
@@ -97,6 +97,9 @@ impl<M> Thread<M> {
 ///
 /// # Errors
 /// No thread, no memory, or a driver asked for by name that cannot be had.
+///
+/// # Panics
+/// The thread does, which ends the process, if the kernel no longer lets it wait.
 pub fn spawn<H: Handler + 'static>(
     name: &str,
     options: &Options,
@@ -113,7 +116,7 @@ pub fn spawn<H: Handler + 'static>(
             Ok(io) => io,
             Err(error) => {
                 let _ = started.send(Err(error));
-                return Ok(());
+                return;
             }
         };
         let handler = make(&mut io, own);
@@ -121,7 +124,9 @@ pub fn spawn<H: Handler + 'static>(
         let _guard = AbortOnPanic;
         let mut turns =
             Turns { io, handler, inbox, spin: Spin::new(options.spin), batch: Vec::new() };
-        turns.run()
+        if let Err(error) = turns.run() {
+            panic!("the reactor can no longer wait for its operations: {error}");
+        }
     })?;
     let gone = || Err(io::Error::other("the reactor thread ended at once"));
     let driver = starting.recv().unwrap_or_else(|_| gone())?;
