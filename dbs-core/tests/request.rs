@@ -248,3 +248,32 @@ fn the_descriptor_reads_what_the_store_wrote() {
     request.finish_read(Ok(())).unwrap();
     assert_eq!(&buf[..], pattern(7, 8192));
 }
+
+#[test]
+fn a_long_group_is_no_full_store() {
+    const THREADS: u64 = 16;
+    const EACH: u64 = 1024;
+    let disk = Arc::new(Mem::new(512 << 20));
+    let journal = dbs_core::limits::JOURNAL_MIN_BYTES;
+    let options = dbs_core::InitOptions {
+        extent_size: EXTENT as u64,
+        journal_size: Some(journal),
+        ..Default::default()
+    };
+    Store::init_on(&*disk, &options, &FixedEnv::new(1)).unwrap();
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let env = Arc::new(FixedEnv::new(2));
+    let store = Store::open_on(storage, Some(MemTail::boxed()), env, false).unwrap();
+    store.create_volume("v", THREADS * EACH * BLOCK as u64).unwrap();
+    let volume = store.volume("v").unwrap();
+    // Each write is recorded, and the group is long again and again, for all at the same time.
+    disk.on_flush(|| std::thread::sleep(Duration::from_micros(200)));
+    let writer = |thread: u64| {
+        for block in (0..EACH).map(|block| block * THREADS + thread) {
+            volume.write_at(block * BLOCK as u64, &[1; BLOCK], false).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..THREADS).for_each(|thread| drop(scope.spawn(move || writer(thread))));
+    });
+}

@@ -44,6 +44,8 @@ pub enum Stop {
     Error(Error),
     /// Reserve storage for these metadata blocks of a region.
     Room(RegionKind, std::ops::Range<u32>),
+    /// The next group is as long as it may get: commit, and try again.
+    Long,
     /// No extent is free: free what is deleted, commit, and try again if that helped.
     Space,
 }

@@ -60,7 +60,7 @@ impl Meta {
     /// nothing has been allocated.
     ///
     /// # Errors
-    /// [`Stop::Space`], [`Stop::Room`].
+    /// [`Stop::Space`], [`Stop::Long`], [`Stop::Room`].
     pub fn plan_write(
         &mut self,
         volume: VolumeId,
@@ -132,9 +132,9 @@ impl Meta {
     /// flight will add to it.
     ///
     /// # Errors
-    /// [`Stop::Space`]: commit first.
+    /// [`Stop::Long`].
     pub(super) fn check_log(&self) -> Step<()> {
-        if self.log.is_long() { Err(Stop::Space) } else { Ok(()) }
+        if self.log.is_long() { Err(Stop::Long) } else { Ok(()) }
     }
 
     /// Bytes of the largest record a piece of a write can make.

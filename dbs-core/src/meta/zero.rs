@@ -15,7 +15,7 @@ impl Meta {
     /// exclusively and keeps the range within a few thousand extents.
     ///
     /// # Errors
-    /// [`Stop::Space`], [`Stop::Room`]; what was done until then stays done.
+    /// [`Stop::Space`], [`Stop::Long`], [`Stop::Room`]; what was done until then stays done.
     pub fn zero_blocks(&mut self, volume: VolumeId, blocks: Range<u64>, must: bool) -> Step<()> {
         let head = self.volume(volume).head;
         let whole = self.blocks_per_extent();

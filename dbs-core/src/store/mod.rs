@@ -227,11 +227,13 @@ impl Inner {
                 Ok(value) => return Ok((value, meta.publish())),
                 Err(stop) => stop,
             };
+            let available = meta.extents.available();
             drop(meta);
             match stop {
                 Stop::Error(error) => return Err(error),
                 Stop::Room(region, blocks) => self.reserve(region, blocks)?,
-                Stop::Space => self.make_space()?,
+                Stop::Long => self.commit()?,
+                Stop::Space => self.make_space(available)?,
             }
         }
     }
@@ -282,19 +284,19 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes deleted space allocatable.
+    /// Makes deleted space allocatable, more extents than the `before` that did not suffice.
     ///
     /// # Errors
     /// `NoSpace` if there is none.
-    fn make_space(&self) -> Result<()> {
-        let (before, hope) = {
+    fn make_space(&self, before: u32) -> Result<()> {
+        let hope = {
             // Background work that is running may be using what would be freed.
             let idle = self.work.try_lock();
             let mut meta = self.meta();
             let full_log = meta.log.is_long();
             let reclaimed = idle.is_ok() && meta.reclaim_leaves(64);
             meta.publish();
-            (meta.extents.available(), full_log || reclaimed || meta.extents.quarantined() > 0)
+            full_log || reclaimed || meta.extents.quarantined() > 0
         };
         self.commit()?;
         let mut meta = self.meta();
