@@ -28,7 +28,8 @@ pub enum Driver {
 pub struct Options {
     /// How to do I/O.
     pub driver: Driver,
-    /// Bytes of memory for buffers; what does not fit comes from the heap.
+    /// Bytes of memory for buffers, which count only once they have been used; what does not fit
+    /// comes from the heap, which costs a large buffer more than its I/O.
     pub buffer_bytes: usize,
     /// How long to look for the next completion before sleeping, while they come quickly; zero
     /// never does.
@@ -41,7 +42,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             driver: Driver::Auto,
-            buffer_bytes: 16 << 20,
+            buffer_bytes: 64 << 20,
             spin: Duration::ZERO,
             file_threads: 16,
         }
