@@ -27,6 +27,8 @@ pub enum Bug {
     ForgetZeroOnDiscard,
     /// A merge commits before the copied blocks are flushed.
     MergeBeforeFlush,
+    /// A batch of merges is recorded when its first copy is written, before the others are.
+    RecordMergesEarly,
     /// A snapshot's merge ignores the zero marks of the child.
     MergeIgnoresZeros,
     /// The checksum of a metadata block is not compared.
@@ -41,7 +43,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -53,6 +55,7 @@ impl Bug {
         Self::ReleaseJournalEarly,
         Self::ForgetZeroOnDiscard,
         Self::MergeBeforeFlush,
+        Self::RecordMergesEarly,
         Self::MergeIgnoresZeros,
         Self::IgnoreBlockChecksum,
         Self::SkipEmptyFlush,

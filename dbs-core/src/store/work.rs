@@ -128,6 +128,12 @@ impl Inner {
             self.commit()?;
             return self.copy(&copies);
         }
+        if sabotage::is(Bug::RecordMergesEarly) {
+            let first = copies.len().min(1);
+            self.copy(&copies[..first])?;
+            finish()?;
+            return self.copy(&copies[first..]);
+        }
         self.copy(&copies)?;
         finish()
     }
