@@ -76,6 +76,12 @@ pub struct VolumeInfo {
     pub depth: u64,
     /// Whether a server exports it or somebody holds it open.
     pub open: bool,
+    /// Its content is incomplete: somebody is still filling it.
+    #[serde(default)]
+    pub rebuilding: bool,
+    /// Counter that its owner keeps; 0 if unused.
+    #[serde(default)]
+    pub revision: u64,
     /// Space.
     pub usage: Usage,
 }
@@ -101,6 +107,9 @@ pub struct SnapshotInfo {
     pub protected: bool,
     /// Taken by a person, not by the system.
     pub user_created: bool,
+    /// Its owner has no more use for it: it is kept until deleted, its content not necessarily.
+    #[serde(default)]
+    pub retired: bool,
     /// Free-form labels.
     pub labels: Labels,
     /// Space.
@@ -143,6 +152,59 @@ pub struct MapRange {
     pub length: u64,
     /// What is there.
     pub state: RangeState,
+}
+
+/// One layer of a volume: a snapshot or the head, with what it holds itself and not its parent.
+/// A hidden snapshot (deleted, but still needed) counts as part of each layer that builds on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerInfo {
+    /// Name of the snapshot; absent for the head.
+    pub name: Option<String>,
+    /// Identity in the usual text form. A snapshot has that of the head it was.
+    pub uuid: String,
+    /// The nearest snapshot of this volume below it.
+    pub parent: Option<String>,
+    /// Of the volume's lowest layer, the snapshot of another volume that it is cloned from, as
+    /// `volume@snapshot`.
+    pub origin: Option<String>,
+    /// Layers of this volume whose `parent` it is, each as its `name`.
+    pub children: Vec<Option<String>>,
+    /// Size in bytes. Behind it the layer shows nothing, whatever is below.
+    pub size: u64,
+    /// Creation time.
+    pub created_ns: u64,
+    /// Taken by a person, not by the system.
+    pub user_created: bool,
+    /// Its owner has no more use for it.
+    pub retired: bool,
+    /// Free-form labels.
+    pub labels: Labels,
+    /// Bytes of the data blocks that it holds. Exact, unless a hidden snapshot counts with it:
+    /// blocks of that one which this layer replaces count too.
+    pub data_bytes: u64,
+}
+
+/// What one layer says of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerState {
+    /// Bytes of its own.
+    Data,
+    /// Zeros, whatever the parent holds.
+    Zero,
+    /// Nothing: the parent shows, or zeros where there is none.
+    Absent,
+}
+
+/// A range of the map of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerRange {
+    /// Offset in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// What is there.
+    pub state: LayerState,
 }
 
 /// How bad a finding of a check is.

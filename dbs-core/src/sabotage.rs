@@ -39,11 +39,25 @@ pub enum Bug {
     OverwriteGoodCopy,
     /// The superblock promises a larger store before its size is durable.
     GrowWithoutFlush,
+    /// A prune takes an extent that the head holds for one that it covers.
+    PruneUncovered,
+    /// A prune goes on below a snapshot that others look through too.
+    PruneShared,
+    /// A write to a snapshot's layer is recorded and committed before its data is written.
+    RecordLayerEarly,
+    /// A write to a snapshot's layer leaves what others remember of the place.
+    WriteKeepsViews,
+    /// What is remembered of a volume's content outlives a change of its tree.
+    RelinkKeepsViews,
+    /// A relink too long for one group gives parents before old ones are gone.
+    RelinkWithoutCutting,
+    /// A discard in a rebuilding volume marks nothing zero where there is no parent yet.
+    ForgetZeroInRebuilding,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 24] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -61,6 +75,13 @@ impl Bug {
         Self::SkipEmptyFlush,
         Self::OverwriteGoodCopy,
         Self::GrowWithoutFlush,
+        Self::PruneUncovered,
+        Self::PruneShared,
+        Self::RecordLayerEarly,
+        Self::WriteKeepsViews,
+        Self::RelinkKeepsViews,
+        Self::RelinkWithoutCutting,
+        Self::ForgetZeroInRebuilding,
     ];
 }
 

@@ -277,3 +277,28 @@ fn a_long_group_is_no_full_store() {
         (0..THREADS).for_each(|thread| drop(scope.spawn(move || writer(thread))));
     });
 }
+
+#[test]
+fn writes_at_any_byte_change_those_bytes_alone() {
+    let (_disk, _store, volume) = bench();
+    let size = volume.size();
+    let mut model = vec![0; 8 * BLOCK];
+    volume.write_at(0, &pattern(3, 8 * BLOCK), false).unwrap();
+    model.copy_from_slice(&pattern(3, 8 * BLOCK));
+    for (offset, length) in
+        [(1, 1), (511, 2), (4095, 2), (100, 9000), (4096, 3), (5000, 3192), (0, 512), (7, 0)]
+    {
+        let bytes = pattern(offset as u8, length);
+        volume.write_bytes_at(offset as u64, &bytes).unwrap();
+        model[offset..offset + length].copy_from_slice(&bytes);
+        let mut now = vec![0; model.len()];
+        volume.read_at(0, &mut now).unwrap();
+        assert!(now == model, "{offset}+{length}");
+    }
+    volume.write_bytes_at(size - 3, b"end").unwrap();
+    for (offset, length) in [(size - 3, 4), (size, 1), (size + 1, 1), (u64::MAX, 1), (u64::MAX, 2)]
+    {
+        let refused = volume.write_bytes_at(offset, &vec![1; length]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid, "{offset}+{length}");
+    }
+}

@@ -1,16 +1,16 @@
 //! Random histories: each seed has its own taste.
 
 use crate::machine::Config;
-use crate::model::Model;
+use crate::model::{Model, Volume};
 use crate::op::{Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
 use crate::step::{Fate, Step};
 
 /// Kinds of operation that a taste weighs.
-const KINDS: usize = 24;
+const KINDS: usize = 27;
 
 /// Ordinary weights, in the order of [`Generator::op`].
 const WEIGHTS: [u32; KINDS] =
-    [6, 2, 3, 2, 10, 2, 7, 3, 1, 2, 5, 2, 60, 14, 10, 1, 6, 3, 12, 1, 1, 2, 2, 6];
+    [6, 2, 3, 2, 10, 2, 7, 3, 1, 2, 5, 2, 60, 14, 10, 1, 6, 3, 12, 1, 1, 2, 2, 5, 5, 24, 9];
 
 /// Makes the steps of one seed's history.
 pub struct Generator {
@@ -79,7 +79,7 @@ impl Generator {
 
     fn op(&mut self, model: &Model) -> Op {
         let kind = self.kind();
-        let (vol, snap) = self.place(model, matches!(kind, 5..=10 | 22));
+        let (vol, snap) = self.place(model, matches!(kind, 5..=10 | 22 | 23));
         let new = self.vacant(VOLUMES, |n| model.volumes.contains_key(&volume_name(n)));
         let snapshots = model.volumes.get(&volume_name(vol)).map(|v| &v.snapshots);
         let new_snap = self.vacant(SNAPSHOTS, |n| {
@@ -100,9 +100,8 @@ impl Generator {
             },
             5 => Op::RenameSnapshot { vol, snap, new: new_snap },
             6 => Op::DeleteSnapshot { vol, snap },
-            7 => Op::Rollback { vol, snap },
-            8 => Op::Protect { vol, snap, on: true },
-            9 => Op::Protect { vol, snap, on: false },
+            7 => Op::Rollback { vol, snap, keep_size: self.rng.bool() },
+            8..=9 => self.mark(vol, snap, kind == 8),
             10 => Op::Clone { vol, snap, new },
             11 => Op::Flatten { vol, limit: self.rng.u8(0..6) },
             12 => {
@@ -125,6 +124,15 @@ impl Generator {
             20 => Op::Vacuum { limit: self.rng.u8(0..10) },
             21 => Op::Hold { vol },
             22 => Op::SetLabels { vol, snap, labels: self.rng.u8(..) },
+            23 => Op::Retire { vol, snap, on: self.rng.u8(0..6) != 0 },
+            24 => {
+                let (at, len) = match self.rng.bool() {
+                    true => (0, Self::sectors(model, vol)),
+                    false => self.range(model, vol),
+                };
+                Op::Prune { vol, at, len }
+            }
+            25 => self.rebuild(model),
             _ => match self.rng.u8(0..16) {
                 0..4 => Op::Verify,
                 4..6 => Op::Reopen,
@@ -132,6 +140,86 @@ impl Generator {
                 11 => Op::KillWithoutTail,
                 _ => Op::PowerLoss,
             },
+        }
+    }
+
+    /// Something that happens to a volume that is being rebuilt, or leads there.
+    fn rebuild(&mut self, model: &Model) -> Op {
+        let new = self.vacant(VOLUMES, |n| model.volumes.contains_key(&volume_name(n)));
+        let known: Vec<_> = model.volumes.iter().filter(|(_, v)| v.tree.is_some()).collect();
+        let Some((name, volume)) = self.rng.choice(&known).copied() else {
+            let aligned = |v: &Volume| v.fresh && v.head.sectors.is_multiple_of(8);
+            return match model.volumes.iter().find(|(_, v)| aligned(v)) {
+                Some((name, _)) => Op::Rebuilding { vol: number(name), on: true },
+                None => {
+                    Op::CreateVolume { vol: new, sectors: 8 * self.rng.u16(1..SECTORS_MAX / 8) }
+                }
+            };
+        };
+        let vol = number(name);
+        let snaps: Vec<u8> = volume.snapshots.keys().map(|name| number(name)).collect();
+        let few = snaps.len() < 2 || (snaps.len() < 5 && self.rng.u8(0..8) == 0);
+        let Some(snap) = self.rng.choice(&snaps).copied().filter(|_| !few) else {
+            let snap = self.vacant(SNAPSHOTS, |n| volume.snapshots.contains_key(&snapshot_name(n)));
+            let most = volume.head.sectors as u16;
+            let sectors = match self.rng.u8(0..4) {
+                0 => (8 * self.rng.u16(1..SECTORS_MAX / 8)).min(most),
+                _ => most,
+            };
+            return Op::InsertSnapshot { vol, snap, sectors };
+        };
+        let blocks = volume.snapshots[&snapshot_name(snap)].content.blocks().len() as u8;
+        let extent = self.rng.bool();
+        let start = match extent {
+            true => self.rng.u8(0..blocks) / 16 * 16,
+            false => self.rng.u8(0..blocks),
+        };
+        let count = match extent {
+            true => 16 * self.rng.u8(1..4),
+            false => self.rng.u8(1..24),
+        };
+        let count = count.min(blocks - start);
+        match self.rng.u8(0..16) {
+            0..6 => Op::WriteLayer { vol, snap, start, count },
+            6..9 => Op::ZeroLayer { vol, snap, start, count },
+            9..12 => Op::ClearLayer { vol, snap, start, count },
+            12..15 => self.relink(vol, volume, &snaps),
+            _ => Op::Rebuilding { vol, on: false },
+        }
+    }
+
+    /// Another tree of most of these snapshots.
+    fn relink(&mut self, vol: u8, volume: &Volume, snaps: &[u8]) -> Op {
+        let sectors = |snap: &u8| volume.snapshots[&snapshot_name(*snap)].content.sectors;
+        let mut order = snaps.to_vec();
+        self.rng.shuffle(&mut order);
+        if self.rng.u8(0..16) != 0 {
+            order.sort_by_key(sectors);
+        }
+        let loops = self.rng.u8(0..16) == 0;
+        let mut links = Vec::new();
+        for i in 0..order.len() {
+            let parent = match self.rng.u8(0..8) {
+                0 => None,
+                1 if i > 0 => Some(order[self.rng.usize(0..i)]),
+                2 if loops => self.rng.choice(&order).copied(),
+                _ => i.checked_sub(1).map(|below| order[below]),
+            };
+            links.push((order[i], parent));
+        }
+        let head = match self.rng.u8(0..6) {
+            0 => None,
+            1 => self.rng.choice(&order).copied(),
+            _ => order.iter().rfind(|snap| sectors(snap) <= volume.head.sectors).copied(),
+        };
+        Op::Relink { vol, links, head, marks: self.rng.u8(..) & self.rng.u8(..) }
+    }
+
+    fn mark(&mut self, vol: u8, snap: u8, on: bool) -> Op {
+        match self.rng.u8(0..4) {
+            0..2 => Op::Protect { vol, snap, on },
+            2 => Op::Retire { vol, snap, on },
+            _ => Op::Rebuilding { vol, on },
         }
     }
 
@@ -178,8 +266,12 @@ impl Generator {
         }
     }
 
+    fn sectors(model: &Model, vol: u8) -> u16 {
+        model.volumes.get(&volume_name(vol)).map_or(256, |v| v.head.sectors as u16)
+    }
+
     fn range(&mut self, model: &Model, vol: u8) -> (u16, u16) {
-        let size = model.volumes.get(&volume_name(vol)).map_or(256, |v| v.head.sectors as u16);
+        let size = Self::sectors(model, vol);
         let len = match self.rng.u8(0..16) {
             0..5 => 8 * self.rng.u16(1..4),
             5..11 => self.rng.u16(1..24),
@@ -234,7 +326,7 @@ mod tests {
             }
         }
         println!("{done:?}, {refused} refused");
-        assert_eq!(done.len(), 27);
+        assert_eq!(done.len(), 35);
         assert!(done.values().all(|count| *count > 30), "{done:?}");
         assert!(refused < 300 * 60 / 3, "{refused} of {} refused", 300 * 60);
     }

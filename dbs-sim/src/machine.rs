@@ -3,6 +3,7 @@
 
 use crate::disk::{CrashMode, Faults, Medium, SimDisk, is_stop};
 use crate::env::{SimEnv, TailPlace};
+use crate::layers;
 use crate::model::Model;
 use crate::op::{Op, volume_name};
 use crate::outcomes::{End, Outcomes};
@@ -150,6 +151,9 @@ impl Machine {
     }
 
     fn ordinary(&mut self, op: &Op, fate: Fate, rng: &mut fastrand::Rng) -> Result<(), String> {
+        if self.model.unpredictable(op) {
+            return Ok(());
+        }
         let before = self.model.clone();
         let mut after = before.clone();
         self.number += 1;
@@ -219,7 +223,7 @@ impl Machine {
         self.disk.arm(Faults::default());
         if !outcomes.certain() {
             let (index, found) = outcomes.compare(self.store(), End::Killed)?;
-            self.adopt(outcomes, index, &found, false);
+            self.adopt(outcomes, index, &found, End::Killed);
         }
         if matches!(fate, Fate::Images(_)) {
             let settled = Outcomes::settled(&self.model);
@@ -234,9 +238,10 @@ impl Machine {
         matches!(op, Op::Discard { .. }) && self.store().info().extents_free <= RESERVE_EXTENTS
     }
 
-    fn adopt(&mut self, outcomes: &Outcomes, index: usize, found: &Found, durable: bool) {
+    fn adopt(&mut self, outcomes: &Outcomes, index: usize, found: &Found, end: End) {
         self.model = outcomes.model(index).clone();
-        verify::adopt(&mut self.model, found, durable);
+        let exact = end == End::Killed && outcomes.certain();
+        verify::adopt(&mut self.model, found, end == End::PowerLost, exact);
     }
 
     fn fill(&mut self, vol: u8, step: &Step) -> Result<(), String> {
@@ -261,7 +266,8 @@ impl Machine {
     pub fn verify(&mut self) -> Result<(), String> {
         verify::compare(self.store(), &[&self.model], Allow::Newest)?;
         verify::check(self.store())?;
-        verify::check_maps(self.store(), &self.model)
+        verify::check_maps(self.store(), &self.model)?;
+        layers::check(self.store(), &self.model)
     }
 
     fn reopen(&mut self, rng: &mut fastrand::Rng) -> Result<(), String> {
@@ -411,7 +417,7 @@ impl Machine {
             model.volumes.values_mut().for_each(|volume| volume.held = false);
         }
         let (index, found) = outcomes.compare(self.store(), end).map_err(after)?;
-        self.adopt(&outcomes, index, &found, end == End::PowerLost);
+        self.adopt(&outcomes, index, &found, end);
         verify::check(self.store()).map_err(after)
     }
 
@@ -515,7 +521,7 @@ pub fn verify_image(
         number: u32::MAX / 2,
         hit: false,
     };
-    machine.adopt(outcomes, index, &found, true);
+    machine.adopt(outcomes, index, &found, End::PowerLost);
     machine.go_on(rng).map_err(|e| format!("going on after the crash: {e}"))
 }
 

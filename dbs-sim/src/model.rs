@@ -5,6 +5,7 @@
 
 use crate::content::{SECTORS, Tag, Tags};
 use crate::op::{Op, labels, snapshot_name, volume_name};
+use crate::tree::Tree;
 use dbs_core::ErrorKind;
 use dbs_core::info::Labels;
 use std::collections::BTreeMap;
@@ -29,6 +30,12 @@ pub struct Volume {
     pub snapshots: BTreeMap<String, Snapshot>,
     /// Somebody holds it open.
     pub held: bool,
+    /// Nothing was done to it since it was created.
+    pub fresh: bool,
+    /// What its layers hold, if that is known.
+    pub tree: Option<Tree>,
+    /// Its content is said to be incomplete.
+    pub rebuilding: bool,
 }
 
 /// A snapshot.
@@ -38,6 +45,8 @@ pub struct Snapshot {
     pub content: Content,
     /// Refuses deletion.
     pub protected: bool,
+    /// Nothing may be based on it, and blocks of it may be given up.
+    pub retired: bool,
     /// Labels.
     pub labels: Labels,
 }
@@ -57,6 +66,10 @@ pub struct Block {
     pub now: Tags,
     /// What may be there instead after a power loss.
     pub older: Vec<Tags>,
+    /// It was given up: anything that was written there once may show.
+    pub any: bool,
+    /// It was so, and may be so again after a power loss.
+    pub older_any: bool,
 }
 
 /// Why the model expects a command to fail: any of these kinds will do.
@@ -69,10 +82,18 @@ impl Model {
     /// # Errors
     /// The error kinds the store may answer with; the model is then unchanged.
     pub fn apply(&mut self, op: &Op, number: u32) -> Result<(), Refusal> {
+        let tag = self.tag(op, number);
+        self.apply_flat(op, number)?;
+        self.apply_to_layers(op, tag)?;
+        self.follow(op, tag);
+        Ok(())
+    }
+
+    fn apply_flat(&mut self, op: &Op, number: u32) -> Result<(), Refusal> {
         match *op {
             Op::CreateVolume { vol, sectors } => {
                 self.vacant(vol)?;
-                self.insert(vol, Content::zeros(u64::from(sectors)));
+                self.insert(vol, Content::zeros(u64::from(sectors)), true);
                 Ok(())
             }
             Op::RenameVolume { vol, new } => self.rename_volume(vol, new),
@@ -89,10 +110,15 @@ impl Model {
                 Ok(())
             }
             Op::Clone { vol, snap, new } => {
-                let content = self.snapshot_mut(vol, snap).map(|s| s.content.clone());
+                let content = self.base(vol, snap);
+                let busy = self.volume_mut(vol).is_ok_and(|volume| volume.rebuilding);
+                let content = match content {
+                    Ok(_) if busy => Err(vec![ErrorKind::Busy]),
+                    content => content,
+                };
                 match (content, self.vacant(new)) {
                     (Ok(content), Ok(())) => {
-                        self.insert(new, content);
+                        self.insert(new, content, false);
                         Ok(())
                     }
                     (content, vacant) => {
@@ -106,6 +132,7 @@ impl Model {
             }
             Op::WriteZeroes { vol, at, len, .. } => self.write(vol, at, len, Tag::ZERO),
             Op::Discard { vol, at, len } => self.discard(vol, at, len),
+            Op::Prune { vol, at, len } => self.prune(vol, at, len),
             Op::Hold { vol } => {
                 let volume = self.volume_mut(vol)?;
                 volume.held = !volume.held;
@@ -131,6 +158,7 @@ impl Model {
                 let snapshot = Snapshot {
                     content: volume.head.clone(),
                     protected: false,
+                    retired: false,
                     labels: labels(number),
                 };
                 volume.snapshots.insert(name, snapshot);
@@ -156,11 +184,18 @@ impl Model {
                 }
                 self.volume_mut(vol)?.snapshots.remove(&snapshot_name(snap));
             }
-            Op::Rollback { vol, snap } => {
-                let content = self.snapshot_mut(vol, snap)?.content.clone();
-                self.volume_mut(vol)?.head = content;
+            Op::Rollback { vol, snap, keep_size } => {
+                let content = self.base(vol, snap)?;
+                let head = &mut self.volume_mut(vol)?.head;
+                let sectors = head.sectors;
+                *head = content;
+                if keep_size {
+                    head.resize(sectors);
+                }
             }
             Op::Protect { vol, snap, on } => self.snapshot_mut(vol, snap)?.protected = on,
+            Op::Retire { vol, snap, on } => self.snapshot_mut(vol, snap)?.retired = on,
+            Op::Rebuilding { vol, on } => self.volume_mut(vol)?.rebuilding = on,
             Op::SetLabels { vol, snap, labels: number } => {
                 self.snapshot_mut(vol, snap)?.labels = labels(number);
             }
@@ -173,7 +208,7 @@ impl Model {
     #[must_use]
     pub fn tag(&self, op: &Op, number: u32) -> Tag {
         match op {
-            Op::Write { vol, .. } => {
+            Op::Write { vol, .. } | Op::WriteLayer { vol, .. } => {
                 let id = self.volumes.get(&volume_name(*vol)).map_or(0, |v| v.id);
                 Tag::new(number, id)
             }
@@ -196,6 +231,10 @@ impl Model {
     pub fn settle(&mut self) {
         for volume in self.volumes.values_mut() {
             volume.head.settle();
+            if let Some(tree) = &mut volume.tree {
+                tree.settle();
+            }
+            volume.show_layers();
         }
     }
 
@@ -237,6 +276,15 @@ impl Model {
         volume.snapshots.get_mut(&snapshot_name(snap)).ok_or_else(|| vec![ErrorKind::NotFound])
     }
 
+    /// What a head put on the snapshot shows.
+    fn base(&mut self, vol: u8, snap: u8) -> Result<Content, Refusal> {
+        let snapshot = self.snapshot_mut(vol, snap)?;
+        if snapshot.retired {
+            return Err(vec![ErrorKind::Invalid]);
+        }
+        Ok(snapshot.content.clone())
+    }
+
     fn vacant(&self, vol: u8) -> Result<(), Refusal> {
         match self.volumes.contains_key(&volume_name(vol)) {
             true => Err(vec![ErrorKind::Exists]),
@@ -244,9 +292,11 @@ impl Model {
         }
     }
 
-    fn insert(&mut self, vol: u8, head: Content) {
+    fn insert(&mut self, vol: u8, head: Content, fresh: bool) {
         self.next_id += 1;
-        let volume = Volume { id: self.next_id, head, snapshots: BTreeMap::new(), held: false };
+        let (id, snapshots) = (self.next_id, BTreeMap::new());
+        let volume =
+            Volume { id, head, snapshots, held: false, rebuilding: false, fresh, tree: None };
         self.volumes.insert(volume_name(vol), volume);
     }
 
@@ -293,8 +343,29 @@ impl Model {
     }
 }
 
+impl Model {
+    /// Which blocks go depends on the layers, which the model does not know: any of those of the
+    /// retired snapshots may.
+    fn prune(&mut self, vol: u8, at: u16, len: u16) -> Result<(), Refusal> {
+        let volume = self.volume_mut(vol)?;
+        let (at, end) = (u64::from(at), u64::from(at) + u64::from(len));
+        if end > volume.head.sectors {
+            return Err(vec![ErrorKind::Invalid]);
+        }
+        let unit = SECTORS as u64;
+        let end = if end == volume.head.sectors { end.div_ceil(unit) } else { end / unit };
+        for snapshot in volume.snapshots.values_mut().filter(|s| s.retired && !s.protected) {
+            let blocks = Arc::make_mut(&mut snapshot.content.blocks);
+            let first = at.div_ceil(unit) as usize;
+            let count = (end as usize).saturating_sub(first);
+            blocks.iter_mut().skip(first).take(count).for_each(|block| block.any = true);
+        }
+        Ok(())
+    }
+}
+
 impl Content {
-    fn zeros(sectors: u64) -> Self {
+    pub(crate) fn zeros(sectors: u64) -> Self {
         let blocks = sectors.div_ceil(SECTORS as u64) as usize;
         Self { sectors, blocks: Arc::new(vec![Block::default(); blocks]) }
     }
@@ -305,11 +376,18 @@ impl Content {
         &self.blocks
     }
 
+    /// What the layers show.
+    pub(crate) fn set_blocks(&mut self, blocks: Vec<Block>) {
+        self.blocks = Arc::new(blocks);
+    }
+
     /// The store was found to hold `found`: each block's newest content is known again. If all of
     /// it is `durable`, it is also the only one that can ever come back.
     pub fn adopt(&mut self, found: &[Tags], durable: bool) {
         for (block, found) in Arc::make_mut(&mut self.blocks).iter_mut().zip(found) {
             let was = std::mem::replace(&mut block.now, *found);
+            block.older_any = (block.older_any || block.any) && !durable;
+            block.any = false;
             if durable {
                 block.older.clear();
             } else if was != *found {
@@ -331,6 +409,10 @@ impl Content {
             let block = &mut blocks[index as usize];
             let before = block.now;
             change(&mut block.now, start..end);
+            if end - start == SECTORS {
+                block.older_any |= block.any;
+                block.any = false;
+            }
             if block.now != before && !block.older.contains(&before) {
                 block.older.push(before);
             }
@@ -353,8 +435,11 @@ impl Content {
     }
 
     fn settle(&mut self) {
-        if self.blocks.iter().any(|block| !block.older.is_empty()) {
-            Arc::make_mut(&mut self.blocks).iter_mut().for_each(|block| block.older.clear());
+        if self.blocks.iter().any(|block| !block.older.is_empty() || block.older_any) {
+            for block in Arc::make_mut(&mut self.blocks) {
+                block.older.clear();
+                block.older_any = false;
+            }
         }
     }
 
@@ -362,9 +447,9 @@ impl Content {
         let blocks = Arc::make_mut(&mut self.blocks);
         for (i, block) in blocks.iter_mut().enumerate() {
             block.older.clear();
-            if let Some(before) = old.and_then(|old| old.blocks.get(i))
-                && before.now != block.now
-            {
+            let before = old.and_then(|old| old.blocks.get(i));
+            block.older_any = before.is_some_and(|before| before.any);
+            if let Some(before) = before.filter(|before| before.now != block.now) {
                 block.older.push(before.now);
             }
         }
@@ -376,7 +461,7 @@ impl Block {
     /// may bring back.
     #[must_use]
     pub fn allows(&self, found: &Tags, older: bool) -> bool {
-        self.now == *found || (older && self.older.contains(found))
+        self.any || self.now == *found || (older && (self.older_any || self.older.contains(found)))
     }
 }
 
@@ -424,7 +509,7 @@ mod tests {
         assert_eq!(block(&model, 0).now, Tags::default());
         let snapshot = model.content("v0", Some("s0")).unwrap();
         assert_eq!(snapshot.blocks()[0], frozen);
-        model.apply(&Op::Rollback { vol: 0, snap: 0 }, 5).unwrap();
+        model.apply(&Op::Rollback { vol: 0, snap: 0, keep_size: false }, 5).unwrap();
         assert_eq!(*block(&model, 0), frozen);
     }
 

@@ -46,10 +46,20 @@ pub enum Op {
     Rollback {
         vol: u8,
         snap: u8,
+        keep_size: bool,
     },
     Protect {
         vol: u8,
         snap: u8,
+        on: bool,
+    },
+    Retire {
+        vol: u8,
+        snap: u8,
+        on: bool,
+    },
+    Rebuilding {
+        vol: u8,
         on: bool,
     },
     SetLabels {
@@ -83,6 +93,43 @@ pub enum Op {
         at: u16,
         len: u16,
         fua: bool,
+    },
+    Prune {
+        vol: u8,
+        at: u16,
+        len: u16,
+    },
+    /// Adds a snapshot to a volume that is being rebuilt.
+    InsertSnapshot {
+        vol: u8,
+        snap: u8,
+        sectors: u16,
+    },
+    /// Writes blocks of a snapshot's layer.
+    WriteLayer {
+        vol: u8,
+        snap: u8,
+        start: u8,
+        count: u8,
+    },
+    ZeroLayer {
+        vol: u8,
+        snap: u8,
+        start: u8,
+        count: u8,
+    },
+    ClearLayer {
+        vol: u8,
+        snap: u8,
+        start: u8,
+        count: u8,
+    },
+    /// Gives snapshots, and the head, these parents; `marks` says which become retired.
+    Relink {
+        vol: u8,
+        links: Vec<(u8, Option<u8>)>,
+        head: Option<u8>,
+        marks: u8,
     },
     /// Writes the whole volume, until the store is full.
     Fill {
@@ -134,9 +181,42 @@ impl Op {
                 | Self::DeleteSnapshot { .. }
                 | Self::Rollback { .. }
                 | Self::Protect { .. }
+                | Self::Retire { .. }
+                | Self::Rebuilding { .. }
                 | Self::SetLabels { .. }
+                | Self::InsertSnapshot { .. }
+                | Self::Relink { .. }
                 | Self::Clone { .. }
         )
+    }
+
+    /// The volume it is about, if its layers or marks may change.
+    #[must_use]
+    pub fn volume(&self) -> Option<u8> {
+        match *self {
+            Self::ResizeVolume { vol, .. }
+            | Self::CreateSnapshot { vol, .. }
+            | Self::RenameSnapshot { vol, .. }
+            | Self::DeleteSnapshot { vol, .. }
+            | Self::Rollback { vol, .. }
+            | Self::Rebuilding { vol, .. }
+            | Self::Write { vol, .. }
+            | Self::Discard { vol, .. }
+            | Self::WriteZeroes { vol, .. }
+            | Self::Prune { vol, .. }
+            | Self::InsertSnapshot { vol, .. }
+            | Self::WriteLayer { vol, .. }
+            | Self::ZeroLayer { vol, .. }
+            | Self::ClearLayer { vol, .. }
+            | Self::Relink { vol, .. } => Some(vol),
+            _ => None,
+        }
+    }
+
+    /// Whether a volume is no longer as it was created.
+    #[must_use]
+    pub fn changes_layers(&self) -> bool {
+        self.volume().is_some() && !matches!(self, Self::Rebuilding { .. })
     }
 
     /// Whether it ends the process.
@@ -183,9 +263,13 @@ pub fn strategy() -> impl Strategy<Value = Op> {
         1 => (vol(), snap(), snap())
             .prop_map(|(vol, snap, new)| Op::RenameSnapshot { vol, snap, new }),
         3 => (vol(), snap()).prop_map(|(vol, snap)| Op::DeleteSnapshot { vol, snap }),
-        2 => (vol(), snap()).prop_map(|(vol, snap)| Op::Rollback { vol, snap }),
+        2 => (vol(), snap(), any::<bool>())
+            .prop_map(|(vol, snap, keep_size)| Op::Rollback { vol, snap, keep_size }),
         1 => (vol(), snap(), any::<bool>())
             .prop_map(|(vol, snap, on)| Op::Protect { vol, snap, on }),
+        1 => (vol(), snap(), any::<bool>())
+            .prop_map(|(vol, snap, on)| Op::Retire { vol, snap, on }),
+        1 => (vol(), any::<bool>()).prop_map(|(vol, on)| Op::Rebuilding { vol, on }),
         1 => (vol(), snap(), any::<u8>())
             .prop_map(|(vol, snap, labels)| Op::SetLabels { vol, snap, labels }),
         3 => (vol(), snap(), vol()).prop_map(|(vol, snap, new)| Op::Clone { vol, snap, new }),
@@ -195,6 +279,7 @@ pub fn strategy() -> impl Strategy<Value = Op> {
         5 => io().prop_map(|(vol, at, len)| Op::Discard { vol, at, len }),
         4 => (io(), any::<bool>())
             .prop_map(|((vol, at, len), fua)| Op::WriteZeroes { vol, at, len, fua }),
+        2 => io().prop_map(|(vol, at, len)| Op::Prune { vol, at, len }),
         1 => vol().prop_map(|vol| Op::Fill { vol }),
         2 => vol().prop_map(|vol| Op::FlushVolume { vol }),
         1 => Just(Op::Flush),

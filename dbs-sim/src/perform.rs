@@ -1,9 +1,13 @@
 //! Operations as calls of the store.
 
-use crate::content::{SECTOR, Tag, fill};
+use crate::content::{SECTOR, SECTORS, Tag, fill};
 use crate::op::{Op, labels, snapshot_name, volume_name};
-use dbs_core::store::SnapshotOptions;
+use crate::rebuild::link_marks;
+use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::{Error, ErrorKind, Store};
+
+/// Bytes of a block.
+const BLOCK: u64 = (SECTOR * SECTORS) as u64;
 
 /// Does an operation; what it writes carries `tag`.
 ///
@@ -34,6 +38,14 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
         Op::WriteZeroes { vol, at, len, fua } => {
             store.volume(&volume_name(vol))?.write_zeroes(bytes(at), bytes(len), fua)
         }
+        Op::Prune { vol, at, len } => {
+            store.prune(&volume_name(vol), bytes(at), bytes(len)).map(drop)
+        }
+        Op::InsertSnapshot { .. }
+        | Op::WriteLayer { .. }
+        | Op::ZeroLayer { .. }
+        | Op::ClearLayer { .. }
+        | Op::Relink { .. } => perform_on_layers(store, op, tag),
         Op::FlushVolume { vol } => store.volume(&volume_name(vol))?.flush(),
         Op::Flush => store.flush(),
         Op::Work { steps } => store.work(u64::from(steps)).map(drop),
@@ -49,7 +61,11 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
 fn perform_on_snapshot(store: &Store, op: &Op) -> Result<(), Error> {
     match *op {
         Op::CreateSnapshot { vol, snap, labels: number } => {
-            let options = SnapshotOptions { labels: labels(number), system: number % 2 == 1 };
+            let options = SnapshotOptions {
+                labels: labels(number),
+                system: number % 2 == 1,
+                ..Default::default()
+            };
             store.create_snapshot(&volume_name(vol), &snapshot_name(snap), &options).map(drop)
         }
         Op::RenameSnapshot { vol, snap, new } => {
@@ -58,7 +74,16 @@ fn perform_on_snapshot(store: &Store, op: &Op) -> Result<(), Error> {
         Op::DeleteSnapshot { vol, snap } => {
             store.delete_snapshot(&volume_name(vol), &snapshot_name(snap))
         }
-        Op::Rollback { vol, snap } => store.rollback(&volume_name(vol), &snapshot_name(snap)),
+        Op::Rollback { vol, snap, keep_size: false } => {
+            store.rollback(&volume_name(vol), &snapshot_name(snap))
+        }
+        Op::Rollback { vol, snap, keep_size: true } => {
+            store.rollback_keeping_size(&volume_name(vol), &snapshot_name(snap))
+        }
+        Op::Retire { vol, snap, on } => {
+            store.set_retired(&volume_name(vol), &snapshot_name(snap), on)
+        }
+        Op::Rebuilding { vol, on } => store.set_rebuilding(&volume_name(vol), on),
         Op::Protect { vol, snap, on } => {
             store.set_protected(&volume_name(vol), &snapshot_name(snap), on)
         }
@@ -67,6 +92,54 @@ fn perform_on_snapshot(store: &Store, op: &Op) -> Result<(), Error> {
         }
         _ => unreachable!("{op:?} is no operation on a snapshot"),
     }
+}
+
+fn perform_on_layers(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
+    let layer = |vol, snap| store.layer(&volume_name(vol), Some(&snapshot_name(snap)));
+    let range = |start: u8, count: u8| (u64::from(start) * BLOCK, u64::from(count) * BLOCK);
+    match *op {
+        Op::InsertSnapshot { vol, snap, sectors } => {
+            let (volume, name) = (volume_name(vol), snapshot_name(snap));
+            store
+                .insert_snapshot(&volume, &name, bytes(sectors), &SnapshotOptions::default())
+                .map(drop)
+        }
+        Op::WriteLayer { vol, snap, start, count } => {
+            let (offset, length) = range(start, count);
+            let mut buf = vec![0; length as usize];
+            fill(&mut buf, offset / SECTOR as u64, tag);
+            layer(vol, snap)?.write_at(offset, &buf)
+        }
+        Op::ZeroLayer { vol, snap, start, count } => {
+            let (offset, length) = range(start, count);
+            layer(vol, snap)?.zero(offset, length)
+        }
+        Op::ClearLayer { vol, snap, start, count } => {
+            finish_work(store)?;
+            let (offset, length) = range(start, count);
+            layer(vol, snap)?.clear(offset, length)
+        }
+        Op::Relink { vol, ref links, head, marks } => {
+            finish_work(store)?;
+            let links: Vec<_> = links
+                .iter()
+                .map(|(snap, parent)| {
+                    let snapshot = snapshot_name(*snap);
+                    let (retired, labels) = link_marks(&snapshot, marks);
+                    let parent = parent.map(snapshot_name);
+                    Link { snapshot, parent, retired, labels, created_ns: 1, ..Link::default() }
+                })
+                .collect();
+            store.relink(&volume_name(vol), &links, head.map(snapshot_name).as_deref())
+        }
+        _ => unreachable!("{op:?} is no operation on layers"),
+    }
+}
+
+/// Merges what is deleted, as far as that can be done.
+fn finish_work(store: &Store) -> Result<(), Error> {
+    while store.work(64)?.done > 0 {}
+    Ok(())
 }
 
 pub(crate) fn bytes(sectors: u16) -> u64 {

@@ -108,11 +108,19 @@ pub(crate) fn full(info: &StoreInfo, op: &Op) -> Result<(), String> {
     let tables = info.snapshots >= info.snapshots_max || info.volumes >= info.volumes_max;
     let is_full = match op {
         Op::CreateVolume { .. } | Op::CreateSnapshot { .. } | Op::Clone { .. } => tables,
-        Op::Rollback { .. } => tables,
+        Op::Rollback { keep_size, .. } => {
+            tables || (*keep_size && info.extents_free <= RESERVE_EXTENTS + 1)
+        }
         Op::Write { len, .. } | Op::WriteZeroes { len, .. } => {
             let needed = bytes(*len).div_ceil(info.extent_size) + 1;
             info.extents_free <= needed + RESERVE_EXTENTS
         }
+        Op::InsertSnapshot { .. } => tables,
+        Op::WriteLayer { count, .. } => {
+            let needed = (u64::from(*count) * 4096).div_ceil(info.extent_size) + 1;
+            info.extents_free <= needed + RESERVE_EXTENTS
+        }
+        Op::ZeroLayer { .. } | Op::ClearLayer { .. } => info.extents_free <= RESERVE_EXTENTS + 1,
         Op::Flatten { .. } | Op::ResizeVolume { .. } => info.extents_free <= RESERVE_EXTENTS + 1,
         _ => return Err("it must always be possible".into()),
     };

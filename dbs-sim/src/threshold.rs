@@ -89,7 +89,23 @@ pub fn cases() -> Vec<Case> {
     let after = |prepare: &[Op], command| Case { prepare: prepare.to_vec(), command };
     let deleted = Op::DeleteSnapshot { vol: 0, snap: 1 };
     let middle = Op::DeleteSnapshot { vol: 0, snap: 2 };
-    vec![
+    let retired = [Op::Retire { vol: 0, snap: 2, on: true }];
+    // Volume 1 is a clone of the lower one.
+    let shared = [
+        Op::Retire { vol: 0, snap: 1, on: true },
+        Op::Retire { vol: 0, snap: 2, on: true },
+        Op::Write { vol: 0, at: 0, len: 200, fua: false },
+    ];
+    let retired_run = [
+        Op::Write { vol: 0, at: 0, len: 64, fua: false },
+        Op::CreateSnapshot { vol: 0, snap: 4, labels: 0 },
+        Op::Discard { vol: 0, at: 0, len: 200 },
+        Op::Retire { vol: 0, snap: 2, on: true },
+        Op::Retire { vol: 0, snap: 4, on: true },
+        Op::DeleteSnapshot { vol: 0, snap: 4 },
+    ];
+    let mut all = rebuilding();
+    all.extend(vec![
         plain(Op::CreateVolume { vol: 3, sectors: 256 }),
         plain(Op::RenameVolume { vol: 0, new: 4 }),
         plain(Op::ResizeVolume { vol: 2, sectors: 401 }),
@@ -102,8 +118,12 @@ pub fn cases() -> Vec<Case> {
         plain(Op::DeleteSnapshot { vol: 0, snap: 0 }),
         plain(deleted.clone()),
         plain(middle.clone()),
-        plain(Op::Rollback { vol: 0, snap: 2 }),
-        plain(Op::Rollback { vol: 0, snap: 0 }),
+        plain(Op::Rollback { vol: 0, snap: 2, keep_size: false }),
+        plain(Op::Rollback { vol: 0, snap: 0, keep_size: false }),
+        plain(Op::Rollback { vol: 0, snap: 1, keep_size: true }),
+        after(&cut_off(), Op::Rollback { vol: 0, snap: 3, keep_size: true }),
+        plain(Op::Retire { vol: 0, snap: 1, on: true }),
+        plain(Op::Rebuilding { vol: 1, on: true }),
         plain(Op::Protect { vol: 0, snap: 1, on: true }),
         plain(Op::Protect { vol: 1, snap: 0, on: false }),
         plain(Op::SetLabels { vol: 0, snap: 0, labels: 203 }),
@@ -122,9 +142,111 @@ pub fn cases() -> Vec<Case> {
         after(std::slice::from_ref(&middle), Op::Work { steps: 100 }),
         after(&[deleted.clone(), middle.clone()], Op::Work { steps: 100 }),
         after(&[Op::DeleteVolume { vol: 0 }], Op::Work { steps: 100 }),
-        after(&[Op::Rollback { vol: 0, snap: 0 }, middle], Op::Work { steps: 100 }),
+        after(
+            &[Op::Rollback { vol: 0, snap: 0, keep_size: false }, middle],
+            Op::Work { steps: 100 },
+        ),
+        after(&retired, Op::Prune { vol: 0, at: 0, len: 512 }),
+        after(&shared, Op::Prune { vol: 0, at: 0, len: 512 }),
+        after(&retired_run, Op::Prune { vol: 0, at: 0, len: 512 }),
+        after(&two_copies(), Op::Work { steps: 100 }),
         after(&[deleted], Op::Write { vol: 0, at: 0, len: 128, fua: true }),
+    ]);
+    all
+}
+
+/// A volume being rebuilt: three layers that are not linked yet, data, zeros and holes in each, and
+/// a head that was written to.
+#[must_use]
+pub fn rebuilt() -> Vec<Op> {
+    let (vol, sectors) = (3, 384);
+    let insert = |snap| Op::InsertSnapshot { vol, snap, sectors };
+    let write = |snap, start, count| Op::WriteLayer { vol, snap, start, count };
+    vec![
+        Op::CreateVolume { vol, sectors },
+        Op::Rebuilding { vol, on: true },
+        insert(0),
+        insert(1),
+        insert(2),
+        write(0, 0, 40),
+        write(1, 4, 20),
+        Op::ZeroLayer { vol, snap: 1, start: 8, count: 30 },
+        write(2, 10, 3),
+        write(2, 40, 8),
+        Op::ZeroLayer { vol, snap: 2, start: 0, count: 32 },
+        write(2, 20, 2),
+        Op::Write { vol, at: 3, len: 30, fua: false },
+        Op::Discard { vol, at: 128, len: 64 },
     ]
+}
+
+/// Leaves a deleted snapshot whose merge copies something in each of two extents.
+fn two_copies() -> [Op; 7] {
+    let write = |at, len| Op::Write { vol: 0, at, len, fua: false };
+    [
+        Op::CreateSnapshot { vol: 0, snap: 3, labels: 0 },
+        write(0, 8),
+        write(192, 8),
+        Op::CreateSnapshot { vol: 0, snap: 4, labels: 0 },
+        write(16, 24),
+        write(160, 24),
+        Op::DeleteSnapshot { vol: 0, snap: 4 },
+    ]
+}
+
+/// The layers of [`rebuilt`] in their order.
+#[must_use]
+pub fn linked() -> Op {
+    let links = vec![(0, None), (1, Some(0)), (2, Some(1))];
+    Op::Relink { vol: 3, links, head: Some(2), marks: 0 }
+}
+
+fn rebuilding() -> Vec<Case> {
+    let vol = 3;
+    let turned = vec![(2, None), (1, Some(2)), (0, Some(1))];
+    let turned = Op::Relink { vol, links: turned, head: Some(0), marks: 1 };
+    let commands = [
+        Op::InsertSnapshot { vol, snap: 4, sectors: 160 },
+        Op::WriteLayer { vol, snap: 1, start: 0, count: 48 },
+        Op::WriteLayer { vol, snap: 2, start: 12, count: 9 },
+        Op::ZeroLayer { vol, snap: 0, start: 3, count: 33 },
+        Op::ClearLayer { vol, snap: 2, start: 3, count: 30 },
+        Op::ClearLayer { vol, snap: 1, start: 0, count: 48 },
+        Op::Write { vol, at: 0, len: 384, fua: false },
+        turned,
+    ];
+    let mut cases = vec![Case { prepare: rebuilt(), command: linked() }];
+    for command in commands {
+        // What an open volume remembers of its layers must not outlive a change of them.
+        let more = [linked(), Op::Hold { vol }, Op::Verify];
+        let prepare = rebuilt().into_iter().chain(more).collect();
+        cases.push(Case { prepare, command });
+    }
+    cases
+}
+
+/// Leaves a snapshot that ends within a block, over older content behind its end.
+fn cut_off() -> [Op; 3] {
+    [
+        Op::ResizeVolume { vol: 0, sectors: 131 },
+        Op::CreateSnapshot { vol: 0, snap: 3, labels: 0 },
+        Op::ResizeVolume { vol: 0, sectors: 401 },
+    ]
+}
+
+/// Runs one case undisturbed, as one history.
+///
+/// # Errors
+/// What must not be.
+pub fn run_calm(case: &Case, config: &Config) -> Result<(), String> {
+    let mut machine = Machine::new(config)?;
+    let mut ops = base();
+    ops.extend(case.prepare.iter().cloned());
+    ops.extend([case.command.clone(), Op::Verify, Op::Reopen]);
+    for op in ops {
+        machine.step(&Step { op, fate: Fate::Calm, seed: 1 })?;
+    }
+    machine.verify()
 }
 
 /// Runs one case with one kind of disturbance to its end.

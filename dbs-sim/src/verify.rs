@@ -7,8 +7,11 @@ use dbs_core::info::{Labels, MapRange, RangeState, Severity, StoreInfo};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Names, sizes, protection and labels: what has to match as a whole.
-type Shape = BTreeMap<String, (u64, BTreeMap<String, (u64, bool, Labels)>)>;
+/// Names, sizes, flags and labels: what has to match as a whole.
+type Shape = BTreeMap<String, (u64, bool, BTreeMap<String, SnapshotShape>)>;
+
+/// Size, protected, retired, labels.
+type SnapshotShape = (u64, bool, bool, Labels);
 
 /// Contents by volume and snapshot.
 type Contents = BTreeMap<(String, Option<String>), Vec<Tags>>;
@@ -59,9 +62,20 @@ pub fn compare(
 #[derive(Debug)]
 pub struct Found(Contents);
 
-/// Makes `model`, which has the found shape, hold the found contents.
-pub fn adopt(model: &mut Model, found: &Found, durable: bool) {
+/// Makes `model`, which has the found shape, hold the found contents. It is `exact` if it could be
+/// nothing else.
+pub fn adopt(model: &mut Model, found: &Found, durable: bool, exact: bool) {
     for (name, volume) in &mut model.volumes {
+        if volume.tree.is_some() {
+            let of = |snap: Option<&str>| {
+                let content = found.0.get(&(name.clone(), snap.map(str::to_owned)));
+                content.map(Vec::as_slice)
+            };
+            if !exact {
+                volume.fit_layers(of, durable);
+            }
+            continue;
+        }
         if let Some(tags) = found.0.get(&(name.clone(), None)) {
             volume.head.adopt(tags, durable);
         }
@@ -133,15 +147,21 @@ fn check_map(store: &Store, spec: &str, content: &Content) -> Result<(), String>
     Ok(())
 }
 
-fn sectors_of<'a>(content: &'a Content, range: &MapRange) -> impl Iterator<Item = Tag> + 'a {
+/// What is written there; `None` where it may be anything.
+fn sectors_of<'a>(
+    content: &'a Content,
+    range: &MapRange,
+) -> impl Iterator<Item = Option<Tag>> + 'a {
     let first = (range.offset / SECTOR as u64) as usize;
     let end = ((range.offset + range.length) / SECTOR as u64) as usize;
-    (first..end)
-        .map(|s| content.blocks().get(s / SECTORS).map_or(Tag::ZERO, |b| b.now[s % SECTORS]))
+    (first..end).map(|s| match content.blocks().get(s / SECTORS) {
+        Some(block) => (!block.any).then_some(block.now[s % SECTORS]),
+        None => Some(Tag::ZERO),
+    })
 }
 
 fn all_zero(content: &Content, range: &MapRange) -> bool {
-    sectors_of(content, range).all(|tag| tag == Tag::ZERO)
+    sectors_of(content, range).flatten().all(|tag| tag == Tag::ZERO)
 }
 
 /// Whatever the difference leaves out is equal in both.
@@ -166,7 +186,8 @@ fn check_diff(
             return Err(format!("diff of {name} against {snap}: {range:?} overlaps"));
         }
         let gap = MapRange { offset: next, length: range.offset - next, state: RangeState::Data };
-        if !sectors_of(from, &gap).eq(sectors_of(to, &gap)) {
+        let mut both = sectors_of(from, &gap).zip(sectors_of(to, &gap));
+        if !both.all(|(from, to)| from.is_none() || to.is_none() || from == to) {
             return Err(format!("diff of {name} against {snap} misses a change in {gap:?}"));
         }
         next = range.offset + range.length;
@@ -177,14 +198,16 @@ fn check_diff(
 fn model_shape(model: &Model) -> Shape {
     let snapshots = |volume: &crate::model::Volume| {
         let shape = |s: &crate::model::Snapshot| {
-            (s.content.sectors * SECTOR as u64, s.protected, s.labels.clone())
+            (s.content.sectors * SECTOR as u64, s.protected, s.retired, s.labels.clone())
         };
         volume.snapshots.iter().map(|(name, s)| (name.clone(), shape(s))).collect()
     };
     model
         .volumes
         .iter()
-        .map(|(name, v)| (name.clone(), (v.head.sectors * SECTOR as u64, snapshots(v))))
+        .map(|(name, v)| {
+            (name.clone(), (v.head.sectors * SECTOR as u64, v.rebuilding, snapshots(v)))
+        })
         .collect()
 }
 
@@ -195,8 +218,9 @@ fn store_shape(store: &Store) -> Result<Shape, String> {
             .snapshots(&volume.name, false)
             .map_err(|e| format!("listing the snapshots of {}: {e}", volume.name))?;
         let snapshots =
-            listed.into_iter().map(|s| (s.name, (s.size, s.protected, s.labels))).collect();
-        if shape.insert(volume.name.clone(), (volume.size, snapshots)).is_some() {
+            listed.into_iter().map(|s| (s.name, (s.size, s.protected, s.retired, s.labels)));
+        let about = (volume.size, volume.rebuilding, snapshots.collect());
+        if shape.insert(volume.name.clone(), about).is_some() {
             return Err(format!("volume {} is listed twice", volume.name));
         }
     }
@@ -220,7 +244,7 @@ fn differ(found: &Shape, wanted: &Shape) -> String {
 fn read_all(store: &Store, shape: &Shape) -> Result<Contents, String> {
     let mut contents = Contents::new();
     let mut buf = Vec::new();
-    for (name, (size, snapshots)) in shape {
+    for (name, (size, _, snapshots)) in shape {
         contents.insert((name.clone(), None), read(store, name, *size, &mut buf)?);
         for (snap, (size, ..)) in snapshots {
             let tags = read(store, &format!("{name}@{snap}"), *size, &mut buf)?;

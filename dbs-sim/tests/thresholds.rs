@@ -57,3 +57,10 @@ fn power_lost_twice() {
     println!("twice: {stats:?}");
     assert!(stats.disturbed > 800, "only {} disturbances", stats.disturbed);
 }
+
+#[test]
+fn a_long_relink_cut_off_at_each_operation() {
+    let images = dbs_sim::relink::run(&Config { tail: false, ..Config::small(3) }).unwrap();
+    println!("relink: {images} images");
+    assert!(images > 40, "only {images}");
+}

@@ -81,12 +81,15 @@ const KINDS: [BlockKind; 6] = [
     BlockKind::Extents,
 ];
 
-const FLAGS: [(u32, &str); 5] = [
+const VOLUME_FLAGS: [(u32, &str); 1] = [(slots::VOLUME_REBUILDING, "REBUILDING")];
+
+const FLAGS: [(u32, &str); 6] = [
     (slots::SNAPSHOT_HEAD, "HEAD"),
     (slots::SNAPSHOT_USER_CREATED, "USER_CREATED"),
     (slots::SNAPSHOT_PROTECTED, "PROTECTED"),
     (slots::SNAPSHOT_DELETED, "DELETED"),
     (slots::SNAPSHOT_LABELLED, "LABELLED"),
+    (slots::SNAPSHOT_RETIRED, "RETIRED"),
 ];
 
 /// Cells of the rows of the table behind a marker.
@@ -131,10 +134,15 @@ fn kinds_and_flags_are_those_of_the_types() {
     assert_eq!(regions, known);
     let kinds: Vec<_> = table("values: BlockKind").iter().map(|row| row[0].clone()).collect();
     assert_eq!(kinds, KINDS.map(kind_text));
-    let flags: Vec<_> =
-        table("values: SNAPSHOT").iter().map(|r| (r[0].clone(), r[1].clone())).collect();
-    assert_eq!(flags, FLAGS.map(|(flag, name)| (format!("{flag:#x}"), name.to_owned())));
-    assert_eq!(FLAGS.iter().fold(0, |all, (flag, _)| all | flag), slots::SNAPSHOT_FLAGS);
+    flags_are_those_of("values: VOLUME", &VOLUME_FLAGS, slots::VOLUME_FLAGS);
+    flags_are_those_of("values: SNAPSHOT", &FLAGS, slots::SNAPSHOT_FLAGS);
+}
+
+fn flags_are_those_of(marker: &str, known: &[(u32, &str)], all: u32) {
+    let flags: Vec<_> = table(marker).iter().map(|r| (r[0].clone(), r[1].clone())).collect();
+    let known_texts = known.iter().map(|(flag, name)| (format!("{flag:#x}"), (*name).to_owned()));
+    assert!(flags.into_iter().eq(known_texts), "{marker}");
+    assert_eq!(known.iter().fold(0, |all, (flag, _)| all | flag), all, "{marker}");
 }
 
 /// Bytes of a body as the table has it, such as `entry u32, start u16, slot u8 x504`; variable
@@ -197,6 +205,9 @@ fn printed() -> String {
     }
     KINDS.iter().for_each(|kind| writeln!(out, "kind {}", kind_text(*kind)).unwrap());
     FLAGS.iter().for_each(|(flag, name)| writeln!(out, "flag {flag:#x} {name}").unwrap());
+    for (flag, name) in VOLUME_FLAGS {
+        writeln!(out, "volume flag {flag:#x} {name}").unwrap();
+    }
     for (name, record) in records() {
         let mut bytes = Vec::new();
         record.encode(&mut bytes);

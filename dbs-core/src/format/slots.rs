@@ -17,8 +17,15 @@ pub const SNAPSHOT_PROTECTED: u32 = 1 << 2;
 pub const SNAPSHOT_DELETED: u32 = 1 << 3;
 /// Snapshot has labels in the label region.
 pub const SNAPSHOT_LABELLED: u32 = 1 << 4;
-/// All flags this version knows.
-pub const SNAPSHOT_FLAGS: u32 = 0x1f;
+/// Snapshot is not wanted any more by its owner, but listed and kept until it is deleted.
+pub const SNAPSHOT_RETIRED: u32 = 1 << 5;
+/// All flags of snapshots this version knows.
+pub const SNAPSHOT_FLAGS: u32 = 0x3f;
+
+/// Volume's content is incomplete: a replica is being filled.
+pub const VOLUME_REBUILDING: u32 = 1;
+/// All flags of volumes this version knows.
+pub const VOLUME_FLAGS: u32 = 1;
 
 /// A volume. All zeros is a free slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -34,7 +41,7 @@ pub struct VolumeSlot {
     pub revision: U64,
     /// Snapshot id of the head; 0 in a free slot only.
     pub head: U32,
-    /// Zero.
+    /// `VOLUME_*` flags.
     pub flags: U32,
     /// Bytes of the name.
     pub name_bytes: U16,

@@ -145,6 +145,7 @@ impl Meta {
     /// and [`Meta::journal_short`] keep half of it free; nothing may be written after it.
     pub fn begin_commit(&mut self, amount: WriteBack, room: Room) -> Result<Option<Group>> {
         let (used, blocks) = self.log.ring_usage();
+        self.append_staged();
         self.log.publish();
         let announce = used > 1 && (used > blocks / 4 || amount == WriteBack::All);
         let wanted = announce || amount == WriteBack::Session;
@@ -201,6 +202,11 @@ impl Meta {
     /// The copies have been written.
     pub fn copies_written(&mut self, copies: &Copies) {
         copies.due.iter().for_each(|due| self.log.copy_written(due.index));
+    }
+
+    /// Whether nothing has still to be written.
+    pub fn is_idle(&self) -> bool {
+        self.log.is_idle() && !self.has_staged()
     }
 
     /// Whether more than half of the journal is in use.

@@ -2,10 +2,14 @@
 //! data costs 12 bytes; others add a bitmap of their data blocks, and of their zero blocks if they
 //! have any.
 
+use super::bits::word_mask;
+use super::counts::Counts;
 use crate::format::entry::{EntryBytes, EntryHeader};
 use crate::format::record::FillState;
 use std::ops::Range;
 use zerocopy::IntoBytes;
+
+pub use super::bits::Bits;
 
 /// Ids from here on are spare entries: zero runs and zero-only layers, without data space.
 pub const SPARE_BASE: u32 = 1 << 30;
@@ -40,6 +44,8 @@ pub struct Entries {
     wide: Slab,
     blocks: u32,
     words: usize,
+    /// Data blocks by owner.
+    counts: Counts,
 }
 
 impl Entries {
@@ -54,7 +60,32 @@ impl Entries {
             wide: Slab::new(2 * words),
             blocks,
             words,
+            counts: Counts::default(),
         }
+    }
+
+    /// Counts the data blocks of each owner, and keeps the counts true from now on. Before, owners
+    /// may be anything.
+    pub fn start_counting(&mut self) {
+        self.counts = self.count();
+    }
+
+    /// Whether the counts are what counting again gives.
+    pub fn counts_are_true(&self) -> bool {
+        self.count().is_equal(&self.counts)
+    }
+
+    fn count(&self) -> Counts {
+        let mut counts = Counts::started();
+        for id in 0..self.data.len() as u32 {
+            counts.add(self.get(id).snapshot, self.data_blocks(id));
+        }
+        counts
+    }
+
+    /// Data blocks in all entries of a snapshot.
+    pub fn data_blocks_of(&self, snapshot: u32) -> u64 {
+        self.counts.get(snapshot)
     }
 
     /// Makes room for ids below these counts, so that loading allocates once.
@@ -102,11 +133,17 @@ impl Entries {
 
     /// Changes the owner, keeping the blocks.
     pub fn set_owner(&mut self, id: u32, snapshot: u32) {
+        let (old, blocks) = (self.get(id).snapshot, self.data_blocks(id));
+        self.counts.remove(old, blocks);
+        self.counts.add(snapshot, blocks);
         self.slot(id).snapshot = snapshot;
     }
 
     /// Frees an entry.
     pub fn release(&mut self, id: u32) {
+        if self.counts.is_on() {
+            self.counts.remove(self.get(id).snapshot, self.data_blocks(id));
+        }
         let bits = self.slot(id).bits;
         self.give(bits);
         *self.slot(id) = FREE;
@@ -117,18 +154,24 @@ impl Entries {
 
     /// Sets the state of a range of blocks.
     pub fn fill(&mut self, id: u32, blocks: Range<u32>, state: FillState) {
-        if self.get(id).bits == FULL && state == FillState::Data {
+        let Entry { snapshot, bits, .. } = self.get(id);
+        if blocks.is_empty() || (bits == FULL && state == FillState::Data) {
             return;
         }
         let bits = self.own_bits(id, state == FillState::Zero);
-        let (all, words) = (0..self.blocks, self.words);
+        let (count, words) = (self.blocks, self.words);
         let (data, zero) = self.bitmaps_mut(bits).split_at_mut(words);
-        let mut full = true;
-        for (word, data) in data.iter_mut().enumerate() {
+        let (mut gained, mut lost) = (0, 0);
+        let (first, last) = ((blocks.start / 64) as usize, ((blocks.end - 1) / 64) as usize);
+        for (at, data) in data[first..=last].iter_mut().enumerate() {
+            let word = first + at;
             let mask = word_mask(&blocks, word);
-            *data &= !mask;
             if state == FillState::Data {
+                gained += (mask & !*data).count_ones();
                 *data |= mask;
+            } else {
+                lost += (mask & *data).count_ones();
+                *data &= !mask;
             }
             if let Some(zero) = zero.get_mut(word) {
                 *zero &= !mask;
@@ -136,8 +179,10 @@ impl Entries {
                     *zero |= mask;
                 }
             }
-            full &= *data == word_mask(&all, word);
         }
+        let full = gained > 0 && (0..words).all(|word| data[word] == word_mask(&(0..count), word));
+        self.counts.add(snapshot, gained);
+        self.counts.remove(snapshot, lost);
         if full {
             self.give(bits);
             self.slot(id).bits = FULL;
@@ -174,6 +219,20 @@ impl Entries {
     /// Bitmap of the zero blocks.
     pub fn zero_bits(&self, id: u32) -> Bits {
         Bits::from_words((0..self.words).map(|word| self.zero_word(id, word)))
+    }
+
+    /// Number of data blocks.
+    fn data_blocks(&self, id: u32) -> u32 {
+        match self.get(id).bits {
+            FULL => self.blocks,
+            NO_BITS => 0,
+            bits => self.bitmaps(bits)[..self.words].iter().map(|word| word.count_ones()).sum(),
+        }
+    }
+
+    /// Whether all blocks are data.
+    pub fn is_full(&self, id: u32) -> bool {
+        self.get(id).bits == FULL
     }
 
     /// Replaces both bitmaps.
@@ -228,6 +287,9 @@ impl Entries {
         }
         *self.slot(id) =
             Entry { snapshot: header.snapshot.get(), logical: header.logical.get(), bits };
+        if self.counts.is_on() {
+            self.counts.add(header.snapshot.get(), self.data_blocks(id));
+        }
     }
 
     /// Writes an entry's bytes to `out`, which is zeroed and as long as an entry.
@@ -384,79 +446,6 @@ fn used(table: &[Entry], base: u32) -> impl Iterator<Item = u32> {
     used.map(move |(index, _)| base + index as u32)
 }
 
-fn word_mask(blocks: &Range<u32>, word: usize) -> u64 {
-    let base = word as u32 * 64;
-    let start = blocks.start.max(base);
-    let end = blocks.end.min(base + 64);
-    if start >= end {
-        return 0;
-    }
-    (u64::MAX >> (64 - (end - start))) << (start - base)
-}
-
-/// A set of blocks of an extent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Bits([u64; 16]);
-
-impl Bits {
-    /// The blocks of a range.
-    pub fn range(blocks: &Range<u32>) -> Self {
-        Self::from_words((0..16).map(|word| word_mask(blocks, word)))
-    }
-
-    fn from_words(words: impl Iterator<Item = u64>) -> Self {
-        let mut bits = Self::default();
-        bits.0.iter_mut().zip(words).for_each(|(out, word)| *out = word);
-        bits
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|word| *word == 0)
-    }
-
-    /// Number of blocks.
-    pub fn count(&self) -> u32 {
-        self.0.iter().map(|word| word.count_ones()).sum()
-    }
-
-    /// Whether a block is in it.
-    pub fn has(&self, block: u32) -> bool {
-        self.0[(block / 64) as usize] >> (block % 64) & 1 == 1
-    }
-
-    /// Union.
-    pub fn or(&self, other: &Self) -> Self {
-        Self::from_words(self.0.iter().zip(other.0).map(|(a, b)| a | b))
-    }
-
-    /// Intersection.
-    pub fn and(&self, other: &Self) -> Self {
-        Self::from_words(self.0.iter().zip(other.0).map(|(a, b)| a & b))
-    }
-
-    /// Those not in `other`.
-    pub fn without(&self, other: &Self) -> Self {
-        Self::from_words(self.0.iter().zip(other.0).map(|(a, b)| a & !b))
-    }
-
-    /// Maximal runs, ascending, among the first `blocks` blocks.
-    pub fn runs(&self, blocks: u32) -> impl Iterator<Item = Range<u32>> + use<> {
-        let bits = *self;
-        let mut next = 0;
-        std::iter::from_fn(move || {
-            while next < blocks && !bits.has(next) {
-                next += 1;
-            }
-            let start = next;
-            while next < blocks && bits.has(next) {
-                next += 1;
-            }
-            (start < next).then_some(start..next)
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -478,6 +467,46 @@ mod tests {
         entries.fill(3, 5..6, FillState::Absent);
         assert_eq!(entries.data_bits(3).count(), 255);
         assert!(entries.all_data(3, &(6..256)) && !entries.all_data(3, &(5..6)));
+    }
+
+    #[test]
+    fn counts_follow_every_change() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        let mut entries = Entries::new(64);
+        entries.assign(0, 1, 0);
+        entries.fill(0, 3..9, FillState::Data);
+        entries.start_counting();
+        for _ in 0..20_000 {
+            let id = if rng.u8(..8) == 0 { SPARE_BASE + rng.u32(..3) } else { rng.u32(..6) };
+            let start = rng.u32(..64);
+            let blocks = if rng.u8(..6) == 0 { 0..64 } else { start..rng.u32(start..=64) };
+            let data = [FillState::Zero, FillState::Absent, FillState::Data];
+            match rng.u8(..10) {
+                0 => entries.assign(id, rng.u32(1..5), 0),
+                1 if id >= SPARE_BASE => entries.assign_run(id, rng.u32(1..5), 0, 2),
+                2 => entries.release(id),
+                3 if entries.owner(id).is_some() => entries.set_owner(id, rng.u32(1..5)),
+                4 if id < SPARE_BASE => {
+                    let mut bytes = vec![0; 32];
+                    entries.encode(rng.u32(..6), &mut bytes);
+                    entries.load(id, &crate::format::entry::parse(&bytes).unwrap());
+                }
+                5 if entries.owner(id).is_some() && entries.run(id) == 0 => {
+                    let data = if id < SPARE_BASE { Bits::range(&blocks) } else { Bits::default() };
+                    entries.set_bits(id, &data, &Bits::range(&(0..64)).without(&data));
+                }
+                _ if entries.owner(id).is_some() && entries.run(id) == 0 => {
+                    let states = if id < SPARE_BASE { 3 } else { 2 };
+                    entries.fill(id, blocks, data[rng.usize(..states)]);
+                }
+                _ => {}
+            }
+            for snapshot in 1..5 {
+                let own = (0..6).filter(|id| entries.owner(*id).is_some_and(|o| o.0 == snapshot));
+                let blocks: u32 = own.map(|id| entries.data_bits(id).count()).sum();
+                assert_eq!(entries.data_blocks_of(snapshot), u64::from(blocks));
+            }
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! time. No step changes what anything shows, so a crash or a stop in between needs no care.
 
 use super::entries::{Bits, SPARE_BASE};
+use super::locks::Space;
 use super::merge::Copy;
 use super::{Meta, Step};
 use crate::format::record::FillState;
@@ -111,8 +112,7 @@ impl Meta {
         (free < last).then_some((last, free))
     }
 
-    /// Plans moving a data extent to the lowest free one. The caller holds a fence number, and
-    /// the blocks exclusively if the owner is a head.
+    /// Plans moving a data extent to the lowest free one. The caller holds the blocks exclusively.
     ///
     /// # Errors
     /// [`super::Stop::Space`], [`super::Stop::Room`].
@@ -150,10 +150,10 @@ impl Meta {
         self.forget_everywhere(logical);
     }
 
-    /// The volume whose blocks must be held while an extent moves, if its owner is a head.
-    pub fn move_lock(&self, extent: u32) -> Option<(VolumeId, u32)> {
+    /// Where the blocks of which volume extent must be held while an extent moves; `None` if it is
+    /// free.
+    pub fn move_lock(&self, extent: u32) -> Option<(Space, u32)> {
         let (owner, logical) = self.entries.owner(extent)?;
-        let owner = self.snapshot(SnapshotId(owner));
-        owner.head().then_some((owner.volume, logical))
+        Some((self.snapshot(SnapshotId(owner)).space(), logical))
     }
 }

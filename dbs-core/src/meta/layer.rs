@@ -146,16 +146,28 @@ impl Piece {
         }
     }
 
-    /// Entries as (key, id), ascending.
+    /// All entries as (key, id), ascending.
     fn iter(&self) -> impl Iterator<Item = (u16, u32)> {
+        self.iter_from(0)
+    }
+
+    /// Entries as (key, id), ascending, from a key on.
+    fn iter_from(&self, from: u16) -> impl Iterator<Item = (u16, u32)> {
         let (run, list, array) = match self {
-            Self::Run(start, count, first) => ((*start, *count, *first), [].as_slice(), &[][..]),
-            Self::Sparse(list) => ((0, 0, 0), list.as_slice(), &[][..]),
-            Self::Dense(array) => ((0, 0, 0), [].as_slice(), array.as_slice()),
+            Self::Run(start, count, first) => {
+                let skipped = from.saturating_sub(*start).min(*count);
+                let rest = (start + skipped, count - skipped, first + u32::from(skipped));
+                (rest, [].as_slice(), &[][..])
+            }
+            Self::Sparse(list) => {
+                let before = list.partition_point(|item| item.key() < from);
+                ((0, 0, 0), &list[before..], &[][..])
+            }
+            Self::Dense(array) => ((0, 0, 0), [].as_slice(), &array[usize::from(from)..]),
         };
         let run = (run.0..run.0 + run.1).zip(run.2..);
         let sparse = list.iter().map(|item| (item.key(), item.id()));
-        let dense = (0..).zip(array.iter().copied()).filter(|(_, id)| *id != NONE);
+        let dense = (from..).zip(array.iter().copied()).filter(|(_, id)| *id != NONE);
         run.chain(sparse).chain(dense)
     }
 }
@@ -216,8 +228,8 @@ impl Layer {
     pub fn iter_from(&self, logical: u32) -> impl Iterator<Item = (u32, u32)> {
         self.pieces.range(logical / PIECE..).flat_map(move |(piece, content)| {
             let base = piece * PIECE;
-            let all = content.iter().map(move |(key, id)| (base + u32::from(key), id));
-            all.filter(move |(at, _)| *at >= logical)
+            let from = if *piece == logical / PIECE { key(logical) } else { 0 };
+            content.iter_from(from).map(move |(key, id)| (base + u32::from(key), id))
         })
     }
 
@@ -266,7 +278,9 @@ mod tests {
             }
         }
         assert!(layer.iter().eq(model.iter().map(|(k, v)| (*k, *v))));
-        assert!(layer.iter_from(700).eq(model.range(700..).map(|(k, v)| (*k, *v))));
+        for from in [0, 700, 2047, 2048, 4999] {
+            assert!(layer.iter_from(from).eq(model.range(from..).map(|(k, v)| (*k, *v))));
+        }
         for logical in 0..5000 {
             assert_eq!(layer.get(logical), model.get(&logical).copied());
         }
@@ -278,6 +292,9 @@ mod tests {
         let mut layer = Layer::default();
         all().for_each(|(at, id)| assert_eq!(layer.insert(at, id), None));
         assert!(is_run(&layer) && layer.iter().eq(all()));
+        for from in [0, PIECE - 9, PIECE + 7, 3 * PIECE - 1, 3 * PIECE] {
+            assert!(layer.iter_from(from).eq(all().filter(|(at, _)| *at >= from)));
+        }
         let mut loaded = Layer::default();
         loaded.fill(all());
         assert!(is_run(&loaded) && loaded.iter().eq(all()) && loaded.len() == layer.len());

@@ -1,8 +1,19 @@
 //! Order among running operations: range locks for writers, and a fence for everything that may
 //! still touch an extent.
 
+use crate::units::VolumeId;
 use std::collections::VecDeque;
 use std::ops::Range;
+
+/// What blocks are held of. A volume's head and its snapshots are apart, so that work on the layers
+/// of snapshots keeps no writer waiting. Whoever needs both takes the head's first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    /// The head of a volume.
+    Head(VolumeId),
+    /// All its snapshots.
+    Snapshots(VolumeId),
+}
 
 /// Range locks, first come first served. Whole-block writes share; everything whose outcome
 /// depends on what is there (partial-block writes, discards, merges, snapshots) excludes.
@@ -28,21 +39,21 @@ pub struct HoldId(usize);
 #[derive(Debug, Clone)]
 struct Hold {
     order: u64,
-    volume: u32,
+    space: Space,
     blocks: Range<u64>,
     exclusive: bool,
 }
 
 impl Hold {
-    fn overlaps(&self, volume: u32, blocks: &Range<u64>) -> bool {
-        self.volume == volume && self.blocks.start < blocks.end && blocks.start < self.blocks.end
+    fn overlaps(&self, space: Space, blocks: &Range<u64>) -> bool {
+        self.space == space && self.blocks.start < blocks.end && blocks.start < self.blocks.end
     }
 }
 
 impl RangeLocks {
-    /// Queues for blocks of a volume; granted when [`RangeLocks::granted`] says so.
-    pub fn queue(&mut self, volume: u32, blocks: Range<u64>, exclusive: bool) -> HoldId {
-        let hold = Some(Hold { order: self.next, volume, blocks, exclusive });
+    /// Queues for blocks; granted when [`RangeLocks::granted`] says so.
+    pub fn queue(&mut self, space: Space, blocks: Range<u64>, exclusive: bool) -> HoldId {
+        let hold = Some(Hold { order: self.next, space, blocks, exclusive });
         self.next += 1;
         let place = match self.free.pop() {
             Some(place) => {
@@ -64,7 +75,7 @@ impl RangeLocks {
     pub fn granted(&self, id: HoldId) -> bool {
         let Some(mine) = &self.holds[id.0] else { return false };
         let conflicts =
-            |hold: &Hold| hold.order < mine.order && hold.overlaps(mine.volume, &mine.blocks);
+            |hold: &Hold| hold.order < mine.order && hold.overlaps(mine.space, &mine.blocks);
         if mine.exclusive {
             !self.holds.iter().flatten().any(conflicts)
         } else {
@@ -73,8 +84,8 @@ impl RangeLocks {
     }
 
     /// Whether at most one operation holds or awaits any of these blocks.
-    pub fn sole(&self, volume: u32, blocks: &Range<u64>) -> bool {
-        let overlapping = self.holds.iter().flatten().filter(|hold| hold.overlaps(volume, blocks));
+    pub fn sole(&self, space: Space, blocks: &Range<u64>) -> bool {
+        let overlapping = self.holds.iter().flatten().filter(|hold| hold.overlaps(space, blocks));
         overlapping.take(2).count() <= 1
     }
 
@@ -130,11 +141,12 @@ mod tests {
     #[test]
     fn writers_share_and_others_wait_in_order() {
         let mut locks = RangeLocks::default();
-        let first = locks.queue(1, 0..8, false);
-        let second = locks.queue(1, 4..12, false);
-        let exclusive = locks.queue(1, 7..9, true);
-        let behind = locks.queue(1, 8..9, false);
-        let elsewhere = locks.queue(2, 0..100, true);
+        let (one, two) = (Space::Head(VolumeId(1)), Space::Head(VolumeId(2)));
+        let first = locks.queue(one, 0..8, false);
+        let second = locks.queue(one, 4..12, false);
+        let exclusive = locks.queue(one, 7..9, true);
+        let behind = locks.queue(one, 8..9, false);
+        let elsewhere = locks.queue(two, 0..100, true);
         assert!(locks.granted(first) && locks.granted(second) && locks.granted(elsewhere));
         assert!(!locks.granted(exclusive) && !locks.granted(behind));
         locks.release(first);
@@ -143,10 +155,12 @@ mod tests {
         locks.release(exclusive);
         assert!(locks.granted(behind));
         // A place that was given back says nothing of the order.
-        let late = locks.queue(1, 0..9, true);
-        assert!(!locks.granted(late) && !locks.sole(1, &(8..9)));
+        let late = locks.queue(one, 0..9, true);
+        assert!(!locks.granted(late) && !locks.sole(one, &(8..9)));
         locks.release(behind);
-        assert!(locks.granted(late) && locks.sole(1, &(8..9)));
+        assert!(locks.granted(late) && locks.sole(one, &(8..9)));
+        let below = locks.queue(Space::Snapshots(VolumeId(1)), 0..9, true);
+        assert!(locks.granted(below), "snapshots are apart from their head");
     }
 
     #[test]

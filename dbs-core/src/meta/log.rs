@@ -177,6 +177,12 @@ impl Log {
         self.pending.len() + self.expected > self.pending_soft_max()
     }
 
+    /// Whether the next group is short enough, with what writes in flight will add, to take as much
+    /// again as [`Log::pending_soft_max`] at once.
+    pub fn is_short(&self) -> bool {
+        self.pending.len() + self.expected <= self.pending_soft_max() / 2
+    }
+
     /// A write in flight may add records of this many bytes.
     pub fn expect_records(&mut self, bytes: usize) {
         self.expected += bytes;

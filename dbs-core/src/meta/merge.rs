@@ -2,6 +2,7 @@
 //! content of every live volume and snapshot as it was, so a crash between steps needs no care.
 
 use super::entries::{Bits, SPARE_BASE};
+use super::locks::Space;
 use super::{Meta, Step};
 use crate::format::record::FillState;
 use crate::sabotage::{self, Bug};
@@ -38,8 +39,8 @@ pub struct Merge {
     pub child: SnapshotId,
     /// Volume extents, ascending, at least one.
     pub extents: Vec<u32>,
-    /// The child's volume if it is a head: its blocks must be held exclusively.
-    pub lock: Option<VolumeId>,
+    /// Where the child's blocks must be held exclusively.
+    pub lock: Space,
 }
 
 /// A copy within the data region.
@@ -133,7 +134,7 @@ impl Meta {
             }
             extents.push(logical);
         }
-        let lock = owner.head().then_some(owner.volume);
+        let lock = owner.space();
         Merge { snapshot: id, child, extents, lock }
     }
 
@@ -141,7 +142,12 @@ impl Meta {
     pub fn plan_merges(&mut self, merge: &Merge) -> Vec<MergePlan> {
         let snapshot = self.try_snapshot(merge.snapshot);
         let due = snapshot.is_some_and(|s| {
-            !s.live() && s.children.len() == 1 && s.children.first() == Some(&merge.child.0)
+            // While it waited a head may have become a snapshot, whose blocks it does not hold.
+            let held = || self.snapshot(merge.child).space() == merge.lock;
+            !s.live()
+                && s.children.len() == 1
+                && s.children.first() == Some(&merge.child.0)
+                && held()
         });
         let extents = if due { merge.extents.as_slice() } else { &[] };
         extents.iter().filter_map(|logical| self.plan_merge(merge, *logical)).collect()
@@ -161,7 +167,7 @@ impl Meta {
         let hidden = upper_data.or(&upper_zero);
         let lower_data = self.entries.data_bits(lower).without(&hidden);
         let mut zero = self.entries.zero_bits(lower).without(&hidden).or(&upper_zero);
-        if self.snapshot(at.snapshot).parent.is_none() {
+        if self.is_bottom(at.snapshot, at.child) {
             zero = Bits::default();
         }
         // The data that is fewer moves; what it lands on is visible to nobody: blocks the child
@@ -205,6 +211,13 @@ impl Meta {
             + u64::from(self.extents.unpunched())
     }
 
+    /// Of those steps the ones for deleted snapshots of a volume.
+    pub fn merging_remaining(&self, volume: VolumeId) -> u64 {
+        let ready = self.deleting.iter().map(|id| self.snapshot(SnapshotId(*id)));
+        let steps = ready.filter(|s| s.volume == volume && s.children.len() <= 1);
+        steps.map(|s| 1 + u64::from(s.layer.len()) + s.layer.runs.len() as u64).sum()
+    }
+
     /// Frees some entries of a deleted snapshot without children, and at last the snapshot.
     fn reclaim(&mut self, id: SnapshotId) {
         let layer = &self.snapshot(id).layer;
@@ -245,6 +258,12 @@ impl Meta {
         }
     }
 
+    /// Whether below a deleted snapshot there is nothing, and never will be for its child: then
+    /// zero marks say nothing.
+    fn is_bottom(&self, id: SnapshotId, child: SnapshotId) -> bool {
+        self.snapshot(id).parent.is_none() && !self.is_rebuilding(self.snapshot(child).volume)
+    }
+
     /// Hands a zero run to the child: marks zeros in the entries the child has there, a few at a
     /// time, then gives it the run.
     fn merge_run(
@@ -254,7 +273,7 @@ impl Meta {
         extents: Range<u32>,
         spare: u32,
     ) -> Step<()> {
-        if !self.snapshot(id).parent.is_none() {
+        if !self.is_bottom(id, child) {
             let all = Bits::range(&(0..self.blocks_per_extent()));
             let held = self.snapshot(child).layer.iter_from(extents.start);
             let open: Vec<_> = held
@@ -275,7 +294,7 @@ impl Meta {
             }
         }
         self.snapshot_mut(id).layer.runs.remove(&extents.start);
-        if self.snapshot(id).parent.is_none() {
+        if self.is_bottom(id, child) {
             self.free_entry(spare);
         } else {
             let given = self.add_run(child, extents, Some(spare))?;

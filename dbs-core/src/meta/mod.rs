@@ -2,17 +2,25 @@
 //! state machine, and says what must be read, written or committed by whom it is called.
 
 pub mod alloc;
+pub mod attributes;
+pub mod bits;
 pub mod commit;
+pub mod counts;
 pub mod entries;
 pub mod flatten;
 pub mod ids;
 pub mod layer;
+pub mod layer_write;
+pub mod layers;
 pub mod load;
 pub mod locks;
 pub mod log;
 pub mod merge;
 pub mod names;
 pub mod plan;
+pub mod prune;
+pub mod relink;
+pub mod rollback;
 pub mod tail;
 pub mod tree;
 pub mod usage;
@@ -31,7 +39,7 @@ use alloc::{Allocator, FreeSet};
 use entries::{Entries, SPARE_BASE};
 use ids::IdMap;
 use layer::Layer;
-use locks::{Fence, RangeLocks};
+use locks::{Fence, RangeLocks, Space};
 use log::Log;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use view::View;
@@ -72,6 +80,8 @@ pub struct Volume {
     pub created_ns: u64,
     /// Revision counter.
     pub revision: u64,
+    /// `VOLUME_*` flags.
+    pub flags: u32,
     /// Head.
     pub head: SnapshotId,
     /// Named snapshots.
@@ -111,6 +121,11 @@ impl Snapshot {
         self.flags & SNAPSHOT_DELETED == 0
     }
 
+    /// Where its blocks are held.
+    pub fn space(&self) -> Space {
+        if self.head() { Space::Head(self.volume) } else { Space::Snapshots(self.volume) }
+    }
+
     /// Whether it is a head.
     pub fn head(&self) -> bool {
         self.flags & SNAPSHOT_HEAD != 0
@@ -142,6 +157,10 @@ pub struct Meta {
     next_extent: u32,
     /// Group of the last change by which something visible lost sight of a snapshot.
     sight_group: u64,
+    /// Volumes whose revision counter has changed since their last record.
+    staged: BTreeSet<u32>,
+    /// The last group had no room for some of them.
+    staged_left: bool,
     /// Valid metadata blocks by [`RegionKind::mark`].
     marks: [u32; 4],
     /// The marks when the last group was taken.
@@ -309,6 +328,7 @@ impl Meta {
     }
 
     fn append_volume(&mut self, id: VolumeId) {
+        self.staged.remove(&id.0);
         let slot = self.volume_slot(id);
         self.append(&Record::Volume { index: id.0 - 1, slot: slot.as_bytes() });
     }
@@ -337,7 +357,7 @@ impl Meta {
             created_ns: volume.created_ns.into(),
             revision: volume.revision.into(),
             head: volume.head.0.into(),
-            flags: 0.into(),
+            flags: volume.flags.into(),
             name_bytes,
             reserved0: [0; 14],
             name,

@@ -67,17 +67,30 @@ impl Meta {
         blocks: Range<u64>,
         out: &mut Vec<WritePiece>,
     ) -> Step<()> {
+        self.plan_write_to(self.volume(volume).head, blocks, out)
+    }
+
+    /// As [`Meta::plan_write`], to the layer of a head or snapshot.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn plan_write_to(
+        &mut self,
+        owner: SnapshotId,
+        blocks: Range<u64>,
+        out: &mut Vec<WritePiece>,
+    ) -> Step<()> {
         out.clear();
         self.check_log()?;
-        let head = self.volume(volume).head;
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
-            let (entry, fresh) = match self.snapshot(head).layer.get(logical) {
+            let (entry, fresh) = match self.snapshot(owner).layer.get(logical) {
                 Some(entry) if entry < SPARE_BASE => (entry, false),
-                _ => match self.allocate(head, logical) {
+                _ => match self.allocate(owner, logical) {
                     Ok(entry) => (entry, true),
                     Err(stop) => {
                         let fresh = out.iter().filter(|piece| piece.fresh);
-                        fresh.for_each(|piece| self.unallocate(head, piece.logical));
+                        fresh.for_each(|piece| self.unallocate(owner, piece.logical));
                         return Err(stop);
                     }
                 },
@@ -91,8 +104,13 @@ impl Meta {
 
     /// The data of these pieces has been written: records what became data.
     pub fn finish_write(&mut self, volume: VolumeId, pieces: &[WritePiece]) {
+        self.finish_write_to(self.volume(volume).head, pieces);
+    }
+
+    /// As [`Meta::finish_write`], to the layer of a head or snapshot.
+    #[inline]
+    pub fn finish_write_to(&mut self, owner: SnapshotId, pieces: &[WritePiece]) {
         self.log.expected_records_came(pieces.len() * self.record_bytes());
-        let head = self.volume(volume).head;
         for piece in pieces {
             if !self.unlogged.contains_key(&piece.entry)
                 && self.entries.all_data(piece.entry, &piece.blocks)
@@ -100,7 +118,11 @@ impl Meta {
                 continue;
             }
             self.entries.fill(piece.entry, piece.blocks.clone(), FillState::Data);
-            self.note_filled(head, piece.logical, piece.entry, &piece.blocks);
+            if self.snapshot(owner).head() {
+                self.note_filled(owner, piece.logical, piece.entry, &piece.blocks);
+            } else {
+                self.forget_through(piece.logical);
+            }
             if !self.log_entry(piece.entry) {
                 self.append(&Record::Fill {
                     entry: piece.entry,
@@ -114,16 +136,19 @@ impl Meta {
 
     /// A write failed: extents allocated for it are free again unless somebody else uses them.
     pub fn abort_write(&mut self, volume: VolumeId, pieces: &[WritePiece]) {
+        self.abort_write_to(self.volume(volume).head, pieces);
+    }
+
+    /// As [`Meta::abort_write`], to the layer of a head or snapshot.
+    pub fn abort_write_to(&mut self, owner: SnapshotId, pieces: &[WritePiece]) {
         self.log.expected_records_came(pieces.len() * self.record_bytes());
-        let head = self.volume(volume).head;
+        let space = self.snapshot(owner).space();
         for piece in pieces {
             let unused = self.entries.data_bits(piece.entry).is_empty();
             let whole = self.extent_blocks(piece.logical);
-            if unused
-                && self.unlogged.contains_key(&piece.entry)
-                && self.locks.sole(volume.0, &whole)
+            if unused && self.unlogged.contains_key(&piece.entry) && self.locks.sole(space, &whole)
             {
-                self.unallocate(head, piece.logical);
+                self.unallocate(owner, piece.logical);
             }
         }
     }
@@ -204,7 +229,10 @@ impl Meta {
     }
 
     /// Takes a free data extent.
-    pub(super) fn take_extent(&mut self) -> Step<u32> {
+    ///
+    /// # Errors
+    /// [`Stop::Space`], [`Stop::Room`].
+    pub fn take_extent(&mut self) -> Step<u32> {
         self.release_freed();
         // Neighbours stay adjacent as long as that does not spread the store: beyond the present
         // mark, the lowest free extent comes first.
@@ -253,17 +281,17 @@ impl Meta {
         ))
     }
 
-    fn unallocate(&mut self, head: SnapshotId, logical: u32) {
-        let Some(entry) = self.snapshot(head).layer.get(logical) else { return };
+    fn unallocate(&mut self, owner: SnapshotId, logical: u32) {
+        let Some(entry) = self.snapshot(owner).layer.get(logical) else { return };
         let Some(replaced) = self.unlogged.remove(&entry) else { return };
-        let layer = &mut self.snapshot_mut(head).layer;
+        let layer = &mut self.snapshot_mut(owner).layer;
         match replaced {
             Some(spare) => layer.insert(logical, spare),
             None => layer.remove(logical),
         };
         self.entries.release(entry);
         self.extents.put_back(entry);
-        self.forget(head, logical);
+        self.forget_layer(owner, logical);
     }
 }
 
@@ -284,7 +312,7 @@ pub fn split(blocks: Range<u64>, per_extent: u32) -> impl Iterator<Item = (u32, 
     })
 }
 
-fn push_read(out: &mut Vec<ReadPiece>, address: Option<u64>, blocks: u64) {
+pub(super) fn push_read(out: &mut Vec<ReadPiece>, address: Option<u64>, blocks: u64) {
     if let Some(last) = out.last_mut() {
         let follows = match (last.address, address) {
             (None, None) => true,

@@ -55,6 +55,7 @@ impl Meta {
             size,
             created_ns: births[0].now_ns,
             revision: 0,
+            flags: 0,
             head,
             snapshots: BTreeMap::new(),
         };
@@ -155,6 +156,7 @@ impl Meta {
         name: &str,
         user_created: bool,
         with: &Labels,
+        created_ns: u64,
         birth: Birth,
     ) -> Step<SnapshotId> {
         self.check_snapshot_name_free(id, name)?;
@@ -168,7 +170,7 @@ impl Meta {
         self.put_snapshot(new, new_head(id, frozen, size, birth));
         let snapshot = self.snapshot_mut(frozen);
         name.clone_into(&mut snapshot.name);
-        snapshot.created_ns = birth.now_ns;
+        snapshot.created_ns = created_ns;
         snapshot.revision = revision;
         snapshot.flags &= !SNAPSHOT_HEAD;
         if user_created {
@@ -213,43 +215,6 @@ impl Meta {
         self.check_deletable(&self.volume(volume).name, &name, id)?;
         self.volume_mut(volume).snapshots.remove(&name);
         self.drop_snapshot(id, volume);
-        Ok(())
-    }
-
-    /// Replaces the head by an empty one on a snapshot. The caller has made sure that no write is
-    /// in flight.
-    ///
-    /// # Errors
-    /// `NoSpace` when the table is full; [`Stop::Room`].
-    pub fn rollback(&mut self, id: VolumeId, to: SnapshotId, birth: Birth) -> Step<()> {
-        let new = self.next_snapshot()?;
-        let size = self.snapshot(to).size;
-        let old = self.volume(id).head;
-        self.put_snapshot(new, new_head(id, to, size, birth));
-        self.drop_snapshot(old, id);
-        let volume = self.volume_mut(id);
-        volume.head = new;
-        volume.size = size;
-        self.append_volume(id);
-        Ok(())
-    }
-
-    /// Sets or clears the protection from deletion.
-    pub fn set_protected(&mut self, id: SnapshotId, protected: bool) {
-        let flags = &mut self.snapshot_mut(id).flags;
-        *flags = if protected { *flags | SNAPSHOT_PROTECTED } else { *flags & !SNAPSHOT_PROTECTED };
-        self.append_snapshot(id);
-    }
-
-    /// Replaces all labels of a snapshot.
-    ///
-    /// # Errors
-    /// `Invalid` if they do not fit; [`Stop::Room`].
-    pub fn set_labels(&mut self, id: SnapshotId, with: &Labels) -> Step<()> {
-        let encoded = encode_labels(with)?;
-        self.require_labels(id, &encoded)?;
-        self.put_labels(id, encoded);
-        self.append_snapshot(id);
         Ok(())
     }
 
@@ -320,7 +285,7 @@ impl Meta {
         Ok(())
     }
 
-    fn check_snapshot_name_free(&self, volume: VolumeId, name: &str) -> Result<()> {
+    pub(super) fn check_snapshot_name_free(&self, volume: VolumeId, name: &str) -> Result<()> {
         names::check("snapshot", name)?;
         let volume = self.volume(volume);
         if volume.snapshots.contains_key(name) {
@@ -344,7 +309,7 @@ impl Meta {
         Ok(())
     }
 
-    fn drop_snapshot(&mut self, id: SnapshotId, volume: VolumeId) {
+    pub(super) fn drop_snapshot(&mut self, id: SnapshotId, volume: VolumeId) {
         let snapshot = self.snapshot_mut(id);
         snapshot.flags = SNAPSHOT_DELETED;
         snapshot.volume = volume;
@@ -357,7 +322,7 @@ impl Meta {
     }
 
     /// The slot the next snapshot gets; nothing is changed but the high-water mark.
-    fn next_snapshot(&mut self) -> Step<SnapshotId> {
+    pub(super) fn next_snapshot(&mut self) -> Step<SnapshotId> {
         let Some(slot) = self.snapshots_free.lowest() else {
             return Err(Stop::Error(Error::no_space(format!(
                 "the snapshot table is full ({} slots, heads included); delete a snapshot, or make \
@@ -369,7 +334,7 @@ impl Meta {
         Ok(SnapshotId(slot + 1))
     }
 
-    fn put_snapshot(&mut self, id: SnapshotId, snapshot: Snapshot) {
+    pub(super) fn put_snapshot(&mut self, id: SnapshotId, snapshot: Snapshot) {
         let parent = snapshot.parent;
         self.snapshots_free.remove(id.0 - 1);
         if self.snapshots.len() < id.index() {
@@ -382,7 +347,7 @@ impl Meta {
         self.append_snapshot(id);
     }
 
-    fn require_labels(&self, id: SnapshotId, encoded: &[u8]) -> Step<()> {
+    pub(super) fn require_labels(&self, id: SnapshotId, encoded: &[u8]) -> Step<()> {
         if encoded.is_empty() || self.label_room.contains(&(id.0 - 1)) {
             return Ok(());
         }
@@ -390,7 +355,7 @@ impl Meta {
         Err(Stop::Room(RegionKind::Labels, first..first + LABEL_BLOCKS))
     }
 
-    fn put_labels(&mut self, id: SnapshotId, encoded: Vec<u8>) {
+    pub(super) fn put_labels(&mut self, id: SnapshotId, encoded: Vec<u8>) {
         let snapshot = self.snapshot_mut(id);
         if encoded.is_empty() && snapshot.labels.is_empty() {
             return;
@@ -408,7 +373,7 @@ impl Meta {
     }
 }
 
-fn new_head(volume: VolumeId, parent: SnapshotId, size: u64, birth: Birth) -> Snapshot {
+pub(super) fn new_head(volume: VolumeId, parent: SnapshotId, size: u64, birth: Birth) -> Snapshot {
     Snapshot {
         name: String::new(),
         uuid: birth.uuid,
@@ -424,7 +389,7 @@ fn new_head(volume: VolumeId, parent: SnapshotId, size: u64, birth: Birth) -> Sn
     }
 }
 
-fn encode_labels(with: &Labels) -> Result<Vec<u8>> {
+pub(super) fn encode_labels(with: &Labels) -> Result<Vec<u8>> {
     if with.is_empty() {
         return Ok(Vec::new());
     }
@@ -436,7 +401,7 @@ fn encode_labels(with: &Labels) -> Result<Vec<u8>> {
     })
 }
 
-fn check_size(size: u64) -> Result<()> {
+pub(super) fn check_size(size: u64) -> Result<()> {
     if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > VOLUME_MAX_BYTES {
         return Err(Error::invalid(format!(
             "volume size {size}: a multiple of 512 bytes up to 64 TiB"

@@ -145,9 +145,18 @@ impl Meta {
 
     /// Data and explicit zeros of a volume extent as a snapshot shows it.
     fn states(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
+        self.states_in(self.chain(id), logical)
+    }
+
+    /// Data and explicit zeros of a volume extent as these layers, topmost first, show it.
+    pub(super) fn states_in(
+        &self,
+        layers: impl Iterator<Item = SnapshotId>,
+        logical: u32,
+    ) -> (Bits, Bits) {
         let mut open = self.all_blocks();
         let (mut data, mut zero) = (Bits::default(), Bits::default());
-        for at in self.chain(id) {
+        for at in layers {
             let (held_data, held_zero) = self.held(at, logical);
             data = data.or(&held_data.and(&open));
             zero = zero.or(&held_zero.and(&open));
@@ -160,7 +169,7 @@ impl Meta {
     }
 
     /// Data and zeros of one layer at a volume extent.
-    fn held(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
+    pub(super) fn held(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
         let layer = &self.snapshot(id).layer;
         match layer.get(logical) {
             Some(entry) => (self.entries.data_bits(entry), self.entries.zero_bits(entry)),
@@ -169,7 +178,7 @@ impl Meta {
         }
     }
 
-    fn all_blocks(&self) -> Bits {
+    pub(super) fn all_blocks(&self) -> Bits {
         Bits::range(&(0..self.blocks_per_extent()))
     }
 
@@ -269,7 +278,7 @@ impl Meta {
         (allocated, reclaimable)
     }
 
-    fn foreign_below(&self, snapshot: &Snapshot, volume: VolumeId) -> bool {
+    pub(super) fn foreign_below(&self, snapshot: &Snapshot, volume: VolumeId) -> bool {
         let mut stack: Vec<_> = snapshot.children.iter().copied().collect();
         while let Some(id) = stack.pop() {
             let child = self.snapshot(SnapshotId(id));

@@ -5,6 +5,7 @@ use super::Meta;
 use super::entries::Bits;
 use super::ids::IdMap;
 use crate::format::record::FillState;
+use crate::sabotage::{self, Bug};
 use crate::units::SnapshotId;
 
 /// Volume extents in a piece of the cache.
@@ -214,6 +215,22 @@ impl Meta {
     /// A volume extent's layers changed somewhere: every view looks it up again.
     pub(super) fn forget_everywhere(&mut self, logical: u32) {
         self.views.values_mut().for_each(|view| view.forget(logical));
+    }
+
+    /// What a head or snapshot holds at a volume extent changed.
+    pub(super) fn forget_layer(&mut self, owner: SnapshotId, logical: u32) {
+        if self.snapshot(owner).head() {
+            self.forget(owner, logical);
+        } else {
+            self.forget_through(logical);
+        }
+    }
+
+    /// What some snapshot holds at a volume extent changed: all that looks through it looks again.
+    pub(super) fn forget_through(&mut self, logical: u32) {
+        if !sabotage::is(Bug::WriteKeepsViews) {
+            self.forget_everywhere(logical);
+        }
     }
 
     /// A head's layers at a volume extent changed.

@@ -26,6 +26,20 @@ impl Meta {
         } else {
             blocks
         };
+        self.zero_blocks_of(head, blocks, must)
+    }
+
+    /// As [`Meta::zero_blocks`], of the layer of a head or snapshot, and no more than these blocks.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn zero_blocks_of(
+        &mut self,
+        owner: SnapshotId,
+        blocks: Range<u64>,
+        must: bool,
+    ) -> Step<()> {
+        let whole = self.blocks_per_extent();
         let mut run: Option<Range<u32>> = None;
         for (logical, part) in split(blocks, whole) {
             self.check_log()?;
@@ -33,48 +47,48 @@ impl Meta {
                 let start = run.as_ref().map_or(logical, |run| run.start);
                 run = Some(start..logical + 1);
             } else {
-                self.zero_part(head, logical, part, must)?;
+                self.zero_part(owner, logical, part, must)?;
             }
         }
-        run.map_or(Ok(()), |run| self.zero_extents(head, run, must))
+        run.map_or(Ok(()), |run| self.zero_extents(owner, run, must))
     }
 
-    /// Makes whole volume extents of a head read as zeros.
-    fn zero_extents(&mut self, head: SnapshotId, extents: Range<u32>, must: bool) -> Step<()> {
-        let covered = !self.shows_parent(head) || self.add_run(head, extents.clone(), None)?;
+    /// Makes whole volume extents of a layer read as zeros.
+    fn zero_extents(&mut self, owner: SnapshotId, extents: Range<u32>, must: bool) -> Step<()> {
+        let covered = !self.shows_parent(owner) || self.add_run(owner, extents.clone(), None)?;
         if !covered {
             let whole = 0..self.blocks_per_extent();
             for logical in extents {
                 self.check_log()?;
-                self.zero_part(head, logical, whole.clone(), must)?;
+                self.zero_part(owner, logical, whole.clone(), must)?;
             }
             return Ok(());
         }
-        let layer = &self.snapshot(head).layer;
+        let layer = &self.snapshot(owner).layer;
         let held: Vec<_> =
             layer.iter_from(extents.start).take_while(|item| item.0 < extents.end).collect();
         for (logical, entry) in held {
-            self.snapshot_mut(head).layer.remove(logical);
+            self.snapshot_mut(owner).layer.remove(logical);
             self.free_entry(entry);
         }
-        extents.for_each(|logical| self.forget(head, logical));
+        extents.for_each(|logical| self.forget_layer(owner, logical));
         Ok(())
     }
 
     /// Makes some blocks of one volume extent read as zeros.
     fn zero_part(
         &mut self,
-        head: SnapshotId,
+        owner: SnapshotId,
         logical: u32,
         part: Range<u32>,
         must: bool,
     ) -> Step<()> {
-        let covers = self.shows_parent(head);
+        let covers = self.shows_parent(owner);
         let state = if covers { FillState::Zero } else { FillState::Absent };
-        let entry = match self.snapshot(head).layer.get(logical) {
+        let entry = match self.snapshot(owner).layer.get(logical) {
             Some(entry) => entry,
-            None if !covers || self.snapshot(head).layer.in_run(logical) => return Ok(()),
-            None => match self.add_carrier(head, logical)? {
+            None if !covers || self.snapshot(owner).layer.in_run(logical) => return Ok(()),
+            None => match self.add_carrier(owner, logical)? {
                 Some(entry) => entry,
                 None if must => return Err(Stop::Space),
                 None => return Ok(()),
@@ -82,8 +96,8 @@ impl Meta {
         };
         self.log_entry(entry);
         self.fill(entry, part, state);
-        self.forget(head, logical);
-        self.slim(head, logical, entry)
+        self.forget_layer(owner, logical);
+        self.slim(owner, logical, entry)
     }
 
     /// Sets blocks of an entry, recording it unless the entry is in no record yet.
@@ -110,45 +124,55 @@ impl Meta {
     }
 
     /// Replaces an entry without data by less: nothing, a zero run, or a zero-only layer.
-    fn slim(&mut self, head: SnapshotId, logical: u32, entry: u32) -> Step<()> {
+    pub(super) fn slim(&mut self, owner: SnapshotId, logical: u32, entry: u32) -> Step<()> {
         // A write to other blocks of the extent may be on its way: then the entry stays.
-        let volume = self.snapshot(head).volume;
-        let sole = self.locks.sole(volume.0, &self.extent_blocks(logical));
+        let sole = self.locks.sole(self.snapshot(owner).space(), &self.extent_blocks(logical));
         if !sole || !self.entries.data_bits(entry).is_empty() {
             return Ok(());
         }
         let zeros = self.entries.zero_bits(entry);
         let all = Bits::range(&(0..self.blocks_per_extent()));
         let gone = if zeros == all {
-            self.add_run(head, logical..logical + 1, None)?
+            self.add_run(owner, logical..logical + 1, None)?
         } else {
-            zeros.is_empty() && !self.snapshot(head).layer.in_run(logical)
+            zeros.is_empty() && !self.snapshot(owner).layer.in_run(logical)
         };
         if gone {
-            self.snapshot_mut(head).layer.remove(logical);
+            self.snapshot_mut(owner).layer.remove(logical);
             self.free_entry(entry);
-        } else if entry < SPARE_BASE
-            && let Some(spare) = self.take_spare()?
-        {
-            self.entries.assign(spare, head.0, logical);
-            self.entries.set_bits(spare, &Bits::default(), &zeros);
-            self.snapshot_mut(head).layer.insert(logical, spare);
-            self.append_entry(spare);
-            self.free_entry(entry);
+        } else if entry < SPARE_BASE {
+            self.carry_by_spare(owner, logical, entry)?;
         }
-        self.forget(head, logical);
+        self.forget_layer(owner, logical);
+        Ok(())
+    }
+
+    /// Replaces a data extent without data by a spare entry, if there is one.
+    pub(super) fn carry_by_spare(
+        &mut self,
+        owner: SnapshotId,
+        logical: u32,
+        entry: u32,
+    ) -> Step<()> {
+        let Some(spare) = self.take_spare()? else { return Ok(()) };
+        let zeros = self.entries.zero_bits(entry);
+        self.entries.assign(spare, owner.0, logical);
+        self.entries.set_bits(spare, &Bits::default(), &zeros);
+        self.snapshot_mut(owner).layer.insert(logical, spare);
+        self.append_entry(spare);
+        self.free_entry(entry);
         Ok(())
     }
 
     /// A new entry without content at a volume extent that has none: a spare, else a data extent.
-    fn add_carrier(&mut self, head: SnapshotId, logical: u32) -> Step<Option<u32>> {
+    pub(super) fn add_carrier(&mut self, owner: SnapshotId, logical: u32) -> Step<Option<u32>> {
         if let Some(spare) = self.take_spare()? {
-            self.entries.assign(spare, head.0, logical);
-            self.snapshot_mut(head).layer.insert(logical, spare);
+            self.entries.assign(spare, owner.0, logical);
+            self.snapshot_mut(owner).layer.insert(logical, spare);
             self.append_entry(spare);
             return Ok(Some(spare));
         }
-        match self.allocate(head, logical) {
+        match self.allocate(owner, logical) {
             Ok(entry) => Ok(Some(entry)),
             Err(Stop::Space) => Ok(None),
             Err(stop) => Err(stop),
@@ -202,9 +226,11 @@ impl Meta {
         Ok(true)
     }
 
-    /// Whether absent blocks of a head show a parent's.
-    fn shows_parent(&self, head: SnapshotId) -> bool {
-        !self.snapshot(head).parent.is_none() && !sabotage::is(Bug::ForgetZeroOnDiscard)
+    /// Whether absent blocks of a layer show a parent's, or may later.
+    fn shows_parent(&self, owner: SnapshotId) -> bool {
+        let owner = self.snapshot(owner);
+        let may = self.is_rebuilding(owner.volume) && !sabotage::is(Bug::ForgetZeroInRebuilding);
+        may || (!owner.parent.is_none() && !sabotage::is(Bug::ForgetZeroOnDiscard))
     }
 
     /// Whether anything in the chain may hold content at or behind a volume extent.

@@ -73,7 +73,8 @@ impl Inner {
         value
     }
 
-    /// Every data extent is either used by a layer, free, or on its way to being free.
+    /// Every data extent is either used by a layer, free, or on its way to being free; the counts
+    /// of data blocks are right.
     fn check_memory(&self) -> Vec<Finding> {
         let meta = self.meta();
         let mut findings = Vec::new();
@@ -94,6 +95,10 @@ impl Inner {
         if known != total {
             let text = format!("{known} extents accounted for of {total}: space is lost");
             find(Severity::Leak, None, text);
+        }
+        if !meta.entries.counts_are_true() {
+            let text = "the counts of data blocks by snapshot are wrong in memory: open again";
+            find(Severity::Corrupt, None, text.to_owned());
         }
         findings
     }

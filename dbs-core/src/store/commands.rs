@@ -5,8 +5,10 @@ use super::open::{as_uuid, uuid_text};
 use super::{Inner, SnapshotOptions, Store};
 use crate::error::{Error, Result};
 use crate::format::labels;
-use crate::format::slots::{SNAPSHOT_PROTECTED, SNAPSHOT_USER_CREATED};
-use crate::info::{Labels, MapRange, SnapshotInfo, StoreInfo, Usage, VolumeInfo};
+use crate::format::slots::{
+    SNAPSHOT_PROTECTED, SNAPSHOT_RETIRED, SNAPSHOT_USER_CREATED, VOLUME_REBUILDING,
+};
+use crate::info::{MapRange, SnapshotInfo, StoreInfo, Usage, VolumeInfo};
 use crate::meta::tree::Birth;
 use crate::meta::{Meta, Snapshot};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
@@ -200,11 +202,13 @@ impl Store {
     /// Creates a volume on a snapshot, in constant time.
     ///
     /// # Errors
-    /// `NotFound`, `Exists`, `Invalid`, `NoSpace` when a table is full.
+    /// `NotFound`, `Exists`, `Invalid` (a retired snapshot among others), `Busy` if the volume is
+    /// being rebuilt, `NoSpace` when a table is full.
     pub fn clone_volume(&self, volume: &str, snapshot: &str, new: &str) -> Result<VolumeInfo> {
         let births = [self.inner.birth(), self.inner.birth()];
         let id = self.inner.command(|meta| {
-            let (_, parent) = meta.find_snapshot(volume, snapshot)?;
+            let (origin, parent) = meta.find_base(volume, snapshot)?;
+            meta.check_complete(origin)?;
             let size = meta.snapshot(parent).size;
             meta.create_volume(new, size, parent, births)
         })?;
@@ -230,9 +234,10 @@ impl Store {
         })?;
         // Only until writes in flight have ended: the commit goes on without stopping new ones.
         let hold = self.inner.hold_all(id);
+        let created_ns = options.created_ns.unwrap_or(birth.now_ns);
         let created = self.inner.step(|meta| {
             let id = meta.find_volume(volume)?;
-            meta.create_snapshot(id, name, !options.system, &options.labels, birth)
+            meta.create_snapshot(id, name, !options.system, &options.labels, created_ns, birth)
         });
         drop(hold);
         let (snapshot, _) = created?;
@@ -263,45 +268,6 @@ impl Store {
         self.inner.command(|meta| {
             let (volume, id) = meta.find_snapshot(volume, name)?;
             Ok(meta.delete_snapshot(volume, id)?)
-        })
-    }
-
-    /// Discards the head and starts a new one on the snapshot. Later snapshots stay, as a side
-    /// branch.
-    ///
-    /// # Errors
-    /// `NotFound`, `NoSpace` when the table is full.
-    pub fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
-        self.inner.check_writable()?;
-        let id = self.inner.meta().find_volume(volume)?;
-        let birth = self.inner.birth();
-        let _hold = self.inner.hold_all(id);
-        self.inner.command(|meta| {
-            let (id, to) = meta.find_snapshot(volume, snapshot)?;
-            meta.rollback(id, to, birth)
-        })
-    }
-
-    /// Sets or clears the protection from deletion.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn set_protected(&self, volume: &str, snapshot: &str, protected: bool) -> Result<()> {
-        self.inner.command(|meta| {
-            let (_, id) = meta.find_snapshot(volume, snapshot)?;
-            meta.set_protected(id, protected);
-            Ok(())
-        })
-    }
-
-    /// Replaces all labels of a snapshot.
-    ///
-    /// # Errors
-    /// `NotFound`, `Invalid` if they do not fit.
-    pub fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
-        self.inner.command(|meta| {
-            let (_, id) = meta.find_snapshot(volume, snapshot)?;
-            meta.set_labels(id, labels)
         })
     }
 
@@ -343,7 +309,7 @@ impl Store {
 }
 
 impl Inner {
-    fn birth(&self) -> Birth {
+    pub(super) fn birth(&self) -> Birth {
         Birth { uuid: as_uuid(self.env.random()), now_ns: self.env.now_ns() }
     }
 }
@@ -356,7 +322,7 @@ fn find(meta: &Meta, volume: &str, snapshot: Option<&str>) -> Result<SnapshotId>
 }
 
 /// `volume`, `volume@snapshot`, or `(hidden)`.
-fn spec_of(meta: &Meta, snapshot: &Snapshot) -> String {
+pub(super) fn spec_of(meta: &Meta, snapshot: &Snapshot) -> String {
     if !snapshot.live() {
         return "(hidden)".to_owned();
     }
@@ -381,11 +347,13 @@ fn volume_info(meta: &Meta, id: VolumeId, with_usage: bool) -> VolumeInfo {
         snapshots: volume.snapshots.len() as u64,
         depth: meta.depth(volume.head),
         open: meta.is_open(id),
+        rebuilding: volume.flags & VOLUME_REBUILDING != 0,
+        revision: volume.revision,
         usage: if with_usage { meta.usage(volume.head) } else { Usage::default() },
     }
 }
 
-fn snapshot_info(meta: &Meta, id: SnapshotId, with_usage: bool) -> SnapshotInfo {
+pub(super) fn snapshot_info(meta: &Meta, id: SnapshotId, with_usage: bool) -> SnapshotInfo {
     let snapshot = meta.snapshot(id);
     let children = snapshot.children.iter();
     SnapshotInfo {
@@ -398,6 +366,7 @@ fn snapshot_info(meta: &Meta, id: SnapshotId, with_usage: bool) -> SnapshotInfo 
         children: children.map(|child| spec_of(meta, meta.snapshot(SnapshotId(*child)))).collect(),
         protected: snapshot.flags & SNAPSHOT_PROTECTED != 0,
         user_created: snapshot.flags & SNAPSHOT_USER_CREATED != 0,
+        retired: snapshot.flags & SNAPSHOT_RETIRED != 0,
         labels: labels::decode(&snapshot.labels).unwrap_or_default(),
         usage: if with_usage { meta.usage(id) } else { Usage::default() },
     }

@@ -47,11 +47,11 @@ impl Store {
     /// # Errors
     /// `Io`, `Poisoned`.
     pub fn settle(&self) -> Result<bool> {
-        if self.inner.read_only || self.inner.meta().log.is_idle() {
+        if self.inner.read_only || self.inner.meta().is_idle() {
             return Ok(false);
         }
         self.inner.commit_as(WriteBack::All)?;
-        Ok(!self.inner.meta().log.is_idle())
+        Ok(!self.inner.meta().is_idle())
     }
 }
 
@@ -93,13 +93,19 @@ impl Inner {
         result
     }
 
-    /// One commit, and more until half of the journal is free again.
+    /// One commit, and more until all that waited is in a group and half of the journal is free
+    /// again.
     fn commit_until_roomy(&self, amount: WriteBack) -> Result<()> {
         self.commit_once(amount)?;
-        while self.meta().journal_short() {
+        while self.has_to_go_on() {
             self.commit_once(WriteBack::Needed)?;
         }
         Ok(())
+    }
+
+    fn has_to_go_on(&self) -> bool {
+        let meta = self.meta();
+        meta.journal_short() || meta.staged_left()
     }
 
     /// One commit; the caller makes sure that there is only one at a time. What takes long, the

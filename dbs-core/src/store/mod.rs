@@ -1,21 +1,27 @@
 //! A store: open, close, and everything that is not the reading and writing of one volume.
 
+mod attributes;
 mod check;
 mod commands;
 mod commit;
 mod dump;
+mod layers;
 mod open;
+mod prune;
+mod rebuild;
 mod recover;
+mod rollback;
 mod space;
 mod work;
 
 pub use open::peek_uuid;
+pub use rebuild::Link;
 
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
 use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
-use crate::meta::locks::HoldId;
+use crate::meta::locks::{HoldId, Space};
 use crate::meta::{Meta, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId};
 use commit::Commits;
@@ -109,6 +115,9 @@ pub struct SnapshotOptions {
     pub labels: Labels,
     /// Taken by the system, not by a person.
     pub system: bool,
+    /// Creation time in nanoseconds since the Unix epoch, where it is known from elsewhere; by
+    /// default the clock's.
+    pub created_ns: Option<u64>,
 }
 
 /// An open store. Cloning the handle is cheap; all handles are the same store. All calls block
@@ -203,10 +212,15 @@ impl Inner {
         }
     }
 
-    /// Waits for blocks of a volume.
+    /// Waits for blocks of a volume's head.
     pub(crate) fn hold(&self, volume: VolumeId, blocks: Range<u64>, exclusive: bool) -> Hold<'_> {
+        self.hold_in(Space::Head(volume), blocks, exclusive)
+    }
+
+    /// Waits for blocks.
+    pub(crate) fn hold_in(&self, space: Space, blocks: Range<u64>, exclusive: bool) -> Hold<'_> {
         let mut meta = self.meta();
-        let id = meta.locks.queue(volume.0, blocks, exclusive);
+        let id = meta.locks.queue(space, blocks, exclusive);
         while !meta.locks.granted(id) {
             meta = self.wait(meta);
         }

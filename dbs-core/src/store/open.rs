@@ -245,7 +245,7 @@ impl Inner {
 
     fn close(&self) -> Result<()> {
         // Nobody else commits: `commit` is refused once poisoned, and until then it is serial.
-        while !self.meta().log.is_idle() {
+        while !self.meta().is_idle() {
             self.commit_once(WriteBack::All)?;
         }
         let (durable, marks) = {

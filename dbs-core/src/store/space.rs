@@ -34,6 +34,11 @@ impl Store {
                 self.inner.flush_storage()?;
             }
         }
+        // On a full file system the new last copy of the superblock would fail, which poisons.
+        self.inner
+            .storage
+            .allocate(new.superblock_last(), BLOCK_BYTES)
+            .map_err(|error| Error::io(error, "growing the store failed"))?;
         self.inner.update_superblock(|superblock| superblock.geometry = new)?;
         let mut meta = self.inner.meta();
         meta.geometry = new;
@@ -78,16 +83,15 @@ impl Inner {
         let Some((last, _)) = self.meta().next_move() else { return Ok(false) };
         let lock = {
             let meta = self.meta();
-            meta.move_lock(last).map(|(volume, logical)| (volume, meta.extent_blocks(logical)))
+            meta.move_lock(last).map(|(space, logical)| (space, meta.extent_blocks(logical)))
         };
-        let _hold = lock.clone().map(|(volume, blocks)| self.hold(volume, blocks, true));
+        let _hold = lock.clone().map(|(space, blocks)| self.hold_in(space, blocks, true));
         let plan = {
             let meta = self.meta();
             // While waiting, a discard may have freed it or a snapshot frozen it.
-            let now = meta.move_lock(last).map(|(v, logical)| (v, meta.extent_blocks(logical)));
-            let same = now == lock || now.is_none();
+            let now = meta.move_lock(last).map(|(s, logical)| (s, meta.extent_blocks(logical)));
             let due = meta.next_move().is_some_and(|(extent, _)| extent == last);
-            if !same || !due {
+            if now != lock || !due {
                 return Ok(true);
             }
             drop(meta);

@@ -7,6 +7,7 @@ use crate::format::Geometry;
 use crate::info::WorkReport;
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
+use crate::meta::locks::Space;
 use crate::meta::merge::{Copy, Merge, Work};
 use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
@@ -57,6 +58,16 @@ impl Store {
         }
         let remaining = self.inner.meta().work_remaining();
         Ok(WorkReport { done, remaining })
+    }
+
+    /// Steps of background work known to remain for the deleted snapshots of a volume; 0 when all
+    /// are gone but those that clones or several children need.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn merging_remaining(&self, volume: &str) -> Result<u64> {
+        let meta = self.inner.meta();
+        Ok(meta.merging_remaining(meta.find_volume(volume)?))
     }
 
     /// Copies what the volume shares with its origin so that it depends on nothing; can be
@@ -119,7 +130,7 @@ impl Inner {
             let meta = self.meta();
             meta.extent_blocks(*first).start..meta.extent_blocks(*last).end
         };
-        let _hold = merge.lock.map(|volume| self.hold(volume, blocks, true));
+        let _hold = self.hold_in(merge.lock, blocks, true);
         let plans = self.meta().plan_merges(merge);
         let copies: Vec<Copy> = plans.iter().flat_map(|plan| plan.copies.iter().cloned()).collect();
         let finish = || self.finish(|meta| plans.iter().for_each(|plan| meta.finish_merge(plan)));
@@ -140,7 +151,8 @@ impl Inner {
 
     fn flatten_extent(&self, volume: VolumeId, layer: SnapshotId, logical: u32) -> Result<()> {
         let blocks = self.meta().extent_blocks(logical);
-        let _hold = self.hold(volume, blocks, true);
+        let _hold = self.hold(volume, blocks.clone(), true);
+        let _layers = self.hold_in(Space::Snapshots(volume), blocks, true);
         // Numbered in the same step as planned: while it waits for space it must not count as a
         // reader that space waits for.
         let (planned, _) = self.step(|meta| {

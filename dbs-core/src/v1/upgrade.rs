@@ -236,7 +236,7 @@ fn snapshot_options(snapshot: &Snapshot) -> SnapshotOptions {
     let mut labels = snapshot.labels.clone();
     labels.insert(ID_LABEL.into(), snapshot.id.to_string());
     labels.insert(CREATED_LABEL.into(), snapshot.created.to_string());
-    SnapshotOptions { labels, system: !snapshot.user_created }
+    SnapshotOptions { labels, system: !snapshot.user_created, ..Default::default() }
 }
 
 /// The name, if a store allows it.

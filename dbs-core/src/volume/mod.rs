@@ -17,8 +17,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+mod layer;
+mod layer_write;
 mod request;
 
+pub use layer::Layer;
 pub use request::{Finish, Request, Segment, Start};
 
 /// An open volume or snapshot. Cloning the handle is cheap. Offsets and lengths are multiples of
@@ -108,6 +111,25 @@ impl Volume {
         if must_commit || fua { self.store().commit() } else { Ok(()) }
     }
 
+    /// Writes `buf` at any byte: for protocols that know no sectors.
+    ///
+    /// # Errors
+    /// `Invalid` outside the volume, `ReadOnly`, `NoSpace`, `Io`, `Poisoned`.
+    pub fn write_bytes_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        let end = offset.saturating_add(buf.len() as u64);
+        if offset.is_multiple_of(SECTOR_BYTES) && end.is_multiple_of(SECTOR_BYTES) {
+            return self.write_at(offset, buf, false);
+        }
+        // The sectors around it are checked as a range of their own.
+        let start = offset - offset % SECTOR_BYTES;
+        let sectors = end.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX) - start;
+        self.check_writable(start, sectors)?;
+        if !buf.is_empty() && self.write_edges(offset, buf)? {
+            self.store().commit()?;
+        }
+        Ok(())
+    }
+
     /// Gives up the content of the whole blocks inside the range: they read as zeros afterwards,
     /// and space comes back. Partial blocks at the edges keep their content, and on a store whose
     /// spare entries are exhausted so may blocks that a parent holds.
@@ -169,17 +191,30 @@ impl Volume {
         Ok(ranges)
     }
 
-    /// Clears what a shrunk volume left behind its end in its last block, before it grows.
-    pub(crate) fn zero_last_block_behind(&self, size: u64) -> Result<()> {
+    /// Volume and snapshot it is of.
+    pub(crate) fn ids(&self) -> (VolumeId, Option<SnapshotId>) {
+        (self.handle.volume, self.handle.snapshot)
+    }
+
+    /// The block that holds the end at `size`, if it does not end there, with zeros behind it;
+    /// `None` if they are there.
+    pub(crate) fn last_block_cut(&self, size: u64) -> Result<Option<AlignedBuf>> {
         let partial = (size % BLOCK_BYTES) as usize;
         if partial == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
         self.read_inside(size - partial as u64, &mut block)?;
-        if block[partial..].iter().any(|byte| *byte != 0) {
-            let zeros = vec![0; BLOCK_BYTES as usize - partial];
-            self.write_parts(size, &zeros)?;
+        let behind = &mut block[partial..];
+        let dirty = behind.iter().any(|byte| *byte != 0);
+        behind.fill(0);
+        Ok(dirty.then_some(block))
+    }
+
+    /// Clears what a shrunk volume left behind its end in its last block, before it grows.
+    pub(crate) fn zero_last_block_behind(&self, size: u64) -> Result<()> {
+        if let Some(block) = self.last_block_cut(size)? {
+            self.write_parts(size, &block[(size % BLOCK_BYTES) as usize..])?;
         }
         Ok(())
     }
@@ -198,16 +233,11 @@ impl Volume {
 
     fn check_range_in(&self, meta: &Meta, offset: u64, length: u64) -> Result<()> {
         if !offset.is_multiple_of(SECTOR_BYTES) || !length.is_multiple_of(SECTOR_BYTES) {
-            return Err(Error::invalid(format!(
-                "offset {offset} and length {length} must be multiples of 512"
-            )));
+            return Err(unaligned(offset, length));
         }
         let size = meta.snapshot(self.source(meta)).size;
         if offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(Error::invalid(format!(
-                "range {offset}+{length} is outside `{}` of {size} bytes",
-                self.spec()
-            )));
+            return Err(outside(offset, length, size, self.spec()));
         }
         Ok(())
     }
@@ -351,6 +381,16 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+#[cold]
+fn unaligned(offset: u64, length: u64) -> Error {
+    Error::invalid(format!("offset {offset} and length {length} must be multiples of 512"))
+}
+
+#[cold]
+fn outside(offset: u64, length: u64, size: u64, spec: &str) -> Error {
+    Error::invalid(format!("range {offset}+{length} is outside `{spec}` of {size} bytes"))
 }
 
 fn is_whole(bytes: u64) -> bool {

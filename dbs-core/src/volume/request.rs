@@ -5,7 +5,7 @@
 use super::{Handle, Volume, blocks_of, is_whole};
 use crate::error::{Error, Result};
 use crate::limits::EXTENTS_PER_WRITE;
-use crate::meta::locks::HoldId;
+use crate::meta::locks::{HoldId, Space};
 use crate::meta::plan::{ReadPiece, WritePiece};
 use crate::meta::{Meta, Stop};
 use crate::units::BLOCK_BYTES;
@@ -328,7 +328,7 @@ impl Volume {
     ) -> Result<bool> {
         let volume = self.handle.volume;
         meta.requests += 1;
-        let hold = meta.locks.queue(volume.0, blocks.clone(), false);
+        let hold = meta.locks.queue(Space::Head(volume), blocks.clone(), false);
         let planned = if meta.locks.granted(hold) {
             meta.plan_write(volume, blocks, &mut request.writes)
         } else {

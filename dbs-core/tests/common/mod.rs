@@ -33,6 +33,7 @@ pub struct Mem {
     base: Arc<Vec<u8>>,
     changes: Mutex<Changes>,
     hook: Mutex<Option<Hook>>,
+    read_hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Mem {
@@ -42,7 +43,12 @@ impl Mem {
 
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         let changes = Changes { size: bytes.len() as u64, ..Changes::default() };
-        Self { base: Arc::new(bytes), changes: changes.into(), hook: None.into() }
+        Self {
+            base: Arc::new(bytes),
+            changes: changes.into(),
+            hook: None.into(),
+            read_hook: None.into(),
+        }
     }
 
     /// All bytes.
@@ -60,6 +66,7 @@ impl Mem {
                 base: Arc::clone(&self.base),
                 changes: changes.into(),
                 hook: None.into(),
+                read_hook: None.into(),
             };
         }
         Self::from_bytes(self.bytes())
@@ -87,6 +94,11 @@ impl Mem {
         *self.hook.lock().unwrap() = Some(Box::new(hook));
     }
 
+    /// Calls this in the next read, before anything else.
+    pub fn on_read(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.read_hook.lock().unwrap() = Some(Box::new(hook));
+    }
+
     fn block<'a>(&self, changes: &'a mut Changes, block: u64) -> &'a mut [u8; BLOCK] {
         changes.blocks.entry(block).or_insert_with(|| {
             let mut bytes = Box::new([0; BLOCK]);
@@ -104,6 +116,11 @@ impl Storage for Mem {
     }
 
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        // Not held while it runs: it may read.
+        let hook = self.read_hook.lock().unwrap().take();
+        if let Some(hook) = hook {
+            hook();
+        }
         let changes = self.changes.lock().unwrap();
         for request in requests {
             let end = request.offset.checked_add(request.buf.len() as u64);
@@ -257,6 +274,7 @@ pub fn fill(store: &Store) {
     let system = SnapshotOptions {
         labels: [("kind", "nightly"), ("größe", "klein")].map(|(k, v)| (k.into(), v.into())).into(),
         system: true,
+        ..Default::default()
     };
     store.create_volume("alpha", 384 << 10).unwrap();
     let alpha = store.volume("alpha").unwrap();

@@ -7,7 +7,7 @@ use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{
     self, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SNAPSHOT_LABELLED, SnapshotSlot,
-    VolumeSlot,
+    VOLUME_FLAGS, VolumeSlot,
 };
 use crate::info::{CheckReport, Finding, Severity};
 use crate::limits::{EXTENT_MIN_BYTES, LABELS_MAX_BYTES, VOLUME_MAX_BYTES};
@@ -85,7 +85,7 @@ impl Loader {
                 && size.is_multiple_of(SECTOR_BYTES)
                 && size <= VOLUME_MAX_BYTES
                 && index < self.geometry.volumes as usize
-                && slot.flags.get() == 0;
+                && slot.flags.get() & !VOLUME_FLAGS == 0;
             let twin = names.insert(name.to_owned(), VolumeId(index as u32 + 1)).is_some();
             if !sane || twin {
                 self.corrupt(RegionKind::Volumes, Some(index as u32), "impossible volume slot");
@@ -96,6 +96,7 @@ impl Loader {
                 size,
                 created_ns: slot.created_ns.get(),
                 revision: slot.revision.get(),
+                flags: slot.flags.get(),
                 head: SnapshotId(slot.head.get()),
                 snapshots: BTreeMap::new(),
             }));
@@ -349,6 +350,7 @@ impl Loader {
     ) -> (Meta, Vec<Finding>) {
         let geometry = self.geometry;
         self.leaked.iter().for_each(|id| self.entries.release(*id));
+        self.entries.start_counting();
         let free_slots = |capacity: u32, used: &dyn Fn(usize) -> bool| {
             let mut free = FreeSet::default();
             (0..capacity).filter(|slot| !used(*slot as usize)).for_each(|slot| free.insert(slot));
@@ -403,6 +405,8 @@ impl Loader {
             unlogged: Default::default(),
             next_extent: 0,
             sight_group: self.durable + 1,
+            staged: BTreeSet::new(),
+            staged_left: false,
             marks: self.marks,
             group_marks: self.durable_marks,
             room: self.marks,

@@ -1,0 +1,73 @@
+//! Commands that say something of a volume or snapshot and leave its content alone. Each but
+//! [`Store::stage_revision`] is durable when it returns.
+
+use super::Store;
+use crate::error::Result;
+use crate::info::Labels;
+
+impl Store {
+    /// Sets or clears the protection from deletion.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn set_protected(&self, volume: &str, snapshot: &str, protected: bool) -> Result<()> {
+        self.inner.command(|meta| {
+            let (_, id) = meta.find_snapshot(volume, snapshot)?;
+            meta.set_protected(id, protected);
+            Ok(())
+        })
+    }
+
+    /// Sets a volume's revision counter, a number its owner keeps. It becomes part of the next
+    /// commit, whoever asks for one, and costs nothing until then: after a crash there is this
+    /// value or an older one. A commit that begins after this call makes it durable, or a later
+    /// one, and nobody finds it without everything that was acknowledged before this call.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`, `Poisoned`.
+    pub fn stage_revision(&self, volume: &str, revision: u64) -> Result<()> {
+        self.inner.check_writable()?;
+        let mut meta = self.inner.meta();
+        let id = meta.find_volume(volume)?;
+        meta.stage_revision(id, revision);
+        Ok(())
+    }
+
+    /// Replaces all labels of a snapshot.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` if they do not fit.
+    pub fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
+        self.inner.command(|meta| {
+            let (_, id) = meta.find_snapshot(volume, snapshot)?;
+            meta.set_labels(id, labels)
+        })
+    }
+
+    /// Says that a snapshot's owner has no more use for it, or that it has. A retired snapshot is
+    /// listed and kept until it is deleted, but content of it that nothing else shows may be given
+    /// up before: it is no base any more for a rollback or a clone.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn set_retired(&self, volume: &str, snapshot: &str, retired: bool) -> Result<()> {
+        self.inner.command(|meta| {
+            let (_, id) = meta.find_snapshot(volume, snapshot)?;
+            meta.set_retired(id, retired);
+            Ok(())
+        })
+    }
+
+    /// Says that a volume's content is incomplete, or that it is complete. That it is remembered is
+    /// all: whoever serves the volume decides what it means for readers.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn set_rebuilding(&self, volume: &str, rebuilding: bool) -> Result<()> {
+        self.inner.command(|meta| {
+            let id = meta.find_volume(volume)?;
+            meta.set_rebuilding(id, rebuilding);
+            Ok(())
+        })
+    }
+}

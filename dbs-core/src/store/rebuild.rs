@@ -1,0 +1,114 @@
+//! The tree of a volume that is being rebuilt. Its layers are written by [`crate::volume::Layer`].
+
+use super::commands::snapshot_info;
+use super::{Inner, SnapshotOptions, Store};
+use crate::error::{Error, Result};
+use crate::info::{Labels, SnapshotInfo};
+use crate::limits::EXTENTS_PER_STEP;
+use crate::meta::locks::Space;
+use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+use std::ops::Range;
+use std::sync::PoisonError;
+
+/// What [`Store::relink`] makes of a snapshot. Its name and protection stay as they are.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Link {
+    /// Which one.
+    pub snapshot: String,
+    /// The snapshot it builds on; none for a root.
+    pub parent: Option<String>,
+    /// Size in bytes, if it is to change. What the layer holds behind the smaller size goes.
+    pub size: Option<u64>,
+    /// Taken by a person, not by the system.
+    pub user_created: bool,
+    /// Its owner has no more use for it.
+    pub retired: bool,
+    /// Creation time, nanoseconds since the Unix epoch.
+    pub created_ns: u64,
+    /// All its labels.
+    pub labels: Labels,
+}
+
+impl Store {
+    /// Adds an empty snapshot of `size` bytes to a volume that is being rebuilt. It has no parent,
+    /// and nothing builds on it, until [`Store::relink`] says otherwise.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly` if the volume is not being rebuilt, `Exists`, `Invalid`, `NoSpace`
+    /// when the table is full.
+    pub fn insert_snapshot(
+        &self,
+        volume: &str,
+        name: &str,
+        size: u64,
+        options: &SnapshotOptions,
+    ) -> Result<SnapshotInfo> {
+        let mut birth = self.inner.birth();
+        birth.now_ns = options.created_ns.unwrap_or(birth.now_ns);
+        let id = self.inner.command(|meta| {
+            let id = meta.find_volume(volume)?;
+            meta.insert_snapshot(id, name, size, !options.system, &options.labels, birth)
+        })?;
+        let meta = self.inner.meta();
+        if meta.try_snapshot(id).is_none_or(|snapshot| !snapshot.live()) {
+            return Err(Error::not_found(format!("`{volume}@{name}` was deleted meanwhile")));
+        }
+        Ok(snapshot_info(&meta, id, false))
+    }
+
+    /// Gives the snapshots listed, and the head, of a volume that is being rebuilt other parents
+    /// and attributes. Other snapshots stay as they are. Layers keep what they hold, so that what
+    /// each snapshot shows follows from its new parents.
+    ///
+    /// It is durable on return. A crash leaves all of it or nothing, if it is short enough for a
+    /// commit group (a sixteenth of the journal; a snapshot takes 520 bytes, and its labels if they
+    /// change). Of a longer one a crash may leave a part: a tree without loops, of a volume still
+    /// marked as rebuilding, that a further call puts right. Writers wait until it is done.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly` if the volume is not being rebuilt, `Invalid` for parents that form a
+    /// loop or are larger than what builds on them, a snapshot listed twice, or an impossible size, `Busy` if another volume is tied to
+    /// this one by a clone or a deleted snapshot has still to be merged ([`Store::work`]),
+    /// `NoSpace`.
+    pub fn relink(&self, volume: &str, links: &[Link], head_parent: Option<&str>) -> Result<()> {
+        self.inner.check_writable()?;
+        // The handle keeps the volume from being deleted meanwhile.
+        let handle = self.volume(volume)?;
+        let id = handle.ids().0;
+        let inner = &*self.inner;
+        let _work = inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let _head = inner.hold_all(id);
+        let _layers = inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true);
+        let mut relink = inner.meta().plan_relink(id, links, head_parent)?;
+        let ends = inner.meta().relink_ends(&relink);
+        for (snapshot, blocks) in ends {
+            inner.clear_behind(id, snapshot, blocks)?;
+        }
+        let roots = inner.meta().relink_roots(&relink);
+        for root in roots {
+            while !inner.step(|meta| meta.unrun_some(root))?.0 {}
+        }
+        inner.step(|meta| meta.prepare_relink(&relink))?;
+        let linked = inner.step(|meta| meta.relink_some(&mut relink));
+        // What was done before it failed is acknowledged as little as it is lost.
+        inner.commit()?;
+        linked.map(drop)
+    }
+}
+
+impl Inner {
+    /// Clears what a layer holds behind its end. Its blocks are held.
+    fn clear_behind(&self, volume: VolumeId, id: SnapshotId, blocks: Range<u64>) -> Result<()> {
+        let step = u64::from(EXTENTS_PER_STEP) * (self.extent_bytes as u64 / BLOCK_BYTES);
+        let mut next = blocks.start;
+        while next < blocks.end {
+            let end = blocks.end.min((next / step + 1) * step);
+            self.step(|meta| {
+                meta.check_rebuilding(volume)?;
+                meta.clear_blocks(id, next..end)
+            })?;
+            next = end;
+        }
+        Ok(())
+    }
+}

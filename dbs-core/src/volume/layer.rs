@@ -1,0 +1,146 @@
+//! A single layer opened for reading: what a snapshot or head holds itself, without its parent.
+
+use super::{Handle, blocks_of, outside, unaligned};
+use crate::error::{Error, Result};
+use crate::info::LayerRange;
+use crate::io::ReadRequest;
+use crate::limits::EXTENTS_PER_WRITE;
+use crate::meta::Meta;
+use crate::meta::plan::ReadPiece;
+use crate::store::Store;
+use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId};
+use std::sync::Arc;
+
+/// The layer of a snapshot, or of a volume's head: of the head it has at each call, and at each
+/// moment of a long call. Cloning the handle is cheap. It keeps the snapshot, or the volume, from
+/// being deleted. All calls block and may be made from many threads at once.
+///
+/// A hidden snapshot (deleted, but still needed) counts as part of each layer that builds on it.
+/// So a layer's map and content become more when its parent is deleted, and only then: merging in
+/// the background does not show (but that zeros may become absent where there is no parent). Read all layers from the root of a chain to its head, each over
+/// what is there by then, and there is what [`Volume::read_at`](super::Volume::read_at) gives.
+#[derive(Clone)]
+pub struct Layer {
+    pub(super) handle: Arc<Handle>,
+}
+
+impl Store {
+    /// Opens the layer of a snapshot, or of the head.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn layer(&self, volume: &str, snapshot: Option<&str>) -> Result<Layer> {
+        let mut meta = self.inner.meta();
+        let (volume_id, id) = match snapshot {
+            None => (meta.find_volume(volume)?, None),
+            Some(name) => {
+                let (volume_id, id) = meta.find_snapshot(volume, name)?;
+                (volume_id, Some(id))
+            }
+        };
+        meta.opened(volume_id, id);
+        let spec = snapshot.map_or_else(|| volume.to_owned(), |name| format!("{volume}@{name}"));
+        let store = Arc::clone(&self.inner);
+        let handle = Handle { store, volume: volume_id, snapshot: id, spec };
+        Ok(Layer { handle: Arc::new(handle) })
+    }
+}
+
+impl Layer {
+    /// Size in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        let meta = self.handle.store.meta();
+        meta.snapshot(self.id(&meta)).size
+    }
+
+    /// What the layer says of a range: in order, without gaps, at most `limit` entries (the last
+    /// one ends where a further call continues). Entries end at block borders or at the range's
+    /// end. Ranges of which the layer says nothing cost nothing.
+    ///
+    /// # Errors
+    /// `Invalid` outside the layer or unaligned.
+    pub fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<LayerRange>> {
+        self.check_range(offset, length)?;
+        let limit = limit.max(1);
+        let blocks = blocks_of(offset, length);
+        let mut ranges = Vec::new();
+        let mut next = blocks.start;
+        // One more than asked for, so that the last of those is known to be complete.
+        while next < blocks.end && ranges.len() <= limit {
+            let meta = self.handle.store.meta();
+            let span = meta.span(self.id(&meta));
+            next = meta.map_span(&span, next..blocks.end, limit, &mut ranges);
+        }
+        ranges.truncate(limit);
+        for range in &mut ranges {
+            let start = range.offset.max(offset);
+            let end = (range.offset + range.length).min(offset + length);
+            (range.offset, range.length) = (start, end - start);
+        }
+        Ok(ranges)
+    }
+
+    /// Fills `buf` from `offset` with the layer's data; what is zero or absent there reads as
+    /// zeros.
+    ///
+    /// # Errors
+    /// `Invalid` outside the layer or unaligned, `Io`.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.check_range(offset, buf.len() as u64)?;
+        let step = EXTENTS_PER_WRITE * self.handle.store.extent_bytes;
+        let (mut at, mut rest) = (offset, buf);
+        let mut pieces = Vec::new();
+        while !rest.is_empty() {
+            let count = rest.len().min(step - (at % step as u64) as usize);
+            let (part, after) = rest.split_at_mut(count);
+            self.read_step(at, part, &mut pieces)?;
+            (at, rest) = (at + count as u64, after);
+        }
+        Ok(())
+    }
+
+    fn read_step(&self, offset: u64, buf: &mut [u8], pieces: &mut Vec<ReadPiece>) -> Result<()> {
+        let store = &self.handle.store;
+        let fence = {
+            let mut meta = store.meta();
+            meta.requests += 1;
+            let span = meta.span(self.id(&meta));
+            meta.plan_span_read(&span, blocks_of(offset, buf.len() as u64), pieces);
+            meta.fence.begin()
+        };
+        // The first block may begin before the range, the last one end behind it.
+        let mut skip = offset % BLOCK_BYTES;
+        let mut reads = Vec::new();
+        let mut rest = buf;
+        for piece in &*pieces {
+            let count = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
+            let (part, after) = rest.split_at_mut(count);
+            match piece.address {
+                Some(address) => reads.push(ReadRequest { offset: address + skip, buf: part }),
+                None => part.fill(0),
+            }
+            (rest, skip) = (after, 0);
+        }
+        let outcome = if reads.is_empty() { Ok(()) } else { store.storage.read_many(&mut reads) };
+        store.meta().fence.end(fence);
+        store.wake();
+        let what = || format!("reading the layer `{}` failed", self.handle.spec);
+        outcome.map_err(|error| Error::io(error, what()))
+    }
+
+    fn id(&self, meta: &Meta) -> SnapshotId {
+        self.handle.snapshot.unwrap_or_else(|| meta.volume(self.handle.volume).head)
+    }
+
+    fn check_range(&self, offset: u64, length: u64) -> Result<()> {
+        if !offset.is_multiple_of(SECTOR_BYTES) || !length.is_multiple_of(SECTOR_BYTES) {
+            return Err(unaligned(offset, length));
+        }
+        let size = self.size();
+        if offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(outside(offset, length, size, &self.handle.spec));
+        }
+        Ok(())
+    }
+}

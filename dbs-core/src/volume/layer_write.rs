@@ -1,0 +1,162 @@
+//! Writing to the layer of a snapshot, in a volume that is being rebuilt.
+
+use super::{Layer, blocks_of, is_whole, outside};
+use crate::error::{Error, Result};
+use crate::io::WriteRequest;
+use crate::io::buffer::AlignedBuf;
+use crate::limits::{EXTENTS_PER_STEP, EXTENTS_PER_WRITE};
+use crate::meta::locks::Space;
+use crate::meta::{Meta, Step};
+use crate::sabotage::{self, Bug};
+use crate::units::{BLOCK_BYTES, SnapshotId};
+use std::ops::Range;
+
+/// Changing a snapshot's layer. Its volume must be marked as rebuilding ([`Store::set_rebuilding`]),
+/// and no other volume may build on the snapshot. What the snapshot shows, and all that builds on
+/// it, changes with it: the promise that a snapshot never changes is suspended until the mark is
+/// taken off.
+///
+/// Offsets are multiples of 4096, and so are lengths, unless the range ends with the layer. Each
+/// call is acknowledged like a write to a volume: it survives the process, and the next
+/// [`Store::flush`] makes it durable. Calls may be made from many threads; writes to different
+/// blocks do not wait for one another.
+///
+/// [`Store::set_rebuilding`]: crate::Store::set_rebuilding
+/// [`Store::flush`]: crate::Store::flush
+impl Layer {
+    /// Writes `buf` at `offset`: these blocks become data.
+    ///
+    /// # Errors
+    /// `Invalid` outside the layer or unaligned, `ReadOnly` if the volume is not being rebuilt,
+    /// `Busy` if another one builds on the snapshot, `NoSpace`, `Io`, `Poisoned`.
+    pub fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        let owner = self.check_write(offset, buf.len() as u64)?;
+        let step = EXTENTS_PER_WRITE * self.handle.store.extent_bytes;
+        let (whole, edge) = buf.split_at(buf.len() - buf.len() % BLOCK_BYTES as usize);
+        let mut must_commit = false;
+        let mut at = offset;
+        for part in whole.chunks(step) {
+            must_commit |= self.write_step(owner, at, part)?;
+            at += part.len() as u64;
+        }
+        if !edge.is_empty() {
+            // Behind the end of the layer there are zeros.
+            let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+            block[..edge.len()].copy_from_slice(edge);
+            must_commit |= self.write_step(owner, at, &block)?;
+        }
+        if must_commit { self.handle.store.commit() } else { Ok(()) }
+    }
+
+    /// Makes the range zero in this layer, whatever the parent holds.
+    ///
+    /// # Errors
+    /// As [`Layer::write_at`].
+    pub fn zero(&self, offset: u64, length: u64) -> Result<()> {
+        let owner = self.check_write(offset, length)?;
+        self.step_by_step(offset, length, &mut |meta, blocks| {
+            meta.check_layer_writable(owner, &blocks)?;
+            meta.zero_blocks_of(owner, blocks, true)
+        })
+    }
+
+    /// Makes the range absent in this layer: the parent shows through. Space that holds nothing
+    /// more is free after the next commit.
+    ///
+    /// # Errors
+    /// As [`Layer::write_at`]; also `Busy` while a deleted snapshot has still to become part of
+    /// this one ([`Store::work`](crate::Store::work)).
+    pub fn clear(&self, offset: u64, length: u64) -> Result<()> {
+        let owner = self.check_write(offset, length)?;
+        self.step_by_step(offset, length, &mut |meta, blocks| {
+            meta.check_layer_writable(owner, &blocks)?;
+            meta.clear_blocks(owner, blocks)
+        })
+    }
+
+    /// Writes whole blocks; whether a commit must come before the answer.
+    fn write_step(&self, owner: SnapshotId, offset: u64, buf: &[u8]) -> Result<bool> {
+        let store = &self.handle.store;
+        let blocks = blocks_of(offset, buf.len() as u64);
+        let _hold = store.hold_in(self.space(), blocks.clone(), false);
+        let mut pieces = Vec::new();
+        let (_, early) = store.step(|meta| {
+            meta.check_layer_writable(owner, &blocks)?;
+            meta.plan_write_to(owner, blocks.clone(), &mut pieces)
+        })?;
+        let mut rest = buf;
+        let writes: Vec<_> = pieces
+            .iter()
+            .map(|piece| {
+                let length = u64::from(piece.blocks.end - piece.blocks.start) * BLOCK_BYTES;
+                let (part, after) = rest.split_at(length as usize);
+                rest = after;
+                WriteRequest { offset: piece.address, buf: part }
+            })
+            .collect();
+        let finish = || {
+            let mut meta = store.meta();
+            meta.finish_write_to(owner, &pieces);
+            meta.publish()
+        };
+        let failed =
+            |error| Error::io(error, format!("writing the layer `{}` failed", self.handle.spec));
+        if sabotage::is(Bug::RecordLayerEarly) {
+            finish();
+            store.commit()?;
+            return store.storage.write_many(&writes).map_err(failed).map(|()| true);
+        }
+        if let Err(error) = store.storage.write_many(&writes) {
+            store.meta().abort_write_to(owner, &pieces);
+            return Err(failed(error));
+        }
+        Ok(finish() || early)
+    }
+
+    /// Changes whole blocks, some extents at a time, each time holding them exclusively.
+    fn step_by_step(
+        &self,
+        offset: u64,
+        length: u64,
+        change: &mut dyn FnMut(&mut Meta, Range<u64>) -> Step<()>,
+    ) -> Result<()> {
+        let store = &self.handle.store;
+        let blocks = blocks_of(offset, length);
+        let step = u64::from(EXTENTS_PER_STEP) * (store.extent_bytes as u64 / BLOCK_BYTES);
+        let mut must_commit = false;
+        let mut next = blocks.start;
+        while next < blocks.end {
+            let end = blocks.end.min((next / step + 1) * step);
+            let _hold = store.hold_in(self.space(), next..end, true);
+            must_commit |= store.step(|meta| change(meta, next..end))?.1;
+            next = end;
+        }
+        if must_commit { store.commit() } else { Ok(()) }
+    }
+
+    fn space(&self) -> Space {
+        Space::Snapshots(self.handle.volume)
+    }
+
+    /// The snapshot, if it may be written to and the range is one of whole blocks.
+    fn check_write(&self, offset: u64, length: u64) -> Result<SnapshotId> {
+        self.handle.store.check_writable()?;
+        let spec = &self.handle.spec;
+        let Some(owner) = self.handle.snapshot else {
+            let text = format!("`{spec}` is a head: write to the volume");
+            return Err(Error::invalid(text));
+        };
+        let size = self.size();
+        if offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(outside(offset, length, size, spec));
+        }
+        if !is_whole(offset) || !(is_whole(length) || offset + length == size) {
+            return Err(Error::invalid(format!(
+                "offset {offset} and length {length} must be multiples of 4096 bytes, or end with \
+                 the layer `{spec}` of {size}"
+            )));
+        }
+        self.handle.store.meta().check_layer_writable(owner, &blocks_of(offset, length))?;
+        Ok(owner)
+    }
+}
