@@ -268,6 +268,11 @@ impl Io {
         backend!(self, driver => driver.remove(socket.0));
     }
 
+    /// Closes a file that nothing runs on.
+    pub fn remove_file(&mut self, file: File) {
+        backend!(self, driver => driver.remove(file.0));
+    }
+
     /// Calls [`Handler::tick`] at this time, or never; replaces what was set before.
     pub fn wake_at(&mut self, time: Option<Instant>) {
         self.deadline = time;
