@@ -3,6 +3,7 @@
 pub mod api;
 pub mod bench;
 pub mod control;
+pub mod frontend;
 pub mod log;
 pub mod nbd;
 pub mod remote;

@@ -2,7 +2,7 @@
 //! clean end.
 
 use crate::api::{self, Progress, Request};
-use crate::control::{self, Service, socket_path};
+use crate::control::{self, Extra, Service, socket_path};
 use crate::log;
 use crate::nbd::{self, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
 use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
@@ -47,12 +47,46 @@ pub struct ServeOptions {
     pub commit_interval: Duration,
 }
 
+impl ServeOptions {
+    /// How threads that serve connections do I/O.
+    #[must_use]
+    pub fn reactor(&self) -> dbs_reactor::Options {
+        let driver = reactor_driver(&self.open);
+        dbs_reactor::Options { driver, spin: self.spin, ..dbs_reactor::Options::default() }
+    }
+}
+
+/// What a program that serves a store adds to it.
+pub trait Extension: Send + Sync {
+    /// Runs a command that came over the control socket with `run`, or refuses it.
+    ///
+    /// # Errors
+    /// Those of `run`, or why it may not run now.
+    fn command(&self, request: &Request, run: &mut dyn FnMut() -> Result<Value>) -> Result<Value>;
+
+    /// Whether a volume may be exported for reading only, because somebody else writes it.
+    fn holds(&self, volume: &str) -> bool;
+
+    /// As [`Service::extra`].
+    ///
+    /// # Errors
+    /// As [`Service::extra`].
+    fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>>;
+
+    /// Ends what it does with the store, which is closed next.
+    fn stop(&self);
+}
+
+/// Makes the extension of a store that was opened.
+pub type Extend<'a> = &'a dyn Fn(&Store) -> Result<Arc<dyn Extension>>;
+
 /// A store being served.
 pub struct Serving {
     store: Store,
     control: Vec<control::Server>,
     nbd: Arc<ServerHandle>,
     housekeeping: Housekeeping,
+    extension: Option<Arc<dyn Extension>>,
 }
 
 impl Serving {
@@ -61,8 +95,16 @@ impl Serving {
     /// # Errors
     /// Those of opening the store and of listening.
     pub fn start(options: &ServeOptions) -> Result<Self> {
+        Self::start_with(options, None)
+    }
+
+    /// As [`Serving::start`], with an extension.
+    ///
+    /// # Errors
+    /// As [`Serving::start`], and those of `extend`.
+    pub fn start_with(options: &ServeOptions, extend: Option<Extend<'_>>) -> Result<Self> {
         let store = Store::open(&options.store, &options.open)?;
-        match Self::start_on(store.clone(), options) {
+        match Self::start_on(store.clone(), options, extend) {
             Ok(serving) => Ok(serving),
             Err(e) => {
                 if let Err(close) = store.close() {
@@ -73,16 +115,17 @@ impl Serving {
         }
     }
 
-    fn start_on(store: Store, options: &ServeOptions) -> Result<Self> {
-        let exports = Arc::new(StoreExports::new(store.clone(), options.open.read_only));
+    fn start_on(store: Store, options: &ServeOptions, extend: Option<Extend<'_>>) -> Result<Self> {
+        let extension = extend.map(|extend| extend(&store)).transpose()?;
+        let mut exports = StoreExports::new(store.clone(), options.open.read_only);
+        if let Some(extension) = extension.clone() {
+            exports = exports.with_held(Arc::new(move |volume: &str| extension.holds(volume)));
+        }
+        let exports = Arc::new(exports);
         let defaults = ServerOptions::default();
         let server_options = ServerOptions {
             reactors: options.reactors.unwrap_or(defaults.reactors),
-            reactor: dbs_reactor::Options {
-                driver: reactor_driver(&options.open),
-                spin: options.spin,
-                ..defaults.reactor
-            },
+            reactor: options.reactor(),
             workers: options.workers,
             tls: options.tls.clone(),
             log: Some(Arc::new(|line: &str| log::warn("nbd", &[("message", &line)]))),
@@ -91,7 +134,11 @@ impl Serving {
         let nbd = nbd::start(&options.nbd, exports, server_options)
             .map_err(|e| Error::io(e, "starting the NBD server"))?;
         let nbd = Arc::new(nbd);
-        let service = Arc::new(StoreService { store: store.clone(), nbd: Arc::clone(&nbd) });
+        let service = Arc::new(StoreService {
+            store: store.clone(),
+            nbd: Arc::clone(&nbd),
+            extension: extension.clone(),
+        });
         let default = socket_path(&options.runtime_dir, &store.info().uuid);
         let mut control: Vec<control::Server> = Vec::new();
         for path in std::iter::once(&default).chain(&options.control) {
@@ -105,7 +152,7 @@ impl Serving {
         }
         let interval = (!options.open.read_only).then_some(options.commit_interval);
         let housekeeping = Housekeeping::start(store.clone(), interval)?;
-        Ok(Self { store, control, nbd, housekeeping })
+        Ok(Self { store, control, nbd, housekeeping, extension })
     }
 
     /// The control sockets.
@@ -132,6 +179,9 @@ impl Serving {
     /// Those of closing the store.
     pub fn stop(self) -> Result<()> {
         self.control.into_iter().for_each(control::Server::stop);
+        if let Some(extension) = self.extension {
+            extension.stop();
+        }
         // The control connections, which shared it, are gone; if not, dropping it must do.
         if let Some(nbd) = Arc::into_inner(self.nbd) {
             nbd.stop();
@@ -154,6 +204,7 @@ fn reactor_driver(open: &OpenOptions) -> dbs_reactor::Driver {
 struct StoreService {
     store: Store,
     nbd: Arc<ServerHandle>,
+    extension: Option<Arc<dyn Extension>>,
 }
 
 impl Service for StoreService {
@@ -162,16 +213,11 @@ impl Service for StoreService {
         request: &Request,
         progress: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Value> {
-        let begun = Instant::now();
-        let result = api::execute(&self.store, request, progress);
-        if request.writes() {
-            let took = format!("{:.3}", begun.elapsed().as_secs_f64());
-            match &result {
-                Ok(_) => log::info("command", &[("request", &text(request)), ("seconds", &took)]),
-                Err(e) => log::warn("command", &[("request", &text(request)), ("error", e)]),
-            }
+        let mut run = || execute_logged(&self.store, request, progress);
+        match &self.extension {
+            Some(extension) => extension.command(request, &mut run),
+            None => run(),
         }
-        result
     }
 
     fn dump(&self, out: &mut dyn Write) -> Result<()> {
@@ -183,11 +229,39 @@ impl Service for StoreService {
             log::warn("nbd", &[("error", &e)]);
         }
     }
+
+    fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>> {
+        self.extension.as_ref().map_or(Ok(None), |extension| extension.extra(method, params))
+    }
+}
+
+/// Runs a command on a store, and logs it if it changes something.
+///
+/// # Errors
+/// The command's.
+pub fn execute_logged(
+    store: &Store,
+    request: &Request,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    let begun = Instant::now();
+    let result = api::execute(store, request, progress);
+    if request.writes() {
+        let took = format!("{:.3}", begun.elapsed().as_secs_f64());
+        match &result {
+            Ok(_) => log::info("command", &[("request", &text(request)), ("seconds", &took)]),
+            Err(e) => log::warn("command", &[("request", &text(request)), ("error", e)]),
+        }
+    }
+    result
 }
 
 fn text(request: &Request) -> String {
     serde_json::to_string(request).unwrap_or_default()
 }
+
+/// What else housekeeping does in each round, at least once in an interval.
+pub type Chore = Arc<dyn Fn() + Send + Sync>;
 
 /// The thread that commits what nobody flushed and does background work in small steps.
 pub struct Housekeeping {
@@ -221,13 +295,25 @@ impl Housekeeping {
     /// # Errors
     /// `Io` if there is no thread for it.
     pub fn start(store: Store, interval: Option<Duration>) -> Result<Self> {
+        Self::start_with(store, interval, None)
+    }
+
+    /// As [`Housekeeping::start`], with something else to do.
+    ///
+    /// # Errors
+    /// As [`Housekeeping::start`].
+    pub fn start_with(
+        store: Store,
+        interval: Option<Duration>,
+        chore: Option<Chore>,
+    ) -> Result<Self> {
         let stop = Arc::new(Stop::default());
         let Some(interval) = interval else { return Ok(Self { stop, thread: None }) };
         let thread = {
             let stop = Arc::clone(&stop);
             thread::Builder::new()
                 .name("dbs-housekeeping".to_owned())
-                .spawn(move || keep(&store, interval, &stop))
+                .spawn(move || keep(&store, interval, chore.as_ref(), &stop))
                 .map_err(|e| Error::io(e, "starting the housekeeping thread"))?
         };
         Ok(Self { stop, thread: Some(thread) })
@@ -249,11 +335,14 @@ struct Past {
     requests: u64,
 }
 
-fn keep(store: &Store, interval: Duration, stop: &Stop) {
+fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
     let mut pause = interval;
     let mut past = Past { committed: Instant::now(), requests: 0 };
     let mut failure = String::new();
     while !stop.wait(pause) {
+        if let Some(chore) = chore {
+            chore();
+        }
         pause = match step(store, interval, &mut past) {
             Ok(pause) => {
                 failure.clear();

@@ -61,7 +61,13 @@ fn source(directory: &Path) -> Store {
         volume.discard(20 * MIB + u64::from(fill) * 65536, 65536).unwrap();
         volume.write_zeroes(u64::from(fill) * MIB + 512, 9000 / 512 * 512, false).unwrap();
         let labels = Labels::from([("round".into(), round.to_string())]);
-        store.create_snapshot("v", name, &SnapshotOptions { labels, system: false }).unwrap();
+        store
+            .create_snapshot(
+                "v",
+                name,
+                &SnapshotOptions { labels, system: false, ..Default::default() },
+            )
+            .unwrap();
     }
     store
 }

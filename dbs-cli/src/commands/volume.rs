@@ -45,6 +45,11 @@ impl List {
 
     fn table(&self, volumes: &[VolumeInfo]) -> String {
         let mut headings = vec!["NAME", ">SIZE", ">SNAPSHOTS", "ORIGIN", "CREATED"];
+        // Of most stores nobody needs it.
+        let states = volumes.iter().any(|volume| volume.rebuilding);
+        if states {
+            headings.insert(4, "STATE");
+        }
         if self.usage {
             headings.extend([">REFERENCED", ">EXCLUSIVE", ">ALLOCATED"]);
         }
@@ -57,6 +62,9 @@ impl List {
                 volume.origin.clone().unwrap_or_default(),
                 time(volume.created_ns),
             ];
+            if states {
+                row.insert(4, if volume.rebuilding { "rebuilding" } else { "" }.to_owned());
+            }
             if self.usage {
                 let usage = &volume.usage;
                 row.extend([usage.referenced, usage.exclusive, usage.allocated].map(format_size));
@@ -78,6 +86,7 @@ impl Show {
     pub fn run(self, context: &Context) -> Result<()> {
         let value = context.call(&Request::VolumeShow { volume: self.name })?;
         context.show(value, |volume: VolumeInfo| {
+            let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();
             let mut rows = vec![
                 ("name", volume.name),
                 ("uuid", volume.uuid),
@@ -85,7 +94,8 @@ impl Show {
                 ("created", time(volume.created_ns)),
                 ("snapshots", volume.snapshots.to_string()),
                 ("depth", volume.depth.to_string()),
-                ("open", if volume.open { "yes" } else { "no" }.to_owned()),
+                ("open", yes_no(volume.open)),
+                ("rebuilding", yes_no(volume.rebuilding)),
             ];
             rows.extend(volume.parent.map(|parent| ("parent", parent)));
             rows.extend(volume.origin.map(|origin| ("clone of", origin)));
@@ -350,5 +360,40 @@ impl Part {
             ]);
         }
         print(&table.text())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(name: &str, rebuilding: bool) -> VolumeInfo {
+        VolumeInfo {
+            name: name.to_owned(),
+            uuid: String::new(),
+            size: 4096,
+            created_ns: 0,
+            parent: None,
+            origin: None,
+            snapshots: 0,
+            depth: 1,
+            open: false,
+            rebuilding,
+            revision: 0,
+            usage: Usage::default(),
+        }
+    }
+
+    #[test]
+    fn a_volume_that_is_being_filled_shows_in_the_list() {
+        let list = List { usage: false };
+        assert!(!list.table(&[volume("a", false)]).contains("STATE"));
+        let table = list.table(&[volume("a", false), volume("b", true)]);
+        let lines: Vec<_> = table.lines().collect();
+        assert!(lines[0].contains("ORIGIN  STATE       CREATED"), "{table}");
+        assert!(
+            !lines[1].contains("rebuilding") && lines[2].contains(" rebuilding  1970"),
+            "{table}"
+        );
     }
 }

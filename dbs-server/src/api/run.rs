@@ -75,7 +75,8 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
     use Request as R;
     match request {
         R::SnapshotCreate { volume, snapshot, labels, system } => {
-            let options = SnapshotOptions { labels: labels.clone(), system: *system };
+            let options =
+                SnapshotOptions { labels: labels.clone(), system: *system, ..Default::default() };
             without_usage(&store.create_snapshot(volume, snapshot, &options)?)
         }
         R::SnapshotList { volume, usage } => list(&store.snapshots(volume, *usage)?, *usage),

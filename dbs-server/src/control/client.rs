@@ -74,18 +74,39 @@ impl Client {
         self.call_into(&Request::Dump, out, watch).map(|_| ())
     }
 
+    /// Calls a method beyond [`Request`] whose answer is short.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn call_extra(
+        &mut self,
+        method: &str,
+        params: &Value,
+        watch: &mut Watch<'_>,
+    ) -> Result<Value> {
+        send(self.stream.get_mut(), &json!({ "method": method, "params": params }))?;
+        self.answer(&mut Refused, watch)
+    }
+
+    /// Calls a method that takes the connection over: its answer, and the connection behind it.
+    ///
+    /// # Errors
+    /// The server's, or `Io`.
+    pub fn into_session(self, method: &str, params: &Value) -> Result<(Value, UnixStream)> {
+        // Byte by byte: a larger buffer would swallow what the session begins with.
+        let mut this = Self { stream: BufReader::with_capacity(1, self.stream.into_inner()) };
+        let answer = this.call_extra(method, params, &mut |_| true)?;
+        let stream = this.stream.into_inner();
+        stream.set_read_timeout(None).map_err(|e| Error::io(e, "setting up the session"))?;
+        Ok((answer, stream))
+    }
+
     /// Turns the connection into an NBD session: the server speaks next.
     ///
     /// # Errors
     /// The server's, or `Io`.
     pub fn into_nbd(self) -> Result<UnixStream> {
-        // Byte by byte: a larger buffer would swallow the NBD greeting behind the answer.
-        let mut this = Self { stream: BufReader::with_capacity(1, self.stream.into_inner()) };
-        send(this.stream.get_mut(), &json!({ "method": NBD_METHOD }))?;
-        this.answer(&mut Refused, &mut |_| true)?;
-        let stream = this.stream.into_inner();
-        stream.set_read_timeout(None).map_err(|e| Error::io(e, "setting up NBD"))?;
-        Ok(stream)
+        self.into_session(NBD_METHOD, &Value::Null).map(|(_, stream)| stream)
     }
 
     fn call_into(

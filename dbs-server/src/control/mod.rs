@@ -16,7 +16,9 @@
 //! A result too long for a line comes as `part` lines, whose texts together are its JSON; the
 //! `result` after them is null. A client that closes its connection, or its sending side, stops the
 //! command that runs for it at the next safe point. The request `{"method":"nbd"}` is answered by
-//! `{"result":null}`, and what follows that line is NBD, which the server begins.
+//! `{"result":null}`, and what follows that line is NBD, which the server begins. A program that
+//! serves a store may offer further methods ([`Service::extra`]), which may take the connection
+//! over in the same way.
 
 mod client;
 mod line;
@@ -27,7 +29,7 @@ mod tests;
 
 pub use client::{Client, Watch};
 pub use place::{runtime_dir, socket_path, store_uuid, uuid_text};
-pub use server::{Server, Service};
+pub use server::{Extra, Server, Service, Session};
 
 use crate::api::Progress;
 use dbs_core::{Error, ErrorKind};

@@ -13,7 +13,7 @@ use std::fs;
 use std::io::{BufReader, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,11 +50,35 @@ pub trait Service: Send + Sync + 'static {
 
     /// Speaks NBD on the connection until it ends.
     fn nbd(&self, stream: UnixStream);
+
+    /// Answers a method that is no [`Request`]; `None` if there is no such method here either.
+    ///
+    /// # Errors
+    /// Sent to the client.
+    fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>> {
+        let _none = (method, params);
+        Ok(None)
+    }
 }
+
+/// How a method beyond [`Request`] goes on.
+pub enum Extra {
+    /// It is done, with this result.
+    Answer(Value),
+    /// It is answered by this result, and the connection belongs to the session from there on.
+    /// Sessions are ended by whoever offers them: [`Server::stop`] only closes the receiving side
+    /// of those whose function has not returned.
+    Session(Value, Session),
+}
+
+/// What takes a connection over.
+pub type Session = Box<dyn FnOnce(UnixStream) + Send>;
 
 /// A control socket being served. Dropping it without [`Server::stop`] leaves its threads running.
 pub struct Server {
     path: PathBuf,
+    /// Device and inode of the socket we made: another server may have taken its place.
+    identity: Option<(u64, u64)>,
     listener: Arc<UnixListener>,
     shared: Arc<Shared>,
     acceptor: JoinHandle<()>,
@@ -62,6 +86,8 @@ pub struct Server {
 
 struct Shared {
     service: Arc<dyn Service>,
+    /// No more clients.
+    retired: AtomicBool,
     stop: AtomicBool,
     connections: Mutex<HashMap<u64, Connection>>,
 }
@@ -78,9 +104,22 @@ impl Server {
     /// `Busy` if another server listens there, `Exists` if something else is there, `Invalid` if
     /// the directory is not ours alone, `Io`.
     pub fn start(path: &Path, service: Arc<dyn Service>) -> Result<Self> {
+        if let Some(directory) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
+            place::prepare(directory)?;
+        }
+        Self::start_at(path, service)
+    }
+
+    /// As [`Server::start`] in a directory that is the caller's concern.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_at(path: &Path, service: Arc<dyn Service>) -> Result<Self> {
         let listener = Arc::new(bind(path)?);
+        let identity = identity(path);
         let shared = Arc::new(Shared {
             service,
+            retired: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             connections: Mutex::new(HashMap::new()),
         });
@@ -88,7 +127,7 @@ impl Server {
             let (listener, shared) = (Arc::clone(&listener), Arc::clone(&shared));
             spawn("dbs-control", move || accept(&listener, &shared))?
         };
-        Ok(Self { path: path.to_owned(), listener, shared, acceptor })
+        Ok(Self { path: path.to_owned(), identity, listener, shared, acceptor })
     }
 
     /// Where it listens.
@@ -97,13 +136,22 @@ impl Server {
         &self.path
     }
 
+    /// Removes the socket and accepts nobody more, so that another server can take its place.
+    /// What runs goes on.
+    pub fn retire(&self) {
+        // The socket goes first: a new client must find nobody rather than a deaf server.
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            let _gone_already = fs::remove_file(&self.path);
+        }
+        self.shared.retired.store(true, Ordering::SeqCst);
+        let _ends_accept = socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Both);
+    }
+
     /// Stops listening, lets running requests finish or stop, ends all sessions and removes the
     /// socket.
     pub fn stop(self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        // The socket goes first: a new client must find nobody rather than a deaf server.
-        let _gone_already = fs::remove_file(&self.path);
-        let _ends_accept = socket::shutdown(self.listener.as_raw_fd(), socket::Shutdown::Both);
+        self.retire();
         let _panicked = self.acceptor.join();
         // Only the receiving side: what runs sees the end, and can still answer.
         self.shared.shutdown_all(Shutdown::Read);
@@ -135,6 +183,10 @@ impl Shared {
         }
     }
 
+    fn retired(&self) -> bool {
+        self.retired.load(Ordering::SeqCst)
+    }
+
     fn stopping(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
@@ -156,9 +208,6 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 /// Binds with the right mode from the first moment: nobody can connect before `listen`.
 fn bind(path: &Path) -> Result<UnixListener> {
     let name = path.display();
-    if let Some(directory) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
-        place::prepare(directory)?;
-    }
     remove_stale(path)?;
     let failed = |e: Errno| Error::io(e.into(), format!("listening on {name}"));
     let address = UnixAddr::new(path).map_err(failed)?;
@@ -170,6 +219,11 @@ fn bind(path: &Path) -> Result<UnixListener> {
         .map_err(|e| Error::io(e, format!("protecting {name}")))?;
     socket::listen(&socket, Backlog::MAXCONN).map_err(failed)?;
     Ok(UnixListener::from(socket))
+}
+
+/// Device and inode of what is at `path`.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// Removes the socket of a server that is gone.
@@ -187,7 +241,8 @@ fn remove_stale(path: &Path) -> Result<()> {
 
 fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
     let mut next = 0;
-    while !shared.stopping() {
+    // Clients that wait when the listener is shut down are still served: they found a server.
+    loop {
         match listener.accept() {
             Ok((stream, _)) => {
                 next += 1;
@@ -195,7 +250,7 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
                     crate::log::warn("control_refused", &[("reason", &e)]);
                 }
             }
-            Err(_) if shared.stopping() => return,
+            Err(_) if shared.retired() => return,
             // Out of descriptors, or the peer went away: neither is a reason to stop, both would
             // make a busy loop.
             Err(e) => {
@@ -256,30 +311,36 @@ fn serve(stream: UnixStream, shared: &Shared) {
         }
         match answer(&line, &mut stream, shared) {
             Ok(Next::Request) => {}
-            Ok(Next::Nbd) if reader.buffer().is_empty() => return shared.service.nbd(stream),
-            Ok(Next::Nbd) | Err(_) => return,
+            Ok(Next::Session(session)) if reader.buffer().is_empty() => return session(stream),
+            Ok(Next::Session(_)) | Err(_) => return,
         }
     }
 }
 
 enum Next {
     Request,
-    Nbd,
+    Session(Session),
+}
+
+/// What a line asks for.
+enum Asked {
+    Command(Request),
+    Extra(Extra),
 }
 
 /// Answers one line. An error is one of the connection, which is then closed.
 fn answer(line: &[u8], stream: &mut UnixStream, shared: &Shared) -> Result<Next> {
-    let request = match parse(line) {
-        Ok(Some(request)) => request,
-        Ok(None) => {
-            send(stream, &Reply::Result(Value::Null))?;
-            // An NBD session has its own idea of how long a client may take.
+    let result = match parse(line, shared) {
+        Ok(Asked::Command(request)) => run(&request, stream, shared),
+        Ok(Asked::Extra(Extra::Answer(result))) => Ok(result),
+        Ok(Asked::Extra(Extra::Session(result, session))) => {
+            send(stream, &Reply::Result(result))?;
+            // A session has its own idea of how long a client may take.
             stream.set_write_timeout(None).map_err(|e| Error::io(e, "control connection"))?;
-            return Ok(Next::Nbd);
+            return Ok(Next::Session(session));
         }
-        Err(e) => return send(stream, &Reply::Error(Failure::from(&e))).map(|()| Next::Request),
+        Err(e) => Err(e),
     };
-    let result = run(&request, stream, shared);
     match result {
         Ok(result) => send_result(stream, result)?,
         Err(e) => send(stream, &Reply::Error(Failure::from(&e)))?,
@@ -287,14 +348,21 @@ fn answer(line: &[u8], stream: &mut UnixStream, shared: &Shared) -> Result<Next>
     Ok(Next::Request)
 }
 
-/// The request of a line, `None` for an NBD session.
-fn parse(line: &[u8]) -> Result<Option<Request>> {
+fn parse(line: &[u8], shared: &Shared) -> Result<Asked> {
     let invalid = |e| Error::invalid(format!("no request: {e}"));
     let value: Value = serde_json::from_slice(line).map_err(invalid)?;
-    if value.get("method").and_then(Value::as_str) == Some(NBD_METHOD) {
-        return Ok(None);
+    if let Some(method) = value.get("method").and_then(Value::as_str) {
+        if method == NBD_METHOD {
+            let service = Arc::clone(&shared.service);
+            let session = Box::new(move |stream| service.nbd(stream));
+            return Ok(Asked::Extra(Extra::Session(Value::Null, session)));
+        }
+        let params = value.get("params").unwrap_or(&Value::Null);
+        if let Some(extra) = shared.service.extra(method, params)? {
+            return Ok(Asked::Extra(extra));
+        }
     }
-    serde_json::from_value(value).map(Some).map_err(invalid)
+    serde_json::from_value(value).map(Asked::Command).map_err(invalid)
 }
 
 fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Value> {

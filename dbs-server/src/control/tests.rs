@@ -1,6 +1,7 @@
 use super::*;
 use crate::api::Request;
 use dbs_core::Result;
+use serde_json::json;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -55,6 +56,22 @@ impl Service for Fake {
         let mut back = Vec::new();
         stream.read_to_end(&mut back).unwrap();
         assert_eq!(back, b"bye");
+    }
+
+    fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>> {
+        match method {
+            "twice" => Ok(Some(Extra::Answer(json!([params, params])))),
+            "echo" => Ok(Some(Extra::Session(
+                json!("go"),
+                Box::new(|mut stream| {
+                    let mut back = [0; 5];
+                    stream.read_exact(&mut back).unwrap();
+                    stream.write_all(&back).unwrap();
+                }),
+            ))),
+            "never" => Err(Error::busy("not now")),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -277,4 +294,37 @@ fn places() {
     assert_eq!(socket_path(&dir, "u").to_str().unwrap(), "/x/u.sock");
     let uuid: [u8; 16] = std::array::from_fn(|i| i as u8);
     assert_eq!(uuid_text(&uuid), "00010203-0405-0607-0809-0a0b0c0d0e0f");
+}
+
+#[test]
+fn further_methods_answer_or_take_the_connection_over() {
+    let setup = Setup::new();
+    let mut client = setup.client();
+    let twice = client.call_extra("twice", &json!({"a": 1}), &mut |_| true).unwrap();
+    assert_eq!(twice, json!([{"a": 1}, {"a": 1}]));
+    let busy = client.call_extra("never", &Value::Null, &mut |_| true).unwrap_err();
+    assert_eq!((busy.kind(), busy.to_string().as_str()), (ErrorKind::Busy, "not now"));
+    let unknown = client.call_extra("nothing", &Value::Null, &mut |_| true).unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Invalid);
+    let (answer, mut stream) = client.into_session("echo", &Value::Null).unwrap();
+    assert_eq!(answer, json!("go"));
+    stream.write_all(b"hello").unwrap();
+    let mut back = [0; 5];
+    stream.read_exact(&mut back).unwrap();
+    assert_eq!(&back, b"hello");
+}
+
+#[test]
+fn a_retired_server_makes_place_for_the_next_and_finishes() {
+    let mut setup = Setup::new();
+    let mut client = setup.client();
+    let old = setup.server.take().unwrap();
+    old.retire();
+    assert!(Client::connect(&setup.path()).is_err());
+    let next = Server::start(&setup.path(), setup.fake.clone()).unwrap();
+    assert_eq!(client.call(&Request::VolumeTrim, &mut |_| true).unwrap(), 7, "still served");
+    old.stop();
+    let mut client = Client::connect(&setup.path()).expect("the new socket was left alone");
+    assert_eq!(client.call(&Request::VolumeTrim, &mut |_| true).unwrap(), 7);
+    setup.server = Some(next);
 }

@@ -1,12 +1,13 @@
 //! One connection in its handshake, on a thread of its own.
 
 use super::handshake::{Handshake, Step, TlsState};
+use super::input::Input;
 use super::server::ServerOptions;
 use super::session::Session;
-use super::socket::{Input, Socket};
-use super::tls::TlsStream;
 use super::wire::option::OptionHeader;
 use super::wire::{self, Malformed, OPTION_MAX_BYTES};
+use crate::frontend::Socket;
+use crate::frontend::tls::TlsStream;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,8 +3,8 @@
 //! Three layers, of which only the last knows threads and sockets:
 //! - [`wire`]: bytes to messages and back;
 //! - [`handshake`] and [`session`]: what the server answers, for any [`Exports`];
-//! - [`server`] accepts, `connection` is a handshake on its own thread, `transmission` and `peer`
-//!   are many connections on a reactor, `pool` are the workers for what may block.
+//! - [`server`] accepts, `connection` is a handshake on its own thread, `transmission` are many
+//!   connections on a reactor, made of the parts in [`crate::frontend`].
 //!
 //! [`client`] is the other side: a small blocking client.
 
@@ -12,25 +12,21 @@ pub mod client;
 mod connection;
 pub mod export;
 pub mod handshake;
-pub mod listen;
-mod outgoing;
-mod peer;
-mod pool;
+
+mod input;
 pub mod server;
 pub mod session;
-mod socket;
 pub mod store_exports;
-pub mod tls;
 mod transmission;
 pub mod uri;
 pub mod wire;
 
+pub use crate::frontend::Listen;
+pub use crate::frontend::tls::TlsConfig;
 pub use client::{Buffered, Client, ClientOptions, Pipeline};
 pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
-pub use listen::Listen;
 #[doc(hidden)]
 pub use server::LocalServer;
 pub use server::{ClientInfo, ServerHandle, ServerOptions, start};
 pub use store_exports::StoreExports;
-pub use tls::TlsConfig;
 pub use uri::NbdUri;

@@ -4,13 +4,11 @@
 use super::connection::{Connection, initial_tls};
 use super::export::Exports;
 use super::handshake::Handshake;
-use super::listen::{Listen, Listener};
-use super::pool::{Pool, lock, wait_while};
 use super::session::Session;
-use super::socket::Socket;
-use super::tls::TlsConfig;
-use super::transmission::{Adopted, Message, Storage, Transmission};
+use super::transmission::{Adopted, Message, Transmission};
 use super::wire::rep;
+use crate::frontend::tls::TlsConfig;
+use crate::frontend::{Listen, Listener, Pool, Socket, Storage, lock, wait_while};
 use dbs_reactor::{Io, Remote, Thread};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::BTreeMap;
@@ -113,7 +111,7 @@ pub fn start(
 ) -> io::Result<ServerHandle> {
     let listeners = addresses.iter().map(Listener::bind).collect::<io::Result<Vec<_>>>()?;
     let addresses = listeners.iter().map(Listener::address).collect::<io::Result<Vec<_>>>()?;
-    let pool = Pool::start(options.workers.max(1))?;
+    let pool = Pool::start("nbd-worker", options.workers.max(1))?;
     let shared = Shared::new(exports, options, pool);
     let (wake, woken) = UnixStream::pair()?;
     let mut handle = ServerHandle {
@@ -164,7 +162,7 @@ impl LocalServer {
         session: Session,
         socket: UnixStream,
     ) -> io::Result<Self> {
-        let shared = Shared::new(exports, options, Pool::start(0)?);
+        let shared = Shared::new(exports, options, Pool::start("nbd-worker", 0)?);
         let reactor = shared.options.reactor.clone();
         let mut reactor =
             dbs_reactor::Local::new(&reactor, |io, remote| shared.transmission(io, remote))?;

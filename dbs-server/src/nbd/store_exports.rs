@@ -23,13 +23,23 @@ const DIFF_WINDOW_BYTES: u64 = 64 << 20;
 pub struct StoreExports {
     store: Store,
     read_only: bool,
+    held: Option<Held>,
 }
+
+/// Says of a volume's name whether somebody else writes it.
+pub type Held = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 impl StoreExports {
     /// Serves all of `store`; with `read_only`, volumes too refuse writes.
     #[must_use]
     pub fn new(store: Store, read_only: bool) -> Self {
-        Self { store, read_only }
+        Self { store, read_only, held: None }
+    }
+
+    /// Exports the volumes that `held` names for reading only.
+    #[must_use]
+    pub fn with_held(self, held: Held) -> Self {
+        Self { held: Some(held), ..self }
     }
 
     fn default_name(&self) -> Result<String> {
@@ -48,7 +58,8 @@ impl Exports for StoreExports {
     fn open(&self, name: &str) -> Result<Arc<dyn Export>> {
         let spec = if name.is_empty() { self.default_name()? } else { name.to_owned() };
         let volume = self.store.volume(&spec)?;
-        let read_only = self.read_only || volume.read_only();
+        let held = self.held.as_ref().is_some_and(|held| held(volume.spec()));
+        let read_only = self.read_only || volume.read_only() || held;
         Ok(Arc::new(StoreExport { store: self.store.clone(), volume, read_only }))
     }
 

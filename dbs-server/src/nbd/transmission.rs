@@ -1,27 +1,31 @@
 //! The transmission phase of many connections on one reactor.
 //!
 //! A read or write of whole blocks is done here from its first byte to its reply: parsed
-//! (`peer`), admitted (`session`), mapped (`Volume::start_read`, `start_write`), handed to the
+//! (`frontend::Peers`), admitted (`session`), mapped (`Volume::start_read`, `start_write`), handed to the
 //! ring together with others, and answered in a batch. What would have to wait (for another
 //! operation, for space, for a commit) goes to the workers and comes back as a message.
 
-use super::peer::{Limits, Peer, Ready, Receive};
 use super::server::Shared;
-use super::session::{Admitted, Direct, Reply, Session};
-use super::tls::TlsStream;
+use super::session::{Admitted, Direct as Op, Reply, Session};
+use super::wire::request::Request;
+use super::wire::{Malformed, PAYLOAD_MAX_BYTES, cmd};
+use crate::frontend::tls::TlsStream;
+use crate::frontend::{
+    Charge, Commits, Direct, Ended, Event, HEADER_MAX_BYTES, Limits, Peers, Plan, Protocol, Ready,
+    Storage,
+};
 use dbs_core::Volume;
-use dbs_core::volume::{Finish, Request, Start};
-use dbs_reactor::{Batch, Buf, File, Handler, Io, Remote, Segment, Slab};
+use dbs_core::volume::Finish;
+use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-/// How often clients are looked at that do not take their replies.
-const TICK: Duration = Duration::from_secs(1);
-/// Requests kept for reuse.
-const IDLE_REQUESTS_MAX: usize = 1024;
+/// Longest payload of a refused request that is skipped rather than taken for an attack.
+const PAYLOAD_SKIP_MAX_BYTES: u64 = 2 * PAYLOAD_MAX_BYTES as u64;
+
+const _: () = assert!(Request::EXTENDED_BYTES <= HEADER_MAX_BYTES);
 
 /// What other threads tell a reactor.
 pub(super) enum Message {
@@ -49,11 +53,46 @@ pub(super) struct Adopted {
     pub received: Vec<u8>,
 }
 
-/// What a reactor does I/O with by itself, if the exports lie in a file or device.
-pub(super) struct Storage {
-    pub file: File,
-    pub offset_alignment: usize,
-    pub memory_alignment: usize,
+/// A connection in its transmission phase.
+struct Client {
+    /// Its number in the server's registry.
+    id: u64,
+    session: Arc<Session>,
+}
+
+impl Protocol for Client {
+    type Request = Admitted;
+
+    fn header_bytes(&self) -> usize {
+        self.session.style().request_bytes()
+    }
+
+    #[inline]
+    fn request(&self, header: &[u8]) -> io::Result<Option<Admitted>> {
+        let request = Request::decode(self.session.style(), header)?;
+        if request.command == cmd::DISC {
+            return Ok(None);
+        }
+        let admitted = self.session.admit(&request);
+        if admitted.skip_bytes > PAYLOAD_SKIP_MAX_BYTES {
+            return Err(Malformed("payload of an absurd length").into());
+        }
+        Ok(Some(admitted))
+    }
+}
+
+impl Charge for Admitted {
+    fn payload_bytes(&self) -> usize {
+        self.payload_bytes
+    }
+
+    fn skip_bytes(&self) -> u64 {
+        self.skip_bytes
+    }
+
+    fn cost_bytes(&self) -> u64 {
+        self.cost_bytes
+    }
 }
 
 /// The connections of one reactor.
@@ -61,26 +100,16 @@ pub(super) struct Transmission {
     shared: Arc<Shared>,
     remote: Remote<Message>,
     storage: Option<Storage>,
-    peers: Slab<Peer>,
-    running: Slab<Running>,
-    idle: Vec<Request>,
-    /// Waiting for the commit that runs, and for the one after it.
-    committing: Vec<Held>,
-    to_commit: Vec<Held>,
-    /// Connections to look at at the end of the turn: something may be sent or over.
-    touched: Vec<u32>,
-    ready: Vec<Ready>,
-    segments: Vec<Segment>,
-    tick: u32,
-    ticking: bool,
+    peers: Peers<Client>,
+    direct: Direct<Running>,
+    commits: Commits<Held>,
 }
 
 /// A read or write whose bytes are being transferred.
 struct Running {
     peer: u32,
     admitted: Admitted,
-    request: Request,
-    write: Option<bool>,
+    fua: bool,
 }
 
 /// A request that is answered after a commit.
@@ -92,94 +121,53 @@ struct Held {
 
 impl Transmission {
     pub fn new(shared: Arc<Shared>, remote: Remote<Message>, storage: Option<Storage>) -> Self {
-        Self {
-            shared,
-            remote,
-            storage,
-            peers: Slab::default(),
-            running: Slab::default(),
-            idle: Vec::new(),
-            committing: Vec::new(),
-            to_commit: Vec::new(),
-            touched: Vec::new(),
-            ready: Vec::new(),
-            segments: Vec::new(),
-            tick: 0,
-            ticking: false,
-        }
+        let options = &shared.options;
+        let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
+        let peers = Peers::new(limits, options.write_timeout);
+        let (direct, commits) = (Direct::default(), Commits::default());
+        Self { shared, remote, storage, peers, direct, commits }
     }
 
     fn adopt(&mut self, io: &mut Io, adopted: Adopted) {
         let Adopted { id, socket, session, tls, received } = adopted;
-        let options = &self.shared.options;
-        let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
-        let socket = io.add_socket(socket);
-        let number = self.peers.insert(Peer::new(id, socket, session, tls, limits));
-        if self.shared.is_stopping()
-            && let Some(peer) = self.peers.get_mut(number)
-        {
-            peer.end();
+        let client = Client { id, session: Arc::new(session) };
+        let number = self.peers.add(io, socket, client, tls);
+        if self.shared.is_stopping() {
+            return self.peers.end(io, false, |client| client.id == id);
         }
-        self.input(io, number, |peer, io, ready| peer.take(&received, io.buffers(), ready));
+        self.input(io, u64::from(number), Event::Begun(&received));
     }
 
     /// Lets a connection take input, runs the requests that completes and receives on.
-    fn input(
-        &mut self,
-        io: &mut Io,
-        number: u32,
-        take: impl FnOnce(&mut Peer, &Io, &mut Vec<Ready>) -> io::Result<()>,
-    ) {
-        let mut ready = std::mem::take(&mut self.ready);
-        if let Some(peer) = self.peers.get_mut(number)
-            && let Err(error) = take(peer, io, &mut ready)
-        {
-            self.shared.client_failed(peer.id, &error);
-            peer.end();
-            // What TLS has to say about it is sent with the last replies.
+    fn input(&mut self, io: &mut Io, tag: u64, event: Event<'_>) {
+        let number = tag as u32;
+        let (mut ready, failure) = self.peers.input(io, number, event);
+        if let (Some(error), Some(client)) = (failure, self.peers.get(number)) {
+            self.shared.client_failed(client.id, &error);
         }
         for request in ready.drain(..) {
             self.start(io, number, request);
         }
-        self.ready = ready;
-        self.receive(io, number);
-        self.touch(number);
-    }
-
-    fn receive(&mut self, io: &mut Io, number: u32) {
-        let Some(peer) = self.peers.get_mut(number) else { return };
-        let socket = peer.socket;
-        match peer.wants() {
-            Receive::Nothing => return,
-            Receive::Any => io.receive(socket, u64::from(number)),
-            Receive::Payload(buf, start) => io.fill(socket, buf, start, u64::from(number)),
-        }
-        peer.receiving = true;
-    }
-
-    fn touch(&mut self, number: u32) {
-        if self.touched.last() != Some(&number) {
-            self.touched.push(number);
-        }
+        self.peers.receive(io, number, ready);
     }
 
     /// Starts a request in the best way there is for it.
-    fn start(&mut self, io: &mut Io, number: u32, ready: Ready) {
-        let Ready { admitted, payload } = ready;
-        let Some(peer) = self.peers.get(number) else { return };
-        let (Some(direct), Some(volume)) = (admitted.direct(), peer.session.volume()) else {
+    fn start(&mut self, io: &mut Io, number: u32, ready: Ready<Admitted>) {
+        let Ready { request: admitted, payload } = ready;
+        let Some(client) = self.peers.get(number) else { return };
+        let (Some(direct), Some(volume)) = (admitted.direct(), client.session.volume()) else {
             return self.work(number, admitted, payload);
         };
         match direct {
-            Direct::Flush if peer.session.read_only() => self.work(number, admitted, payload),
-            Direct::Flush => {
+            Op::Flush if client.session.read_only() => self.work(number, admitted, payload),
+            Op::Flush => {
                 let volume = volume.clone();
                 self.commit(Held { peer: number, admitted, volume });
             }
-            Direct::Read { offset, length, sparse } => {
+            Op::Read { offset, length, sparse } => {
                 self.read(io, number, admitted, (offset, length), sparse);
             }
-            Direct::Write { offset, fua } => match payload {
+            Op::Write { offset, fua } => match payload {
                 Some(payload) => self.write(io, number, admitted, offset, payload, fua),
                 None => self.work(number, admitted, None),
             },
@@ -191,45 +179,31 @@ impl Transmission {
         io: &mut Io,
         number: u32,
         admitted: Admitted,
-        (offset, length): (u64, usize),
+        range: (u64, usize),
         sparse: bool,
     ) {
-        let mut request = self.idle.pop().unwrap_or_default();
-        let Some(volume) = self.volume(number) else { return };
-        match volume.start_read(offset, length as u64, &mut request) {
+        let length = range.1;
+        let Self { peers, direct, storage, .. } = self;
+        let Some(volume) = peers.get(number).and_then(|client| client.session.volume()) else {
+            return;
+        };
+        match direct.plan_read(volume, storage.as_ref(), range, sparse) {
             Err(error) => self.fail(number, &admitted, error),
-            Ok(Start::Blocked) => self.work(number, admitted, None),
-            Ok(Start::Done) if sparse => self.answer(number, admitted.cost_bytes, |batch| {
+            // Holes are shown as holes to whom they are worth it.
+            Ok(Plan::Blocked | Plan::Holes) => self.work(number, admitted, None),
+            Ok(Plan::Zeros) if sparse => self.answer(number, admitted.cost_bytes, |batch| {
                 batch.push(&admitted.hole_reply(length));
             }),
-            Ok(Start::Done) => {
+            Ok(Plan::Zeros) => {
                 let mut buf = io.buffers().take(length);
                 buf.fill(0);
                 self.answer_read(number, &admitted, buf);
             }
-            // Holes are shown as holes to whom they are worth it.
-            Ok(Start::Io) if sparse && !request.zeros().is_empty() => {
-                let finished = request.finish_read(Ok(()));
-                match finished {
-                    Ok(()) => self.work(number, admitted, None),
-                    Err(error) => self.fail(number, &admitted, error),
-                }
-            }
-            Ok(Start::Io) => {
-                let Some(file) = self.lay_out(&request) else {
-                    drop(std::mem::take(&mut request));
-                    return self.work(number, admitted, None);
-                };
-                let mut buf = io.buffers().take(length);
-                for zeros in request.zeros() {
-                    buf[zeros.clone()].fill(0);
-                }
-                let running = Running { peer: number, admitted, request, write: None };
-                let tag = u64::from(self.running.insert(running));
-                return io.read(file, &self.segments, buf, tag);
+            Ok(Plan::Io(planned)) => {
+                let running = Running { peer: number, admitted, fua: false };
+                direct.read(io, planned, length, running);
             }
         }
-        self.keep(request);
     }
 
     fn write(
@@ -241,54 +215,28 @@ impl Transmission {
         payload: Buf,
         fua: bool,
     ) {
-        let mut request = self.idle.pop().unwrap_or_default();
-        let Some(volume) = self.volume(number) else { return };
-        match volume.start_write(offset, payload.len() as u64, &mut request) {
+        let Self { peers, direct, storage, .. } = self;
+        let Some(volume) = peers.get(number).and_then(|client| client.session.volume()) else {
+            return;
+        };
+        match direct.plan_write(volume, storage.as_ref(), offset, payload.len()) {
             Err(error) => self.fail(number, &admitted, error),
-            Ok(Start::Blocked | Start::Done) => self.work(number, admitted, Some(payload)),
-            Ok(Start::Io) => {
-                let Some(file) = self.lay_out(&request) else {
-                    drop(std::mem::take(&mut request));
-                    return self.work(number, admitted, Some(payload));
-                };
-                let running = Running { peer: number, admitted, request, write: Some(fua) };
-                let tag = u64::from(self.running.insert(running));
-                return io.write(file, &self.segments, payload, tag);
+            Ok(None) => self.work(number, admitted, Some(payload)),
+            Ok(Some(planned)) => {
+                let running = Running { peer: number, admitted, fua };
+                direct.write(io, planned, payload, running);
             }
         }
-        self.keep(request);
     }
 
     fn volume(&self, number: u32) -> Option<&Volume> {
-        self.peers.get(number).and_then(|peer| peer.session.volume())
-    }
-
-    /// Turns a request's segments into the ring's; `None` if direct I/O does not take them as
-    /// they are.
-    fn lay_out(&mut self, request: &Request) -> Option<File> {
-        let storage = self.storage.as_ref()?;
-        self.segments.clear();
-        for segment in request.segments() {
-            let (offset, start, len) = (segment.device, segment.start, segment.length);
-            let on_device = (offset as usize | len) % storage.offset_alignment;
-            if on_device != 0 || !start.is_multiple_of(storage.memory_alignment) {
-                return None;
-            }
-            self.segments.push(Segment { offset, start, len });
-        }
-        Some(storage.file)
-    }
-
-    fn keep(&mut self, request: Request) {
-        if self.idle.len() < IDLE_REQUESTS_MAX {
-            self.idle.push(request);
-        }
+        self.peers.get(number).and_then(|client| client.session.volume())
     }
 
     /// Hands a request to the workers.
     fn work(&self, number: u32, admitted: Admitted, payload: Option<Buf>) {
-        let Some(peer) = self.peers.get(number) else { return };
-        let (session, remote) = (Arc::clone(&peer.session), self.remote.clone());
+        let Some(client) = self.peers.get(number) else { return };
+        let (session, remote) = (Arc::clone(&client.session), self.remote.clone());
         self.shared.pool.submit(move || {
             let cost = admitted.cost_bytes;
             let reply = run(&session, &admitted, payload.as_deref().unwrap_or_default());
@@ -301,15 +249,13 @@ impl Transmission {
     /// Answers a request once everything acknowledged so far is durable; all that ask while a
     /// commit runs share the next one.
     fn commit(&mut self, held: Held) {
-        self.to_commit.push(held);
-        if self.committing.is_empty() {
+        if self.commits.add(held) {
             self.start_commit();
         }
     }
 
     fn start_commit(&mut self) {
-        std::mem::swap(&mut self.committing, &mut self.to_commit);
-        let Some(held) = self.committing.first() else { return };
+        let Some(held) = self.commits.begin() else { return };
         let (volume, remote) = (held.volume.clone(), self.remote.clone());
         self.shared.pool.submit(move || {
             let result = catch_unwind(AssertUnwindSafe(|| volume.flush()));
@@ -319,7 +265,7 @@ impl Transmission {
     }
 
     fn committed(&mut self, result: &Result<(), dbs_core::Error>) {
-        let mut committing = std::mem::take(&mut self.committing);
+        let mut committing = self.commits.take();
         for Held { peer, admitted, .. } in committing.drain(..) {
             match result {
                 Ok(()) => {
@@ -331,8 +277,7 @@ impl Transmission {
                 }
             }
         }
-        self.committing = committing;
-        if !self.to_commit.is_empty() {
+        if self.commits.ended(committing) {
             self.start_commit();
         }
     }
@@ -349,65 +294,8 @@ impl Transmission {
         self.answer(number, admitted.cost_bytes, |batch| reply.append_to(batch));
     }
 
-    /// Adds a reply to those that go out at the end of the turn.
     fn answer(&mut self, number: u32, cost: u64, reply: impl FnOnce(&mut Batch)) {
-        let Some(peer) = self.peers.get_mut(number) else { return };
-        if peer.broken {
-            peer.release(1, cost);
-        } else {
-            reply(peer.out.reply(cost));
-        }
-        self.touch(number);
-    }
-
-    /// Sends what has gathered for a connection, or takes leave of it.
-    fn settle(&mut self, io: &mut Io, number: u32) {
-        let Some(peer) = self.peers.get_mut(number) else { return };
-        if !peer.broken {
-            peer.prepare_goodbye();
-            match peer.out.next(peer.tls.as_mut(), self.tick) {
-                Ok(Some(batch)) => {
-                    io.send(peer.socket, batch, u64::from(number));
-                    if !self.ticking {
-                        self.ticking = true;
-                        io.wake_at(Some(Instant::now() + TICK));
-                    }
-                }
-                Ok(None) => {}
-                Err(_) => Self::give_up(io, peer),
-            }
-        }
-        if peer.is_over() {
-            io.shutdown(peer.socket);
-            io.remove(peer.socket);
-            let id = peer.id;
-            self.peers.remove(number);
-            self.shared.forget(id);
-        }
-    }
-
-    /// The peer is gone, or too slow.
-    fn give_up(io: &mut Io, peer: &mut Peer) {
-        peer.broken = true;
-        let (requests, bytes) = peer.out.abandon();
-        peer.release(requests, bytes);
-        peer.end();
-        io.shutdown(peer.socket);
-    }
-
-    fn end_all(&mut self, io: &mut Io, at_once: bool) {
-        let numbers: Vec<u32> = self.peers.iter().map(|(number, _)| number).collect();
-        for number in numbers {
-            if let Some(peer) = self.peers.get_mut(number) {
-                if at_once {
-                    Self::give_up(io, peer);
-                } else {
-                    peer.end();
-                    io.stop_receiving(peer.socket);
-                }
-            }
-            self.touch(number);
-        }
+        self.peers.answer(number, cost, reply);
     }
 }
 
@@ -421,104 +309,48 @@ impl Handler for Transmission {
                 self.answer(peer, cost, |batch| reply.append_to(batch));
             }
             Message::Committed(result) => self.committed(&result),
-            Message::Stop => self.end_all(io, false),
-            Message::Abort => self.end_all(io, true),
+            Message::Stop => self.peers.end(io, false, |_| true),
+            Message::Abort => self.peers.end(io, true, |_| true),
             Message::End => io.stop(),
         }
     }
 
     fn received(&mut self, io: &mut Io, tag: u64, data: io::Result<&[u8]>) {
-        self.input(io, tag as u32, |peer, io, ready| {
-            peer.receiving = false;
-            match data {
-                Ok(data) if !data.is_empty() => peer.take(data, io.buffers(), ready),
-                // A client that goes away is no error.
-                _ => {
-                    peer.end();
-                    Ok(())
-                }
-            }
-        });
+        self.input(io, tag, Event::Received(data));
     }
 
     fn filled(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
-        self.input(io, tag as u32, |peer, _, ready| {
-            peer.receiving = false;
-            match result {
-                Ok(()) => peer.payload_filled(buf, ready),
-                Err(_) => peer.end(),
-            }
-            Ok(())
-        });
+        self.input(io, tag, Event::Filled(buf, result));
     }
 
     fn moved(&mut self, _: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
-        let Some(running) = self.running.remove(tag as u32) else { return };
-        let Running { peer, admitted, mut request, write } = running;
-        match write {
-            None => match request.finish_read(result) {
-                Ok(()) => self.answer_read(peer, &admitted, buf),
-                Err(error) => self.fail(peer, &admitted, error),
-            },
-            Some(fua) => {
-                // The memory is free before the reply makes room for the next request.
-                drop(buf);
-                match request.finish_write(result) {
-                    Err(error) => self.fail(peer, &admitted, error),
-                    Ok(Finish::Done) if !fua => {
-                        self.answer(peer, admitted.cost_bytes, |batch| {
-                            batch.push(&admitted.done())
-                        });
-                    }
-                    Ok(_) => {
-                        if let Some(volume) = self.volume(peer).cloned() {
-                            self.commit(Held { peer, admitted, volume });
-                        }
-                    }
+        let Some((running, ended)) = self.direct.moved(tag, buf, result) else { return };
+        let Running { peer, admitted, fua } = running;
+        match ended {
+            Err(error) => self.fail(peer, &admitted, error),
+            Ok(Ended::Read(buf)) => self.answer_read(peer, &admitted, buf),
+            Ok(Ended::Write(Finish::Done)) if !fua => {
+                self.answer(peer, admitted.cost_bytes, |batch| batch.push(&admitted.done()));
+            }
+            Ok(Ended::Write(_)) => {
+                if let Some(volume) = self.volume(peer).cloned() {
+                    self.commit(Held { peer, admitted, volume });
                 }
             }
         }
-        self.keep(request);
     }
 
     fn sent(&mut self, io: &mut Io, tag: u64, batch: Batch, result: io::Result<()>) {
-        let number = tag as u32;
-        if let Some(peer) = self.peers.get_mut(number) {
-            let (requests, bytes) = peer.out.sent(batch);
-            peer.release(requests, bytes);
-            if result.is_err() && !peer.broken {
-                Self::give_up(io, peer);
-            }
-        }
-        self.input(io, number, |peer, io, ready| peer.resume(io.buffers(), ready));
+        self.input(io, tag, Event::Sent(batch, result));
     }
 
     fn turn(&mut self, io: &mut Io) {
-        let mut touched = std::mem::take(&mut self.touched);
-        for number in touched.drain(..) {
-            self.settle(io, number);
-        }
-        self.touched = touched;
+        let shared = &self.shared;
+        self.peers.settle(io, |client| shared.forget(client.id));
     }
 
     fn tick(&mut self, io: &mut Io) {
-        self.tick = self.tick.wrapping_add(1);
-        let patience = self.shared.options.write_timeout.as_secs().max(1);
-        let mut sending = false;
-        let numbers: Vec<u32> = self.peers.iter().map(|(number, _)| number).collect();
-        for number in numbers {
-            let Some(peer) = self.peers.get_mut(number) else { continue };
-            if peer.out.is_busy() {
-                peer.out.progress(io.sent_so_far(peer.socket), self.tick);
-            }
-            let Some(since) = peer.out.since() else { continue };
-            sending = true;
-            if u64::from(self.tick.wrapping_sub(since)) > patience && !peer.broken {
-                Self::give_up(io, peer);
-            }
-        }
-        self.ticking = sending;
-        io.wake_at(sending.then(|| Instant::now() + TICK));
+        self.peers.tick(io);
     }
 }
 

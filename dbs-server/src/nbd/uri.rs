@@ -1,6 +1,6 @@
 //! Addresses of exports, as other NBD tools write them.
 
-use super::listen::Listen;
+use crate::frontend::Listen;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

@@ -178,6 +178,8 @@ impl StoreAccess for MemoryStore {
                 snapshots: v.snapshots.len() as u64,
                 depth: 0,
                 open: false,
+                rebuilding: false,
+                revision: 0,
                 usage: Usage::default(),
             })
         })
@@ -217,6 +219,7 @@ impl StoreAccess for MemoryStore {
                 parent: v.parent.as_ref().map(|parent| format!("{volume}@{parent}")),
                 children: Vec::new(),
                 protected: false,
+                retired: false,
                 user_created: !options.system,
                 labels: options.labels.clone(),
                 usage: Usage::default(),

@@ -258,7 +258,7 @@ impl Target<'_> {
     }
 
     fn mark_first(&self) -> Result<()> {
-        let options = SnapshotOptions { labels: self.mark(), system: true };
+        let options = SnapshotOptions { labels: self.mark(), system: true, ..Default::default() };
         self.store.create_snapshot(self.volume, MARKER, &options)
     }
 
@@ -322,7 +322,8 @@ impl Target<'_> {
         let Self { store, volume, header, .. } = *self;
         let mut labels = header.labels.clone();
         labels.insert(RECEIVED_LABEL.into(), header.uuid.clone());
-        let options = SnapshotOptions { labels, system: !header.user_created };
+        let options =
+            SnapshotOptions { labels, system: !header.user_created, ..Default::default() };
         store.create_snapshot(volume, &header.snapshot, &options)?;
         store.delete_snapshot(volume, MARKER)
     }

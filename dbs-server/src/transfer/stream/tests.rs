@@ -18,7 +18,13 @@ fn always(_: u64, _: u64) -> bool {
 
 fn snapshot(store: &MemoryStore, name: &str) {
     let labels = Labels::from([("purpose".into(), format!("test {name}"))]);
-    store.create_snapshot("v", name, &SnapshotOptions { labels, system: name == "b" }).unwrap();
+    store
+        .create_snapshot(
+            "v",
+            name,
+            &SnapshotOptions { labels, system: name == "b", ..Default::default() },
+        )
+        .unwrap();
 }
 
 /// A store with volume `v` of three blocks and a sector, and snapshots `a`, `b` and `c`.
@@ -326,7 +332,9 @@ fn a_crash_before_the_marker_is_deleted_is_cleaned_up() {
     take(&target, &whole[..whole.len() - 1]).unwrap_err();
     let uuid = source.snapshots("v").unwrap()[0].uuid.clone();
     let labels = Labels::from([(RECEIVED_LABEL.into(), uuid)]);
-    target.create_snapshot("v", "a", &SnapshotOptions { labels, system: false }).unwrap();
+    target
+        .create_snapshot("v", "a", &SnapshotOptions { labels, system: false, ..Default::default() })
+        .unwrap();
     assert_eq!(take(&target, &whole).unwrap().data, 0);
     assert_eq!(target.snapshots("v").unwrap().len(), 1);
 }

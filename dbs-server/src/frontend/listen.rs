@@ -15,8 +15,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Connections that may wait to be accepted: clients that come by the hundred at once are not refused.
-const BACKLOG: i32 = 1024;
+/// Connections that may wait to be accepted: clients that come by the hundred at once are not
+/// refused. As many as the kernel allows; a number would have to be below what the C library thinks
+/// that is, which with musl is 128.
+const BACKLOG: Backlog = Backlog::MAXALLOWABLE;
 
 /// An address to listen on: `unix:PATH`, `tcp:HOST:PORT`, or `tcp:PORT` for loopback only.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +27,22 @@ pub enum Listen {
     Unix(PathBuf),
     /// A host name or address, and a port (0 lets the system choose one).
     Tcp(String, u16),
+}
+
+impl Listen {
+    /// Connects to who listens there.
+    ///
+    /// # Errors
+    /// Names the address.
+    pub fn connect(&self) -> io::Result<Socket> {
+        let connected = match self {
+            Self::Unix(path) => UnixStream::connect(path).map(Socket::Unix),
+            Self::Tcp(host, port) => TcpStream::connect((host.as_str(), *port)).map(Socket::Tcp),
+        };
+        connected.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot connect to {self}: {error}"))
+        })
+    }
 }
 
 impl FromStr for Listen {
@@ -59,14 +77,47 @@ impl fmt::Display for Listen {
     }
 }
 
-/// A listening socket. Dropping it removes its socket file.
+/// A listening socket. Dropping it removes its socket file, if it made that itself.
 #[derive(Debug)]
-pub(crate) enum Listener {
-    Unix { listener: UnixListener, path: PathBuf, identity: (u64, u64) },
+pub struct Listener(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Unix { listener: UnixListener, file: Option<SocketFile> },
     Tcp(TcpListener),
 }
 
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
 impl Listener {
+    /// Listens on a socket that was bound elsewhere.
+    ///
+    /// # Errors
+    /// It cannot be set up.
+    pub fn from_tcp(listener: TcpListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        // Again, as who bound it may have been content with few.
+        listen(&listener, BACKLOG)?;
+        Ok(Self(Kind::Tcp(listener)))
+    }
+
+    /// Listens on a socket that was bound elsewhere. Its file, if any, stays.
+    ///
+    /// # Errors
+    /// It cannot be set up.
+    pub fn from_unix(listener: UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        listen(&listener, BACKLOG)?;
+        Ok(Self(Kind::Unix { listener, file: None }))
+    }
+
+    /// Listens on an address. A socket file that nobody listens on is replaced.
+    ///
     /// # Errors
     /// Names the address; `AddrInUse` if somebody listens there.
     pub fn bind(address: &Listen) -> io::Result<Self> {
@@ -82,9 +133,7 @@ impl Listener {
 
     fn bind_tcp(host: &str, port: u16) -> io::Result<Self> {
         let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
-        let listener = TcpListener::bind(addresses.as_slice())?;
-        listener.set_nonblocking(true)?;
-        Ok(Self::Tcp(listener))
+        Self::from_tcp(TcpListener::bind(addresses.as_slice())?)
     }
 
     fn bind_unix(path: &Path) -> io::Result<Self> {
@@ -93,19 +142,28 @@ impl Listener {
         // Before the bind, so that at no time anybody else can connect.
         fchmod(&fd, Mode::S_IRUSR | Mode::S_IWUSR)?;
         bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        listen(&fd, Backlog::new(BACKLOG)?)?;
+        listen(&fd, BACKLOG)?;
         let listener = UnixListener::from(fd);
         listener.set_nonblocking(true)?;
         let metadata = fs::symlink_metadata(path)?;
         let identity = (metadata.dev(), metadata.ino());
-        Ok(Self::Unix { listener, path: path.to_owned(), identity })
+        let file = Some(SocketFile { path: path.to_owned(), identity });
+        Ok(Self(Kind::Unix { listener, file }))
     }
 
-    /// The address in use, with the port the system chose.
+    /// The address in use, with the port the system chose; a unix socket without a name has an
+    /// empty path.
+    ///
+    /// # Errors
+    /// The socket has none.
     pub fn address(&self) -> io::Result<Listen> {
-        Ok(match self {
-            Self::Unix { path, .. } => Listen::Unix(path.clone()),
-            Self::Tcp(listener) => {
+        Ok(match &self.0 {
+            Kind::Unix { file: Some(file), .. } => Listen::Unix(file.path.clone()),
+            Kind::Unix { listener, file: None } => {
+                let address = listener.local_addr()?;
+                Listen::Unix(address.as_pathname().unwrap_or(Path::new("")).to_owned())
+            }
+            Kind::Tcp(listener) => {
                 let address = listener.local_addr()?;
                 Listen::Tcp(address.ip().to_string(), address.port())
             }
@@ -117,12 +175,13 @@ impl Listener {
     /// # Errors
     /// `WouldBlock` if there is none.
     pub fn accept(&self) -> io::Result<(Socket, String)> {
-        match self {
-            Self::Unix { listener, path, .. } => {
+        match &self.0 {
+            Kind::Unix { listener, file } => {
                 let (stream, _) = listener.accept()?;
+                let path = file.as_ref().map_or(Path::new(""), |file| &file.path);
                 Ok((Socket::Unix(stream), format!("unix:{}", path.display())))
             }
-            Self::Tcp(listener) => {
+            Kind::Tcp(listener) => {
                 let (stream, peer): (TcpStream, SocketAddr) = listener.accept()?;
                 Ok((Socket::Tcp(stream), format!("tcp:{peer}")))
             }
@@ -132,17 +191,17 @@ impl Listener {
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unix { listener, .. } => listener.as_fd(),
-            Self::Tcp(listener) => listener.as_fd(),
+        match &self.0 {
+            Kind::Unix { listener, .. } => listener.as_fd(),
+            Kind::Tcp(listener) => listener.as_fd(),
         }
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Self::Unix { path, identity, .. } = self
-            && fs::symlink_metadata(&*path).is_ok_and(|m| (m.dev(), m.ino()) == *identity)
+        if let Kind::Unix { file: Some(SocketFile { path, identity }), .. } = &self.0
+            && fs::symlink_metadata(path).is_ok_and(|m| (m.dev(), m.ino()) == *identity)
         {
             // If it stays, the next server replaces it.
             let _ = fs::remove_file(path);

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The workers of a server.
-pub(crate) struct Pool {
+pub struct Pool {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     inline: bool,
@@ -29,15 +29,17 @@ struct State {
 }
 
 impl Pool {
-    /// With no workers, jobs run where they are submitted.
-    pub fn start(workers: usize) -> io::Result<Self> {
+    /// Threads called `name` and a number. With none, jobs run where they are submitted.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn start(name: &str, workers: usize) -> io::Result<Self> {
         let inline = workers == 0;
         let pool = Self { shared: Arc::default(), threads: Mutex::default(), inline };
         for index in 0..workers {
             let shared = pool.shared.clone();
-            let thread = thread::Builder::new()
-                .name(format!("nbd-worker-{index}"))
-                .spawn(move || shared.work());
+            let thread =
+                thread::Builder::new().name(format!("{name}-{index}")).spawn(move || shared.work());
             match thread {
                 Ok(thread) => lock(&pool.threads).push(thread),
                 Err(error) => {
@@ -83,12 +85,12 @@ impl Shared {
 }
 
 /// Locks, also after a panic elsewhere: every critical section here leaves its state consistent.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits on `condvar` as long as `condition` holds.
-pub(crate) fn wait_while<'a, T>(
+pub fn wait_while<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,
     condition: impl FnMut(&mut T) -> bool,

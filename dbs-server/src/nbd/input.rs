@@ -1,108 +1,13 @@
-//! A connected socket, and reading from it through an optional layer of TLS.
+//! Reading from a socket through an optional layer of TLS, with a time limit.
 
-use super::tls::TlsStream;
-use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
+use crate::frontend::Socket;
+use crate::frontend::tls::TlsStream;
 use std::io::{self, Read};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Bytes read from a socket at once, so that pipelined options take one system call.
 const INPUT_BYTES: usize = 16 << 10;
-/// What the kernel may hold of replies: with its default of 208 KiB, a batch of replies or a reply
-/// of 1 MiB stops and starts as the client reads.
-const SEND_BUFFER_BYTES: usize = 1 << 20;
-/// Seconds of silence, between probes, and the probes a dead TCP peer may miss.
-const KEEPALIVE: (u32, u32, u32) = (60, 10, 6);
-
-/// A connected socket. Reading, writing and shutting down may happen in different threads.
-#[derive(Debug)]
-pub(crate) enum Socket {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Socket {
-    /// Sets what a connection needs: room for replies, no delay, and probes that find dead peers.
-    pub fn tune(&self) -> io::Result<()> {
-        // As much as the system lets this process have, beyond its usual limit where it may.
-        let size = SEND_BUFFER_BYTES;
-        if setsockopt(&self.as_fd(), sockopt::SndBufForce, &size).is_err() {
-            setsockopt(&self.as_fd(), sockopt::SndBuf, &size)?;
-        }
-        if let Self::Tcp(stream) = self {
-            let (idle, interval, count) = KEEPALIVE;
-            stream.set_nodelay(true)?;
-            setsockopt(stream, sockopt::KeepAlive, &true)?;
-            setsockopt(stream, sockopt::TcpKeepIdle, &idle)?;
-            setsockopt(stream, sockopt::TcpKeepInterval, &interval)?;
-            setsockopt(stream, sockopt::TcpKeepCount, &count)?;
-        }
-        Ok(())
-    }
-
-    pub fn shutdown(&self, how: Shutdown) {
-        // Fails only where the peer was faster.
-        let _ = match self {
-            Self::Unix(stream) => stream.shutdown(how),
-            Self::Tcp(stream) => stream.shutdown(how),
-        };
-    }
-
-    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        match self {
-            Self::Unix(stream) => stream.set_read_timeout(timeout),
-            Self::Tcp(stream) => stream.set_read_timeout(timeout),
-        }
-    }
-
-    pub fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
-        match self {
-            Self::Unix(stream) => stream.set_write_timeout(Some(timeout)),
-            Self::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
-        }
-    }
-
-    /// Sends all of `bytes`, each piece within the write timeout.
-    pub fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match send(self.as_fd().as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL) {
-                Err(nix::errno::Errno::EINTR) => {}
-                sent => bytes = &bytes[sent?..],
-            }
-        }
-        Ok(())
-    }
-}
-
-impl From<Socket> for OwnedFd {
-    fn from(socket: Socket) -> Self {
-        match socket {
-            Socket::Unix(stream) => stream.into(),
-            Socket::Tcp(stream) => stream.into(),
-        }
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unix(stream) => stream.as_fd(),
-            Self::Tcp(stream) => stream.as_fd(),
-        }
-    }
-}
-
-impl Read for &Socket {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Unix(stream) => (&*stream).read(buf),
-            Socket::Tcp(stream) => (&*stream).read(buf),
-        }
-    }
-}
 
 /// The receiving side of a connection in its handshake.
 pub(crate) struct Input {

@@ -62,31 +62,31 @@ fn invalid(path: &Path, error: &dyn std::fmt::Display) -> io::Error {
 }
 
 /// One connection's TLS.
-pub(crate) struct TlsStream {
+pub struct TlsStream {
     state: ServerConnection,
     ended: bool,
 }
 
 impl TlsStream {
-    pub fn new(config: &TlsConfig) -> io::Result<Self> {
+    pub(crate) fn new(config: &TlsConfig) -> io::Result<Self> {
         let mut connection = ServerConnection::new(config.0.clone()).map_err(io::Error::other)?;
         // What is sent is bounded already, by the limits on requests in flight.
         connection.set_buffer_limit(None);
         Ok(Self { state: connection, ended: false })
     }
 
-    pub fn is_handshaking(&self) -> bool {
+    pub(crate) fn is_handshaking(&self) -> bool {
         self.state.is_handshaking()
     }
 
     /// Whether TLS itself has something to send.
-    pub fn wants_write(&self) -> bool {
+    pub(crate) fn wants_write(&self) -> bool {
         self.state.wants_write()
     }
 
     /// Takes ciphertext; returns how many bytes of it were used. On an error there may be an alert
     /// to send: see [`TlsStream::seal`].
-    pub fn open(&mut self, ciphertext: &[u8]) -> io::Result<usize> {
+    pub(crate) fn open(&mut self, ciphertext: &[u8]) -> io::Result<usize> {
         let used = self.state.read_tls(&mut &*ciphertext)?;
         self.state
             .process_new_packets()
@@ -95,7 +95,7 @@ impl TlsStream {
     }
 
     /// Takes plaintext out; `None` if more ciphertext is needed first, 0 at the end.
-    pub fn read(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
         match self.state.reader().read(out) {
             Ok(count) => Ok(Some(count)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -104,7 +104,10 @@ impl TlsStream {
     }
 
     /// Encrypts `parts`; the result includes what TLS itself has to say and must be sent in order.
-    pub fn seal<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<Vec<u8>> {
+    pub(crate) fn seal<'a>(
+        &mut self,
+        parts: impl Iterator<Item = &'a [u8]>,
+    ) -> io::Result<Vec<u8>> {
         for part in parts {
             self.state.writer().write_all(part)?;
         }
@@ -116,7 +119,7 @@ impl TlsStream {
     }
 
     /// Nothing is to be sent after what has been so far: says so once.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
             self.state.send_close_notify();
         }

@@ -1,17 +1,13 @@
-//! One connection in its transmission phase, as its reactor sees it: bytes into requests, replies
-//! into batches, and the account of what is in flight.
+//! One connection, as its reactor sees it: bytes into requests, and the account of what is in
+//! flight.
 
-use super::outgoing::Outgoing;
-use super::session::{Admitted, Session};
+use super::outgoing::{Batches, Outgoing};
 use super::tls::TlsStream;
-use super::wire::request::Request;
-use super::wire::{Malformed, PAYLOAD_MAX_BYTES, cmd};
 use dbs_reactor::{Buf, Buffers, Socket};
 use std::io;
-use std::sync::Arc;
 
-/// Longest payload of a refused request that is skipped rather than taken for an attack.
-const PAYLOAD_SKIP_MAX_BYTES: u64 = 2 * PAYLOAD_MAX_BYTES as u64;
+/// Longest header of a request in bytes.
+pub const HEADER_MAX_BYTES: usize = 32;
 /// A payload of which at least so much is missing is received straight into its buffer.
 const FILL_MIN_BYTES: usize = 16 << 10;
 /// Plaintext taken out of TLS at once.
@@ -19,20 +15,51 @@ const PLAINTEXT_BYTES: usize = 16 << 10;
 
 /// What one connection may have in flight.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub struct Limits {
+    /// Requests.
     pub requests: usize,
+    /// Bytes of memory that they take.
     pub bytes: u64,
 }
 
+/// What a connection's messages look like, and its state in that regard.
+pub trait Protocol {
+    /// A request found valid, or known to be refused.
+    type Request: Charge;
+
+    /// Bytes of a request's header, at most [`HEADER_MAX_BYTES`].
+    fn header_bytes(&self) -> usize;
+
+    /// Makes a request of its header; `None` if the client takes its leave.
+    ///
+    /// # Errors
+    /// The client does not speak the protocol, or asks for the absurd.
+    fn request(&self, header: &[u8]) -> io::Result<Option<Self::Request>>;
+
+    /// What is sent behind the last reply when the server ends the connection in good order.
+    fn farewell(&self) -> &[u8] {
+        &[]
+    }
+}
+
+/// What a request means for its connection.
+pub trait Charge {
+    /// Bytes of payload that it needs.
+    fn payload_bytes(&self) -> usize;
+    /// Bytes of payload to drop instead.
+    fn skip_bytes(&self) -> u64;
+    /// Bytes of memory it takes until its reply is sent.
+    fn cost_bytes(&self) -> u64;
+}
+
 /// A connection.
-pub(super) struct Peer {
-    /// Its number in the server's registry.
-    pub id: u64,
+pub(super) struct Peer<P: Protocol> {
     pub socket: Socket,
-    pub session: Arc<Session>,
-    pub tls: Option<TlsStream>,
+    pub protocol: P,
+    /// In a place of its own: it is large, and most connections have none.
+    pub tls: Option<Box<TlsStream>>,
     pub out: Outgoing,
-    input: Input,
+    input: Input<P::Request>,
     limits: Limits,
     in_flight: usize,
     in_flight_bytes: u64,
@@ -44,16 +71,17 @@ pub(super) struct Peer {
     pub ended: bool,
     /// Replies can no longer be sent.
     pub broken: bool,
+    /// A farewell is due behind the last reply.
+    pub farewell: bool,
 }
 
 /// What is known of the request being received.
-#[derive(Default)]
-struct Input {
-    header: [u8; Request::EXTENDED_BYTES],
+struct Input<R> {
+    header: [u8; HEADER_MAX_BYTES],
     header_bytes: usize,
     /// Admitted, but there is no room for it yet.
-    waiting: Option<Admitted>,
-    payload: Option<Incoming>,
+    waiting: Option<R>,
+    payload: Option<Incoming<R>>,
     /// Bytes to drop before the next header.
     skip: u64,
     /// Received, but not looked at for want of room.
@@ -61,15 +89,17 @@ struct Input {
 }
 
 /// A payload on its way in.
-struct Incoming {
-    admitted: Admitted,
+struct Incoming<R> {
+    request: R,
     buf: Buf,
     at: usize,
 }
 
 /// A request with its payload, ready to run; it counts as in flight.
-pub(super) struct Ready {
-    pub admitted: Admitted,
+pub struct Ready<R> {
+    /// The request.
+    pub request: R,
+    /// Its payload, if it has one.
     pub payload: Option<Buf>,
 }
 
@@ -83,21 +113,22 @@ pub(super) enum Receive {
     Nothing,
 }
 
-impl Peer {
-    pub fn new(
-        id: u64,
-        socket: Socket,
-        session: Session,
-        tls: Option<TlsStream>,
-        limits: Limits,
-    ) -> Self {
+impl<P: Protocol> Peer<P> {
+    pub fn new(socket: Socket, protocol: P, tls: Option<TlsStream>, limits: Limits) -> Self {
+        let input = Input {
+            header: [0; HEADER_MAX_BYTES],
+            header_bytes: 0,
+            waiting: None,
+            payload: None,
+            skip: 0,
+            backlog: Vec::new(),
+        };
         Self {
-            id,
             socket,
-            session: Arc::new(session),
-            tls,
+            protocol,
+            tls: tls.map(Box::new),
             out: Outgoing::default(),
-            input: Input::default(),
+            input,
             limits,
             in_flight: 0,
             in_flight_bytes: 0,
@@ -105,6 +136,7 @@ impl Peer {
             closed: false,
             ended: false,
             broken: false,
+            farewell: false,
         }
     }
 
@@ -116,7 +148,7 @@ impl Peer {
         &mut self,
         bytes: &[u8],
         buffers: &Buffers,
-        ready: &mut Vec<Ready>,
+        ready: &mut Vec<Ready<P::Request>>,
     ) -> io::Result<()> {
         let Some(mut tls) = self.tls.take() else { return self.plain(bytes, buffers, ready) };
         let result = self.decrypt(&mut tls, bytes, buffers, ready);
@@ -129,7 +161,7 @@ impl Peer {
         tls: &mut TlsStream,
         mut bytes: &[u8],
         buffers: &Buffers,
-        ready: &mut Vec<Ready>,
+        ready: &mut Vec<Ready<P::Request>>,
     ) -> io::Result<()> {
         let mut plaintext = [0; PLAINTEXT_BYTES];
         loop {
@@ -150,7 +182,11 @@ impl Peer {
     ///
     /// # Errors
     /// As [`Peer::take`].
-    pub fn resume(&mut self, buffers: &Buffers, ready: &mut Vec<Ready>) -> io::Result<()> {
+    pub fn resume(
+        &mut self,
+        buffers: &Buffers,
+        ready: &mut Vec<Ready<P::Request>>,
+    ) -> io::Result<()> {
         if self.input.backlog.is_empty() && self.input.waiting.is_none() {
             return Ok(());
         }
@@ -166,7 +202,12 @@ impl Peer {
         }
     }
 
-    fn plain(&mut self, bytes: &[u8], buffers: &Buffers, ready: &mut Vec<Ready>) -> io::Result<()> {
+    fn plain(
+        &mut self,
+        bytes: &[u8],
+        buffers: &Buffers,
+        ready: &mut Vec<Ready<P::Request>>,
+    ) -> io::Result<()> {
         if self.input.backlog.is_empty() {
             let used = self.parse(bytes, buffers, ready)?;
             self.input.backlog.extend_from_slice(&bytes[used..]);
@@ -186,16 +227,16 @@ impl Peer {
         &mut self,
         bytes: &[u8],
         buffers: &Buffers,
-        ready: &mut Vec<Ready>,
+        ready: &mut Vec<Ready<P::Request>>,
     ) -> io::Result<usize> {
         let mut rest = bytes;
         while !self.ended {
-            if let Some(admitted) = self.input.waiting.take() {
-                if !self.reserve(admitted.cost_bytes) {
-                    self.input.waiting = Some(admitted);
+            if let Some(request) = self.input.waiting.take() {
+                if !self.reserve(request.cost_bytes()) {
+                    self.input.waiting = Some(request);
                     break;
                 }
-                self.accept(admitted, buffers, ready);
+                self.accept(request, buffers, ready);
             } else if self.input.skip > 0 {
                 let count = self.input.skip.min(rest.len() as u64);
                 self.input.skip -= count;
@@ -217,44 +258,43 @@ impl Peer {
     }
 
     /// Takes bytes of a header; what is admitted waits for room.
-    fn header<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Malformed> {
-        let style = self.session.style();
+    fn header<'a>(&mut self, bytes: &'a [u8]) -> io::Result<&'a [u8]> {
+        let length = self.protocol.header_bytes();
         let input = &mut self.input;
-        let count = bytes.len().min(style.request_bytes() - input.header_bytes);
+        let count = bytes.len().min(length - input.header_bytes);
         let (taken, rest) = bytes.split_at(count);
         input.header[input.header_bytes..][..count].copy_from_slice(taken);
         input.header_bytes += count;
-        if input.header_bytes < style.request_bytes() {
+        if input.header_bytes < length {
             return Ok(rest);
         }
         input.header_bytes = 0;
-        let request = Request::decode(style, &input.header[..style.request_bytes()])?;
-        if request.command == cmd::DISC {
-            self.ended = true;
-            return Ok(rest);
+        match self.protocol.request(&input.header[..length])? {
+            None => self.ended = true,
+            request => input.waiting = request,
         }
-        let admitted = self.session.admit(&request);
-        if admitted.skip_bytes > PAYLOAD_SKIP_MAX_BYTES {
-            return Err(Malformed("payload of an absurd length"));
-        }
-        self.input.waiting = Some(admitted);
         Ok(rest)
     }
 
-    fn accept(&mut self, admitted: Admitted, buffers: &Buffers, ready: &mut Vec<Ready>) {
-        self.input.skip = admitted.skip_bytes;
-        if admitted.payload_bytes == 0 {
-            return ready.push(Ready { admitted, payload: None });
+    fn accept(
+        &mut self,
+        request: P::Request,
+        buffers: &Buffers,
+        ready: &mut Vec<Ready<P::Request>>,
+    ) {
+        self.input.skip = request.skip_bytes();
+        let length = request.payload_bytes();
+        if length == 0 {
+            return ready.push(Ready { request, payload: None });
         }
-        let buf = buffers.take(admitted.payload_bytes);
-        self.input.payload = Some(Incoming { admitted, buf, at: 0 });
+        self.input.payload = Some(Incoming { request, buf: buffers.take(length), at: 0 });
     }
 
-    fn payload_received(&mut self, ready: &mut Vec<Ready>) {
-        if let Some(Incoming { admitted, buf, .. }) =
+    fn payload_received(&mut self, ready: &mut Vec<Ready<P::Request>>) {
+        if let Some(Incoming { request, buf, .. }) =
             self.input.payload.take_if(|incoming| incoming.at == incoming.buf.len())
         {
-            ready.push(Ready { admitted, payload: Some(buf) });
+            ready.push(Ready { request, payload: Some(buf) });
         }
     }
 
@@ -264,7 +304,9 @@ impl Peer {
         if self.receiving || self.ended || full {
             return Receive::Nothing;
         }
-        let long = |incoming: &&mut Incoming| incoming.buf.len() - incoming.at >= FILL_MIN_BYTES;
+        let long = |incoming: &&mut Incoming<P::Request>| {
+            incoming.buf.len() - incoming.at >= FILL_MIN_BYTES
+        };
         match self.input.payload.as_mut().filter(long) {
             Some(incoming) if self.tls.is_none() => {
                 let buf = std::mem::replace(&mut incoming.buf, Buf::empty());
@@ -275,7 +317,7 @@ impl Peer {
     }
 
     /// [`Receive::Payload`] is complete.
-    pub fn payload_filled(&mut self, buf: Buf, ready: &mut Vec<Ready>) {
+    pub fn payload_filled(&mut self, buf: Buf, ready: &mut Vec<Ready<P::Request>>) {
         if let Some(incoming) = &mut self.input.payload {
             incoming.at = buf.len();
             incoming.buf = buf;
@@ -286,27 +328,35 @@ impl Peer {
     /// Takes no more requests. Half a write is no write.
     pub fn end(&mut self) {
         self.ended = true;
-        if let Some(Incoming { admitted, .. }) = self.input.payload.take() {
-            self.release(1, admitted.cost_bytes);
+        if let Some(Incoming { request, .. }) = self.input.payload.take() {
+            self.release(1, request.cost_bytes());
         }
         self.input.waiting = None;
         self.input.backlog = Vec::new();
     }
 
-    /// Lets TLS announce the end of the stream behind the last reply.
-    pub fn prepare_goodbye(&mut self) {
-        let last = self.ended && self.in_flight == 0;
-        if last && let Some(tls) = self.tls.as_mut() {
+    /// Behind the last reply: a farewell if one is due, and the end of the stream of TLS.
+    #[inline]
+    pub fn prepare_goodbye(&mut self, batches: &mut Batches) {
+        if !self.ended || self.in_flight > 0 {
+            return;
+        }
+        if std::mem::take(&mut self.farewell) && !self.protocol.farewell().is_empty() {
+            self.out.push(self.protocol.farewell(), batches);
+        }
+        if let Some(tls) = self.tls.as_mut() {
             tls.end();
         }
     }
 
     /// Whether nothing of this connection runs anywhere.
+    #[inline]
     pub fn is_over(&self) -> bool {
         self.ended && !self.receiving && self.in_flight == 0 && !self.out.is_busy()
     }
 
     /// Makes room for a request; one is always let in, however large.
+    #[inline]
     fn reserve(&mut self, bytes: u64) -> bool {
         let full = self.in_flight > 0
             && (self.in_flight >= self.limits.requests
@@ -319,6 +369,7 @@ impl Peer {
     }
 
     /// Requests have been answered, or need no answer any more.
+    #[inline]
     pub fn release(&mut self, requests: usize, bytes: u64) {
         self.in_flight -= requests;
         self.in_flight_bytes -= bytes;

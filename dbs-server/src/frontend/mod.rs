@@ -1,0 +1,26 @@
+//! What servers of block protocols on a reactor have in common, whatever their messages look like.
+//!
+//! - [`Listener`] and [`Socket`]: where clients come in, and what their connections are set to;
+//! - [`Peers`]: the connections of one reactor. Bytes become requests as their [`Protocol`] says,
+//!   within the limits of what may be in flight; replies gather and go out together;
+//! - [`Direct`]: reads and writes of volumes that the reactor does by itself;
+//! - [`Commits`]: requests that wait for a commit, and share it;
+//! - [`Pool`]: threads for what may block.
+
+mod commits;
+mod direct;
+mod listen;
+mod outgoing;
+mod peer;
+mod peers;
+mod pool;
+mod socket;
+pub mod tls;
+
+pub use commits::Commits;
+pub use direct::{Direct, Ended, Plan, Planned, Storage};
+pub use listen::{Listen, Listener};
+pub use peer::{Charge, HEADER_MAX_BYTES, Limits, Protocol, Ready};
+pub use peers::{Event, Peers};
+pub use pool::{Pool, lock, wait_while};
+pub use socket::Socket;
