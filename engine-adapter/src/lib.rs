@@ -1,0 +1,2 @@
+//! A Longhorn replica on a DBS store.
+pub mod proto;

@@ -1,0 +1,30 @@
+//! Messages and services of Longhorn's control plane, generated from `proto/`.
+#![allow(missing_docs, clippy::all, clippy::pedantic)]
+
+/// Package `ptypes`: replica and sync agent.
+pub mod ptypes {
+    tonic::include_proto!("ptypes");
+}
+
+/// Package `profilerrpc`.
+pub mod profilerrpc {
+    tonic::include_proto!("profilerrpc");
+}
+
+/// What the command line asks an engine for: a part of package `ptypes`.
+pub mod controller {
+    include!(concat!(env!("OUT_DIR"), "/controller/ptypes.rs"));
+}
+
+/// Package `dbs`: between the sync agents of two DBS replicas.
+pub mod dbs {
+    tonic::include_proto!("dbs");
+}
+
+/// Package `grpc.health.v1`.
+pub mod health {
+    tonic::include_proto!("grpc.health.v1");
+}
+
+/// All definitions, for server reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
