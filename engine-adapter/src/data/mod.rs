@@ -1,0 +1,27 @@
+//! The data connection: reads, writes and unmaps of a replica, on reactors.
+//!
+//! - [`gate`]: what a replica lets its connections do, and what they tell it;
+//! - [`server`]: threads and sockets. `accept` takes connections in, `reactor` serves them, with
+//!   `slot` for what a reactor knows of a replica, `request` for messages and `later` for what
+//!   waits; `work` is what workers do for it;
+//! - [`stats`]: what is counted;
+//! - [`client`] and [`load`]: the other side, for tests, benches and controllers.
+
+mod accept;
+pub mod client;
+pub mod gate;
+mod later;
+pub mod load;
+mod reactor;
+mod request;
+pub mod server;
+mod slot;
+pub mod stats;
+mod work;
+
+pub use client::{ClientError, DataClient};
+pub use gate::{
+    Access, Active, ActiveEvents, COMMIT_BYTES, Durability, Gate, Revision, Target, Wake,
+};
+pub use server::{DataOptions, DataServer, DataService};
+pub use stats::{DataStats, Kind, LATENCY_BOUNDS};

@@ -1,0 +1,199 @@
+//! Requests as they come in, and the bytes of their replies.
+
+use super::stats::Kind;
+use crate::wire::{HEADER_BYTES, Header, Hello, PAYLOAD_MAX_BYTES, Type};
+use dbs_core::{Error, ErrorKind};
+use dbs_reactor::{Batch, Buf};
+use dbs_server::frontend::{Charge, Protocol};
+use std::io;
+
+/// Longest payload of a ping that is looked at.
+const PING_PAYLOAD_MAX_BYTES: u32 = 64;
+
+/// A connection.
+pub(super) struct Connection {
+    /// Number of its replica on this reactor.
+    pub slot: u32,
+    /// Who it is, for the log.
+    pub peer: String,
+    farewell: [u8; HEADER_BYTES],
+}
+
+impl Connection {
+    pub fn new(slot: u32, peer: String) -> Self {
+        let farewell = Header::new(Type::Close, 0, 0, 0).encode();
+        Self { slot, peer, farewell }
+    }
+}
+
+impl Protocol for Connection {
+    type Request = Request;
+
+    fn header_bytes(&self) -> usize {
+        HEADER_BYTES
+    }
+
+    fn request(&self, header: &[u8]) -> io::Result<Option<Request>> {
+        Ok(Some(Request::new(&Header::decode(header)?)))
+    }
+
+    fn farewell(&self) -> &[u8] {
+        &self.farewell
+    }
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Op {
+    Read,
+    Write,
+    Unmap,
+    Ping,
+    Flush,
+    /// Nothing that a server knows: it is skipped, and there is no reply.
+    Unknown,
+}
+
+/// A request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub op: Op,
+    sequence: u32,
+    /// As the client said it, to be echoed.
+    offset: i64,
+    /// Bytes to read, write or unmap.
+    pub size: u32,
+    payload: u32,
+    skip: u32,
+}
+
+impl Request {
+    pub fn new(header: &Header) -> Self {
+        let Header { sequence, offset, size, length, .. } = *header;
+        let (op, size, payload) = match header.kind() {
+            Some(Type::Read) => (Op::Read, size, 0),
+            // What is written is what came.
+            Some(Type::Write) => (Op::Write, length, length),
+            Some(Type::Unmap) => (Op::Unmap, size, 0),
+            Some(Type::Ping) if length <= PING_PAYLOAD_MAX_BYTES => (Op::Ping, 0, length),
+            Some(Type::Ping) => (Op::Ping, 0, 0),
+            Some(Type::Flush) => (Op::Flush, 0, 0),
+            _ => (Op::Unknown, 0, 0),
+        };
+        Self { op, sequence, offset, size, payload, skip: length - payload }
+    }
+
+    /// Its range if that is one: neither negative nor more than can be answered.
+    pub fn range(&self) -> Result<(u64, u64), String> {
+        let Ok(offset) = u64::try_from(self.offset) else {
+            return Err(format!("offset {} is negative", self.offset));
+        };
+        if self.op == Op::Read && self.size > PAYLOAD_MAX_BYTES {
+            return Err(format!(
+                "a read of {} bytes; at most {PAYLOAD_MAX_BYTES} can be answered",
+                self.size
+            ));
+        }
+        Ok((offset, u64::from(self.size)))
+    }
+
+    /// How it is counted.
+    pub fn kind(&self) -> Option<Kind> {
+        Some(match self.op {
+            Op::Read => Kind::Read,
+            Op::Write => Kind::Write,
+            Op::Unmap => Kind::Unmap,
+            Op::Ping => Kind::Ping,
+            Op::Flush => Kind::Flush,
+            Op::Unknown => return None,
+        })
+    }
+
+    /// Whether it changes the volume.
+    pub fn changes(&self) -> bool {
+        matches!(self.op, Op::Write | Op::Unmap)
+    }
+
+    /// The reply that it succeeded, about so many bytes.
+    pub fn reply_done(&self, batch: &mut Batch, size: u32) {
+        batch.push(&Header::new(Type::Response, self.sequence, self.offset, size).encode());
+    }
+
+    /// The reply with what was read.
+    pub fn reply_data(&self, batch: &mut Batch, data: Buf) {
+        batch.push(&self.head(Type::Response, data.len()));
+        batch.push_buf(data);
+    }
+
+    /// The reply with bytes that are copied.
+    pub fn reply_bytes(&self, batch: &mut Batch, data: &[u8]) {
+        batch.push(&self.head(Type::Response, data.len()));
+        batch.push(data);
+    }
+
+    /// The reply of one side of DBS to the other's greeting.
+    pub fn reply_hello(&self, batch: &mut Batch) {
+        self.reply_bytes(batch, &Hello::of_server().encode());
+    }
+
+    /// The reply that it failed.
+    pub fn reply_error(&self, batch: &mut Batch, text: &str) {
+        batch.push(&self.head(Type::Error, text.len()));
+        batch.push(text.as_bytes());
+    }
+
+    fn head(&self, kind: Type, length: usize) -> [u8; HEADER_BYTES] {
+        Header::with_payload(kind, self.sequence, self.offset, length as u32).encode()
+    }
+}
+
+impl Charge for Request {
+    fn payload_bytes(&self) -> usize {
+        self.payload as usize
+    }
+
+    fn skip_bytes(&self) -> u64 {
+        u64::from(self.skip)
+    }
+
+    fn cost_bytes(&self) -> u64 {
+        match self.op {
+            // What is too much is refused, which takes no memory.
+            Op::Read if self.size <= PAYLOAD_MAX_BYTES => u64::from(self.size),
+            _ => u64::from(self.payload),
+        }
+    }
+}
+
+/// The text for a store's error, `size` being the volume's.
+pub(super) fn error_text(request: &Request, size: u64, error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::NoSpace => {
+            let text = error.to_string();
+            if text.contains(crate::wire::NO_SPACE_TEXT) {
+                return text;
+            }
+            format!("{text}: {}", crate::wire::NO_SPACE_TEXT)
+        }
+        ErrorKind::Invalid => match beyond_end(request, size) {
+            Some(text) => text,
+            None => error.to_string(),
+        },
+        _ => error.to_string(),
+    }
+}
+
+/// What to say of a range that is not inside a volume of this size.
+pub(super) fn beyond_end(request: &Request, size: u64) -> Option<String> {
+    let (offset, length) = request.range().ok()?;
+    if offset.checked_add(length).is_some_and(|end| end <= size) {
+        return None;
+    }
+    Some(match request.op {
+        Op::Read => crate::wire::UNEXPECTED_EOF_TEXT.to_owned(),
+        op => {
+            let what = if op == Op::Write { "write" } else { "unmap" };
+            format!("{what} of {length} bytes at {offset} is beyond the end of the volume, {size}")
+        }
+    })
+}

@@ -1,0 +1,281 @@
+//! The bytes of the data connection: headers to values and back, no sockets.
+//!
+//! Each message, in both directions, is a header of 26 bytes and a payload of as many bytes as it
+//! says. Replies carry the sequence number of their request and come in any order. What requests
+//! and replies mean is in [`Type`].
+//!
+//! **Extension.** A client that knows DBS may send a ping whose payload is a [`Hello`]. Longhorn's
+//! own replica sends a ping's payload back as it is; this one answers with the [`Hello`] of its own,
+//! which differs. Only to that one the client may send [`Type::Flush`]: it is answered once every
+//! write that was acknowledged before it came, on any connection, survives a loss of power.
+
+use std::fmt;
+use zerocopy::byteorder::little_endian::{I64, U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// First field of every message.
+pub const MAGIC: u16 = 0x1b01;
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 26;
+/// Longest payload in bytes, and most bytes one read may ask for. The protocol has no limit; the
+/// longest SCSI command with a 16-bit length, 65,535 sectors of 512 bytes, fits.
+pub const PAYLOAD_MAX_BYTES: u32 = 32 << 20;
+/// What a full replica's error has to contain for a controller to know it as such. Type 8 is not
+/// for replicas: a controller takes it for success.
+pub const NO_SPACE_TEXT: &str = "no space left on device";
+/// The error of a read beyond the end of the volume.
+pub const UNEXPECTED_EOF_TEXT: &str = "unexpected EOF";
+
+/// What a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Type {
+    /// Request for [`Header::size`] bytes from [`Header::offset`] on. The response carries them.
+    Read,
+    /// Request to write the payload. The response's size is the number of bytes written.
+    Write,
+    /// A request succeeded.
+    Response,
+    /// A request failed: the payload is a text.
+    Error,
+    /// A read ended early: the payload is what there is.
+    Eof,
+    /// The server will send nothing more.
+    Close,
+    /// Asks whether the replica is well.
+    Ping,
+    /// Request to give up [`Header::size`] bytes. The response's size is the number of bytes freed.
+    Unmap,
+    /// A controller has no space left: sent to its frontend, never by a replica.
+    NoSpace,
+    /// Makes acknowledged writes durable: only between the two sides of DBS.
+    Flush,
+}
+
+impl Type {
+    const ALL: [(u32, Self); 10] = [
+        (0, Self::Read),
+        (1, Self::Write),
+        (2, Self::Response),
+        (3, Self::Error),
+        (4, Self::Eof),
+        (5, Self::Close),
+        (6, Self::Ping),
+        (7, Self::Unmap),
+        (8, Self::NoSpace),
+        (0x44, Self::Flush),
+    ];
+
+    /// The number on the wire.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Read => 0,
+            Self::Write => 1,
+            Self::Response => 2,
+            Self::Error => 3,
+            Self::Eof => 4,
+            Self::Close => 5,
+            Self::Ping => 6,
+            Self::Unmap => 7,
+            Self::NoSpace => 8,
+            Self::Flush => 0x44,
+        }
+    }
+
+    /// The type with this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.iter().find(|(its, _)| *its == number).map(|(_, found)| *found)
+    }
+}
+
+/// A header on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct HeaderBytes {
+    magic: U16,
+    sequence: U32,
+    number: U32,
+    offset: I64,
+    size: U32,
+    length: U32,
+}
+
+const _: () = assert!(size_of::<HeaderBytes>() == HEADER_BYTES);
+const _: () = assert!(std::mem::offset_of!(HeaderBytes, sequence) == 2);
+const _: () = assert!(std::mem::offset_of!(HeaderBytes, number) == 6);
+const _: () = assert!(std::mem::offset_of!(HeaderBytes, offset) == 10);
+const _: () = assert!(std::mem::offset_of!(HeaderBytes, size) == 18);
+const _: () = assert!(std::mem::offset_of!(HeaderBytes, length) == 22);
+
+/// What precedes the payload of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Chosen by the client, returned in the reply.
+    pub sequence: u32,
+    /// Number of the [`Type`]; others are to be skipped.
+    pub number: u32,
+    /// Byte offset in the volume.
+    pub offset: i64,
+    /// Bytes that the message is about.
+    pub size: u32,
+    /// Bytes of payload that follow, at most [`PAYLOAD_MAX_BYTES`].
+    pub length: u32,
+}
+
+impl Header {
+    /// A message without payload.
+    #[must_use]
+    pub const fn new(kind: Type, sequence: u32, offset: i64, size: u32) -> Self {
+        Self { sequence, number: kind.number(), offset, size, length: 0 }
+    }
+
+    /// A message with a payload, which its size counts.
+    #[must_use]
+    pub const fn with_payload(kind: Type, sequence: u32, offset: i64, length: u32) -> Self {
+        Self { sequence, number: kind.number(), offset, size: length, length }
+    }
+
+    /// Its type, if it is known.
+    #[must_use]
+    pub fn kind(&self) -> Option<Type> {
+        Type::from_number(self.number)
+    }
+
+    /// Parses the [`HEADER_BYTES`] of a header.
+    ///
+    /// # Errors
+    /// Another number of bytes, another magic, a payload that is too long.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let bytes = HeaderBytes::read_from_bytes(bytes).map_err(|_| Malformed::Header)?;
+        if bytes.magic != MAGIC {
+            return Err(Malformed::Magic(bytes.magic.get()));
+        }
+        if bytes.length > PAYLOAD_MAX_BYTES {
+            return Err(Malformed::Length(bytes.length.get()));
+        }
+        Ok(Self {
+            sequence: bytes.sequence.get(),
+            number: bytes.number.get(),
+            offset: bytes.offset.get(),
+            size: bytes.size.get(),
+            length: bytes.length.get(),
+        })
+    }
+
+    /// The bytes of it.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let bytes = HeaderBytes {
+            magic: U16::new(MAGIC),
+            sequence: U32::new(self.sequence),
+            number: U32::new(self.number),
+            offset: I64::new(self.offset),
+            size: U32::new(self.size),
+            length: U32::new(self.length),
+        };
+        zerocopy::transmute!(bytes)
+    }
+}
+
+/// The other side does not speak this protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Malformed {
+    /// Not the bytes of a header.
+    Header,
+    /// Another magic.
+    Magic(u16),
+    /// A payload longer than [`PAYLOAD_MAX_BYTES`].
+    Length(u32),
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header => write!(f, "a header of other than {HEADER_BYTES} bytes"),
+            Self::Magic(magic) => {
+                write!(f, "magic {magic:#06x} instead of {MAGIC:#06x}: no Longhorn data connection")
+            }
+            Self::Length(length) => {
+                write!(f, "a payload of {length} bytes; at most {PAYLOAD_MAX_BYTES} are accepted")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+impl From<Malformed> for std::io::Error {
+    fn from(malformed: Malformed) -> Self {
+        Self::new(std::io::ErrorKind::InvalidData, malformed)
+    }
+}
+
+/// Features of a [`Hello`].
+pub mod feature {
+    /// [`super::Type::Flush`] is known.
+    pub const FLUSH: u32 = 1;
+}
+
+/// What both sides of DBS say of themselves in a ping and in its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hello {
+    /// Whether a server says it.
+    pub server: bool,
+    /// Bits of [`feature`]; unknown ones are to be ignored.
+    pub features: u32,
+}
+
+/// A [`Hello`] on the wire.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct HelloBytes {
+    magic: [u8; 8],
+    version: U32,
+    features: U32,
+}
+
+const _: () = assert!(size_of::<HelloBytes>() == Hello::BYTES);
+
+impl Hello {
+    /// Bytes of it.
+    pub const BYTES: usize = 16;
+    const CLIENT: [u8; 8] = *b"DBShello";
+    const SERVER: [u8; 8] = *b"DBSready";
+    const VERSION: u32 = 1;
+
+    /// What a client of this version says.
+    #[must_use]
+    pub fn of_client() -> Self {
+        Self { server: false, features: feature::FLUSH }
+    }
+
+    /// What a server of this version says.
+    #[must_use]
+    pub fn of_server() -> Self {
+        Self { server: true, features: feature::FLUSH }
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let bytes = HelloBytes {
+            magic: if self.server { Self::SERVER } else { Self::CLIENT },
+            version: U32::new(Self::VERSION),
+            features: U32::new(self.features),
+        };
+        zerocopy::transmute!(bytes)
+    }
+
+    /// The hello in a payload; `None` if there is none. Newer versions may append to it.
+    #[must_use]
+    pub fn decode(payload: &[u8]) -> Option<Self> {
+        let (bytes, _) = HelloBytes::read_from_prefix(payload).ok()?;
+        let server = bytes.magic == Self::SERVER;
+        let known = server || bytes.magic == Self::CLIENT;
+        known.then(|| Self { server, features: bytes.features.get() })
+    }
+}
+
+#[cfg(test)]
+mod tests;
