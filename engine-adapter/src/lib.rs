@@ -1,6 +1,8 @@
 //! A Longhorn replica on a DBS store.
+pub mod control;
 pub mod data;
 pub mod image;
 pub mod proto;
+pub mod replica;
 pub mod ssync;
 pub mod wire;

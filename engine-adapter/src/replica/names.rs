@@ -1,0 +1,69 @@
+//! Disk names: layers called as upstream's files are.
+
+/// What snapshots are staged under while they come in; hidden from all listings.
+pub const STAGING_PREFIX: &str = ".incoming-";
+
+const HEAD_PREFIX: &str = "volume-head-";
+const SNAPSHOT_PREFIX: &str = "volume-snap-";
+const SUFFIX: &str = ".img";
+
+/// The disk name of the head with this number.
+#[must_use]
+pub fn head_disk(number: u64) -> String {
+    format!("{HEAD_PREFIX}{number:03}{SUFFIX}")
+}
+
+/// The number in the disk name of a head.
+#[must_use]
+pub fn head_number(disk: &str) -> Option<u64> {
+    let digits = disk.strip_prefix(HEAD_PREFIX)?.strip_suffix(SUFFIX)?;
+    if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
+}
+
+/// The disk name of a snapshot.
+#[must_use]
+pub fn snapshot_disk(name: &str) -> String {
+    format!("{SNAPSHOT_PREFIX}{name}{SUFFIX}")
+}
+
+/// The snapshot whose disk has this name.
+#[must_use]
+pub fn snapshot_name(disk: &str) -> Option<&str> {
+    disk.strip_prefix(SNAPSHOT_PREFIX)?.strip_suffix(SUFFIX).filter(|name| !name.is_empty())
+}
+
+/// The name of the snapshot that an expansion to this size takes first.
+#[must_use]
+pub fn expansion_snapshot(size: u64) -> String {
+    format!("expand-{size}")
+}
+
+/// Whether a snapshot's name is kept for staging.
+#[must_use]
+pub fn is_staging(name: &str) -> bool {
+    name.starts_with(STAGING_PREFIX)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_both_ways() {
+        assert_eq!(head_disk(7), "volume-head-007.img");
+        assert_eq!(head_disk(1234), "volume-head-1234.img");
+        for number in [0, 7, 999, 1000, u64::MAX] {
+            assert_eq!(head_number(&head_disk(number)), Some(number));
+        }
+        for name in ["a", "volume-snap-x.img", "expand-8192", "\u{e4}.img", "-"] {
+            assert_eq!(snapshot_name(&snapshot_disk(name)), Some(name));
+        }
+        for other in ["volume-head-.img", "volume-head-+1.img", "volume-head-1", "head", ""] {
+            assert_eq!(head_number(other), None, "{other}");
+        }
+        for other in ["volume-snap-.img", "volume-snap-a", "volume-head-000.img", "a", ""] {
+            assert_eq!(snapshot_name(other), None, "{other}");
+        }
+    }
+}
