@@ -1,4 +1,5 @@
 //! A Longhorn replica on a DBS store.
+pub mod agent;
 pub mod control;
 pub mod data;
 pub mod image;

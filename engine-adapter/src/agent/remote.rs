@@ -1,0 +1,186 @@
+//! Other replicas and their sync agents: where they are, and how they are called.
+
+use dbs_core::{Error, ErrorKind, Result};
+use std::fmt;
+use std::time::Duration;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long a call may take that has nothing to move.
+pub const SHORT_CALL: Duration = Duration::from_secs(3 * 60);
+/// How long a call may take that moves data.
+pub const LONG_CALL: Duration = Duration::from_secs(24 * 60 * 60);
+/// From the port of a replica's control API to that of its sync agent.
+const AGENT_PORT: u16 = 2;
+
+/// Where a gRPC server listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    host: String,
+    port: u16,
+}
+
+impl Address {
+    /// Reads `tcp://host:port` or `host:port`.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn parse(text: &str) -> Result<Self> {
+        let rest = text.strip_prefix("tcp://").unwrap_or(text);
+        let parts = rest.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+        match parts {
+            Some((host, port)) if !host.is_empty() && port > 0 => {
+                Ok(Self { host: bare_host(host).to_owned(), port })
+            }
+            _ => Err(Error::invalid(format!(
+                "{text:?} is no address of a replica, `tcp://HOST:PORT`"
+            ))),
+        }
+    }
+
+    /// The sync agent of the replica that listens here.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no such port.
+    pub fn agent(&self) -> Result<Self> {
+        let port = self.port.checked_add(AGENT_PORT).ok_or_else(|| {
+            Error::invalid(format!("{self} has no port for a sync agent {AGENT_PORT} above it"))
+        })?;
+        Ok(Self { host: self.host.clone(), port })
+    }
+
+    /// Begins a connection, which comes about with the first call.
+    ///
+    /// # Errors
+    /// `Invalid` if the host is no host name.
+    pub fn channel(&self) -> Result<Channel> {
+        let endpoint = Endpoint::from_shared(format!("http://{self}"))
+            .map_err(|e| Error::invalid(format!("{self} cannot be connected to: {e}")))?;
+        // The larger windows keep a long way full. No HTTP/2 pings: upstream's servers hang up on
+        // who sends many.
+        let endpoint = endpoint
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .tcp_keepalive(Some(Duration::from_secs(15)))
+            .initial_stream_window_size(8 << 20)
+            .initial_connection_window_size(16 << 20);
+        Ok(endpoint.connect_lazy())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// A host without scheme and brackets, as [`Address`] keeps it.
+#[must_use]
+pub fn bare_host(host: &str) -> &str {
+    let host = host.strip_prefix("tcp://").unwrap_or(host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+/// A connection whose calls say which volume they mean.
+pub type Calls = InterceptedService<Channel, Named>;
+
+/// Connects to a server of a volume's replica.
+///
+/// # Errors
+/// `Invalid` for an address or a name that cannot be used.
+pub fn calls(address: &Address, volume: &str) -> Result<Calls> {
+    Ok(InterceptedService::new(address.channel()?, Named::new(volume)?))
+}
+
+/// Adds the name of the volume to each call.
+#[derive(Debug, Clone)]
+pub struct Named(Option<MetadataValue<Ascii>>);
+
+impl Named {
+    fn new(volume: &str) -> Result<Self> {
+        if volume.is_empty() {
+            return Ok(Self(None));
+        }
+        let value = volume.parse().map_err(|_| {
+            Error::invalid(format!("{volume:?} cannot be sent as the name of a volume"))
+        })?;
+        Ok(Self(Some(value)))
+    }
+}
+
+impl Interceptor for Named {
+    fn call(&mut self, mut request: Request<()>) -> std::result::Result<Request<()>, Status> {
+        if let Some(volume) = &self.0 {
+            request.metadata_mut().insert("volume-name", volume.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// A request that is given up after some time, also by the server.
+pub fn within<T>(time: Duration, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(time);
+    request
+}
+
+/// What a failed call means here, with what was being done.
+#[must_use]
+pub fn failed(status: &Status, what: &str) -> Error {
+    let kind = match status.code() {
+        Code::NotFound => ErrorKind::NotFound,
+        Code::InvalidArgument | Code::FailedPrecondition => ErrorKind::Invalid,
+        Code::Aborted => ErrorKind::Busy,
+        Code::ResourceExhausted => ErrorKind::NoSpace,
+        Code::Unimplemented => ErrorKind::Unsupported,
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, format!("{what}: {}", text(status)))
+}
+
+/// What a status says, without its code; with what is below it where it says little itself.
+#[must_use]
+pub fn text(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    if text.is_empty() {
+        text = status.code().description().to_owned();
+    }
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_with_or_without_a_scheme() {
+        for (text, agent) in [
+            ("tcp://10.1.2.3:10000", "10.1.2.3:10002"),
+            ("localhost:1", "localhost:3"),
+            ("tcp://[fd00::1]:9502", "[fd00::1]:9504"),
+            ("[::1]:65533", "[::1]:65535"),
+        ] {
+            assert_eq!(Address::parse(text).unwrap().agent().unwrap().to_string(), agent);
+        }
+        for bad in ["", "host", "tcp://", "tcp://:1", "host:0", "host:99999", "host:x", "a:-1"] {
+            assert_eq!(Address::parse(bad).unwrap_err().kind(), ErrorKind::Invalid, "{bad}");
+        }
+        assert!(Address::parse("h:65534").unwrap().agent().is_err());
+        assert_eq!((bare_host("tcp://[::1]"), bare_host("10.0.0.1")), ("::1", "10.0.0.1"));
+    }
+}
