@@ -15,10 +15,15 @@ ARGS ?=
 # make bench-micro: part of a name
 FILTER ?=
 
-.PHONY: build run test guard guard-accept deny soak bench bench-micro scale man install clean
+.PHONY: build longhorn run test guard guard-accept deny soak bench bench-micro bench-replica scale man install clean
 
 build:
 	$(CARGO) build --release --locked -p dbs-cli
+
+# The Longhorn replica as one static binary: docs/replica.md. Needs the musl target and musl-gcc, and
+# installs them where it can.
+longhorn:
+	@scripts/longhorn.sh
 
 # Serves a store of its own in dbs-data/ until Ctrl-C; the next run continues with it.
 run: build
@@ -48,6 +53,12 @@ soak:
 bench: build
 	$(CARGO) run --release --locked -p dbs-benches --bin peers -- --dir "$(DIR)" \
 		--json target/peers.json $(or $(ARGS),--document docs/performance.md)
+
+# Our replica against that of Longhorn, whose binary LONGHORN_BIN names. 20 minutes.
+bench-replica:
+	$(CARGO) build --release --locked -p engine-adapter
+	$(CARGO) run --release --locked -p dbs-benches --bin replica -- --dir "$(DIR)" \
+		--json target/replica.json $(or $(ARGS),--document docs/performance.md)
 
 # Snapshots, volumes, clones, clients and extents by the thousand: tables into docs/performance.md,
 # plots into docs/scale. 20 minutes.

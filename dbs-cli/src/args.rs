@@ -1,6 +1,8 @@
 //! The command line.
 
-use crate::commands::{bench, export, import, serve, snapshot, store, stream, tools, volume};
+use crate::commands::{
+    bench, export, import, replica, serve, snapshot, store, stream, tools, volume,
+};
 use crate::exit;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -82,6 +84,8 @@ pub enum Command {
     Receive(stream::Receive),
     /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
     Serve(serve::Serve),
+    /// Serve a replica of a Longhorn volume, until SIGINT or SIGTERM
+    Replica(Box<replica::Replica>),
     /// Measure how fast a store, an NBD export or a device is
     Bench(Box<bench::Bench>),
     /// Print the completion script of a shell

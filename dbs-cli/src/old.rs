@@ -79,6 +79,8 @@ fn volume(image: &Image, volume: &v1::Volume) -> Result<VolumeInfo> {
         snapshots: snapshots.len() as u64,
         depth: snapshots.len() as u64 + 1,
         open: false,
+        rebuilding: false,
+        revision: 0,
         usage: Usage::default(),
     })
 }
@@ -99,6 +101,7 @@ fn snapshots(image: &Image, name: &str) -> Result<Vec<SnapshotInfo>> {
             parent,
             children: vec![child],
             protected: false,
+            retired: false,
             user_created: s.user_created,
             labels: s.labels.clone(),
             usage: Usage::default(),

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod export;
 pub mod import;
+pub mod replica;
 pub mod serve;
 pub mod snapshot;
 pub mod store;
@@ -34,6 +35,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Send(command) => command.run(context),
         Command::Receive(command) => command.run(context),
         Command::Serve(command) => command.run(context),
+        Command::Replica(command) => command.run(context),
         Command::Bench(command) => command.run(context),
         Command::Completions(command) => command.run(),
         Command::Man(command) => command.run(context),

@@ -5,10 +5,14 @@ use crate::exit;
 use crate::output::{print, print_json};
 use crate::spec;
 use clap::Args;
-use dbs_core::{Error, Result};
+use dbs_core::{Error, Result, Store};
 use dbs_server::log;
 use dbs_server::nbd::{Listen, TlsConfig};
-use dbs_server::serve::{ServeOptions, Serving};
+use dbs_server::serve::{Extend, Extension, ServeOptions, Serving};
+use engine_adapter::data::DataOptions;
+use engine_adapter::host::address::ListenAddress;
+use engine_adapter::host::hosting::Hosting;
+use engine_adapter::metrics::MetricsServer;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -17,6 +21,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Serve the store's volumes over NBD, until SIGINT or SIGTERM.
@@ -57,6 +62,12 @@ pub struct Serve {
     /// How long a change may stay uncommitted if nobody flushes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = spec::duration)]
     commit_interval: Duration,
+    /// Serve metrics for Prometheus over HTTP, of the store and of the replicas in it
+    #[arg(long, value_name = "[HOST]:PORT")]
+    metrics: Option<ListenAddress>,
+    /// How often to look for replicas whose directories were removed: their volumes are deleted
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spec::duration)]
+    replica_check: Duration,
 }
 
 impl Serve {
@@ -83,8 +94,26 @@ impl Serve {
         // Before the store is opened, so that no signal ends the process while it is open.
         let mut signals =
             Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io(e, "watching for signals"))?;
-        let serving = Serving::start(&options)?;
-        announce(context, &serving)?;
+        let data = DataOptions {
+            reactors: options.reactors.unwrap_or(DataOptions::default().reactors),
+            workers: options.workers,
+            commit_interval: self.commit_interval,
+            reactor: options.reactor(),
+            ..DataOptions::default()
+        };
+        let hosting: OnceLock<Arc<Hosting>> = OnceLock::new();
+        let extend = |store: &Store| -> Result<Arc<dyn Extension>> {
+            let started = Hosting::start(store.clone(), data.clone(), self.replica_check)?;
+            Ok(hosting.get_or_init(|| started).clone())
+        };
+        // Replicas write.
+        let extend: Option<Extend<'_>> = if self.read_only { None } else { Some(&extend) };
+        let serving = Serving::start_with(&options, extend)?;
+        let metrics = match (&self.metrics, hosting.get()) {
+            (Some(address), Some(hosting)) => Some(serve_metrics(address, hosting)?),
+            _ => None,
+        };
+        announce(context, &serving, metrics.as_ref())?;
         let signal = signals.forever().next().unwrap_or(SIGTERM);
         log::info("stopping", &[("signal", &signal)]);
         notify("STOPPING=1");
@@ -95,8 +124,15 @@ impl Serve {
     }
 }
 
+/// Serves the metrics of a store and its replicas.
+fn serve_metrics(address: &ListenAddress, hosting: &Arc<Hosting>) -> Result<MetricsServer> {
+    let listener = address.bind().map_err(|e| Error::io(e, "serving metrics"))?;
+    let (common, hosting) = (hosting.common()?, Arc::clone(hosting));
+    MetricsServer::start(common.runtime(), listener, Arc::new(move || hosting.metrics()))
+}
+
 /// Tells where clients can connect: on the standard output, in the log and to systemd.
-fn announce(context: &Context, serving: &Serving) -> Result<()> {
+fn announce(context: &Context, serving: &Serving, metrics: Option<&MetricsServer>) -> Result<()> {
     let control: Vec<_> = serving.control().map(|path| path.display().to_string()).collect();
     let nbd: Vec<_> = serving.nbd().iter().map(ToString::to_string).collect();
     let info = serving.store().info();
@@ -113,6 +149,7 @@ fn announce(context: &Context, serving: &Serving) -> Result<()> {
             ("read_only", &info.read_only),
             ("nbd", &nbd.join(",")),
             ("control", &control.join(",")),
+            ("metrics", &metrics.map_or_else(String::new, MetricsServer::address)),
             ("pid", &std::process::id()),
         ],
     );

@@ -48,7 +48,7 @@ impl List {
     }
 
     fn table(&self, snapshots: &[SnapshotInfo]) -> String {
-        let mut headings = vec!["NAME", ">SIZE", "PARENT", "PROTECTED", "CREATED", "LABELS"];
+        let mut headings = vec!["NAME", ">SIZE", "PARENT", "STATE", "CREATED", "LABELS"];
         if self.usage {
             headings.extend([">REFERENCED", ">EXCLUSIVE", ">RECLAIMABLE"]);
         }
@@ -58,7 +58,7 @@ impl List {
                 snapshot.name.clone(),
                 format_size(snapshot.size),
                 snapshot.parent.clone().unwrap_or_default(),
-                if snapshot.protected { "yes" } else { "" }.to_owned(),
+                state(snapshot),
                 time(snapshot.created_ns),
                 labels(&snapshot.labels),
             ];
@@ -70,6 +70,12 @@ impl List {
         }
         table.text()
     }
+}
+
+fn state(snapshot: &SnapshotInfo) -> String {
+    let words = [(snapshot.protected, "protected"), (snapshot.retired, "retired")];
+    let words: Vec<_> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
+    words.join(",")
 }
 
 fn labels(labels: &Labels) -> String {
@@ -98,6 +104,7 @@ impl Show {
                 ("created", time(snapshot.created_ns)),
                 ("by", if snapshot.user_created { "user" } else { "system" }.to_owned()),
                 ("protected", yes_no(snapshot.protected)),
+                ("retired", yes_no(snapshot.retired)),
             ];
             rows.extend(snapshot.parent.map(|parent| ("parent", parent)));
             rows.extend(snapshot.children.into_iter().map(|child| ("child", child)));

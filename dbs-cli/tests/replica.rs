@@ -1,0 +1,293 @@
+//! `dbs replica`: Longhorn replicas on stores of their own, and many in the store of a `dbs serve`.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../engine-adapter/tests/process_support/mod.rs"]
+mod process_support;
+
+use dbs_server::control::{Client, socket_path, store_uuid};
+use dbs_server::remote::RemoteStore;
+use dbs_server::transfer::StoreAccess;
+use engine_adapter::data::DataClient;
+use nix::sys::signal::Signal;
+use process_support::*;
+use serde_json::json;
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Output;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_dbs");
+const REPLICA: [&str; 3] = ["replica", "--volume-name", "vol"];
+const BLOCKS: u64 = 64;
+
+/// A store that many replicas share.
+struct Shared {
+    place: Place,
+    store: PathBuf,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let place = Place::new();
+        let store = place.path().join("store.dbs");
+        let shared = Self { place, store };
+        shared.dbs(&["init", shared.store.to_str().unwrap(), "--size", "8GiB", "--yes"]);
+        shared
+    }
+
+    /// A command on the store, which succeeds.
+    fn dbs(&self, args: &[&str]) -> String {
+        let output = self.try_dbs(args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn try_dbs(&self, args: &[&str]) -> Output {
+        let mut command = self.place.program();
+        command.env("DBS_STORE", &self.store).args(args).output().unwrap()
+    }
+
+    fn serve(&self) -> Process {
+        let mut command = self.place.program();
+        command.arg("--store").arg(&self.store);
+        command.args(["serve", "--replica-check", "200ms", "--metrics", "127.0.0.1:0"]);
+        Process::spawn(command).ready()
+    }
+
+    fn start(&self, name: &str, more: &[&str]) -> Process {
+        self.start_with(name, more).ready()
+    }
+
+    fn start_with(&self, name: &str, more: &[&str]) -> Process {
+        let store = self.store.to_str().unwrap();
+        self.place
+            .start_with(name, &[&["--store", store, "--listen", "127.0.0.1:0"], more].concat())
+    }
+
+    /// Names of all volumes.
+    fn volumes(&self) -> Vec<String> {
+        let list = self.dbs(&["--json", "volume", "list"]);
+        let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+        let names = list.as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap().to_owned());
+        names.collect()
+    }
+
+    fn control(&self) -> Client {
+        let uuid = store_uuid(&self.store).unwrap();
+        Client::connect(&socket_path(&self.place.runtime_dir(), &uuid)).unwrap()
+    }
+}
+
+fn write(data: &DataClient, version: u64) {
+    for number in 0..BLOCKS {
+        data.write(number * BLOCK as u64, &block(number, version)).unwrap();
+    }
+}
+
+fn check(data: &DataClient, version: u64) {
+    for number in 0..BLOCKS {
+        let content = data.read(number * BLOCK as u64, BLOCK as u32).unwrap();
+        assert_eq!(version_of(&content, number), Some(version), "block {number}");
+    }
+}
+
+#[test]
+fn the_same_as_longhorn_replica() {
+    let place = Place::new();
+    let mut replica = place.start("r", &["--size", "64mb"]);
+    write(&replica.open(), 1);
+    replica.stop();
+    let mut replica = place.start("r", &[]);
+    check(&replica.open(), 1);
+    replica.stop();
+}
+
+#[test]
+fn many_replicas_share_a_store_and_outlive_everybody() {
+    let shared = Shared::new();
+    let mut server = shared.serve();
+    let names = ["a", "b", "c"];
+    let mut replicas: Vec<_> =
+        names.iter().map(|name| shared.start(name, &["--size", "64mb"])).collect();
+    for (version, replica) in (1..).zip(&replicas) {
+        let data = replica.open();
+        write(&data, version);
+        replica.rpc().snapshot("s1").unwrap();
+    }
+    let volume = format!("longhorn:{}", shared.place.replica("a").display());
+    assert!(shared.volumes().contains(&volume));
+    let refused = shared.try_dbs(&["--yes", "volume", "delete", &volume]);
+    let refused = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.contains("through its engine"), "{refused}");
+
+    // One ends in order, one is killed: theirs is over at once, the other's is not.
+    let mut c = replicas.pop().unwrap();
+    let mut b = replicas.pop().unwrap();
+    let (b_address, c_address) = (b.field("grpc"), c.field("grpc"));
+    b.stop();
+    c.kill();
+    assert!(TcpStream::connect(&b_address).is_err());
+    eventually("the killed one's sockets close", || TcpStream::connect(&c_address).is_err());
+    check(&replicas[0].data(), 1);
+    for (name, version) in [("b", 2), ("c", 3)] {
+        let replica = shared.start(name, &["--size", "64mb"]);
+        check(&replica.open(), version);
+    }
+
+    // The server goes, and whoever was served by it says so and can be started again.
+    server.stop();
+    let mut a = replicas.pop().unwrap();
+    assert!(!a.wait().success(), "{}", a.log());
+    let mut early = shared.start_with("a", &[]);
+    assert!(!early.wait().success());
+    assert!(early.log().contains("dbs serve"), "{}", early.log());
+    let mut server = shared.serve();
+    let mut a = shared.start("a", &[]);
+    let data = a.open();
+    check(&data, 1);
+    write(&data, 7);
+    // As does one that is killed.
+    server.kill();
+    assert!(!a.wait().success());
+    let _server = shared.serve();
+    let a = shared.start("a", &[]);
+    check(&a.open(), 7);
+}
+
+#[test]
+fn a_newer_process_of_a_replica_takes_its_volume_over() {
+    let shared = Shared::new();
+    let server = shared.serve();
+    let mut old = shared.start("r", &["--size", "64mb"]);
+    let mut old_data = old.open();
+    for round in 1..4 {
+        let new = shared.start("r", &["--size", "64mb"]);
+        let new_data = new.data();
+        new.rpc().open(true).unwrap();
+        write(&old_data, round);
+        check(&new_data, round);
+        assert!(old_data.read(0, 4096).is_err() && old_data.ping().is_err());
+        write(&new_data, round + 10);
+        if round == 2 {
+            old.kill()
+        } else {
+            old.stop()
+        }
+        check(&new_data, round + 10);
+        (old, old_data) = (new, new_data);
+    }
+    assert_eq!(server.metric("dbs_handovers_total"), 3.0);
+    old.stop();
+    let last = shared.start("r", &[]);
+    check(&last.open(), 13);
+}
+
+#[test]
+fn removed_directories_free_their_volumes() {
+    let shared = Shared::new();
+    let _server = shared.serve();
+    shared.dbs(&["volume", "create", "mine", "64MiB"]);
+    for name in ["gone", "kept"] {
+        let mut replica = shared.start(name, &["--size", "64mb"]);
+        write(&replica.open(), 1);
+        replica.stop();
+    }
+    // Served: not even a removed directory costs the volume.
+    let mut served = shared.start("served", &["--size", "64mb"]);
+    write(&served.open(), 1);
+    fs::remove_dir_all(shared.place.replica("gone")).unwrap();
+    fs::remove_dir_all(shared.place.replica("served")).unwrap();
+    let is = |name: &str| {
+        let volume = format!("longhorn:{}", shared.place.replica(name).display());
+        shared.volumes().contains(&volume)
+    };
+    eventually("the volume is deleted", || !is("gone"));
+    assert!(is("kept") && is("served") && shared.volumes().contains(&"mine".to_owned()));
+    served.signal(Signal::SIGTERM);
+    served.wait();
+    eventually("the volume is deleted", || !is("served"));
+    // Made anew, it begins anew.
+    let again = shared.start("gone", &["--size", "64mb"]);
+    let data = again.open();
+    assert!(data.read(0, 4096).unwrap().iter().all(|byte| *byte == 0));
+    let mut kept = shared.start("kept", &[]);
+    check(&kept.open(), 1);
+    kept.stop();
+}
+
+#[test]
+fn shims_that_lie_are_turned_away() {
+    let shared = Shared::new();
+    let server = shared.serve();
+    let before = server.descriptors();
+    let dir = shared.place.replica("r");
+    fs::create_dir_all(&dir).unwrap();
+    let options = json!({
+        "dir": dir, "volume_name": "vol", "instance_name": "", "size": 67_108_864,
+        "revision_counter": true, "unmap_mark": false, "snapshot_max_count": 250,
+        "snapshot_max_size": 0, "encrypted": false, "durable_writes": false, "commit_bytes": 0,
+        "null_storage": false,
+    });
+    let request = json!({ "options": options, "unix": false, "agent": false, "receivers": 0 });
+    // Bytes without files; nothing at all; another kind of request.
+    let (answer, mut stream) = shared.control().into_session("replica", &request).unwrap();
+    assert_eq!(answer["descriptors"], 3);
+    stream.write_all(b"F").unwrap();
+    let error = engine_adapter::host::protocol::read_reply(&stream, Some(PATIENCE)).unwrap_err();
+    assert!(error.to_string().contains("expected 3 sockets"), "{error}");
+    drop(shared.control().into_session("replica", &request).unwrap());
+    for wrong in [json!(null), json!({}), json!({ "options": options })] {
+        assert!(shared.control().into_session("replica", &wrong).is_err());
+    }
+    let mut many = request.clone();
+    many["receivers"] = json!(100_000);
+    assert!(shared.control().into_session("replica", &many).is_err());
+    // Files that are something else.
+    let (_, stream) = shared.control().into_session("replica", &request).unwrap();
+    let null = fs::File::open("/dev/null").unwrap();
+    let files = [&null, &null, &null].map(std::os::fd::AsFd::as_fd);
+    engine_adapter::host::fds::send(&stream, &files).unwrap();
+    let error = engine_adapter::host::protocol::read_reply(&stream, Some(PATIENCE)).unwrap_err();
+    assert!(error.to_string().contains("does not see the directory"), "{error}");
+    drop(stream);
+    eventually("nothing is left of them", || server.descriptors() <= before);
+    let replica = shared.start("r", &["--size", "64mb"]);
+    write(&replica.open(), 1);
+}
+
+#[test]
+fn a_volume_in_use_by_others_is_not_served_and_one_that_is_served_not_written() {
+    let shared = Shared::new();
+    let _server = shared.serve();
+    let mut replica = shared.start("r", &["--size", "64mb"]);
+    let data = replica.open();
+    write(&data, 1);
+    let volume = format!("longhorn:{}", shared.place.replica("r").display());
+    let image = shared.place.path().join("image");
+    shared.dbs(&["volume", "export", &volume, image.to_str().unwrap()]);
+    let exported = fs::read(&image).unwrap();
+    assert_eq!(version_of(&exported[..BLOCK], 0), Some(1));
+    // NBD has it for reading only.
+    let uuid = store_uuid(&shared.store).unwrap();
+    let socket = socket_path(&shared.place.runtime_dir(), &uuid);
+    let remote = RemoteStore::connect(&socket).unwrap();
+    let nbd = remote.open(&volume).unwrap();
+    assert!(nbd.write_at(0, &block(0, 9)).is_err());
+    drop(nbd);
+    replica.stop();
+    // Nobody serves it: then it is a volume like any other, and who writes it keeps replicas away.
+    let nbd = remote.open(&volume).unwrap();
+    let mut refused = shared.start_with("r", &[]);
+    assert!(!refused.wait().success());
+    assert!(refused.log().contains("in use by an NBD client"), "{}", refused.log());
+    drop(nbd);
+    eventually("it is free again", || {
+        let show = shared.dbs(&["--json", "volume", "show", &volume]);
+        let show: serde_json::Value = serde_json::from_str(&show).unwrap();
+        show["open"] == false
+    });
+    let replica = shared.start("r", &[]);
+    check(&replica.open(), 1);
+}

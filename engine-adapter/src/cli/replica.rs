@@ -1,0 +1,109 @@
+//! `longhorn replica` and `longhorn sync-agent`: arguments to what is to be served.
+
+use super::args::{DataProtocol, DurabilityArg, OurArgs, ReplicaArgs, SyncAgentArgs};
+use crate::data::DataOptions;
+use crate::host::options::Options;
+use crate::host::own::{self, Process};
+use crate::host::shim;
+use crate::host::sockets::{self, Wanted};
+use dbs_core::{Error, Result};
+use dbs_server::control;
+use std::path::{Path, PathBuf};
+
+/// Serves a replica until a signal comes: on a store of its own, or in `store`, which a running
+/// `dbs serve` owns.
+///
+/// # Errors
+/// Why it cannot be served, or has ended.
+pub fn serve(args: &ReplicaArgs, store: Option<&Path>, volume_name: &str) -> Result<()> {
+    let options = options(args, volume_name)?;
+    let unix = match args.data_server_protocol {
+        DataProtocol::Tcp => None,
+        DataProtocol::Unix => {
+            let control = std::env::var_os("LONGHORN_CONTROL_PATH").map(PathBuf::from);
+            Some(sockets::unix_path(control.as_deref(), volume_name)?)
+        }
+    };
+    let wanted = Wanted { listen: args.listen.clone(), unix, agent: args.sync_agent };
+    let receivers = args.sync_agent_port_count;
+    if let Some(store) = store {
+        let replica = shim::Shim {
+            options,
+            wanted,
+            receivers,
+            store: store.to_owned(),
+            runtime_dir: runtime_dir(),
+        };
+        return shim::run(&replica);
+    }
+    own::run(&Process {
+        options,
+        wanted,
+        receivers,
+        data: data_options(&args.ours),
+        metrics: args.ours.metrics.clone(),
+        runtime_dir: runtime_dir(),
+        extent_size: args.ours.extent_size.unwrap_or(1 << 20),
+        tail: args.ours.tail.clone(),
+    })
+}
+
+fn options(args: &ReplicaArgs, volume_name: &str) -> Result<Options> {
+    if !args.backing_file.is_empty() {
+        return Err(Error::unsupported(format!(
+            "backing images are not supported (--backing-file {}): use a volume without one",
+            args.backing_file
+        )));
+    }
+    Ok(Options {
+        dir: std::path::absolute(&args.directory)
+            .map_err(|e| Error::io(e, format!("finding `{}`", args.directory.display())))?,
+        volume_name: volume_name.to_owned(),
+        instance_name: args.replica_instance_name.clone(),
+        size: args.size,
+        revision_counter: !args.disable_rev_counter,
+        unmap_mark: args.unmap_mark_disk_chain_removed,
+        snapshot_max_count: args.snapshot_max_count,
+        snapshot_max_size: args.snapshot_max_size.unwrap_or(0),
+        encrypted: args.encrypted,
+        durable_writes: args.ours.durability == DurabilityArg::Power,
+        commit_bytes: args.ours.commit_bytes.unwrap_or(0),
+        null_storage: args.ours.null_storage,
+    })
+}
+
+/// Threads and times of data connections.
+#[must_use]
+pub fn data_options(args: &OurArgs) -> DataOptions {
+    let defaults = DataOptions::default();
+    DataOptions {
+        reactors: args.reactors.map_or(defaults.reactors, usize::from),
+        reactor: dbs_reactor::Options { spin: args.spin, ..defaults.reactor.clone() },
+        workers: usize::from(args.workers),
+        commit_interval: args.commit_interval,
+        stop_grace: std::time::Duration::from_secs(2),
+        ..defaults
+    }
+}
+
+fn runtime_dir() -> PathBuf {
+    let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    control::runtime_dir(path("DBS_RUNTIME_DIR"), path("XDG_RUNTIME_DIR"))
+}
+
+/// Serves a sync agent of the replica in the present directory, which another process serves,
+/// until a signal comes or that process ends.
+///
+/// # Errors
+/// Why it cannot be served, or has ended.
+pub fn sync_agent(args: &SyncAgentArgs, volume_name: &str) -> Result<()> {
+    let dir = std::env::current_dir().map_err(|e| Error::io(e, "finding the directory"))?;
+    shim::run_agent(&shim::AgentShim {
+        dir,
+        volume_name: volume_name.to_owned(),
+        instance_name: args.replica_instance_name.clone(),
+        listen: args.listen.clone(),
+        receivers: args.listen_port_range,
+        runtime_dir: runtime_dir(),
+    })
+}

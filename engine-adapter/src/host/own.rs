@@ -1,0 +1,231 @@
+//! The process of a replica with a store of its own.
+
+use super::address::ListenAddress;
+use super::file::{STORE_FILE, StoreFile};
+use super::guest;
+use super::handover::OlderProcess;
+use super::options::Options;
+use super::owner::Owner;
+use super::served::{Common, Served};
+use super::signals;
+use super::sockets::{DataSocket, SocketFile, Sockets, Wanted};
+use crate::agent::ports::ReceiverPorts;
+use crate::data::DataOptions;
+use crate::metrics::{self, MetricsServer};
+use crate::replica::{Replica, StoreSource, meta};
+use dbs_core::{Error, ErrorKind, Result};
+use dbs_server::log;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a start waits for a process of the same directory that is about to end.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two attempts.
+const START_PAUSE: Duration = Duration::from_millis(50);
+/// How often is looked whether all servers still serve.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How the process is to serve.
+#[derive(Debug, Clone)]
+pub struct Process {
+    /// The replica.
+    pub options: Options,
+    /// Where it listens.
+    pub wanted: Wanted,
+    /// Ports for receiving files, behind the sync agent's.
+    pub receivers: u16,
+    /// Threads for data connections.
+    pub data: DataOptions,
+    /// Where metrics are served.
+    pub metrics: Option<ListenAddress>,
+    /// Directory of control sockets.
+    pub runtime_dir: PathBuf,
+    /// Extent size of a new store.
+    pub extent_size: u64,
+    /// Directory of the store's tail, if it is not left to us.
+    pub tail: Option<PathBuf>,
+}
+
+/// A running process's parts.
+struct Running {
+    common: Arc<Common>,
+    served: Arc<Served>,
+    owner: Arc<Owner>,
+    metrics: Option<MetricsServer>,
+    _socket: Option<SocketFile>,
+}
+
+/// Serves until a signal comes.
+///
+/// # Errors
+/// Those of starting; that a server has ended; that the store could not be closed.
+pub fn run(process: &Process) -> Result<()> {
+    // Before anything is opened, so that no signal ends the process in the middle of it.
+    let signals = signals::watch()?;
+    let running = start(process)?;
+    let ended = wait(&signals, &running.served);
+    stop(running).and(ended)
+}
+
+/// Makes the directory, and checks that it is not another kind of replica's.
+fn prepare(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).map_err(|e| Error::io(e, format!("making `{}`", dir.display())))?;
+    let has = |name: &str| dir.join(name).try_exists().unwrap_or(true);
+    if has(meta::VOLUME_META) && !has(STORE_FILE) {
+        return Err(Error::new(
+            ErrorKind::Exists,
+            format!(
+                "`{}` holds a replica ({}) that is not in a store of its own ({STORE_FILE}): one \
+                 of another engine, which is moved by rebuilding it, or one that is in a shared \
+                 store (--store)",
+                dir.display(),
+                meta::VOLUME_META
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn start(process: &Process) -> Result<Running> {
+    let options = &process.options;
+    prepare(&options.dir)?;
+    let sockets = process.wanted.bind()?;
+    let socket = match &sockets.data {
+        DataSocket::Unix(_) => process.wanted.unix.as_deref().and_then(SocketFile::of),
+        DataSocket::Tcp(_) => None,
+    };
+    let file = StoreFile {
+        extent_size: process.extent_size,
+        tail: process.tail.clone(),
+        ..StoreFile::of(&options.dir)
+    };
+    let path = file.path.clone();
+    let interval = process.data.commit_interval;
+    let owner = Owner::new(file, process.runtime_dir.clone(), interval);
+    let started = start_replica(process, &owner, &path, sockets);
+    match started {
+        Ok((common, served, metrics)) => {
+            Ok(Running { common, served, owner, metrics, _socket: socket })
+        }
+        Err(e) => {
+            if let Err(close) = owner.end() {
+                log::error("close", &[("error", &close)]);
+            }
+            Err(e)
+        }
+    }
+}
+
+fn start_replica(
+    process: &Process,
+    owner: &Arc<Owner>,
+    store_file: &Path,
+    sockets: Sockets,
+) -> Result<(Arc<Common>, Arc<Served>, Option<MetricsServer>)> {
+    let options = &process.options;
+    let source = source(owner, options)?;
+    let volume = if options.volume_name.is_empty() { "volume" } else { &options.volume_name };
+    let replica = Replica::new(options.replica(volume, Some(store_file)), source)?;
+    owner.serves(&replica);
+    if let Some(size) = options.size {
+        replica.create(size)?;
+    }
+    let common = Arc::new(Common::start(process.data.clone())?);
+    let [grpc, data, agent] = sockets.describe();
+    let receivers = match sockets.receivers(process.receivers) {
+        Some((first, last)) => ReceiverPorts::Range(first, last),
+        None => ReceiverPorts::Bound(Vec::new()),
+    };
+    let served = Served::start(&common, Arc::clone(&replica), options, sockets, receivers)?;
+    let has_agent = served.has_agent();
+    owner.offers(guest::offer(Arc::clone(&common), replica.clone(), has_agent));
+    let served = Arc::new(served);
+    owner.is_used_by(&served);
+    let metrics = start_metrics(process, &common, owner, &served)?;
+    log::info(
+        "ready",
+        &[
+            ("replica", &options.dir.display()),
+            ("volume", &replica.volume_name()),
+            ("grpc", &grpc),
+            ("data", &data),
+            ("agent", &agent),
+            ("metrics", &metrics.as_ref().map_or_else(|| "none".to_owned(), |m| m.address())),
+            ("driver", &common.driver()),
+            ("owner", &owner.store().is_ok()),
+            ("pid", &std::process::id()),
+        ],
+    );
+    Ok((common, served, metrics))
+}
+
+/// The store of the directory, or the process that has it.
+fn source(owner: &Arc<Owner>, options: &Options) -> Result<StoreSource> {
+    let deadline = Instant::now() + START_PATIENCE;
+    loop {
+        let busy = match owner.open(options.size) {
+            Ok(store) => return Ok(StoreSource::Own(store)),
+            Err(e) if e.kind() == ErrorKind::Busy => e,
+            Err(e) => return Err(e),
+        };
+        match OlderProcess::find(&options.dir) {
+            Ok(older) => {
+                log::info("predecessor", &[("replica", &options.dir.display())]);
+                let owner = Arc::clone(owner);
+                let open = Box::new(move || owner.open_released());
+                return Ok(StoreSource::HandOver { predecessor: Box::new(older), open });
+            }
+            // It may be starting, or about to end.
+            Err(e) if Instant::now() >= deadline => return Err(busy.context(e)),
+            Err(_) => thread::sleep(START_PAUSE),
+        }
+    }
+}
+
+fn start_metrics(
+    process: &Process,
+    common: &Arc<Common>,
+    owner: &Arc<Owner>,
+    served: &Arc<Served>,
+) -> Result<Option<MetricsServer>> {
+    let Some(address) = &process.metrics else { return Ok(None) };
+    let listener = address.bind().map_err(|e| Error::io(e, "serving metrics"))?;
+    let (owner, served) = (Arc::clone(owner), Arc::downgrade(served));
+    let collect = Arc::new(move || {
+        let (store, served) = (owner.store().ok(), served.upgrade());
+        let replicas = served.iter().map(|served| served.measure()).collect::<Vec<_>>();
+        metrics::text(store.as_ref(), &replicas, owner.released())
+    });
+    MetricsServer::start(common.runtime(), listener, collect).map(Some)
+}
+
+/// Waits for a signal, or for a server to end, which is an error.
+fn wait(signals: &mpsc::Receiver<i32>, served: &Served) -> Result<()> {
+    loop {
+        match signals.recv_timeout(WATCH_INTERVAL) {
+            Ok(signal) => {
+                log::info("stopping", &[("signal", &signal)]);
+                return Ok(());
+            }
+            Err(RecvTimeoutError::Timeout) if served.is_running() => {}
+            Err(_) => {
+                log::error("stopping", &[("error", &"a server has ended")]);
+                return Err(Error::new(ErrorKind::Io, "a server of the replica has ended"));
+            }
+        }
+    }
+}
+
+fn stop(running: Running) -> Result<()> {
+    let Running { common, served, owner, metrics, _socket } = running;
+    drop(metrics);
+    served.stop();
+    let closed = owner.end();
+    drop(common);
+    log::info("stopped", &[]);
+    closed
+}

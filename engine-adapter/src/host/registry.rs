@@ -1,0 +1,319 @@
+//! Which volumes of a shared store are replicas', and which of those nobody needs any more: Longhorn
+//! deletes a replica by removing its directory.
+//!
+//! The name of such a volume is its directory's path, with [`PREFIX`] in front; that makes it safe
+//! from being taken for another, and needs no list that could be lost. A directory counts as removed
+//! only if its marker, a file that is made beside it when it is first served, is found without it:
+//! where a disk is not mounted the marker is not there either, and nothing is deleted.
+
+use crate::replica::meta::VOLUME_META;
+use dbs_core::{Error, ErrorKind, Result, Store};
+use dbs_server::log;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// In front of the directory in a volume's name.
+pub const PREFIX: &str = "longhorn:";
+/// Name of the note in a replica's directory that says which store it is in.
+const STORE_NOTE: &str = "volume.store";
+/// Longest name of a volume.
+const NAME_MAX_BYTES: usize = dbs_core::limits::NAME_MAX_BYTES;
+
+/// The name of the volume of the replica in a directory.
+///
+/// # Errors
+/// `Invalid` if the path is too long, no text, or not absolute.
+pub fn volume_of(directory: &Path) -> Result<String> {
+    let bad = |why: &str| Error::invalid(format!("directory `{}` {why}", directory.display()));
+    let path = directory.to_str().ok_or_else(|| bad("has no name in UTF-8"))?;
+    if !directory.is_absolute() || directory.file_name().is_none() {
+        return Err(bad("must be an absolute path"));
+    }
+    let mut name = PREFIX.to_owned();
+    for c in path.chars() {
+        // What a volume's name may not have, and what stands for it.
+        if c == '%' || c == '@' || c.is_control() || c.is_whitespace() {
+            let mut bytes = [0; 4];
+            c.encode_utf8(&mut bytes).bytes().for_each(|byte| name += &format!("%{byte:02x}"));
+        } else {
+            name.push(c);
+        }
+    }
+    if name.len() > NAME_MAX_BYTES {
+        return Err(bad("has a path too long for a volume in a shared store"));
+    }
+    Ok(name)
+}
+
+/// The directory of the replica whose volume has this name; nothing if it is not a replica's.
+#[must_use]
+pub fn directory_of(volume: &str) -> Option<PathBuf> {
+    let mut rest = volume.strip_prefix(PREFIX)?.as_bytes();
+    let mut path = Vec::new();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first != b'%' {
+            path.push(*first);
+            continue;
+        }
+        let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+        path.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = &rest[2..];
+    }
+    let path = PathBuf::from(String::from_utf8(path).ok()?);
+    // Only what `volume_of` makes, so that no other volume is ever taken for a replica's.
+    (volume_of(&path).ok()? == volume).then_some(path)
+}
+
+/// The uuid of the store that keeps the replica in a directory; nothing if the directory does not
+/// say.
+#[must_use]
+pub fn store_of(directory: &Path) -> Option<String> {
+    let text = fs::read(directory.join(STORE_NOTE)).ok()?;
+    serde_json::from_slice::<Note>(&text).ok().map(|note| note.store)
+}
+
+/// What the note says.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    /// The store's uuid.
+    store: String,
+}
+
+/// The replicas' volumes of one store.
+#[derive(Debug)]
+pub struct Registry {
+    /// The store's uuid.
+    store: String,
+    /// Volumes whose directories were not there at the last look.
+    absent: Mutex<BTreeSet<String>>,
+}
+
+impl Registry {
+    /// Of the store with this uuid.
+    #[must_use]
+    pub fn new(store: &str) -> Self {
+        Self { store: store.to_owned(), absent: Mutex::default() }
+    }
+
+    /// The marker of a directory: `.NAME.dbs-UUID` beside it.
+    fn marker(&self, directory: &Path) -> PathBuf {
+        let mut name = OsString::from(".");
+        name.push(directory.file_name().unwrap_or_default());
+        name.push(format!(".dbs-{}", self.store));
+        directory.with_file_name(name)
+    }
+
+    /// Makes sure that the volume of a replica about to be served, if there is one, is of this
+    /// directory, and not of one of the same name that was removed: that volume is deleted.
+    ///
+    /// # Errors
+    /// `Exists` if the directory and the store do not belong together.
+    pub fn admit(&self, store: &Store, directory: &Path) -> Result<()> {
+        let name = volume_of(directory)?;
+        let found = store.volumes(false).into_iter().any(|volume| volume.name == name);
+        let used = directory.join(VOLUME_META).exists();
+        let marker = self.marker(directory);
+        match (found, used) {
+            (true, true) | (false, false) => {}
+            (false, true) => {
+                return Err(Error::new(
+                    ErrorKind::Exists,
+                    format!(
+                        "`{}` holds a replica that is not in this store: it is moved by rebuilding \
+                         it",
+                        directory.display()
+                    ),
+                ));
+            }
+            (true, false) if marker.exists() => {
+                log::info("vanished", &[("volume", &name), ("found", &"made anew")]);
+                store.delete_volume(&name)?;
+            }
+            (true, false) => {
+                return Err(Error::new(
+                    ErrorKind::Exists,
+                    format!(
+                        "the store has the volume of the replica in `{}`, which is empty: is its \
+                         disk mounted? If it is gone for good, delete the volume `{name}`",
+                        directory.display()
+                    ),
+                ));
+            }
+        }
+        if let Err(e) = mark(&marker) {
+            // Then its space comes back only by hand.
+            log::warn("marker", &[("path", &marker.display()), ("error", &e)]);
+        }
+        let note = serde_json::json!(Note { store: self.store.clone() }).to_string();
+        if let Err(e) = fs::write(directory.join(STORE_NOTE), note) {
+            // Then a sync agent by itself does not find its way.
+            log::warn("note", &[("path", &directory.display()), ("error", &e)]);
+        }
+        Ok(())
+    }
+
+    /// Deletes the volumes of replicas whose directories are gone, now and at the last look, and
+    /// that nobody serves. Returns how many.
+    pub fn sweep(&self, store: &Store, is_served: &dyn Fn(&str) -> bool) -> usize {
+        let mut absent = BTreeSet::new();
+        for volume in store.volumes(false) {
+            let gone = directory_of(&volume.name).is_some_and(|directory| self.is_gone(&directory));
+            if gone && !is_served(&volume.name) {
+                absent.insert(volume.name);
+            }
+        }
+        let mut before = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut deleted = 0;
+        for name in before.intersection(&absent) {
+            match store.delete_volume(name) {
+                Ok(()) => {
+                    log::info("vanished", &[("volume", name), ("found", &"directory removed")]);
+                    deleted += 1;
+                    if let Some(directory) = directory_of(name) {
+                        // If it stays, it marks nothing any more.
+                        let _ = fs::remove_file(self.marker(&directory));
+                    }
+                }
+                Err(e) => log::warn("vanished", &[("volume", name), ("error", &e)]),
+            }
+        }
+        *before = absent;
+        deleted
+    }
+
+    /// Whether a directory was removed, and not only out of sight.
+    fn is_gone(&self, directory: &Path) -> bool {
+        let absent = |path: &Path| matches!(fs::symlink_metadata(path), Err(e) if e.kind() == io::ErrorKind::NotFound);
+        absent(directory) && self.marker(directory).exists()
+    }
+}
+
+fn mark(marker: &Path) -> io::Result<()> {
+    match File::options().write(true).create_new(true).open(marker) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => {
+            made?.sync_all()?;
+            File::open(marker.parent().unwrap_or(Path::new("/")))?.sync_all()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dbs_core::{InitOptions, OpenOptions, TailPlace};
+
+    struct Setup {
+        directory: tempfile::TempDir,
+        store: Store,
+        registry: Registry,
+    }
+
+    impl Setup {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("store");
+            let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+            Store::init(&path, &options).unwrap();
+            let open = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
+            let store = Store::open(&path, &open).unwrap();
+            let registry = Registry::new(&store.info().uuid);
+            fs::create_dir(directory.path().join("disk")).unwrap();
+            Self { directory, store, registry }
+        }
+
+        /// A replica's directory with its volume.
+        fn replica(&self, name: &str) -> (PathBuf, String) {
+            let directory = self.directory.path().join("disk").join(name);
+            fs::create_dir(&directory).unwrap();
+            self.registry.admit(&self.store, &directory).unwrap();
+            fs::write(directory.join(VOLUME_META), "{}").unwrap();
+            let volume = volume_of(&directory).unwrap();
+            self.store.create_volume(&volume, 1 << 20).unwrap();
+            (directory, volume)
+        }
+
+        fn volumes(&self) -> Vec<String> {
+            self.store.volumes(false).into_iter().map(|volume| volume.name).collect()
+        }
+
+        fn sweep(&self) -> usize {
+            self.registry.sweep(&self.store, &|_| false)
+        }
+    }
+
+    #[test]
+    fn names_and_directories() {
+        for path in ["/a/b", "/a b/c@d%e", "/ä/\n"] {
+            let name = volume_of(Path::new(path)).unwrap();
+            assert!(!name.contains(['@', ' ', '\n']), "{name}");
+            assert_eq!(directory_of(&name).unwrap(), Path::new(path));
+        }
+        for path in ["relative", "/", "/../.."] {
+            assert!(volume_of(Path::new(path)).is_err(), "{path}");
+        }
+        assert!(volume_of(Path::new(&format!("/{}", "x".repeat(250)))).is_err());
+        for name in
+            ["vol", "/a/b", "longhorn:a", "longhorn:/a%zz", "longhorn:/a%41", "longhorn:/a%4"]
+        {
+            assert_eq!(directory_of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn volumes_of_removed_directories_go_and_no_others() {
+        let setup = Setup::new();
+        let (gone, gone_volume) = setup.replica("gone");
+        let (_, kept_volume) = setup.replica("kept");
+        setup.store.create_volume("plain", 1 << 20).unwrap();
+        setup.store.create_volume("longhorn:odd", 1 << 20).unwrap();
+        assert_eq!((setup.sweep(), setup.sweep()), (0, 0));
+        fs::remove_dir_all(&gone).unwrap();
+        assert_eq!(setup.sweep(), 0, "not at the first look");
+        assert_eq!(setup.registry.sweep(&setup.store, &|name| name == gone_volume), 0, "served");
+        assert_eq!((setup.sweep(), setup.sweep()), (0, 1));
+        assert_eq!(setup.volumes(), [kept_volume.as_str(), "longhorn:odd", "plain"]);
+        let left = fs::read_dir(gone.parent().unwrap()).unwrap().count();
+        assert_eq!(left, 2, "a directory and its marker");
+    }
+
+    #[test]
+    fn an_unmounted_disk_deletes_nothing() {
+        let setup = Setup::new();
+        let (directory, volume) = setup.replica("r");
+        let disk = directory.parent().unwrap();
+        let away = setup.directory.path().join("away");
+        fs::rename(disk, &away).unwrap();
+        // Not mounted; then what is below the mount point, where somebody makes the directory.
+        assert_eq!((setup.sweep(), setup.sweep()), (0, 0));
+        fs::create_dir_all(&directory).unwrap();
+        setup.registry.admit(&setup.store, &directory.with_file_name("other")).unwrap();
+        let refused = setup.registry.admit(&setup.store, &directory).unwrap_err();
+        assert!(refused.to_string().contains("is its disk mounted?"), "{refused}");
+        fs::remove_dir(&directory).unwrap();
+        assert_eq!((setup.sweep(), setup.sweep()), (0, 0));
+        assert_eq!(setup.volumes(), [volume]);
+    }
+
+    #[test]
+    fn a_directory_made_anew_begins_anew() {
+        let setup = Setup::new();
+        let (directory, _) = setup.replica("r");
+        setup.registry.admit(&setup.store, &directory).unwrap();
+        assert_eq!(setup.volumes().len(), 1, "the same directory keeps its volume");
+        fs::remove_dir_all(&directory).unwrap();
+        fs::create_dir(&directory).unwrap();
+        setup.registry.admit(&setup.store, &directory).unwrap();
+        assert!(setup.volumes().is_empty());
+        // One of an upstream replica is not overlooked.
+        fs::write(directory.join(VOLUME_META), "{}").unwrap();
+        let refused = setup.registry.admit(&setup.store, &directory).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Exists);
+    }
+}

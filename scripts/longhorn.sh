@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# longhorn.sh: the command `longhorn`, statically linked, as engine images need it: it is copied out of
+# its image and run in others.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+target=$(uname -m)-unknown-linux-musl
+
+if ! command -v musl-gcc >/dev/null; then
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        echo "installing with apt-get: musl-tools"
+        DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends musl-tools
+    else
+        echo "musl-gcc is missing: install musl-tools (Debian) or what your system calls it" >&2
+        exit 1
+    fi
+fi
+if command -v rustup >/dev/null && ! rustup target list --installed | grep -qx "$target"; then
+    echo "installing with rustup: the target $target"
+    rustup target add "$target"
+fi
+
+# What `longhorn version` prints. The date is the commit's: the same source makes the same binary.
+if git rev-parse -q --verify HEAD >/dev/null 2>&1; then
+    DBS_GIT_COMMIT=$(git rev-parse HEAD)
+    DBS_BUILD_DATE=$(git show -s --format=%cs HEAD)
+    export DBS_GIT_COMMIT DBS_BUILD_DATE
+fi
+"$cargo" build --release --locked --target "$target" -p engine-adapter --bin longhorn
+
+binary=${CARGO_TARGET_DIR:-target}/$target/release/longhorn
+if ! ldd "$binary" 2>&1 | grep -qE 'statically linked|not a dynamic executable'; then
+    echo "$binary is not linked statically" >&2
+    exit 1
+fi
+"$binary" version --client-only >/dev/null
+echo "built $binary, static, $(stat -c %s "$binary") bytes"
