@@ -1,0 +1,39 @@
+//! A replica's own gRPC, for what the engine's command line does not show.
+
+use engine_adapter::proto::ptypes;
+use engine_adapter::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+
+pub struct ReplicaRpc {
+    runtime: Runtime,
+    channel: Channel,
+}
+
+impl ReplicaRpc {
+    pub fn connect(port: u16) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
+        let endpoint =
+            endpoint.connect_timeout(Duration::from_secs(20)).timeout(Duration::from_secs(60));
+        let channel = runtime.block_on(endpoint.connect()).unwrap();
+        Self { runtime, channel }
+    }
+
+    /// ReplicaGet.
+    pub fn get(&self) -> ptypes::Replica {
+        let mut client = ReplicaServiceClient::new(self.channel.clone());
+        self.runtime.block_on(client.replica_get(())).unwrap().into_inner().replica.unwrap()
+    }
+
+    /// The health check an instance-manager does.
+    pub fn healthy(&self) -> bool {
+        use engine_adapter::proto::health::health_check_response::ServingStatus;
+        use engine_adapter::proto::health::{HealthCheckRequest, health_client::HealthClient};
+        let mut client = HealthClient::new(self.channel.clone());
+        let request = HealthCheckRequest { service: String::new() };
+        let reply = self.runtime.block_on(client.check(request)).unwrap().into_inner();
+        reply.status() == ServingStatus::Serving
+    }
+}
