@@ -155,6 +155,12 @@ impl Hashes {
         }
     }
 
+    /// Whether anything is being hashed, or waits for that.
+    #[must_use]
+    pub fn any_running(&self) -> bool {
+        self.jobs().iter().any(|job| job.is_running())
+    }
+
     /// Gives up all hashing.
     pub fn cancel_all(&self) {
         self.jobs().iter().for_each(|job| {

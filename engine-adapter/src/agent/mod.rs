@@ -137,7 +137,10 @@ impl Agent {
         self.closing.send_replace(true);
         self.hashes.cancel_all();
         let begun = Instant::now();
-        let idle = || !self.jobs.any_running() && Arc::strong_count(&self.receiving) == 1;
+        let idle = || {
+            let busy = self.jobs.any_running() || self.hashes.any_running();
+            !busy && Arc::strong_count(&self.receiving) == 1
+        };
         while !idle() && begun.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(10));
         }

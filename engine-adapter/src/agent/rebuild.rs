@@ -185,8 +185,9 @@ impl Order {
         let mut failures = 0;
         loop {
             let item = tokio::select! {
-                item = self.queue.next() => item,
+                biased;
                 () = self.agent.closed() => None,
+                item = self.queue.next() => item,
             };
             let Some(item) = item else { return Ok(()) };
             let outcome = match (&peer, FileName::parse(&item.from)) {

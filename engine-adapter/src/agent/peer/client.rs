@@ -30,6 +30,8 @@ const PART_MIN: u64 = 64 << 20;
 const QUEUE: usize = 3;
 /// A source that says nothing for so long is taken for dead.
 const SILENCE: Duration = Duration::from_secs(60);
+/// Why something was given up.
+const CLOSING: &str = "this replica is being shut down";
 /// Lost connections in a row, without anything received in between, before giving up.
 const LOSSES: u32 = 5;
 
@@ -117,7 +119,12 @@ impl Remote {
         let asked = request.disks.len();
         let request = remote::within(remote::SHORT_CALL, request);
         let what = format!("asking {} for its layers", self.address);
-        let answer = PeerClient::new(self.calls.clone()).layers(request).await;
+        let mut client = PeerClient::new(self.calls.clone());
+        let mut closing = self.closing.clone();
+        let answer = tokio::select! {
+            answer = client.layers(request) => answer,
+            _ = closing.wait_for(|closing| *closing) => Err(Status::cancelled(CLOSING)),
+        };
         let layers = answer.map_err(|status| remote::failed(&status, &what))?.into_inner().layers;
         if layers.len() != asked {
             let text = format!("{what}: {} answers instead of {asked}", layers.len());
@@ -260,7 +267,7 @@ impl Line {
                 Err(Status::failed_precondition("another part of the layer has failed"))
             }
             _ = closing.wait_for(|closing| *closing) => {
-                Err(Status::failed_precondition("this replica is being shut down"))
+                Err(Status::failed_precondition(CLOSING))
             }
         }
     }
@@ -273,13 +280,34 @@ async fn hand_over(
 ) -> std::result::Result<(), Status> {
     let silent = |_| Status::unavailable(format!("nothing was heard for {} s", SILENCE.as_secs()));
     let mut client = PeerClient::new(calls.clone());
-    let call = client.fetch(ReceiverStream::new(requests));
-    let mut answers = tokio::time::timeout(SILENCE, call).await.map_err(silent)??.into_inner();
-    loop {
-        let answer = tokio::time::timeout(SILENCE, answers.message()).await.map_err(silent)??;
-        let Some(answer) = answer else { return Ok(()) };
-        if queue.send(answer).await.is_err() {
-            return Err(Status::failed_precondition("what came could not be taken"));
+    // The connection keeps its end of this until it is gone itself. So that who tells is not held
+    // up by it, the end of `requests` is kept here.
+    let (sender, body) = mpsc::channel(1);
+    let told = pass_on(requests, sender);
+    let heard = async {
+        let call = client.fetch(ReceiverStream::new(body));
+        let mut answers = tokio::time::timeout(SILENCE, call).await.map_err(silent)??.into_inner();
+        loop {
+            let answer =
+                tokio::time::timeout(SILENCE, answers.message()).await.map_err(silent)??;
+            let Some(answer) = answer else { return Ok(()) };
+            if queue.send(answer).await.is_err() {
+                return Err(Status::failed_precondition("what came could not be taken"));
+            }
+        }
+    };
+    let mut heard = std::pin::pin!(heard);
+    tokio::select! {
+        outcome = &mut heard => return outcome,
+        () = told => {}
+    }
+    heard.await
+}
+
+async fn pass_on(mut from: mpsc::Receiver<FetchRequest>, to: mpsc::Sender<FetchRequest>) {
+    while let Some(request) = from.recv().await {
+        if to.send(request).await.is_err() {
+            return;
         }
     }
 }
