@@ -159,10 +159,10 @@ fn zeros_count_as_data_only_where_they_hide_something() {
     assert_eq!(data("c"), 0);
 }
 
-/// A store with the empty volume `v`, marked as rebuilding.
+/// A store with the empty volume `v`, marked as rebuilding, of the size that [`history`] ends with.
 fn target(directory: &Path) -> Store {
     let store = store(directory, "t");
-    store.create_volume("v", SIZE).unwrap();
+    store.create_volume("v", 2 * SIZE).unwrap();
     store.set_rebuilding("v", true).unwrap();
     store
 }
