@@ -121,10 +121,10 @@ pub fn loads(bench: &mut Bench<'_>) -> Outcome<()> {
 
 /// Writes right after a snapshot, beside overwrites.
 pub fn after_snapshot(bench: &mut Bench<'_>) -> Outcome<()> {
-    let mut replicas = bench.filled("snapshot")?;
+    let replicas = bench.filled("snapshot")?;
     let load = bench.random(true, 2, 32);
     for round in 0..bench.rounds {
-        for replica in &mut replicas {
+        for replica in &replicas {
             bench.measure(OVERWRITE, replica, load)?;
             replica.1.snapshot(&format!("s{round}"))?;
             bench.measure(AFTER, replica, load)?;

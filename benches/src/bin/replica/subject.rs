@@ -47,7 +47,7 @@ pub struct Replica {
     pub port: u16,
     process: Process,
     runtime: Runtime,
-    client: ReplicaServiceClient<Channel>,
+    endpoint: Endpoint,
 }
 
 /// How long a server may take to listen.
@@ -84,14 +84,14 @@ impl Binaries {
     pub fn open(&self, kind: Kind, dir: &Path, port: u16, size: u64) -> Outcome<Replica> {
         let process = self.start(kind, dir, port, size)?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let client = runtime.block_on(async {
-            let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{port}"))?;
-            let mut client = ReplicaServiceClient::new(endpoint.connect().await?);
+        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{port}"))?;
+        runtime.block_on(async {
+            let mut client = client(&endpoint).await?;
             client.replica_create(ReplicaCreateRequest { size: size.to_string() }).await?;
             client.replica_open(ReplicaOpenRequest::default()).await?;
-            Outcome::Ok(client)
+            Outcome::Ok(())
         })?;
-        Ok(Replica { port: port + 1, process, runtime, client })
+        Ok(Replica { port: port + 1, process, runtime, endpoint })
     }
 
     /// An engine with the socket frontend over replicas that are closed.
@@ -143,25 +143,35 @@ impl Replica {
     ///
     /// # Errors
     /// If it is refused.
-    pub fn snapshot(&mut self, name: &str) -> Outcome<()> {
+    pub fn snapshot(&self, name: &str) -> Outcome<()> {
         let request = ReplicaSnapshotRequest {
             name: name.to_owned(),
             user_created: true,
             created: "2026-01-01T00:00:00Z".to_owned(),
             ..Default::default()
         };
-        self.runtime.block_on(self.client.replica_snapshot(request))?;
-        Ok(())
+        self.runtime.block_on(async {
+            client(&self.endpoint).await?.replica_snapshot(request).await?;
+            Ok(())
+        })
     }
 
     /// Closes it and ends its process.
     ///
     /// # Errors
     /// If it cannot be closed.
-    pub fn close(mut self) -> Outcome<()> {
-        self.runtime.block_on(self.client.replica_close(()))?;
-        Ok(())
+    pub fn close(self) -> Outcome<()> {
+        self.runtime.block_on(async {
+            client(&self.endpoint).await?.replica_close(()).await?;
+            Ok(())
+        })
     }
+}
+
+/// A connection for the next calls: nobody is there to answer a server's pings on it between them,
+/// while a load runs.
+async fn client(endpoint: &Endpoint) -> Outcome<ReplicaServiceClient<Channel>> {
+    Ok(ReplicaServiceClient::new(endpoint.connect().await?))
 }
 
 fn listening(port: u16) -> Outcome<()> {
