@@ -332,3 +332,77 @@ fn a_thousand_snapshots_are_linked_anew() {
     assert_eq!(read(&store, "v")[..BLOCK as usize], [1; BLOCK as usize]);
     is_clean(&store);
 }
+
+/// Threads write to two layers and the head while what is deleted is merged and extents are moved:
+/// each writes places of its own, and finds there what it wrote last.
+#[test]
+fn many_write_at_once() {
+    let (_disk, store) = target();
+    for name in ["a", "b", "c"] {
+        insert(&store, name);
+    }
+    layer(&store, "a").write_at(0, &vec![250; SIZE as usize]).unwrap();
+    let links = [link("b", Some("a")), link("c", Some("b"))];
+    store.relink("v", &links, Some("c")).unwrap();
+    let blocks = SIZE / BLOCK;
+    let mut states = std::collections::BTreeMap::new();
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4u64)
+            .map(|id| {
+                let store = &store;
+                scope.spawn(move || write_own(store, id, blocks))
+            })
+            .collect();
+        let head = store.volume("v").unwrap();
+        for round in 0..60u8 {
+            head.write_at(0, &[round; BLOCK as usize], false).unwrap();
+            if round == 20 {
+                store.delete_snapshot("v", "a").unwrap();
+            }
+            store.work(3).unwrap();
+            if round % 10 == 5 {
+                store.vacuum(&mut |_, _| true).unwrap();
+                store.grow(4 << 20).unwrap();
+            }
+        }
+        writers.into_iter().for_each(|writer| states.extend(writer.join().unwrap()));
+    });
+    finish_work(&store);
+    for (name, others) in [("b", &["b"][..]), ("c", &["c", "b"])] {
+        let found = read(&store, &format!("v@{name}"));
+        for block in 1..blocks {
+            let own = others.iter().find_map(|layer| states.get(&(*layer, block)).copied()?);
+            let at = (block * BLOCK) as usize;
+            let wanted = [own.unwrap_or(250); BLOCK as usize];
+            assert_eq!(found[at..at + BLOCK as usize], wanted, "{name} {block}");
+        }
+    }
+    assert_eq!(read(&store, "v")[..BLOCK as usize], [59; BLOCK as usize]);
+    is_clean(&store);
+}
+
+/// Writes, zeroes and clears every fourth block of `b` and `c`; what each holds at last.
+fn write_own(
+    store: &Store,
+    id: u64,
+    blocks: u64,
+) -> std::collections::BTreeMap<(&'static str, u64), Option<u8>> {
+    let mut states = std::collections::BTreeMap::new();
+    let mut rng = fastrand::Rng::with_seed(id);
+    for _ in 0..300 {
+        let name = if rng.bool() { "b" } else { "c" };
+        let block = rng.u64(..blocks / 4) * 4 + id;
+        let layer = layer(store, name);
+        let state = match rng.u8(..4) {
+            0 => layer.zero(block * BLOCK, BLOCK).map(|()| Some(0)),
+            // Of the one above a deleted snapshot nothing is given up until that is merged.
+            1 if name == "c" => layer.clear(block * BLOCK, BLOCK).map(|()| None),
+            _ => {
+                let byte = rng.u8(1..200);
+                layer.write_at(block * BLOCK, &[byte; BLOCK as usize]).map(|()| Some(byte))
+            }
+        };
+        states.insert((name, block), state.unwrap());
+    }
+    states
+}

@@ -58,6 +58,11 @@ fn seconds() -> Vec<Op> {
     ]
 }
 
+/// Whether it needs a snapshot of volume 3.
+fn touches(op: &Op, snap: u8) -> bool {
+    matches!(op, Op::Relink { links, .. } if links.iter().any(|link| link.0 == snap))
+}
+
 /// On the volume that is being rebuilt: each with each, itself included.
 fn rebuilding() -> Vec<Op> {
     let vol = 3;
@@ -92,6 +97,8 @@ enum With {
     Retired,
     /// Volume 3, which is being rebuilt.
     Rebuilding,
+    /// The same, with a deleted snapshot below those that are left.
+    Merging,
 }
 
 fn bench(with: With) -> Bench {
@@ -114,6 +121,10 @@ fn bench(with: With) -> Bench {
         With::Nothing => Vec::new(),
         With::Retired => vec![Op::Retire { vol: 0, snap: 2, on: true }],
         With::Rebuilding => threshold::rebuilt().into_iter().chain([threshold::linked()]).collect(),
+        With::Merging => {
+            let gone = Op::DeleteSnapshot { vol: 3, snap: 0 };
+            threshold::rebuilt().into_iter().chain([threshold::linked(), gone]).collect()
+        }
     };
     for (op, number) in threshold::base().iter().chain(&more).chain(&with).zip(1..) {
         model.apply(op, number).unwrap();
@@ -227,6 +238,11 @@ fn two_calls_at_once_are_one_after_the_other() {
     for first in rebuilding() {
         for second in rebuilding() {
             both(With::Rebuilding, &first, &second);
+        }
+        let work = Op::Work { steps: 100 };
+        if first.volume().is_some_and(|_| !touches(&first, 0)) {
+            both(With::Merging, &first, &work);
+            both(With::Merging, &work, &first);
         }
     }
     println!("{done} interleavings");

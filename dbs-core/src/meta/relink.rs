@@ -136,11 +136,14 @@ impl Meta {
             }
             let (_, below) = of(parent);
             if size < below || (size > below && !below.is_multiple_of(BLOCK_BYTES)) {
+                let above = match self.snapshot(*id).name.as_str() {
+                    "" => "the head",
+                    name => name,
+                };
                 return Err(Error::invalid(format!(
-                    "`{}@{}` of {size} bytes cannot build on `{}` of {below}: a parent is no larger, \
-                     and ends with a block if it is smaller",
+                    "`{}`: {above} of {size} bytes cannot build on {} of {below}: a parent is no \
+                     larger, and ends with a block if it is smaller",
                     volume.name,
-                    self.snapshot(*id).name,
                     self.snapshot(SnapshotId(parent)).name
                 )));
             }

@@ -4,6 +4,7 @@
 use super::Store;
 use crate::error::Result;
 use crate::info::Labels;
+use crate::meta::locks::Space;
 
 impl Store {
     /// Sets or clears the protection from deletion.
@@ -64,6 +65,10 @@ impl Store {
     /// # Errors
     /// `NotFound`.
     pub fn set_rebuilding(&self, volume: &str, rebuilding: bool) -> Result<()> {
+        let id = self.inner.meta().find_volume(volume)?;
+        // Layers being written are written before the volume counts as complete.
+        let _layers =
+            (!rebuilding).then(|| self.inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true));
         self.inner.command(|meta| {
             let id = meta.find_volume(volume)?;
             meta.set_rebuilding(id, rebuilding);

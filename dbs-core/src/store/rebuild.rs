@@ -67,9 +67,9 @@ impl Store {
     ///
     /// # Errors
     /// `NotFound`, `ReadOnly` if the volume is not being rebuilt, `Invalid` for parents that form a
-    /// loop or are larger than what builds on them, a snapshot listed twice, or an impossible size, `Busy` if another volume is tied to
-    /// this one by a clone or a deleted snapshot has still to be merged ([`Store::work`]),
-    /// `NoSpace`.
+    /// loop or are larger than what builds on them, a snapshot listed twice, or an impossible size,
+    /// `Busy` if another volume is tied to this one by a clone or a deleted snapshot has still to be
+    /// merged ([`Store::work`]), `NoSpace`.
     pub fn relink(&self, volume: &str, links: &[Link], head_parent: Option<&str>) -> Result<()> {
         self.inner.check_writable()?;
         // The handle keeps the volume from being deleted meanwhile.

@@ -11,10 +11,10 @@ use crate::sabotage::{self, Bug};
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::ops::Range;
 
-/// Changing a snapshot's layer. Its volume must be marked as rebuilding ([`Store::set_rebuilding`]),
-/// and no other volume may build on the snapshot. What the snapshot shows, and all that builds on
-/// it, changes with it: the promise that a snapshot never changes is suspended until the mark is
-/// taken off.
+/// Changing a snapshot's layer. Its volume must be marked as rebuilding
+/// ([`Store::set_rebuilding`]), and no other volume may build on the snapshot. What the snapshot
+/// shows, and all that builds on it, changes with it: the promise that a snapshot never changes is
+/// suspended until the mark is taken off.
 ///
 /// Offsets are multiples of 4096, and so are lengths, unless the range ends with the layer. Each
 /// call is acknowledged like a write to a volume: it survives the process, and the next
