@@ -107,6 +107,7 @@ impl Replica {
 /// A creation time for the store. Whole seconds of UTC come back from it as they were; any other text
 /// is kept as a label. No text is no time.
 pub(super) fn created(text: &str, labels: &mut Labels) -> u64 {
+    labels.remove(CREATED_LABEL);
     let ns = time::parse(text).unwrap_or(0);
     if time::text(ns) != text {
         labels.insert(CREATED_LABEL.to_owned(), text.to_owned());

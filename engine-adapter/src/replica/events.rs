@@ -1,11 +1,13 @@
 //! What data connections tell and ask a replica. Nothing here waits for `work`.
 
-use super::{Place, Replica, time, view};
+use super::{FileId, Place, Replica, time, view};
 use crate::data::ActiveEvents;
 use dbs_core::info::LayerState;
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Error, Result, Store, Volume};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
@@ -67,15 +69,15 @@ impl Replica {
             if !opened.error.is_empty() {
                 return Err(opened.error.clone());
             }
-            let volume = opened.volume.clone();
             if recent {
                 return Ok(());
             }
+            let (volume, files) = (opened.volume.clone(), opened.files.clone());
             state.checked = Some(Instant::now());
-            volume
+            volume.map(|volume| (volume, files))
         };
-        let Some(volume) = volume else { return Ok(()) };
-        let result = self.look(&volume);
+        let Some((volume, files)) = volume else { return Ok(()) };
+        let result = self.look(&volume, &files);
         if let (Err(error), Some(opened)) = (&result, &mut self.state().opened) {
             dbs_server::log::error("unhealthy", &[("volume", &volume.spec()), ("error", error)]);
             opened.error.clone_from(error);
@@ -83,15 +85,33 @@ impl Replica {
         result
     }
 
-    fn look(&self, volume: &Volume) -> std::result::Result<(), String> {
+    fn look(
+        &self,
+        volume: &Volume,
+        files: &[(PathBuf, FileId)],
+    ) -> std::result::Result<(), String> {
         // Nothing is written; it says whether something could be.
         volume.write_at(0, &[], false).map_err(|e| e.to_string())?;
-        for path in
-            [Some(&self.options.dir), self.options.store_file.as_ref()].into_iter().flatten()
-        {
-            std::fs::metadata(path).map_err(|e| format!("`{}` is gone: {e}", path.display()))?;
+        // It is pinned, but may have been renamed.
+        let store = self.store().map_err(|e| e.to_string())?;
+        store.layer(&self.options.volume, None).map_err(|e| e.to_string())?;
+        for (path, before) in files {
+            let now = file_id(path).map_err(|e| format!("`{}` is gone: {e}", path.display()))?;
+            if now != *before {
+                return Err(format!("`{}` is gone: there is another one now", path.display()));
+            }
         }
         Ok(())
+    }
+
+    /// The files that the replica depends on, as they are.
+    pub(super) fn files(&self) -> Result<Vec<(PathBuf, FileId)>> {
+        let paths = [Some(&self.options.dir), self.options.store_file.as_ref()];
+        let identified = paths.into_iter().flatten().map(|path| {
+            let id = file_id(path).map_err(|e| Error::io(e, path.display().to_string()))?;
+            Ok((path.clone(), id))
+        });
+        identified.collect()
     }
 
     /// Discards the whole blocks inside the range in the head, and in the run of removed snapshots
@@ -134,6 +154,10 @@ impl Replica {
         }
         Ok(())
     }
+}
+
+fn file_id(path: &Path) -> std::io::Result<FileId> {
+    std::fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 /// Bytes of data that the head holds in a range, as far as that can be said in short.

@@ -3,7 +3,7 @@
 
 use super::{Place, Replica, ReplicaState};
 use crate::data::Wake;
-use dbs_core::{Error, Result, Store};
+use dbs_core::{Result, Store};
 use dbs_server::log;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -150,8 +150,13 @@ impl Wake for Sleeper {
     fn wake(&self) -> std::result::Result<(), String> {
         let replica = self.0.upgrade().ok_or("the replica has ended")?;
         let _work = replica.work();
-        let store = replica.take_over().map_err(|e: Error| e.to_string())?;
-        let asleep = replica.state().opened.as_ref().is_some_and(|opened| opened.volume.is_none());
-        if asleep { replica.open_here(&store).map_err(|e| e.to_string()) } else { Ok(()) }
+        let asleep =
+            || replica.state().opened.as_ref().is_some_and(|opened| opened.volume.is_none());
+        // It may have been closed or woken meanwhile: the gate knows.
+        if !asleep() {
+            return Ok(());
+        }
+        let store = replica.take_over().map_err(|e| e.to_string())?;
+        if asleep() { replica.open_here(&store).map_err(|e| e.to_string()) } else { Ok(()) }
     }
 }

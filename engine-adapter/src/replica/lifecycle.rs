@@ -83,7 +83,8 @@ impl Replica {
     /// Opens it while the store is with another process: the first I/O takes it over.
     fn open_asleep(&self) -> Result<()> {
         let dirty = self.facts()?.dirty;
-        self.state().opened = Some(Opened { volume: None, dirty, error: String::new() });
+        self.state().opened =
+            Some(Opened { volume: None, dirty, error: String::new(), files: Vec::new() });
         self.gate.set(Access::Dormant(Arc::new(Sleeper(self.me.clone()))));
         log::info("open", &[("volume", &self.options.volume), ("dormant", &true)]);
         Ok(())
@@ -112,9 +113,11 @@ impl Replica {
         if self.options.revision_counter {
             active = active.with_revision(self.counters.clone());
         }
+        let files = self.files()?;
         {
             let mut state = self.state();
-            let opened = Opened { volume: Some(volume), dirty: was_dirty, error: String::new() };
+            let opened =
+                Opened { volume: Some(volume), dirty: was_dirty, error: String::new(), files };
             state.opened = Some(opened);
             (state.marked, state.checked) = (None, None);
         }

@@ -135,7 +135,12 @@ struct Opened {
     dirty: bool,
     /// What is wrong with it, if something is.
     error: String,
+    /// The files it depends on, as they were when it was opened.
+    files: Vec<(PathBuf, FileId)>,
 }
+
+/// Device and inode.
+type FileId = (u64, u64);
 
 impl Replica {
     /// The replica of a directory and a store. It is closed, or initial if there is no volume yet.
