@@ -107,17 +107,6 @@ fn two_thousand_idle_connections() {
     DRIVERS.into_iter().for_each(|driver| many(2000, driver));
 }
 
-/// As many as there are descriptors for, with both ends in this process.
-#[test]
-#[ignore = "takes all descriptors of the process: ulimit -n 20200, or it is fewer connections"]
-fn ten_thousand_idle_connections() {
-    let _alone = alone();
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
-    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
-    let files: usize = line.split_whitespace().nth(3).unwrap().parse().unwrap();
-    DRIVERS.into_iter().for_each(|driver| many(((files - 200) / 2).min(10_000), driver));
-}
-
 /// Clients that come and go in the middle of everything leave nothing behind.
 #[test]
 fn connections_cut_under_load_leave_nothing() {

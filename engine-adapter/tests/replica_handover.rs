@@ -4,69 +4,13 @@
 
 mod replica_support;
 
-use dbs_core::{Error, ErrorKind, Store};
+use dbs_core::ErrorKind;
 use engine_adapter::data::Access;
-use engine_adapter::replica::{Predecessor, Replica, ReplicaState, StoreSource};
 use replica_support::*;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tonic::Code;
-
-/// The older replica as the newer process reaches it, with its store closed on release.
-#[derive(Default)]
-struct Older {
-    replica: Mutex<Option<Arc<Replica>>>,
-    releases: AtomicUsize,
-}
-
-struct Line(Arc<Older>);
-
-impl Line {
-    fn replica(&self) -> dbs_core::Result<Arc<Replica>> {
-        let replica = self.0.replica.lock().unwrap().clone();
-        replica.ok_or_else(|| Error::new(ErrorKind::Io, "nobody answers"))
-    }
-}
-
-impl Predecessor for Line {
-    fn state(&self) -> dbs_core::Result<ReplicaState> {
-        let state = self.replica()?.export_state()?;
-        // Over the wire and back.
-        Ok(serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap())
-    }
-
-    fn release(&self) -> dbs_core::Result<()> {
-        self.0.releases.fetch_add(1, Ordering::SeqCst);
-        self.replica()?.surrender()?.close()
-    }
-}
-
-/// An old bench with some history and a newer one beside it.
-fn pair() -> (Bench, Bench, Arc<Older>) {
-    let mut old = Bench::new();
-    old.create(&SIZE.to_string()).unwrap();
-    old.open();
-    old.write(0, 1);
-    old.snapshot_as("a", true, NOW, &[("k", "v")]).unwrap();
-    old.write(0, 2);
-    old.revision(41).unwrap();
-    old.store = None;
-    let older = Arc::new(Older::default());
-    *older.replica.lock().unwrap() = Some(Arc::clone(&old.replica));
-    let new = newer(&old, &older);
-    (old, new, older)
-}
-
-fn newer(old: &Bench, older: &Arc<Older>) -> Bench {
-    let dir = Arc::clone(&old.dir);
-    let open = {
-        let dir = Arc::clone(&dir);
-        move || -> dbs_core::Result<Store> { try_store(dir.path()) }
-    };
-    let predecessor = Box::new(Line(Arc::clone(older)));
-    Bench::from_source(dir, |_| {}, StoreSource::HandOver { predecessor, open: Box::new(open) })
-}
 
 /// The first I/O on a data connection.
 fn wake(bench: &Bench) -> Result<(), String> {

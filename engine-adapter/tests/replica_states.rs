@@ -297,7 +297,7 @@ fn limits_and_switches_change_at_any_time() {
 
 #[test]
 fn a_vanished_directory_or_store_shows_in_pings_and_state() {
-    for gone in ["directory", "store"] {
+    for gone in ["directory", "store", "replaced"] {
         let bench = Bench::new();
         bench.create(&SIZE.to_string()).unwrap();
         bench.open();
@@ -307,6 +307,9 @@ fn a_vanished_directory_or_store_shows_in_pings_and_state() {
             fs::rename(bench.dir.path(), bench.dir.path().with_extension("away")).unwrap();
         } else {
             fs::remove_file(store_file(bench.dir.path())).unwrap();
+            if gone == "replaced" {
+                fs::write(store_file(bench.dir.path()), "another").unwrap();
+            }
         }
         let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
         let text = loop {
@@ -320,6 +323,21 @@ fn a_vanished_directory_or_store_shows_in_pings_and_state() {
         assert_eq!(bench.get().state, "error");
         let _ = fs::rename(bench.dir.path().with_extension("away"), bench.dir.path());
     }
+}
+
+#[test]
+fn a_volume_that_is_renamed_away_is_an_error() {
+    let bench = Bench::new();
+    bench.create(&SIZE.to_string()).unwrap();
+    bench.open();
+    bench.store.as_ref().unwrap().rename_volume("vol", "mine").unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while bench.get().state != "error" {
+        assert!(std::time::Instant::now() < until, "nobody notices");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    bench.store.as_ref().unwrap().rename_volume("mine", "vol").unwrap();
+    assert_eq!(bench.reload().unwrap().state, "open");
 }
 
 #[test]

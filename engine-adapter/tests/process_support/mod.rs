@@ -185,6 +185,10 @@ impl Process {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                // What it said last may still be on its way.
+                let lines = self.log.lines.lock().unwrap_or_else(PoisonError::into_inner);
+                let read = self.log.more.wait_timeout_while(lines, PATIENCE, |lines| !lines.1);
+                assert!(read.unwrap().0.1, "somebody else has the log open");
                 return status;
             }
             assert!(Instant::now() < deadline, "the process does not end:\n{}", self.log());

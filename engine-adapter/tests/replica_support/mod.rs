@@ -1,19 +1,21 @@
 //! A replica behind a real socket, and a client for it.
 #![allow(dead_code, missing_docs)]
 
-use dbs_core::{InitOptions, OpenOptions, Store, TailPlace};
+use dbs_core::{Error, ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
 use engine_adapter::control::{self, ControlServer, Identity};
 use engine_adapter::data::{Access, Active};
 use engine_adapter::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use engine_adapter::proto::ptypes::*;
 use engine_adapter::replica::{
-    Replica as Engine, ReplicaOptions, ReplicaRpc, SERVICE_NAME, StoreSource,
+    Predecessor, Replica as Engine, ReplicaOptions, ReplicaRpc, ReplicaState, SERVICE_NAME,
+    StoreSource,
 };
 use std::collections::HashMap;
 use std::future::Future;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -321,4 +323,59 @@ pub fn serve(runtime: &Runtime, replica: &Arc<Engine>, identity: &Identity) -> C
 pub fn channel(runtime: &Runtime, server: &ControlServer) -> Channel {
     let address = format!("http://{}", server.address());
     runtime.block_on(Channel::from_shared(address).unwrap().connect()).unwrap()
+}
+
+/// The older replica as the newer process reaches it, with its store closed on release.
+#[derive(Default)]
+pub struct Older {
+    pub replica: Mutex<Option<Arc<Engine>>>,
+    pub releases: AtomicUsize,
+}
+
+pub struct Line(pub Arc<Older>);
+
+impl Line {
+    fn replica(&self) -> dbs_core::Result<Arc<Engine>> {
+        let replica = self.0.replica.lock().unwrap().clone();
+        replica.ok_or_else(|| Error::new(ErrorKind::Io, "nobody answers"))
+    }
+}
+
+impl Predecessor for Line {
+    fn state(&self) -> dbs_core::Result<ReplicaState> {
+        let state = self.replica()?.export_state()?;
+        // Over the wire and back.
+        Ok(serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap())
+    }
+
+    fn release(&self) -> dbs_core::Result<()> {
+        self.0.releases.fetch_add(1, Ordering::SeqCst);
+        self.replica()?.surrender()?.close()
+    }
+}
+
+/// An old bench with some history and a newer one beside it.
+pub fn pair() -> (Bench, Bench, Arc<Older>) {
+    let mut old = Bench::new();
+    old.create(&SIZE.to_string()).unwrap();
+    old.open();
+    old.write(0, 1);
+    old.snapshot_as("a", true, NOW, &[("k", "v")]).unwrap();
+    old.write(0, 2);
+    old.revision(41).unwrap();
+    old.store = None;
+    let older = Arc::new(Older::default());
+    *older.replica.lock().unwrap() = Some(Arc::clone(&old.replica));
+    let new = newer(&old, &older);
+    (old, new, older)
+}
+
+pub fn newer(old: &Bench, older: &Arc<Older>) -> Bench {
+    let dir = Arc::clone(&old.dir);
+    let open = {
+        let dir = Arc::clone(&dir);
+        move || -> dbs_core::Result<Store> { try_store(dir.path()) }
+    };
+    let predecessor = Box::new(Line(Arc::clone(older)));
+    Bench::from_source(dir, |_| {}, StoreSource::HandOver { predecessor, open: Box::new(open) })
 }
