@@ -14,8 +14,11 @@ ARGS ?=
 
 # make bench-micro: part of a name
 FILTER ?=
+# make vm: which of them
+SCENARIO ?=
 
-.PHONY: build longhorn run test guard guard-accept deny soak bench bench-micro bench-replica scale man install clean
+.PHONY: build longhorn static run test vm guard guard-accept deny soak bench bench-micro bench-replica scale \
+	man install clean
 
 build:
 	$(CARGO) build --release --locked -p dbs-cli
@@ -23,7 +26,11 @@ build:
 # The Longhorn replica as one static binary: docs/replica.md. Needs the musl target and musl-gcc, and
 # installs them where it can.
 longhorn:
-	@scripts/longhorn.sh
+	@scripts/static.sh longhorn
+
+# `dbs` alike, and `longhorn`.
+static:
+	@scripts/static.sh dbs longhorn
 
 # Serves a store of its own in dbs-data/ until Ctrl-C; the next run continues with it.
 run: build
@@ -31,6 +38,11 @@ run: build
 
 test:
 	@scripts/test.sh
+
+# Kernel block devices: Debian's kernel 6.12 in QEMU, with our static binaries. SCENARIO=name for one
+# (`scripts/vm/run.sh --list`), `scripts/vm/run.sh --shell` for a shell in the machine. 10 minutes.
+vm: static
+	@scripts/vm/run.sh $(SCENARIO)
 
 # Instructions, allocations and device requests of the hot path, against benches/guard/baseline.json.
 guard:

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../k8s"
 
 if python3 -c 'import yaml' 2>/dev/null; then
-    python3 - *.yaml <<'END'
+    python3 - ./*.yaml <<'END'
 import hashlib, sys, yaml
 
 for path in sys.argv[1:]:

@@ -21,13 +21,25 @@ guard() {
     scripts/guard.sh 2>&1 | tee -a "$log"
 }
 
+manifests() {
+    scripts/k8s.sh 2>&1 | tee -a "$log"
+}
+
+# With the `dbs` that the tests have just built; `make vm` takes static ones, and more time.
+machine() {
+    DBS=${CARGO_TARGET_DIR:-target}/debug/dbs LONGHORN=${CARGO_TARGET_DIR:-target}/debug/longhorn \
+        scripts/vm/run.sh --quick 2>&1 | tee -a "$log"
+}
+
 step "programs" scripts/programs.sh
 step "format" "$cargo" fmt --all --check
 step "clippy" "$cargo" clippy --locked --workspace --all-targets -q
 step "documentation" "$cargo" doc --locked --workspace --no-deps --document-private-items -q
 step "dependencies" scripts/deny.sh
+step "manifests" manifests
 step "hot path" guard
 step "tests" tests
+step "virtual machine" machine
 # What passing tests print is easily missed: these did not do what their names say.
 if grep -iE '^skipped' "$log"; then
     printf 'the above was skipped; '

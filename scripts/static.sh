@@ -1,10 +1,22 @@
 #!/usr/bin/env bash
-# longhorn.sh: the command `longhorn`, statically linked, as engine images need it: it is copied out of
-# its image and run in others.
+# static.sh [longhorn] [dbs]: the commands, statically linked. Engine images need `longhorn` so, as it is copied
+# out of its image and run in others; virtual machines have no libraries to link to.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 target=$(uname -m)-unknown-linux-musl
+
+options=()
+for name in "${@:-longhorn}"; do
+    case $name in
+    longhorn) options+=(-p engine-adapter --bin longhorn) ;;
+    dbs) options+=(-p dbs-cli --bin dbs) ;;
+    *)
+        echo "static.sh: no command $name" >&2
+        exit 2
+        ;;
+    esac
+done
 
 if ! command -v musl-gcc >/dev/null; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
@@ -26,12 +38,14 @@ if git rev-parse -q --verify HEAD >/dev/null 2>&1; then
     DBS_BUILD_DATE=$(git show -s --format=%cs HEAD)
     export DBS_GIT_COMMIT DBS_BUILD_DATE
 fi
-"$cargo" build --release --locked --target "$target" -p engine-adapter --bin longhorn
+"$cargo" build --release --locked --target "$target" "${options[@]}"
 
-binary=${CARGO_TARGET_DIR:-target}/$target/release/longhorn
-if ! ldd "$binary" 2>&1 | grep -qE 'statically linked|not a dynamic executable'; then
-    echo "$binary is not linked statically" >&2
-    exit 1
-fi
-"$binary" version --client-only >/dev/null
-echo "built $binary, static, $(stat -c %s "$binary") bytes"
+for name in "${@:-longhorn}"; do
+    binary=${CARGO_TARGET_DIR:-target}/$target/release/$name
+    if ! ldd "$binary" 2>&1 | grep -qE 'statically linked|not a dynamic executable'; then
+        echo "$binary is not linked statically" >&2
+        exit 1
+    fi
+    "$binary" --version >/dev/null
+    echo "built $binary, static, $(stat -c %s "$binary") bytes"
+done

@@ -1,0 +1,142 @@
+# shellcheck shell=bash
+# lib.sh: what scenarios share. They run in bash with -Eeuo pipefail; a command that fails ends them. The
+# store is the disk /dev/vda, `work` a directory on tmpfs, `server` the process id of `dbs serve`.
+# shellcheck disable=SC2034 # some are for the scenarios alone
+export DBS_STORE=/dev/vda
+socket=/run/nbd.sock
+server=
+servers=0
+
+# ok TEXT: what was checked just now.
+ok() {
+    printf '  ok  %s (%s s)\n' "$*" "$SECONDS"
+}
+
+fail() {
+    echo "  FAILED: $*"
+    trap - ERR
+    exit 1
+}
+
+# broken CODE COMMAND PLACE: a command failed that must not.
+broken() {
+    trap - ERR
+    echo "  FAILED at $3: exit code $1 of: $2"
+}
+
+# until_true SECONDS TEXT COMMAND...: waits until the command succeeds.
+until_true() {
+    local end=$((SECONDS + $1)) text=$2
+    shift 2
+    until "$@" >/dev/null 2>&1; do
+        if [ $SECONDS -gt $end ]; then
+            fail "waited in vain for $text"
+        fi
+        sleep 0.1
+    done
+}
+
+# must_fail COMMAND...
+must_fail() {
+    if "$@" >"$work/must_fail.log" 2>&1; then
+        cat "$work/must_fail.log"
+        fail "succeeded, and must not: $*"
+    fi
+}
+
+# json FILTER COMMAND...: a value of what a dbs command prints.
+json() {
+    local filter=$1
+    shift
+    dbs --json "$@" | jq -er "$filter"
+}
+
+# fresh_store [OPTION...]: formats the store.
+fresh_store() {
+    dbs --quiet init "$DBS_STORE" --force --yes "$@" >"$work/init.log" 2>&1 || {
+        cat "$work/init.log"
+        fail "dbs init"
+    }
+}
+
+# start_server [OPTION...]: `dbs serve`, returns when it is ready.
+start_server() {
+    servers=$((servers + 1))
+    server_log=$work/server.$servers.log
+    dbs --quiet serve --nbd "unix:$socket" "$@" 2>"$server_log" &
+    server=$!
+    local end=$((SECONDS + 30))
+    until grep -q event=ready "$server_log"; do
+        kill -0 "$server" 2>/dev/null || fail "dbs serve has ended"
+        [ $SECONDS -le $end ] || fail "dbs serve is not ready after 30 s"
+        sleep 0.1
+    done
+}
+
+# end_server SIGNAL: and waits for its end.
+end_server() {
+    kill "-$1" "$server"
+    wait "$server" 2>/dev/null || true
+    server=
+}
+
+# check_store: the store is idle and sound.
+check_store() {
+    dbs check >"$work/check.log" 2>&1 || {
+        cat "$work/check.log"
+        fail "dbs check"
+    }
+}
+
+# allocated: bytes of the store that are in use.
+allocated() {
+    json .allocated info
+}
+
+# random_file FILE MIB
+random_file() {
+    dd if=/dev/urandom of="$1" bs=1M count="$2" 2>/dev/null
+}
+
+# Ends what the scenario started, unmounts what it mounted. The order is that of a tidy end, so that
+# nothing waits for what is gone already.
+clean_up() {
+    local code=$? place log
+    trap - ERR
+    set +e
+    if [ $code -ne 0 ]; then
+        for log in "$work"/*.log; do
+            if [ -s "$log" ]; then
+                echo "  -- ${log##*/}:"
+                tail -15 "$log"
+            fi
+        done
+        # The machine ends, and nothing is worth a wait.
+        exit $code
+    fi
+    for place in $(awk '$2 ~ "^/mnt/" { print $2 }' /proc/mounts | sort -r); do
+        umount "$place"
+    done
+    if [ -n "$server" ]; then
+        kill "$server" && wait "$server"
+    fi
+    rm -rf "$work"
+    exit $code
+}
+
+# nothing_left: a scenario has ended what it started.
+nothing_left() {
+    local left
+    left=$(awk '$2 ~ "^/mnt/" { print $2 }' /proc/mounts)
+    if [ -n "$left" ]; then
+        fail "still mounted: $left"
+    fi
+    if [ -n "$server" ]; then
+        end_server TERM
+    fi
+    left=$(pidof dbs longhorn fio nbd-client || true)
+    if [ -n "$left" ]; then
+        ps | grep -v '\[.*\]'
+        fail "still running: $left"
+    fi
+}

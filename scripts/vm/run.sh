@@ -1,0 +1,223 @@
+#!/usr/bin/env bash
+# run.sh [--quick] [--shell] [--list] [SCENARIO...]: boots Debian's 6.12 kernel in QEMU and runs scenarios
+# (scripts/vm/scenarios) with our programs in it; without names all but those to be named.
+#
+#   --quick   only those marked for `make test`; where something is missing, say so and succeed
+#   --shell   a shell in the machine instead
+#   --list    what there is
+#
+# DBS, LONGHORN   the programs to test; by default what `make static` built (target/ARCH-unknown-linux-musl)
+# VM_DIR          where the machine is kept, target/vm by default; removed, it is downloaded anew
+# VM_KVM=1        with the host's acceleration, where that works
+set -euo pipefail
+here=$(realpath "$(dirname "$0")")
+cd "$here/../.."
+arch=$(uname -m)
+dir=${VM_DIR:-target/vm}
+built=${CARGO_TARGET_DIR:-target}/$arch-unknown-linux-musl/release
+dbs=${DBS:-$built/dbs}
+longhorn=${LONGHORN:-$built/longhorn}
+quick='' shell='' names=()
+# Besides the time of its scenarios, what a machine may take: TCG is slow.
+boot_seconds=120
+
+header() {
+    sed -n "s/^# $2: //p" "$here/scenarios/$1.sh"
+}
+
+marked() {
+    grep -qx "# $2" "$here/scenarios/$1.sh"
+}
+
+list() {
+    local name note
+    for name in "$here"/scenarios/*.sh; do
+        name=$(basename "$name" .sh)
+        note=$(sed -n '1s/^# //p' "$here/scenarios/$name.sh")
+        if marked "$name" "by name only"; then
+            note="$note (only by name)"
+        fi
+        printf '%-22s %s\n' "$name" "$note"
+    done
+}
+
+# missing WHAT: cannot run here.
+missing() {
+    if [ -n "$quick" ]; then
+        echo "SKIPPED the virtual machine: needs $1"
+        exit 0
+    fi
+    echo "the virtual machine needs $1" >&2
+    exit 1
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --quick) quick=1 ;;
+    --shell) shell=1 ;;
+    --list)
+        list
+        exit
+        ;;
+    -*)
+        sed -n '2,/^set/p' "$0" | sed -n 's/^# \{0,1\}//p' >&2
+        exit 2
+        ;;
+    *) names+=("$1") ;;
+    esac
+    shift
+done
+if [ ${#names[@]} -eq 0 ]; then
+    for name in "$here"/scenarios/*.sh; do
+        name=$(basename "$name" .sh)
+        if { [ -z "$quick" ] || marked "$name" quick; } && ! marked "$name" "by name only"; then
+            names+=("$name")
+        fi
+    done
+fi
+for name in "${names[@]}"; do
+    if [ ! -e "$here/scenarios/$name.sh" ]; then
+        echo "no scenario $name; there are:" >&2
+        list >&2
+        exit 2
+    fi
+done
+
+[ "$arch" = x86_64 ] || missing "an x86-64 machine; this is $arch"
+if ! command -v qemu-system-x86_64 >/dev/null; then
+    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null ||
+        missing "qemu-system-x86_64 (apt-get install qemu-system-x86)"
+    echo "installing with apt-get: qemu-system-x86"
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
+        qemu-system-x86; } >"${TMPDIR:-/tmp}/apt-qemu.$$.log" 2>&1 || {
+        tail -5 "${TMPDIR:-/tmp}/apt-qemu.$$.log"
+        missing "qemu-system-x86_64, and apt-get failed to install qemu-system-x86"
+    }
+    rm -f "${TMPDIR:-/tmp}/apt-qemu.$$.log"
+fi
+[ -e "$dbs" ] || missing "$dbs (make static)"
+code=0
+why=$("$here/prepare.sh" "$dir") || code=$?
+if [ $code -eq 77 ]; then
+    missing "$why"
+elif [ $code -ne 0 ]; then
+    echo "$why" >&2
+    exit $code
+fi
+
+machine=$(mktemp -d "$dir/machine.XXXXXX")
+qemu=
+end() {
+    if [ -n "$qemu" ]; then
+        kill -9 "$qemu" 2>/dev/null || true
+    fi
+    rm -rf "$machine"
+}
+trap end EXIT
+trap 'exit 130' INT TERM
+
+# Our programs and scripts, in a second archive behind the first.
+pack() {
+    local root=$machine/root program name
+    rm -rf "$root"
+    mkdir -p "$root/vm/bin" "$root/vm/scenarios"
+    for program in "$dbs:dbs" "$longhorn:longhorn"; do
+        if [ -e "${program%:*}" ]; then
+            strip -o "$root/vm/bin/${program##*:}" "${program%:*}" 2>/dev/null ||
+                cp "${program%:*}" "$root/vm/bin/${program##*:}"
+            chmod 755 "$root/vm/bin/${program##*:}"
+        fi
+    done
+    cp "$here"/guest/{lib.sh,scenario} "$root/vm/"
+    cp "$here/guest/init" "$root/init"
+    cp "$here"/scenarios/*.sh "$root/vm/scenarios/"
+    printf '%s\n' "$@" >"$root/vm/scenarios.list"
+    if [ -n "$shell" ]; then
+        touch "$root/vm/shell"
+    fi
+    name=$(realpath "$dir/busybox")
+    { cat "$dir/base.cpio" && (cd "$root" && find . | sort | "$name" cpio -o -H newc -R 0:0 2>/dev/null); } \
+        >"$machine/initrd"
+}
+
+# boot SECONDS: runs a machine with what was packed, until it ends by itself.
+boot() {
+    local accelerator="tcg,thread=multi"
+    if [ -n "${VM_KVM:-}" ]; then
+        accelerator=kvm
+    fi
+    rm -f "$machine"/{status,kernel.log,a.img,b.img}
+    truncate -s 8G "$machine/a.img"
+    truncate -s 4G "$machine/b.img"
+    # The images are thrown away: the host need not sync them. Discards make them sparse again.
+    local drive="format=raw,if=none,cache=unsafe,discard=unmap"
+    local command=(qemu-system-x86_64 -accel "$accelerator" -cpu max -smp 2 -m 2G -nographic -no-reboot
+        -nodefaults -kernel "$dir/vmlinuz" -initrd "$machine/initrd"
+        -append "console=ttyS0 loglevel=5 panic=-1 rdinit=/init nokaslr tsc=reliable mitigations=off"
+        -serial "file:$machine/kernel.log"
+        -device virtio-serial-pci
+        -chardev "stdio,id=out,signal=off" -device virtconsole,chardev=out
+        -chardev "file,id=status,path=$machine/status" -device virtserialport,chardev=status,name=status
+        -drive "file=$machine/a.img,id=a,$drive" -device virtio-blk-pci,drive=a
+        -drive "file=$machine/b.img,id=b,$drive" -device virtio-blk-pci,drive=b)
+    if [ -n "$shell" ]; then
+        "${command[@]}"
+        return
+    fi
+    timeout -k 5 "$1" "${command[@]}" </dev/null &
+    qemu=$!
+    wait "$qemu" || true
+    qemu=
+}
+
+if [ -n "$shell" ]; then
+    pack
+    boot
+    exit
+fi
+
+printf 'Linux %s in QEMU (%s), %s\n' "$(cat "$dir/version")" "$([ -n "${VM_KVM:-}" ] && echo KVM || echo TCG)" "$dbs"
+passed=() failed=()
+while [ ${#names[@]} -gt 0 ]; do
+    seconds=$boot_seconds
+    for name in "${names[@]}"; do
+        seconds=$((seconds + $(header "$name" timeout)))
+    done
+    pack "${names[@]}"
+    boot "$seconds"
+    rest=() current=
+    for name in "${names[@]}"; do
+        if grep -q "^$name passed" "$machine/status" 2>/dev/null; then
+            passed+=("$name")
+        elif [ -z "$current" ]; then
+            current=$name
+        else
+            rest+=("$name")
+        fi
+    done
+    if ! grep -qx done "$machine/status" 2>/dev/null; then
+        # Hung as a whole, panicked or did not even boot, unless the machine itself said what happened.
+        if [ -z "$current" ]; then
+            current="the end of the machine"
+        fi
+        if ! grep -q "^$current failed" "$machine/status" 2>/dev/null; then
+            echo "  FAILED: the machine died or hung during $current; the kernel's last words:"
+            tail -40 "$machine/kernel.log" 2>/dev/null || true
+        fi
+    fi
+    if [ -n "$current" ]; then
+        failed+=("$current")
+        # A machine in which nothing runs will not do better the next time.
+        if ! grep -q started "$machine/status" 2>/dev/null; then
+            failed+=("${rest[@]}")
+            rest=()
+        fi
+    fi
+    names=("${rest[@]}")
+done
+
+printf 'virtual machine: %s passed, %s failed, %s s\n' "${#passed[@]}" "${#failed[@]}" "$SECONDS"
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'failed: %s; again: make vm SCENARIO=%s\n' "${failed[*]}" "${failed[0]}"
+    exit 1
+fi
