@@ -63,6 +63,7 @@ fresh_store() {
 start_server() {
     servers=$((servers + 1))
     server_log=$work/server.$servers.log
+    : >"$server_log"
     dbs --quiet serve --nbd "unix:$socket" "$@" 2>"$server_log" &
     server=$!
     local end=$((SECONDS + 30))
@@ -78,6 +79,37 @@ end_server() {
     kill "-$1" "$server"
     wait "$server" 2>/dev/null || true
     server=
+}
+
+# attach VOLUME [OPTION...]: sets `device`.
+attach() {
+    modprobe ublk_drv
+    device=$(json .device attach "$@")
+    [ -b "$device" ] || fail "$device is no block device"
+}
+
+# detach VOLUME: and see its device gone.
+detach() {
+    local gone
+    gone=$(json .device detach "$1")
+    [ ! -e "$gone" ] || fail "$gone is still there"
+}
+
+# verified NAME OPTION...: fio writes, then reads back what it wrote.
+verified() {
+    local name=$1
+    shift
+    fio --name="$name" --eta=never "$@" --verify=crc32c --verify_fatal=1 --randrepeat=1 --output="$work/fio.log" >"$work/fio.err.log" 2>&1
+}
+
+# end_fio PROCESS: ends one that would go on; an error or wrong data before that is a failure.
+end_fio() {
+    kill -0 "$1" || fail "fio has ended by itself"
+    kill -INT "$1"
+    wait "$1" || [ $? -eq 128 ] || fail "fio"
+    if grep -E 'err=[^ ]*[1-9]|verify:.*bad' "$work/fio.log"; then
+        fail "fio"
+    fi
 }
 
 # check_store: the store is idle and sound.
@@ -98,10 +130,9 @@ random_file() {
     dd if=/dev/urandom of="$1" bs=1M count="$2" 2>/dev/null
 }
 
-# Ends what the scenario started, unmounts what it mounted. The order is that of a tidy end, so that
-# nothing waits for what is gone already.
+# Shows what logs say after a failure; then the machine ends, and nothing is worth a wait.
 clean_up() {
-    local code=$? place log
+    local code=$? log
     trap - ERR
     set +e
     if [ $code -ne 0 ]; then
@@ -111,14 +142,6 @@ clean_up() {
                 tail -15 "$log"
             fi
         done
-        # The machine ends, and nothing is worth a wait.
-        exit $code
-    fi
-    for place in $(awk '$2 ~ "^/mnt/" { print $2 }' /proc/mounts | sort -r); do
-        umount "$place"
-    done
-    if [ -n "$server" ]; then
-        kill "$server" && wait "$server"
     fi
     rm -rf "$work"
     exit $code

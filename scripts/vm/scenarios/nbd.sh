@@ -1,5 +1,5 @@
 # ext4 over NBD with the kernel's client; kill -9 of the server amid writes loses nothing that was synced
-# timeout: 120
+# timeout: 200
 # quick
 # With ioctl: a device configured over netlink waits for ever for requests whose server has died.
 connect() {
