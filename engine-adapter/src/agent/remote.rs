@@ -43,6 +43,12 @@ impl Address {
         }
     }
 
+    /// Its host, without brackets.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
     /// The sync agent of the replica that listens here.
     ///
     /// # Errors

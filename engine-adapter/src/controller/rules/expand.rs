@@ -1,0 +1,189 @@
+//! What follows from an expansion that was asked of all replicas.
+//!
+//! One success is success: those that failed are left behind, even if they are as they were. If all
+//! failed, those that are as they were stay complete, at the old size.
+
+use super::sabotage::{Bug, is};
+use serde::Deserialize;
+use std::fmt;
+
+/// Sizes are multiples of this.
+const STEP: u64 = 4096;
+
+/// How a replica failed to expand, as it says in the JSON of its status.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Failure {
+    /// What became of it.
+    pub code: Code,
+    /// Why it failed.
+    #[serde(default)]
+    pub message: String,
+    /// Why it could not be undone.
+    #[serde(default, rename = "rollbackMessage")]
+    pub rollback_message: String,
+}
+
+/// What became of a replica that failed to expand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum Code {
+    /// Not known.
+    ResultUnknown,
+    /// It failed, and nothing was undone.
+    FunctionFailedWithoutRollback,
+    /// It is as it was.
+    FunctionFailedRollbackSucceeded,
+    /// It failed, and could not be undone.
+    FunctionFailedRollbackFailed,
+}
+
+impl Failure {
+    /// What the message of a failed call says; one that is no JSON leaves the result unknown.
+    #[must_use]
+    pub fn parse(message: &str) -> Self {
+        serde_json::from_str(message).unwrap_or_else(|_| Self {
+            code: Code::ResultUnknown,
+            message: message.to_owned(),
+            rollback_message: String::new(),
+        })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: code = {:?}, message = {}", self.code, self.message)?;
+        if !self.rollback_message.is_empty() {
+            write!(f, ", rollbackMessage: {}", self.rollback_message)?;
+        }
+        Ok(())
+    }
+}
+
+/// What follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// Whether the volume has the new size.
+    pub expanded: bool,
+    /// Replicas to become `ERR`, by their place in what was given.
+    pub faulted: Vec<usize>,
+    /// To be remembered as the last error, if there was one.
+    pub error: Option<String>,
+}
+
+/// What follows from what each replica, named by its address, said.
+#[must_use]
+pub fn decide(results: &[(&str, Result<(), Failure>)]) -> Decision {
+    let failures: Vec<_> = results
+        .iter()
+        .enumerate()
+        .filter_map(|(index, (address, result))| Some((index, *address, result.as_ref().err()?)))
+        .collect();
+    let expanded = failures.len() < results.len();
+    let as_before = |failure: &Failure| failure.code == Code::FunctionFailedRollbackSucceeded;
+    let faulted = failures
+        .iter()
+        .filter(|(_, _, failure)| expanded || !as_before(failure))
+        .filter(|_| !is(Bug::KeepUnexpanded))
+        .map(|(index, ..)| *index)
+        .collect();
+    let texts: Vec<_> =
+        failures.iter().map(|(_, address, failure)| format!("{address}: {failure}")).collect();
+    let error = (!texts.is_empty() || results.is_empty()).then(|| {
+        let what = match expanded {
+            true => "the expansion succeeded, but some replica expansion failed",
+            false => "the expansion failed since all replica expansion failed",
+        };
+        format!("{what}: {}", texts.join("; "))
+    });
+    Decision { expanded, faulted, error }
+}
+
+/// Whether an expansion is to be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// It is.
+    Expand,
+    /// The volume has this size.
+    Nothing,
+}
+
+/// Whether an expansion of a volume from `present` to `size` bytes is to be started.
+///
+/// # Errors
+/// Why not, in upstream's words.
+pub fn begin(expanding: bool, present: u64, size: u64) -> Result<Begin, String> {
+    if expanding {
+        return Err("controller expansion is in progress".to_owned());
+    }
+    if !size.is_multiple_of(STEP) {
+        return Err(format!(
+            "requested expansion size {size} not multiple of volume sector size {STEP}"
+        ));
+    }
+    match size.cmp(&present) {
+        std::cmp::Ordering::Less => {
+            Err(format!("controller cannot be expanded to a smaller size {size}"))
+        }
+        std::cmp::Ordering::Equal => Ok(Begin::Nothing),
+        std::cmp::Ordering::Greater => Ok(Begin::Expand),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(code: Code) -> Result<(), Failure> {
+        Err(Failure { code, message: "no".to_owned(), rollback_message: String::new() })
+    }
+
+    #[test]
+    fn one_success_leaves_the_others_behind() {
+        let undone = || failed(Code::FunctionFailedRollbackSucceeded);
+        let broken = || failed(Code::FunctionFailedRollbackFailed);
+        for (results, expanded, faulted) in [
+            (vec![("a", Ok(())), ("b", Ok(()))], true, vec![]),
+            (vec![("a", Ok(())), ("b", undone())], true, vec![1]),
+            (vec![("a", broken()), ("b", Ok(()))], true, vec![0]),
+            (vec![("a", undone()), ("b", undone())], false, vec![]),
+            (vec![("a", undone()), ("b", broken())], false, vec![1]),
+            (vec![("a", failed(Code::ResultUnknown)), ("b", broken())], false, vec![0, 1]),
+        ] {
+            let decision = decide(&results);
+            assert_eq!((decision.expanded, decision.faulted), (expanded, faulted), "{results:?}");
+            assert_eq!(decision.error.is_none(), results.iter().all(|(_, result)| result.is_ok()));
+        }
+        let text = decide(&[("a", Ok(())), ("tcp://b:1", undone())]).error.unwrap();
+        assert_eq!(
+            text,
+            "the expansion succeeded, but some replica expansion failed: tcp://b:1: error: \
+             code = FunctionFailedRollbackSucceeded, message = no"
+        );
+        assert!(!decide(&[]).expanded);
+    }
+
+    #[test]
+    fn failures_are_read_from_json() {
+        let text = r#"{"code":"FunctionFailedRollbackFailed","message":"m","rollbackMessage":"r"}"#;
+        let failure = Failure::parse(text);
+        assert_eq!(failure.code, Code::FunctionFailedRollbackFailed);
+        let shown = "error: code = FunctionFailedRollbackFailed, message = m, rollbackMessage: r";
+        assert_eq!(failure.to_string(), shown);
+        for other in ["timed out", r#"{"code":"Else"}"#, "{}"] {
+            assert_eq!(Failure::parse(other).code, Code::ResultUnknown, "{other}");
+        }
+    }
+
+    #[test]
+    fn sizes_grow_in_whole_blocks() {
+        assert_eq!(begin(false, 4096, 8192), Ok(Begin::Expand));
+        assert_eq!(begin(false, 4096, 4096), Ok(Begin::Nothing));
+        assert!(begin(true, 4096, 8192).unwrap_err().contains("in progress"));
+        let text = begin(false, 8192, 4096).unwrap_err();
+        assert_eq!(text, "controller cannot be expanded to a smaller size 4096");
+        let text = begin(false, 8192, 50_331_649).unwrap_err();
+        assert_eq!(
+            text,
+            "requested expansion size 50331649 not multiple of volume sector size 4096"
+        );
+    }
+}

@@ -1,0 +1,166 @@
+//! The controller's share of a rebuild: whom it may begin with, what is removed before layers come in,
+//! which files they are, and what is compared before the replica counts as complete.
+
+use super::mode::Mode;
+use super::sabotage::{Bug, is};
+use std::collections::BTreeMap;
+
+/// Whether a replica may be added to replicas in these modes.
+///
+/// # Errors
+/// Why not, in upstream's words where it has any.
+pub fn check_add(present: &[Mode], mode: Mode, expanding: bool) -> Result<(), String> {
+    if present.contains(&Mode::Wo) {
+        return Err("can only have one WO replica at a time".to_owned());
+    }
+    if expanding {
+        return Err("cannot add WO replica during expansion".to_owned());
+    }
+    match mode {
+        Mode::Err => Err("cannot add a replica in mode ERR".to_owned()),
+        // What the others hold is not known of it.
+        Mode::Rw if present.contains(&Mode::Rw) => {
+            Err("cannot add a replica as RW beside others; add it as WO and rebuild it".to_owned())
+        }
+        Mode::Wo | Mode::Rw => Ok(()),
+    }
+}
+
+/// A file that a rebuild copies under its own name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Its name on both sides.
+    pub name: String,
+    /// Bytes that it holds, for the progress.
+    pub size: u64,
+}
+
+/// What is to be done before layers come in.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan {
+    /// Disks of the replica that the source lacks.
+    pub remove: Vec<String>,
+    /// What is copied then.
+    pub files: Vec<File>,
+}
+
+/// The plan for a replica, given the disks (without head and backing file) of the source with their
+/// sizes, and its own.
+#[must_use]
+pub fn plan(source: &BTreeMap<String, u64>, target: &BTreeMap<String, u64>) -> Plan {
+    let extra = target.keys().filter(|disk| !source.contains_key(*disk)).cloned();
+    let remove = if is(Bug::KeepExtraLayers) { Vec::new() } else { extra.collect() };
+    let files = source
+        .iter()
+        .flat_map(|(disk, size)| {
+            let image = File { name: disk.clone(), size: *size };
+            [image, File { name: format!("{disk}.meta"), size: 0 }]
+        })
+        .collect();
+    Plan { remove, files }
+}
+
+/// Whether a rebuilt replica has exactly the layers of a complete one.
+///
+/// # Errors
+/// It has not.
+pub fn compare(
+    (source_address, source): (&str, &BTreeMap<String, u64>),
+    (target_address, target): (&str, &BTreeMap<String, u64>),
+) -> Result<(), String> {
+    if is(Bug::SkipVerify) || source.keys().eq(target.keys()) {
+        return Ok(());
+    }
+    let names = |disks: &BTreeMap<String, u64>| disks.keys().cloned().collect::<Vec<_>>().join(" ");
+    let what = match source.len() == target.len() {
+        true => "chain not equal to",
+        false => "disk number is not equal to that of",
+    };
+    Err(format!(
+        "replica {target_address}'s {what} RW replica {source_address}: [{}] vs [{}]",
+        names(target),
+        names(source)
+    ))
+}
+
+/// What verifying comes to, by the mode of the replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verify {
+    /// It is to be compared.
+    Compare,
+    /// It is complete already.
+    Complete,
+    /// It cannot be.
+    Refuse(String),
+}
+
+/// What verifying a replica in this mode comes to.
+#[must_use]
+pub fn verify(address: &str, mode: Mode) -> Verify {
+    match mode {
+        Mode::Wo => Verify::Compare,
+        Mode::Rw => Verify::Complete,
+        Mode::Err => Verify::Refuse(format!("invalid mode ERR for replica {address} to check")),
+    }
+}
+
+/// Whether a replica in this mode may be prepared.
+///
+/// # Errors
+/// It may not.
+pub fn check_prepare(address: &str, mode: Mode) -> Result<(), String> {
+    match mode {
+        Mode::Wo => Ok(()),
+        other => Err(format!("invalid mode {other} for replica {address} to prepare rebuild")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disks(names: &[&str]) -> BTreeMap<String, u64> {
+        names.iter().zip(1..).map(|(name, size)| ((*name).to_owned(), size)).collect()
+    }
+
+    #[test]
+    fn one_at_a_time_and_not_while_the_volume_grows() {
+        use Mode::{Err, Rw, Wo};
+        assert_eq!(check_add(&[Rw, Err], Wo, false), Ok(()));
+        assert_eq!(check_add(&[], Rw, false), Ok(()));
+        let text = check_add(&[Rw, Wo], Wo, false).unwrap_err();
+        assert_eq!(text, "can only have one WO replica at a time");
+        let text = check_add(&[Rw], Wo, true).unwrap_err();
+        assert_eq!(text, "cannot add WO replica during expansion");
+        assert!(check_add(&[Rw], Rw, false).is_err());
+        assert!(check_add(&[Rw], Err, false).is_err());
+    }
+
+    #[test]
+    fn what_the_source_lacks_goes_and_what_it_has_comes() {
+        let plan = plan(&disks(&["a", "c"]), &disks(&["a", "b", "d"]));
+        assert_eq!(plan.remove, ["b", "d"]);
+        let files: Vec<_> = plan.files.iter().map(|file| (file.name.as_str(), file.size)).collect();
+        assert_eq!(files, [("a", 1), ("a.meta", 0), ("c", 2), ("c.meta", 0)]);
+    }
+
+    #[test]
+    fn all_layers_have_to_be_there_and_no_others() {
+        let source = disks(&["a", "b"]);
+        let check = |target: &[&str]| compare(("s", &source), ("t", &disks(target)));
+        assert_eq!(check(&["b", "a"]), Ok(()));
+        assert!(check(&["a", "c"]).unwrap_err().contains("chain not equal to RW replica s: [a c]"));
+        assert!(check(&["a"]).unwrap_err().contains("disk number is not equal"));
+        assert!(check(&["a", "b", "c"]).is_err());
+    }
+
+    #[test]
+    fn only_what_is_being_rebuilt_is_prepared_and_verified() {
+        assert_eq!(verify("a", Mode::Wo), Verify::Compare);
+        assert_eq!(verify("a", Mode::Rw), Verify::Complete);
+        let Verify::Refuse(text) = verify("tcp://a:1", Mode::Err) else { panic!() };
+        assert_eq!(text, "invalid mode ERR for replica tcp://a:1 to check");
+        assert!(check_prepare("a", Mode::Wo).is_ok());
+        assert!(check_prepare("a", Mode::Rw).unwrap_err().contains("invalid mode RW"));
+    }
+}

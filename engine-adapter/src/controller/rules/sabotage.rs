@@ -1,0 +1,108 @@
+//! Planted mistakes for the test of the simulation: in a test build one can be switched on for the
+//! calling thread; elsewhere every check is `false`.
+
+#[cfg(test)]
+pub use switch::{is, set};
+
+/// A planted mistake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// Replicas that are being rebuilt are read from.
+    ReadFromWo,
+    /// A write that failed on one replica is acknowledged, the replica faulted some time later.
+    AcknowledgeFirst,
+    /// A write is acknowledged when the first replica has it.
+    AcknowledgeEarly,
+    /// A replica that failed a write stays.
+    KeepFailed,
+    /// All full replicas stay, whatever they wrote.
+    KeepAllFull,
+    /// A full replica stays although others have the write.
+    KeepFullBehindDone,
+    /// A replica being rebuilt stays though it has what no complete one has.
+    KeepWoAhead,
+    /// The first replica is blamed for every failure.
+    BlameFirst,
+    /// Unaligned writes go as they are to a replica being rebuilt.
+    NoWidening,
+    /// Requests that overlap are sent at once.
+    NoClaims,
+    /// A discard goes to a replica being rebuilt.
+    UnmapWhileRebuilding,
+    /// A replica whose snapshot failed stays.
+    KeepWithoutSnapshot,
+    /// Snapshots are taken without holding I/O.
+    SnapshotWithoutHold,
+    /// A rebuild is believed without comparing names of layers.
+    SkipVerify,
+    /// Layers that the source lacks stay in the rebuilt replica.
+    KeepExtraLayers,
+    /// Revision counters are not compared.
+    IgnoreCounters,
+    /// The counter is not copied to the rebuilt replica.
+    SkipCounterCopy,
+    /// A replica that failed to expand stays as it is.
+    KeepUnexpanded,
+    /// A replica of another size takes part.
+    IgnoreSize,
+    /// A replica whose requests timed out stays.
+    IgnoreTimeout,
+    /// A replica that failed to revert stays.
+    KeepUnreverted,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 21] = [
+        Self::ReadFromWo,
+        Self::AcknowledgeFirst,
+        Self::AcknowledgeEarly,
+        Self::KeepFailed,
+        Self::KeepAllFull,
+        Self::KeepFullBehindDone,
+        Self::KeepWoAhead,
+        Self::BlameFirst,
+        Self::NoWidening,
+        Self::NoClaims,
+        Self::UnmapWhileRebuilding,
+        Self::KeepWithoutSnapshot,
+        Self::SnapshotWithoutHold,
+        Self::SkipVerify,
+        Self::KeepExtraLayers,
+        Self::IgnoreCounters,
+        Self::SkipCounterCopy,
+        Self::KeepUnexpanded,
+        Self::IgnoreSize,
+        Self::IgnoreTimeout,
+        Self::KeepUnreverted,
+    ];
+}
+
+/// Whether this one is on: never, outside tests.
+#[cfg(not(test))]
+#[must_use]
+#[inline(always)]
+pub const fn is(_bug: Bug) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod switch {
+    use super::Bug;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Switches one on (or all off) for the calling thread.
+    pub fn set(bug: Option<Bug>) {
+        ACTIVE.set(bug);
+    }
+
+    /// Whether this one is on.
+    #[must_use]
+    pub fn is(bug: Bug) -> bool {
+        ACTIVE.get() == Some(bug)
+    }
+}

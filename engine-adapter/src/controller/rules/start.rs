@@ -1,0 +1,394 @@
+//! Which replicas a volume starts with.
+
+use super::sabotage::{Bug, is};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// How much older than the newest a replica's last change may be to be salvaged.
+const SALVAGE_WINDOW_NS: i64 = 5_000_000_000;
+/// Exit code of a controller that found no good replica: `ENODATA`.
+pub const EXIT_NO_REPLICA: i32 = 61;
+/// Exit code for everything else.
+pub const EXIT_FAILURE: i32 = 1;
+
+/// Why a volume did not start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StartError {
+    /// No replica is good, and another attempt will not change that.
+    NoReplica(Vec<String>),
+    /// No replica is good, but one could not be reached.
+    Unavailable(Vec<String>),
+    /// Anything else.
+    Other(String),
+}
+
+impl StartError {
+    /// The exit code by which managers tell them apart.
+    #[must_use]
+    pub const fn exit_code(&self) -> i32 {
+        match self {
+            Self::NoReplica(_) => EXIT_NO_REPLICA,
+            Self::Unavailable(_) | Self::Other(_) => EXIT_FAILURE,
+        }
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (why, addresses) = match self {
+            Self::NoReplica(addresses) => ("replica error", addresses),
+            Self::Unavailable(addresses) => ("service unavailable", addresses),
+            Self::Other(text) => return f.write_str(text),
+        };
+        let addresses = addresses.join(" ");
+        write!(f, "no available backend due to {why} from the addresses [{addresses}]")
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// State of a replica, as it says itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Nothing was created.
+    Initial,
+    /// Not open.
+    Closed,
+    /// Open and not written.
+    Open,
+    /// Open and written.
+    Dirty,
+    /// Open and not complete.
+    Rebuilding,
+    /// Open and broken.
+    Error,
+}
+
+impl State {
+    /// The state with this name.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "initial" => Self::Initial,
+            "closed" => Self::Closed,
+            "open" => Self::Open,
+            "dirty" => Self::Dirty,
+            "rebuilding" => Self::Rebuilding,
+            "error" => Self::Error,
+            _ => return None,
+        })
+    }
+
+    /// Whether a replica in this state is complete.
+    #[must_use]
+    pub const fn is_complete(self) -> bool {
+        matches!(self, Self::Open | Self::Dirty)
+    }
+
+    /// Whether a replica in this state knows its snapshots.
+    #[must_use]
+    pub const fn counts_snapshots(self) -> bool {
+        matches!(self, Self::Open | Self::Dirty | Self::Rebuilding)
+    }
+}
+
+/// What is known of a replica after it was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Probe {
+    /// It is open.
+    Open {
+        /// As it says.
+        state: State,
+        /// Bytes of the volume.
+        size: u64,
+        /// Bytes of a sector.
+        sector_size: u64,
+    },
+    /// It failed.
+    Failed(String),
+    /// It could not be reached.
+    Unavailable(String),
+}
+
+/// How a volume starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Start {
+    /// Bytes of the volume.
+    pub size: u64,
+    /// Bytes of a sector.
+    pub sector_size: u64,
+    /// For each probe: nothing, or why the replica becomes `ERR`.
+    pub refused: Vec<Option<String>>,
+}
+
+/// Whether an address comes twice.
+///
+/// # Errors
+/// It does.
+pub fn check_addresses(addresses: &[String]) -> Result<(), StartError> {
+    let mut seen = BTreeSet::new();
+    match addresses.iter().find(|address| !seen.insert(*address)) {
+        Some(twice) => Err(StartError::Other(format!(
+            "invalid ReplicaAddress: duplicate replica addresses {twice}"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The size of a volume that is to have `size` bytes and had `current` when it was last seen; 0 if
+/// that is not known. An expansion that nobody noticed has changed all replicas.
+#[must_use]
+pub fn volume_size(size: u64, current: u64, replicas: &BTreeSet<u64>) -> u64 {
+    let all_expanded = replicas.len() == 1 && replicas.contains(&size);
+    if current == 0 || all_expanded { size } else { current }
+}
+
+/// Which replicas are fit: open, complete, of one sector size and of the volume's size.
+///
+/// # Errors
+/// None is.
+pub fn choose(
+    size: u64,
+    current: u64,
+    addresses: &[String],
+    probes: &[Probe],
+) -> Result<Start, StartError> {
+    let fit = |probe: &Probe| match probe {
+        Probe::Open { state, size, sector_size } if state.is_complete() => {
+            Some((*size, *sector_size))
+        }
+        _ => None,
+    };
+    let sector_size = probes.iter().find_map(fit).map_or(0, |(_, sector_size)| sector_size);
+    let sizes = probes.iter().filter_map(fit).filter(|(_, sector)| *sector == sector_size);
+    let size = volume_size(size, current, &sizes.map(|(size, _)| size).collect());
+    let refused: Vec<_> = probes
+        .iter()
+        .map(|probe| match probe {
+            Probe::Open { state, .. } if !state.is_complete() => {
+                Some(format!("it is in the invalid state {state:?}").to_lowercase())
+            }
+            Probe::Open { sector_size: its, .. } if *its != sector_size => {
+                Some(format!("its sector size is {its}, that of others {sector_size}"))
+            }
+            Probe::Open { size: its, .. } if *its != size && !is(Bug::IgnoreSize) => {
+                Some(format!("its size is {its}, that of the volume {size}"))
+            }
+            Probe::Open { .. } => None,
+            Probe::Failed(why) | Probe::Unavailable(why) => Some(why.clone()),
+        })
+        .collect();
+    if refused.iter().any(Option::is_none) {
+        return Ok(Start { size, sector_size, refused });
+    }
+    let addresses = addresses.to_vec();
+    if probes.iter().any(|probe| matches!(probe, Probe::Unavailable(_))) {
+        Err(StartError::Unavailable(addresses))
+    } else {
+        Err(StartError::NoReplica(addresses))
+    }
+}
+
+/// What tells replicas apart that are all fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// Whether it counts its changes.
+    pub counter_disabled: bool,
+    /// Changes that it counted.
+    pub counter: i64,
+    /// When its head was last changed, in nanoseconds since the epoch.
+    pub modified_ns: i64,
+    /// Bytes that its head holds.
+    pub head_bytes: i64,
+}
+
+/// How a volume is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// Another controller still serves it: counters do not agree for a moment, and nothing is compared.
+    pub upgrade: bool,
+    /// Changes are not counted.
+    pub counter_disabled: bool,
+    /// All replicas had failed, and the best one is to be kept.
+    pub salvage: bool,
+}
+
+/// For each fit replica: nothing, or why it becomes `ERR`.
+#[must_use]
+pub fn agree(policy: Policy, replicas: &[Facts]) -> Vec<Option<String>> {
+    if policy.upgrade {
+        return vec![None; replicas.len()];
+    }
+    let matching = |facts: &&Facts| facts.counter_disabled == policy.counter_disabled;
+    let highest = replicas.iter().filter(matching).map(|facts| facts.counter).max().unwrap_or(0);
+    let best = match policy.counter_disabled && policy.salvage {
+        true => salvage(policy, replicas),
+        false => None,
+    };
+    let judge = |(index, facts): (usize, &Facts)| {
+        if facts.counter_disabled != policy.counter_disabled {
+            let counts = |disabled: bool| if disabled { "does not count" } else { "counts" };
+            let (its, ours) = (counts(facts.counter_disabled), counts(policy.counter_disabled));
+            Some(format!("it {its} revisions, the engine {ours} them"))
+        } else if !policy.counter_disabled {
+            let conflict = facts.counter != highest && !is(Bug::IgnoreCounters);
+            conflict.then(|| format!("its revision is {}, the newest is {highest}", facts.counter))
+        } else {
+            let other = best.filter(|best| *best != index);
+            other.map(|_| "another replica is salvaged".to_owned())
+        }
+    };
+    replicas.iter().enumerate().map(judge).collect()
+}
+
+/// The replica to keep: of those changed within 5 s of the newest change the one whose head holds most;
+/// of equal ones the newest, and of those the first.
+fn salvage(policy: Policy, replicas: &[Facts]) -> Option<usize> {
+    let candidates = || {
+        let all = replicas.iter().enumerate();
+        all.filter(|(_, facts)| facts.counter_disabled == policy.counter_disabled)
+    };
+    let newest = candidates().map(|(_, facts)| facts.modified_ns).max()?;
+    candidates()
+        .filter(|(_, facts)| newest.saturating_sub(facts.modified_ns) < SALVAGE_WINDOW_NS)
+        .max_by_key(|(index, facts)| {
+            (facts.head_bytes, facts.modified_ns, std::cmp::Reverse(*index))
+        })
+        .map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(state: State, size: u64) -> Probe {
+        Probe::Open { state, size, sector_size: 512 }
+    }
+
+    fn refused(start: &Start) -> Vec<usize> {
+        let all = start.refused.iter().enumerate();
+        all.filter(|(_, why)| why.is_some()).map(|(index, _)| index).collect()
+    }
+
+    #[test]
+    fn replicas_of_another_state_sector_size_or_size_are_refused() {
+        let probes = [
+            open(State::Open, 100),
+            open(State::Rebuilding, 100),
+            Probe::Open { state: State::Open, size: 100, sector_size: 4096 },
+            open(State::Dirty, 200),
+            open(State::Dirty, 100),
+            Probe::Unavailable("gone".to_owned()),
+            open(State::Error, 100),
+        ];
+        let start = choose(100, 100, &[], &probes).unwrap();
+        assert_eq!((start.size, start.sector_size), (100, 512));
+        assert_eq!(refused(&start), [1, 2, 3, 5, 6]);
+        assert_eq!(start.refused[3].as_deref(), Some("its size is 200, that of the volume 100"));
+    }
+
+    #[test]
+    fn the_size_is_the_present_one_unless_all_replicas_were_expanded() {
+        let sizes = |list: &[u64]| list.iter().copied().collect::<BTreeSet<_>>();
+        for (size, current, replicas, chosen) in [
+            (100, 0, &[50][..], 100),
+            (100, 50, &[50], 50),
+            (100, 50, &[100], 100),
+            (100, 50, &[50, 100], 50),
+            (100, 50, &[70], 50),
+            (100, 100, &[], 100),
+        ] {
+            assert_eq!(volume_size(size, current, &sizes(replicas)), chosen, "{replicas:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_good_replica_it_counts_whether_one_was_out_of_reach() {
+        let addresses = ["tcp://a:1".to_owned(), "tcp://b:1".to_owned()];
+        let failed = || Probe::Failed("replica must be closed".to_owned());
+        let error = choose(1, 1, &addresses, &[failed(), open(State::Open, 2)]).unwrap_err();
+        assert_eq!(error.exit_code(), 61);
+        let text =
+            "no available backend due to replica error from the addresses [tcp://a:1 tcp://b:1]";
+        assert_eq!(error.to_string(), text);
+        let gone = Probe::Unavailable("refused".to_owned());
+        let error = choose(1, 1, &addresses, &[failed(), gone]).unwrap_err();
+        assert_eq!(error.exit_code(), 1);
+        assert!(error.to_string().starts_with("no available backend due to service unavailable"));
+    }
+
+    #[test]
+    fn addresses_come_once() {
+        let list = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        assert_eq!(check_addresses(&list(&["a", "b"])), Ok(()));
+        let error = check_addresses(&list(&["a", "b", "a"])).unwrap_err();
+        assert!(error.to_string().contains("duplicate replica addresses a"));
+        assert_eq!(error.exit_code(), 1);
+    }
+
+    const COUNTED: Facts =
+        Facts { counter_disabled: false, counter: 5, modified_ns: 0, head_bytes: 0 };
+    const COUNTS: Policy = Policy { upgrade: false, counter_disabled: false, salvage: false };
+    const SALVAGE: Policy = Policy { upgrade: false, counter_disabled: true, salvage: true };
+
+    fn errors(policy: Policy, replicas: &[Facts]) -> Vec<usize> {
+        let all = agree(policy, replicas).into_iter().enumerate();
+        all.filter(|(_, why)| why.is_some()).map(|(index, _)| index).collect()
+    }
+
+    #[test]
+    fn only_the_highest_counter_stays() {
+        let with = |counter| Facts { counter, ..COUNTED };
+        assert_eq!(errors(COUNTS, &[with(5), with(7), with(7), with(6)]), [0, 3]);
+        // One that does not count says nothing of how many there are.
+        let mut other = with(9);
+        other.counter_disabled = true;
+        assert_eq!(errors(COUNTS, &[with(5), other]), [1]);
+        assert_eq!(errors(Policy { salvage: true, ..COUNTS }, &[with(5), with(6)]), [0]);
+        assert!(errors(Policy { upgrade: true, ..COUNTS }, &[with(5), with(6)]).is_empty());
+        let uncounted = Policy { counter_disabled: true, ..COUNTS };
+        assert_eq!(errors(uncounted, &[other, other, with(5)]), [2]);
+    }
+
+    #[test]
+    fn the_largest_head_of_the_newest_is_salvaged() {
+        let replica = |seconds: i64, head_bytes| Facts {
+            counter_disabled: true,
+            counter: 0,
+            modified_ns: seconds * 1_000_000_000,
+            head_bytes,
+        };
+        for (replicas, kept) in [
+            (&[replica(10, 1), replica(14, 2), replica(12, 3)][..], 2),
+            (&[replica(10, 9), replica(15, 2)], 1),
+            (&[replica(11, 9), replica(15, 2)], 0),
+            (&[replica(11, 2), replica(15, 2)], 1),
+            (&[replica(15, 2), replica(15, 2)], 0),
+        ] {
+            let errors = errors(SALVAGE, replicas);
+            assert!(!errors.contains(&kept), "{replicas:?} {errors:?}");
+            assert_eq!(errors.len(), replicas.len() - 1);
+        }
+        assert!(errors(SALVAGE, &[]).is_empty());
+    }
+
+    #[test]
+    fn states_have_upstreams_names() {
+        for (text, complete, counts) in [
+            ("initial", false, false),
+            ("closed", false, false),
+            ("open", true, true),
+            ("dirty", true, true),
+            ("rebuilding", false, true),
+            ("error", false, false),
+        ] {
+            let state = State::parse(text).unwrap();
+            assert_eq!(
+                (state.is_complete(), state.counts_snapshots()),
+                (complete, counts),
+                "{text}"
+            );
+        }
+        assert_eq!(State::parse("Open"), None);
+    }
+}

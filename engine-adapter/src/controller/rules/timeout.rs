@@ -1,0 +1,126 @@
+//! When a replica that does not answer is given up.
+//!
+//! What counts is silence: the time since the replica's last answer to a read, write or discard, or
+//! since the first of those in flight was sent to an idle replica. Pings do not count, they have no
+//! timeout. The last replica gets twice as long.
+
+use std::time::Duration;
+
+/// Seconds that may be asked for.
+const ALLOWED: std::ops::RangeInclusive<u64> = 8..=30;
+/// Used where another number is asked for.
+pub const DEFAULT: Duration = Duration::from_secs(8);
+/// From a ping's answer to the next ping.
+pub const PING_INTERVAL: Duration = Duration::from_secs(2);
+/// How requests fail that waited too long.
+pub const TEXT: &str = "r/w timeout";
+
+/// The short timeout for a number of seconds that was asked for.
+#[must_use]
+pub fn short(seconds: i64) -> Duration {
+    match u64::try_from(seconds) {
+        Ok(seconds) if ALLOWED.contains(&seconds) => Duration::from_secs(seconds),
+        _ => DEFAULT,
+    }
+}
+
+/// The timeout of the last replica.
+#[must_use]
+pub const fn long(short: Duration) -> Duration {
+    short.saturating_mul(2)
+}
+
+/// Since when a replica is silent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silence {
+    since: Duration,
+    in_flight: u32,
+}
+
+impl Silence {
+    /// A request was sent to it.
+    pub fn sent(&mut self, now: Duration) {
+        if self.in_flight == 0 {
+            self.since = now;
+        }
+        self.in_flight += 1;
+    }
+
+    /// It answered a request.
+    pub fn answered(&mut self, now: Duration) {
+        self.since = now;
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// Requests that it has not answered.
+    #[must_use]
+    pub const fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Whether it is to be given up; `alone` if no other replica is connected.
+    #[must_use]
+    pub fn expired(&self, now: Duration, short: Duration, alone: bool) -> bool {
+        expired(now, self.since, self.in_flight, short, alone)
+    }
+}
+
+/// Whether a replica that was last heard of at `last` is to be given up.
+#[must_use]
+pub fn expired(
+    now: Duration,
+    last: Duration,
+    in_flight: u32,
+    short: Duration,
+    alone: bool,
+) -> bool {
+    let limit = if alone { long(short) } else { short };
+    in_flight > 0 && now.saturating_sub(last) > limit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_timeout_is_between_8_and_30_seconds() {
+        let asked = [(7, 8), (8, 8), (9, 9), (30, 30), (31, 8), (0, 8), (-5, 8), (i64::MAX, 8)];
+        for (asked, used) in asked {
+            assert_eq!(short(asked), s(used), "{asked}");
+        }
+    }
+
+    #[test]
+    fn the_last_replica_gets_twice_as_long() {
+        for (now, in_flight, alone, gone) in [
+            (18, 1, false, false),
+            (19, 1, false, true),
+            (26, 3, true, false),
+            (27, 3, true, true),
+            (1000, 0, false, false),
+            (5, 1, false, false),
+        ] {
+            assert_eq!(expired(s(now), s(10), in_flight, s(8), alone), gone, "{now}");
+        }
+    }
+
+    #[test]
+    fn an_idle_time_is_no_silence() {
+        let mut silence = Silence::default();
+        silence.sent(s(1));
+        silence.sent(s(5));
+        silence.answered(s(6));
+        assert!(!silence.expired(s(14), s(8), false));
+        assert!(silence.expired(s(15), s(8), false));
+        silence.answered(s(15));
+        assert!(!silence.expired(s(100), s(8), false));
+        silence.sent(s(100));
+        assert!(!silence.expired(s(108), s(8), false));
+        assert!(silence.expired(s(109), s(8), false));
+        assert_eq!(silence.in_flight(), 1);
+    }
+}
