@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::buffer::Buf;
+use super::shared::SharedBuf;
 use std::ops::Range;
 
 /// Pieces in one system call at most: what the kernel takes.
@@ -22,6 +23,7 @@ pub struct Batch {
 enum Part {
     Copied(Range<usize>),
     Buf(Buf),
+    Shared(SharedBuf),
     Vec(Vec<u8>),
 }
 
@@ -41,6 +43,13 @@ impl Batch {
     pub fn push_buf(&mut self, buf: Buf) {
         self.len += buf.len();
         self.parts.push(Part::Buf(buf));
+    }
+
+    /// Appends a whole buffer that others send or keep as well; its handle goes when the batch is
+    /// cleared.
+    pub fn push_shared(&mut self, buf: SharedBuf) {
+        self.len += buf.len();
+        self.parts.push(Part::Shared(buf));
     }
 
     /// Appends bytes of any other origin.
@@ -73,6 +82,7 @@ impl Batch {
         self.parts.iter().map(|part| match part {
             Part::Copied(range) => &self.copied[range.clone()],
             Part::Buf(buf) => buf,
+            Part::Shared(buf) => buf,
             Part::Vec(bytes) => bytes,
         })
     }

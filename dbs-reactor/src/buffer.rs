@@ -8,6 +8,7 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Alignment of every [`Buf`] in bytes: no device asks for more.
@@ -26,11 +27,13 @@ pub struct Buffers {
     region: Arc<Region>,
 }
 
-struct Region {
+pub(crate) struct Region {
     // Never read or written through: buffers hold pointers into it, kept apart by `free`.
     _map: MmapMut,
     base: NonNull<u8>,
     free: Mutex<Buddies>,
+    /// For each smallest block: handles of the shared buffer that starts there.
+    pub(crate) users: Box<[AtomicU32]>,
 }
 
 // SAFETY: `base` points into the mapping that the region owns; the region itself never touches
@@ -51,7 +54,8 @@ impl Buffers {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
         let free = Mutex::new(Buddies::new(blocks as u32));
-        Ok(Self { region: Arc::new(Region { _map: map, base, free }) })
+        let users = (0..blocks).map(|_| AtomicU32::new(0)).collect();
+        Ok(Self { region: Arc::new(Region { _map: map, base, free, users }) })
     }
 
     /// A buffer of `len` bytes whose content is left over from earlier uses.
@@ -79,16 +83,21 @@ impl Region {
         // No code that can panic leaves the lists inconsistent.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// A block that was taken is free again.
+    pub(crate) fn give_back(&self, block: u32, order: usize) {
+        self.free().give_back(block, order);
+    }
 }
 
 /// A buffer of a fixed length, aligned to [`BUFFER_ALIGN`], given back when dropped.
 pub struct Buf {
-    ptr: NonNull<u8>,
-    len: usize,
-    home: Home,
+    pub(crate) ptr: NonNull<u8>,
+    pub(crate) len: usize,
+    pub(crate) home: Home,
 }
 
-enum Home {
+pub(crate) enum Home {
     Region { region: Arc<Region>, block: u32, order: usize },
     Heap(Layout),
     Nowhere,
@@ -125,7 +134,7 @@ impl Buf {
 impl Drop for Buf {
     fn drop(&mut self) {
         match &self.home {
-            Home::Region { region, block, order } => region.free().give_back(*block, *order),
+            Home::Region { region, block, order } => region.give_back(*block, *order),
             // SAFETY: allocated with this layout, and nobody else has the pointer.
             Home::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), *layout) },
             Home::Nowhere => {}

@@ -66,6 +66,7 @@ mod batch;
 mod buffer;
 mod epoll;
 mod handler;
+mod shared;
 mod slab;
 mod thread;
 mod uring;
@@ -73,6 +74,7 @@ mod uring;
 pub use batch::Batch;
 pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
 pub use handler::{Driver, File, Handler, Io, Options, Segment, Socket};
+pub use shared::SharedBuf;
 pub use slab::Slab;
 #[doc(hidden)]
 pub use thread::Local;
