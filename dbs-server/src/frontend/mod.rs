@@ -1,12 +1,14 @@
 //! What servers of block protocols on a reactor have in common, whatever their messages look like.
 //!
-//! - [`Listener`] and [`Socket`]: where clients come in, and what their connections are set to;
+//! - [`Listener`], [`Acceptor`] and [`Socket`]: where clients come in, and what their connections are
+//!   set to;
 //! - [`Peers`]: the connections of one reactor. Bytes become requests as their [`Protocol`] says,
 //!   within the limits of what may be in flight; replies gather and go out together;
 //! - [`Direct`]: reads and writes of volumes that the reactor does by itself;
 //! - [`Commits`]: requests that wait for a commit, and share it;
 //! - [`Pool`]: threads for what may block.
 
+mod accept;
 mod commits;
 mod direct;
 mod listen;
@@ -17,6 +19,7 @@ mod pool;
 mod socket;
 pub mod tls;
 
+pub use accept::Acceptor;
 pub use commits::Commits;
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
 pub use listen::{Listen, Listener};

@@ -1,13 +1,12 @@
 //! The data connection: reads, writes and unmaps of a replica, on reactors.
 //!
 //! - [`gate`]: what a replica lets its connections do, and what they tell it;
-//! - [`server`]: threads and sockets. `accept` takes connections in, `reactor` serves them, with
-//!   `slot` for what a reactor knows of a replica, `request` for messages and `later` for what
+//! - [`server`]: threads and sockets. `reactor` serves connections, with `slot` for what it knows of a
+//!   replica, `request` for messages (the controller's frontend has the same) and `later` for what
 //!   waits; `work` is what workers do for it;
 //! - [`stats`]: what is counted;
 //! - [`client`] and [`load`]: the other side, for tests, benches and controllers.
 
-mod accept;
 pub mod client;
 pub mod gate;
 mod later;

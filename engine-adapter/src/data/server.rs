@@ -1,10 +1,9 @@
 //! The server of data connections: for one replica or for thousands, a few threads.
 
-use super::accept::Acceptor;
 use super::gate::Gate;
 use super::reactor::{Message, Reactor};
 use dbs_reactor::{Remote, Thread};
-use dbs_server::frontend::{Listen, Listener, Pool, Socket, lock};
+use dbs_server::frontend::{Acceptor, Listen, Listener, Pool, Socket, lock};
 use dbs_server::log;
 use std::fmt;
 use std::io;
@@ -151,8 +150,10 @@ impl DataServer {
             next_reactor: AtomicUsize::new(0),
         });
         // From here on, what has been started ends when this is dropped.
+        let clock = Arc::clone(&shared);
+        let interval = shared.options.commit_interval;
         let running = Running {
-            acceptor: Acceptor::start(Arc::clone(&shared))?,
+            acceptor: Acceptor::start("data", interval, move || clock.commit_due())?,
             shared: Arc::clone(&shared),
             threads: Mutex::default(),
         };
@@ -187,7 +188,9 @@ impl DataServer {
             reactors: Mutex::new(lock(&running.threads).len()),
             gone: Condvar::new(),
         });
-        running.acceptor.add(Arc::clone(&service), listeners);
+        let (shared, accepting) = (Arc::clone(&running.shared), Arc::clone(&service));
+        let adopt = move |socket, peer| shared.adopt(&accepting, socket, peer);
+        running.acceptor.add(service.id, listeners, adopt);
         Ok(DataService { running, service, addresses })
     }
 }
