@@ -5,10 +5,13 @@
 //! - [`Peers`]: the connections of one reactor. Bytes become requests as their [`Protocol`] says,
 //!   within the limits of what may be in flight; replies gather and go out together;
 //! - [`Direct`]: reads and writes of volumes that the reactor does by itself;
+//! - [`Front`] and [`Carrier`]: the seam between a protocol and what carries its requests out where
+//!   that is no volume of this process;
 //! - [`Commits`]: requests that wait for a commit, and share it;
 //! - [`Pool`]: threads for what may block.
 
 mod accept;
+mod carry;
 mod commits;
 mod direct;
 mod listen;
@@ -20,6 +23,7 @@ mod socket;
 pub mod tls;
 
 pub use accept::Acceptor;
+pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
 pub use listen::{Listen, Listener};

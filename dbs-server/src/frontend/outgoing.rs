@@ -57,9 +57,10 @@ impl Outgoing {
         self.gathering.get_or_insert_with(|| batches.take())
     }
 
-    /// Adds what answers no request.
-    pub fn push(&mut self, bytes: &[u8], batches: &mut Batches) {
-        self.gathering.get_or_insert_with(|| batches.take()).push(bytes);
+    /// Where to put what answers no request.
+    #[inline]
+    pub fn message(&mut self, batches: &mut Batches) -> &mut Batch {
+        self.gathering.get_or_insert_with(|| batches.take())
     }
 
     /// The next batch to send, encrypted if need be; `None` if there is nothing, or one is on its

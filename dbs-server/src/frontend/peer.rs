@@ -342,7 +342,7 @@ impl<P: Protocol> Peer<P> {
             return;
         }
         if std::mem::take(&mut self.farewell) && !self.protocol.farewell().is_empty() {
-            self.out.push(self.protocol.farewell(), batches);
+            self.out.message(batches).push(self.protocol.farewell());
         }
         if let Some(tls) = self.tls.as_mut() {
             tls.end();

@@ -24,7 +24,8 @@ pub enum Event<'a> {
     Sent(Batch, io::Result<()>),
 }
 
-/// Connections by number. Their operations have the number as their tag.
+/// Connections by number. Their operations have the number as their tag, together with the bits of
+/// [`Peers::tagged`].
 ///
 /// A handler adds a connection, passes on what it is told of it with [`Peers::input`], starts the requests that makes ready,
 /// then calls [`Peers::receive`]; it answers with [`Peers::answer`] and ends each of its turns with
@@ -40,6 +41,8 @@ pub struct Peers<P: Protocol> {
     patience: u64,
     tick: u32,
     ticking: bool,
+    /// In the tags of all operations, above the number.
+    tags: u64,
 }
 
 impl<P: Protocol> Peers<P> {
@@ -56,7 +59,16 @@ impl<P: Protocol> Peers<P> {
             patience: write_timeout.as_secs().max(1),
             tick: 0,
             ticking: false,
+            tags: 0,
         }
+    }
+
+    /// Sets these bits, above the lower 32, in the tags of all operations: a handler with more than
+    /// connections of one kind tells them apart by that.
+    #[must_use]
+    pub fn tagged(mut self, tags: u64) -> Self {
+        self.tags = tags;
+        self
     }
 
     /// Adds a connection; its input begins with [`Peers::input`].
@@ -146,8 +158,10 @@ impl<P: Protocol> Peers<P> {
         let socket = peer.socket;
         match peer.wants() {
             Receive::Nothing => return,
-            Receive::Any => io.receive(socket, u64::from(number)),
-            Receive::Payload(buf, start) => io.fill(socket, buf, start, u64::from(number)),
+            Receive::Any => io.receive(socket, self.tags | u64::from(number)),
+            Receive::Payload(buf, start) => {
+                io.fill(socket, buf, start, self.tags | u64::from(number));
+            }
         }
         peer.receiving = true;
     }
@@ -162,6 +176,23 @@ impl<P: Protocol> Peers<P> {
             reply(peer.out.reply(cost, &mut self.batches));
         }
         self.touch(number);
+    }
+
+    /// Adds what answers no request to what goes out at the end of the turn: for who sends requests
+    /// and takes replies.
+    #[inline]
+    pub fn tell(&mut self, number: u32, message: impl FnOnce(&mut Batch)) {
+        let Some(peer) = self.peers.get_mut(number) else { return };
+        if !peer.broken {
+            message(peer.out.message(&mut self.batches));
+        }
+        self.touch(number);
+    }
+
+    /// Whether a connection takes no more input, or is gone.
+    #[must_use]
+    pub fn has_ended(&self, number: u32) -> bool {
+        self.peers.get(number).is_none_or(|peer| peer.ended)
     }
 
     /// A request needs no answer.
@@ -190,7 +221,7 @@ impl<P: Protocol> Peers<P> {
             peer.prepare_goodbye(&mut self.batches);
             match peer.out.next(peer.tls.as_deref_mut(), self.tick) {
                 Ok(Some(batch)) => {
-                    io.send(peer.socket, batch, u64::from(number));
+                    io.send(peer.socket, batch, self.tags | u64::from(number));
                     if !self.ticking {
                         self.ticking = true;
                         io.wake_at(Some(Instant::now() + TICK));
