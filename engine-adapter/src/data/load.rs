@@ -70,7 +70,7 @@ pub fn run(load: &Load, reactor: &dbs_reactor::Options) -> io::Result<LoadReport
     let options = load.clone();
     let thread = dbs_reactor::spawn("data-load", reactor, move |io, _| {
         let peers = sockets.into_iter().map(|socket| Peer::new(io.add_socket(socket.into())));
-        let mut generator = Generator::new(options, blocks, peers.collect(), ended);
+        let mut generator = Generator::new(options, peers.collect(), ended);
         generator.begin(io);
         generator
     })?;
@@ -107,17 +107,57 @@ impl Peer {
     }
 }
 
+/// What is asked for next.
+#[derive(Debug, Clone)]
+pub(crate) struct Draw {
+    blocks: u64,
+    length: u32,
+    write_percent: u8,
+    sequential: bool,
+    random: u64,
+    next: u64,
+}
+
+impl Draw {
+    /// Requests of `length` bytes inside `size` bytes, of which there must be that many.
+    pub fn new(length: u32, size: u64, write_percent: u8, sequential: bool, seed: u64) -> Self {
+        let blocks = (size / u64::from(length.max(1))).max(1);
+        Self {
+            blocks,
+            length,
+            write_percent,
+            sequential,
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            next: seed % blocks,
+        }
+    }
+
+    fn random(&mut self) -> u64 {
+        // Xorshift: good enough for offsets.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+
+    /// Whether to write, and where.
+    pub fn next(&mut self) -> (bool, u64) {
+        let write = self.random() % 100 < u64::from(self.write_percent);
+        let block = if self.sequential { self.next } else { self.random() % self.blocks };
+        self.next = (self.next + 1) % self.blocks;
+        (write, block * u64::from(self.length))
+    }
+}
+
 struct Generator {
     load: Load,
-    blocks: u64,
+    draw: Draw,
     peers: Vec<Peer>,
     /// When each request in flight began; its number is the sequence.
     begun: Vec<Instant>,
     /// Numbers to send requests under.
     free: Vec<u32>,
     in_flight: usize,
-    random: u64,
-    next: u64,
     start: Instant,
     stop: Instant,
     report: Option<LoadReport>,
@@ -125,12 +165,7 @@ struct Generator {
 }
 
 impl Generator {
-    fn new(
-        load: Load,
-        blocks: u64,
-        peers: Vec<Peer>,
-        ended: mpsc::Sender<io::Result<LoadReport>>,
-    ) -> Self {
+    fn new(load: Load, peers: Vec<Peer>, ended: mpsc::Sender<io::Result<LoadReport>>) -> Self {
         let now = Instant::now();
         let report = LoadReport {
             requests: 0,
@@ -140,13 +175,11 @@ impl Generator {
             latency: Histogram::default(),
         };
         Self {
-            blocks,
+            draw: Draw::new(load.length, load.size, load.write_percent, load.sequential, load.seed),
             peers,
             begun: vec![now; load.depth],
             free: (0..load.depth as u32).rev().collect(),
             in_flight: 0,
-            random: load.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-            next: load.seed % blocks,
             start: now,
             stop: now + load.duration,
             report: Some(report),
@@ -163,21 +196,10 @@ impl Generator {
         self.turn(io);
     }
 
-    fn random(&mut self) -> u64 {
-        // Xorshift: good enough for offsets.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-
     /// Adds a request to what is sent next.
     fn request(&mut self, io: &Io, number: u32, now: Instant) {
-        let write = self.random() % 100 < u64::from(self.load.write_percent);
-        let block = if self.load.sequential { self.next } else { self.random() % self.blocks };
-        self.next = (self.next + 1) % self.blocks;
-        let length = self.load.length;
-        let offset = (block * u64::from(length)) as i64;
+        let (write, offset) = self.draw.next();
+        let (length, offset) = (self.load.length, offset as i64);
         let connections = self.peers.len();
         let peer = &mut self.peers[number as usize % connections];
         if write {
