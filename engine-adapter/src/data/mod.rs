@@ -12,7 +12,7 @@ pub mod gate;
 mod later;
 pub mod load;
 mod reactor;
-mod request;
+pub(crate) mod request;
 pub mod server;
 mod slot;
 pub mod stats;

@@ -11,7 +11,7 @@ use std::io;
 const PING_PAYLOAD_MAX_BYTES: u32 = 64;
 
 /// A connection.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     /// Number of its replica on this reactor.
     pub slot: u32,
     /// Who it is, for the log.
@@ -44,7 +44,7 @@ impl Protocol for Connection {
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Op {
+pub(crate) enum Op {
     Read,
     Write,
     Unmap,
@@ -56,7 +56,7 @@ pub(super) enum Op {
 
 /// A request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
+pub(crate) struct Request {
     pub op: Op,
     sequence: u32,
     /// As the client said it, to be echoed.
@@ -142,6 +142,12 @@ impl Request {
         batch.push(text.as_bytes());
     }
 
+    /// The reply of a controller that there is no space: never one of a replica.
+    pub fn reply_no_space(&self, batch: &mut Batch, text: &str) {
+        batch.push(&self.head(Type::NoSpace, text.len()));
+        batch.push(text.as_bytes());
+    }
+
     fn head(&self, kind: Type, length: usize) -> [u8; HEADER_BYTES] {
         Header::with_payload(kind, self.sequence, self.offset, length as u32).encode()
     }
@@ -166,7 +172,7 @@ impl Charge for Request {
 }
 
 /// The text for a store's error, `size` being the volume's.
-pub(super) fn error_text(request: &Request, size: u64, error: &Error) -> String {
+pub(crate) fn error_text(request: &Request, size: u64, error: &Error) -> String {
     match error.kind() {
         ErrorKind::NoSpace => {
             let text = error.to_string();
@@ -184,7 +190,7 @@ pub(super) fn error_text(request: &Request, size: u64, error: &Error) -> String 
 }
 
 /// What to say of a range that is not inside a volume of this size.
-pub(super) fn beyond_end(request: &Request, size: u64) -> Option<String> {
+pub(crate) fn beyond_end(request: &Request, size: u64) -> Option<String> {
     let (offset, length) = request.range().ok()?;
     if offset.checked_add(length).is_some_and(|end| end <= size) {
         return None;

@@ -26,6 +26,7 @@ mod history;
 mod io;
 mod migration;
 mod mixed;
+mod path;
 mod process;
 mod snapshots;
 mod unmap;

@@ -27,6 +27,13 @@ impl ReplicaRpc {
         self.runtime.block_on(client.replica_get(())).unwrap().into_inner().replica.unwrap()
     }
 
+    /// ReplicaOpen, as a starting engine does it.
+    pub fn open(&self, size: i64) {
+        let mut client = ReplicaServiceClient::new(self.channel.clone());
+        let request = ptypes::ReplicaOpenRequest { is_upgrade: false, expected_backend_size: size };
+        self.runtime.block_on(client.replica_open(request)).unwrap();
+    }
+
     /// The health check an instance-manager does.
     pub fn healthy(&self) -> bool {
         use engine_adapter::proto::health::health_check_response::ServingStatus;

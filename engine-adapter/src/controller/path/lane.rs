@@ -1,0 +1,549 @@
+//! One reactor's share of a path: from a request to what replicas are asked.
+
+use super::flight::{Flight, Flights, Stage};
+use super::link::{Ask, Link};
+use super::seat::{Seat, Way};
+use super::shared::{Latch, Replica, Shared};
+use crate::controller::rules::io::{self as rule, NO_BACKEND, Unmap};
+use crate::controller::rules::{FanOut, REPLICAS_MAX, Read, Slot, Widened};
+use crate::data::stats::add;
+use crate::wire::{PAYLOAD_MAX_BYTES, Type};
+use dbs_reactor::{Buf, Io, SharedBuf};
+use dbs_server::frontend::{Action, Carry, Failure, FailureKind, Limits, Outcome, Peers};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// In the tags of operations on connections to replicas.
+pub(super) const LINK_TAG: u64 = 1 << 32;
+/// A connection to a replica is given up by the rules' timeout, not for being slow to take requests.
+const NO_LIMIT: Duration = Duration::from_secs(1 << 30);
+/// A change that has waited for its blocks for so long comes before all others.
+const STARVING: Duration = Duration::from_millis(10);
+
+/// A request that cannot begin yet.
+pub(super) struct Waiting {
+    front: u8,
+    ticket: u64,
+    request: Carry,
+    payload: Option<Buf>,
+    since: Duration,
+    /// It has waited too long for its blocks.
+    starving: bool,
+}
+
+/// A request that has ended.
+pub(super) struct Ended {
+    pub front: u8,
+    pub ticket: u64,
+    pub outcome: Outcome,
+}
+
+/// Why a request waits.
+enum Wait {
+    /// For a place, or the end of a hold.
+    Room(Waiting),
+    /// For blocks that others are changing.
+    Blocks(Waiting),
+}
+
+/// One reactor's share.
+pub(super) struct Lane {
+    pub(super) shared: Arc<Shared>,
+    pub(super) index: usize,
+    pub(super) links: Peers<Link>,
+    pub(super) seats: [Option<Seat>; REPLICAS_MAX],
+    pub(super) flights: Flights,
+    waiting: VecDeque<Waiting>,
+    /// For the handler to answer.
+    pub(super) ended: Vec<Ended>,
+    /// Who holds all I/O.
+    holds: usize,
+    /// Who waits for the end of what is in flight.
+    draining: Vec<Arc<Latch>>,
+    /// Something was given back that a waiting request may want.
+    pub(super) retry: bool,
+    /// A request waits for blocks.
+    blocked: bool,
+    /// The replica read from last.
+    turn: usize,
+    /// Time of this turn.
+    pub(super) now: Duration,
+    /// That is of this turn.
+    pub(super) looked: bool,
+    /// When to look at the clock.
+    pub(super) due: Duration,
+}
+
+impl Lane {
+    pub fn new(shared: Arc<Shared>, index: usize) -> Self {
+        let limits = Limits { requests: usize::MAX, bytes: u64::MAX };
+        let depth = shared.options.queue_depth;
+        Self {
+            links: Peers::new(limits, NO_LIMIT).tagged(LINK_TAG),
+            seats: [const { None }; REPLICAS_MAX],
+            flights: Flights::new(depth),
+            waiting: VecDeque::with_capacity(depth),
+            ended: Vec::with_capacity(depth),
+            holds: 0,
+            draining: Vec::new(),
+            retry: false,
+            blocked: false,
+            turn: 0,
+            now: Duration::ZERO,
+            looked: false,
+            due: Duration::ZERO,
+            shared,
+            index,
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        self.shared.size.load(Ordering::Relaxed)
+    }
+
+    /// Takes a replica in.
+    pub fn seat(&mut self, io: &mut Io, replica: Arc<Replica>, sockets: Option<Vec<OwnedFd>>) {
+        let slot = replica.slot;
+        let way = match sockets {
+            None => Way::Null,
+            Some(sockets) => {
+                let mut numbers = Vec::with_capacity(sockets.len());
+                for socket in sockets {
+                    let link = Link { slot, serial: replica.serial };
+                    let number = self.links.add(io, socket, link, None);
+                    numbers.push(number);
+                }
+                Way::Links { numbers, next: 0 }
+            }
+        };
+        if let Some(seat) = self.seats.get_mut(slot.index()) {
+            *seat = Some(Seat::new(replica, way, self.now));
+        }
+        // Their input begins with nothing, which arms the first reception.
+        let numbers: Vec<u32> = match self.seats.get(slot.index()) {
+            Some(Some(Seat { way: Way::Links { numbers, .. }, .. })) => numbers.clone(),
+            _ => Vec::new(),
+        };
+        for number in numbers {
+            self.begin_link(io, number);
+        }
+    }
+
+    /// Takes a request: begins it, or keeps it until it can begin.
+    pub fn carry(
+        &mut self,
+        io: &mut Io,
+        front: u8,
+        request: Carry,
+        payload: Option<Buf>,
+        ticket: u64,
+    ) {
+        add(&self.counters().in_flight, 1);
+        let since = self.now;
+        let waiting = Waiting { front, ticket, request, payload, since, starving: false };
+        match self.begin(io, waiting) {
+            None => {}
+            Some(Wait::Room(waiting)) => self.waiting.push_back(waiting),
+            Some(Wait::Blocks(waiting)) => {
+                self.blocked = true;
+                self.waiting.push_back(waiting);
+            }
+        }
+    }
+
+    pub(super) fn counters(&self) -> &super::stats::Counters {
+        // There is one for each reactor.
+        &self.shared.counters[self.index]
+    }
+
+    /// Begins a request; gives it back if it has to wait.
+    fn begin(&mut self, io: &mut Io, waiting: Waiting) -> Option<Wait> {
+        let Carry { action, offset, length } = waiting.request;
+        if let Some(outcome) = self.refuse(&waiting) {
+            if waiting.starving {
+                self.starved();
+            }
+            self.answer(&waiting, outcome);
+            return None;
+        }
+        let changes = matches!(action, Action::Write { .. } | Action::Discard);
+        if self.holds > 0 {
+            return Some(Wait::Room(waiting));
+        }
+        if changes && self.shared.starving.load(Ordering::SeqCst) != 0 && !waiting.starving {
+            return Some(Wait::Blocks(waiting));
+        }
+        let Some(place) = self.flights.take() else { return Some(Wait::Room(waiting)) };
+        let range = (offset, u64::from(length));
+        if changes && !self.shared.claims.claim(range.0, range.1) {
+            self.flights.give_back(place);
+            return Some(Wait::Blocks(waiting));
+        }
+        if waiting.starving {
+            self.starved();
+        }
+        let flight = self.flights.get_mut(place)?;
+        flight.front = waiting.front;
+        flight.ticket = waiting.ticket;
+        flight.request = waiting.request;
+        flight.range = (offset, length);
+        flight.payload = waiting.payload;
+        flight.claim = changes.then_some(range);
+        flight.begun = waiting.since;
+        match action {
+            Action::Read => self.begin_read(io, place, Stage::Read, (offset, length)),
+            Action::Write { .. } => self.begin_write(io, place),
+            Action::Discard => self.begin_discard(io, place),
+            Action::Flush => self.begin_flush(io, place, Stage::Change),
+        }
+        None
+    }
+
+    /// The outcome of a request that no replica has to be asked for.
+    fn refuse(&self, waiting: &Waiting) -> Option<Outcome> {
+        let Carry { action, offset, length } = waiting.request;
+        let kind = match action {
+            Action::Flush => return None,
+            Action::Read => rule::Kind::Read,
+            Action::Write { .. } => rule::Kind::Write,
+            Action::Discard => rule::Kind::Unmap,
+        };
+        let invalid = |text| Some(Outcome::Failed(Failure::new(FailureKind::Invalid, text)));
+        let signed = i64::try_from(offset).unwrap_or(i64::MAX);
+        if let Err(text) = rule::check_range(kind, signed, u64::from(length), self.size()) {
+            return invalid(text);
+        }
+        if kind != rule::Kind::Unmap && length > PAYLOAD_MAX_BYTES {
+            return invalid(format!(
+                "a request of {length} bytes; at most {PAYLOAD_MAX_BYTES} are carried at once"
+            ));
+        }
+        match (length, kind) {
+            (0, rule::Kind::Read) => Some(Outcome::Data(Buf::empty())),
+            (0, _) => Some(Outcome::Done(0)),
+            _ => None,
+        }
+    }
+
+    /// Answers a request that has no place.
+    fn answer(&mut self, waiting: &Waiting, outcome: Outcome) {
+        let Waiting { front, ticket, request, since, .. } = waiting;
+        self.count(request.action, &outcome, *since);
+        self.ended.push(Ended { front: *front, ticket: *ticket, outcome });
+    }
+
+    fn count(&self, action: Action, outcome: &Outcome, since: Duration) {
+        let bytes = match outcome {
+            Outcome::Done(bytes) => Some(*bytes),
+            Outcome::Data(data) => Some(data.len() as u32),
+            Outcome::Failed(_) => None,
+        };
+        let counters = self.counters();
+        counters.answered(action, bytes, self.now.saturating_sub(since));
+        add(&counters.in_flight, u64::MAX);
+    }
+
+    /// Ends a request and frees its place.
+    pub(super) fn end(&mut self, place: u32, outcome: Outcome) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let (front, ticket, action) = (flight.front, flight.ticket, flight.request.action);
+        let (claim, begun) = (flight.claim.take(), flight.begun);
+        self.flights.give_back(place);
+        if let Some((offset, length)) = claim {
+            self.shared.claims.release(offset, length);
+            self.shared.unblock(self.index);
+        }
+        self.retry = true;
+        self.count(action, &outcome, begun);
+        self.ended.push(Ended { front, ticket, outcome });
+    }
+
+    pub(super) fn fail(&mut self, place: u32, kind: FailureKind, text: impl Into<String>) {
+        self.end(place, Outcome::Failed(Failure::new(kind, text)));
+    }
+
+    /// What has waited for so long has begun: others may.
+    fn starved(&mut self) {
+        self.shared.starving.store(0, Ordering::SeqCst);
+        self.retry = true;
+        self.shared.unblock(self.index);
+    }
+
+    /// Reads a range, for the request or for a part of it.
+    pub(super) fn begin_read(&mut self, io: &mut Io, place: u32, stage: Stage, range: (u64, u32)) {
+        let modes = self.shared.modes.now();
+        let preferred = self.shared.preferred(modes.rw);
+        let Some(read) = Read::begin(modes, preferred, &mut self.turn) else {
+            return self.fail(place, FailureKind::Io, NO_BACKEND);
+        };
+        if let Some(flight) = self.flights.get_mut(place) {
+            (flight.stage, flight.range, flight.read) = (stage, range, Some(read));
+        }
+        self.ask_read(io, place, read.current());
+    }
+
+    /// Asks a replica for what a request reads.
+    pub(super) fn ask_read(&mut self, io: &mut Io, place: u32, slot: Slot) {
+        let sequence = self.flights.sequence(place);
+        let Some((offset, length)) = self.flights.get_mut(place).map(|flight| flight.range) else {
+            return;
+        };
+        match self.ask(slot, Ask { kind: Type::Read, offset, length }, sequence, None) {
+            Asked::Sent => {}
+            Asked::Null => {
+                let mut data = io.buffers().take(length as usize);
+                data.fill(0);
+                self.read_ended(io, place, data);
+            }
+            Asked::Lost => self.read_failed(io, place, "the replica is gone"),
+        }
+    }
+
+    fn begin_write(&mut self, io: &mut Io, place: u32) {
+        let rebuilding = self.shared.modes.now().is_rebuilding();
+        let size = self.size();
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Carry { offset, length, .. } = flight.request;
+        let widened = rebuilding.then(|| Widened::new(offset, u64::from(length), size)).flatten();
+        match widened {
+            None => self.send_write(io, place),
+            Some(_) => {
+                flight.widened = widened;
+                add(&self.counters().widened, 1);
+                self.next_edge(io, place, 0);
+            }
+        }
+    }
+
+    /// Reads the next block around a widened write, or writes if there is none left.
+    pub(super) fn next_edge(&mut self, io: &mut Io, place: u32, from: usize) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(widened) = flight.widened else { return };
+        let reads = widened.reads();
+        let next = (from..reads.len()).find_map(|edge| reads[edge].map(|range| (edge, range)));
+        match next {
+            Some((edge, (offset, length))) => {
+                self.begin_read(io, place, Stage::Edge(edge), (offset, length as u32));
+            }
+            None => {
+                widen(io, flight, &widened);
+                self.send_write(io, place);
+            }
+        }
+    }
+
+    /// Sends a write to all replicas that are to have it.
+    fn send_write(&mut self, io: &mut Io, place: u32) {
+        let Some(fan_out) = FanOut::write(self.shared.modes.now()) else {
+            return self.fail(place, FailureKind::Io, NO_BACKEND);
+        };
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let payload = flight.payload.take().map(Buf::share);
+        let (offset, length) = flight.range;
+        self.fan_out(io, place, Stage::Change, fan_out, (Type::Write, offset, length), payload);
+    }
+
+    fn begin_discard(&mut self, io: &mut Io, place: u32) {
+        let modes = self.shared.modes.now();
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let (offset, length) = flight.range;
+        let expanding = self.shared.expanding.load(Ordering::SeqCst);
+        match (rule::unmap(modes, expanding, offset, u64::from(length)), FanOut::write(modes)) {
+            (_, None) => self.fail(place, FailureKind::Io, NO_BACKEND),
+            (Unmap::Skip, _) => self.end(place, Outcome::Done(0)),
+            (Unmap::Refuse(text), _) => self.fail(place, FailureKind::Io, text),
+            (Unmap::Send, Some(fan_out)) => {
+                let ask = (Type::Unmap, offset, length);
+                self.fan_out(io, place, Stage::Change, fan_out, ask, None);
+            }
+        }
+    }
+
+    /// Flushes all replicas that know how to.
+    pub(super) fn begin_flush(&mut self, io: &mut Io, place: u32, stage: Stage) {
+        let modes = self.shared.modes.now();
+        match FanOut::flush(modes, self.shared.flushing()) {
+            None => self.fail(place, FailureKind::Io, NO_BACKEND),
+            Some(fan_out) => self.fan_out(io, place, stage, fan_out, (Type::Flush, 0, 0), None),
+        }
+    }
+
+    /// Asks all replicas that a change is for.
+    fn fan_out(
+        &mut self,
+        io: &mut Io,
+        place: u32,
+        stage: Stage,
+        mut fan_out: FanOut,
+        (kind, offset, length): (Type, u64, u32),
+        payload: Option<SharedBuf>,
+    ) {
+        use crate::controller::rules::Answer;
+        let sequence = self.flights.sequence(place);
+        let asked = fan_out.waiting();
+        let mut gone = None;
+        for slot in asked.iter() {
+            match self.ask(slot, Ask { kind, offset, length }, sequence, payload.clone()) {
+                Asked::Sent => {}
+                Asked::Null => drop(fan_out.answer(slot, Answer::Done)),
+                Asked::Lost => {
+                    fan_out.lost(slot);
+                    gone = Some(slot);
+                }
+            }
+        }
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        flight.stage = stage;
+        flight.sent = flight.sent.or(asked);
+        flight.fan_out = Some(fan_out);
+        if let Some(slot) = gone {
+            flight.errors.push((slot, "the replica is gone".to_owned()));
+        }
+        if fan_out.is_complete() {
+            self.settle_change(io, place);
+        }
+    }
+
+    /// Asks one replica.
+    fn ask(&mut self, slot: Slot, ask: Ask, sequence: u32, payload: Option<SharedBuf>) -> Asked {
+        let Self { seats, links, now, .. } = self;
+        let seat = seats.get_mut(slot.index()).and_then(Option::as_mut);
+        let Some(seat) = seat.filter(|seat| !seat.lost) else { return Asked::Lost };
+        if matches!(seat.way, Way::Null) {
+            return Asked::Null;
+        }
+        let Some(link) = seat.link() else { return Asked::Lost };
+        seat.silence.sent(*now);
+        links.tell(link, |batch| ask.append_to(batch, sequence, payload));
+        Asked::Sent
+    }
+
+    /// Begins requests that have waited, as far as that is possible now.
+    fn pump(&mut self, io: &mut Io) {
+        self.retry = false;
+        self.blocked = false;
+        let mut rounds = self.waiting.len();
+        while rounds > 0 {
+            rounds -= 1;
+            let Some(waiting) = self.waiting.pop_front() else { break };
+            match self.begin(io, waiting) {
+                None => {}
+                Some(Wait::Room(waiting)) => {
+                    // Neither is there room for those behind it; they keep their order.
+                    self.waiting.push_front(waiting);
+                    self.waiting.rotate_left(rounds + 1);
+                    self.blocked |= self.waiting.len() > rounds + 1;
+                    return;
+                }
+                Some(Wait::Blocks(mut waiting)) => {
+                    self.blocked = true;
+                    self.starve(&mut waiting);
+                    self.waiting.push_back(waiting);
+                }
+            }
+        }
+    }
+
+    /// Lets a change that has waited for too long be the next one.
+    fn starve(&self, waiting: &mut Waiting) {
+        if waiting.starving || self.now.saturating_sub(waiting.since) < STARVING {
+            return;
+        }
+        let mine = self.index as u64 + 1;
+        let starving = &self.shared.starving;
+        let free = starving.compare_exchange(0, mine, Ordering::SeqCst, Ordering::SeqCst);
+        waiting.starving = free.is_ok();
+    }
+
+    /// The end of a turn: what has waited begins, who waits for the end of requests is told.
+    pub fn turn(&mut self, io: &mut Io) {
+        if self.retry {
+            self.pump(io);
+        }
+        if self.blocked {
+            // Once more after others know of it: what they gave back in between is seen.
+            self.shared.block(self.index);
+            self.pump(io);
+        }
+        if !self.draining.is_empty() && self.flights.in_flight() == 0 {
+            self.draining.drain(..).for_each(|latch| latch.count_down());
+        }
+    }
+
+    pub fn hold(&mut self, latch: Arc<Latch>) {
+        self.holds += 1;
+        self.draining.push(latch);
+    }
+
+    pub fn release(&mut self) {
+        self.holds = self.holds.saturating_sub(1);
+        self.retry = true;
+    }
+
+    /// Looks at the clock: who has been silent for too long, who is to be pinged.
+    pub fn tick(&mut self) {
+        let timeout = self.shared.options.short_timeout;
+        let interval = (timeout / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
+        self.due = self.now + interval;
+        // A request that waits for blocks is looked at again, whatever happened.
+        self.retry |= self.blocked;
+        for index in 0..REPLICAS_MAX {
+            let Some(Some(seat)) = self.seats.get_mut(index) else { continue };
+            if seat.lost {
+                continue;
+            }
+            if seat.silence.expired(self.now, timeout, false) {
+                self.shared.expire(seat.replica.slot, &seat.silence, self.now);
+            }
+            if self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
+                let sequence = self.flights.ping();
+                if let Some(link) = seat.link() {
+                    seat.pinged = Some(sequence);
+                    let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
+                    self.links.tell(link, |batch| ask.append_to(batch, sequence, None));
+                }
+            }
+        }
+    }
+
+    /// Makes [`Self::now`] that of this turn.
+    #[inline]
+    pub fn look_at_clock(&mut self) {
+        if !self.looked {
+            self.looked = true;
+            self.now = Instant::now().saturating_duration_since(self.shared.epoch);
+        }
+    }
+}
+
+/// What became of asking a replica.
+enum Asked {
+    /// It will reply.
+    Sent,
+    /// It has nothing to say, and does not fail.
+    Null,
+    /// It cannot be asked.
+    Lost,
+}
+
+/// Makes a write one of whole blocks, with what was read around it.
+fn widen(io: &Io, flight: &mut Flight, widened: &Widened) {
+    let Some(payload) = flight.payload.take() else { return };
+    let mut wide = io.buffers().take(widened.length as usize);
+    let (before, after) = (widened.before as usize, widened.after as usize);
+    wide[before..][..payload.len()].copy_from_slice(&payload);
+    let [front, behind] = &flight.edges;
+    if let Some(front) = front {
+        wide[..before].copy_from_slice(&front[..before]);
+    }
+    if let Some(last) = behind.as_ref().or(front.as_ref()) {
+        let start = wide.len() - after;
+        wide[start..].copy_from_slice(&last[last.len() - after..]);
+    }
+    flight.edges = [None, None];
+    flight.range = (widened.offset, widened.length as u32);
+    flight.payload = Some(wide);
+}

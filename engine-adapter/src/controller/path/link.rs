@@ -1,0 +1,91 @@
+//! One connection to a replica: replies as they come in, and the bytes of requests.
+
+use crate::controller::rules::Slot;
+use crate::wire::{HEADER_BYTES, Header, Type};
+use dbs_reactor::{Batch, SharedBuf};
+use dbs_server::frontend::{Charge, Protocol};
+use std::io;
+
+/// Longest text of an error that is looked at.
+const TEXT_MAX_BYTES: u32 = 64 << 10;
+
+/// A connection.
+pub(super) struct Link {
+    pub slot: Slot,
+    /// Of the replica: a slot is used again.
+    pub serial: u64,
+}
+
+impl Protocol for Link {
+    type Request = Reply;
+
+    fn header_bytes(&self) -> usize {
+        HEADER_BYTES
+    }
+
+    #[inline]
+    fn request(&self, header: &[u8]) -> io::Result<Option<Reply>> {
+        let header = Header::decode(header)?;
+        let kind = header.kind();
+        let payload = match kind {
+            // It takes its leave.
+            Some(Type::Close) => return Ok(None),
+            Some(Type::Response) => header.length,
+            Some(Type::Error | Type::NoSpace) if header.length <= TEXT_MAX_BYTES => header.length,
+            _ => 0,
+        };
+        let skip = header.length - payload;
+        Ok(Some(Reply { sequence: header.sequence, kind, size: header.size, payload, skip }))
+    }
+}
+
+/// The reply to a request, its payload apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reply {
+    pub sequence: u32,
+    /// Its type, if it is known.
+    pub kind: Option<Type>,
+    pub size: u32,
+    payload: u32,
+    skip: u32,
+}
+
+impl Charge for Reply {
+    fn payload_bytes(&self) -> usize {
+        self.payload as usize
+    }
+
+    fn skip_bytes(&self) -> u64 {
+        u64::from(self.skip)
+    }
+
+    fn cost_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// A request to a replica.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ask {
+    pub kind: Type,
+    pub offset: u64,
+    /// Bytes to read, write or unmap.
+    pub length: u32,
+}
+
+impl Ask {
+    /// Adds it to what a connection sends, with the payload if it is a write.
+    #[inline]
+    pub fn append_to(self, batch: &mut Batch, sequence: u32, payload: Option<SharedBuf>) {
+        // Ranges are inside a volume, whose size is an `i64` on the wire as well.
+        let mut header = Header::new(self.kind, sequence, self.offset as i64, self.length);
+        match payload {
+            Some(payload) => {
+                header.length = payload.len() as u32;
+                batch.push(&header.encode());
+                batch.push_shared(payload);
+            }
+            None => batch.push(&header.encode()),
+        }
+    }
+}

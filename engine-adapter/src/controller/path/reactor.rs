@@ -1,0 +1,235 @@
+//! A reactor of a path: passes what happens to whom it concerns, by the bits of its tag.
+
+use super::lane::{Ended, LINK_TAG, Lane};
+use super::shared::{Latch, Replica, Shared};
+use crate::controller::rules::Slot;
+use dbs_reactor::{Batch, Buf, Handler, Io};
+use dbs_server::frontend::{Carrier, Carry, Event, Front};
+use std::any::Any;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bits of a tag below those that say whose it is.
+const NUMBER_BITS: u32 = 32;
+/// Whose tags those of the first frontend are.
+const FIRST_FRONT: u64 = (LINK_TAG >> NUMBER_BITS) + 1;
+/// How often frontends look at the clock.
+const FRONT_TICK: Duration = Duration::from_secs(1);
+
+type Make = Box<dyn FnOnce(&mut Io, u64) -> Box<dyn Front> + Send>;
+
+/// What other threads tell a reactor.
+pub(super) enum Message {
+    /// A replica is to be used once it has a mode; without sockets one of nothing.
+    Seat { replica: Arc<Replica>, sockets: Option<Vec<OwnedFd>>, latch: Arc<Latch> },
+    /// A replica has become `ERR`.
+    Lost { slot: Slot, serial: u64, why: Arc<str> },
+    /// A replica is forgotten.
+    Remove { replica: Arc<Replica>, latch: Arc<Latch> },
+    /// Nothing is to begin; tell when nothing is in flight.
+    Hold { latch: Arc<Latch> },
+    /// The end of a hold.
+    Release,
+    /// Blocks were given back.
+    Retry,
+    /// A frontend begins.
+    Attach { number: usize, make: Make },
+    /// Something for a frontend.
+    Front { number: usize, message: Box<dyn Any + Send> },
+    /// A frontend ends.
+    Detach { number: usize, at_once: bool, latch: Arc<Latch> },
+    /// Everything ends.
+    End,
+}
+
+/// A frontend's part here.
+struct Attached {
+    front: Box<dyn Front>,
+    /// Who waits for its end.
+    leaving: Vec<Arc<Latch>>,
+}
+
+/// A reactor.
+pub(super) struct Reactor {
+    lane: Lane,
+    fronts: Vec<Option<Attached>>,
+    /// Reused.
+    ended: Vec<Ended>,
+    front_tick: Duration,
+    ending: bool,
+    stopped: bool,
+}
+
+/// The lane, as a frontend sees it.
+struct Way<'a> {
+    lane: &'a mut Lane,
+    front: u8,
+}
+
+impl Carrier for Way<'_> {
+    fn size(&self) -> u64 {
+        self.lane.size()
+    }
+
+    fn carry(&mut self, io: &mut Io, request: Carry, payload: Option<Buf>, ticket: u64) {
+        self.lane.carry(io, self.front, request, payload, ticket);
+    }
+}
+
+impl Reactor {
+    pub fn new(shared: Arc<Shared>, index: usize) -> Self {
+        Self {
+            lane: Lane::new(shared, index),
+            fronts: Vec::new(),
+            ended: Vec::new(),
+            front_tick: Duration::ZERO,
+            ending: false,
+            stopped: false,
+        }
+    }
+
+    /// Calls a frontend, if there is one with this number.
+    fn front(&mut self, number: usize, call: impl FnOnce(&mut dyn Front, &mut Way<'_>)) {
+        let Self { lane, fronts, .. } = self;
+        if let Some(Some(attached)) = fronts.get_mut(number) {
+            call(&mut *attached.front, &mut Way { lane, front: number as u8 });
+        }
+    }
+
+    /// Hands something that happened to a socket to whom it belongs to.
+    fn socket(&mut self, io: &mut Io, tag: u64, event: Event<'_>) {
+        self.lane.look_at_clock();
+        let whose = tag >> NUMBER_BITS;
+        if whose == LINK_TAG >> NUMBER_BITS {
+            self.lane.input(io, tag as u32, event);
+        } else if let Some(number) = whose.checked_sub(FIRST_FRONT) {
+            self.front(number as usize, |front, way| match event {
+                Event::Begun(_) => {}
+                Event::Received(data) => front.received(io, way, tag, data),
+                Event::Filled(buf, result) => front.filled(io, way, tag, buf, result),
+                Event::Sent(batch, result) => front.sent(io, way, tag, batch, result),
+            });
+        }
+        self.answer(io);
+    }
+
+    /// Tells frontends what has ended.
+    fn answer(&mut self, io: &mut Io) {
+        if self.lane.ended.is_empty() {
+            return;
+        }
+        let mut ended = std::mem::replace(&mut self.lane.ended, std::mem::take(&mut self.ended));
+        for Ended { front, ticket, outcome } in ended.drain(..) {
+            self.front(usize::from(front), |front, _| front.answered(io, ticket, outcome));
+        }
+        self.ended = ended;
+    }
+
+    fn attach(&mut self, io: &mut Io, number: usize, make: Make) {
+        let tags = (FIRST_FRONT + number as u64) << NUMBER_BITS;
+        let front = make(io, tags);
+        while self.fronts.len() <= number {
+            self.fronts.push(None);
+        }
+        if let Some(place) = self.fronts.get_mut(number) {
+            *place = Some(Attached { front, leaving: Vec::new() });
+        }
+    }
+
+    fn detach(&mut self, io: &mut Io, number: usize, at_once: bool, latch: Arc<Latch>) {
+        match self.fronts.get_mut(number) {
+            Some(Some(attached)) => {
+                attached.front.stop(io, at_once);
+                attached.leaving.push(latch);
+            }
+            _ => latch.count_down(),
+        }
+    }
+
+    /// Lets frontends end their turns, and forgets those that are over.
+    fn front_turns(&mut self, io: &mut Io) {
+        for number in 0..self.fronts.len() {
+            self.front(number, |front, way| front.turn(io, way));
+            let over =
+                |attached: &mut Attached| !attached.leaving.is_empty() && attached.front.is_over();
+            if let Some(attached) = self.fronts.get_mut(number).and_then(|f| f.take_if(over)) {
+                drop(attached.front);
+                attached.leaving.iter().for_each(|latch| latch.count_down());
+            }
+        }
+    }
+}
+
+impl Handler for Reactor {
+    type Message = Message;
+
+    fn message(&mut self, io: &mut Io, message: Message) {
+        self.lane.look_at_clock();
+        match message {
+            Message::Seat { replica, sockets, latch } => {
+                self.lane.seat(io, replica, sockets);
+                latch.count_down();
+            }
+            Message::Lost { slot, serial, why } => self.lane.lose(io, slot, serial, &why),
+            Message::Remove { replica, latch } => self.lane.remove(io, &replica, &latch),
+            Message::Hold { latch } => self.lane.hold(latch),
+            Message::Release => self.lane.release(),
+            Message::Retry => self.lane.retry = true,
+            Message::Attach { number, make } => self.attach(io, number, make),
+            Message::Front { number, message } => {
+                self.front(number, |front, way| front.message(io, way, message));
+            }
+            Message::Detach { number, at_once, latch } => self.detach(io, number, at_once, latch),
+            Message::End => {
+                self.lane.close(io);
+                self.ending = true;
+            }
+        }
+        self.answer(io);
+    }
+
+    fn received(&mut self, io: &mut Io, tag: u64, data: io::Result<&[u8]>) {
+        self.socket(io, tag, Event::Received(data));
+    }
+
+    fn filled(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
+        self.socket(io, tag, Event::Filled(buf, result));
+    }
+
+    fn sent(&mut self, io: &mut Io, tag: u64, batch: Batch, result: io::Result<()>) {
+        self.socket(io, tag, Event::Sent(batch, result));
+    }
+
+    fn turn(&mut self, io: &mut Io) {
+        self.lane.look_at_clock();
+        self.lane.turn(io);
+        self.answer(io);
+        self.front_turns(io);
+        self.lane.links.settle(io, |_| {});
+        if self.ending && self.lane.links.is_empty() && !self.stopped {
+            self.stopped = true;
+            io.wake_at(None);
+            return io.stop();
+        }
+        self.lane.looked = false;
+        let more = self.lane.retry || !self.lane.ended.is_empty();
+        let wait = if more { Duration::ZERO } else { self.lane.due.saturating_sub(self.lane.now) };
+        io.wake_at(Some(Instant::now() + wait));
+    }
+
+    fn tick(&mut self, io: &mut Io) {
+        self.lane.look_at_clock();
+        if self.lane.due <= self.lane.now {
+            self.lane.tick();
+        }
+        if self.front_tick <= self.lane.now {
+            self.front_tick = self.lane.now + FRONT_TICK;
+            for number in 0..self.fronts.len() {
+                self.front(number, |front, _| front.tick(io));
+            }
+        }
+        self.answer(io);
+    }
+}

@@ -1,0 +1,279 @@
+//! One reactor's share of a path: what becomes of replies, and of replicas that give none.
+
+use super::flight::Stage;
+use super::lane::Lane;
+use super::link::Reply;
+use super::seat::Seat;
+use super::shared::{Latch, Replica};
+use crate::controller::rules::io::NO_BACKEND;
+use crate::controller::rules::timeout::PING_INTERVAL;
+use crate::controller::rules::{Answer, Outcome as Decided, Slot, Slots};
+use crate::data::stats::add;
+use crate::wire::{NO_SPACE_TEXT, Type};
+use dbs_reactor::{Buf, Io};
+use dbs_server::frontend::{Action, Event, FailureKind, Outcome, Ready};
+
+impl Lane {
+    /// Begins to receive on a connection.
+    pub(super) fn begin_link(&mut self, io: &mut Io, number: u32) {
+        self.input(io, number, Event::Begun(&[]));
+    }
+
+    /// Lets a connection to a replica take input.
+    pub(super) fn input(&mut self, io: &mut Io, number: u32, event: Event<'_>) {
+        let (mut ready, failure) = self.links.input(io, number, event);
+        for Ready { request: reply, payload } in ready.drain(..) {
+            self.links.forget(number, &reply);
+            self.reply(io, number, &reply, payload);
+        }
+        self.links.receive(io, number, ready);
+        if failure.is_some() || self.links.has_ended(number) {
+            let why = failure.map(|error| error.to_string());
+            self.link_ended(number, why.as_deref().unwrap_or("the connection is lost"));
+        }
+    }
+
+    /// A replica with a connection less is none.
+    fn link_ended(&mut self, number: u32, why: &str) {
+        let Some(link) = self.links.get(number) else { return };
+        let (slot, serial) = (link.slot, link.serial);
+        if self.seated(slot, serial).is_some() {
+            self.shared.fault(slot, why);
+        }
+    }
+
+    /// A replica that is not lost.
+    fn seated(&mut self, slot: Slot, serial: u64) -> Option<&mut Seat> {
+        let seat = self.seats.get_mut(slot.index())?.as_mut()?;
+        (seat.replica.serial == serial && !seat.lost).then_some(seat)
+    }
+
+    fn reply(&mut self, io: &mut Io, number: u32, reply: &Reply, payload: Option<Buf>) {
+        let Some(link) = self.links.get(number) else { return };
+        let (slot, serial, now) = (link.slot, link.serial, self.now);
+        let Some(seat) = self.seated(slot, serial) else { return };
+        if seat.pinged == Some(reply.sequence) {
+            seat.pinged = None;
+            seat.ping_due = now + PING_INTERVAL;
+            if reply.kind == Some(Type::Error) {
+                self.shared.fault(slot, &text(payload));
+            }
+            return;
+        }
+        // What nobody has asked for is ignored.
+        let Some(place) = self.flights.find(reply.sequence) else { return };
+        let Some(flight) = self.flights.get_mut(place).filter(|flight| flight.waits_for(slot))
+        else {
+            return;
+        };
+        let (stage, length) = (flight.stage, flight.range.1);
+        if let Some(seat) = self.seated(slot, serial) {
+            seat.silence.answered(now);
+        }
+        match (stage, reply.kind) {
+            (Stage::Free, _) => {}
+            (Stage::Read | Stage::Edge(_), Some(Type::Response)) => match payload {
+                Some(data) if data.len() == length as usize => self.read_ended(io, place, data),
+                other => {
+                    let count = other.map_or(0, |data| data.len());
+                    self.nonsense(slot, &format!("{count} bytes for a read of {length}"));
+                }
+            },
+            (Stage::Read | Stage::Edge(_), Some(Type::Error | Type::NoSpace)) => {
+                self.read_failed(io, place, &text(payload));
+            }
+            (Stage::Read | Stage::Edge(_), Some(Type::Eof)) => {
+                self.read_failed(io, place, crate::wire::UNEXPECTED_EOF_TEXT);
+            }
+            (Stage::Change | Stage::Durable, Some(Type::Response)) => {
+                self.done(io, place, slot, reply.size);
+            }
+            (Stage::Change | Stage::Durable, Some(Type::Error)) => {
+                self.failed(io, place, slot, text(payload));
+            }
+            (Stage::Change | Stage::Durable, Some(Type::NoSpace)) => {
+                self.failed(io, place, slot, NO_SPACE_TEXT.to_owned());
+            }
+            (_, kind) => self.nonsense(slot, &format!("a reply of type {kind:?}")),
+        }
+    }
+
+    /// A replica that says what cannot be is not believed any more. Its requests are given up when
+    /// that is told.
+    fn nonsense(&self, slot: Slot, what: &str) {
+        self.shared.fault(slot, &format!("the replica does not keep to the protocol: {what}"));
+    }
+
+    /// A replica has a change.
+    fn done(&mut self, io: &mut Io, place: u32, slot: Slot, size: u32) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let length = flight.range.1;
+        match (flight.stage, flight.request.action) {
+            (Stage::Change, Action::Write { .. }) if size != length => {
+                return self.nonsense(slot, &format!("{size} bytes written of {length}"));
+            }
+            (Stage::Change, Action::Discard) => flight.freed = flight.freed.max(size.min(length)),
+            _ => {}
+        }
+        self.answered(io, place, slot, Answer::Done);
+    }
+
+    /// A replica does not have a change.
+    fn failed(&mut self, io: &mut Io, place: u32, slot: Slot, text: String) {
+        let full = text.contains(NO_SPACE_TEXT);
+        if let Some(flight) = self.flights.get_mut(place) {
+            flight.errors.push((slot, text));
+        }
+        // Nobody says how much of it was written.
+        let answer = if full { Answer::NoSpace { written: 0 } } else { Answer::Failed };
+        self.answered(io, place, slot, answer);
+    }
+
+    fn answered(&mut self, io: &mut Io, place: u32, slot: Slot, answer: Answer) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(fan_out) = &mut flight.fan_out else { return };
+        if fan_out.answer(slot, answer) {
+            self.settle_change(io, place);
+        }
+    }
+
+    /// Everybody has answered: who missed it becomes `ERR`, then the request goes on or ends.
+    pub(super) fn settle_change(&mut self, io: &mut Io, place: u32) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(fan_out) = flight.fan_out.take() else { return };
+        let outcome = if fan_out.is_clean() {
+            Decided::Done
+        } else {
+            self.shared.decide(&fan_out, &flight.errors).outcome
+        };
+        match outcome {
+            Decided::Done => {
+                let action = flight.request.action;
+                if (flight.stage, action) == (Stage::Change, Action::Write { durable: true }) {
+                    flight.errors.clear();
+                    return self.begin_flush(io, place, Stage::Durable);
+                }
+                let bytes = match action {
+                    Action::Write { .. } => flight.request.length,
+                    Action::Discard => flight.freed,
+                    Action::Read | Action::Flush => 0,
+                };
+                self.end(place, Outcome::Done(bytes));
+            }
+            Decided::NoSpace => self.fail(place, FailureKind::NoSpace, NO_SPACE_TEXT),
+            Decided::Failed => {
+                let text = self.texts(place);
+                self.fail(place, FailureKind::Io, text);
+            }
+        }
+    }
+
+    /// What replicas said of a request that failed.
+    fn texts(&mut self, place: u32) -> String {
+        let Some(flight) = self.flights.get_mut(place) else { return String::new() };
+        let errors = std::mem::take(&mut flight.errors);
+        let texts =
+            errors.iter().map(|(slot, text)| format!("{}: {text}", self.shared.name(*slot)));
+        let texts: Vec<String> = texts.collect();
+        if texts.is_empty() { NO_BACKEND.to_owned() } else { texts.join("; ") }
+    }
+
+    /// What was read has come.
+    pub(super) fn read_ended(&mut self, io: &mut Io, place: u32, data: Buf) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let (stage, read) = (flight.stage, flight.read.take());
+        let failed = read.map_or(Slots::EMPTY, |read| read.faulted());
+        if !failed.is_empty() {
+            self.blame(place, failed);
+        }
+        match (stage, self.flights.get_mut(place)) {
+            (Stage::Edge(edge), Some(flight)) => {
+                if let Some(place) = flight.edges.get_mut(edge) {
+                    *place = Some(data);
+                }
+                self.next_edge(io, place, edge + 1);
+            }
+            _ => self.end(place, Outcome::Data(data)),
+        }
+    }
+
+    /// A replica could not read: the next one is asked.
+    pub(super) fn read_failed(&mut self, io: &mut Io, place: u32, text: &str) {
+        let modes = self.shared.modes.now();
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(mut read) = flight.read else { return };
+        flight.errors.push((read.current(), text.to_owned()));
+        let next = read.retry(modes);
+        flight.read = Some(read);
+        match next {
+            Some(slot) => {
+                add(&self.counters().retries, 1);
+                self.ask_read(io, place, slot);
+            }
+            None => {
+                self.blame(place, read.faulted());
+                let text = self.texts(place);
+                self.fail(place, FailureKind::Io, text);
+            }
+        }
+    }
+
+    /// Replicas that could not read become `ERR`.
+    fn blame(&mut self, place: u32, failed: Slots) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        for slot in failed.iter() {
+            let said = flight.errors.iter().find(|(from, _)| *from == slot);
+            self.shared.fault(slot, said.map_or("a read failed", |(_, text)| text));
+        }
+    }
+
+    /// A replica is `ERR`: nothing more is heard of it, what waits for it fails.
+    pub(super) fn lose(&mut self, io: &mut Io, slot: Slot, serial: u64, why: &str) {
+        let Some(seat) = self.seated(slot, serial) else { return };
+        seat.lost = true;
+        self.links.end(io, true, |link| link.serial == serial);
+        for place in self.flights.waiting_for(slot) {
+            let Some(flight) = self.flights.get_mut(place).filter(|flight| flight.waits_for(slot))
+            else {
+                continue;
+            };
+            match flight.stage {
+                Stage::Free => {}
+                Stage::Read | Stage::Edge(_) => self.read_failed(io, place, why),
+                Stage::Change | Stage::Durable => self.failed_for_good(io, place, slot, why),
+            }
+        }
+    }
+
+    fn failed_for_good(&mut self, io: &mut Io, place: u32, slot: Slot, why: &str) {
+        if let Some(flight) = self.flights.get_mut(place) {
+            flight.errors.push((slot, why.to_owned()));
+        }
+        self.answered(io, place, slot, Answer::Failed);
+    }
+
+    /// A replica is forgotten.
+    pub(super) fn remove(&mut self, io: &mut Io, replica: &Replica, latch: &Latch) {
+        self.lose(io, replica.slot, replica.serial, "the replica is removed");
+        if let Some(seat) = self.seats.get_mut(replica.slot.index())
+            && seat.as_ref().is_some_and(|seat| seat.replica.serial == replica.serial)
+        {
+            *seat = None;
+        }
+        latch.count_down();
+    }
+
+    /// Closes all connections.
+    pub(super) fn close(&mut self, io: &mut Io) {
+        self.links.end(io, true, |_| true);
+    }
+}
+
+/// The text of an error.
+fn text(payload: Option<Buf>) -> String {
+    let bytes = payload.as_deref().unwrap_or_default();
+    if bytes.is_empty() {
+        return "an error without a text".to_owned();
+    }
+    String::from_utf8_lossy(bytes).into_owned()
+}

@@ -1,0 +1,42 @@
+//! A replica as one reactor sees it.
+
+use super::shared::Replica;
+use crate::controller::rules::timeout::{PING_INTERVAL, Silence};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a replica is reached.
+pub(super) enum Way {
+    /// Over these connections, in turn.
+    Links { numbers: Vec<u32>, next: usize },
+    /// Not at all: everything succeeds at once, and reads as zeros.
+    Null,
+}
+
+/// A replica.
+pub(super) struct Seat {
+    pub replica: Arc<Replica>,
+    pub way: Way,
+    pub silence: Silence,
+    /// Nothing goes to it, and nothing that comes from it counts.
+    pub lost: bool,
+    /// Number of the ping that was sent and not answered.
+    pub pinged: Option<u32>,
+    /// When the next one is due.
+    pub ping_due: Duration,
+}
+
+impl Seat {
+    pub fn new(replica: Arc<Replica>, way: Way, now: Duration) -> Self {
+        let silence = Silence::default();
+        Self { replica, way, silence, lost: false, pinged: None, ping_due: now + PING_INTERVAL }
+    }
+
+    /// The connection to use next.
+    #[inline]
+    pub fn link(&mut self) -> Option<u32> {
+        let Way::Links { numbers, next } = &mut self.way else { return None };
+        *next = if *next + 1 < numbers.len() { *next + 1 } else { 0 };
+        numbers.get(*next).copied()
+    }
+}

@@ -1,0 +1,13 @@
+//! The controller's data path over real sockets: our data server as replicas, and replicas written
+//! here that are slow, full, hostile or do not answer.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../data_support/mod.rs"]
+mod data_support;
+mod fake;
+mod support;
+
+mod failures;
+mod frontends;
+mod rebuilding;
+mod verified;
