@@ -5,7 +5,7 @@ use std::env;
 use std::error::Error;
 use std::path::PathBuf;
 
-const FILES: [&str; 6] = [
+const REPLICA: [&str; 6] = [
     "grpc/health.proto",
     "longhorn/common.proto",
     "longhorn/replica.proto",
@@ -14,16 +14,29 @@ const FILES: [&str; 6] = [
     "dbs/peer.proto",
 ];
 
+/// Apart, so that the reflection of either side does not show what only the other offers.
+const CONTROLLER: [&str; 3] =
+    ["grpc/health.proto", "longhorn/profiler.proto", "longhorn/controller.proto"];
+
+/// What the controller's definitions share with the replica's.
+const SHARED: [&str; 2] = ["SyncFileInfo", "VersionOutput"];
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let descriptors = protox::compile(FILES, ["proto"])?;
+    let descriptors = protox::compile(REPLICA, ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure().bytes(".dbs").compile_fds(descriptors)?;
-    // Apart, so that our servers' reflection does not show what they do not offer.
-    let controller = protox::compile(["longhorn/controller.proto"], ["proto"])?;
+
     let out = out.join("controller");
     std::fs::create_dir_all(&out)?;
-    tonic_prost_build::configure().build_server(false).out_dir(out).compile_fds(controller)?;
+    let descriptors = protox::compile(CONTROLLER, ["proto"])?;
+    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    let mut build = tonic_prost_build::configure().out_dir(out);
+    for name in SHARED {
+        let ours = format!("crate::proto::ptypes::{name}");
+        build = build.extern_path(format!(".ptypes.{name}"), ours);
+    }
+    build.compile_fds(descriptors)?;
     Ok(())
 }

@@ -11,7 +11,7 @@ pub mod profilerrpc {
     tonic::include_proto!("profilerrpc");
 }
 
-/// What the command line asks an engine for: a part of package `ptypes`.
+/// Package `ptypes`: the controller.
 pub mod controller {
     include!(concat!(env!("OUT_DIR"), "/controller/ptypes.rs"));
 }
@@ -26,5 +26,9 @@ pub mod health {
     tonic::include_proto!("grpc.health.v1");
 }
 
-/// All definitions, for server reflection.
+/// All definitions of a replica's servers, for their reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// All definitions of a controller's server, for its reflection.
+pub const CONTROLLER_DESCRIPTORS: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/controller/descriptors.bin"));

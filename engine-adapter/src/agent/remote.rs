@@ -43,7 +43,7 @@ impl Address {
         }
     }
 
-    /// Its host, without brackets.
+    /// The name or address of the machine, without brackets.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
@@ -101,29 +101,36 @@ pub type Calls = InterceptedService<Channel, Named>;
 /// # Errors
 /// `Invalid` for an address or a name that cannot be used.
 pub fn calls(address: &Address, volume: &str) -> Result<Calls> {
-    Ok(InterceptedService::new(address.channel()?, Named::new(volume)?))
+    calls_of(address, volume, "")
 }
 
-/// Adds the name of the volume to each call.
-#[derive(Debug, Clone)]
-pub struct Named(Option<MetadataValue<Ascii>>);
+/// Connects to a server of this instance of a volume's replica or engine; an empty name is any.
+///
+/// # Errors
+/// As [`calls`].
+pub fn calls_of(address: &Address, volume: &str, instance: &str) -> Result<Calls> {
+    let names = Named { volume: name(volume)?, instance: name(instance)? };
+    Ok(InterceptedService::new(address.channel()?, names))
+}
 
-impl Named {
-    fn new(volume: &str) -> Result<Self> {
-        if volume.is_empty() {
-            return Ok(Self(None));
-        }
-        let value = volume.parse().map_err(|_| {
-            Error::invalid(format!("{volume:?} cannot be sent as the name of a volume"))
-        })?;
-        Ok(Self(Some(value)))
-    }
+fn name(text: &str) -> Result<Option<MetadataValue<Ascii>>> {
+    let unusable = |_| Error::invalid(format!("{text:?} cannot be sent as a name"));
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(unusable) }
+}
+
+/// Adds to each call whom it means.
+#[derive(Debug, Clone)]
+pub struct Named {
+    volume: Option<MetadataValue<Ascii>>,
+    instance: Option<MetadataValue<Ascii>>,
 }
 
 impl Interceptor for Named {
     fn call(&mut self, mut request: Request<()>) -> std::result::Result<Request<()>, Status> {
-        if let Some(volume) = &self.0 {
-            request.metadata_mut().insert("volume-name", volume.clone());
+        for (key, name) in [("volume-name", &self.volume), ("instance-name", &self.instance)] {
+            if let Some(name) = name {
+                request.metadata_mut().insert(key, name.clone());
+            }
         }
         Ok(request)
     }
@@ -139,15 +146,20 @@ pub fn within<T>(time: Duration, message: T) -> Request<T> {
 /// What a failed call means here, with what was being done.
 #[must_use]
 pub fn failed(status: &Status, what: &str) -> Error {
-    let kind = match status.code() {
+    Error::new(kind(status), format!("{what}: {}", text(status)))
+}
+
+/// The kind of a failed call.
+#[must_use]
+pub fn kind(status: &Status) -> ErrorKind {
+    match status.code() {
         Code::NotFound => ErrorKind::NotFound,
         Code::InvalidArgument | Code::FailedPrecondition => ErrorKind::Invalid,
         Code::Aborted => ErrorKind::Busy,
         Code::ResourceExhausted => ErrorKind::NoSpace,
         Code::Unimplemented => ErrorKind::Unsupported,
         _ => ErrorKind::Io,
-    };
-    Error::new(kind, format!("{what}: {}", text(status)))
+    }
 }
 
 /// What a status says, without its code; with what is below it where it says little itself.

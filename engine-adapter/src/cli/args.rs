@@ -1,6 +1,7 @@
 //! The arguments of `longhorn`: names and defaults are upstream's, the last group of `replica` is
 //! our own.
 
+use super::client_args::ClientCommand;
 use super::golang;
 use crate::host::address::ListenAddress;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// Heading of the options upstream does not have.
 const OURS: &str = "Options of DBS";
 
-/// A replica for Longhorn's v1 data engine on a DBS store.
+/// Longhorn's v1 data engine on DBS: replicas, and what steers a volume.
 #[derive(Debug, Parser)]
 #[command(name = "longhorn", version, max_term_width = 100, args_override_self = true)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -50,6 +51,9 @@ pub enum Command {
     SyncAgent(SyncAgentArgs),
     /// Print versions as JSON
     Version(VersionArgs),
+    /// What steers a volume.
+    #[command(flatten)]
+    Client(ClientCommand),
     /// What upstream has besides.
     #[command(external_subcommand)]
     Other(Vec<OsString>),
@@ -231,6 +235,7 @@ fn port_range(text: &str) -> Result<(u16, u16), String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client_args::{SnapshotCommand, Snapshots};
     use super::*;
     use clap::CommandFactory;
 
@@ -278,7 +283,60 @@ mod tests {
         for wrong in ["replica", "replica a b", "replica d --size 1x", "replica d --listen 1"] {
             assert!(parse(&format!("longhorn {wrong}")).is_err(), "{wrong}");
         }
-        assert!(matches!(parse("longhorn snapshots ls").unwrap().command, Command::Other(_)));
+        assert!(matches!(parse("longhorn backup ls").unwrap().command, Command::Other(_)));
+    }
+
+    fn client(line: &str) -> ClientCommand {
+        match parse(line).unwrap().command {
+            Command::Client(command) => command,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn commands_that_steer_a_volume() {
+        let line = "longhorn -url http://h:1 --volume-name v add tcp://h:2 --size 42mb \
+            --current-size=42mb -fast-sync --replica-instance-name r";
+        let line: Vec<_> = line.split_ascii_whitespace().collect();
+        let ClientCommand::AddReplica(add) = client(&line.join(" ")) else { panic!() };
+        assert_eq!((&*add.replica[0], &*add.sizes.size), ("tcp://h:2", "42mb"));
+        assert!(add.fast_sync && !add.restore);
+        assert_eq!((add.sync.file_sync_http_client_timeout, add.sync.grpc_timeout_seconds), (5, 0));
+        let ClientCommand::Snapshots(all) = client("longhorn snapshot") else { panic!() };
+        assert!(all.command.is_none());
+        let create =
+            client("longhorn snapshots create --label a=b s --label c=d --freeze-fs=false");
+        let ClientCommand::Snapshots(Snapshots { command: Some(SnapshotCommand::Create(create)) }) =
+            create
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (create.name, create.label),
+            (vec!["s".to_owned()], vec!["a=b".into(), "c=d".into()])
+        );
+        for (name, command) in [
+            ("ls", "LsReplica"),
+            ("rm x", "RmReplica"),
+            ("update x --mode ERR", "UpdateReplica"),
+            ("verify-rebuild x", "VerifyRebuildReplica"),
+            ("rebuild-status", "ReplicaRebuildStatus"),
+            ("start a b --size 1 --current-size 1", "StartWithReplicas"),
+            ("hash-status x", "HashStatus"),
+            ("expand --size 8192", "Expand"),
+            ("frontend start socket", "Frontend"),
+            ("unmap-mark-snap --enable", "UnmapMarkSnapChainRemoved"),
+            ("journal --limit -1", "Journal"),
+            ("profiler enable --port 30001", "Profiler"),
+            ("sync-agent-server-reset", "SyncAgentServerReset"),
+            ("info", "Info"),
+        ] {
+            let parsed = format!("{:?}", client(&format!("longhorn {name}")));
+            assert!(parsed.starts_with(command), "{name}: {parsed}");
+        }
+        for wrong in ["expand --size 1m", "snapshots bogus", "frontend bogus", "ls --bogus"] {
+            assert!(parse(&format!("longhorn {wrong}")).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! The command `longhorn`, which is also `dbs replica`.
 
 pub mod args;
+mod client;
+pub mod client_args;
 pub mod golang;
+mod labels;
+mod output;
 mod replica;
-pub mod version;
+mod version;
 
 pub use args::{Cli, Command, ReplicaArgs};
 pub use replica::serve;
@@ -11,43 +15,30 @@ pub use replica::serve;
 use clap::Parser;
 use clap::error::ErrorKind;
 use dbs_server::log;
+use output::Failure;
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 
-/// Commands of upstream that belong to its engine.
-const ENGINE_COMMANDS: [&str; 30] = [
-    "controller",
-    "sync-agent-server-reset",
-    "start-with-replicas",
-    "start",
-    "add-replica",
-    "add",
-    "verify-rebuild-replica",
-    "verify-rebuild",
-    "ls-replica",
-    "ls",
-    "rm-replica",
-    "rm",
-    "update-replica",
-    "update",
-    "replica-rebuild-status",
-    "rebuild-status",
-    "snapshots",
-    "snapshot",
-    "backups",
-    "backup",
-    "expand",
-    "unmap-mark-snap-chain-removed",
-    "unmap-mark-snap",
-    "journal",
-    "info",
-    "frontend",
-    "system-backup",
-    "profiler",
-    "export-volume",
-    "export",
-];
+/// Commands of upstream for backups, which there are none of here.
+const BACKUP_COMMANDS: [&str; 5] =
+    ["backups", "backup", "system-backup", "export-volume", "export"];
+
+/// Why a command did not do what it should.
+enum Failed {
+    /// A process that serves, with its last line of log.
+    Serving(String),
+    /// A command, with upstream's.
+    Command(Failure),
+}
+
+impl Failed {
+    fn report(&self) {
+        match self {
+            Self::Serving(text) => log::error("failed", &[("error", text)]),
+            Self::Command(failure) => failure.report(),
+        }
+    }
+}
 
 /// Runs the command line and says how it ended: 0, or 1 as upstream has it for all errors.
 #[must_use]
@@ -63,44 +54,34 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(text) => {
-            log::error("failed", &[("error", &text)]);
+        Err(failed) => {
+            failed.report();
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(cli: Cli) -> Result<(), String> {
+fn run(cli: Cli) -> Result<(), Failed> {
     let globals = &cli.globals;
+    let serving = |e: dbs_core::Error| Failed::Serving(e.to_string());
     match cli.command {
         Command::Replica(replica) => {
-            serve(&replica.replica, replica.store.as_deref(), &globals.volume_name)
-                .map_err(|e| e.to_string())
+            serve(&replica.replica, replica.store.as_deref(), &globals.volume_name).map_err(serving)
         }
         Command::SyncAgent(args) => {
-            replica::sync_agent(&args, &globals.volume_name).map_err(|e| e.to_string())
+            replica::sync_agent(&args, &globals.volume_name).map_err(serving)
         }
-        Command::Version(args) => {
-            let engine = version::Engine {
-                url: &globals.url,
-                volume_name: &globals.volume_name,
-                instance_name: &globals.engine_instance_name,
-            };
-            print(&version::versions((!args.client_only).then_some(&engine))?)
-        }
-        Command::Other(args) => Err(other(&args)),
+        Command::Version(args) => version::run(&args, globals).map_err(Failed::Command),
+        Command::Client(command) => client::run(&command, globals).map_err(Failed::Command),
+        Command::Other(args) => Err(Failed::Serving(other(&args))),
     }
-}
-
-fn print(text: &str) -> Result<(), String> {
-    writeln!(std::io::stdout(), "{text}").map_err(|e| format!("printing: {e}"))
 }
 
 /// Why a command that is not ours is not.
 fn other(args: &[OsString]) -> String {
     let name = args.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-    if ENGINE_COMMANDS.contains(&&*name) {
-        format!("the command `{name}` comes with the controller (not in this build)")
+    if BACKUP_COMMANDS.contains(&&*name) {
+        format!("`{name}` is not supported: there are no backups in this build")
     } else {
         format!("unrecognized command: {name}")
     }
@@ -111,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_of_the_engine_are_told_from_typing_errors() {
+    fn commands_for_backups_are_told_from_typing_errors() {
         let say = |name: &str| other(&[OsString::from(name)]);
-        assert!(say("snapshots").contains("comes with the controller"));
+        assert!(say("backup").contains("not supported"));
         assert_eq!(say("snapsots"), "unrecognized command: snapsots");
     }
 }

@@ -23,6 +23,12 @@ impl Identity {
         Self { volume: volume.to_owned(), instance: instance.to_owned(), kind: "replica" }
     }
 
+    /// The identity of a volume's controller.
+    #[must_use]
+    pub fn controller(volume: &str, instance: &str) -> Self {
+        Self { volume: volume.to_owned(), instance: instance.to_owned(), kind: "controller" }
+    }
+
     /// Compares what the caller says with what is known; what one of both does not say passes.
     ///
     /// # Errors

@@ -1,8 +1,10 @@
 //! The controller of a volume: what Longhorn calls its engine.
 //!
 //! [`rules`] decides and does nothing else; [`path`] moves data between
-//! frontends ([`frontend`]) and replicas.
+//! frontends ([`frontend`]) and replicas; [`client`] is what steers a controller and its replicas from
+//! outside.
 
+pub mod client;
 pub mod frontend;
 pub mod path;
 pub mod rules;

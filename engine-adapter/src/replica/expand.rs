@@ -6,14 +6,14 @@ use dbs_core::store::SnapshotOptions;
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Error, Store};
 use dbs_server::log;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Label of the snapshot that an expansion takes first.
 const EXPANSION_LABEL: &str = "replica-expansion";
 
 /// How far a failed expansion got: the engine keeps replicas that are as before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExpandCode {
     /// Nobody knows.
     ResultUnknown,
@@ -26,7 +26,7 @@ pub enum ExpandCode {
 }
 
 /// Why an expansion failed. Its JSON is the message of the gRPC status.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExpandError {
     /// How far it got.
@@ -51,6 +51,12 @@ impl ExpandError {
     pub fn to_json(&self) -> String {
         // Texts always have a form in JSON.
         serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// What the message of a status says, if it is of this form.
+    #[must_use]
+    pub fn from_json(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
     }
 }
 

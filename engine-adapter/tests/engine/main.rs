@@ -7,6 +7,7 @@
 //!   tests open no qcow image). Without it every test says that it is skipped.
 //! - `REPLICA`: `ours` (default), or `stock` to run every scenario on upstream's replicas alone, which shows whether
 //!   a failure is the scenario's or ours.
+//! - `CLI`: `stock` (default), or `ours` to steer the engine in every scenario with our command line.
 //! - `ENGINE_SEED`, `ENGINE_SECONDS`: of the random histories; a failing one prints its seed. The same seed takes the
 //!   same steps, but the bytes and times differ.
 //!
@@ -17,6 +18,7 @@
 
 mod support;
 
+mod cli;
 mod clone;
 mod counters;
 mod expand;

@@ -2,14 +2,14 @@
 
 use super::image::{Image, Mix};
 use super::io::{Address, Client};
-use super::process::{Process, dying_with_us, output_within};
-use super::replica::Replica;
+use super::process::{Process, dying_with_us, output_within, run_within};
+use super::replica::{Replica, ours};
 use super::{Lab, eventually, eventually_within, free_ports};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -53,7 +53,8 @@ pub struct Engine {
     volume: String,
     port: u16,
     size: usize,
-    program: PathBuf,
+    /// The command line that steers it.
+    cli: PathBuf,
     control_path: PathBuf,
     scratch: PathBuf,
     frontend: Frontend,
@@ -114,12 +115,23 @@ impl Lab {
             volume,
             port,
             size: options.size,
-            program: self.stock().to_owned(),
+            cli: self.command_line(),
             control_path: self.control_path(),
             scratch: self.path().to_owned(),
             frontend: options.frontend,
             process,
         })
+    }
+}
+
+impl Lab {
+    /// Which `longhorn` steers engines: `CLI` says whose.
+    fn command_line(&self) -> PathBuf {
+        match std::env::var("CLI").as_deref() {
+            Ok("ours") => ours(),
+            Ok("stock") | Err(_) => self.stock().to_owned(),
+            Ok(other) => panic!("CLI={other}: neither stock nor ours"),
+        }
     }
 }
 
@@ -150,9 +162,22 @@ impl Engine {
         super::exercise(&self.data(), image, Mix::default(), requests);
     }
 
-    /// Runs upstream's command line; its output, or what it said of its failure.
+    /// Runs a command line, with options in front of the command; its exit code, output and errors.
+    pub fn run_cli(
+        &self,
+        program: &Path,
+        globals: &[&str],
+        args: &[&str],
+    ) -> (i32, String, String) {
+        let mut command = Command::new(program);
+        command.env("LONGHORN_CONTROL_PATH", &self.control_path).args(globals).args(args);
+        let (status, out, err) = run_within(COMMAND, command, &self.scratch);
+        (status.code().expect("an exit code"), out, err)
+    }
+
+    /// Runs the command line; its output, or what it said of its failure.
     pub fn try_cli(&self, args: &[&str]) -> Result<String, String> {
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(&self.cli);
         command.env("LONGHORN_CONTROL_PATH", &self.control_path);
         command
             .args([

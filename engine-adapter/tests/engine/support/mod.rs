@@ -10,7 +10,7 @@ pub mod rpc;
 pub use engine::{Engine, EngineOptions, Frontend};
 pub use image::{Image, Load, Mix, exercise};
 pub use io::Address;
-pub use replica::{Kind, Replica, ReplicaOptions};
+pub use replica::{Kind, Replica, ReplicaOptions, ours};
 
 use std::io::Write;
 use std::net::TcpListener;

@@ -101,11 +101,17 @@ pub fn dying_with_us(program: &Path) -> Command {
 }
 
 /// Runs a command to its end, which must come within `limit`: whether it succeeded, its output, its errors.
-pub fn output_within(
+pub fn output_within(limit: Duration, command: Command, scratch: &Path) -> (bool, String, String) {
+    let (status, out, err) = run_within(limit, command, scratch);
+    (status.success(), out, err)
+}
+
+/// The same with how it ended.
+pub fn run_within(
     limit: Duration,
     mut command: Command,
     scratch: &Path,
-) -> (bool, String, String) {
+) -> (ExitStatus, String, String) {
     let out = tempfile::NamedTempFile::new_in(scratch).unwrap();
     let err = tempfile::NamedTempFile::new_in(scratch).unwrap();
     command
@@ -130,5 +136,5 @@ pub fn output_within(
     let (out, err) = (text(out.path()), text(err.path()));
     let status =
         status.unwrap_or_else(|| panic!("{command:?} took longer than {limit:?}\n{out}\n{err}"));
-    (status.success(), out, err)
+    (status, out, err)
 }

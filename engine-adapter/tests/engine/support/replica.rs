@@ -101,7 +101,7 @@ impl Lab {
 }
 
 /// The binary under test.
-fn ours() -> PathBuf {
+pub fn ours() -> PathBuf {
     let program = option_env!("CARGO_BIN_EXE_longhorn").map(PathBuf::from);
     program.expect("no binary of ours was built")
 }
