@@ -4,6 +4,7 @@ use super::batch::Batch;
 use super::buffer::{Buf, Buffers};
 use super::epoll::Epoll;
 use super::slab::Slab;
+use super::ublk::{UblkQueue, UblkRequest};
 use super::uring::Uring;
 use nix::sys::eventfd::EventFd;
 use std::io;
@@ -101,6 +102,19 @@ pub trait Handler {
         let _ = (io, tag, buf, result);
     }
 
+    /// [`Io::fetch`] or [`Io::commit`]: a user of the device has made a request, to be answered with
+    /// [`Io::commit`]; or the tag is not with the kernel any more, `ENODEV` if the device was
+    /// stopped.
+    fn fetched(
+        &mut self,
+        io: &mut Io,
+        queue: UblkQueue,
+        tag: u16,
+        request: io::Result<UblkRequest>,
+    ) {
+        let _ = (io, queue, tag, request);
+    }
+
     /// Everything that had happened has been told: the moment to start what was put off so that
     /// it goes together, such as a batch of replies.
     fn turn(&mut self, io: &mut Io) {
@@ -147,6 +161,11 @@ pub(crate) enum Done {
         tag: u64,
         buf: Buf,
         result: io::Result<()>,
+    },
+    Fetched {
+        queue: UblkQueue,
+        tag: u16,
+        result: io::Result<UblkRequest>,
     },
     /// Only the end of a wait.
     Woken,
@@ -242,6 +261,46 @@ impl Io {
     /// Writes all segments out of `buf`, in any order; ends in [`Handler::moved`].
     pub fn write(&mut self, file: File, segments: &[Segment], buf: Buf, tag: u64) {
         backend!(self, driver => driver.transfer(file.0, segments, buf, tag, true));
+    }
+
+    /// Takes over a queue of a ublk device, of which `device` is the character device. All its tags
+    /// must be fetched on this thread.
+    ///
+    /// # Errors
+    /// `Unsupported` without `io_uring`; the kernel does not show the queue.
+    pub fn add_ublk_queue(
+        &mut self,
+        device: OwnedFd,
+        queue: u16,
+        depth: u16,
+    ) -> io::Result<UblkQueue> {
+        match &mut self.backend {
+            Backend::Uring(driver) => driver.add_queue(device, queue, depth),
+            Backend::Epoll(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Hands a tag to the kernel for the first time; ends in [`Handler::fetched`] when there is a
+    /// request for it. Tags that wait do not keep the thread from ending.
+    pub fn fetch(&mut self, queue: UblkQueue, tag: u16) {
+        if let Backend::Uring(driver) = &mut self.backend {
+            driver.fetch(queue, tag, None);
+        }
+    }
+
+    /// Answers the request of a tag, with the bytes read or written or a negative error number, and
+    /// hands the tag to the kernel again.
+    pub fn commit(&mut self, queue: UblkQueue, tag: u16, result: i32) {
+        if let Backend::Uring(driver) = &mut self.backend {
+            driver.fetch(queue, tag, Some(result));
+        }
+    }
+
+    /// Gives a queue up; nothing is told of its tags any more.
+    pub fn remove_ublk_queue(&mut self, queue: UblkQueue) {
+        if let Backend::Uring(driver) = &mut self.backend {
+            driver.remove_queue(queue);
+        }
     }
 
     /// Ends a connection in both directions: what runs on it ends soon. See

@@ -58,6 +58,8 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
+//! A reactor also serves the queues of block devices that the kernel makes for it: [`ublk`].
+//!
 //! The thread uses `io_uring` where the kernel allows it, else `epoll` and a few threads that
 //! read and write files ([`Driver`]). What was measured to choose this shape, and these flags, is
 //! in `docs/decisions/0007-reactor.md`.
@@ -69,6 +71,7 @@ mod handler;
 mod shared;
 mod slab;
 mod thread;
+pub mod ublk;
 mod uring;
 
 pub use batch::Batch;
@@ -79,3 +82,4 @@ pub use slab::Slab;
 #[doc(hidden)]
 pub use thread::Local;
 pub use thread::{Remote, Thread, spawn};
+pub use uring::allowed as uring_allowed;

@@ -202,7 +202,8 @@ impl<H: Handler> Turns<H> {
         loop {
             self.turn();
             if self.io.stopping && backend!(self.io, driver => driver.in_flight()) == 0 {
-                return Ok(());
+                // What was started last, and is not waited for, is to reach the kernel.
+                return backend!(self.io, driver => driver.poll());
             }
             self.wait()?;
         }
@@ -240,6 +241,7 @@ impl<H: Handler> Turns<H> {
                 Done::Filled { tag, buf, result } => handler.filled(io, tag, buf, result),
                 Done::Sent { tag, batch, result } => handler.sent(io, tag, batch, result),
                 Done::Moved { tag, buf, result } => handler.moved(io, tag, buf, result),
+                Done::Fetched { queue, tag, result } => handler.fetched(io, queue, tag, result),
                 Done::Woken => {}
             }
         }

@@ -6,18 +6,23 @@
 #![allow(unsafe_code)]
 
 use super::batch::{Batch, Sending};
-use super::buffer::{BUFFER_ALIGN, Buf, Buffers};
+use super::buffer::Buf;
 use super::handler::{Bytes, Done, Segment, Targets};
 use super::slab::Slab;
-use io_uring::types::{BufRingEntry, Fd, Timespec};
+use super::ublk::Mapped;
+use io_uring::types::{Fd, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use nix::sys::eventfd::EventFd;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
+
+mod receive;
+mod ublk;
+
+use receive::ReceiveBuffers;
 
 /// Requests handed over with one system call at most.
 const SUBMISSIONS: u32 = 256;
@@ -25,8 +30,7 @@ const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 /// Descriptors registered with the ring at most; more work too, a little slower.
 const REGISTERED_MAX: u32 = 4096;
-/// Buffers for receiving; a power of two. Each takes up to [`RECEIVE_BYTES`].
-const RECEIVE_BUFFERS: u16 = 32;
+/// Bytes received at once.
 const RECEIVE_BYTES: usize = 64 << 10;
 const GROUP: u16 = 0;
 /// `user_data` of the wake-up call.
@@ -40,6 +44,8 @@ pub(crate) struct Uring {
     targets: Targets,
     registered: u32,
     receive: ReceiveBuffers,
+    /// Queues of ublk devices. What waits for their requests uses no memory of this process.
+    queues: Slab<Mapped>,
     /// Reused for batches on their way.
     #[allow(clippy::vec_box, reason = "the kernel is given addresses inside them")]
     idle_sendings: Vec<Box<Sending>>,
@@ -88,6 +94,7 @@ impl Uring {
             targets: Targets::default(),
             registered,
             receive,
+            queues: Slab::default(),
             idle_sendings: Vec::new(),
             done: VecDeque::new(),
             waker,
@@ -228,6 +235,9 @@ impl Uring {
             let _ = self.waker.read();
             self.listen_to_waker();
             return Some(Done::Woken);
+        }
+        if ublk::is_fetch(entry.user_data()) {
+            return self.fetched(entry);
         }
         let index = entry.user_data() as u32;
         let result = match entry.result() {
@@ -431,67 +441,15 @@ fn retryable(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
+/// Whether this process may use `io_uring`.
+///
+/// # Errors
+/// Why not: the kernel is too old, or forbids it.
+pub fn allowed() -> io::Result<()> {
+    IoUring::new(2).map(drop)
+}
+
 fn descriptors_max() -> u32 {
     let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE);
     limit.map_or(0, |(soft, _)| u32::try_from(soft).unwrap_or(u32::MAX))
-}
-
-/// Memory that the kernel receives into, and the ring in which it finds free parts.
-struct ReceiveBuffers {
-    memory: Buf,
-    entries: Buf,
-    tail: u16,
-}
-
-impl ReceiveBuffers {
-    fn register(ring: &IoUring) -> io::Result<Self> {
-        let entries_bytes = usize::from(RECEIVE_BUFFERS) * size_of::<BufRingEntry>();
-        let entries =
-            Buffers::new(entries_bytes)?.take(entries_bytes.next_multiple_of(BUFFER_ALIGN));
-        let memory_bytes = usize::from(RECEIVE_BUFFERS) * RECEIVE_BYTES;
-        let memory = Buffers::new(memory_bytes)?.take(memory_bytes);
-        // SAFETY: `entries` is aligned, large enough, zeroed as fresh memory, and outlives the
-        // ring's use of it: it is freed after the ring, which is declared before it.
-        unsafe {
-            ring.submitter().register_buf_ring_with_flags(
-                entries.as_ptr().addr() as u64,
-                RECEIVE_BUFFERS,
-                GROUP,
-                0,
-            )?;
-        }
-        let mut receive = Self { memory, entries, tail: 0 };
-        (0..RECEIVE_BUFFERS).for_each(|id| receive.give_back(id));
-        Ok(receive)
-    }
-
-    /// What the kernel received into a buffer.
-    fn bytes(&self, buffer: Option<u16>, len: usize) -> Bytes {
-        // At the end of a stream the kernel may have taken none.
-        let Some(id) = buffer else {
-            return Bytes { ptr: self.memory.as_ptr(), len: 0, id: u16::MAX };
-        };
-        assert!(id < RECEIVE_BUFFERS && len <= RECEIVE_BYTES, "the kernel names a buffer it has");
-        // SAFETY: inside the memory.
-        let ptr = unsafe { self.memory.as_ptr().add(usize::from(id) * RECEIVE_BYTES) };
-        Bytes { ptr, len, id }
-    }
-
-    fn give_back(&mut self, id: u16) {
-        if id >= RECEIVE_BUFFERS {
-            return;
-        }
-        let base: *mut BufRingEntry = self.entries.as_ptr().cast();
-        // SAFETY: the index is inside the ring; the kernel does not read the entry before the
-        // tail passes it. The tail shares memory with the first entry's reserved field only.
-        unsafe {
-            let entry = &mut *base.add(usize::from(self.tail % RECEIVE_BUFFERS));
-            entry.set_addr(self.memory.as_ptr().add(usize::from(id) * RECEIVE_BYTES).addr() as u64);
-            entry.set_len(RECEIVE_BYTES as u32);
-            entry.set_bid(id);
-            self.tail = self.tail.wrapping_add(1);
-            let tail = BufRingEntry::tail(base).cast::<AtomicU16>();
-            (*tail).store(self.tail, Ordering::Release);
-        }
-    }
 }
