@@ -1,7 +1,7 @@
 //! The command line.
 
 use crate::commands::{
-    bench, export, import, replica, serve, snapshot, store, stream, tools, volume,
+    attach, bench, export, import, replica, serve, snapshot, store, stream, tools, volume,
 };
 use crate::exit;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -82,6 +82,14 @@ pub enum Command {
     Send(stream::SendSnapshot),
     /// Make a snapshot from a stream
     Receive(stream::Receive),
+    /// Make a block device of a volume or snapshot
+    Attach(attach::Attach),
+    /// Remove the block device of a volume or snapshot
+    Detach(attach::Detach),
+    /// List volumes and snapshots that are block devices
+    Attached(attach::List),
+    /// Say what this machine lacks for block devices, and what works without
+    Preflight(attach::Check),
     /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
     Serve(serve::Serve),
     /// Serve a replica of a Longhorn volume, until SIGINT or SIGTERM

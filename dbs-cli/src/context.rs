@@ -11,6 +11,7 @@ use dbs_server::remote::fill_usage;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The global options, read.
@@ -60,6 +61,16 @@ impl Context {
     /// How to open a store.
     pub fn open_options(&self, read_only: bool) -> OpenOptions {
         OpenOptions { read_only, driver: self.driver, tail: TailPlace::Auto }
+    }
+
+    /// The arguments that make another `dbs` do its I/O in the same way.
+    pub fn driver_arguments(&self) -> [&'static str; 2] {
+        let driver = match self.driver {
+            IoDriver::Auto => "auto",
+            IoDriver::Uring => "uring",
+            IoDriver::Pread => "pread",
+        };
+        ["--driver", driver]
     }
 
     /// Where control sockets are.
@@ -115,6 +126,15 @@ impl Context {
             return output::print_json(&value);
         }
         output::print(&human(typed(value)?))
+    }
+
+    /// Says something on the standard error output that is neither result nor failure: not with
+    /// `--quiet`, nor with `--json`, whose result says it.
+    pub fn note(&self, text: &str) {
+        if !self.quiet && !self.json {
+            // Nowhere to report a failure to.
+            let _ = writeln!(std::io::stderr(), "dbs: note: {text}");
+        }
     }
 
     /// As [`Context::show`] for what only confirms that something was done: not with `--quiet`.

@@ -49,6 +49,19 @@ fn code(kind: ErrorKind) -> u8 {
     }
 }
 
+/// The kind of error that another `dbs` left with; `Io` where several have the code.
+pub fn kind(code: i32) -> ErrorKind {
+    match u8::try_from(code) {
+        Ok(USAGE) => ErrorKind::Invalid,
+        Ok(CORRUPT) => ErrorKind::Corrupt,
+        Ok(NOT_FOUND) => ErrorKind::NotFound,
+        Ok(BUSY) => ErrorKind::Busy,
+        Ok(NO_SPACE) => ErrorKind::NoSpace,
+        Ok(INTERRUPTED) => ErrorKind::Interrupted,
+        _ => ErrorKind::Io,
+    }
+}
+
 /// Reports an error and returns its exit code.
 pub fn report(error: &Error, json: bool) -> ExitCode {
     if reader_is_gone(error) {
@@ -82,6 +95,13 @@ fn reader_is_gone(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn codes_and_kinds_agree() {
+        for number in [FAILED, USAGE, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, INTERRUPTED] {
+            assert_eq!(code(kind(number.into())), number);
+        }
+    }
 
     #[test]
     fn every_code_is_documented() {

@@ -40,11 +40,13 @@ const COMMANDS: &[&str] = &[
     "send a@s out",
     "receive a stream",
     "serve",
+    "attach a",
     "bench",
 ];
 
 /// Those that take no store.
-const STORELESS: &[&str] = &["init x", "upgrade x y", "completions bash", "man x"];
+const STORELESS: &[&str] =
+    &["init x", "upgrade x y", "detach x", "attached", "preflight", "completions bash", "man x"];
 
 /// The words of a command before its arguments.
 fn name(command: &str) -> String {

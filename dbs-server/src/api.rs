@@ -255,6 +255,38 @@ pub enum Request {
         #[serde(default)]
         remove: Vec<String>,
     },
+
+    /// Makes a block device of a volume or snapshot, which the server of the store serves:
+    /// [`Attached`](crate::ublk::Attached).
+    #[serde(rename = "device.attach")]
+    DeviceAttach {
+        /// Volume.
+        volume: String,
+        /// One of its snapshots, the head if absent.
+        #[serde(default)]
+        snapshot: Option<String>,
+        /// Queues, 1 if absent.
+        #[serde(default)]
+        queues: Option<u16>,
+        /// Requests of a queue at a time, 128 if absent.
+        #[serde(default)]
+        depth: Option<u16>,
+        /// Whether the device refuses writes.
+        #[serde(default)]
+        read_only: bool,
+        /// Number of the device, the kernel's choice if absent.
+        #[serde(default)]
+        id: Option<u32>,
+    },
+    /// Removes a block device: [`Attached`](crate::ublk::Attached), as it was.
+    #[serde(rename = "device.detach")]
+    DeviceDetach {
+        /// `VOLUME`, `VOLUME@SNAPSHOT`, or the path of the device or of a link to it.
+        target: String,
+    },
+    /// Block devices of the store: array of [`Attached`](crate::ublk::Attached).
+    #[serde(rename = "device.list")]
+    DeviceList,
 }
 
 impl Request {
@@ -274,6 +306,7 @@ impl Request {
                 | Self::VolumeDiff { .. }
                 | Self::SnapshotList { .. }
                 | Self::SnapshotShow { .. }
+                | Self::DeviceList
         )
     }
 

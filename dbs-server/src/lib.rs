@@ -1,4 +1,4 @@
-//! Serving one store: NBD and the control socket.
+//! Serving one store: NBD, block devices and the control socket.
 
 pub mod api;
 pub mod bench;
@@ -9,3 +9,4 @@ pub mod nbd;
 pub mod remote;
 pub mod serve;
 pub mod transfer;
+pub mod ublk;

@@ -5,6 +5,7 @@ use crate::api::{self, Progress, Request};
 use crate::control::{self, Extra, Service, socket_path};
 use crate::log;
 use crate::nbd::{self, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
+use crate::ublk::{AttachOptions, Devices};
 use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
 use serde_json::Value;
 use std::io::Write;
@@ -84,7 +85,9 @@ pub type Extend<'a> = &'a dyn Fn(&Store) -> Result<Arc<dyn Extension>>;
 pub struct Serving {
     store: Store,
     control: Vec<control::Server>,
+    service: Arc<StoreService>,
     nbd: Arc<ServerHandle>,
+    devices: Arc<Devices>,
     housekeeping: Housekeeping,
     extension: Option<Arc<dyn Extension>>,
 }
@@ -117,11 +120,21 @@ impl Serving {
 
     fn start_on(store: Store, options: &ServeOptions, extend: Option<Extend<'_>>) -> Result<Self> {
         let extension = extend.map(|extend| extend(&store)).transpose()?;
-        let mut exports = StoreExports::new(store.clone(), options.open.read_only);
-        if let Some(extension) = extension.clone() {
-            exports = exports.with_held(Arc::new(move |volume: &str| extension.holds(volume)));
-        }
-        let exports = Arc::new(exports);
+        let devices = Arc::new(Devices::new(
+            store.clone(),
+            &options.store,
+            &options.runtime_dir,
+            options.reactor(),
+            options.workers,
+        ));
+        let held = {
+            let (extension, devices) = (extension.clone(), Arc::clone(&devices));
+            move |volume: &str| {
+                devices.holds(volume) || extension.as_ref().is_some_and(|e| e.holds(volume))
+            }
+        };
+        let exports = StoreExports::new(store.clone(), options.open.read_only);
+        let exports = Arc::new(exports.with_held(Arc::new(held)));
         let defaults = ServerOptions::default();
         let server_options = ServerOptions {
             reactors: options.reactors.unwrap_or(defaults.reactors),
@@ -137,8 +150,12 @@ impl Serving {
         let service = Arc::new(StoreService {
             store: store.clone(),
             nbd: Arc::clone(&nbd),
+            devices: Arc::clone(&devices),
             extension: extension.clone(),
         });
+        // Before anybody asks for anything: users of these devices have waited since the last
+        // server ended.
+        devices.recover()?;
         let default = socket_path(&options.runtime_dir, &store.info().uuid);
         let mut control: Vec<control::Server> = Vec::new();
         for path in std::iter::once(&default).chain(&options.control) {
@@ -146,13 +163,14 @@ impl Serving {
                 Ok(server) => control.push(server),
                 Err(e) => {
                     control.into_iter().for_each(control::Server::stop);
+                    devices.leave();
                     return Err(e);
                 }
             }
         }
         let interval = (!options.open.read_only).then_some(options.commit_interval);
         let housekeeping = Housekeeping::start(store.clone(), interval)?;
-        Ok(Self { store, control, nbd, housekeeping, extension })
+        Ok(Self { store, control, service, nbd, devices, housekeeping, extension })
     }
 
     /// The control sockets.
@@ -166,6 +184,20 @@ impl Serving {
         self.nbd.addresses()
     }
 
+    /// Runs a command, as if it came over the control socket.
+    ///
+    /// # Errors
+    /// The command's.
+    pub fn execute(&self, request: &Request) -> Result<Value> {
+        self.service.execute(request, &mut |_| true)
+    }
+
+    /// The block devices of its volumes.
+    #[must_use]
+    pub fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
     /// The store being served.
     #[must_use]
     pub fn store(&self) -> &Store {
@@ -173,7 +205,7 @@ impl Serving {
     }
 
     /// Ends everything in good order: no new clients, requests in flight finish, the store is
-    /// committed and closed.
+    /// committed and closed. Users of block devices wait for the next server.
     ///
     /// # Errors
     /// Those of closing the store.
@@ -182,6 +214,8 @@ impl Serving {
         if let Some(extension) = self.extension {
             extension.stop();
         }
+        self.devices.leave();
+        drop(self.service);
         // The control connections, which shared it, are gone; if not, dropping it must do.
         if let Some(nbd) = Arc::into_inner(self.nbd) {
             nbd.stop();
@@ -204,7 +238,40 @@ fn reactor_driver(open: &OpenOptions) -> dbs_reactor::Driver {
 struct StoreService {
     store: Store,
     nbd: Arc<ServerHandle>,
+    devices: Arc<Devices>,
     extension: Option<Arc<dyn Extension>>,
+}
+
+impl StoreService {
+    /// Runs a command on the store or on its devices.
+    fn run(&self, request: &Request, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Value> {
+        match request {
+            Request::DeviceAttach { volume, snapshot, queues, depth, read_only, id } => {
+                let defaults = AttachOptions::default();
+                let options = AttachOptions {
+                    queues: queues.unwrap_or(defaults.queues),
+                    depth: depth.unwrap_or(defaults.depth),
+                    read_only: *read_only,
+                    id: *id,
+                };
+                encode(&self.devices.attach(volume, snapshot.as_deref(), &options)?)
+            }
+            Request::DeviceDetach { target } => encode(&self.devices.detach(target)?),
+            Request::DeviceList => encode(&self.devices.list()),
+            _ => {
+                self.devices.check(request)?;
+                let mut value = execute_logged(&self.store, request, progress)?;
+                self.devices.follow(request);
+                if let Request::VolumeResize { volume, .. } = request
+                    && let Some(size) = self.devices.size(volume)
+                {
+                    // Not every kernel lets it follow.
+                    value["device_size"] = size.into();
+                }
+                Ok(value)
+            }
+        }
+    }
 }
 
 impl Service for StoreService {
@@ -213,7 +280,7 @@ impl Service for StoreService {
         request: &Request,
         progress: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Value> {
-        let mut run = || execute_logged(&self.store, request, progress);
+        let mut run = || self.run(request, progress);
         match &self.extension {
             Some(extension) => extension.command(request, &mut run),
             None => run(),
@@ -254,6 +321,10 @@ pub fn execute_logged(
         }
     }
     result
+}
+
+fn encode(value: &impl serde::Serialize) -> Result<Value> {
+    serde_json::to_value(value).map_err(|e| Error::invalid(format!("encoding a result: {e}")))
 }
 
 fn text(request: &Request) -> String {

@@ -1,5 +1,6 @@
 //! The commands: each its arguments and what it does.
 
+pub mod attach;
 pub mod bench;
 pub mod export;
 pub mod import;
@@ -36,6 +37,10 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Receive(command) => command.run(context),
         Command::Serve(command) => command.run(context),
         Command::Replica(command) => command.run(context),
+        Command::Attach(command) => command.run(context),
+        Command::Detach(command) => command.run(context),
+        Command::Attached(command) => command.run(context),
+        Command::Preflight(command) => command.run(context),
         Command::Bench(command) => command.run(context),
         Command::Completions(command) => command.run(),
         Command::Man(command) => command.run(context),

@@ -22,7 +22,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Serve the store's volumes over NBD, until SIGINT or SIGTERM.
 ///
@@ -68,10 +69,46 @@ pub struct Serve {
     /// How often to look for replicas whose directories were removed: their volumes are deleted
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spec::duration)]
     replica_check: Duration,
+    /// In the background, and only as long as volumes are attached: what `dbs attach` starts
+    #[arg(long, hide = true)]
+    while_attached: bool,
 }
 
+/// What to do once the server runs.
+type Begin<'a> = &'a mut dyn FnMut(&Serving) -> Result<()>;
+
 impl Serve {
+    /// As `dbs attach` serves a store in its own process.
+    pub fn for_attach() -> Self {
+        Self {
+            nbd: Vec::new(),
+            read_only: false,
+            tls_cert: None,
+            tls_key: None,
+            tls_ca: None,
+            control: None,
+            reactors: None,
+            spin: Duration::ZERO,
+            workers: 16,
+            commit_interval: Duration::from_secs(1),
+            metrics: None,
+            replica_check: Duration::from_secs(60),
+            while_attached: false,
+        }
+    }
+
     pub fn run(self, context: &Context) -> Result<()> {
+        self.run_with(context, &mut |_| Ok(()))
+    }
+
+    /// Serves, and does `begin` first; if that fails, no more.
+    ///
+    /// # Errors
+    /// Those of `begin`, and of opening, serving and closing the store.
+    pub fn run_with(self, context: &Context, begin: Begin<'_>) -> Result<()> {
+        if self.while_attached {
+            leave_terminal()?;
+        }
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(
                 TlsConfig::load(cert, key, self.tls_ca.as_deref())
@@ -114,14 +151,50 @@ impl Serve {
             _ => None,
         };
         announce(context, &serving, metrics.as_ref())?;
-        let signal = signals.forever().next().unwrap_or(SIGTERM);
-        log::info("stopping", &[("signal", &signal)]);
+        let begun = begin(&serving);
+        if begun.is_ok() {
+            let why = match self.while_attached {
+                true => wait_while_attached(&serving, &mut signals),
+                false => signals.forever().next().unwrap_or(SIGTERM).to_string(),
+            };
+            log::info("stopping", &[("signal", &why)]);
+        }
         notify("STOPPING=1");
         exit_on_next(signals)?;
         serving.stop().map_err(|e| e.context("closing the store"))?;
         log::info("stopped", &[]);
-        Ok(())
+        begun
     }
+}
+
+/// How often to see whether anything is attached still.
+const ATTACHED_POLL: Duration = Duration::from_millis(200);
+/// How long to wait for the first volume to be attached.
+const ATTACHED_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Waits for a signal, or until nothing is attached any more; says which it was.
+fn wait_while_attached(serving: &Serving, signals: &mut Signals) -> String {
+    let mut last = Instant::now() + ATTACHED_PATIENCE;
+    loop {
+        if let Some(signal) = signals.pending().next() {
+            return signal.to_string();
+        }
+        let now = Instant::now();
+        if !serving.devices().is_idle() {
+            last = now;
+        } else if now > last {
+            return "nothing is attached".to_owned();
+        }
+        thread::sleep(ATTACHED_POLL);
+    }
+}
+
+/// Lets go of the terminal it was started from, and of the directory: a file system there could not
+/// be unmounted.
+fn leave_terminal() -> Result<()> {
+    // Fails only for who leads a group of processes, as nothing does that was just started.
+    let _ = nix::unistd::setsid();
+    std::env::set_current_dir("/").map_err(|e| Error::io(e, "leaving the current directory"))
 }
 
 /// Serves the metrics of a store and its replicas.
@@ -166,7 +239,7 @@ fn announce(context: &Context, serving: &Serving, metrics: Option<&MetricsServer
 
 /// A second signal ends the process at once; the store survives that.
 fn exit_on_next(mut signals: Signals) -> Result<()> {
-    std::thread::Builder::new()
+    thread::Builder::new()
         .name("dbs-signals".to_owned())
         .spawn(move || {
             if signals.forever().next().is_some() {

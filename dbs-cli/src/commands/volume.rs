@@ -158,7 +158,16 @@ impl Resize {
             let request = Request::VolumeResize { volume: name.clone(), size, shrink };
             target.call(context, &request)
         })?;
-        context.done(&value, &format!("volume {name} has {} now", format_size(size)))
+        context.done(&value, &format!("volume {name} has {} now", format_size(size)))?;
+        let on_device = value["device_size"].as_u64().filter(|on_device| *on_device != size);
+        if let Some(on_device) = on_device {
+            let old = format_size(on_device);
+            context.note(&format!(
+                "its block device keeps {old} until it is detached and attached again: this kernel \
+                 cannot change that in use, Linux 6.16 can"
+            ));
+        }
+        Ok(())
     }
 }
 

@@ -98,6 +98,9 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
         R::SnapshotLabel { volume, snapshot, set, remove } => {
             label(store, volume, snapshot, set, remove)
         }
+        R::DeviceAttach { .. } | R::DeviceDetach { .. } | R::DeviceList => {
+            Err(Error::unsupported("block devices are made by the server of a store: `dbs serve`"))
+        }
         other => Err(Error::unsupported(format!("no command {other:?}"))),
     }
 }

@@ -35,7 +35,8 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::SnapshotRollback { volume, .. }
         | R::SnapshotProtect { volume, .. }
         | R::SnapshotUnprotect { volume, .. }
-        | R::SnapshotLabel { volume, .. } => Some(volume),
+        | R::SnapshotLabel { volume, .. }
+        | R::DeviceAttach { volume, snapshot: None, read_only: false, .. } => Some(volume),
         R::Info
         | R::Grow { .. }
         | R::Vacuum
@@ -52,7 +53,10 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::VolumeDiff { .. }
         | R::VolumeTrim
         | R::SnapshotList { .. }
-        | R::SnapshotShow { .. } => None,
+        | R::SnapshotShow { .. }
+        | R::DeviceAttach { .. }
+        | R::DeviceDetach { .. }
+        | R::DeviceList => None,
     }
 }
 

@@ -1,0 +1,314 @@
+//! `dbs attach`, `detach`, `attached` and `preflight`: volumes as block devices.
+
+use super::serve::Serve;
+use crate::context::{Context, typed};
+use crate::output::{Table, print, print_json};
+use crate::spec::Spec;
+use clap::Args;
+use dbs_core::{Error, ErrorKind, Result, format_size};
+use dbs_server::api::Request;
+use dbs_server::control::{socket_path, store_uuid};
+use dbs_server::remote::RemoteStore;
+use dbs_server::ublk::preflight::{Preflight, preflight};
+use dbs_server::ublk::{Attached, QUEUES_MAX, State, find, list, remove_unserved};
+use nix::fcntl::OFlag;
+use serde_json::Value;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a server that was started may take to answer: it may have devices to take over.
+const START_PATIENCE: Duration = Duration::from_secs(120);
+/// How long one may take that somebody else started, and that has the store already.
+const OTHER_PATIENCE: Duration = Duration::from_secs(15);
+const POLL: Duration = Duration::from_millis(20);
+
+/// Make a block device of a volume or snapshot, with the kernel's ublk driver.
+///
+/// The server of the store serves the device; if there is none, one is started in the background,
+/// which ends when the last device is detached. Should the server die, users of the device wait until
+/// a server of the store runs again: `dbs serve`, or another `dbs attach`. A link to the device is
+/// made as /dev/dbs/STORE/VOLUME, STORE being the last component of the store's path. What is attached
+/// already, in the same way, is left as it is.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// Volume, or for reading VOLUME@SNAPSHOT
+    volume: Spec,
+    /// Queues, each with a thread of the server; no more than processors
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+    queues: u16,
+    /// Requests of a queue at a time
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    depth: u16,
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+    /// Number of the device, as in /dev/ublkbN; by default the first that is free
+    #[arg(long, value_name = "N")]
+    id: Option<u32>,
+    /// Serve the store in this process, until SIGINT or SIGTERM
+    #[arg(long)]
+    foreground: bool,
+}
+
+impl Attach {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let store = std::path::absolute(context.store()?)
+            .map_err(|e| Error::io(e, "finding the store's path"))?;
+        let request = Request::DeviceAttach {
+            volume: self.volume.volume,
+            snapshot: self.volume.snapshot,
+            queues: Some(self.queues),
+            depth: Some(self.depth),
+            read_only: self.read_only,
+            id: self.id,
+        };
+        if self.foreground {
+            return Serve::for_attach().run_with(context, &mut |serving| {
+                show_attached(context, serving.execute(&request)?)
+            });
+        }
+        let socket = socket_path(&context.runtime_dir(), &store_uuid(&store)?);
+        let server = match RemoteStore::connect(&socket) {
+            Err(error) if error.kind() == ErrorKind::NotFound => start(context, &store, &socket)?,
+            other => other?,
+        };
+        show_attached(context, server.call(&request, &mut |_| true)?)
+    }
+}
+
+fn show_attached(context: &Context, value: Value) -> Result<()> {
+    let attached: Attached = typed(value.clone())?;
+    let link = attached.link.as_ref().map_or_else(String::new, |l| format!(" ({})", l.display()));
+    let message = format!("attached {} as {}{link}", attached.spec(), attached.device.display());
+    context.done(&value, &message)
+}
+
+/// Starts a server of the store in the background, and connects to it.
+fn start(context: &Context, store: &Path, socket: &Path) -> Result<RemoteStore> {
+    let log_path = socket.with_extension("log");
+    let starting = |e: io::Error| Error::io(e, "starting a server of the store");
+    let runtime_dir = std::path::absolute(context.runtime_dir()).map_err(starting)?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&runtime_dir).map_err(starting)?;
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log_path)
+        .map_err(|e| Error::io(e, format!("writing {}", log_path.display())))?;
+    let before = log.metadata().map_err(starting)?.len();
+    let program = std::env::current_exe().map_err(starting)?;
+    let mut child = Command::new(program)
+        .arg("--store")
+        .arg(store)
+        .args(context.driver_arguments())
+        .args(["--quiet", "serve", "--while-attached"])
+        .env("DBS_RUNTIME_DIR", &runtime_dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .map_err(starting)?;
+    let deadline = Instant::now() + START_PATIENCE;
+    loop {
+        match RemoteStore::connect(socket) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            other => return other,
+        }
+        match ended(&mut child, &log_path, before)? {
+            // Who has the store may be a server that was started a moment ago.
+            Some(error) if error.kind() == ErrorKind::Busy => {
+                return connect_soon(socket)?.ok_or(error);
+            }
+            Some(error) => return Err(error),
+            None => {}
+        }
+        if Instant::now() >= deadline {
+            return Err(Error::busy(format!(
+                "the server that was started does not answer; see {}",
+                log_path.display()
+            )));
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Connects to a server that may be starting, if there is one.
+fn connect_soon(socket: &Path) -> Result<Option<RemoteStore>> {
+    let deadline = Instant::now() + OTHER_PATIENCE;
+    loop {
+        match RemoteStore::connect(socket) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(_) if Instant::now() >= deadline => return Ok(None),
+            Err(_) => thread::sleep(POLL),
+            Ok(server) => return Ok(Some(server)),
+        }
+    }
+}
+
+/// Why the server ended, if it has.
+fn ended(child: &mut Child, log: &Path, before: u64) -> Result<Option<Error>> {
+    let waited = child.try_wait().map_err(|e| Error::io(e, "waiting for the server"))?;
+    let Some(status) = waited else { return Ok(None) };
+    let text = fs::read(log).unwrap_or_default();
+    let text = text.get(usize::try_from(before).unwrap_or(usize::MAX)..).unwrap_or_default();
+    let text = String::from_utf8_lossy(text);
+    let said = text.lines().rev().find_map(|line| line.strip_prefix("dbs: "));
+    let why = said.map_or_else(|| format!("the server ended: {status}"), str::to_owned);
+    let kind = status.code().map_or(ErrorKind::Io, crate::exit::kind);
+    Ok(Some(Error::new(kind, why)))
+}
+
+/// Remove the block device of a volume or snapshot.
+///
+/// A device that is in use stays, unless it is forced away: then what its users write is lost, with
+/// what they had not flushed.
+#[derive(Debug, Args)]
+pub struct Detach {
+    /// VOLUME, VOLUME@SNAPSHOT, or the path of the device or of a link to it
+    target: String,
+    /// Even if it is in use, or its server is gone
+    #[arg(long)]
+    force: bool,
+}
+
+impl Detach {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let runtime_dir = context.runtime_dir();
+        let attached = find(&list(&runtime_dir, named_store(context)?.as_deref()), &self.target)?;
+        let socket = socket_path(&runtime_dir, &attached.store_uuid);
+        let server = match RemoteStore::connect(&socket) {
+            Ok(server) => Some(server),
+            // Its server has taken it over, and is about to listen.
+            Err(error) if error.kind() == ErrorKind::NotFound && attached.state == State::Live => {
+                connect_soon(&socket)?
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let device = attached.device.display().to_string();
+        let message = format!("detached {} from {device}", attached.spec());
+        let Some(server) = server else {
+            if !self.force {
+                return Err(Error::busy(format!(
+                    "no server serves {device}, and its users wait for one: `dbs --store {} serve` \
+                     takes it over; --force removes it, and fails what they wait for",
+                    attached.store.display()
+                )));
+            }
+            remove_unserved(&runtime_dir, &attached)?;
+            return context.done(&Attached { state: State::Dead, pid: None, ..attached }, &message);
+        };
+        if !self.force {
+            release(&attached)?;
+        }
+        match server.call(&Request::DeviceDetach { target: device }, &mut |_| true) {
+            // It is left over: the server could not take it over.
+            Err(error) if error.kind() == ErrorKind::NotFound && self.force => {
+                remove_unserved(&runtime_dir, &attached)?;
+                context.done(&Attached { state: State::Dead, pid: None, ..attached }, &message)
+            }
+            result => context.done(&result?, &message),
+        }
+    }
+}
+
+/// Sees that nobody uses a device, and that what was written to it arrives.
+fn release(attached: &Attached) -> Result<()> {
+    let device = &attached.device;
+    let mut options = OpenOptions::new();
+    options.read(true).write(!attached.read_only).custom_flags(OFlag::O_EXCL.bits());
+    let opened = options.open(device).and_then(|file: File| file.sync_all());
+    match opened {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::busy(format!(
+            "{} is in use, mounted perhaps: unmount it first; --force takes it away from its users, \
+             who lose what they have not flushed",
+            device.display()
+        ))),
+        Err(error) => Err(Error::io(
+            error,
+            format!("flushing {}, which --force leaves out", device.display()),
+        )),
+    }
+}
+
+/// The uuid of the store that was named, if one was.
+fn named_store(context: &Context) -> Result<Option<String>> {
+    context.store().ok().map(store_uuid).transpose()
+}
+
+/// List volumes and snapshots that are block devices.
+///
+/// Of the store, if one is named; of all whose servers use this runtime directory otherwise. What
+/// waits for a server is listed, too.
+#[derive(Debug, Args)]
+pub struct List {}
+
+impl List {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let found = list(&context.runtime_dir(), named_store(context)?.as_deref());
+        if context.json {
+            return print_json(&found);
+        }
+        let headings = ["DEVICE", "VOLUME", ">SIZE", "STATE", ">QUEUES", ">DEPTH", "STORE", "LINK"];
+        let mut table = Table::new(&headings);
+        for item in &found {
+            let state = match item.state {
+                State::Live if item.read_only => "live, read-only",
+                State::Live => "live",
+                State::Waiting => "waiting",
+                State::Dead => "dead",
+                State::Unknown => "unknown",
+            };
+            table.row(vec![
+                item.device.display().to_string(),
+                item.spec(),
+                format_size(item.size),
+                state.to_owned(),
+                item.queues.to_string(),
+                item.depth.to_string(),
+                item.store.display().to_string(),
+                item.link.as_ref().map_or_else(String::new, |link| link.display().to_string()),
+            ]);
+        }
+        print(&table.text())
+    }
+}
+
+/// Say what this machine lacks for block devices, and what works without.
+///
+/// Looks at the kernel, its drivers and what this user may do; changes nothing, and succeeds whatever
+/// it finds.
+#[derive(Debug, Args)]
+pub struct Check {}
+
+impl Check {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let found = preflight();
+        if context.json { print_json(&found) } else { print(&text(&found)) }
+    }
+}
+
+fn text(found: &Preflight) -> String {
+    let mut checks = Table::new(&["CHECK", "", "FOUND"]);
+    for check in &found.checks {
+        let ok = if check.ok { "ok" } else { "no" };
+        checks.row(vec![check.name.clone(), ok.to_owned(), check.found.clone()]);
+    }
+    let mut ways = Table::new(&["WAY", "WORKS", "WHAT"]);
+    for way in &found.ways {
+        let works = if way.works { "yes" } else { "no" };
+        ways.row(vec![way.name.clone(), works.to_owned(), way.what.clone()]);
+    }
+    let mut text = format!("kernel {}\n\n{}\n{}", found.kernel, checks.text(), ways.text());
+    for check in found.checks.iter().filter(|check| !check.ok) {
+        let remedy = check.remedy.as_deref().unwrap_or_default();
+        text.push_str(&format!("\n{}: {remedy}\n", check.name));
+    }
+    text
+}

@@ -1,0 +1,29 @@
+//! Volumes as block devices of this machine, through the kernel's `ublk` driver.
+//!
+//! - [`Queue`]: the protocol of one queue of a device: tags, requests, copying of data. It knows
+//!   nothing of what carries requests out, so that any [`Handler`](dbs_reactor::Handler) can have
+//!   some beside its sockets and files;
+//! - [`Device`]: a device from its beginning to its end, or taken over from a server that died, with
+//!   queues that whoever starts it supplies;
+//! - `volume`: what carries out requests on a [`Volume`](dbs_core::Volume);
+//! - [`Devices`]: those of one store, with what the next server must know of them (`record`);
+//! - [`preflight`]: what a machine lacks for all this.
+//!
+//! The kernel keeps a device whose server is gone: its users wait. The next server of the store
+//! takes it over and is given again what the old one had not answered. So neither the death of a
+//! server nor its replacement by a newer one is seen by a mounted file system, except as a pause.
+//! A server never opens a block device itself, and so holds nothing that a user could wait for.
+
+mod device;
+mod devices;
+mod options;
+pub mod preflight;
+mod queue;
+mod record;
+mod volume;
+
+pub use device::{Device, Health, QueueStart, Running, Spawn, explain};
+pub use devices::{Devices, remove_unserved};
+pub use options::{AttachOptions, QUEUES_MAX};
+pub use queue::{Event, Queue};
+pub use record::{Attached, LINKS, State, find, list};
