@@ -306,15 +306,19 @@ fn histogram(out: &mut Text, name: &str, labels: &str, stats: &DataStats) {
 
 /// The text so far.
 #[derive(Default)]
-struct Text(String);
+pub(crate) struct Text(String);
 
 impl Text {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
+    pub(crate) fn into_string(self) -> String {
+        self.0
+    }
+
+    pub(crate) fn head(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string cannot fail.
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
-    fn line(&mut self, name: &str, labels: &str, value: impl Display) {
+    pub(crate) fn line(&mut self, name: &str, labels: &str, value: impl Display) {
         let _ = match labels.is_empty() {
             true => writeln!(self.0, "{name} {value}"),
             false => writeln!(self.0, "{name}{{{labels}}} {value}"),
@@ -323,7 +327,7 @@ impl Text {
 }
 
 /// A label's value in quotes.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
         match c {

@@ -1,10 +1,11 @@
 //! The controller of a volume: what Longhorn calls its engine.
 //!
 //! [`rules`] decides and does nothing else; [`path`] moves data between
-//! frontends ([`frontend`]) and replicas; [`client`] is what steers a controller and its replicas from
-//! outside.
+//! frontends ([`frontend`]) and replicas; [`service`] is how a controller is talked to, and [`client`]
+//! what steers a controller and its replicas from outside.
 
 pub mod client;
 pub mod frontend;
 pub mod path;
 pub mod rules;
+pub mod service;

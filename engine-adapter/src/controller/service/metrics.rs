@@ -1,0 +1,65 @@
+//! A controller's metrics for Prometheus.
+
+use super::{Control, Counters};
+use crate::metrics::{Text, quoted};
+use crate::proto::controller::ReplicaMode;
+use std::time::Duration;
+
+const MODES: [ReplicaMode; 3] = [ReplicaMode::Wo, ReplicaMode::Rw, ReplicaMode::Err];
+
+/// How the controller is, in Prometheus' text format. Served by [`crate::metrics::MetricsServer`].
+#[must_use]
+pub fn text(control: &dyn Control) -> String {
+    let volume = control.volume();
+    let of = format!("volume={}", quoted(&volume.name));
+    let mut out = Text::default();
+    for (name, help, value) in [
+        ("dbs_volume_size_bytes", "Size of the volume.", volume.size),
+        (
+            "dbs_volume_frontend_up",
+            "Whether the frontend is up.",
+            i64::from(volume.frontend_state == "up"),
+        ),
+        ("dbs_volume_expanding", "Whether an expansion goes on.", i64::from(volume.is_expanding)),
+        (
+            "dbs_volume_expansion_failed",
+            "Whether the last expansion failed.",
+            i64::from(!volume.last_expansion_error.is_empty()),
+        ),
+    ] {
+        out.head(name, "gauge", help);
+        out.line(name, &of, value);
+    }
+    let name = "dbs_volume_replica_mode";
+    out.head(name, "gauge", "1 for the mode the replica is in.");
+    for (address, mode) in control.replicas() {
+        for other in MODES {
+            let (address, named) = (quoted(&address), other.as_str_name());
+            let labels = format!("{of},replica={address},mode=\"{named}\"");
+            out.line(name, &labels, u8::from(mode == other));
+        }
+    }
+    counters(&mut out, &of, &control.counters());
+    out.into_string()
+}
+
+fn counters(out: &mut Text, of: &str, counters: &Counters) {
+    for (name, help, reads, writes) in [
+        ("dbs_volume_requests_total", "Requests answered.", counters.reads, counters.writes),
+        (
+            "dbs_volume_bytes_total",
+            "Bytes read and written.",
+            counters.read_bytes,
+            counters.write_bytes,
+        ),
+    ] {
+        out.head(name, "counter", help);
+        out.line(name, &format!("{of},type=\"read\""), reads);
+        out.line(name, &format!("{of},type=\"write\""), writes);
+    }
+    let name = "dbs_volume_request_seconds_total";
+    out.head(name, "counter", "From the reception of a request to its reply, summed.");
+    let seconds = |ns| Duration::from_nanos(ns).as_secs_f64();
+    out.line(name, &format!("{of},type=\"read\""), seconds(counters.read_ns));
+    out.line(name, &format!("{of},type=\"write\""), seconds(counters.write_ns));
+}
