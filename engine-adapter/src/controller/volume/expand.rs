@@ -1,0 +1,124 @@
+//! Growing a volume.
+
+use super::{Call, Controller};
+use crate::controller::rules::expand::{self, Begin, Failure};
+use crate::controller::rules::limits;
+use dbs_core::{Error, Result};
+use std::sync::Arc;
+
+impl Controller {
+    /// Begins to expand the volume; `VolumeGet` shows when that has ended, and how. Nothing happens if
+    /// it has this size.
+    ///
+    /// # Errors
+    /// An expansion runs, or it cannot have this size.
+    pub fn expand(self: &Arc<Self>, size: u64) -> Result<()> {
+        if self.begin_expansion(size)? {
+            let me = Arc::clone(self);
+            let spawned = std::thread::Builder::new()
+                .name("controller-expand".to_owned())
+                .spawn(move || me.run_expansion(size));
+            if let Err(error) = spawned {
+                self.end_expansion(Err(Error::io(error, "starting a thread")), size);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that an expansion runs; says whether there is something to do.
+    pub(crate) fn begin_expansion(&self, size: u64) -> Result<bool> {
+        let mut state = self.state();
+        match expand::begin(state.expanding, state.size, size) {
+            Ok(Begin::Nothing) => return Ok(false),
+            Ok(Begin::Expand) => {}
+            Err(text) => {
+                state.expansion_error = format!("controller failed to start expansion: {text}");
+                state.expansion_failed_at = self.precise_now();
+                return Err(Error::invalid(text));
+            }
+        }
+        state.expanding = true;
+        state.expansion_error.clear();
+        state.expansion_failed_at.clear();
+        drop(state);
+        self.parts.path.set_expanding(true);
+        Ok(true)
+    }
+
+    /// Expands all replicas, then the frontend.
+    pub(crate) fn run_expansion(&self, size: u64) {
+        if self.options.sync_before_snapshot
+            && let Err(error) = self.parts.host.sync()
+        {
+            self.log(false, "expand-without-sync", &[("why", &error)]);
+        }
+        let outcome = self.expand_replicas(size).and_then(|()| {
+            // Its users wait for I/O to see the new size: nothing may be held here.
+            let frontend = self.state().frontend.clone().filter(|frontend| frontend.is_up());
+            frontend.map_or(Ok(()), |frontend| frontend.expand(size))
+        });
+        self.end_expansion(outcome, size);
+    }
+
+    fn end_expansion(&self, outcome: Result<()>, size: u64) {
+        let mut state = self.state();
+        match outcome {
+            Ok(()) => state.size = size,
+            Err(error) => {
+                self.log(true, "expand", &[("size", &size), ("error", &error)]);
+                if state.expansion_error.is_empty() {
+                    state.expansion_error = error.to_string();
+                    state.expansion_failed_at = self.precise_now();
+                }
+            }
+        }
+        state.expanding = false;
+        let size = state.size;
+        drop(state);
+        self.parts.path.resize(size);
+        self.parts.path.set_expanding(false);
+    }
+
+    fn expand_replicas(&self, size: u64) -> Result<()> {
+        let _work = self.work();
+        let limits = self.state().limits;
+        let usage = super::snapshot::usage(&self.ask_all());
+        limits::check(usage, limits).map_err(Error::invalid)?;
+        let hold = self.parts.path.hold();
+        let members = self.active();
+        let answers = self.call_each(&members, &Call::Expand(size), self.patience());
+        let results: Vec<_> = members
+            .iter()
+            .zip(answers)
+            .map(|(member, answer)| {
+                let result = answer.map(drop).map_err(|error| Failure::parse(&error.text));
+                (member.target.address.as_str(), result)
+            })
+            .collect();
+        let decision = expand::decide(&results);
+        let text = decision.error.clone().unwrap_or_default();
+        for index in &decision.faulted {
+            if let Some(member) = members.get(*index) {
+                self.fault(member.id, &text);
+            }
+        }
+        if decision.error.is_some() {
+            let mut state = self.state();
+            state.expansion_error.clone_from(&text);
+            state.expansion_failed_at = self.precise_now();
+        }
+        if !decision.expanded {
+            return Err(Error::invalid(text));
+        }
+        self.parts.path.resize(size);
+        drop(hold);
+        Ok(())
+    }
+
+    /// The time with fractions of seconds.
+    fn precise_now(&self) -> String {
+        let now = i128::from(self.parts.host.now_ns());
+        jiff::Timestamp::from_nanosecond(now)
+            .map_or_else(|_| String::new(), |time| time.to_string())
+    }
+}
