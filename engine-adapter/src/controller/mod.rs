@@ -10,3 +10,6 @@ pub mod path;
 pub mod rules;
 pub mod service;
 pub mod volume;
+
+#[cfg(test)]
+mod sim;
