@@ -6,7 +6,7 @@
 //! the replicas and the blocks that are being changed ([`crate::controller::rules`]). Messages go
 //! between them when a replica fails, and when one waits for blocks that another has claimed.
 //!
-//! **A request.** `lane` takes it from a [`Front`](dbs_server::frontend::Front), finds a place in the array (`flight`), asks
+//! **A request.** `lane` takes it from a [`Front`], finds a place in the array (`flight`), asks
 //! replicas (`seat`, `link`) and decides with the rules' `FanOut` and `Read` what their replies mean.
 //! All that is sent to a replica in one turn of a reactor goes out in one call; the payload of a write
 //! is one buffer, which all its sends share.
@@ -321,7 +321,7 @@ impl Attached {
     }
 
     /// Sends something to the frontend's part on a reactor, for its
-    /// [`Front::message`](dbs_server::frontend::Front::message).
+    /// [`Front::message`].
     pub fn send(&self, reactor: usize, message: Box<dyn Any + Send>) {
         let reactor = reactor % self.path.reactors();
         self.path.shared.send(reactor, Message::Front { number: self.number, message });
