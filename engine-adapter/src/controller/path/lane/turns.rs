@@ -1,0 +1,112 @@
+//! What a lane does at the end of a turn, and by the clock.
+
+use super::super::shared::Latch;
+use super::{Ask, Lane, Wait, Waiting};
+use crate::controller::rules::REPLICAS_MAX;
+use crate::wire::Type;
+use dbs_reactor::Io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A change that has waited for its blocks for so long comes before all others.
+const STARVING: Duration = Duration::from_millis(10);
+
+impl Lane {
+    /// Begins requests that have waited, as far as that is possible now.
+    fn pump(&mut self, io: &mut Io) {
+        self.retry = false;
+        self.blocked = false;
+        let mut rounds = self.waiting.len();
+        while rounds > 0 {
+            rounds -= 1;
+            let Some(waiting) = self.waiting.pop_front() else { break };
+            match self.begin(io, waiting) {
+                None => {}
+                Some(Wait::Room(waiting)) => {
+                    // Neither is there room for those behind it; they keep their order.
+                    self.waiting.push_front(waiting);
+                    self.waiting.rotate_left(rounds + 1);
+                    self.blocked |= self.waiting.len() > rounds + 1;
+                    return;
+                }
+                Some(Wait::Blocks(mut waiting)) => {
+                    self.blocked = true;
+                    self.starve(&mut waiting);
+                    self.waiting.push_back(waiting);
+                }
+            }
+        }
+    }
+
+    /// Lets a change that has waited for too long be the next one.
+    fn starve(&self, waiting: &mut Waiting) {
+        if waiting.starving || self.now.saturating_sub(waiting.since) < STARVING {
+            return;
+        }
+        let mine = self.index as u64 + 1;
+        let starving = &self.shared.starving;
+        let free = starving.compare_exchange(0, mine, Ordering::SeqCst, Ordering::SeqCst);
+        waiting.starving = free.is_ok();
+    }
+
+    /// The end of a turn: what has waited begins, who waits for the end of requests is told.
+    pub fn turn(&mut self, io: &mut Io) {
+        if self.retry {
+            self.pump(io);
+        }
+        if self.blocked {
+            // Once more after others know of it: what they gave back in between is seen.
+            self.shared.block(self.index);
+            self.pump(io);
+        }
+        if !self.draining.is_empty() && self.flights.in_flight() == 0 {
+            self.draining.drain(..).for_each(|latch| latch.count_down());
+        }
+    }
+
+    pub fn hold(&mut self, latch: Arc<Latch>) {
+        self.holds += 1;
+        self.draining.push(latch);
+    }
+
+    pub fn release(&mut self) {
+        self.holds = self.holds.saturating_sub(1);
+        self.retry = true;
+    }
+
+    /// Looks at the clock: who has been silent for too long, who is to be pinged.
+    pub fn tick(&mut self) {
+        let timeout = self.shared.options.short_timeout;
+        let interval = (timeout / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
+        self.due = self.now + interval;
+        // A request that waits for blocks is looked at again, whatever happened.
+        self.retry |= self.blocked;
+        for index in 0..REPLICAS_MAX {
+            let Some(Some(seat)) = self.seats.get_mut(index) else { continue };
+            if seat.lost {
+                continue;
+            }
+            if seat.silence.expired(self.now, timeout, false) {
+                self.shared.expire(seat.replica.slot, &seat.silence, self.now);
+            }
+            if self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
+                let sequence = self.flights.ping();
+                if let Some(link) = seat.link() {
+                    seat.pinged = Some(sequence);
+                    let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
+                    self.links.tell(link, |batch| ask.append_to(batch, sequence, None));
+                }
+            }
+        }
+    }
+
+    /// Makes [`Self::now`] that of this turn.
+    #[inline]
+    pub fn look_at_clock(&mut self) {
+        if !self.looked {
+            self.looked = true;
+            self.now = Instant::now().saturating_duration_since(self.shared.epoch);
+        }
+    }
+}
