@@ -17,7 +17,7 @@ FILTER ?=
 # make vm: which of them
 SCENARIO ?=
 
-.PHONY: build longhorn static run test vm guard guard-accept deny soak bench bench-micro bench-replica scale \
+.PHONY: build longhorn static run test vm guard guard-accept deny soak bench bench-micro bench-replica bench-engine scale \
 	man install clean
 
 build:
@@ -71,6 +71,13 @@ bench-replica:
 	$(CARGO) build --release --locked -p engine-adapter
 	$(CARGO) run --release --locked -p dbs-benches --bin replica -- --dir "$(DIR)" \
 		--json target/replica.json $(or $(ARGS),--document docs/performance.md)
+
+# The same for the whole engine, controller and replicas, through the socket frontend; and without
+# storage, and the frontend alone.
+bench-engine:
+	$(CARGO) build --release --locked -p engine-adapter
+	$(CARGO) run --release --locked -p dbs-benches --bin engine -- --dir "$(DIR)" \
+		--json target/engine.json $(or $(ARGS),--document docs/performance.md)
 
 # Snapshots, volumes, clones, clients and extents by the thousand: tables into docs/performance.md,
 # plots into docs/scale. 20 minutes.

@@ -3,12 +3,14 @@
 
 pub mod content;
 pub mod curve;
+pub mod dataconn;
 pub mod device;
 pub mod fio;
 pub mod machine;
 pub mod plot;
 pub mod process;
 pub mod report;
+pub mod samples;
 pub mod server;
 
 use crate::curve::Curve;

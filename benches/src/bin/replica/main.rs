@@ -3,17 +3,15 @@
 //!
 //! `make bench-replica`, or `cargo run --release -p dbs-benches --bin replica -- --dir DIR`
 
-mod load;
 mod rebuild;
-mod results;
 mod sections;
 mod subject;
 mod tables;
 
 use clap::Parser;
 use dbs_benches::report::rewrite;
+use dbs_benches::samples::{Results, progress};
 use dbs_benches::{Outcome, machine, process};
-use results::{Results, progress};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Rebuilds by upstream's engine and command line, among replicas of one kind.
 
 use crate::Bench;
-use crate::load::{Load, Until};
 use crate::subject::Kind;
+use dbs_benches::dataconn::{Load, Until};
 use dbs_benches::{Outcome, timed};
 
 /// The cells.
@@ -53,7 +53,7 @@ fn write(
     load: Load,
 ) -> Outcome<()> {
     let replica = bench.binaries.open(kind, dir, port, bench.rebuild_size)?;
-    load.run(replica.port, || Ok(0.0))?;
+    load.run(&replica.address, || Ok(0.0))?;
     replica.close()
 }
 
@@ -73,7 +73,7 @@ fn add(
     let text = size.to_string();
     let arguments = ["add-replica", &address, "--size", &text, "--current-size", &text];
     let (_, took) = timed(|| bench.binaries.command(engine, &arguments))?;
-    bench.results.time(cell, kind, took.as_secs_f64());
+    bench.results.time(cell, kind.title(), took.as_secs_f64());
     let listed = bench.binaries.command(engine, &["ls-replica"])?;
     if listed.matches(" RW ").count() != 2 {
         return Err(format!("not both replicas are RW: {listed}").into());

@@ -1,10 +1,10 @@
 //! Loads on open replicas, taken in turn.
 
 use crate::Bench;
-use crate::load::{Load, Until};
-use crate::results::progress;
 use crate::subject::{Kind, Replica};
 use dbs_benches::Outcome;
+use dbs_benches::dataconn::{Load, Until};
+use dbs_benches::samples::progress;
 use std::path::PathBuf;
 
 /// Data connections: upstream's number, and the papers' larger one.
@@ -64,7 +64,7 @@ impl Bench<'_> {
         let open = |kind: Kind, port| -> Outcome<_> {
             let replica = self.binaries.open(kind, &self.path(kind, name), port, self.size)?;
             let all = Until::Count(self.size / LARGE as u64);
-            self.sequential(true, 2, all).run(replica.port, || replica.cpu())?;
+            self.sequential(true, 2, all).run(&replica.address, || replica.cpu())?;
             Ok((kind, replica))
         };
         Ok([open(Kind::Dbs, self.port)?, open(Kind::Upstream, self.port + 20)?])
@@ -76,8 +76,8 @@ impl Bench<'_> {
         (kind, replica): &(Kind, Replica),
         load: Load,
     ) -> Outcome<()> {
-        let figures = load.run(replica.port, || replica.cpu())?;
-        self.results.add(cell, *kind, figures)
+        let figures = load.run(&replica.address, || replica.cpu())?;
+        self.results.add(cell, kind.title(), figures)
     }
 
     fn finish(&self, name: &str, replicas: [(Kind, Replica); 2]) -> Outcome<()> {
@@ -143,7 +143,7 @@ pub fn chains(bench: &mut Bench<'_>) -> Outcome<()> {
             for (_, replica) in &mut replicas {
                 // The last of 250 leaves no room for another: upstream's limit.
                 replica.snapshot(&format!("c{number}"))?;
-                some.run(replica.port, || Ok(0.0))?;
+                some.run(&replica.address, || Ok(0.0))?;
             }
         }
         made = snapshots;

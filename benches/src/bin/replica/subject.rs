@@ -2,11 +2,11 @@
 
 use dbs_benches::Outcome;
 use dbs_benches::process::{Process, output, sleep};
+use dbs_server::frontend::Listen;
 use engine_adapter::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use engine_adapter::proto::ptypes::{
     ReplicaCreateRequest, ReplicaOpenRequest, ReplicaSnapshotRequest,
 };
-use serde::Serialize;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,8 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
 
 /// Whose replica.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Dbs,
     Upstream,
@@ -44,7 +43,7 @@ pub struct Binaries {
 /// A replica process, open for I/O.
 pub struct Replica {
     /// Of data connections.
-    pub port: u16,
+    pub address: Listen,
     process: Process,
     runtime: Runtime,
     endpoint: Endpoint,
@@ -91,7 +90,8 @@ impl Binaries {
             client.replica_open(ReplicaOpenRequest::default()).await?;
             Outcome::Ok(())
         })?;
-        Ok(Replica { port: port + 1, process, runtime, endpoint })
+        let address = Listen::Tcp("127.0.0.1".to_owned(), port + 1);
+        Ok(Replica { address, process, runtime, endpoint })
     }
 
     /// An engine with the socket frontend over replicas that are closed.

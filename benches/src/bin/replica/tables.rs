@@ -1,13 +1,13 @@
 //! The results as Markdown.
 
-use crate::load::Figures;
 use crate::rebuild;
-use crate::results::{Results, Sample};
 use crate::sections::{
     AFTER, CHAINS, CONNECTIONS, DEPTHS, OVERWRITE, chain_cell, random_cell, sequential_cell,
 };
 use crate::subject::Kind;
+use dbs_benches::dataconn::Figures;
 use dbs_benches::report::Table;
+use dbs_benches::samples::{Results, Sample};
 
 /// What is to be reached at queue depth 128.
 const OVER_UPSTREAM: f64 = 3.0;
@@ -58,8 +58,8 @@ fn reach(results: &Results) -> String {
         let over = |figure: fn(&Figures) -> f64| {
             CONNECTIONS.map(|connections| {
                 let cell = random_cell(write, connections, 128);
-                let [ours, theirs] =
-                    [Kind::Dbs, Kind::Upstream].map(|kind| results.median(&cell, kind, of(figure)));
+                let [ours, theirs] = [Kind::Dbs, Kind::Upstream]
+                    .map(|kind| results.median(&cell, kind.title(), of(figure)));
                 ratio(ours, theirs)
             })
         };
@@ -103,7 +103,7 @@ fn random(results: &Results) -> String {
         for write in [false, true] {
             for depth in DEPTHS {
                 let cell = random_cell(write, connections, depth);
-                let median = |kind, figure| results.median(&cell, kind, of(figure));
+                let median = |kind: Kind, figure| results.median(&cell, kind.title(), of(figure));
                 let iops = |kind| median(kind, |f| f.iops);
                 let cpu = |kind| number(median(kind, |f| f.cpu_per_million), 1);
                 let times = |kind| {
@@ -135,7 +135,7 @@ fn sequential(results: &Results) -> String {
         for write in [false, true] {
             let cell = sequential_cell(write, connections);
             let [ours, theirs] = [Kind::Dbs, Kind::Upstream]
-                .map(|kind| results.median(&cell, kind, of(|f| f.mb_per_s)));
+                .map(|kind| results.median(&cell, kind.title(), of(|f| f.mb_per_s)));
             let over = ratio(ours, theirs);
             table.row(&[&cell, &number(ours, 0), &number(theirs, 0), &number(over, 2)]);
         }
@@ -147,7 +147,7 @@ fn cells(results: &Results, title: &str, names: &[&str]) -> String {
     let columns = ["", "DBS IOPS", "upstream IOPS", "ratio", "p99 µs", "upstream p99 µs"];
     let mut table = Table::new(title, &columns);
     for cell in names {
-        let median = |kind, figure| results.median(cell, kind, of(figure));
+        let median = |kind: Kind, figure| results.median(cell, kind.title(), of(figure));
         let iops = |kind| median(kind, |f| f.iops);
         table.row(&[
             cell,
@@ -166,7 +166,7 @@ fn rebuilds(results: &Results) -> String {
     let mut table = Table::new("Replica: rebuilds by upstream's engine", &columns);
     for cell in [rebuild::FULL, rebuild::DELTA] {
         let [ours, theirs] = [Kind::Dbs, Kind::Upstream]
-            .map(|kind| results.median(cell, kind, |sample| sample.seconds));
+            .map(|kind| results.median(cell, kind.title(), |sample| sample.seconds));
         let over = ratio(theirs, ours);
         table.row(&[&cell, &number(ours, 2), &number(theirs, 2), &number(over, 1)]);
     }

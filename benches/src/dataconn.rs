@@ -1,9 +1,12 @@
-//! A closed loop of requests over data connections: the same client for every replica.
+//! A closed loop of requests over Longhorn's data connections: the same client for every replica and
+//! every engine.
 
-use dbs_benches::Outcome;
+use crate::Outcome;
+use dbs_server::frontend::{Listen, Socket};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
 use serde::Serialize;
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,8 +18,8 @@ const MAGIC: u16 = 0x1b01;
 const READ: u32 = 0;
 const WRITE: u32 = 1;
 const RESPONSE: u32 = 2;
-/// How long a connection may say nothing.
-const SILENCE: Duration = Duration::from_secs(60);
+/// Seconds that a connection may say nothing.
+const SILENCE: i64 = 60;
 
 /// What to do, and how.
 #[derive(Debug, Clone, Copy)]
@@ -53,8 +56,9 @@ pub struct Figures {
     pub iops: f64,
     /// Megabytes (10^6) a second.
     pub mb_per_s: f64,
-    /// Median and 99th percentile of the time from request to reply, microseconds.
+    /// Median of the time from request to reply, microseconds.
     pub p50_us: f64,
+    /// 99th percentile of it.
     pub p99_us: f64,
     /// CPU seconds the server used for a million requests.
     pub cpu_per_million: f64,
@@ -67,17 +71,17 @@ struct Done {
 }
 
 impl Load {
-    /// Runs it against the data port; `cpu` tells the server's CPU time so far.
+    /// Runs it against who listens there; `cpu` tells the server's CPU time so far, in seconds.
     ///
     /// # Errors
     /// If a connection fails or a request is refused.
-    pub fn run(&self, port: u16, cpu: impl Fn() -> Outcome<f64>) -> Outcome<Figures> {
+    pub fn run(&self, address: &Listen, cpu: impl Fn() -> Outcome<f64>) -> Outcome<Figures> {
         let busy = self.connections.min(self.depth);
         let sockets = (0..self.connections)
             .map(|_| {
-                let socket = TcpStream::connect(("127.0.0.1", port))?;
-                socket.set_nodelay(true)?;
-                socket.set_read_timeout(Some(SILENCE))?;
+                let socket = address.connect()?;
+                socket.tune()?;
+                setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(SILENCE))?;
                 Ok(socket)
             })
             .collect::<Outcome<Vec<_>>>()?;
@@ -93,7 +97,7 @@ impl Load {
                 })
                 .collect();
             if let Until::Time(time) = self.until {
-                let slept = dbs_benches::process::sleep(time);
+                let slept = crate::process::sleep(time);
                 stop.store(true, Ordering::Relaxed);
                 slept?;
             }
@@ -121,7 +125,7 @@ impl Load {
 
     fn connection(
         &self,
-        mut socket: &TcpStream,
+        mut socket: &Socket,
         index: usize,
         connections: usize,
         depth: usize,
@@ -144,13 +148,13 @@ impl Load {
             sent += 1;
         }
         while running > 0 {
-            socket.write_all(&out)?;
+            socket.send_all(&out)?;
             out.clear();
             input.copy_within(start..end, 0);
             (start, end) = (0, end - start);
             let received = socket.read(&mut input[end..])?;
             if received == 0 {
-                return Err("the replica closed a data connection".into());
+                return Err("a data connection was closed".into());
             }
             end += received;
             let now = Instant::now();

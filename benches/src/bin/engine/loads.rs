@@ -1,0 +1,100 @@
+//! The loads, on both sides in turn.
+
+use crate::stack::{Below, Binaries, Row, Side};
+use dbs_benches::Outcome;
+use dbs_benches::dataconn::{Load, Until};
+use dbs_benches::samples::Results;
+use std::path::Path;
+use std::time::Duration;
+
+/// Data connections of the client: the target daemon has one.
+pub const CONNECTIONS: [usize; 2] = [1, 4];
+/// Requests of 4 KiB in flight.
+pub const DEPTHS: [usize; 3] = [1, 32, 128];
+const BLOCK: usize = 4096;
+const LARGE: usize = 1 << 20;
+const LARGE_DEPTH: usize = 16;
+/// Room for the ports of one side.
+const PORTS: u16 = 100;
+
+/// What all rows need.
+pub struct Bench<'a> {
+    pub binaries: &'a Binaries,
+    pub dir: &'a Path,
+    pub size: u64,
+    pub time: Duration,
+    pub rounds: u32,
+    pub port: u16,
+    pub results: Results,
+}
+
+/// Name of a random load's cell.
+pub fn random_cell(row: &Row, write: bool, connections: usize, depth: usize) -> String {
+    let kind = if write { "write" } else { "read" };
+    format!("{}: random {kind}, {connections} connections, QD {depth}", row.name)
+}
+
+/// Name of a sequential load's cell.
+pub fn sequential_cell(row: &Row, write: bool) -> String {
+    let kind = if write { "write" } else { "read" };
+    format!("{}: 1 MiB sequential {kind}", row.name)
+}
+
+impl Bench<'_> {
+    /// Measures a row.
+    ///
+    /// # Errors
+    /// If a process does not start or a load fails.
+    pub fn row(&mut self, row: &Row) -> Outcome<()> {
+        let mut stacks = Vec::new();
+        for (side, port) in [(Side::Dbs, self.port), (Side::Upstream, self.port + PORTS)] {
+            let dir = self.dir.join(side.title());
+            if let Some(stack) = self.binaries.start(side, row, &dir, port, self.size)? {
+                if row.below == Below::Replicas {
+                    let all = Until::Count(self.size / LARGE as u64);
+                    self.sequential(true, all).run(&stack.address, || Ok(0.0))?;
+                }
+                stacks.push((side, stack));
+            }
+        }
+        for _ in 0..self.rounds {
+            for write in [false, true] {
+                for connections in CONNECTIONS {
+                    for depth in DEPTHS {
+                        let until = Until::Time(self.time);
+                        let load = Load {
+                            write,
+                            block: BLOCK,
+                            sequential: false,
+                            connections,
+                            depth,
+                            span: self.size,
+                            until,
+                        };
+                        for (side, stack) in &stacks {
+                            let figures = load.run(&stack.address, || stack.cpu())?;
+                            let cell = random_cell(row, write, connections, depth);
+                            self.results.add(&cell, side.title(), figures)?;
+                        }
+                    }
+                }
+                for (side, stack) in &stacks {
+                    let load = self.sequential(write, Until::Time(self.time));
+                    let figures = load.run(&stack.address, || stack.cpu())?;
+                    self.results.add(&sequential_cell(row, write), side.title(), figures)?;
+                }
+            }
+        }
+        drop(stacks);
+        for side in [Side::Dbs, Side::Upstream] {
+            // What a row did not have is not there.
+            let _none = std::fs::remove_dir_all(self.dir.join(side.title()));
+        }
+        Ok(())
+    }
+
+    fn sequential(&self, write: bool, until: Until) -> Load {
+        let (block, span) = (LARGE, self.size);
+        Load { write, block, sequential: true, connections: 1, depth: LARGE_DEPTH, span, until }
+    }
+}
