@@ -1,6 +1,7 @@
 //! Other replicas and their sync agents: where they are, and how they are called.
 
 use dbs_core::{Error, ErrorKind, Result};
+use dbs_server::frontend::Listen;
 use std::fmt;
 use std::time::Duration;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -58,6 +59,17 @@ impl Address {
             Error::invalid(format!("{self} has no port for a sync agent {AGENT_PORT} above it"))
         })?;
         Ok(Self { host: self.host.clone(), port })
+    }
+
+    /// The data server of the replica that listens here, on the next port.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no such port.
+    pub fn data(&self) -> Result<Listen> {
+        let port = self.port.checked_add(1).ok_or_else(|| {
+            Error::invalid(format!("{self} has no port for a data server above it"))
+        })?;
+        Ok(Listen::Tcp(self.host.clone(), port))
     }
 
     /// Begins a connection, which comes about with the first call.

@@ -2,6 +2,7 @@
 //! our own.
 
 use super::client_args::ClientCommand;
+use super::controller::ControllerArgs;
 use super::golang;
 use crate::host::address::ListenAddress;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -45,6 +46,8 @@ pub struct Globals {
 /// Commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Serve a volume over its replicas until SIGINT or SIGTERM
+    Controller(Box<ControllerArgs>),
     /// Serve a replica until SIGINT or SIGTERM
     Replica(Box<LonghornReplica>),
     /// Serve the sync agent of a replica that runs, until SIGINT or SIGTERM

@@ -3,6 +3,7 @@
 pub mod args;
 mod client;
 pub mod client_args;
+pub mod controller;
 pub mod golang;
 mod labels;
 mod output;
@@ -12,6 +13,7 @@ mod version;
 pub use args::{Cli, Command, ReplicaArgs};
 pub use replica::serve;
 
+use crate::controller::process;
 use clap::Parser;
 use clap::error::ErrorKind;
 use dbs_server::log;
@@ -27,20 +29,32 @@ const BACKUP_COMMANDS: [&str; 5] =
 enum Failed {
     /// A process that serves, with its last line of log.
     Serving(String),
+    /// A controller, whose exit code tells why.
+    Controlling(process::Failed),
     /// A command, with upstream's.
     Command(Failure),
 }
 
 impl Failed {
+    fn exit_code(&self) -> ExitCode {
+        let code = match self {
+            Self::Controlling(failed) => u8::try_from(failed.exit_code()).unwrap_or(1),
+            _ => 1,
+        };
+        ExitCode::from(code)
+    }
+
     fn report(&self) {
         match self {
             Self::Serving(text) => log::error("failed", &[("error", text)]),
+            Self::Controlling(failed) => log::error("failed", &[("error", failed)]),
             Self::Command(failure) => failure.report(),
         }
     }
 }
 
-/// Runs the command line and says how it ended: 0, or 1 as upstream has it for all errors.
+/// Runs the command line and says how it ended: 0, or 1 as upstream has it for all errors but one:
+/// a controller without a good replica ends with 61.
 #[must_use]
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(golang::double_dashes(args)) {
@@ -56,7 +70,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
             failed.report();
-            ExitCode::FAILURE
+            failed.exit_code()
         }
     }
 }
@@ -65,6 +79,9 @@ fn run(cli: Cli) -> Result<(), Failed> {
     let globals = &cli.globals;
     let serving = |e: dbs_core::Error| Failed::Serving(e.to_string());
     match cli.command {
+        Command::Controller(args) => {
+            controller::serve(&args, &globals.engine_instance_name).map_err(Failed::Controlling)
+        }
         Command::Replica(replica) => {
             serve(&replica.replica, replica.store.as_deref(), &globals.volume_name).map_err(serving)
         }

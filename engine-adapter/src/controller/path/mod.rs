@@ -135,11 +135,10 @@ impl Path {
         self.shared.options.reactors
     }
 
-    /// Connects to a replica and uses it as `mode` says from when this returns. `name` stands in error
-    /// texts, such as `tcp://127.0.0.1:10000`.
+    /// Connects to a replica and uses it as `mode` says from when this returns.
     ///
     /// # Errors
-    /// It cannot be reached or does not answer a ping; its number is in use, or 64 replicas are.
+    /// See [`Path::connect`].
     pub fn add(
         &self,
         id: ReplicaId,
@@ -147,6 +146,17 @@ impl Path {
         backend: &BackendAddress,
         mode: Mode,
     ) -> io::Result<()> {
+        self.connect(id, name, backend)?;
+        self.set_mode(id, mode);
+        Ok(())
+    }
+
+    /// Connects to a replica, which is asked nothing before it has a [mode](Path::set_mode): it need not
+    /// be open yet. `name` stands in error texts, such as `tcp://127.0.0.1:10000`.
+    ///
+    /// # Errors
+    /// It cannot be reached or does not answer a ping; its number is in use, or 64 replicas are.
+    pub fn connect(&self, id: ReplicaId, name: &str, backend: &BackendAddress) -> io::Result<()> {
         let options = &self.shared.options;
         let (shares, flushes, local) = match backend {
             BackendAddress::Remote(address) => {
@@ -168,7 +178,6 @@ impl Path {
             self.shared.send(index, Message::Seat { replica, sockets, latch });
         }
         latch.wait();
-        self.shared.set_mode(&replica, mode);
         Ok(())
     }
 

@@ -82,7 +82,7 @@ impl Lab {
             let _ = std::fs::remove_file(&socket);
         }
         let size = options.size.to_string();
-        let mut command = dying_with_us(self.stock());
+        let mut command = dying_with_us(&whose("ENGINE", self.stock()));
         command.env("LONGHORN_CONTROL_PATH", self.control_path());
         command.args(["controller", &volume, "--size", &size, "--current-size", &size]);
         command.args(["--engine-replica-timeout", "8", "--file-sync-http-client-timeout", "30"]);
@@ -127,11 +127,16 @@ impl Lab {
 impl Lab {
     /// Which `longhorn` steers engines: `CLI` says whose.
     fn command_line(&self) -> PathBuf {
-        match std::env::var("CLI").as_deref() {
-            Ok("ours") => ours(),
-            Ok("stock") | Err(_) => self.stock().to_owned(),
-            Ok(other) => panic!("CLI={other}: neither stock nor ours"),
-        }
+        whose("CLI", self.stock())
+    }
+}
+
+/// Upstream's `longhorn`, or ours if this variable says so.
+fn whose(variable: &str, stock: &Path) -> PathBuf {
+    match std::env::var(variable).as_deref() {
+        Ok("ours") => ours(),
+        Ok("stock") | Err(_) => stock.to_owned(),
+        Ok(other) => panic!("{variable}={other}: neither stock nor ours"),
     }
 }
 

@@ -90,7 +90,9 @@ impl Lane {
             if seat.silence.expired(self.now, timeout, false) {
                 self.shared.expire(seat.replica.slot, &seat.silence, self.now);
             }
-            if self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
+            // Without a mode it may not be open yet.
+            let used = self.shared.modes.of(seat.replica.slot).is_some();
+            if used && self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
                 let sequence = self.flights.ping();
                 if let Some(link) = seat.link() {
                     seat.pinged = Some(sequence);

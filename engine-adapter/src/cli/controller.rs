@@ -1,0 +1,207 @@
+//! `longhorn controller`: arguments to what is to be served.
+
+use super::args::{DataProtocol, Size};
+use super::golang;
+use crate::controller::path::{FLIGHTS_MAX, PathOptions};
+use crate::controller::process::{Failed, Process};
+use crate::controller::rules::limits::Limits;
+use crate::controller::rules::start::Policy;
+use crate::controller::rules::timeout;
+use crate::controller::volume::Options;
+use crate::host::address::ListenAddress;
+use crate::host::sockets;
+use clap::{ArgAction, Args};
+use dbs_core::{Error, Result};
+use std::path::PathBuf;
+
+/// Heading of the options upstream does not have.
+const OURS: &str = "Options of DBS";
+/// Longest name of a volume.
+const NAME_MAX: usize = 64;
+
+/// `longhorn controller`.
+#[derive(Debug, Args)]
+#[command(args_override_self = true)]
+pub struct ControllerArgs {
+    /// Name of the volume
+    pub volume: String,
+    /// Where to listen for gRPC
+    #[arg(long, value_name = "[HOST]:PORT", default_value = "localhost:9501")]
+    pub listen: ListenAddress,
+    /// Size of the volume: bytes, or 42kb, 42mb, 42gb
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = golang::size)]
+    pub size: Size,
+    /// Size it had when it was last seen
+    #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
+    #[arg(value_parser = golang::size)]
+    pub current_size: Size,
+    /// A replica, tcp://HOST:PORT; can be repeated
+    #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
+    pub replica: Vec<String>,
+    /// How the volume is offered: `socket`
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub frontend: String,
+    /// Kinds of backends; `tcp` is the only one
+    #[arg(long, hide = true, default_value = "tcp")]
+    pub enable_backend: Vec<String>,
+    /// Another engine of the volume still runs and is to be taken over from
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub upgrade: bool,
+    /// Writes are not counted
+    #[arg(long = "disableRevCounter", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set, value_parser = golang::boolean)]
+    pub disable_rev_counter: bool,
+    /// All replicas have failed: keep the best one
+    #[arg(long = "salvageRequested", value_name = "BOOL", default_value = "false")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set, value_parser = golang::boolean)]
+    pub salvage_requested: bool,
+    /// Mark the snapshots that an unmap reaches as removed
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set)]
+    pub unmap_mark_snap_chain_removed: bool,
+    /// How to connect to replicas for data
+    #[arg(long, value_enum, default_value_t = DataProtocol::Tcp)]
+    pub data_server_protocol: DataProtocol,
+    /// Seconds of silence after which a replica is given up, 8 to 30; the last one has twice as long
+    #[arg(long, value_name = "SECONDS", default_value_t = 8)]
+    pub engine_replica_timeout: i64,
+    /// Seconds for each request of a file's transfer between replicas
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    pub file_sync_http_client_timeout: i32,
+    /// Most snapshots
+    #[arg(long, value_name = "N", default_value_t = 250)]
+    pub snapshot_max_count: u32,
+    /// Most bytes in snapshots, without a limit if 0: bytes, or 42kb, 42mb, 42gb
+    #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
+    #[arg(value_parser = golang::size)]
+    pub snapshot_max_size: Size,
+    /// From how many replicas at once one is rebuilt
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub rebuild_sync_concurrent_limit: u32,
+    /// How DBS is to do it.
+    #[command(flatten)]
+    pub ours: OurControllerArgs,
+}
+
+/// What upstream's controller has no options for.
+#[derive(Debug, Args)]
+#[command(next_help_heading = OURS)]
+pub struct OurControllerArgs {
+    /// Threads, each with its share of the frontend's connections and of those to replicas
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub reactors: u16,
+    /// Connections to each replica, at least one for each reactor
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub replica_connections: u16,
+    /// Requests in flight on each reactor; more wait
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=FLIGHTS_MAX as i64))]
+    pub queue_depth: u32,
+    /// Read from a replica on this machine while there is one that is complete
+    #[arg(long)]
+    pub prefer_local: bool,
+    /// Serve metrics for Prometheus over HTTP
+    #[arg(long, value_name = "[HOST]:PORT")]
+    pub metrics: Option<ListenAddress>,
+    /// Directory of the frontend's socket [default: /var/run]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub socket_dir: Option<PathBuf>,
+    /// Answer requests without replicas: reads give zeros, writes are lost. To measure what is in
+    /// front of them
+    #[arg(long, conflicts_with = "replica", requires = "size")]
+    pub null_backend: bool,
+}
+
+/// Serves a volume until a signal comes.
+///
+/// # Errors
+/// Why it cannot be served, or has ended.
+pub fn serve(args: &ControllerArgs, instance: &str) -> std::result::Result<(), Failed> {
+    crate::controller::process::run(&process(args, instance)?)
+}
+
+/// Whether it is a volume's name: letters, digits, `_`, `.` and `-`, the first a letter or digit.
+fn is_name(name: &str) -> bool {
+    let valid = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+    (2..=NAME_MAX).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(valid)
+}
+
+fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
+    if !is_name(&args.volume) {
+        return Err(Error::invalid(format!(
+            "`{}` is no name of a volume: 2 to {NAME_MAX} letters, digits, `_`, `.` and `-`, the \
+             first a letter or digit",
+            args.volume
+        )));
+    }
+    let data_socket = match args.data_server_protocol {
+        DataProtocol::Tcp => None,
+        DataProtocol::Unix => {
+            let control = std::env::var_os("LONGHORN_CONTROL_PATH").map(PathBuf::from);
+            Some(sockets::unix_path(control.as_deref(), &args.volume)?)
+        }
+    };
+    let short_timeout = timeout::short(args.engine_replica_timeout);
+    let ours = &args.ours;
+    Ok(Process {
+        options: Options {
+            volume: args.volume.clone(),
+            policy: Policy {
+                upgrade: args.upgrade,
+                counter_disabled: args.disable_rev_counter,
+                salvage: args.salvage_requested,
+            },
+            unmap_mark: args.unmap_mark_snap_chain_removed,
+            limits: Limits {
+                count: args.snapshot_max_count,
+                size: args.snapshot_max_size.unwrap_or(0),
+            },
+            sync_limit: args.rebuild_sync_concurrent_limit,
+            frontend: Some(args.frontend.clone()).filter(|frontend| !frontend.is_empty()),
+            sync_before_snapshot: !args.frontend.is_empty(),
+            short_timeout,
+        },
+        path: PathOptions {
+            reactors: usize::from(ours.reactors),
+            connections_per_replica: usize::from(ours.replica_connections),
+            queue_depth: ours.queue_depth as usize,
+            short_timeout,
+            prefer_local: ours.prefer_local,
+            ..PathOptions::default()
+        },
+        instance: instance.to_owned(),
+        size: args.size.unwrap_or(0),
+        current_size: args.current_size.unwrap_or(0),
+        replicas: args.replica.clone(),
+        null_backend: ours.null_backend,
+        data_socket,
+        http_timeout_s: args.file_sync_http_client_timeout,
+        listen: args.listen.clone(),
+        metrics: ours.metrics.clone(),
+        sockets: ours.socket_dir.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_volumes() {
+        for name in ["v1", "pvc-0a.b_C", &"x".repeat(64)] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", "v", "-v", ".v", "a b", "a/b", &"x".repeat(65)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}
