@@ -156,8 +156,9 @@ fn arguments_as_upstream_takes_them() {
         (&["replica", "x", "--backing-file", "b.qcow2"], "backing images are not supported"),
         (&["replica", "x", "--listen", "127.0.0.1"], "no address"),
         (&["replica", "x", "--data-server-protocol", "unix"], "--volume-name"),
-        (&["controller", "vol", "--replica", "tcp://x:1"], "not in this build"),
-        (&["snapshots", "ls"], "not in this build"),
+        (&["controller", "v", "--replica", "tcp://127.0.0.1:1"], "no name of a volume"),
+        (&["--url", "127.0.0.1:1", "snapshots", "ls"], "127.0.0.1:1"),
+        (&["backup", "ls"], "not supported"),
         (&["frobnicate"], "unrecognized command"),
     ] {
         let output = place.program().args(args).output().unwrap();

@@ -258,7 +258,8 @@ impl Engine {
     /// The controller's version.
     pub async fn version(&self) -> Result<Version> {
         let reply = self.client().version_detail_get(within(SHORT_CALL, ())).await;
-        let version = answer(reply, "failed to get version detail")?.version;
+        let what = format_args!("failed to get version detail of {}", self.url);
+        let version = answer(reply, what)?.version;
         Ok(version.unwrap_or_default().into())
     }
 
