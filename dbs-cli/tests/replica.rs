@@ -1,7 +1,7 @@
 //! `dbs replica`: Longhorn replicas on stores of their own, and many in the store of a `dbs serve`.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../engine-adapter/tests/process_support/mod.rs"]
+#[path = "../../engine-adapter/tests/process/support.rs"]
 mod process_support;
 
 use dbs_server::control::{Client, socket_path, store_uuid};

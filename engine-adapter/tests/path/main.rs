@@ -2,7 +2,7 @@
 //! here that are slow, full, hostile or do not answer.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "../data_support/mod.rs"]
+#[path = "../dataconn/support.rs"]
 mod data_support;
 mod fake;
 mod support;

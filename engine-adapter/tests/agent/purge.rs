@@ -1,0 +1,127 @@
+//! Purge: what goes, what stays, and that nobody sees a difference in what is left.
+
+use crate::support::*;
+use std::collections::BTreeMap;
+
+/// What one reads through the head and the given snapshots.
+fn contents(node: &Node, snapshots: &[&str]) -> BTreeMap<String, Vec<u8>> {
+    let specs = snapshots.iter().map(|name| format!("{VOLUME}@{name}"));
+    let all = specs.chain([VOLUME.to_owned()]);
+    all.map(|spec| (spec.clone(), node.content(&spec))).collect()
+}
+
+#[test]
+fn removed_and_system_snapshots_go_and_contents_stay() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    node.write(0..2000, 1);
+    node.snapshot("a");
+    node.write((0..2000).step_by(3), 2);
+    node.snapshot("b");
+    node.write((0..2000).step_by(7), 3);
+    node.system_snapshot("c");
+    node.discard(100, 50);
+    node.write(3000..3100, 4);
+    node.snapshot("d");
+    node.write((0..4000).step_by(11), 5);
+    assert_eq!(node.purge_status().state, "");
+    node.replica.mark_removed("b").unwrap();
+    let before = contents(&node, &["a", "d"]);
+    let status = node.purged();
+    assert_eq!((status.state.as_str(), status.error.as_str()), ("complete", ""));
+    assert_eq!((status.progress, status.is_purging), (100, false));
+    assert_eq!(node.snapshots(), ["a", "d"]);
+    assert_eq!(contents(&node, &["a", "d"]), before);
+    // Space is back: nothing is left to be merged.
+    assert_eq!(node.store.merging_remaining(VOLUME).unwrap(), 0);
+    assert_eq!(node.store.check().unwrap().findings, []);
+    // Nothing to do is done at once.
+    assert_eq!(node.purged().progress, 100);
+    assert_eq!(contents(&node, &["a", "d"]), before);
+}
+
+#[test]
+fn what_is_under_the_head_is_pruned_and_stays_listed() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    node.write(0..1000, 1);
+    node.snapshot("a");
+    node.write(500..1500, 2);
+    node.snapshot("b");
+    node.write(800..1200, 3);
+    for name in ["a", "b"] {
+        node.replica.mark_removed(name).unwrap();
+    }
+    let before = node.content(VOLUME);
+    assert_eq!(node.purged().state, "complete");
+    assert_eq!(node.snapshots(), ["b"]);
+    assert_eq!(node.content(VOLUME), before);
+    // What the head overrides is given up: 1500 blocks, less 400.
+    let left = node.replica.disks().unwrap()["volume-snap-b.img"].allocated;
+    assert_eq!(left, 1100 * BLOCK);
+    assert_eq!(node.store.check().unwrap().findings, []);
+}
+
+#[test]
+fn side_branches_go_from_their_ends() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    node.write(0..100, 1);
+    node.snapshot("root");
+    node.write(0..50, 2);
+    node.snapshot("side1");
+    node.write(50..60, 3);
+    node.snapshot("side2");
+    node.replica.revert("volume-snap-root.img", NOW).unwrap();
+    node.write(60..70, 4);
+    node.snapshot("main");
+    // The root has two children: it stays, though marked, while both are there.
+    node.replica.mark_removed("root").unwrap();
+    let before = contents(&node, &["main", "side1", "side2"]);
+    assert_eq!(node.purged().state, "complete");
+    assert_eq!(node.snapshots(), ["main", "root", "side1", "side2"]);
+    assert_eq!(contents(&node, &["main", "side1", "side2"]), before);
+    for name in ["side1", "side2"] {
+        node.replica.mark_removed(name).unwrap();
+    }
+    assert_eq!(node.purged().state, "complete");
+    assert_eq!(node.snapshots(), ["main"]);
+    assert_eq!(node.content(VOLUME), before[VOLUME]);
+    assert_eq!(node.content("vol@main"), before["vol@main"]);
+}
+
+#[test]
+fn it_is_refused_while_it_runs_and_while_rebuilding() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    node.replica.set_rebuilding(true).unwrap();
+    let refused = node.purge().unwrap_err();
+    assert!(refused.message().contains("rebuilding"), "{refused}");
+    node.replica.set_rebuilding(false).unwrap();
+    node.write(0..8000, 1);
+    node.snapshot("a");
+    node.write(0..8000, 2);
+    node.snapshot("b");
+    node.replica.mark_removed("a").unwrap();
+    node.purge().unwrap();
+    // It may be over by now; if not, a second one is refused.
+    if let Err(refused) = node.purge() {
+        assert_eq!(refused.message(), "replica is already purging snapshots");
+    }
+    wait(|| Some(()).filter(|()| !node.purge_status().is_purging));
+    assert_eq!(node.snapshots(), ["b"]);
+    // A closed replica has nothing to purge.
+    node.replica.mark_removed("b").unwrap();
+    node.replica.close().unwrap();
+    assert_eq!(node.purged().state, "complete");
+    assert_eq!(node.snapshots(), ["b"]);
+}
+
+#[test]
+fn reset_forgets_how_it_went() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    assert_eq!(node.purged().state, "complete");
+    node.call(|mut c| async move { c.reset(()).await }).unwrap();
+    assert_eq!(node.purge_status(), Default::default());
+}

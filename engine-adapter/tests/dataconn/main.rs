@@ -1,0 +1,9 @@
+//! Data connections: the protocol, I/O, limits, and what a replica's state lets through.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+mod gate;
+mod io;
+mod limits;
+mod protocol;
