@@ -12,9 +12,6 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
-const REPLICA: [&str; 3] = ["--volume-name", "vol", "replica"];
-
 /// An agent alone, in the replica's directory.
 fn agent(place: &Place, name: &str) -> Process {
     let mut command = place.program();

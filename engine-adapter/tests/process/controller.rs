@@ -1,5 +1,6 @@
 //! `longhorn controller` as a process over replicas that are processes.
 
+use crate::PROGRAM;
 use crate::support::*;
 use dbs_server::frontend::Listen;
 use engine_adapter::data::DataClient;
@@ -7,8 +8,6 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
-const REPLICA: [&str; 3] = ["--volume-name", "vol", "replica"];
 /// Ports of a replica that are to be free: gRPC, data, sync agent, and two receivers.
 const PORTS: u16 = 5;
 const TEXT_SIZE: &str = "67108864";

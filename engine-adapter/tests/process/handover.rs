@@ -5,9 +5,6 @@ use crate::support::*;
 use engine_adapter::data::DataClient;
 use std::time::{Duration, Instant};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
-const REPLICA: [&str; 3] = ["--volume-name", "vol", "replica"];
-
 const BLOCKS: u64 = 256;
 
 /// Checks that all blocks hold this version.

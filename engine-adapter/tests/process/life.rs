@@ -13,9 +13,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
-const REPLICA: [&str; 3] = ["--volume-name", "vol", "replica"];
-
 #[test]
 fn it_serves_stops_in_order_and_goes_on_where_it_was() {
     let place = Place::new();

@@ -9,9 +9,6 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
-const REPLICA: [&str; 3] = ["--volume-name", "vol", "replica"];
-
 /// A small file system of its own.
 struct Disk(PathBuf);
 

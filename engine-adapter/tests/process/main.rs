@@ -8,3 +8,6 @@ mod controller;
 mod handover;
 mod life;
 mod limits;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
+const REPLICA: [&str; 3] = ["--volume-name", "vol", "replica"];
