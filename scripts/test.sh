@@ -2,46 +2,35 @@
 # test.sh: everything a change must pass. Warnings are errors here and nowhere else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export RUSTFLAGS="${RUSTFLAGS:-} -D warnings" RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings"
+export RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings"
 cargo=${CARGO:-cargo}
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+built=${CARGO_TARGET_DIR:-target}/debug
+LOG=$(mktemp)
+export LOG
+trap 'rm -f "$LOG"' EXIT
+# A machine this slow would not end in the time that continuous integration has.
+deadline=4800
 
+# step NAME MINUTES COMMAND...: no step can hang, or leave a process behind.
 step() {
+    local limit=$(($2 * 60)) rest=$((deadline - SECONDS))
     printf '\n== %s (%s s)\n' "$1" "$SECONDS"
-    shift
-    "$@"
+    scripts/watched.sh $((limit < rest ? limit : rest)) "${@:3}"
 }
 
-tests() {
-    "$cargo" test --locked --workspace -- --show-output 2>&1 | tee -a "$log"
-}
-
-guard() {
-    scripts/guard.sh 2>&1 | tee -a "$log"
-}
-
-manifests() {
-    scripts/k8s.sh 2>&1 | tee -a "$log"
-}
-
+scripts/watched-test.sh
+step "programs" 10 scripts/programs.sh
+step "format" 1 "$cargo" fmt --all --check
+step "clippy" 20 "$cargo" clippy --locked --workspace --all-targets -q -- -D warnings
+step "documentation" 10 "$cargo" doc --locked --workspace --no-deps --document-private-items -q
+step "dependencies" 10 scripts/deny.sh
+step "manifests" 1 scripts/k8s.sh
+step "hot path" 15 scripts/guard.sh
+step "tests" 50 "$cargo" test --locked --workspace -- --show-output
 # With the `dbs` that the tests have just built; `make vm` takes static ones, and more time.
-machine() {
-    DBS=${CARGO_TARGET_DIR:-target}/debug/dbs LONGHORN=${CARGO_TARGET_DIR:-target}/debug/longhorn \
-        scripts/vm/run.sh --quick 2>&1 | tee -a "$log"
-}
-
-step "programs" scripts/programs.sh
-step "format" "$cargo" fmt --all --check
-step "clippy" "$cargo" clippy --locked --workspace --all-targets -q
-step "documentation" "$cargo" doc --locked --workspace --no-deps --document-private-items -q
-step "dependencies" scripts/deny.sh
-step "manifests" manifests
-step "hot path" guard
-step "tests" tests
-step "virtual machine" machine
+step "virtual machine" 15 env DBS="$built/dbs" LONGHORN="$built/longhorn" scripts/vm/run.sh --quick
 # What passing tests print is easily missed: these did not do what their names say.
-if grep -iE '^skipped' "$log"; then
+if grep -iE '^skipped' "$LOG"; then
     printf 'the above was skipped; '
 fi
 printf 'all that ran passed, in %s s\n' "$SECONDS"
