@@ -69,6 +69,8 @@ pub(super) struct Lane {
     blocked: bool,
     /// The replica read from last.
     turn: usize,
+    /// Turns of the reactor so far.
+    turns: u64,
     /// Time of this turn.
     pub(super) now: Duration,
     /// That is of this turn.
@@ -92,6 +94,7 @@ impl Lane {
             retry: false,
             blocked: false,
             turn: 0,
+            turns: 0,
             now: Duration::ZERO,
             looked: false,
             due: Duration::ZERO,
@@ -116,7 +119,7 @@ impl Lane {
                     let number = self.links.add(io, socket, link, None);
                     numbers.push(number);
                 }
-                Way::Links { numbers, next: 0 }
+                Way::Links { numbers, next: 0, turn: 0 }
             }
         };
         if let Some(seat) = self.seats.get_mut(slot.index()) {
@@ -409,13 +412,13 @@ impl Lane {
 
     /// Asks one replica.
     fn ask(&mut self, slot: Slot, ask: Ask, sequence: u32, payload: Option<SharedBuf>) -> Asked {
-        let Self { seats, links, now, .. } = self;
+        let Self { seats, links, now, turns, .. } = self;
         let seat = seats.get_mut(slot.index()).and_then(Option::as_mut);
         let Some(seat) = seat.filter(|seat| !seat.lost) else { return Asked::Lost };
         if matches!(seat.way, Way::Null) {
             return Asked::Null;
         }
-        let Some(link) = seat.link() else { return Asked::Lost };
+        let Some(link) = seat.link(*turns) else { return Asked::Lost };
         seat.silence.sent(*now);
         links.tell(link, |batch| ask.append_to(batch, sequence, payload));
         Asked::Sent

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 /// How a replica is reached.
 pub(super) enum Way {
-    /// Over these connections, in turn.
-    Links { numbers: Vec<u32>, next: usize },
+    /// Over these connections: what a turn of the reactor has to say goes over one of them, so that it
+    /// costs one send here and one reception there; the next turn takes the next.
+    Links { numbers: Vec<u32>, next: usize, turn: u64 },
     /// Not at all: everything succeeds at once, and reads as zeros.
     Null,
 }
@@ -32,11 +33,14 @@ impl Seat {
         Self { replica, way, silence, lost: false, pinged: None, ping_due: now + PING_INTERVAL }
     }
 
-    /// The connection to use next.
+    /// The connection to use in this turn, by the number of the turn.
     #[inline]
-    pub fn link(&mut self) -> Option<u32> {
-        let Way::Links { numbers, next } = &mut self.way else { return None };
-        *next = if *next + 1 < numbers.len() { *next + 1 } else { 0 };
+    pub fn link(&mut self, now: u64) -> Option<u32> {
+        let Way::Links { numbers, next, turn } = &mut self.way else { return None };
+        if *turn != now {
+            *turn = now;
+            *next = if *next + 1 < numbers.len() { *next + 1 } else { 0 };
+        }
         numbers.get(*next).copied()
     }
 }

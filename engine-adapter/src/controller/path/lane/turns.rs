@@ -52,6 +52,7 @@ impl Lane {
 
     /// The end of a turn: what has waited begins, who waits for the end of requests is told.
     pub fn turn(&mut self, io: &mut Io) {
+        self.turns = self.turns.wrapping_add(1);
         if self.retry {
             self.pump(io);
         }
@@ -94,7 +95,7 @@ impl Lane {
             let used = self.shared.modes.of(seat.replica.slot).is_some();
             if used && self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
                 let sequence = self.flights.ping();
-                if let Some(link) = seat.link() {
+                if let Some(link) = seat.link(self.turns) {
                     seat.pinged = Some(sequence);
                     let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
                     self.links.tell(link, |batch| ask.append_to(batch, sequence, None));
