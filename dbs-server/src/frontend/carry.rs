@@ -4,7 +4,9 @@
 //! data, such as connections to replicas. The reactor's handler owns both, passes each what happened
 //! to its operations, by the bits of their tags, and the answers of one to the other.
 
-use dbs_reactor::{Batch, Buf, Io};
+use super::peers::Event;
+use dbs_reactor::ublk::{UblkQueue, UblkRequest};
+use dbs_reactor::{Buf, Io};
 use std::any::Any;
 use std::fmt;
 use std::io;
@@ -97,19 +99,31 @@ pub trait Front {
     /// Something that the frontend's own threads have sent it.
     fn message(&mut self, io: &mut Io, carrier: &mut dyn Carrier, message: Box<dyn Any + Send>);
 
-    /// See [`dbs_reactor::Handler::received`].
-    fn received(
+    /// Something has happened to the socket with this number in the lower half of its tag.
+    fn input(&mut self, io: &mut Io, carrier: &mut dyn Carrier, number: u32, event: Event<'_>) {
+        let _ = (io, carrier, number, event);
+    }
+
+    /// Whether this queue of a block device is one of this frontend's.
+    fn has_queue(&self, queue: UblkQueue) -> bool {
+        let _ = queue;
+        false
+    }
+
+    /// See [`dbs_reactor::Handler::fetched`].
+    fn fetched(
         &mut self,
         io: &mut Io,
         carrier: &mut dyn Carrier,
-        tag: u64,
-        data: io::Result<&[u8]>,
+        queue: UblkQueue,
+        tag: u16,
+        request: io::Result<UblkRequest>,
     ) {
-        let _ = (io, carrier, tag, data);
+        let _ = (io, carrier, queue, tag, request);
     }
 
-    /// See [`dbs_reactor::Handler::filled`].
-    fn filled(
+    /// See [`dbs_reactor::Handler::moved`].
+    fn moved(
         &mut self,
         io: &mut Io,
         carrier: &mut dyn Carrier,
@@ -118,18 +132,6 @@ pub trait Front {
         result: io::Result<()>,
     ) {
         let _ = (io, carrier, tag, buf, result);
-    }
-
-    /// See [`dbs_reactor::Handler::sent`].
-    fn sent(
-        &mut self,
-        io: &mut Io,
-        carrier: &mut dyn Carrier,
-        tag: u64,
-        batch: Batch,
-        result: io::Result<()>,
-    ) {
-        let _ = (io, carrier, tag, batch, result);
     }
 
     /// A request that was carried out.

@@ -6,7 +6,7 @@
 //!   within the limits of what may be in flight; replies gather and go out together;
 //! - [`Direct`]: reads and writes of volumes that the reactor does by itself;
 //! - [`Front`] and [`Carrier`]: the seam between a protocol and what carries its requests out where
-//!   that is no volume of this process;
+//!   that is no volume of this process; [`Pieces`] of what is too long to be carried at once;
 //! - [`Commits`]: requests that wait for a commit, and share it;
 //! - [`Pool`]: threads for what may block.
 
@@ -18,6 +18,7 @@ mod listen;
 mod outgoing;
 mod peer;
 mod peers;
+mod pieces;
 mod pool;
 mod socket;
 pub mod tls;
@@ -29,5 +30,6 @@ pub use direct::{Direct, Ended, Plan, Planned, Storage};
 pub use listen::{Listen, Listener};
 pub use peer::{Charge, HEADER_MAX_BYTES, Limits, Protocol, Ready};
 pub use peers::{Event, Peers};
+pub use pieces::{DISCARD_MAX_BYTES, Pieces};
 pub use pool::{Pool, lock, wait_while};
 pub use socket::Socket;

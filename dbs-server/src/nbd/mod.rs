@@ -4,10 +4,12 @@
 //! - [`wire`]: bytes to messages and back;
 //! - [`handshake`] and [`session`]: what the server answers, for any [`Exports`];
 //! - [`server`] accepts, `connection` is a handshake on its own thread, `transmission` are many
-//!   connections on a reactor, made of the parts in [`crate::frontend`].
+//!   connections on a reactor, made of the parts in [`crate::frontend`]; [`Carried`] are connections on
+//!   a reactor where something else than a store carries requests out.
 //!
 //! [`client`] is the other side: a small blocking client.
 
+mod carried;
 pub mod client;
 mod connection;
 pub mod export;
@@ -23,6 +25,7 @@ pub mod wire;
 
 pub use crate::frontend::Listen;
 pub use crate::frontend::tls::TlsConfig;
+pub use carried::{Carried, OneExport};
 pub use client::{Buffered, Client, ClientOptions, Pipeline};
 pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
 #[doc(hidden)]

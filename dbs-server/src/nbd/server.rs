@@ -109,31 +109,36 @@ pub fn start(
     exports: Arc<dyn Exports>,
     options: ServerOptions,
 ) -> io::Result<ServerHandle> {
-    let listeners = addresses.iter().map(Listener::bind).collect::<io::Result<Vec<_>>>()?;
-    let addresses = listeners.iter().map(Listener::address).collect::<io::Result<Vec<_>>>()?;
     let pool = Pool::start("nbd-worker", options.workers.max(1))?;
     let shared = Shared::new(exports, options, pool);
-    let (wake, woken) = UnixStream::pair()?;
-    let mut handle = ServerHandle {
-        shared: shared.clone(),
-        addresses,
-        acceptor: None,
-        reactors: Vec::new(),
-        wake,
-    };
+    let (mut handle, listening) = ServerHandle::new(&shared, addresses)?;
     let wanted = 0..shared.options.reactors.max(1);
     let started: Vec<_> = wanted.map(|index| start_reactor(&shared, index)).collect();
     let (started, failed): (Vec<_>, Vec<_>) = started.into_iter().partition(Result::is_ok);
     handle.reactors = started.into_iter().flatten().collect();
-    let remotes = handle.reactors.iter().map(Thread::remote).collect();
-    shared.reactors.get_or_init(|| remotes);
+    let deliver = |thread: &Thread<Message>| -> Deliver {
+        let remote = thread.remote();
+        Box::new(move |message| remote.send(message))
+    };
+    let reactors = handle.reactors.iter().map(deliver).collect();
+    shared.reactors.get_or_init(|| reactors);
     if let Some(Err(error)) = failed.into_iter().next() {
         return Err(error);
     }
-    if !listeners.is_empty() {
-        let acceptor = thread::Builder::new().name("nbd-accept".into());
-        handle.acceptor = Some(acceptor.spawn(move || shared.accept(&listeners, &woken))?);
-    }
+    handle.accept(listening)?;
+    Ok(handle)
+}
+
+/// Starts serving on reactors of somebody else, which end after the server: see
+/// [`Carried`](super::Carried).
+pub(super) fn start_on(
+    reactors: Vec<Deliver>,
+    shared: &Arc<Shared>,
+    addresses: &[Listen],
+) -> io::Result<ServerHandle> {
+    let (mut handle, listening) = ServerHandle::new(shared, addresses)?;
+    shared.reactors.get_or_init(|| reactors);
+    handle.accept(listening)?;
     Ok(handle)
 }
 
@@ -181,6 +186,9 @@ impl LocalServer {
     }
 }
 
+/// Where connections come in, and what wakes who waits for them.
+type Listening = (Vec<Listener>, UnixStream);
+
 /// A running server. Dropping it stops it.
 pub struct ServerHandle {
     shared: Arc<Shared>,
@@ -191,6 +199,24 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
+    /// A server that listens, and nobody accepts yet.
+    fn new(shared: &Arc<Shared>, addresses: &[Listen]) -> io::Result<(Self, Listening)> {
+        let listeners = addresses.iter().map(Listener::bind).collect::<io::Result<Vec<_>>>()?;
+        let addresses = listeners.iter().map(Listener::address).collect::<io::Result<Vec<_>>>()?;
+        let (wake, woken) = UnixStream::pair()?;
+        let (shared, reactors) = (Arc::clone(shared), Vec::new());
+        Ok((Self { shared, addresses, acceptor: None, reactors, wake }, (listeners, woken)))
+    }
+
+    fn accept(&mut self, (listeners, woken): Listening) -> io::Result<()> {
+        if !listeners.is_empty() {
+            let (acceptor, shared) =
+                (thread::Builder::new().name("nbd-accept".into()), Arc::clone(&self.shared));
+            self.acceptor = Some(acceptor.spawn(move || shared.accept(&listeners, &woken))?);
+        }
+        Ok(())
+    }
+
     /// The addresses listened on, with the ports the system chose.
     #[must_use]
     pub fn addresses(&self) -> &[Listen] {
@@ -252,12 +278,15 @@ impl Drop for ServerHandle {
     }
 }
 
+/// Sends a message to a reactor.
+pub(super) type Deliver = Box<dyn Fn(Message) + Send + Sync>;
+
 /// What all threads of a server share.
 pub(crate) struct Shared {
     exports: Arc<dyn Exports>,
     pub options: ServerOptions,
     pub pool: Pool,
-    reactors: OnceLock<Vec<Remote<Message>>>,
+    reactors: OnceLock<Vec<Deliver>>,
     registry: Mutex<Registry>,
     /// Signalled when a client leaves the registry.
     gone: Condvar,
@@ -285,7 +314,7 @@ impl Registry {
 }
 
 impl Shared {
-    fn new(exports: Arc<dyn Exports>, options: ServerOptions, pool: Pool) -> Arc<Self> {
+    pub fn new(exports: Arc<dyn Exports>, options: ServerOptions, pool: Pool) -> Arc<Self> {
         Arc::new(Self {
             exports,
             options,
@@ -434,12 +463,12 @@ impl Shared {
         let reactors = self.reactors.get().ok_or_else(stopping)?;
         // Ids are dense, so that clients are spread evenly.
         let reactor = reactors.get(id as usize % reactors.len().max(1)).ok_or_else(stopping)?;
-        reactor.send(Message::Adopt(Box::new(adopted)));
+        reactor(Message::Adopt(Box::new(adopted)));
         Ok(())
     }
 
     fn tell_reactors(&self, message: impl Fn() -> Message) {
-        self.reactors.get().into_iter().flatten().for_each(|reactor| reactor.send(message()));
+        self.reactors.get().into_iter().flatten().for_each(|deliver| deliver(message()));
     }
 
     /// Tells why a client was disconnected, unless it just went away.

@@ -43,7 +43,7 @@ pub struct Admitted {
 
 /// What a valid request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Operation {
+pub(super) enum Operation {
     Read {
         offset: u64,
         length: u64,
@@ -97,6 +97,11 @@ pub(super) enum Direct {
 }
 
 impl Admitted {
+    /// What the request does, if it is valid.
+    pub(super) fn operation(&self) -> Option<Operation> {
+        self.operation.as_ref().ok().copied()
+    }
+
     /// The request, if a reactor can do it without a worker.
     pub(super) fn direct(&self) -> Option<Direct> {
         match *self.operation.as_ref().ok()? {

@@ -54,10 +54,10 @@ pub(super) struct Adopted {
 }
 
 /// A connection in its transmission phase.
-struct Client {
+pub(super) struct Client {
     /// Its number in the server's registry.
-    id: u64,
-    session: Arc<Session>,
+    pub id: u64,
+    pub session: Arc<Session>,
 }
 
 impl Protocol for Client {

@@ -10,11 +10,14 @@ use std::io;
 const COPY: u64 = 1 << 63;
 /// Where in them the queue's number is; the tag is below.
 const NUMBER_SHIFT: u32 = 16;
+/// Bits of them that are for the queue itself; its owner's are above.
+const OWN_BITS: u32 = 32;
 
 /// One queue of a device, on a reactor.
 pub struct Queue {
     queue: UblkQueue,
-    number: u16,
+    /// In the tags of its transfers.
+    mark: u64,
     tags: Vec<Tag>,
     /// Tags that will not come again.
     gone: usize,
@@ -42,13 +45,27 @@ pub enum Event {
 }
 
 impl Queue {
-    /// Starts serving: every tag goes to the kernel. `number` tells the queues of one reactor apart.
-    pub fn new(io: &mut Io, queue: UblkQueue, number: u16, depth: u16) -> Self {
+    /// Starts serving: every tag goes to the kernel. `number` tells the queues of one owner apart, the
+    /// bits of `owner`, above the lower 32 and below the highest, the owners of one reactor.
+    pub fn new(io: &mut Io, queue: UblkQueue, number: u16, depth: u16, owner: u64) -> Self {
         for tag in 0..depth {
             io.fetch(queue, tag);
         }
         let tags = vec![Tag::Kernel; usize::from(depth)];
-        Self { queue, number, tags, gone: 0, failure: None }
+        let mark = COPY | owner | u64::from(number) << NUMBER_SHIFT;
+        Self { queue, mark, tags, gone: 0, failure: None }
+    }
+
+    /// The queue, as its reactor knows it.
+    #[must_use]
+    pub fn handle(&self) -> UblkQueue {
+        self.queue
+    }
+
+    /// The bits of the owner in the tag of a transfer, if it copies data for a queue.
+    #[must_use]
+    pub fn owner(tag: u64) -> Option<u64> {
+        (tag & COPY != 0).then_some((tag & !COPY) >> OWN_BITS << OWN_BITS)
     }
 
     /// The number of the queue that a transfer is for, if it copies data for one.
@@ -125,7 +142,7 @@ impl Queue {
     }
 
     fn transfer(&self, tag: u16) -> u64 {
-        COPY | u64::from(self.number) << NUMBER_SHIFT | u64::from(tag)
+        self.mark | u64::from(tag)
     }
 }
 
@@ -158,5 +175,8 @@ mod tests {
     fn transfers_of_queues_are_told_from_others() {
         assert_eq!(Queue::of_transfer(5), None);
         assert_eq!(Queue::of_transfer(COPY | 3 << NUMBER_SHIFT | 77), Some(3));
+        assert_eq!(Queue::of_transfer(COPY | 9 << OWN_BITS | 3 << NUMBER_SHIFT | 77), Some(3));
+        assert_eq!(Queue::owner(9 << OWN_BITS | 3 << NUMBER_SHIFT), None);
+        assert_eq!(Queue::owner(COPY | 9 << OWN_BITS | 3 << NUMBER_SHIFT), Some(9 << OWN_BITS));
     }
 }

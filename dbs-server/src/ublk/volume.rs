@@ -124,7 +124,7 @@ impl VolumeQueue {
             memory_alignment: direct.memory_alignment,
         });
         let queue = match io.add_ublk_queue(start.device, start.queue, start.depth) {
-            Ok(queue) => Some(Queue::new(io, queue, 0, start.depth)),
+            Ok(queue) => Some(Queue::new(io, queue, 0, start.depth, 0)),
             Err(error) => {
                 start.health.fail(&error);
                 io.stop();

@@ -6,7 +6,7 @@
 use crate::controller::path::{Attached, Path};
 use crate::data::request::{Connection, Op, Request};
 use crate::wire::Hello;
-use dbs_reactor::{Batch, Buf, Io, Slab};
+use dbs_reactor::{Batch, Io, Slab};
 use dbs_server::frontend::{
     Acceptor, Action, Carrier, Carry, Charge, Event, Failure, FailureKind, Front, Limits, Listen,
     Listener, Outcome, Peers, Ready, Socket,
@@ -153,18 +153,6 @@ struct Clients {
 }
 
 impl Clients {
-    fn input(&mut self, io: &mut Io, carrier: &mut dyn Carrier, number: u32, event: Event<'_>) {
-        let (mut ready, failure) = self.peers.input(io, number, event);
-        if let Some(error) = failure {
-            let peer = self.peers.get(number).map_or("", |connection| &connection.peer);
-            log::warn("socket", &[("client", &peer), ("disconnected", &error)]);
-        }
-        for request in ready.drain(..) {
-            self.start(io, carrier, number, request);
-        }
-        self.peers.receive(io, number, ready);
-    }
-
     fn start(
         &mut self,
         io: &mut Io,
@@ -215,36 +203,16 @@ impl Front for Clients {
         self.input(io, carrier, number, Event::Begun(&[]));
     }
 
-    fn received(
-        &mut self,
-        io: &mut Io,
-        carrier: &mut dyn Carrier,
-        tag: u64,
-        data: io::Result<&[u8]>,
-    ) {
-        self.input(io, carrier, tag as u32, Event::Received(data));
-    }
-
-    fn filled(
-        &mut self,
-        io: &mut Io,
-        carrier: &mut dyn Carrier,
-        tag: u64,
-        buf: Buf,
-        result: io::Result<()>,
-    ) {
-        self.input(io, carrier, tag as u32, Event::Filled(buf, result));
-    }
-
-    fn sent(
-        &mut self,
-        io: &mut Io,
-        carrier: &mut dyn Carrier,
-        tag: u64,
-        batch: Batch,
-        result: io::Result<()>,
-    ) {
-        self.input(io, carrier, tag as u32, Event::Sent(batch, result));
+    fn input(&mut self, io: &mut Io, carrier: &mut dyn Carrier, number: u32, event: Event<'_>) {
+        let (mut ready, failure) = self.peers.input(io, number, event);
+        if let Some(error) = failure {
+            let peer = self.peers.get(number).map_or("", |connection| &connection.peer);
+            log::warn("socket", &[("client", &peer), ("disconnected", &error)]);
+        }
+        for request in ready.drain(..) {
+            self.start(io, carrier, number, request);
+        }
+        self.peers.receive(io, number, ready);
     }
 
     fn answered(&mut self, _: &mut Io, ticket: u64, outcome: Outcome) {

@@ -3,8 +3,10 @@
 use super::lane::{Ended, LINK_TAG, Lane};
 use super::shared::{Latch, Replica, Shared};
 use crate::controller::rules::Slot;
+use dbs_reactor::ublk::{UblkQueue, UblkRequest};
 use dbs_reactor::{Batch, Buf, Handler, Io};
 use dbs_server::frontend::{Carrier, Carry, Event, Front};
+use dbs_server::ublk::Queue;
 use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,6 +21,12 @@ const FIRST_FRONT: u64 = (LINK_TAG >> NUMBER_BITS) + 1;
 const FRONT_TICK: Duration = Duration::from_secs(1);
 
 type Make = Box<dyn FnOnce(&mut Io, u64) -> Box<dyn Front> + Send>;
+
+/// The number of the frontend that a transfer copies data of a block device for.
+fn copies_for(tag: u64) -> Option<usize> {
+    let whose = Queue::owner(tag)? >> NUMBER_BITS;
+    usize::try_from(whose.checked_sub(FIRST_FRONT)?).ok()
+}
 
 /// What other threads tell a reactor.
 pub(super) enum Message {
@@ -105,12 +113,7 @@ impl Reactor {
         if whose == LINK_TAG >> NUMBER_BITS {
             self.lane.input(io, tag as u32, event);
         } else if let Some(number) = whose.checked_sub(FIRST_FRONT) {
-            self.front(number as usize, |front, way| match event {
-                Event::Begun(_) => {}
-                Event::Received(data) => front.received(io, way, tag, data),
-                Event::Filled(buf, result) => front.filled(io, way, tag, buf, result),
-                Event::Sent(batch, result) => front.sent(io, way, tag, batch, result),
-            });
+            self.front(number as usize, |front, way| front.input(io, way, tag as u32, event));
         }
         self.answer(io);
     }
@@ -200,6 +203,30 @@ impl Handler for Reactor {
 
     fn sent(&mut self, io: &mut Io, tag: u64, batch: Batch, result: io::Result<()>) {
         self.socket(io, tag, Event::Sent(batch, result));
+    }
+
+    fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
+        self.lane.look_at_clock();
+        if let Some(number) = copies_for(tag) {
+            self.front(number, |front, way| front.moved(io, way, tag, buf, result));
+        }
+        self.answer(io);
+    }
+
+    fn fetched(
+        &mut self,
+        io: &mut Io,
+        queue: UblkQueue,
+        tag: u16,
+        request: io::Result<UblkRequest>,
+    ) {
+        self.lane.look_at_clock();
+        let has =
+            |attached: &Option<Attached>| attached.as_ref().is_some_and(|a| a.front.has_queue(queue));
+        if let Some(number) = self.fronts.iter().position(has) {
+            self.front(number, |front, way| front.fetched(io, way, queue, tag, request));
+        }
+        self.answer(io);
     }
 
     fn turn(&mut self, io: &mut Io) {
