@@ -5,7 +5,8 @@
 //!   some beside its sockets and files;
 //! - [`Device`]: a device from its beginning to its end, or taken over from a server that died, with
 //!   queues that whoever starts it supplies;
-//! - `volume`: what carries out requests on a [`Volume`](dbs_core::Volume);
+//! - `volume`: what carries out requests on a [`Volume`](dbs_core::Volume); `carried`: queues on reactors
+//!   where something else does, as a [`Front`](crate::frontend::Front);
 //! - [`Devices`]: those of one store, with what the next server must know of them (`record`);
 //! - [`preflight`]: what a machine lacks for all this.
 //!
@@ -14,6 +15,7 @@
 //! server nor its replacement by a newer one is seen by a mounted file system, except as a pause.
 //! A server never opens a block device itself, and so holds nothing that a user could wait for.
 
+mod carried;
 mod device;
 mod devices;
 mod options;
@@ -22,6 +24,7 @@ mod queue;
 mod record;
 mod volume;
 
+pub use carried::{Deliver, carried_device, carried_front, carried_params, carried_spawner};
 pub use device::{Device, Health, QueueStart, Running, Spawn, explain};
 pub use devices::{Devices, remove_unserved};
 pub use options::{AttachOptions, QUEUES_MAX};
