@@ -9,6 +9,7 @@ use engine_adapter::controller::path::{BackendAddress, Mode, PathOptions};
 use engine_adapter::data::ClientError;
 use engine_adapter::wire::{Header, Type};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const FULL: &str = "write volume-head-000.img: no space left on device";
@@ -44,6 +45,38 @@ fn a_replica_that_dies_under_load_is_not_missed() {
     assert_eq!(refused(client.flush()), "no backend available");
     drop(volume);
     replicas.into_iter().for_each(Replica::finish);
+}
+
+/// The list of complete replicas depends on it: as long as the owner has not seen to it, the replica is
+/// not `ERR`, and what it missed is not acknowledged.
+#[test]
+fn the_owner_hears_of_a_replica_before_it_is_err() {
+    let volume = Volume::new(options(1));
+    let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &two.address(), Mode::Rw);
+    let (asked, asks) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let before = move |replica| {
+        asked.send(replica).unwrap();
+        // At its end, no more is waited for.
+        let _ = released.recv_timeout(Duration::from_secs(30));
+    };
+    *volume.told.before.lock().unwrap() = Some(Box::new(before));
+    one.behave(|header| if is(header, Type::Write) { Do::Fail("no") } else { Do::Serve });
+    let client = volume.client(1);
+    let write = client.submit(Type::Write, 0, 4096, &[1; 4096]).unwrap();
+    assert_eq!(asks.recv_timeout(Duration::from_secs(30)).unwrap(), 1);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(volume.mode(1), Mode::Rw);
+    assert!(volume.faults().is_empty());
+    assert_eq!(volume.path.stats().requests[1], 0, "acknowledged");
+    drop(release);
+    write.wait().unwrap();
+    volume.faulted(1);
+    // By hand, too.
+    volume.path.set_mode(2, Mode::Err);
+    assert!(asks.try_iter().any(|replica| replica == 2));
 }
 
 #[test]

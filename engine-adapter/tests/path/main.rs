@@ -9,5 +9,6 @@ mod support;
 
 mod failures;
 mod frontends;
+mod nbd;
 mod rebuilding;
 mod verified;

@@ -13,13 +13,23 @@ use std::time::Duration;
 
 pub const SIZE: u64 = 4 * MIB;
 
+/// What the owner does before a replica becomes `ERR`.
+type Before = Box<dyn Fn(ReplicaId) + Send>;
+
 /// What the owner was told.
 #[derive(Default)]
 pub struct Told {
     pub faults: Mutex<Vec<(ReplicaId, String)>>,
+    pub before: Mutex<Option<Before>>,
 }
 
 impl Events for Told {
+    fn faulting(&self, replica: ReplicaId) {
+        if let Some(before) = &*self.before.lock().unwrap() {
+            before(replica);
+        }
+    }
+
     fn faulted(&self, replica: ReplicaId, why: &str) {
         self.faults.lock().unwrap().push((replica, why.to_owned()));
     }

@@ -221,8 +221,9 @@ impl Handler for Reactor {
         request: io::Result<UblkRequest>,
     ) {
         self.lane.look_at_clock();
-        let has =
-            |attached: &Option<Attached>| attached.as_ref().is_some_and(|a| a.front.has_queue(queue));
+        let has = |attached: &Option<Attached>| {
+            attached.as_ref().is_some_and(|a| a.front.has_queue(queue))
+        };
         if let Some(number) = self.fronts.iter().position(has) {
             self.front(number, |front, way| front.fetched(io, way, queue, tag, request));
         }

@@ -16,6 +16,13 @@ use std::time::{Duration, Instant};
 
 /// What a path tells its owner.
 pub trait Events: Send + Sync {
+    /// A replica is about to become [`Mode::Err`]: it does when this returns, and nobody is told of what
+    /// it missed before. May be called again for one that is so already. Called where requests are
+    /// carried out, with a lock held: it may write a small file, and not call the path.
+    fn faulting(&self, replica: ReplicaId) {
+        let _ = replica;
+    }
+
     /// A replica has become [`Mode::Err`], for this reason. Called on a reactor or on a thread that
     /// calls the path: it may not block, nor call the path.
     fn faulted(&self, replica: ReplicaId, why: &str);
@@ -223,8 +230,7 @@ impl Shared {
     pub fn decide(&self, fan_out: &FanOut, errors: &[(Slot, String)]) -> Verdict {
         let deciding = lock(&self.deciding);
         let verdict = fan_out.decide(self.modes.now());
-        let new: Vec<Slot> =
-            verdict.faulted.iter().filter(|slot| self.modes.fault(*slot)).collect();
+        let new: Vec<Slot> = verdict.faulted.iter().filter(|slot| self.make_err(*slot)).collect();
         drop(deciding);
         for slot in new {
             let said = errors.iter().find(|(from, _)| *from == slot);
@@ -233,10 +239,19 @@ impl Shared {
         verdict
     }
 
+    /// Makes a replica `ERR` once the owner has seen to it that nobody takes it for complete later; says
+    /// whether it was not so before.
+    fn make_err(&self, slot: Slot) -> bool {
+        if let Some(replica) = self.at(slot) {
+            self.events.faulting(replica.id);
+        }
+        self.modes.fault(slot)
+    }
+
     /// Makes a replica `ERR`, whatever that means for the others.
     pub fn fault(&self, slot: Slot, why: &str) {
         let deciding = lock(&self.deciding);
-        let new = self.modes.fault(slot);
+        let new = self.make_err(slot);
         drop(deciding);
         if new {
             self.tell_fault(slot, why);
@@ -248,7 +263,7 @@ impl Shared {
         let deciding = lock(&self.deciding);
         let alone = self.modes.now().written().without(Slots::of(slot)).is_empty();
         let expired = silence.expired(now, self.options.short_timeout, alone);
-        let new = expired && self.modes.fault(slot);
+        let new = expired && self.make_err(slot);
         drop(deciding);
         if new {
             self.tell_fault(slot, TEXT);
@@ -269,7 +284,7 @@ impl Shared {
     pub fn set_mode(&self, replica: &Replica, mode: Mode) {
         if mode != Mode::Err {
             self.modes.set(replica.slot, mode);
-        } else if self.modes.fault(replica.slot) {
+        } else if self.make_err(replica.slot) {
             self.drop_connections(replica, "it was set to ERR");
         }
     }
