@@ -2,8 +2,9 @@
 
 use super::args::{DataProtocol, Size};
 use super::golang;
+use crate::controller::frontend::UblkOptions;
 use crate::controller::path::{FLIGHTS_MAX, PathOptions};
-use crate::controller::process::{Failed, Process};
+use crate::controller::process::{Failed, FrontendOptions, Process};
 use crate::controller::rules::limits::Limits;
 use crate::controller::rules::start::Policy;
 use crate::controller::rules::timeout;
@@ -12,6 +13,9 @@ use crate::host::address::ListenAddress;
 use crate::host::sockets;
 use clap::{ArgAction, Args};
 use dbs_core::{Error, Result};
+use dbs_reactor::ublk::DEPTH_MAX;
+use dbs_server::frontend::Listen;
+use dbs_server::ublk::QUEUES_MAX;
 use std::path::PathBuf;
 
 /// Heading of the options upstream does not have.
@@ -38,7 +42,8 @@ pub struct ControllerArgs {
     /// A replica, tcp://HOST:PORT; can be repeated
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub replica: Vec<String>,
-    /// How the volume is offered: `socket`
+    /// How the volume is offered: `tgt-blockdev` (a block device /dev/longhorn/VOLUME), `ublk` (the same
+    /// by its own name), `nbd` or `socket`
     #[arg(long, default_value = "", hide_default_value = true)]
     pub frontend: String,
     /// Kinds of backends; `tcp` is the only one
@@ -110,9 +115,25 @@ pub struct OurControllerArgs {
     /// Serve metrics for Prometheus over HTTP
     #[arg(long, value_name = "[HOST]:PORT")]
     pub metrics: Option<ListenAddress>,
-    /// Directory of the frontend's socket [default: /var/run]
+    /// Queues of the block device [default: one for each reactor]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+    pub frontend_queues: Option<u16>,
+    /// Requests of a queue of the block device at a time
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
+    pub frontend_depth: u16,
+    /// Where the frontend `nbd` listens besides its socket: tcp:PORT (loopback), tcp:HOST:PORT or
+    /// unix:PATH; can be repeated
+    #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
+    pub nbd_listen: Vec<Listen>,
+    /// Directory of the frontend's socket, and in its subdirectory `longhorn` of what the next controller
+    /// must know [default: /var/run]
     #[arg(long, value_name = "DIRECTORY")]
     pub socket_dir: Option<PathBuf>,
+    /// Directory of nodes of block devices
+    #[arg(long, value_name = "DIRECTORY", default_value = "/dev/longhorn")]
+    pub device_dir: PathBuf,
     /// Answer requests without replicas: reads give zeros, writes are lost. To measure what is in
     /// front of them
     #[arg(long, conflicts_with = "replica", requires = "size")]
@@ -187,7 +208,16 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         http_timeout_s: args.file_sync_http_client_timeout,
         listen: args.listen.clone(),
         metrics: ours.metrics.clone(),
-        sockets: ours.socket_dir.clone(),
+        frontends: FrontendOptions {
+            sockets: ours.socket_dir.clone(),
+            nbd: ours.nbd_listen.clone(),
+            device: UblkOptions {
+                // No more threads than it has do anything for it.
+                queues: ours.frontend_queues.unwrap_or(ours.reactors).min(QUEUES_MAX),
+                depth: ours.frontend_depth,
+            },
+            nodes: ours.device_dir.clone(),
+        },
     })
 }
 

@@ -10,7 +10,7 @@ use std::process::Command;
 
 /// Ports of a replica that are to be free: gRPC, data, sync agent, and two receivers.
 const PORTS: u16 = 5;
-const TEXT_SIZE: &str = "67108864";
+pub const TEXT_SIZE: &str = "67108864";
 const BLOCKS: u64 = 500;
 
 /// The first of some ports in a row that are free now.
@@ -25,7 +25,7 @@ fn free_ports() -> u16 {
 }
 
 /// A replica, and its address.
-fn replica(place: &Place, name: &str) -> (Process, String) {
+pub fn replica(place: &Place, name: &str) -> (Process, String) {
     let port = free_ports();
     let listen = format!("127.0.0.1:{port}");
     let count = (PORTS - 3).to_string();
@@ -35,8 +35,17 @@ fn replica(place: &Place, name: &str) -> (Process, String) {
 }
 
 fn controller(place: &Place, replicas: &[&str], more: &[&str]) -> Process {
+    controller_with(place, "socket", replicas, more)
+}
+
+pub fn controller_with(
+    place: &Place,
+    frontend: &str,
+    replicas: &[&str],
+    more: &[&str],
+) -> Process {
     let mut command = place.program();
-    command.args(["controller", "vol", "--frontend", "socket", "--disableRevCounter"]);
+    command.args(["controller", "vol", "--frontend", frontend, "--disableRevCounter"]);
     command.args(["--size", TEXT_SIZE, "--current-size", TEXT_SIZE, "--listen", "127.0.0.1:0"]);
     command.arg("--socket-dir").arg(place.path());
     for replica in replicas {
@@ -46,13 +55,13 @@ fn controller(place: &Place, replicas: &[&str], more: &[&str]) -> Process {
     Process::spawn(command)
 }
 
-fn client(place: &Place) -> DataClient {
+pub fn client(place: &Place) -> DataClient {
     let socket: PathBuf = place.path().join("longhorn-vol.sock");
     DataClient::connect(&Listen::Unix(socket), 1).unwrap()
 }
 
 /// Our command line against a controller.
-fn run(controller: &Process, args: &[&str]) -> String {
+pub fn run(controller: &Process, args: &[&str]) -> String {
     let url = format!("http://{}", controller.field("grpc"));
     let mut command = Command::new(PROGRAM);
     let output = command.args(["--url", &url, "--volume-name", "vol"]).args(args).output().unwrap();

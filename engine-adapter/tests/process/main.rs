@@ -5,6 +5,7 @@ mod support;
 
 mod agent;
 mod controller;
+mod frontends;
 mod handover;
 mod life;
 mod limits;

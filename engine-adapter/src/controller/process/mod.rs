@@ -1,7 +1,11 @@
 //! The process of a controller: `longhorn controller`.
 
 mod control;
+mod device;
+mod ledger;
 mod parts;
+
+pub use parts::FrontendOptions;
 
 use super::path::{BackendAddress, Path, PathOptions};
 use super::rules::Mode;
@@ -17,6 +21,8 @@ use crate::metrics::MetricsServer;
 use control::Engine;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::log;
+use device::is_device;
+use ledger::Ledger;
 use parts::{Data, Faults, OnPath};
 use signal_hook::consts::SIGHUP;
 use std::fmt;
@@ -61,8 +67,8 @@ pub struct Process {
     pub listen: ListenAddress,
     /// Where metrics are served.
     pub metrics: Option<ListenAddress>,
-    /// Directory of frontends' sockets, if not the usual one.
-    pub sockets: Option<PathBuf>,
+    /// Settings of its frontend.
+    pub frontends: FrontendOptions,
 }
 
 /// Why a controller ended badly.
@@ -116,12 +122,19 @@ pub fn run(process: &Process) -> std::result::Result<(), Failed> {
         .build()
         .map_err(|e| Error::io(e, "starting the runtime"))?;
     let relay = Arc::<Relay>::default();
-    let path = Path::new(process.path.clone(), process.size, Arc::new(Faults(Arc::clone(&relay))))
+    let volume = process.options.volume.clone();
+    let ledger = Arc::new(Ledger::new(process.frontends.places().ledger(&volume)));
+    if !process.options.frontend.as_deref().is_some_and(is_device) {
+        // What is done to the volume from here on, nobody tells a device that waits for a controller.
+        ledger.end();
+    }
+    let faults = Arc::new(Faults { relay: Arc::clone(&relay), ledger: Arc::clone(&ledger) });
+    let path = Path::new(process.path.clone(), process.size, faults)
         .map_err(|e| Error::io(e, "starting the data path"))?;
     let driver = path.driver();
-    let data = Arc::new(Data { path: Arc::clone(&path), unix: process.data_socket.clone() });
-    let frontends = Arc::new(OnPath { path, sockets: process.sockets.clone() });
-    let volume = process.options.volume.clone();
+    let (of_data, unix) = (Arc::clone(&ledger), process.data_socket.clone());
+    let data = Arc::new(Data { path: Arc::clone(&path), unix, ledger: of_data });
+    let frontends = Arc::new(OnPath { path, options: process.frontends.clone(), ledger });
     let parts = Parts {
         replicas: Arc::new(RemoteReplicas::new(
             runtime.handle().clone(),

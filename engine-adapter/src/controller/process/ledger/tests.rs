@@ -1,0 +1,126 @@
+use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const MARK: u64 = 77;
+
+fn panics(why: &str) -> ! {
+    panic!("{why}");
+}
+
+/// A ledger with these replicas, all complete, their numbers from 1 on.
+fn ledger(file: &Path, addresses: &[&str]) -> Ledger {
+    let ledger = Ledger { last_resort: panics, ..Ledger::new(file.to_owned()) };
+    for (replica, address) in (1..).zip(addresses) {
+        ledger.name(replica, address);
+        ledger.complete(replica);
+    }
+    ledger
+}
+
+fn listed(file: &Path) -> Listed {
+    serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+}
+
+const A: &str = "tcp://10.0.0.1:10000";
+const B: &str = "tcp://10.0.0.2:10000";
+const C: &str = "tcp://10.0.0.3:10000";
+
+#[test]
+fn who_was_complete_to_the_end_may_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("longhorn/ublk-v.replicas");
+    let first = ledger(&file, &[A, B, C]);
+    assert!(first.check(MARK, false).is_err(), "nothing is kept yet");
+    first.begin(MARK).unwrap();
+    first.strike(2);
+    assert_eq!(listed(&file).complete.len(), 2);
+    // Any of the complete ones, but not with the other, nor for another device.
+    for replicas in [&[A, C][..], &[C], &[]] {
+        ledger(&file, replicas).check(MARK, false).unwrap();
+    }
+    let refused = ledger(&file, &[A, B]).check(MARK, false).unwrap_err().to_string();
+    assert!(refused.contains(B) && !refused.contains(A), "{refused}");
+    assert!(ledger(&file, &[A]).check(MARK + 1, false).is_err());
+    // The next one keeps it on, with what it has itself.
+    let second = ledger(&file, &[C]);
+    second.take_over(MARK, false).unwrap();
+    assert!(listed(&file).complete.iter().eq([C]));
+    assert!(ledger(&file, &[A]).take_over(MARK, false).is_err());
+    second.end();
+    assert!(!file.exists());
+    assert!(ledger(&file, &[C]).check(MARK, false).is_err());
+}
+
+#[test]
+fn a_rebuilt_replica_comes_in_and_a_struck_one_never_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let kept = ledger(&file, &[A]);
+    kept.begin(MARK).unwrap();
+    kept.name(2, B);
+    assert_eq!(listed(&file).complete.len(), 1, "it is being rebuilt");
+    kept.complete(2);
+    assert_eq!(listed(&file).complete.len(), 2);
+    // It failed before somebody called it complete: the later word does not count.
+    kept.name(3, C);
+    kept.strike(3);
+    kept.complete(3);
+    assert!(!listed(&file).has(C));
+    kept.strike(2);
+    kept.complete(2);
+    assert!(!listed(&file).has(B));
+    // At the same address, another one.
+    kept.name(4, B);
+    kept.complete(4);
+    assert!(listed(&file).has(B));
+}
+
+#[test]
+fn replicas_that_moved_are_known_by_their_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let kept = ledger(&file, &[A, B, C]);
+    kept.begin(MARK).unwrap();
+    kept.strike(2);
+    let moved = |addresses: &[&str]| ledger(&file, addresses).check(MARK, true).is_ok();
+    assert!(moved(&["tcp://10.0.0.1:10100", "tcp://10.0.0.3:10100"]));
+    assert!(!moved(&["tcp://10.0.0.2:10100"]), "one failed there");
+    assert!(!moved(&["tcp://10.0.0.1:10100", "tcp://10.0.0.1:10200"]), "more than there were");
+    assert!(!moved(&["tcp://10.0.0.4:10000"]));
+    assert!(ledger(&file, &["tcp://10.0.0.1:10100"]).check(MARK, false).is_err());
+}
+
+/// Whatever goes wrong with the file: when a strike returns, nobody takes the replica for complete.
+#[test]
+fn a_list_that_cannot_be_changed_is_removed_or_the_process_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let kept = ledger(&file, &[A, B]);
+    kept.begin(MARK).unwrap();
+    // Where the new list would be written there is a directory.
+    fs::create_dir(dir.path().join("list.new")).unwrap();
+    kept.strike(2);
+    assert!(!file.exists(), "rather none than a stale one");
+    assert!(ledger(&file, &[B]).check(MARK, false).is_err());
+    // Neither does it come back later without being true.
+    fs::remove_dir(dir.path().join("list.new")).unwrap();
+    kept.name(3, C);
+    kept.complete(3);
+    assert!(!listed(&file).has(B));
+    // Nor can it be removed: a directory is in its place.
+    fs::remove_file(&file).unwrap();
+    fs::create_dir_all(file.join("x")).unwrap();
+    let ended = catch_unwind(AssertUnwindSafe(|| kept.strike(1)));
+    let why = ended.unwrap_err().downcast::<String>().unwrap();
+    assert!(why.contains("neither"), "{why}");
+}
+
+#[test]
+fn what_is_no_list_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    for text in ["", "{", "[]", r#"{"mark":77}"#] {
+        fs::write(&file, text).unwrap();
+        assert!(ledger(&file, &[]).check(MARK, true).is_err(), "{text}");
+    }
+}
