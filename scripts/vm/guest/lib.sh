@@ -81,6 +81,57 @@ end_server() {
     server=
 }
 
+# A Longhorn volume `v` of so many bytes, its replicas in $work; process ids by replica, and its controller's.
+volume_bytes=$((96 << 20))
+declare -A replica=()
+controller=
+controllers=0
+
+# start_replica NAME PORT: one that listens there, returns when it is ready.
+start_replica() {
+    local log=$work/replica-$1.log
+    : >"$log"
+    longhorn --volume-name v replica "$work/replica-$1" --size "$volume_bytes" --disableRevCounter --listen "127.0.0.1:$2" \
+        --sync-agent-port-count 2 >>"$log" 2>&1 </dev/null &
+    replica[$1]=$!
+    until_true 30 "replica $1" grep -q event=ready "$log"
+}
+
+# end_replica NAME SIGNAL: and waits for its end.
+end_replica() {
+    kill "-$2" "${replica[$1]}"
+    wait "${replica[$1]}" 2>/dev/null || true
+    unset "replica[$1]"
+}
+
+# start_controller FRONTEND [OPTION...]: of the volume v, returns when it is ready; its log is $controller_log.
+start_controller() {
+    controllers=$((controllers + 1))
+    controller_log=$work/controller.$controllers.log
+    : >"$controller_log"
+    longhorn controller v --frontend "$1" --size "$volume_bytes" --current-size "$volume_bytes" --disableRevCounter \
+        --listen 127.0.0.1:9501 "${@:2}" >>"$controller_log" 2>&1 </dev/null &
+    controller=$!
+    local end=$((SECONDS + 60))
+    until grep -q event=ready "$controller_log"; do
+        kill -0 "$controller" 2>/dev/null || fail "the controller has ended"
+        [ $SECONDS -le $end ] || fail "the controller is not ready after 60 s"
+        sleep 0.1
+    done
+}
+
+# end_controller SIGNAL: and waits for its end.
+end_controller() {
+    kill "-$1" "$controller"
+    wait "$controller" 2>/dev/null || true
+    controller=
+}
+
+# steer COMMAND...: of the volume v.
+steer() {
+    longhorn --url http://127.0.0.1:9501 --volume-name v "$@" 2>"$work/steer.log"
+}
+
 # attach VOLUME [OPTION...]: sets `device`.
 attach() {
     modprobe ublk_drv
