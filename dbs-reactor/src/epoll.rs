@@ -4,6 +4,7 @@
 use super::batch::Batch;
 use super::buffer::Buf;
 use super::handler::{Bytes, Done, Segment, Targets};
+use super::shared::Payload;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll as Instance, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::EventFd;
@@ -107,15 +108,25 @@ impl Epoll {
         self.ready.push_back(target);
     }
 
-    pub fn transfer(&mut self, target: u32, segments: &[Segment], buf: Buf, tag: u64, write: bool) {
-        let inside = |s: &Segment| s.start.checked_add(s.len).is_some_and(|end| end <= buf.len());
+    pub fn read(&mut self, target: u32, segments: &[Segment], buf: Buf, tag: u64) {
+        self.transfer(target, segments, Move::Read(buf), tag);
+    }
+
+    pub fn write(&mut self, target: u32, segments: &[Segment], payload: Payload, tag: u64) {
+        self.transfer(target, segments, Move::Write(payload), tag);
+    }
+
+    fn transfer(&mut self, target: u32, segments: &[Segment], what: Move, tag: u64) {
+        let len = what.len();
+        let inside = |s: &Segment| s.start.checked_add(s.len).is_some_and(|end| end <= len);
         assert!(segments.iter().all(inside), "a segment lies outside its buffer");
         self.in_flight += 1;
         match self.files.open(target, &self.targets) {
-            Ok(file) => {
-                self.files.submit(Job { file, segments: segments.to_vec(), buf, tag, write });
+            Ok(file) => self.files.submit(Job { file, segments: segments.to_vec(), what, tag }),
+            Err(error) => {
+                let (buf, result) = (what.into_buf(), Err(error));
+                self.done.push_back(Done::Moved { tag, buf, result });
             }
-            Err(error) => self.done.push_back(Done::Moved { tag, buf, result: Err(error) }),
         }
     }
 
@@ -340,9 +351,30 @@ struct Finished {
 struct Job {
     file: Arc<File>,
     segments: Vec<Segment>,
-    buf: Buf,
+    what: Move,
     tag: u64,
-    write: bool,
+}
+
+/// Which way, with the memory.
+enum Move {
+    Read(Buf),
+    Write(Payload),
+}
+
+impl Move {
+    fn len(&self) -> usize {
+        match self {
+            Self::Read(buf) => buf.len(),
+            Self::Write(payload) => payload.len(),
+        }
+    }
+
+    fn into_buf(self) -> Buf {
+        match self {
+            Self::Read(buf) => buf,
+            Self::Write(payload) => payload.into_buf(),
+        }
+    }
 }
 
 impl Files {
@@ -405,7 +437,8 @@ impl Shared {
             let job = waited.unwrap_or_else(PoisonError::into_inner).jobs.pop_front();
             let Some(mut job) = job else { return };
             let result = job.run();
-            lock(&self.finished).push(Finished { tag: job.tag, buf: job.buf, result });
+            let (tag, buf) = (job.tag, job.what.into_buf());
+            lock(&self.finished).push(Finished { tag, buf, result });
             // Full only if the reactor is woken already.
             let _ = self.waker.write(1);
         }
@@ -415,11 +448,10 @@ impl Shared {
 impl Job {
     fn run(&mut self) -> io::Result<()> {
         for Segment { offset, start, len } in &self.segments {
-            let part = &mut self.buf[*start..start + len];
-            if self.write {
-                self.file.write_all_at(part, *offset)?;
-            } else {
-                self.file.read_exact_at(part, *offset)?;
+            let part = *start..start + len;
+            match &mut self.what {
+                Move::Read(buf) => self.file.read_exact_at(&mut buf[part], *offset)?,
+                Move::Write(payload) => self.file.write_all_at(&payload[part], *offset)?,
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 use super::batch::Batch;
 use super::buffer::{Buf, Buffers};
 use super::epoll::Epoll;
+use super::shared::Payload;
 use super::slab::Slab;
 use super::ublk::{UblkQueue, UblkRequest};
 use super::uring::Uring;
@@ -255,12 +256,20 @@ impl Io {
 
     /// Reads all segments into `buf`, in any order; ends in [`Handler::moved`].
     pub fn read(&mut self, file: File, segments: &[Segment], buf: Buf, tag: u64) {
-        backend!(self, driver => driver.transfer(file.0, segments, buf, tag, false));
+        backend!(self, driver => driver.read(file.0, segments, buf, tag));
     }
 
-    /// Writes all segments out of `buf`, in any order; ends in [`Handler::moved`].
-    pub fn write(&mut self, file: File, segments: &[Segment], buf: Buf, tag: u64) {
-        backend!(self, driver => driver.transfer(file.0, segments, buf, tag, true));
+    /// Writes all segments out of `payload`, in any order; ends in [`Handler::moved`], with a buffer of
+    /// no bytes if it is shared.
+    pub fn write(
+        &mut self,
+        file: File,
+        segments: &[Segment],
+        payload: impl Into<Payload>,
+        tag: u64,
+    ) {
+        let payload = payload.into();
+        backend!(self, driver => driver.write(file.0, segments, payload, tag));
     }
 
     /// Takes over a queue of a ublk device, of which `device` is the character device. All its tags

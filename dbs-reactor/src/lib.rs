@@ -77,7 +77,7 @@ mod uring;
 pub use batch::Batch;
 pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
 pub use handler::{Driver, File, Handler, Io, Options, Segment, Socket};
-pub use shared::SharedBuf;
+pub use shared::{Payload, SharedBuf};
 pub use slab::Slab;
 #[doc(hidden)]
 pub use thread::Local;

@@ -84,6 +84,58 @@ impl Deref for SharedBuf {
     }
 }
 
+/// What is written, and not changed meanwhile: a buffer of the writer's own, or one that others send
+/// or write as well.
+#[derive(Debug)]
+pub enum Payload {
+    /// Comes back with the end of the operation.
+    Own(Buf),
+    /// The operation has a handle, which goes with its end.
+    Shared(SharedBuf),
+}
+
+impl Payload {
+    /// Start of the memory, for the kernel to use while the payload is owned by an operation; what is
+    /// shared it may only read.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        match self {
+            Self::Own(buf) => buf.as_ptr(),
+            Self::Shared(buf) => buf.ptr.as_ptr(),
+        }
+    }
+
+    /// The buffer, if it was the writer's own; else one of no bytes.
+    pub(crate) fn into_buf(self) -> Buf {
+        match self {
+            Self::Own(buf) => buf,
+            Self::Shared(_) => Buf::empty(),
+        }
+    }
+}
+
+impl Deref for Payload {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(buf) => buf,
+            Self::Shared(buf) => buf,
+        }
+    }
+}
+
+impl From<Buf> for Payload {
+    fn from(buf: Buf) -> Self {
+        Self::Own(buf)
+    }
+}
+
+impl From<SharedBuf> for Payload {
+    fn from(buf: SharedBuf) -> Self {
+        Self::Shared(buf)
+    }
+}
+
 impl fmt::Debug for SharedBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SharedBuf({} bytes)", self.len)

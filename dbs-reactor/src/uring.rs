@@ -8,6 +8,7 @@
 use super::batch::{Batch, Sending};
 use super::buffer::Buf;
 use super::handler::{Bytes, Done, Segment, Targets};
+use super::shared::Payload;
 use super::slab::Slab;
 use super::ublk::Mapped;
 use io_uring::types::{Fd, Timespec};
@@ -66,7 +67,7 @@ enum Op {
 struct Transfer {
     target: u32,
     tag: u64,
-    buf: Buf,
+    memory: Payload,
     write: bool,
     left: usize,
     result: io::Result<()>,
@@ -150,15 +151,27 @@ impl Uring {
         self.push_op(op);
     }
 
-    pub fn transfer(&mut self, target: u32, segments: &[Segment], buf: Buf, tag: u64, write: bool) {
-        let inside = |s: &Segment| s.start.checked_add(s.len).is_some_and(|end| end <= buf.len());
+    pub fn read(&mut self, target: u32, segments: &[Segment], buf: Buf, tag: u64) {
+        let (memory, write, left, result) = (Payload::Own(buf), false, segments.len(), Ok(()));
+        self.transfer(segments, Transfer { target, tag, memory, write, left, result });
+    }
+
+    pub fn write(&mut self, target: u32, segments: &[Segment], memory: Payload, tag: u64) {
+        let (write, left, result) = (true, segments.len(), Ok(()));
+        self.transfer(segments, Transfer { target, tag, memory, write, left, result });
+    }
+
+    /// Reads only into memory that is the operation's alone.
+    fn transfer(&mut self, segments: &[Segment], transfer: Transfer) {
+        let len = transfer.memory.len();
+        let inside = |s: &Segment| s.start.checked_add(s.len).is_some_and(|end| end <= len);
         assert!(segments.iter().all(inside), "a segment lies outside its buffer");
         if segments.is_empty() {
+            let Transfer { tag, memory, .. } = transfer;
+            let buf = memory.into_buf();
             return self.done.push_back(Done::Moved { tag, buf, result: Ok(()) });
         }
-        let left = segments.len();
-        let result = Ok(());
-        let transfer = self.transfers.insert(Transfer { target, tag, buf, write, left, result });
+        let transfer = self.transfers.insert(transfer);
         for segment in segments {
             let op = self.ops.insert(Op::Part { transfer, segment: *segment });
             self.push_op(op);
@@ -328,8 +341,8 @@ impl Uring {
         if transfer.left > 0 {
             return None;
         }
-        let Transfer { tag, buf, result, .. } = self.transfers.remove(number)?;
-        Some(Done::Moved { tag, buf, result })
+        let Transfer { tag, memory, result, .. } = self.transfers.remove(number)?;
+        Some(Done::Moved { tag, buf: memory.into_buf(), result })
     }
 
     fn listen_to_waker(&mut self) {
@@ -372,7 +385,7 @@ impl Uring {
                 let Some(transfer) = self.transfers.get(*transfer) else { return };
                 let fd = raw(&self.targets, transfer.target);
                 // SAFETY: `transfer` checked that the segment lies inside the buffer.
-                let ptr = unsafe { transfer.buf.as_ptr().add(segment.start) };
+                let ptr = unsafe { transfer.memory.as_ptr().add(segment.start) };
                 let len = u32::try_from(segment.len).unwrap_or(1 << 30);
                 let entry = if transfer.write {
                     opcode::Write::new(fd, ptr, len).offset(segment.offset).build()

@@ -3,7 +3,7 @@
 
 use dbs_core::volume::{Finish, Request, Start};
 use dbs_core::{Error, Volume};
-use dbs_reactor::{Buf, File, Io, Segment};
+use dbs_reactor::{Buf, File, Io, Payload, Segment};
 use std::io;
 
 /// Free requests that keep their memory.
@@ -142,7 +142,7 @@ impl<T> Direct<T> {
     }
 
     /// Starts the transfers of a planned write.
-    pub fn write(&mut self, io: &mut Io, planned: Planned, payload: Buf, ticket: T) {
+    pub fn write(&mut self, io: &mut Io, planned: Planned, payload: impl Into<Payload>, ticket: T) {
         let slot = &mut self.slots[planned.slot as usize];
         (slot.ticket, slot.write) = (Some(ticket), true);
         io.write(planned.file, &self.segments, payload, u64::from(planned.slot));
