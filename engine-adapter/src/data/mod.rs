@@ -1,9 +1,11 @@
 //! The data connection: reads, writes and unmaps of a replica, on reactors.
 //!
 //! - [`gate`]: what a replica lets its connections do, and what they tell it;
-//! - [`server`]: threads and sockets. `reactor` serves connections, with `slot` for what it knows of a
-//!   replica, `request` for messages (the controller's frontend has the same) and `later` for what
-//!   waits; `work` is what workers do for it;
+//! - [`server`]: threads and sockets. `reactor` serves connections; `request` are their messages (the
+//!   controller's frontend has the same);
+//! - `runner` carries requests out, on any reactor: that of connections, or of a controller with a
+//!   replica in its process. `slot` is what it knows of a replica, `later` what waits, `work` what
+//!   workers do for it;
 //! - [`stats`]: what is counted;
 //! - [`client`] and [`load`]: the other side, for tests, benches and controllers.
 
@@ -13,10 +15,11 @@ mod later;
 pub mod load;
 mod reactor;
 pub(crate) mod request;
+pub(crate) mod runner;
 pub mod server;
 mod slot;
 pub mod stats;
-mod work;
+pub(crate) mod work;
 
 pub use client::{ClientError, DataClient};
 pub use gate::{

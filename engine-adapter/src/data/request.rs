@@ -83,6 +83,17 @@ impl Request {
         Self { op, sequence, offset, size, payload, skip: length - payload }
     }
 
+    /// One that came over no connection, with its payload beside it.
+    pub fn local(op: Op, sequence: u32, offset: u64, size: u32) -> Self {
+        // Inside a volume, whose size is an `i64` on the wire as well.
+        Self { op, sequence, offset: offset as i64, size, payload: 0, skip: 0 }
+    }
+
+    /// The number that its reply has, too.
+    pub fn sequence(&self) -> u32 {
+        self.sequence
+    }
+
     /// Its range if that is one: neither negative nor more than can be answered.
     pub fn range(&self) -> Result<(u64, u64), String> {
         let Ok(offset) = u64::try_from(self.offset) else {

@@ -57,7 +57,7 @@ impl Default for DataOptions {
 /// What all threads of a server share.
 pub(super) struct Shared {
     pub options: DataOptions,
-    pub pool: Pool,
+    pub pool: Arc<Pool>,
     reactors: OnceLock<Vec<Remote<Message>>>,
     /// Connections of all services.
     pub connections: AtomicUsize,
@@ -141,7 +141,7 @@ impl DataServer {
         let wanted = options.reactors.max(1);
         let reactor = options.reactor.clone();
         let shared = Arc::new(Shared {
-            pool: Pool::start("data-worker", options.workers.max(1))?,
+            pool: Arc::new(Pool::start("data-worker", options.workers.max(1))?),
             options,
             reactors: OnceLock::new(),
             connections: AtomicUsize::new(0),

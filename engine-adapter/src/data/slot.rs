@@ -1,18 +1,21 @@
-//! One replica, as one reactor sees it: what holds for its connections now, and what held before
-//! and is still in use.
+//! One replica, as one reactor sees it: what holds for its requests now, and what held before and is
+//! still in use.
 
-use super::gate::{Access, Active, Durability, Target, Watch};
-use super::reactor::Held;
+use super::gate::{Access, Active, Durability, Gate, Target, Watch};
 use super::request::Request;
-use super::server::Service;
-use dbs_reactor::{Io, Slab};
-use dbs_server::frontend::{Commits, Ready, Storage};
+use super::runner::Ticket;
+use dbs_reactor::{Io, Payload, Slab};
+use dbs_server::frontend::{Commits, Pool, Storage};
 use dbs_server::log;
 use std::sync::Arc;
 
-/// A replica whose connections this reactor has.
-pub(super) struct Slot {
-    pub service: Arc<Service>,
+/// A replica that this reactor has requests for.
+pub(super) struct Slot<T> {
+    /// Its name in messages: numbers are used again.
+    pub id: u64,
+    pub gate: Arc<Gate>,
+    /// Who carries out what may wait.
+    pub pool: Arc<Pool>,
     pub watch: Watch,
     /// What holds now, if it has been looked at since it changed.
     seen: Option<Seen>,
@@ -21,11 +24,17 @@ pub(super) struct Slot {
     /// How many of those opened are of before and still in use.
     draining: usize,
     /// Requests that wait for the replica to wake up.
-    pub parked: Vec<(u32, Ready<Request>)>,
+    pub parked: Vec<Parked<T>>,
     pub waking: bool,
-    pub connections: usize,
-    /// The service is to end, once its connections have.
-    pub leaving: bool,
+    /// It is to be let go of, once nothing of it is in use.
+    leaving: bool,
+}
+
+/// A request that waits, and whose it is.
+pub(super) struct Parked<T> {
+    pub whose: T,
+    pub request: Request,
+    pub payload: Option<Payload>,
 }
 
 /// What holds for requests.
@@ -43,7 +52,7 @@ pub(super) struct Texts {
 }
 
 /// An open replica that requests use.
-pub(super) struct Opened {
+pub(super) struct Opened<T> {
     slot: u32,
     pub active: Arc<Active>,
     pub storage: Option<Storage>,
@@ -51,50 +60,60 @@ pub(super) struct Opened {
     /// Something else holds by now.
     former: bool,
     pub power: bool,
-    pub commits: Commits<Held>,
+    pub commits: Commits<Ticket<T>>,
     /// Bytes written in this turn.
     pub wrote: u64,
 }
 
 /// The replicas of a reactor.
-#[derive(Default)]
-pub(super) struct Slots {
-    slots: Slab<Slot>,
-    opened: Slab<Opened>,
+pub(super) struct Slots<T> {
+    slots: Slab<Slot<T>>,
+    opened: Slab<Opened<T>>,
 }
 
-impl Slots {
-    pub fn find(&self, service: u64) -> Option<u32> {
-        self.slots.iter().find(|(_, slot)| slot.service.id == service).map(|(number, _)| number)
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self { slots: Slab::default(), opened: Slab::default() }
+    }
+}
+
+impl<T> Slots<T> {
+    pub fn find(&self, id: u64) -> Option<u32> {
+        self.slots.iter().find(|(_, slot)| slot.id == id).map(|(number, _)| number)
     }
 
-    pub fn insert(&mut self, service: Arc<Service>, watch: Watch) -> u32 {
+    pub fn insert(&mut self, id: u64, gate: Arc<Gate>, pool: Arc<Pool>, watch: Watch) -> u32 {
         self.slots.insert(Slot {
-            service,
+            id,
+            gate,
+            pool,
             watch,
             seen: None,
             generation: 0,
             draining: 0,
             parked: Vec::new(),
             waking: false,
-            connections: 0,
             leaving: false,
         })
     }
 
-    pub fn get(&self, number: u32) -> Option<&Slot> {
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    pub fn get(&self, number: u32) -> Option<&Slot<T>> {
         self.slots.get(number)
     }
 
-    pub fn get_mut(&mut self, number: u32) -> Option<&mut Slot> {
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut Slot<T>> {
         self.slots.get_mut(number)
     }
 
-    pub fn opened(&self, number: u32) -> Option<&Opened> {
+    pub fn opened(&self, number: u32) -> Option<&Opened<T>> {
         self.opened.get(number)
     }
 
-    pub fn opened_mut(&mut self, number: u32) -> Option<&mut Opened> {
+    pub fn opened_mut(&mut self, number: u32) -> Option<&mut Opened<T>> {
         self.opened.get_mut(number)
     }
 
@@ -104,7 +123,7 @@ impl Slots {
     }
 
     /// The slot that something opened is of.
-    pub fn slot_of(&self, opened: u32) -> Option<&Slot> {
+    pub fn slot_of(&self, opened: u32) -> Option<&Slot<T>> {
         self.slots.get(self.opened.get(opened)?.slot)
     }
 
@@ -139,13 +158,15 @@ impl Slots {
         }
     }
 
-    /// A request has ended.
-    pub fn ended(&mut self, io: &mut Io, number: u32) {
-        let Some(opened) = self.opened.get_mut(number) else { return };
+    /// A request has ended; the replica's slot, if that is to be let go of.
+    pub fn ended(&mut self, io: &mut Io, number: u32) -> Option<u32> {
+        let opened = self.opened.get_mut(number)?;
         opened.in_flight -= 1;
+        let slot = opened.slot;
         if opened.former {
             self.close_if_unused(io, number);
         }
+        self.slots.get(slot).is_some_and(|slot| slot.leaving).then_some(slot)
     }
 
     fn close_if_unused(&mut self, io: &mut Io, number: u32) {
@@ -173,29 +194,30 @@ impl Slots {
         }
     }
 
-    /// Lets go of a service that is leaving and has no connections any more.
-    pub fn leave(&mut self, io: &mut Io, number: u32) {
-        let over = |slot: &Slot| slot.leaving && slot.connections == 0 && !slot.waking;
-        if !self.slots.get(number).is_some_and(over) {
-            return;
-        }
-        self.changed(io, number);
-        // A background commit may go on; it comes back here when it has ended.
-        if self.slots.get(number).is_some_and(|slot| slot.draining == 0)
-            && let Some(Slot { service, watch, .. }) = self.slots.remove(number)
-        {
-            drop(watch);
-            service.left();
+    /// A replica is to be let go of.
+    pub fn set_leaving(&mut self, number: u32) {
+        if let Some(slot) = self.slots.get_mut(number) {
+            slot.leaving = true;
         }
     }
 
-    /// The slot of something opened, which may be closed by now.
-    pub fn slot_number(&self, opened: u32) -> Option<u32> {
-        self.opened.get(opened).map(|opened| opened.slot)
+    /// Lets go of a replica that is leaving, if nothing of it is in use any more; answers with its
+    /// name if it is gone. Requests in flight and commits in the background come back here when they
+    /// have ended.
+    pub fn leave(&mut self, io: &mut Io, number: u32) -> Option<u64> {
+        let over = |slot: &Slot<T>| slot.leaving && !slot.waking;
+        if !self.slots.get(number).is_some_and(over) {
+            return None;
+        }
+        self.changed(io, number);
+        if self.slots.get(number).is_none_or(|slot| slot.draining > 0) {
+            return None;
+        }
+        self.slots.remove(number).map(|slot| slot.id)
     }
 }
 
-impl Opened {
+impl<T> Opened<T> {
     fn new(io: &mut Io, slot: u32, active: Arc<Active>) -> Self {
         let direct = match active.target() {
             Target::Volume { store, .. } => store.direct_io(),

@@ -13,7 +13,7 @@ const BLOCK_BYTES: u64 = 4096;
 const SECTOR_BYTES: u64 = 512;
 
 /// How a request has ended.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// Done, about so many bytes.
     Done(u32),
     /// This part of the buffer is what was read.

@@ -9,6 +9,7 @@ mod support;
 
 mod failures;
 mod frontends;
+mod local;
 mod nbd;
 mod rebuilding;
 mod verified;

@@ -1,5 +1,6 @@
 //! Connecting to a replica.
 
+use super::local::LocalReplica;
 use crate::wire::{HEADER_BYTES, Header, Hello, Type, feature};
 use dbs_server::frontend::{Listen, Socket};
 use std::io::{self, Read};
@@ -10,10 +11,12 @@ use std::time::Duration;
 const ANSWER_MAX_BYTES: u32 = 4096;
 
 /// Where the data of a replica is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum BackendAddress {
     /// A data server, of ours or upstream's.
     Remote(Listen),
+    /// In this process.
+    Local(LocalReplica),
     /// Nowhere: writes are forgotten, reads give zeros. It measures everything else.
     Null,
 }

@@ -4,16 +4,17 @@ mod turns;
 
 use super::flight::{Flight, Flights, Stage};
 use super::link::{Ask, Link};
-use super::seat::{Seat, Way};
+use super::local::{Asker, Locals};
+use super::reactor::Message;
+use super::seat::{Access, Seat, Way};
 use super::shared::{Latch, Replica, Shared};
 use crate::controller::rules::io::{self as rule, NO_BACKEND, Unmap};
 use crate::controller::rules::{FanOut, REPLICAS_MAX, Read, Slot, Widened};
 use crate::data::stats::add;
 use crate::wire::{PAYLOAD_MAX_BYTES, Type};
-use dbs_reactor::{Buf, Io, SharedBuf};
+use dbs_reactor::{Buf, Io, Remote, SharedBuf};
 use dbs_server::frontend::{Action, Carry, Failure, FailureKind, Limits, Outcome, Peers};
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -54,6 +55,8 @@ pub(super) struct Lane {
     pub(super) shared: Arc<Shared>,
     pub(super) index: usize,
     pub(super) links: Peers<Link>,
+    /// Requests of replicas in this process.
+    pub(super) locals: Locals,
     pub(super) seats: [Option<Seat>; REPLICAS_MAX],
     pub(super) flights: Flights,
     waiting: VecDeque<Waiting>,
@@ -80,11 +83,12 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub fn new(shared: Arc<Shared>, index: usize) -> Self {
+    pub fn new(shared: Arc<Shared>, index: usize, remote: Remote<Message>) -> Self {
         let limits = Limits { requests: usize::MAX, bytes: u64::MAX };
         let depth = shared.options.queue_depth;
         Self {
             links: Peers::new(limits, NO_LIMIT).tagged(LINK_TAG),
+            locals: Locals::new(remote),
             seats: [const { None }; REPLICAS_MAX],
             flights: Flights::new(depth),
             waiting: VecDeque::with_capacity(depth),
@@ -108,11 +112,12 @@ impl Lane {
     }
 
     /// Takes a replica in.
-    pub fn seat(&mut self, io: &mut Io, replica: Arc<Replica>, sockets: Option<Vec<OwnedFd>>) {
+    pub fn seat(&mut self, io: &mut Io, replica: Arc<Replica>, access: Access) {
         let slot = replica.slot;
-        let way = match sockets {
-            None => Way::Null,
-            Some(sockets) => {
+        let way = match access {
+            Access::Null => Way::Null,
+            Access::Local(local) => Way::Local(self.locals.take(replica.serial, &local)),
+            Access::Sockets(sockets) => {
                 let mut numbers = Vec::with_capacity(sockets.len());
                 for socket in sockets {
                     let link = Link { slot, serial: replica.serial };
@@ -294,7 +299,7 @@ impl Lane {
         let Some((offset, length)) = self.flights.get_mut(place).map(|flight| flight.range) else {
             return;
         };
-        match self.ask(slot, Ask { kind: Type::Read, offset, length }, sequence, None) {
+        match self.ask(io, slot, Ask { kind: Type::Read, offset, length }, sequence, None) {
             Asked::Sent => {}
             Asked::Null => {
                 let mut data = io.buffers().take(length as usize);
@@ -389,7 +394,7 @@ impl Lane {
         let asked = fan_out.waiting();
         let mut gone = None;
         for slot in asked.iter() {
-            match self.ask(slot, Ask { kind, offset, length }, sequence, payload.clone()) {
+            match self.ask(io, slot, Ask { kind, offset, length }, sequence, payload.clone()) {
                 Asked::Sent => {}
                 Asked::Null => drop(fan_out.answer(slot, Answer::Done)),
                 Asked::Lost => {
@@ -411,16 +416,29 @@ impl Lane {
     }
 
     /// Asks one replica.
-    fn ask(&mut self, slot: Slot, ask: Ask, sequence: u32, payload: Option<SharedBuf>) -> Asked {
-        let Self { seats, links, now, turns, .. } = self;
+    fn ask(
+        &mut self,
+        io: &mut Io,
+        slot: Slot,
+        ask: Ask,
+        sequence: u32,
+        payload: Option<SharedBuf>,
+    ) -> Asked {
+        let Self { seats, links, locals, now, turns, .. } = self;
         let seat = seats.get_mut(slot.index()).and_then(Option::as_mut);
         let Some(seat) = seat.filter(|seat| !seat.lost) else { return Asked::Lost };
-        if matches!(seat.way, Way::Null) {
-            return Asked::Null;
+        match seat.way {
+            Way::Null => return Asked::Null,
+            Way::Local(number) => {
+                let asker = Asker { slot, serial: seat.replica.serial };
+                locals.ask(io, (number, asker), ask, sequence, payload);
+            }
+            Way::Links { .. } => {
+                let Some(link) = seat.link(*turns) else { return Asked::Lost };
+                links.tell(link, |batch| ask.append_to(batch, sequence, payload));
+            }
         }
-        let Some(link) = seat.link(*turns) else { return Asked::Lost };
         seat.silence.sent(*now);
-        links.tell(link, |batch| ask.append_to(batch, sequence, payload));
         Asked::Sent
     }
 }

@@ -50,6 +50,13 @@ pub(super) struct Reply {
     skip: u32,
 }
 
+impl Reply {
+    /// That of a replica in this process, with `payload` bytes beside it.
+    pub fn local(sequence: u32, kind: Type, size: u32, payload: u32) -> Self {
+        Self { sequence, kind: Some(kind), size, payload, skip: 0 }
+    }
+}
+
 impl Charge for Reply {
     fn payload_bytes(&self) -> usize {
         self.payload as usize

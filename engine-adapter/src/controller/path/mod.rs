@@ -7,7 +7,7 @@
 //! between them when a replica fails, and when one waits for blocks that another has claimed.
 //!
 //! **A request.** `lane` takes it from a [`Front`], finds a place in the array (`flight`), asks
-//! replicas (`seat`, `link`) and decides with the rules' `FanOut` and `Read` what their replies mean.
+//! replicas (`seat`, `link`, `local`) and decides with the rules' `FanOut` and `Read` what their replies mean.
 //! All that is sent to a replica in one turn of a reactor goes out in one call; the payload of a write
 //! is one buffer, which all its sends share.
 //!
@@ -19,6 +19,7 @@ mod dial;
 mod flight;
 mod lane;
 mod link;
+mod local;
 mod reactor;
 mod replies;
 mod seat;
@@ -28,6 +29,7 @@ mod stats;
 pub use crate::controller::rules::{Mode, ReplicaId};
 pub use dial::BackendAddress;
 pub use flight::FLIGHTS_MAX;
+pub use local::LocalReplica;
 pub use shared::Events;
 pub use stats::{PathKind, PathStats, ReplicaStats};
 
@@ -35,6 +37,7 @@ use crate::controller::rules::timeout;
 use dbs_reactor::{Io, Thread};
 use dbs_server::frontend::{Front, Socket, lock, wait_while};
 use reactor::{Message, Reactor};
+use seat::Access;
 use shared::{Latch, Replica, Shared};
 use std::any::Any;
 use std::fmt;
@@ -115,7 +118,7 @@ impl Path {
         for index in 0..shared.options.reactors {
             let shared = Arc::clone(&shared);
             let options = shared.options.reactor.clone();
-            let make = move |_: &mut Io, _| Reactor::new(shared, index);
+            let make = move |_: &mut Io, remote| Reactor::new(shared, index, remote);
             let thread = dbs_reactor::spawn(&format!("path-{index}"), &options, make)?;
             lock(&path.threads).push(thread);
         }
@@ -162,10 +165,16 @@ impl Path {
             BackendAddress::Remote(address) => {
                 let connections = options.connections_per_replica.max(options.reactors);
                 let dialled = dial::dial(address, connections, options.connect_timeout)?;
-                let shares = share(dialled.sockets, options.reactors).into_iter().map(Some);
-                (shares.collect(), dialled.flushes, dialled.local)
+                let shares = share(dialled.sockets, options.reactors).into_iter();
+                (shares.map(Access::Sockets).collect(), dialled.flushes, dialled.local)
             }
-            BackendAddress::Null => ((0..options.reactors).map(|_| None).collect(), false, true),
+            BackendAddress::Local(local) => {
+                let shares = (0..options.reactors).map(|_| Access::Local(local.clone()));
+                (shares.collect(), true, true)
+            }
+            BackendAddress::Null => {
+                ((0..options.reactors).map(|_| Access::Null).collect(), false, true)
+            }
         };
         let (shares, preferred): (Vec<_>, _) = (shares, local && options.prefer_local);
         let Some(replica) = self.shared.register(id, name, flushes, preferred) else {
@@ -173,9 +182,9 @@ impl Path {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         };
         let latch = Latch::new(options.reactors);
-        for (index, sockets) in shares.into_iter().enumerate() {
+        for (index, access) in shares.into_iter().enumerate() {
             let (replica, latch) = (Arc::clone(&replica), Arc::clone(&latch));
-            self.shared.send(index, Message::Seat { replica, sockets, latch });
+            self.shared.send(index, Message::Seat { replica, access, latch });
         }
         latch.wait();
         Ok(())

@@ -1,15 +1,17 @@
 //! A reactor of a path: passes what happens to whom it concerns, by the bits of its tag.
 
 use super::lane::{Ended, LINK_TAG, Lane};
+use super::local::Asker;
+use super::seat::Access;
 use super::shared::{Latch, Replica, Shared};
 use crate::controller::rules::Slot;
+use crate::data::runner::Told;
 use dbs_reactor::ublk::{UblkQueue, UblkRequest};
-use dbs_reactor::{Batch, Buf, Handler, Io};
+use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use dbs_server::frontend::{Carrier, Carry, Event, Front};
 use dbs_server::ublk::Queue;
 use std::any::Any;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,8 +32,10 @@ fn copies_for(tag: u64) -> Option<usize> {
 
 /// What other threads tell a reactor.
 pub(super) enum Message {
-    /// A replica is to be used once it has a mode; without sockets one of nothing.
-    Seat { replica: Arc<Replica>, sockets: Option<Vec<OwnedFd>>, latch: Arc<Latch> },
+    /// A replica is to be used once it has a mode.
+    Seat { replica: Arc<Replica>, access: Access, latch: Arc<Latch> },
+    /// Something about requests of replicas in this process.
+    Local(Told<Asker>),
     /// A replica has become `ERR`.
     Lost { slot: Slot, serial: u64, why: Arc<str> },
     /// A replica is forgotten.
@@ -87,9 +91,9 @@ impl Carrier for Way<'_> {
 }
 
 impl Reactor {
-    pub fn new(shared: Arc<Shared>, index: usize) -> Self {
+    pub fn new(shared: Arc<Shared>, index: usize, remote: Remote<Message>) -> Self {
         Self {
-            lane: Lane::new(shared, index),
+            lane: Lane::new(shared, index, remote),
             fronts: Vec::new(),
             ended: Vec::new(),
             front_tick: Duration::ZERO,
@@ -171,10 +175,11 @@ impl Handler for Reactor {
     fn message(&mut self, io: &mut Io, message: Message) {
         self.lane.look_at_clock();
         match message {
-            Message::Seat { replica, sockets, latch } => {
-                self.lane.seat(io, replica, sockets);
+            Message::Seat { replica, access, latch } => {
+                self.lane.seat(io, replica, access);
                 latch.count_down();
             }
+            Message::Local(told) => self.lane.told(io, told),
             Message::Lost { slot, serial, why } => self.lane.lose(io, slot, serial, &why),
             Message::Remove { replica, latch } => self.lane.remove(io, &replica, &latch),
             Message::Hold { latch } => self.lane.hold(latch),
@@ -205,10 +210,13 @@ impl Handler for Reactor {
         self.socket(io, tag, Event::Sent(batch, result));
     }
 
+    /// A copy for a block device, or a transfer of a replica in this process.
     fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
         self.lane.look_at_clock();
         if let Some(number) = copies_for(tag) {
             self.front(number, |front, way| front.moved(io, way, tag, buf, result));
+        } else {
+            self.lane.moved(io, tag, buf, result);
         }
         self.answer(io);
     }
@@ -236,13 +244,13 @@ impl Handler for Reactor {
         self.answer(io);
         self.front_turns(io);
         self.lane.links.settle(io, |_| {});
-        if self.ending && self.lane.links.is_empty() && !self.stopped {
+        if self.ending && self.lane.is_closed() && !self.stopped {
             self.stopped = true;
             io.wake_at(None);
             return io.stop();
         }
         self.lane.looked = false;
-        let more = self.lane.retry || !self.lane.ended.is_empty();
+        let more = self.lane.has_more();
         let wait = if more { Duration::ZERO } else { self.lane.due.saturating_sub(self.lane.now) };
         io.wake_at(Some(Instant::now() + wait));
     }
@@ -250,7 +258,7 @@ impl Handler for Reactor {
     fn tick(&mut self, io: &mut Io) {
         self.lane.look_at_clock();
         if self.lane.due <= self.lane.now {
-            self.lane.tick();
+            self.lane.tick(io);
         }
         if self.front_tick <= self.lane.now {
             self.front_tick = self.lane.now + FRONT_TICK;

@@ -3,7 +3,7 @@
 use super::flight::Stage;
 use super::lane::Lane;
 use super::link::Reply;
-use super::seat::Seat;
+use super::seat::{Seat, Way};
 use super::shared::{Latch, Replica};
 use crate::controller::rules::io::NO_BACKEND;
 use crate::controller::rules::timeout::PING_INTERVAL;
@@ -50,7 +50,19 @@ impl Lane {
 
     fn reply(&mut self, io: &mut Io, number: u32, reply: &Reply, payload: Option<Buf>) {
         let Some(link) = self.links.get(number) else { return };
-        let (slot, serial, now) = (link.slot, link.serial, self.now);
+        let from = (link.slot, link.serial);
+        self.replied(io, from, reply, payload);
+    }
+
+    /// A replica has answered, whichever way.
+    pub(super) fn replied(
+        &mut self,
+        io: &mut Io,
+        (slot, serial): (Slot, u64),
+        reply: &Reply,
+        payload: Option<Buf>,
+    ) {
+        let now = self.now;
         let Some(seat) = self.seated(slot, serial) else { return };
         if seat.pinged == Some(reply.sequence) {
             seat.pinged = None;
@@ -231,6 +243,9 @@ impl Lane {
     pub(super) fn lose(&mut self, io: &mut Io, slot: Slot, serial: u64, why: &str) {
         let Some(seat) = self.seated(slot, serial) else { return };
         seat.lost = true;
+        if let Way::Local(number) = seat.way {
+            self.locals.let_go(io, number);
+        }
         self.links.end(io, true, |link| link.serial == serial);
         for place in self.flights.waiting_for(slot) {
             let Some(flight) = self.flights.get_mut(place).filter(|flight| flight.waits_for(slot))
@@ -263,9 +278,16 @@ impl Lane {
         latch.count_down();
     }
 
-    /// Closes all connections.
+    /// Closes all connections, and lets go of replicas in this process.
     pub(super) fn close(&mut self, io: &mut Io) {
         self.links.end(io, true, |_| true);
+        for seat in self.seats.iter().flatten() {
+            if let Way::Local(number) = seat.way
+                && !seat.lost
+            {
+                self.locals.let_go(io, number);
+            }
+        }
     }
 }
 

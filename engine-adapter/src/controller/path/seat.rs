@@ -1,15 +1,29 @@
 //! A replica as one reactor sees it.
 
+use super::local::LocalReplica;
 use super::shared::Replica;
 use crate::controller::rules::timeout::{PING_INTERVAL, Silence};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A reactor's share of the access to a replica.
+pub(super) enum Access {
+    /// These connections.
+    Sockets(Vec<OwnedFd>),
+    /// It is in this process.
+    Local(LocalReplica),
+    /// There is nothing.
+    Null,
+}
 
 /// How a replica is reached.
 pub(super) enum Way {
     /// Over these connections: what a turn of the reactor has to say goes over one of them, so that it
     /// costs one send here and one reception there; the next turn takes the next.
     Links { numbers: Vec<u32>, next: usize, turn: u64 },
+    /// In this process, under this number of the runner.
+    Local(u32),
     /// Not at all: everything succeeds at once, and reads as zeros.
     Null,
 }

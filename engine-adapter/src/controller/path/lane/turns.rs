@@ -1,7 +1,7 @@
 //! What a lane does at the end of a turn, and by the clock.
 
 use super::super::shared::Latch;
-use super::{Ask, Lane, Wait, Waiting};
+use super::{Ask, Asker, Lane, Wait, Waiting, Way};
 use crate::controller::rules::REPLICAS_MAX;
 use crate::wire::Type;
 use dbs_reactor::Io;
@@ -53,6 +53,7 @@ impl Lane {
     /// The end of a turn: what has waited begins, who waits for the end of requests is told.
     pub fn turn(&mut self, io: &mut Io) {
         self.turns = self.turns.wrapping_add(1);
+        self.local_replies(io);
         if self.retry {
             self.pump(io);
         }
@@ -64,6 +65,17 @@ impl Lane {
         if !self.draining.is_empty() && self.flights.in_flight() == 0 {
             self.draining.drain(..).for_each(|latch| latch.count_down());
         }
+        self.locals.turn();
+    }
+
+    /// Whether there is something to be done at once, by another turn.
+    pub fn has_more(&self) -> bool {
+        self.retry || !self.ended.is_empty() || self.locals.has_replies()
+    }
+
+    /// Whether nothing runs any more on the way to replicas.
+    pub fn is_closed(&self) -> bool {
+        self.links.is_empty() && self.locals.is_empty()
     }
 
     pub fn hold(&mut self, latch: Arc<Latch>) {
@@ -77,12 +89,13 @@ impl Lane {
     }
 
     /// Looks at the clock: who has been silent for too long, who is to be pinged.
-    pub fn tick(&mut self) {
+    pub fn tick(&mut self, io: &mut Io) {
         let timeout = self.shared.options.short_timeout;
         let interval = (timeout / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
         self.due = self.now + interval;
         // A request that waits for blocks is looked at again, whatever happened.
         self.retry |= self.blocked;
+        self.locals.tick();
         for index in 0..REPLICAS_MAX {
             let Some(Some(seat)) = self.seats.get_mut(index) else { continue };
             if seat.lost {
@@ -95,10 +108,14 @@ impl Lane {
             let used = self.shared.modes.of(seat.replica.slot).is_some();
             if used && self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
                 let sequence = self.flights.ping();
+                let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
                 if let Some(link) = seat.link(self.turns) {
                     seat.pinged = Some(sequence);
-                    let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
                     self.links.tell(link, |batch| ask.append_to(batch, sequence, None));
+                } else if let Way::Local(number) = seat.way {
+                    seat.pinged = Some(sequence);
+                    let asker = Asker { slot: seat.replica.slot, serial: seat.replica.serial };
+                    self.locals.ask(io, (number, asker), ask, sequence, None);
                 }
             }
         }
