@@ -1,7 +1,8 @@
 //! The command line.
 
 use crate::commands::{
-    attach, bench, export, import, replica, serve, snapshot, store, stream, tools, volume,
+    attach, bench, controller, export, import, replica, serve, snapshot, store, stream, tools,
+    volume,
 };
 use crate::exit;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -94,6 +95,10 @@ pub enum Command {
     Serve(serve::Serve),
     /// Serve a replica of a Longhorn volume, until SIGINT or SIGTERM
     Replica(Box<replica::Replica>),
+    /// Serve a Longhorn volume over its replicas, until SIGINT or SIGTERM
+    Controller(Box<controller::Controller>),
+    /// Steer a Longhorn volume through its controller
+    Engine(Box<controller::Engine>),
     /// Measure how fast a store, an NBD export or a device is
     Bench(Box<bench::Bench>),
     /// Print the completion script of a shell

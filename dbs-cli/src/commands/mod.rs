@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod bench;
+pub mod controller;
 pub mod export;
 pub mod import;
 pub mod replica;
@@ -37,6 +38,8 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Receive(command) => command.run(context),
         Command::Serve(command) => command.run(context),
         Command::Replica(command) => command.run(context),
+        Command::Controller(command) => return Ok(command.run()),
+        Command::Engine(command) => return Ok(command.run()),
         Command::Attach(command) => command.run(context),
         Command::Detach(command) => command.run(context),
         Command::Attached(command) => command.run(context),

@@ -1,25 +1,31 @@
 //! `longhorn controller`: arguments to what is to be served.
 
 use super::args::{DataProtocol, Size};
-use super::golang;
+use super::{golang, replica};
 use crate::controller::frontend::UblkOptions;
 use crate::controller::path::{FLIGHTS_MAX, PathOptions};
-use crate::controller::process::{Failed, FrontendOptions, Process};
+use crate::controller::process::{Failed, FrontendOptions, LocalOptions, Process};
 use crate::controller::rules::limits::Limits;
 use crate::controller::rules::start::Policy;
 use crate::controller::rules::timeout;
 use crate::controller::volume::Options;
+use crate::data::{COMMIT_BYTES, DataOptions};
 use crate::host::address::ListenAddress;
-use crate::host::sockets;
+use crate::host::{options as host, sockets};
 use clap::{ArgAction, Args};
 use dbs_core::{Error, Result};
 use dbs_reactor::ublk::DEPTH_MAX;
 use dbs_server::frontend::Listen;
 use dbs_server::ublk::QUEUES_MAX;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Heading of the options upstream does not have.
 const OURS: &str = "Options of DBS";
+/// Ports for receiving files of a replica in the controller's process.
+const RECEIVERS: u16 = 10;
+/// Extent size of its store, if it is new.
+const EXTENT_BYTES: u64 = 1 << 20;
 /// Longest name of a volume.
 const NAME_MAX: usize = 64;
 
@@ -39,7 +45,7 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
     #[arg(value_parser = golang::size)]
     pub current_size: Size,
-    /// A replica, tcp://HOST:PORT; can be repeated
+    /// A replica: tcp://HOST:PORT, or local:DIRECTORY for one in this process; can be repeated
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub replica: Vec<String>,
     /// How the volume is offered: `tgt-blockdev` (a block device /dev/longhorn/VOLUME), `ublk` (the same
@@ -112,6 +118,13 @@ pub struct OurControllerArgs {
     /// Read from a replica on this machine while there is one that is complete
     #[arg(long)]
     pub prefer_local: bool,
+    /// Serve the replica in DIRECTORY in this process as well, for `add-replica`; can be repeated
+    #[arg(long, value_name = "DIRECTORY", action = ArgAction::Append)]
+    pub local: Vec<PathBuf>,
+    /// Where replicas of this process listen, for rebuilds and commands: with port 0 on any ports,
+    /// else on 13 from this one on, each
+    #[arg(long, value_name = "HOST:PORT", default_value = "localhost:0")]
+    pub local_listen: ListenAddress,
     /// Serve metrics for Prometheus over HTTP
     #[arg(long, value_name = "[HOST]:PORT")]
     pub metrics: Option<ListenAddress>,
@@ -203,6 +216,7 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         size: args.size.unwrap_or(0),
         current_size: args.current_size.unwrap_or(0),
         replicas: args.replica.clone(),
+        local: local(args),
         null_backend: ours.null_backend,
         data_socket,
         http_timeout_s: args.file_sync_http_client_timeout,
@@ -219,6 +233,37 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
             nodes: ours.device_dir.clone(),
         },
     })
+}
+
+/// Replicas in the controller's process, with what its own options say.
+fn local(args: &ControllerArgs) -> LocalOptions {
+    LocalOptions {
+        standby: args.ours.local.clone(),
+        listen: args.ours.local_listen.clone(),
+        options: host::Options {
+            dir: PathBuf::new(),
+            volume_name: args.volume.clone(),
+            instance_name: String::new(),
+            size: args.size,
+            revision_counter: !args.disable_rev_counter,
+            unmap_mark: args.unmap_mark_snap_chain_removed,
+            snapshot_max_count: i32::try_from(args.snapshot_max_count).unwrap_or(i32::MAX),
+            snapshot_max_size: args.snapshot_max_size.unwrap_or(0),
+            encrypted: false,
+            durable_writes: false,
+            commit_bytes: COMMIT_BYTES,
+            null_storage: false,
+        },
+        receivers: RECEIVERS,
+        data: DataOptions {
+            reactors: 1,
+            workers: 4,
+            stop_grace: Duration::from_secs(2),
+            ..DataOptions::default()
+        },
+        runtime_dir: replica::runtime_dir(),
+        extent_size: EXTENT_BYTES,
+    }
 }
 
 #[cfg(test)]

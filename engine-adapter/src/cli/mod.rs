@@ -1,4 +1,4 @@
-//! The command `longhorn`, which is also `dbs replica`.
+//! The command `longhorn`, parts of which are also `dbs replica`, `dbs controller` and `dbs engine`.
 
 pub mod args;
 mod client;
@@ -10,12 +10,14 @@ mod output;
 mod replica;
 mod version;
 
-pub use args::{Cli, Command, ReplicaArgs};
+pub use args::{Cli, Command, Globals, ReplicaArgs};
 pub use replica::serve;
 
 use crate::controller::process;
 use clap::Parser;
 use clap::error::ErrorKind;
+use client_args::ClientCommand;
+use controller::ControllerArgs;
 use dbs_server::log;
 use output::Failure;
 use std::ffi::OsString;
@@ -66,7 +68,23 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if asked { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
     };
-    match run(cli) {
+    exit(run(cli))
+}
+
+/// Serves a volume until a signal comes; says what went wrong, and how it ended.
+#[must_use]
+pub fn control(args: &ControllerArgs, instance: &str) -> ExitCode {
+    exit(controller::serve(args, instance).map_err(Failed::Controlling))
+}
+
+/// Runs one of the commands that steer a volume, likewise.
+#[must_use]
+pub fn steer(command: &ClientCommand, globals: &Globals) -> ExitCode {
+    exit(client::run(command, globals).map_err(Failed::Command))
+}
+
+fn exit(ended: Result<(), Failed>) -> ExitCode {
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failed) => {
             failed.report();

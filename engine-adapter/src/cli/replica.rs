@@ -86,7 +86,8 @@ pub fn data_options(args: &OurArgs) -> DataOptions {
     }
 }
 
-fn runtime_dir() -> PathBuf {
+/// Directory of control sockets.
+pub(super) fn runtime_dir() -> PathBuf {
     let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     control::runtime_dir(path("DBS_RUNTIME_DIR"), path("XDG_RUNTIME_DIR"))
 }

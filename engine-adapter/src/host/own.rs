@@ -50,12 +50,14 @@ pub struct Process {
     pub tail: Option<PathBuf>,
 }
 
-/// A running process's parts.
-struct Running {
+/// A replica with a store of its own, being served in this process.
+pub struct Running {
     common: Arc<Common>,
     served: Arc<Served>,
     owner: Arc<Owner>,
     metrics: Option<MetricsServer>,
+    /// Of gRPC, data and sync agent.
+    addresses: [String; 3],
     _socket: Option<SocketFile>,
 }
 
@@ -66,9 +68,10 @@ struct Running {
 pub fn run(process: &Process) -> Result<()> {
     // Before anything is opened, so that no signal ends the process in the middle of it.
     let signals = signals::watch()?;
-    let running = start(process)?;
+    let running = Running::start(process)?;
+    running.log_ready(&process.options);
     let ended = wait(&signals, &running.served);
-    stop(running).and(ended)
+    running.stop().and(ended)
 }
 
 /// Makes the directory, and checks that it is not another kind of replica's.
@@ -90,33 +93,85 @@ fn prepare(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn start(process: &Process) -> Result<Running> {
-    let options = &process.options;
-    prepare(&options.dir)?;
-    let sockets = process.wanted.bind()?;
-    let socket = match &sockets.data {
-        DataSocket::Unix(_) => process.wanted.unix.as_deref().and_then(SocketFile::of),
-        DataSocket::Tcp(_) => None,
-    };
-    let file = StoreFile {
-        extent_size: process.extent_size,
-        tail: process.tail.clone(),
-        ..StoreFile::of(&options.dir)
-    };
-    let path = file.path.clone();
-    let interval = process.data.commit_interval;
-    let owner = Owner::new(file, process.runtime_dir.clone(), interval);
-    let started = start_replica(process, &owner, &path, sockets);
-    match started {
-        Ok((common, served, metrics)) => {
-            Ok(Running { common, served, owner, metrics, _socket: socket })
-        }
-        Err(e) => {
-            if let Err(close) = owner.end() {
-                log::error("close", &[("error", &close)]);
+impl Running {
+    /// Serves a replica.
+    ///
+    /// # Errors
+    /// Those of its directory, of the sockets, and of the store in it.
+    pub fn start(process: &Process) -> Result<Self> {
+        let options = &process.options;
+        prepare(&options.dir)?;
+        let sockets = process.wanted.bind()?;
+        let socket = match &sockets.data {
+            DataSocket::Unix(_) => process.wanted.unix.as_deref().and_then(SocketFile::of),
+            DataSocket::Tcp(_) => None,
+        };
+        let file = StoreFile {
+            extent_size: process.extent_size,
+            tail: process.tail.clone(),
+            ..StoreFile::of(&options.dir)
+        };
+        let path = file.path.clone();
+        let interval = process.data.commit_interval;
+        let owner = Owner::new(file, process.runtime_dir.clone(), interval);
+        let addresses = sockets.describe();
+        match start_replica(process, &owner, &path, sockets) {
+            Ok((common, served, metrics)) => {
+                Ok(Self { common, served, owner, metrics, addresses, _socket: socket })
             }
-            Err(e)
+            Err(e) => {
+                if let Err(close) = owner.end() {
+                    log::error("close", &[("error", &close)]);
+                }
+                Err(e)
+            }
         }
+    }
+
+    /// The replica.
+    #[must_use]
+    pub fn replica(&self) -> &Arc<Replica> {
+        self.served.replica()
+    }
+
+    /// Where gRPC is served.
+    #[must_use]
+    pub fn grpc(&self) -> &str {
+        &self.addresses[0]
+    }
+
+    fn log_ready(&self, options: &Options) {
+        let [grpc, data, agent] = &self.addresses;
+        let metrics = self.metrics.as_ref();
+        let metrics = metrics.map_or_else(|| "none".to_owned(), MetricsServer::address);
+        log::info(
+            "ready",
+            &[
+                ("replica", &options.dir.display()),
+                ("volume", &self.replica().volume_name()),
+                ("grpc", grpc),
+                ("data", data),
+                ("agent", agent),
+                ("metrics", &metrics),
+                ("driver", &self.common.driver()),
+                ("owner", &self.owner.store().is_ok()),
+                ("pid", &std::process::id()),
+            ],
+        );
+    }
+
+    /// Ends in good order, with the store closed.
+    ///
+    /// # Errors
+    /// Those of closing the store.
+    pub fn stop(self) -> Result<()> {
+        let Self { common, served, owner, metrics, _socket, .. } = self;
+        drop(metrics);
+        served.stop();
+        let closed = owner.end();
+        drop(common);
+        log::info("stopped", &[]);
+        closed
     }
 }
 
@@ -135,7 +190,6 @@ fn start_replica(
         replica.create(size)?;
     }
     let common = Arc::new(Common::start(process.data.clone())?);
-    let [grpc, data, agent] = sockets.describe();
     let receivers = match sockets.receivers(process.receivers) {
         Some((first, last)) => ReceiverPorts::Range(first, last),
         None => ReceiverPorts::Bound(Vec::new()),
@@ -146,20 +200,6 @@ fn start_replica(
     let served = Arc::new(served);
     owner.is_used_by(&served);
     let metrics = start_metrics(process, &common, owner, &served)?;
-    log::info(
-        "ready",
-        &[
-            ("replica", &options.dir.display()),
-            ("volume", &replica.volume_name()),
-            ("grpc", &grpc),
-            ("data", &data),
-            ("agent", &agent),
-            ("metrics", &metrics.as_ref().map_or_else(|| "none".to_owned(), |m| m.address())),
-            ("driver", &common.driver()),
-            ("owner", &owner.store().is_ok()),
-            ("pid", &std::process::id()),
-        ],
-    );
     Ok((common, served, metrics))
 }
 
@@ -218,14 +258,4 @@ fn wait(signals: &mpsc::Receiver<i32>, served: &Served) -> Result<()> {
             }
         }
     }
-}
-
-fn stop(running: Running) -> Result<()> {
-    let Running { common, served, owner, metrics, _socket } = running;
-    drop(metrics);
-    served.stop();
-    let closed = owner.end();
-    drop(common);
-    log::info("stopped", &[]);
-    closed
 }

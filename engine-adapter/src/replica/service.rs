@@ -25,6 +25,12 @@ type Reply<T> = Result<Response<T>, Status>;
 type Empty = ();
 
 impl ReplicaRpc {
+    /// The calls of a replica in this process, for whoever has it at hand.
+    #[must_use]
+    pub fn direct(replica: Arc<Replica>) -> Self {
+        Self { replica }
+    }
+
     /// The service, for callers that mean this identity.
     #[must_use]
     pub fn server(

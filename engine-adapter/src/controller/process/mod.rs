@@ -3,8 +3,10 @@
 mod control;
 mod device;
 mod ledger;
+mod local;
 mod parts;
 
+pub use local::{LocalOptions, PREFIX as LOCAL_PREFIX};
 pub use parts::FrontendOptions;
 
 use super::path::{BackendAddress, Path, PathOptions};
@@ -23,6 +25,7 @@ use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::log;
 use device::is_device;
 use ledger::Ledger;
+use local::Locals;
 use parts::{Data, Faults, OnPath};
 use signal_hook::consts::SIGHUP;
 use std::fmt;
@@ -55,8 +58,11 @@ pub struct Process {
     pub size: u64,
     /// See [`Process::size`].
     pub current_size: u64,
-    /// The replicas to start with; without any it is started over gRPC.
+    /// The replicas to start with, `tcp://HOST:PORT` or `local:DIRECTORY`; without any it is started
+    /// over gRPC.
     pub replicas: Vec<String>,
+    /// Those in this process.
+    pub local: LocalOptions,
     /// Instead of replicas, nothing: to measure what is in front of them.
     pub null_backend: bool,
     /// Where the replica's data server listens, if not on a port.
@@ -115,6 +121,21 @@ impl From<Error> for Failed {
 /// The volume does not start, or a server ended.
 pub fn run(process: &Process) -> std::result::Result<(), Failed> {
     let signals = signals::watch()?;
+    let (locals, replicas) = Locals::start(&process.replicas, &process.local)?;
+    let outcome = run_on(process, &locals, &replicas, &signals);
+    // All that used them is gone.
+    let stopped = locals.stop();
+    log::info("stopped", &[("volume", &process.options.volume)]);
+    outcome.and(stopped.map_err(Failed::Other))
+}
+
+/// Serves a volume over these replicas.
+fn run_on(
+    process: &Process,
+    locals: &Locals,
+    replicas: &[String],
+    signals: &mpsc::Receiver<i32>,
+) -> std::result::Result<(), Failed> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .enable_all()
@@ -132,15 +153,15 @@ pub fn run(process: &Process) -> std::result::Result<(), Failed> {
     let path = Path::new(process.path.clone(), process.size, faults)
         .map_err(|e| Error::io(e, "starting the data path"))?;
     let driver = path.driver();
-    let (of_data, unix) = (Arc::clone(&ledger), process.data_socket.clone());
-    let data = Arc::new(Data { path: Arc::clone(&path), unix, ledger: of_data });
+    let (unix, local) = (process.data_socket.clone(), locals.data());
+    let of_data = Arc::clone(&ledger);
+    let data = Arc::new(Data { path: Arc::clone(&path), unix, ledger: of_data, locals: local });
     let frontends = Arc::new(OnPath { path, options: process.frontends.clone(), ledger });
     let parts = Parts {
-        replicas: Arc::new(RemoteReplicas::new(
-            runtime.handle().clone(),
-            volume.clone(),
-            process.http_timeout_s,
-        )),
+        replicas: Arc::new(
+            RemoteReplicas::new(runtime.handle().clone(), volume, process.http_timeout_s)
+                .with_locals(locals.control()),
+        ),
         path: Arc::clone(&data) as Arc<dyn DataPath>,
         frontends: Arc::clone(&frontends) as Arc<dyn Frontends>,
         host: Arc::new(Machine),
@@ -149,18 +170,17 @@ pub fn run(process: &Process) -> std::result::Result<(), Failed> {
     let alone = if process.null_backend {
         Some(start_alone(process, &data, frontends.as_ref())?)
     } else {
-        controller
-            .start(&process.replicas, process.size, process.current_size)
-            .map_err(Failed::Start)?;
+        controller.start(replicas, process.size, process.current_size).map_err(Failed::Start)?;
         None
     };
     let engine = Arc::new(Engine { controller: Arc::clone(&controller), data });
-    let outcome = serve(process, &runtime, &engine, driver, &signals);
+    let outcome = serve(process, replicas, &runtime, &engine, driver, signals);
     if let Some(frontend) = alone {
         frontend.stop()?;
     }
     let closed = controller.shutdown();
-    log::info("stopped", &[("volume", &volume)]);
+    // A call that hangs in a replica of this process does not keep it from ending.
+    runtime.shutdown_timeout(PATIENCE);
     outcome.and(closed).map_err(Failed::Other)
 }
 
@@ -188,6 +208,7 @@ fn start_alone(
 /// Longhorn that the volume is up.
 fn serve(
     process: &Process,
+    replicas: &[String],
     runtime: &Runtime,
     engine: &Arc<Engine>,
     driver: &str,
@@ -204,7 +225,7 @@ fn serve(
         &[
             ("volume", volume),
             ("grpc", &server.address()),
-            ("replicas", &process.replicas.join(",")),
+            ("replicas", &replicas.join(",")),
             (
                 "metrics",
                 &metrics.as_ref().map_or_else(|| "none".to_owned(), MetricsServer::address),

@@ -4,7 +4,7 @@ use super::device::{DeviceVolume, Places, is_device};
 use super::ledger::Ledger;
 use crate::agent::remote::Address;
 use crate::controller::frontend::{NbdFrontend, SocketFrontend, SocketOptions, UblkOptions};
-use crate::controller::path::{self, BackendAddress, Hold, Path, PathKind};
+use crate::controller::path::{self, BackendAddress, Hold, LocalReplica, Path, PathKind};
 use crate::controller::rules::{Mode, ReplicaId};
 use crate::controller::volume::{
     DataPath, Events, Frontend, Frontends, Held, Offer, Relay, Totals,
@@ -12,6 +12,7 @@ use crate::controller::volume::{
 use dbs_core::{Error, Result};
 use dbs_server::frontend::{Listen, lock};
 use dbs_server::log;
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -45,12 +46,18 @@ pub(super) struct Data {
     /// Where the only replica listens for data, if it is not the port after that of its gRPC.
     pub unix: Option<PathBuf>,
     pub ledger: Arc<Ledger>,
+    /// Those of this process.
+    pub locals: HashMap<String, LocalReplica>,
 }
 
 impl Held for Hold {}
 
 impl DataPath for Data {
     fn connect(&self, replica: ReplicaId, address: &str) -> io::Result<()> {
+        if let Some(local) = self.locals.get(address) {
+            self.ledger.name(replica, address);
+            return self.path.connect(replica, address, &BackendAddress::Local(local.clone()));
+        }
         let listen = match &self.unix {
             Some(path) => Listen::Unix(path.clone()),
             None => Address::parse(address).and_then(|address| address.data()).map_err(invalid)?,

@@ -1,11 +1,22 @@
-//! Control of replicas over gRPC: `ReplicaService` on their port, `SyncAgentService` two above.
+//! Control of replicas over gRPC: `ReplicaService` on their port, `SyncAgentService` two above. What
+//! is in this process is called there.
 
 use super::parts::{Call, CallError, Called, RebuildStatus, Replicas, Target};
 use crate::agent::remote::{self, Address, Calls, LONG_CALL, SHORT_CALL, within};
 use crate::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use crate::proto::ptypes::replica_service_server::ReplicaService;
 use crate::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
-use crate::proto::ptypes::*;
+use crate::proto::ptypes::{
+    DiskRemoveRequest, FileSendRequest, RebuildingSetRequest, ReceiverLaunchRequest,
+    ReplicaExpandRequest, ReplicaOpenRequest, ReplicaRevertRequest, ReplicaSnapshotRequest,
+    RevisionCounterSetRequest, SnapshotMaxCountSetRequest, SnapshotMaxSizeSetRequest,
+    UnmapMarkDiskChainRemovedSetRequest,
+};
+use crate::replica::{Replica, ReplicaRpc};
 use dbs_core::Error;
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -22,13 +33,36 @@ pub struct RemoteReplicas {
     runtime: Handle,
     volume: String,
     http_timeout_s: i32,
+    /// Replicas in this process, by their addresses.
+    locals: Arc<HashMap<String, Arc<Replica>>>,
 }
 
 impl RemoteReplicas {
     /// Replicas of this volume; `http_timeout_s` is for each request of a file's transfer.
     #[must_use]
     pub fn new(runtime: Handle, volume: String, http_timeout_s: i32) -> Self {
-        Self { runtime, volume, http_timeout_s }
+        Self { runtime, volume, http_timeout_s, locals: Arc::default() }
+    }
+
+    /// Calls of the replicas at these addresses go to them directly: they are in this process.
+    #[must_use]
+    pub fn with_locals(self, locals: HashMap<String, Arc<Replica>>) -> Self {
+        Self { locals: Arc::new(locals), ..self }
+    }
+
+    /// One call of a replica's own service, wherever it is.
+    fn one(&self, target: Target, call: Call) -> impl Future<Output = Called> + Send + use<> {
+        let volume = self.volume.clone();
+        let local = self.locals.get(&target.address).map(Arc::clone);
+        async move {
+            match local {
+                None => remote_call(&volume, &target, call).await,
+                Some(replica) => match timeout(SHORT_CALL, local_call(replica, call)).await {
+                    Ok(called) => called,
+                    Err(_) => Err(refused(format!("it has not answered within {SHORT_CALL:?}"))),
+                },
+            }
+        }
     }
 }
 
@@ -39,8 +73,8 @@ impl Replicas for RemoteReplicas {
         self.runtime.block_on(async {
             let mut tasks = JoinSet::new();
             for (index, (target, call)) in calls.into_iter().enumerate() {
-                let volume = self.volume.clone();
-                tasks.spawn(async move { (index, one(&volume, &target, call).await) });
+                let one = self.one(target, call);
+                tasks.spawn(async move { (index, one.await) });
             }
             let mut end = None;
             loop {
@@ -94,11 +128,10 @@ impl Replicas for RemoteReplicas {
     }
 
     fn close_soon(&self, target: &Target) {
-        let (volume, target) = (self.volume.clone(), target.clone());
+        let (close, address) = (self.one(target.clone(), Call::Close), target.address.clone());
         let task = self.runtime.spawn(async move {
-            if let Err(error) = one(&volume, &target, Call::Close).await {
-                let address = &target.address;
-                dbs_server::log::warn("close", &[("replica", address), ("error", &error)]);
+            if let Err(error) = close.await {
+                dbs_server::log::warn("close", &[("replica", &address), ("error", &error)]);
             }
         });
         // It goes on without us.
@@ -117,8 +150,52 @@ impl RemoteReplicas {
     }
 }
 
-/// One call of a replica's own service.
-async fn one(volume: &str, target: &Target, call: Call) -> Called {
+/// Makes a call with `$ask`, a macro of a method and its message that gives the reply.
+macro_rules! make_call {
+    ($call:expr, $ask:ident) => {
+        match $call {
+            Call::Get => $ask!(replica_get, ()),
+            Call::Open { upgrade, expected_size } => {
+                let expected_backend_size = signed(expected_size)?;
+                let message = ReplicaOpenRequest { is_upgrade: upgrade, expected_backend_size };
+                $ask!(replica_open, message)
+            }
+            Call::Close => $ask!(replica_close, ()),
+            Call::Snapshot { name, user_created, created, labels } => {
+                let message = ReplicaSnapshotRequest { name, user_created, created, labels };
+                $ask!(replica_snapshot, message)
+            }
+            Call::Revert { disk, created } => {
+                $ask!(replica_revert, ReplicaRevertRequest { name: disk, created })
+            }
+            Call::Expand(size) => {
+                $ask!(replica_expand, ReplicaExpandRequest { size: signed(size)? })
+            }
+            Call::SetRebuilding(rebuilding) => {
+                $ask!(rebuilding_set, RebuildingSetRequest { rebuilding })
+            }
+            Call::SetCounter(counter) => {
+                $ask!(revision_counter_set, RevisionCounterSetRequest { counter })
+            }
+            Call::SetUnmapMark(enabled) => {
+                let message = UnmapMarkDiskChainRemovedSetRequest { enabled };
+                $ask!(unmap_mark_disk_chain_removed_set, message)
+            }
+            Call::SetSnapshotMaxCount(count) => {
+                let count = i32::try_from(count).unwrap_or(i32::MAX);
+                $ask!(snapshot_max_count_set, SnapshotMaxCountSetRequest { count })
+            }
+            Call::SetSnapshotMaxSize(size) => {
+                $ask!(snapshot_max_size_set, SnapshotMaxSizeSetRequest { size: signed(size)? })
+            }
+            Call::RemoveDisk(name) => {
+                $ask!(disk_remove, DiskRemoveRequest { name, force: true })
+            }
+        }
+    };
+}
+
+async fn remote_call(volume: &str, target: &Target, call: Call) -> Called {
     let calls = remote::calls(&address(target)?, volume).map_err(unusable)?;
     let mut client = ReplicaServiceClient::new(calls);
     macro_rules! ask {
@@ -129,41 +206,19 @@ async fn one(volume: &str, target: &Target, call: Call) -> Called {
                 .map(|reply| reply.into_inner().replica)
         };
     }
-    let replica = match call {
-        Call::Get => ask!(replica_get, ()),
-        Call::Open { upgrade, expected_size } => {
-            let expected_backend_size = signed(expected_size)?;
-            ask!(replica_open, ReplicaOpenRequest { is_upgrade: upgrade, expected_backend_size })
-        }
-        Call::Close => ask!(replica_close, ()),
-        Call::Snapshot { name, user_created, created, labels } => {
-            ask!(replica_snapshot, ReplicaSnapshotRequest { name, user_created, created, labels })
-        }
-        Call::Revert { disk, created } => {
-            ask!(replica_revert, ReplicaRevertRequest { name: disk, created })
-        }
-        Call::Expand(size) => ask!(replica_expand, ReplicaExpandRequest { size: signed(size)? }),
-        Call::SetRebuilding(rebuilding) => {
-            ask!(rebuilding_set, RebuildingSetRequest { rebuilding })
-        }
-        Call::SetCounter(counter) => {
-            ask!(revision_counter_set, RevisionCounterSetRequest { counter })
-        }
-        Call::SetUnmapMark(enabled) => {
-            let message = UnmapMarkDiskChainRemovedSetRequest { enabled };
-            ask!(unmap_mark_disk_chain_removed_set, message)
-        }
-        Call::SetSnapshotMaxCount(count) => {
-            let count = i32::try_from(count).unwrap_or(i32::MAX);
-            ask!(snapshot_max_count_set, SnapshotMaxCountSetRequest { count })
-        }
-        Call::SetSnapshotMaxSize(size) => {
-            ask!(snapshot_max_size_set, SnapshotMaxSizeSetRequest { size: signed(size)? })
-        }
-        Call::RemoveDisk(name) => ask!(disk_remove, DiskRemoveRequest { name, force: true }),
-    };
     // Some of upstream's replies leave the replica out.
-    replica.map(Option::unwrap_or_default).map_err(failed)
+    make_call!(call, ask).map(Option::unwrap_or_default).map_err(failed)
+}
+
+/// The same of a replica in this process: as its server does it, without what is in between.
+async fn local_call(replica: Arc<Replica>, call: Call) -> Called {
+    let service = ReplicaRpc::direct(replica);
+    macro_rules! ask {
+        ($method:ident, $message:expr) => {
+            service.$method(Request::new($message)).await.map(|reply| reply.into_inner().replica)
+        };
+    }
+    make_call!(call, ask).map(Option::unwrap_or_default).map_err(failed)
 }
 
 fn agent(volume: &str, target: &Target) -> Result<SyncAgentServiceClient<Calls>, CallError> {
