@@ -52,6 +52,8 @@ pub(super) struct Flight {
     /// Most bytes that a replica said it freed.
     pub freed: u32,
     pub begun: Duration,
+    /// When replicas were asked last.
+    pub asked: Duration,
     /// What replicas said that failed.
     pub errors: Vec<(Slot, String)>,
 }
@@ -75,6 +77,7 @@ impl Flight {
             claim: None,
             freed: 0,
             begun: Duration::ZERO,
+            asked: Duration::ZERO,
             errors: Vec::new(),
         }
     }
@@ -122,6 +125,23 @@ impl Flights {
     #[inline]
     pub fn get_mut(&mut self, place: u32) -> Option<&mut Flight> {
         self.all.get_mut(place as usize)
+    }
+
+    #[inline]
+    pub fn get(&self, place: u32) -> Option<&Flight> {
+        self.all.get(place as usize)
+    }
+
+    /// The sequence number that the request in a place goes under.
+    #[inline]
+    pub fn current(&self, place: u32) -> u32 {
+        self.get(place).map_or(0, |flight| flight.uses << PLACE_BITS | place)
+    }
+
+    /// All that are in flight, with their sequence numbers.
+    pub fn present(&self) -> impl Iterator<Item = (u32, &Flight)> {
+        let all = self.all.iter().zip(0..).filter(|(flight, _)| flight.stage != Stage::Free);
+        all.map(|(flight, place)| (flight.uses << PLACE_BITS | place, flight))
     }
 
     /// The places of requests that wait for a replica.

@@ -3,6 +3,7 @@
 mod turns;
 
 use super::flight::{Flight, Flights, Stage};
+use super::journal::Journal;
 use super::link::{Ask, Link};
 use super::local::{Asker, Locals};
 use super::reactor::Message;
@@ -59,6 +60,7 @@ pub(super) struct Lane {
     pub(super) locals: Locals,
     pub(super) seats: [Option<Seat>; REPLICAS_MAX],
     pub(super) flights: Flights,
+    pub(super) journal: Journal,
     waiting: VecDeque<Waiting>,
     /// For the handler to answer.
     pub(super) ended: Vec<Ended>,
@@ -91,6 +93,7 @@ impl Lane {
             locals: Locals::new(remote),
             seats: [const { None }; REPLICAS_MAX],
             flights: Flights::new(depth),
+            journal: Journal::new(shared.options.reactors),
             waiting: VecDeque::with_capacity(depth),
             ended: Vec::with_capacity(depth),
             holds: 0,
@@ -128,7 +131,8 @@ impl Lane {
             }
         };
         if let Some(seat) = self.seats.get_mut(slot.index()) {
-            *seat = Some(Seat::new(replica, way, self.now));
+            let target = self.journal.target(&replica.name);
+            *seat = Some(Seat::new(replica, way, self.now, target));
         }
         // Their input begins with nothing, which arms the first reception.
         let numbers: Vec<u32> = match self.seats.get(slot.index()) {
@@ -296,9 +300,9 @@ impl Lane {
     /// Asks a replica for what a request reads.
     pub(super) fn ask_read(&mut self, io: &mut Io, place: u32, slot: Slot) {
         let sequence = self.flights.sequence(place);
-        let Some((offset, length)) = self.flights.get_mut(place).map(|flight| flight.range) else {
-            return;
-        };
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        flight.asked = self.now;
+        let (offset, length) = flight.range;
         match self.ask(io, slot, Ask { kind: Type::Read, offset, length }, sequence, None) {
             Asked::Sent => {}
             Asked::Null => {
@@ -404,7 +408,7 @@ impl Lane {
             }
         }
         let Some(flight) = self.flights.get_mut(place) else { return };
-        flight.stage = stage;
+        (flight.stage, flight.asked) = (stage, self.now);
         flight.sent = flight.sent.or(asked);
         flight.fan_out = Some(fan_out);
         if let Some(slot) = gone {

@@ -17,6 +17,7 @@
 
 mod dial;
 mod flight;
+mod journal;
 mod lane;
 mod link;
 mod local;
@@ -29,6 +30,7 @@ mod stats;
 pub use crate::controller::rules::{Mode, ReplicaId};
 pub use dial::BackendAddress;
 pub use flight::FLIGHTS_MAX;
+pub use journal::{JournalEnd, JournalEntry, JournalKind};
 pub use local::LocalReplica;
 pub use shared::Events;
 pub use stats::{PathKind, PathStats, ReplicaStats};
@@ -44,11 +46,13 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 /// Most reactors.
 const REACTORS_MAX: usize = 64;
+/// How long reactors have to show their journals.
+const JOURNAL_PATIENCE: Duration = Duration::from_secs(5);
 /// Most frontends at once.
 const FRONTS_MAX: usize = 16;
 
@@ -254,6 +258,23 @@ impl Path {
         };
         stats.replicas = self.shared.replicas().iter().map(describe).collect();
         stats
+    }
+
+    /// The last requests to replicas since this was asked for last, oldest first, and those that they
+    /// have not answered; `limit` of those that have ended, if it is not 0 or less. A reactor that does
+    /// not answer is left out.
+    #[must_use]
+    pub fn journal(&self, limit: i64) -> Vec<JournalEntry> {
+        let (sender, receiver) = mpsc::channel();
+        self.shared.tell(|_| Message::Journal(sender.clone()));
+        drop(sender);
+        let until = Instant::now() + JOURNAL_PATIENCE;
+        let mut all = Vec::new();
+        while let Ok(part) = receiver.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            all.extend(part);
+        }
+        journal::newest(all, limit)
     }
 
     /// Attaches a frontend: `make` is called for each reactor, with its number, and what it returns is

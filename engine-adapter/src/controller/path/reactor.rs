@@ -1,5 +1,6 @@
 //! A reactor of a path: passes what happens to whom it concerns, by the bits of its tag.
 
+use super::journal::JournalEntry;
 use super::lane::{Ended, LINK_TAG, Lane};
 use super::local::Asker;
 use super::seat::Access;
@@ -13,6 +14,7 @@ use dbs_server::ublk::Queue;
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// Bits of a tag below those that say whose it is.
@@ -46,6 +48,8 @@ pub(super) enum Message {
     Release,
     /// Blocks were given back.
     Retry,
+    /// Somebody wants to see the journal.
+    Journal(Sender<Vec<JournalEntry>>),
     /// A frontend begins.
     Attach { number: usize, make: Make },
     /// Something for a frontend.
@@ -185,6 +189,8 @@ impl Handler for Reactor {
             Message::Hold { latch } => self.lane.hold(latch),
             Message::Release => self.lane.release(),
             Message::Retry => self.lane.retry = true,
+            // Whoever asked may have given up.
+            Message::Journal(to) => drop(to.send(self.lane.take_journal())),
             Message::Attach { number, make } => self.attach(io, number, make),
             Message::Front { number, message } => {
                 self.front(number, |front, way| front.message(io, way, message));

@@ -67,6 +67,8 @@ impl Lane {
         if seat.pinged == Some(reply.sequence) {
             seat.pinged = None;
             seat.ping_due = now + PING_INTERVAL;
+            let (target, asked) = (seat.target, seat.ping_asked);
+            self.note_ping(target, asked, reply);
             if reply.kind == Some(Type::Error) {
                 self.shared.fault(slot, &text(payload));
             }
@@ -79,6 +81,7 @@ impl Lane {
             return;
         };
         let (stage, length) = (flight.stage, flight.range.1);
+        self.note(place, slot, reply.kind == Some(Type::Response));
         if let Some(seat) = self.seated(slot, serial) {
             seat.silence.answered(now);
         }
@@ -252,7 +255,9 @@ impl Lane {
             else {
                 continue;
             };
-            match flight.stage {
+            let stage = flight.stage;
+            self.note(place, slot, false);
+            match stage {
                 Stage::Free => {}
                 Stage::Read | Stage::Edge(_) => self.read_failed(io, place, why),
                 Stage::Change | Stage::Durable => self.failed_for_good(io, place, slot, why),

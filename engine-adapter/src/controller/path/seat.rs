@@ -37,14 +37,26 @@ pub(super) struct Seat {
     pub lost: bool,
     /// Number of the ping that was sent and not answered.
     pub pinged: Option<u32>,
+    /// When it was sent.
+    pub ping_asked: Duration,
     /// When the next one is due.
     pub ping_due: Duration,
+    /// The number of its name in the journal.
+    pub target: u16,
 }
 
 impl Seat {
-    pub fn new(replica: Arc<Replica>, way: Way, now: Duration) -> Self {
-        let silence = Silence::default();
-        Self { replica, way, silence, lost: false, pinged: None, ping_due: now + PING_INTERVAL }
+    pub fn new(replica: Arc<Replica>, way: Way, now: Duration, target: u16) -> Self {
+        Self {
+            replica,
+            way,
+            silence: Silence::default(),
+            lost: false,
+            pinged: None,
+            ping_asked: now,
+            ping_due: now + PING_INTERVAL,
+            target,
+        }
     }
 
     /// The connection to use in this turn, by the number of the turn.

@@ -108,6 +108,7 @@ impl Lane {
             let used = self.shared.modes.of(seat.replica.slot).is_some();
             if used && self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
                 let sequence = self.flights.ping();
+                seat.ping_asked = self.now;
                 let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
                 if let Some(link) = seat.link(self.turns) {
                     seat.pinged = Some(sequence);
