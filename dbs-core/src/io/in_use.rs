@@ -65,23 +65,23 @@ pub fn in_use(path: &Path) -> Result<Option<String>> {
 
 /// Number of a block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Device {
+pub(super) struct Device {
     major: u64,
     minor: u64,
 }
 
 impl Device {
-    fn of(number: u64) -> Self {
+    pub(super) fn of(number: u64) -> Self {
         Self { major: major(number), minor: minor(number) }
     }
 
     /// From `major:minor` in decimal.
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.trim().split_once(':')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
     }
 
-    fn sysfs(self) -> PathBuf {
+    pub(super) fn sysfs(self) -> PathBuf {
         PathBuf::from(format!("/sys/dev/block/{}:{}", self.major, self.minor))
     }
 }
@@ -121,15 +121,15 @@ fn loop_device(path: &Path) -> Option<String> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    device: Device,
-    point: String,
+pub(super) struct Mount {
+    pub device: Device,
+    pub point: String,
     source: String,
 }
 
 /// The lines of a mountinfo table: id, parent, device, root, mount point, options, any number of
 /// tags, a dash, type, source, options of the file system.
-fn parse_mounts(table: &str) -> impl Iterator<Item = Mount> {
+pub(super) fn parse_mounts(table: &str) -> impl Iterator<Item = Mount> {
     table.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(2);
         let device = Device::parse(fields.next()?)?;

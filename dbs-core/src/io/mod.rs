@@ -5,6 +5,7 @@ pub mod buffer;
 pub mod conformance;
 pub mod env;
 pub mod file;
+pub mod freeze;
 mod in_use;
 mod lock;
 pub mod open;

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// From `linux/stat.h` (Linux 6.1); the libc crate does not have it for every target.
 const STATX_DIOALIGN: libc::c_uint = 0x2000;
@@ -26,6 +26,8 @@ mod ioctls {
     nix::ioctl_read_bad!(blk_logical_size, request_code_none!(0x12, 104), libc::c_int);
     nix::ioctl_read_bad!(blk_physical_size, request_code_none!(0x12, 123), libc::c_uint);
     nix::ioctl_write_ptr_bad!(blk_discard, request_code_none!(0x12, 119), [u64; 2]);
+    nix::ioctl_readwrite!(freeze, b'X', 119, libc::c_int);
+    nix::ioctl_readwrite!(thaw, b'X', 120, libc::c_int);
 }
 
 /// Logical and physical block size of a block device in bytes.
@@ -43,6 +45,22 @@ pub(super) fn block_sizes(device: &File) -> io::Result<(u32, u32)> {
             Err(io::Error::other(format!("the device reports a logical block of {logical} bytes")))
         }
     }
+}
+
+/// Freezes the file system that a file is on, once all it holds in memory is written.
+pub(super) fn freeze(file: BorrowedFd<'_>) -> io::Result<()> {
+    let mut unused = 0;
+    // SAFETY: the descriptor is open for the whole call; FIFREEZE looks at no argument.
+    unsafe { ioctls::freeze(file.as_raw_fd(), &raw mut unused) }?;
+    Ok(())
+}
+
+/// Lets a frozen file system write again.
+pub(super) fn thaw(file: BorrowedFd<'_>) -> io::Result<()> {
+    let mut unused = 0;
+    // SAFETY: the descriptor is open for the whole call; FITHAW looks at no argument.
+    unsafe { ioctls::thaw(file.as_raw_fd(), &raw mut unused) }?;
+    Ok(())
 }
 
 /// Discards a range of a block device, in bytes, aligned to its logical block.

@@ -6,7 +6,6 @@ use crate::controller::volume::{Controller, VolumeInfo};
 use crate::proto::controller::{Metrics, ReplicaMode, Volume};
 use crate::proto::ptypes::SyncFileInfo;
 use dbs_core::{Error, Result};
-use dbs_server::log;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -79,11 +78,7 @@ impl Control for Engine {
         labels: HashMap<String, String>,
         freeze_filesystem: bool,
     ) -> Result<String> {
-        if freeze_filesystem {
-            // As upstream's, which freezes what is mounted from its own block devices alone.
-            log::warn("not-frozen", &[("snapshot", &name), ("frontend", &"no block device")]);
-        }
-        self.controller.snapshot(name, labels)
+        self.controller.snapshot_frozen(name, labels, freeze_filesystem)
     }
 
     fn revert(&self, snapshot: &str) -> Result<()> {

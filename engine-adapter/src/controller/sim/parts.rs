@@ -219,4 +219,8 @@ impl Host for Sim {
         self.run_for(time);
         Ok(())
     }
+
+    fn freeze(&self, _: &str) -> Result<Option<Box<dyn Held>>> {
+        Ok(None)
+    }
 }

@@ -1,15 +1,24 @@
 //! The machine a controller really runs on.
 
-use super::Host;
+use super::{Held, Host};
 use dbs_core::{Error, Result};
 use dbs_server::log;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::fmt;
-use std::sync::mpsc;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// How long a `sync` may take; one that hangs on another volume does not keep this one from anything.
 const SYNC_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long freezing may take: what is in memory is to be written.
+const FREEZE_LIMIT: Duration = Duration::from_secs(20);
+/// How long file systems stay frozen at most; a snapshot takes less, or has gone wrong.
+const FREEZE_MAX: Duration = Duration::from_secs(30);
+/// How long thawing is waited for.
+const THAW_LIMIT: Duration = Duration::from_secs(5);
 
 /// Clock, randomness and file systems of this machine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,6 +57,66 @@ impl Host for Machine {
         spawned.map_err(|error| Error::io(error, "starting a thread"))?;
         wait.recv_timeout(SYNC_LIMIT)
             .map_err(|_| Error::busy(format!("sync took longer than {SYNC_LIMIT:?}")))
+    }
+
+    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Held>>> {
+        if !std::fs::metadata(device).is_ok_and(|at| at.file_type().is_block_device()) {
+            return Ok(None);
+        }
+        freeze(device)
+    }
+}
+
+/// File systems that a thread of their own keeps frozen, and thaws in any case.
+struct Freeze {
+    /// Dropped to have them thawed.
+    end: Option<mpsc::Sender<()>>,
+    thawed: mpsc::Receiver<()>,
+}
+
+impl Held for Freeze {}
+
+impl Drop for Freeze {
+    fn drop(&mut self) {
+        self.end = None;
+        // Its end comes as the end of the channel.
+        let _ = self.thawed.recv_timeout(THAW_LIMIT);
+    }
+}
+
+/// Freezes what is on a device on a thread that thaws it when it is told to, when whoever should tell is
+/// gone, and when it has been frozen for too long: writing what a file system has in memory may take as
+/// long as it likes, and whoever waits for this may be hung up on that very file system.
+fn freeze(device: &str) -> Result<Option<Box<dyn Held>>> {
+    let (said, frozen) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let (thaw, thawed) = mpsc::channel::<()>();
+    let path = Path::new(device).to_owned();
+    let keep = move || {
+        let _thaw = thaw;
+        let (all, outcome) = match dbs_core::io::freeze::freeze(&path) {
+            Ok(all) => {
+                let some = !all.is_empty();
+                (all, Ok(some))
+            }
+            Err(error) => (Vec::new(), Err(error)),
+        };
+        if said.send(outcome).is_ok()
+            && ended.recv_timeout(FREEZE_MAX) == Err(RecvTimeoutError::Timeout)
+        {
+            drop(all);
+            let seconds = FREEZE_MAX.as_secs();
+            log::warn("thawed", &[("device", &path.display()), ("seconds", &seconds)]);
+        }
+    };
+    let thread = std::thread::Builder::new().name("controller-freeze".to_owned());
+    thread.spawn(keep).map_err(|error| Error::io(error, "starting a thread"))?;
+    match frozen.recv_timeout(FREEZE_LIMIT) {
+        Ok(Ok(true)) => Ok(Some(Box::new(Freeze { end: Some(end), thawed }))),
+        Ok(Ok(false)) => Ok(None),
+        Ok(Err(error)) => Err(error),
+        // Once they are frozen, they are thawed at once: nobody listens any more.
+        Err(_) => Err(Error::busy(format!("freezing takes longer than {FREEZE_LIMIT:?}"))),
     }
 }
 

@@ -238,4 +238,10 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// It is not known to have happened.
     fn sync(&self) -> Result<()>;
+    /// Freezes the file systems on a block device until what this returns is dropped, or for some
+    /// seconds at most. `None` if there are none.
+    ///
+    /// # Errors
+    /// They cannot be frozen, or not soon; they are not frozen then.
+    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Held>>>;
 }

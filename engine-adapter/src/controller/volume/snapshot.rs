@@ -1,6 +1,6 @@
 //! Snapshots of all replicas at one moment, and the way back to one.
 
-use super::{Call, Called, Controller, Member, modes};
+use super::{Call, Called, Controller, Held, Member, modes};
 use crate::controller::rules::limits::{self, Usage};
 use crate::controller::rules::sabotage::{Bug, is};
 use crate::controller::rules::snapshot::{self, Decision, Said};
@@ -15,12 +15,26 @@ use std::collections::HashMap;
 impl Controller {
     /// Takes a snapshot of all replicas, between the same two writes on each; an empty name stands for
     /// a new one. Answers with the name. With `sync_before_snapshot` this machine's file systems are
-    /// written out before, while I/O goes on. (Upstream can freeze the file system on its block device
-    /// instead.)
+    /// written out before, while I/O goes on.
     ///
     /// # Errors
     /// A limit is reached, the name is taken, all replicas are full, none is left.
     pub fn snapshot(&self, name: &str, labels: HashMap<String, String>) -> Result<String> {
+        self.snapshot_frozen(name, labels, false)
+    }
+
+    /// The same; with `freeze`, the file systems on the frontend's block device are frozen meanwhile, so
+    /// that nothing of what they had written is missing, nor half there. Where that cannot be, the
+    /// snapshot is what it is without, as upstream's, and the log says so.
+    ///
+    /// # Errors
+    /// As [`Controller::snapshot`].
+    pub fn snapshot_frozen(
+        &self,
+        name: &str,
+        labels: HashMap<String, String>,
+        freeze: bool,
+    ) -> Result<String> {
         let name = match name {
             "" => self.parts.host.unique_name(),
             name => name.to_owned(),
@@ -35,12 +49,32 @@ impl Controller {
         self.check_snapshot(&name)?;
         let created = self.now();
         let call = Call::Snapshot { name: name.clone(), user_created: true, created, labels };
+        // While I/O goes on: what they have in memory is written by it. It thaws last.
+        let _frozen = if freeze { self.freeze(&name) } else { None };
         let hold = (!is(Bug::SnapshotWithoutHold)).then(|| self.parts.path.hold());
         let members = self.active();
         let answers = self.call_each(&members, &call, self.patience());
         let outcome = self.settle_snapshot(&members, &answers);
         drop(hold);
         outcome.map(|()| name)
+    }
+
+    /// Freezes what is on the frontend's block device, if there is one.
+    fn freeze(&self, snapshot: &str) -> Option<Box<dyn Held>> {
+        let frontend = self.state().frontend.clone();
+        let endpoint = frontend.map_or_else(String::new, |frontend| frontend.endpoint());
+        match self.parts.host.freeze(&endpoint) {
+            Ok(Some(frozen)) => Some(frozen),
+            Ok(None) => {
+                let why = "no file system on a block device of this volume is mounted";
+                self.log(false, "not-frozen", &[("snapshot", &snapshot), ("why", &why)]);
+                None
+            }
+            Err(error) => {
+                self.log(false, "not-frozen", &[("snapshot", &snapshot), ("why", &error)]);
+                None
+            }
+        }
     }
 
     /// Whether one more snapshot, of this name, may be taken.
