@@ -14,7 +14,7 @@ pub const TEXT_SIZE: &str = "67108864";
 const BLOCKS: u64 = 500;
 
 /// The first of some ports in a row that are free now.
-fn free_ports() -> u16 {
+pub fn free_ports() -> u16 {
     loop {
         let first = 20_000 + fastrand::u16(0..10_000);
         let all = (first..first + PORTS).map(|port| TcpListener::bind(("127.0.0.1", port)));
@@ -34,7 +34,7 @@ pub fn replica(place: &Place, name: &str) -> (Process, String) {
     (place.start(name, &more), format!("tcp://{listen}"))
 }
 
-fn controller(place: &Place, replicas: &[&str], more: &[&str]) -> Process {
+pub fn controller(place: &Place, replicas: &[&str], more: &[&str]) -> Process {
     controller_with(place, "socket", replicas, more)
 }
 
@@ -70,20 +70,20 @@ pub fn run(controller: &Process, args: &[&str]) -> String {
     text(&output.stdout)
 }
 
-fn write(client: &DataClient, version: u64) {
+pub fn write(client: &DataClient, version: u64) {
     for number in 0..BLOCKS {
         client.write(number * BLOCK as u64, &block(number, version)).unwrap();
     }
 }
 
-fn check(client: &DataClient, version: u64) {
+pub fn check(client: &DataClient, version: u64) {
     for number in 0..BLOCKS {
         let content = client.read(number * BLOCK as u64, BLOCK as u32).unwrap();
         assert_eq!(version_of(&content, number), Some(version), "block {number}");
     }
 }
 
-fn modes(controller: &Process) -> Vec<String> {
+pub fn modes(controller: &Process) -> Vec<String> {
     let listed = run(controller, &["ls-replica"]);
     let mode = |line: &str| line.split_whitespace().nth(1).map(str::to_owned);
     listed.lines().skip(1).filter_map(mode).collect()

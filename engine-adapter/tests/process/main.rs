@@ -9,6 +9,7 @@ mod frontends;
 mod handover;
 mod life;
 mod limits;
+mod local;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
 const REPLICA: [&str; 3] = ["--volume-name", "vol", "replica"];

@@ -87,6 +87,7 @@ impl Place {
 pub struct Process {
     child: Child,
     log: Arc<Log>,
+    output: Arc<Mutex<Vec<String>>>,
 }
 
 #[derive(Default)]
@@ -114,7 +115,20 @@ impl Process {
             kept.lines.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
             kept.more.notify_all();
         });
-        Self { child, log }
+        let (stdout, output) = (child.stdout.take().unwrap(), Arc::<Mutex<Vec<String>>>::default());
+        let kept = Arc::clone(&output);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let Ok(line) = line else { break };
+                kept.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+            }
+        });
+        Self { child, log, output }
+    }
+
+    /// What it has printed on its standard output so far.
+    pub fn output(&self) -> Vec<String> {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn pid(&self) -> u32 {
