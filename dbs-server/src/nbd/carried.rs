@@ -35,7 +35,6 @@ impl Carried {
     }
 
     /// Makes its part on one reactor, with the bits that the tags of its operations have.
-    #[must_use]
     pub fn front(&self) -> impl FnOnce(u64) -> Box<dyn Front> + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move |tags| {

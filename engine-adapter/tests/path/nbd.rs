@@ -54,7 +54,8 @@ fn what_clients_write_is_on_all_replicas() {
     assert_eq!((one.size(), one.read_only()), (SIZE, false));
     let mut image = pattern(1, SIZE as usize);
     one.write_at(0, &image, false).unwrap();
-    for (seed, (at, length)) in [(512, 512), (4095 * 512, 1024), (0, 4096)].into_iter().enumerate() {
+    for (seed, (at, length)) in [(512, 512), (4095 * 512, 1024), (0, 4096)].into_iter().enumerate()
+    {
         let data = pattern(seed as u64 + 2, length);
         two.write_at(at as u64, &data, seed % 2 == 0).unwrap();
         image[at..at + length].copy_from_slice(&data);

@@ -38,12 +38,7 @@ pub fn controller(place: &Place, replicas: &[&str], more: &[&str]) -> Process {
     controller_with(place, "socket", replicas, more)
 }
 
-pub fn controller_with(
-    place: &Place,
-    frontend: &str,
-    replicas: &[&str],
-    more: &[&str],
-) -> Process {
+pub fn controller_with(place: &Place, frontend: &str, replicas: &[&str], more: &[&str]) -> Process {
     let mut command = place.program();
     command.args(["controller", "vol", "--frontend", frontend, "--disableRevCounter"]);
     command.args(["--size", TEXT_SIZE, "--current-size", TEXT_SIZE, "--listen", "127.0.0.1:0"]);

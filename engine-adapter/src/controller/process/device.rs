@@ -131,19 +131,14 @@ impl Frontend for DeviceVolume {
         }
         let frontend = match self.left_behind(offer)? {
             // Where that fails the device waits on: nothing was done to the volume.
-            Some(record) => {
-                self.take_over(&record, offer).inspect_err(|_| self.ledger.leave())?
-            }
+            Some(record) => self.take_over(&record, offer).inspect_err(|_| self.ledger.leave())?,
             None => self.make(offer)?,
         };
         match self.make_node(&frontend, &offer.volume) {
             Ok(node) => {
                 let (volume, device) = (offer.volume.clone(), frontend.device());
-                let fields: [(&str, &dyn std::fmt::Display); 3] = [
-                    ("volume", &volume),
-                    ("device", &device.display()),
-                    ("node", &node.display()),
-                ];
+                let fields: [(&str, &dyn std::fmt::Display); 3] =
+                    [("volume", &volume), ("device", &device.display()), ("node", &node.display())];
                 log::info("attached", &fields);
                 *running = Some(Running { frontend, volume, node });
                 Ok(())
@@ -174,7 +169,7 @@ impl Frontend for DeviceVolume {
 impl DeviceVolume {
     /// A new device.
     fn make(&self, offer: &Offer) -> Result<UblkFrontend> {
-        let mark = u64::from_ne_bytes(unique()?);
+        let mark = u64::from_le_bytes(unique()?);
         let added = |info: &DeviceInfo| {
             // From here on the next controller finds it, should this one die.
             self.ledger.begin(mark)?;
