@@ -139,6 +139,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_no_block_device_has_nothing_to_freeze() {
+        for endpoint in ["", "/dev/null", "/dev/longhorn/none", "/"] {
+            assert!(Machine.freeze(endpoint).unwrap().is_none(), "{endpoint}");
+        }
+        // There is one, but the guard's thread says what is wrong with it, and is gone.
+        let error = freeze("/dev/null").err().unwrap();
+        assert!(error.to_string().contains("no block device"), "{error}");
+    }
+
+    #[test]
     fn names_are_uuids_and_differ() {
         assert_eq!(uuid([0xff; 16]), "ffffffff-ffff-4fff-bfff-ffffffffffff");
         let (a, b) = (Machine.unique_name(), Machine.unique_name());
