@@ -4,6 +4,11 @@
 //! each request, until it is told that something has changed. [`Gate::set`] tells it, and waits
 //! until every reactor has let go of what was before: its requests have ended, its handles of the
 //! volume and of the store's file are closed.
+//!
+//! **Sessions.** From one close to the next is a session. A connection belongs to the one it was
+//! accepted in, and ends when the replica is open in a later one: what a controller that is gone had
+//! sent may still lie in a socket, or be on its way, when the next controller opens the replica, and
+//! must not be carried out for that one. Controllers connect before they open, so an open ends none.
 
 use super::stats::{Counters, DataStats};
 use dbs_core::{Error, Store, Volume};
@@ -301,6 +306,8 @@ pub struct Gate {
 struct State {
     /// Grows with each change.
     generation: u64,
+    /// Grows with each close.
+    session: u64,
     access: Access,
     next_watcher: u64,
     watchers: Vec<Watcher>,
@@ -322,6 +329,7 @@ impl Gate {
     pub fn new(access: Access) -> Arc<Self> {
         let state = State {
             generation: 0,
+            session: 0,
             access,
             next_watcher: 0,
             watchers: Vec::new(),
@@ -352,6 +360,10 @@ impl Gate {
         state.generation += 1;
         let generation = state.generation;
         let former = std::mem::replace(&mut state.access, access);
+        let closed = matches!(state.access, Access::Refused { .. });
+        if closed && !matches!(former, Access::Refused { .. }) {
+            state.session += 1;
+        }
         let notify: Vec<_> = state.watchers.iter().map(|w| Arc::clone(&w.notify)).collect();
         drop(state);
         // It may hold the last handle of a store.
@@ -360,6 +372,19 @@ impl Gate {
         let held = |state: &mut State| state.watchers.iter().any(|w| w.released < generation);
         let waited = self.released.wait_timeout_while(self.state(), timeout, held);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Whether nothing of what was before the last change is in use: what [`Gate::set`] said of it,
+    /// or has become so since.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let state = self.state();
+        state.watchers.iter().all(|watcher| watcher.released >= state.generation)
+    }
+
+    /// The session that a connection accepted now belongs to.
+    pub(crate) fn session(&self) -> u64 {
+        self.state().session
     }
 
     /// What has been done through this gate, since it was made.
@@ -413,12 +438,20 @@ pub(crate) struct Watch {
     pub counters: Arc<Counters>,
 }
 
+/// What a watcher sees.
+pub(crate) struct View {
+    /// What [`Watch::release`] is to be called with once nothing older is held.
+    pub generation: u64,
+    /// Connections of earlier sessions end when the replica is open.
+    pub session: u64,
+    pub access: Access,
+}
+
 impl Watch {
-    /// What holds now, and its generation, which [`Watch::release`] is to be called with once
-    /// nothing older is held.
-    pub fn look(&self) -> (u64, Access) {
-        let state = self.gate.state();
-        (state.generation, state.access.clone())
+    /// What holds now.
+    pub fn look(&self) -> View {
+        let State { generation, session, access, .. } = &*self.gate.state();
+        View { generation: *generation, session: *session, access: access.clone() }
     }
 
     /// Nothing older than this generation is held by this watcher; with `None`, nothing at all.
@@ -445,91 +478,4 @@ impl Drop for Watch {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::AtomicUsize;
-    use std::thread;
-
-    #[derive(Default)]
-    struct Events {
-        changes: AtomicUsize,
-        commits: AtomicUsize,
-        fail: AtomicBool,
-    }
-
-    impl ActiveEvents for Events {
-        fn first_change(&self) {
-            self.changes.fetch_add(1, Ordering::SeqCst);
-        }
-        fn unmap(&self, _: u64, _: u64) -> Result<u64, Error> {
-            Ok(0)
-        }
-        fn commit(&self) -> Result<(), Error> {
-            self.commits.fetch_add(1, Ordering::SeqCst);
-            if self.fail.load(Ordering::SeqCst) { Err(Error::invalid("no")) } else { Ok(()) }
-        }
-        fn healthy(&self) -> Result<(), String> {
-            Ok(())
-        }
-    }
-
-    fn active(events: &Arc<Events>) -> Arc<Active> {
-        let events: Arc<dyn ActiveEvents> = events.clone();
-        Arc::new(Active::new(Target::Null { size: 1 << 20 }, events).with_commit_bytes(8192))
-    }
-
-    #[test]
-    fn set_waits_for_watchers_to_let_go() {
-        let gate = Gate::new(Access::Open(active(&Arc::default())));
-        let told = Arc::new(AtomicUsize::new(0));
-        let count = told.clone();
-        let watch = gate.watch(Arc::new(move || {
-            count.fetch_add(1, Ordering::SeqCst);
-        }));
-        let (before, held) = watch.look();
-        assert!(matches!(held, Access::Open(_)));
-        assert!(!gate.set_within(Access::not_open("closed"), Duration::from_millis(5)), "held");
-        assert_eq!(told.load(Ordering::SeqCst), 1);
-        let (generation, access) = watch.look();
-        assert!(generation > before && matches!(access, Access::Refused { .. }));
-
-        let setter = gate.clone();
-        let setting = thread::spawn(move || setter.set(Access::not_open("error")));
-        while told.load(Ordering::SeqCst) < 2 {
-            thread::yield_now();
-        }
-        watch.release(Some(generation));
-        assert!(!setting.is_finished(), "what came with the former change is still held");
-        watch.release(None);
-        assert!(setting.join().unwrap());
-    }
-
-    #[test]
-    fn who_is_gone_holds_nothing() {
-        let gate = Gate::new(Access::not_open("closed"));
-        let watch = gate.watch(Arc::new(|| {}));
-        drop(watch);
-        assert!(gate.set(Access::not_open("error")));
-    }
-
-    #[test]
-    fn the_first_change_is_told_once_and_commits_when_due() {
-        let events = Arc::<Events>::default();
-        let active = active(&events);
-        assert!(!active.is_changed());
-        (0..3).for_each(|_| active.change());
-        assert!(active.is_changed());
-        assert_eq!(events.changes.load(Ordering::SeqCst), 1);
-
-        assert!(!active.is_due() && !active.wrote(8192), "not yet");
-        assert!(active.wrote(1));
-        assert!(!active.wrote(1 << 20) && !active.is_due(), "one at a time");
-        events.fail.store(true, Ordering::SeqCst);
-        active.commit_in_background().unwrap_err();
-        assert!(active.is_due(), "a failed one is due again");
-        events.fail.store(false, Ordering::SeqCst);
-        active.commit_in_background().unwrap();
-        assert!(!active.is_due());
-        assert_eq!(events.commits.load(Ordering::SeqCst), 2);
-    }
-}
+mod tests;

@@ -117,8 +117,12 @@ impl<T: Send + 'static> Runner<T> {
             }
             result => result,
         };
-        for Parked { whose, request, payload } in parked {
+        let now = self.open_session(io, number);
+        for Parked { whose, request, payload, session } in parked {
             match &result {
+                Ok(()) if now.is_some_and(|now| session < now) => {
+                    self.refuse(number, whose, request, "the replica was closed since");
+                }
                 Ok(()) => self.start(io, number, request, payload, whose),
                 Err(text) => self.refuse(number, whose, request, text),
             }

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 /// What other threads tell a reactor.
 pub(super) enum Message {
     /// A connection to a replica.
-    Adopt { service: Arc<Service>, socket: OwnedFd, peer: String },
+    Adopt { service: Arc<Service>, session: u64, socket: OwnedFd, peer: String },
     /// Something about requests; whose each is says the number of its connection.
     Told(Told<u32>),
     /// Commit what has been written.
@@ -57,7 +57,13 @@ impl Reactor {
         Self { shared, peers, runner, serving: BTreeMap::new(), ended: Vec::new() }
     }
 
-    fn adopt(&mut self, io: &mut Io, service: Arc<Service>, socket: OwnedFd, peer: String) {
+    fn adopt(
+        &mut self,
+        io: &mut Io,
+        service: Arc<Service>,
+        socket: OwnedFd,
+        (session, peer): (u64, String),
+    ) {
         let slot = match self.runner.find(service.id) {
             Some(slot) => slot,
             None => {
@@ -74,7 +80,7 @@ impl Reactor {
             stats::add(&counters.connections, 1);
             stats::add(&counters.connected, 1);
         }
-        let number = self.peers.add(io, socket, Connection::new(slot, peer), None);
+        let number = self.peers.add(io, socket, Connection::new(slot, session, peer), None);
         self.input(io, u64::from(number), Event::Begun(&[]));
     }
 
@@ -95,7 +101,8 @@ impl Reactor {
 
     fn start(&mut self, io: &mut Io, number: u32, ready: Ready<Request>) {
         let Ready { request, payload } = ready;
-        let Some(slot) = self.peers.get(number).map(|connection| connection.slot) else { return };
+        let Some(connection) = self.peers.get(number) else { return };
+        let (slot, session) = (connection.slot, connection.session);
         if request.op == Op::Unknown {
             return self.peers.forget(number, &request);
         }
@@ -103,7 +110,29 @@ impl Reactor {
         if request.op == Op::Ping && hello.is_some_and(|hello| !hello.server) {
             return self.reply(number, &request, |batch| request.reply_hello(batch));
         }
+        if self.runner.open_session(io, slot).is_some_and(|open| session < open) {
+            self.peers.forget(number, &request);
+            return self.end_former(io, slot);
+        }
         self.runner.start(io, slot, request, payload.map(Payload::from), number);
+    }
+
+    /// Ends the connections of a replica that are of sessions before the one it is open in: nothing
+    /// that is still to come from them is carried out.
+    fn end_former(&mut self, io: &mut Io, slot: u32) {
+        let Some(session) = self.runner.open_session(io, slot) else { return };
+        let former =
+            |connection: &Connection| connection.slot == slot && connection.session < session;
+        for (number, connection) in self.peers.iter() {
+            if !former(connection) || self.peers.has_ended(number) {
+                continue;
+            }
+            log::warn(
+                "data",
+                &[("client", &connection.peer), ("disconnected", &"the replica was closed since")],
+            );
+        }
+        self.peers.end(io, true, former);
     }
 
     /// Replies to what has ended, and tells who waits for the end of a service.
@@ -159,7 +188,9 @@ impl Handler for Reactor {
 
     fn message(&mut self, io: &mut Io, message: Message) {
         match message {
-            Message::Adopt { service, socket, peer } => self.adopt(io, service, socket, peer),
+            Message::Adopt { service, session, socket, peer } => {
+                self.adopt(io, service, socket, (session, peer));
+            }
             Message::Told(told) => self.runner.told(io, told),
             Message::CommitDue => self.runner.commit_due(),
             Message::Leave { service, at_once } => self.leave(io, &service, at_once),

@@ -14,15 +14,17 @@ const PING_PAYLOAD_MAX_BYTES: u32 = 64;
 pub(crate) struct Connection {
     /// Number of its replica on this reactor.
     pub slot: u32,
+    /// The session of the replica that it was accepted in.
+    pub session: u64,
     /// Who it is, for the log.
     pub peer: String,
     farewell: [u8; HEADER_BYTES],
 }
 
 impl Connection {
-    pub fn new(slot: u32, peer: String) -> Self {
+    pub fn new(slot: u32, session: u64, peer: String) -> Self {
         let farewell = Header::new(Type::Close, 0, 0, 0).encode();
-        Self { slot, peer, farewell }
+        Self { slot, session, peer, farewell }
     }
 }
 

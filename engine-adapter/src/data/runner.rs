@@ -110,6 +110,12 @@ impl<T: Send + 'static> Runner<T> {
         self.slots.get(number).map(|slot| &*slot.watch.counters)
     }
 
+    /// The session that a replica is open in, or asleep; requests of earlier ones are not to be started.
+    pub fn open_session(&mut self, io: &mut Io, number: u32) -> Option<u64> {
+        self.slots.look(io, number)?;
+        self.slots.open_session(number)
+    }
+
     /// Lets go of a replica, now or when its requests have ended: [`Runner::gone`].
     pub fn let_go(&mut self, io: &mut Io, number: u32) {
         self.slots.set_leaving(number);
@@ -162,7 +168,10 @@ impl<T: Send + 'static> Runner<T> {
             Some(Seen::Dormant) if request.op == Op::Ping => {
                 self.ended.push(Ended { whose, request, outcome: Outcome::Done(0) });
             }
-            Some(Seen::Dormant) => self.park(slot, Parked { whose, request, payload }),
+            Some(Seen::Dormant) => {
+                let session = self.slots.open_session(slot).unwrap_or_default();
+                self.park(slot, Parked { whose, request, payload, session });
+            }
             None => self.refuse(slot, whose, request, "the replica is not served any more"),
         }
     }

@@ -75,13 +75,15 @@ impl Shared {
             let max = self.options.max_connections;
             return log::warn("data", &[("refused", &peer), ("connections", &max)]);
         }
+        // Not when its reactor takes it: the replica may have been closed by then.
+        let session = service.gate.session();
         // Fails only if the peer is gone already, which its reactor finds out.
         let _ = socket.tune();
         let reactors = self.reactors.get().map_or(&[][..], Vec::as_slice);
         let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
         if let Some(reactor) = reactors.get(turn % reactors.len().max(1)) {
             let service = Arc::clone(service);
-            reactor.send(Message::Adopt { service, socket: socket.into(), peer });
+            reactor.send(Message::Adopt { service, session, socket: socket.into(), peer });
         }
     }
 

@@ -1,7 +1,7 @@
 //! One replica, as one reactor sees it: what holds for its requests now, and what held before and is
 //! still in use.
 
-use super::gate::{Access, Active, Durability, Gate, Target, Watch};
+use super::gate::{Access, Active, Durability, Gate, Target, View, Watch};
 use super::request::Request;
 use super::runner::Ticket;
 use dbs_reactor::{Io, Payload, Slab};
@@ -21,6 +21,8 @@ pub(super) struct Slot<T> {
     seen: Option<Seen>,
     /// Of which generation that is.
     generation: u64,
+    /// And of which session.
+    session: u64,
     /// How many of those opened are of before and still in use.
     draining: usize,
     /// Requests that wait for the replica to wake up.
@@ -35,6 +37,8 @@ pub(super) struct Parked<T> {
     pub whose: T,
     pub request: Request,
     pub payload: Option<Payload>,
+    /// The session of the replica that it began to wait in.
+    pub session: u64,
 }
 
 /// What holds for requests.
@@ -90,6 +94,7 @@ impl<T> Slots<T> {
             watch,
             seen: None,
             generation: 0,
+            session: 0,
             draining: 0,
             parked: Vec::new(),
             waking: false,
@@ -132,8 +137,8 @@ impl<T> Slots<T> {
         let Self { slots, opened } = self;
         let slot = slots.get_mut(number)?;
         if slot.seen.is_none() {
-            let (generation, access) = slot.watch.look();
-            slot.generation = generation;
+            let View { generation, session, access } = slot.watch.look();
+            (slot.generation, slot.session) = (generation, session);
             slot.seen = Some(match access {
                 Access::Open(active) => Seen::Open(opened.insert(Opened::new(io, number, active))),
                 Access::Refused { io, ping } => Seen::Refused(Arc::new(Texts { io, ping })),
@@ -141,6 +146,14 @@ impl<T> Slots<T> {
             });
         }
         slot.seen.as_ref()
+    }
+
+    /// The session that a replica is open in, or asleep, as far as this reactor has seen: connections
+    /// of earlier ones are over.
+    pub fn open_session(&self, number: u32) -> Option<u64> {
+        let slot = self.slots.get(number)?;
+        let open = matches!(slot.seen, Some(Seen::Open(_) | Seen::Dormant));
+        open.then_some(slot.session)
     }
 
     /// Something else may hold from now on. It is looked at when it is needed.

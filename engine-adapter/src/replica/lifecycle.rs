@@ -58,6 +58,9 @@ impl Replica {
         if self.is_open() {
             return Err(Error::invalid("replica is already open"));
         }
+        if !self.gate.is_settled() {
+            return Err(Error::busy("requests from before the replica was closed still run"));
+        }
         self.refresh_copy();
         let size = self.facts()?.size();
         if size == 0 {

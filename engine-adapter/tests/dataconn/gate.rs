@@ -8,6 +8,7 @@ use engine_adapter::data::{
     Wake,
 };
 use engine_adapter::wire::{Header, Type};
+use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,12 +21,12 @@ fn refused(text: &str) -> ClientError {
 }
 
 #[test]
-fn a_closed_replica_answers_errors_and_its_connections_stay() {
+fn a_closed_replica_answers_errors_and_its_connections_stay_until_it_is_open_again() {
     for driver in DRIVERS {
         let Some(replica) = Setup::with_driver(driver).start() else { continue };
-        let client = replica.client(2);
-        client.write(0, &[1; 4096]).unwrap();
         for _ in 0..3 {
+            let client = replica.client(2);
+            client.write(0, &[1; 4096]).unwrap();
             assert!(replica.gate.set(Access::not_open("closed")));
             let gone = refused("replica no longer exist");
             assert_eq!(client.read(0, 4096), Err(gone.clone()));
@@ -33,11 +34,40 @@ fn a_closed_replica_answers_errors_and_its_connections_stay() {
             assert_eq!(client.write(0, &[]), Err(gone.clone()));
             assert_eq!(client.unmap(0, 4096), Err(gone));
             assert_eq!(client.ping(), Err(refused("ping failure: replica state closed")));
+            // A controller connects before it opens.
+            let next = replica.client(2);
+            assert_eq!(next.ping(), Err(refused("ping failure: replica state closed")));
             assert!(replica.gate.set(Access::Open(replica.active.clone())));
-            client.ping().unwrap();
-            assert_eq!(client.read(0, 4096).unwrap(), [1; 4096]);
+            next.ping().unwrap();
+            assert_eq!(next.read(0, 4096).unwrap(), [1; 4096]);
+            assert!(matches!(client.read(0, 4096), Err(ClientError::Lost(_))));
         }
-        drop(client);
+        replica.finish();
+    }
+}
+
+/// The controller that wrote is gone, the next one has opened the replica: what the first one sent and
+/// nobody has taken out of its socket yet would destroy what the second one writes.
+#[test]
+fn what_an_earlier_session_sent_is_not_carried_out() {
+    for driver in DRIVERS {
+        let Some(replica) = Setup::with_driver(driver).start() else { continue };
+        let write = Header::with_payload(Type::Write, 1, 0, 4096);
+        let bytes = [write.encode().as_slice(), &[3; 4096]].concat();
+        // Before the close: nothing, half a header, half a payload.
+        for half in [0, 13, 2000] {
+            let mut old = replica.raw();
+            old.ask(write, &[1; 4096]);
+            old.stream.write_all(&bytes[..half]).unwrap();
+            assert!(replica.gate.set(Access::not_open("closed")));
+            let next = replica.client(2);
+            next.ping().unwrap_err();
+            assert!(replica.gate.set(Access::Open(replica.active.clone())));
+            next.write(0, &[2; 4096]).unwrap();
+            old.stream.write_all(&bytes[half..]).unwrap();
+            assert!(old.is_closed(), "{half}");
+            assert_eq!(next.read(0, 4096).unwrap(), [2; 4096], "{half}");
+        }
         replica.finish();
     }
 }
@@ -168,7 +198,7 @@ fn closed_and_opened_again_under_load() {
             for mine in 0..3_u64 {
                 let (address, stop, acknowledged) = (&address, &stop, &acknowledged);
                 scope.spawn(move || {
-                    let client = DataClient::connect(address, 2).unwrap();
+                    let mut client = DataClient::connect(address, 2).unwrap();
                     let mut last = [0; 4];
                     let mut round = 0_u64;
                     while stop.load(Ordering::SeqCst) == 0 {
@@ -183,11 +213,17 @@ fn closed_and_opened_again_under_load() {
                                 }
                                 acknowledged.fetch_add(1, Ordering::SeqCst);
                             }
+                            // It is of an earlier session.
+                            Err(ClientError::Lost(_)) => {
+                                client = DataClient::connect(address, 2).unwrap();
+                                continue;
+                            }
                             Err(error) => assert_eq!(error, refused("replica no longer exist")),
                         }
                         if place == 0 && last[0] == round {
                             match client.read(offset, 4096) {
                                 Ok(data) => assert!(data == pattern(round, 4096)),
+                                Err(ClientError::Lost(_)) => {}
                                 Err(error) => assert_eq!(error, refused("replica no longer exist")),
                             }
                         }

@@ -199,7 +199,7 @@ impl Front for Clients {
             return;
         }
         let Adopted { socket, peer } = *adopted;
-        let number = self.peers.add(io, socket, Connection::new(0, peer), None);
+        let number = self.peers.add(io, socket, Connection::new(0, 0, peer), None);
         self.input(io, carrier, number, Event::Begun(&[]));
     }
 
