@@ -1,4 +1,9 @@
 //! A Longhorn replica on a DBS store, and the controller of a Longhorn volume.
+
+// Unit tests share fake replicas with the tests outside, which know the crate by this name.
+#[cfg(test)]
+extern crate self as engine_adapter;
+
 pub mod agent;
 pub mod cli;
 pub mod control;

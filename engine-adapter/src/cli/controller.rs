@@ -115,6 +115,13 @@ pub struct OurControllerArgs {
     #[arg(long, value_name = "N", default_value_t = 1024)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=FLIGHTS_MAX as i64))]
     pub queue_depth: u32,
+    /// Seconds that a replica may take for a flush
+    #[arg(long, value_name = "SECONDS", default_value_t = timeout::FLUSH_DEFAULT.as_secs())]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub flush_timeout: u64,
+    /// In place of --engine-replica-timeout, and any: for tests
+    #[arg(long, value_name = "MILLISECONDS", hide = true)]
+    pub replica_timeout_ms: Option<u64>,
     /// Read from a replica on this machine while there is one that is complete
     #[arg(long)]
     pub prefer_local: bool,
@@ -184,8 +191,11 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
             Some(sockets::unix_path(control.as_deref(), &args.volume)?)
         }
     };
-    let short_timeout = timeout::short(args.engine_replica_timeout);
     let ours = &args.ours;
+    let short_timeout = match ours.replica_timeout_ms {
+        None => timeout::short(args.engine_replica_timeout),
+        Some(millis) => Duration::from_millis(millis.max(1)),
+    };
     Ok(Process {
         options: Options {
             volume: args.volume.clone(),
@@ -209,6 +219,7 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
             connections_per_replica: usize::from(ours.replica_connections),
             queue_depth: ours.queue_depth as usize,
             short_timeout,
+            flush_timeout: Duration::from_secs(ours.flush_timeout),
             prefer_local: ours.prefer_local,
             ..PathOptions::default()
         },

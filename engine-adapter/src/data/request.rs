@@ -96,6 +96,11 @@ impl Request {
         self.sequence
     }
 
+    /// The offset that its reply repeats, as it was given.
+    pub fn offset(&self) -> i64 {
+        self.offset
+    }
+
     /// Its range if that is one: neither negative nor more than can be answered.
     pub fn range(&self) -> Result<(u64, u64), String> {
         let Ok(offset) = u64::try_from(self.offset) else {

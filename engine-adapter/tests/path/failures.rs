@@ -102,6 +102,59 @@ fn a_replica_that_hangs_is_given_up_and_the_last_one_later() {
     }
 }
 
+/// Others are answered all the time; this one never is.
+#[test]
+fn one_lost_request_gives_its_replica_away() {
+    const LOST: i64 = 7 * 4096;
+    let short = Duration::from_millis(700);
+    let volume = Volume::new(PathOptions { short_timeout: short, ..options(1) });
+    let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &two.address(), Mode::Rw);
+    one.behave(|header| {
+        let lost = is(header, Type::Write) && header.offset == LOST;
+        if lost { Do::Silence } else { Do::Serve }
+    });
+    let (slow, quick) = (volume.client(1), volume.client(1));
+    let begun = Instant::now();
+    let pending = slow.submit(Type::Write, LOST, 4096, &[1; 4096]).unwrap();
+    while volume.mode(1) == Mode::Rw {
+        quick.write(0, &[2; 4096]).unwrap();
+        assert!(begun.elapsed() < 10 * short, "the request is waited for still");
+    }
+    assert!(begun.elapsed() > short.mul_f32(1.8), "it has twice as long as silence");
+    pending.wait().unwrap();
+    assert_eq!(volume.faulted(1), "r/w timeout");
+    assert_eq!((volume.mode(2), volume.faults().len()), (Mode::Rw, 1));
+}
+
+/// All that a disk has taken has to reach it: that may take long, and is no reason to lose a replica.
+#[test]
+fn a_slow_flush_is_not_a_dead_replica_but_has_a_limit() {
+    let short_timeout = Duration::from_millis(400);
+    for (takes_ms, flush_timeout_ms, faulted) in [(1500, 60_000, false), (4000, 800, true)] {
+        let flush_timeout = Duration::from_millis(flush_timeout_ms);
+        let volume = Volume::new(PathOptions { short_timeout, flush_timeout, ..options(1) });
+        let replicas = replicas(2);
+        for (replica, id) in replicas.iter().zip(0..) {
+            volume.add(id, &address(replica), Mode::Rw);
+        }
+        let client = volume.client(1);
+        client.write(0, &[1; 4096]).unwrap();
+        let takes = Duration::from_millis(takes_ms);
+        *replicas[0].events.delay.lock().unwrap() = takes;
+        let begun = Instant::now();
+        client.flush().unwrap();
+        assert_eq!(begun.elapsed() < takes, faulted, "{:?}", begun.elapsed());
+        *replicas[0].events.delay.lock().unwrap() = Duration::ZERO;
+        if faulted {
+            assert_eq!(volume.faulted(0), "flush timeout");
+        }
+        assert_eq!(volume.mode(0), if faulted { Mode::Err } else { Mode::Rw });
+        assert_eq!(volume.mode(1), Mode::Rw);
+    }
+}
+
 #[test]
 fn silence_without_requests_is_none() {
     let volume =
@@ -222,7 +275,22 @@ fn a_volume_that_is_full_everywhere_can_be_read_and_written_later() {
 #[test]
 fn replicas_that_talk_nonsense_are_faulted_and_their_requests_go_elsewhere() {
     type Nonsense = fn(&Header) -> Vec<u8>;
-    let cases: [(Type, Nonsense); 8] = [
+    const fn at(to: &Header, offset: i64) -> Header {
+        Header { offset, ..*to }
+    }
+    let cases: [(Type, Nonsense); 15] = [
+        // Of other places than were asked for, as if the request or the reply had been damaged.
+        (Type::Read, |to| message(Type::Response, &at(to, 0), &[6; 4096])),
+        (Type::Read, |to| message(Type::Error, &at(to, -1), b"who knows")),
+        (Type::Read, |to| {
+            let mut bytes = message(Type::Response, to, &[6; 4096]);
+            bytes[18] ^= 1;
+            bytes
+        }),
+        (Type::Write, |to| done(&at(to, 8192), 4096)),
+        (Type::Write, |to| message(Type::Response, to, &[6; 4096])),
+        (Type::Unmap, |to| done(&at(to, 0), 4096)),
+        (Type::Unmap, |to| message(Type::Response, to, &[6; 4096])),
         (Type::Read, |_| vec![0xee; 64]),
         (Type::Read, |to| message(Type::Response, to, &[1; 100])),
         (Type::Read, |to| done(to, 4096)),
@@ -251,6 +319,7 @@ fn replicas_that_talk_nonsense_are_faulted_and_their_requests_go_elsewhere() {
         for _ in 0..4 {
             client.write(4096, &[9; 4096]).unwrap();
             assert_eq!(client.read(4096, 4096).unwrap(), [9; 4096], "case {index}");
+            client.unmap(65536, 4096).unwrap();
         }
         volume.faulted(2);
         assert_eq!(volume.mode(1), Mode::Rw, "case {index}");

@@ -3,9 +3,13 @@
 //! A sequence number is a place in the array and how often that was used: a reply that comes late
 //! finds its place used for something else, and is ignored. The place behind the last is that of pings.
 
+use super::link::Ask;
+use super::sabotage::{Bug, is};
+use crate::controller::rules::timeout::{Silence, Waits};
 use crate::controller::rules::{FanOut, Read, Slot, Slots, Widened};
+use crate::wire::Type;
 use dbs_reactor::Buf;
-use dbs_server::frontend::Carry;
+use dbs_server::frontend::{Action, Carry};
 use std::time::Duration;
 
 /// Bits of a sequence number that say the place.
@@ -60,7 +64,7 @@ pub(super) struct Flight {
 
 impl Flight {
     fn new() -> Self {
-        let request = Carry { action: dbs_server::frontend::Action::Flush, offset: 0, length: 0 };
+        let request = Carry { action: Action::Flush, offset: 0, length: 0 };
         Self {
             uses: 0,
             stage: Stage::Free,
@@ -79,6 +83,23 @@ impl Flight {
             begun: Duration::ZERO,
             asked: Duration::ZERO,
             errors: Vec::new(),
+        }
+    }
+
+    /// What replicas are being asked, as they were.
+    pub fn ask(&self) -> Ask {
+        let (offset, length) = self.range;
+        match (self.stage, self.request.action) {
+            (Stage::Free | Stage::Read | Stage::Edge(_), _) => {
+                Ask { kind: Type::Read, offset, length }
+            }
+            (Stage::Change, Action::Discard) => Ask { kind: Type::Unmap, offset, length },
+            (Stage::Change, Action::Read | Action::Write { .. }) => {
+                Ask { kind: Type::Write, offset, length }
+            }
+            (Stage::Change, Action::Flush) | (Stage::Durable, _) => {
+                Ask { kind: Type::Flush, offset: 0, length: 0 }
+            }
         }
     }
 
@@ -112,8 +133,16 @@ impl Flights {
         }
     }
 
-    pub fn in_flight(&self) -> usize {
+    fn in_flight(&self) -> usize {
         self.all.len() - self.free.len()
+    }
+
+    /// Whether nothing is in flight but flushes: they may take long, and change nothing.
+    pub fn is_quiet(&self) -> bool {
+        let flushes = |flight: &Flight| {
+            flight.stage == Stage::Free || flight.ask().kind == Type::Flush && !is(Bug::HoldLong)
+        };
+        self.in_flight() == 0 || self.all.iter().all(flushes)
     }
 
     /// Takes a free place.
@@ -150,6 +179,19 @@ impl Flights {
         waiting.map(|(_, place)| place).collect()
     }
 
+    /// What is waited for of a replica that has been silent like this.
+    pub fn waits(&self, slot: Slot, silence: Silence) -> Waits {
+        let mut waits = Waits { silence, ..Waits::default() };
+        for flight in self.all.iter().filter(|flight| flight.waits_for(slot)) {
+            let oldest = match flight.ask().kind {
+                Type::Flush => &mut waits.oldest_flush,
+                _ => &mut waits.oldest,
+            };
+            *oldest = Some(oldest.map_or(flight.asked, |oldest| oldest.min(flight.asked)));
+        }
+        waits
+    }
+
     /// A new sequence number for the request in a place; replies to the last one are ignored from now
     /// on.
     #[inline]
@@ -164,8 +206,8 @@ impl Flights {
     pub fn find(&self, sequence: u32) -> Option<u32> {
         let place = sequence & PLACE_MASK;
         let flight = self.all.get(place as usize)?;
-        let current = flight.stage != Stage::Free && flight.uses << PLACE_BITS | place == sequence;
-        current.then_some(place)
+        let its_use = flight.uses << PLACE_BITS | place == sequence || is(Bug::AnyUse);
+        (flight.stage != Stage::Free && its_use).then_some(place)
     }
 
     /// A place is free again; what its request held must be taken out before.

@@ -7,6 +7,7 @@ use super::journal::Journal;
 use super::link::{Ask, Link};
 use super::local::{Asker, Locals};
 use super::reactor::Message;
+use super::sabotage::{Bug, is};
 use super::seat::{Access, Seat, Way};
 use super::shared::{Latch, Replica, Shared};
 use crate::controller::rules::io::{self as rule, NO_BACKEND, Unmap};
@@ -286,7 +287,10 @@ impl Lane {
 
     /// Reads a range, for the request or for a part of it.
     pub(super) fn begin_read(&mut self, io: &mut Io, place: u32, stage: Stage, range: (u64, u32)) {
-        let modes = self.shared.modes.now();
+        let mut modes = self.shared.modes.now();
+        if is(Bug::ReadFromWo) {
+            modes.rw = modes.written();
+        }
         let preferred = self.shared.preferred(modes.rw);
         let Some(read) = Read::begin(modes, preferred, &mut self.turn) else {
             return self.fail(place, FailureKind::Io, NO_BACKEND);
@@ -353,6 +357,12 @@ impl Lane {
             return self.fail(place, FailureKind::Io, NO_BACKEND);
         };
         let Some(flight) = self.flights.get_mut(place) else { return };
+        if is(Bug::ReleaseEarly)
+            && let Some((offset, length)) = flight.claim.take()
+        {
+            self.shared.claims.release(offset, length);
+            self.retry = true;
+        }
         let payload = flight.payload.take().map(Buf::share);
         let (offset, length) = flight.range;
         self.fan_out(io, place, Stage::Change, fan_out, (Type::Write, offset, length), payload);
@@ -442,7 +452,9 @@ impl Lane {
                 links.tell(link, |batch| ask.append_to(batch, sequence, payload));
             }
         }
-        seat.silence.sent(*now);
+        if ask.kind != Type::Flush || is(Bug::HurryFlush) {
+            seat.silence.sent(*now);
+        }
         Asked::Sent
     }
 }

@@ -1,6 +1,7 @@
 //! One connection to a replica: replies as they come in, and the bytes of requests.
 
 use crate::controller::rules::Slot;
+use crate::data::request::Request;
 use crate::wire::{HEADER_BYTES, Header, Type};
 use dbs_reactor::{Batch, SharedBuf};
 use dbs_server::frontend::{Charge, Protocol};
@@ -35,7 +36,8 @@ impl Protocol for Link {
             _ => 0,
         };
         let skip = header.length - payload;
-        Ok(Some(Reply { sequence: header.sequence, kind, size: header.size, payload, skip }))
+        let Header { sequence, offset, size, .. } = header;
+        Ok(Some(Reply { sequence, kind, offset, size, payload, skip }))
     }
 }
 
@@ -45,6 +47,7 @@ pub(super) struct Reply {
     pub sequence: u32,
     /// Its type, if it is known.
     pub kind: Option<Type>,
+    offset: i64,
     pub size: u32,
     payload: u32,
     skip: u32,
@@ -52,8 +55,40 @@ pub(super) struct Reply {
 
 impl Reply {
     /// That of a replica in this process, with `payload` bytes beside it.
-    pub fn local(sequence: u32, kind: Type, size: u32, payload: u32) -> Self {
-        Self { sequence, kind: Some(kind), size, payload, skip: 0 }
+    pub fn local(request: &Request, kind: Type, size: u32, payload: u32) -> Self {
+        let (sequence, offset) = (request.sequence(), request.offset());
+        Self { sequence, kind: Some(kind), offset, size, payload, skip: 0 }
+    }
+
+    /// Whether it can be the reply to this request, of which it repeats the offset. One that is not
+    /// shows that bytes were lost or damaged on the way, there or back, and who knows what the replica
+    /// was asked then.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self, ask: &Ask) -> Result<(), String> {
+        if u64::try_from(self.offset) != Ok(ask.offset) {
+            let (said, asked) = (self.offset, ask.offset);
+            return Err(format!("a reply about offset {said} to a request at {asked}"));
+        }
+        let Reply { kind, size, payload, .. } = *self;
+        let carries = match ask.kind {
+            Type::Read => ask.length,
+            _ => 0,
+        };
+        match (kind, ask.kind) {
+            (Some(Type::Error | Type::NoSpace), _) | (Some(Type::Eof), Type::Read) => Ok(()),
+            (Some(Type::Response), _) if payload != carries => {
+                Err(format!("{payload} bytes with the reply to a {:?} of {}", ask.kind, ask.length))
+            }
+            // Some bytes may be freed more than once, in several layers.
+            (Some(Type::Response), Type::Unmap) => Ok(()),
+            (Some(Type::Response), _) if size != ask.length => {
+                Err(format!("{size} bytes done of a {:?} of {}", ask.kind, ask.length))
+            }
+            (Some(Type::Response), _) => Ok(()),
+            (kind, _) => Err(format!("a reply of type {kind:?} to a {:?}", ask.kind)),
+        }
     }
 }
 

@@ -166,7 +166,7 @@ impl Lane {
                 Outcome::Failed(text) => (Type::Error, 0, Some(copied(io, text.as_bytes()))),
             };
             let length = payload.as_ref().map_or(0, |data| data.len() as u32);
-            let reply = Reply::local(request.sequence(), kind, size, length);
+            let reply = Reply::local(&request, kind, size, length);
             self.replied(io, (whose.slot, whose.serial), &reply, payload);
         }
         self.locals.ended = ended;

@@ -23,6 +23,7 @@ mod link;
 mod local;
 mod reactor;
 mod replies;
+mod sabotage;
 mod seat;
 mod shared;
 mod stats;
@@ -68,12 +69,17 @@ pub struct PathOptions {
     /// Requests in flight on each reactor, at most [`FLIGHTS_MAX`]; more wait.
     pub queue_depth: usize,
     /// Silence after which a replica with requests in flight is given up, if it is not the last one;
-    /// that has twice as long.
+    /// that has twice as long, and so has a single request while others are answered.
     pub short_timeout: Duration,
+    /// What a replica may take for a flush.
+    pub flush_timeout: Duration,
     /// Time for connecting to a replica, and for its first answer.
     pub connect_timeout: Duration,
     /// Reads from a replica on this machine while there is one that is complete.
     pub prefer_local: bool,
+    /// A mistake to make.
+    #[cfg(test)]
+    pub(crate) bug: Option<sabotage::Bug>,
 }
 
 impl Default for PathOptions {
@@ -84,8 +90,11 @@ impl Default for PathOptions {
             connections_per_replica: 2,
             queue_depth: 1024,
             short_timeout: timeout::DEFAULT,
+            flush_timeout: timeout::FLUSH_DEFAULT,
             connect_timeout: Duration::from_secs(10),
             prefer_local: false,
+            #[cfg(test)]
+            bug: None,
         }
     }
 }
@@ -217,8 +226,8 @@ impl Path {
         self.shared.unregister(&replica);
     }
 
-    /// Holds all I/O: new requests wait. Returns when none is in flight, which a replica that hangs
-    /// delays until its timeout; waits for another [`Hold`] to end before.
+    /// Holds all I/O: new requests wait. Returns when none but flushes is in flight, which a replica
+    /// that hangs delays until its timeout; waits for another [`Hold`] to end before.
     #[must_use]
     pub fn hold(&self) -> Hold {
         let (held, changed) = &*self.held;
@@ -246,7 +255,8 @@ impl Path {
     /// What it has done.
     #[must_use]
     pub fn stats(&self) -> PathStats {
-        let mut stats = PathStats::default();
+        let faults = self.shared.faults.load(Ordering::Relaxed);
+        let mut stats = PathStats { faults, ..PathStats::default() };
         self.shared.counters.iter().for_each(|counters| stats.add(counters));
         let describe = |replica: &Arc<Replica>| ReplicaStats {
             id: replica.id,

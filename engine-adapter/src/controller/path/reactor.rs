@@ -96,6 +96,8 @@ impl Carrier for Way<'_> {
 
 impl Reactor {
     pub fn new(shared: Arc<Shared>, index: usize, remote: Remote<Message>) -> Self {
+        #[cfg(test)]
+        super::sabotage::set(shared.options.bug);
         Self {
             lane: Lane::new(shared, index, remote),
             fronts: Vec::new(),

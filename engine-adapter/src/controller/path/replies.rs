@@ -2,7 +2,8 @@
 
 use super::flight::Stage;
 use super::lane::Lane;
-use super::link::Reply;
+use super::link::{Ask, Reply};
+use super::sabotage::{Bug, is};
 use super::seat::{Seat, Way};
 use super::shared::{Latch, Replica};
 use crate::controller::rules::io::NO_BACKEND;
@@ -69,10 +70,12 @@ impl Lane {
             seat.ping_due = now + PING_INTERVAL;
             let (target, asked) = (seat.target, seat.ping_asked);
             self.note_ping(target, asked, reply);
-            if reply.kind == Some(Type::Error) {
-                self.shared.fault(slot, &text(payload));
-            }
-            return;
+            let ping = Ask { kind: Type::Ping, offset: 0, length: 0 };
+            return match (reply.kind, reply.check(&ping)) {
+                (Some(Type::Error), Ok(())) => self.shared.fault(slot, &text(payload)),
+                (_, Ok(())) => {}
+                (_, Err(what)) => self.nonsense(io, slot, serial, &what),
+            };
         }
         // What nobody has asked for is ignored.
         let Some(place) = self.flights.find(reply.sequence) else { return };
@@ -80,57 +83,48 @@ impl Lane {
         else {
             return;
         };
-        let (stage, length) = (flight.stage, flight.range.1);
+        let (stage, ask) = (flight.stage, flight.ask());
         self.note(place, slot, reply.kind == Some(Type::Response));
-        if let Some(seat) = self.seated(slot, serial) {
+        if (ask.kind != Type::Flush || is(Bug::HurryFlush))
+            && let Some(seat) = self.seated(slot, serial)
+        {
             seat.silence.answered(now);
+        }
+        if let Err(what) = reply.check(&ask)
+            && !is(Bug::TrustReplies)
+        {
+            return self.nonsense(io, slot, serial, &what);
         }
         match (stage, reply.kind) {
             (Stage::Free, _) => {}
-            (Stage::Read | Stage::Edge(_), Some(Type::Response)) => match payload {
-                Some(data) if data.len() == length as usize => self.read_ended(io, place, data),
-                other => {
-                    let count = other.map_or(0, |data| data.len());
-                    self.nonsense(slot, &format!("{count} bytes for a read of {length}"));
-                }
-            },
-            (Stage::Read | Stage::Edge(_), Some(Type::Error | Type::NoSpace)) => {
-                self.read_failed(io, place, &text(payload));
+            (Stage::Read | Stage::Edge(_), Some(Type::Response)) => {
+                self.read_ended(io, place, payload.unwrap_or_else(Buf::empty));
             }
             (Stage::Read | Stage::Edge(_), Some(Type::Eof)) => {
                 self.read_failed(io, place, crate::wire::UNEXPECTED_EOF_TEXT);
             }
+            (Stage::Read | Stage::Edge(_), _) => self.read_failed(io, place, &text(payload)),
             (Stage::Change | Stage::Durable, Some(Type::Response)) => {
-                self.done(io, place, slot, reply.size);
-            }
-            (Stage::Change | Stage::Durable, Some(Type::Error)) => {
-                self.failed(io, place, slot, text(payload));
+                if ask.kind == Type::Unmap
+                    && let Some(flight) = self.flights.get_mut(place)
+                {
+                    flight.freed = flight.freed.max(reply.size.min(ask.length));
+                }
+                self.answered(io, place, slot, Answer::Done);
             }
             (Stage::Change | Stage::Durable, Some(Type::NoSpace)) => {
                 self.failed(io, place, slot, NO_SPACE_TEXT.to_owned());
             }
-            (_, kind) => self.nonsense(slot, &format!("a reply of type {kind:?}")),
+            (Stage::Change | Stage::Durable, _) => self.failed(io, place, slot, text(payload)),
         }
     }
 
-    /// A replica that says what cannot be is not believed any more. Its requests are given up when
-    /// that is told.
-    fn nonsense(&self, slot: Slot, what: &str) {
-        self.shared.fault(slot, &format!("the replica does not keep to the protocol: {what}"));
-    }
-
-    /// A replica has a change.
-    fn done(&mut self, io: &mut Io, place: u32, slot: Slot, size: u32) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let length = flight.range.1;
-        match (flight.stage, flight.request.action) {
-            (Stage::Change, Action::Write { .. }) if size != length => {
-                return self.nonsense(slot, &format!("{size} bytes written of {length}"));
-            }
-            (Stage::Change, Action::Discard) => flight.freed = flight.freed.max(size.min(length)),
-            _ => {}
-        }
-        self.answered(io, place, slot, Answer::Done);
+    /// A replica that says what cannot be is not believed any more, nor is the rest of what has come
+    /// from it.
+    fn nonsense(&mut self, io: &mut Io, slot: Slot, serial: u64, what: &str) {
+        let why = format!("the replica does not keep to the protocol: {what}");
+        self.shared.fault(slot, &why);
+        self.lose(io, slot, serial, &why);
     }
 
     /// A replica does not have a change.
@@ -158,6 +152,8 @@ impl Lane {
         let Some(fan_out) = flight.fan_out.take() else { return };
         let outcome = if fan_out.is_clean() {
             Decided::Done
+        } else if is(Bug::AcknowledgeFirst) {
+            fan_out.decide(self.shared.modes.now()).outcome
         } else {
             self.shared.decide(&fan_out, &flight.errors).outcome
         };
@@ -218,7 +214,8 @@ impl Lane {
         let Some(flight) = self.flights.get_mut(place) else { return };
         let Some(mut read) = flight.read else { return };
         flight.errors.push((read.current(), text.to_owned()));
-        let next = read.retry(modes);
+        let again = is(Bug::RetrySame) && flight.errors.len() == 1;
+        let next = if again { Some(read.current()) } else { read.retry(modes) };
         flight.read = Some(read);
         match next {
             Some(slot) => {
@@ -250,6 +247,9 @@ impl Lane {
             self.locals.let_go(io, number);
         }
         self.links.end(io, true, |link| link.serial == serial);
+        if is(Bug::KeepWaiting) {
+            return;
+        }
         for place in self.flights.waiting_for(slot) {
             let Some(flight) = self.flights.get_mut(place).filter(|flight| flight.waits_for(slot))
             else {

@@ -3,7 +3,7 @@
 use super::PathOptions;
 use super::reactor::Message;
 use super::stats::Counters;
-use crate::controller::rules::timeout::{Silence, TEXT};
+use crate::controller::rules::timeout::{Limits, Waits};
 use crate::controller::rules::{
     Claims, FanOut, Mode, REPLICAS_MAX, ReplicaId, SharedModes, Slot, Slots, Verdict,
 };
@@ -90,6 +90,8 @@ pub(super) struct Shared {
     pub modes: SharedModes,
     pub claims: Claims,
     pub counters: Vec<Counters>,
+    /// Replicas that were made `ERR` here.
+    pub faults: AtomicU64,
     /// Slots of replicas that are told to flush.
     flushing: AtomicU64,
     /// Slots of replicas that are preferred for reading.
@@ -116,6 +118,7 @@ impl Shared {
             modes: SharedModes::default(),
             claims: Claims::default(),
             counters: (0..options.reactors).map(|_| Counters::default()).collect(),
+            faults: AtomicU64::new(0),
             flushing: AtomicU64::new(0),
             preferred: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
@@ -258,21 +261,27 @@ impl Shared {
         }
     }
 
-    /// Makes a replica `ERR` that has been silent for too long; the last one may be silent for longer.
-    pub fn expire(&self, slot: Slot, silence: &Silence, now: Duration) {
+    /// How long replicas may take.
+    pub fn limits(&self) -> Limits {
+        Limits { short: self.options.short_timeout, flush: self.options.flush_timeout }
+    }
+
+    /// Makes a replica `ERR` that takes too long; the last one may take longer.
+    pub fn expire(&self, slot: Slot, waits: &Waits, now: Duration) {
         let deciding = lock(&self.deciding);
         let alone = self.modes.now().written().without(Slots::of(slot)).is_empty();
-        let expired = silence.expired(now, self.options.short_timeout, alone);
-        let new = expired && self.make_err(slot);
+        let expired = self.limits().exceeded(waits, now, alone);
+        let new = expired.filter(|_| self.make_err(slot));
         drop(deciding);
-        if new {
-            self.tell_fault(slot, TEXT);
+        if let Some(why) = new {
+            self.tell_fault(slot, why);
         }
     }
 
     /// Tells everybody who has to know that a replica has become `ERR`.
     fn tell_fault(&self, slot: Slot, why: &str) {
         let Some(replica) = self.at(slot) else { return };
+        self.faults.fetch_add(1, Ordering::Relaxed);
         log::error("path", &[("replica", &replica.name), ("mode", &"ERR"), ("error", &why)]);
         replica.why.get_or_init(|| why.to_owned());
         self.events.faulted(replica.id, why);

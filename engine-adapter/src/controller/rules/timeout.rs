@@ -1,8 +1,13 @@
-//! When a replica that does not answer is given up.
+//! When a replica that does not answer is given up. It has
 //!
-//! What counts is silence: the time since the replica's last answer to a read, write or discard, or
-//! since the first of those in flight was sent to an idle replica. Pings do not count, they have no
-//! timeout. The last replica gets twice as long.
+//! - *silence*: the time since its last answer to a read, write or discard, or since the first of those
+//!   in flight was sent to an idle replica. Pings do not count, they have no timeout;
+//! - *the oldest request*: of a replica that answers others, one may be lost, and would be waited for
+//!   for ever. It may take twice as long, which a queue of requests on a slow disk may need;
+//! - *the oldest flush*: a limit of its own. All that a disk has taken is to be made durable, which may
+//!   take far longer than a request, and is no sign of trouble. Flushes are no silence either.
+//!
+//! The last replica gets twice as long for silence and requests: there is nobody to go on with.
 
 use std::time::Duration;
 
@@ -10,10 +15,14 @@ use std::time::Duration;
 const ALLOWED: std::ops::RangeInclusive<u64> = 8..=30;
 /// Used where another number is asked for.
 pub const DEFAULT: Duration = Duration::from_secs(8);
+/// What a flush may take.
+pub const FLUSH_DEFAULT: Duration = Duration::from_secs(60);
 /// From a ping's answer to the next ping.
 pub const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// How requests fail that waited too long.
 pub const TEXT: &str = "r/w timeout";
+/// How a flush fails that took too long.
+pub const FLUSH_TEXT: &str = "flush timeout";
 
 /// The short timeout for a number of seconds that was asked for.
 #[must_use]
@@ -30,7 +39,42 @@ pub const fn long(short: Duration) -> Duration {
     short.saturating_mul(2)
 }
 
-/// Since when a replica is silent.
+/// How long a replica may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The short timeout.
+    pub short: Duration,
+    /// For a flush.
+    pub flush: Duration,
+}
+
+/// What is waited for of a replica.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Waits {
+    /// Since when it is silent.
+    pub silence: Silence,
+    /// When the oldest read, write or discard was sent that it has not answered.
+    pub oldest: Option<Duration>,
+    /// When the oldest flush was.
+    pub oldest_flush: Option<Duration>,
+}
+
+impl Limits {
+    /// Why a replica is to be given up, if it is; `alone` if no other replica is connected.
+    #[must_use]
+    pub fn exceeded(&self, waits: &Waits, now: Duration, alone: bool) -> Option<&'static str> {
+        let over = |since: Option<Duration>, limit| {
+            since.is_some_and(|since| now.saturating_sub(since) > limit)
+        };
+        let oldest = if alone { long(long(self.short)) } else { long(self.short) };
+        if waits.silence.expired(now, self.short, alone) || over(waits.oldest, oldest) {
+            return Some(TEXT);
+        }
+        over(waits.oldest_flush, self.flush).then_some(FLUSH_TEXT)
+    }
+}
+
+/// Since when a replica is silent: of reads, writes and discards.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silence {
     since: Duration,
@@ -105,6 +149,28 @@ mod tests {
             (5, 1, false, false),
         ] {
             assert_eq!(expired(s(now), s(10), in_flight, s(8), alone), gone, "{now}");
+        }
+    }
+
+    #[test]
+    fn one_request_and_a_flush_have_limits_of_their_own() {
+        let limits = Limits { short: s(8), flush: s(60) };
+        let mut silence = Silence::default();
+        silence.sent(s(99));
+        let quiet = Waits { silence: Silence::default(), ..Waits::default() };
+        let busy = |oldest| Waits { silence, oldest: Some(s(oldest)), oldest_flush: None };
+        let flush = |since| Waits { oldest_flush: Some(s(since)), ..quiet };
+        for (waits, alone, why) in [
+            (quiet, false, None),
+            (busy(84), false, None),
+            (busy(83), false, Some(TEXT)),
+            (busy(68), true, None),
+            (busy(67), true, Some(TEXT)),
+            (flush(40), false, None),
+            (flush(39), false, Some(FLUSH_TEXT)),
+            (flush(39), true, Some(FLUSH_TEXT)),
+        ] {
+            assert_eq!(limits.exceeded(&waits, s(100), alone), why, "{waits:?}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a lane does at the end of a turn, and by the clock.
 
+use super::super::sabotage::{Bug, is};
 use super::super::shared::Latch;
 use super::{Ask, Asker, Lane, Wait, Waiting, Way};
 use crate::controller::rules::REPLICAS_MAX;
@@ -41,7 +42,8 @@ impl Lane {
 
     /// Lets a change that has waited for too long be the next one.
     fn starve(&self, waiting: &mut Waiting) {
-        if waiting.starving || self.now.saturating_sub(waiting.since) < STARVING {
+        if is(Bug::Starve) || waiting.starving || self.now.saturating_sub(waiting.since) < STARVING
+        {
             return;
         }
         let mine = self.index as u64 + 1;
@@ -62,7 +64,7 @@ impl Lane {
             self.shared.block(self.index);
             self.pump(io);
         }
-        if !self.draining.is_empty() && self.flights.in_flight() == 0 {
+        if !self.draining.is_empty() && (self.flights.is_quiet() || is(Bug::HoldEarly)) {
             self.draining.drain(..).for_each(|latch| latch.count_down());
         }
         self.locals.turn();
@@ -90,8 +92,9 @@ impl Lane {
 
     /// Looks at the clock: who has been silent for too long, who is to be pinged.
     pub fn tick(&mut self, io: &mut Io) {
-        let timeout = self.shared.options.short_timeout;
-        let interval = (timeout / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
+        let limits = self.shared.limits();
+        let interval = limits.short.min(limits.flush) / 8;
+        let interval = interval.clamp(Duration::from_millis(5), Duration::from_secs(1));
         self.due = self.now + interval;
         // A request that waits for blocks is looked at again, whatever happened.
         self.retry |= self.blocked;
@@ -101,8 +104,12 @@ impl Lane {
             if seat.lost {
                 continue;
             }
-            if seat.silence.expired(self.now, timeout, false) {
-                self.shared.expire(seat.replica.slot, &seat.silence, self.now);
+            let mut waits = self.flights.waits(seat.replica.slot, seat.silence);
+            if is(Bug::IgnoreOldest) {
+                waits.oldest = None;
+            }
+            if !is(Bug::IgnoreTimeout) && limits.exceeded(&waits, self.now, false).is_some() {
+                self.shared.expire(seat.replica.slot, &waits, self.now);
             }
             // Without a mode it may not be open yet.
             let used = self.shared.modes.of(seat.replica.slot).is_some();

@@ -1,0 +1,300 @@
+//! Each planted mistake is found by the test for it, and nothing is found without one.
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code)]
+#[path = "../../../../tests/path/fake.rs"]
+mod fake;
+
+use super::Bug;
+use crate::controller::frontend::{SocketFrontend, SocketOptions};
+use crate::controller::path::{Events, Mode, Path, PathOptions, ReplicaId};
+use crate::data::DataClient;
+use crate::wire::{Header, Hello, Type};
+use dbs_server::frontend::Listen;
+use fake::{Do, Fake, done, message};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const SIZE: usize = 1 << 20;
+const BLOCK: u32 = 4096;
+/// Silence after which replicas are given up here.
+const SHORT: Duration = Duration::from_millis(250);
+/// What has not happened after this does not happen.
+const DEADLINE: Duration = Duration::from_millis(1200);
+/// What would happen at once has happened after this.
+const MOMENT: Duration = Duration::from_millis(40);
+
+struct Nobody;
+
+impl Events for Nobody {
+    fn faulted(&self, _: ReplicaId, _: &str) {}
+}
+
+struct Volume {
+    path: Arc<Path>,
+    frontend: SocketFrontend,
+    bug: Option<Bug>,
+}
+
+/// Runs a test on a volume over these replicas, the last of which is being rebuilt if it is to be.
+fn on(
+    bug: Option<Bug>,
+    replicas: &[&Fake],
+    depth: usize,
+    test: impl FnOnce(&Volume) -> bool,
+) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let options =
+        PathOptions { bug, queue_depth: depth, short_timeout: SHORT, ..PathOptions::default() };
+    let path = Path::new(options, SIZE as u64, Arc::new(Nobody)).unwrap();
+    for (id, replica) in (1..).zip(replicas) {
+        path.add(id, &format!("r{id}"), &replica.address(), Mode::Rw).unwrap();
+    }
+    let socket = Listen::Unix(dir.path().join("socket"));
+    let frontend = SocketFrontend::start(&path, &SocketOptions::at(socket)).unwrap();
+    let volume = Volume { path, frontend, bug };
+    let right = test(&volume);
+    if volume.bug.is_some() {
+        // Some of its requests may wait for ever.
+        std::mem::forget(volume);
+    }
+    right
+}
+
+impl Volume {
+    fn client(&self) -> DataClient {
+        DataClient::connect(self.frontend.address(), 1).unwrap().with_timeout(DEADLINE)
+    }
+}
+
+fn is(header: &Header, kind: Type) -> bool {
+    header.kind() == Some(kind)
+}
+
+fn replica() -> Fake {
+    Fake::new(SIZE)
+}
+
+/// One that does this with all requests of this type.
+fn that(kind: Type, what: impl Fn(&Header) -> Do + Send + Sync + 'static) -> Fake {
+    Fake::with(SIZE, move |header| if is(header, kind) { what(header) } else { Do::Serve })
+}
+
+fn data(byte: u8) -> impl Fn(&Header) -> Do + Send + Sync {
+    move |header| Do::Bytes(message(Type::Response, header, &vec![byte; header.size as usize]))
+}
+
+fn who_missed_a_write_is_out_when_it_is_acknowledged(bug: Option<Bug>) -> bool {
+    let (good, bad) = (replica(), that(Type::Write, |_| Do::Fail("no")));
+    on(bug, &[&good, &bad], 64, |volume| {
+        volume.client().write(0, &[1; 4096]).is_ok() && volume.path.mode(2) == Some(Mode::Err)
+    })
+}
+
+fn a_late_reply_is_nobodys(bug: Option<Bug>) -> bool {
+    let last = Mutex::new(None::<Header>);
+    let late = that(Type::Read, move |header| {
+        let before = last.lock().unwrap().replace(*header);
+        let mut bytes = before.map_or(Vec::new(), |to| message(Type::Response, &to, &[5; 4096]));
+        bytes.extend(message(Type::Response, header, &[4; 4096]));
+        Do::Bytes(bytes)
+    });
+    on(bug, &[&late], 1, |volume| {
+        let client = volume.client();
+        (0..3).all(|_| client.read(0, BLOCK) == Ok(vec![4; 4096]))
+    })
+}
+
+fn a_reply_is_about_what_was_asked(bug: Option<Bug>) -> bool {
+    let good = replica();
+    let bad = that(Type::Read, |to| {
+        Do::Bytes(message(Type::Response, &Header { offset: 8192, ..*to }, &[6; 4096]))
+    });
+    on(bug, &[&good, &bad], 64, |volume| {
+        let client = volume.client();
+        (0..2).all(|_| client.read(4096, BLOCK) == Ok(vec![0; 4096]))
+            && volume.path.mode(2) == Some(Mode::Err)
+    })
+}
+
+fn nothing_is_read_from_one_being_rebuilt(bug: Option<Bug>) -> bool {
+    let (complete, rebuilt) = (replica(), that(Type::Read, data(6)));
+    on(bug, &[&complete], 64, |volume| {
+        volume.path.add(2, "r2", &rebuilt.address(), Mode::Wo).unwrap();
+        let client = volume.client();
+        (0..4).all(|_| client.read(0, BLOCK) == Ok(vec![0; 4096]))
+    })
+}
+
+fn changes_of_one_block_go_one_by_one(bug: Option<Bug>) -> bool {
+    let slow = that(Type::Write, |_| Do::AtGate);
+    on(bug, &[&slow], 64, |volume| {
+        let client = volume.client();
+        let write = |byte: u8| client.submit(Type::Write, 0, BLOCK, &[byte; 4096]).unwrap();
+        let pending = [write(1), write(2)];
+        thread::sleep(MOMENT);
+        let alone = slow.seen(Type::Write).len() == 1;
+        slow.open_gate();
+        pending.into_iter().all(|pending| pending.wait().is_ok()) && alone
+    })
+}
+
+fn a_hold_begins_when_nothing_is_in_flight(bug: Option<Bug>) -> bool {
+    let slow = that(Type::Write, |_| Do::AtGate);
+    on(bug, &[&slow], 64, |volume| {
+        let pending = volume.client().submit(Type::Write, 0, BLOCK, &[1; 4096]).unwrap();
+        let begun = Instant::now();
+        while slow.seen(Type::Write).is_empty() && begun.elapsed() < DEADLINE {
+            thread::yield_now();
+        }
+        thread::scope(|scope| {
+            let holding = scope.spawn(|| drop(volume.path.hold()));
+            thread::sleep(MOMENT);
+            let early = holding.is_finished();
+            slow.open_gate();
+            holding.join().unwrap();
+            drop(pending);
+            !early
+        })
+    })
+}
+
+fn a_failed_read_goes_elsewhere(bug: Option<Bug>) -> bool {
+    let (bad, good) = (that(Type::Read, |_| Do::Fail("bad sector")), replica());
+    on(bug, &[&bad, &good], 64, |volume| {
+        let client = volume.client();
+        (0..4).all(|_| client.read(0, BLOCK).is_ok()) && bad.seen(Type::Read).len() == 1
+    })
+}
+
+fn silence_ends(bug: Option<Bug>) -> bool {
+    let (silent, good) = (that(Type::Write, |_| Do::Silence), replica());
+    on(bug, &[&silent, &good], 64, |volume| volume.client().write(0, &[1; 4096]).is_ok())
+}
+
+fn a_lost_request_is_noticed(bug: Option<Bug>) -> bool {
+    let (good, ended) = (replica(), AtomicBool::new(false));
+    let lossy =
+        that(Type::Write, |header| if header.offset == 0 { Do::Silence } else { Do::Serve });
+    on(bug, &[&lossy, &good], 64, |volume| {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let client = volume.client();
+                while !ended.load(Ordering::SeqCst) {
+                    client.write(8192, &[2; 4096]).unwrap();
+                }
+            });
+            let noticed = volume.client().write(0, &[1; 4096]).is_ok();
+            ended.store(true, Ordering::SeqCst);
+            noticed
+        })
+    })
+}
+
+/// One that knows flushes, which take so long.
+fn flushing(takes: Duration) -> Fake {
+    Fake::with(SIZE, move |header| match header.kind() {
+        Some(Type::Ping) if header.length > 0 => {
+            Do::Bytes(message(Type::Response, header, &Hello::of_server().encode()))
+        }
+        Some(Type::Flush) => {
+            thread::sleep(takes);
+            Do::Bytes(done(header, 0))
+        }
+        _ => Do::Serve,
+    })
+}
+
+fn a_hold_does_not_wait_for_a_flush(bug: Option<Bug>) -> bool {
+    let slow = flushing(SHORT * 3);
+    on(bug, &[&slow], 64, |volume| {
+        thread::scope(|scope| {
+            let (client, begun) = (volume.client(), Instant::now());
+            let flush = scope.spawn(move || client.flush().is_ok());
+            thread::sleep(MOMENT);
+            drop(volume.path.hold());
+            let held = begun.elapsed();
+            flush.join().unwrap() && held < SHORT * 2
+        })
+    })
+}
+
+fn a_slow_flush_is_no_fault(bug: Option<Bug>) -> bool {
+    let (slow, quick) = (flushing(SHORT * 3), flushing(Duration::ZERO));
+    on(bug, &[&slow, &quick], 64, |volume| {
+        volume.client().flush().is_ok() && volume.path.mode(1) == Some(Mode::Rw)
+    })
+}
+
+fn what_waits_for_one_that_is_gone_goes_on(bug: Option<Bug>) -> bool {
+    let (gone, good) = (that(Type::Write, |_| Do::Close), replica());
+    on(bug, &[&gone, &good], 64, |volume| volume.client().write(0, &[1; 4096]).is_ok())
+}
+
+/// It needs all blocks; others change one after the other of them, so that some are always claimed.
+fn a_large_change_has_its_turn(bug: Option<Bug>) -> bool {
+    const STREAMS: u64 = 8;
+    let slow = that(Type::Write, |_| {
+        thread::sleep(Duration::from_millis(3));
+        Do::Serve
+    });
+    let ended = AtomicBool::new(false);
+    on(bug, &[&slow], 64, |volume| {
+        thread::scope(|scope| {
+            for stream in 0..STREAMS {
+                let (client, ended) = (volume.client(), &ended);
+                scope.spawn(move || {
+                    while !ended.load(Ordering::SeqCst) {
+                        client.write(stream * u64::from(BLOCK), &[1; 4096]).unwrap();
+                    }
+                });
+            }
+            thread::sleep(MOMENT);
+            let large = volume.client().write(0, &[2; STREAMS as usize * BLOCK as usize]);
+            ended.store(true, Ordering::SeqCst);
+            large.is_ok()
+        })
+    })
+}
+
+type Check = fn(Option<Bug>) -> bool;
+
+const CHECKS: [(Bug, Check); 13] = [
+    (Bug::AcknowledgeFirst, who_missed_a_write_is_out_when_it_is_acknowledged),
+    (Bug::AnyUse, a_late_reply_is_nobodys),
+    (Bug::TrustReplies, a_reply_is_about_what_was_asked),
+    (Bug::ReadFromWo, nothing_is_read_from_one_being_rebuilt),
+    (Bug::ReleaseEarly, changes_of_one_block_go_one_by_one),
+    (Bug::HoldEarly, a_hold_begins_when_nothing_is_in_flight),
+    (Bug::HoldLong, a_hold_does_not_wait_for_a_flush),
+    (Bug::RetrySame, a_failed_read_goes_elsewhere),
+    (Bug::IgnoreTimeout, silence_ends),
+    (Bug::IgnoreOldest, a_lost_request_is_noticed),
+    (Bug::HurryFlush, a_slow_flush_is_no_fault),
+    (Bug::KeepWaiting, what_waits_for_one_that_is_gone_goes_on),
+    (Bug::Starve, a_large_change_has_its_turn),
+];
+
+/// Those of the tests that found something.
+fn found(planted: bool) -> Vec<Bug> {
+    thread::scope(|scope| {
+        let running: Vec<_> = CHECKS
+            .map(|(bug, check)| (bug, scope.spawn(move || check(planted.then_some(bug)))))
+            .into_iter()
+            .collect();
+        let ended = running.into_iter().map(|(bug, check)| (bug, check.join().unwrap()));
+        ended.filter(|(_, right)| !right).map(|(bug, _)| bug).collect()
+    })
+}
+
+#[test]
+fn every_planted_mistake_is_found() {
+    assert_eq!(found(true), CHECKS.map(|(bug, _)| bug));
+}
+
+#[test]
+fn nothing_is_found_without_a_mistake() {
+    assert_eq!(found(false), []);
+}
