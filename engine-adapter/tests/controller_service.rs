@@ -154,7 +154,15 @@ impl Control for Fake {
     }
 
     fn counters(&self) -> Counters {
-        Counters { reads: 5, write_bytes: 4096, write_ns: 1_500_000_000, ..Counters::default() }
+        Counters {
+            reads: 5,
+            write_bytes: 4096,
+            write_ns: 1_500_000_000,
+            write_errors: 3,
+            retries: 2,
+            faults: 1,
+            ..Counters::default()
+        }
     }
 }
 
@@ -405,6 +413,9 @@ fn metrics_name_the_volume_and_its_replicas() {
         "dbs_volume_requests_total{volume=\"vol\",type=\"read\"} 5",
         "dbs_volume_bytes_total{volume=\"vol\",type=\"write\"} 4096",
         "dbs_volume_request_seconds_total{volume=\"vol\",type=\"write\"} 1.5",
+        "dbs_volume_request_errors_total{volume=\"vol\",type=\"write\"} 3",
+        "dbs_volume_read_retries_total{volume=\"vol\"} 2",
+        "dbs_volume_replica_faults_total{volume=\"vol\"} 1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in {text}");
     }

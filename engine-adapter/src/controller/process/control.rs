@@ -1,5 +1,6 @@
 //! A controller as its gRPC service has it.
 
+use crate::controller::path::PathKind;
 use crate::controller::rules::Mode;
 use crate::controller::service::{Control, Counters};
 use crate::controller::volume::{Controller, VolumeInfo};
@@ -179,7 +180,12 @@ impl Control for Engine {
 
     fn counters(&self) -> Counters {
         let totals = super::parts::totals(&self.data.path);
+        let stats = self.data.path.stats();
         Counters {
+            read_errors: stats.errors[PathKind::Read as usize],
+            write_errors: stats.errors[PathKind::Write as usize],
+            retries: stats.retries,
+            faults: stats.faults,
             reads: totals.reads,
             read_bytes: totals.read_bytes,
             read_ns: totals.read_ns,

@@ -101,4 +101,12 @@ pub struct Counters {
     pub write_bytes: u64,
     /// Nanoseconds they took, summed.
     pub write_ns: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Writes that failed.
+    pub write_errors: u64,
+    /// Reads that another replica was asked for again.
+    pub retries: u64,
+    /// Replicas that became `ERR` for what the data path saw of them.
+    pub faults: u64,
 }

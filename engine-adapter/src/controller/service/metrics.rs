@@ -52,10 +52,31 @@ fn counters(out: &mut Text, of: &str, counters: &Counters) {
             counters.read_bytes,
             counters.write_bytes,
         ),
+        (
+            "dbs_volume_request_errors_total",
+            "Requests answered with an error, among those answered.",
+            counters.read_errors,
+            counters.write_errors,
+        ),
     ] {
         out.head(name, "counter", help);
         out.line(name, &format!("{of},type=\"read\""), reads);
         out.line(name, &format!("{of},type=\"write\""), writes);
+    }
+    for (name, help, value) in [
+        (
+            "dbs_volume_read_retries_total",
+            "Reads that a replica failed and another was asked for.",
+            counters.retries,
+        ),
+        (
+            "dbs_volume_replica_faults_total",
+            "Replicas that became ERR for what the data path saw of them.",
+            counters.faults,
+        ),
+    ] {
+        out.head(name, "counter", help);
+        out.line(name, of, value);
     }
     let name = "dbs_volume_request_seconds_total";
     out.head(name, "counter", "From the reception of a request to its reply, summed.");
