@@ -39,6 +39,12 @@ impl Place {
         Self { directory }
     }
 
+    /// One in memory, if there is such a file system.
+    pub fn in_memory() -> Self {
+        let Ok(directory) = tempfile::tempdir_in("/dev/shm") else { return Self::new() };
+        Self { directory }
+    }
+
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
