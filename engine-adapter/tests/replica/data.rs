@@ -79,6 +79,9 @@ fn connections_follow_the_state_and_changes_are_counted() {
     bench.close();
     assert_eq!(refusal(client.write(0, &[1])), "replica no longer exist");
     bench.open();
+    // Its connections are of before the close.
+    assert!(matches!(client.read(2 * SIZE - 1, 1), Err(ClientError::Lost(_))));
+    let client = data.client();
     assert_eq!(client.read(2 * SIZE - 1, 1).unwrap(), [1]);
     // The one who leaves counts nothing and holds nothing.
     drop(client);
@@ -98,7 +101,7 @@ fn closing_and_opening_under_load_loses_nothing() {
         let writers: Vec<_> = (0..3_u64)
             .map(|writer| {
                 scope.spawn(move || {
-                    let client = data.client();
+                    let mut client = data.client();
                     let mut last = 0;
                     for round in (1..=u8::MAX).cycle() {
                         if done.load(Ordering::SeqCst) {
@@ -109,6 +112,8 @@ fn closing_and_opening_under_load_loses_nothing() {
                             Err(ClientError::Replica(text)) => {
                                 assert_eq!(text, "replica no longer exist");
                             }
+                            // It was closed since the client came.
+                            Err(ClientError::Lost(_)) => client = data.client(),
                             Err(other) => panic!("{other}"),
                         }
                     }
