@@ -129,8 +129,7 @@ pub fn start(
     Ok(handle)
 }
 
-/// Starts serving on reactors of somebody else, which end after the server: see
-/// [`Carried`](super::Carried).
+/// Starts serving on reactors of somebody else, which end later: see [`Carried`](super::Carried).
 pub(super) fn start_on(
     reactors: Vec<Deliver>,
     shared: &Arc<Shared>,

@@ -79,12 +79,6 @@ impl UblkFrontend {
         block_path(self.device.info().id)
     }
 
-    /// What went wrong with a queue since.
-    #[must_use]
-    pub fn failure(&self) -> Option<String> {
-        self.device.failure()
-    }
-
     /// Tells the device's users that the volume has so many bytes.
     ///
     /// # Errors

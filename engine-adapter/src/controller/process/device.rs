@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long an older controller may take to end when it is asked to. If it had all tags of a queue, the
+/// How long an older controller may take to end. If it had all tags of a queue, the
 /// kernel notices only when a request is 30 s old.
 const PATIENCE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(20);
@@ -121,14 +121,10 @@ impl Frontend for DeviceVolume {
     }
 
     fn is_up(&self) -> bool {
-        lock(&self.running).as_ref().is_some_and(|running| running.frontend.failure().is_none())
+        lock(&self.running).is_some()
     }
 
     fn start(&self, offer: &Offer) -> Result<()> {
-        let mut running = lock(&self.running);
-        if running.is_some() {
-            return Err(Error::busy("its block device has failed; shut the frontend down first"));
-        }
         let frontend = match self.left_behind(offer)? {
             // Where that fails the device waits on: nothing was done to the volume.
             Some(record) => self.take_over(&record, offer).inspect_err(|_| self.ledger.leave())?,
@@ -140,7 +136,7 @@ impl Frontend for DeviceVolume {
                 let fields: [(&str, &dyn std::fmt::Display); 3] =
                     [("volume", &volume), ("device", &device.display()), ("node", &node.display())];
                 log::info("attached", &fields);
-                *running = Some(Running { frontend, volume, node });
+                *lock(&self.running) = Some(Running { frontend, volume, node });
                 Ok(())
             }
             Err(error) => {
@@ -211,13 +207,15 @@ impl DeviceVolume {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
             Err(error) => return Err(explain(error, doing)),
         };
-        if record.is_served() {
-            self.end_older(&mut control, &record, offer)?;
-        } else if state == DeviceState::Dead {
+        if state == DeviceState::Dead {
             // It was not started, or not removed to the end.
             control.delete(record.device).map_err(|e| explain(e, doing))?;
             return Ok(None);
         }
+        if record.is_served() {
+            self.end_older(&record, offer)?;
+        }
+        wait_until_left(&mut control, &record)?;
         match self.ledger.take_over(record.mark, offer.upgrade) {
             Ok(()) => Ok(Some(record)),
             Err(error) if error.kind() != ErrorKind::Busy => Err(error),
@@ -234,12 +232,12 @@ impl DeviceVolume {
     }
 
     /// Has the controller that serves the device end, which leaves the device.
-    fn end_older(&self, control: &mut Control, record: &Record, offer: &Offer) -> Result<()> {
-        let (device, pid) = (block_path(record.device), record.pid);
+    fn end_older(&self, record: &Record, offer: &Offer) -> Result<()> {
+        let pid = record.pid;
         if !offer.upgrade {
+            let (volume, device) = (&offer.volume, block_path(record.device));
             return Err(Error::busy(format!(
-                "process {pid} serves volume {} as {}; --upgrade takes it over",
-                offer.volume,
+                "process {pid} serves volume {volume} as {}; --upgrade takes it over",
                 device.display()
             )));
         }
@@ -247,20 +245,7 @@ impl DeviceVolume {
         self.ledger.check(record.mark, true)?;
         let number = i32::try_from(pid).map_err(|_| Error::invalid(format!("process {pid}")))?;
         kill(Pid::from_raw(number), Signal::SIGHUP)
-            .map_err(|e| Error::io(e.into(), format!("ending process {pid}")))?;
-        let deadline = Instant::now() + PATIENCE;
-        while record.is_served()
-            || control.info(record.device).is_ok_and(|info| info.state == DeviceState::Live)
-        {
-            if Instant::now() >= deadline {
-                return Err(Error::busy(format!(
-                    "process {pid} does not hand {} over",
-                    device.display()
-                )));
-            }
-            thread::sleep(POLL);
-        }
-        Ok(())
+            .map_err(|e| Error::io(e.into(), format!("ending process {pid}")))
     }
 
     fn take_over(&self, record: &Record, offer: &Offer) -> Result<UblkFrontend> {
@@ -318,6 +303,20 @@ impl DeviceVolume {
         // If it stays, it is seen to be of no device.
         let _ = fs::remove_file(self.places.record(volume));
     }
+}
+
+/// Waits until the controller of a device has ended entirely: nothing that it does comes later.
+fn wait_until_left(control: &mut Control, record: &Record) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut live = || control.info(record.device).is_ok_and(|info| info.state == DeviceState::Live);
+    while record.is_served() || live() {
+        if Instant::now() >= deadline {
+            let (device, pid) = (block_path(record.device), record.pid);
+            return Err(Error::busy(format!("process {pid} does not leave {}", device.display())));
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
 }
 
 /// Bytes that no other device has.
