@@ -81,7 +81,7 @@ end_server() {
     server=
 }
 
-# A Longhorn volume `v` of so many bytes, its replicas in $work; process ids by replica, and its controller's.
+# A Longhorn volume `vol` of so many bytes, its replicas in $work; process ids by replica, and its controller's.
 volume_bytes=$((96 << 20))
 declare -A replica=()
 controller=
@@ -91,7 +91,7 @@ controllers=0
 start_replica() {
     local log=$work/replica-$1.log
     : >"$log"
-    longhorn --volume-name v replica "$work/replica-$1" --size "$volume_bytes" --disableRevCounter --listen "127.0.0.1:$2" \
+    longhorn --volume-name vol replica "$work/replica-$1" --size "$volume_bytes" --disableRevCounter --listen "127.0.0.1:$2" \
         --sync-agent-port-count 2 >>"$log" 2>&1 </dev/null &
     replica[$1]=$!
     until_true 30 "replica $1" grep -q event=ready "$log"
@@ -104,12 +104,12 @@ end_replica() {
     unset "replica[$1]"
 }
 
-# start_controller FRONTEND [OPTION...]: of the volume v, returns when it is ready; its log is $controller_log.
+# start_controller FRONTEND [OPTION...]: of the volume vol, returns when it is ready; its log is $controller_log.
 start_controller() {
     controllers=$((controllers + 1))
     controller_log=$work/controller.$controllers.log
     : >"$controller_log"
-    longhorn controller v --frontend "$1" --size "$volume_bytes" --current-size "$volume_bytes" --disableRevCounter \
+    longhorn controller vol --frontend "$1" --size "$volume_bytes" --current-size "$volume_bytes" --disableRevCounter \
         --listen 127.0.0.1:9501 "${@:2}" >>"$controller_log" 2>&1 </dev/null &
     controller=$!
     local end=$((SECONDS + 60))
@@ -127,9 +127,9 @@ end_controller() {
     controller=
 }
 
-# steer COMMAND...: of the volume v.
+# steer COMMAND...: of the volume vol.
 steer() {
-    longhorn --url http://127.0.0.1:9501 --volume-name v "$@" 2>"$work/steer.log"
+    longhorn --url http://127.0.0.1:9501 --volume-name vol "$@" 2>"$work/steer.log"
 }
 
 # attach VOLUME [OPTION...]: sets `device`.

@@ -7,7 +7,7 @@ ports=(--replica tcp://127.0.0.1:10000 --replica tcp://127.0.0.1:10010)
 start_replica a 10000
 start_replica b 10010
 start_controller tgt-blockdev "${ports[@]}" --reactors 2 --frontend-depth 64
-device=/dev/longhorn/v
+device=/dev/longhorn/vol
 [ -b "$device" ] || fail "$device is no block device"
 [ "$(steer info | jq -r '.endpoint + " " + .frontend + " " + .frontendState')" = "$device tgt-blockdev up" ] || fail "its endpoint"
 [ "$(blockdev --getsize64 "$device")" -eq "$volume_bytes" ] || fail "its size"
@@ -23,7 +23,7 @@ cp "$work/data" /mnt/v/data
 sync
 ok "discarded, zeroed, ext4 made and mounted"
 
-verified load --directory=/mnt/v --size=6m --rw=randwrite --bs=4k --direct=1 --ioengine=io_uring --iodepth=16 --loops=3 &
+verified load --directory=/mnt/v --size=4m --rw=randwrite --bs=4k --direct=1 --ioengine=io_uring --iodepth=16 --loops=3 &
 load=$!
 until_true 30 "fio's file" test -s /mnt/v/load.0.0
 sleep 1

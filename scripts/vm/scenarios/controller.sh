@@ -9,7 +9,7 @@ for n in 0 1 2; do
     ports+=(--replica "tcp://127.0.0.1:$((10000 + 10 * n))")
 done
 start_controller tgt-blockdev "${ports[@]}"
-device=/dev/longhorn/v
+device=/dev/longhorn/vol
 # modes: of the replicas, in their order.
 modes() {
     steer ls-replica | awk 'NR > 1 { printf "%s ", $2 }'
