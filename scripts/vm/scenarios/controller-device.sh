@@ -23,7 +23,7 @@ cp "$work/data" /mnt/v/data
 sync
 ok "discarded, zeroed, ext4 made and mounted"
 
-verified load --directory=/mnt/v --size=4m --rw=randwrite --bs=4k --direct=1 --ioengine=io_uring --iodepth=16 --loops=3 &
+verified load --directory=/mnt/v --size=3m --rw=randwrite --bs=4k --direct=1 --ioengine=io_uring --iodepth=16 --loops=2 &
 load=$!
 until_true 30 "fio's file" test -s /mnt/v/load.0.0
 sleep 1

@@ -16,7 +16,7 @@ must_fail longhorn controller vol --frontend tgt-blockdev --size "$volume_bytes"
 kill -0 "$controller" || fail "the controller has ended"
 ok "without --upgrade nothing is taken from a running controller"
 
-verified load --directory=/mnt/v --size=4m --rw=randwrite --bs=4k --direct=1 --ioengine=io_uring --iodepth=16 --loops=3 &
+verified load --directory=/mnt/v --size=3m --rw=randwrite --bs=4k --direct=1 --ioengine=io_uring --iodepth=16 --loops=2 &
 load=$!
 until_true 30 "fio's file" test -s /mnt/v/load.0.0
 # As a manager does: newer processes on the same directories, then the newer controller, then the old ones go.
