@@ -209,8 +209,11 @@ impl Listed {
     }
 }
 
-/// The host of `tcp://HOST:PORT`.
+/// The host of `tcp://HOST:PORT`. A replica in this process has no other ports than its directory.
 fn host(address: &str) -> &str {
+    if address.starts_with(super::LOCAL_PREFIX) {
+        return address;
+    }
     address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 

@@ -47,7 +47,16 @@ pub struct LocalOptions {
 /// The replicas, by their addresses.
 pub(super) struct Locals {
     running: Vec<(String, Running)>,
-    data: HashMap<String, LocalReplica>,
+    data: HashMap<String, Local>,
+}
+
+/// The data side of a replica.
+#[derive(Clone)]
+pub(super) struct Local {
+    pub replica: LocalReplica,
+    /// What it is known by where its address would not do, which is another one after each start:
+    /// `local:DIRECTORY`.
+    pub name: String,
 }
 
 /// One that is to be started.
@@ -68,10 +77,13 @@ impl Locals {
         let started = planned.iter().try_for_each(|planned| {
             let index = locals.running.len();
             let (address, running) = start_one(index, planned, local)?;
-            let data = LocalReplica::new(Arc::clone(running.replica().gate()), WORKERS);
-            let data = data.map_err(|e| Error::io(e, "starting the workers of a replica"))?;
+            let replica = LocalReplica::new(Arc::clone(running.replica().gate()), WORKERS);
+            let replica = replica.map_err(|e| Error::io(e, "starting the workers of a replica"))?;
+            // Now it is there.
+            let dir = planned.dir.canonicalize().unwrap_or_else(|_| planned.dir.clone());
+            let name = format!("{PREFIX}{}", dir.display());
             log::info("local", &[("replica", &planned.dir.display()), ("address", &address)]);
-            locals.data.insert(address.clone(), data);
+            locals.data.insert(address.clone(), Local { replica, name });
             locals.running.push((address, running));
             Ok(())
         });
@@ -90,7 +102,7 @@ impl Locals {
     }
 
     /// Their data sides.
-    pub fn data(&self) -> HashMap<String, LocalReplica> {
+    pub fn data(&self) -> HashMap<String, Local> {
         self.data.clone()
     }
 

@@ -2,9 +2,10 @@
 
 use super::device::{DeviceVolume, Places, is_device};
 use super::ledger::Ledger;
+use super::local::Local;
 use crate::agent::remote::Address;
 use crate::controller::frontend::{NbdFrontend, SocketFrontend, SocketOptions, UblkOptions};
-use crate::controller::path::{self, BackendAddress, Hold, LocalReplica, Path, PathKind};
+use crate::controller::path::{self, BackendAddress, Hold, Path, PathKind};
 use crate::controller::rules::{Mode, ReplicaId};
 use crate::controller::volume::{
     DataPath, Events, Frontend, Frontends, Held, Offer, Relay, Totals,
@@ -47,7 +48,7 @@ pub(super) struct Data {
     pub unix: Option<PathBuf>,
     pub ledger: Arc<Ledger>,
     /// Those of this process.
-    pub locals: HashMap<String, LocalReplica>,
+    pub locals: HashMap<String, Local>,
 }
 
 impl Held for Hold {}
@@ -55,8 +56,10 @@ impl Held for Hold {}
 impl DataPath for Data {
     fn connect(&self, replica: ReplicaId, address: &str) -> io::Result<()> {
         if let Some(local) = self.locals.get(address) {
-            self.ledger.name(replica, address);
-            return self.path.connect(replica, address, &BackendAddress::Local(local.clone()));
+            // Its ports are others each time.
+            self.ledger.name(replica, &local.name);
+            let backend = BackendAddress::Local(local.replica.clone());
+            return self.path.connect(replica, address, &backend);
         }
         let listen = match &self.unix {
             Some(path) => Listen::Unix(path.clone()),

@@ -90,6 +90,18 @@ fn replicas_that_moved_are_known_by_their_hosts() {
     assert!(ledger(&file, &["tcp://10.0.0.1:10100"]).check(MARK, false).is_err());
 }
 
+/// Its directory is all that a replica in the process is known by.
+#[test]
+fn a_replica_of_this_process_moves_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    ledger(&file, &["local:/a", B]).begin(MARK).unwrap();
+    for moved in [false, true] {
+        assert!(ledger(&file, &["local:/a", B]).check(MARK, moved).is_ok());
+        assert!(ledger(&file, &["local:/b"]).check(MARK, moved).is_err());
+    }
+}
+
 /// Whatever goes wrong with the file: when a strike returns, nobody takes the replica for complete.
 #[test]
 fn a_list_that_cannot_be_changed_is_removed_or_the_process_ends() {
