@@ -6,7 +6,7 @@ mod common;
 use common::{BLOCK, FixedEnv, Mem, MemTail, init, open, pattern};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
-use dbs_core::volume::{Finish, Request, Start};
+use dbs_core::volume::{Finish, ReadPart, Request, Start};
 use dbs_core::{ErrorKind, Store, Volume};
 use std::io;
 use std::sync::{Arc, mpsc};
@@ -90,6 +90,7 @@ fn the_two_steps_and_the_blocking_calls_are_the_same() {
         let mut buf = vec![0; length];
         volume.read_at(start as u64, &mut buf).unwrap();
         assert_eq!(buf, model[start..start + length]);
+        read_many_as(&volume, &model, &mut rng);
         if round == 150 {
             store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
         }
@@ -103,6 +104,48 @@ fn the_two_steps_and_the_blocking_calls_are_the_same() {
     snapshot.read_at(0, &mut buf).unwrap();
     assert_eq!(read(&disk, &snapshot, 0, 1 << 20), buf);
     assert!(store.check().unwrap().findings.is_empty());
+}
+
+/// Some ranges at once, empty and overlapping ones among them.
+fn read_many_as(volume: &Volume, model: &[u8], rng: &mut fastrand::Rng) {
+    let range = |_| {
+        let start = rng.usize(..=2048);
+        start * 512..(start + rng.usize(0..=(2048 - start).min(20))) * 512
+    };
+    let ranges: Vec<_> = (0..7).map(range).collect();
+    let mut bufs: Vec<_> = ranges.iter().map(|range| vec![0xee; range.len()]).collect();
+    let reads = ranges.iter().zip(&mut bufs);
+    let mut reads: Vec<_> =
+        reads.map(|(range, buf)| ReadPart { offset: range.start as u64, buf }).collect();
+    volume.read_many(&mut reads).unwrap();
+    for (range, buf) in ranges.into_iter().zip(bufs) {
+        assert!(buf == model[range.clone()], "{range:?}");
+    }
+}
+
+#[test]
+fn many_reads_are_checked_before_any_and_planned_in_steps() {
+    let (disk, _store, volume) = bench();
+    let bytes = pattern(3, 1 << 20);
+    volume.write_at(0, &bytes, false).unwrap();
+    let mut buf = vec![0; 2000 * 512];
+    let mut reads: Vec<_> = (0..)
+        .zip(buf.chunks_mut(512))
+        .map(|(sector, buf)| ReadPart { offset: sector * 512, buf })
+        .collect();
+    volume.read_many(&mut reads).unwrap();
+    assert!(buf == bytes[..buf.len()]);
+    for (offset, length) in [(1 << 20, 512), (100, 512), (0, 100), (u64::MAX - 511, 512)] {
+        let (mut good, mut bad) = ([0xee; BLOCK], vec![0; length]);
+        let reads =
+            &mut [ReadPart { offset: 0, buf: &mut good }, ReadPart { offset, buf: &mut bad }];
+        assert_eq!(volume.read_many(reads).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(good, [0xee; BLOCK]);
+    }
+    // Nothing is held: what was freed by the discard can be used again.
+    volume.discard(0, 1 << 20).unwrap();
+    volume.flush().unwrap();
+    drop(disk);
 }
 
 #[test]

@@ -19,9 +19,11 @@ use std::sync::Arc;
 
 mod layer;
 mod layer_write;
+mod many;
 mod request;
 
 pub use layer::Layer;
+pub use many::ReadPart;
 pub use request::{Finish, Request, Segment, Start};
 
 /// An open volume or snapshot. Cloning the handle is cheap. Offsets and lengths are multiples of
