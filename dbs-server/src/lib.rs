@@ -1,5 +1,6 @@
 //! Serving one store: NBD, block devices and the control socket.
 
+pub mod any_store;
 pub mod api;
 pub mod bench;
 pub mod control;

@@ -1,32 +1,32 @@
 //! A store served by another process, through its control socket: the same calls as on an open
 //! [`Store`](dbs_core::Store), with data over NBD.
 
+mod volume;
+
 use crate::api::{Ranges, Request};
 use crate::control::{Client, Watch};
-use crate::nbd::wire::Errno;
-use crate::nbd::{self, ClientOptions, Failure};
 use crate::transfer::{BlockAccess, StoreAccess};
-use dbs_core::info::{Labels, MapRange, RangeState, SnapshotInfo, Usage, VolumeInfo};
+use dbs_core::info::{Labels, MapRange, SnapshotInfo, Usage, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use volume::RemoteVolume;
 
 /// The NBD context with a volume's map.
 const MAP_CONTEXT: &str = "base:allocation";
-/// Its flag for ranges that are not stored.
-const HOLE_FLAG: u32 = 1;
-/// Its flag for ranges that read as zeros.
-const ZERO_FLAG: u32 = 2;
+/// Most control connections kept for the next command.
+const IDLE_MAX: usize = 4;
 
-/// A served store.
+/// A served store. Each of the threads that run commands at once has a connection of its own; a
+/// server that was replaced meanwhile is connected to anew.
 pub struct RemoteStore {
     path: PathBuf,
-    client: Mutex<Client>,
+    idle: Mutex<Vec<Client>>,
 }
 
 impl RemoteStore {
@@ -35,7 +35,7 @@ impl RemoteStore {
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), client: Mutex::new(Client::connect(path)?) })
+        Ok(Self { path: path.to_owned(), idle: Mutex::new(vec![Client::connect(path)?]) })
     }
 
     /// Runs a command there. See [`Client::call`].
@@ -43,7 +43,7 @@ impl RemoteStore {
     /// # Errors
     /// As [`Client::call`].
     pub fn call(&self, request: &Request, watch: &mut Watch<'_>) -> Result<Value> {
-        lock(&self.client).call(request, watch)
+        self.with(|client| client.call(request, watch))
     }
 
     /// Writes the metadata to `out`. See [`Client::dump`].
@@ -51,13 +51,13 @@ impl RemoteStore {
     /// # Errors
     /// As [`Client::dump`].
     pub fn dump(&self, out: &mut dyn Write, watch: &mut Watch<'_>) -> Result<()> {
-        lock(&self.client).dump(out, watch)
+        self.with(|client| client.dump(out, watch))
     }
 
     /// The server's process, if it can be seen from here.
     #[must_use]
     pub fn server_process(&self) -> Option<u32> {
-        lock(&self.client).server_process()
+        self.with(|client| Ok(client.server_process())).ok().flatten()
     }
 
     /// A connection to the server that speaks NBD, which the server begins.
@@ -65,7 +65,26 @@ impl RemoteStore {
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect_nbd(&self) -> Result<UnixStream> {
-        Client::connect(&self.path)?.into_nbd()
+        connect_nbd(&self.path)
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
+        let idle = lock(&self.idle).pop();
+        let mut client = match idle {
+            Some(client) => client,
+            None => Client::connect(&self.path)?,
+        };
+        let result = call(&mut client);
+        let mut idle = lock(&self.idle);
+        match result.as_ref().map_err(Error::kind) {
+            // The connection may have failed, and the others with it.
+            Err(ErrorKind::Io) => idle.clear(),
+            // It is closed on our side.
+            Err(ErrorKind::Interrupted) => {}
+            _ if idle.len() < IDLE_MAX => idle.push(client),
+            _ => {}
+        }
+        result
     }
 
     fn get<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
@@ -159,95 +178,16 @@ impl StoreAccess for RemoteStore {
     }
 
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
-        let stream = self.connect_nbd()?;
-        let options = ClientOptions { contexts: vec![MAP_CONTEXT.to_owned()], extended: true };
-        let client = nbd::Client::over(stream, spec, &options).map_err(|refused| {
-            // NBD has no word for "not found": the store says what is wrong, if it is that.
-            self.find(spec).err().unwrap_or_else(|| failed(refused, spec))
-        })?;
-        let (size, spec) = (client.size(), spec.to_owned());
-        Ok(Box::new(RemoteVolume { spec, size, client: Mutex::new(client) }))
+        Ok(Box::new(RemoteVolume::open(self, spec)?))
     }
 }
 
-/// A volume or snapshot of a served store.
-struct RemoteVolume {
-    spec: String,
-    size: u64,
-    client: Mutex<nbd::Client<UnixStream>>,
-}
-
-impl RemoteVolume {
-    fn with<T>(
-        &self,
-        call: impl FnOnce(&mut nbd::Client<UnixStream>) -> io::Result<T>,
-    ) -> Result<T> {
-        call(&mut lock(&self.client)).map_err(|e| failed(e, &self.spec))
-    }
-}
-
-impl BlockAccess for RemoteVolume {
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.with(|client| client.read_at(offset, buf))
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
-        self.with(|client| client.write_at(offset, buf, false))
-    }
-
-    fn write_zeroes(&self, offset: u64, length: u64) -> Result<()> {
-        self.with(|client| client.write_zeroes(offset, length, 0))
-    }
-
-    fn discard(&self, offset: u64, length: u64) -> Result<()> {
-        self.with(|client| client.trim(offset, length, false))
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.with(nbd::Client::flush)
-    }
-
-    fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
-        let extents = self.with(|client| client.block_status(MAP_CONTEXT, offset, length))?;
-        let mut at = offset;
-        let ranges = extents.into_iter().take(limit).map(|extent| {
-            let range = MapRange { offset: at, length: extent.length, state: state(extent.flags) };
-            at = at.saturating_add(extent.length);
-            range
-        });
-        Ok(ranges.collect())
-    }
-}
-
-fn state(flags: u32) -> RangeState {
-    match (flags & HOLE_FLAG != 0, flags & ZERO_FLAG != 0) {
-        (true, true) => RangeState::Hole,
-        (false, true) => RangeState::Zero,
-        (_, false) => RangeState::Data,
-    }
+fn connect_nbd(path: &Path) -> Result<UnixStream> {
+    Client::connect(path)?.into_nbd()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn failed(error: io::Error, spec: &str) -> Error {
-    let failure = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
-    let kind = match failure.map(|failure| failure.errno) {
-        Some(Errno::NoSpace) => ErrorKind::NoSpace,
-        Some(Errno::Perm) => ErrorKind::ReadOnly,
-        Some(Errno::Invalid | Errno::Overflow) => ErrorKind::Invalid,
-        Some(Errno::NotSupported) => ErrorKind::Unsupported,
-        Some(Errno::Shutdown) => ErrorKind::Interrupted,
-        Some(Errno::Io) => ErrorKind::Io,
-        None => return Error::io(error, format!("{spec} on the server")),
-    };
-    Error::new(kind, failure.map(|failure| failure.message.clone()).unwrap_or_default())
-        .context(spec)
 }
 
 /// Gives volumes and snapshots without usage an empty one, so that they read as their type.

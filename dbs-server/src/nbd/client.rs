@@ -2,6 +2,7 @@
 //! It trusts nothing that the server sends; set timeouts on the stream to also survive one that
 //! sends nothing.
 
+mod many;
 mod negotiate;
 mod pipeline;
 
@@ -96,6 +97,12 @@ impl<S: Read + Write> Client<S> {
         self.payload_max
     }
 
+    /// Whether an earlier error has ended the connection.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
     /// Names of the metadata contexts selected.
     pub fn contexts(&self) -> impl Iterator<Item = &str> {
         self.contexts.iter().map(|(_, name)| name.as_str())
@@ -187,13 +194,14 @@ impl<S: Read + Write> Client<S> {
         Ok(extents)
     }
 
-    /// Says goodbye.
+    /// Says goodbye; the stream, which the server then ends.
     ///
     /// # Errors
     /// The stream's.
-    pub fn disconnect(mut self) -> io::Result<()> {
+    pub fn disconnect(mut self) -> io::Result<S> {
         self.send(cmd::DISC, 0, 0, 0, &[])?;
-        self.stream.flush()
+        self.stream.flush()?;
+        Ok(self.stream)
     }
 
     /// Longest range of a request without payload.

@@ -4,6 +4,7 @@
 //! All of it works on [`BlockAccess`], so that a volume may be open in this process or served by
 //! another one.
 
+mod bytes;
 mod export;
 mod import;
 #[cfg(test)]
@@ -14,6 +15,8 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use bytes::write_around;
+pub use bytes::{discard_bytes_at, read_bytes_at, zero_bytes_at};
 pub use export::{export_file, export_path, export_stream};
 pub use import::{import_file, import_stream};
 pub use nbd::NbdAccess;
@@ -25,6 +28,7 @@ pub use stream::{
 
 use dbs_core::info::{MapRange, RangeState};
 use dbs_core::units::{BLOCK_BYTES, SECTOR_BYTES};
+use dbs_core::volume::ReadPart;
 use dbs_core::{Error, ErrorKind, Result, Volume, v1};
 use serde::Serialize;
 
@@ -84,6 +88,24 @@ pub trait BlockAccess: Send + Sync {
     /// # Errors
     /// As above.
     fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>>;
+
+    /// Fills the buffers of all `reads`, at once where that can be done.
+    ///
+    /// # Errors
+    /// As above; the buffers are then undefined.
+    fn read_many(&self, reads: &mut [ReadPart<'_>]) -> Result<()> {
+        reads.iter_mut().try_for_each(|read| self.read_at(read.offset, read.buf))
+    }
+
+    /// Writes `buf` at any byte. Without an implementation of its own, nobody else may write the
+    /// sectors around it meanwhile.
+    ///
+    /// # Errors
+    /// As above.
+    fn write_bytes_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        let read = |at, part: &mut [u8]| self.read_at(at, part);
+        bytes::write_around(self.size(), offset, buf, &read, &|at, part| self.write_at(at, part))
+    }
 }
 
 impl BlockAccess for Volume {
@@ -113,6 +135,14 @@ impl BlockAccess for Volume {
 
     fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
         Volume::map(self, offset, length, limit)
+    }
+
+    fn read_many(&self, reads: &mut [ReadPart<'_>]) -> Result<()> {
+        Volume::read_many(self, reads)
+    }
+
+    fn write_bytes_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        Volume::write_bytes_at(self, offset, buf)
     }
 }
 

@@ -1,0 +1,174 @@
+//! The data of a volume or snapshot of a served store, over NBD.
+
+use super::{MAP_CONTEXT, RemoteStore, lock};
+use crate::nbd::wire::Errno;
+use crate::nbd::{self, Buffered, ClientOptions, Failure};
+use crate::transfer::{BlockAccess, write_around};
+use dbs_core::info::{MapRange, RangeState};
+use dbs_core::units::SECTOR_BYTES;
+use dbs_core::volume::ReadPart;
+use dbs_core::{Error, ErrorKind, Result};
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+/// Its flag for ranges that are not stored.
+const HOLE_FLAG: u32 = 1;
+/// Its flag for ranges that read as zeros.
+const ZERO_FLAG: u32 = 2;
+/// Most connections kept for the next request.
+const IDLE_MAX: usize = 8;
+/// How long the end of a connection waits for the server to let go of the volume.
+const GOODBYE_TIME: Duration = Duration::from_millis(500);
+
+type Connection = nbd::Client<Buffered<UnixStream>>;
+
+/// A volume or snapshot of a served store. Each of the threads that use it at once has a
+/// connection of its own; a server that was replaced meanwhile is connected to anew.
+pub(super) struct RemoteVolume {
+    control: PathBuf,
+    spec: String,
+    size: u64,
+    idle: Mutex<Vec<Connection>>,
+    /// Held by who changes sectors in part, against others of this process; shared by who changes
+    /// whole ones.
+    edges: RwLock<()>,
+}
+
+impl RemoteVolume {
+    pub(super) fn open(store: &RemoteStore, spec: &str) -> Result<Self> {
+        let first = connect(store.connect_nbd()?, spec).map_err(|refused| {
+            // NBD has no word for "not found": the store says what is wrong, if it is that.
+            store.find(spec).err().unwrap_or_else(|| failed(refused, spec))
+        })?;
+        Ok(Self {
+            control: store.path.clone(),
+            spec: spec.to_owned(),
+            size: first.size(),
+            idle: Mutex::new(vec![first]),
+            edges: RwLock::new(()),
+        })
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut Connection) -> io::Result<T>) -> Result<T> {
+        let idle = lock(&self.idle).pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => connect(super::connect_nbd(&self.control)?, &self.spec)
+                .map_err(|e| failed(e, &self.spec))?,
+        };
+        let result = call(&mut connection);
+        let mut idle = lock(&self.idle);
+        if connection.is_broken() {
+            // The others are to the same server, which has gone.
+            let others = std::mem::take(&mut *idle);
+            drop((idle, others));
+        } else if idle.len() < IDLE_MAX {
+            idle.push(connection);
+        } else {
+            drop(idle);
+            goodbye(connection);
+        }
+        result.map_err(|e| failed(e, &self.spec))
+    }
+}
+
+impl Drop for RemoteVolume {
+    fn drop(&mut self) {
+        std::mem::take(&mut *lock(&self.idle)).into_iter().for_each(goodbye);
+    }
+}
+
+fn connect(stream: UnixStream, spec: &str) -> io::Result<Connection> {
+    let options = ClientOptions { contexts: vec![MAP_CONTEXT.to_owned()], extended: true };
+    nbd::Client::over(Buffered::new(stream), spec, &options)
+}
+
+/// Ends a connection, and waits until the server has: it then no longer holds the volume open.
+fn goodbye(connection: Connection) {
+    if let Ok(stream) = connection.disconnect() {
+        let mut stream = stream.get_ref();
+        let limited = stream.set_read_timeout(Some(GOODBYE_TIME));
+        // It ends one way or the other, and nobody is there to be told how.
+        let _end = limited.and_then(|()| stream.read(&mut [0; 16]));
+    }
+}
+
+impl BlockAccess for RemoteVolume {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.with(|client| client.read_at(offset, buf))
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
+        self.with(|client| client.write_at(offset, buf, false))
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64) -> Result<()> {
+        let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
+        self.with(|client| client.write_zeroes(offset, length, 0))
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> Result<()> {
+        let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
+        self.with(|client| client.trim(offset, length, false))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.with(nbd::Client::flush)
+    }
+
+    fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
+        let extents = self.with(|client| client.block_status(MAP_CONTEXT, offset, length))?;
+        let mut at = offset;
+        let ranges = extents.into_iter().take(limit).map(|extent| {
+            let range = MapRange { offset: at, length: extent.length, state: state(extent.flags) };
+            at = at.saturating_add(extent.length);
+            range
+        });
+        Ok(ranges.collect())
+    }
+
+    fn read_many(&self, reads: &mut [ReadPart<'_>]) -> Result<()> {
+        self.with(|client| client.read_many(reads))
+    }
+
+    fn write_bytes_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        if offset.is_multiple_of(SECTOR_BYTES) && (buf.len() as u64).is_multiple_of(SECTOR_BYTES) {
+            return self.write_at(offset, buf);
+        }
+        let _alone = self.edges.write().unwrap_or_else(PoisonError::into_inner);
+        write_around(self.size, offset, buf, &|at, part| self.read_at(at, part), &|at, part| {
+            self.with(|client| client.write_at(at, part, false))
+        })
+    }
+}
+
+fn state(flags: u32) -> RangeState {
+    match (flags & HOLE_FLAG != 0, flags & ZERO_FLAG != 0) {
+        (true, true) => RangeState::Hole,
+        (false, true) => RangeState::Zero,
+        (_, false) => RangeState::Data,
+    }
+}
+
+fn failed(error: io::Error, spec: &str) -> Error {
+    let failure = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
+    let kind = match failure.map(|failure| failure.errno) {
+        Some(Errno::NoSpace) => ErrorKind::NoSpace,
+        Some(Errno::Perm) => ErrorKind::ReadOnly,
+        Some(Errno::Invalid | Errno::Overflow) => ErrorKind::Invalid,
+        Some(Errno::NotSupported) => ErrorKind::Unsupported,
+        Some(Errno::Shutdown) => ErrorKind::Interrupted,
+        Some(Errno::Io) => ErrorKind::Io,
+        None => return Error::io(error, format!("{spec} on the server")),
+    };
+    Error::new(kind, failure.map(|failure| failure.message.clone()).unwrap_or_default())
+        .context(spec)
+}
