@@ -70,7 +70,7 @@ impl RemoteStore {
 
     fn with<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
         let idle = lock(&self.idle).pop();
-        let mut client = match idle {
+        let mut client = match idle.filter(Client::is_alive) {
             Some(client) => client,
             None => Client::connect(&self.path)?,
         };

@@ -4,10 +4,12 @@ use super::line::{read_line, send};
 use super::{LINE_MAX_BYTES, NBD_METHOD, Reply};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt::PeerCredentials};
 use serde_json::{Value, json};
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -49,6 +51,13 @@ impl Client {
     pub fn server_process(&self) -> Option<u32> {
         let peer = getsockopt(self.stream.get_ref(), PeerCredentials).ok()?;
         u32::try_from(peer.pid()).ok().filter(|process| *process > 0)
+    }
+
+    /// Whether the server is still there to answer: it has neither closed the connection nor said
+    /// anything that nobody asked for.
+    pub(crate) fn is_alive(&self) -> bool {
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        recv(self.stream.get_ref().as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN)
     }
 
     /// Runs a command on the served store.
