@@ -17,7 +17,7 @@ FILTER ?=
 # make vm: which of them
 SCENARIO ?=
 
-.PHONY: build longhorn static run test vm guard guard-accept deny soak bench bench-micro bench-replica bench-engine scale \
+.PHONY: build longhorn static run test python wheel bench-python vm guard guard-accept deny soak bench bench-micro bench-replica bench-engine scale \
 	man install clean
 
 build:
@@ -38,6 +38,18 @@ run: build
 
 test:
 	@scripts/test.sh
+
+# The Python package alone: tests, types, examples.
+python:
+	@scripts/python.sh
+
+# A wheel of it, into target/wheels.
+wheel:
+	@scripts/python.sh wheel
+
+# What a read costs from Python, beside the Rust API. 2 minutes.
+bench-python:
+	@scripts/python.sh bench --dir "$(DIR)" $(or $(ARGS),--document docs/performance.md)
 
 # Kernel block devices: Debian's kernel 6.12 in QEMU, with our static binaries. SCENARIO=name for one
 # (`scripts/vm/run.sh --list`), `scripts/vm/run.sh --shell` for a shell in the machine. 10 minutes.

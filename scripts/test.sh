@@ -27,6 +27,8 @@ step "dependencies" 10 scripts/deny.sh
 step "manifests" 1 scripts/k8s.sh
 step "hot path" 15 scripts/guard.sh
 step "tests" 50 "$cargo" test --locked --workspace -- --show-output
+# With what the tests have just built, and the module beside it.
+step "python" 15 env DBS_PYTHON_BUILD="--workspace --lib --tests" scripts/python.sh
 # With the `dbs` that the tests have just built; `make vm` takes static ones, and more time.
 step "virtual machine" 15 env DBS="$built/dbs" LONGHORN="$built/longhorn" scripts/vm/run.sh --quick
 # What passing tests print is easily missed: these did not do what their names say.

@@ -1,0 +1,69 @@
+"""Volumes, snapshots and clones in one file or block device: a *store*.
+
+>>> import dbs
+>>> with dbs.Store.init(path, size="2GiB") as st:
+...     v = st.create_volume("v", "1GiB")
+...     v.pwrite(b"hello", 0)
+...     s = v.snapshot("first")
+...     v.pwrite(b"HELLO", 0)
+...     s.pread(5, 0), v.pread(5, 0), list(v.snapshots())
+5
+5
+(b'hello', b'HELLO', [<dbs.Snapshot 'v@first'>])
+
+A store that ``dbs serve`` owns is used in the same way: its server does the work. All sizes and
+offsets are bytes, all times aware. Errors are `dbs.Error`; most are also an `OSError` with an
+``errno``. Objects may be used from many threads, and calls run without the interpreter's lock; they
+may not be used in a child made by ``fork``. `dbs.aio` has the same for ``asyncio``.
+"""
+
+from dbs._dbs import format_size, parse_size
+from dbs._errors import (
+    Busy,
+    Closed,
+    Corrupt,
+    Denied,
+    Error,
+    Exists,
+    Interrupted,
+    Invalid,
+    IoFailed,
+    NoSpace,
+    NotFound,
+    Poisoned,
+    ReadOnly,
+    Unsupported,
+)
+from dbs._files import VolumeFile
+from dbs._store import Snapshot, Store, Volume
+from dbs._types import CheckReport, Extent, Finding, SnapshotInfo, StoreInfo, Usage, VolumeInfo
+
+__all__ = [
+    "Busy",
+    "CheckReport",
+    "Closed",
+    "Corrupt",
+    "Denied",
+    "Error",
+    "Exists",
+    "Extent",
+    "Finding",
+    "Interrupted",
+    "Invalid",
+    "IoFailed",
+    "NoSpace",
+    "NotFound",
+    "Poisoned",
+    "ReadOnly",
+    "Snapshot",
+    "SnapshotInfo",
+    "Store",
+    "StoreInfo",
+    "Unsupported",
+    "Usage",
+    "Volume",
+    "VolumeFile",
+    "VolumeInfo",
+    "format_size",
+    "parse_size",
+]

@@ -1,0 +1,232 @@
+"""What a store tells about itself. All sizes are bytes, all times aware and UTC."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Self
+
+__all__ = [
+    "CheckReport",
+    "Extent",
+    "Finding",
+    "SnapshotInfo",
+    "StoreInfo",
+    "Usage",
+    "VolumeInfo",
+]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _time(nanoseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+
+
+class _Record:
+    """Made of JSON; members that a newer server sends are passed over."""
+
+    @classmethod
+    def _of(cls, members: Mapping[str, Any]) -> Self:
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in members.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class Usage(_Record):
+    """Space of a volume or snapshot, exact at the time of the call."""
+
+    referenced: int
+    """Bytes of data visible through it."""
+    exclusive: int
+    """Of those, bytes visible through nothing else (for a volume: nothing outside it)."""
+    shared: int
+    """The others: ``referenced - exclusive``."""
+    allocated: int
+    """Bytes of extents that its own layers hold (for a volume: head and snapshots)."""
+    reclaimable: int
+    """Bytes of extents that deleting it would free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of a volume, of a snapshot, or of a difference."""
+
+    offset: int
+    """Where it begins, in bytes."""
+    length: int
+    """Its bytes, not 0."""
+    state: Literal["data", "zero", "hole"]
+    """``"data"``, ``"zero"`` (stored as zeros) or ``"hole"`` (never written); both read as zeros."""
+
+    @property
+    def end(self) -> int:
+        """Where the next one begins, in bytes."""
+        return self.offset + self.length
+
+    @property
+    def is_data(self) -> bool:
+        """Whether there are bytes to read, or only zeros."""
+        return self.state == "data"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo(_Record):
+    """Facts about a store."""
+
+    format: str
+    """Version of the format on the device."""
+    uuid: str
+    """Identity, chosen at init."""
+    size: int
+    """Bytes of the device or file."""
+    max_size: int
+    """Bytes it can grow to."""
+    extent_size: int
+    """Unit of allocation."""
+    extents_total: int
+    """Data extents in all."""
+    extents_free: int
+    """Data extents that can be allocated now."""
+    extents_pending: int
+    """Data extents freed, but not yet reusable."""
+    allocated: int
+    """Bytes of data extents in use."""
+    metadata: int
+    """Bytes before the data."""
+    volumes: int
+    """Volumes in use."""
+    volumes_max: int
+    """Room for volumes."""
+    snapshots: int
+    """Snapshots in use, heads of volumes and hidden ones included."""
+    snapshots_max: int
+    """Room for snapshots."""
+    snapshots_deleting: int
+    """Snapshots deleted whose space has not all come back yet."""
+    sequence: int
+    """Number of the last durable commit."""
+    read_only: bool
+    """Whether it is open for reading only."""
+    driver: str
+    """``"io_uring"`` or ``"pread"``."""
+    tail: bool
+    """Whether what is acknowledged survives ``kill -9`` without a commit for each allocation."""
+    warnings: list[str]
+    """What the operator should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeInfo(_Record):
+    """Facts about a volume."""
+
+    name: str
+    """Name, unique in the store."""
+    uuid: str
+    """Identity."""
+    size: int
+    """Provisioned bytes."""
+    created: datetime
+    """When it was made."""
+    parent: str | None
+    """The snapshot it is based on, as ``"volume@snapshot"``, if any."""
+    origin: str | None
+    """The snapshot of another volume that it was cloned from and still depends on."""
+    snapshots: int
+    """Number of its snapshots."""
+    depth: int
+    """Layers from the head to the root."""
+    open: bool
+    """Whether somebody holds it open: a server, a device, or this program."""
+    rebuilding: bool
+    """Whether its content is incomplete: somebody is still filling it."""
+    usage: Usage
+    """Space."""
+
+    @classmethod
+    def _of(cls, members: Mapping[str, Any]) -> Self:
+        return super(VolumeInfo, cls)._of(_refined(members))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo(_Record):
+    """Facts about a snapshot."""
+
+    volume: str
+    """Volume it belongs to."""
+    name: str
+    """Name, unique in the volume."""
+    uuid: str
+    """Identity."""
+    size: int
+    """Bytes of the volume when it was taken."""
+    created: datetime
+    """When it was taken."""
+    parent: str | None
+    """The snapshot below it, as ``"volume@snapshot"``, if any."""
+    children: list[str]
+    """Volumes and snapshots based on it."""
+    protected: bool
+    """Whether it refuses to be deleted."""
+    user_created: bool
+    """Taken by a person, not by the system."""
+    retired: bool
+    """Whether its content is no longer kept."""
+    labels: dict[str, str]
+    """Labels."""
+    usage: Usage
+    """Space."""
+
+    @classmethod
+    def _of(cls, members: Mapping[str, Any]) -> Self:
+        return super(SnapshotInfo, cls)._of(_refined(members))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(_Record):
+    """One thing that a check found."""
+
+    severity: Literal["note", "leak", "corrupt"]
+    """``"note"`` (healed or harmless), ``"leak"`` (unused space) or ``"corrupt"``."""
+    region: str
+    """Where in the store."""
+    index: int | None
+    """Which block, slot or extent there, if one can be named."""
+    message: str
+    """What is wrong, and what follows from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What a check looked at, and found."""
+
+    findings: list[Finding]
+    """Everything found, worst first."""
+    blocks_checked: int
+    """Metadata blocks read."""
+    extents_checked: int
+    """Extents in use."""
+    volumes_checked: int
+    """Volumes in use."""
+    snapshots_checked: int
+    """Snapshots in use."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the store can be trusted: there is at most a note."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+
+def _refined(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Times and usage as their types."""
+    return {
+        **members,
+        "created": _time(members["created_ns"]),
+        "usage": Usage._of(members["usage"]),
+    }
+
+
+def check_report(members: Mapping[str, Any]) -> CheckReport:
+    """A report of its JSON."""
+    findings = [Finding._of(finding) for finding in members["findings"]]
+    counts = ("blocks_checked", "extents_checked", "volumes_checked", "snapshots_checked")
+    return CheckReport(findings, *(members[count] for count in counts))

@@ -1,0 +1,274 @@
+//! The bytes of a volume or snapshot. Every call runs without the interpreter's lock.
+
+use crate::buffer::{Bytes, BytesMut};
+use crate::convert::Amount;
+use crate::error::{invalid, raise};
+use crate::store::{RawStore, Shared};
+use dbs_core::volume::ReadPart;
+use dbs_server::transfer::{BlockAccess, discard_bytes_at, read_bytes_at, zero_bytes_at};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Most bytes that are read into new objects at once: a mistake must not take all memory.
+const NEW_BYTES_MAX: u64 = 1 << 30;
+
+type Access = Arc<dyn BlockAccess>;
+
+/// A volume that may be open.
+#[derive(Default)]
+pub struct Slot {
+    access: RwLock<Option<Access>>,
+}
+
+impl Slot {
+    /// Lets go of the volume. Calls that run keep it until they end.
+    pub fn clear(&self) {
+        drop(self.access.write().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn get(&self) -> Option<Access> {
+        self.access.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The bytes of a volume or snapshot, for reading: `dbs.Snapshot` is made of it. It is opened by
+/// its first use.
+#[pyclass(frozen, subclass, module = "dbs._dbs")]
+pub struct Blocks {
+    shared: Arc<Shared>,
+    spec: RwLock<String>,
+    slot: Arc<Slot>,
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        if !self.shared.is_ours() {
+            // The connection is the parent's, too: it must not hear a goodbye.
+            let _leaked = ManuallyDrop::new(self.slot.get());
+        }
+    }
+}
+
+impl Blocks {
+    fn access(&self, py: Python<'_>) -> PyResult<Access> {
+        self.shared.check_process()?;
+        if let Some(access) = self.slot.get() {
+            return Ok(access);
+        }
+        py.detach(|| {
+            self.shared.open_slot(&self.slot, |store| {
+                // Another thread may have been first.
+                if let Some(access) = self.slot.get() {
+                    return Ok(access);
+                }
+                let opened = Access::from(store.access().open(&self.spec())?);
+                let mut access = self.slot.access.write().unwrap_or_else(PoisonError::into_inner);
+                *access = Some(Arc::clone(&opened));
+                Ok(opened)
+            })
+        })
+    }
+
+    /// For changes.
+    fn writable(&self, py: Python<'_>) -> PyResult<Access> {
+        self.shared.check_writable()?;
+        self.access(py)
+    }
+}
+
+#[pymethods]
+impl Blocks {
+    #[new]
+    fn new(store: &RawStore, spec: String) -> Self {
+        let shared = Arc::clone(&store.shared);
+        Self { shared, spec: RwLock::new(spec), slot: Arc::default() }
+    }
+
+    /// ``"volume"`` or ``"volume@snapshot"``.
+    #[getter]
+    fn spec(&self) -> String {
+        self.spec.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes another name, after a rename.
+    fn _renamed(&self, spec: String) {
+        *self.spec.write().unwrap_or_else(PoisonError::into_inner) = spec;
+    }
+
+    /// Size in bytes.
+    ///
+    /// On a served store this is the size when the volume was opened here: after somebody else has
+    /// resized it, ``close()`` it, and the next use sees the new one.
+    #[getter]
+    fn size(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.access(py)?.size())
+    }
+
+    /// Lets go of the volume, so that it can be deleted; the next use opens it again.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.check_process()?;
+        py.detach(|| self.slot.clear());
+        Ok(())
+    }
+
+    /// Reads `length` bytes from `offset` on, any bytes; fewer only at the end of the volume.
+    ///
+    /// Raises `ValueError` for more than 1 GiB: use `readinto` for that.
+    fn pread<'py>(
+        &self,
+        py: Python<'py>,
+        length: Amount,
+        offset: Amount,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let access = self.access(py)?;
+        let length = length.0.min(access.size().saturating_sub(offset.0));
+        check_new(length)?;
+        if length == 0 {
+            return Ok(PyBytes::new(py, &[]));
+        }
+        PyBytes::new_with(py, length as usize, |buf| {
+            py.detach(|| read_bytes_at(&*access, offset.0, buf)).map_err(raise)
+        })
+    }
+
+    /// Fills a writable buffer from `offset` on, without a copy; returns the number of bytes read,
+    /// fewer than the buffer has only at the end of the volume.
+    fn readinto(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        offset: Amount,
+    ) -> PyResult<usize> {
+        let access = self.access(py)?;
+        let mut bytes = BytesMut::of(buffer)?;
+        let buf = bytes.as_mut_slice();
+        let length = (buf.len() as u64).min(access.size().saturating_sub(offset.0)) as usize;
+        if length == 0 {
+            return Ok(0);
+        }
+        let buf = &mut buf[..length];
+        py.detach(|| read_bytes_at(&*access, offset.0, buf)).map_err(raise)?;
+        Ok(length)
+    }
+
+    /// Reads many ranges at once: pairs of length and offset, as `pread` takes them. All must be
+    /// inside the volume.
+    ///
+    /// One call for many small blocks is many times faster than a loop.
+    fn read_many<'py>(
+        &self,
+        py: Python<'py>,
+        ranges: Vec<(Amount, Amount)>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let access = self.access(py)?;
+        let total = ranges.iter().try_fold(0_u64, |sum, (length, _)| sum.checked_add(length.0));
+        check_new(total.unwrap_or(u64::MAX))?;
+        let mut rest = &mut vec![0; total.unwrap_or_default() as usize][..];
+        let mut reads = Vec::with_capacity(ranges.len());
+        for (length, offset) in &ranges {
+            let (buf, after) = rest.split_at_mut(length.0 as usize);
+            reads.push(ReadPart { offset: offset.0, buf });
+            rest = after;
+        }
+        py.detach(|| read_many_bytes(&*access, &mut reads)).map_err(raise)?;
+        PyList::new(py, reads.iter().map(|read| PyBytes::new(py, read.buf)))
+    }
+
+    /// Fills a writable buffer with blocks of `length` bytes from each of `offsets`, one behind the
+    /// other, without a copy; returns the number of bytes read. All must be inside the volume.
+    fn readinto_many(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        offsets: Vec<Amount>,
+        length: Amount,
+    ) -> PyResult<usize> {
+        let access = self.access(py)?;
+        let mut bytes = BytesMut::of(buffer)?;
+        let buf = bytes.as_mut_slice();
+        let needed = length.0.checked_mul(offsets.len() as u64);
+        let total = needed.and_then(|total| usize::try_from(total).ok());
+        let Some(total) = total.filter(|total| *total <= buf.len()) else {
+            return Err(invalid(format!(
+                "{} blocks of {} bytes do not fit a buffer of {} bytes",
+                offsets.len(),
+                length.0,
+                buf.len()
+            )));
+        };
+        if total == 0 {
+            return Ok(0);
+        }
+        let mut reads: Vec<_> = offsets
+            .iter()
+            .zip(buf[..total].chunks_mut(length.0 as usize))
+            .map(|(offset, buf)| ReadPart { offset: offset.0, buf })
+            .collect();
+        py.detach(|| read_many_bytes(&*access, &mut reads)).map_err(raise)?;
+        Ok(total)
+    }
+}
+
+/// The bytes of a volume: `dbs.Volume` is made of it.
+#[pyclass(frozen, subclass, extends = Blocks, module = "dbs._dbs")]
+pub struct WritableBlocks;
+
+#[pymethods]
+impl WritableBlocks {
+    #[new]
+    fn new(store: &RawStore, spec: String) -> PyClassInitializer<Self> {
+        PyClassInitializer::from(Blocks::new(store, spec)).add_subclass(Self)
+    }
+
+    /// Writes the bytes of a buffer at `offset`, any bytes, without a copy; returns their number.
+    /// What was written survives the end of this process, and a power loss after `flush`.
+    ///
+    /// Raises `ValueError` beyond the end of the volume.
+    fn pwrite(this: &Bound<'_, Self>, data: &Bound<'_, PyAny>, offset: Amount) -> PyResult<usize> {
+        let access = this.as_super().get().writable(this.py())?;
+        let bytes = Bytes::of(data)?;
+        let buf = bytes.as_slice();
+        this.py().detach(|| access.write_bytes_at(offset.0, buf)).map_err(raise)?;
+        Ok(buf.len())
+    }
+
+    /// Gives up the content of the whole 4 KiB blocks inside the range, which then read as zeros;
+    /// their space comes back.
+    fn discard(this: &Bound<'_, Self>, offset: Amount, length: Amount) -> PyResult<()> {
+        let access = this.as_super().get().writable(this.py())?;
+        this.py().detach(|| discard_bytes_at(&*access, offset.0, length.0)).map_err(raise)
+    }
+
+    /// Makes the range read as zeros, to the byte; whole blocks take no space then.
+    fn write_zeroes(this: &Bound<'_, Self>, offset: Amount, length: Amount) -> PyResult<()> {
+        let access = this.as_super().get().writable(this.py())?;
+        this.py().detach(|| zero_bytes_at(&*access, offset.0, length.0)).map_err(raise)
+    }
+
+    /// Makes everything written so far durable: it survives a power loss from then on.
+    fn flush(this: &Bound<'_, Self>) -> PyResult<()> {
+        let access = this.as_super().get().access(this.py())?;
+        this.py().detach(|| access.flush()).map_err(raise)
+    }
+}
+
+fn check_new(length: u64) -> PyResult<()> {
+    if length > NEW_BYTES_MAX {
+        return Err(invalid(format!(
+            "{length} bytes are more than the 1 GiB that is read into new objects at once; read \
+             less, or into a buffer with readinto"
+        )));
+    }
+    Ok(())
+}
+
+/// Reads ranges of any bytes, at once if all are of whole sectors.
+fn read_many_bytes(access: &dyn BlockAccess, reads: &mut [ReadPart<'_>]) -> dbs_core::Result<()> {
+    let whole = |bytes: u64| bytes.is_multiple_of(dbs_core::units::SECTOR_BYTES);
+    if reads.iter().all(|read| whole(read.offset) && whole(read.buf.len() as u64)) {
+        return access.read_many(reads);
+    }
+    reads.iter_mut().try_for_each(|read| read_bytes_at(access, read.offset, read.buf))
+}

@@ -1,0 +1,22 @@
+//! The part of the Python package `dbs` that is in Rust: stores and the bytes of volumes. What
+//! people see of it is in `python/dbs`; docs/python.md says how it is used.
+
+mod blocks;
+mod buffer;
+mod convert;
+mod error;
+mod store;
+
+/// The module `dbs._dbs`.
+///
+/// It says that it needs the global interpreter lock: with a free-threaded interpreter it was
+/// never tried.
+#[pyo3::pymodule(gil_used = true)]
+mod _dbs {
+    #[pymodule_export]
+    use super::blocks::{Blocks, WritableBlocks};
+    #[pymodule_export]
+    use super::convert::{format_size, parse_size};
+    #[pymodule_export]
+    use super::store::RawStore;
+}

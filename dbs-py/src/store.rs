@@ -1,0 +1,264 @@
+//! A store, open here or served, and who else holds on to it.
+
+use crate::blocks::Slot;
+use crate::convert::{Amount, to_json, to_python};
+use crate::error::{closed, invalid, raise};
+use dbs_core::{Error, ErrorKind, InitOptions, IoDriver, OpenOptions, Store, TailPlace};
+use dbs_server::any_store::AnyStore;
+use dbs_server::api::{Progress, Request};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::{Value, json};
+use std::mem::ManuallyDrop;
+use std::path::PathBuf;
+use std::process;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+/// How often a long command looks for a signal such as Ctrl-C.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+/// Levels in what a command takes: the parameters, and labels among them.
+const PARAMS_DEPTH: u32 = 3;
+
+/// An open store, as all objects made of it share it.
+///
+/// Locks are held for moments, or (`slots`) without the interpreter: nobody waits for the
+/// interpreter with a lock in hand.
+pub struct Shared {
+    /// The process that opened it. After a fork the child has the same file and sockets, but none
+    /// of the threads, and would write over what the parent knows: it is refused.
+    process: u32,
+    read_only: bool,
+    store: RwLock<Option<Arc<AnyStore>>>,
+    /// Volumes that may be open, to be closed with the store.
+    slots: Mutex<Vec<Weak<Slot>>>,
+}
+
+impl Shared {
+    /// The store.
+    ///
+    /// # Errors
+    /// `Closed`; `Busy` in another process.
+    pub fn store(&self) -> PyResult<Arc<AnyStore>> {
+        self.check_process()?;
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
+        store.clone().ok_or_else(closed)
+    }
+
+    /// Whether this is the process that opened it.
+    ///
+    /// # Errors
+    /// `Busy` if not.
+    pub fn check_process(&self) -> PyResult<()> {
+        if self.is_ours() {
+            return Ok(());
+        }
+        Err(raise(Error::busy(format!(
+            "the store was opened by process {}: a child made by fork cannot use it; open it in \
+             the child, or start processes with the method `spawn`",
+            self.process
+        ))))
+    }
+
+    /// Whether this is the process that opened it.
+    pub fn is_ours(&self) -> bool {
+        self.process == process::id()
+    }
+
+    /// Refuses what a store opened for reading would refuse, where a server would not.
+    ///
+    /// # Errors
+    /// `ReadOnly`.
+    pub fn check_writable(&self) -> PyResult<()> {
+        if self.read_only {
+            return Err(raise(Error::read_only(
+                "the store was opened for reading; open it without read_only=True",
+            )));
+        }
+        Ok(())
+    }
+
+    /// Opens something of the store that is closed with it. Runs without the interpreter.
+    ///
+    /// # Errors
+    /// `Closed`, and those of `open`.
+    pub fn open_slot<T>(
+        &self,
+        slot: &Arc<Slot>,
+        open: impl FnOnce(&AnyStore) -> dbs_core::Result<T>,
+    ) -> PyResult<T> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(store) = store else {
+            drop(slots);
+            return Err(closed());
+        };
+        let opened = open(&store);
+        slots.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&Arc::downgrade(slot)));
+        slots.push(Arc::downgrade(slot));
+        drop(slots);
+        opened.map_err(raise)
+    }
+
+    /// Closes it and all volumes; once more is nothing. Runs without the interpreter.
+    fn close(&self) -> dbs_core::Result<()> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(store) = store else { return Ok(()) };
+        slots.drain(..).filter_map(|slot| slot.upgrade()).for_each(|slot| slot.clear());
+        match &*store {
+            // Reads that still run on other threads keep the file a moment longer.
+            AnyStore::Idle(store) => store.clone().close(),
+            AnyStore::Served(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.is_ours() {
+            // Letting go of it would unlock the parent's file.
+            let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _leaked = ManuallyDrop::new(store.take());
+        }
+    }
+}
+
+/// A store: `dbs.Store` is made of it.
+#[pyclass(frozen, module = "dbs._dbs")]
+pub struct RawStore {
+    pub shared: Arc<Shared>,
+}
+
+#[pymethods]
+impl RawStore {
+    /// Opens a store, or connects to its server.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        read_only: bool,
+        driver: &str,
+        runtime_dir: Option<PathBuf>,
+        xdg_runtime_dir: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let driver = match driver {
+            "auto" => IoDriver::Auto,
+            "uring" => IoDriver::Uring,
+            "pread" => IoDriver::Pread,
+            other => {
+                return Err(invalid(format!("no driver `{other}`: auto, uring or pread")));
+            }
+        };
+        let options = OpenOptions { read_only, driver, tail: TailPlace::Auto };
+        let runtime_dir = dbs_server::control::runtime_dir(runtime_dir, xdg_runtime_dir);
+        let store = py.detach(|| AnyStore::open(&path, &options, &runtime_dir)).map_err(raise)?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                process: process::id(),
+                read_only,
+                store: RwLock::new(Some(Arc::new(store))),
+                slots: Mutex::default(),
+            }),
+        })
+    }
+
+    /// Formats a new store.
+    #[staticmethod]
+    fn init(py: Python<'_>, path: PathBuf, options: &Bound<'_, PyDict>) -> PyResult<()> {
+        let number = |name| -> PyResult<Option<u64>> {
+            let value = options.get_item(name)?.filter(|value| !value.is_none());
+            value.map(|value| value.extract::<Amount>().map(|amount| amount.0)).transpose()
+        };
+        let count = |name| -> PyResult<Option<u32>> {
+            let value = number(name)?;
+            let narrow = |value| {
+                u32::try_from(value).map_err(|_| invalid(format!("{name} {value} is too large")))
+            };
+            value.map(narrow).transpose()
+        };
+        let init = InitOptions {
+            size: number("size")?,
+            extent_size: number("extent_size")?.unwrap_or(InitOptions::default().extent_size),
+            max_volumes: count("max_volumes")?,
+            max_snapshots: count("max_snapshots")?,
+            journal_size: number("journal_size")?,
+            max_size: number("max_size")?,
+            force: options
+                .get_item("force")?
+                .is_some_and(|force| force.is_truthy().unwrap_or(false)),
+        };
+        py.detach(|| Store::init(&path, &init)).map(drop).map_err(raise)
+    }
+
+    /// Runs a command of `docs/json.md`, and what it leaves to be done.
+    fn call<'py>(
+        &self,
+        py: Python<'py>,
+        method: &str,
+        params: &Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let store = self.shared.store()?;
+        let request = match to_json(params, PARAMS_DEPTH)? {
+            Value::Object(none) if none.is_empty() => json!({ "method": method }),
+            params => json!({ "method": method, "params": params }),
+        };
+        let request: Request = serde_json::from_value(request)
+            .map_err(|error| invalid(format!("the command {method}: {error}")))?;
+        if request.writes() {
+            self.shared.check_writable()?;
+        }
+        let mut stopped = None;
+        let mut last = Instant::now();
+        let mut watch = |_: Option<Progress>| {
+            if last.elapsed() >= SIGNAL_INTERVAL {
+                last = Instant::now();
+                stopped = Python::attach(|py| py.check_signals()).err();
+            }
+            stopped.is_none()
+        };
+        let value = py.detach(|| {
+            let value = store.call(&request, &mut watch)?;
+            if request.leaves_work() {
+                store.settle(&mut watch)?;
+            }
+            Ok(value)
+        });
+        match (value, stopped) {
+            (Err(error), Some(signal)) if Error::kind(&error) == ErrorKind::Interrupted => {
+                Err(signal)
+            }
+            // It was too late to stop it.
+            (Ok(_), Some(signal)) => Err(signal),
+            (value, _) => to_python(py, &value.map_err(raise)?),
+        }
+    }
+
+    /// Closes the store and all volumes opened from it.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.check_process()?;
+        py.detach(|| self.shared.close()).map_err(raise)
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.shared.store.read().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Whether a server owns it.
+    #[getter]
+    fn served(&self) -> PyResult<bool> {
+        Ok(matches!(&*self.shared.store()?, AnyStore::Served(_)))
+    }
+
+    /// The process of the server that owns it, if there is one that can be seen from here.
+    #[getter]
+    fn server_process(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        let store = self.shared.store()?;
+        Ok(py.detach(|| match &*store {
+            AnyStore::Served(server) => server.server_process(),
+            AnyStore::Idle(_) => None,
+        }))
+    }
+}

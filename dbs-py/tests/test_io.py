@@ -1,0 +1,305 @@
+"""Bytes of volumes: the buffer protocol, files, threads, libraries that take files."""
+
+import asyncio
+import errno
+import gc
+import io
+import os
+import random
+import shutil
+import struct
+import subprocess
+import threading
+import time
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import dbs
+import ext4
+import numpy
+import pyreadpartitions
+import pytest
+from dbs import aio
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def volume(store: dbs.Store) -> dbs.Volume:
+    """An empty one of 8 MiB."""
+    return store.create_volume("v", 8 * MIB)
+
+
+def test_any_bytes_as_in_memory(volume: dbs.Volume) -> None:
+    rng = random.Random(5)
+    size = 256 << 10
+    model = bytearray(size)
+    for _ in range(300):
+        start = rng.randrange(size)
+        length = rng.randrange(min(size - start, rng.choice([10, 600, 40000])) + 1)
+        action = rng.randrange(6)
+        if action == 0:
+            model[start : start + length] = bytes(length)
+            volume.write_zeroes(start, length)
+        elif action < 3:
+            data = rng.randbytes(length)
+            model[start : start + length] = data
+            assert volume.pwrite(data, start) == length
+        else:
+            assert volume.pread(length, start) == model[start : start + length]
+    ranges = [(rng.randrange(5000), rng.randrange(size - 5000)) for _ in range(200)]
+    expected = [bytes(model[offset : offset + length]) for length, offset in ranges]
+    assert volume.read_many(ranges) == expected
+    offsets = [rng.randrange(size // 4096) * 4096 for _ in range(500)]
+    buffer = bytearray(500 * 4096 + 1)
+    assert volume.readinto_many(buffer, offsets, 4096) == 500 * 4096
+    assert buffer[-1] == 0 and buffer[:-1] == b"".join(model[o : o + 4096] for o in offsets)
+
+
+def test_the_end_is_that_of_a_file(volume: dbs.Volume) -> None:
+    volume.pwrite(b"end", volume.size - 3)
+    assert volume.pread(100, volume.size - 3) == b"end"
+    assert volume.pread(100, volume.size) == volume.pread(1, 1 << 63) == b""
+    assert volume.readinto(bytearray(10), volume.size - 1) == 1
+    assert volume.pread(0, 0) == b"" and volume.pwrite(b"", volume.size) == 0
+    with pytest.raises(dbs.Invalid, match="outside"):
+        volume.pwrite(b"ab", volume.size - 1)
+    with pytest.raises(dbs.Invalid):
+        volume.read_many([(1, 0), (2, volume.size - 1)])
+    with pytest.raises(dbs.Invalid):
+        volume.discard(0, volume.size + 1)
+
+
+def test_buffers_of_all_kinds(volume: dbs.Volume) -> None:
+    numbers = numpy.arange(1000, dtype=numpy.float64).reshape(20, 50)
+    assert volume.pwrite(numbers, 77) == 8000
+    read = numpy.empty_like(numbers)
+    assert volume.readinto(read, 77) == 8000 and (read == numbers).all()
+    array = numpy.frombuffer(volume.pread(8000, 77))
+    assert (array == numbers.ravel()).all()
+    assert volume.pwrite(memoryview(b"abcdef")[2:4], 0) == 2 and volume.pread(2, 0) == b"cd"
+    wrong: list[object] = [
+        b"read-only", memoryview(bytearray(10))[::2], numbers[:, ::2], numbers.T, "text", None,
+    ]  # fmt: skip
+    for buffer in wrong:
+        with pytest.raises((BufferError, TypeError)):
+            volume.readinto(buffer, 0)  # type: ignore[arg-type]
+    for data in ("text", None, 5, numbers[:, ::2]):
+        with pytest.raises((BufferError, TypeError)):
+            volume.pwrite(data, 0)  # type: ignore[arg-type]
+    assert volume.readinto(bytearray(), 0) == 0
+
+
+def test_hostile_arguments(volume: dbs.Volume) -> None:
+    for number in (-1, 1 << 64, 1 << 200):
+        with pytest.raises(ValueError, match="2\\^64"):
+            volume.pread(1, number)
+        with pytest.raises(ValueError):
+            volume.pwrite(b"x", number)
+        with pytest.raises(ValueError):
+            volume.discard(number, number)
+    for odd in ("1", 1.0, None, [1]):
+        with pytest.raises(TypeError):
+            volume.pread(1, odd)  # type: ignore[arg-type]
+    assert volume.pread((1 << 64) - 1, volume.size - 4) == bytes(4)
+    with pytest.raises(dbs.Invalid):
+        volume.pwrite(b"x", (1 << 64) - 1)
+    with pytest.raises(dbs.Invalid):
+        volume.write_zeroes(1 << 63, 1 << 63)
+    big = volume.store.create_volume("big", "1TiB")
+    with pytest.raises(dbs.Invalid, match="readinto"):
+        big.pread(1 << 40, 0)
+    with pytest.raises(dbs.Invalid, match="readinto"):
+        big.read_many([((1 << 64) - 1, 0), (2, 0)])
+    with pytest.raises(dbs.Invalid, match="do not fit"):
+        volume.readinto_many(bytearray(100), [0] * 50, (1 << 64) - 1)
+    with pytest.raises(dbs.Invalid):
+        list(volume.extents(1))
+    with pytest.raises(dbs.Invalid):
+        volume.store._call("nonsense")
+
+
+def test_a_buffer_in_use_cannot_be_resized(volume: dbs.Volume) -> None:
+    volume.pwrite(b"x" * 4 * MIB, 0)
+    buffer = bytearray(4 * MIB)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            volume.readinto(buffer, 0)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    deadline = time.monotonic() + 20
+    refused = 0
+    while refused < 3 and time.monotonic() < deadline:
+        try:
+            buffer.append(0)
+            buffer.pop()
+        except BufferError:
+            refused += 1
+        time.sleep(0.001)
+    stop.set()
+    thread.join(20)
+    assert refused == 3 and not thread.is_alive()
+
+
+def test_other_threads_run_meanwhile(volume: dbs.Volume) -> None:
+    """While one thread reads all the time, another gets to do something each time."""
+    volume.pwrite(b"x" * 4 * MIB, 0)
+    buffer = bytearray(4 * MIB)
+    turns = [0, 0]
+    stop = threading.Event()
+
+    def work(number: int, use: Callable[[], object]) -> None:
+        while not stop.is_set():
+            use()
+            turns[number] += 1
+
+    mine = bytearray(4096)
+    threads = [
+        threading.Thread(target=work, args=(0, lambda: volume.readinto(buffer, 0))),
+        threading.Thread(target=work, args=(1, lambda: volume.readinto(mine, 0))),
+    ]
+    for thread in threads:
+        thread.start()
+    stop.wait(0.5)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert turns[0] > 0 and turns[1] > 2 * turns[0], turns
+
+
+def test_many_threads_write_parts_of_the_same_sectors(volume: dbs.Volume) -> None:
+    def write(number: int) -> None:
+        for offset in range(number, 1024, 8):
+            volume.pwrite(bytes([number]), offset)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert volume.pread(1024, 0) == bytes(range(8)) * 128
+
+
+def test_a_file(volume: dbs.Volume) -> None:
+    with volume.open("r+b") as raw:
+        assert isinstance(raw, io.RawIOBase) and raw.seekable() and raw.writable()
+        assert raw.seek(-3, os.SEEK_END) == 8 * MIB - 3
+        assert raw.write(b"abcdef") == 3 and raw.tell() == 8 * MIB
+        with pytest.raises(dbs.NoSpace) as full:
+            raw.write(b"x")
+        assert full.value.errno == errno.ENOSPC
+        assert raw.read(1) == b"" and raw.seek(-3, os.SEEK_CUR) and raw.readall() == b"abc"
+        for offset, whence in ((-1, 0), (0, 9)):
+            with pytest.raises(ValueError):
+                raw.seek(offset, whence)
+        for refused in (raw.truncate, raw.fileno):
+            with pytest.raises(io.UnsupportedOperation):
+                refused()
+    with pytest.raises(ValueError, match="closed"):
+        raw.read(1)
+    with volume.open() as reader, pytest.raises(io.UnsupportedOperation):
+        reader.write(b"x")
+    snapshot = volume.snapshot("s")
+    with pytest.raises(dbs.ReadOnly):
+        dbs.VolumeFile(snapshot, "r+b")
+    with pytest.raises(ValueError, match="mode"):
+        volume.open("w")  # type: ignore[arg-type]
+    with io.BufferedReader(snapshot.open()) as buffered:
+        buffered.seek(8 * MIB - 3)
+        assert buffered.read() == b"abc"
+    del raw
+    gc.collect()
+
+
+def test_files_for_libraries(volume: dbs.Volume, tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(3 * MIB + 17)
+    with io.BufferedRandom(volume.open("r+b")) as file:
+        shutil.copyfileobj(io.BytesIO(data), file)
+        file.seek(0)
+        copy = io.BytesIO()
+        shutil.copyfileobj(file, copy)
+    assert copy.getvalue()[: len(data)] == data and len(copy.getvalue()) == volume.size
+    small = volume.store.create_volume("zip", "64KiB")
+    with zipfile.ZipFile(io.BufferedRandom(small.open("r+b")), "w") as archive:
+        archive.writestr("a/b.txt", "in a volume")
+    with zipfile.ZipFile(small.open()) as archive:
+        assert archive.read("a/b.txt") == b"in a volume" and archive.testzip() is None
+
+
+def test_an_ext4_file_system_read_out_of_a_snapshot(volume: dbs.Volume, tmp_path: Path) -> None:
+    mkfs = shutil.which("mkfs.ext4", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    if mkfs is None:
+        pytest.skip("needs mkfs.ext4: apt-get install e2fsprogs")
+    tree, image = tmp_path / "tree", tmp_path / "image"
+    (tree / "etc").mkdir(parents=True)
+    (tree / "etc" / "motd").write_text("kept in a snapshot\n" * 1000)
+    subprocess.run(
+        [mkfs, "-q", "-d", tree, image, "8M"],
+        check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
+    )  # fmt: skip
+    with image.open("rb") as source, volume.open("r+b") as target:
+        shutil.copyfileobj(source, target)
+    snapshot = volume.snapshot("with-files")
+    volume.write_zeroes(0, volume.size)
+    with io.BufferedReader(snapshot.open()) as file:
+        node = ext4.Volume(file).inode_at("/etc/motd")
+        assert node.open().read().decode() == "kept in a snapshot\n" * 1000
+
+
+def guid_partition_table(sectors: int, first: int, last: int) -> dict[int, bytes]:
+    """Sectors of a table with one partition."""
+    linux = uuid.UUID("0FC63DAF-8483-4772-8E79-3D69D8477DE4")
+    entry = struct.pack(
+        "<16s16sQQQ72s", linux.bytes_le, uuid.uuid4().bytes_le, first, last, 0,
+        "data".encode("utf-16le"),
+    )  # fmt: skip
+    entries = entry.ljust(128 * 128, b"\0")
+    fields = [
+        b"EFI PART", 0x10000, 92, 0, 0, 1, sectors - 1, 34, sectors - 34, uuid.uuid4().bytes_le,
+        2, 128, 128, zlib.crc32(entries),
+    ]  # fmt: skip
+    layout = "<8sIIIIQQQQ16sQIII"
+    fields[3] = zlib.crc32(struct.pack(layout, *fields))
+    protective = struct.pack("<446xB3sB3sII48x2s", 0, b"\0\2\0", 0xEE, b"\xff" * 3, 1, sectors - 1, b"\x55\xaa")
+    return {0: protective, 1: struct.pack(layout, *fields), 2: entries}
+
+
+def test_partitions_found_in_a_volume(volume: dbs.Volume) -> None:
+    for sector, data in guid_partition_table(volume.size // 512, 2048, 4095).items():
+        volume.pwrite(data, sector * 512)
+    with io.BufferedReader(volume.open()) as file:
+        found = pyreadpartitions.get_gpt_info(file)
+    partition = found.partitions[0]
+    assert (partition.first_lba, partition.last_lba) == (2048, 4095)
+
+
+def test_asyncio(store: dbs.Store) -> None:
+    async def use() -> None:
+        opened = aio.Store(store)
+        volume = await opened.create_volume("v", "8MiB")
+        writes = [volume.pwrite(bytes([i]) * 4096, i * 4096) for i in range(50)]
+        assert await asyncio.gather(*writes) == [4096] * 50
+        await volume.flush()
+        snapshot = await volume.snapshot("s", {"a": "b"})
+        await volume.discard(0, 4096)
+        reads = await asyncio.gather(*(snapshot.pread(1, i * 4096) for i in range(50)))
+        assert reads == [bytes([i]) for i in range(50)]
+        assert await volume.read_many([(1, 0), (1, 4096)]) == [b"\0", b"\1"]
+        assert [e.length async for e in volume.diff("s")] == [4096]
+        assert sum([e.length async for e in volume.extents()]) == 8 * MIB
+        assert (await snapshot.info()).labels == {"a": "b"}
+        clone = await snapshot.clone("c")
+        assert await clone.size() == 8 * MIB
+        with pytest.raises(dbs.NotFound):
+            await opened.volume("none")
+        await clone.delete()
+        assert [info.name for info in await opened.volumes()] == ["v"]
+        assert (await opened.check()).ok
+
+    asyncio.run(use())

@@ -1,0 +1,236 @@
+"""Stores, volumes and snapshots, idle and served alike."""
+
+import contextlib
+import errno
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dbs
+import pytest
+from conftest import Serve
+
+MIB = 1 << 20
+
+
+def test_a_store_is_a_mapping_of_its_volumes(store: dbs.Store) -> None:
+    assert len(store) == 0 and list(store) == []
+    for name in ("b", "a"):
+        assert store.create_volume(name, "10MiB").size == 10 * MIB
+    assert list(store) == ["a", "b"] and len(store) == 2
+    assert "a" in store and "c" not in store and "a@b" not in store
+    assert [volume.name for volume in store.values()] == ["a", "b"]
+    assert [(info.name, info.size) for info in store.volumes()] == [("a", 10 * MIB), ("b", 10 * MIB)]
+    with pytest.raises(KeyError) as missing:
+        store["c"]
+    assert isinstance(missing.value, dbs.NotFound) and "`c`" in str(missing.value)
+    assert store.get("c") is None
+    assert store != dict(store) and {store: 1}[store] == 1
+
+
+def test_facts(store: dbs.Store) -> None:
+    info = store.info()
+    assert info.size == 1 << 30 and info.extent_size == MIB and info.allocated == 0
+    assert store.check().ok
+    assert store.grow("2GiB").size == 2 << 30
+    volume = store.create_volume("v", 3 * MIB)
+    volume.pwrite(bytes(100), 0)
+    store.flush()
+    facts = volume.info()
+    assert (facts.size, facts.parent, facts.snapshots) == (3 * MIB, None, 0)
+    assert abs(datetime.now(UTC) - facts.created) < timedelta(minutes=1)
+    assert facts.created.tzinfo is UTC
+    assert facts.usage.referenced == 4096 and volume.du().allocated == MIB
+    assert facts.open
+
+
+def test_the_life_of_snapshots(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "4MiB")
+    volume.pwrite(b"one", 0)
+    first = volume.snapshot("s1", {"by": "test"})
+    volume.pwrite(b"two", 0)
+    second = volume.snapshot("s2", system=True)
+    volume.pwrite(b"six", MIB)
+    assert [s.name for s in volume.snapshots()] == ["s1", "s2"]
+    assert (first.pread(3, 0), second.pread(3, 0), volume.pread(3, 0)) == (b"one", b"two", b"two")
+    assert [(e.offset, e.length) for e in volume.diff("s1", "s2")] == [(0, 4096)]
+    assert [(e.offset, e.length) for e in volume.diff(second)] == [(MIB, 4096)]
+    assert list(second.diff(first)) == list(volume.diff("s1", "s2"))
+    assert first.labels == {"by": "test"}
+    assert first.update_labels({"keep": "yes"}, remove=["by", "none"]) == {"keep": "yes"}
+    assert first.info().user_created and not second.info().user_created
+    assert "s1" in volume and "s3" not in volume and volume["s1"].spec == "v@s1"
+
+    clone = first.clone("c")
+    assert clone.pread(3, 0) == b"one" and clone.info().origin == "v@s1"
+    assert volume.children() == ["c"]
+    clone.flatten()
+    assert clone.info().origin is None and clone.pread(3, 0) == b"one"
+
+    volume.rollback(first)
+    assert volume.pread(3, 0) == b"one" and volume.pread(3, MIB) == bytes(3)
+    first.protect()
+    with pytest.raises(dbs.Busy):
+        first.delete()
+    first.unprotect()
+    first.rename("s0")
+    assert first.pread(3, 0) == b"one" and first.spec == "v@s0"
+    second.delete()
+    assert [s.name for s in volume.snapshots()] == ["s0"]
+    with pytest.raises(dbs.NotFound):
+        second.info()
+    with pytest.raises(dbs.NotFound):
+        second.pread(1, 0)
+
+
+def test_the_life_of_volumes(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "1MiB")
+    volume.pwrite(b"x", MIB - 1)
+    volume.resize("2MiB")
+    assert volume.size == 2 * MIB and volume.pread(2, MIB - 1) == b"x\0"
+    with pytest.raises(dbs.Invalid, match="destroys"):
+        volume.resize("1MiB")
+    volume.resize(MIB, shrink=True)
+    assert volume.size == MIB
+    volume.rename("w")
+    assert volume.pread(1, MIB - 1) == b"x" and list(store) == ["w"]
+    with pytest.raises(dbs.Exists):
+        store.create_volume("w", 4096)
+    # It is open here, and others must not delete it under us.
+    with pytest.raises(dbs.Busy):
+        store["w"].delete()
+    volume.delete()
+    assert list(store) == []
+    assert store.trim() == 0
+
+
+def test_extents(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "64MiB")
+    for offset in range(0, 20 * MIB, 8192):
+        volume.pwrite(b"x" * 4096, offset)
+    assert sum(1 for extent in volume.extents() if extent.is_data) == 2560
+    extents = list(volume.extents())
+    assert extents[0] == dbs.Extent(0, 4096, "data") and extents[-1].end == 64 * MIB
+    assert all(a.end == b.offset for a, b in zip(extents, extents[1:], strict=False))
+    volume.discard(0, 12288)
+    volume.write_zeroes(16384, 4096)
+    states = [extent.state for extent in volume.extents(0, 20480)]
+    assert "data" not in states
+    assert sum(extent.length for extent in volume.extents(512, 1024)) == 1024
+    assert list(volume.extents(64 * MIB)) == []
+
+
+def test_errors_are_of_the_system_too(store: dbs.Store, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        dbs.Store.open(tmp_path / "none")
+    assert missing.value.errno == errno.ENOENT and isinstance(missing.value, dbs.Error)
+    (tmp_path / "other").write_bytes(b"no store" * 1000)
+    with pytest.raises(dbs.Invalid):
+        dbs.Store.open(tmp_path / "other")
+    (tmp_path / "image").write_bytes(bytes(1080) + b"\x53\xef" + bytes(1 << 24))
+    with pytest.raises(FileExistsError):
+        dbs.Store.init(tmp_path / "image", "16MiB")
+    with pytest.raises(dbs.Busy) as busy:
+        dbs.Store.init(store.path, force=True)
+    assert busy.value.errno == errno.EBUSY and busy.value.kind == "busy"
+    with pytest.raises(dbs.Invalid, match="12 parsecs"):
+        store.create_volume("v", "12 parsecs")
+    with pytest.raises(dbs.Invalid):
+        store.create_volume("a@b", 4096)
+    with pytest.raises(dbs.Invalid, match="512"):
+        store.create_volume("v", 1000)
+    with pytest.raises(dbs.Invalid):
+        store.create_volume("v", -1)
+    for size in (1.5, None, True):
+        with pytest.raises(TypeError):
+            store.create_volume("v", size)  # type: ignore[arg-type]
+
+
+def test_no_space_is_an_error_and_then_none(path: Path) -> None:
+    with dbs.Store.init(path, "64MiB") as store:
+        volume = store.create_volume("v", "128MiB")
+        with pytest.raises(dbs.NoSpace) as full:
+            for offset in range(0, 128 * MIB, MIB):
+                volume.pwrite(b"x" * MIB, offset)
+        assert full.value.errno == errno.ENOSPC
+        volume.discard(0, 32 * MIB)
+        volume.pwrite(b"again", 0)
+        assert volume.pread(5, 0) == b"again" and store.check().ok
+
+
+def test_for_reading_only(store: dbs.Store) -> None:
+    store.create_volume("v", "1MiB").snapshot("s")
+    if not store.served:
+        store.close()
+    with dbs.Store.open(Path(store.path), read_only=True) as reader:
+        assert reader.read_only and reader["v"].pread(1, 0) == b"\0"
+        for change in (
+            lambda: reader["v"].pwrite(b"x", 0),
+            lambda: reader["v"].discard(0, 4096),
+            lambda: reader["v"]["s"].delete(),
+            lambda: reader.create_volume("w", 4096),
+        ):
+            with pytest.raises(dbs.ReadOnly) as refused:
+                change()
+            assert refused.value.errno == errno.EROFS
+
+
+def test_after_close_nothing_works_and_the_file_is_free(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "1MiB")
+    file = volume.open("r+b")
+    file.write(b"kept")
+    store.close()
+    store.close()
+    assert store.closed and "closed" in repr(store)
+    for use in (store.info, volume.info, lambda: volume.pread(1, 0), lambda: file.read(1)):
+        with pytest.raises(dbs.Closed):
+            use()
+    volume.close()
+    # Though `volume` still lives.
+    with dbs.Store.open(store.path) as again:
+        assert again["v"].pread(4, 0) == b"kept"
+
+
+def test_two_in_one_process_are_as_two_processes(path: Path) -> None:
+    with dbs.Store.init(path, "64MiB"), pytest.raises(dbs.Busy, match=str(os.getpid())):
+        dbs.Store.open(path)
+
+
+def test_a_server_that_was_killed_and_replaced(path: Path, serve: Serve) -> None:
+    dbs.Store.init(path, "64MiB").close()
+    server = serve(path)
+    store = dbs.Store.open(path)
+    assert store.server_process == server.process.pid
+    volume = store.create_volume("v", "1MiB")
+    volume.pwrite(b"acknowledged", 0)
+    server.kill()
+    with pytest.raises(OSError):
+        volume.pread(1, 0)
+    serve(path)
+    assert volume.pread(12, 0) == b"acknowledged"
+    assert len(store) == 1
+    store.close()
+
+
+def test_a_child_made_by_fork_is_refused_and_harms_nothing(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "1MiB")
+    volume.pwrite(b"parent", 0)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        try:
+            uses = (store.info, lambda: volume.pwrite(b"child!", 0), store.close, volume.close)
+            for use in uses:
+                with contextlib.suppress(dbs.Busy):
+                    use()
+                    break
+                refused += 1
+            del volume, store
+        finally:
+            os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert volume.pread(6, 0) == b"parent"
+    if not store.served:
+        with pytest.raises(dbs.Busy):
+            dbs.Store.open(store.path)
+    assert store.check().ok
