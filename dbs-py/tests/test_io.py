@@ -266,7 +266,9 @@ def guid_partition_table(sectors: int, first: int, last: int) -> dict[int, bytes
     ]  # fmt: skip
     layout = "<8sIIIIQQQQ16sQIII"
     fields[3] = zlib.crc32(struct.pack(layout, *fields))
-    protective = struct.pack("<446xB3sB3sII48x2s", 0, b"\0\2\0", 0xEE, b"\xff" * 3, 1, sectors - 1, b"\x55\xaa")
+    protective = struct.pack(
+        "<446xB3sB3sII48x2s", 0, b"\0\2\0", 0xEE, b"\xff" * 3, 1, sectors - 1, b"\x55\xaa"
+    )
     return {0: protective, 1: struct.pack(layout, *fields), 2: entries}
 
 

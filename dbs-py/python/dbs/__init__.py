@@ -35,8 +35,9 @@ from dbs._errors import (
     Unsupported,
 )
 from dbs._files import VolumeFile
-from dbs._store import Snapshot, Store, Volume
+from dbs._store import Store
 from dbs._types import CheckReport, Extent, Finding, SnapshotInfo, StoreInfo, Usage, VolumeInfo
+from dbs._volumes import Snapshot, Volume
 
 __all__ = [
     "Busy",

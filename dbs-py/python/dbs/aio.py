@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import dbs
 from dbs import CheckReport, Extent, SnapshotInfo, StoreInfo, Usage, VolumeInfo
-from dbs._store import _Path
+from dbs._common import AnyPath
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,12 +52,12 @@ class Store:
         self.sync = sync
 
     @classmethod
-    async def open(cls, path: _Path, **options: Any) -> Self:
+    async def open(cls, path: AnyPath, **options: Any) -> Self:
         """See `dbs.Store.open`."""
         return cls(await run(lambda: dbs.Store.open(path, **options)))
 
     @classmethod
-    async def init(cls, path: _Path, size: int | str | None = None, **options: Any) -> Self:
+    async def init(cls, path: AnyPath, size: int | str | None = None, **options: Any) -> Self:
         """See `dbs.Store.init`."""
         return cls(await run(lambda: dbs.Store.init(path, size, **options)))
 

@@ -1,0 +1,359 @@
+"""Volumes and snapshots as objects."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from dbs import _dbs
+from dbs._common import MissingItem, filled, size_of
+from dbs._errors import Busy, Invalid, NotFound, make
+from dbs._files import VolumeFile
+from dbs._types import Extent, SnapshotInfo, Usage, VolumeInfo
+
+if TYPE_CHECKING:
+    from dbs._store import Store
+
+__all__ = ["Snapshot", "Volume"]
+
+_LET_GO_SECONDS = 0.5
+
+
+def _ranges(
+    store: "Store", method: str, offset: int, length: int | None, params: dict[str, object]
+) -> Iterator[Extent]:
+    """Ranges of a map or a difference, asked for piece by piece."""
+    end = None if length is None else offset + length
+    following: int | None = offset
+    while following is not None and (end is None or following < end):
+        left = None if end is None else end - following
+        answer = store._call(method, **params, offset=following, length=left)
+        for item in answer["ranges"]:
+            yield Extent(item["offset"], item["length"], item["state"])
+        after = answer.get("next")
+        if after is not None and after <= following:
+            raise make("io", "the server's map does not end", None)
+        following = after
+
+
+def _delete(blocks: "Snapshot | Volume", delete: Callable[[], object]) -> None:
+    """Deletes what this object may have open itself."""
+    blocks.close()
+    deadline = time.monotonic() + _LET_GO_SECONDS
+    while True:
+        try:
+            delete()
+        except Busy:
+            # A server may be about to hear that we no longer use it.
+            if not blocks.store.served or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+class Snapshot(_dbs.Blocks):
+    """A snapshot: a volume as it was. Its bytes are read as a `Volume`'s.
+
+    Got from `Volume.snapshots`, `Volume.snapshot` or ``volume["name"]``.
+    """
+
+    _store: "Store"
+    _volume: str
+    _name: str
+
+    def __new__(cls, store: "Store", volume: str, name: str) -> Self:
+        """For `Volume`, which is what to ask for one."""
+        this = super().__new__(cls, store._raw, f"{volume}@{name}")
+        this._store, this._volume, this._name = store, volume, name
+        return this
+
+    @property
+    def store(self) -> "Store":
+        """The store it is in."""
+        return self._store
+
+    @property
+    def volume(self) -> "Volume":
+        """The volume it is of."""
+        return Volume(self._store, self._volume)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    def info(self) -> SnapshotInfo:
+        """Facts about it, its space among them."""
+        return SnapshotInfo._of(self._call("snapshot.show"))
+
+    def du(self) -> Usage:
+        """Its space."""
+        return Usage._of(self._call("volume.du"))
+
+    def extents(self, offset: int = 0, length: int | None = None) -> Iterator[Extent]:
+        """What it holds from `offset` on, in order and without gaps; see `Volume.extents`."""
+        params: dict[str, object] = {"volume": self._volume, "snapshot": self._name}
+        return _ranges(self._store, "volume.map", offset, length, params)
+
+    def diff(
+        self, since: "str | Snapshot | None" = None, offset: int = 0, length: int | None = None
+    ) -> Iterator[Extent]:
+        """Where it may differ from an earlier snapshot of its volume; see `Volume.diff`."""
+        return self.volume.diff(since, self, offset, length)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """A copy of its labels; `update_labels` changes them."""
+        return self.info().labels
+
+    def update_labels(
+        self, labels: Mapping[str, str] | None = None, *, remove: "list[str] | None" = None
+    ) -> dict[str, str]:
+        """Adds or replaces labels, and removes some; returns all.
+
+        >>> store["disk"]["first"].update_labels({"keep": "forever"})
+        {'keep': 'forever'}
+        """
+        changes = {"set": dict(labels or {}), "remove": list(remove or [])}
+        return SnapshotInfo._of(filled(self._call("snapshot.label", **changes))).labels
+
+    def protect(self) -> None:
+        """From now on it refuses to be deleted."""
+        self._call("snapshot.protect")
+
+    def unprotect(self) -> None:
+        """It can be deleted again."""
+        self._call("snapshot.unprotect")
+
+    def clone(self, name: str) -> "Volume":
+        """Creates a writable volume on it, at once, whatever its size.
+
+        >>> store["disk"]["first"].clone("copy").info().origin
+        'disk@first'
+        """
+        self._call("volume.clone", new=name)
+        return Volume(self._store, name)
+
+    def rename(self, name: str) -> None:
+        """Gives it another name. Other objects with the old name find nothing any more."""
+        self._call("snapshot.rename", new=name)
+        self._name = name
+        self._renamed(f"{self._volume}@{name}")
+
+    def delete(self) -> None:
+        """Deletes it; the volume keeps its content.
+
+        Raises `Busy` if it is protected or open elsewhere.
+        """
+        _delete(self, lambda: self._call("snapshot.delete"))
+
+    def open(self, mode: Literal["rb"] = "rb") -> VolumeFile:
+        """A file to read it with: an `io.RawIOBase`."""
+        return VolumeFile(self, mode)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<dbs.Snapshot {self.spec!r}>"
+
+    def _call(self, method: str, **params: object) -> Any:
+        return self._store._call(method, volume=self._volume, snapshot=self._name, **params)
+
+
+class Volume(_dbs.WritableBlocks):
+    """A volume: a virtual disk. ``volume["name"]`` is one of its snapshots.
+
+    Got from ``store["name"]``, `Store.create_volume` and `Snapshot.clone`. It is opened by its first
+    read or write, and then cannot be deleted by others until it is closed.
+
+    >>> with store["disk"] as v:
+    ...     v.pwrite(b"hello", 4094)
+    ...     v.flush()
+    ...     v.pread(7, 4093)
+    5
+    b'\\x00hello\\x00'
+    """
+
+    _store: "Store"
+    _name: str
+
+    def __new__(cls, store: "Store", name: str) -> Self:
+        """For `Store`, which is what to ask for one."""
+        this = super().__new__(cls, store._raw, name)
+        this._store, this._name = store, name
+        return this
+
+    @property
+    def store(self) -> "Store":
+        """The store it is in."""
+        return self._store
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    def info(self) -> VolumeInfo:
+        """Facts about it, its space among them."""
+        return VolumeInfo._of(self._call("volume.show"))
+
+    def du(self) -> Usage:
+        """Its space."""
+        return Usage._of(self._call("volume.du"))
+
+    def extents(self, offset: int = 0, length: int | None = None) -> Iterator[Extent]:
+        """What it holds from `offset` on, in order and without gaps; `length` is to its end if
+        absent. Both are multiples of 512.
+
+        >>> v = store.create_volume("sparse", "1MiB")
+        >>> v.pwrite(bytes(8192), 4096)
+        8192
+        >>> [(e.offset, e.length, e.state) for e in v.extents()]
+        [(0, 4096, 'hole'), (4096, 8192, 'data'), (12288, 1036288, 'hole')]
+        """
+        return _ranges(self._store, "volume.map", offset, length, {"volume": self._name})
+
+    def diff(
+        self,
+        since: str | Snapshot | None = None,
+        to: str | Snapshot | None = None,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> Iterator[Extent]:
+        """Where its present content, or that of the snapshot `to`, may differ from the snapshot
+        `since` (from an empty volume if absent).
+
+        >>> v = store["disk"]
+        >>> _ = v.pwrite(b"new", 1 << 20)
+        >>> [(e.offset, e.length, e.state) for e in v.diff("first")]
+        [(1048576, 4096, 'data')]
+        """
+        params: dict[str, object] = {
+            "volume": self._name,
+            "from": self._snapshot_name(since),
+            "to": self._snapshot_name(to),
+        }
+        return _ranges(self._store, "volume.diff", offset, length, params)
+
+    def snapshot(
+        self, name: str, labels: Mapping[str, str] | None = None, *, system: bool = False
+    ) -> Snapshot:
+        """Takes a snapshot, at once; `system` says that no person asked for it.
+
+        >>> store["disk"].snapshot("nightly-1", {"by": "cron"}).labels
+        {'by': 'cron'}
+        """
+        labelled = dict(labels or {})
+        self._call("snapshot.create", snapshot=name, labels=labelled, system=system)
+        return Snapshot(self._store, self._name, name)
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Its snapshots, oldest first."""
+        for item in self._call("snapshot.list"):
+            yield Snapshot(self._store, self._name, item["name"])
+
+    def snapshot_infos(self, *, usage: bool = False) -> list[SnapshotInfo]:
+        """Facts about all of its snapshots, oldest first, in one go; space is computed only with
+        `usage`, and is zero otherwise."""
+        items = self._call("snapshot.list", usage=usage)
+        return [SnapshotInfo._of(filled(item)) for item in items]
+
+    def __getitem__(self, name: str) -> Snapshot:
+        """The snapshot of this name; raises `NotFound`, which here is also a `KeyError`."""
+        if name not in self:
+            raise MissingItem(2, f"no snapshot `{name}` of volume `{self._name}`")
+        return Snapshot(self._store, self._name, name)
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        try:
+            self._call("volume.children", snapshot=name)
+        except (NotFound, Invalid):
+            return False
+        return True
+
+    def clone(self, snapshot: str | Snapshot, name: str) -> "Volume":
+        """Creates a writable volume on one of its snapshots; see `Snapshot.clone`."""
+        self._call("volume.clone", snapshot=self._snapshot_name(snapshot), new=name)
+        return Volume(self._store, name)
+
+    def children(self) -> list[str]:
+        """Names of volumes and snapshots cloned from its snapshots."""
+        return cast("list[str]", self._call("volume.children"))
+
+    def flatten(self) -> None:
+        """Makes a clone independent of its origin, by copying. Ctrl-C stops it in good order; it
+        can be run again."""
+        self._call("volume.flatten")
+
+    def rollback(self, snapshot: str | Snapshot) -> None:
+        """Gives it the content of one of its snapshots; what was written since is lost."""
+        self._call("snapshot.rollback", snapshot=self._snapshot_name(snapshot))
+        self.close()
+
+    def rename(self, name: str) -> None:
+        """Gives it another name. Other objects with the old name find nothing any more."""
+        self._call("volume.rename", new=name)
+        self._name = name
+        self._renamed(name)
+
+    def resize(self, size: int | str, *, shrink: bool = False) -> None:
+        """Changes its size. A smaller one destroys what lies beyond, and needs `shrink`."""
+        self._call("volume.resize", size=size_of(size), shrink=shrink)
+        self.close()
+
+    def delete(self) -> None:
+        """Deletes it and its snapshots; clones live on.
+
+        Raises `Busy` if it is open elsewhere, or one of its snapshots is protected.
+        """
+        _delete(self, lambda: self._call("volume.delete"))
+
+    def open(self, mode: Literal["rb", "r+b", "rb+"] = "rb") -> VolumeFile:
+        """A file to read it with, or with ``"r+b"`` to write it, too: an `io.RawIOBase`.
+
+        >>> import io
+        >>> with io.BufferedRandom(store["disk"].open("r+b")) as f:
+        ...     f.seek(1000), f.write(b"text")
+        ...     f.seek(1000), f.read(4)
+        (1000, 4)
+        (1000, b'text')
+        """
+        return VolumeFile(self, mode)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<dbs.Volume {self._name!r}>"
+
+    def _call(self, method: str, **params: object) -> Any:
+        return self._store._call(method, volume=self._name, **params)
+
+    def _snapshot_name(self, snapshot: str | Snapshot | None) -> str | None:
+        if not isinstance(snapshot, Snapshot):
+            return snapshot
+        if snapshot._volume != self._name or snapshot._store is not self._store:
+            raise make(
+                "invalid", f"{snapshot.spec} is no snapshot of volume `{self._name}`", None
+            )
+        return snapshot.name
