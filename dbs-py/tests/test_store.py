@@ -212,6 +212,7 @@ def test_a_server_that_was_killed_and_replaced(path: Path, serve: Serve) -> None
     store.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_made_by_fork_is_refused_and_harms_nothing(store: dbs.Store) -> None:
     volume = store.create_volume("v", "1MiB")
     volume.pwrite(b"parent", 0)
