@@ -25,6 +25,7 @@ pub mod tail;
 pub mod tree;
 pub mod usage;
 pub mod view;
+pub mod watch;
 pub mod zero;
 
 use crate::error::{Error, Result};
@@ -177,6 +178,8 @@ pub struct Meta {
     pub fence: Fence,
     /// Reads and writes of volumes begun.
     pub requests: u64,
+    /// Changes of what volumes and snapshots there are, and of what is said of them.
+    pub changes: u64,
     views: IdMap<View>,
     open_volumes: HashMap<u32, u32>,
     open_snapshots: HashMap<u32, u32>,
@@ -309,6 +312,7 @@ impl Meta {
     }
 
     fn append(&mut self, record: &Record<'_>) {
+        self.changes += u64::from(watch::is_seen(record));
         let of = |kind, index: u32| Some((kind, index / self.geometry.items_per_block(kind)));
         let block = match *record {
             Record::Checkpoint { .. } | Record::Mark { .. } => None,

@@ -129,7 +129,7 @@ impl Meta {
     }
 
     /// The first volume extent from `logical` on at which the chain holds anything.
-    fn next_held(&self, id: SnapshotId, logical: u32) -> Option<u32> {
+    pub(super) fn next_held(&self, id: SnapshotId, logical: u32) -> Option<u32> {
         self.chain(id)
             .filter_map(|at| {
                 let layer = &self.snapshot(at).layer;
@@ -144,7 +144,7 @@ impl Meta {
     }
 
     /// Data and explicit zeros of a volume extent as a snapshot shows it.
-    fn states(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
+    pub(super) fn states(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
         self.states_in(self.chain(id), logical)
     }
 

@@ -334,7 +334,7 @@ fn parent_of(meta: &Meta, snapshot: &Snapshot) -> Option<String> {
     (!snapshot.parent.is_none()).then(|| spec_of(meta, meta.snapshot(snapshot.parent)))
 }
 
-fn volume_info(meta: &Meta, id: VolumeId, with_usage: bool) -> VolumeInfo {
+pub(crate) fn volume_info(meta: &Meta, id: VolumeId, with_usage: bool) -> VolumeInfo {
     let volume = meta.volume(id);
     let foreign = meta.chain(volume.head).find(|at| meta.snapshot(*at).volume != id);
     VolumeInfo {
@@ -353,7 +353,7 @@ fn volume_info(meta: &Meta, id: VolumeId, with_usage: bool) -> VolumeInfo {
     }
 }
 
-pub(super) fn snapshot_info(meta: &Meta, id: SnapshotId, with_usage: bool) -> SnapshotInfo {
+pub(crate) fn snapshot_info(meta: &Meta, id: SnapshotId, with_usage: bool) -> SnapshotInfo {
     let snapshot = meta.snapshot(id);
     let children = snapshot.children.iter();
     SnapshotInfo {

@@ -2,7 +2,7 @@
 
 mod attributes;
 mod check;
-mod commands;
+pub(crate) mod commands;
 mod commit;
 mod dump;
 mod layers;
@@ -12,6 +12,7 @@ mod rebuild;
 mod recover;
 mod rollback;
 mod space;
+mod watch;
 mod work;
 
 pub use open::peek_uuid;
@@ -147,6 +148,7 @@ pub(crate) struct Inner {
     /// Why nothing is written any more.
     poison: OnceLock<String>,
     warnings: Mutex<Vec<String>>,
+    watch: watch::Watch,
 }
 
 /// Blocks of a volume held by an operation, until it ends.
@@ -238,7 +240,13 @@ impl Inner {
         loop {
             let mut meta = self.meta();
             let stop = match take(&mut meta) {
-                Ok(value) => return Ok((value, meta.publish())),
+                Ok(value) => {
+                    let must_commit = meta.publish();
+                    let changes = meta.changes;
+                    drop(meta);
+                    self.watch.note(changes);
+                    return Ok((value, must_commit));
+                }
                 Err(stop) => stop,
             };
             let available = meta.extents.available();

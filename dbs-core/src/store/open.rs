@@ -162,6 +162,7 @@ impl Store {
             extent_bytes: superblock.geometry.extent_bytes as usize,
             poison: Default::default(),
             warnings: warnings.into(),
+            watch: Default::default(),
         });
         if !read_only {
             inner.begin_session(tail, &damaged)?;

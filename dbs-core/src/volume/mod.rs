@@ -20,10 +20,12 @@ use std::sync::Arc;
 mod layer;
 mod layer_write;
 mod many;
+mod observer;
 mod request;
 
 pub use layer::Layer;
 pub use many::ReadPart;
+pub use observer::{Observed, Observer};
 pub use request::{Finish, Request, Segment, Start};
 
 /// An open volume or snapshot. Cloning the handle is cheap. Offsets and lengths are multiples of

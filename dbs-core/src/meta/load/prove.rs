@@ -415,6 +415,7 @@ impl Loader {
             locks: RangeLocks::default(),
             fence: Fence::default(),
             requests: 0,
+            changes: 0,
             views: Default::default(),
             open_volumes: HashMap::new(),
             open_snapshots: HashMap::new(),
