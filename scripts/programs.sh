@@ -7,7 +7,7 @@ set -euo pipefail
 programs="fio:fio nbdkit:nbdkit nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdsh:python3-libnbd
     qemu-img:qemu-utils qemu-nbd:qemu-utils mke2fs:e2fsprogs mkfs.xfs:xfsprogs losetup:mount
     mkfs.vfat:dosfstools mkfs.btrfs:btrfs-progs jq:jq valgrind:valgrind
-    xz:xz-utils"
+    xz:xz-utils fusermount3:fuse3 nbdfuse:libnbd-bin setpriv:util-linux"
 
 missing=() packages=()
 for pair in $programs; do

@@ -143,6 +143,15 @@ impl Observer {
         })
     }
 
+    /// Size in bytes.
+    ///
+    /// # Errors
+    /// `NotFound` if it was deleted.
+    pub fn size(&self) -> Result<u64> {
+        let meta = self.meta();
+        Ok(meta.snapshot(self.find(&meta)?).size)
+    }
+
     /// What is known of the volume, but for its usage.
     ///
     /// # Errors
