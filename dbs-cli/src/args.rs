@@ -1,7 +1,7 @@
 //! The command line.
 
 use crate::commands::{
-    attach, bench, controller, export, import, replica, serve, snapshot, store, stream, tools,
+    attach, bench, controller, export, import, mount, replica, serve, snapshot, store, stream, tools,
     volume,
 };
 use crate::exit;
@@ -91,6 +91,10 @@ pub enum Command {
     Attached(attach::List),
     /// Say what this machine lacks for block devices, and what works without
     Preflight(attach::Check),
+    /// Show volumes and snapshots as files in a directory, for reading
+    Mount(mount::Mount),
+    /// Unmount what `dbs mount` has mounted
+    Umount(mount::Umount),
     /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
     Serve(serve::Serve),
     /// Serve a replica of a Longhorn volume, until SIGINT or SIGTERM

@@ -41,12 +41,21 @@ const COMMANDS: &[&str] = &[
     "receive a stream",
     "serve",
     "attach a",
+    "mount .",
     "bench",
 ];
 
 /// Those that take no store.
-const STORELESS: &[&str] =
-    &["init x", "upgrade x y", "detach x", "attached", "preflight", "completions bash", "man x"];
+const STORELESS: &[&str] = &[
+    "init x",
+    "upgrade x y",
+    "detach x",
+    "umount x",
+    "attached",
+    "preflight",
+    "completions bash",
+    "man x",
+];
 
 /// The words of a command before its arguments.
 fn name(command: &str) -> String {

@@ -66,8 +66,9 @@ pub fn place(directory: &Path) -> Result<PathBuf> {
 /// Whether the server of what is mounted there is gone.
 #[must_use]
 pub fn is_dead(point: &Path) -> bool {
-    let error = fs::metadata(point).err();
-    error.is_some_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+    let error = fs::metadata(point).err().and_then(|error| error.raw_os_error());
+    // The second one while it dies.
+    matches!(error, Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
 /// Takes away what is mounted topmost at a place: at once, or, if `lazily`, when its last user is

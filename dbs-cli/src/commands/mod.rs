@@ -5,6 +5,7 @@ pub mod bench;
 pub mod controller;
 pub mod export;
 pub mod import;
+pub mod mount;
 pub mod replica;
 pub mod serve;
 pub mod snapshot;
@@ -36,6 +37,8 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Upgrade(command) => command.run(context),
         Command::Send(command) => command.run(context),
         Command::Receive(command) => command.run(context),
+        Command::Mount(command) => command.run(context),
+        Command::Umount(command) => command.run(context),
         Command::Serve(command) => command.run(context),
         Command::Replica(command) => command.run(context),
         Command::Controller(command) => return Ok(command.run()),

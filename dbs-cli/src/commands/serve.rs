@@ -1,5 +1,6 @@
 //! `dbs serve`.
 
+use super::mount::{MountOption, end_served, mount_served};
 use crate::context::Context;
 use crate::exit;
 use crate::output::{print, print_json};
@@ -20,7 +21,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,6 +70,12 @@ pub struct Serve {
     /// How often to look for replicas whose directories were removed: their volumes are deleted
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spec::duration)]
     replica_check: Duration,
+    /// Show volumes and snapshots as files in this directory, for reading, as `dbs mount` does
+    #[arg(long, value_name = "DIR")]
+    mount: Option<PathBuf>,
+    /// Options of the mount, separated by commas; can be repeated
+    #[arg(long, value_name = "OPTION", value_enum, value_delimiter = ',', requires = "mount")]
+    mount_options: Vec<MountOption>,
     /// In the background, and only as long as volumes are attached: what `dbs attach` starts
     #[arg(long, hide = true)]
     while_attached: bool,
@@ -93,6 +100,8 @@ impl Serve {
             commit_interval: Duration::from_secs(1),
             metrics: None,
             replica_check: Duration::from_secs(60),
+            mount: None,
+            mount_options: Vec::new(),
             while_attached: false,
         }
     }
@@ -150,7 +159,10 @@ impl Serve {
             (Some(address), Some(hosting)) => Some(serve_metrics(address, hosting)?),
             _ => None,
         };
-        announce(context, &serving, metrics.as_ref())?;
+        let (serving, mount) =
+            mount_beside(context, serving, self.mount.as_deref(), &self.mount_options)?;
+        let mounted = mount.as_ref().map(|mount| mount.point().display().to_string());
+        announce(context, &serving, metrics.as_ref(), mounted.as_deref())?;
         let begun = begin(&serving);
         if begun.is_ok() {
             let why = match self.while_attached {
@@ -161,9 +173,29 @@ impl Serve {
         }
         notify("STOPPING=1");
         exit_on_next(signals)?;
+        if let Some(Err(error)) = mount.map(end_served) {
+            log::warn("unmount", &[("error", &error)]);
+        }
         serving.stop().map_err(|e| e.context("closing the store"))?;
         log::info("stopped", &[]);
         begun
+    }
+}
+
+/// Mounts the store that is served, if it is to be; else it is served no longer.
+fn mount_beside(
+    context: &Context,
+    serving: Serving,
+    directory: Option<&Path>,
+    options: &[MountOption],
+) -> Result<(Serving, Option<dbs_fuse::Mount>)> {
+    let Some(directory) = directory else { return Ok((serving, None)) };
+    match mount_served(serving.store(), context.store()?, directory, options) {
+        Ok(mount) => Ok((serving, Some(mount))),
+        Err(error) => {
+            serving.stop()?;
+            Err(error)
+        }
     }
 }
 
@@ -191,7 +223,7 @@ fn wait_while_attached(serving: &Serving, signals: &mut Signals) -> String {
 
 /// Lets go of the terminal it was started from, and of the directory: a file system there could not
 /// be unmounted.
-fn leave_terminal() -> Result<()> {
+pub fn leave_terminal() -> Result<()> {
     // Fails only for who leads a group of processes, as nothing does that was just started.
     let _ = nix::unistd::setsid();
     std::env::set_current_dir("/").map_err(|e| Error::io(e, "leaving the current directory"))
@@ -205,7 +237,12 @@ fn serve_metrics(address: &ListenAddress, hosting: &Arc<Hosting>) -> Result<Metr
 }
 
 /// Tells where clients can connect: on the standard output, in the log and to systemd.
-fn announce(context: &Context, serving: &Serving, metrics: Option<&MetricsServer>) -> Result<()> {
+fn announce(
+    context: &Context,
+    serving: &Serving,
+    metrics: Option<&MetricsServer>,
+    mount: Option<&str>,
+) -> Result<()> {
     let control: Vec<_> = serving.control().map(|path| path.display().to_string()).collect();
     let nbd: Vec<_> = serving.nbd().iter().map(ToString::to_string).collect();
     let info = serving.store().info();
@@ -223,15 +260,17 @@ fn announce(context: &Context, serving: &Serving, metrics: Option<&MetricsServer
             ("nbd", &nbd.join(",")),
             ("control", &control.join(",")),
             ("metrics", &metrics.map_or_else(String::new, MetricsServer::address)),
+            ("mount", &mount.unwrap_or_default()),
             ("pid", &std::process::id()),
         ],
     );
     if context.json {
-        print_json(&json!({ "control": control, "nbd": nbd }))?;
+        print_json(&json!({ "control": control, "nbd": nbd, "mount": mount }))?;
     } else if !context.quiet {
         let lines = control.iter().map(|path| format!("control {path}\n"));
         let nbd = nbd.iter().map(|address| format!("nbd {address}\n"));
-        print(&lines.chain(nbd).collect::<String>())?;
+        let mount = mount.map(|point| format!("mount {point}\n"));
+        print(&lines.chain(nbd).chain(mount).collect::<String>())?;
     }
     notify("READY=1");
     Ok(())

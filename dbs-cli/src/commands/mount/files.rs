@@ -1,0 +1,180 @@
+//! `dbs mount --files`: the file system inside a snapshot, by the kernel's driver, on a loop device
+//! over the snapshot's file in a mount that nobody sees.
+
+use super::{Server, end_on};
+use crate::spec::SnapshotSpec;
+use dbs_core::{Error, ErrorKind, Result, Store, format_size};
+use dbs_fuse::content::{Part, choose, mount_options, parts};
+use dbs_fuse::mounts::{self, Mounted};
+use dbs_fuse::{Mount, Options, image_path};
+use serde_json::json;
+use signal_hook::iterator::Signals;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often to see whether somebody has unmounted it.
+const POLL: Duration = Duration::from_millis(100);
+/// How long the kernel may take to let go of the loop device.
+const LOOP_PATIENCE: Duration = Duration::from_secs(10);
+/// How the directories of hidden mounts begin.
+pub const HIDDEN: &str = "files-";
+
+/// What to mount where.
+pub struct Files<'a> {
+    pub spec: &'a SnapshotSpec,
+    pub partition: Option<u32>,
+    pub directory: &'a Path,
+}
+
+/// The directory of a hidden mount, as long as it lives.
+struct Hidden(PathBuf);
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        // What is mounted there still keeps it.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+impl Files<'_> {
+    /// Mounts it, serves it, and cleans up once it is unmounted.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` if there is no single file system in it, `Unsupported` for what this
+    /// machine or user lacks, `Io`.
+    pub fn serve(
+        &self,
+        store: &Store,
+        options: Options,
+        server: &Server<'_>,
+        signals: &mut Signals,
+    ) -> Result<()> {
+        let point = mounts::place(self.directory)?;
+        let snapshot = store.observe(&self.spec.to_string())?;
+        let found = parts(&snapshot)?;
+        let part = choose(&found, self.partition).map_err(|e| e.context(self.spec))?;
+        check_machine()?;
+        let hidden = hidden_directory(&server.context.runtime_dir())?;
+        let under = Mount::start(store, &hidden.0, options)?;
+        let image = hidden.0.join(image_path(&self.spec.volume, Some(self.spec.snapshot.as_str())));
+        let served = mount_part(&image, part, &point)
+            .and_then(|mounted| self.announce(server, part, &point).map(|()| mounted))
+            .and_then(|mounted| wait(&mounted, server, signals));
+        let closed = close(under);
+        served.and(closed)
+    }
+
+    fn announce(&self, server: &Server<'_>, part: &Part, point: &Path) -> Result<()> {
+        let value = json!({
+            "mountpoint": point,
+            "pid": std::process::id(),
+            "snapshot": self.spec.to_string(),
+            "partition": part.number,
+            "file_system": part.file_system,
+        });
+        let what = part.file_system.unwrap_or_default();
+        let size = format_size(part.length);
+        let message = format!("mounted {} ({what}, {size}) at {}", self.spec, point.display());
+        server.ready(&value, &message)
+    }
+}
+
+/// Says what this machine or user lacks, before anything is done.
+fn check_machine() -> Result<()> {
+    let instead = "`dbs mount` without --files shows the image itself";
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Error::unsupported(format!(
+            "mounting the file system inside a snapshot needs root, for the loop device and the \
+             kernel's driver; {instead}"
+        )));
+    }
+    if !Path::new("/dev/loop-control").exists() {
+        return Err(Error::unsupported(format!(
+            "there are no loop devices here: the kernel's module is missing (`modprobe loop`), or \
+             this container was not given /dev/loop-control; {instead}"
+        )));
+    }
+    Ok(())
+}
+
+fn hidden_directory(runtime_dir: &Path) -> Result<Hidden> {
+    let path = runtime_dir.join(format!("{HIDDEN}{}", std::process::id()));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&path)
+        .map_err(|e| Error::io(e, format!("making {}", path.display())))?;
+    let path = path.canonicalize().map_err(|e| Error::io(e, "finding the hidden directory"))?;
+    Ok(Hidden(path))
+}
+
+/// Has the kernel mount a part of an image; `mount` makes the loop device, which goes with it.
+fn mount_part(image: &Path, part: &Part, point: &Path) -> Result<Mounted> {
+    let Some(file_system) = part.file_system else {
+        return Err(Error::invalid("no known file system is in this partition"));
+    };
+    let options = format!(
+        "loop,nosuid,nodev,{},offset={},sizelimit={}",
+        mount_options(file_system),
+        part.offset,
+        part.length
+    );
+    let output = Command::new("mount")
+        .args(["-t", file_system, "-o", &options, "--"])
+        .args([image, point])
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => {
+                Error::unsupported("the program `mount` is missing: install util-linux")
+            }
+            _ => Error::io(e, "running mount"),
+        })?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let missing = text.contains("unknown filesystem type");
+        let kind = if missing { ErrorKind::Unsupported } else { ErrorKind::Io };
+        return Err(Error::new(kind, format!("mounting the {file_system}: {}", text.trim())));
+    }
+    mounts::at(point)?.ok_or_else(|| Error::busy("it was unmounted at once"))
+}
+
+/// Waits until it is unmounted, by whomever; a signal does it here.
+fn wait(mounted: &Mounted, server: &Server<'_>, signals: &mut Signals) -> Result<()> {
+    let mut asked = false;
+    let there = || {
+        let all = mounts::all().unwrap_or_default();
+        all.iter().any(|m| m.device == mounted.device && m.source == mounted.source)
+    };
+    while there() {
+        if signals.pending().next().is_some() {
+            end_on(asked);
+            asked = true;
+            if let Err(error) = mounts::unmount(&mounted.point, false) {
+                server.note(&format!("{error}; out of sight now, it ends with its last user"));
+                mounts::unmount(&mounted.point, true)?;
+            }
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// Ends the hidden mount, as soon as the loop device has let go of its file.
+fn close(under: Mount) -> Result<()> {
+    let deadline = Instant::now() + LOOP_PATIENCE;
+    while let Err(error) = under.unmount(false) {
+        if error.kind() != ErrorKind::Busy || Instant::now() > deadline {
+            under.unmount(true)?;
+            break;
+        }
+        thread::sleep(POLL);
+    }
+    under.close()
+}

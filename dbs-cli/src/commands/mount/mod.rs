@@ -1,0 +1,176 @@
+//! `dbs mount`: a store as a directory tree, through FUSE.
+
+mod background;
+mod files;
+mod umount;
+
+pub use umount::Umount;
+
+use super::serve::leave_terminal;
+use crate::context::Context;
+use crate::exit;
+use crate::spec::SnapshotSpec;
+use background::Server;
+use clap::{Args, ValueEnum};
+use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
+use dbs_fuse::Options;
+use files::Files;
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+/// How often to see whether somebody has unmounted it.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Show the volumes and snapshots of an idle store as files, for reading.
+///
+/// Below DIR are volumes/NAME/head.raw, volumes/NAME/snapshots/SNAPSHOT.raw, and what is known of them
+/// as JSON and as extended attributes (user.dbs.*). Images are sparse files, which can be copied,
+/// searched and loop-mounted. The mount is served in the background, until `dbs umount DIR`, and the
+/// store is open for reading as long. A store that is being written is shown by its server: `dbs serve
+/// --mount DIR`.
+#[derive(Debug, Args)]
+#[command(override_usage = "dbs mount [OPTIONS] [STORE] <DIR>")]
+pub struct Mount {
+    /// A directory; in front of it the store, unless --store or DBS_STORE names it
+    #[arg(value_name = "PATH", num_args = 1..=2, required = true)]
+    places: Vec<PathBuf>,
+    /// Serve it in this process, until it is unmounted, SIGINT or SIGTERM
+    #[arg(long, short)]
+    foreground: bool,
+    /// Options, separated by commas; can be repeated
+    #[arg(long = "options", short = 'o', value_name = "OPTION", value_enum, value_delimiter = ',')]
+    options: Vec<MountOption>,
+    /// Mount the file system that is inside a snapshot. Needs root
+    #[arg(long, value_name = "VOLUME@SNAPSHOT")]
+    files: Option<SnapshotSpec>,
+    /// The partition that has it, as the kernel counts them
+    #[arg(long, value_name = "N", requires = "files")]
+    partition: Option<u32>,
+    /// The process that serves in the background
+    #[arg(long, hide = true)]
+    background: bool,
+}
+
+/// Options of mounts, under the names that they have elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum MountOption {
+    /// Other users may look at it, too
+    AllowOther,
+    /// For reading only, as it always is
+    Ro,
+}
+
+impl Mount {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let (store, directory) = match self.places.as_slice() {
+            [store, directory] => (store.as_path(), directory),
+            [directory] => (context.store()?, directory),
+            _ => return Err(Error::invalid("name one directory")),
+        };
+        let absolute =
+            |path: &Path| std::path::absolute(path).map_err(|e| Error::io(e, "finding a path"));
+        let (store, directory) = (absolute(store)?, absolute(directory)?);
+        if !self.foreground && !self.background {
+            return background::start(context, &store, &directory, &self.arguments());
+        }
+        if self.background {
+            leave_terminal()?;
+        }
+        // Before anything is mounted, so that no signal leaves it behind.
+        let mut signals = watch_signals()?;
+        let opened = open(&store, &context.open_options(true))?;
+        let allow_other = self.options.contains(&MountOption::AllowOther);
+        let server = Server { context, background: self.background };
+        let options = Options { store, live: false, allow_other };
+        if let Some(spec) = &self.files {
+            let files = Files { spec, partition: self.partition, directory: &directory };
+            return files.serve(&opened, options, &server, &mut signals);
+        }
+        let mount = dbs_fuse::Mount::start(&opened, &directory, options)?;
+        announce(&server, &mount)?;
+        let mut asked = false;
+        while !mount.is_over() {
+            if signals.pending().next().is_some() {
+                end_on(asked);
+                asked = true;
+                if let Err(error) = mount.unmount(false) {
+                    server.note(&format!("{error}; out of sight now, it ends with its last user"));
+                    mount.unmount(true)?;
+                }
+            }
+            thread::sleep(POLL);
+        }
+        mount.close()?;
+        opened.close()
+    }
+
+    /// The arguments for the process in the background, but for the places.
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
+        if self.options.contains(&MountOption::AllowOther) {
+            arguments.push("--options=allow_other".to_owned());
+        }
+        arguments.extend(self.files.iter().map(|spec| format!("--files={spec}")));
+        arguments.extend(self.partition.map(|number| format!("--partition={number}")));
+        arguments
+    }
+}
+
+/// Mounts a store that this process serves.
+///
+/// # Errors
+/// As [`dbs_fuse::Mount::start`].
+pub fn mount_served(
+    store: &Store,
+    path: &Path,
+    directory: &Path,
+    options: &[MountOption],
+) -> Result<dbs_fuse::Mount> {
+    let store_path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let allow_other = options.contains(&MountOption::AllowOther);
+    let options = Options { store: store_path, live: true, allow_other };
+    dbs_fuse::Mount::start(store, directory, options)
+}
+
+/// Unmounts what this process serves and is about to end. Its users, if there are any, find that
+/// their files are gone.
+///
+/// # Errors
+/// Those of unmounting; it is in use, and out of sight.
+pub fn end_served(mount: dbs_fuse::Mount) -> Result<()> {
+    if mount.unmount(false).is_err() {
+        mount.unmount(true)?;
+    }
+    mount.close()
+}
+
+fn watch_signals() -> Result<Signals> {
+    Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io(e, "watching for signals"))
+}
+
+/// A second signal ends the process at once: users of the mount get errors, the store is only read.
+fn end_on(asked_before: bool) {
+    if asked_before {
+        std::process::exit(i32::from(exit::INTERRUPTED));
+    }
+}
+
+fn open(store: &Path, options: &OpenOptions) -> Result<Store> {
+    Store::open(store, options).map_err(|error| match error.kind() {
+        ErrorKind::Busy => Error::busy(format!(
+            "{error}; a store that is being served is mounted by its server: `dbs serve --mount DIR`"
+        )),
+        _ => error,
+    })
+}
+
+fn announce(server: &Server<'_>, mount: &dbs_fuse::Mount) -> Result<()> {
+    let point = mount.point().display().to_string();
+    let value = json!({ "mountpoint": point, "pid": std::process::id() });
+    server.ready(&value, &format!("mounted at {point}"))
+}
