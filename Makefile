@@ -17,7 +17,8 @@ FILTER ?=
 # make vm: which of them
 SCENARIO ?=
 
-.PHONY: build longhorn static run test python wheel bench-python vm guard guard-accept deny soak bench bench-micro bench-replica bench-engine scale \
+.PHONY: build longhorn static run test python wheel vm guard guard-accept deny soak \
+	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
 build:
@@ -90,6 +91,11 @@ bench-engine:
 	$(CARGO) build --release --locked -p engine-adapter
 	$(CARGO) run --release --locked -p dbs-benches --bin engine -- --dir "$(DIR)" \
 		--json target/engine.json $(or $(ARGS),--document docs/performance.md)
+
+# Reading through `dbs mount` against the Rust API, qemu-storage-daemon and nbdfuse. 5 minutes.
+bench-fuse: build
+	$(CARGO) run --release --locked -p dbs-benches --bin fuse -- --dir "$(DIR)" \
+		$(or $(ARGS),--document docs/performance.md)
 
 # Snapshots, volumes, clones, clients and extents by the thousand: tables into docs/performance.md,
 # plots into docs/scale. 20 minutes.

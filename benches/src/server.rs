@@ -90,6 +90,12 @@ impl Dbs {
         Ok(Self { binary })
     }
 
+    /// The command, without arguments.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        Command::new(&self.binary)
+    }
+
     /// Runs a command on a store, served or idle, and gives what it printed.
     ///
     /// # Errors
