@@ -55,6 +55,15 @@ impl Default for Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Socket(pub(crate) u32);
 
+impl Socket {
+    /// The socket of no reactor, for code that is run without one.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn nowhere() -> Self {
+        Self(u32::MAX)
+    }
+}
+
 /// A file or block device of a reactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct File(pub(crate) u32);

@@ -28,7 +28,11 @@ mod server;
 mod tests;
 
 pub use client::{Client, Watch};
+#[doc(hidden)]
+pub use line::{read_line, send_result};
 pub use place::{runtime_dir, socket_path, store_uuid, uuid_text};
+#[doc(hidden)]
+pub use server::decode_request;
 pub use server::{Extra, Server, Service, Session};
 
 use crate::api::Progress;

@@ -349,8 +349,7 @@ fn answer(line: &[u8], stream: &mut UnixStream, shared: &Shared) -> Result<Next>
 }
 
 fn parse(line: &[u8], shared: &Shared) -> Result<Asked> {
-    let invalid = |e| Error::invalid(format!("no request: {e}"));
-    let value: Value = serde_json::from_slice(line).map_err(invalid)?;
+    let value: Value = serde_json::from_slice(line).map_err(no_request)?;
     if let Some(method) = value.get("method").and_then(Value::as_str) {
         if method == NBD_METHOD {
             let service = Arc::clone(&shared.service);
@@ -362,7 +361,18 @@ fn parse(line: &[u8], shared: &Shared) -> Result<Asked> {
             return Ok(Asked::Extra(extra));
         }
     }
-    serde_json::from_value(value).map(Asked::Command).map_err(invalid)
+    serde_json::from_value(value).map(Asked::Command).map_err(no_request)
+}
+
+fn no_request(error: serde_json::Error) -> Error {
+    Error::invalid(format!("no request: {error}"))
+}
+
+/// The command that a line asks for, if it is one of a store. For fuzzing.
+#[doc(hidden)]
+pub fn decode_request(line: &[u8]) -> Result<Request> {
+    let value: Value = serde_json::from_slice(line).map_err(no_request)?;
+    serde_json::from_value(value).map_err(no_request)
 }
 
 fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Value> {

@@ -15,6 +15,7 @@ mod carry;
 mod commits;
 mod direct;
 mod listen;
+mod offline;
 mod outgoing;
 mod peer;
 mod peers;
@@ -28,6 +29,8 @@ pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
 pub use listen::{Listen, Listener};
+#[doc(hidden)]
+pub use offline::Offline;
 pub use peer::{Charge, HEADER_MAX_BYTES, Limits, Protocol, Ready};
 pub use peers::{Event, Peers};
 pub use pieces::{DISCARD_MAX_BYTES, Pieces};

@@ -32,4 +32,6 @@ pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
 pub use server::LocalServer;
 pub use server::{ClientInfo, ServerHandle, ServerOptions, start};
 pub use store_exports::StoreExports;
+#[doc(hidden)]
+pub use transmission::Client as OfflineClient;
 pub use uri::NbdUri;

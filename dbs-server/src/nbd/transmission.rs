@@ -54,10 +54,19 @@ pub(super) struct Adopted {
 }
 
 /// A connection in its transmission phase.
-pub(super) struct Client {
+#[doc(hidden)]
+pub struct Client {
     /// Its number in the server's registry.
     pub id: u64,
     pub session: Arc<Session>,
+}
+
+impl Client {
+    /// A connection that is in no registry.
+    #[must_use]
+    pub fn offline(session: Arc<Session>) -> Self {
+        Self { id: 0, session }
+    }
 }
 
 impl Protocol for Client {

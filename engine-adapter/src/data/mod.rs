@@ -14,7 +14,8 @@ pub mod gate;
 mod later;
 pub mod load;
 mod reactor;
-pub(crate) mod request;
+#[doc(hidden)]
+pub mod request;
 pub(crate) mod runner;
 pub mod server;
 mod slot;

@@ -11,7 +11,7 @@ use std::io;
 const PING_PAYLOAD_MAX_BYTES: u32 = 64;
 
 /// A connection.
-pub(crate) struct Connection {
+pub struct Connection {
     /// Number of its replica on this reactor.
     pub slot: u32,
     /// The session of the replica that it was accepted in.
@@ -46,7 +46,7 @@ impl Protocol for Connection {
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Op {
+pub enum Op {
     Read,
     Write,
     Unmap,
@@ -58,7 +58,7 @@ pub(crate) enum Op {
 
 /// A request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Request {
+pub struct Request {
     pub op: Op,
     sequence: u32,
     /// As the client said it, to be echoed.
@@ -190,7 +190,7 @@ impl Charge for Request {
 }
 
 /// The text for a store's error, `size` being the volume's.
-pub(crate) fn error_text(request: &Request, size: u64, error: &Error) -> String {
+pub fn error_text(request: &Request, size: u64, error: &Error) -> String {
     match error.kind() {
         ErrorKind::NoSpace => {
             let text = error.to_string();
@@ -208,7 +208,7 @@ pub(crate) fn error_text(request: &Request, size: u64, error: &Error) -> String 
 }
 
 /// What to say of a range that is not inside a volume of this size.
-pub(crate) fn beyond_end(request: &Request, size: u64) -> Option<String> {
+pub fn beyond_end(request: &Request, size: u64) -> Option<String> {
     let (offset, length) = request.range().ok()?;
     if offset.checked_add(length).is_some_and(|end| end <= size) {
         return None;

@@ -17,6 +17,8 @@ mod buffers;
 mod receive;
 mod send;
 
+#[doc(hidden)]
+pub use receive::serve_one;
 pub use receive::{ReceiveOptions, Received, receive};
 pub use send::{Retry, SendOptions, Sent, send};
 

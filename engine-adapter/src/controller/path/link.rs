@@ -11,7 +11,7 @@ use std::io;
 const TEXT_MAX_BYTES: u32 = 64 << 10;
 
 /// A connection.
-pub(super) struct Link {
+pub struct Link {
     pub slot: Slot,
     /// Of the replica: a slot is used again.
     pub serial: u64,
@@ -43,7 +43,7 @@ impl Protocol for Link {
 
 /// The reply to a request, its payload apart.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reply {
+pub struct Reply {
     pub sequence: u32,
     /// Its type, if it is known.
     pub kind: Option<Type>,
@@ -108,7 +108,7 @@ impl Charge for Reply {
 
 /// A request to a replica.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ask {
+pub struct Ask {
     pub kind: Type,
     pub offset: u64,
     /// Bytes to read, write or unmap.

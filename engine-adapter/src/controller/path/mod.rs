@@ -19,7 +19,8 @@ mod dial;
 mod flight;
 mod journal;
 mod lane;
-mod link;
+#[doc(hidden)]
+pub mod link;
 mod local;
 mod reactor;
 mod replies;

@@ -22,7 +22,6 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -105,6 +104,22 @@ pub async fn receive(
     }
 }
 
+/// One connection of a receiver, whatever it is made of. For fuzzing.
+#[doc(hidden)]
+pub async fn serve_one(
+    sink: Arc<dyn Sink>,
+    stream: impl hyper::rt::Read + hyper::rt::Write + Unpin,
+) {
+    let server = Server {
+        transfer: Transfer::new(sink, Arc::new(|_| {})),
+        activity: Activity::new(),
+        idle: CONNECTION_IDLE,
+        leave: watch::Sender::new(false),
+    };
+    server.serve(stream).await;
+    server.transfer.abandon().await;
+}
+
 async fn drain(connections: &mut JoinSet<()>) {
     while connections.join_next().await.is_some() {}
 }
@@ -147,7 +162,8 @@ impl Server {
                         let server = Arc::clone(self);
                         connections.spawn(async move {
                             let _place = place;
-                            server.serve(stream).await;
+                            let _ = stream.set_nodelay(true);
+                            server.serve(TokioIo::new(stream)).await;
                         });
                     }
                     Err(error) => {
@@ -168,8 +184,7 @@ impl Server {
         }
     }
 
-    async fn serve(&self, stream: TcpStream) {
-        let _ = stream.set_nodelay(true);
+    async fn serve(&self, stream: impl hyper::rt::Read + hyper::rt::Write + Unpin) {
         let service = service_fn(|request| self.answer(request));
         let mut leave = self.leave.subscribe();
         let mut connection = pin!(
@@ -177,7 +192,7 @@ impl Server {
                 .timer(TokioTimer::new())
                 .header_read_timeout(self.idle.min(CONNECTION_IDLE))
                 .max_buf_size(READ_BUFFER)
-                .serve_connection(TokioIo::new(stream), service)
+                .serve_connection(stream, service)
         );
         // Errors are a peer's that went away or does not speak HTTP: nobody is left to tell.
         tokio::select! {
