@@ -7,6 +7,8 @@ PORT ?= 10809
 # make soak: how long, in either unit
 HOURS ?=
 SECONDS ?= 3600
+# make fuzz: SECONDS for each (60), and which of them
+TARGET ?=
 # make bench, make scale: where their images and stores are made
 DIR ?= target
 # Their options, as "--quick --only random"; without any they rewrite docs/performance.md
@@ -17,7 +19,7 @@ FILTER ?=
 # make vm: which of them
 SCENARIO ?=
 
-.PHONY: build longhorn static run test python wheel vm guard guard-accept deny soak \
+.PHONY: build longhorn static run test python wheel vm guard guard-accept deny soak fuzz \
 	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
@@ -72,6 +74,11 @@ deny:
 # kill -9 of a loaded server, and simulated crashes, for as long as you like.
 soak:
 	@scripts/soak.sh $(if $(HOURS),$$(( $(HOURS) * 3600 )),$(SECONDS))
+
+# Bytes nobody should trust, to everything that reads them: fuzz/, under AddressSanitizer. What fails is
+# in fuzz/artifacts. Compiles cargo-fuzz the first time.
+fuzz:
+	@scripts/fuzz.sh $(if $(filter file,$(origin SECONDS)),60,$(SECONDS)) $(TARGET)
 
 # `dbs serve` against qemu-nbd, nbdkit, the bare file and, if DBS_PROTOTYPE says how to serve it, the
 # Go prototype, with fio. 25 minutes.

@@ -177,18 +177,22 @@ fn plan(image: &Image) -> Result<Vec<Plan>> {
         let context = format!("volume `{}`", volume.name);
         // The view is made only to find damage before anything is written.
         image.view(volume.head).map_err(|e| e.context(&context))?;
-        let mut chain = image.chain(volume.head).map_err(|e| e.context(&context))?;
-        chain.reverse();
-        volumes.push((volume, chain));
+        // Its length alone: of many volumes on one long chain, all chains would take a gigabyte.
+        let length = image.chain(volume.head).map_err(|e| e.context(&context))?.len();
+        volumes.push((volume, length));
     }
-    volumes.sort_by_key(|(_, chain)| usize::MAX - chain.len());
+    volumes.sort_by_key(|(_, length)| usize::MAX - length);
     let mut names = BTreeSet::new();
     let mut made = BTreeMap::new();
     let mut seen = BTreeSet::new();
-    Ok(volumes
+    volumes
         .into_iter()
-        .map(|(volume, chain)| plan_volume(&volume, &chain, &mut names, &mut made, &mut seen))
-        .collect())
+        .map(|(volume, _)| {
+            let mut chain = image.chain(volume.head)?;
+            chain.reverse();
+            Ok(plan_volume(&volume, &chain, &mut names, &mut made, &mut seen))
+        })
+        .collect()
 }
 
 fn plan_volume(
