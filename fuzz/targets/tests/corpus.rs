@@ -1,10 +1,11 @@
 //! Everything the fuzzer once found worth keeping, and every input that once failed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use dbs_core::sabotage::{self, Bug};
 use dbs_fuzz_targets::{TARGETS, seeds::seeds};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// All of the corpus together: it is for every checkout.
 const CORPUS_MAX_BYTES: u64 = 300 << 10;
@@ -41,15 +42,19 @@ fn the_corpus_and_what_once_failed_replay() {
 }
 
 /// Changes of the corpus at random, the same each time: what a fuzzer without eyes finds. More of it
-/// with `DBS_FUZZ_ROUNDS=1000`, for one target with `DBS_FUZZ_TARGET=image`.
+/// for each target with `DBS_FUZZ_SECONDS=60`, for one target with `DBS_FUZZ_TARGET=image`.
 #[test]
 fn the_corpus_with_changes_runs() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let seconds = std::env::var("DBS_FUZZ_SECONDS").ok();
+    let time = Duration::from_secs(seconds.map_or(0, |text| text.parse().unwrap()));
     let only = std::env::var("DBS_FUZZ_TARGET").ok();
-    for round in 0..number("DBS_FUZZ_ROUNDS").unwrap_or(1) {
-        for (name, target) in TARGETS.iter().filter(|t| only.as_deref().is_none_or(|o| o == t.0)) {
-            let corpus = files("corpus", name);
+    for (name, target) in TARGETS.iter().filter(|t| only.as_deref().is_none_or(|o| o == t.0)) {
+        let corpus = files("corpus", name);
+        let (begin, mut count) = (Instant::now(), 0);
+        // One round at least.
+        for round in 0.. {
             for (index, file) in corpus.iter().enumerate() {
+                count += 1;
                 let mut rng = fastrand::Rng::with_seed(round << 32 | index as u64);
                 let mut data = fs::read(file).unwrap();
                 change(&mut data, &mut rng);
@@ -60,7 +65,11 @@ fn the_corpus_with_changes_runs() {
                     panic!("{name}: round {round}, {}: input in {}", file.display(), at.display());
                 }
             }
+            if begin.elapsed() >= time {
+                break;
+            }
         }
+        println!("{name}: {count} changed inputs in {:?}", begin.elapsed());
     }
 }
 
@@ -100,4 +109,27 @@ fn the_seeds_run() {
             fs::write(directory.join(file), data).unwrap();
         }
     }
+}
+
+/// A target that cannot fail is a defect: with checksums that nobody compares, rot is taken for right.
+#[test]
+fn a_planted_bug_is_found() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut input = || {
+        // A closed sample, checksums left alone, one bit of the first volume's slot.
+        let mut data = vec![0, 1, 0];
+        data.extend(((64 << 10) + 64 + rng.u32(0..504)).to_le_bytes());
+        data.push(1 << rng.u8(0..8));
+        data
+    };
+    let inputs: Vec<_> = (0..100).map(|_| input()).collect();
+    inputs.iter().for_each(|data| dbs_fuzz_targets::image(data));
+    sabotage::set(Some(Bug::IgnoreBlockChecksum));
+    let found = inputs
+        .iter()
+        .filter(|data| std::panic::catch_unwind(|| dbs_fuzz_targets::image(data)).is_err());
+    let found = found.count();
+    sabotage::set(None);
+    println!("{found} of {} inputs find it", inputs.len());
+    assert!(found > 0);
 }
