@@ -49,8 +49,8 @@ fn group(sample: &Sample, disk: &Disk, last: u64, input: &mut Input<'_>) -> u64 
         other => u64::from(other) % blocks,
     };
     let sequence = match flags >> 1 & 3 {
-        0 | 1 => last + 1,
-        2 => last + u64::from(input.u8()),
+        0 | 1 => last.wrapping_add(1),
+        2 => last.wrapping_add(u64::from(input.u8())),
         _ => input.u64(),
     };
     let session = if flags & 8 == 0 { sample.session } else { input.u64() };
