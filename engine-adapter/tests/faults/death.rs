@@ -155,7 +155,9 @@ mod disk {
 
     impl Drop for Disk {
         fn drop(&mut self) {
-            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+            let mut command = Command::new("umount");
+            command.arg("-l").arg(&self.0);
+            let _ = output(command, &std::env::temp_dir());
         }
     }
 }

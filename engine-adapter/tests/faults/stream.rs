@@ -14,6 +14,9 @@ const OFFSET: usize = 10;
 const SIZE: usize = 18;
 const LENGTH: usize = 22;
 
+/// Messages that something may happen to.
+type Which = fn(&Header) -> bool;
+
 fn is_read(header: &Header) -> bool {
     header.kind() == Some(Type::Read)
 }
@@ -32,7 +35,7 @@ fn has_none(header: &Header) -> bool {
 }
 
 /// One good replica, and one for each kind of damage.
-fn survive(way: Way, faults: &[(fn(&Header) -> bool, Damage)]) {
+fn survive(way: Way, faults: &[(Which, Damage)]) {
     let lab = Lab::new();
     let good = lab.replica("good");
     let others: Vec<Replica> =

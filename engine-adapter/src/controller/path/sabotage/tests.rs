@@ -86,6 +86,14 @@ fn data(byte: u8) -> impl Fn(&Header) -> Do + Send + Sync {
     move |header| Do::Bytes(message(Type::Response, header, &vec![byte; header.size as usize]))
 }
 
+/// Waits for the first write.
+fn come(replica: &Fake) {
+    let begun = Instant::now();
+    while replica.seen(Type::Write).is_empty() && begun.elapsed() < DEADLINE {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn who_missed_a_write_is_out_when_it_is_acknowledged(bug: Option<Bug>) -> bool {
     let (good, bad) = (replica(), that(Type::Write, |_| Do::Fail("no")));
     on(bug, &[&good, &bad], 64, |volume| {
@@ -133,7 +141,10 @@ fn changes_of_one_block_go_one_by_one(bug: Option<Bug>) -> bool {
     on(bug, &[&slow], 64, |volume| {
         let client = volume.client();
         let write = |byte: u8| client.submit(Type::Write, 0, BLOCK, &[byte; 4096]).unwrap();
-        let pending = [write(1), write(2)];
+        let first = write(1);
+        come(&slow);
+        // In another turn, so that it goes over the other connection.
+        let pending = [first, write(2)];
         thread::sleep(MOMENT);
         let alone = slow.seen(Type::Write).len() == 1;
         slow.open_gate();
@@ -145,10 +156,7 @@ fn a_hold_begins_when_nothing_is_in_flight(bug: Option<Bug>) -> bool {
     let slow = that(Type::Write, |_| Do::AtGate);
     on(bug, &[&slow], 64, |volume| {
         let pending = volume.client().submit(Type::Write, 0, BLOCK, &[1; 4096]).unwrap();
-        let begun = Instant::now();
-        while slow.seen(Type::Write).is_empty() && begun.elapsed() < DEADLINE {
-            thread::yield_now();
-        }
+        come(&slow);
         thread::scope(|scope| {
             let holding = scope.spawn(|| drop(volume.path.hold()));
             thread::sleep(MOMENT);
