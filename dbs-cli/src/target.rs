@@ -4,20 +4,16 @@ use crate::context::Context;
 use crate::old;
 use crate::progress::{Meter, Unit};
 use dbs_core::v1::Image;
-use dbs_core::{Error, ErrorKind, Result, Store};
-use dbs_server::api::{self, Progress, Request};
-use dbs_server::control::{socket_path, store_uuid};
-use dbs_server::remote::RemoteStore;
+use dbs_core::{ErrorKind, Result};
+use dbs_server::any_store::AnyStore;
+use dbs_server::api::{Progress, Request};
 use dbs_server::transfer::{BlockAccess, StoreAccess};
 use serde_json::Value;
-use std::path::Path;
 
 /// An open or a served store.
 pub enum Target {
-    /// Nobody served it; it is open here.
-    Idle(Store),
-    /// A server owns it.
-    Served(RemoteStore),
+    /// Of the present format.
+    Live(AnyStore),
     /// An image of format 1.0.0, which is only read.
     Old(Box<Image>),
 }
@@ -29,14 +25,8 @@ impl Target {
     /// Those of [`Store::open`]; `Busy` if somebody who is no server holds it.
     pub fn open(context: &Context, writes: bool) -> Result<Self> {
         let path = context.store()?;
-        match Store::open(path, &context.open_options(!writes)) {
-            Ok(store) => Ok(Self::Idle(store)),
-            Err(busy) if busy.kind() == ErrorKind::Busy => {
-                served(context, path).map(Self::Served).map_err(|why| match why.kind() {
-                    ErrorKind::NotFound => busy,
-                    _ => busy.context(why),
-                })
-            }
+        match AnyStore::open(path, &context.open_options(!writes), &context.runtime_dir()) {
+            Ok(store) => Ok(Self::Live(store)),
             Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Corrupt) => {
                 Image::open(path, None).map(|image| Self::Old(Box::new(image))).map_err(|_| error)
             }
@@ -55,11 +45,8 @@ impl Target {
             context.stop.on_signals()?;
         }
         match self {
-            Self::Served(server) => {
-                server.call(request, &mut |progress| watch(&mut meter, progress))
-            }
-            Self::Idle(store) => {
-                let value = api::execute(store, request, &mut |p| meter.update(p.done, p.total))?;
+            Self::Live(store) => {
+                let value = store.call(request, &mut |progress| watch(&mut meter, progress))?;
                 drop(meter);
                 if request.leaves_work() {
                     self.settle(context)?;
@@ -76,10 +63,10 @@ impl Target {
     /// # Errors
     /// Those of the store; `Interrupted`, with the command itself done.
     pub fn settle(&self, context: &Context) -> Result<()> {
-        match self {
-            Self::Idle(store) => reclaim(context, store),
-            Self::Served(_) | Self::Old(_) => Ok(()),
-        }
+        let Self::Live(store @ AnyStore::Idle(_)) = self else { return Ok(()) };
+        context.stop.on_signals()?;
+        let mut meter = context.meter(label(&Request::VolumeTrim), Unit::Steps);
+        store.settle(&mut |progress| watch(&mut meter, progress))
     }
 
     /// The store for transfers.
@@ -88,8 +75,7 @@ impl Target {
     /// `Unsupported` for an old image.
     pub fn access(&self) -> Result<&(dyn StoreAccess + Sync)> {
         match self {
-            Self::Idle(store) => Ok(store),
-            Self::Served(server) => Ok(server),
+            Self::Live(store) => Ok(store.access()),
             Self::Old(_) => Err(old::unsupported()),
         }
     }
@@ -111,8 +97,8 @@ impl Target {
     /// Those of [`Store::close`].
     pub fn close(self) -> Result<()> {
         match self {
-            Self::Idle(store) => store.close(),
-            Self::Served(_) | Self::Old(_) => Ok(()),
+            Self::Live(store) => store.close(),
+            Self::Old(_) => Ok(()),
         }
     }
 }
@@ -123,27 +109,6 @@ pub fn watch(meter: &mut Meter, progress: Option<Progress>) -> bool {
         Some(progress) => meter.update(progress.done, progress.total),
         None => meter.goes_on(),
     }
-}
-
-fn served(context: &Context, path: &Path) -> Result<RemoteStore> {
-    let uuid = store_uuid(path)?;
-    RemoteStore::connect(&socket_path(&context.runtime_dir(), &uuid))
-}
-
-/// Does the background work to its end. What the command was for is done by now.
-fn reclaim(context: &Context, store: &Store) -> Result<()> {
-    context.stop.on_signals()?;
-    let mut meter = context.meter(label(&Request::VolumeTrim), Unit::Steps);
-    api::execute(store, &Request::VolumeTrim, &mut |p| meter.update(p.done, p.total))
-        .map(drop)
-        .map_err(|e| match e.kind() {
-            ErrorKind::Interrupted => Error::new(
-                ErrorKind::Interrupted,
-                "the command itself is done; the rest of its space comes back the next time \
-                 the store is written",
-            ),
-            _ => e.context("the command itself is done, but reclaiming its space failed"),
-        })
 }
 
 /// Whether it takes long, and can be stopped in good order.

@@ -11,6 +11,7 @@ use clap::Args;
 use dbs_core::info::{CheckReport, Severity, StoreInfo};
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, ErrorKind, InitOptions, Result, Store, format_size};
+use dbs_server::any_store::AnyStore;
 use dbs_server::api::{Request, Vacuumed};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -204,8 +205,8 @@ impl Dump {
         context.with(false, |target| {
             let mut out = io::BufWriter::with_capacity(1 << 16, Stdout);
             match target {
-                Target::Idle(store) => store.dump(&mut out)?,
-                Target::Served(server) => {
+                Target::Live(AnyStore::Idle(store)) => store.dump(&mut out)?,
+                Target::Live(AnyStore::Served(server)) => {
                     let mut meter = context.meter("dumping", Unit::Bytes);
                     server.dump(&mut out, &mut |progress| watch(&mut meter, progress))?;
                 }

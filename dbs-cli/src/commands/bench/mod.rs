@@ -13,6 +13,7 @@ use crate::target::Target;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use dbs_core::{Error, Result, format_size};
+use dbs_server::any_store::AnyStore;
 use dbs_server::bench::{
     self, Cpu, CpuOf, DEPTH, DEPTHS, DeviceSubject, Group, Measurement, Moment, NbdSubject,
     Options, Report, Runner, Subject, TESTS, TargetKind, Test,
@@ -294,8 +295,12 @@ fn line(moment: &Moment, time: Duration) -> String {
 /// Whose CPU time tells what the store costs.
 fn cpu_of(target: &Target) -> Option<(CpuOf, Cpu)> {
     match target {
-        Target::Served(server) => Cpu::of(server.server_process()?).map(|cpu| (CpuOf::Server, cpu)),
-        Target::Idle(_) => Cpu::of(std::process::id()).map(|cpu| (CpuOf::Process, cpu)),
+        Target::Live(AnyStore::Served(server)) => {
+            Cpu::of(server.server_process()?).map(|cpu| (CpuOf::Server, cpu))
+        }
+        Target::Live(AnyStore::Idle(_)) => {
+            Cpu::of(std::process::id()).map(|cpu| (CpuOf::Process, cpu))
+        }
         Target::Old(_) => None,
     }
 }
@@ -308,8 +313,8 @@ fn of_cpu(mut report: Report, cpu: Option<(CpuOf, Cpu)>) -> Report {
 /// How requests get to a store.
 fn driver_of(target: &Target) -> String {
     match target {
-        Target::Idle(store) => store.info().driver,
-        Target::Served(_) => "nbd".to_owned(),
+        Target::Live(AnyStore::Idle(store)) => store.info().driver,
+        Target::Live(AnyStore::Served(_)) => "nbd".to_owned(),
         Target::Old(_) => "pread".to_owned(),
     }
 }

@@ -6,7 +6,8 @@ use crate::target::Target;
 use dbs_core::info::StoreInfo;
 use dbs_core::io::probe::{PROBE_BYTES, in_use, signature};
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::api::{self, Request};
+use dbs_server::any_store::AnyStore;
+use dbs_server::api::Request;
 use dbs_server::bench::{Ground, NbdSubject, Room, Subject, VolumeSubject};
 use dbs_server::serve::Housekeeping;
 use std::fs::File;
@@ -46,8 +47,7 @@ impl<'a> StorePlace<'a> {
     fn call(&self, request: &Request) -> Result<serde_json::Value> {
         // To its end also after the user has stopped the command.
         match self.target {
-            Target::Idle(store) => api::execute(store, request, &mut |_| true),
-            Target::Served(server) => server.call(request, &mut |_| true),
+            Target::Live(store) => store.call(request, &mut |_| true),
             Target::Old(_) => Err(old::unsupported()),
         }
     }
@@ -108,7 +108,7 @@ impl Ground for StorePlace<'_> {
 /// # Errors
 /// `NotFound`, and those of the store or its server.
 pub fn open<'a>(target: &'a Target, spec: &str) -> Result<Box<dyn Subject + 'a>> {
-    if let Target::Served(server) = target {
+    if let Target::Live(AnyStore::Served(server)) = target {
         // The store has better words than NBD for a volume that is not there.
         drop(target.open_spec(spec)?);
         let connect = || Ok(Box::new(server.connect_nbd()?) as Box<_>);
@@ -130,7 +130,7 @@ impl Keeper {
     /// # Errors
     /// Those of starting its thread.
     pub fn of(target: &Target) -> Result<Self> {
-        let Target::Idle(store) = target else { return Ok(Self(None)) };
+        let Target::Live(AnyStore::Idle(store)) = target else { return Ok(Self(None)) };
         let interval = (!store.info().read_only).then_some(COMMIT_INTERVAL);
         Housekeeping::start(store.clone(), interval).map(|keeper| Self(Some(keeper)))
     }
