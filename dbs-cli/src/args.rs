@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::commands::{
-    attach, bench, controller, export, import, mount, replica, serve, snapshot, store, stream, tools,
-    volume,
+    attach, bench, controller, export, import, mount, replica, serve, snapshot, store, stream,
+    tools, volume,
 };
 use crate::exit;
 use clap::{Args, Parser, Subcommand, ValueEnum};

@@ -32,8 +32,8 @@ pub fn dataconn(data: &[u8]) {
         let cut = taken(link, bytes, piece, reply);
         assert_eq!(whole, cut, "pieces of {piece} bytes are taken for something else");
     } else {
-        let whole = taken(|| Connection::new(0, String::new()), bytes, usize::MAX, request);
-        let cut = taken(|| Connection::new(0, String::new()), bytes, piece, request);
+        let whole = taken(|| Connection::new(0, 0, String::new()), bytes, usize::MAX, request);
+        let cut = taken(|| Connection::new(0, 0, String::new()), bytes, piece, request);
         assert_eq!(whole, cut, "pieces of {piece} bytes are taken for something else");
     }
 }

@@ -72,7 +72,7 @@ fn one_by_one(plan: &[u8], script: Script<'_>, options: &ClientOptions) -> io::R
             break;
         }
     }
-    client.disconnect()
+    client.disconnect().map(drop)
 }
 
 fn pipelined(plan: &[u8], script: Script<'_>, options: &ClientOptions) -> io::Result<()> {
