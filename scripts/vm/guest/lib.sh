@@ -94,7 +94,7 @@ start_replica() {
     longhorn --volume-name vol replica "$work/replica-$1" --size "$volume_bytes" --disableRevCounter --listen "127.0.0.1:$2" \
         --sync-agent-port-count 2 >>"$log" 2>&1 </dev/null &
     replica[$1]=$!
-    until_true 30 "replica $1" grep -q event=ready "$log"
+    until_true 90 "replica $1" grep -q event=ready "$log"
 }
 
 # end_replica NAME SIGNAL: and waits for its end.

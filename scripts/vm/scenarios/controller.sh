@@ -15,7 +15,7 @@ modes() {
     steer ls-replica | awk 'NR > 1 { printf "%s ", $2 }'
 }
 
-fio --name=load --eta=never --filename="$device" --size=24m --rw=randwrite --bsrange=4k-64k --direct=1 --ioengine=io_uring \
+fio --name=load --eta=never --filename="$device" --size=24m --rw=randwrite --bsrange=4k-64k --direct=1 --ioengine=io_uring --rate_iops=100 \
     --iodepth=16 --verify=crc32c --verify_fatal=1 --time_based --runtime=600 --output="$work/fio.log" 2>"$work/fio.err.log" &
 load=$!
 sleep 2
