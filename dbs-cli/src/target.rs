@@ -22,7 +22,7 @@ impl Target {
     /// Opens the store that `context` names, or connects to the server that holds it.
     ///
     /// # Errors
-    /// Those of [`Store::open`]; `Busy` if somebody who is no server holds it.
+    /// Those of [`dbs_core::Store::open`]; `Busy` if somebody who is no server holds it.
     pub fn open(context: &Context, writes: bool) -> Result<Self> {
         let path = context.store()?;
         match AnyStore::open(path, &context.open_options(!writes), &context.runtime_dir()) {
@@ -94,7 +94,7 @@ impl Target {
     /// Closes it.
     ///
     /// # Errors
-    /// Those of [`Store::close`].
+    /// Those of [`dbs_core::Store::close`].
     pub fn close(self) -> Result<()> {
         match self {
             Self::Live(store) => store.close(),
