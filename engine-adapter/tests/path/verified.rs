@@ -167,3 +167,18 @@ fn the_size_counts() {
     assert_eq!((client.write(0, &[]), client.unmap(0, 0)), (Ok(()), Ok(0)));
     assert_eq!(volume.mode(1), Mode::Rw);
 }
+
+/// It would be more than replicas take once it is made one of whole blocks for one that is rebuilt.
+#[test]
+fn a_write_that_cannot_be_widened_is_refused() {
+    let volume = Volume::new(options(1));
+    let replicas = replicas(1);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    let client = volume.client(1);
+    volume.path.resize(64 << 20);
+    let most = vec![7; 32 << 20];
+    let text = crate::support::refused(client.write(512, &most));
+    assert!(text.contains("at most 33554432, of whole blocks"), "{text}");
+    assert_eq!(client.write(512, &most[..4096]), Ok(()));
+    assert_eq!(volume.mode(1), Mode::Rw);
+}

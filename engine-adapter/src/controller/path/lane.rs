@@ -229,9 +229,19 @@ impl Lane {
         if let Err(text) = rule::check_range(kind, signed, u64::from(length), self.size()) {
             return invalid(text);
         }
-        if kind != rule::Kind::Unmap && length > PAYLOAD_MAX_BYTES {
+        let bytes = u64::from(length);
+        let carried = match kind {
+            rule::Kind::Unmap => 0,
+            rule::Kind::Read => bytes,
+            // What it becomes while a replica is rebuilt must find its way, too.
+            rule::Kind::Write => {
+                Widened::new(offset, bytes, self.size()).map_or(bytes, |widened| widened.length)
+            }
+        };
+        if carried > u64::from(PAYLOAD_MAX_BYTES) {
             return invalid(format!(
-                "a request of {length} bytes; at most {PAYLOAD_MAX_BYTES} are carried at once"
+                "a request of {length} bytes; at most {PAYLOAD_MAX_BYTES}, of whole blocks, are \
+                 carried at once"
             ));
         }
         match (length, kind) {
