@@ -1,9 +1,8 @@
-//! Data connections: the protocol, I/O, limits, and what a replica's state lets through.
+//! Data connections: the protocol, I/O, and what a replica's state lets through.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod support;
 
 mod gate;
 mod io;
-mod limits;
 mod protocol;

@@ -1,7 +1,10 @@
 //! What connections cost, and what they leave behind: measured for the whole process, so that only
-//! one test runs at a time.
+//! one test runs at a time, and none of others: this is a program of its own.
+#![allow(clippy::unwrap_used, missing_docs)]
 
-use crate::support::{BLOCK, DRIVERS, MIB, Replica, Setup, eventually, pattern, resident, sockets};
+#[path = "dataconn/support.rs"]
+mod support;
+
 use dbs_reactor::Driver;
 use engine_adapter::data::DataOptions;
 use engine_adapter::wire::{Header, Type};
@@ -9,6 +12,7 @@ use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+use support::{BLOCK, DRIVERS, MIB, Replica, Setup, eventually, pattern, resident, sockets};
 
 static ALONE: Mutex<()> = Mutex::new(());
 
