@@ -1,14 +1,13 @@
 //! A single layer opened for reading: what a snapshot or head holds itself, without its parent.
 
-use super::{Handle, blocks_of, outside, unaligned};
+use super::{Handle, blocks_of, outside, reads_of, unaligned};
 use crate::error::{Error, Result};
 use crate::info::LayerRange;
-use crate::io::ReadRequest;
 use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::Meta;
 use crate::meta::plan::ReadPiece;
 use crate::store::Store;
-use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId};
+use crate::units::{SECTOR_BYTES, SnapshotId};
 use std::sync::Arc;
 
 /// The layer of a snapshot, or of a volume's head: of the head it has at each call, and at each
@@ -109,19 +108,7 @@ impl Layer {
             meta.plan_span_read(&span, blocks_of(offset, buf.len() as u64), pieces);
             meta.fence.begin()
         };
-        // The first block may begin before the range, the last one end behind it.
-        let mut skip = offset % BLOCK_BYTES;
-        let mut reads = Vec::new();
-        let mut rest = buf;
-        for piece in &*pieces {
-            let count = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
-            let (part, after) = rest.split_at_mut(count);
-            match piece.address {
-                Some(address) => reads.push(ReadRequest { offset: address + skip, buf: part }),
-                None => part.fill(0),
-            }
-            (rest, skip) = (after, 0);
-        }
+        let mut reads = reads_of(pieces, offset, buf);
         let outcome = if reads.is_empty() { Ok(()) } else { store.storage.read_many(&mut reads) };
         store.meta().fence.end(fence);
         store.wake();

@@ -10,6 +10,7 @@ use crate::info::MapRange;
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
 use crate::limits::EXTENTS_PER_STEP;
+use crate::meta::plan::ReadPiece;
 use crate::meta::{Meta, names};
 use crate::store::{Inner, Store};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
@@ -399,6 +400,25 @@ fn outside(offset: u64, length: u64, size: u64, spec: &str) -> Error {
 
 fn is_whole(bytes: u64) -> bool {
     bytes.is_multiple_of(BLOCK_BYTES)
+}
+
+/// What to read of the device for a range from `offset`, by the pieces of all of its blocks; parts of
+/// `buf` that are zeros are filled.
+fn reads_of<'a>(pieces: &[ReadPiece], offset: u64, buf: &'a mut [u8]) -> Vec<ReadRequest<'a>> {
+    // The first block may begin before the range, the last one end behind it.
+    let mut skip = offset % BLOCK_BYTES;
+    let mut reads = Vec::new();
+    let mut rest = buf;
+    for piece in pieces {
+        let count = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
+        let (part, after) = rest.split_at_mut(count);
+        match piece.address {
+            Some(address) => reads.push(ReadRequest { offset: address + skip, buf: part }),
+            None => part.fill(0),
+        }
+        (rest, skip) = (after, 0);
+    }
+    reads
 }
 
 fn blocks_of(offset: u64, length: u64) -> Range<u64> {

@@ -1,11 +1,10 @@
 //! A head or snapshot that is looked at and not held: for views of a store that must not be in the
 //! way of those who work with it.
 
-use super::{blocks_of, clip, outside, unaligned};
+use super::{blocks_of, clip, outside, reads_of, unaligned};
 use crate::error::{Error, Result};
 use crate::format::slots::SNAPSHOT_RETIRED;
 use crate::info::{MapRange, SnapshotInfo, VolumeInfo};
-use crate::io::ReadRequest;
 use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::plan::ReadPiece;
 use crate::meta::{Meta, names};
@@ -335,19 +334,7 @@ impl Observer {
             meta.plan_read(id, blocks_of(offset, length), pieces);
             meta.fence.begin()
         };
-        // The first block may begin before the range, the last one end behind it.
-        let mut skip = offset % BLOCK_BYTES;
-        let mut reads = Vec::new();
-        let mut rest = buf;
-        for piece in &*pieces {
-            let count = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
-            let (part, after) = rest.split_at_mut(count);
-            match piece.address {
-                Some(address) => reads.push(ReadRequest { offset: address + skip, buf: part }),
-                None => part.fill(0),
-            }
-            (rest, skip) = (after, 0);
-        }
+        let mut reads = reads_of(pieces, offset, buf);
         let outcome = if reads.is_empty() { Ok(()) } else { store.storage.read_many(&mut reads) };
         let mut meta = store.meta();
         meta.fence.end(fence);
