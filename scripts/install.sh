@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# install.sh DBS MAN PREFIX: the command, its manual pages and completions.
+# install.sh DBS MAN PREFIX [FINAL]: the command, its manual pages and completions, and the unit of systemd
+# that runs it from FINAL, where PREFIX is to be in the end.
 set -euo pipefail
-dbs=$1 man=$2 prefix=$3
+dbs=$1 man=$2 prefix=$3 final=${4:-$3}
+cd "$(dirname "$0")/.."
 
 install -Dm755 "$dbs" "$prefix/bin/dbs"
 install -d "$prefix/share/man/man1"
@@ -13,4 +15,7 @@ completion() {
 completion bash bash-completion/completions/dbs
 completion zsh zsh/site-functions/_dbs
 completion fish fish/vendor_completions.d/dbs.fish
-echo "installed $prefix/bin/dbs, its manual pages and completions"
+install -d "$prefix/lib/systemd/system" "$prefix/lib/sysusers.d"
+sed "s|^ExecStart=/usr/local/|ExecStart=$final/|" contrib/dbs@.service >"$prefix/lib/systemd/system/dbs@.service"
+install -m644 contrib/dbs.sysusers "$prefix/lib/sysusers.d/dbs.conf"
+echo "installed $prefix/bin/dbs, its manual pages, completions and unit of systemd"

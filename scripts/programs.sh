@@ -6,7 +6,7 @@ set -euo pipefail
 # program:package
 programs="fio:fio nbdkit:nbdkit nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdsh:python3-libnbd
     qemu-img:qemu-utils qemu-nbd:qemu-utils mke2fs:e2fsprogs mkfs.xfs:xfsprogs losetup:mount
-    mkfs.vfat:dosfstools mkfs.btrfs:btrfs-progs jq:jq valgrind:valgrind
+    mkfs.vfat:dosfstools mkfs.btrfs:btrfs-progs jq:jq dmsetup:dmsetup valgrind:valgrind
     xz:xz-utils fusermount3:fuse3 nbdfuse:libnbd-bin setpriv:util-linux"
 
 missing=() packages=()

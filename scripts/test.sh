@@ -7,7 +7,9 @@ cargo=${CARGO:-cargo}
 built=${CARGO_TARGET_DIR:-target}/debug
 LOG=$(mktemp)
 export LOG
-trap 'rm -f "$LOG"' EXIT
+beside=$(mktemp -d)
+pid=
+trap 'kill $pid 2>/dev/null; rm -rf "$LOG" "$beside"' EXIT
 # A machine this slow would not end in the time that continuous integration has.
 deadline=4800
 
@@ -18,19 +20,41 @@ step() {
     scripts/watched.sh $((limit < rest ? limit : rest)) "${@:3}"
 }
 
+# beside NAME MINUTES COMMAND...: a step that goes on while others do; one at a time.
+beside() {
+    rm -f "$beside/log"
+    LOG=$beside/log scripts/watched.sh $(($2 * 60)) "${@:3}" >"$beside/out" 2>&1 &
+    pid=$!
+    name=$1
+}
+
+# joined: the end of the step beside, and what it said.
+joined() {
+    local code=0
+    printf '\n== %s (until %s s)\n' "$name" "$SECONDS"
+    wait "$pid" || code=$?
+    pid=
+    cat "$beside/out"
+    cat "$beside/log" >>"$LOG"
+    return "$code"
+}
+
 scripts/watched-test.sh
 step "programs" 10 scripts/programs.sh
 step "format" 1 "$cargo" fmt --all --check
+# It counts instructions, so that others may work beside it: it is built by one compiler at a time, mostly.
+beside "hot path" 25 scripts/guard.sh
 step "clippy" 20 "$cargo" clippy --locked --workspace --all-targets -q -- -D warnings
 step "documentation" 10 "$cargo" doc --locked --workspace --no-deps --document-private-items -q
 step "dependencies" 10 scripts/deny.sh
 step "manifests" 1 scripts/k8s.sh
-step "hot path" 15 scripts/guard.sh
+joined
 step "tests" 50 "$cargo" test --locked --workspace -- --show-output
+# With the `dbs` that the tests have just built; `make vm` takes static ones, and more time.
+beside "virtual machine" 20 env DBS="$built/dbs" LONGHORN="$built/longhorn" scripts/vm/run.sh --quick
 # With what the tests have just built, and the module beside it.
 step "python" 15 env DBS_PYTHON_BUILD="--workspace --lib --tests" scripts/python.sh
-# With the `dbs` that the tests have just built; `make vm` takes static ones, and more time.
-step "virtual machine" 15 env DBS="$built/dbs" LONGHORN="$built/longhorn" scripts/vm/run.sh --quick
+joined
 # What passing tests print is easily missed: these did not do what their names say.
 if grep -iE '^skipped' "$LOG"; then
     printf 'the above was skipped; '

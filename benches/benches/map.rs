@@ -4,7 +4,7 @@
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use dbs_benches::Outcome;
 use dbs_core::store::SnapshotOptions;
-use dbs_core::volume::{Finish, Request, Start};
+use dbs_core::volume::{Finish, Read, Request, Start};
 use dbs_core::{InitOptions, Store, Volume};
 use dbs_guard::memory::Memory;
 use std::sync::Arc;
@@ -69,7 +69,8 @@ impl Prepared {
 fn look_up(volume: &Volume, offset: u64, request: &mut Request) {
     let start = volume.start_read(offset, BLOCK, request).expect("memory has no errors");
     assert_eq!(start, Start::Io);
-    request.finish_read(Ok(())).expect("memory has no errors");
+    let read = request.finish_read(Ok(()), &[]).expect("memory has no errors");
+    assert_eq!(read, Read::Done);
 }
 
 /// Writes a block, but for its bytes.

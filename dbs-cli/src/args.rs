@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::commands::{
-    attach, bench, controller, export, import, mount, replica, serve, snapshot, store, stream,
-    tools, volume,
+    attach, bench, controller, export, import, mount, repair, replica, scrub, serve, snapshot,
+    store, stream, tools, volume,
 };
 use crate::exit;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -75,8 +75,14 @@ pub enum Command {
     Snapshot(SnapshotCommand),
     /// Check all metadata, changing nothing: exit code 3 for leaks, 4 for damage
     Check(store::Check),
+    /// Compare all data with its checksums: exit code 4 for damage
+    Scrub(scrub::Scrub),
+    /// Repair a damaged store, or undo that: prints the plan, asks, saves the present metadata in a file
+    Repair(repair::Repair),
     /// Print all metadata as JSON
     Dump(store::Dump),
+    /// Write the metadata of a dump over what a store has, or into a new file
+    RestoreMetadata(repair::RestoreMetadata),
     /// Copy an image of format 1.0.0 into a new store
     Upgrade(store::Upgrade),
     /// Write a snapshot, or the difference between two, as a stream
@@ -96,7 +102,7 @@ pub enum Command {
     /// Unmount what `dbs mount` has mounted
     Umount(mount::Umount),
     /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
     /// Serve a replica of a Longhorn volume, until SIGINT or SIGTERM
     Replica(Box<replica::Replica>),
     /// Serve a Longhorn volume over its replicas, until SIGINT or SIGTERM

@@ -4,7 +4,7 @@ use crate::args::{Driver, Globals};
 use crate::output;
 use crate::progress::{Meter, Stop, Unit};
 use crate::target::Target;
-use dbs_core::{Error, IoDriver, OpenOptions, Result, TailPlace};
+use dbs_core::{Error, IoDriver, OpenOptions, Result};
 use dbs_server::api::Request;
 use dbs_server::control;
 use dbs_server::remote::fill_usage;
@@ -60,7 +60,7 @@ impl Context {
 
     /// How to open a store.
     pub fn open_options(&self, read_only: bool) -> OpenOptions {
-        OpenOptions { read_only, driver: self.driver, tail: TailPlace::Auto }
+        OpenOptions { read_only, driver: self.driver, ..OpenOptions::default() }
     }
 
     /// The arguments that make another `dbs` do its I/O in the same way.

@@ -30,7 +30,7 @@ pub const HELP: &str = "Exit codes:
   1    failed
   2    wrong usage, or --yes is missing
   3    check found leaked space
-  4    the store is damaged
+  4    the store, or data in it, is damaged
   10   no such store, volume or snapshot
   11   busy: in use, open or protected
   12   no space left
@@ -40,7 +40,7 @@ pub const HELP: &str = "Exit codes:
 fn code(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::Invalid => USAGE,
-        ErrorKind::Corrupt => CORRUPT,
+        ErrorKind::Corrupt | ErrorKind::Damaged => CORRUPT,
         ErrorKind::NotFound => NOT_FOUND,
         ErrorKind::Busy => BUSY,
         ErrorKind::NoSpace => NO_SPACE,

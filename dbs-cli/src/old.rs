@@ -62,6 +62,7 @@ fn info(image: &Image) -> StoreInfo {
         read_only: true,
         driver: "pread".to_owned(),
         tail: false,
+        checksums: None,
         warnings: image.warnings().to_vec(),
     }
 }

@@ -114,13 +114,17 @@ pub fn watch(meter: &mut Meter, progress: Option<Progress>) -> bool {
 /// Whether it takes long, and can be stopped in good order.
 fn is_long(request: &Request) -> bool {
     use Request as R;
-    matches!(request, R::Vacuum | R::VolumeFlatten { .. } | R::VolumeTrim | R::Work { .. })
+    matches!(
+        request,
+        R::Vacuum | R::Scrub { .. } | R::VolumeFlatten { .. } | R::VolumeTrim | R::Work { .. }
+    )
 }
 
 fn label(request: &Request) -> &'static str {
     match request {
         Request::Vacuum => "compacting",
         Request::VolumeFlatten { .. } => "flattening",
+        Request::Scrub { .. } => "scrubbing",
         Request::VolumeTrim => "reclaiming space",
         _ => "working",
     }

@@ -18,6 +18,8 @@ pub enum ErrorKind {
     NoSpace,
     /// Stored metadata is damaged.
     Corrupt,
+    /// Stored data is not what was written: its checksum does not match.
+    Damaged,
     /// The caller's argument is wrong, or names something that is no store.
     Invalid,
     /// The store, volume or snapshot may not be written.
@@ -42,6 +44,7 @@ impl ErrorKind {
             Self::Busy => "busy",
             Self::NoSpace => "no_space",
             Self::Corrupt => "corrupt",
+            Self::Damaged => "damaged",
             Self::Invalid => "invalid",
             Self::ReadOnly => "read_only",
             Self::Io => "io",
@@ -60,6 +63,7 @@ impl ErrorKind {
             Self::Busy,
             Self::NoSpace,
             Self::Corrupt,
+            Self::Damaged,
             Self::Invalid,
             Self::ReadOnly,
             Self::Poisoned,
@@ -72,11 +76,21 @@ impl ErrorKind {
     }
 }
 
+/// Where data is not what was written, as who read it or wrote into it sees the place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Damage {
+    /// First byte of the damaged block in the volume or snapshot, a multiple of 4096.
+    pub offset: u64,
+    /// A snapshot holds the block: others may read it, and it stays where it is.
+    pub in_snapshot: bool,
+}
+
 /// An error of the store.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
+    damage: Option<Damage>,
     source: Option<io::Error>,
 }
 
@@ -86,7 +100,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error with a text that names the thing and, where there is one, the way out.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self { kind, message: message.into(), damage: None, source: None }
     }
 
     /// An operating system error with what was being done. `ENOSPC` becomes
@@ -96,7 +110,21 @@ impl Error {
             Some(libc::ENOSPC | libc::EDQUOT) => ErrorKind::NoSpace,
             _ => ErrorKind::Io,
         };
-        Self { kind, message: message.into(), source: Some(source) }
+        Self { kind, message: message.into(), damage: None, source: Some(source) }
+    }
+
+    /// The same error with the place of the damage it is about.
+    #[must_use]
+    pub(crate) fn at(mut self, damage: Damage) -> Self {
+        self.damage = Some(damage);
+        self
+    }
+
+    /// Which block is damaged, for reads and writes of volumes that fail with
+    /// [`ErrorKind::Damaged`].
+    #[must_use]
+    pub fn damage(&self) -> Option<Damage> {
+        self.damage
     }
 
     /// The same error with more context in front.
@@ -149,6 +177,8 @@ constructors! {
     no_space => NoSpace,
     /// [`ErrorKind::Corrupt`].
     corrupt => Corrupt,
+    /// [`ErrorKind::Damaged`].
+    damaged => Damaged,
     /// [`ErrorKind::Invalid`].
     invalid => Invalid,
     /// [`ErrorKind::ReadOnly`].

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Labels of a snapshot.
 pub type Labels = BTreeMap<String, String>;
@@ -50,8 +51,77 @@ pub struct StoreInfo {
     /// Whether acknowledged writes survive `kill -9` through a tail (else each allocating write
     /// commits before it is acknowledged).
     pub tail: bool,
+    /// What was found of checksums of data since the store was opened; absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksums: Option<ChecksumInfo>,
     /// Things the operator should know: a healed metadata copy, a lost tail.
     pub warnings: Vec<String>,
+}
+
+/// Checksums of data, counted since the store was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChecksumInfo {
+    /// Blocks read that were compared with their checksum, and equal.
+    pub verified: u64,
+    /// Blocks read of which no checksum was known.
+    pub unknown: u64,
+    /// Times a damaged block was met.
+    pub mismatches: u64,
+    /// Damaged blocks written again from a copy that has their checksum.
+    #[serde(default)]
+    pub healed: u64,
+    /// Pages of checksums met that said nothing: in use when the last process died, or damaged.
+    pub untrusted: u64,
+    /// Bytes of memory they take.
+    pub memory: u64,
+}
+
+/// A place in a volume or snapshot, by the layer that holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataPlace {
+    /// Volume; absent if it was deleted and a clone still needs the layer.
+    pub volume: Option<String>,
+    /// Snapshot, absent for the head; `(deleted)` for a hidden one.
+    pub snapshot: Option<String>,
+    /// Offset in bytes.
+    pub offset: u64,
+}
+
+impl fmt::Display for DataPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let volume = self.volume.as_deref().unwrap_or("(deleted)");
+        match &self.snapshot {
+            Some(snapshot) => write!(f, "byte {} of `{volume}@{snapshot}`", self.offset),
+            None => write!(f, "byte {} of `{volume}`", self.offset),
+        }
+    }
+}
+
+/// How far a scrub has come, and what it found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubReport {
+    /// Bytes of data compared with their checksums by this call.
+    pub checked: u64,
+    /// Of those, bytes of which no checksum was known: it is known now.
+    pub learnt: u64,
+    /// Bytes found damaged.
+    pub damaged: u64,
+    /// Where; at most a thousand ranges.
+    pub ranges: Vec<DamagedRange>,
+    /// Bytes of the data region that are done, of `total`; an earlier call may have done some.
+    pub done: u64,
+    /// Bytes of the data region to look at.
+    pub total: u64,
+}
+
+/// Data that is not what was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedRange {
+    /// Where it begins.
+    #[serde(flatten)]
+    pub place: DataPlace,
+    /// Bytes.
+    pub length: u64,
 }
 
 /// A volume.
@@ -225,7 +295,7 @@ pub struct Finding {
     /// How bad.
     pub severity: Severity,
     /// Region: `superblock`, `volume table`, `snapshot table`, `labels`, `journal`,
-    /// `extent status`, `data`.
+    /// `extent status`, `checksums`, `data`.
     pub region: String,
     /// Metadata block, slot or extent in that region, where one can be named.
     pub index: Option<u64>,
@@ -254,6 +324,63 @@ impl CheckReport {
     pub fn worst(&self) -> Option<Severity> {
         self.findings.iter().map(|f| f.severity).max()
     }
+}
+
+/// What a step of a repair comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RepairKind {
+    /// Put right, from what says the same elsewhere.
+    Mended,
+    /// Space that nothing uses is free again.
+    Freed,
+    /// Something has another name.
+    Renamed,
+    /// Something is gone, and marked so.
+    Lost,
+    /// It cannot be done: nothing is.
+    Refused,
+}
+
+/// One thing a repair does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairStep {
+    /// What it comes to.
+    pub kind: RepairKind,
+    /// Region, as that of a [`Finding`], or `store`.
+    pub region: String,
+    /// Metadata block, slot or entry in that region, where one can be named.
+    pub index: Option<u64>,
+    /// What is done.
+    pub message: String,
+}
+
+/// A range of a volume or snapshot that cannot be read after a repair.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostRange {
+    /// Volume, by the name it has then.
+    pub volume: String,
+    /// Snapshot of it; none for the volume itself.
+    pub snapshot: Option<String>,
+    /// Offset in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+}
+
+/// A repair, planned or done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairReport {
+    /// What a check found.
+    pub findings: Vec<Finding>,
+    /// What is done about it, in this order.
+    pub steps: Vec<RepairStep>,
+    /// What cannot be read afterwards, by volume and snapshot.
+    pub lost: Vec<LostRange>,
+    /// It was done, not only planned.
+    pub done: bool,
+    /// The file that the metadata was saved to.
+    pub saved: Option<String>,
 }
 
 /// What a piece of background work did.

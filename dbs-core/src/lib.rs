@@ -13,7 +13,7 @@ pub mod units;
 pub mod v1;
 pub mod volume;
 
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Damage, Error, ErrorKind, Result};
 pub use io::DirectIo;
 pub use store::{InitOptions, IoDriver, OpenOptions, Store, TailPlace};
 pub use units::{format_size, parse_size};

@@ -1,6 +1,7 @@
 //! Every limit in one place, each with its why.
 
 use crate::units::BLOCK_BYTES;
+use std::time::Duration;
 
 /// Bytes of the memory that holds the tail: a header block and two halves.
 pub const TAIL_BYTES: usize = 4 << 20;
@@ -36,6 +37,9 @@ pub const JOURNAL_MAX_BYTES: u64 = 256 << 20;
 
 /// Highest sequence number: far out of reach, so that adding to one never overflows.
 pub const SEQUENCE_MAX: u64 = 1 << 62;
+/// Highest sequence from which a store is written or repaired: so many follow that it is never written
+/// until it cannot be read. Nobody who only counts comes near it.
+pub const SEQUENCE_START_MAX: u64 = 1 << 61;
 
 /// Metadata blocks written back by one commit when the journal is not short of space.
 pub const WRITEBACK_BLOCKS: usize = 256;
@@ -50,6 +54,12 @@ pub const ROOM_BLOCKS: u32 = 16;
 pub const EXTENTS_PER_STEP: u32 = 1024;
 /// Extents one step of a write touches: bounds what writes in flight may add to a commit group.
 pub const EXTENTS_PER_WRITE: usize = 32;
+
+/// Memory for checksums, unless said otherwise: those of about 64 GiB of data.
+pub const SUMS_CACHE_BYTES: u64 = 64 << 20;
+/// How long a page of checksums stays open after its last change. Longer, and a crash costs the
+/// checksums of more data; shorter, and more writes wait for their page to be opened.
+pub const SUMS_IDLE: Duration = Duration::from_secs(30);
 
 const _: () = assert!(DATA_EXTENTS_MAX + SPARES_MAX < 1 << 31);
 const _: () = assert!(EXTENT_MIN_BYTES * DATA_EXTENTS_MAX >= STORE_MAX_BYTES);

@@ -53,11 +53,27 @@ pub enum Bug {
     RelinkWithoutCutting,
     /// A discard in a rebuilding volume marks nothing zero where there is no parent yet.
     ForgetZeroInRebuilding,
+    /// Blocks are written while their page of checksums is closed on the device.
+    SkipPageOpening,
+    /// A page of checksums is closed before what it speaks of is durable.
+    ClosePagesEarly,
+    /// Blocks that are copied keep the checksums of what they held.
+    CopyKeepsSums,
+    /// A write that failed leaves the checksum of what was there.
+    FailedWriteKeepsSums,
+    /// A commit does not ask whether an earlier one failed.
+    CommitAfterFailure,
+    /// Who flushes after a flush that failed meanwhile takes its own for a success.
+    FlushBesideFailure,
+    /// A block of the journal that cannot be read is one that nothing is in.
+    PassOverUnreadable,
+    /// The page of a block that is healed is opened first, as for any other write.
+    HealOpensPage,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 32] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -82,6 +98,14 @@ impl Bug {
         Self::RelinkKeepsViews,
         Self::RelinkWithoutCutting,
         Self::ForgetZeroInRebuilding,
+        Self::SkipPageOpening,
+        Self::ClosePagesEarly,
+        Self::CopyKeepsSums,
+        Self::FailedWriteKeepsSums,
+        Self::CommitAfterFailure,
+        Self::FlushBesideFailure,
+        Self::PassOverUnreadable,
+        Self::HealOpensPage,
     ];
 }
 

@@ -9,8 +9,8 @@ use dbs_core::units::BLOCK_BYTES;
 use dbs_core::volume::Observer;
 use fuser::{
     Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -208,7 +208,11 @@ impl Filesystem for Tree {
         }
     }
 
-    fn open(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        // Root can tell the kernel that the mount may be written (`mount -o remount,rw`).
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
         match self.open_file(number) {
             Ok((handle, flags)) => reply.opened(handle, flags),
             Err(error) => reply.error(error),

@@ -9,8 +9,8 @@ mod store;
 
 /// The module `dbs._dbs`.
 ///
-/// It says that it needs the global interpreter lock: with a free-threaded interpreter it was
-/// never tried.
+/// It says that it needs the global interpreter lock: a free-threaded interpreter never tried it, and
+/// the package refuses to be imported there.
 #[pyo3::pymodule(gil_used = true)]
 mod _dbs {
     #[pymodule_export]

@@ -3,7 +3,7 @@
 use crate::blocks::Slot;
 use crate::convert::{Amount, to_json, to_python};
 use crate::error::{closed, invalid, raise};
-use dbs_core::{Error, ErrorKind, InitOptions, IoDriver, OpenOptions, Store, TailPlace};
+use dbs_core::{Error, ErrorKind, InitOptions, IoDriver, OpenOptions, Store};
 use dbs_server::any_store::AnyStore;
 use dbs_server::api::{Progress, Request};
 use pyo3::prelude::*;
@@ -150,7 +150,7 @@ impl RawStore {
                 return Err(invalid(format!("no driver `{other}`: auto, uring or pread")));
             }
         };
-        let options = OpenOptions { read_only, driver, tail: TailPlace::Auto };
+        let options = OpenOptions { read_only, driver, ..OpenOptions::default() };
         let runtime_dir = dbs_server::control::runtime_dir(runtime_dir, xdg_runtime_dir);
         let store = py.detach(|| AnyStore::open(&path, &options, &runtime_dir)).map_err(raise)?;
         Ok(Self {
@@ -177,6 +177,9 @@ impl RawStore {
             };
             value.map(narrow).transpose()
         };
+        let flag = |name| -> PyResult<bool> {
+            options.get_item(name)?.map_or(Ok(false), |value| value.is_truthy())
+        };
         let init = InitOptions {
             size: number("size")?,
             extent_size: number("extent_size")?.unwrap_or(InitOptions::default().extent_size),
@@ -184,9 +187,8 @@ impl RawStore {
             max_snapshots: count("max_snapshots")?,
             journal_size: number("journal_size")?,
             max_size: number("max_size")?,
-            force: options
-                .get_item("force")?
-                .is_some_and(|force| force.is_truthy().unwrap_or(false)),
+            checksums: flag("checksums")?,
+            force: flag("force")?,
         };
         py.detach(|| Store::init(&path, &init)).map(drop).map_err(raise)
     }

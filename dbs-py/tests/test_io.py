@@ -9,6 +9,7 @@ import random
 import shutil
 import struct
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -186,6 +187,54 @@ def test_many_threads_write_parts_of_the_same_sectors(volume: dbs.Volume) -> Non
     assert volume.pread(1024, 0) == bytes(range(8)) * 128
 
 
+def test_threads_share_every_object(store: dbs.Store) -> None:
+    """Each thread has a volume that it alone changes; all else they use together, and close."""
+    names = [f"v{number}" for number in range(6)]
+    volumes = {name: store.create_volume(name, MIB) for name in names}
+    for volume in volumes.values():
+        volume.pwrite(b"first" * 1000, 0)
+        volume.snapshot("first")
+    shared, failures = bytearray(8192), list[BaseException]()
+    start = threading.Barrier(len(names))
+
+    def use(number: int) -> None:
+        rng = random.Random(number)
+        mine = volumes[names[number]]
+        start.wait(20)
+        for turn in range(60):
+            other = volumes[rng.choice(names)]
+            data = bytes([number + 1, turn]) * 2048
+            mine.pwrite(data, 8192)
+            assert mine.pread(4096, 8192) == data
+            assert other["first"].pread(5000, 0) == b"first" * 1000
+            assert other.readinto(shared, 0) == 8192
+            rng.choice([other.close, other.flush, other.info, store.info])()
+            assert list(store) == names
+            labels = {"turn": str(turn)}
+            assert mine.snapshot(f"s{turn}", labels).labels == labels
+            for snapshot in list(mine.snapshots())[1:-2]:
+                snapshot.delete()
+            with pytest.raises(dbs.NotFound):
+                store["none"]
+
+    def guarded(number: int) -> None:
+        try:
+            use(number)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(len(names))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+    assert not failures, failures
+    assert not any(thread.is_alive() for thread in threads)
+    for number, volume in enumerate(volumes.values()):
+        assert volume.pread(2, 8192) == bytes([number + 1, 59])
+    assert store.check().ok
+
+
 def test_a_file(volume: dbs.Volume) -> None:
     with volume.open("r+b") as raw:
         assert isinstance(raw, io.RawIOBase) and raw.seekable() and raw.writable()
@@ -215,6 +264,22 @@ def test_a_file(volume: dbs.Volume) -> None:
         assert buffered.read() == b"abc"
     del raw
     gc.collect()
+
+
+def test_a_file_that_was_refused_leaves_no_noise(path: Path) -> None:
+    """What was made of it is closed by the interpreter, which in this mode tells of failures."""
+    code = (
+        "import dbs, sys\n"
+        "volume = dbs.Store.init(sys.argv[1], '64MiB').create_volume('v', '1MiB')\n"
+        "for blocks, mode in ((volume, 'w'), (volume.snapshot('s'), 'r+b')):\n"
+        "    try: dbs.VolumeFile(blocks, mode)\n"
+        "    except (dbs.Invalid, dbs.ReadOnly) as refused: print(refused.kind)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code, path],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("invalid\nread_only\n", "")
 
 
 def test_files_for_libraries(volume: dbs.Volume, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -158,6 +160,34 @@ def test_no_space_is_an_error_and_then_none(path: Path) -> None:
         assert volume.pread(5, 0) == b"again" and store.check().ok
 
 
+def test_checksums_tell_damage(path: Path) -> None:
+    with dbs.Store.init(path, "64MiB", checksums=True) as store:
+        store.create_volume("v", "4MiB").pwrite(b"kept as it was" * 1000, 0)
+        store["v"].snapshot("s")
+        report = store.scrub(rate="1GiB", restart=True)
+        assert report.ok and report.checked == 16384 and report.done == report.total
+        sums = store.info().checksums
+        assert sums is not None and sums.mismatches == 0
+    image = bytearray(path.read_bytes())
+    damaged = image.index(b"kept as it was") + 5000
+    image[damaged] ^= 1
+    path.write_bytes(image)
+    with dbs.Store.open(path) as store:
+        with pytest.raises(dbs.IoFailed, match="byte 4096 of `v@s` is damaged") as damage:
+            store["v"].pread(1, 5000)
+        assert damage.value.errno == errno.EIO
+        assert store["v"].pread(4, 0) == b"kept"
+        report = store.scrub()
+        assert (report.ok, report.damaged) == (False, 4096)
+        assert report.ranges == [dbs.DamagedRange("v", "s", 4096, 4096)]
+
+
+def test_without_checksums_there_is_nothing_to_compare(store: dbs.Store) -> None:
+    assert store.info().checksums is None
+    with pytest.raises(dbs.Unsupported, match="checksums"):
+        store.scrub()
+
+
 def test_for_reading_only(store: dbs.Store) -> None:
     store.create_volume("v", "1MiB").snapshot("s")
     if not store.served:
@@ -235,3 +265,14 @@ def test_a_child_made_by_fork_is_refused_and_harms_nothing(store: dbs.Store) -> 
         with pytest.raises(dbs.Busy):
             dbs.Store.open(store.path)
     assert store.check().ok
+
+
+def test_a_free_threaded_interpreter_is_refused() -> None:
+    pretend = "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = {}; import dbs"
+    for free in (0, 1):
+        done = subprocess.run(
+            [sys.executable, "-c", pretend.format(free)],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == free, done.stderr
+        assert ("ImportError: dbs is not for free-threaded" in done.stderr) == bool(free)

@@ -68,6 +68,7 @@ mod batch;
 mod buffer;
 mod epoll;
 mod handler;
+mod interpose;
 mod shared;
 mod slab;
 mod thread;
@@ -77,6 +78,7 @@ mod uring;
 pub use batch::Batch;
 pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
 pub use handler::{Driver, File, Handler, Io, Options, Segment, Socket};
+pub use interpose::{Fate, Interpose, Part};
 pub use shared::{Payload, SharedBuf};
 pub use slab::Slab;
 #[doc(hidden)]

@@ -37,6 +37,16 @@ pub enum Request {
     /// Checks all metadata: `CheckReport`.
     #[serde(rename = "check")]
     Check,
+    /// Compares all data with its checksums: `ScrubReport`.
+    #[serde(rename = "scrub")]
+    Scrub {
+        /// Most bytes read in a second, without a limit if absent.
+        #[serde(default)]
+        rate: Option<u64>,
+        /// Whether to begin anew where an earlier one was stopped.
+        #[serde(default)]
+        restart: bool,
+    },
     /// All metadata, as one object.
     #[serde(rename = "dump")]
     Dump,

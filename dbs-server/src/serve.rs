@@ -3,6 +3,7 @@
 
 use crate::api::{self, Progress, Request};
 use crate::control::{self, Extra, Service, socket_path};
+use crate::interpose::Between;
 use crate::log;
 use crate::nbd::{self, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
 use crate::ublk::{AttachOptions, Devices};
@@ -53,7 +54,9 @@ impl ServeOptions {
     #[must_use]
     pub fn reactor(&self) -> dbs_reactor::Options {
         let driver = reactor_driver(&self.open);
-        dbs_reactor::Options { driver, spin: self.spin, ..dbs_reactor::Options::default() }
+        let interposer = self.open.interposer.clone().map(Between::arc);
+        let defaults = dbs_reactor::Options::default();
+        dbs_reactor::Options { driver, spin: self.spin, interposer, ..defaults }
     }
 }
 
@@ -106,6 +109,8 @@ impl Serving {
     /// # Errors
     /// As [`Serving::start`], and those of `extend`.
     pub fn start_with(options: &ServeOptions, extend: Option<Extend<'_>>) -> Result<Self> {
+        // Before there are other threads, the store's among them.
+        crate::ublk::serve_devices_from_here();
         let store = Store::open(&options.store, &options.open)?;
         match Self::start_on(store.clone(), options, extend) {
             Ok(serving) => Ok(serving),
@@ -259,8 +264,9 @@ impl StoreService {
             Request::DeviceDetach { target } => encode(&self.devices.detach(target)?),
             Request::DeviceList => encode(&self.devices.list()),
             _ => {
-                self.devices.check(request)?;
+                let unattached = self.devices.check(request)?;
                 let mut value = execute_logged(&self.store, request, progress)?;
+                drop(unattached);
                 self.devices.follow(request);
                 if let Request::VolumeResize { volume, .. } = request
                     && let Some(size) = self.devices.size(volume)
@@ -436,6 +442,7 @@ fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
 fn step(store: &Store, interval: Duration, past: &mut Past) -> Result<Duration> {
     if past.committed.elapsed() >= interval {
         store.settle()?;
+        store.settle_checksums()?;
         past.committed = Instant::now();
     }
     let begun = Instant::now();

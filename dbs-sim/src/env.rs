@@ -2,10 +2,13 @@
 
 use crate::lock;
 use dbs_core::io::TailMemory;
-use dbs_core::limits::TAIL_BYTES;
 use dbs_core::store::Env;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+
+/// Size of a tail: more than a group of the small journals takes, and less than real ones, which cost
+/// more to make than all that is written to them.
+const TAIL_BYTES: usize = 512 << 10;
 
 /// First moment of every history, in nanoseconds since the Unix epoch.
 const START_NS: u64 = 1_700_000_000_000_000_000;

@@ -49,6 +49,7 @@ impl Generator {
         }
         config.init.max_volumes = Some(rng.u32(4..=8));
         config.init.max_snapshots = Some(rng.u32(8..=24));
+        config.init.checksums = rng.bool();
         config
     }
 

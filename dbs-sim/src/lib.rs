@@ -4,10 +4,14 @@
 //! [`Store`](dbs_core::Store) over a [`SimDisk`], and after every crash the store is compared
 //! with a [`Model`] of what it must or may hold. `docs/testing.md` says how to use it.
 
+pub mod beside;
+pub mod blind;
+pub mod bugs;
 pub mod content;
 pub mod disk;
 pub mod env;
 pub mod generate;
+pub mod heal;
 pub mod layers;
 pub mod machine;
 pub mod model;

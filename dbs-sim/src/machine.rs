@@ -1,6 +1,7 @@
 //! A machine with one disk and one store on it, and the model beside it: does one step at a time,
 //! dies and comes back as told, and compares.
 
+use crate::blind;
 use crate::disk::{CrashMode, Faults, Medium, SimDisk, is_stop};
 use crate::env::{SimEnv, TailPlace};
 use crate::layers;
@@ -33,6 +34,8 @@ pub struct Config {
     pub tail: bool,
     /// Randomness of the disk and the environment.
     pub seed: u64,
+    /// Crash images of each moment that is captured.
+    pub images_each: usize,
 }
 
 impl Config {
@@ -46,9 +49,10 @@ impl Config {
             max_snapshots: Some(24),
             journal_size: Some(128 << 10),
             max_size: Some(8 << 20),
-            force: false,
+            ..InitOptions::default()
         };
-        Self { init, garbage: seed % 2 == 1, tail: !seed.is_multiple_of(3), seed }
+        let tail = !seed.is_multiple_of(3);
+        Self { init, garbage: seed % 2 == 1, tail, seed, images_each: IMAGES_EACH }
     }
 }
 
@@ -98,7 +102,7 @@ impl Machine {
             disk,
             model: Model::default(),
             stats: Stats::default(),
-            images_each: IMAGES_EACH,
+            images_each: config.images_each,
             env,
             tail: config.tail.then(TailPlace::default),
             stale_tail: None,
@@ -211,7 +215,13 @@ impl Machine {
             // A failed flush leaves the cache unknown: only a power loss shows what it lost.
             Fate::EioAt(_) if self.hit => {
                 outcomes.compare(self.store(), End::Killed)?;
-                return self.end(End::PowerLost, outcomes, rng);
+                // Whoever flushes now is told the truth, whatever failed before.
+                let outcomes = match self.store().flush() {
+                    Ok(()) => outcomes.clone().flushed(),
+                    Err(error) if fate.explains(&error) => outcomes.clone(),
+                    Err(error) => return Err(format!("flush after an error: {error}")),
+                };
+                return self.end(End::PowerLost, &outcomes, rng);
             }
             Fate::ReadEioAt(_) | Fate::EnospcFrom(_) if failed.is_some() => {
                 self.disk.arm(Faults::default());
@@ -390,7 +400,7 @@ impl Machine {
         outcomes: &Outcomes,
         rng: &mut fastrand::Rng,
     ) -> Result<(), String> {
-        self.stats.images += 1;
+        self.stats.count_image();
         for _ in 0..2 {
             if rng.u8(0..6) != 0 {
                 break;
@@ -401,7 +411,7 @@ impl Machine {
             if !self.disk.stopped() {
                 opened.map_err(|e| format!("open after {end:?}: {e}"))?;
             }
-            self.stats.images += 1;
+            self.stats.count_image();
             // The tail of a process that died in its recovery is as good as the first.
             let again = if rng.bool() { End::PowerLost } else { End::Killed };
             self.die(again, rng)?;
@@ -436,7 +446,7 @@ impl Machine {
         for _ in 0..count {
             let mode = CrashMode::random(rng);
             let image = disk.crash_image(rng, mode);
-            self.stats.images += 1;
+            self.stats.count_image();
             verify_image(Arc::new(image), outcomes, rng)
                 .map_err(|e| format!("crash image ({mode:?}): {e}"))?;
         }
@@ -500,11 +510,15 @@ pub fn verify_image(
 ) -> Result<(), String> {
     let env = Arc::new(SimEnv::new(rng.u64(..)));
     env.reboot();
+    let half = (rng.u8(0..8) == 0).then(|| disk.fork());
     let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
     let store = Store::open_on(storage, None, Arc::clone(&env) as _, false)
         .map_err(|e| format!("open: {e}"))?;
     let (index, found) = outcomes.compare(&store, End::PowerLost)?;
     verify::check(&store)?;
+    if let Some(half) = half {
+        blind::open(half, store.info().metadata, outcomes, rng)?;
+    }
     if rng.u8(0..16) != 0 {
         return Ok(());
     }

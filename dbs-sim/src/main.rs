@@ -1,13 +1,16 @@
 //! `dbs-sim`: runs histories from seeds.
 
+use dbs_core::sabotage::Bug;
+use dbs_sim::bugs::{Way, find};
 use dbs_sim::{Failure, Stats, generate::Generator, runner};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const USAGE: &str = "usage: dbs-sim run --seed N [--steps N] [--shrink]
-       dbs-sim soak --seconds N [--seed N] [--steps N] [--threads N]";
+const USAGE: &str = "usage: dbs-sim run --seed N [--steps N] [--images N] [--shrink]
+       dbs-sim soak --seconds N [--seed N] [--steps N] [--images N] [--threads N]
+       dbs-sim bugs";
 
 #[derive(Default)]
 struct Arguments {
@@ -15,6 +18,8 @@ struct Arguments {
     steps: Option<u64>,
     seconds: Option<u64>,
     threads: Option<u64>,
+    /// Crash images of each moment.
+    images: Option<u64>,
     shrink: bool,
 }
 
@@ -31,6 +36,7 @@ fn main() -> ExitCode {
     match (command.as_str(), arguments.seed, arguments.seconds) {
         ("run", Some(seed), None) => run(seed, &arguments),
         ("soak", _, Some(seconds)) => soak(seconds, &arguments),
+        ("bugs", None, None) => bugs(),
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)
@@ -51,6 +57,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--seed" => arguments.seed = Some(number),
             "--steps" => arguments.steps = Some(number),
             "--seconds" => arguments.seconds = Some(number),
+            "--images" => arguments.images = Some(number),
             "--threads" => arguments.threads = Some(number),
             _ => return Err(format!("{name}: no such option")),
         }
@@ -62,11 +69,17 @@ impl Arguments {
     fn steps(&self) -> usize {
         self.steps.map_or(runner::STEPS, |steps| steps as usize)
     }
+
+    fn history(&self, seed: u64) -> Result<Stats, Box<Failure>> {
+        let mut config = Generator::config(seed);
+        config.images_each = self.images.map_or(config.images_each, |images| images as usize);
+        runner::run_on(&config, self.steps())
+    }
 }
 
 fn run(seed: u64, arguments: &Arguments) -> ExitCode {
     println!("{:?}", Generator::config(seed));
-    match runner::run(seed, arguments.steps()) {
+    match arguments.history(seed) {
         Ok(stats) => {
             println!("seed {seed}: {stats:?}");
             ExitCode::SUCCESS
@@ -82,6 +95,9 @@ fn report(failure: Box<Failure>, arguments: &Arguments) {
     println!("{failure}");
     if arguments.steps() != runner::STEPS {
         println!("        with --steps {}", arguments.steps());
+    }
+    if let Some(images) = arguments.images {
+        println!("        with --images {images}");
     }
     if arguments.shrink {
         // Each replay that still fails may panic: once was enough to read.
@@ -106,7 +122,7 @@ fn soak(seconds: u64, arguments: &Arguments) -> ExitCode {
             scope.spawn(|| {
                 while Instant::now() < end && !failed() {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    match runner::run(seed, arguments.steps()) {
+                    match arguments.history(seed) {
                         Ok(stats) => lock(&total).0 += stats,
                         Err(failure) => lock(&total).1 = Some(failure),
                     }
@@ -123,6 +139,23 @@ fn soak(seconds: u64, arguments: &Arguments) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Plants each bug and says how it was found, as a table.
+fn bugs() -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = 0;
+    println!("| bug | crash images until found | by |\n|---|---|---|");
+    for bug in Bug::ALL {
+        match find(bug, &[Way::Histories, Way::Calm, Way::Thresholds]) {
+            Some(found) => println!("| {bug:?} | {} | {} |", found.images, found.by),
+            None => {
+                missed += 1;
+                println!("| {bug:?} | not found | |");
+            }
+        }
+    }
+    if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -41,6 +41,18 @@ impl Outcomes {
         Self { models: vec![after.clone()], in_flight: Some(before.clone()) }
     }
 
+    /// What may be found by a power loss once a flush was acknowledged: nothing older.
+    #[must_use]
+    pub fn flushed(mut self) -> Self {
+        if let Some(before) = self.in_flight.take() {
+            self.models =
+                self.models.into_iter().map(|model| model.in_flight_of(&before)).collect();
+        } else {
+            self.models.iter_mut().for_each(Model::settle);
+        }
+        self
+    }
+
     /// Whether there is only one thing a living process can see.
     #[must_use]
     pub fn certain(&self) -> bool {

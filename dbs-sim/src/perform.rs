@@ -5,6 +5,7 @@ use crate::op::{Op, labels, snapshot_name, volume_name};
 use crate::rebuild::link_marks;
 use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::{Error, ErrorKind, Store};
+use std::time::Duration;
 
 /// Bytes of a block.
 const BLOCK: u64 = (SECTOR * SECTORS) as u64;
@@ -48,7 +49,10 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
         | Op::Relink { .. } => perform_on_layers(store, op, tag),
         Op::FlushVolume { vol } => store.volume(&volume_name(vol))?.flush(),
         Op::Flush => store.flush(),
-        Op::Work { steps } => store.work(u64::from(steps)).map(drop),
+        Op::Work { steps } => {
+            store.work(u64::from(steps))?;
+            store.close_checksums(Duration::ZERO)
+        }
         Op::Grow { extents } => {
             let info = store.info();
             store.grow((info.size + u64::from(extents) * info.extent_size).min(info.max_size))

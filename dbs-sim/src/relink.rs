@@ -4,6 +4,7 @@
 use crate::disk::{CrashMode, Faults, Medium, SimDisk};
 use crate::env::SimEnv;
 use crate::machine::Config;
+use crate::step::count_image;
 use crate::verify;
 use dbs_core::Store;
 use dbs_core::io::Storage;
@@ -127,6 +128,7 @@ pub fn run(config: &Config) -> Result<u64, String> {
         for image in 0..IMAGES {
             let mode = if image == 0 { CrashMode::Kept } else { CrashMode::random(&mut rng) };
             images += 1;
+            count_image();
             judge(disk.crash_image(&mut rng, mode), &env)
                 .map_err(|e| format!("cut off at change {at} ({mode:?}): {e}"))?;
         }

@@ -16,6 +16,8 @@ const SHRINK_RUNS: usize = 2000;
 pub struct Failure {
     /// Seed it came from.
     pub seed: u64,
+    /// The machine it ran on.
+    pub config: Config,
     /// Steps up to and with the failing one.
     pub steps: Vec<Step>,
     /// What was wrong.
@@ -45,12 +47,22 @@ impl fmt::Debug for Failure {
 /// # Errors
 /// The failure, with the steps that led to it.
 pub fn run(seed: u64, steps: usize) -> Result<Stats, Box<Failure>> {
+    run_on(&Generator::config(seed), steps)
+}
+
+/// Runs the history of the seed in `config` on a machine built from it.
+///
+/// # Errors
+/// The failure, with the steps that led to it.
+pub fn run_on(config: &Config, steps: usize) -> Result<Stats, Box<Failure>> {
+    let seed = config.seed;
     let mut generator = Generator::new(seed);
     let mut done = Vec::with_capacity(steps);
     let next =
         |machine: &Machine, done: usize| (done < steps).then(|| generator.step(&machine.model));
-    drive(&Generator::config(seed), next, &mut done)
-        .map_err(|(message, stats)| Box::new(Failure { seed, steps: done, message, stats }))
+    drive(config, next, &mut done).map_err(|(message, stats)| {
+        Box::new(Failure { seed, config: config.clone(), steps: done, message, stats })
+    })
 }
 
 /// Runs the given steps on the machine of `seed`.
@@ -68,7 +80,8 @@ pub fn replay(seed: u64, steps: &[Step]) -> Result<Stats, Box<Failure>> {
 pub fn replay_on(config: &Config, steps: &[Step]) -> Result<Stats, Box<Failure>> {
     let mut done = Vec::with_capacity(steps.len());
     drive(config, |_, i| steps.get(i).cloned(), &mut done).map_err(|(message, stats)| {
-        Box::new(Failure { seed: config.seed, steps: done, message, stats })
+        let (seed, config) = (config.seed, config.clone());
+        Box::new(Failure { seed, config, steps: done, message, stats })
     })
 }
 
@@ -115,7 +128,7 @@ pub fn shrink(failure: Box<Failure>) -> Box<Failure> {
             let mut steps = best.steps.clone();
             steps.drain(start..(start + size).min(steps.len()));
             runs += 1;
-            match replay(best.seed, &steps) {
+            match replay_on(&best.config, &steps) {
                 Err(failure) if failure.steps.len() < best.steps.len() => {
                     best = failure;
                     shorter = true;
@@ -136,7 +149,7 @@ fn calm(mut best: Box<Failure>) -> Box<Failure> {
         if let Some(step) = steps.get_mut(i) {
             step.fate = Fate::Calm;
         }
-        if let Err(failure) = replay(best.seed, &steps) {
+        if let Err(failure) = replay_on(&best.config, &steps) {
             best = failure;
         }
     }

@@ -5,6 +5,22 @@ use crate::op::Op;
 use crate::perform::bytes;
 use dbs_core::info::StoreInfo;
 use dbs_core::{Error, ErrorKind};
+use std::cell::Cell;
+
+thread_local! {
+    static IMAGES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Crash images that the calling thread has opened, those of failed histories included.
+#[must_use]
+pub fn images_taken() -> u64 {
+    IMAGES.get()
+}
+
+/// One more of them.
+pub(crate) fn count_image() {
+    IMAGES.set(IMAGES.get() + 1);
+}
 
 /// Free extents that a store may keep for itself.
 pub(crate) const RESERVE_EXTENTS: u64 = 2;
@@ -52,6 +68,14 @@ pub struct Stats {
     pub disturbed: u64,
     /// Commands and writes that the store refused for lack of space.
     pub no_space: u64,
+}
+
+impl Stats {
+    /// One more crash image.
+    pub(crate) fn count_image(&mut self) {
+        self.images += 1;
+        count_image();
+    }
 }
 
 impl std::ops::AddAssign for Stats {

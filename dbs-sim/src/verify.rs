@@ -260,9 +260,9 @@ fn read(store: &Store, spec: &str, size: u64, buf: &mut Vec<u8>) -> Result<Vec<T
     if volume.size() != size {
         return Err(format!("{spec} opens with {} bytes, listed with {size}", volume.size()));
     }
-    // What is not filled must not look like an answer.
-    buf.clear();
-    buf.resize(size as usize, 0xa5);
+    // What is not filled must not look like an answer: no sector begins like this.
+    buf.resize(size as usize, 0);
+    buf.chunks_exact_mut(SECTOR).for_each(|sector| sector[..8].fill(0xa5));
     volume.read_at(0, buf).map_err(failed)?;
     let mut tags = vec![Tags::default(); (size as usize).div_ceil(SECTOR * SECTORS)];
     for (i, sector) in buf.chunks_exact(SECTOR).enumerate() {

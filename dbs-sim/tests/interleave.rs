@@ -4,6 +4,7 @@
 
 use dbs_core::Store;
 use dbs_core::io::Storage;
+use dbs_core::volume::{Finish, Request, Start};
 use dbs_sim::content::Tag;
 use dbs_sim::model::Refusal;
 use dbs_sim::pause::Gate;
@@ -87,6 +88,7 @@ struct Bench {
     disk: Arc<SimDisk>,
     store: Store,
     model: Model,
+    place: TailPlace,
 }
 
 /// What there is besides the threshold cases' state.
@@ -107,8 +109,8 @@ fn bench(with: With) -> Bench {
     let env = Arc::new(SimEnv::new(1));
     Store::init_on(&*disk, &config.init, &*env).unwrap();
     let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
-    let tail = TailPlace::default().attach();
-    let store = Store::open_on(storage, Some(tail), env, false).unwrap();
+    let place = TailPlace::default();
+    let store = Store::open_on(storage, Some(place.attach()), env, false).unwrap();
     disk.set_atomic_from(store.info().metadata);
     let mut model = Model::default();
     let more = [
@@ -130,7 +132,7 @@ fn bench(with: With) -> Bench {
         model.apply(op, number).unwrap();
         perform(&store, op, model.tag(op, number)).unwrap();
     }
-    Bench { disk, store, model }
+    Bench { disk, store, model, place }
 }
 
 type Answer = Result<(), dbs_core::Error>;
@@ -169,7 +171,7 @@ fn after(model: &Model, ops: [(&Op, u32, &Answer); 2]) -> Option<Model> {
 
 /// Runs both with the first held at its `nth` change; false if it made fewer.
 fn interleave(with: With, first: &Op, second: &Op, nth: u64) -> bool {
-    let Bench { disk, store, model } = bench(with);
+    let Bench { disk, store, model, .. } = bench(with);
     let what = format!("{first:?} held at change {nth}, {second:?}");
     let gate = Arc::new(Gate::new(nth));
     disk.set_gate(Some(Arc::clone(&gate)));
@@ -247,4 +249,119 @@ fn two_calls_at_once_are_one_after_the_other() {
     }
     println!("{done} interleavings");
     assert!(done > 200);
+}
+
+/// A call on one handle while another closes the store, held at its `nth` change; false if it made fewer.
+/// Then the process is killed: what was acknowledged is there.
+fn close_beside(second: &Op, nth: u64) -> bool {
+    let Bench { disk, store, model, place } = bench(With::Nothing);
+    let what = format!("closing held at change {nth}, {second:?}");
+    let gate = Arc::new(Gate::new(nth));
+    disk.set_gate(Some(Arc::clone(&gate)));
+    let (closing, at_gate) = (store.clone(), Arc::clone(&gate));
+    let close = std::thread::spawn(move || {
+        let closed = closing.close();
+        at_gate.arrived();
+        closed
+    });
+    let held = gate.wait_held(HANG);
+    let (send, receive) = std::sync::mpsc::channel();
+    let (op, tag) = (second.clone(), model.tag(second, 101));
+    std::thread::spawn(move || {
+        let answer = perform(&store, &op, tag);
+        drop(store);
+        let _ = send.send(answer);
+    });
+    let early = receive.recv_timeout(HEAD_START).ok();
+    gate.open();
+    close.join().unwrap().unwrap_or_else(|e| panic!("{what}: close: {e}"));
+    let answer = early.unwrap_or_else(|| {
+        receive.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the second hangs"))
+    });
+    disk.set_gate(None);
+    place.kill();
+    let mut before = model.clone();
+    before.settle();
+    let mut after = model.clone();
+    let expected = after.apply(second, 101);
+    after.settle();
+    let refused = answer.as_ref().is_err_and(|e| e.kind() == dbs_core::ErrorKind::Poisoned);
+    assert!(held || refused, "{what}: {answer:?} of a store that is closed");
+    let models = match &answer {
+        Ok(()) => vec![after],
+        Err(_) if refused => vec![before.clone(), after.clone(), after.in_flight_of(&before)],
+        Err(_) => vec![before],
+    };
+    assert!(refused || fits(&expected, &answer), "{what}: {answer:?}");
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let env = Arc::new(SimEnv::new(1));
+    let again = Store::open_on(storage, Some(place.attach()), env, false).unwrap();
+    verify(&again, &models, &what);
+    held
+}
+
+#[test]
+fn what_is_acknowledged_beside_closing_is_there() {
+    let mut done = 0;
+    for second in seconds().into_iter().chain(firsts()) {
+        let mut nth = 1;
+        while nth < 40 && close_beside(&second, nth) {
+            nth += 1;
+            done += 1;
+        }
+        assert!(nth < 40, "closing makes more changes");
+    }
+    println!("{done} interleavings");
+    assert!(done > 100);
+}
+
+/// Found by review: what was acknowledged while closing wrote the superblock was lost.
+#[test]
+fn a_write_that_ends_at_any_moment_of_a_close_is_kept_if_it_is_acknowledged() {
+    let mut nth = 1;
+    while end_a_write_in_a_close(nth) {
+        nth += 1;
+    }
+    assert!(nth > 5, "closing made {nth} changes");
+}
+
+/// Ends a write, begun before, at the `nth` change that closing makes; false if it makes fewer.
+fn end_a_write_in_a_close(nth: u64) -> bool {
+    const BLOCK: usize = 4096;
+    let Bench { disk, store, .. } = bench(With::Nothing);
+    store.create_volume("new", 1 << 20).unwrap();
+    let volume = store.volume("new").unwrap();
+    let mut request = Request::new();
+    assert_eq!(volume.start_write(0, BLOCK as u64, &mut request).unwrap(), Start::Io);
+    disk.write_at(request.segments()[0].device, &[7; BLOCK]).unwrap();
+    let gate = Arc::new(Gate::new(nth));
+    disk.set_gate(Some(Arc::clone(&gate)));
+    let (held, flushed) = std::thread::scope(|scope| {
+        let closing = scope.spawn(|| {
+            let closed = store.close();
+            gate.arrived();
+            closed
+        });
+        let held = gate.wait_held(HANG);
+        let finish = request.finish_write(Ok(())).unwrap();
+        let flush = (finish == Finish::Commit).then(|| scope.spawn(|| volume.flush()));
+        gate.open();
+        closing.join().unwrap().unwrap();
+        (held, flush.map(|flush| flush.join().unwrap()))
+    });
+    drop((request, volume));
+    let read = |disk: SimDisk| {
+        let store = Store::open_on(Arc::new(disk), None, Arc::new(SimEnv::new(2)), false).unwrap();
+        check(&store).unwrap_or_else(|e| panic!("held at change {nth}: {e}"));
+        let mut bytes = [0; BLOCK];
+        store.volume("new").unwrap().read_at(0, &mut bytes).unwrap();
+        bytes == [7; BLOCK]
+    };
+    if flushed.as_ref().is_none_or(Result::is_ok) {
+        assert!(read(disk.fork()), "held at change {nth}: it is lost");
+    }
+    let lost_power = disk.crash_image(&mut fastrand::Rng::with_seed(nth), CrashMode::Torn);
+    let there = read(lost_power);
+    assert!(there || !matches!(flushed, Some(Ok(()))), "held at change {nth}: flushed and lost");
+    held
 }

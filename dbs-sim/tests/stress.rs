@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const BLOCK: usize = 4096;
 const VOLUME_BLOCKS: u64 = 128;
 const WRITERS: u64 = 4;
-const RUN: Duration = Duration::from_secs(4);
+const RUN: Duration = Duration::from_secs(3);
 
 /// A block says which volume and block it is of, and the sequence number of its write.
 fn stamp(volume: u64, block: u64, sequence: u64) -> Vec<u8> {
@@ -144,7 +144,12 @@ impl Shared {
         while self.running() {
             if self.store.work(8).unwrap().remaining == 0 {
                 std::thread::sleep(Duration::from_millis(1));
+                if self.store.checksums().is_some() {
+                    let report = self.store.scrub(true, &mut |_| true).unwrap();
+                    assert_eq!(report.damaged, 0, "{report:?}");
+                }
             }
+            self.store.close_checksums(Duration::ZERO).unwrap();
         }
     }
 
@@ -183,7 +188,7 @@ fn read_all(store: &Store, spec: &str, volume: u64) -> Vec<u64> {
     buf.chunks_exact(BLOCK).zip(0..).map(|(b, i)| sequence(volume, i, b)).collect()
 }
 
-fn storage() -> (Arc<SimDisk>, TailPlace, Store) {
+fn storage(checksums: bool) -> (Arc<SimDisk>, TailPlace, Store) {
     let disk = Arc::new(SimDisk::new(Medium::file(24 << 20), 5));
     let env = Arc::new(SimEnv::new(5));
     let options = dbs_core::InitOptions {
@@ -192,6 +197,7 @@ fn storage() -> (Arc<SimDisk>, TailPlace, Store) {
         max_volumes: Some(16),
         max_snapshots: Some(64),
         journal_size: Some(256 << 10),
+        checksums,
         ..Default::default()
     };
     Store::init_on(&*disk, &options, &*env).unwrap();
@@ -227,7 +233,13 @@ fn crash(shared: &Shared, disk: &SimDisk, rng: &mut fastrand::Rng) {
 #[test]
 fn threads_do_not_disturb_each_other() {
     println!("not deterministic: threads run as they come");
-    let (disk, tail, store) = storage();
+    for checksums in [false, true] {
+        disturb(checksums);
+    }
+}
+
+fn disturb(checksums: bool) {
+    let (disk, tail, store) = storage(checksums);
     for volume in 0..WRITERS {
         store.create_volume(&format!("w{volume}"), VOLUME_BLOCKS * BLOCK as u64).unwrap();
     }
@@ -267,6 +279,10 @@ fn threads_do_not_disturb_each_other() {
         shared.stop.store(true, Ordering::Relaxed);
     });
     println!("{} writes, {images} crash images", shared.done.load(Ordering::Relaxed));
+    if let Some(sums) = shared.store.checksums() {
+        println!("{sums:?}");
+        assert!(sums.mismatches == 0 && sums.verified > 0, "{sums:?}");
+    }
     after_kill(shared, disk, tail);
 }
 

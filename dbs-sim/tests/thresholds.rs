@@ -4,13 +4,16 @@
 use dbs_sim::threshold::{Kind, cases, run};
 use dbs_sim::{Config, Stats};
 
-/// Runs every case; at least `disturbed` steps must have met their fate.
-fn all(kind: Kind, disturbed: u64) {
+const BOTH: &[bool] = &[true, false];
+
+/// Runs every case with a tail, and garbage in what is lost, or without both; at least `disturbed`
+/// steps must have met their fate.
+fn all(kind: Kind, tails: &[bool], disturbed: u64) {
     let mut stats = Stats::default();
     let mut failures = Vec::new();
     for case in cases() {
-        for (garbage, tail) in [(true, true), (false, false)] {
-            let config = Config { garbage, tail, ..Config::small(7) };
+        for &tail in tails {
+            let config = Config { garbage: tail, tail, ..Config::small(7) };
             match run(&case, kind, &config) {
                 Ok(done) => stats += done,
                 Err(message) => failures.push(format!("tail {tail}: {message}")),
@@ -24,27 +27,32 @@ fn all(kind: Kind, disturbed: u64) {
 
 #[test]
 fn killed_at_each_operation() {
-    all(Kind::Kill, 400);
+    all(Kind::Kill, BOTH, 400);
 }
 
 #[test]
-fn power_lost_at_each_operation() {
-    all(Kind::PowerLoss, 1600);
+fn power_lost_at_each_operation_with_a_tail() {
+    all(Kind::PowerLoss, &[true], 800);
+}
+
+#[test]
+fn power_lost_at_each_operation_without() {
+    all(Kind::PowerLoss, &[false], 800);
 }
 
 #[test]
 fn io_error_at_each_operation() {
-    all(Kind::Eio, 400);
+    all(Kind::Eio, BOTH, 400);
 }
 
 #[test]
 fn read_error_at_each_read() {
-    all(Kind::ReadEio, 15);
+    all(Kind::ReadEio, BOTH, 15);
 }
 
 #[test]
 fn no_space_at_each_request() {
-    all(Kind::Enospc, 4);
+    all(Kind::Enospc, BOTH, 4);
 }
 
 #[test]
@@ -56,6 +64,12 @@ fn power_lost_twice() {
     }
     println!("twice: {stats:?}");
     assert!(stats.disturbed > 800, "only {} disturbances", stats.disturbed);
+}
+
+#[test]
+fn a_flush_beside_one_that_fails_fails() {
+    let images = dbs_sim::beside::run(&Config::small(3)).unwrap();
+    assert!(images > 8, "only {images}");
 }
 
 #[test]

@@ -15,4 +15,5 @@ pub mod metrics;
 pub mod proto;
 pub mod replica;
 pub mod ssync;
+pub mod transport;
 pub mod wire;

@@ -212,6 +212,18 @@ fn store_metrics(out: &mut Text, store: &Store) {
         out.head(name, kind, help);
         out.line(name, "", value);
     }
+    let Some(sums) = info.checksums else { return };
+    for (name, help, value) in [
+        ("verified", "Blocks read whose checksum was compared, and equal.", sums.verified),
+        ("unknown", "Blocks read of which no checksum was known.", sums.unknown),
+        ("mismatches", "Times a damaged block was met.", sums.mismatches),
+        ("healed", "Damaged blocks written again from a copy.", sums.healed),
+        ("untrusted", "Pages of checksums met that said nothing.", sums.untrusted),
+    ] {
+        let name = format!("dbs_store_checksums_{name}_total");
+        out.head(&name, "counter", help);
+        out.line(&name, "", value);
+    }
 }
 
 fn replica_metrics(out: &mut Text, replicas: &[Source]) {

@@ -6,7 +6,7 @@ use dbs_core::{Error, Result};
 use engine_adapter::agent::remote::{Address, calls_of};
 use engine_adapter::control::{ControlServer, Identity};
 use engine_adapter::controller::client::Engine;
-use engine_adapter::controller::service::{Control, Counters, metrics_text, serve};
+use engine_adapter::controller::service::{Control, Counters, DamageCount, metrics_text, serve};
 use engine_adapter::proto::controller::controller_service_client::ControllerServiceClient;
 use engine_adapter::proto::controller::*;
 use engine_adapter::proto::health::health_check_response::ServingStatus;
@@ -161,6 +161,7 @@ impl Control for Fake {
             write_errors: 3,
             retries: 2,
             faults: 1,
+            damage: vec![DamageCount { replica: "tcp://a:1".to_owned(), mismatches: 3, healed: 2 }],
             ..Counters::default()
         }
     }
@@ -416,6 +417,8 @@ fn metrics_name_the_volume_and_its_replicas() {
         "dbs_volume_request_errors_total{volume=\"vol\",type=\"write\"} 3",
         "dbs_volume_read_retries_total{volume=\"vol\"} 2",
         "dbs_volume_replica_faults_total{volume=\"vol\"} 1",
+        "dbs_volume_checksum_mismatches_total{volume=\"vol\",replica=\"tcp://a:1\"} 3",
+        "dbs_volume_healed_total{volume=\"vol\",replica=\"tcp://a:1\"} 2",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in {text}");
     }

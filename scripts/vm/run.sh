@@ -9,6 +9,7 @@
 # DBS, LONGHORN   the programs to test; by default what `make static` built (target/ARCH-unknown-linux-musl)
 # VM_DIR          where the machine is kept, target/vm by default; removed, it is downloaded anew
 # VM_KVM=1        with the host's acceleration, where that works
+# ROUNDS          of scenarios that count them (`# rounds: N`); their time grows with it
 set -euo pipefail
 here=$(realpath "$(dirname "$0")")
 cd "$here/../.."
@@ -17,12 +18,23 @@ dir=${VM_DIR:-target/vm}
 built=${CARGO_TARGET_DIR:-target}/$arch-unknown-linux-musl/release
 dbs=${DBS:-$built/dbs}
 longhorn=${LONGHORN:-$built/longhorn}
-quick='' shell='' names=()
+quick='' shell='' names=() ROUNDS=${ROUNDS:-0}
 # Besides the time of its scenarios, what a machine may take: TCG is slow.
 boot_seconds=120
 
 header() {
     sed -n "s/^# $2: //p" "$here/scenarios/$1.sh"
+}
+
+# limit SCENARIO: seconds it may take.
+limit() {
+    local seconds rounds
+    seconds=$(header "$1" timeout)
+    rounds=$(header "$1" rounds)
+    if [ -n "$rounds" ]; then
+        seconds=$((seconds * (ROUNDS > rounds ? ROUNDS : rounds) / rounds))
+    fi
+    echo "$seconds"
 }
 
 marked() {
@@ -131,6 +143,12 @@ pack() {
     cp "$here"/guest/{lib.sh,scenario} "$root/vm/"
     cp "$here/guest/init" "$root/init"
     cp "$here"/scenarios/*.sh "$root/vm/scenarios/"
+    if [ "$ROUNDS" -gt 0 ]; then
+        for name in "$@"; do
+            sed -i -e "s/^# timeout: .*/# timeout: $(limit "$name")/" -e "s/^# rounds: .*/# rounds: $ROUNDS/" \
+                "$root/vm/scenarios/$name.sh"
+        done
+    fi
     printf '%s\n' "$@" >"$root/vm/scenarios.list"
     if [ -n "$shell" ]; then
         touch "$root/vm/shell"
@@ -181,7 +199,7 @@ passed=() failed=()
 while [ ${#names[@]} -gt 0 ]; do
     seconds=$boot_seconds
     for name in "${names[@]}"; do
-        seconds=$((seconds + $(header "$name" timeout)))
+        seconds=$((seconds + $(limit "$name")))
     done
     pack "${names[@]}"
     boot "$seconds"

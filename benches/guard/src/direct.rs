@@ -3,7 +3,7 @@
 use crate::memory::Memory;
 use crate::{Outcome, Path, Request};
 use dbs_core::Volume;
-use dbs_core::volume::{self, Finish, Start};
+use dbs_core::volume::{self, Finish, Read, Start};
 use std::sync::Arc;
 
 /// A volume whose data is transferred here.
@@ -30,7 +30,9 @@ impl Direct {
         let done = parts.try_for_each(|part| {
             device.device_read(part.device, &mut buffer[part.start..part.start + part.length])
         });
-        request.finish_read(done)?;
+        if request.finish_read(done, buffer)? != Read::Done {
+            return Err("what was read is in doubt".into());
+        }
         if buffer[0] == 0 { Err("what was read is zero".into()) } else { Ok(()) }
     }
 
@@ -39,6 +41,7 @@ impl Direct {
         if volume.start_write(offset, buffer.len() as u64, request)? != Start::Io {
             return Ok(volume.write_at(offset, buffer, false)?);
         }
+        request.seal(buffer);
         let mut parts = request.segments().iter();
         let done = parts.try_for_each(|part| {
             device.device_write(part.device, &buffer[part.start..part.start + part.length])

@@ -3,7 +3,7 @@
 use clap::Args;
 use engine_adapter::cli::client_args::ClientCommand;
 use engine_adapter::cli::controller::ControllerArgs;
-use engine_adapter::cli::{self, Globals};
+use engine_adapter::cli::{self, Globals, TlsArgs};
 use std::process::ExitCode;
 
 /// Serve a Longhorn volume over its replicas, until SIGINT or SIGTERM.
@@ -16,12 +16,14 @@ pub struct Controller {
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     engine_instance_name: String,
     #[command(flatten)]
+    tls: TlsArgs,
+    #[command(flatten)]
     controller: ControllerArgs,
 }
 
 impl Controller {
     pub fn run(self) -> ExitCode {
-        cli::control(&self.controller, &self.engine_instance_name)
+        cli::control(&self.controller, &self.engine_instance_name, &self.tls)
     }
 }
 

@@ -6,7 +6,9 @@ pub mod controller;
 pub mod export;
 pub mod import;
 pub mod mount;
+pub mod repair;
 pub mod replica;
+pub mod scrub;
 pub mod serve;
 pub mod snapshot;
 pub mod store;
@@ -33,6 +35,9 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Volume(command) => run_volume(command, context),
         Command::Snapshot(command) => run_snapshot(command, context),
         Command::Check(command) => return command.run(context),
+        Command::Scrub(command) => return command.run(context),
+        Command::Repair(command) => return command.run(context),
+        Command::RestoreMetadata(command) => command.run(context),
         Command::Dump(command) => command.run(context),
         Command::Upgrade(command) => command.run(context),
         Command::Send(command) => command.run(context),

@@ -3,7 +3,7 @@
 use crate::context::Context;
 use clap::Args;
 use dbs_core::Result;
-use engine_adapter::cli::{self, ReplicaArgs};
+use engine_adapter::cli::{self, ReplicaArgs, TlsArgs};
 
 /// Serve a replica of a Longhorn volume, until SIGINT or SIGTERM.
 ///
@@ -16,11 +16,14 @@ pub struct Replica {
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     volume_name: String,
     #[command(flatten)]
+    tls: TlsArgs,
+    #[command(flatten)]
     replica: ReplicaArgs,
 }
 
 impl Replica {
     pub fn run(self, context: &Context) -> Result<()> {
+        self.tls.choose(true)?;
         cli::serve(&self.replica, context.store().ok(), &self.volume_name)
     }
 }

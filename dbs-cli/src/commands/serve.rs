@@ -6,14 +6,17 @@ use crate::exit;
 use crate::output::{print, print_json};
 use crate::spec;
 use clap::Args;
-use dbs_core::{Error, Result, Store};
+use dbs_core::io::interpose::Interposer;
+use dbs_core::{Error, OpenOptions, Result, Store};
 use dbs_server::log;
 use dbs_server::nbd::{Listen, TlsConfig};
+use dbs_server::privileges::{self, Unprivileged};
 use dbs_server::serve::{Extend, Extension, ServeOptions, Serving};
 use engine_adapter::data::DataOptions;
 use engine_adapter::host::address::ListenAddress;
 use engine_adapter::host::hosting::Hosting;
 use engine_adapter::metrics::MetricsServer;
+use engine_adapter::transport;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -48,6 +51,10 @@ pub struct Serve {
     /// Certificates of those who may sign a client's (PEM): clients must have one
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
+    /// Directory with server-cert.pem and server-key.pem, as for qemu and nbdkit: NBD clients must use
+    /// TLS, and if there is a ca-cert.pem, show a certificate that it has signed
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
+    tls_dir: Option<PathBuf>,
     /// A further control socket, beside the one in the runtime directory
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -67,9 +74,19 @@ pub struct Serve {
     /// Serve metrics for Prometheus over HTTP, of the store and of the replicas in it
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics: Option<ListenAddress>,
+    /// Serve replicas with TLS, and connect to others so: --tls-dir of `dbs replica`
+    #[arg(long, value_name = "DIR", conflicts_with = "read_only")]
+    replica_tls_dir: Option<PathBuf>,
+    /// What the certificates of other replicas are for, if not for the hosts of their addresses
+    #[arg(long, value_name = "NAME", requires = "replica_tls_dir")]
+    replica_tls_name: Option<String>,
     /// How often to look for replicas whose directories were removed: their volumes are deleted
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spec::duration)]
     replica_check: Duration,
+    /// Give up the rights of root once everything is open, and become this user: `dbs attach` does not
+    /// work then
+    #[arg(long, value_name = "NAME[:GROUP]", conflicts_with = "mount")]
+    user: Option<Unprivileged>,
     /// Show volumes and snapshots as files in this directory, for reading, as `dbs mount` does
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
@@ -79,6 +96,12 @@ pub struct Serve {
     /// In the background, and only as long as volumes are attached: what `dbs attach` starts
     #[arg(long, hide = true)]
     while_attached: bool,
+    /// For tests: let I/O of the store fail, be cut short or be late, by these rules
+    #[arg(long, hide = true, value_name = "RULES")]
+    inject_faults: Option<String>,
+    /// For tests: record everything that changes the store in this file
+    #[arg(long, hide = true, value_name = "FILE")]
+    record_writes: Option<PathBuf>,
 }
 
 /// What to do once the server runs.
@@ -93,16 +116,22 @@ impl Serve {
             tls_cert: None,
             tls_key: None,
             tls_ca: None,
+            tls_dir: None,
             control: None,
             reactors: None,
             spin: Duration::ZERO,
             workers: 16,
             commit_interval: Duration::from_secs(1),
             metrics: None,
+            replica_tls_dir: None,
+            replica_tls_name: None,
             replica_check: Duration::from_secs(60),
+            user: None,
             mount: None,
             mount_options: Vec::new(),
             while_attached: false,
+            inject_faults: None,
+            record_writes: None,
         }
     }
 
@@ -118,16 +147,20 @@ impl Serve {
         if self.while_attached {
             leave_terminal()?;
         }
-        let tls = match (&self.tls_cert, &self.tls_key) {
-            (Some(cert), Some(key)) => Some(
-                TlsConfig::load(cert, key, self.tls_ca.as_deref())
-                    .map_err(|e| Error::invalid(format!("TLS: {e}")))?,
-            ),
-            _ => None,
-        };
+        if self.user.is_some() {
+            privileges::gain_none()?;
+        }
+        let tls = self.tls()?;
+        if let Some(dir) = &self.replica_tls_dir {
+            transport::choose_tls(dir, self.replica_tls_name.as_deref(), true)?;
+        }
+        let interposer = self.interposer()?;
         let options = ServeOptions {
             store: context.store()?.to_owned(),
-            open: context.open_options(self.read_only),
+            open: OpenOptions {
+                interposer: interposer.clone(),
+                ..context.open_options(self.read_only)
+            },
             nbd: self.nbd,
             tls,
             reactors: self.reactors.map(usize::from),
@@ -161,6 +194,7 @@ impl Serve {
         };
         let (serving, mount) =
             mount_beside(context, serving, self.mount.as_deref(), &self.mount_options)?;
+        let serving = become_user(serving, self.user.as_ref())?;
         let mounted = mount.as_ref().map(|mount| mount.point().display().to_string());
         announce(context, &serving, metrics.as_ref(), mounted.as_deref())?;
         let begun = begin(&serving);
@@ -176,9 +210,49 @@ impl Serve {
         if let Some(Err(error)) = mount.map(end_served) {
             log::warn("unmount", &[("error", &error)]);
         }
-        serving.stop().map_err(|e| e.context("closing the store"))?;
+        let stopped = serving.stop().map_err(|e| e.context("closing the store"));
+        if let Some(interposer) = interposer {
+            log::warn("faults", &[("injected", &interposer.injected())]);
+        }
+        stopped?;
         log::info("stopped", &[]);
         begun
+    }
+
+    /// What tests put between the store and the kernel; the log says so.
+    fn interposer(&self) -> Result<Option<Arc<Interposer>>> {
+        let (rules, record) = (self.inject_faults.as_deref(), self.record_writes.as_deref());
+        if rules.is_none() && record.is_none() {
+            return Ok(None);
+        }
+        let interposer = Interposer::new(rules, record)?;
+        let record = record.unwrap_or(Path::new("")).display();
+        let text = "FOR TESTS ONLY: this server spoils the I/O of its store on purpose";
+        let text = if rules.is_some() { text } else { "for tests: writes are recorded" };
+        let rules = rules.unwrap_or_default();
+        log::warn("faults", &[("message", &text), ("rules", &rules), ("record", &record)]);
+        Ok(Some(Arc::new(interposer)))
+    }
+
+    /// What NBD clients are met with.
+    fn tls(&self) -> Result<Option<TlsConfig>> {
+        let loaded = match (&self.tls_dir, &self.tls_cert, &self.tls_key) {
+            (Some(dir), ..) => TlsConfig::load_dir(dir),
+            (None, Some(cert), Some(key)) => TlsConfig::load(cert, key, self.tls_ca.as_deref()),
+            _ => return Ok(None),
+        };
+        loaded.map(Some).map_err(|e| Error::invalid(format!("TLS: {e}")))
+    }
+}
+
+/// Gives up the rights of root, if that is wanted; else the store is served no longer.
+fn become_user(serving: Serving, user: Option<&Unprivileged>) -> Result<Serving> {
+    match user.map_or(Ok(()), Unprivileged::become_it) {
+        Ok(()) => Ok(serving),
+        Err(error) => {
+            serving.stop()?;
+            Err(error)
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::progress::Unit;
 use crate::spec;
 use crate::target::{Target, watch};
 use clap::Args;
-use dbs_core::info::{CheckReport, Severity, StoreInfo};
+use dbs_core::info::{CheckReport, ChecksumInfo, Severity, StoreInfo};
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, ErrorKind, InitOptions, Result, Store, format_size};
 use dbs_server::any_store::AnyStore;
@@ -53,6 +53,9 @@ struct Format {
     /// Size of the journal; chosen by size if absent
     #[arg(long, value_parser = spec::size, value_name = "SIZE")]
     journal_size: Option<u64>,
+    /// Keep a checksum of each block of data and compare it at each read
+    #[arg(long)]
+    checksums: bool,
 }
 
 impl Format {
@@ -65,6 +68,7 @@ impl Format {
             max_snapshots: self.max_snapshots,
             journal_size: self.journal_size,
             max_size: self.max_size,
+            checksums: self.checksums,
             force: false,
         };
         match Store::init(path, &options) {
@@ -111,6 +115,9 @@ fn describe(info: &StoreInfo) -> String {
         ("snapshots", format!("{} of {}, heads included", info.snapshots, info.snapshots_max)),
         ("driver", info.driver.clone()),
     ];
+    if let Some(sums) = info.checksums {
+        rows.push(("checksums", checksums(&sums)));
+    }
     if info.extents_pending > 0 {
         rows.push(("being freed", format!("{} extents", info.extents_pending)));
     }
@@ -122,6 +129,15 @@ fn describe(info: &StoreInfo) -> String {
     }
     rows.extend(info.warnings.iter().map(|warning| ("warning", warning.clone())));
     facts(&rows)
+}
+
+fn checksums(sums: &ChecksumInfo) -> String {
+    let met = sums.verified + sums.unknown;
+    let damaged = match sums.mismatches {
+        0 => String::new(),
+        count => format!(", {count} DAMAGED"),
+    };
+    format!("kept; {} of {met} blocks read were compared{damaged}", sums.verified)
 }
 
 /// Grow the store in place.
@@ -159,7 +175,14 @@ pub struct Check {}
 
 impl Check {
     pub fn run(self, context: &Context) -> Result<ExitCode> {
-        let value = context.call(&Request::Check)?;
+        let value = match context.call(&Request::Check) {
+            // One that is too damaged to be opened is what this is for.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                let report = Store::check_path(context.store()?)?;
+                serde_json::to_value(report).map_err(|_| error)?
+            }
+            value => value?,
+        };
         let report: CheckReport = typed(value.clone())?;
         context.show(value, |report: CheckReport| findings(&report))?;
         Ok(match report.worst() {

@@ -6,12 +6,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-fn has(program: &str) -> bool {
+pub fn has(program: &str) -> bool {
     let script = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
     let found = Command::new("sh").args(["-c", &script]).stdout(Stdio::null()).status();
     let found = found.unwrap().success();
     if !found {
-        println!("SKIPPED dbs mount --files: needs {program}");
+        println!("SKIPPED file systems: needs {program}");
     }
     found
 }
@@ -60,7 +60,7 @@ fn the_files_inside_a_snapshot() {
         return;
     }
     if !Path::new("/dev/loop-control").exists() {
-        println!("SKIPPED dbs mount --files: needs loop devices");
+        println!("SKIPPED file systems: needs loop devices");
         return;
     }
     let site = Site::new();

@@ -5,6 +5,9 @@
 mod support;
 
 mod files;
+mod readers;
+mod record;
+mod replay;
 mod user;
 
 use serde_json::Value;

@@ -29,6 +29,8 @@ pub enum BlockKind {
     Spares = u32::from_le_bytes(*b"DBSz"),
     /// Part of a journal group.
     Journal = u32::from_le_bytes(*b"DBSj"),
+    /// Checksums of data blocks.
+    Sums = u32::from_le_bytes(*b"DBSc"),
 }
 
 /// Header of every metadata block.
@@ -45,7 +47,8 @@ pub struct BlockHeader {
     pub lsn: U64,
     /// Identity of the store: blocks of an earlier format of the device are foreign.
     pub store: [u8; 16],
-    /// For [`BlockKind::Journal`] the group's facts, otherwise zero.
+    /// For [`BlockKind::Journal`] the group's facts, for [`BlockKind::Sums`] the page's state,
+    /// otherwise zero.
     pub extra: [u8; 24],
 }
 
@@ -66,6 +69,8 @@ pub enum BlockFault {
     Address,
     /// Intact, but of another store.
     Foreign,
+    /// The device gives an error instead of it.
+    Unreadable,
 }
 
 impl BlockFault {
@@ -78,6 +83,7 @@ impl BlockFault {
             Self::Checksum => "checksum mismatch",
             Self::Address => "written for another address (misdirected write)",
             Self::Foreign => "belongs to another store",
+            Self::Unreadable => "the device cannot read it",
         }
     }
 }
@@ -120,8 +126,7 @@ pub fn open(
 ) -> Result<BlockHeader, BlockFault> {
     let header = BlockHeader::read_from_prefix(block).map_err(|_| BlockFault::Kind)?.0;
     if block.len() != BLOCK || header.kind.get() != kind as u32 {
-        let blank = block.iter().all(|byte| *byte == 0);
-        return Err(if blank { BlockFault::Blank } else { BlockFault::Kind });
+        return Err(if is_blank(block) { BlockFault::Blank } else { BlockFault::Kind });
     }
     if header.crc.get() != checksum(block) && !sabotage::is(Bug::IgnoreBlockChecksum) {
         return Err(BlockFault::Checksum);
@@ -139,6 +144,14 @@ pub fn open(
 #[must_use]
 pub fn payload(block: &[u8]) -> &[u8] {
     block.get(HEADER_BYTES..).unwrap_or_default()
+}
+
+/// Whether all of it is zeros. Most of a journal is, and all of it is read at each opening: blocks are
+/// compared at once, not byte by byte.
+#[must_use]
+pub fn is_blank(bytes: &[u8]) -> bool {
+    static ZEROS: [u8; BLOCK] = [0; BLOCK];
+    bytes.chunks(BLOCK).all(|part| *part == ZEROS[..part.len()])
 }
 
 fn checksum(block: &[u8]) -> u32 {
@@ -170,9 +183,17 @@ mod tests {
         let mut block = vec![0; BLOCK];
         assert_eq!(open(&block, BlockKind::Labels, &[1; 16], 0).unwrap_err(), BlockFault::Blank);
         seal(&mut block, BlockKind::Labels, &[1; 16], 4096, 1, [0; 24]);
-        let open = |kind, store, address| open(&block, kind, &store, address).unwrap_err();
-        assert_eq!(open(BlockKind::Labels, [1; 16], 8192), BlockFault::Address);
-        assert_eq!(open(BlockKind::Labels, [2; 16], 4096), BlockFault::Foreign);
-        assert_eq!(open(BlockKind::Spares, [1; 16], 4096), BlockFault::Kind);
+        let fault = |kind, store, address| open(&block, kind, &store, address).unwrap_err();
+        assert_eq!(fault(BlockKind::Labels, [1; 16], 8192), BlockFault::Address);
+        assert_eq!(fault(BlockKind::Labels, [2; 16], 4096), BlockFault::Foreign);
+        assert_eq!(fault(BlockKind::Spares, [1; 16], 4096), BlockFault::Kind);
+        block[2000] ^= 1;
+        let rotten = open(&block, BlockKind::Labels, &[1; 16], 4096).unwrap_err();
+        assert_eq!(rotten, BlockFault::Checksum);
+        let faults =
+            [BlockFault::Blank, BlockFault::Kind, BlockFault::Address, BlockFault::Foreign];
+        let texts: std::collections::BTreeSet<_> =
+            faults.into_iter().chain([rotten]).map(BlockFault::text).collect();
+        assert_eq!(texts.len(), 5);
     }
 }

@@ -6,6 +6,7 @@ use super::geometry::{LABEL_BLOCKS, RegionKind, SLOTS_PER_BLOCK, SUPERBLOCK_REGI
 use super::journal::{GROUP_BLOCK_BYTES, GroupExtra, Stamp};
 use super::record::{FillState, Record};
 use super::slots::{self, SnapshotSlot, VolumeSlot};
+use super::sums::{SUMS_PER_PAGE, SumsExtra};
 use super::superblock::{self, RegionEntry, SuperblockBytes};
 use crate::limits;
 use std::fmt::Write;
@@ -50,9 +51,10 @@ fn layouts() -> Vec<Layout> {
             reserved1),
         layout!(SnapshotSlot: uuid size created_ns revision volume parent flags name_bytes used
             reserved0 name reserved1),
-        layout!(EntryHeader: snapshot logical run reserved),
+        layout!(EntryHeader: snapshot logical run state),
         layout!(GroupExtra: index count crc bytes session),
         layout!(Stamp: sequence crc),
+        layout!(SumsExtra: state reserved),
     ]
 }
 
@@ -72,13 +74,14 @@ fn records() -> Vec<(&'static str, Record<'static>)> {
     ]
 }
 
-const KINDS: [BlockKind; 6] = [
+const KINDS: [BlockKind; 7] = [
     BlockKind::Volumes,
     BlockKind::Snapshots,
     BlockKind::Labels,
     BlockKind::Journal,
     BlockKind::Spares,
     BlockKind::Extents,
+    BlockKind::Sums,
 ];
 
 const VOLUME_FLAGS: [(u32, &str); 1] = [(slots::VOLUME_REBUILDING, "REBUILDING")];
@@ -220,6 +223,7 @@ fn printed() -> String {
         ("group payload", GROUP_BLOCK_BYTES as u64),
         ("slots per block", SLOTS_PER_BLOCK.into()),
         ("label blocks", LABEL_BLOCKS.into()),
+        ("sums per page", SUMS_PER_PAGE as u64),
         ("first region", SUPERBLOCK_REGION_BYTES),
         ("labels", limits::LABELS_MAX_BYTES as u64),
         ("name", limits::NAME_MAX_BYTES as u64),

@@ -11,6 +11,9 @@ pub const HEADER_BYTES: usize = 16;
 /// Bytes of an entry of the largest extents.
 pub const ENTRY_MAX_BYTES: usize = HEADER_BYTES + (EXTENT_MAX_BYTES / BLOCK_BYTES) as usize / 4;
 
+/// State of a run of extents that are lost instead of zero.
+pub const RUN_LOST: u32 = 1;
+
 /// Fixed part of an entry. All zeros is a free entry.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable,
@@ -23,8 +26,8 @@ pub struct EntryHeader {
     pub logical: U32,
     /// Spare entries only: volume extents in the zero run; 0 means a zero-only layer (bitmaps).
     pub run: U32,
-    /// Zero; for compression and encryption by extent.
-    pub reserved: U32,
+    /// [`RUN_LOST`] or zero; room for compression and encryption by extent.
+    pub state: U32,
 }
 
 const _: () = assert!(size_of::<EntryHeader>() == HEADER_BYTES);

@@ -2,6 +2,7 @@
 
 use super::block::{BlockKind, PAYLOAD_BYTES};
 use super::slots::SLOT_BYTES;
+use super::sums::SUMS_PER_PAGE;
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::units::{BLOCK_BYTES, DeviceExtent};
@@ -15,7 +16,10 @@ pub const SUPERBLOCK_REGION_BYTES: u64 = 64 << 10;
 /// Where the second superblock copy lies.
 pub const SUPERBLOCK_SECOND: u64 = BLOCK_BYTES;
 
-/// A region after the superblock, in device order.
+/// Kinds of region.
+pub const REGION_KINDS: usize = 8;
+
+/// A region after the superblock. The number is its place in the superblock's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum RegionKind {
@@ -33,17 +37,20 @@ pub enum RegionKind {
     Extents = 6,
     /// Data.
     Data = 7,
+    /// Checksums of data blocks; a region of no length in a store without them.
+    Sums = 8,
 }
 
 impl RegionKind {
     /// All of them, in device order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; REGION_KINDS] = [
         Self::Volumes,
         Self::Snapshots,
         Self::Labels,
         Self::Journal,
         Self::Spares,
         Self::Extents,
+        Self::Sums,
         Self::Data,
     ];
     /// Those of mirrored metadata blocks that are read whole at open, up to a high-water mark.
@@ -71,6 +78,7 @@ impl RegionKind {
             Self::Journal => BlockKind::Journal,
             Self::Spares => BlockKind::Spares,
             Self::Extents => BlockKind::Extents,
+            Self::Sums => BlockKind::Sums,
             Self::Data => panic!("the data region has no metadata blocks"),
         }
     }
@@ -86,6 +94,7 @@ impl RegionKind {
             Self::Spares => "spare entries",
             Self::Extents => "extent status",
             Self::Data => "data",
+            Self::Sums => "checksums",
         }
     }
 }
@@ -114,9 +123,8 @@ pub struct Geometry {
     pub spares: u32,
     /// Data extents the extent status region has entries for.
     pub extents_max: u32,
-    /// Regions in the order of [`RegionKind::ALL`]; the data region ends before the last
-    /// superblock copy.
-    pub regions: [Region; 7],
+    /// Regions by number, less one; the data region ends before the last superblock copy.
+    pub regions: [Region; REGION_KINDS],
 }
 
 impl Geometry {
@@ -164,12 +172,14 @@ impl Geometry {
             snapshots,
             spares: (extents_max / 8).clamp(64, limits::SPARES_MAX as u32),
             extents_max,
-            regions: [Region::default(); 7],
+            regions: [Region::default(); REGION_KINDS],
         };
         let mut offset = SUPERBLOCK_REGION_BYTES;
         for kind in RegionKind::ALL {
             let length = match kind {
                 RegionKind::Journal => journal,
+                RegionKind::Sums if !options.checksums => continue,
+                RegionKind::Sums => BLOCK_BYTES * u64::from(geometry.needed_blocks(kind)),
                 RegionKind::Data => {
                     offset = offset.next_multiple_of(extent_bytes);
                     let room = size.saturating_sub(BLOCK_BYTES).saturating_sub(offset);
@@ -234,6 +244,9 @@ impl Geometry {
         let mut end = SUPERBLOCK_REGION_BYTES;
         for kind in RegionKind::ALL {
             let region = self.region(kind);
+            if kind == RegionKind::Sums && !self.has_sums() {
+                continue;
+            }
             let fits = match kind {
                 RegionKind::Journal => {
                     (limits::JOURNAL_MIN_BYTES..=limits::JOURNAL_MAX_BYTES).contains(&region.length)
@@ -242,6 +255,9 @@ impl Geometry {
                     region.offset.is_multiple_of(self.extent_bytes)
                         && region.length.is_multiple_of(self.extent_bytes)
                         && region.length / self.extent_bytes <= u64::from(self.extents_max)
+                }
+                RegionKind::Sums => {
+                    region.length / BLOCK_BYTES >= u64::from(self.needed_blocks(kind))
                 }
                 _ => {
                     region.length.is_multiple_of(2 * BLOCK_BYTES)
@@ -268,6 +284,28 @@ impl Geometry {
         self.regions[kind as usize - 1]
     }
 
+    /// Byte offset behind what is about volumes and snapshots. Checksums come after it: they are of the
+    /// data as it is, whatever becomes of that.
+    #[must_use]
+    pub fn metadata_end(&self) -> u64 {
+        let behind = if self.has_sums() { RegionKind::Sums } else { RegionKind::Data };
+        self.region(behind).offset
+    }
+
+    /// Whether data blocks have checksums.
+    #[must_use]
+    pub fn has_sums(&self) -> bool {
+        self.region(RegionKind::Sums).length > 0
+    }
+
+    /// Byte offset of a page of checksums.
+    #[must_use]
+    pub fn sums_address(&self, page: u32) -> u64 {
+        let region = self.region(RegionKind::Sums);
+        debug_assert!(u64::from(page) * BLOCK_BYTES < region.length);
+        region.offset + u64::from(page) * BLOCK_BYTES
+    }
+
     /// Blocks of 4 KiB in an extent.
     #[must_use]
     pub fn blocks_per_extent(&self) -> u32 {
@@ -292,11 +330,12 @@ impl Geometry {
         match kind {
             RegionKind::Volumes | RegionKind::Snapshots => SLOTS_PER_BLOCK,
             RegionKind::Spares | RegionKind::Extents => (PAYLOAD_BYTES / self.entry_bytes()) as u32,
+            RegionKind::Sums => SUMS_PER_PAGE as u32,
             RegionKind::Labels | RegionKind::Journal | RegionKind::Data => 1,
         }
     }
 
-    /// Mirrored metadata blocks a region must have for its capacity.
+    /// Metadata blocks, of each copy, a region must have for its capacity.
     #[must_use]
     pub fn needed_blocks(&self, kind: RegionKind) -> u32 {
         let items = match kind {
@@ -305,6 +344,10 @@ impl Geometry {
             RegionKind::Labels => self.snapshots * LABEL_BLOCKS,
             RegionKind::Spares => self.spares,
             RegionKind::Extents => self.extents_max,
+            RegionKind::Sums => {
+                let blocks = u64::from(self.extents_max) * u64::from(self.blocks_per_extent());
+                return blocks.div_ceil(SUMS_PER_PAGE as u64) as u32;
+            }
             RegionKind::Journal | RegionKind::Data => 0,
         };
         items.div_ceil(self.items_per_block(kind))
@@ -350,4 +393,83 @@ fn check_extent_bytes(bytes: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!("extent size {bytes} must be a power of two from 64 KiB to 4 MiB")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::InitOptions;
+
+    const SIZE: u64 = 64 << 20;
+
+    fn plain() -> InitOptions {
+        InitOptions { extent_size: 64 << 10, ..InitOptions::default() }
+    }
+
+    #[test]
+    fn impossible_options_are_refused() {
+        let above = limits::STORE_MAX_BYTES + SIZE;
+        let most = limits::SNAPSHOTS_MAX + 1;
+        let cases = [
+            (above, plain(), "at most 64 TiB"),
+            (SIZE, InitOptions { max_size: Some(above), ..plain() }, "beyond 64 TiB"),
+            (SIZE, InitOptions { max_volumes: Some(0), ..plain() }, "volumes: 1 to"),
+            (SIZE, InitOptions { max_volumes: Some(1 << 21), ..plain() }, "volumes: 1 to"),
+            (SIZE, InitOptions { max_snapshots: Some(3), ..plain() }, "one head a volume"),
+            (SIZE, InitOptions { max_snapshots: Some(most), ..plain() }, "snapshot slots"),
+            (SIZE, InitOptions { journal_size: Some(4096), ..plain() }, "journal size"),
+            (SIZE, InitOptions { journal_size: Some(1 << 29), ..plain() }, "journal size"),
+            (SIZE, InitOptions { journal_size: Some((1 << 20) + 512), ..plain() }, "journal size"),
+            (SIZE, InitOptions { extent_size: 3 << 16, ..plain() }, "power of two"),
+            (SIZE, InitOptions { extent_size: 8 << 20, ..plain() }, "power of two"),
+            (64 << 10, plain(), "too small"),
+        ];
+        for (size, options, text) in cases {
+            let error = Geometry::plan(size, &options).unwrap_err();
+            assert!(error.to_string().contains(text), "{options:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_size_that_the_tables_do_not_cover_is_refused() {
+        let geometry = Geometry::plan(SIZE, &plain()).unwrap();
+        for size in [0, 1 << 20, 64 * SIZE] {
+            let error = geometry.resized(size).unwrap_err();
+            assert!(error.to_string().contains("has room for at most"), "{error}");
+        }
+        assert!(geometry.resized(2 * SIZE).unwrap().data_extents() > geometry.data_extents());
+    }
+
+    /// What a superblock may say under a good checksum.
+    #[test]
+    fn impossible_geometries_are_named() {
+        type Change = fn(&mut Geometry);
+        let cases: [(Change, &str); 17] = [
+            (|g| g.extent_bytes = 0, "extent size"),
+            (|g| g.extent_bytes = 3 << 16, "extent size"),
+            (|g| g.size += 1, "store size"),
+            (|g| g.size = u64::MAX, "store size"),
+            (|g| g.volumes = 0, "table capacity"),
+            (|g| g.volumes = u32::MAX, "table capacity"),
+            (|g| g.snapshots = 0, "table capacity"),
+            (|g| g.snapshots = u32::MAX, "table capacity"),
+            (|g| g.spares = u32::MAX, "table capacity"),
+            (|g| g.extents_max = 0, "table capacity"),
+            (|g| g.extents_max = u32::MAX, "table capacity"),
+            (|g| g.regions[0].offset = 0, "place of the volume table region"),
+            (|g| g.regions[1].length += 4096, "place of the snapshot table region"),
+            (|g| g.regions[3].length = 4096, "place of the journal region"),
+            (|g| g.regions[5].offset = u64::MAX - 4095, "place of the extent status region"),
+            (|g| g.regions[6].offset += 4096, "place of the data region"),
+            (|g| g.regions[6].length = 0, "no room for data"),
+        ];
+        let good = Geometry::plan(SIZE, &plain()).unwrap();
+        good.validate().unwrap();
+        for (number, (change, text)) in cases.into_iter().enumerate() {
+            let mut geometry = good;
+            change(&mut geometry);
+            let error = geometry.validate().unwrap_err();
+            assert!(error.to_string().contains(text), "case {number}: {error}");
+        }
+    }
 }

@@ -7,6 +7,7 @@ use super::block::{self, BLOCK, BlockFault, BlockHeader, BlockKind, HEADER_BYTES
 use crate::limits::SEQUENCE_MAX;
 use crate::sabotage::{self, Bug};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -68,6 +69,24 @@ pub struct Scan {
     pub newest_seen: u64,
     /// Blocks that are not intact for another reason than a torn write.
     pub damaged: Vec<Damaged>,
+    /// Groups of which only some blocks are intact: sequence, and the blocks they lie in.
+    pub incomplete: Vec<(u64, Range<u64>)>,
+    /// Blocks that the device could not read: they were given as zeros.
+    pub unreadable: Vec<u32>,
+}
+
+impl Scan {
+    /// Whether a block that could not be read may be part of this group, which is no complete one:
+    /// it would begin at `head`, or at the ring's start if there is too little room behind that.
+    #[must_use]
+    pub fn may_hide(&self, position: u32, sequence: u64, head: u32, ring_blocks: u32) -> bool {
+        // No group is longer than an eighth of the ring.
+        let wraps = head > ring_blocks / 2;
+        let within = |(of, blocks): &(u64, Range<u64>)| {
+            *of == sequence && blocks.contains(&u64::from(position))
+        };
+        position == head || (position == 0 && wraps) || self.incomplete.iter().any(within)
+    }
 }
 
 /// A block of the ring with a broken sector, or one written for another place.
@@ -181,7 +200,7 @@ fn open(block: &[u8], store: &[u8; 16], address: u64) -> Result<BlockHeader, Blo
 fn examine(block: &[u8], position: u32, fault: BlockFault) -> Option<Damaged> {
     let mut stamps = Vec::new();
     let mut broken = fault == BlockFault::Address;
-    for sector in block.chunks_exact(SECTOR).filter(|s| s.iter().any(|byte| *byte != 0)) {
+    for sector in block.chunks_exact(SECTOR).filter(|sector| !block::is_blank(sector)) {
         match stamped(sector) {
             Some(sequence) => stamps.push(sequence),
             None => broken = true,
@@ -197,6 +216,10 @@ pub fn scan(ring: &[u8], store: &[u8; 16], address: u64) -> Scan {
     let mut headers = Vec::new();
     for (position, block) in ring.chunks_exact(BLOCK).enumerate() {
         let at = address + (position * BLOCK) as u64;
+        if block::is_blank(block) {
+            headers.push(None);
+            continue;
+        }
         let header = match open(block, store, at) {
             Ok(header) if header.lsn.get() > SEQUENCE_MAX => None,
             Ok(header) => {
@@ -216,7 +239,37 @@ pub fn scan(ring: &[u8], store: &[u8; 16], address: u64) -> Scan {
             scan.groups.insert(sequence, group);
         }
     }
+    scan.incomplete = incomplete(&scan.groups, &headers);
     scan
+}
+
+/// The groups of which there are blocks and that are not complete.
+fn incomplete(
+    groups: &BTreeMap<u64, Group>,
+    headers: &[Option<(u64, GroupExtra)>],
+) -> Vec<(u64, Range<u64>)> {
+    let mut found = Vec::new();
+    for (position, header) in (0u64..).zip(headers) {
+        let Some((sequence, extra)) = header else { continue };
+        if groups.contains_key(sequence) {
+            continue;
+        }
+        let start = position.saturating_sub(u64::from(extra.index.get()));
+        let part = (*sequence, start..start + u64::from(extra.count.get()));
+        if found.last() != Some(&part) {
+            found.push(part);
+        }
+    }
+    found
+}
+
+/// What stands for a block that could not be read and may have been part of this group, where its bytes
+/// are asked for: damage that is known as such, and never room where nothing was written.
+#[must_use]
+pub fn stand_in(sequence: u64) -> Vec<u8> {
+    let mut block = vec![0xff; BLOCK];
+    stamp(&mut block[..SECTOR], sequence);
+    block
 }
 
 fn assemble(
@@ -295,6 +348,29 @@ mod tests {
             let detected = found.damaged.first().is_some_and(|damaged| damaged.is_of(6));
             assert!(detected || found.groups.contains_key(&6), "byte {byte}");
         }
+    }
+
+    #[test]
+    fn what_stands_for_an_unreadable_block_is_damage_of_its_group() {
+        let found = scan(&stand_in(7), &[9; 16], 0);
+        assert!(found.damaged.len() == 1 && found.damaged[0].is_of(7));
+        assert!(found.groups.is_empty() && found.newest_seen == 0);
+    }
+
+    #[test]
+    fn where_the_next_group_may_be() {
+        let store = [9; 16];
+        let mut ring = vec![0; 16 * BLOCK];
+        let long = encode(&[1; 9000], 5, 1, &store, 4 * BLOCK as u64);
+        // Its last block is missing.
+        ring[4 * BLOCK..][..2 * BLOCK].copy_from_slice(&long[..2 * BLOCK]);
+        let found = scan(&ring, &store, 0);
+        assert_eq!(found.incomplete, [(5, 4..7)]);
+        let hides =
+            |head| (0..16).filter(|at| found.may_hide(*at, 5, head, 16)).collect::<Vec<_>>();
+        assert_eq!(hides(4), [4, 5, 6]);
+        assert_eq!(hides(12), [0, 4, 5, 6, 12]);
+        assert!(!found.may_hide(5, 6, 4, 16));
     }
 
     #[test]

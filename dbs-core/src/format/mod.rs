@@ -9,6 +9,7 @@ pub mod journal;
 pub mod labels;
 pub mod record;
 pub mod slots;
+pub mod sums;
 pub mod superblock;
 
 pub use block::{BlockFault, BlockHeader, BlockKind, PAYLOAD_BYTES};

@@ -232,6 +232,24 @@ mod tests {
         assert!(rest.is_empty());
     }
 
+    #[test]
+    fn impossible_records_are_none() {
+        let cases: [&[u8]; 6] = [
+            &[],
+            // Cut off, a length of another record, and a byte that must be zero.
+            &[8, 0, 4, 0, 1, 2, 3],
+            &[8, 0, 5, 0, 1, 2, 3, 4, 5],
+            &[8, 1, 4, 0, 1, 2, 3, 4],
+            // A state and a tag that nobody knows.
+            &[7, 0, 9, 0, 1, 0, 0, 0, 2, 0, 3, 0, 3],
+            &[99, 0, 0, 0],
+        ];
+        for bytes in cases {
+            assert_eq!(Record::decode(&mut &*bytes), None, "{bytes:?}");
+        }
+        assert!(Record::decode(&mut &[7, 0, 9, 0, 1, 0, 0, 0, 2, 0, 3, 0, 2][..]).is_some());
+    }
+
     proptest! {
         #[test]
         fn any_bytes_give_a_record_or_none(bytes: Vec<u8>) {

@@ -1,7 +1,7 @@
 //! The superblock: identity, geometry, feature masks. Three copies: at 0, at 4096, and in the
 //! store's last block; the valid one with the highest sequence counts.
 
-use super::geometry::{Geometry, Region, RegionKind};
+use super::geometry::{Geometry, REGION_KINDS, Region, RegionKind};
 use crate::error::{Error, Result};
 use crate::limits::SEQUENCE_MAX;
 use crate::units::BLOCK_BYTES;
@@ -20,9 +20,19 @@ const REGIONS: usize = 16;
 /// Features that a reader may ignore.
 pub const COMPAT_KNOWN: u64 = 0;
 /// Features that a writer must know, a reader need not.
-pub const RO_COMPAT_KNOWN: u64 = 0;
+pub const RO_COMPAT_KNOWN: u64 = RO_COMPAT_SUMS;
+/// Data blocks have checksums. Whoever writes data without keeping them would make them wrong.
+pub const RO_COMPAT_SUMS: u64 = 1;
 /// Features that everybody must know.
-pub const INCOMPAT_KNOWN: u64 = 0;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_LOST | INCOMPAT_REPAIRING;
+/// There are runs of what is lost: to whoever does not know them, they are zeros.
+pub const INCOMPAT_LOST: u64 = 1;
+/// The metadata is being written anew, and is neither what it was nor what it will be.
+pub const INCOMPAT_REPAIRING: u64 = 1 << 1;
+
+/// What a store says in the middle of a repair.
+pub const INTERRUPTED: &str = "superblock: writing the metadata of this store anew was interrupted: \
+    put back what was saved with `dbs repair --undo FILE`, then begin again";
 
 /// Entry of the region table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -82,12 +92,27 @@ pub struct Superblock {
     pub created_ns: u64,
     /// Read-only-compatible features this version does not know: no writing.
     pub unknown_ro: u64,
+    /// Incompatible features in use.
+    pub incompat: u64,
     /// Shape of the store.
     pub geometry: Geometry,
     /// Last commit group when last closed in good order.
     pub clean_sequence: u64,
     /// High-water marks at that time.
     pub clean_marks: [u32; 4],
+}
+
+/// What a copy of the superblock says of itself, of any version and with any features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// Identity of the store.
+    pub uuid: [u8; 16],
+    /// Counts rewrites.
+    pub sequence: u64,
+    /// Last commit group when last closed in good order.
+    pub clean_sequence: u64,
+    /// All metadata is being written anew.
+    pub repairing: bool,
 }
 
 impl Superblock {
@@ -97,12 +122,19 @@ impl Superblock {
         let blank =
             RegionEntry { kind: 0.into(), reserved: 0.into(), offset: 0.into(), length: 0.into() };
         let mut regions = [blank; REGIONS];
-        for (entry, kind) in regions.iter_mut().zip(RegionKind::ALL) {
+        for kind in RegionKind::ALL {
+            if kind == RegionKind::Sums && !self.geometry.has_sums() {
+                continue;
+            }
             let region = self.geometry.region(kind);
-            entry.kind = (kind as u32).into();
-            entry.offset = region.offset.into();
-            entry.length = region.length.into();
+            regions[kind as usize - 1] = RegionEntry {
+                kind: (kind as u32).into(),
+                reserved: 0.into(),
+                offset: region.offset.into(),
+                length: region.length.into(),
+            };
         }
+        let sums = if self.geometry.has_sums() { RO_COMPAT_SUMS } else { 0 };
         let bytes = SuperblockBytes {
             magic: MAGIC,
             version: VERSION.into(),
@@ -111,8 +143,8 @@ impl Superblock {
             sequence: self.sequence.into(),
             address: address.into(),
             compat: 0.into(),
-            ro_compat: self.unknown_ro.into(),
-            incompat: 0.into(),
+            ro_compat: (self.unknown_ro | sums).into(),
+            incompat: self.incompat.into(),
             created_ns: self.created_ns.into(),
             size: self.geometry.size.into(),
             extent_bytes: self.geometry.extent_bytes.into(),
@@ -131,6 +163,21 @@ impl Superblock {
         let crc = crc32c::crc32c(&block);
         block[12..16].copy_from_slice(&crc.to_le_bytes());
         block
+    }
+
+    /// What a copy says whose checksum is right, though it may not be one to go by.
+    #[must_use]
+    pub fn claim(block: &[u8]) -> Option<Claim> {
+        let bytes = SuperblockBytes::read_from_bytes(block).ok()?;
+        let mut zeroed = block.to_vec();
+        zeroed[12..16].fill(0);
+        let proven = bytes.magic == MAGIC && crc32c::crc32c(&zeroed) == bytes.crc.get();
+        proven.then(|| Claim {
+            uuid: bytes.uuid,
+            sequence: bytes.sequence.get(),
+            clean_sequence: bytes.clean_sequence.get(),
+            repairing: bytes.incompat.get() & INCOMPAT_REPAIRING != 0,
+        })
     }
 
     /// Proves the copy read from `address`.
@@ -167,6 +214,9 @@ impl Superblock {
         if bytes.address.get() != address {
             return Err(Error::corrupt("superblock: copy written for another address"));
         }
+        if bytes.incompat.get() & INCOMPAT_REPAIRING != 0 {
+            return Err(Error::corrupt(INTERRUPTED));
+        }
         if bytes.incompat.get() & !INCOMPAT_KNOWN != 0 {
             return Err(Error::unsupported(format!(
                 "store uses features this version does not know (mask {:#x}); use a newer dbs",
@@ -179,14 +229,21 @@ impl Superblock {
         if bytes.sequence.get().max(bytes.clean_sequence.get()) > SEQUENCE_MAX {
             return Err(Error::corrupt("superblock: impossible sequence"));
         }
-        let mut regions = [Region::default(); 7];
-        for (region, (entry, kind)) in
-            regions.iter_mut().zip(bytes.regions.iter().zip(RegionKind::ALL))
-        {
+        let has_sums = bytes.ro_compat.get() & RO_COMPAT_SUMS != 0;
+        let mut regions = [Region::default(); REGION_KINDS];
+        for kind in RegionKind::ALL {
+            if kind == RegionKind::Sums && !has_sums {
+                continue;
+            }
+            let entry = bytes.regions[kind as usize - 1];
             if entry.kind.get() != kind as u32 {
                 return Err(Error::corrupt("superblock: region table out of order"));
             }
-            *region = Region { offset: entry.offset.get(), length: entry.length.get() };
+            let region = Region { offset: entry.offset.get(), length: entry.length.get() };
+            if kind == RegionKind::Sums && region.length == 0 {
+                return Err(Error::corrupt("superblock: checksums without a place"));
+            }
+            regions[kind as usize - 1] = region;
         }
         let geometry = Geometry {
             size: bytes.size.get(),
@@ -203,9 +260,63 @@ impl Superblock {
             sequence: bytes.sequence.get(),
             created_ns: bytes.created_ns.get(),
             unknown_ro: bytes.ro_compat.get() & !RO_COMPAT_KNOWN,
+            incompat: bytes.incompat.get(),
             geometry,
             clean_sequence: bytes.clean_sequence.get(),
             clean_marks: bytes.clean_marks.map(U32::get),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::store::InitOptions;
+
+    fn sealed(change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+        let options = InitOptions { extent_size: 64 << 10, ..InitOptions::default() };
+        let superblock = Superblock {
+            uuid: [3; 16],
+            sequence: 5,
+            created_ns: 1,
+            unknown_ro: 0,
+            incompat: 0,
+            geometry: Geometry::plan(64 << 20, &options).unwrap(),
+            clean_sequence: 4,
+            clean_marks: [1; 4],
+        };
+        let mut block = superblock.encode(4096);
+        assert_eq!(Superblock::decode(&block, 4096).unwrap(), superblock);
+        change(&mut block);
+        block[12..16].fill(0);
+        let crc = crc32c::crc32c(&block);
+        block[12..16].copy_from_slice(&crc.to_le_bytes());
+        block
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        type Change = fn(&mut [u8]);
+        let cases: [(Change, ErrorKind, &str); 8] = [
+            (|b| b[0] ^= 1, ErrorKind::Invalid, "no magic"),
+            (|b| b[10] = 1, ErrorKind::Unsupported, "v1.0.0 image"),
+            (|b| b[8..12].copy_from_slice(&[7, 2, 3, 0]), ErrorKind::Unsupported, "format 3.2.7"),
+            (|b| b[40] ^= 1, ErrorKind::Corrupt, "another address"),
+            (|b| b[64] = 0x40, ErrorKind::Unsupported, "mask 0x40"),
+            (|b| b[96] = 1, ErrorKind::Corrupt, "block size"),
+            (|b| b[39] = 0xff, ErrorKind::Corrupt, "sequence"),
+            (|b| b[144] = 9, ErrorKind::Corrupt, "out of order"),
+        ];
+        for (change, kind, text) in cases {
+            let error = Superblock::decode(&sealed(change), 4096).unwrap_err();
+            assert!(error.kind() == kind && error.to_string().contains(text), "{text}: {error}");
+        }
+        assert_eq!(Superblock::decode(&[0; 100], 0).unwrap_err().kind(), ErrorKind::Invalid);
+        let mut torn = sealed(|_| ());
+        torn[2000] ^= 1;
+        assert!(Superblock::decode(&torn, 4096).unwrap_err().to_string().contains("checksum"));
+        // A feature that older versions may only read.
+        assert_eq!(Superblock::decode(&sealed(|b| b[56] = 4), 4096).unwrap().unknown_ro, 4);
     }
 }

@@ -7,6 +7,7 @@ pub mod env;
 pub mod file;
 pub mod freeze;
 mod in_use;
+pub mod interpose;
 mod lock;
 pub mod open;
 mod piece;

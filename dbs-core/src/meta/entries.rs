@@ -4,7 +4,7 @@
 
 use super::bits::word_mask;
 use super::counts::Counts;
-use crate::format::entry::{EntryBytes, EntryHeader};
+use crate::format::entry::{EntryBytes, EntryHeader, RUN_LOST};
 use crate::format::record::FillState;
 use std::ops::Range;
 use zerocopy::IntoBytes;
@@ -29,6 +29,9 @@ struct Entry {
     bits: u32,
 }
 
+/// Bit of a run whose extents are lost: no run is that long.
+const LOST: u32 = 1 << 31;
+
 const FREE: Entry = Entry { snapshot: 0, logical: 0, bits: NO_BITS };
 
 /// All entries, data extents and spares.
@@ -36,7 +39,8 @@ const FREE: Entry = Entry { snapshot: 0, logical: 0, bits: NO_BITS };
 pub struct Entries {
     data: Vec<Entry>,
     spares: Vec<Entry>,
-    /// Length of the zero run of each spare; 0 for a zero-only layer.
+    /// Length of the run of each spare, with [`LOST`] if it is not one of zeros; 0 for a zero-only
+    /// layer.
     runs: Vec<u32>,
     /// Bitmaps of the partly filled without zero blocks: data words.
     narrow: Slab,
@@ -106,8 +110,17 @@ impl Entries {
         (entry.snapshot != 0).then_some((entry.snapshot, entry.logical))
     }
 
-    /// Length of the zero run this spare is; 0 for any other entry.
+    /// Length of the run this spare is, of zeros or of what is lost; 0 for any other entry.
     pub fn run(&self, id: u32) -> u32 {
+        self.raw_run(id) & !LOST
+    }
+
+    /// Whether this spare is a run of what is lost.
+    pub fn is_lost(&self, id: u32) -> bool {
+        self.raw_run(id) & LOST != 0
+    }
+
+    fn raw_run(&self, id: u32) -> u32 {
         if id < SPARE_BASE { 0 } else { self.runs.get(spare(id)).copied().unwrap_or(0) }
     }
 
@@ -129,6 +142,11 @@ impl Entries {
         self.release(id);
         *self.slot(id) = Entry { snapshot, logical, bits: NO_BITS };
         self.runs[spare(id)] = length;
+    }
+
+    /// Makes a spare say that what `snapshot` held at `logical .. logical + length` is lost.
+    pub fn assign_lost(&mut self, id: u32, snapshot: u32, logical: u32, length: u32) {
+        self.assign_run(id, snapshot, logical, length | LOST);
     }
 
     /// Changes the owner, keeping the blocks.
@@ -272,7 +290,9 @@ impl Entries {
             return;
         }
         if header.run.get() != 0 && id >= SPARE_BASE {
-            self.assign_run(id, header.snapshot.get(), header.logical.get(), header.run.get());
+            let lost = if header.state.get() == RUN_LOST { LOST } else { 0 };
+            let length = header.run.get() | lost;
+            self.assign_run(id, header.snapshot.get(), header.logical.get(), length);
             return;
         }
         // Folds, not searches: for millions of entries the compiler's vectors pay.
@@ -302,7 +322,7 @@ impl Entries {
             snapshot: entry.snapshot.into(),
             logical: entry.logical.into(),
             run: self.run(id).into(),
-            reserved: 0.into(),
+            state: if self.is_lost(id) { RUN_LOST } else { 0 }.into(),
         };
         let (head, bitmaps) = out.split_at_mut(crate::format::entry::HEADER_BYTES);
         head.copy_from_slice(header.as_bytes());

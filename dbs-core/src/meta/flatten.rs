@@ -5,6 +5,7 @@ use super::entries::{Bits, SPARE_BASE};
 use super::locks::Space;
 use super::merge::Copy;
 use super::{Meta, Step};
+use crate::error::Result;
 use crate::format::record::FillState;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 
@@ -46,6 +47,7 @@ impl Meta {
     /// # Errors
     /// [`super::Stop::Space`], [`super::Stop::Room`].
     pub fn plan_flatten(&mut self, id: SnapshotId, logical: u32) -> Step<Option<FlattenPlan>> {
+        self.check_not_lost(id)?;
         let own = self.snapshot(id).layer.get(logical);
         if own.is_none() && self.snapshot(id).layer.in_run(logical) {
             return Ok(None);
@@ -58,8 +60,10 @@ impl Meta {
         let shown = |block: u32| self.source(&layers, block);
         let mut sources = Vec::new();
         for block in (0..self.blocks_per_extent()).filter(|block| !held.has(*block)) {
-            if let Some(source) = shown(block) {
-                sources.push((block, source));
+            match shown(block) {
+                Some(super::view::LOST) => return Err(self.is_lost(id, logical, block).into()),
+                Some(source) => sources.push((block, source)),
+                None => {}
             }
         }
         if sources.is_empty() {
@@ -101,8 +105,16 @@ impl Meta {
     }
 
     /// Volume extents at which the chain above a layer holds anything.
-    pub fn extents_above(&self, id: SnapshotId) -> Vec<u32> {
-        self.held_in_chain(self.snapshot(id).parent).into_iter().collect()
+    ///
+    /// # Errors
+    /// `Corrupt` if the chain lost something: what it lost would read as zeros without it.
+    pub fn extents_above(&self, id: SnapshotId) -> Result<Vec<u32>> {
+        if let Some(lost) = self.lost_blocks(id).first() {
+            let per_extent = u64::from(self.blocks_per_extent());
+            let (logical, block) = (lost.start / per_extent, lost.start % per_extent);
+            return Err(self.is_lost(id, logical as u32, block as u32));
+        }
+        Ok(self.held_in_chain(self.snapshot(id).parent).into_iter().collect())
     }
 
     /// The last data extent in use, and the lowest free one if that is before it.

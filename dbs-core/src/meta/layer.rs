@@ -16,6 +16,9 @@ pub struct Layer {
     len: u32,
     /// Zero runs: first volume extent -> (length, spare id). Never overlapping or adjacent.
     pub runs: BTreeMap<u32, (u32, u32)>,
+    /// Runs of what is lost, in the same way: entries there hide them, zero runs do not meet them.
+    /// A layer with any does not change until it is freed.
+    pub lost: BTreeMap<u32, (u32, u32)>,
 }
 
 #[derive(Debug)]
@@ -221,7 +224,7 @@ impl Layer {
 
     /// Whether it holds nothing at all.
     pub fn is_empty(&self) -> bool {
-        self.len == 0 && self.runs.is_empty()
+        self.len == 0 && self.runs.is_empty() && self.lost.is_empty()
     }
 
     /// Entries as (volume extent, id), ascending, from a volume extent on.
@@ -241,12 +244,31 @@ impl Layer {
     /// Whether a zero run covers the volume extent.
     #[inline]
     pub fn in_run(&self, logical: u32) -> bool {
-        if self.runs.is_empty() {
-            return false;
-        }
-        let before = self.runs.range(..=logical).next_back();
-        before.is_some_and(|(start, (length, _))| logical - start < *length)
+        !self.runs.is_empty() && covers(&self.runs, logical)
     }
+
+    /// The first volume extent behind this one at which an entry is, or a run begins or ends.
+    pub fn next_change(&self, logical: u32) -> Option<u32> {
+        let entry = self.iter_from(logical + 1).next().map(|(at, _)| at);
+        let borders = [&self.runs, &self.lost].into_iter().flat_map(|runs| {
+            let before = runs.range(..=logical).next_back();
+            let end = before.map(|(start, (length, _))| start + length);
+            let start = runs.range(logical + 1..).next().map(|(start, _)| *start);
+            end.filter(|end| *end > logical).into_iter().chain(start)
+        });
+        entry.into_iter().chain(borders).min()
+    }
+
+    /// Whether what it held at the volume extent is lost, if there is no entry for it.
+    #[inline]
+    pub fn in_lost(&self, logical: u32) -> bool {
+        !self.lost.is_empty() && covers(&self.lost, logical)
+    }
+}
+
+fn covers(runs: &BTreeMap<u32, (u32, u32)>, logical: u32) -> bool {
+    let before = runs.range(..=logical).next_back();
+    before.is_some_and(|(start, (length, _))| logical - start < *length)
 }
 
 fn key(logical: u32) -> u16 {

@@ -32,6 +32,7 @@ impl Meta {
     pub fn check_layer_writable(&self, id: SnapshotId, blocks: &Range<u64>) -> Result<()> {
         let snapshot = self.snapshot(id);
         self.check_rebuilding(snapshot.volume)?;
+        self.check_not_lost(id)?;
         if blocks.end > snapshot.size.div_ceil(BLOCK_BYTES) {
             return Err(Error::invalid(format!(
                 "the range is outside `{}@{}` of {} bytes",

@@ -4,6 +4,7 @@
 use super::entries::Bits;
 use super::plan::{ReadPiece, push_read, split};
 use super::{Meta, Snapshot};
+use crate::error::Result;
 use crate::info::{LayerRange, LayerState};
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::ops::Range;
@@ -71,9 +72,18 @@ impl Meta {
 
     /// Where the blocks of a span are, of those that are data. The caller holds a fence number
     /// until it has read them.
-    pub fn plan_span_read(&self, span: &Span, blocks: Range<u64>, out: &mut Vec<ReadPiece>) {
+    ///
+    /// # Errors
+    /// `Corrupt` if the span lost something there.
+    pub fn plan_span_read(
+        &self,
+        span: &Span,
+        blocks: Range<u64>,
+        out: &mut Vec<ReadPiece>,
+    ) -> Result<()> {
         out.clear();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
+            self.check_span(span, logical)?;
             let sources = self.sources(span, logical);
             let source = |block: u32| {
                 sources.iter().find(|(_, data)| data.has(block)).map(|(entry, _)| *entry)
@@ -88,6 +98,19 @@ impl Meta {
                 let address = entry.map(|entry| self.address(entry, start));
                 push_read(out, address, u64::from(block - start));
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses a volume extent of which a layer of the span lost what it held.
+    fn check_span(&self, span: &Span, logical: u32) -> Result<()> {
+        let lost = |id: &&SnapshotId| {
+            let layer = &self.snapshot(**id).layer;
+            layer.get(logical).is_none() && layer.in_lost(logical)
+        };
+        match span.members.iter().find(lost) {
+            Some(_) => Err(self.is_lost(span.members[0], logical, 0)),
+            None => Ok(()),
         }
     }
 
@@ -142,15 +165,21 @@ impl Meta {
     fn gap(&self, span: &Span, logical: u32) -> (Option<u32>, LayerState) {
         let layers = || self.layers_of(span).map(|snapshot| &snapshot.layer);
         let entry = layers().filter_map(|layer| Some(layer.iter_from(logical).next()?.0)).min();
+        if layers().any(|layer| layer.in_lost(logical)) {
+            return (Some(logical + 1), LayerState::Data);
+        }
         let covered = layers().filter_map(|layer| {
             let (start, (length, _)) = layer.runs.range(..=logical).next_back()?;
             Some(start + length).filter(|end| *end > logical)
         });
         if let Some(end) = covered.max() {
-            return (Some(entry.map_or(end, |entry| entry.min(end))), LayerState::Zero);
+            let lost = layers().filter_map(|layer| Some(*layer.lost.range(logical..).next()?.0));
+            let next = entry.into_iter().chain(lost.min()).chain([end]).min();
+            return (next, LayerState::Zero);
         }
         let run = layers().filter_map(|layer| Some(*layer.runs.range(logical..).next()?.0));
-        (entry.into_iter().chain(run).min(), LayerState::Absent)
+        let lost = layers().filter_map(|layer| Some(*layer.lost.range(logical..).next()?.0));
+        (entry.into_iter().chain(run).chain(lost).min(), LayerState::Absent)
     }
 }
 

@@ -1,21 +1,27 @@
 //! From blocks read off the device to the state of an open store: choose between copies, redo the
 //! journal, then prove (`prove`) that everything fits together before anything trusts it.
 
+mod copies;
+mod faults;
+mod journal;
+pub mod mend;
 mod prove;
 
 use super::entries::{Entries, SPARE_BASE};
-use crate::format::block::{self, BlockFault};
+use crate::format::block;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::journal::Scan;
 use crate::format::record::{FillState, Record};
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_LABELLED, SnapshotSlot, VolumeSlot};
+use crate::format::superblock::INCOMPAT_LOST;
 use crate::format::{Geometry, RegionKind, Superblock, entry};
 use crate::info::{Finding, Severity};
+use crate::limits::SEQUENCE_START_MAX;
 use std::collections::{BTreeSet, HashMap};
 use zerocopy::{FromBytes, FromZeros};
 
 /// Findings reported at most: a hostile image has any number.
-const FINDINGS_MAX: usize = 1000;
+const FINDINGS_MAX: usize = if cfg!(test) { 12 } else { 1000 };
 /// Entries of free slots freed at open: no crash leaves any, and their records must fit a group.
 const LEAKS_MAX: usize = 100;
 /// Entries whose memory is reserved before they are seen.
@@ -30,6 +36,25 @@ pub struct LastSession {
     pub boot: [u8; 16],
     /// Whether it kept a tail.
     pub tail: bool,
+}
+
+/// What was found and could not be made sense of.
+#[derive(Debug, Default)]
+struct Unread {
+    /// Blocks of tables and entries without a good copy.
+    blocks: Vec<(RegionKind, u32)>,
+    /// Entries that cannot be: region, index, and what their header says.
+    entries: Vec<(RegionKind, u32, entry::EntryHeader)>,
+    /// The first group of those that are needed and cannot be read, and the last one there was.
+    groups: Option<(u64, u64)>,
+    /// Regions whose high-water mark is behind their end.
+    marks: Vec<RegionKind>,
+    /// Of `blocks`, those of which the device could not read a copy: it may be a good one.
+    refused: Vec<(RegionKind, u32)>,
+    /// Blocks of the journal that the device could not read and that may hold the last group.
+    ring: Vec<u32>,
+    /// Those that hold nothing that is needed.
+    spare_ring: Vec<u32>,
 }
 
 /// A store being loaded.
@@ -56,6 +81,13 @@ pub struct Loader {
     tail: Vec<Vec<u8>>,
     /// Entries whose owner does not exist: freed, so that no later owner of the slot inherits them.
     leaked: Vec<u32>,
+    /// Findings of damage, and others.
+    damaged: usize,
+    noted: usize,
+    /// Runs may say that something is lost.
+    has_lost: bool,
+    /// What could not be made sense of, for repair.
+    unread: Unread,
     /// The session that ended without closing, if one did.
     pub last_session: Option<LastSession>,
     /// Blocks read.
@@ -65,11 +97,30 @@ pub struct Loader {
 impl Loader {
     /// Starts from the superblock and the journal: what is needed of it, and from where on.
     pub fn new(superblock: &Superblock, scan: Scan) -> Self {
+        let mut loader = Self::without_room(superblock, scan);
+        let items = |kind: RegionKind| {
+            u64::from(loader.base_marks[kind.mark()])
+                * u64::from(loader.geometry.items_per_block(kind))
+        };
+        let (data, spares) = (items(RegionKind::Extents), items(RegionKind::Spares));
+        let geometry = loader.geometry;
+        loader.entries.reserve(
+            data.min(u64::from(geometry.extents_max)).min(ENTRIES_RESERVED) as u32,
+            spares.min(u64::from(geometry.spares)).min(ENTRIES_RESERVED) as u32,
+        );
+        loader
+    }
+
+    /// As [`Loader::new`], with no memory taken for what the marks promise.
+    pub fn without_room(superblock: &Superblock, scan: Scan) -> Self {
         let geometry = superblock.geometry;
         let mut loader = Self {
             geometry,
             uuid: superblock.uuid,
             findings: Vec::new(),
+            damaged: 0,
+            noted: 0,
+            has_lost: superblock.incompat & INCOMPAT_LOST != 0,
             volumes: Vec::new(),
             snapshots: Vec::new(),
             labels: HashMap::new(),
@@ -86,6 +137,7 @@ impl Loader {
             trusted: Vec::new(),
             tail: Vec::new(),
             leaked: Vec::new(),
+            unread: Unread::default(),
             last_session: None,
             blocks_read: 0,
         };
@@ -95,99 +147,27 @@ impl Loader {
             let mark = &mut loader.base_marks[kind.mark()];
             if *mark > most {
                 *mark = most;
-                loader.corrupt(kind, None, "high-water mark beyond the region");
+                let text = "high-water mark beyond the region: how far it is in use is not known";
+                loader.corrupt(kind, None, text);
+                loader.unread.marks.push(kind);
             }
         }
         loader.marks = loader.base_marks;
-        let items = |kind: RegionKind| {
-            u64::from(loader.base_marks[kind.mark()]) * u64::from(geometry.items_per_block(kind))
-        };
-        let (data, spares) = (items(RegionKind::Extents), items(RegionKind::Spares));
-        loader.entries.reserve(
-            data.min(u64::from(geometry.extents_max)).min(ENTRIES_RESERVED) as u32,
-            spares.min(u64::from(geometry.spares)).min(ENTRIES_RESERVED) as u32,
-        );
         loader
     }
 
-    fn take_journal(&mut self, mut scan: Scan) {
-        let newest = scan.groups.keys().next_back().copied().unwrap_or(0);
-        if let Some(group) = scan.groups.get(&newest) {
-            self.head = group.position + group.blocks;
-        }
-        self.judge_damaged(&scan, newest.max(self.durable));
-        if newest <= self.durable {
-            // Closed in good order: nothing in the journal is needed.
-            if scan.newest_seen > self.durable + 1 {
-                self.corrupt(RegionKind::Journal, None, "a commit group is missing");
-            }
-            return;
-        }
-        if scan.newest_seen > newest + 1 {
-            self.corrupt(
-                RegionKind::Journal,
-                None,
-                &format!("commit group {} is damaged: later changes are lost", newest + 1),
-            );
-        }
-        let header = scan.groups.get(&newest).and_then(|g| Record::decode(&mut &g.payload[..]));
-        let Some(Record::Checkpoint { sequence, boot, tail, .. }) = header else {
-            self.corrupt(RegionKind::Journal, None, "last commit group has no header record");
-            return;
-        };
-        let id = scan.groups.get(&newest).map_or(0, |group| group.session);
-        self.last_session = Some(LastSession { id, boot, tail });
-        // The superblock may be newer than the checkpoint this group announced.
-        let clean = self.durable;
-        self.durable = newest;
-        if sequence >= newest {
-            self.corrupt(RegionKind::Journal, None, "last commit group announces itself");
-            return;
-        }
-        if sequence > clean {
-            self.checkpoint = sequence;
-        }
-        for sequence in self.checkpoint + 1..=newest {
-            match scan.groups.remove(&sequence) {
-                Some(g) => self.groups.push((sequence, g.position, g.blocks, g.payload)),
-                None => {
-                    self.corrupt(
-                        RegionKind::Journal,
-                        None,
-                        &format!("commit group {sequence} is missing or damaged"),
-                    );
-                    return;
-                }
-            }
-        }
-        // The blocks valid without redo are those below the marks before the first group of it.
-        let first = self.groups.first().and_then(|g| Record::decode(&mut &g.3[..]));
-        if sequence > clean
-            && let Some(Record::Checkpoint { marks, .. }) = first
-        {
-            self.base_marks = marks;
-        }
-    }
-
-    /// Whether so much is wrong that there is no use in looking on.
+    /// Whether so much is damaged that there is no use in looking on: such a store is not opened, and
+    /// not repaired. What only one of two copies is missing is no damage, however often.
     pub fn is_hopeless(&self) -> bool {
-        self.findings.len() >= FINDINGS_MAX
+        self.damaged >= FINDINGS_MAX
     }
 
-    /// Tells damage of what may have been the last group from damage of what is not needed. A
-    /// group that a crash kept from being complete has no broken sector.
-    fn judge_damaged(&mut self, scan: &Scan, last: u64) {
-        for damaged in &scan.damaged {
-            if damaged.is_of(last + 1) {
-                let text = format!(
-                    "commit group {} is damaged and was the last one: what it made durable is lost",
-                    last + 1
-                );
-                self.corrupt(RegionKind::Journal, Some(damaged.position), &text);
-            } else {
-                self.note(RegionKind::Journal, damaged.position, "damaged");
-            }
-        }
+    /// A sequence behind all that was seen, but for what nobody who only counts has made.
+    pub fn next_sequence(&self) -> u64 {
+        let blocks = self.lsns.iter().flatten().copied();
+        let lost = self.unread.groups.map_or(0, |(_, last)| last);
+        let possible = blocks.chain([lost]).filter(|lsn| *lsn < SEQUENCE_START_MAX / 2);
+        possible.chain([self.durable]).max().unwrap_or(0) + 1
     }
 
     /// Last durable group.
@@ -195,24 +175,33 @@ impl Loader {
         self.durable
     }
 
+    /// Blocks of the journal that the device could not read and that may hold group `durable + 1`.
+    pub fn unreadable_ring(&self) -> &[u32] {
+        &self.unread.ring
+    }
+
+    /// Blocks of the journal that the device could not read and that hold nothing that is needed.
+    pub fn unneeded_ring(&self) -> &[u32] {
+        &self.unread.spare_ring
+    }
+
     /// Metadata blocks of a region to read and hand to [`Loader::block`].
     pub fn blocks_to_read(&self, region: RegionKind) -> u32 {
         self.base_marks[region.mark()]
     }
 
-    /// Takes both copies of a metadata block.
-    pub fn block(&mut self, region: RegionKind, index: u32, copies: [&[u8]; 2]) {
+    /// Takes both copies of a metadata block; none is one that the device cannot read.
+    pub fn block(&mut self, region: RegionKind, index: u32, copies: [Option<&[u8]>; 2]) {
         self.blocks_read += 1;
         let Some((lsn, bytes)) = self.choose(region, index, copies) else {
-            self.corrupt(region, Some(index), "both copies are damaged");
+            self.lose_block(region, index, copies);
             return;
         };
         if lsn > self.durable {
-            self.corrupt(
-                region,
-                Some(index),
-                "newer than the last commit group: the journal lost one",
-            );
+            let text = "newer than the last commit group: the journal lost one, and what it changed \
+                        elsewhere is missing";
+            self.corrupt(region, Some(index), text);
+            self.lose_groups(self.durable + 1, lsn);
         }
         let lsns = &mut self.lsns[region.mark()];
         lsns.resize(lsns.len().max(index as usize + 1), 0);
@@ -263,61 +252,15 @@ impl Loader {
             .collect()
     }
 
-    /// Takes both copies of a label block.
-    pub fn label_block(&mut self, index: u32, copies: [&[u8]; 2]) {
+    /// Takes both copies of a label block; none is one that the device cannot read.
+    pub fn label_block(&mut self, index: u32, copies: [Option<&[u8]>; 2]) {
         self.blocks_read += 1;
         match self.choose(RegionKind::Labels, index, copies) {
             Some((_, bytes)) => {
                 self.labels.insert(index, block::payload(bytes).to_vec());
             }
-            None => self.corrupt(RegionKind::Labels, Some(index), "both copies are damaged"),
+            None => self.lose_block(RegionKind::Labels, index, copies),
         }
-    }
-
-    fn choose<'a>(
-        &mut self,
-        region: RegionKind,
-        index: u32,
-        copies: [&'a [u8]; 2],
-    ) -> Option<(u64, &'a [u8])> {
-        let mut best: Option<(u64, &[u8])> = None;
-        let mut chosen = 0;
-        let mut seen = [Err(BlockFault::Blank); 2];
-        for (copy, bytes) in copies.into_iter().enumerate() {
-            let address = self.geometry.block_address(region, index, copy as u32);
-            match block::open(bytes, region.block_kind(), &self.uuid, address) {
-                Ok(header) => {
-                    let lsn = header.lsn.get();
-                    seen[copy] = Ok(lsn);
-                    if best.is_none_or(|(newest, _)| lsn > newest) {
-                        best = Some((lsn, bytes));
-                        chosen = copy as u32;
-                    }
-                }
-                Err(fault) => seen[copy] = Err(fault),
-            }
-        }
-        if let [Ok(first), Ok(second)] = seen
-            && first == second
-        {
-            return best;
-        }
-        // One copy is older, torn or rotten: what a crash leaves, or damage. Both are healed.
-        self.dirty.insert((region, index));
-        self.trusted.push(((region, index), chosen));
-        for (copy, fault) in seen.into_iter().enumerate() {
-            if let Err(fault) = fault
-                && best.is_some()
-                && fault != BlockFault::Blank
-            {
-                self.note(
-                    region,
-                    index,
-                    &format!("copy {copy}: {}; the other copy is good", fault.text()),
-                );
-            }
-        }
-        best
     }
 
     fn apply_all(&mut self, sequence: u64, payload: &[u8], what: &str) {
@@ -325,8 +268,12 @@ impl Loader {
         while !rest.is_empty() {
             let applied = Record::decode(&mut rest).and_then(|r| self.apply(sequence, &r));
             if applied.is_none() {
-                let text = format!("impossible record in {what} group {sequence}");
+                let text = format!(
+                    "impossible record in {what} group {sequence}: this change and later ones are \
+                     lost"
+                );
                 self.corrupt(RegionKind::Journal, None, &text);
+                self.lose_groups(sequence, self.durable);
                 return;
             }
         }
@@ -431,39 +378,49 @@ impl Loader {
         Some(sequence > lsn)
     }
 
-    fn set_volume(&mut self, index: u32, slot: VolumeSlot) {
+    /// Takes a volume slot.
+    pub fn set_volume(&mut self, index: u32, slot: VolumeSlot) {
         if self.volumes.len() <= index as usize {
             self.volumes.resize(index as usize + 1, VolumeSlot::new_zeroed());
         }
         self.volumes[index as usize] = slot;
     }
 
-    fn set_snapshot(&mut self, index: u32, slot: SnapshotSlot) {
+    /// Takes a snapshot slot.
+    pub fn set_snapshot(&mut self, index: u32, slot: SnapshotSlot) {
         if self.snapshots.len() <= index as usize {
             self.snapshots.resize(index as usize + 1, SnapshotSlot::new_zeroed());
         }
         self.snapshots[index as usize] = slot;
     }
 
-    fn set_entry(&mut self, region: RegionKind, index: u32, bytes: &entry::EntryBytes<'_>) {
+    /// Takes labels, encoded, of a snapshot slot.
+    pub fn set_labels(&mut self, index: u32, encoded: &[u8]) {
+        for part in 0..LABEL_BLOCKS {
+            self.labels.insert(index * LABEL_BLOCKS + part, super::label_part(encoded, part));
+        }
+    }
+
+    /// Takes an entry; what cannot be one is a finding.
+    pub fn set_entry(&mut self, region: RegionKind, index: u32, bytes: &entry::EntryBytes<'_>) {
         let (id, capacity) = match region {
             RegionKind::Spares => (SPARE_BASE + index, self.geometry.spares),
             _ => (index, self.geometry.extents_max),
         };
         let free = bytes.header == entry::EntryHeader::default();
-        let bits = bytes.data.iter().zip(bytes.zero);
-        // A fold, not a search: for millions of entries the compiler's vectors pay.
-        let clash = bits.fold(0, |any, (data, zero)| any | (data & zero)) != 0;
-        let spare_data = region == RegionKind::Spares && bytes.data.iter().any(|b| *b != 0);
-        let odd = bytes.header.reserved.get() != 0
-            || (bytes.header.snapshot.get() == 0 && !free)
-            || (region == RegionKind::Extents && bytes.header.run.get() != 0);
         if index >= capacity {
             if !free {
-                self.corrupt(region, Some(index), "entry beyond the region's capacity");
+                let text = "entry beyond the region's capacity: nothing can be where it says";
+                self.corrupt(region, Some(index), text);
+                self.unread.entries.push((region, index, bytes.header));
             }
-        } else if clash || spare_data || odd {
-            self.corrupt(region, Some(index), "impossible entry");
+        } else if let Some(fault) = faults::entry(region, bytes) {
+            self.corrupt(region, Some(index), &format!("impossible entry: {fault}"));
+            if self.entries.owner(id).is_some() {
+                // What a record replaces is right no more.
+                self.entries.release(id);
+            }
+            self.unread.entries.push((region, index, bytes.header));
         } else if !free || self.entries.owner(id).is_some() {
             self.entries.load(id, bytes);
         }
@@ -478,9 +435,15 @@ impl Loader {
     }
 
     fn finding(&mut self, severity: Severity, region: RegionKind, index: Option<u32>, text: &str) {
-        if self.is_hopeless() {
+        let count = match severity {
+            Severity::Corrupt => &mut self.damaged,
+            _ => &mut self.noted,
+        };
+        // A list of thousands helps nobody; of each kind there are some in it.
+        if *count >= FINDINGS_MAX {
             return;
         }
+        *count += 1;
         self.findings.push(Finding {
             severity,
             region: region.name().to_owned(),

@@ -3,7 +3,7 @@
 
 use super::entries::{Bits, SPARE_BASE};
 use super::locks::Space;
-use super::{Meta, Step};
+use super::{Meta, Snapshot, Step};
 use crate::format::record::FillState;
 use crate::sabotage::{self, Bug};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -54,6 +54,13 @@ pub struct Copy {
     pub length: u64,
 }
 
+impl Copy {
+    /// Blocks.
+    pub fn blocks(&self) -> usize {
+        (self.length / BLOCK_BYTES) as usize
+    }
+}
+
 /// How one volume extent is merged.
 #[derive(Debug)]
 pub struct MergePlan {
@@ -76,7 +83,7 @@ impl Meta {
     /// # Errors
     /// [`super::Stop::Room`].
     pub fn next_work(&mut self, most: u64) -> Step<Work> {
-        let ready = |id: &&u32| self.snapshot(SnapshotId(**id)).children.len() <= 1;
+        let ready = |id: &&u32| self.is_ready(self.snapshot(SnapshotId(**id)));
         let Some(id) = self.deleting.iter().find(ready).copied().map(SnapshotId) else {
             return Ok(Work::Idle);
         };
@@ -104,6 +111,17 @@ impl Meta {
             None => self.unlink(id),
         }
         Ok(Work::Stepped)
+    }
+
+    /// Whether a deleted snapshot can be taken out of the tree. One that lost something cannot be
+    /// merged, nor can another one into what did.
+    fn is_ready(&self, snapshot: &Snapshot) -> bool {
+        let mut children = snapshot.children.iter().map(|id| self.snapshot(SnapshotId(*id)));
+        match (children.next(), children.next()) {
+            (None, _) => true,
+            (Some(child), None) => snapshot.layer.lost.is_empty() && child.layer.lost.is_empty(),
+            _ => false,
+        }
     }
 
     /// Frees leaves of the tree that nobody needs, for a writer that found the store full.
@@ -206,7 +224,7 @@ impl Meta {
     /// Steps of background work known to remain.
     pub fn work_remaining(&self) -> u64 {
         let ready = self.deleting.iter().map(|id| self.snapshot(SnapshotId(*id)));
-        let steps = ready.filter(|s| s.children.len() <= 1);
+        let steps = ready.filter(|s| self.is_ready(s));
         steps.map(|s| 1 + u64::from(s.layer.len()) + s.layer.runs.len() as u64).sum::<u64>()
             + u64::from(self.extents.unpunched())
     }
@@ -214,7 +232,7 @@ impl Meta {
     /// Of those steps the ones for deleted snapshots of a volume.
     pub fn merging_remaining(&self, volume: VolumeId) -> u64 {
         let ready = self.deleting.iter().map(|id| self.snapshot(SnapshotId(*id)));
-        let steps = ready.filter(|s| s.volume == volume && s.children.len() <= 1);
+        let steps = ready.filter(|s| s.volume == volume && self.is_ready(s));
         steps.map(|s| 1 + u64::from(s.layer.len()) + s.layer.runs.len() as u64).sum()
     }
 
@@ -227,7 +245,8 @@ impl Meta {
             self.free_entry(*entry);
         }
         for _ in some.len()..ENTRIES_PER_STEP {
-            match self.snapshot_mut(id).layer.runs.pop_first() {
+            let layer = &mut self.snapshot_mut(id).layer;
+            match layer.runs.pop_first().or_else(|| layer.lost.pop_first()) {
                 Some((_, (_, spare))) => self.free_entry(spare),
                 None => return self.unlink(id),
             }

@@ -21,6 +21,7 @@ pub mod plan;
 pub mod prune;
 pub mod relink;
 pub mod rollback;
+pub mod sums;
 pub mod tail;
 pub mod tree;
 pub mod usage;
@@ -34,6 +35,7 @@ use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
 use crate::format::{Geometry, RegionKind};
+use crate::info::DataPlace;
 use crate::limits::ROOM_BLOCKS;
 use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
@@ -172,6 +174,8 @@ pub struct Meta {
     label_room: HashSet<u32>,
     /// What is on its way to the device.
     pub log: Log,
+    /// Checksums of data, if the store has them.
+    pub sums: Option<Box<sums::Sums>>,
     /// Order among writers.
     pub locks: RangeLocks,
     /// Running I/O.
@@ -261,6 +265,26 @@ impl Meta {
     /// Byte offset of a block of a data extent.
     pub fn address(&self, entry: u32, block: u32) -> u64 {
         self.geometry.extent_address(DeviceExtent(entry)) + u64::from(block) * BLOCK_BYTES
+    }
+
+    /// What holds a byte of the data region.
+    pub fn place_of(&self, address: u64) -> DataPlace {
+        let inside = address - self.geometry.region(RegionKind::Data).offset;
+        let (entry, rest) =
+            (inside / self.geometry.extent_bytes, inside % self.geometry.extent_bytes);
+        let Some((owner, logical)) = self.entries.owner(entry as u32) else {
+            return DataPlace { volume: None, snapshot: Some("(free)".to_owned()), offset: inside };
+        };
+        let offset = u64::from(logical) * self.geometry.extent_bytes + rest;
+        let owner = self.snapshot(SnapshotId(owner));
+        let volume = self.volumes.get(owner.volume.index().wrapping_sub(1));
+        let volume = volume.and_then(Option::as_ref).map(|volume| volume.name.clone());
+        let snapshot = match (owner.head(), owner.live()) {
+            (true, _) => None,
+            (false, true) => Some(owner.name.clone()),
+            (false, false) => Some("(deleted)".to_owned()),
+        };
+        DataPlace { volume, snapshot, offset }
     }
 
     /// The extent behind the last one that is in use, was when a crash happens now, or may still
@@ -393,7 +417,7 @@ impl Meta {
 
     /// Writes the payload of a metadata block as of now to `payload`, which is zeroed. Entries in
     /// no record yet are free there.
-    fn image(&self, region: RegionKind, block: u32, payload: &mut [u8]) {
+    pub fn image(&self, region: RegionKind, block: u32, payload: &mut [u8]) {
         let items = self.geometry.items_per_block(region);
         let first = block * items;
         match region {
@@ -419,7 +443,9 @@ impl Meta {
                     }
                 }
             }
-            RegionKind::Journal | RegionKind::Data => unreachable!("not mirrored"),
+            RegionKind::Journal | RegionKind::Sums | RegionKind::Data => {
+                unreachable!("not mirrored")
+            }
         }
     }
 }

@@ -2,8 +2,9 @@
 //! the data has been written.
 
 use super::entries::SPARE_BASE;
+use super::view::LOST;
 use super::{Meta, Step, Stop};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::format::RegionKind;
 use crate::format::record::{FillState, Record};
 use crate::sabotage::{self, Bug};
@@ -36,7 +37,15 @@ pub struct WritePiece {
 
 impl Meta {
     /// Finds the blocks of a range. The caller holds a fence number until it has read them.
-    pub fn plan_read(&mut self, from: SnapshotId, blocks: Range<u64>, out: &mut Vec<ReadPiece>) {
+    ///
+    /// # Errors
+    /// `Corrupt` if any of them is lost.
+    pub fn plan_read(
+        &mut self,
+        from: SnapshotId,
+        blocks: Range<u64>,
+        out: &mut Vec<ReadPiece>,
+    ) -> Result<()> {
         out.clear();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
             // Borrowed in two steps: the look-up may remember, the rest only reads.
@@ -50,10 +59,48 @@ impl Meta {
                 while block < part.end && found.source(self, block) == source {
                     block += 1;
                 }
+                if source == Some(LOST) {
+                    return Err(self.is_lost(from, logical, start));
+                }
                 let address = source.map(|entry| self.address(entry, start));
                 push_read(out, address, u64::from(block - start));
             }
         }
+        Ok(())
+    }
+
+    /// What there is to say of a block that is lost.
+    pub(super) fn is_lost(&self, id: SnapshotId, logical: u32, block: u32) -> Error {
+        let snapshot = self.snapshot(id);
+        let volume = self.volumes().find(|(volume, _)| *volume == snapshot.volume);
+        let spec = match (volume, snapshot.name.as_str()) {
+            (Some((_, volume)), "") => volume.name.clone(),
+            (Some((_, volume)), name) => format!("{}@{name}", volume.name),
+            (None, _) => "a deleted snapshot".to_owned(),
+        };
+        let block = u64::from(logical) * u64::from(self.blocks_per_extent()) + u64::from(block);
+        Error::corrupt(format!(
+            "`{spec}`: what it held at byte {} is lost since the store was repaired",
+            block * BLOCK_BYTES
+        ))
+    }
+
+    /// Refuses to change a layer that lost something: an entry there would say that its absent
+    /// blocks are its parent's.
+    ///
+    /// # Errors
+    /// `ReadOnly`.
+    pub(super) fn check_not_lost(&self, owner: SnapshotId) -> Result<()> {
+        let snapshot = self.snapshot(owner);
+        if snapshot.layer.lost.is_empty() {
+            return Ok(());
+        }
+        let volume = self.volumes().find(|(volume, _)| *volume == snapshot.volume);
+        Err(Error::read_only(format!(
+            "`{}` has lost ranges since the store was repaired and cannot be written; take a \
+             snapshot: what is written from then on is right, and the rest stays lost",
+            volume.map_or("", |(_, volume)| volume.name.as_str())
+        )))
     }
 
     /// Finds or allocates the place of every block of a write to a volume's head. On an error
@@ -83,6 +130,7 @@ impl Meta {
     ) -> Step<()> {
         out.clear();
         self.check_log()?;
+        self.check_not_lost(owner)?;
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
             let (entry, fresh) = match self.snapshot(owner).layer.get(logical) {
                 Some(entry) if entry < SPARE_BASE => (entry, false),

@@ -61,12 +61,16 @@ impl Meta {
     /// the head looks.
     fn retired_run(&self, volume: VolumeId) -> Vec<SnapshotId> {
         let head = self.volume(volume).head;
+        // Under what is lost in the head, these hold the last that is left.
+        if !self.snapshot(head).layer.lost.is_empty() {
+            return Vec::new();
+        }
         let sole = |s: &Snapshot| s.children.len() == 1 || sabotage::is(Bug::PruneShared);
         self.chain(head)
             .skip(1)
             .take_while(|id| {
                 let s = self.snapshot(*id);
-                s.volume == volume && sole(s) && self.unwanted(*id, s)
+                s.volume == volume && s.layer.lost.is_empty() && sole(s) && self.unwanted(*id, s)
             })
             .collect()
     }

@@ -389,7 +389,7 @@ pub(super) fn new_head(volume: VolumeId, parent: SnapshotId, size: u64, birth: B
     }
 }
 
-pub(super) fn encode_labels(with: &Labels) -> Result<Vec<u8>> {
+pub(crate) fn encode_labels(with: &Labels) -> Result<Vec<u8>> {
     if with.is_empty() {
         return Ok(Vec::new());
     }

@@ -1,6 +1,7 @@
 //! Who holds how much, what a volume looks like as ranges, and where two points differ.
 
 use super::entries::{Bits, SPARE_BASE};
+use super::view::LOST;
 use super::{Meta, Snapshot};
 use crate::info::{MapRange, RangeState, Usage};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -8,30 +9,40 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+/// Layers to ask, extent by extent, before the metadata is somebody else's again: well below a millisecond.
+const LAYERS_PER_HOLD: u64 = 4096;
+
 impl Meta {
-    /// Space of a snapshot, or of a head seen with its volume's snapshots.
-    pub fn usage(&self, id: SnapshotId) -> Usage {
+    /// Adds to `usage` the space of a snapshot, or of a head seen with its volume's snapshots, from a
+    /// volume extent on, until much has been looked at; where the rest begins. What is done last is
+    /// whole layers.
+    pub fn usage_step(&self, id: SnapshotId, first: u32, usage: &mut Usage) -> Option<u32> {
         let snapshot = self.snapshot(id);
         let scope = if snapshot.head() { Scope::Volume(snapshot.volume) } else { Scope::One(id) };
-        let mut referenced = 0;
-        let mut exclusive = 0;
-        for logical in self.held_in_chain(id) {
+        let mut next = first;
+        for _ in 0..self.extents_per_hold(id) {
+            let Some(logical) = self.next_entry(id, next) else {
+                let (allocated, reclaimable) = match scope {
+                    Scope::One(_) => (self.extents_of(snapshot), self.freed_by_deleting(id)),
+                    Scope::Volume(volume) => self.volume_extents(volume),
+                };
+                usage.allocated = allocated * self.geometry.extent_bytes;
+                usage.reclaimable = reclaimable * self.geometry.extent_bytes;
+                return None;
+            };
             let (all, alone) = self.visible(id, logical, scope);
-            referenced += u64::from(all);
-            exclusive += u64::from(alone);
+            usage.referenced += u64::from(all) * BLOCK_BYTES;
+            usage.exclusive += u64::from(alone) * BLOCK_BYTES;
+            usage.shared += u64::from(all - alone) * BLOCK_BYTES;
+            next = logical + 1;
         }
-        let extent = self.geometry.extent_bytes;
-        let (allocated, reclaimable) = match scope {
-            Scope::One(_) => (self.extents_of(snapshot), self.freed_by_deleting(id)),
-            Scope::Volume(volume) => self.volume_extents(volume),
-        };
-        Usage {
-            referenced: referenced * BLOCK_BYTES,
-            exclusive: exclusive * BLOCK_BYTES,
-            shared: (referenced - exclusive) * BLOCK_BYTES,
-            allocated: allocated * extent,
-            reclaimable: reclaimable * extent,
-        }
+        Some(next)
+    }
+
+    /// The first volume extent from `logical` on for which a layer of the chain has an entry.
+    fn next_entry(&self, id: SnapshotId, logical: u32) -> Option<u32> {
+        let first = |at| self.snapshot(at).layer.iter_from(logical).next().map(|item| item.0);
+        self.chain(id).filter_map(first).min()
     }
 
     /// Number of layers from a snapshot to its root.
@@ -48,52 +59,72 @@ impl Meta {
         })
     }
 
-    /// The map of blocks of a snapshot, at most `limit` ranges.
-    pub fn map(&self, id: SnapshotId, blocks: Range<u64>, limit: usize) -> Vec<MapRange> {
+    /// Adds the map of blocks of a snapshot to `ranges` until these are full or much has been looked at;
+    /// where the rest begins.
+    pub fn map_step(&self, id: SnapshotId, blocks: Range<u64>, ranges: &mut Ranges) -> u64 {
         let per_extent = u64::from(self.blocks_per_extent());
-        let mut ranges = Ranges { list: Vec::new(), limit };
         let mut next = blocks.start;
-        while next < blocks.end && !ranges.full() {
-            let logical = (next / per_extent) as u32;
-            match self.next_held(id, logical) {
-                Some(held) if held == logical => {
-                    let end = blocks.end.min((u64::from(logical) + 1) * per_extent);
-                    let base = u64::from(logical) * per_extent;
-                    let (data, zero) = self.states(id, logical);
-                    for block in next..end {
-                        let at = (block - base) as u32;
-                        let state = if data.has(at) {
-                            RangeState::Data
-                        } else if zero.has(at) {
-                            RangeState::Zero
-                        } else {
-                            RangeState::Hole
-                        };
-                        ranges.push(block..block + 1, state);
-                    }
-                    next = end;
-                }
-                held => {
-                    let end = held.map_or(blocks.end, |held| u64::from(held) * per_extent);
-                    let end = end.min(blocks.end);
-                    ranges.push(next..end, RangeState::Hole);
-                    next = end;
-                }
+        for _ in 0..self.extents_per_hold(id) {
+            if next >= blocks.end || ranges.full() {
+                break;
             }
+            let logical = (next / per_extent) as u32;
+            let held = self.next_held(id, logical);
+            let end = if held == Some(logical) {
+                let end = blocks.end.min((u64::from(logical) + 1) * per_extent);
+                self.map_extent_of(id, logical, next..end, ranges);
+                end
+            } else {
+                let end = held.map_or(blocks.end, |held| u64::from(held) * per_extent);
+                let end = end.min(blocks.end);
+                ranges.push(next..end, RangeState::Hole);
+                end
+            };
+            next = end;
         }
-        ranges.list.truncate(limit);
-        ranges.list
+        next
     }
 
-    /// Blocks of `to` whose content may differ from `from` (an empty volume if `None`).
-    pub fn diff(
+    /// Adds blocks of one volume extent at which the chain holds something.
+    fn map_extent_of(&self, id: SnapshotId, logical: u32, blocks: Range<u64>, ranges: &mut Ranges) {
+        let (data, zero) = self.states(id, logical);
+        let every = self.all_blocks();
+        if every.without(&data).is_empty() {
+            return ranges.push(blocks, RangeState::Data);
+        }
+        if every.without(&zero).is_empty() {
+            return ranges.push(blocks, RangeState::Zero);
+        }
+        let base = u64::from(logical) * u64::from(self.blocks_per_extent());
+        for block in blocks {
+            let at = (block - base) as u32;
+            let state = if data.has(at) {
+                RangeState::Data
+            } else if zero.has(at) {
+                RangeState::Zero
+            } else {
+                RangeState::Hole
+            };
+            ranges.push(block..block + 1, state);
+        }
+    }
+
+    /// Extents to look at before others get the metadata: fewer of long chains, of which each layer is
+    /// asked.
+    fn extents_per_hold(&self, id: SnapshotId) -> u64 {
+        (LAYERS_PER_HOLD / self.depth(id).max(1)).max(1)
+    }
+
+    /// Adds blocks of `to` whose content may differ from `from` (an empty volume if `None`), until much
+    /// has been looked at; where the rest begins.
+    pub fn diff_step(
         &self,
         from: Option<SnapshotId>,
         to: SnapshotId,
         blocks: Range<u64>,
-    ) -> Vec<MapRange> {
+        ranges: &mut Ranges,
+    ) -> u64 {
         let per_extent = u64::from(self.blocks_per_extent());
-        let mut ranges = Ranges { list: Vec::new(), limit: usize::MAX };
         let mut next = blocks.start;
         // Behind its end the shorter one has nothing, whatever its layers still hold there. The
         // block it ends in is told apart by no layer.
@@ -101,11 +132,15 @@ impl Meta {
             Some(size) if size < self.snapshot(to).size => size / BLOCK_BYTES,
             _ => u64::MAX,
         };
-        while next < blocks.end {
+        let holds = from.into_iter().chain([to]).map(|id| self.extents_per_hold(id)).min();
+        for _ in 0..holds.unwrap_or(1) {
+            if next >= blocks.end {
+                break;
+            }
             let logical = (next / per_extent) as u32;
             let held =
                 [from, Some(to)].into_iter().flatten().filter_map(|id| self.next_held(id, logical));
-            let Some(held) = held.min() else { break };
+            let Some(held) = held.min() else { return blocks.end };
             let base = u64::from(held) * per_extent;
             let old = from.map(|id| self.resolve(id, held)).unwrap_or_default();
             let new = self.resolve(to, held);
@@ -114,7 +149,8 @@ impl Meta {
                 let source = self.source(&new, at);
                 let before = self.source(&old, at);
                 let differs = match block.cmp(&from_end) {
-                    Ordering::Less => source != before,
+                    // What is lost is not known to be the same, and reading it says so.
+                    Ordering::Less => source != before || source == Some(LOST),
                     Ordering::Equal => source.is_some() || before.is_some(),
                     Ordering::Greater => source.is_some(),
                 };
@@ -125,7 +161,7 @@ impl Meta {
             }
             next = base + per_extent;
         }
-        ranges.list
+        next.min(blocks.end)
     }
 
     /// The first volume extent from `logical` on at which the chain holds anything.
@@ -133,12 +169,13 @@ impl Meta {
         self.chain(id)
             .filter_map(|at| {
                 let layer = &self.snapshot(at).layer;
-                if layer.in_run(logical) {
+                if layer.in_run(logical) || layer.in_lost(logical) {
                     return Some(logical);
                 }
                 let entry = layer.iter_from(logical).next().map(|item| item.0);
                 let run = layer.runs.range(logical..).next().map(|item| *item.0);
-                entry.into_iter().chain(run).min()
+                let lost = layer.lost.range(logical..).next().map(|item| *item.0);
+                entry.into_iter().chain(run).chain(lost).min()
             })
             .min()
     }
@@ -174,8 +211,48 @@ impl Meta {
         match layer.get(logical) {
             Some(entry) => (self.entries.data_bits(entry), self.entries.zero_bits(entry)),
             None if layer.in_run(logical) => (Bits::default(), self.all_blocks()),
+            // Whoever is told of data reads it, and learns that it cannot be had.
+            None if layer.in_lost(logical) => (self.all_blocks(), Bits::default()),
             None => (Bits::default(), Bits::default()),
         }
+    }
+
+    /// Blocks that a snapshot or head shows and that are lost, in order.
+    pub fn lost_blocks(&self, id: SnapshotId) -> Vec<Range<u64>> {
+        let chain: Vec<_> = self.chain(id).map(|at| self.snapshot(at)).collect();
+        if chain.iter().all(|snapshot| snapshot.layer.lost.is_empty()) {
+            return Vec::new();
+        }
+        let per_extent = u64::from(self.blocks_per_extent());
+        let end = self.snapshot(id).size.div_ceil(self.geometry.extent_bytes) as u32;
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut logical = 0;
+        while logical < end {
+            let base = u64::from(logical) * per_extent;
+            let layers = self.resolve(id, logical);
+            let mut add = |blocks: Range<u64>| match ranges.last_mut() {
+                Some(last) if last.end == blocks.start => last.end = blocks.end,
+                _ => ranges.push(blocks),
+            };
+            if layers.entries.is_empty() {
+                // As it is here it is up to where any layer says something else.
+                let next = chain.iter().filter_map(|s| s.layer.next_change(logical)).min();
+                let next = next.unwrap_or(end).min(end);
+                if layers.is_lost_below() {
+                    add(base..u64::from(next) * per_extent);
+                }
+                logical = next;
+                continue;
+            }
+            for block in 0..self.blocks_per_extent() {
+                if self.source(&layers, block) == Some(LOST) {
+                    let at = base + u64::from(block);
+                    add(at..at + 1);
+                }
+            }
+            logical += 1;
+        }
+        ranges
     }
 
     pub(super) fn all_blocks(&self) -> Bits {
@@ -310,14 +387,31 @@ impl Scope {
     }
 }
 
-struct Ranges {
+/// Ranges as they are found, in order.
+pub struct Ranges {
     list: Vec<MapRange>,
     limit: usize,
 }
 
 impl Ranges {
+    /// For so many of them; what follows is not kept.
+    pub fn new(limit: usize) -> Self {
+        Self { list: Vec::new(), limit }
+    }
+
+    /// Those there are, in bytes, cut to a range.
+    pub fn into_clipped(mut self, offset: u64, length: u64) -> Vec<MapRange> {
+        self.list.truncate(self.limit);
+        for range in &mut self.list {
+            let start = range.offset.max(offset);
+            let end = (range.offset + range.length).min(offset + length);
+            (range.offset, range.length) = (start, end - start);
+        }
+        self.list
+    }
+
     /// One more than asked for, so that the last of those is known to be complete.
-    fn full(&self) -> bool {
+    pub fn full(&self) -> bool {
         self.list.len() > self.limit
     }
 

@@ -20,8 +20,12 @@ const SINGLE: u32 = 2;
 const MIXED: u32 = 1 << 31;
 /// Layers up to this many are walked block by block; more get a table.
 const WALKED_LAYERS: usize = 8;
+/// Instead of a data extent: what was there is lost.
+pub const LOST: u32 = u32::MAX;
 /// Table value: no layer has the block, or the topmost that has marks it zero.
 const ZERO: u16 = u16::MAX;
+/// Table value: below the layers that count there is one that lost what it had.
+const BELOW: u16 = u16::MAX - 1;
 
 /// Lookup cache of one open volume or snapshot.
 #[derive(Debug, Default)]
@@ -36,6 +40,8 @@ pub struct View {
 pub struct Layers {
     /// Entry ids.
     pub entries: Vec<u32>,
+    /// What no entry says is lost, instead of zeros.
+    lost_below: bool,
     /// With many layers: per block the index of the one that has its data.
     table: Option<Box<[u16]>>,
 }
@@ -59,8 +65,8 @@ impl View {
 
     fn remember(&mut self, logical: u32, layers: Layers) {
         let cell = match layers.entries.as_slice() {
-            [] => NOTHING,
-            [single] => *single + SINGLE,
+            [] if !layers.lost_below => NOTHING,
+            [single] if !layers.lost_below => *single + SINGLE,
             _ => {
                 let index = match self.mixed_free.pop() {
                     Some(index) => {
@@ -85,6 +91,8 @@ impl View {
 pub enum Found<'a> {
     /// Nowhere: zeros.
     Nothing,
+    /// Nowhere any more.
+    Lost,
     /// In one entry, or nowhere.
     Single(u32),
     /// In several.
@@ -92,10 +100,11 @@ pub enum Found<'a> {
 }
 
 impl Found<'_> {
-    /// The data extent that holds a block; `None` for zeros.
+    /// The data extent that holds a block; `None` for zeros, [`LOST`] if nobody knows.
     pub fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
         match self {
             Self::Nothing => None,
+            Self::Lost => Some(LOST),
             Self::Single(id) => (meta.entries.state(*id, block) == FillState::Data).then_some(*id),
             Self::Mixed(layers) => layers.source(meta, block),
         }
@@ -103,10 +112,18 @@ impl Found<'_> {
 }
 
 impl Layers {
+    /// Whether what no entry says is lost.
+    pub fn is_lost_below(&self) -> bool {
+        self.lost_below
+    }
+
     fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
         if let Some(table) = &self.table {
-            let index = table[block as usize];
-            return (index != ZERO).then(|| self.entries[index as usize]);
+            return match table[block as usize] {
+                ZERO => None,
+                BELOW => Some(LOST),
+                index => Some(self.entries[index as usize]),
+            };
         }
         for id in &self.entries {
             match meta.entries.state(*id, block) {
@@ -115,11 +132,11 @@ impl Layers {
                 FillState::Absent => {}
             }
         }
-        None
+        self.lost_below.then_some(LOST)
     }
 
     fn build_table(&mut self, meta: &Meta) {
-        if self.entries.len() <= WALKED_LAYERS || self.entries.len() >= ZERO as usize {
+        if self.entries.len() <= WALKED_LAYERS || self.entries.len() >= BELOW as usize {
             return;
         }
         let mut table = vec![ZERO; meta.blocks_per_extent() as usize].into_boxed_slice();
@@ -130,6 +147,10 @@ impl Layers {
                 table[run.start as usize..run.end as usize].fill(index as u16);
             }
             open = open.without(&data).without(&zero);
+        }
+        if self.lost_below {
+            let runs = open.runs(meta.blocks_per_extent());
+            runs.for_each(|run| table[run.start as usize..run.end as usize].fill(BELOW));
         }
         self.table = Some(table);
     }
@@ -152,7 +173,11 @@ impl Meta {
     pub fn remembered(&self, snapshot: SnapshotId, logical: u32) -> Found<'_> {
         let owner = self.snapshot(snapshot);
         if owner.parent.is_none() {
-            return owner.layer.get(logical).map_or(Found::Nothing, Found::Single);
+            return match owner.layer.get(logical) {
+                Some(entry) => Found::Single(entry),
+                None if owner.layer.in_lost(logical) => Found::Lost,
+                None => Found::Nothing,
+            };
         }
         let Some(view) = self.views.get(&snapshot.0) else { return Found::Nothing };
         match view.cell(logical) {
@@ -175,6 +200,9 @@ impl Meta {
                 open =
                     open.without(&self.entries.data_bits(id)).without(&self.entries.zero_bits(id));
             } else if snapshot.layer.in_run(logical) {
+                break;
+            } else if snapshot.layer.in_lost(logical) {
+                layers.lost_below = true;
                 break;
             }
             at = snapshot.parent;

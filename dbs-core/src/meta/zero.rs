@@ -39,6 +39,7 @@ impl Meta {
         blocks: Range<u64>,
         must: bool,
     ) -> Step<()> {
+        self.check_not_lost(owner)?;
         let whole = self.blocks_per_extent();
         let mut run: Option<Range<u32>> = None;
         for (logical, part) in split(blocks, whole) {

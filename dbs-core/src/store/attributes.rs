@@ -1,7 +1,7 @@
 //! Commands that say something of a volume or snapshot and leave its content alone. Each but
 //! [`Store::stage_revision`] is durable when it returns.
 
-use super::Store;
+use super::{Store, still_named};
 use crate::error::Result;
 use crate::info::Labels;
 use crate::meta::locks::Space;
@@ -70,7 +70,7 @@ impl Store {
         let _layers =
             (!rebuilding).then(|| self.inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true));
         self.inner.command(|meta| {
-            let id = meta.find_volume(volume)?;
+            still_named(meta, volume, id)?;
             meta.set_rebuilding(id, rebuilding);
             Ok(())
         })

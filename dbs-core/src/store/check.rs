@@ -1,13 +1,19 @@
 //! Checking all metadata, on the device and in memory, changing nothing.
 
 use super::{Inner, IoDriver, Store, recover};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::format::sums::{self, SUMS_PER_PAGE, Stored};
+use crate::format::{BlockFault, RegionKind, Superblock};
 use crate::info::{CheckReport, Finding, Severity};
+use crate::io::buffer::AlignedBuf;
 use crate::io::{Storage, open as drivers};
 use crate::meta::entries::SPARE_BASE;
-use crate::units::SnapshotId;
+use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::path::Path;
 use std::sync::PoisonError;
+
+/// Pages of checksums read at once.
+const PAGES_AT_ONCE: u32 = 256;
 
 impl Store {
     /// Checks the store at `path` without opening it: works on one too damaged for that.
@@ -39,8 +45,20 @@ impl Store {
         };
         let mut loader = recover::load(storage, &superblock)?;
         recover::load_labels(storage, &superblock.geometry, &mut loader)?;
+        let entries = u64::from(loader.blocks_to_read(RegionKind::Extents))
+            * u64::from(superblock.geometry.items_per_block(RegionKind::Extents));
+        let used_up = recover::is_used_up(&superblock, loader.durable());
         let mut report = loader.verify();
+        if used_up {
+            report.findings.push(Finding {
+                severity: Severity::Corrupt,
+                region: "superblock".to_owned(),
+                index: None,
+                message: recover::USED_UP.to_owned(),
+            });
+        }
         report.findings.extend(notes);
+        check_sums(storage, &superblock, entries, &mut report)?;
         report.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         Ok(report)
     }
@@ -59,9 +77,63 @@ impl Store {
     }
 }
 
+/// Looks at the pages of checksums of the first `extents` extents. A damaged one costs checksums, and
+/// no data; what is no page at all was never written.
+fn check_sums(
+    storage: &dyn Storage,
+    superblock: &Superblock,
+    extents: u64,
+    report: &mut CheckReport,
+) -> Result<()> {
+    let geometry = &superblock.geometry;
+    if !geometry.has_sums() {
+        return Ok(());
+    }
+    let block = BLOCK_BYTES as usize;
+    let blocks =
+        extents.min(u64::from(geometry.data_extents())) * u64::from(geometry.blocks_per_extent());
+    let pages = blocks.div_ceil(SUMS_PER_PAGE as u64) as u32;
+    let mut buf = AlignedBuf::zeroed(PAGES_AT_ONCE as usize * block);
+    let failed = |error| Error::io(error, "reading the checksums failed");
+    let note = |page: u32, text: &str| Finding {
+        severity: Severity::Note,
+        region: RegionKind::Sums.name().to_owned(),
+        index: Some(u64::from(page)),
+        message: format!("{text}: what it is about is checked no more"),
+    };
+    let fault = |page: u32, bytes: &[u8]| match sums::decode(
+        &superblock.uuid,
+        geometry.sums_address(page),
+        bytes,
+    ) {
+        Stored::Damaged(fault @ (BlockFault::Checksum | BlockFault::Address)) => Some(fault),
+        _ => None,
+    };
+    for first in (0..pages).step_by(PAGES_AT_ONCE as usize) {
+        let count = PAGES_AT_ONCE.min(pages - first);
+        let part = &mut buf[..count as usize * block];
+        let unreadable =
+            recover::read_blocks(storage, geometry.sums_address(first), part).map_err(failed)?;
+        let text = BlockFault::Unreadable.text();
+        report.findings.extend(unreadable.iter().map(|page| note(first + page, text)));
+        report.blocks_checked += u64::from(count);
+        for (page, bytes) in (first..).zip(part.chunks_exact_mut(block)) {
+            if fault(page, bytes).is_none() {
+                continue;
+            }
+            // In a store that is open it may have been written just now.
+            storage.read_at(geometry.sums_address(page), bytes).map_err(failed)?;
+            if let Some(fault) = fault(page, bytes) {
+                report.findings.push(note(page, fault.text()));
+            }
+        }
+    }
+    Ok(())
+}
+
 impl Inner {
     /// Runs `task` while no commit does.
-    fn without_commits<T>(&self, task: impl FnOnce() -> T) -> T {
+    pub(super) fn without_commits<T>(&self, task: impl FnOnce() -> T) -> T {
         let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
         while commits.begin().is_none() {
             commits = self.commit_done.wait(commits).unwrap_or_else(PoisonError::into_inner);

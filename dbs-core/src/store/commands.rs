@@ -2,7 +2,7 @@
 //! done or not at all.
 
 use super::open::{as_uuid, uuid_text};
-use super::{Inner, SnapshotOptions, Store};
+use super::{Hold, Inner, SnapshotOptions, Store, still_named};
 use crate::error::{Error, Result};
 use crate::format::labels;
 use crate::format::slots::{
@@ -10,9 +10,10 @@ use crate::format::slots::{
 };
 use crate::info::{MapRange, SnapshotInfo, StoreInfo, Usage, VolumeInfo};
 use crate::meta::tree::Birth;
+use crate::meta::usage::Ranges;
 use crate::meta::{Meta, Snapshot};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
-use crate::volume::clip;
+use crate::volume::Volume;
 use std::sync::PoisonError;
 
 impl Store {
@@ -46,6 +47,7 @@ impl Store {
             read_only: self.inner.read_only,
             driver: self.inner.storage.driver().to_owned(),
             tail: meta.log.has_tail(),
+            checksums: meta.sums.as_ref().map(|sums| sums.info()),
             warnings,
         }
     }
@@ -54,8 +56,14 @@ impl Store {
     #[must_use]
     pub fn volumes(&self, with_usage: bool) -> Vec<VolumeInfo> {
         let meta = self.inner.meta();
-        let mut all: Vec<_> =
-            meta.volumes().map(|(id, _)| volume_info(&meta, id, with_usage)).collect();
+        let mut all: Vec<_> = meta.volumes().map(|(id, _)| volume_info(&meta, id)).collect();
+        drop(meta);
+        if with_usage {
+            // Those that go meanwhile are not there.
+            all.retain_mut(|info| {
+                self.usage(&info.name, None).map(|usage| info.usage = usage).is_ok()
+            });
+        }
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -65,8 +73,18 @@ impl Store {
     /// # Errors
     /// `NotFound`.
     pub fn volume_info(&self, volume: &str) -> Result<VolumeInfo> {
+        let usage = self.usage(volume, None)?;
         let meta = self.inner.meta();
-        Ok(volume_info(&meta, meta.find_volume(volume)?, true))
+        Ok(VolumeInfo { usage, ..volume_info(&meta, meta.find_volume(volume)?) })
+    }
+
+    /// Size of a volume in bytes, without what it takes to learn its usage.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn volume_size(&self, volume: &str) -> Result<u64> {
+        let meta = self.inner.meta();
+        Ok(meta.volume(meta.find_volume(volume)?).size)
     }
 
     /// Snapshots of a volume, oldest first.
@@ -77,7 +95,13 @@ impl Store {
         let meta = self.inner.meta();
         let id = meta.find_volume(volume)?;
         let snapshots = meta.volume(id).snapshots.values();
-        let mut all: Vec<_> = snapshots.map(|s| snapshot_info(&meta, *s, with_usage)).collect();
+        let mut all: Vec<_> = snapshots.map(|s| snapshot_info(&meta, *s)).collect();
+        drop(meta);
+        if with_usage {
+            all.retain_mut(|info| {
+                self.usage(volume, Some(&info.name)).map(|usage| info.usage = usage).is_ok()
+            });
+        }
         all.sort_by(|a, b| (a.created_ns, &a.name).cmp(&(b.created_ns, &b.name)));
         Ok(all)
     }
@@ -87,8 +111,9 @@ impl Store {
     /// # Errors
     /// `NotFound`.
     pub fn snapshot_info(&self, volume: &str, snapshot: &str) -> Result<SnapshotInfo> {
+        let usage = self.usage(volume, Some(snapshot))?;
         let meta = self.inner.meta();
-        Ok(snapshot_info(&meta, meta.find_snapshot(volume, snapshot)?.1, true))
+        Ok(SnapshotInfo { usage, ..snapshot_info(&meta, meta.find_snapshot(volume, snapshot)?.1) })
     }
 
     /// Clones: volumes and snapshots of other volumes built on this volume's snapshot (on any of
@@ -116,14 +141,20 @@ impl Store {
         Ok(names)
     }
 
-    /// Space of a volume (head) or snapshot.
+    /// Space of a volume (head) or snapshot. Much is looked at step by step: of what changes meanwhile,
+    /// at different moments.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound`, also if it goes meanwhile.
     pub fn usage(&self, volume: &str, snapshot: Option<&str>) -> Result<Usage> {
-        let meta = self.inner.meta();
-        let id = find(&meta, volume, snapshot)?;
-        Ok(meta.usage(id))
+        let (mut usage, mut next, mut looked_at) = (Usage::default(), Some(0), None);
+        while let Some(first) = next {
+            let meta = self.inner.meta();
+            let id = find(&meta, volume, snapshot)?;
+            same(&mut looked_at, identity(&meta, None, id), volume)?;
+            next = meta.usage_step(id, first, &mut usage);
+        }
+        Ok(usage)
     }
 
     /// Creates an empty volume; `size` in bytes, a multiple of 512.
@@ -132,9 +163,11 @@ impl Store {
     /// `Exists`, `Invalid`, `NoSpace` when a table is full.
     pub fn create_volume(&self, name: &str, size: u64) -> Result<VolumeInfo> {
         let births = [self.inner.birth(), self.inner.birth()];
-        let id =
-            self.inner.command(|meta| meta.create_volume(name, size, SnapshotId::NONE, births))?;
-        Ok(volume_info(&self.inner.meta(), id, false))
+        self.inner.command(|meta| {
+            let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
+            // Not later: somebody may delete it while it is committed.
+            Ok(volume_info(meta, id))
+        })
     }
 
     /// Renames a volume.
@@ -148,6 +181,16 @@ impl Store {
         })
     }
 
+    /// A handle of a volume, which keeps it from being deleted. One of a snapshot would do to its volume
+    /// what it is asked.
+    ///
+    /// # Errors
+    /// `NotFound`, for a snapshot too.
+    pub(super) fn head(&self, name: &str) -> Result<Volume> {
+        self.inner.meta().find_volume(name)?;
+        self.volume(name)
+    }
+
     /// Changes the size; shrinking discards what is beyond (the caller has asked the user).
     ///
     /// # Errors
@@ -155,13 +198,9 @@ impl Store {
     /// present end needs space there is none of.
     pub fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
         self.inner.check_writable()?;
-        let volume = self.volume(name)?;
-        let id = self.inner.meta().find_volume(name)?;
-        let old = volume.size();
-        if size > old {
-            volume.zero_last_block_behind(old)?;
-        }
-        let hold = self.inner.hold_all(id);
+        let volume = self.head(name)?;
+        let id = volume.ids().0;
+        let (old, hold) = self.inner.hold_to_resize(&volume, size)?;
         let first = old.min(size).div_ceil(BLOCK_BYTES);
         let end = old.max(size).div_ceil(BLOCK_BYTES);
         if size > old {
@@ -206,13 +245,13 @@ impl Store {
     /// being rebuilt, `NoSpace` when a table is full.
     pub fn clone_volume(&self, volume: &str, snapshot: &str, new: &str) -> Result<VolumeInfo> {
         let births = [self.inner.birth(), self.inner.birth()];
-        let id = self.inner.command(|meta| {
+        self.inner.command(|meta| {
             let (origin, parent) = meta.find_base(volume, snapshot)?;
             meta.check_complete(origin)?;
             let size = meta.snapshot(parent).size;
-            meta.create_volume(new, size, parent, births)
-        })?;
-        Ok(volume_info(&self.inner.meta(), id, false))
+            let id = meta.create_volume(new, size, parent, births)?;
+            Ok(volume_info(meta, id))
+        })
     }
 
     /// Takes a snapshot of the head.
@@ -229,24 +268,22 @@ impl Store {
         let id = self.inner.meta().find_volume(volume)?;
         let birth = self.inner.birth();
         self.inner.step(|meta| {
-            let id = meta.find_volume(volume)?;
+            still_named(meta, volume, id)?;
             meta.prepare_snapshot(id, name, &options.labels)
         })?;
         // Only until writes in flight have ended: the commit goes on without stopping new ones.
         let hold = self.inner.hold_all(id);
         let created_ns = options.created_ns.unwrap_or(birth.now_ns);
         let created = self.inner.step(|meta| {
-            let id = meta.find_volume(volume)?;
-            meta.create_snapshot(id, name, !options.system, &options.labels, created_ns, birth)
+            still_named(meta, volume, id)?;
+            let (system, labels) = (options.system, &options.labels);
+            let created = meta.create_snapshot(id, name, !system, labels, created_ns, birth)?;
+            Ok(snapshot_info(meta, created))
         });
         drop(hold);
-        let (snapshot, _) = created?;
+        let (info, _) = created?;
         self.inner.commit()?;
-        let meta = self.inner.meta();
-        if meta.try_snapshot(snapshot).is_none() {
-            return Err(Error::not_found(format!("`{volume}@{name}` was deleted meanwhile")));
-        }
-        Ok(snapshot_info(&meta, snapshot, false))
+        Ok(info)
     }
 
     /// Renames a snapshot.
@@ -272,10 +309,11 @@ impl Store {
     }
 
     /// What differs between two points: ranges of `to` (the head if `None`) whose content may
-    /// differ from `from` (an empty volume if `None`), in block borders cut to the range.
+    /// differ from `from` (an empty volume if `None`), in block borders cut to the range. Much is looked
+    /// at step by step: what is written to a head meanwhile may be missing.
     ///
     /// # Errors
-    /// `NotFound`, `Invalid` if the range is outside `to`.
+    /// `NotFound`, also if one of the two goes meanwhile; `Invalid` if the range is outside `to`.
     pub fn diff(
         &self,
         volume: &str,
@@ -284,19 +322,28 @@ impl Store {
         offset: u64,
         length: u64,
     ) -> Result<Vec<MapRange>> {
-        let meta = self.inner.meta();
-        let to = find(&meta, volume, to)?;
-        let from = from.map(|name| find(&meta, volume, Some(name))).transpose()?;
-        let size = meta.snapshot(to).size;
-        if !offset.is_multiple_of(SECTOR_BYTES)
-            || offset.checked_add(length).is_none_or(|end| end > size)
-        {
-            return Err(Error::invalid(format!("range {offset}+{length} is outside {size} bytes")));
+        let mut ranges = Ranges::new(usize::MAX);
+        let mut next = offset / BLOCK_BYTES;
+        let mut looked_at = None;
+        loop {
+            let meta = self.inner.meta();
+            let to = find(&meta, volume, to)?;
+            let from = from.map(|name| find(&meta, volume, Some(name))).transpose()?;
+            same(&mut looked_at, identity(&meta, from, to), volume)?;
+            let size = meta.snapshot(to).size;
+            if !offset.is_multiple_of(SECTOR_BYTES)
+                || offset.checked_add(length).is_none_or(|end| end > size)
+            {
+                return Err(Error::invalid(format!(
+                    "range {offset}+{length} is outside {size} bytes"
+                )));
+            }
+            let end = (offset + length).div_ceil(BLOCK_BYTES);
+            next = meta.diff_step(from, to, next..end, &mut ranges);
+            if next >= end {
+                return Ok(ranges.into_clipped(offset, length));
+            }
         }
-        let blocks = offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES);
-        let mut ranges = meta.diff(from, to, blocks);
-        clip(&mut ranges, offset, length);
-        Ok(ranges)
     }
 
     /// Makes everything acknowledged durable.
@@ -309,9 +356,48 @@ impl Store {
 }
 
 impl Inner {
+    /// Holds all of a volume that is to get this size, and says which one it has. Before it grows,
+    /// what was left behind its end in its last block goes.
+    fn hold_to_resize(&self, volume: &Volume, size: u64) -> Result<(u64, Hold<'_>)> {
+        let id = volume.ids().0;
+        let now = || {
+            let meta = self.meta();
+            (meta.volume(id).size, meta.volume(id).head)
+        };
+        loop {
+            let before = now();
+            if size > before.0 {
+                volume.zero_last_block_behind(before.0)?;
+            }
+            let hold = self.hold_all(id);
+            // While it waited others may have resized it, or rolled it back.
+            if now() == before {
+                return Ok((before.0, hold));
+            }
+        }
+    }
+
     pub(super) fn birth(&self) -> Birth {
         Birth { uuid: as_uuid(self.env.random()), now_ns: self.env.now_ns() }
     }
+}
+
+/// What two snapshots or heads are, whatever they are called.
+fn identity(meta: &Meta, from: Option<SnapshotId>, to: SnapshotId) -> [[u8; 16]; 2] {
+    let uuid = |id| {
+        let snapshot = meta.snapshot(id);
+        // A snapshot gives its volume a new head.
+        if snapshot.head() { meta.volume(snapshot.volume).uuid } else { snapshot.uuid }
+    };
+    [from.map(uuid).unwrap_or_default(), uuid(to)]
+}
+
+/// Refuses to go on with something else than what was begun with.
+fn same(begun: &mut Option<[[u8; 16]; 2]>, now: [[u8; 16]; 2], volume: &str) -> Result<()> {
+    if *begun.get_or_insert(now) == now {
+        return Ok(());
+    }
+    Err(Error::not_found(format!("{volume} is another one now; look again")))
 }
 
 fn find(meta: &Meta, volume: &str, snapshot: Option<&str>) -> Result<SnapshotId> {
@@ -334,7 +420,8 @@ fn parent_of(meta: &Meta, snapshot: &Snapshot) -> Option<String> {
     (!snapshot.parent.is_none()).then(|| spec_of(meta, meta.snapshot(snapshot.parent)))
 }
 
-pub(crate) fn volume_info(meta: &Meta, id: VolumeId, with_usage: bool) -> VolumeInfo {
+/// What is known of a volume, but for its usage.
+pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
     let volume = meta.volume(id);
     let foreign = meta.chain(volume.head).find(|at| meta.snapshot(*at).volume != id);
     VolumeInfo {
@@ -349,11 +436,12 @@ pub(crate) fn volume_info(meta: &Meta, id: VolumeId, with_usage: bool) -> Volume
         open: meta.is_open(id),
         rebuilding: volume.flags & VOLUME_REBUILDING != 0,
         revision: volume.revision,
-        usage: if with_usage { meta.usage(volume.head) } else { Usage::default() },
+        usage: Usage::default(),
     }
 }
 
-pub(crate) fn snapshot_info(meta: &Meta, id: SnapshotId, with_usage: bool) -> SnapshotInfo {
+/// What is known of a snapshot, but for its usage.
+pub(crate) fn snapshot_info(meta: &Meta, id: SnapshotId) -> SnapshotInfo {
     let snapshot = meta.snapshot(id);
     let children = snapshot.children.iter();
     SnapshotInfo {
@@ -368,6 +456,6 @@ pub(crate) fn snapshot_info(meta: &Meta, id: SnapshotId, with_usage: bool) -> Sn
         user_created: snapshot.flags & SNAPSHOT_USER_CREATED != 0,
         retired: snapshot.flags & SNAPSHOT_RETIRED != 0,
         labels: labels::decode(&snapshot.labels).unwrap_or_default(),
-        usage: if with_usage { meta.usage(id) } else { Usage::default() },
+        usage: Usage::default(),
     }
 }

@@ -62,14 +62,14 @@ impl Inner {
     }
 
     fn commit_as(&self, amount: WriteBack) -> Result<()> {
-        self.check_writable()?;
+        self.check_unfailed(&[Bug::CommitAfterFailure])?;
         let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
         commits.requested += 1;
         let ticket = commits.requested;
         let covers = loop {
             if commits.completed >= ticket {
                 drop(commits);
-                return self.check_writable();
+                return self.check_unfailed(&[Bug::CommitAfterFailure]);
             }
             match commits.begin() {
                 Some(covers) => break covers,
@@ -80,7 +80,10 @@ impl Inner {
             }
         };
         drop(commits);
-        let result = self.commit_until_roomy(amount);
+        // Again: the commit that this one waited for may have failed. A group after one that is not
+        // there could not be redone, and a flush after one that failed makes nothing durable.
+        let unfailed = self.check_unfailed(&[Bug::CommitAfterFailure]);
+        let result = unfailed.and_then(|()| self.commit_until_roomy(amount));
         if let Err(error) = &result {
             self.poison(&error.to_string());
         }
@@ -135,7 +138,34 @@ impl Inner {
     }
 
     pub(super) fn flush_storage(&self) -> Result<()> {
-        self.storage.flush().map_err(|error| Error::io(error, "flush failed"))
+        self.flushing("flush failed", || self.storage.flush())
+    }
+
+    /// Does what flushes the storage, alone: the kernel tells of a failure once, and who flushes
+    /// beside the one that is told, or after, would take what is lost for durable.
+    ///
+    /// # Errors
+    /// `Io`, which poisons; `Poisoned`.
+    pub(super) fn flushing(
+        &self,
+        failure: &str,
+        flush: impl FnOnce() -> std::io::Result<()>,
+    ) -> Result<()> {
+        let _one = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_unfailed(&[Bug::CommitAfterFailure, Bug::FlushBesideFailure])?;
+        flush().map_err(|error| {
+            let error = Error::io(error, failure);
+            self.poison(&error.to_string());
+            error
+        })
+    }
+
+    /// As [`Inner::check_sound`], where these planted bugs leave it out.
+    fn check_unfailed(&self, unless: &[Bug]) -> Result<()> {
+        if unless.iter().any(|bug| sabotage::is(*bug)) {
+            return Ok(());
+        }
+        self.check_sound()
     }
 
     pub(super) fn write_metadata(
@@ -158,11 +188,89 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::interpose::Interposer;
     use crate::store::{InitOptions, OpenOptions, TailPlace};
     use crate::volume::{Request, Start};
     use std::time::{Duration, Instant};
 
     const DIRTY_BLOCKS: u64 = 16 << 10;
+
+    /// Found by injecting faults under load: the next commit wrote its group behind the one that
+    /// was missing, its callers were told that they were durable, and the store could not be opened.
+    #[test]
+    fn who_waits_for_a_commit_that_fails_commits_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let rules = directory.path().join("rules");
+        std::fs::write(&rules, "").unwrap();
+        let interposer = Interposer::new(Some(&format!("@{}", rules.display())), None).unwrap();
+        let open = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
+        let faulty = OpenOptions { interposer: Some(interposer.into()), ..open.clone() };
+        let store = Store::open(&path, &faulty).unwrap();
+        store.create_volume("v", 8 << 20).unwrap();
+        let volume = store.volume("v").unwrap();
+        volume.write_at(0, &[1; 4096], false).unwrap();
+        let mut request = Request::new();
+        let mut write = |offset| {
+            assert_eq!(volume.start_write(offset, 4096, &mut request).unwrap(), Start::Io);
+            let _ = request.finish_write(Ok(())).unwrap();
+        };
+        let wait = |what: fn(&Commits) -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !what(&store.inner.commits.lock().unwrap()) {
+                assert!(Instant::now() < deadline);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        write(4096);
+        store.inner.commits.lock().unwrap().requested = 100;
+        // Slow enough for somebody else to come.
+        let new = directory.path().join("new");
+        std::fs::write(&new, "flush delay=500ms; write eio in=journal count=1").unwrap();
+        std::fs::rename(&new, &rules).unwrap();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| volume.flush());
+            wait(|commits| commits.running);
+            write(8192);
+            let second = scope.spawn(|| volume.flush());
+            wait(|commits| commits.requested == 102);
+            assert_eq!(first.join().unwrap().unwrap_err().kind(), crate::ErrorKind::Io);
+            assert_eq!(second.join().unwrap().unwrap_err().kind(), crate::ErrorKind::Poisoned);
+        });
+        drop((request, volume));
+        drop(store);
+        Store::open(&path, &open).unwrap();
+    }
+
+    /// Opening pages of checksums flushes, and so do commits. The kernel says once that it failed.
+    #[test]
+    fn who_flushes_beside_a_flush_that_fails_is_told_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options =
+            InitOptions { size: Some(64 << 20), checksums: true, ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let rules = directory.path().join("rules");
+        std::fs::write(&rules, "").unwrap();
+        let interposer = Interposer::new(Some(&format!("@{}", rules.display())), None).unwrap();
+        let open = OpenOptions { interposer: Some(interposer.into()), ..OpenOptions::default() };
+        let store = Store::open(&path, &open).unwrap();
+        store.create_volume("v", 8 << 20).unwrap();
+        let volume = store.volume("v").unwrap();
+        volume.write_at(0, &[1; 4096], true).unwrap();
+        store.close_checksums(Duration::ZERO).unwrap();
+        let new = directory.path().join("new");
+        std::fs::write(&new, "flush delay=500ms; flush eio count=1").unwrap();
+        std::fs::rename(&new, &rules).unwrap();
+        std::thread::scope(|scope| {
+            let opening = scope.spawn(|| volume.write_at(0, &[2; 4096], false));
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(volume.flush().unwrap_err().kind(), crate::ErrorKind::Poisoned);
+            assert_eq!(opening.join().unwrap().unwrap_err().kind(), crate::ErrorKind::Io);
+        });
+    }
 
     /// What every request waits for while metadata is written back. No test: it prints a figure.
     #[test]

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::{RegionKind, labels};
 use crate::meta::Meta;
 use serde_json::{Value, json};
+use std::sync::PoisonError;
 
 impl Store {
     /// All metadata as text for people and tools: one JSON object.
@@ -13,19 +14,27 @@ impl Store {
     /// # Errors
     /// `Io` if `out` fails.
     pub fn dump(&self, out: &mut dyn std::io::Write) -> Result<()> {
+        let created_ns =
+            self.inner.superblock.lock().unwrap_or_else(PoisonError::into_inner).created_ns;
         let meta = self.inner.meta();
         let regions: Vec<_> = RegionKind::ALL
             .into_iter()
-            .map(|kind| {
-                let region = meta.geometry.region(kind);
+            .map(|kind| (kind, meta.geometry.region(kind)))
+            .filter(|(_, region)| region.length > 0)
+            .map(|(kind, region)| {
                 json!({"name": kind.name(), "offset": region.offset, "length": region.length})
             })
             .collect();
         let value = json!({
             "format": "2.0.0",
             "uuid": uuid_text(&meta.uuid),
+            "created_ns": created_ns,
             "size": meta.geometry.size,
             "extent_size": meta.geometry.extent_bytes,
+            "volumes_max": meta.geometry.volumes,
+            "snapshots_max": meta.geometry.snapshots,
+            "spares_max": meta.geometry.spares,
+            "extents_max": meta.geometry.extents_max,
             "sequence": meta.log.durable,
             "marks": meta.marks(),
             "regions": regions,
@@ -51,6 +60,7 @@ fn volumes(meta: &Meta) -> Vec<Value> {
                 "created_ns": volume.created_ns,
                 "revision": volume.revision,
                 "head": volume.head.0,
+                "flags": volume.flags,
             })
         })
         .collect()
@@ -89,6 +99,7 @@ fn entries(meta: &Meta) -> Vec<Value> {
                 "snapshot": snapshot,
                 "extent": logical,
                 "zero_run": meta.entries.run(id),
+                "lost": meta.entries.is_lost(id),
                 "data": runs(meta.entries.data_bits(id)),
                 "zero": runs(meta.entries.zero_bits(id)),
             }))

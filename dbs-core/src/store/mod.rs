@@ -1,26 +1,36 @@
 //! A store: open, close, and everything that is not the reading and writing of one volume.
 
+mod aside;
 mod attributes;
 mod check;
 pub(crate) mod commands;
 mod commit;
 mod dump;
+mod heal;
 mod layers;
 mod open;
 mod prune;
 mod rebuild;
 mod recover;
+mod repair;
+mod restore;
+mod rewrite;
 mod rollback;
+mod scrub;
 mod space;
+mod sums;
 mod watch;
 mod work;
 
 pub use open::peek_uuid;
 pub use rebuild::Link;
+pub use repair::{OpenRepair, Repair, RepairOptions};
+pub(crate) use sums::ReadFault;
 
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
 use crate::info::Labels;
+use crate::io::interpose::Interposer;
 use crate::io::{DirectIo, Storage};
 use crate::meta::locks::{HoldId, Space};
 use crate::meta::{Meta, Step, Stop};
@@ -28,7 +38,7 @@ use crate::units::{BLOCK_BYTES, VolumeId};
 use commit::Commits;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// How to format a store.
@@ -46,6 +56,8 @@ pub struct InitOptions {
     pub journal_size: Option<u64>,
     /// Size the store can grow to; by default 16 times its size, at most 64 TiB or its size.
     pub max_size: Option<u64>,
+    /// Keep a checksum of each block of data, and compare it at each read. It cannot be changed later.
+    pub checksums: bool,
     /// Format even over a known signature (never a mounted device or an open store).
     pub force: bool,
 }
@@ -59,6 +71,7 @@ impl Default for InitOptions {
             max_snapshots: None,
             journal_size: None,
             max_size: None,
+            checksums: false,
             force: false,
         }
     }
@@ -97,6 +110,8 @@ pub struct OpenOptions {
     pub driver: IoDriver,
     /// Tail.
     pub tail: TailPlace,
+    /// For tests: all I/O goes through it.
+    pub interposer: Option<Arc<Interposer>>,
 }
 
 /// Source of time and identity, so that a simulation can repeat itself.
@@ -121,6 +136,17 @@ pub struct SnapshotOptions {
     pub created_ns: Option<u64>,
 }
 
+impl SnapshotOptions {
+    /// Whether a snapshot of this name could be created with these, wherever there is room for it.
+    ///
+    /// # Errors
+    /// `Invalid` for an impossible name, or for labels that are too long.
+    pub fn check(&self, name: &str) -> Result<()> {
+        crate::meta::names::check("snapshot", name)?;
+        crate::meta::tree::encode_labels(&self.labels).map(drop)
+    }
+}
+
 /// An open store. Cloning the handle is cheap; all handles are the same store. All calls block
 /// and may be made from many threads at once.
 #[derive(Clone)]
@@ -139,15 +165,25 @@ pub(crate) struct Inner {
     waiting: AtomicUsize,
     commits: Mutex<Commits>,
     commit_done: Condvar,
+    /// Held around each flush of the storage.
+    flushes: Mutex<()>,
     /// One piece of background work at a time.
     work: Mutex<()>,
     superblock: Mutex<Superblock>,
+    /// There was no space for the superblock's last copy. Changed with `superblock` locked.
+    last_copy_missing: AtomicBool,
     pub(crate) read_only: bool,
     /// Extent size; it never changes.
     pub(crate) extent_bytes: usize,
+    /// Whether data has checksums; it never changes.
+    pub(crate) has_sums: bool,
+    /// Somebody closes the store: nothing new begins.
+    closing: AtomicBool,
     /// Why nothing is written any more.
     poison: OnceLock<String>,
     warnings: Mutex<Vec<String>>,
+    /// The page a scrub goes on with.
+    scrub: Mutex<u32>,
     watch: watch::Watch,
 }
 
@@ -268,18 +304,21 @@ impl Inner {
         Ok(value)
     }
 
-    /// Whether anything may be written.
+    /// Whether anything new may be written.
     pub(crate) fn check_writable(&self) -> Result<()> {
+        self.check_sound()?;
+        if self.closing.load(Ordering::Relaxed) {
+            return Err(poisoned("the store is being closed"));
+        }
+        Ok(())
+    }
+
+    /// Whether what was begun may be written: that goes on while the store is being closed.
+    fn check_sound(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::read_only("the store is open for reading only"));
         }
-        match self.poison.get() {
-            None => Ok(()),
-            Some(why) => Err(Error::new(
-                crate::ErrorKind::Poisoned,
-                format!("nothing is written any more: {why}; open the store again"),
-            )),
-        }
+        self.poison.get().map_or(Ok(()), |why| Err(poisoned(why)))
     }
 
     /// Stops all writing: after a failed write of metadata or a failed flush nobody knows what is
@@ -336,4 +375,18 @@ impl Inner {
         }
         if hope { Ok(()) } else { Err(meta.no_space()) }
     }
+}
+
+/// Makes sure that a name is still that of the volume whose blocks were waited for: what is done by
+/// that name to another one would be done beside its writes.
+fn still_named(meta: &Meta, name: &str, held: VolumeId) -> Result<()> {
+    if meta.find_volume(name)? == held {
+        return Ok(());
+    }
+    Err(Error::not_found(format!("`{name}` was renamed meanwhile")))
+}
+
+fn poisoned(why: &str) -> Error {
+    let text = format!("nothing is written any more: {why}; open the store again");
+    Error::new(crate::ErrorKind::Poisoned, text)
 }

@@ -1,7 +1,7 @@
 //! Formatting, opening and closing a store.
 
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::{SUPERBLOCK_REGION_BYTES, SUPERBLOCK_SECOND};
 use crate::format::{Geometry, RegionKind, Superblock};
 use crate::info::{Severity, StoreInfo};
@@ -11,6 +11,7 @@ use crate::meta::commit::WriteBack;
 use crate::meta::tail::{self, Tail, TailKey};
 use crate::units::BLOCK_BYTES;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 impl Store {
@@ -44,10 +45,18 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Busy` with the owner's pid, `Corrupt` with region and block.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
-        let opened = drivers::open_storage(path, options.read_only, options.driver)?;
+        let opened = drivers::open_storage_behind(
+            path,
+            options.read_only,
+            options.driver,
+            options.interposer.clone(),
+        )?;
         let named = |error: Error| error.context(path.display());
         let env = SystemEnv::new()?;
         let superblock = recover::read_superblock(&*opened.storage).map_err(named)?.0;
+        if let Some(interposer) = &options.interposer {
+            interposer.set_geometry(&superblock.geometry);
+        }
         let wanted = WantedTail {
             place: &options.tail,
             uuid: superblock.uuid,
@@ -95,6 +104,7 @@ impl Store {
             sequence: 1,
             created_ns: env.now_ns(),
             unknown_ro: 0,
+            incompat: 0,
             geometry,
             clean_sequence: 0,
             clean_marks: [0; 4],
@@ -125,6 +135,9 @@ impl Store {
             storage.flush().map_err(|error| Error::io(error, "flush failed"))?;
         }
         let mut loader = recover::load(&*storage, &superblock)?;
+        if !read_only && recover::is_used_up(&superblock, loader.durable()) {
+            return Err(Error::corrupt(recover::USED_UP));
+        }
         let mut warnings = Vec::new();
         if let Some(last) = loader.last_session {
             let key = TailKey { store: superblock.uuid, boot: env.boot_id(), session: last.id };
@@ -141,6 +154,9 @@ impl Store {
             }
         }
         recover::load_labels(&*storage, &superblock.geometry, &mut loader)?;
+        let ring = superblock.geometry.region(RegionKind::Journal).offset;
+        let unread = loader.unneeded_ring().iter();
+        let unread: Vec<_> = unread.map(|block| ring + u64::from(*block) * BLOCK_BYTES).collect();
         let session = u64::from_le_bytes(env.random()[..8].try_into().unwrap_or_default());
         let (meta, findings) = loader.finish(session, env.boot_id())?;
         notes.extend(findings);
@@ -155,24 +171,33 @@ impl Store {
             changed: Default::default(),
             waiting: 0.into(),
             commits: Default::default(),
+            flushes: Default::default(),
             commit_done: Default::default(),
             work: Default::default(),
             superblock: superblock.into(),
+            last_copy_missing: Default::default(),
             read_only,
             extent_bytes: superblock.geometry.extent_bytes as usize,
+            has_sums: superblock.geometry.has_sums(),
+            closing: Default::default(),
             poison: Default::default(),
             warnings: warnings.into(),
+            scrub: Default::default(),
             watch: Default::default(),
         });
+        if let Some(sums) = &mut inner.meta().sums {
+            sums.tick(inner.env.now_ns());
+        }
         if !read_only {
-            inner.begin_session(tail, &damaged)?;
+            inner.begin_session(tail, &damaged, &unread)?;
         }
         debug_assert!(notes.iter().all(|f| f.severity != Severity::Corrupt));
         Ok(Self { inner })
     }
 
     /// Commits, writes all metadata back and marks the store clean. Other handles of the store
-    /// find it closed for writing.
+    /// find it closed for writing, from the moment this begins on. Writes under way fail, or are
+    /// kept like all that was acknowledged.
     ///
     /// # Errors
     /// What the last writes failed with; the store is then as after a crash.
@@ -181,10 +206,16 @@ impl Store {
             return Ok(());
         }
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those who go on writing would keep it from ever being done.
+        self.inner.closing.store(true, Ordering::Relaxed);
         self.inner.commit()?;
-        let result = self.inner.close();
-        self.inner.poison("the store was closed");
-        result
+        while self.inner.close_pages(u64::MAX)? {}
+        self.inner.without_commits(|| {
+            let result = self.inner.check_sound().and_then(|()| self.inner.close());
+            // Who waits for the turn finds that: nothing follows what closing has written.
+            self.inner.poison("the store was closed");
+            result
+        })
     }
 }
 
@@ -195,8 +226,10 @@ impl Inner {
         &self,
         tail: Option<Box<dyn TailMemory>>,
         damaged_superblocks: &[u64],
+        unread_journal: &[u64],
     ) -> Result<()> {
         self.heal_superblock(damaged_superblocks)?;
+        self.heal_journal(unread_journal)?;
         // A journal left short by processes that died right here gets no further group first,
         // unless a tail brought records that need one: the next time there is no such tail.
         let short = {
@@ -244,51 +277,95 @@ impl Inner {
         Ok(())
     }
 
+    /// Nobody else commits meanwhile, or afterwards.
+    ///
+    /// What was recorded when the tail is taken is in a durable group. Who records anything later
+    /// finds no tail, and has to wait for a commit that never comes before it acknowledges: what the
+    /// superblock is about to say leaves out nothing that was acknowledged.
     fn close(&self) -> Result<()> {
-        // Nobody else commits: `commit` is refused once poisoned, and until then it is serial.
-        while !self.meta().is_idle() {
+        let (durable, marks, tail) = loop {
+            let mut meta = self.meta();
+            if meta.is_idle() {
+                // The tail ends here, not when its file goes: a write that another handle has in flight
+                // must not be acknowledged for being in it.
+                break (meta.log.durable, meta.marks(), meta.log.take_tail());
+            }
+            drop(meta);
             self.commit_once(WriteBack::All)?;
-        }
-        let (durable, marks) = {
-            let meta = self.meta();
-            (meta.log.durable, meta.marks())
         };
         self.update_superblock(|superblock| {
             superblock.clean_sequence = durable;
             superblock.clean_marks = marks;
         })?;
-        if let Some(tail) = self.meta().log.take_tail() {
+        if let Some(tail) = tail {
             tail.remove();
         }
         Ok(())
     }
 
     /// Writes the copies of the superblock that are not good again, and only those: there may be
-    /// no more than one good one, and a torn write of it would leave none.
+    /// no more than one good one, and a torn write of it would leave none. The last one, whose turn is
+    /// last, may have to wait for space.
     fn heal_superblock(&self, damaged: &[u64]) -> Result<()> {
-        let superblock = *self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+        let superblock = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
         for address in damaged {
-            let written = self.storage.write_at(*address, &superblock.encode(*address));
-            written.and_then(|()| self.storage.flush()).map_err(|error| {
-                self.poison("writing the superblock failed");
-                Error::io(error, "writing the superblock failed")
-            })?;
+            if !self.write_copy(&superblock, *address)? {
+                self.last_copy_missing.store(true, Ordering::Relaxed);
+                self.warn(format!(
+                    "superblock: no space to write the copy at {address}; the others are good, and it \
+                     is written when there is space"
+                ));
+            }
         }
         Ok(())
     }
 
+    /// Writes one copy of the superblock. `false` if that is the last one and there is no space for
+    /// it: a crash of a shrink may have left it in a hole of the file, and what is open for writing
+    /// may be what has to give space back.
+    fn write_copy(&self, superblock: &Superblock, address: u64) -> Result<bool> {
+        let written = self.storage.write_at(address, &superblock.encode(address));
+        let Err(error) = written else { return self.flush_storage().map(|()| true) };
+        let error = Error::io(error, "writing the superblock failed");
+        if error.kind() == ErrorKind::NoSpace && address == superblock.geometry.superblock_last() {
+            return Ok(false);
+        }
+        self.poison("writing the superblock failed");
+        Err(error)
+    }
+
+    /// Makes blocks of the journal readable that hold nothing that is needed. The next group may come to
+    /// lie in front of one: then nobody could tell whether a further one is in it.
+    fn heal_journal(&self, unread: &[u64]) -> Result<()> {
+        if unread.is_empty() {
+            return Ok(());
+        }
+        let zeros = [0; BLOCK_BYTES as usize];
+        let mut writes = unread.iter().map(|address| self.storage.write_at(*address, &zeros));
+        let written = writes.try_for_each(|written| written);
+        written.and_then(|()| self.storage.flush()).map_err(|error| {
+            self.poison("writing the journal failed");
+            Error::io(error, "writing a block of the journal that cannot be read failed")
+        })
+    }
+
     /// Changes the superblock, all copies of it, each of which is good: [`Inner::heal_superblock`]
-    /// came first.
+    /// came first. If it left the last one out, that one comes after the others.
     pub(super) fn update_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let mut superblock = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut new = *superblock;
         change(&mut new);
         new.sequence += 1;
-        write_superblock(&*self.storage, &new).map_err(|error| {
-            self.poison("writing the superblock failed");
-            Error::io(error, "writing the superblock failed")
+        let last = new.geometry.superblock_last();
+        // A new place for it is reserved.
+        let missing = self.last_copy_missing.load(Ordering::Relaxed)
+            && last == superblock.geometry.superblock_last();
+        self.flushing("writing the superblock failed", || {
+            write_copies(&*self.storage, &new, !missing)
         })?;
         *superblock = new;
+        let missing = missing && !self.write_copy(&new, last)?;
+        self.last_copy_missing.store(missing, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -323,9 +400,22 @@ pub fn peek_uuid(path: &Path) -> Result<[u8; 16]> {
 }
 
 /// Writes all copies, never two at once that a torn write could cost.
-fn write_superblock(storage: &dyn Storage, superblock: &Superblock) -> std::io::Result<()> {
+pub(super) fn write_superblock(
+    storage: &dyn Storage,
+    superblock: &Superblock,
+) -> std::io::Result<()> {
+    write_copies(storage, superblock, true)
+}
+
+/// As [`write_superblock`], or without the last copy: each of the other two is enough.
+fn write_copies(
+    storage: &dyn Storage,
+    superblock: &Superblock,
+    with_last: bool,
+) -> std::io::Result<()> {
     let last = superblock.geometry.superblock_last();
-    for addresses in [&[SUPERBLOCK_SECOND, last][..], &[0]] {
+    let early = [SUPERBLOCK_SECOND, last];
+    for addresses in [&early[..1 + usize::from(with_last)], &[0]] {
         let blocks: Vec<_> = addresses.iter().map(|at| (*at, superblock.encode(*at))).collect();
         let writes: Vec<_> =
             blocks.iter().map(|(offset, buf)| WriteRequest { offset: *offset, buf }).collect();
@@ -335,20 +425,20 @@ fn write_superblock(storage: &dyn Storage, superblock: &Superblock) -> std::io::
     Ok(())
 }
 
-type OpenedTail = (Option<Box<dyn TailMemory>>, Option<String>);
+pub(super) type OpenedTail = (Option<Box<dyn TailMemory>>, Option<String>);
 
-struct WantedTail<'a> {
-    place: &'a TailPlace,
-    uuid: [u8; 16],
+pub(super) struct WantedTail<'a> {
+    pub(super) place: &'a TailPlace,
+    pub(super) uuid: [u8; 16],
     /// Which file or device the store is.
-    store: &'a str,
-    knows_boot: bool,
-    read_only: bool,
+    pub(super) store: &'a str,
+    pub(super) knows_boot: bool,
+    pub(super) read_only: bool,
 }
 
 impl WantedTail<'_> {
     /// The tail, or why there is none.
-    fn open(&self) -> Result<OpenedTail> {
+    pub(super) fn open(&self) -> Result<OpenedTail> {
         let directory = match self.place {
             TailPlace::None => return Ok((None, None)),
             TailPlace::Directory(directory) => Some(directory.clone()),

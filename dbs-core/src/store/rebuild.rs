@@ -2,7 +2,7 @@
 
 use super::commands::snapshot_info;
 use super::{Inner, SnapshotOptions, Store};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::info::{Labels, SnapshotInfo};
 use crate::limits::EXTENTS_PER_STEP;
 use crate::meta::locks::Space;
@@ -45,15 +45,12 @@ impl Store {
     ) -> Result<SnapshotInfo> {
         let mut birth = self.inner.birth();
         birth.now_ns = options.created_ns.unwrap_or(birth.now_ns);
-        let id = self.inner.command(|meta| {
+        self.inner.command(|meta| {
             let id = meta.find_volume(volume)?;
-            meta.insert_snapshot(id, name, size, !options.system, &options.labels, birth)
-        })?;
-        let meta = self.inner.meta();
-        if meta.try_snapshot(id).is_none_or(|snapshot| !snapshot.live()) {
-            return Err(Error::not_found(format!("`{volume}@{name}` was deleted meanwhile")));
-        }
-        Ok(snapshot_info(&meta, id, false))
+            let (system, labels) = (options.system, &options.labels);
+            let id = meta.insert_snapshot(id, name, size, !system, labels, birth)?;
+            Ok(snapshot_info(meta, id))
+        })
     }
 
     /// Gives the snapshots listed, and the head, of a volume that is being rebuilt other parents

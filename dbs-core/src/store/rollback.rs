@@ -1,6 +1,6 @@
 //! Returning a volume to one of its snapshots: durable on return, and wholly done or not at all.
 
-use super::Store;
+use super::{Store, still_named};
 use crate::error::{Error, Result};
 use crate::meta::Meta;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -19,6 +19,7 @@ impl Store {
         let birth = self.inner.birth();
         let _hold = self.inner.hold_all(id);
         self.inner.command(|meta| {
+            still_named(meta, volume, id)?;
             let (id, to) = meta.find_base(volume, snapshot)?;
             meta.rollback(id, to, birth)
         })
@@ -74,11 +75,12 @@ impl Store {
             let meta = self.inner.meta();
             meta.address(extent, (block % u64::from(meta.blocks_per_extent())) as u32)
         };
-        self.inner.storage.write_at(address, bytes).map_err(|error| {
-            self.inner.meta().extents.put_back(extent);
-            Error::io(error, "writing the last block of a rollback failed")
-        })?;
-        Ok(extent)
+        let written = self.inner.claim(address, 1).and_then(|()| {
+            let written = self.inner.storage.write_at(address, bytes);
+            self.inner.end_claim(address, bytes.len(), written.is_ok().then_some(bytes));
+            written.map_err(|e| Error::io(e, "writing the last block of a rollback failed"))
+        });
+        written.inspect_err(|_| self.inner.meta().extents.put_back(extent)).map(|()| extent)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Inner, Store};
 use crate::error::{Error, Result};
-use crate::format::RegionKind;
+use crate::format::{Geometry, RegionKind};
 use crate::meta::entries::SPARE_BASE;
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
@@ -34,11 +34,7 @@ impl Store {
                 self.inner.flush_storage()?;
             }
         }
-        // On a full file system the new last copy of the superblock would fail, which poisons.
-        self.inner
-            .storage
-            .allocate(new.superblock_last(), BLOCK_BYTES)
-            .map_err(|error| Error::io(error, "growing the store failed"))?;
+        self.inner.reserve_superblock(&new, "growing the store failed")?;
         self.inner.update_superblock(|superblock| superblock.geometry = new)?;
         let mut meta = self.inner.meta();
         meta.geometry = new;
@@ -50,7 +46,7 @@ impl Store {
     /// Return `false` from `progress(done, total)` to stop.
     ///
     /// # Errors
-    /// `Io`, `Interrupted` if `progress` says so; what was moved until then stays moved.
+    /// `Io`, `NoSpace` if the file system below has none, `Interrupted` if `progress` says so; what was moved until then stays moved.
     pub fn vacuum(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<u64> {
         while self.work(u64::MAX)?.remaining > 0 && self.work(1)?.done > 0 {}
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,6 +115,7 @@ impl Inner {
             return Ok(old.size);
         }
         let new = old.resized(size)?;
+        self.reserve_superblock(&new, "shrinking the store failed")?;
         {
             let mut meta = self.meta();
             if meta.extents_end() > used.max(1) {
@@ -133,6 +130,13 @@ impl Inner {
             .set_size(new.size)
             .map_err(|error| Error::io(error, "cutting the file's end off failed"))?;
         Ok(new.size)
+    }
+
+    /// Reserves storage for the last copy of the superblock, before a new geometry moves it: on a
+    /// full file system writing it to a hole would fail, which poisons.
+    fn reserve_superblock(&self, new: &Geometry, failure: &str) -> Result<()> {
+        let reserved = self.storage.allocate(new.superblock_last(), BLOCK_BYTES);
+        reserved.map_err(|error| Error::io(error, failure))
     }
 
     /// Whether the storage has a fixed size: setting it to any other fails.

@@ -77,14 +77,14 @@ impl Store {
     /// `NotFound`, `NoSpace`, `Io`, `Interrupted` if `progress` says so.
     pub fn flatten(&self, volume: &str, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         self.inner.check_writable()?;
-        // The handle keeps the volume from being deleted meanwhile.
-        let handle = self.volume(volume)?;
-        let id = self.inner.meta().find_volume(volume)?;
+        let handle = self.head(volume)?;
+        let id = handle.ids().0;
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let layers = self.inner.meta().foreign_children(id);
         let jobs: Vec<_> = {
             let meta = self.inner.meta();
-            layers.into_iter().map(|layer| (layer, meta.extents_above(layer))).collect()
+            let above = layers.into_iter().map(|id| Ok((id, meta.extents_above(id)?)));
+            above.collect::<Result<_>>()?
         };
         let total = jobs.iter().map(|(_, extents)| extents.len() as u64).sum();
         let mut done = 0;
@@ -192,15 +192,58 @@ impl Inner {
                 rest = after;
             }
             self.storage.read_many(&mut reads).map_err(failed)?;
+            drop(reads);
+            let sums = self.claim_copies(batch, &mut buf)?;
             let (mut writes, mut rest) = (Vec::with_capacity(batch.len()), &buf[..]);
             for copy in batch {
                 let (part, after) = rest.split_at(copy.length as usize);
                 writes.push(WriteRequest { offset: copy.to, buf: part });
                 rest = after;
             }
-            self.storage.write_many(&writes).map_err(failed)?;
+            let written = self.storage.write_many(&writes);
+            self.end_copies(batch, &sums, written.is_ok());
+            written.map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Claims the places that blocks are copied to; the sums they will have: those known of what was
+    /// read into `buf`, so that what is damaged stays so, or its own. What was only read wrong is
+    /// right then.
+    fn claim_copies(&self, copies: &[Copy], buf: &mut [u8]) -> Result<Vec<u32>> {
+        let mut sums = Vec::new();
+        if !self.has_sums {
+            return Ok(sums);
+        }
+        let mut rest = buf;
+        for (claimed, copy) in copies.iter().enumerate() {
+            let (part, after) = rest.split_at_mut(copy.length as usize);
+            rest = after;
+            let carried = self.carried_sums(copy.from, part);
+            let carried = carried.map_err(|error| Error::io(error, "copying extents failed"));
+            let claim = |carried: Vec<u32>| {
+                sums.extend(carried);
+                self.claim(copy.to, copy.blocks())
+            };
+            if let Err(error) = carried.and_then(claim) {
+                copies[..claimed].iter().for_each(|copy| self.unclaim(copy.to, copy.blocks()));
+                return Err(error);
+            }
+        }
+        Ok(sums)
+    }
+
+    fn end_copies(&self, copies: &[Copy], sums: &[u32], written: bool) {
+        let mut rest = sums;
+        for copy in copies.iter().filter(|_| self.has_sums) {
+            let (known, after) = rest.split_at(copy.blocks());
+            rest = after;
+            if sabotage::is(Bug::CopyKeepsSums) {
+                self.unclaim(copy.to, copy.blocks());
+            } else {
+                self.end_claim_with(copy.to, copy.length as usize, written.then_some(known));
+            }
+        }
     }
 
     /// Gives free extents back to the file system or device; whether there were any.

@@ -1,7 +1,7 @@
 //! A single layer opened for reading: what a snapshot or head holds itself, without its parent.
 
 use super::{Handle, blocks_of, outside, reads_of, unaligned};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::info::LayerRange;
 use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::Meta;
@@ -105,15 +105,15 @@ impl Layer {
             let mut meta = store.meta();
             meta.requests += 1;
             let span = meta.span(self.id(&meta));
-            meta.plan_span_read(&span, blocks_of(offset, buf.len() as u64), pieces);
+            meta.plan_span_read(&span, blocks_of(offset, buf.len() as u64), pieces)?;
             meta.fence.begin()
         };
         let mut reads = reads_of(pieces, offset, buf);
-        let outcome = if reads.is_empty() { Ok(()) } else { store.storage.read_many(&mut reads) };
+        let outcome = store.read_data(&mut reads, fence);
         store.meta().fence.end(fence);
         store.wake();
         let what = || format!("reading the layer `{}` failed", self.handle.spec);
-        outcome.map_err(|error| Error::io(error, what()))
+        outcome.map_err(|fault| store.read_error(fault, what))
     }
 
     fn id(&self, meta: &Meta) -> SnapshotId {

@@ -6,6 +6,7 @@ use crate::io::WriteRequest;
 use crate::io::buffer::AlignedBuf;
 use crate::limits::{EXTENTS_PER_STEP, EXTENTS_PER_WRITE};
 use crate::meta::locks::Space;
+use crate::meta::plan::WritePiece;
 use crate::meta::{Meta, Step};
 use crate::sabotage::{self, Bug};
 use crate::units::{BLOCK_BYTES, SnapshotId};
@@ -78,12 +79,17 @@ impl Layer {
     fn write_step(&self, owner: SnapshotId, offset: u64, buf: &[u8]) -> Result<bool> {
         let store = &self.handle.store;
         let blocks = blocks_of(offset, buf.len() as u64);
-        let _hold = store.hold_in(self.space(), blocks.clone(), false);
+        // With checksums, writes to the same blocks take their turns.
+        let _hold = store.hold_in(self.space(), blocks.clone(), store.has_sums);
         let mut pieces = Vec::new();
         let (_, early) = store.step(|meta| {
             meta.check_layer_writable(owner, &blocks)?;
             meta.plan_write_to(owner, blocks.clone(), &mut pieces)
         })?;
+        if let Err(error) = self.claim(&pieces) {
+            store.meta().abort_write_to(owner, &pieces);
+            return Err(error);
+        }
         let mut rest = buf;
         let writes: Vec<_> = pieces
             .iter()
@@ -104,13 +110,33 @@ impl Layer {
         if sabotage::is(Bug::RecordLayerEarly) {
             finish();
             store.commit()?;
-            return store.storage.write_many(&writes).map_err(failed).map(|()| true);
+            let written = store.storage.write_many(&writes);
+            writes.iter().for_each(|w| store.end_claim(w.offset, w.buf.len(), Some(w.buf)));
+            return written.map_err(failed).map(|()| true);
         }
-        if let Err(error) = store.storage.write_many(&writes) {
+        let written = store.storage.write_many(&writes);
+        for write in &writes {
+            let sums = written.is_ok().then_some(write.buf);
+            store.end_claim(write.offset, write.buf.len(), sums);
+        }
+        if let Err(error) = written {
             store.meta().abort_write_to(owner, &pieces);
             return Err(failed(error));
         }
         Ok(finish() || early)
+    }
+
+    /// Claims all blocks of a write, or none of them.
+    fn claim(&self, pieces: &[WritePiece]) -> Result<()> {
+        let store = &self.handle.store;
+        for (claimed, piece) in pieces.iter().enumerate() {
+            if let Err(error) = store.claim(piece.address, piece.blocks.len()) {
+                let done = pieces[..claimed].iter();
+                done.for_each(|piece| store.unclaim(piece.address, piece.blocks.len()));
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Changes whole blocks, some extents at a time, each time holding them exclusively.

@@ -2,7 +2,7 @@
 //! them, where a loop of [`Volume::read_at`] would wait for each.
 
 use super::{Volume, blocks_of};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::io::ReadRequest;
 use crate::meta::plan::ReadPiece;
 use crate::store::Inner;
@@ -81,7 +81,7 @@ impl Volume {
                 meta.requests += 1;
                 found.clear();
                 if length > 0 {
-                    meta.plan_read(source, blocks_of(read.offset, length), &mut found);
+                    meta.plan_read(source, blocks_of(read.offset, length), &mut found)?;
                 }
                 counts.push(found.len());
                 pieces.append(&mut found);
@@ -94,11 +94,11 @@ impl Volume {
         for (read, count) in reads.iter_mut().zip(counts) {
             lay_out(read, pieces.by_ref().take(count), &mut transfers);
         }
-        if fence.is_none() {
-            return Ok(());
-        }
-        let outcome = store.storage.read_many(&mut transfers);
-        outcome.map_err(|error| Error::io(error, format!("reading `{}` failed", self.spec())))
+        let Some(fence) = fence else { return Ok(()) };
+        let outcome = store.read_data(&mut transfers, fence.id);
+        outcome.map_err(|fault| {
+            store.read_error(fault, || format!("reading `{}` failed", self.spec()))
+        })
     }
 }
 

@@ -11,23 +11,25 @@ use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
 use crate::limits::EXTENTS_PER_STEP;
 use crate::meta::plan::ReadPiece;
+use crate::meta::usage::Ranges;
 use crate::meta::{Meta, names};
-use crate::store::{Inner, Store};
+use crate::store::{Inner, ReadFault, Store};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
-use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+mod heal;
 mod layer;
 mod layer_write;
 mod many;
 mod observer;
 mod request;
+mod sums;
 
 pub use layer::Layer;
 pub use many::ReadPart;
 pub use observer::{Observed, Observer};
-pub use request::{Finish, Request, Segment, Start};
+pub use request::{Finish, Read, Request, Segment, Start};
 
 /// An open volume or snapshot. Cloning the handle is cheap. Offsets and lengths are multiples of
 /// 512 bytes inside the size. All calls block and may be made from many threads at once.
@@ -183,17 +185,20 @@ impl Volume {
 
     /// The map of the range, in order and without gaps, at most `limit` entries (the last one
     /// ends where a further call continues). Entries end at block borders or at the range's end.
+    /// Long ranges are looked at step by step: of a head that is being written, at different moments.
     ///
     /// # Errors
     /// `Invalid` outside the volume.
     pub fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
         self.check_range(offset, length)?;
-        let meta = self.store().meta();
         let blocks = blocks_of(offset, length);
-        let mut ranges = meta.map(self.source(&meta), blocks, limit.max(1));
-        drop(meta);
-        clip(&mut ranges, offset, length);
-        Ok(ranges)
+        let mut ranges = Ranges::new(limit.max(1));
+        let mut next = blocks.start;
+        while next < blocks.end && !ranges.full() {
+            let meta = self.store().meta();
+            next = meta.map_step(self.source(&meta), next..blocks.end, &mut ranges);
+        }
+        Ok(ranges.into_clipped(offset, length))
     }
 
     /// Volume and snapshot it is of.
@@ -219,7 +224,10 @@ impl Volume {
     /// Clears what a shrunk volume left behind its end in its last block, before it grows.
     pub(crate) fn zero_last_block_behind(&self, size: u64) -> Result<()> {
         if let Some(block) = self.last_block_cut(size)? {
-            self.write_parts(size, &block[(size % BLOCK_BYTES) as usize..])?;
+            // Where the volume has grown meanwhile, what is behind this end is somebody's content. While the
+            // block is held the size stays: changing it takes all of the volume.
+            let zeros = &block[(size % BLOCK_BYTES) as usize..];
+            self.write_parts_if(size, zeros, || self.size() == size)?;
         }
         Ok(())
     }
@@ -273,16 +281,26 @@ impl Volume {
             return Ok(());
         }
         let mut request = Request::new();
-        let transfer = self.start_read_inside(offset, buf.len() as u64, &mut request);
+        let transfer = self.start_read_inside(offset, buf.len() as u64, &mut request)?;
         request.zeros().iter().for_each(|range| buf[range.clone()].fill(0));
         if !transfer {
             return Ok(());
         }
-        let outcome = self.read_segments(request.segments(), buf);
-        request.finish_read(outcome)
+        let outcome = self.read_segments(request.segments(), buf, request.fence());
+        request.release_read();
+        outcome.map_err(|fault| {
+            let place = |address| request.place_of(address).map(|at| block_start(offset + at));
+            let what = || format!("reading `{}` failed", self.spec());
+            self.store().read_error_at(fault, place, what)
+        })
     }
 
-    fn read_segments(&self, segments: &[Segment], buf: &mut [u8]) -> io::Result<()> {
+    fn read_segments(
+        &self,
+        segments: &[Segment],
+        buf: &mut [u8],
+        fence: u64,
+    ) -> std::result::Result<(), ReadFault> {
         let mut requests = Vec::with_capacity(segments.len());
         let (mut rest, mut at) = (buf, 0);
         for segment in segments {
@@ -290,7 +308,7 @@ impl Volume {
             requests.push(ReadRequest { offset: segment.device, buf: part });
             (rest, at) = (after, segment.start + segment.length);
         }
-        self.store().storage.read_many(&mut requests)
+        self.store().read_data(&mut requests, fence)
     }
 
     /// Writes whole blocks, so many at a time that their records stay short.
@@ -308,6 +326,7 @@ impl Volume {
 
     /// Transfers and finishes a write; whether a commit must follow.
     fn write_started(&self, buf: &[u8], request: &mut Request) -> Result<bool> {
+        request.seal(buf);
         let writes: Vec<_> = request
             .segments()
             .iter()
@@ -336,9 +355,22 @@ impl Volume {
     /// Writes a range whose first or last block is partial: read, change, write, with the blocks
     /// held so that nobody's bytes in between are lost.
     fn write_parts(&self, offset: u64, buf: &[u8]) -> Result<bool> {
+        self.write_parts_if(offset, buf, || true)
+    }
+
+    /// As [`Volume::write_parts`], if that is still wanted when the blocks are held.
+    fn write_parts_if(
+        &self,
+        offset: u64,
+        buf: &[u8],
+        wanted: impl FnOnce() -> bool,
+    ) -> Result<bool> {
         let blocks = blocks_of(offset, buf.len() as u64);
         let mut request = Request::new();
         self.wait_hold(blocks.clone(), true, &mut request);
+        if !wanted() {
+            return Ok(false);
+        }
         let start = blocks.start * BLOCK_BYTES;
         let mut whole = AlignedBuf::zeroed(((blocks.end - blocks.start) * BLOCK_BYTES) as usize);
         let last = whole.len() - BLOCK_BYTES as usize;
@@ -398,6 +430,10 @@ fn outside(offset: u64, length: u64, size: u64, spec: &str) -> Error {
     Error::invalid(format!("range {offset}+{length} is outside `{spec}` of {size} bytes"))
 }
 
+fn block_start(offset: u64) -> u64 {
+    offset - offset % BLOCK_BYTES
+}
+
 fn is_whole(bytes: u64) -> bool {
     bytes.is_multiple_of(BLOCK_BYTES)
 }
@@ -433,14 +469,4 @@ fn block_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         next = range.end.min((start / BLOCK_BYTES + 1) * BLOCK_BYTES);
         (start < range.end).then_some(start..next)
     })
-}
-
-/// Cuts block ranges to a byte range.
-pub(crate) fn clip(ranges: &mut [MapRange], offset: u64, length: u64) {
-    for range in ranges {
-        let start = range.offset.max(offset);
-        let end = (range.offset + range.length).min(offset + length);
-        range.offset = start;
-        range.length = end - start;
-    }
 }

@@ -1,12 +1,13 @@
 //! A head or snapshot that is looked at and not held: for views of a store that must not be in the
 //! way of those who work with it.
 
-use super::{blocks_of, clip, outside, reads_of, unaligned};
+use super::{blocks_of, outside, reads_of, unaligned};
 use crate::error::{Error, Result};
 use crate::format::slots::SNAPSHOT_RETIRED;
 use crate::info::{MapRange, SnapshotInfo, VolumeInfo};
 use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::plan::ReadPiece;
+use crate::meta::usage::Ranges;
 use crate::meta::{Meta, names};
 use crate::store::commands::{snapshot_info, volume_info};
 use crate::store::{Inner, Store};
@@ -158,7 +159,7 @@ impl Observer {
     pub fn volume_info(&self) -> Result<VolumeInfo> {
         let meta = self.meta();
         let volume = meta.snapshot(self.find(&meta)?).volume;
-        Ok(volume_info(&meta, volume, false))
+        Ok(volume_info(&meta, volume))
     }
 
     /// What is known of the snapshot, but for its usage; none for a head.
@@ -168,7 +169,7 @@ impl Observer {
     pub fn snapshot_info(&self) -> Result<Option<SnapshotInfo>> {
         let meta = self.meta();
         let id = self.find(&meta)?;
-        Ok(self.watched.snapshot.map(|_| snapshot_info(&meta, id, false)))
+        Ok(self.watched.snapshot.map(|_| snapshot_info(&meta, id)))
     }
 
     /// The snapshots of the volume, oldest first.
@@ -237,13 +238,18 @@ impl Observer {
     /// # Errors
     /// `NotFound` if it was deleted, `Invalid` outside its size or unaligned.
     pub fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
-        let meta = self.meta();
-        let id = self.find(&meta)?;
-        check_range(&meta, id, offset, length)?;
-        let mut ranges = meta.map(id, blocks_of(offset, length), limit.max(1));
-        drop(meta);
-        clip(&mut ranges, offset, length);
-        Ok(ranges)
+        let blocks = blocks_of(offset, length);
+        let mut ranges = Ranges::new(limit.max(1));
+        let mut next = blocks.start;
+        loop {
+            let meta = self.meta();
+            let id = self.find(&meta)?;
+            check_range(&meta, id, offset, length)?;
+            next = meta.map_step(id, next..blocks.end, &mut ranges);
+            if next >= blocks.end || ranges.full() {
+                return Ok(ranges.into_clipped(offset, length));
+            }
+        }
     }
 
     /// Bytes of data it shows. All that it holds is walked, some extents at a time: of a head that
@@ -331,11 +337,11 @@ impl Observer {
             let id = self.find(&meta)?;
             check_range(&meta, id, offset, length)?;
             meta.requests += 1;
-            meta.plan_read(id, blocks_of(offset, length), pieces);
+            meta.plan_read(id, blocks_of(offset, length), pieces)?;
             meta.fence.begin()
         };
         let mut reads = reads_of(pieces, offset, buf);
-        let outcome = if reads.is_empty() { Ok(()) } else { store.storage.read_many(&mut reads) };
+        let outcome = store.read_data(&mut reads, fence);
         let mut meta = store.meta();
         meta.fence.end(fence);
         // The fence keeps blocks from being given to others. But once the snapshot is deleted, its
@@ -344,7 +350,9 @@ impl Observer {
         drop(meta);
         store.wake();
         found?;
-        outcome.map_err(|e| Error::io(e, "reading what is looked at failed"))
+        outcome.map_err(|fault| {
+            store.read_error(fault, || "reading what is looked at failed".to_owned())
+        })
     }
 
     fn meta(&self) -> std::sync::MutexGuard<'_, Meta> {

@@ -2,6 +2,7 @@
 //! device, the caller does that I/O in its own way, and a second step ends the request. Each step
 //! takes the metadata lock once. The blocking calls of [`Volume`] are made of the same steps.
 
+use super::sums::Sums;
 use super::{Handle, Volume, blocks_of, is_whole};
 use crate::error::{Error, Result};
 use crate::limits::EXTENTS_PER_WRITE;
@@ -35,6 +36,17 @@ pub enum Start {
     Blocked,
 }
 
+/// How a read ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Read {
+    /// The buffer holds what was asked for.
+    Done,
+    /// The bytes are in doubt, for they were written meanwhile or are damaged, or cannot be checked
+    /// without waiting: use [`Volume::read_at`], on a thread that may block.
+    Again,
+}
+
 /// What must come before a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -52,15 +64,16 @@ pub enum Finish {
 /// works on its segments.
 #[derive(Default)]
 pub struct Request {
-    segments: Vec<Segment>,
+    pub(super) segments: Vec<Segment>,
     zeros: Vec<Range<usize>>,
-    reads: Vec<ReadPiece>,
-    writes: Vec<WritePiece>,
-    running: Option<Running>,
+    pub(super) reads: Vec<ReadPiece>,
+    pub(super) writes: Vec<WritePiece>,
+    pub(super) sums: Sums,
+    pub(super) running: Option<Running>,
 }
 
-struct Running {
-    handle: Arc<Handle>,
+pub(super) struct Running {
+    pub(super) handle: Arc<Handle>,
     kind: Kind,
 }
 
@@ -95,26 +108,75 @@ impl Request {
         &self.zeros
     }
 
+    /// Where in the caller's buffer the first byte is that the request has of the device's block at
+    /// `address`.
+    pub(super) fn place_of(&self, address: u64) -> Option<u64> {
+        let end = address + BLOCK_BYTES;
+        let has = |segment: &&Segment| {
+            segment.device < end && address < segment.device + segment.length as u64
+        };
+        let segment = self.segments.iter().find(has)?;
+        Some(segment.start as u64 + address.saturating_sub(segment.device))
+    }
+
     /// Whether it is started and not finished.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
-    /// Ends a read with the outcome of its transfers.
+    /// Gives a started request up, none of whose transfers was begun.
+    pub fn cancel(&mut self) {
+        self.unclaim();
+        self.abandon();
+    }
+
+    /// Ends a read with the outcome of its transfers into `buf`.
     ///
     /// # Errors
     /// `Io`, if the outcome is a failure.
     ///
     /// # Panics
     /// If no read is under way.
-    pub fn finish_read(&mut self, outcome: io::Result<()>) -> Result<()> {
-        let Some(Running { handle, kind: Kind::Read { fence } }) = self.running.take() else {
-            panic!("no read is under way");
-        };
+    pub fn finish_read(&mut self, outcome: io::Result<()>, buf: &[u8]) -> Result<Read> {
+        let checks = self.running.as_ref().is_some_and(|running| running.handle.store.has_sums);
+        if checks && outcome.is_ok() {
+            self.take_read_sums(buf);
+        }
+        let (handle, fence) = self.end_read();
+        let mut meta = handle.store.meta();
+        let good = outcome.is_err() || self.check_sums(&mut meta, fence);
+        meta.fence.end(fence);
+        drop(meta);
+        handle.store.wake();
+        match outcome {
+            Ok(()) if good => Ok(Read::Done),
+            Ok(()) => Ok(Read::Again),
+            Err(error) => Err(Error::io(error, format!("reading `{}` failed", handle.spec))),
+        }
+    }
+
+    /// The fence number of a read under way, which the caller gives back.
+    fn end_read(&mut self) -> (Arc<Handle>, u64) {
+        match self.running.take() {
+            Some(Running { handle, kind: Kind::Read { fence } }) => (handle, fence),
+            _ => panic!("no read is under way"),
+        }
+    }
+
+    /// The fence number of a read under way.
+    pub(super) fn fence(&self) -> u64 {
+        match self.running {
+            Some(Running { kind: Kind::Read { fence }, .. }) => fence,
+            _ => panic!("no read is under way"),
+        }
+    }
+
+    /// Ends a read whose bytes were checked already, or not read.
+    pub(super) fn release_read(&mut self) {
+        let (handle, fence) = self.end_read();
         handle.store.meta().fence.end(fence);
         handle.store.wake();
-        outcome.map_err(|error| Error::io(error, format!("reading `{}` failed", handle.spec)))
     }
 
     /// Ends a write with the outcome of its transfers.
@@ -137,6 +199,7 @@ impl Request {
             panic!("no write is under way");
         };
         let mut meta = handle.store.meta();
+        self.end_claims(&mut meta, true);
         meta.finish_write(handle.volume, &self.writes);
         let must_commit = meta.publish() || must_commit;
         meta.locks.release(hold);
@@ -147,6 +210,7 @@ impl Request {
 
     fn clear(&mut self) {
         assert!(self.running.is_none(), "the request is under way");
+        self.sums.sealed = false;
         self.segments.clear();
         self.zeros.clear();
     }
@@ -158,6 +222,7 @@ impl Request {
         match kind {
             Kind::Read { fence } => meta.fence.end(fence),
             Kind::Write { hold, planned, .. } => {
+                self.end_claims(&mut meta, false);
                 if planned {
                     meta.abort_write(handle.volume, &self.writes);
                 }
@@ -227,7 +292,17 @@ impl Volume {
         if length > self.step_bytes() as u64 {
             return Ok(Start::Blocked);
         }
-        let fence = self.plan_read(&mut meta, blocks_of(offset, length), request);
+        let fence = self.plan_read(&mut meta, blocks_of(offset, length), request)?;
+        if self.store().has_sums
+            && let Some(number) = fence
+        {
+            // Checked are whole blocks only, and only by what is in memory.
+            let whole = is_whole(offset) && is_whole(length);
+            if !whole || !request.knows_sums(&mut meta) {
+                meta.fence.end(number);
+                return Ok(Start::Blocked);
+            }
+        }
         drop(meta);
         Ok(self.begin_read(offset, length, fence, request))
     }
@@ -267,12 +342,12 @@ impl Volume {
         offset: u64,
         length: u64,
         request: &mut Request,
-    ) -> bool {
+    ) -> Result<bool> {
         request.clear();
         let mut meta = self.store().meta();
-        let fence = self.plan_read(&mut meta, blocks_of(offset, length), request);
+        let fence = self.plan_read(&mut meta, blocks_of(offset, length), request)?;
         drop(meta);
-        self.begin_read(offset, length, fence, request) == Start::Io
+        Ok(self.begin_read(offset, length, fence, request) == Start::Io)
     }
 
     /// Starts a write of whole blocks, waiting for whatever it needs.
@@ -286,7 +361,8 @@ impl Volume {
             request.lay_out_write();
             return Ok(());
         }
-        self.wait_hold(blocks.clone(), false, request);
+        // With checksums, writes to the same blocks take their turns.
+        self.wait_hold(blocks.clone(), self.store().has_sums, request);
         self.plan_held(blocks, request)
     }
 
@@ -309,7 +385,7 @@ impl Volume {
             ) => {
                 (*planned, *must_commit) = (true, early);
                 request.lay_out_write();
-                Ok(())
+                self.claim(request)
             }
             (Ok(_), _) => panic!("the blocks are not held"),
             (Err(error), _) => {
@@ -329,11 +405,15 @@ impl Volume {
         let volume = self.handle.volume;
         meta.requests += 1;
         let hold = meta.locks.queue(Space::Head(volume), blocks.clone(), false);
-        let planned = if meta.locks.granted(hold) {
+        let mut planned = if meta.locks.granted(hold) {
             meta.plan_write(volume, blocks, &mut request.writes)
         } else {
             Err(Stop::Space)
         };
+        if planned.is_ok() && !request.try_claim(meta) {
+            meta.abort_write(volume, &request.writes);
+            planned = Err(Stop::Space);
+        }
         match planned {
             Ok(()) => {
                 let early = meta.publish();
@@ -354,12 +434,17 @@ impl Volume {
     }
 
     /// Where the blocks are; a fence number if any is on the device.
-    fn plan_read(&self, meta: &mut Meta, blocks: Range<u64>, request: &mut Request) -> Option<u64> {
+    fn plan_read(
+        &self,
+        meta: &mut Meta,
+        blocks: Range<u64>,
+        request: &mut Request,
+    ) -> Result<Option<u64>> {
         let source = self.source(meta);
         meta.requests += 1;
-        meta.plan_read(source, blocks, &mut request.reads);
+        meta.plan_read(source, blocks, &mut request.reads)?;
         let any = request.reads.iter().any(|piece| piece.address.is_some());
-        any.then(|| meta.fence.begin())
+        Ok(any.then(|| meta.fence.begin()))
     }
 
     fn begin_read(

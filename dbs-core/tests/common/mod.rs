@@ -5,7 +5,7 @@
 use dbs_core::io::{ReadRequest, Storage, TailMemory, WriteRequest};
 use dbs_core::store::{Env, SnapshotOptions};
 use dbs_core::{InitOptions, Store};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,6 +34,8 @@ pub struct Mem {
     changes: Mutex<Changes>,
     hook: Mutex<Option<Hook>>,
     read_hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Blocks that cannot be read until they are written.
+    bad: Mutex<BTreeSet<u64>>,
 }
 
 impl Mem {
@@ -48,6 +50,7 @@ impl Mem {
             changes: changes.into(),
             hook: None.into(),
             read_hook: None.into(),
+            bad: Mutex::default(),
         }
     }
 
@@ -67,6 +70,7 @@ impl Mem {
                 changes: changes.into(),
                 hook: None.into(),
                 read_hook: None.into(),
+                bad: Mutex::default(),
             };
         }
         Self::from_bytes(self.bytes())
@@ -89,6 +93,11 @@ impl Mem {
         std::mem::take(&mut self.changes.lock().unwrap().events)
     }
 
+    /// What was done last, if that was not taken.
+    pub fn last_event(&self) -> Option<Event> {
+        self.changes.lock().unwrap().events.last().cloned()
+    }
+
     /// Calls this in every flush, before anything else.
     pub fn on_flush(&self, hook: impl FnMut() + Send + 'static) {
         *self.hook.lock().unwrap() = Some(Box::new(hook));
@@ -97,6 +106,21 @@ impl Mem {
     /// Calls this in the next read, before anything else.
     pub fn on_read(&self, hook: impl FnOnce() + Send + 'static) {
         *self.read_hook.lock().unwrap() = Some(Box::new(hook));
+    }
+
+    /// From now on the block at `offset` cannot be read, until it is written.
+    pub fn spoil(&self, offset: u64) {
+        self.bad.lock().unwrap().insert(offset / BLOCK as u64);
+    }
+
+    /// All blocks can be read: what could not was not of the medium.
+    pub fn recover(&self) {
+        self.bad.lock().unwrap().clear();
+    }
+
+    /// Blocks that cannot be read.
+    pub fn bad(&self) -> usize {
+        self.bad.lock().unwrap().len()
     }
 
     fn block<'a>(&self, changes: &'a mut Changes, block: u64) -> &'a mut [u8; BLOCK] {
@@ -108,6 +132,11 @@ impl Mem {
             bytes
         })
     }
+}
+
+/// Blocks that some bytes at `offset` lie in.
+fn blocks(offset: u64, bytes: &[u8]) -> std::ops::Range<u64> {
+    offset / BLOCK as u64..(offset + bytes.len() as u64).div_ceil(BLOCK as u64)
 }
 
 impl Storage for Mem {
@@ -126,6 +155,10 @@ impl Storage for Mem {
             let end = request.offset.checked_add(request.buf.len() as u64);
             if end.is_none_or(|end| end > changes.size) {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "behind the end"));
+            }
+            if self.bad.lock().unwrap().range(blocks(request.offset, request.buf)).next().is_some()
+            {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
             }
             let mut at = request.offset as usize;
             let mut rest = &mut *request.buf;
@@ -155,6 +188,8 @@ impl Storage for Mem {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "behind the end"));
             }
             changes.events.push(Event::Write(request.offset, request.buf.len()));
+            let written = blocks(request.offset, request.buf);
+            self.bad.lock().unwrap().retain(|block| !written.contains(block));
             let mut at = request.offset as usize;
             let mut rest = request.buf;
             while !rest.is_empty() {

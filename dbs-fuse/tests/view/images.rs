@@ -12,10 +12,10 @@ const SNAPSHOTS: u64 = 10;
 const IMAGE_BYTES: u64 = 64 << 20;
 
 /// Something mounted, until it is dropped.
-struct Mounted(PathBuf);
+pub struct Mounted(pub PathBuf);
 
 impl Mounted {
-    fn new(image: &Path, point: PathBuf, options: &str) -> Result<Self, String> {
+    pub fn new(image: &Path, point: PathBuf, options: &str) -> Result<Self, String> {
         fs::create_dir_all(&point).unwrap();
         let arguments = ["-o", options, image.to_str().unwrap(), point.to_str().unwrap()];
         run("mount", &arguments).map(|_| Self(point))

@@ -3,9 +3,11 @@
 //! with it, and whoever waits for an answer gets an error.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod calls;
 mod coherence;
 mod images;
 mod layout;
 mod readers;
+mod reads;
 mod server;
 mod tools;

@@ -17,6 +17,14 @@ offsets are bytes, all times aware. Errors are `dbs.Error`; most are also an `OS
 may not be used in a child made by ``fork``. `dbs.aio` has the same for ``asyncio``.
 """
 
+import sysconfig as _sysconfig
+
+if _sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise ImportError(
+        "dbs is not for free-threaded interpreters: it was never tested with one; use the ordinary "
+        "build of this Python (docs/python.md)"
+    )
+
 from dbs._dbs import format_size, parse_size
 from dbs._errors import (
     Busy,
@@ -36,14 +44,27 @@ from dbs._errors import (
 )
 from dbs._files import VolumeFile
 from dbs._store import Store
-from dbs._types import CheckReport, Extent, Finding, SnapshotInfo, StoreInfo, Usage, VolumeInfo
+from dbs._types import (
+    CheckReport,
+    ChecksumInfo,
+    DamagedRange,
+    Extent,
+    Finding,
+    ScrubReport,
+    SnapshotInfo,
+    StoreInfo,
+    Usage,
+    VolumeInfo,
+)
 from dbs._volumes import Snapshot, Volume
 
 __all__ = [
     "Busy",
     "CheckReport",
+    "ChecksumInfo",
     "Closed",
     "Corrupt",
+    "DamagedRange",
     "Denied",
     "Error",
     "Exists",
@@ -56,6 +77,7 @@ __all__ = [
     "NotFound",
     "Poisoned",
     "ReadOnly",
+    "ScrubReport",
     "Snapshot",
     "SnapshotInfo",
     "Store",

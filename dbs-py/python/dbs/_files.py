@@ -33,6 +33,9 @@ class VolumeFile(io.RawIOBase):
 
     def __init__(self, blocks: _Bytes, mode: str = "rb") -> None:
         super().__init__()
+        # Closed it will be, even if this ends here.
+        self._blocks = blocks
+        self._writer: WritableBlocks | None = None
         if mode not in ("rb", "r+b", "rb+"):
             raise make(
                 "invalid",
@@ -44,7 +47,6 @@ class VolumeFile(io.RawIOBase):
             raise make(
                 "read_only", f"`{blocks.spec}` is a snapshot: open it with 'rb', or clone it", None
             )
-        self._blocks = blocks
         self._writer = blocks if writable and isinstance(blocks, WritableBlocks) else None
         self._position = 0
         # Now rather than at the first read: does it exist?

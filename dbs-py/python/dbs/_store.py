@@ -8,7 +8,14 @@ from typing import Any, Literal, Self, cast
 from dbs import _dbs
 from dbs._common import AnyPath, MissingItem, filled, size_of
 from dbs._errors import Invalid, NotFound
-from dbs._types import CheckReport, StoreInfo, VolumeInfo, check_report
+from dbs._types import (
+    CheckReport,
+    ScrubReport,
+    StoreInfo,
+    VolumeInfo,
+    check_report,
+    scrub_report,
+)
 from dbs._volumes import Volume
 
 __all__ = ["Store"]
@@ -41,14 +48,16 @@ class Store(Mapping[str, Volume]):
         max_volumes: int | None = None,
         max_snapshots: int | None = None,
         journal_size: int | str | None = None,
+        checksums: bool = False,
         force: bool = False,
     ) -> Self:
         """Formats a new store at `path`, and opens it.
 
         A file is made if there is none; it is sparse, and takes what is written. `size` is needed
         for a new file; a device has its own. The store can grow to `max_size` (16 times its size by
-        default); `extent_size` is its unit of allocation, 64 KiB to 4 MiB. With `force` what is
-        there now is destroyed, unless it is in use.
+        default); `extent_size` is its unit of allocation, 64 KiB to 4 MiB. With `checksums` it keeps
+        one of each block of data, and reading one that differs raises `IoFailed`. With `force` what
+        is there now is destroyed, unless it is in use.
 
         Raises `Exists` if something else is there, `Busy` if it is in use, `Invalid` for sizes that
         cannot be.
@@ -64,6 +73,7 @@ class Store(Mapping[str, Volume]):
             "max_volumes": max_volumes,
             "max_snapshots": max_snapshots,
             "journal_size": None if journal_size is None else size_of(journal_size),
+            "checksums": checksums,
             "force": force,
         }
         _dbs.RawStore.init(path, options)
@@ -146,6 +156,22 @@ class Store(Mapping[str, Volume]):
         True
         """
         return check_report(self._call("check"))
+
+    def scrub(self, *, rate: int | str | None = None, restart: bool = False) -> ScrubReport:
+        """Reads all data and compares it with its checksums, at most `rate` bytes a second.
+
+        Ctrl-C stops it in good order; it then goes on from there, unless `restart` says otherwise.
+
+        Raises `Unsupported` if the store keeps no checksums (`init` with ``checksums=True``).
+
+        >>> with dbs.Store.init(path, "64MiB", checksums=True) as st:
+        ...     st.create_volume("v", "1MiB").pwrite(bytes(5000), 0)
+        ...     st.scrub().checked, st.scrub().ok
+        5000
+        (8192, True)
+        """
+        limit = None if rate is None else size_of(rate)
+        return scrub_report(self._call("scrub", rate=limit, restart=restart))
 
     def grow(self, size: int | str) -> StoreInfo:
         """Grows the store in place; a file is extended, a device must have that size already."""

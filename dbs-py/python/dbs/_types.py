@@ -7,8 +7,11 @@ from typing import Any, Literal, Self
 
 __all__ = [
     "CheckReport",
+    "ChecksumInfo",
+    "DamagedRange",
     "Extent",
     "Finding",
+    "ScrubReport",
     "SnapshotInfo",
     "StoreInfo",
     "Usage",
@@ -70,6 +73,22 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class ChecksumInfo(_Record):
+    """What checksums of data have told since the store was opened."""
+
+    verified: int
+    """Blocks read whose checksum was compared."""
+    unknown: int
+    """Blocks read of which none was known."""
+    mismatches: int
+    """Times that a damaged block was met."""
+    untrusted: int
+    """Pages of checksums that said nothing after a crash."""
+    memory: int
+    """Bytes of memory for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreInfo(_Record):
     """Facts about a store."""
 
@@ -113,6 +132,14 @@ class StoreInfo(_Record):
     """Whether what is acknowledged survives ``kill -9`` without a commit for each allocation."""
     warnings: list[str]
     """What the operator should know."""
+    checksums: ChecksumInfo | None = None
+    """Of a store that keeps checksums of its data."""
+
+    @classmethod
+    def _of(cls, members: Mapping[str, Any]) -> Self:
+        sums = members.get("checksums")
+        sums = None if sums is None else ChecksumInfo._of(sums)
+        return super(StoreInfo, cls)._of({**members, "checksums": sums})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +243,43 @@ class CheckReport:
         return all(finding.severity == "note" for finding in self.findings)
 
 
+@dataclass(frozen=True, slots=True)
+class DamagedRange(_Record):
+    """Data that is not what was written."""
+
+    volume: str | None
+    """Volume; none if it was deleted and a clone still needs this."""
+    snapshot: str | None
+    """Snapshot; none for the present content, ``"(deleted)"`` for one that was deleted."""
+    offset: int
+    """Where it begins, in bytes."""
+    length: int
+    """Its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """How far a scrub has come, and what it found. All numbers are bytes."""
+
+    checked: int
+    """Data read."""
+    learnt: int
+    """Of that, data of which no checksum was known: it is known now."""
+    damaged: int
+    """Data found damaged."""
+    ranges: list[DamagedRange]
+    """Where; at most a thousand."""
+    done: int
+    """How much of `total` is done; an earlier call may have done some."""
+    total: int
+    """All there is to look at."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was damaged."""
+        return self.damaged == 0
+
+
 def _refined(members: Mapping[str, Any]) -> dict[str, Any]:
     """Times and usage as their types."""
     return {
@@ -230,3 +294,12 @@ def check_report(members: Mapping[str, Any]) -> CheckReport:
     findings = [Finding._of(finding) for finding in members["findings"]]
     counts = ("blocks_checked", "extents_checked", "volumes_checked", "snapshots_checked")
     return CheckReport(findings, *(members[count] for count in counts))
+
+
+def scrub_report(members: Mapping[str, Any]) -> ScrubReport:
+    """A report of its JSON."""
+    ranges = [DamagedRange._of(damaged) for damaged in members["ranges"]]
+    counts = (members[count] for count in ("done", "total"))
+    return ScrubReport(
+        members["checked"], members["learnt"], members["damaged"], ranges, *counts
+    )

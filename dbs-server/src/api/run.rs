@@ -7,11 +7,16 @@ use dbs_core::{Error, ErrorKind, Result, Store};
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Steps of background work between two calls of the progress function.
 const WORK_STEPS: u64 = 64;
 /// Bytes of a volume compared by one call: bounds the ranges one call can return.
 const DIFF_WINDOW_BYTES: u64 = 1 << 30;
+
+/// Longest rest of a scrub that is held back.
+const SCRUB_REST: Duration = Duration::from_millis(100);
 
 /// Changing labels reads and replaces them all; two such changes must not interleave.
 static LABELS: Mutex<()> = Mutex::new(());
@@ -34,6 +39,7 @@ pub fn execute(
         R::Grow { size } => store.grow(*size).and_then(|()| json(&store.info())),
         R::Vacuum => vacuum(store, progress),
         R::Check => json(&store.check()?),
+        R::Scrub { rate, restart } => scrub(store, *rate, *restart, progress),
         R::Dump => dump(store),
         R::Flush => store.flush().map(|()| Value::Null),
         R::Work { steps } => json(&store.work(*steps)?),
@@ -144,6 +150,28 @@ fn vacuum(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<V
     let before = store.info().size;
     let after = store.vacuum(&mut |done, total| progress(Progress { done, total }))?;
     json(&Vacuumed { before, after })
+}
+
+fn scrub(
+    store: &Store,
+    rate: Option<u64>,
+    restart: bool,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    let begun = Instant::now();
+    json(&store.scrub(restart, &mut |report| {
+        let told = Progress { done: report.done, total: report.total };
+        let mut go_on = progress(told);
+        let due = rate.map_or(Duration::ZERO, |rate| {
+            Duration::from_secs_f64(report.checked as f64 / rate.max(1) as f64)
+        });
+        // In short rests, so that it can be stopped in each.
+        while let Some(rest) = due.checked_sub(begun.elapsed()).filter(|_| go_on) {
+            thread::sleep(rest.min(SCRUB_REST));
+            go_on = progress(told);
+        }
+        go_on
+    })?)
 }
 
 fn dump(store: &Store) -> Result<Value> {

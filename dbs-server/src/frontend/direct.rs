@@ -1,7 +1,7 @@
 //! Reads and writes of volumes on a reactor's own ring: mapped, transferred, finished, without a
 //! lock held in between and, in a steady state, without an allocation.
 
-use dbs_core::volume::{Finish, Request, Start};
+use dbs_core::volume::{Finish, Read, Request, Start};
 use dbs_core::{Error, Volume};
 use dbs_reactor::{Buf, File, Io, Payload, Segment};
 use std::io;
@@ -58,6 +58,8 @@ pub struct Planned {
 pub enum Ended {
     /// The buffer holds what was read.
     Read(Buf),
+    /// The read is in doubt: somebody who may wait is to do it again.
+    Again,
     /// It is written; a commit may have to come before its reply.
     Write(Finish),
 }
@@ -84,13 +86,13 @@ impl<T> Direct<T> {
         let request = &mut self.slots[slot as usize].request;
         let plan = match volume.start_read(offset, length as u64, request) {
             Ok(Start::Io) if holes && !request.zeros().is_empty() => {
-                request.finish_read(Ok(())).map(|()| Plan::Holes)
+                request.cancel();
+                Ok(Plan::Holes)
             }
             Ok(Start::Io) => match lay_out(&mut self.segments, request, storage) {
                 Some(file) => return Ok(Plan::Io(Planned { slot, file })),
                 None => {
-                    // It is given up by being dropped.
-                    drop(std::mem::take(request));
+                    request.cancel();
                     Ok(Plan::Blocked)
                 }
             },
@@ -130,7 +132,7 @@ impl<T> Direct<T> {
             Ok(Start::Io) => match lay_out(&mut self.segments, request, storage) {
                 Some(file) => return Ok(Some(Planned { slot, file })),
                 None => {
-                    drop(std::mem::take(request));
+                    request.cancel();
                     Ok(None)
                 }
             },
@@ -145,6 +147,8 @@ impl<T> Direct<T> {
     pub fn write(&mut self, io: &mut Io, planned: Planned, payload: impl Into<Payload>, ticket: T) {
         let slot = &mut self.slots[planned.slot as usize];
         (slot.ticket, slot.write) = (Some(ticket), true);
+        let payload = payload.into();
+        slot.request.seal(&payload);
         io.write(planned.file, &self.segments, payload, u64::from(planned.slot));
     }
 
@@ -162,7 +166,10 @@ impl<T> Direct<T> {
             drop(buf);
             slot.request.finish_write(result).map(Ended::Write)
         } else {
-            slot.request.finish_read(result).map(|()| Ended::Read(buf))
+            slot.request.finish_read(result, &buf).map(|read| match read {
+                Read::Done => Ended::Read(buf),
+                Read::Again => Ended::Again,
+            })
         };
         self.give_back(tag as u32);
         Some((ticket, ended))

@@ -73,6 +73,8 @@ pub(super) struct Peer<P: Protocol> {
     pub broken: bool,
     /// A farewell is due behind the last reply.
     pub farewell: bool,
+    /// Tick at which its handshake of TLS began, until that is over.
+    pub stranger: Option<u32>,
 }
 
 /// What is known of the request being received.
@@ -137,7 +139,16 @@ impl<P: Protocol> Peer<P> {
             ended: false,
             broken: false,
             farewell: false,
+            stranger: None,
         }
+    }
+
+    /// Whether it is still not known who this is; `false` from then on.
+    pub fn is_stranger(&mut self) -> bool {
+        if self.tls.as_ref().is_none_or(|tls| !tls.is_handshaking()) {
+            self.stranger = None;
+        }
+        self.stranger.is_some()
     }
 
     /// Takes bytes from the socket; `ready` gets the requests they complete.

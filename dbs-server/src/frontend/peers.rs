@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// How often clients are looked at that do not take their replies.
 const TICK: Duration = Duration::from_secs(1);
+/// Ticks that a client may take for the handshake of TLS.
+const HANDSHAKE_TICKS: u32 = 10;
 
 /// Something has happened to a connection, as told by a method of [`dbs_reactor::Handler`].
 pub enum Event<'a> {
@@ -71,7 +73,8 @@ impl<P: Protocol> Peers<P> {
         self
     }
 
-    /// Adds a connection; its input begins with [`Peers::input`].
+    /// Adds a connection; its input begins with [`Peers::input`]. TLS may be at its start: requests are
+    /// made of what comes when its handshake is over, which has its time.
     pub fn add(
         &mut self,
         io: &mut Io,
@@ -80,13 +83,24 @@ impl<P: Protocol> Peers<P> {
         tls: Option<TlsStream>,
     ) -> u32 {
         let socket = io.add_socket(socket);
-        self.peers.insert(Peer::new(socket, protocol, tls, self.limits))
+        let stranger = tls.as_ref().is_some_and(TlsStream::is_handshaking).then_some(self.tick);
+        let mut peer = Peer::new(socket, protocol, tls, self.limits);
+        peer.stranger = stranger;
+        if stranger.is_some() {
+            tick_on(&mut self.ticking, io);
+        }
+        self.peers.insert(peer)
     }
 
     /// A connection's own state.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<&P> {
         self.peers.get(number).map(|peer| &peer.protocol)
+    }
+
+    /// The same, to be changed.
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut P> {
+        self.peers.get_mut(number).map(|peer| &mut peer.protocol)
     }
 
     /// The numbers and states of all connections.
@@ -222,10 +236,7 @@ impl<P: Protocol> Peers<P> {
             match peer.out.next(peer.tls.as_deref_mut(), self.tick) {
                 Ok(Some(batch)) => {
                     io.send(peer.socket, batch, self.tags | u64::from(number));
-                    if !self.ticking {
-                        self.ticking = true;
-                        io.wake_at(Some(Instant::now() + TICK));
-                    }
+                    tick_on(&mut self.ticking, io);
                 }
                 Ok(None) => {}
                 Err(_) => give_up(io, peer),
@@ -258,30 +269,44 @@ impl<P: Protocol> Peers<P> {
         }
     }
 
-    /// Once a second while something is being sent: gives up those that take nothing of it.
+    /// Once a second while something is being sent, or somebody is in the handshake of TLS: gives up
+    /// those that take nothing of it, or too long.
     pub fn tick(&mut self, io: &mut Io) {
         self.tick = self.tick.wrapping_add(1);
-        let mut sending = false;
+        let mut waiting = false;
         let numbers: Vec<u32> = self.peers.iter().map(|(number, _)| number).collect();
         for number in numbers {
             let Some(peer) = self.peers.get_mut(number) else { continue };
             if peer.out.is_busy() {
                 peer.out.progress(io.sent_so_far(peer.socket), self.tick);
             }
+            if let Some(begun) = peer.stranger.filter(|_| peer.is_stranger()) {
+                waiting = true;
+                if self.tick.wrapping_sub(begun) > HANDSHAKE_TICKS && !peer.broken {
+                    give_up(io, peer);
+                    self.touched.push(number);
+                }
+            }
             let Some(since) = peer.out.since() else { continue };
-            sending = true;
+            waiting = true;
             if u64::from(self.tick.wrapping_sub(since)) > self.patience && !peer.broken {
                 give_up(io, peer);
             }
         }
-        self.ticking = sending;
-        io.wake_at(sending.then(|| Instant::now() + TICK));
+        self.ticking = waiting;
+        io.wake_at(waiting.then(|| Instant::now() + TICK));
     }
 
     fn touch(&mut self, number: u32) {
         if self.touched.last() != Some(&number) {
             self.touched.push(number);
         }
+    }
+}
+
+fn tick_on(ticking: &mut bool, io: &mut Io) {
+    if !std::mem::replace(ticking, true) {
+        io.wake_at(Some(Instant::now() + TICK));
     }
 }
 

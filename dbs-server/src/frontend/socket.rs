@@ -1,7 +1,7 @@
 //! A connected socket of either family.
 
 use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -64,10 +64,25 @@ impl Socket {
         }
     }
 
-    pub(crate) fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
+    /// How long a blocking read waits; nothing if for ever.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn read_timeout(&self) -> io::Result<Option<Duration>> {
         match self {
-            Self::Unix(stream) => stream.set_write_timeout(Some(timeout)),
-            Self::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
+            Self::Unix(stream) => stream.read_timeout(),
+            Self::Tcp(stream) => stream.read_timeout(),
+        }
+    }
+
+    /// How long a blocking write waits.
+    ///
+    /// # Errors
+    /// A timeout of zero.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_write_timeout(timeout),
+            Self::Tcp(stream) => stream.set_write_timeout(timeout),
         }
     }
 
@@ -110,5 +125,15 @@ impl Read for &Socket {
             Socket::Unix(stream) => (&*stream).read(buf),
             Socket::Tcp(stream) => (&*stream).read(buf),
         }
+    }
+}
+
+impl Write for &Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.send_all(bytes).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -5,8 +5,10 @@
 mod many;
 mod negotiate;
 mod pipeline;
+mod secure;
 
 pub use pipeline::{Buffered, Pipeline};
+pub use secure::Secure;
 
 use super::export::{Extent, Failure};
 use super::wire::reply::{ReplyHeader, chunk, decode_block_status, decode_error};

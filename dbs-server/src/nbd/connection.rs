@@ -26,6 +26,12 @@ impl Connection {
         Self { input: Input::new(socket.clone()), socket }
     }
 
+    /// How TLS stands at its start.
+    pub fn initial_tls(&self, options: &ServerOptions, trusted: bool) -> TlsState {
+        let covers = options.tls.as_ref().is_some_and(|tls| tls.covers(&self.socket));
+        if covers && !trusted { TlsState::Required } else { TlsState::Off }
+    }
+
     /// The handshake. `None` if the client ended it, or was refused: nothing more is to be done.
     ///
     /// # Errors
@@ -36,15 +42,18 @@ impl Connection {
         timeout: Duration,
         options: &ServerOptions,
     ) -> io::Result<Option<Session>> {
-        self.socket.set_write_timeout(timeout)?;
+        self.socket.set_write_timeout(Some(timeout))?;
         self.input.set_deadline(Some(Instant::now() + timeout))?;
         self.send(wire::greeting().to_vec())?;
         let mut flags = [0; 4];
         self.input.read_exact(&mut flags)?;
         handshake.client_flags(u32::from_be_bytes(flags))?;
         loop {
-            // Each option has its own time: a client may list thousands of exports.
-            self.input.set_deadline(Some(Instant::now() + timeout))?;
+            // Each option has its own time: a client may list thousands of exports. A stranger has
+            // one for all, to the end of the handshake of TLS.
+            if !handshake.awaits_tls() {
+                self.input.set_deadline(Some(Instant::now() + timeout))?;
+            }
             let mut out = Vec::new();
             let step = self.option(&mut handshake, &mut out)?;
             let sent = self.send(out);
@@ -86,7 +95,7 @@ impl Connection {
             // Plain bytes after STARTTLS could be an attacker's, to be taken for the client's.
             return Err(Malformed("data after STARTTLS, before its answer").into());
         }
-        self.input.tls = Some(TlsStream::new(config)?);
+        self.input.tls = Some(TlsStream::server(config)?);
         while self.input.tls.as_ref().is_some_and(TlsStream::is_handshaking) {
             let fed = self.input.feed_tls();
             let answered = self.send(Vec::new());
@@ -114,9 +123,4 @@ impl Connection {
         let socket = socket.ok_or_else(|| io::Error::other("the connection is being closed"))?;
         Ok((socket, tls, received))
     }
-}
-
-/// How TLS stands at the start of a connection.
-pub(crate) fn initial_tls(options: &ServerOptions, trusted: bool) -> TlsState {
-    if options.tls.is_some() && !trusted { TlsState::Required } else { TlsState::Off }
 }

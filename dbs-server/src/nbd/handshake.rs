@@ -72,6 +72,12 @@ impl Handshake {
         Ok(())
     }
 
+    /// Whether nobody knows yet who the client is, and TLS is to tell.
+    #[must_use]
+    pub fn awaits_tls(&self) -> bool {
+        self.tls == TlsState::Required
+    }
+
     /// TLS is in place; what was negotiated before it is forgotten.
     pub fn tls_started(&mut self) {
         self.tls = TlsState::Active;

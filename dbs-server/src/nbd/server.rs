@@ -1,7 +1,7 @@
 //! The server: one thread that accepts, one for each handshake that runs, reactors for the
 //! connections behind it, and a pool of workers for what may block.
 
-use super::connection::{Connection, initial_tls};
+use super::connection::Connection;
 use super::export::Exports;
 use super::handshake::Handshake;
 use super::session::Session;
@@ -45,7 +45,7 @@ pub struct ServerOptions {
     pub workers: usize,
     /// Connections at once; more are refused.
     pub max_connections: usize,
-    /// Time for each step of a handshake.
+    /// Time for each step of a handshake; where TLS must be, for all up to its start.
     pub handshake_timeout: Duration,
     /// How long a client may leave its replies unread before it is disconnected.
     pub write_timeout: Duration,
@@ -426,7 +426,8 @@ impl Shared {
     /// The thread of a handshake; whether a reactor has taken the connection over.
     fn serve(&self, id: u64, mut connection: Connection, trusted: bool, refused: bool) -> bool {
         let options = &self.options;
-        let mut handshake = Handshake::new(self.exports.clone(), initial_tls(options, trusted));
+        let mut handshake =
+            Handshake::new(self.exports.clone(), connection.initial_tls(options, trusted));
         let mut timeout = options.handshake_timeout;
         if refused {
             let message =

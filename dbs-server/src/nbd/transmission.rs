@@ -338,6 +338,7 @@ impl Handler for Transmission {
         match ended {
             Err(error) => self.fail(peer, &admitted, error),
             Ok(Ended::Read(buf)) => self.answer_read(peer, &admitted, buf),
+            Ok(Ended::Again) => self.work(peer, admitted, None),
             Ok(Ended::Write(Finish::Done)) if !fua => {
                 self.answer(peer, admitted.cost_bytes, |batch| batch.push(&admitted.done()));
             }

@@ -1,31 +1,49 @@
 //! Addresses of exports, as other NBD tools write them.
 
+use super::client::Secure;
 use crate::frontend::Listen;
+use crate::frontend::tls::TlsClient;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 /// Port of a URI that names none.
 const PORT: u16 = 10809;
 
-/// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`.
+/// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`; with TLS `nbds`, and
+/// `tls-certificates=DIRECTORY` behind the `?`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdUri {
     /// Where the server listens.
     pub address: Listen,
     /// The export; empty for the server's default.
     pub export: String,
+    /// With TLS, and the certificates in this directory.
+    pub certificates: Option<PathBuf>,
 }
 
 impl NbdUri {
-    /// Connects. Both directions then give up after `timeout` without progress.
+    /// Connects, with TLS if asked for. Both directions then give up after `timeout` without progress.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Those of the system; certificates that cannot be used, or do not satisfy one side.
     pub fn connect(&self, timeout: Duration) -> io::Result<Box<dyn ReadWrite>> {
+        if let Some(certificates) = &self.certificates {
+            let tls = TlsClient::load_dir(certificates)?;
+            let socket = self.address.connect()?;
+            socket.set_read_timeout(Some(timeout))?;
+            socket.set_write_timeout(Some(timeout))?;
+            let name = match &self.address {
+                Listen::Tcp(host, _) => host,
+                // As libnbd has it.
+                Listen::Unix(_) => "localhost",
+            };
+            return Ok(Box::new(Secure::start(socket, &tls, name)?));
+        }
         match &self.address {
             Listen::Unix(path) => {
                 let stream = UnixStream::connect(path)?;
@@ -60,32 +78,50 @@ impl FromStr for NbdUri {
             )
         };
         let (scheme, rest) = text.split_once("://").ok_or_else(wrong)?;
-        if scheme.starts_with("nbds") {
-            return Err(format!("`{text}` asks for TLS, which this command does not speak"));
-        }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
         let export = decode(export).ok_or_else(wrong)?;
-        let socket = query.split('&').find_map(|pair| pair.strip_prefix("socket="));
-        let address = match (scheme, host, socket) {
+        let of = |key| query.split('&').find_map(|pair| pair.strip_prefix(key));
+        let (socket, certificates) = (of("socket="), of("tls-certificates="));
+        let (scheme, certificates) = match (scheme.strip_prefix("nbds"), certificates) {
+            (Some(rest), Some(path)) => {
+                (format!("nbd{rest}"), Some(decode(path).ok_or_else(wrong)?))
+            }
+            (Some(_), None) => {
+                return Err(format!(
+                    "`{text}` asks for TLS: say where the certificates are, with \
+                     ?tls-certificates=DIRECTORY"
+                ));
+            }
+            (None, Some(_)) if scheme.starts_with("nbd") => {
+                // Whoever names certificates does not want to go without TLS.
+                return Err(format!(
+                    "`{text}` names certificates, but is without TLS: write nbds://"
+                ));
+            }
+            (None, _) => (scheme.to_owned(), None),
+        };
+        let address = match (scheme.as_str(), host, socket) {
             ("nbd+unix", "", Some(path)) => Listen::Unix(decode(path).ok_or_else(wrong)?.into()),
             ("nbd", host, None) => tcp(host).ok_or_else(wrong)?,
             _ => return Err(wrong()),
         };
-        Ok(Self { address, export })
+        Ok(Self { address, export, certificates: certificates.map(PathBuf::from) })
     }
 }
 
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Where the certificates are is nobody's concern who reads a report.
+        let scheme = if self.certificates.is_some() { "nbds" } else { "nbd" };
         match &self.address {
             Listen::Unix(path) => {
-                write!(f, "nbd+unix:///{}?socket={}", self.export, path.display())
+                write!(f, "{scheme}+unix:///{}?socket={}", self.export, path.display())
             }
             Listen::Tcp(host, port) if host.contains(':') => {
-                write!(f, "nbd://[{host}]:{port}/{}", self.export)
+                write!(f, "{scheme}://[{host}]:{port}/{}", self.export)
             }
-            Listen::Tcp(host, port) => write!(f, "nbd://{host}:{port}/{}", self.export),
+            Listen::Tcp(host, port) => write!(f, "{scheme}://{host}:{port}/{}", self.export),
         }
     }
 }
@@ -142,6 +178,12 @@ mod tests {
             let uri: NbdUri = text.parse().unwrap();
             assert_eq!((&uri.address, uri.export.as_str()), (&address, export), "{text}");
         }
+        let secure: NbdUri = "nbds://host/a?tls-certificates=/etc/p%20ki".parse().unwrap();
+        assert_eq!(secure.certificates, Some("/etc/p ki".into()));
+        assert_eq!(
+            (&secure.address, secure.to_string().as_str()),
+            (&tcp("host", 10809), "nbds://host:10809/a")
+        );
         for text in [
             "",
             "nbd:",
@@ -153,6 +195,8 @@ mod tests {
             "nbd+unix://host/a?socket=b",
             "http://host/a",
             "nbds://host/a",
+            "nbd://host/a?tls-certificates=/etc/pki",
+            "nbd+unix:///a?socket=b&tls-certificates=/etc/pki",
             "nbd://host/%4",
             "nbd://host/%zz",
             "nbd://host/%ff",

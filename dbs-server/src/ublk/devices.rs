@@ -13,7 +13,7 @@ use nix::libc;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread;
 
 /// The devices of one store, in the process that serves it.
@@ -174,24 +174,30 @@ impl Devices {
         self.writes(volume).is_some()
     }
 
-    /// Refuses a command that would pull a volume from under its device.
+    /// Refuses a command that would pull a volume from under its device. Until the guard of one that
+    /// would, and may go on, is dropped, nothing is attached.
     ///
     /// # Errors
     /// `Busy`.
-    pub fn check(&self, request: &Request) -> Result<()> {
+    pub fn check(&self, request: &Request) -> Result<Option<MutexGuard<'_, ()>>> {
+        let changing;
         let (volume, what) = match request {
             Request::VolumeResize { volume, size, shrink: true } => {
+                changing = lock(&self.changing);
                 let smaller = self.store.volume(volume).is_ok_and(|now| *size < now.size());
                 if !smaller {
-                    return Ok(());
+                    return Ok(Some(changing));
                 }
                 (volume, "shrinking")
             }
-            Request::SnapshotRollback { volume, .. } => (volume, "rolling back"),
-            _ => return Ok(()),
+            Request::SnapshotRollback { volume, .. } => {
+                changing = lock(&self.changing);
+                (volume, "rolling back")
+            }
+            _ => return Ok(None),
         };
         match self.writes(volume) {
-            None => Ok(()),
+            None => Ok(Some(changing)),
             Some(device) => Err(Error::busy(format!(
                 "{what} volume {volume} takes content from its users: it is attached as {}; detach \
                  it first",
@@ -555,8 +561,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let devices = devices(dir.path());
         let shrink = Request::VolumeResize { volume: "a".to_owned(), size: 4096, shrink: true };
-        devices.check(&shrink).unwrap();
-        devices.check(&Request::Info).unwrap();
+        let unattached = devices.check(&shrink).unwrap();
+        assert!(
+            unattached.is_some() && devices.changing.try_lock().is_err(),
+            "no attach meanwhile"
+        );
+        drop(unattached);
+        assert!(devices.check(&Request::Info).unwrap().is_none());
+        assert!(devices.changing.try_lock().is_ok());
         devices.follow(&shrink);
     }
 }

@@ -30,3 +30,4 @@ pub use devices::{Devices, remove_unserved};
 pub use options::{AttachOptions, QUEUES_MAX};
 pub use queue::{Event, Queue};
 pub use record::{Attached, LINKS, State, find, list};
+pub(crate) use volume::serve_devices_from_here;

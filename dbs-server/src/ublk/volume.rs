@@ -9,11 +9,12 @@ use crate::frontend::{Commits, Direct, Ended, Plan, Pool, Storage};
 use crate::log;
 use dbs_core::volume::Finish;
 use dbs_core::{Error, ErrorKind, Store, Volume};
-use dbs_reactor::ublk::{UblkOp, UblkQueue, UblkRequest, serve_io_for_others};
+use dbs_reactor::ublk::{CONTROL_PATH, UblkOp, UblkQueue, UblkRequest, serve_io_for_others};
 use dbs_reactor::{Buf, Driver, Handler, Io, Remote, Thread};
 use nix::libc;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
@@ -64,6 +65,20 @@ pub(super) fn start_pool(workers: usize) -> io::Result<Pool> {
     as_io_thread(|| Pool::start("ublk-worker", workers))
 }
 
+/// Where there may be devices, marks the calling thread, and those it starts, as doing I/O for others.
+/// All threads that use a store take its locks: one that is made to write pages out to a device, short
+/// of memory, must not be one that the device's threads wait for.
+pub(crate) fn serve_devices_from_here() {
+    serve_from_here(Path::new(CONTROL_PATH));
+}
+
+fn serve_from_here(control: &Path) {
+    if control.exists() {
+        // Whoever may not is told so when a device is started, and only then.
+        let _ = serve_io_for_others();
+    }
+}
+
 /// Starts threads from one that does I/O for others, as they then do, too.
 fn as_io_thread<T: Send>(start: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     thread::scope(|scope| {
@@ -111,7 +126,10 @@ struct VolumeQueue {
 /// A request whose data is being transferred.
 struct Ticket {
     tag: u16,
+    /// Of a write.
     fua: bool,
+    /// Offset and length in bytes.
+    range: (u64, usize),
 }
 
 impl VolumeQueue {
@@ -190,29 +208,36 @@ impl VolumeQueue {
         match direct.plan_read(volume, storage.as_ref(), (offset, length), false) {
             Err(error) => self.answer(io, tag, Err(errno(&error))),
             Ok(Plan::Io(planned)) => {
-                direct.read(io, planned, length, Ticket { tag, fua: false });
+                let ticket = Ticket { tag, fua: false, range: (offset, length) };
+                direct.read(io, planned, length, ticket);
             }
             Ok(Plan::Zeros) => {
                 let mut buf = io.buffers().take(length);
                 buf.fill(0);
                 self.answer_read(io, tag, buf);
             }
-            Ok(Plan::Blocked | Plan::Holes) => {
-                let (volume, remote) = (self.volume.clone(), self.remote.clone());
-                let mut buf = io.buffers().take(length);
-                self.pool.submit(move || {
-                    let result = run(|| volume.read_at(offset, &mut buf));
-                    remote.send(Message::Read(tag, buf, result));
-                });
-            }
+            Ok(Plan::Blocked | Plan::Holes) => self.work_read(io, tag, (offset, length)),
         }
+    }
+
+    /// Hands a read to the workers.
+    fn work_read(&self, io: &mut Io, tag: u16, (offset, length): (u64, usize)) {
+        let (volume, remote) = (self.volume.clone(), self.remote.clone());
+        let mut buf = io.buffers().take(length);
+        self.pool.submit(move || {
+            let result = run(|| volume.read_at(offset, &mut buf));
+            remote.send(Message::Read(tag, buf, result));
+        });
     }
 
     fn write(&mut self, io: &mut Io, tag: u16, offset: u64, payload: Buf, fua: bool) {
         let Self { direct, volume, storage, .. } = self;
         match direct.plan_write(volume, storage.as_ref(), offset, payload.len()) {
             Err(error) => self.answer(io, tag, Err(errno(&error))),
-            Ok(Some(planned)) => direct.write(io, planned, payload, Ticket { tag, fua }),
+            Ok(Some(planned)) => {
+                let ticket = Ticket { tag, fua, range: (offset, payload.len()) };
+                direct.write(io, planned, payload, ticket);
+            }
             Ok(None) => self.work(tag, move |volume| volume.write_at(offset, &payload, fua)),
         }
     }
@@ -308,12 +333,13 @@ impl Handler for VolumeQueue {
             let event = queue.copied(io, tag, buf, result);
             return self.event(io, event);
         }
-        let Some((Ticket { tag, fua }, ended)) = self.direct.moved(tag, buf, result) else {
+        let Some((Ticket { tag, fua, range }, ended)) = self.direct.moved(tag, buf, result) else {
             return;
         };
         match ended {
             Err(error) => self.answer(io, tag, Err(errno(&error))),
             Ok(Ended::Read(data)) => self.answer_read(io, tag, data),
+            Ok(Ended::Again) => self.work_read(io, tag, range),
             Ok(Ended::Write(Finish::Done)) if !fua => self.answer(io, tag, Ok(())),
             Ok(Ended::Write(_)) => self.commit(tag),
         }
@@ -347,5 +373,47 @@ fn errno(error: &Error) -> i32 {
         ErrorKind::NoSpace => libc::ENOSPC,
         ErrorKind::Unsupported => libc::EOPNOTSUPP,
         _ => libc::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `PF_MEMALLOC_NOIO` of the kernel, by which it remembers that.
+    const NO_IO: u64 = 0x0008_0000;
+
+    /// Whether the kernel takes the calling thread for one that does I/O for others.
+    fn is_marked() -> bool {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        // Behind the name, which may hold anything: state, five numbers, flags.
+        let flags = stat.rsplit(')').next().unwrap().split_whitespace().nth(6).unwrap();
+        flags.parse::<u64>().unwrap() & NO_IO != 0
+    }
+
+    /// Whether a thread is marked that was started by one which serves from there on.
+    fn marked_below(control: &Path) -> bool {
+        thread::scope(|scope| {
+            let starter = scope.spawn(|| {
+                serve_from_here(control);
+                thread::spawn(is_marked).join().unwrap()
+            });
+            starter.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn what_serves_a_store_that_may_have_devices_is_started_as_doing_io_for_others() {
+        let allowed = thread::spawn(|| serve_io_for_others().is_ok()).join().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let control = directory.path().join("ublk-control");
+        assert!(!marked_below(&control), "there can be no device");
+        std::fs::write(&control, "").unwrap();
+        if allowed {
+            assert!(marked_below(&control));
+        } else {
+            println!("SKIPPED the mark: needs CAP_SYS_RESOURCE");
+        }
+        assert!(!is_marked(), "the thread that runs the tests is not concerned");
     }
 }

@@ -5,12 +5,13 @@ use crate::support::{
     DIFF, Disk, Server, disk, eventually, have, make_certificates, nbd_python, nbdsh, pattern, run,
     try_run, write_file,
 };
-use dbs_server::nbd::{Client, ClientOptions, ServerOptions, TlsConfig};
+use dbs_server::nbd::{Client, ClientOptions, NbdUri, ServerOptions, TlsConfig};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -369,7 +370,45 @@ except nbd.Error:
     assert!(disk.content() == image);
     run(nbdcopy().arg(&uri).arg(&out));
     assert!(std::fs::read(&out).unwrap() == image);
+    if have("qemu-img") {
+        let _ = std::fs::remove_file(&out);
+        let object = format!("tls-creds-x509,id=tls,endpoint=client,dir={certificates}");
+        let from = format!(
+            "driver=nbd,server.type=inet,server.host=localhost,server.port={port},export=disk,\
+             tls-creds=tls"
+        );
+        run(Command::new("qemu-img")
+            .args(["convert", "--object", &object, "--image-opts", &from, "-O", "raw"])
+            .arg(&out));
+        assert!(std::fs::read(&out).unwrap() == image);
+    }
+    check_own_client(port, dir, &image);
     server.stop();
+}
+
+/// Our own client of a server that wants to know who comes.
+fn check_own_client(port: u16, certificates: &Path, image: &[u8]) {
+    let connect = |certificates: &Path| {
+        let text =
+            format!("nbds://localhost:{port}/disk?tls-certificates={}", certificates.display());
+        let uri: NbdUri = text.parse().unwrap();
+        let stream = uri.connect(Duration::from_secs(30))?;
+        Client::over(stream, &uri.export, &ClientOptions::default())
+    };
+    let mut client = connect(certificates).unwrap();
+    let mut back = vec![0; 3 * MIB as usize];
+    client.read_at(MIB, &mut back).unwrap();
+    assert!(back == image[MIB as usize..4 * MIB as usize]);
+    client.write_at(MIB, &back, true).unwrap();
+    client.disconnect().unwrap();
+    let refused = |certificates: &Path| connect(certificates).err().unwrap();
+    // No certificate; only the authority's is in this directory.
+    let error = refused(&certificates.join("anonymous")).to_string();
+    assert!(error.contains("CertificateRequired"), "{error}");
+    let others = tempfile::tempdir().unwrap();
+    make_certificates(others.path());
+    let error = refused(others.path()).to_string();
+    assert!(error.contains("invalid peer certificate"), "{error}");
 }
 
 #[test]

@@ -87,7 +87,11 @@ struct State {
     captures: Vec<Contents>,
     rng: fastrand::Rng,
     pause: Option<Arc<crate::pause::Gate>>,
+    after_write: Option<Hook>,
 }
+
+/// What is done in the middle of something else.
+type Hook = Box<dyn FnOnce() + Send>;
 
 impl SimDisk {
     /// An empty disk.
@@ -118,6 +122,7 @@ impl SimDisk {
                 captures: Vec::new(),
                 rng: fastrand::Rng::with_seed(seed),
                 pause: None,
+                after_write: None,
             }),
         }
     }
@@ -203,6 +208,12 @@ impl SimDisk {
         lock(&self.state).pause = gate;
     }
 
+    /// Calls this once, when the next batch of writes has reached the cache and before whoever issued
+    /// it knows: another call can be put exactly there, on the same thread.
+    pub fn after_write(&self, hook: impl FnOnce() + Send + 'static) {
+        lock(&self.state).after_write = Some(Box::new(hook));
+    }
+
     fn wait_at_gate(&self) {
         let gate = lock(&self.state).pause.clone();
         if let Some(gate) = gate {
@@ -232,12 +243,17 @@ impl Storage for SimDisk {
         for request in requests {
             state.check_range(request.offset, request.buf.len() as u64)?;
         }
-        if requests.len() < 2 || !state.faults.planned() {
-            return requests.iter().try_for_each(|r| state.write(r.offset, r.buf));
-        }
         let mut order: Vec<&WriteRequest<'_>> = requests.iter().collect();
-        state.rng.shuffle(&mut order);
-        order.into_iter().try_for_each(|r| state.write(r.offset, r.buf))
+        if requests.len() > 1 && state.faults.planned() {
+            state.rng.shuffle(&mut order);
+        }
+        let written = order.into_iter().try_for_each(|r| state.write(r.offset, r.buf));
+        let hook = state.after_write.take();
+        drop(state);
+        if let Some(hook) = hook {
+            hook();
+        }
+        written
     }
 
     fn flush(&self) -> io::Result<()> {

@@ -80,8 +80,7 @@ impl Agent {
         let size = size_of_source(&address, request, &disk).await?;
         let ours = {
             let me = Arc::clone(self);
-            blocking(move || Ok(me.replica.store()?.volume_info(me.replica.volume_name())?.size))
-                .await?
+            blocking(move || me.replica.store()?.volume_size(me.replica.volume_name())).await?
         };
         if size > ours {
             return Err(Error::invalid(format!(

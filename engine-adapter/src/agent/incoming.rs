@@ -1,11 +1,12 @@
-//! A layer that comes in as a sparse file.
+//! What comes in as a file: a layer, or the description of a disk.
 
 use super::peer::client::Traffic;
 use super::shelf::ReplicaShelf;
-use crate::image::{Checksum, Interval, LayerSink, Record, Sink, Source};
+use crate::image::{Bytes, Checksum, Interval, LayerSink, Record, Sink, Source};
 use crate::replica::Replica;
+use crate::replica::meta::DiskMeta;
 use dbs_core::{Error, Result};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Receives the layer of one disk, to be seen when the replica is reloaded.
@@ -111,4 +112,76 @@ impl Sink for IncomingSink {
     }
 
     fn abandon(&self) {}
+}
+
+/// Receives the description of one disk. It is the replica's before the sender's `close` is answered:
+/// a controller has it sent between two snapshots, and takes the next one when it hears that it was.
+pub struct MetaSink {
+    replica: Arc<Replica>,
+    disk: String,
+    bytes: Bytes,
+    taken: AtomicBool,
+}
+
+impl MetaSink {
+    /// For the disk of this name.
+    pub fn new(replica: Arc<Replica>, disk: String) -> Self {
+        Self { replica, disk, bytes: Bytes::default(), taken: AtomicBool::new(false) }
+    }
+
+    /// Whether a description came, and is the replica's.
+    pub fn is_taken(&self) -> bool {
+        self.taken.load(Ordering::SeqCst)
+    }
+}
+
+impl Source for MetaSink {
+    fn size(&self) -> u64 {
+        self.bytes.size()
+    }
+
+    fn intervals(&self, offset: u64, limit: usize) -> Result<Vec<Interval>> {
+        self.bytes.intervals(offset, limit)
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.bytes.read_at(offset, buf)
+    }
+}
+
+impl Sink for MetaSink {
+    fn existed(&self) -> bool {
+        self.bytes.existed()
+    }
+
+    fn open(&self, size: u64) -> Result<()> {
+        self.bytes.open(size)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.bytes.write_at(offset, data)
+    }
+
+    fn hole(&self, offset: u64, length: u64) -> Result<()> {
+        self.bytes.hole(offset, length)
+    }
+
+    fn recorded(&self) -> Result<Option<Record>> {
+        self.bytes.recorded()
+    }
+
+    fn finish(&self, checksum: Option<&Checksum>) -> Result<()> {
+        self.bytes.finish(checksum)?;
+        // A sender that has failed says `close` without having sent anything.
+        let sent = self.bytes.finished().filter(|bytes| !bytes.is_empty());
+        let Some(bytes) = sent else { return Ok(()) };
+        let meta = DiskMeta::parse(&self.disk, &bytes)?;
+        self.replica.incoming().put_meta(&self.disk, meta)?;
+        self.taken.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn abandon(&self) {
+        self.bytes.abandon();
+    }
 }

@@ -1,16 +1,18 @@
 //! The ports on which files are received: few, known to a firewall, one for each file under way.
 
+use crate::host::address::ListenAddress;
 use dbs_core::{Error, ErrorKind, Result};
 use std::collections::HashSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where receivers may listen.
 #[derive(Debug)]
 pub enum ReceiverPorts {
-    /// On any address, ports of this range (both ends included), bound when they are needed.
-    Range(u16, u16),
+    /// On this host, where the replica itself listens (all addresses if empty), ports of this range
+    /// (both ends included), bound when they are needed.
+    Range(String, u16, u16),
     /// On sockets that somebody else has bound, perhaps where this process cannot.
     Bound(Vec<TcpListener>),
 }
@@ -52,7 +54,7 @@ impl Ports {
     /// `Busy` if all are taken, by files under way or by other processes.
     pub fn take(self: &Arc<Self>) -> Result<Port> {
         let count = match &self.source {
-            ReceiverPorts::Range(first, last) => usize::from(last.saturating_sub(*first)) + 1,
+            ReceiverPorts::Range(_, first, last) => usize::from(last.saturating_sub(*first)) + 1,
             ReceiverPorts::Bound(listeners) => listeners.len(),
         };
         let mut state = self.state();
@@ -81,10 +83,8 @@ impl Ports {
 
     fn listen(&self, index: usize) -> io::Result<(TcpListener, u16)> {
         let listener = match &self.source {
-            ReceiverPorts::Range(first, _) => {
-                let port = *first + index as u16;
-                let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
-                TcpListener::bind(any.map(|address| (address, port).into()).as_slice())?
+            ReceiverPorts::Range(host, first, _) => {
+                ListenAddress { host: host.clone(), port: *first + index as u16 }.bind()?
             }
             ReceiverPorts::Bound(listeners) => {
                 let listener = listeners[index].try_clone()?;
@@ -177,13 +177,20 @@ mod tests {
     #[test]
     fn ports_of_others_are_passed_over() {
         // The range may be in use by others: any free one of it will do.
-        let ports = Ports::new(ReceiverPorts::Range(41_000, 41_050));
-        let other = ports.take().unwrap();
-        let again = Ports::new(ReceiverPorts::Range(41_000, 41_050)).take().unwrap();
+        let range = |first, last| Ports::new(ReceiverPorts::Range("localhost".into(), first, last));
+        let other = range(41_000, 41_050).take().unwrap();
+        let again = range(41_000, 41_050).take().unwrap();
         assert_ne!(again.number(), other.number());
         let taken = other.number();
-        assert!(Ports::new(ReceiverPorts::Range(taken, taken)).take().is_err());
+        assert!(range(taken, taken).take().is_err());
         drop(other);
-        assert_eq!(Ports::new(ReceiverPorts::Range(taken, taken)).take().unwrap().number(), taken);
+        assert_eq!(range(taken, taken).take().unwrap().number(), taken);
+    }
+
+    #[test]
+    fn receivers_listen_where_the_replica_does_and_nowhere_else() {
+        let port = Ports::new(ReceiverPorts::Range("127.0.0.1".into(), 41_051, 41_099)).take();
+        let address = port.unwrap().listener().unwrap().local_addr().unwrap();
+        assert!(address.ip().is_loopback(), "{address}");
     }
 }

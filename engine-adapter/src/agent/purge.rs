@@ -149,7 +149,7 @@ impl Purge<'_> {
         }
         self.changes(parent)?;
         let volume = self.replica.volume_name();
-        let size = store.volume_info(volume)?.size;
+        let size = store.volume_size(volume)?;
         let freed = store.prune(volume, 0, size)?;
         store.flush()?;
         Ok(freed)

@@ -2,13 +2,12 @@
 
 use super::Agent;
 use super::files::FileName;
-use super::incoming::IncomingSink;
+use super::incoming::{IncomingSink, MetaSink};
 use super::peer::client::Traffic;
 use super::ports::Port;
 use super::remote;
 use super::send::{blocking, broken};
-use crate::image::{Bytes, Sink};
-use crate::replica::meta::DiskMeta;
+use crate::image::Sink;
 use crate::ssync::{self, ReceiveOptions, Received};
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::log;
@@ -73,7 +72,7 @@ impl Receiver {
 /// What is being received.
 enum What {
     Layer(Arc<IncomingSink>),
-    Meta(String, Arc<Bytes>),
+    Meta(Arc<MetaSink>),
 }
 
 impl Agent {
@@ -132,7 +131,7 @@ impl Agent {
                 Ok(What::Layer(Arc::new(IncomingSink::new(replica, shelf, &disk, traffic)?)))
             }
             FileName::SnapshotMeta(disk) | FileName::HeadMeta(disk) => {
-                Ok(What::Meta(disk, Arc::default()))
+                Ok(What::Meta(Arc::new(MetaSink::new(Arc::clone(&self.replica), disk))))
             }
             FileName::Head(_) | FileName::Checksum(_) => {
                 Err(Error::invalid(format!("{name} cannot be received")))
@@ -150,7 +149,7 @@ impl Agent {
         let listener = port.listener()?;
         let sink: Arc<dyn Sink> = match &what {
             What::Layer(sink) => Arc::clone(sink) as _,
-            What::Meta(_, sink) => Arc::clone(sink) as _,
+            What::Meta(sink) => Arc::clone(sink) as _,
         };
         let _at_work = Arc::clone(&self.receiving);
         let stop = async {
@@ -165,12 +164,9 @@ impl Agent {
         let interrupted = |text: &str| Err(Error::new(ErrorKind::Interrupted, text));
         match (outcome?, what) {
             (Received::Closed { .. }, What::Layer(_)) => Ok(()),
-            (Received::Closed { .. }, What::Meta(disk, bytes)) => {
-                let Some(bytes) = bytes.finished().filter(|bytes| !bytes.is_empty()) else {
-                    return interrupted("the sender went away without sending anything");
-                };
-                let meta = DiskMeta::parse(&disk, &bytes)?;
-                blocking(move || self.replica.incoming().put_meta(&disk, meta)).await
+            (Received::Closed { .. }, What::Meta(sink)) if sink.is_taken() => Ok(()),
+            (Received::Closed { .. }, What::Meta(_)) => {
+                interrupted("the sender went away without sending anything")
             }
             (Received::Idle, _) => interrupted("the sender was not heard of for too long"),
             (Received::Stopped, _) => interrupted("receiving was stopped"),

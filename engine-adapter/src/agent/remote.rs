@@ -1,9 +1,16 @@
 //! Other replicas and their sync agents: where they are, and how they are called.
 
+use crate::transport::{self, Line};
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::frontend::Listen;
+use hyper_util::rt::TokioIo;
 use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
@@ -87,6 +94,9 @@ impl Address {
             .tcp_keepalive(Some(Duration::from_secs(15)))
             .initial_stream_window_size(8 << 20)
             .initial_connection_window_size(16 << 20);
+        if transport::is_tls() {
+            return Ok(endpoint.connect_with_connector_lazy(Dialler(self.clone())));
+        }
         Ok(endpoint.connect_lazy())
     }
 }
@@ -95,6 +105,25 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
         if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// Connects to an address with TLS, for a channel.
+#[derive(Debug, Clone)]
+struct Dialler(Address);
+
+impl Service<Uri> for Dialler {
+    type Response = TokioIo<Line>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Line>>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _uri: Uri) -> Self::Future {
+        let Address { host, port } = self.0.clone();
+        Box::pin(async move { transport::connect_to_stay(&host, port).await.map(TokioIo::new) })
     }
 }
 

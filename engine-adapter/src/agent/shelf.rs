@@ -126,7 +126,7 @@ impl Shelf for ReplicaShelf {
                 ..LayerInfo::default()
             };
             if request.flattened {
-                info.size = store.volume_info(volume)?.size;
+                info.size = store.volume_size(volume)?;
             } else if let Some(checksum) =
                 request.checksums.then(|| self.recorded(disk)).transpose()?.flatten()
             {
@@ -238,7 +238,7 @@ impl Flattened {
     /// # Errors
     /// `NotFound`.
     pub fn open(store: &Store, volume: &str, snapshot: &str) -> Result<Self> {
-        let size = store.volume_info(volume)?.size;
+        let size = store.volume_size(volume)?;
         let snapshot = store.volume(&format!("{volume}@{snapshot}"))?;
         Ok(Self { shown: snapshot.size().min(size), snapshot, size })
     }

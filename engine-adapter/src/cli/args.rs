@@ -5,6 +5,7 @@ use super::client_args::ClientCommand;
 use super::controller::ControllerArgs;
 use super::golang;
 use crate::host::address::ListenAddress;
+use crate::transport;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -41,6 +42,42 @@ pub struct Globals {
     /// Accepted for upstream's sake
     #[arg(long, hide = true)]
     pub debug: bool,
+    /// How to meet others.
+    #[command(flatten)]
+    pub tls: TlsArgs,
+}
+
+/// How a process and the others of its volume meet.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = OURS)]
+pub struct TlsArgs {
+    /// TLS with certificates on both sides, for gRPC, data and files between controller, replicas, sync
+    /// agents and this command: ca-cert.pem, client-cert.pem and client-key.pem in this directory, of
+    /// who serves also server-cert.pem and server-key.pem. Upstream's engine does not speak it
+    #[arg(long, global = true, value_name = "DIRECTORY", env = "DBS_TLS_DIR")]
+    pub tls_dir: Option<PathBuf>,
+    /// What the certificates of servers are for, if not for the hosts of their addresses
+    #[arg(long, global = true, value_name = "NAME", env = "DBS_TLS_NAME")]
+    pub tls_name: Option<String>,
+}
+
+impl TlsArgs {
+    /// Makes the choice for this process, which serves others or not.
+    ///
+    /// # Errors
+    /// `Invalid`, with the file that cannot be used, or for a name without a directory.
+    pub fn choose(&self, serves: bool) -> dbs_core::Result<()> {
+        match (&self.tls_dir, &self.tls_name) {
+            (Some(dir), name) => transport::choose_tls(dir, name.as_deref(), serves),
+            // Not clap's `requires`: one may be given before the command, the other after it.
+            (None, Some(_)) => {
+                let text =
+                    "--tls-name (or DBS_TLS_NAME) needs --tls-dir: without it there is no TLS";
+                Err(dbs_core::Error::invalid(text))
+            }
+            (None, None) => Ok(()),
+        }
+    }
 }
 
 /// Commands.
@@ -340,6 +377,14 @@ mod tests {
         for wrong in ["expand --size 1m", "snapshots bogus", "frontend bogus", "ls --bogus"] {
             assert!(parse(&format!("longhorn {wrong}")).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_name_for_certificates_needs_certificates() {
+        let tls = TlsArgs { tls_dir: None, tls_name: Some("peers".to_owned()) };
+        assert!(tls.choose(false).unwrap_err().to_string().contains("--tls-dir"));
+        let tls = parse("longhorn --tls-name n ls --tls-dir d").unwrap().globals.tls;
+        assert_eq!((tls.tls_name.as_deref(), tls.tls_dir), (Some("n"), Some(PathBuf::from("d"))));
     }
 
     #[test]

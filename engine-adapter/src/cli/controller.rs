@@ -12,10 +12,13 @@ use crate::controller::volume::Options;
 use crate::data::{COMMIT_BYTES, DataOptions};
 use crate::host::address::ListenAddress;
 use crate::host::{options as host, sockets};
+use crate::transport;
 use clap::{ArgAction, Args};
 use dbs_core::{Error, Result};
 use dbs_reactor::ublk::DEPTH_MAX;
 use dbs_server::frontend::Listen;
+use dbs_server::frontend::tls::TlsConfig;
+use dbs_server::log;
 use dbs_server::ublk::QUEUES_MAX;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -147,6 +150,11 @@ pub struct OurControllerArgs {
     /// unix:PATH; can be repeated
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub nbd_listen: Vec<Listen>,
+    /// Directory with server-cert.pem and server-key.pem: NBD clients over TCP must use TLS, and if there
+    /// is a ca-cert.pem, show a certificate that it has signed. Not that of --tls-dir, whose certificates
+    /// are for more
+    #[arg(long, value_name = "DIRECTORY")]
+    pub nbd_tls_dir: Option<PathBuf>,
     /// Directory of the frontend's socket, and in its subdirectory `longhorn` of what the next controller
     /// must know [default: /var/run]
     #[arg(long, value_name = "DIRECTORY")]
@@ -165,7 +173,21 @@ pub struct OurControllerArgs {
 /// # Errors
 /// Why it cannot be served, or has ended.
 pub fn serve(args: &ControllerArgs, instance: &str) -> std::result::Result<(), Failed> {
+    warn_of_plain_nbd(&args.ours);
     crate::controller::process::run(&process(args, instance)?)
+}
+
+/// Tells who may think that NBD is with TLS, and it is not.
+fn warn_of_plain_nbd(ours: &OurControllerArgs) {
+    let tcp = ours.nbd_listen.iter().any(|address| matches!(address, Listen::Tcp(..)));
+    let text = match (tcp, ours.nbd_tls_dir.is_some()) {
+        (false, true) => "--nbd-tls-dir has no effect: it is for --nbd-listen tcp:...",
+        (true, false) if transport::is_tls() => {
+            "NBD over TCP is without TLS: --tls-dir is not for it, --nbd-tls-dir is"
+        }
+        _ => return,
+    };
+    log::warn("nbd", &[("message", &text)]);
 }
 
 /// Whether it is a volume's name: letters, digits, `_`, `.` and `-`, the first a letter or digit.
@@ -196,6 +218,9 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         None => timeout::short(args.engine_replica_timeout),
         Some(millis) => Duration::from_millis(millis.max(1)),
     };
+    let flush_timeout = Duration::from_secs(ours.flush_timeout);
+    let nbd_tls = ours.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
+    let nbd_tls = nbd_tls.map_err(|e| Error::invalid(e.to_string()))?;
     Ok(Process {
         options: Options {
             volume: args.volume.clone(),
@@ -213,13 +238,14 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
             frontend: Some(args.frontend.clone()).filter(|frontend| !frontend.is_empty()),
             sync_before_snapshot: !args.frontend.is_empty(),
             short_timeout,
+            flush_timeout,
         },
         path: PathOptions {
             reactors: usize::from(ours.reactors),
             connections_per_replica: usize::from(ours.replica_connections),
             queue_depth: ours.queue_depth as usize,
             short_timeout,
-            flush_timeout: Duration::from_secs(ours.flush_timeout),
+            flush_timeout,
             prefer_local: ours.prefer_local,
             ..PathOptions::default()
         },
@@ -236,6 +262,7 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         frontends: FrontendOptions {
             sockets: ours.socket_dir.clone(),
             nbd: ours.nbd_listen.clone(),
+            nbd_tls,
             device: UblkOptions {
                 // No more threads than it has do anything for it.
                 queues: ours.frontend_queues.unwrap_or(ours.reactors).min(QUEUES_MAX),

@@ -10,7 +10,7 @@ mod output;
 mod replica;
 mod version;
 
-pub use args::{Cli, Command, Globals, ReplicaArgs};
+pub use args::{Cli, Command, Globals, ReplicaArgs, TlsArgs};
 pub use replica::serve;
 
 use crate::controller::process;
@@ -73,14 +73,16 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Serves a volume until a signal comes; says what went wrong, and how it ended.
 #[must_use]
-pub fn control(args: &ControllerArgs, instance: &str) -> ExitCode {
-    exit(controller::serve(args, instance).map_err(Failed::Controlling))
+pub fn control(args: &ControllerArgs, instance: &str, tls: &TlsArgs) -> ExitCode {
+    let chosen = tls.choose(true).map_err(|e| Failed::Serving(e.to_string()));
+    exit(chosen.and_then(|()| controller::serve(args, instance).map_err(Failed::Controlling)))
 }
 
 /// Runs one of the commands that steer a volume, likewise.
 #[must_use]
 pub fn steer(command: &ClientCommand, globals: &Globals) -> ExitCode {
-    exit(client::run(command, globals).map_err(Failed::Command))
+    let chosen = globals.tls.choose(false).map_err(|e| Failed::Serving(e.to_string()));
+    exit(chosen.and_then(|()| client::run(command, globals).map_err(Failed::Command)))
 }
 
 fn exit(ended: Result<(), Failed>) -> ExitCode {
@@ -96,6 +98,9 @@ fn exit(ended: Result<(), Failed>) -> ExitCode {
 fn run(cli: Cli) -> Result<(), Failed> {
     let globals = &cli.globals;
     let serving = |e: dbs_core::Error| Failed::Serving(e.to_string());
+    let serves =
+        matches!(cli.command, Command::Controller(_) | Command::Replica(_) | Command::SyncAgent(_));
+    globals.tls.choose(serves).map_err(serving)?;
     match cli.command {
         Command::Controller(args) => {
             controller::serve(&args, &globals.engine_instance_name).map_err(Failed::Controlling)

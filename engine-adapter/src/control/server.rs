@@ -1,5 +1,6 @@
 //! A gRPC server on a listening socket, from start to a graceful end.
 
+use crate::transport;
 use dbs_core::{Error, Result};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -47,6 +48,7 @@ impl ControlServer {
             }
             accepted
         });
+        let incoming = transport::incoming(runtime, incoming);
         let (stop, mut stopped) = watch::channel(false);
         let server = Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))

@@ -4,7 +4,7 @@
 //! Each connection has a thread that receives. Callers send by themselves, so that one that waits
 //! for its reply costs two switches of threads: for load in quantity see the load generator.
 
-use crate::wire::{HEADER_BYTES, Header, Hello, Type};
+use crate::wire::{Damaged, HEADER_BYTES, Header, Hello, Type};
 use dbs_server::frontend::{Listen, Socket, lock};
 use std::collections::HashMap;
 use std::fmt;
@@ -77,20 +77,30 @@ struct Shared {
 #[derive(Default)]
 struct State {
     sequence: u32,
-    pending: HashMap<u32, mpsc::Sender<Result<Reply>>>,
+    pending: HashMap<u32, Asked>,
     /// Why nothing works any more.
     lost: Option<String>,
 }
 
+/// A request without a reply yet.
+struct Asked {
+    /// The index of the connection it went over.
+    connection: usize,
+    reply: mpsc::Sender<Result<Reply>>,
+}
+
 impl Shared {
-    fn lose(&self, why: &str) {
+    /// A connection has ended: nothing more can be asked, and its requests stay without replies.
+    /// A server that stops answers what the others have asked before it ends them.
+    fn lose(&self, connection: usize, why: &str) {
         let mut state = lock(&self.state);
         let lost = state.lost.get_or_insert_with(|| why.to_owned()).clone();
-        let pending = std::mem::take(&mut state.pending);
+        let gone: Vec<_> =
+            state.pending.extract_if(|_, asked| asked.connection == connection).collect();
         drop(state);
-        for (_, request) in pending {
+        for (_, asked) in gone {
             // An error: nobody waits for it any more.
-            let _ = request.send(Err(ClientError::Lost(lost.clone())));
+            let _ = asked.reply.send(Err(ClientError::Lost(lost.clone())));
         }
     }
 
@@ -106,9 +116,9 @@ impl Shared {
                 return Err(io::Error::other("the server closes"));
             }
             // What nobody has asked for is ignored.
-            if let Some(request) = lock(&self.state).pending.remove(&header.sequence) {
+            if let Some(asked) = lock(&self.state).pending.remove(&header.sequence) {
                 // An error: nobody waits for it any more.
-                let _ = request.send(Ok(Reply { header, payload }));
+                let _ = asked.reply.send(Ok(Reply { header, payload }));
             }
         }
     }
@@ -150,6 +160,10 @@ impl Pending {
                 let text = String::from_utf8_lossy(&reply.payload);
                 Err(ClientError::Replica(text.into_owned()))
             }
+            Some(Type::Damaged) => match Damaged::decode(&reply.payload) {
+                Some(damaged) => Err(ClientError::Replica(damaged.text)),
+                None => Err(ClientError::Unexpected(reply.header)),
+            },
             _ => Err(ClientError::Unexpected(reply.header)),
         }
     }
@@ -177,7 +191,7 @@ impl DataClient {
             readers: Vec::new(),
             timeout: Duration::from_secs(60),
         };
-        for socket in sockets {
+        for (connection, socket) in sockets.into_iter().enumerate() {
             socket.tune()?;
             let sending = Arc::new(Sending { socket, turn: Mutex::default() });
             client.sockets.push(Arc::clone(&sending));
@@ -185,7 +199,7 @@ impl DataClient {
             let reader = thread::Builder::new().name("data-client".into()).spawn(move || {
                 let input = BufReader::with_capacity(RECEIVE_BYTES, &sending.socket);
                 if let Err(error) = shared.receive(input) {
-                    shared.lose(&error.to_string());
+                    shared.lose(connection, &error.to_string());
                 }
             })?;
             client.readers.push(reader);
@@ -206,26 +220,27 @@ impl DataClient {
     /// A connection is lost.
     pub fn submit(&self, kind: Type, offset: i64, size: u32, payload: &[u8]) -> Result<Pending> {
         let (sender, reply) = mpsc::channel();
-        let sequence = {
+        let (sequence, connection) = {
             let mut state = lock(&self.shared.state);
             if let Some(lost) = &state.lost {
                 return Err(ClientError::Lost(lost.clone()));
             }
             state.sequence = state.sequence.wrapping_add(1);
             let sequence = state.sequence;
-            state.pending.insert(sequence, sender);
-            sequence
+            let connection = sequence as usize % self.sockets.len();
+            state.pending.insert(sequence, Asked { connection, reply: sender });
+            (sequence, connection)
         };
         let length = payload.len() as u32;
         let header = Header { length, ..Header::new(kind, sequence, offset, size) };
         let message = [&header.encode(), payload].concat();
-        let sending = &self.sockets[sequence as usize % self.sockets.len()];
+        let sending = &self.sockets[connection];
         let sent = {
             let _turn = lock(&sending.turn);
             sending.socket.send_all(&message)
         };
         if let Err(error) = sent {
-            self.shared.lose(&error.to_string());
+            self.shared.lose(connection, &error.to_string());
         }
         Ok(Pending { kind, reply, timeout: self.timeout })
     }

@@ -35,8 +35,8 @@ pub enum Access {
         ping: String,
     },
     /// Nothing is opened before it is needed. Pings succeed. The first read, write or unmap calls
-    /// [`Wake::wake`] once, on a worker; those that come meanwhile wait for its end and then find
-    /// what [`Gate::set`] has made of it.
+    /// [`Wake::wake`] once, on a thread of its own; those that come meanwhile wait for its end and
+    /// then find what [`Gate::set`] has made of it.
     Dormant(Arc<dyn Wake>),
 }
 

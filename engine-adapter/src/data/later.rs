@@ -1,5 +1,5 @@
-//! What a runner has workers do besides requests: commits, and waking a replica; and the requests
-//! that wait for it.
+//! What a runner has others do besides requests: commits, by workers, and waking a replica; and the
+//! requests that wait for it.
 
 use super::runner::{Runner, Ticket, Told};
 use super::slot::{Parked, Seen};
@@ -8,6 +8,7 @@ use dbs_reactor::Io;
 use dbs_server::log;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread;
 
 impl<T: Send + 'static> Runner<T> {
     /// Ends a request once everything acknowledged so far is durable; all that ask while a commit
@@ -98,12 +99,18 @@ impl<T: Send + 'static> Runner<T> {
             return;
         }
         let (id, gate, tell) = (slot.id, Arc::clone(&slot.gate), Arc::clone(&self.tell));
-        slot.pool.submit(move || {
+        // On a thread of its own. It waits for requests of the older replica, which may be one of this
+        // process: workers that wait would be those that are to carry these out.
+        let woken = thread::Builder::new().name("data-wake".to_owned()).spawn(move || {
             let result = catch_unwind(AssertUnwindSafe(|| gate.wake()));
             let crashed = |_| Err("internal error while the replica was woken".to_owned());
             let result = result.unwrap_or_else(crashed);
             tell(Told::Woken(id, result));
         });
+        if let Err(error) = woken {
+            let text = format!("no thread to wake the replica: {error}");
+            (self.tell)(Told::Woken(id, Err(text)));
+        }
     }
 
     pub(super) fn woken(&mut self, io: &mut Io, id: u64, result: Result<(), String>) {

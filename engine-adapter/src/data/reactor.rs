@@ -5,8 +5,9 @@ use super::runner::{Ended, Runner, Told};
 use super::server::{Service, Shared};
 use super::stats;
 use super::work::Outcome;
-use crate::wire::Hello;
+use crate::wire::{Hello, feature};
 use dbs_reactor::{Batch, Buf, Handler, Io, Payload, Remote};
+use dbs_server::frontend::tls::TlsStream;
 use dbs_server::frontend::{Charge, Event, Limits, Peers, Ready};
 use dbs_server::log;
 use std::collections::BTreeMap;
@@ -18,7 +19,14 @@ use std::sync::atomic::Ordering;
 /// What other threads tell a reactor.
 pub(super) enum Message {
     /// A connection to a replica.
-    Adopt { service: Arc<Service>, session: u64, socket: OwnedFd, peer: String },
+    Adopt {
+        service: Arc<Service>,
+        session: u64,
+        socket: OwnedFd,
+        /// At its start, if the client must use it.
+        tls: Option<Box<TlsStream>>,
+        peer: String,
+    },
     /// Something about requests; whose each is says the number of its connection.
     Told(Told<u32>),
     /// Commit what has been written.
@@ -61,7 +69,7 @@ impl Reactor {
         &mut self,
         io: &mut Io,
         service: Arc<Service>,
-        socket: OwnedFd,
+        (socket, tls): (OwnedFd, Option<Box<TlsStream>>),
         (session, peer): (u64, String),
     ) {
         let slot = match self.runner.find(service.id) {
@@ -80,7 +88,8 @@ impl Reactor {
             stats::add(&counters.connections, 1);
             stats::add(&counters.connected, 1);
         }
-        let number = self.peers.add(io, socket, Connection::new(slot, session, peer), None);
+        let connection = Connection::new(slot, session, peer);
+        let number = self.peers.add(io, socket, connection, tls.map(|tls| *tls));
         self.input(io, u64::from(number), Event::Begun(&[]));
     }
 
@@ -107,8 +116,14 @@ impl Reactor {
             return self.peers.forget(number, &request);
         }
         let hello = payload.as_deref().and_then(Hello::decode);
-        if request.op == Op::Ping && hello.is_some_and(|hello| !hello.server) {
-            return self.reply(number, &request, |batch| request.reply_hello(batch));
+        if request.op == Op::Ping
+            && let Some(hello) = hello.filter(|hello| !hello.server)
+        {
+            if let Some(connection) = self.peers.get_mut(number) {
+                connection.heals = hello.has(feature::HEAL);
+            }
+            let ours = Hello::of_server();
+            return self.reply(number, &request, |batch| request.reply_hello(batch, ours));
         }
         if self.runner.open_session(io, slot).is_some_and(|open| session < open) {
             self.peers.forget(number, &request);
@@ -141,12 +156,15 @@ impl Reactor {
             let idle = std::mem::take(&mut self.ended);
             let mut ended = std::mem::replace(&mut self.runner.ended, idle);
             for Ended { whose, request, outcome } in ended.drain(..) {
+                let heals = self.peers.get(whose).is_some_and(|connection| connection.heals);
                 self.reply(whose, &request, |batch| match outcome {
                     Outcome::Done(size) => request.reply_done(batch, size),
                     Outcome::Data(data, range) if range == (0..data.len()) => {
                         request.reply_data(batch, data);
                     }
                     Outcome::Data(data, range) => request.reply_bytes(batch, &data[range]),
+                    Outcome::Damaged(damaged) if heals => request.reply_damaged(batch, &damaged),
+                    Outcome::Damaged(damaged) => request.reply_error(batch, &damaged.text),
                     Outcome::Failed(text) => request.reply_error(batch, &text),
                 });
             }
@@ -188,8 +206,8 @@ impl Handler for Reactor {
 
     fn message(&mut self, io: &mut Io, message: Message) {
         match message {
-            Message::Adopt { service, session, socket, peer } => {
-                self.adopt(io, service, socket, (session, peer));
+            Message::Adopt { service, session, socket, tls, peer } => {
+                self.adopt(io, service, (socket, tls), (session, peer));
             }
             Message::Told(told) => self.runner.told(io, told),
             Message::CommitDue => self.runner.commit_due(),

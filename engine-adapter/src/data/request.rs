@@ -1,7 +1,7 @@
 //! Requests as they come in, and the bytes of their replies.
 
 use super::stats::Kind;
-use crate::wire::{HEADER_BYTES, Header, Hello, PAYLOAD_MAX_BYTES, Type};
+use crate::wire::{Damaged, HEADER_BYTES, Header, Hello, PAYLOAD_MAX_BYTES, Type};
 use dbs_core::{Error, ErrorKind};
 use dbs_reactor::{Batch, Buf};
 use dbs_server::frontend::{Charge, Protocol};
@@ -18,13 +18,15 @@ pub struct Connection {
     pub session: u64,
     /// Who it is, for the log.
     pub peer: String,
+    /// It knows what to make of [`Type::Damaged`].
+    pub heals: bool,
     farewell: [u8; HEADER_BYTES],
 }
 
 impl Connection {
     pub fn new(slot: u32, session: u64, peer: String) -> Self {
         let farewell = Header::new(Type::Close, 0, 0, 0).encode();
-        Self { slot, session, peer, farewell }
+        Self { slot, session, peer, heals: false, farewell }
     }
 }
 
@@ -36,7 +38,11 @@ impl Protocol for Connection {
     }
 
     fn request(&self, header: &[u8]) -> io::Result<Option<Request>> {
-        Ok(Some(Request::new(&Header::decode(header)?)))
+        let header = Header::decode(header)?;
+        // Nobody but who was told knows of it.
+        let unknown = header.kind() == Some(Type::Heal) && !self.heals;
+        let number = if unknown { u32::MAX } else { header.number };
+        Ok(Some(Request::new(&Header { number, ..header })))
     }
 
     fn farewell(&self) -> &[u8] {
@@ -52,6 +58,7 @@ pub enum Op {
     Unmap,
     Ping,
     Flush,
+    Heal,
     /// Nothing that a server knows: it is skipped, and there is no reply.
     Unknown,
 }
@@ -80,6 +87,7 @@ impl Request {
             Some(Type::Ping) if length <= PING_PAYLOAD_MAX_BYTES => (Op::Ping, 0, length),
             Some(Type::Ping) => (Op::Ping, 0, 0),
             Some(Type::Flush) => (Op::Flush, 0, 0),
+            Some(Type::Heal) => (Op::Heal, length, length),
             _ => (Op::Unknown, 0, 0),
         };
         Self { op, sequence, offset, size, payload, skip: length - payload }
@@ -123,7 +131,8 @@ impl Request {
             Op::Unmap => Kind::Unmap,
             Op::Ping => Kind::Ping,
             Op::Flush => Kind::Flush,
-            Op::Unknown => return None,
+            // The store counts what came of it.
+            Op::Heal | Op::Unknown => return None,
         })
     }
 
@@ -150,8 +159,15 @@ impl Request {
     }
 
     /// The reply of one side of DBS to the other's greeting.
-    pub fn reply_hello(&self, batch: &mut Batch) {
-        self.reply_bytes(batch, &Hello::of_server().encode());
+    pub fn reply_hello(&self, batch: &mut Batch, hello: Hello) {
+        self.reply_bytes(batch, &hello.encode());
+    }
+
+    /// The reply that it failed for damage, to one who knows what to make of it.
+    pub fn reply_damaged(&self, batch: &mut Batch, damaged: &Damaged) {
+        let bytes = damaged.encode();
+        batch.push(&self.head(Type::Damaged, bytes.len()));
+        batch.push(&bytes);
     }
 
     /// The reply that it failed.
@@ -192,13 +208,7 @@ impl Charge for Request {
 /// The text for a store's error, `size` being the volume's.
 pub fn error_text(request: &Request, size: u64, error: &Error) -> String {
     match error.kind() {
-        ErrorKind::NoSpace => {
-            let text = error.to_string();
-            if text.contains(crate::wire::NO_SPACE_TEXT) {
-                return text;
-            }
-            format!("{text}: {}", crate::wire::NO_SPACE_TEXT)
-        }
+        ErrorKind::NoSpace => crate::wire::no_space(error.to_string()),
         ErrorKind::Invalid => match beyond_end(request, size) {
             Some(text) => text,
             None => error.to_string(),

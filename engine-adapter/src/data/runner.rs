@@ -41,7 +41,7 @@ pub(crate) enum Told<T> {
     Changed(u64),
     /// A worker has carried a request out.
     Worked(Ticket<T>, Outcome),
-    /// A worker has woken a replica, or tried to.
+    /// A replica has been woken, or could not be.
     Woken(u64, Result<(), String>),
     /// A commit that requests waited for has ended.
     Committed(u32, Result<(), Error>),
@@ -255,6 +255,7 @@ impl<T: Send + 'static> Runner<T> {
         let Some((ticket, ended)) = self.direct.moved(tag, buf, result) else { return };
         match ended {
             Ok(Moved::Read(buf)) => self.end_data(io, ticket, buf),
+            Ok(Moved::Again) => self.work(io, ticket, None),
             Ok(Moved::Write(finish)) => self.finished(io, ticket, finish),
             Err(error) => self.fail(io, ticket, &error),
         }
@@ -303,7 +304,7 @@ impl<T: Send + 'static> Runner<T> {
         let bytes = match &outcome {
             Outcome::Done(size) => Some(u64::from(*size)),
             Outcome::Data(_, range) => Some(range.len() as u64),
-            Outcome::Failed(_) => None,
+            Outcome::Damaged(_) | Outcome::Failed(_) => None,
         };
         if let Some(slot) = self.slots.slot_of(opened) {
             let counters = &slot.watch.counters;

@@ -2,6 +2,7 @@
 
 use super::gate::Gate;
 use super::reactor::{Message, Reactor};
+use crate::transport;
 use dbs_reactor::{Remote, Thread};
 use dbs_server::frontend::{Acceptor, Listen, Listener, Pool, Socket, lock};
 use dbs_server::log;
@@ -75,6 +76,13 @@ impl Shared {
             let max = self.options.max_connections;
             return log::warn("data", &[("refused", &peer), ("connections", &max)]);
         }
+        let tls = match transport::data_server(&socket) {
+            Ok(tls) => tls.map(Box::new),
+            Err(error) => {
+                self.connections.fetch_sub(1, Ordering::SeqCst);
+                return log::warn("data", &[("refused", &peer), ("error", &error)]);
+            }
+        };
         // Not when its reactor takes it: the replica may have been closed by then.
         let session = service.gate.session();
         // Fails only if the peer is gone already, which its reactor finds out.
@@ -83,7 +91,8 @@ impl Shared {
         let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
         if let Some(reactor) = reactors.get(turn % reactors.len().max(1)) {
             let service = Arc::clone(service);
-            reactor.send(Message::Adopt { service, session, socket: socket.into(), peer });
+            let socket = socket.into();
+            reactor.send(Message::Adopt { service, session, socket, tls, peer });
         }
     }
 

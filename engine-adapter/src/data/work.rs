@@ -2,13 +2,16 @@
 
 use super::gate::{Active, Target};
 use super::request::{Op, Request, beyond_end, error_text};
-use dbs_core::Error;
+use crate::wire::Damaged;
+use dbs_core::{Damage, Error, Volume};
 use dbs_reactor::{Buf, Buffers};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What unmaps work on.
 const BLOCK_BYTES: u64 = 4096;
+/// Writes up to this are carried out in one step: it is half of what the smallest extents make it.
+const STEP_BYTES: u64 = 1 << 20;
 /// Reads on a volume are of whole sectors of so many bytes.
 const SECTOR_BYTES: u64 = 512;
 
@@ -18,8 +21,22 @@ pub(crate) enum Outcome {
     Done(u32),
     /// This part of the buffer is what was read.
     Data(Buf, Range<usize>),
+    /// Data is not what was written; nothing was changed.
+    Damaged(Damaged),
     /// The text of the error.
     Failed(String),
+}
+
+/// Why a request failed.
+enum Fault {
+    Damaged(Damaged),
+    Text(String),
+}
+
+impl From<String> for Fault {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
 }
 
 /// Carries a request out. A bug costs one reply, not a worker.
@@ -32,7 +49,8 @@ pub(super) fn execute(
     let result = catch_unwind(AssertUnwindSafe(|| try_execute(active, request, payload, buffers)));
     match result {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(text)) => Outcome::Failed(text),
+        Ok(Err(Fault::Text(text))) => Outcome::Failed(text),
+        Ok(Err(Fault::Damaged(damaged))) => Outcome::Damaged(damaged),
         Err(_) => Outcome::Failed("internal error of the replica".to_owned()),
     }
 }
@@ -42,30 +60,42 @@ fn try_execute(
     request: &Request,
     payload: &[u8],
     buffers: &Buffers,
-) -> Result<Outcome, String> {
+) -> Result<Outcome, Fault> {
     match request.op {
-        Op::Ping => return active.events().healthy().map(|()| Outcome::Done(0)),
+        Op::Ping => {
+            let healthy = active.events().healthy();
+            return healthy.map(|()| Outcome::Done(0)).map_err(Fault::Text);
+        }
         Op::Flush => {
             let flushed = active.commit();
-            return flushed.map(|()| Outcome::Done(0)).map_err(|error| error.to_string());
+            return flushed.map(|()| Outcome::Done(0)).map_err(|e| Fault::Text(e.to_string()));
         }
         Op::Unknown => return Ok(Outcome::Done(0)),
-        Op::Read | Op::Write | Op::Unmap => {}
+        Op::Read | Op::Write | Op::Unmap | Op::Heal => {}
     }
     let (offset, length) = request.range()?;
     if length > 0
         && let Some(text) = beyond_end(request, active.size())
     {
-        return Err(text);
+        return Err(Fault::Text(text));
     }
     if request.changes() {
         active.change();
     }
-    let failed = |error: Error| error_text(request, active.size(), &error);
+    let failed = |error: Error| {
+        let text = error_text(request, active.size(), &error);
+        match error.damage() {
+            Some(Damage { offset, in_snapshot }) => {
+                Fault::Damaged(Damaged { offset, in_snapshot, text })
+            }
+            None => Fault::Text(text),
+        }
+    };
     match request.op {
         _ if length == 0 => Ok(Outcome::Done(0)),
         Op::Read => read(active, offset, length, buffers).map_err(failed),
         Op::Write => write(active, offset, payload).map_err(failed),
+        Op::Heal => heal(active, offset, payload).map_err(failed),
         _ => unmap(active, offset, length).map_err(failed),
     }
 }
@@ -97,7 +127,37 @@ fn read(active: &Active, offset: u64, length: u64, buffers: &Buffers) -> Result<
 
 fn write(active: &Active, offset: u64, payload: &[u8]) -> Result<Outcome, Error> {
     if let Target::Volume { volume, .. } = active.target() {
+        try_edges(volume, offset, payload.len() as u64)?;
         volume.write_bytes_at(offset, payload)?;
     }
     Ok(Outcome::Done(payload.len() as u32))
+}
+
+/// Reads the blocks at the edges of a write that is carried out in several steps: if one is damaged,
+/// that must be said before anything is written.
+fn try_edges(volume: &Volume, offset: u64, length: u64) -> Result<(), Error> {
+    if length <= STEP_BYTES {
+        return Ok(());
+    }
+    let end = offset + length;
+    let mut block = [0; BLOCK_BYTES as usize];
+    for edge in [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(BLOCK_BYTES)) {
+        let start = edge - edge % BLOCK_BYTES;
+        let length = BLOCK_BYTES.min(volume.size() - start) as usize;
+        volume.read_at(start, &mut block[..length])?;
+    }
+    Ok(())
+}
+
+/// Writes damaged blocks again. What is not of whole blocks, but for the volume's last one, is refused.
+fn heal(active: &Active, offset: u64, payload: &[u8]) -> Result<Outcome, Error> {
+    let Target::Volume { volume, .. } = active.target() else { return Ok(Outcome::Done(0)) };
+    let (length, size) = (payload.len() as u64, active.size());
+    if offset + length < size || length.is_multiple_of(BLOCK_BYTES) {
+        return volume.heal(offset, payload).map(|bytes| Outcome::Done(bytes as u32));
+    }
+    // Behind the end of the volume its last block is zeros.
+    let mut whole = vec![0; length.next_multiple_of(BLOCK_BYTES) as usize];
+    whole[..payload.len()].copy_from_slice(payload);
+    volume.heal(offset, &whole).map(|bytes| Outcome::Done(bytes as u32))
 }

@@ -5,7 +5,7 @@ use dbs_core::format::{Geometry, RegionKind};
 use dbs_core::io::tail;
 use dbs_core::limits::{JOURNAL_MAX_BYTES, STORE_MAX_BYTES};
 use dbs_core::units::BLOCK_BYTES;
-use dbs_core::{Error, ErrorKind, InitOptions, IoDriver, OpenOptions, Result, Store, TailPlace};
+use dbs_core::{Error, ErrorKind, InitOptions, OpenOptions, Result, Store, TailPlace};
 use dbs_server::log;
 use nix::errno::Errno;
 use std::fs::{self, File};
@@ -66,7 +66,7 @@ impl StoreFile {
     /// # Errors
     /// `NotFound`, `Busy` if another process has it, those of the store.
     pub fn open(&self) -> Result<Store> {
-        let options = |tail| OpenOptions { read_only: false, driver: IoDriver::Auto, tail };
+        let options = |tail| OpenOptions { tail, ..OpenOptions::default() };
         if let Some(directory) = &self.tail {
             return Store::open(&self.path, &options(TailPlace::Directory(directory.clone())));
         }

@@ -41,6 +41,7 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::Grow { .. }
         | R::Vacuum
         | R::Check
+        | R::Scrub { .. }
         | R::Dump
         | R::Flush
         | R::Work { .. }

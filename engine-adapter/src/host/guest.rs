@@ -8,6 +8,7 @@ use super::sessions;
 use super::sockets::{receivers_from, tcp};
 use crate::control::Identity;
 use crate::replica::Replica;
+use crate::transport;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::control::{Extra, Failure, Reply};
 use dbs_server::log;
@@ -65,6 +66,7 @@ impl Host {
 
     fn serve(&self, stream: &UnixStream, request: &SyncAgent) -> Result<ServedAgent> {
         let served = receive(stream, request.descriptors()).and_then(|files| {
+            transport::check_wanted(request.tls)?;
             let mut files = files.into_iter();
             check_directory(&request.dir, files.next())?;
             let listener = tcp(files.next())?;

@@ -13,6 +13,7 @@ use crate::control::Identity;
 use crate::data::DataOptions;
 use crate::metrics;
 use crate::replica::{Replica, StoreSource};
+use crate::transport;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_server::api::Request;
 use dbs_server::control::{Extra, Failure, Reply};
@@ -203,6 +204,7 @@ impl Hosting {
         request: &protocol::Replica,
         files: Vec<OwnedFd>,
     ) -> Result<Arc<Hosted>> {
+        transport::check_wanted(request.tls)?;
         let options = &request.options;
         let mut files = files.into_iter();
         check_directory(&options.dir, files.next())?;
@@ -233,9 +235,8 @@ impl Hosting {
             return Ok(StoreSource::Own(self.store.clone()));
         };
         log::info("predecessor", &[("volume", &volume)]);
-        let store = self.store.clone();
-        let predecessor = Box::new(OlderReplica { hosted: older, hosting: self.me.clone() });
-        Ok(StoreSource::HandOver { predecessor, open: Box::new(move || Ok(store.clone())) })
+        let older = OlderReplica { hosted: older, hosting: self.me.clone() };
+        Ok(older.source(self.store.clone()))
     }
 
     fn add(
@@ -281,6 +282,7 @@ impl Hosting {
         request: &protocol::SyncAgent,
         files: Vec<OwnedFd>,
     ) -> Result<Arc<Hosted>> {
+        transport::check_wanted(request.tls)?;
         let mut files = files.into_iter();
         check_directory(&request.dir, files.next())?;
         let listener = tcp(files.next())?;

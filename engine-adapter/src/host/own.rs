@@ -191,7 +191,9 @@ fn start_replica(
     }
     let common = Arc::new(Common::start(process.data.clone())?);
     let receivers = match sockets.receivers(process.receivers) {
-        Some((first, last)) => ReceiverPorts::Range(first, last),
+        Some((first, last)) => {
+            ReceiverPorts::Range(process.wanted.listen.host.clone(), first, last)
+        }
         None => ReceiverPorts::Bound(Vec::new()),
     };
     let served = Served::start(&common, Arc::clone(&replica), options, sockets, receivers)?;

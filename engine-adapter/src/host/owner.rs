@@ -226,8 +226,11 @@ impl Owner {
         if let Some(served) = self.served.get().and_then(Weak::upgrade) {
             served.let_go();
         }
-        if let Some(Err(e)) = replica.map(|replica| replica.surrender()) {
+        if let Some(replica) = replica
+            && let Err(e) = replica.surrender()
+        {
             log::warn("surrender", &[("error", &e)]);
+            replica.let_go();
         }
         owned.housekeeping.stop();
         if let Some(nbd) = owned.nbd.and_then(Arc::into_inner) {

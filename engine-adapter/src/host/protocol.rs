@@ -41,6 +41,9 @@ pub struct Replica {
     pub agent: bool,
     /// Sockets for receiving files.
     pub receivers: usize,
+    /// It is to be served with TLS, or not at all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tls: bool,
 }
 
 impl Replica {
@@ -63,6 +66,9 @@ pub struct SyncAgent {
     pub instance_name: String,
     /// Sockets for receiving files.
     pub receivers: usize,
+    /// As of a [`Replica`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tls: bool,
 }
 
 impl SyncAgent {

@@ -8,6 +8,7 @@ use super::options::Options;
 use super::protocol::{self, Expected, REPLICA, STEP_TIMEOUT, STOP, SYNC_AGENT};
 use super::signals;
 use super::sockets::{DataSocket, SocketFile, Wanted, bind_receivers};
+use crate::transport;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::control::{Client, socket_path, store_uuid};
 use dbs_server::log;
@@ -89,6 +90,7 @@ pub fn run(shim: &Shim) -> Result<()> {
         unix: matches!(sockets.data, DataSocket::Unix(_)),
         agent: sockets.agent.is_some(),
         receivers: receivers.len(),
+        tls: transport::is_tls(),
     };
     let directory = open(dir)?;
     let mut files = vec![directory.as_fd()];
@@ -127,6 +129,7 @@ pub fn run_agent(shim: &AgentShim) -> Result<()> {
         volume_name: shim.volume_name.clone(),
         instance_name: shim.instance_name.clone(),
         receivers: receivers.len(),
+        tls: transport::is_tls(),
     };
     let directory = open(&shim.dir)?;
     let mut files = vec![directory.as_fd(), listener.as_fd()];

@@ -5,12 +5,15 @@ use super::address::ListenAddress;
 use crate::agent::ports::ReceiverPorts;
 use dbs_core::{Error, Result};
 use dbs_server::frontend::Listener;
-use nix::sys::socket::{getsockopt, sockopt};
-use std::fs;
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, getsockopt, listen, socket, sockopt,
+};
+use nix::sys::stat::{Mode, fchmod};
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -231,13 +234,16 @@ pub fn unix_path(control: Option<&Path>, volume: &str) -> Result<PathBuf> {
     Ok(Path::new("/host").join(inside).join("unix-domain-socket").join(name))
 }
 
-/// Binds a unix socket, in place of one nobody listens on. Its directory is made if absent.
+/// Binds a unix socket for the owner of the process only, in place of an older process's. Its directory
+/// is made if absent, for the owner only as well.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let named = |e: io::Error| {
         io::Error::new(e.kind(), format!("cannot listen on {}: {e}", path.display()))
     };
     if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(named)?;
+        // Those above it are not ours alone.
+        directory.parent().map_or(Ok(()), fs::create_dir_all).map_err(named)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(named)?;
     }
     match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -253,7 +259,16 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
             _ => {}
         },
     }
-    UnixListener::bind(path).map_err(named)
+    listen_privately(path).map_err(named)
+}
+
+fn listen_privately(path: &Path) -> io::Result<UnixListener> {
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // Before the bind, so that at no time anybody else can connect.
+    fchmod(&fd, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    listen(&fd, Backlog::MAXALLOWABLE)?;
+    Ok(UnixListener::from(fd))
 }
 
 /// The file of a unix socket, which is removed if it is still the same when this is dropped.

@@ -11,8 +11,8 @@ impl Replica {
     /// Freezes the head as a snapshot. Does nothing if it is not open.
     ///
     /// # Errors
-    /// `Exists` with a text the engine knows, `NoSpace` for too many snapshots, `Invalid` for an
-    /// impossible name, those of the store.
+    /// `Exists` with a text the engine knows, `Invalid` for too many snapshots, an impossible name or
+    /// labels that are too long, `NoSpace`; after these nothing has changed. Others of the store.
     pub fn snapshot(
         &self,
         name: &str,
@@ -42,7 +42,7 @@ impl Replica {
         let disks = facts.disks();
         if self.state().limits.max_count <= view::count_usage(&disks) {
             let active = view::live_chain(&disks, &facts.head_disk()).len();
-            return Err(Error::no_space(format!("too many active disks: {active}")));
+            return Err(Error::invalid(format!("too many active disks: {active}")));
         }
         let disk = names::snapshot_disk(name);
         let existing =
@@ -50,10 +50,16 @@ impl Replica {
         if disks.contains_key(&disk) {
             return Err(existing());
         }
-        check_name(name)?;
-        store.create_snapshot(&self.options.volume, name, options).map_err(|e| match e.kind() {
-            ErrorKind::Exists => existing(),
-            _ => e.context(format!("failed to create new disk {name}")),
+        names::check_snapshot(name, options.labels.clone())?;
+        store.create_snapshot(&self.options.volume, name, options).map_err(|e| {
+            let doing = format!("failed to create new disk {name}");
+            // A commit may have failed for want of space: the snapshot is there, and nothing else works.
+            let there = || !self.disks().is_ok_and(|disks| !disks.contains_key(&disk));
+            match e.kind() {
+                ErrorKind::Exists => existing(),
+                ErrorKind::NoSpace if there() => Error::new(ErrorKind::Io, format!("{doing}: {e}")),
+                _ => e.context(doing),
+            }
         })?;
         self.pending().head_frozen(name);
         self.headed_anew();
@@ -122,14 +128,6 @@ fn check_given(name: &str, created: &str) -> Result<()> {
     }
     if created.is_empty() {
         return Err(Error::invalid("need to specific created time"));
-    }
-    Ok(())
-}
-
-/// Refuses names that are kept for staging or could not be files of the directory.
-fn check_name(name: &str) -> Result<()> {
-    if names::is_staging(name) || name.contains('/') {
-        return Err(Error::invalid(format!("{name:?} cannot be the name of a snapshot")));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::{Replica, names, time};
 use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::units::BLOCK_BYTES;
-use dbs_core::{Error, Store};
+use dbs_core::{Error, ErrorKind, Store};
 use dbs_server::log;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -44,6 +44,15 @@ impl ExpandError {
             message: message.to_string(),
             rollback_message: String::new(),
         }
+    }
+
+    /// A step failed that does all or nothing; of a broken disk or store nobody knows.
+    fn unchanged(error: Error) -> Self {
+        let mut refused = Self::refused(&error);
+        if !matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned) {
+            refused.code = ExpandCode::FunctionFailedRollbackSucceeded;
+        }
+        refused
     }
 
     /// The message of the status.
@@ -102,10 +111,10 @@ impl Replica {
             return Ok(());
         }
         let name = names::expansion_snapshot(size);
-        self.clean_up(store, &name).map_err(ExpandError::refused)?;
+        self.clean_up(store, &name).map_err(ExpandError::unchanged)?;
         let labels = Labels::from([(EXPANSION_LABEL.to_owned(), size.to_string())]);
         let options = SnapshotOptions { labels, system: true, created_ns: Some(time::now_ns()) };
-        self.freeze(store, &name, &options).map_err(ExpandError::refused)?;
+        self.freeze(store, &name, &options).map_err(ExpandError::unchanged)?;
         let grown = store.resize_volume(&self.options.volume, size);
         if let Err(e) = grown {
             return Err(self.take_back(store, &name, &e));

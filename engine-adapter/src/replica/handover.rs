@@ -27,7 +27,8 @@ pub trait Predecessor: Send + Sync {
     fn release(&self) -> Result<()>;
 }
 
-/// Opens the store once it has been released.
+/// Opens the store once it has been released, and fails as long as the older process may still
+/// write to it.
 pub type OpenStore = Box<dyn Fn() -> Result<Store> + Send + Sync>;
 
 /// Where a replica has its store from.
@@ -124,7 +125,7 @@ impl Replica {
         };
         let begun = Instant::now();
         if let Err(e) = waiting.predecessor.release() {
-            // It may have ended. If it has not, the store cannot be opened.
+            // It may have ended, or have given the store up before. If not, it cannot be opened.
             log::warn("take-over", &[("error", &e)]);
         }
         let store = (waiting.open)()?;

@@ -100,18 +100,25 @@ impl Incoming<'_> {
     }
 
     /// Takes the description of a disk, to hold from the next reload on; of a head, only its parent
-    /// counts.
+    /// counts, and nothing of one that has become a snapshot since: below that is what its sender
+    /// meant, and the present head would lose the snapshot as its parent.
     ///
     /// # Errors
     /// `Invalid` if nothing may come in, or for a name that is no disk's.
     pub fn put_meta(&self, disk: &str, meta: DiskMeta) -> Result<()> {
         let _work = self.replica.work();
         self.ready()?;
+        let present = self.replica.state().head;
         let mut pending = self.replica.pending();
-        if names::head_number(disk).is_some() {
-            pending.head = Some(meta);
-        } else {
-            pending.snapshots.insert(snapshot_of(disk)?.to_owned(), meta);
+        match names::head_number(disk) {
+            Some(number) if number == present => pending.head = Some(meta),
+            Some(_) => {
+                let volume = &self.replica.options.volume;
+                log::warn("incoming", &[("volume", volume), ("late", &disk)]);
+            }
+            None => {
+                pending.snapshots.insert(snapshot_of(disk)?.to_owned(), meta);
+            }
         }
         Ok(())
     }
@@ -142,6 +149,11 @@ impl Incoming<'_> {
             return Err(Error::invalid("the replica is not open"));
         };
         let store = replica.take_over()?;
+        if !replica.state().rebuilding {
+            // It may still tell of a rebuild that ended when there was no room to write it. The mark
+            // that follows would be taken for that rebuild's.
+            replica.write_meta()?;
+        }
         store.set_rebuilding(&replica.options.volume, true)?;
         *replica.pending() = Pending { cloning: true, ..Pending::default() };
         Ok(())

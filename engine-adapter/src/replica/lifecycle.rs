@@ -3,6 +3,7 @@
 use super::events::Events;
 use super::handover::Sleeper;
 use super::incoming::Pending;
+use super::meta::VolumeMeta;
 use super::{Opened, Place, Replica, SECTOR_SIZE, time};
 use crate::data::{Access, Active, Target};
 use crate::image::Record;
@@ -10,9 +11,14 @@ use dbs_core::{Error, Result, Store};
 use dbs_server::log;
 use std::fs;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What an encrypted volume needs beyond its size.
 const LUKS2_HEADER_BYTES: u64 = 16 << 20;
+
+/// How long requests in flight may take to end when the store is given up. Tests have some that do
+/// not.
+const SURRENDER_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 30_000 });
 
 impl Replica {
     /// Makes the volume, if there is none; else it does nothing.
@@ -101,7 +107,7 @@ impl Replica {
             let before = state.opened.as_ref().is_some_and(|opened| opened.dirty);
             std::mem::replace(&mut state.dirty, true) || before
         };
-        if let Err(e) = self.write_meta() {
+        if let Err(e) = self.note_in_meta() {
             self.state().dirty = was_dirty;
             return Err(e);
         }
@@ -149,7 +155,7 @@ impl Replica {
         *self.pending() = Pending::default();
         self.commit_to(store)?;
         self.state().dirty = false;
-        self.write_meta()?;
+        self.note_in_meta()?;
         log::info("close", &[("volume", &self.options.volume)]);
         Ok(())
     }
@@ -224,7 +230,8 @@ impl Replica {
     /// Says that the content is incomplete, or that it is complete.
     ///
     /// # Errors
-    /// `Invalid` from another state than open or dirty, or rebuilding.
+    /// `Invalid` from another state than open or dirty, or rebuilding; if `volume.meta` cannot tell of
+    /// a rebuild that is to begin; those of the store. Nothing has changed then.
     pub fn set_rebuilding(&self, rebuilding: bool) -> Result<()> {
         let _work = self.work();
         let name = self.state_name()?;
@@ -234,10 +241,18 @@ impl Replica {
             return Err(Error::invalid(text));
         }
         let store = self.take_over()?;
-        store.set_rebuilding(&self.options.volume, rebuilding)?;
+        if rebuilding {
+            // Durable before the store's mark: that alone is what a clone has, and is taken away at the
+            // next start if there is no clone. A rebuild that was cut off would count as complete.
+            VolumeMeta { rebuilding, ..self.meta()? }.write(&self.options.dir)?;
+        }
+        if let Err(e) = store.set_rebuilding(&self.options.volume, rebuilding) {
+            self.repeat_in_meta();
+            return Err(e);
+        }
         self.state().rebuilding = rebuilding;
         *self.pending() = Pending::default();
-        self.write_meta()
+        if rebuilding { Ok(()) } else { self.note_in_meta() }
     }
 
     /// Sets the count of changes. Does nothing if it is not open.
@@ -282,13 +297,18 @@ impl Replica {
     /// afterwards.
     ///
     /// # Errors
-    /// `Busy` if it has been given up already, those of taking it over first.
+    /// `Busy` if it has been given up already, or if what is in flight does not end: then it still
+    /// has the store, refuses I/O, and may be asked again. Those of taking it over first.
     pub fn surrender(&self) -> Result<Store> {
         let _work = self.work();
         let store = self.take_over()?;
         let text = self.surrendered().to_string();
-        if !self.gate.set(Access::Refused { io: text.clone(), ping: text }) {
-            log::warn("surrender", &[("error", &"requests in flight do not end")]);
+        let refused = Access::Refused { io: text.clone(), ping: text };
+        if !self.gate.set_within(refused, SURRENDER_TIMEOUT) {
+            // A write among them would destroy what the newer one acknowledges meanwhile.
+            let dir = self.options.dir.display();
+            let text = format!("the store of `{dir}` is in use by requests that do not end");
+            return Err(Error::busy(text));
         }
         // The store was open for a reason: its flag says so until the newer process closes it.
         if let Err(e) = self.commit_to(&store) {
@@ -298,5 +318,22 @@ impl Replica {
         state.store = Place::Surrendered;
         state.opened = None;
         Ok(store)
+    }
+
+    /// Lets go of a store that its owner closes, though [`Replica::surrender`] has failed. It stays
+    /// locked, for whoever opens its file, until the requests that use it have ended.
+    pub fn let_go(&self) {
+        let _work = self.work();
+        let mut state = self.state();
+        if matches!(state.store, Place::Own(_)) {
+            state.store = Place::Surrendered;
+            state.opened = None;
+        }
+    }
+
+    /// Whether the store has been given up to a newer process.
+    #[must_use]
+    pub fn has_surrendered(&self) -> bool {
+        matches!(self.state().store, Place::Surrendered)
     }
 }

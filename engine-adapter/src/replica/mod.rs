@@ -32,7 +32,7 @@ pub use view::{Disk, ReplicaState};
 use crate::data::{Access, Durability, Gate, Revision};
 use crate::proto::ptypes;
 use counters::Counters;
-use dbs_core::{Error, Result, Store, Volume};
+use dbs_core::{Error, ErrorKind, Result, Store, Volume};
 use handover::Waiting;
 use incoming::Pending;
 use meta::VolumeMeta;
@@ -300,7 +300,7 @@ impl Replica {
             }
         };
         facts.layers = match store.layers(&self.options.volume) {
-            Err(e) if e.kind() == dbs_core::ErrorKind::NotFound => Vec::new(),
+            Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
             layers => layers?,
         };
         Ok(facts)
@@ -314,26 +314,35 @@ impl Replica {
         };
         let meta = VolumeMeta::read(&self.options.dir)?;
         let head = meta.as_ref().and_then(|meta| names::head_number(&meta.head));
-        // A clone that was cut off: the store has its mark, but the replica was not rebuilding.
+        // A clone that was cut off: the store has its mark, but the replica was not rebuilding. Of a
+        // rebuild the file tells before the store does, and it may go on telling of it for want of
+        // room; so without the store's mark there is none, and nothing has been changed by one.
         let cut_off = volume.rebuilding && meta.as_ref().is_some_and(|meta| !meta.rebuilding);
+        let rebuilding = volume.rebuilding && !cut_off;
         {
             let mut state = self.state();
             state.head = head.unwrap_or(0);
             state.dirty = meta.as_ref().is_none_or(|meta| meta.dirty);
-            state.rebuilding = volume.rebuilding && !cut_off;
+            state.rebuilding = rebuilding;
         }
         if cut_off {
             self.drop_staged(store)?;
             store.set_rebuilding(name, false)?;
         }
         self.counters.load(volume.revision, time::now_ns())?;
-        if meta.is_none() { self.write_meta() } else { Ok(()) }
+        let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);
+        if told { Ok(()) } else { self.note_in_meta() }
     }
 
     /// Writes `volume.meta`.
     fn write_meta(&self) -> Result<()> {
+        self.meta()?.write(&self.options.dir)
+    }
+
+    /// What `volume.meta` is to say.
+    fn meta(&self) -> Result<VolumeMeta> {
         let facts = self.facts()?;
-        let meta = VolumeMeta {
+        Ok(VolumeMeta {
             size: facts.size(),
             head: facts.head_disk(),
             dirty: facts.dirty,
@@ -342,8 +351,25 @@ impl Replica {
             sector_size: SECTOR_SIZE,
             encrypted: self.options.encrypted,
             ..Default::default()
-        };
-        meta.write(&self.options.dir)
+        })
+    }
+
+    /// As [`Replica::write_meta`], but a file system without room is no reason to refuse what is being
+    /// done: who cannot open the volume can neither read it nor delete what takes the room.
+    ///
+    /// It is safe because the store is the truth. The file then tells of a head number that is too
+    /// small, which nobody depends on; of a replica that was closed in order though it was not, or the
+    /// other way round, which is shown and decides nothing (recovery is the store's, at each open); or
+    /// of a rebuild that is over, which the store contradicts. What a rebuild needs the file for is
+    /// written before it begins, or it does not.
+    fn note_in_meta(&self) -> Result<()> {
+        match self.write_meta() {
+            Err(e) if e.kind() == ErrorKind::NoSpace => {
+                dbs_server::log::warn("volume-meta", &[("error", &e)]);
+                Ok(())
+            }
+            result => result,
+        }
     }
 
     /// As [`Replica::write_meta`], after a change that is done and durable in the store: it only

@@ -1,5 +1,9 @@
 //! Disk names: layers called as upstream's files are.
 
+use dbs_core::info::Labels;
+use dbs_core::store::SnapshotOptions;
+use dbs_core::{Error, Result};
+
 /// What snapshots are staged under while they come in; hidden from all listings.
 pub const STAGING_PREFIX: &str = ".incoming-";
 
@@ -38,6 +42,18 @@ pub fn expansion_snapshot(size: u64) -> String {
     format!("expand-{size}")
 }
 
+/// Whether a replica can have a snapshot of this name with these labels: for itself, and for a
+/// controller before it asks all of them at once.
+///
+/// # Errors
+/// `Invalid`. Names that are kept for staging, or could not be files of the directory, are no names.
+pub fn check_snapshot(name: &str, labels: Labels) -> Result<()> {
+    if is_staging(name) || name.contains('/') {
+        return Err(Error::invalid(format!("{name:?} cannot be the name of a snapshot")));
+    }
+    SnapshotOptions { labels, ..SnapshotOptions::default() }.check(name)
+}
+
 /// Whether a snapshot's name is kept for staging.
 #[must_use]
 pub fn is_staging(name: &str) -> bool {
@@ -65,5 +81,16 @@ mod tests {
         for other in ["volume-snap-.img", "volume-snap-a", "volume-head-000.img", "a", ""] {
             assert_eq!(snapshot_name(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn what_no_replica_can_have_is_told_beforehand() {
+        let labels = |length: usize| Labels::from([("k".to_owned(), "v".repeat(length))]);
+        for name in ["a@b", "a/b", " a", "a ", ".incoming-x", "", "\n", &"n".repeat(256)] {
+            let refused = check_snapshot(name, Labels::new()).unwrap_err();
+            assert_eq!(refused.kind(), dbs_core::ErrorKind::Invalid, "{name:?}");
+        }
+        check_snapshot(&"n".repeat(255), labels(7000)).unwrap();
+        check_snapshot("a b", labels(8000)).unwrap_err();
     }
 }

@@ -7,7 +7,8 @@ use crate::proto::ptypes::replica_service_server::{
     ReplicaService, ReplicaServiceServer, SERVICE_NAME as NAME,
 };
 use crate::proto::ptypes::*;
-use dbs_core::Error;
+use crate::wire::no_space;
+use dbs_core::{Error, ErrorKind};
 use std::sync::Arc;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Code, Request, Response, Status};
@@ -57,7 +58,8 @@ impl ReplicaRpc {
     ) -> Result<Option<crate::proto::ptypes::Replica>, Status> {
         self.call(|replica| {
             act(replica)?;
-            replica.get().map(Some).map_err(failed)
+            // Not `failed`: what was asked for has happened, whatever is wrong now.
+            replica.get().map(Some).map_err(|error| Status::unknown(error.to_string()))
         })
         .await
     }
@@ -65,7 +67,24 @@ impl ReplicaRpc {
 
 /// Callers go by the text; only `Unavailable` has a meaning of its own, of which none of these is.
 fn failed(error: Error) -> Status {
-    Status::unknown(error.to_string())
+    Status::unknown(text(&error))
+}
+
+/// The same of a call that changes nothing where it is refused: then it has a code that says so.
+fn refused(error: Error) -> Status {
+    let code = match error.kind() {
+        ErrorKind::Invalid => Code::InvalidArgument,
+        ErrorKind::NoSpace => Code::ResourceExhausted,
+        _ => Code::Unknown,
+    };
+    Status::new(code, text(&error))
+}
+
+fn text(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::NoSpace => no_space(error.to_string()),
+        _ => error.to_string(),
+    }
 }
 
 fn expansion_failed(error: ExpandError) -> Status {
@@ -137,7 +156,7 @@ impl ReplicaService for ReplicaRpc {
         let ReplicaSnapshotRequest { name, user_created, created, labels } = request.into_inner();
         let labels = labels.into_iter().collect();
         let take = move |replica: &Replica| {
-            replica.snapshot(&name, user_created, &created, labels).map_err(failed)
+            replica.snapshot(&name, user_created, &created, labels).map_err(refused)
         };
         let replica = self.change(take).await?;
         Ok(Response::new(ReplicaSnapshotResponse { replica }))
@@ -244,5 +263,26 @@ impl ReplicaService for ReplicaRpc {
             Ok(())
         });
         Ok(Response::new(SnapshotMaxSizeSetResponse { replica: replica.await? }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::rules::snapshot::Said;
+
+    /// What the kernel says of a full disk is not what upstream's controller looks for.
+    #[test]
+    fn a_full_disk_is_told_in_the_words_that_controllers_know() {
+        let enospc = || std::io::Error::from_raw_os_error(28);
+        let status = failed(Error::io(enospc(), "cannot reserve space for the labels"));
+        assert_eq!(status.code(), Code::Unknown);
+        assert_eq!(Said::of_error(status.message(), false), Said::NoSpace, "{status}");
+        let status = refused(Error::no_space("the snapshot table is full"));
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert_eq!(status.message(), "the snapshot table is full: no space left on device");
+        assert_eq!(refused(Error::invalid("a@b")).code(), Code::InvalidArgument);
+        let broken = Error::io(std::io::Error::from_raw_os_error(5), "writing the journal");
+        assert_eq!(Said::of_error(refused(broken).message(), false), Said::Failed);
     }
 }

@@ -8,9 +8,14 @@
 //! own replica sends a ping's payload back as it is; this one answers with the [`Hello`] of its own,
 //! which differs. Only to that one the client may send [`Type::Flush`]: it is answered once every
 //! write that was acknowledged before it came, on any connection, survives a loss of power.
+//!
+//! With [`feature::HEAL`] on both sides, a read or write that fails because data in the replica is not
+//! what was written is answered with [`Type::Damaged`], on the connections that the client said hello on; it
+//! has changed nothing then. [`Type::Heal`] brings what a damaged block held: it is written if its checksum is
+//! the one that the replica knows of the block, and changes nothing else.
 
 use std::fmt;
-use zerocopy::byteorder::little_endian::{I64, U16, U32};
+use zerocopy::byteorder::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// First field of every message.
@@ -23,6 +28,12 @@ pub const PAYLOAD_MAX_BYTES: u32 = 32 << 20;
 /// What a full replica's error has to contain for a controller to know it as such. Type 8 is not
 /// for replicas: a controller takes it for success.
 pub const NO_SPACE_TEXT: &str = "no space left on device";
+
+/// The text of an error for lack of space, with the words by which all sides know it.
+#[must_use]
+pub fn no_space(text: String) -> String {
+    if text.contains(NO_SPACE_TEXT) { text } else { format!("{text}: {NO_SPACE_TEXT}") }
+}
 /// The error of a read beyond the end of the volume.
 pub const UNEXPECTED_EOF_TEXT: &str = "unexpected EOF";
 
@@ -49,10 +60,16 @@ pub enum Type {
     NoSpace,
     /// Makes acknowledged writes durable: only between the two sides of DBS.
     Flush,
+    /// Request, with whole blocks as its payload, to write those again that are damaged and held this.
+    /// The response's size is the number of bytes that were. Only between the two sides of DBS.
+    Heal,
+    /// A request failed since data is damaged: the payload is a [`Damaged`]. Only between the two sides of
+    /// DBS.
+    Damaged,
 }
 
 impl Type {
-    const ALL: [(u32, Self); 10] = [
+    const ALL: [(u32, Self); 12] = [
         (0, Self::Read),
         (1, Self::Write),
         (2, Self::Response),
@@ -63,6 +80,8 @@ impl Type {
         (7, Self::Unmap),
         (8, Self::NoSpace),
         (0x44, Self::Flush),
+        (0x45, Self::Heal),
+        (0x46, Self::Damaged),
     ];
 
     /// The number on the wire.
@@ -79,6 +98,8 @@ impl Type {
             Self::Unmap => 7,
             Self::NoSpace => 8,
             Self::Flush => 0x44,
+            Self::Heal => 0x45,
+            Self::Damaged => 0x46,
         }
     }
 
@@ -215,6 +236,8 @@ impl From<Malformed> for std::io::Error {
 pub mod feature {
     /// [`super::Type::Flush`] is known.
     pub const FLUSH: u32 = 1;
+    /// [`super::Type::Heal`] and [`super::Type::Damaged`] are known.
+    pub const HEAL: u32 = 2;
 }
 
 /// What both sides of DBS say of themselves in a ping and in its answer.
@@ -247,13 +270,25 @@ impl Hello {
     /// What a client of this version says.
     #[must_use]
     pub fn of_client() -> Self {
-        Self { server: false, features: feature::FLUSH }
+        Self { server: false, features: feature::FLUSH | feature::HEAL }
     }
 
     /// What a server of this version says.
     #[must_use]
     pub fn of_server() -> Self {
+        Self { server: true, features: feature::FLUSH | feature::HEAL }
+    }
+
+    /// What a volume's controller says to its clients: it heals by itself.
+    #[must_use]
+    pub fn of_frontend() -> Self {
         Self { server: true, features: feature::FLUSH }
+    }
+
+    /// Whether it has this bit of [`feature`].
+    #[must_use]
+    pub fn has(&self, feature: u32) -> bool {
+        self.features & feature != 0
     }
 
     /// Its bytes.
@@ -274,6 +309,58 @@ impl Hello {
         let server = bytes.magic == Self::SERVER;
         let known = server || bytes.magic == Self::CLIENT;
         known.then(|| Self { server, features: bytes.features.get() })
+    }
+}
+
+/// Bits of [`Damaged`] on the wire.
+const IN_SNAPSHOT: u32 = 1;
+
+/// What a replica says of damage that a request met first; more may follow it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damaged {
+    /// First byte of the damaged block in the volume.
+    pub offset: u64,
+    /// A snapshot holds the block.
+    pub in_snapshot: bool,
+    /// The whole story.
+    pub text: String,
+}
+
+/// What precedes the text of a [`Damaged`] on the wire.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct DamagedBytes {
+    offset: U64,
+    flags: U32,
+    reserved: U32,
+}
+
+const _: () = assert!(size_of::<DamagedBytes>() == Damaged::BYTES);
+
+impl Damaged {
+    /// Bytes of it before its text.
+    pub const BYTES: usize = 16;
+
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let bytes = DamagedBytes {
+            offset: U64::new(self.offset),
+            flags: U32::new(if self.in_snapshot { IN_SNAPSHOT } else { 0 }),
+            reserved: U32::ZERO,
+        };
+        [bytes.as_bytes(), self.text.as_bytes()].concat()
+    }
+
+    /// What a payload says; `None` if it is too short. Unknown bits are ignored.
+    #[must_use]
+    pub fn decode(payload: &[u8]) -> Option<Self> {
+        let (bytes, text) = DamagedBytes::read_from_prefix(payload).ok()?;
+        Some(Self {
+            offset: bytes.offset.get(),
+            in_snapshot: bytes.flags.get() & IN_SNAPSHOT != 0,
+            text: String::from_utf8_lossy(text).into_owned(),
+        })
     }
 }
 

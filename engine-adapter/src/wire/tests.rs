@@ -62,6 +62,20 @@ fn a_hello_is_known_and_no_echo_of_the_other_side() {
     assert_eq!(Hello::decode(&[0; 64]), None);
 }
 
+#[test]
+fn damage_is_a_place_and_a_text() {
+    let text = "byte 8192 of `v@s` is damaged".to_owned();
+    let damaged = Damaged { offset: 8192, in_snapshot: true, text };
+    let bytes = damaged.encode();
+    assert_eq!(bytes[..16], [0, 32, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(Damaged::decode(&bytes), Some(damaged.clone()));
+    let head = Damaged { in_snapshot: false, text: String::new(), ..damaged };
+    assert_eq!(Damaged::decode(&head.encode()), Some(head));
+    assert_eq!(Damaged::decode(&bytes[..15]), None);
+    // A controller's frontend has no damage to tell of.
+    assert!(Hello::of_server().has(feature::HEAL) && !Hello::of_frontend().has(feature::HEAL));
+}
+
 proptest! {
     #[test]
     fn headers_round_trip(sequence: u32, number: u32, offset: i64, size: u32,
@@ -76,6 +90,7 @@ proptest! {
             prop_assert_eq!(header.encode().to_vec(), bytes.clone());
         }
         let _ = Hello::decode(&bytes);
+        assert_eq!(Damaged::decode(&bytes).is_some(), bytes.len() >= Damaged::BYTES);
     }
 
     #[test]

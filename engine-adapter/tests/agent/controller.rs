@@ -125,6 +125,7 @@ fn volume(node: &Node) -> Volume {
         frontend: None,
         sync_before_snapshot: false,
         short_timeout: timeout::DEFAULT,
+        flush_timeout: timeout::DEFAULT,
     };
     let parts = Parts {
         replicas: Arc::new(replicas),

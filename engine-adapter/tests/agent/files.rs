@@ -5,7 +5,8 @@ use engine_adapter::image::{Record, Source, SparseFile};
 use engine_adapter::proto::ptypes::*;
 use engine_adapter::ssync::{ReceiveOptions, Received, receive};
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -204,6 +205,55 @@ fn hashing_waits_for_its_turn_on_the_node_and_can_be_cancelled() {
 
 fn nix_lock(file: fs::File) -> nix::fcntl::Flock<fs::File> {
     nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusive).unwrap()
+}
+
+/// One request on a connection that stays; the first line of the answer, all of which is read.
+fn ask(stream: &mut TcpStream, request: &str, body: &[u8]) -> String {
+    let head = format!("{request} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while !answer.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut byte).unwrap();
+        answer.push(byte[0]);
+    }
+    let head = String::from_utf8(answer).unwrap().to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.trim().parse().unwrap())];
+    stream.read_exact(&mut body).unwrap();
+    head.lines().next().unwrap().to_owned()
+}
+
+/// A controller takes the next snapshot once it hears that the head's description was sent: what is
+/// described is below that snapshot then.
+#[test]
+fn a_description_is_the_replicas_when_its_sender_is_told_so() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    sample(&node);
+    node.replica.set_rebuilding(true).unwrap();
+    let to_file_name = format!("{}.meta", node.replica.head_disk().unwrap());
+    let launch = ReceiverLaunchRequest { to_file_name };
+    let port = node.call(|mut c| async move { c.receiver_launch(launch).await }).unwrap().port;
+    let meta = br#"{"Parent":"volume-snap-a.img"}"#;
+    let mut sender = TcpStream::connect(("127.0.0.1", port as u16)).unwrap();
+    let end = meta.len();
+    let open = format!("GET /v1-ssync/open?begin=0&directIO=false&end={end}");
+    assert!(ask(&mut sender, &open, b"").contains("200"));
+    let write = format!("POST /v1-ssync/writeData?begin=0&end={end}");
+    assert!(ask(&mut sender, &write, meta).contains("200"));
+    // Another of its connections, with a request whose body is still to come.
+    let mut other = TcpStream::connect(("127.0.0.1", port as u16)).unwrap();
+    let half = format!("{write} HTTP/1.1\r\nHost: x\r\nContent-Length: {end}\r\n\r\n{{");
+    other.write_all(half.as_bytes()).unwrap();
+    assert!(
+        ask(&mut sender, "POST /v1-ssync/close?checksum=&checksumMethod=", b"").contains("200")
+    );
+    node.snapshot("c");
+    node.replica.reload().unwrap();
+    let replica = node.replica.get().unwrap();
+    assert_eq!(replica.chain[1..], ["volume-snap-c.img", "volume-snap-a.img"]);
+    drop(other);
 }
 
 #[test]

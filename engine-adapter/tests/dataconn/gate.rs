@@ -12,7 +12,7 @@ use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -288,6 +288,49 @@ fn a_dormant_replica_wakes_once_and_answers_what_waited() {
         assert_eq!(wake.calls.load(Ordering::SeqCst), 2, "for all of them");
         assert_eq!(client.read(35_000, 5000).unwrap(), [7; 5000]);
         drop((client, wake));
+        replica.finish();
+    }
+}
+
+/// Wakes once another replica's request has ended, as a hand-over inside one process does.
+struct AfterAnother {
+    other: DataClient,
+    opens: (Arc<Gate>, Arc<Active>),
+}
+
+impl Wake for AfterAnother {
+    fn wake(&self) -> Result<(), String> {
+        let unmap = self.other.submit(Type::Unmap, 0, 4096, &[]).map_err(|e| e.to_string())?;
+        let (ended, end) = mpsc::channel();
+        thread::spawn(move || ended.send(unmap.wait().is_ok()));
+        let ended = end.recv_timeout(Duration::from_secs(10));
+        ended.map_err(|_| "the other's request does not end".to_owned())?;
+        let (gate, active) = self.opens.clone();
+        assert!(gate.set(Access::Open(active)));
+        Ok(())
+    }
+}
+
+/// Replicas that wake wait for requests of their predecessors, which need workers: the same ones.
+#[test]
+fn who_wakes_takes_no_worker_from_the_requests_it_waits_for() {
+    for driver in DRIVERS {
+        let options = DataOptions { workers: 1, ..Setup::default().options };
+        let Some(replica) = (Setup { options, ..Setup::with_driver(driver) }).start() else {
+            continue;
+        };
+        let path = replica.dir.path().join("newer.sock");
+        let gate = Gate::new(Access::not_open("closed"));
+        let listener = Listener::bind(&Listen::Unix(path)).unwrap();
+        let newer = replica.server.serve(gate.clone(), vec![listener]).unwrap();
+        let opens = (gate.clone(), replica.active.clone());
+        gate.set(Access::Dormant(Arc::new(AfterAnother { other: replica.client(1), opens })));
+        let client = DataClient::connect(&newer.addresses()[0], 1).unwrap();
+        client.write(0, &[1; 4096]).unwrap();
+        drop(client);
+        newer.stop();
+        assert!(gate.set(Access::not_open("closed")));
+        drop(gate);
         replica.finish();
     }
 }

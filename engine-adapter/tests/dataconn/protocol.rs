@@ -3,7 +3,7 @@
 
 use crate::support::{BLOCK, DRIVERS, MIB, Replica, Setup, eventually, pattern};
 use engine_adapter::data::{Access, ClientError, DataClient, DataOptions, DataStats, Kind};
-use engine_adapter::wire::{Header, Hello, PAYLOAD_MAX_BYTES, Type};
+use engine_adapter::wire::{Damaged, Header, Hello, PAYLOAD_MAX_BYTES, Type};
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -203,6 +203,65 @@ fn dbs_knows_its_own_kind_and_flushes() {
         drop(client);
         replica.finish();
     }
+}
+
+/// Who has not said that it knows of damage gets an error like any other, on each connection for itself.
+#[test]
+fn damage_has_a_place_for_who_knows_of_it() {
+    for driver in DRIVERS {
+        let setup = Setup { checksums: true, ..Setup::with_driver(driver) };
+        let Some(replica) = setup.start() else { continue };
+        let data = pattern(1, 16384);
+        let (mut knows, mut other) = (replica.raw(), replica.raw());
+        let hello = Hello::of_client().encode();
+        knows.ask(Header::with_payload(Type::Ping, 1, 0, hello.len() as u32), &hello);
+        knows.ask(Header::with_payload(Type::Write, 2, 0, 16384), &data);
+        replica.damage(8192);
+        let read = Header::new(Type::Read, 3, 512, 16384 - 512);
+        let write = Header::with_payload(Type::Write, 4, 8704, 512);
+        for (request, payload) in [(read, &[][..]), (write, &[1; 512])] {
+            assert!(other.error(request, payload).contains("byte 8192 of `v` is damaged"));
+            let (reply, payload) = knows.ask(request, payload);
+            assert_eq!((reply.kind(), reply.offset), (Some(Type::Damaged), request.offset));
+            let damaged = Damaged::decode(&payload).unwrap();
+            assert_eq!((damaged.offset, damaged.in_snapshot), (8192, false));
+            assert!(damaged.text.contains("byte 8192 of `v` is damaged"), "{}", damaged.text);
+        }
+        // What it held is taken, nothing else, and only whole blocks.
+        let mut heal = |offset: i64, data: &[u8]| {
+            knows.ask(Header::with_payload(Type::Heal, 5, offset, data.len() as u32), data).0
+        };
+        assert_eq!(heal(8192, &data[..4096]).kind(), Some(Type::Error));
+        assert_eq!(heal(8192, &data[8192..8704]).kind(), Some(Type::Error));
+        assert_eq!(heal(16 * MIB as i64, &data[..4096]).kind(), Some(Type::Error));
+        let revision = replica.events.revision.load(Ordering::SeqCst);
+        for healed in [4096, 0] {
+            let reply = heal(4096, &data[4096..]);
+            assert_eq!((reply.kind(), reply.size), (Some(Type::Response), healed));
+        }
+        assert_eq!(replica.events.revision.load(Ordering::SeqCst), revision);
+        let (_, read) = other.ask(Header::new(Type::Read, 6, 0, 16384), &[]);
+        assert!(read == data);
+        drop((knows, other));
+        replica.finish();
+    }
+}
+
+/// It is carried out in several steps: damage where it ends must be told before the first one.
+#[test]
+fn a_long_write_that_meets_damage_changes_nothing() {
+    let setup = Setup { checksums: true, extent_size: 64 << 10, ..Setup::default() };
+    let replica = setup.start().unwrap();
+    let (client, length) = (replica.client(1), 12 * MIB);
+    let data = pattern(1, (16 * MIB) as usize);
+    client.write(0, &data).unwrap();
+    let last = (length + 512) / 4096 * 4096;
+    replica.damage(last);
+    let refused = client.write(512, &vec![7; length as usize]).unwrap_err();
+    assert!(refused.to_string().contains("is damaged"), "{refused}");
+    assert!(client.read(0, last as u32).unwrap() == data[..last as usize]);
+    drop(client);
+    replica.finish();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
+use dbs_core::volume::{Request, Start};
 use dbs_core::{Error, InitOptions, OpenOptions, Store, Volume};
 use dbs_reactor::Driver;
 use dbs_server::frontend::{Listen, Listener};
@@ -13,6 +14,7 @@ use engine_adapter::data::{
 use engine_adapter::wire::{HEADER_BYTES, Header, Type};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -78,6 +80,8 @@ pub struct Setup {
     pub open: OpenOptions,
     pub options: DataOptions,
     pub null: bool,
+    pub checksums: bool,
+    pub extent_size: u64,
 }
 
 impl Default for Setup {
@@ -91,6 +95,8 @@ impl Default for Setup {
             open: OpenOptions::default(),
             options: DataOptions { reactors: 2, workers: 4, ..DataOptions::default() },
             null: false,
+            checksums: false,
+            extent_size: MIB,
         }
     }
 }
@@ -116,7 +122,12 @@ impl Setup {
     pub fn start(self) -> Option<Replica> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.dbs");
-        let options = InitOptions { size: Some(self.store_size), ..InitOptions::default() };
+        let options = InitOptions {
+            size: Some(self.store_size),
+            checksums: self.checksums,
+            extent_size: self.extent_size,
+            ..InitOptions::default()
+        };
         Store::init(&path, &options).unwrap();
         let store = Store::open(&path, &self.open).unwrap();
         store.create_volume("v", self.volume_size).unwrap();
@@ -176,6 +187,22 @@ impl Replica {
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         stream.set_nodelay(true).unwrap();
         Raw { stream }
+    }
+
+    /// Changes a bit of what the volume holds at this byte, behind the store's back.
+    pub fn damage(&self, offset: u64) {
+        let volume = self.active.volume().unwrap();
+        let mut request = Request::new();
+        let block = offset - offset % BLOCK;
+        assert_eq!(volume.start_read(block, BLOCK, &mut request).unwrap(), Start::Io);
+        let at = request.segments()[0].device + offset % BLOCK;
+        request.cancel();
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&self.path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+        // It may be read around the page cache.
+        file.sync_all().unwrap();
     }
 
     /// Ends the service and closes the store, which must not be in use then; looks it over.

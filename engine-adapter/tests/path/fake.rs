@@ -170,6 +170,8 @@ impl Shared {
                 data[start..start + header.size as usize].fill(0);
                 done(header, header.size)
             }
+            // Only one that a test made damaged is asked.
+            Some(Type::Heal) => done(header, 0),
             // As upstream's does it: a hello comes back as it is.
             Some(Type::Ping) => message(Type::Response, header, payload),
             kind => panic!("upstream's replica does not know {kind:?}"),

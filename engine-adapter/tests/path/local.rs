@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The way to a replica that does without its server.
-fn local(replica: &Replica) -> BackendAddress {
+pub fn local(replica: &Replica) -> BackendAddress {
     BackendAddress::Local(LocalReplica::new(replica.gate.clone(), 4).unwrap())
 }
 

@@ -26,7 +26,7 @@ fn serve(reactors: usize) -> Served {
     let volume = Volume::new(options(reactors));
     let socket = volume.dir.path().join("nbd.sock");
     let addresses = [Listen::Unix(socket.clone())];
-    let frontend = NbdFrontend::start(&volume.path, "vol", &addresses).unwrap();
+    let frontend = NbdFrontend::start(&volume.path, "vol", &addresses, None).unwrap();
     Served { frontend, volume, socket }
 }
 

@@ -99,6 +99,16 @@ pub fn replicas(count: usize) -> Vec<Replica> {
     (0..count).map(start).collect()
 }
 
+/// The same with checksums of data.
+pub fn checked(count: usize) -> Vec<Replica> {
+    let start = |_| {
+        let options = DataOptions { reactors: 1, workers: 4, ..DataOptions::default() };
+        let setup = Setup { volume_size: SIZE, options, checksums: true, ..Setup::default() };
+        setup.start().unwrap()
+    };
+    (0..count).map(start).collect()
+}
+
 pub fn address(replica: &Replica) -> BackendAddress {
     BackendAddress::Remote(replica.tcp().clone())
 }

@@ -26,11 +26,16 @@ pub fn free_ports() -> u16 {
 
 /// A replica, and its address.
 pub fn replica(place: &Place, name: &str) -> (Process, String) {
+    replica_with(place, name, &[])
+}
+
+/// The same with further arguments.
+pub fn replica_with(place: &Place, name: &str, further: &[&str]) -> (Process, String) {
     let port = free_ports();
     let listen = format!("127.0.0.1:{port}");
     let count = (PORTS - 3).to_string();
     let more = ["--size", TEXT_SIZE, "--disableRevCounter", "--listen", &listen];
-    let more = [&more[..], &["--sync-agent-port-count", &count]].concat();
+    let more = [&more[..], &["--sync-agent-port-count", &count], further].concat();
     (place.start(name, &more), format!("tcp://{listen}"))
 }
 
@@ -79,7 +84,12 @@ pub fn check(client: &DataClient, version: u64) {
 }
 
 pub fn modes(controller: &Process) -> Vec<String> {
-    let listed = run(controller, &["ls-replica"]);
+    modes_with(controller, &[])
+}
+
+/// The same with further arguments.
+pub fn modes_with(controller: &Process, further: &[&str]) -> Vec<String> {
+    let listed = run(controller, &[further, &["ls-replica"]].concat());
     let mode = |line: &str| line.split_whitespace().nth(1).map(str::to_owned);
     listed.lines().skip(1).filter_map(mode).collect()
 }

@@ -10,6 +10,7 @@ mod handover;
 mod life;
 mod limits;
 mod local;
+mod tls;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
 const REPLICA: [&str; 3] = ["--volume-name", "vol", "replica"];

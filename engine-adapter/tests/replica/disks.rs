@@ -18,6 +18,13 @@ fn unknown<T: std::fmt::Debug>(outcome: Outcome<T>) -> String {
     status.message().to_owned()
 }
 
+/// How a snapshot is refused that no replica could take: nothing has happened.
+fn refused<T: std::fmt::Debug>(outcome: Outcome<T>) -> String {
+    let status: Status = outcome.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    status.message().to_owned()
+}
+
 /// Disks and their parents, short: `h3`, `a`.
 fn tree(replica: &Replica) -> BTreeMap<String, String> {
     let disks = replica.disks.values();
@@ -87,19 +94,19 @@ fn snapshots_that_are_refused() {
     let text = unknown(bench.snapshot_as("a", true, NOW, &[]));
     assert!(text.contains("snapshot volume-snap-a.img is already existing"), "{text}");
     for name in ["a/b", "a@b", ".incoming-a", " a", "\n"] {
-        unknown(bench.snapshot_as(name, true, NOW, &[]));
+        refused(bench.snapshot_as(name, true, NOW, &[]));
     }
     let long = "x".repeat(5000);
-    unknown(bench.snapshot_as("l", true, NOW, &[("a", &long), ("b", &long)]));
-    unknown(bench.snapshot_as(&"n".repeat(300), true, NOW, &[]));
+    refused(bench.snapshot_as("l", true, NOW, &[("a", &long), ("b", &long)]));
+    refused(bench.snapshot_as(&"n".repeat(300), true, NOW, &[]));
     assert_eq!(chain(&bench.get()), ["h1", "a"], "nothing has changed");
     assert_eq!(bench.max_count(1).remain_snapshots, 0);
-    assert_eq!(unknown(bench.snapshot_as("b", true, NOW, &[])), "too many active disks: 2");
+    assert_eq!(refused(bench.snapshot_as("b", true, NOW, &[])), "too many active disks: 2");
     // A removed one does not count.
     assert_eq!(bench.mark("a").unwrap().remain_snapshots, 1);
     assert_eq!(chain(&bench.snapshot("b")), ["h2", "b"]);
     assert_eq!(bench.max_count(0).remain_snapshots, -1);
-    unknown(bench.snapshot_as("c", true, NOW, &[]));
+    refused(bench.snapshot_as("c", true, NOW, &[]));
 }
 
 #[test]
@@ -215,8 +222,9 @@ fn expansions_that_fail_say_how_far_they_got() {
     bench.work();
     assert_eq!(bench.read(0), 1);
     bench.max_count(0);
+    // Refused before anything was done: the engine need not give it up.
     let (code, ..) = expand_error(bench.expand(2 * SIZE as i64));
-    assert_eq!(code, "FunctionFailedWithoutRollback");
+    assert_eq!(code, "FunctionFailedRollbackSucceeded");
     bench.max_count(250);
 
     // What a crash between the two steps leaves is cleaned up; what a person made is not touched.
@@ -230,7 +238,7 @@ fn expansions_that_fail_say_how_far_they_got() {
     let name = format!("expand-{}", 3 * SIZE);
     bench.snapshot(&name);
     let (code, message, _) = expand_error(bench.expand(3 * SIZE as i64));
-    assert_eq!(code, "FunctionFailedWithoutRollback");
+    assert_eq!(code, "FunctionFailedRollbackSucceeded");
     assert!(message.contains("is already existing"), "{message}");
 }
 

@@ -211,6 +211,29 @@ fn snapshots_taken_meanwhile_keep_their_place() {
     assert_eq!([0, 1, 2].map(|block| to.read(block)), [77, 78, 78]);
 }
 
+/// The description of the head comes when that is a snapshot already: what was acknowledged before the
+/// snapshot must not leave the chain.
+#[test]
+fn a_heads_description_that_comes_after_a_snapshot_is_dropped() {
+    let from = source();
+    let to = created(2 * SIZE);
+    join(&from, &to);
+    to.rebuilding(true).unwrap();
+    let (head, parent) = (to.replica.head_disk().unwrap(), from.get().parent);
+    write_both([&from, &to], 0, 77);
+    for bench in [&from, &to] {
+        bench.snapshot("during");
+    }
+    to.replica.incoming().put_meta(&head, DiskMeta { parent, ..Default::default() }).unwrap();
+    send(&from, &to);
+    write_both([&from, &to], 1, 78);
+    to.reload().unwrap();
+    to.rebuilding(false).unwrap();
+    same(&from, &to);
+    assert_eq!([0, 1].map(|block| to.read(block)), [77, 78]);
+    assert!(content(&from, "vol") == content(&to, "vol"));
+}
+
 #[test]
 fn a_replica_that_was_away_is_brought_up_to_date() {
     let from = source();
@@ -390,4 +413,26 @@ fn a_clone_that_fails_leaves_nothing() {
     assert!(to.store.as_ref().unwrap().volume_info("vol").unwrap().rebuilding);
     to.close();
     assert!(to.replica.incoming().begin_clone().is_err(), "closed");
+}
+
+/// The file that tells of a rebuild could not be written when that ended. A clone that is cut off
+/// later is not taken for the rebuild.
+#[test]
+fn a_clone_after_a_rebuild_whose_end_could_not_be_written() {
+    let to = created(SIZE);
+    to.write(0, 1);
+    to.rebuilding(true).unwrap();
+    to.no_room_for_meta();
+    assert_eq!(to.rebuilding(false).unwrap().state, "dirty");
+    to.replica.incoming().begin_clone().unwrap();
+    clone_layer(&to);
+    let to = Bench::on(to.kill(), |_| {});
+    let r = to.open();
+    assert_eq!((r.state.as_str(), r.rebuilding, r.disks.len()), ("dirty", false, 1));
+    assert_eq!(to.read(0), 1);
+    // Without room for its beginning there is no clone.
+    to.no_room_for_meta();
+    let refused = to.replica.incoming().begin_clone().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NoSpace);
+    assert!(!to.store.as_ref().unwrap().volume_info("vol").unwrap().rebuilding);
 }

@@ -100,8 +100,14 @@ fn what_is_not_open_is_left_alone() {
             assert_eq!((status.code(), status.message()), (Code::Unknown, text.as_str()));
         }
         // What is refused whatever the state.
-        assert_eq!(bench.snapshot_as("", true, NOW, &[]).unwrap_err().code(), Code::Unknown);
-        assert_eq!(bench.snapshot_as("a", true, "", &[]).unwrap_err().code(), Code::Unknown);
+        assert_eq!(
+            bench.snapshot_as("", true, NOW, &[]).unwrap_err().code(),
+            Code::InvalidArgument
+        );
+        assert_eq!(
+            bench.snapshot_as("a", true, "", &[]).unwrap_err().code(),
+            Code::InvalidArgument
+        );
         assert_eq!(bench.revert_to("", NOW).unwrap_err().code(), Code::Unknown);
         assert_eq!(bench.revert_to("a", "").unwrap_err().code(), Code::Unknown);
         bench.create(&SIZE.to_string()).unwrap();
@@ -153,6 +159,65 @@ fn rebuilding_survives_closing_and_restarting() {
     assert_eq!(bench.rebuilding(true).unwrap().state, "rebuilding");
     assert_eq!(bench.rebuilding(false).unwrap().state, "dirty");
     assert_eq!(meta(&bench)["Rebuilding"], false);
+}
+
+/// A rebuild that has not begun changes nothing, whatever its caller does next; the store's mark
+/// alone would count as a clone's, and be taken away at the next start.
+#[test]
+fn a_rebuild_that_could_not_be_noted_has_not_begun() {
+    let bench = Bench::new();
+    bench.create(&SIZE.to_string()).unwrap();
+    bench.open();
+    bench.write(0, 1);
+    bench.no_room_for_meta();
+    let status = bench.rebuilding(true).unwrap_err();
+    assert!(status.message().contains("volume.meta"), "{status}");
+    let store = bench.store.clone().unwrap();
+    assert!(!store.volume_info("vol").unwrap().rebuilding);
+    assert_eq!((bench.get().state.as_str(), bench.get().rebuilding), ("dirty", false));
+    assert!(bench.replica.incoming().begin(&disk("a"), SIZE).is_err(), "nothing may come in");
+    drop(store);
+    // The same if it was cut off between the file and the store.
+    bench.close();
+    let dir = bench.end();
+    let path = dir.path().join("volume.meta");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("\"Rebuilding\":false", "\"Rebuilding\":true")).unwrap();
+    let bench = Bench::on(dir, |_| {});
+    assert_eq!(meta(&bench)["Rebuilding"], false, "put right");
+    assert_eq!(bench.open().state, "open");
+    assert_eq!(bench.read(0), 1);
+    assert_eq!(bench.rebuilding(true).unwrap().state, "rebuilding");
+}
+
+/// Reads and deletes go on when nothing can be written beside the store.
+#[test]
+fn a_directory_without_room_is_opened_and_closed() {
+    let bench = Bench::new();
+    bench.create(&SIZE.to_string()).unwrap();
+    bench.open();
+    bench.write(0, 1);
+    bench.snapshot("a");
+    bench.write(0, 2);
+    bench.close();
+    bench.no_room_for_meta();
+    assert_eq!(bench.open().state, "open");
+    assert_eq!(meta(&bench)["Dirty"], false, "it could not be written");
+    assert_eq!(bench.read(0), 2);
+    bench.remove(&disk("a"), false).unwrap();
+    bench.work();
+    bench.snapshot("b");
+    bench.no_room_for_meta();
+    assert_eq!(bench.close().state, "closed");
+    assert_eq!(meta(&bench)["Dirty"], true, "neither could this");
+    // Nor does a start need room, if the file is lost besides.
+    let dir = bench.end();
+    fs::remove_file(dir.path().join("volume.meta")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", dir.path().join("volume.meta.tmp")).unwrap();
+    let bench = Bench::on(dir, |_| {});
+    assert!(!bench.dir.path().join("volume.meta").exists());
+    assert_eq!(bench.open().chain, ["volume-head-000.img", "volume-snap-b.img"]);
+    assert_eq!(bench.read(0), 2);
 }
 
 #[test]

@@ -277,6 +277,12 @@ impl Bench {
         buf[0]
     }
 
+    /// Makes the next write of `volume.meta` find the file system full.
+    pub fn no_room_for_meta(&self) {
+        let temporary = self.dir.path().join("volume.meta.tmp");
+        std::os::unix::fs::symlink("/dev/full", temporary).unwrap();
+    }
+
     /// Lets background work come to its end.
     pub fn work(&self) {
         let store = self.store.as_ref().unwrap();

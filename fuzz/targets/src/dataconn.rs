@@ -57,7 +57,7 @@ fn request(request: &Request, payload: Option<&[u8]>) -> String {
     let mut batch = Batch::default();
     match (request.op, inside) {
         (Op::Read, true) => request.reply_bytes(&mut batch, &vec![7; request.size as usize]),
-        (Op::Ping, _) => request.reply_hello(&mut batch),
+        (Op::Ping, _) => request.reply_hello(&mut batch, Hello::of_frontend()),
         (_, true) => request.reply_done(&mut batch, request.size),
         _ => request.reply_error(&mut batch, "outside"),
     }

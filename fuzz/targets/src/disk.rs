@@ -1,14 +1,13 @@
 //! Storage in memory that never fails: a shared image, and the blocks that differ from it.
 
 use dbs_core::io::{ReadRequest, Storage, WriteRequest};
-use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) const BLOCK: usize = 4096;
 
-/// Blocks that one input may fill: what a store writes beyond its own size is a bug.
-const BLOCKS_MAX: usize = 64 << 10;
+/// The largest it may get: no input asks for more.
+const SIZE_MAX: u64 = 256 << 20;
 
 /// The storage; a fork of an image costs nothing.
 pub(crate) struct Disk {
@@ -17,14 +16,15 @@ pub(crate) struct Disk {
 }
 
 struct Changes {
-    blocks: HashMap<u64, Box<[u8; BLOCK]>>,
+    /// By index; shorter than the disk.
+    blocks: Vec<Option<Box<[u8; BLOCK]>>>,
     size: u64,
 }
 
 impl Disk {
     pub fn new(base: Arc<Vec<u8>>) -> Self {
         let size = base.len() as u64;
-        Self { base, changes: Mutex::new(Changes { blocks: HashMap::new(), size }) }
+        Self { base, changes: Mutex::new(Changes { blocks: Vec::new(), size }) }
     }
 
     pub fn empty(size: usize) -> Self {
@@ -36,6 +36,26 @@ impl Disk {
         let changes = self.changes();
         let copy = Changes { blocks: changes.blocks.clone(), size: changes.size };
         Self { base: Arc::clone(&self.base), changes: Mutex::new(copy) }
+    }
+
+    /// Whether both hold the same bytes.
+    pub fn is_same(&self, other: &Self) -> bool {
+        if self.size_bytes() != other.size_bytes() || !Arc::ptr_eq(&self.base, &other.base) {
+            return self.bytes() == other.bytes();
+        }
+        let count = self.changes().blocks.len().max(other.changes().blocks.len());
+        let changed = |disk: &Self, index: usize| {
+            disk.changes().blocks.get(index).is_some_and(|block| block.is_some())
+        };
+        let (mut mine, mut others) = ([0; BLOCK], [0; BLOCK]);
+        (0..count).filter(|index| changed(self, *index) || changed(other, *index)).all(|index| {
+            let at = (index * BLOCK) as u64;
+            // The last block may be cut off.
+            let length = (self.size_bytes() - at).min(BLOCK as u64) as usize;
+            self.read_at(at, &mut mine[..length]).unwrap();
+            other.read_at(at, &mut others[..length]).unwrap();
+            mine[..length] == others[..length]
+        })
     }
 
     /// All of it.
@@ -61,28 +81,39 @@ impl Disk {
         while !bytes.is_empty() {
             let skip = (at % BLOCK as u64) as usize;
             let (part, rest) = bytes.split_at(bytes.len().min(BLOCK - skip));
-            let block = self.block(changes, at / BLOCK as u64);
+            let block = self.block(changes, at / BLOCK as u64, part.len() == BLOCK);
             block[skip..skip + part.len()].copy_from_slice(part);
             at += part.len() as u64;
             bytes = rest;
         }
-        assert!(changes.blocks.len() <= BLOCKS_MAX, "a small store fills the disk");
     }
 
-    fn block<'a>(&self, changes: &'a mut Changes, index: u64) -> &'a mut [u8; BLOCK] {
-        changes.blocks.entry(index).or_insert_with(|| {
+    /// A block to change; what it held matters unless all of it is `replaced`.
+    fn block<'a>(
+        &self,
+        changes: &'a mut Changes,
+        index: u64,
+        replaced: bool,
+    ) -> &'a mut [u8; BLOCK] {
+        let at = index as usize;
+        if changes.blocks.len() <= at {
+            changes.blocks.resize_with(at + 1, || None);
+        }
+        changes.blocks[at].get_or_insert_with(|| {
             let mut block = Box::new([0; BLOCK]);
-            self.copy_base(index * BLOCK as u64, &mut block[..]);
+            if !replaced {
+                self.copy_base(index * BLOCK as u64, &mut block[..]);
+            }
             block
         })
     }
 
     fn copy_base(&self, offset: u64, into: &mut [u8]) {
-        into.fill(0);
         let known = usize::try_from(offset).ok().and_then(|at| self.base.get(at..));
         let known = known.unwrap_or_default();
-        let count = known.len().min(into.len());
-        into[..count].copy_from_slice(&known[..count]);
+        let (old, beyond) = into.split_at_mut(known.len().min(into.len()));
+        old.copy_from_slice(&known[..old.len()]);
+        beyond.fill(0);
     }
 }
 
@@ -107,9 +138,9 @@ impl Storage for Disk {
             while !rest.is_empty() {
                 let skip = (at % BLOCK as u64) as usize;
                 let (part, later) = rest.split_at_mut(rest.len().min(BLOCK - skip));
-                match changes.blocks.get(&(at / BLOCK as u64)) {
-                    Some(block) => part.copy_from_slice(&block[skip..skip + part.len()]),
-                    None => self.copy_base(at, part),
+                match changes.blocks.get((at / BLOCK as u64) as usize) {
+                    Some(Some(block)) => part.copy_from_slice(&block[skip..skip + part.len()]),
+                    _ => self.copy_base(at, part),
                 }
                 at += part.len() as u64;
                 rest = later;
@@ -140,9 +171,10 @@ impl Storage for Disk {
     }
 
     fn set_size(&self, size_bytes: u64) -> io::Result<()> {
+        assert!(size_bytes <= SIZE_MAX, "a small store fills the disk");
         let mut changes = self.changes();
         changes.size = size_bytes;
-        changes.blocks.retain(|index, _| index * (BLOCK as u64) < size_bytes);
+        changes.blocks.truncate(size_bytes.div_ceil(BLOCK as u64) as usize);
         Ok(())
     }
 

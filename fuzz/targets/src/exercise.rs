@@ -2,12 +2,13 @@
 
 use crate::disk::Disk;
 use crate::input::Input;
-use crate::sample::{contents, open, pattern};
+use crate::sample::{Contents, contents, open, pattern};
 use dbs_core::info::Severity;
 use dbs_core::io::TailMemory;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Steps that one input may ask for.
 const STEPS_MAX: usize = 24;
@@ -92,7 +93,16 @@ fn end(disk: &Arc<Disk>, store: Store, close: bool) {
     let report = Store::check_on(&**disk).expect("a store that was open can be checked");
     assert!(report.worst() != Some(Severity::Corrupt), "after the end: {report:?}");
     let again = open(disk, None, 7, false).expect("a store that was open opens again");
-    assert!(contents(&again) == before, "other contents after opening again");
+    assert!(agree(&again, &contents(&again), &before), "other contents after opening again");
+}
+
+/// Whether two looks at a store show the same. Where data has checksums a crash may cost some of
+/// them: what they said is damaged can be read then.
+fn agree(store: &Store, one: &Contents, other: &Contents) -> bool {
+    if store.info().checksums.is_none() {
+        return one == other;
+    }
+    one.iter().all(|(spec, seen)| other.get(spec).is_none_or(|known| known == seen))
 }
 
 /// Looks at everything.
@@ -130,7 +140,7 @@ fn step(store: &Store, input: &mut Input<'_>) {
     let snapshot = snapshots.get(chosen).map_or_else(|| "none".to_owned(), |s| s.name.clone());
     let name = format!("n{}", input.below(8));
     let plain = SnapshotOptions::default();
-    match kind % 18 {
+    match kind % 20 {
         0 => fitting(store.create_volume(&name, 512 * input.below(2000)), "create"),
         1 => fitting(store.delete_volume(&volume), "delete"),
         2 => fitting(store.create_snapshot(&volume, &name, &plain), "snapshot"),
@@ -152,6 +162,8 @@ fn step(store: &Store, input: &mut Input<'_>) {
         16 => transfer(store, &volume, input, |open, at, length, fua| {
             open.write_zeroes(at, length, fua)
         }),
+        17 => fitting(store.close_checksums(Duration::ZERO), "close checksums"),
+        18 => fitting(store.scrub(input.flag(), &mut |_| true), "scrub"),
         _ => transfer(store, &volume, input, |open, at, length, fua| {
             let data = pattern(length as u8, length.min(256 << 10) as usize);
             open.write_at(at, &data, fua)

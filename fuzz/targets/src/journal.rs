@@ -3,10 +3,8 @@
 use crate::disk::Disk;
 use crate::exercise::survive;
 use crate::input::Input;
-use crate::sample::{End, Sample, TAIL};
+use crate::sample::{End, Sample, TAIL, attach};
 use dbs_core::format::{Record, RegionKind, journal as groups};
-use dbs_core::io::TailMemory;
-use dbs_sim::TailPlace;
 use std::sync::Arc;
 
 /// Groups and batches that one input makes, each.
@@ -18,24 +16,20 @@ const WITH_HEADER: u8 = 1;
 
 /// Groups behind the last of a store, and a tail, with these records; then as [`crate::image()`].
 ///
-/// The input: a byte of how the sample ended; how many groups, and each with flags, position and
+/// The input: flags (bit 0: the sample was killed, bit 1: data has checksums); how many groups, and each with flags, position and
 /// records; how many batches of the tail, and each with its records; the rest says how it is used.
 pub fn journal(data: &[u8]) {
     let mut input = Input::new(data);
-    let sample = Sample::get(if input.flag() { End::Killed } else { End::Closed });
+    let flags = input.u8();
+    let end = if flags & 1 == 0 { End::Closed } else { End::Killed };
+    let sample = Sample::of(end, flags & 2 != 0);
     let disk = Arc::new(sample.disk());
     let mut sequence = sample.sequence;
     for _ in 0..usize::from(input.u8()).min(GROUPS_MAX) {
         sequence = group(sample, &disk, sequence, &mut input);
     }
     let tail = tail(sample, &mut input);
-    survive(&disk, || tail.as_deref().map(attach), &mut input);
-}
-
-fn attach(bytes: &[u8]) -> Box<dyn TailMemory> {
-    let place = TailPlace::default();
-    place.put(Some(bytes.to_vec()));
-    place.attach()
+    survive(&disk, || tail.clone().map(attach), &mut input);
 }
 
 /// Writes a group into the ring; returns its sequence.

@@ -11,6 +11,7 @@ mod control;
 mod dataconn;
 mod disk;
 mod exercise;
+mod hostile;
 mod image;
 mod input;
 mod journal;
@@ -21,6 +22,8 @@ mod nbd_client;
 mod ops;
 #[cfg(feature = "server")]
 mod peers;
+mod repair;
+mod restore;
 mod sample;
 pub mod seeds;
 #[cfg(feature = "engine")]
@@ -38,6 +41,8 @@ pub use journal::journal;
 #[cfg(feature = "server")]
 pub use nbd::nbd;
 pub use ops::ops;
+pub use repair::repair;
+pub use restore::restore;
 #[cfg(feature = "engine")]
 pub use ssync::ssync;
 #[cfg(feature = "server")]
@@ -53,6 +58,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("ops", ops),
     ("journal", journal),
     ("v1", v1),
+    ("repair", repair),
+    ("restore", restore),
     #[cfg(feature = "server")]
     ("nbd", nbd),
     #[cfg(feature = "server")]

@@ -27,7 +27,7 @@ pub fn nbd(data: &[u8]) {
     if flags & 1 != 0 {
         return crate::nbd_client::client(flags, input.rest());
     }
-    let (_disk, store) = empty(2 << 20);
+    let (_disk, store) = empty();
     store.create_volume("disk", 1 << 20).unwrap();
     let volume = store.volume("disk").unwrap();
     volume.write_at(64 << 10, &pattern(3, 128 << 10), false).unwrap();

@@ -5,13 +5,16 @@ use dbs_sim::op::{SECTORS_MAX, SNAPSHOTS, VOLUMES};
 use dbs_sim::{Config, Fate, Op, Step, runner};
 
 /// Steps of one input.
-const STEPS_MAX: usize = 40;
+const STEPS_MAX: usize = 24;
 
 /// Runs the steps that the bytes say, as `dbs-sim` does.
 pub fn ops(data: &[u8]) {
     let mut input = Input::new(data);
     let mut config = Config::small(u64::from(input.u8()));
+    // Another moment shows more than another image of the same one.
+    config.images_each = 1;
     config.init.size = Some((24 + input.below(25)) * (64 << 10) + (1 << 20));
+    config.init.checksums = config.seed & 4 != 0;
     let mut steps = Vec::new();
     while !input.is_empty() && steps.len() < STEPS_MAX {
         let op = op(&mut input);

@@ -14,9 +14,9 @@ use std::sync::{Arc, OnceLock};
 /// Size of the device.
 pub(crate) const SIZE: u64 = 4 << 20;
 /// Size of tails: less than real ones have, which cost more than all else that an input does.
-pub(crate) const TAIL: usize = 256 << 10;
+pub(crate) const TAIL: usize = 64 << 10;
 /// As much of each volume is compared.
-const CONTENT_MAX_BYTES: u64 = 1 << 20;
+pub(crate) const CONTENT_MAX_BYTES: u64 = 1 << 20;
 
 /// How the sample's last process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,18 +40,29 @@ pub(crate) struct Sample {
     pub scan: journal::Scan,
     /// As an undamaged copy shows them without a tail.
     pub contents: Contents,
+    /// The same, byte by byte.
+    pub shown: BTreeMap<String, Vec<u8>>,
+    /// All metadata as text.
+    pub dump: Vec<u8>,
 }
 
 impl Sample {
     /// The sample, made once.
     pub fn get(end: End) -> &'static Self {
-        static SAMPLES: [OnceLock<Sample>; 2] = [OnceLock::new(), OnceLock::new()];
-        SAMPLES[usize::from(end == End::Killed)].get_or_init(|| Self::make(end))
+        Self::of(end, false)
     }
 
-    fn make(end: End) -> Self {
+    /// The sample, made once, with checksums of its data or without.
+    pub fn of(end: End, checksums: bool) -> &'static Self {
+        static SAMPLES: [OnceLock<Sample>; 4] = [const { OnceLock::new() }; 4];
+        let index = usize::from(end == End::Killed) + 2 * usize::from(checksums);
+        SAMPLES[index].get_or_init(|| Self::make(end, checksums))
+    }
+
+    fn make(end: End, checksums: bool) -> Self {
         let disk = Arc::new(Disk::empty(SIZE as usize));
-        Store::init_on(&*disk, &options(), &FixedEnv::new(1)).unwrap();
+        let options = InitOptions { checksums, ..options() };
+        Store::init_on(&*disk, &options, &FixedEnv::new(1)).unwrap();
         let tail = TailPlace::default();
         tail.put(Some(vec![0; TAIL]));
         let store = open(&disk, Some(tail.attach()), 2, false).unwrap();
@@ -61,7 +72,7 @@ impl Sample {
         if end == End::Killed {
             // What only the tail knows.
             let alpha = store.volume("alpha").unwrap();
-            alpha.write_at(320 << 10, &pattern(9, 8192), false).unwrap();
+            alpha.write_at(220 << 10, &pattern(9, 8192), false).unwrap();
             drop(alpha);
             drop(store);
         } else {
@@ -74,8 +85,19 @@ impl Sample {
         let store = open(&disk, None, 3, true).unwrap();
         let ring = superblock.geometry.region(RegionKind::Journal);
         let range = ring.offset as usize..(ring.offset + ring.length) as usize;
+        let mut dump = Vec::new();
+        store.dump(&mut dump).unwrap();
+        let contents = contents(&store);
+        let show = |spec: &String| {
+            let volume = store.volume(spec).unwrap();
+            let mut bytes = vec![0; volume.size() as usize];
+            volume.read_at(0, &mut bytes).unwrap();
+            (spec.clone(), bytes)
+        };
         Self {
-            contents: contents(&store),
+            shown: contents.keys().map(show).collect(),
+            contents,
+            dump,
             scan: journal::scan(&bytes[range], &superblock.uuid, ring.offset),
             bytes,
             session: u64::from_le_bytes(tail[40..48].try_into().unwrap()),
@@ -119,6 +141,18 @@ impl Sample {
     pub fn metadata_bytes(&self) -> u64 {
         self.geometry.region(RegionKind::Data).offset
     }
+
+    /// The tail of its last process.
+    pub fn tail(&self) -> Box<dyn TailMemory> {
+        attach(self.tail.clone())
+    }
+}
+
+/// A tail of these bytes.
+pub(crate) fn attach(bytes: Vec<u8>) -> Box<dyn TailMemory> {
+    let place = TailPlace::default();
+    place.put(Some(bytes));
+    place.attach()
 }
 
 /// The shape of all small stores here.
@@ -144,11 +178,19 @@ pub(crate) fn open(
     Store::open_on(storage, tail, Arc::new(FixedEnv::new(seed)), read_only)
 }
 
-/// An empty store of some size.
-pub(crate) fn empty(size: u64) -> (Arc<Disk>, Store) {
-    let disk = Arc::new(Disk::empty(size as usize));
-    let options = InitOptions { max_size: None, ..options() };
-    Store::init_on(&*disk, &options, &FixedEnv::new(7)).unwrap();
+/// Size of [`empty`] stores.
+const EMPTY_SIZE: usize = 8 << 20;
+
+/// An empty store.
+pub(crate) fn empty() -> (Arc<Disk>, Store) {
+    static IMAGE: OnceLock<Arc<Vec<u8>>> = OnceLock::new();
+    let image = IMAGE.get_or_init(|| {
+        let disk = Disk::empty(EMPTY_SIZE);
+        let options = InitOptions { max_size: None, ..options() };
+        Store::init_on(&disk, &options, &FixedEnv::new(7)).unwrap();
+        Arc::new(disk.bytes())
+    });
+    let disk = Arc::new(Disk::new(Arc::clone(image)));
     let store = open(&disk, None, 8, false).unwrap();
     (disk, store)
 }
@@ -163,7 +205,7 @@ pub(crate) fn fill(store: &Store) {
     let plain = SnapshotOptions::default();
     let labels: Labels = [("kind".to_owned(), "nightly".to_owned())].into();
     let system = SnapshotOptions { labels, system: true, ..Default::default() };
-    store.create_volume("alpha", 384 << 10).unwrap();
+    store.create_volume("alpha", 256 << 10).unwrap();
     let alpha = store.volume("alpha").unwrap();
     alpha.write_at(0, &pattern(1, 150 << 10), false).unwrap();
     store.create_snapshot("alpha", "one", &plain).unwrap();

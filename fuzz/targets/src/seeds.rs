@@ -1,7 +1,9 @@
 //! Inputs to begin with: what the targets are about, done right.
 
 use crate::sample::{End, Sample};
+use dbs_core::format::geometry::SUPERBLOCK_SECOND;
 use dbs_core::format::{Record, RegionKind};
+use serde_json::{Value, json};
 
 #[cfg(feature = "engine")]
 mod engine;
@@ -16,7 +18,10 @@ pub type Seed = (&'static str, String, Vec<u8>);
 pub fn seeds() -> Vec<Seed> {
     let mut seeds = Vec::new();
     images(&mut seeds);
+    sums(&mut seeds);
     journals(&mut seeds);
+    repairs(&mut seeds);
+    restores(&mut seeds);
     let mut rng = fastrand::Rng::with_seed(3);
     for number in 0..12 {
         let mut bytes = vec![number, rng.u8(..)];
@@ -59,6 +64,91 @@ fn images(seeds: &mut Vec<Seed>) {
             seeds.push(("image", format!("{name}-mended-{region}"), bytes));
         }
     }
+}
+
+/// Stores with checksums of data: rot of data, of a page, and pages that are lies.
+fn sums(seeds: &mut Vec<Seed>) {
+    let geometry = &Sample::of(End::Closed, true).geometry;
+    let data = geometry.region(RegionKind::Data).offset;
+    let page = geometry.sums_address(0);
+    for (name, at) in [("data", data + 70), ("page", page + 100)] {
+        let bytes = [&[8, 1][..], &flip(at), &usage(1, 10)].concat();
+        seeds.push(("image", format!("sums-rotten-{name}"), bytes));
+    }
+    for (name, state) in [("open", 1), ("closed", 2), ("neither", 3)] {
+        let change = [6, 0, 0, 0, 3, 9, 9, 9, 9, state];
+        let bytes = [&[8 | 2, 1][..], &change, &usage(2, 10)].concat();
+        seeds.push(("image", format!("sums-lie-{name}"), bytes));
+    }
+    for (name, flags) in [("closed", 8), ("killed", 9)] {
+        let bytes = [&[flags, 0][..], &usage(5, 20)].concat();
+        seeds.push(("image", format!("sums-{name}-used"), bytes));
+    }
+}
+
+/// One byte that is rotten.
+fn flip(at: u64) -> Vec<u8> {
+    [&[0][..], &(at as u32).to_le_bytes(), &[1]].concat()
+}
+
+/// Both copies of a block lost, all superblocks rotten, and what lies under good checksums.
+fn repairs(seeds: &mut Vec<Seed>) {
+    for (name, flags) in [("closed", 0u8), ("killed", 1), ("sums", 8)] {
+        let end = if flags & 1 == 0 { End::Closed } else { End::Killed };
+        let geometry = &Sample::of(end, flags & 8 != 0).geometry;
+        for region in RegionKind::MARKED.into_iter().chain([RegionKind::Labels]) {
+            let copies = [0, 1].map(|copy| flip(geometry.block_address(region, 0, copy) + 777));
+            let bytes = [&[flags, 2][..], &copies.concat(), &usage(6, 5)].concat();
+            seeds.push(("repair", format!("{name}-lost-{}", region as u32), bytes));
+        }
+        let metadata = geometry.region(RegionKind::Data).offset;
+        // Behind the metadata, as far as the target counts, comes the last copy.
+        let last = if flags & 8 == 0 { metadata } else { geometry.superblock_last() };
+        let copies = [100, SUPERBLOCK_SECOND + 200, last + 300].map(flip).concat();
+        let bytes = [&[flags, 3][..], &copies, &usage(7, 5)].concat();
+        seeds.push(("repair", format!("{name}-superblocks"), bytes));
+    }
+    let ring = Sample::get(End::Killed).geometry.region(RegionKind::Journal).offset;
+    for (name, flags) in [("kept", 1u8), ("lost", 5), ("with-tail", 17), ("spoilt", 37)] {
+        let bytes = [&[flags, 1][..], &flip(ring + 100), &usage(8, 5)].concat();
+        seeds.push(("repair", format!("journal-{name}"), bytes));
+    }
+    for region in 0..5u8 {
+        // Ids, flags and owners are in the first bytes of slots and entries.
+        let change = [region, 0, 8, 0, 7, 1, 0, 0, 0, 2, 0, 0, 0, 1];
+        let bytes = [&[2, 1][..], &change, &usage(u64::from(region), 5)].concat();
+        seeds.push(("repair", format!("mended-{region}"), bytes));
+    }
+    for (name, at) in [("sequence", 0u8), ("clean-sequence", 88), ("features", 24)] {
+        // Of the highest sequence there may be nothing follows.
+        let byte = if name == "features" { 4 } else { 0 };
+        let change = [5, at, 0, 7, byte, 0, 0, 0, 0, 0, 0, if byte == 0 { 0x40 } else { 0 }];
+        for target in ["image", "repair"] {
+            let bytes = [&[2, 1][..], &change, &usage(9, 3)].concat();
+            seeds.push((target, format!("highest-{name}"), bytes));
+        }
+    }
+}
+
+/// Dumps as they are, with single fields changed, and of a store without volumes.
+fn restores(seeds: &mut Vec<Seed>) {
+    for flags in [0u8, 1, 2, 4, 6, 8, 9, 10] {
+        let bytes = [&[flags, 0][..], &usage(3, 5)].concat();
+        seeds.push(("restore", format!("unchanged-{flags}"), bytes));
+    }
+    for list in 0..5u8 {
+        for (number, value) in [&[0, 3][..], &[5, 2], &[6, 1, 0, b'x'], &[9]].iter().enumerate() {
+            let head: &[u8] = if list == 4 { &[4] } else { &[list, 0, 2] };
+            let change = [head, &[number as u8 * 3], value].concat();
+            let bytes = [&[0, 1][..], &change, &usage(4, 3)].concat();
+            seeds.push(("restore", format!("changed-{list}-{number}"), bytes));
+        }
+    }
+    let mut dump: Value = serde_json::from_slice(&Sample::get(End::Closed).dump).unwrap();
+    for list in ["volumes", "snapshots", "entries"] {
+        dump[list] = json!([]);
+    }
+    seeds.push(("restore", "empty".to_owned(), [vec![16], dump.to_string().into()].concat()));
 }
 
 fn journals(seeds: &mut Vec<Seed>) {

@@ -20,7 +20,7 @@ const LABELS: u64 = 1_317_357;
 /// Changes that one input makes.
 const CHANGES_MAX: usize = 24;
 /// Extents copied before an upgrade is stopped: hostile tables name the same ones again and again.
-const UPGRADE_MAX_BYTES: u64 = 16 * MIB;
+const UPGRADE_MAX_BYTES: u64 = 4 * MIB;
 
 /// A sample in either layout with bytes changed; opened with either layout.
 ///
@@ -92,7 +92,7 @@ fn read(image: &Image) {
             let _ = view.read_at(at, &mut buf[..length]);
         }
     }
-    let (_disk, store) = empty(8 * MIB);
+    let (_disk, store) = empty();
     // Too large for the store, damaged, or stopped: all of it leaves a store that is good.
     let upgraded = upgrade(image, &store, &mut |done, _| done < UPGRADE_MAX_BYTES);
     if let Err(error) = upgraded {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_core::sabotage::{self, Bug};
-use dbs_fuzz_targets::{TARGETS, seeds::seeds};
+use dbs_fuzz_targets::{TARGETS, repair, seeds::seeds};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -123,13 +123,13 @@ fn a_planted_bug_is_found() {
         data
     };
     let inputs: Vec<_> = (0..100).map(|_| input()).collect();
-    inputs.iter().for_each(|data| dbs_fuzz_targets::image(data));
-    sabotage::set(Some(Bug::IgnoreBlockChecksum));
-    let found = inputs
-        .iter()
-        .filter(|data| std::panic::catch_unwind(|| dbs_fuzz_targets::image(data)).is_err());
-    let found = found.count();
-    sabotage::set(None);
-    println!("{found} of {} inputs find it", inputs.len());
-    assert!(found > 0);
+    for (name, target) in [("image", dbs_fuzz_targets::image as fn(&[u8])), ("repair", repair)] {
+        inputs.iter().for_each(|data| target(data));
+        sabotage::set(Some(Bug::IgnoreBlockChecksum));
+        let fails = |data: &&Vec<u8>| std::panic::catch_unwind(|| target(data)).is_err();
+        let found = inputs.iter().filter(fails).count();
+        sabotage::set(None);
+        println!("{name}: {found} of {} inputs find it", inputs.len());
+        assert!(found > 0, "{name}");
+    }
 }

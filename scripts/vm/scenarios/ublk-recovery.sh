@@ -1,8 +1,8 @@
-# kill -9 of the server 20 times under verified writes and a mounted file system: a pause, and no error
+# kill -9 of the server, again and again, under verified writes and a mounted file system: a pause, and no error
 # timeout: 480
+# rounds: 20
 # needs: dbs attach
 # quick
-rounds=20
 fresh_store
 start_server
 dbs --quiet volume create raw 64MiB
@@ -39,7 +39,7 @@ for round in $(seq $rounds); do
     wait $load || fail "fio, round $round"
     kill -0 $writing || fail "the writer saw an error in round $round"
 done
-ok "$rounds rounds: fio read back all it wrote, the writer went on"
+ok "$rounds rounds of kill -9: fio read back all it wrote, the writer went on"
 
 touch "$work/enough"
 wait $writing

@@ -1,5 +1,6 @@
 //! The loads, on both sides in turn.
 
+use crate::bare::{BARE, Bare};
 use crate::stack::{Below, Binaries, Row, Side};
 use dbs_benches::Outcome;
 use dbs_benches::dataconn::{Load, Until};
@@ -11,6 +12,8 @@ use std::time::Duration;
 pub const CONNECTIONS: [usize; 2] = [1, 4];
 /// Requests of 4 KiB in flight.
 pub const DEPTHS: [usize; 3] = [1, 32, 128];
+/// The one at which the full engine is held against its target.
+pub const DEPTH: usize = 128;
 const BLOCK: usize = 4096;
 const LARGE: usize = 1 << 20;
 const LARGE_DEPTH: usize = 16;
@@ -32,6 +35,12 @@ pub struct Bench<'a> {
 pub fn random_cell(row: &Row, write: bool, connections: usize, depth: usize) -> String {
     let kind = if write { "write" } else { "read" };
     format!("{}: random {kind}, {connections} connections, QD {depth}", row.name)
+}
+
+/// Name of what the medium does with random requests at [`DEPTH`].
+pub fn bare_cell(row: &Row, write: bool) -> String {
+    let kind = if write { "write" } else { "read" };
+    format!("{}: random {kind}, QD {DEPTH}", row.name)
 }
 
 /// Name of a sequential load's cell.
@@ -57,6 +66,12 @@ impl Bench<'_> {
                 stacks.push((side, stack));
             }
         }
+        let bare = match row.below {
+            Below::Replicas => {
+                Some(Bare::make(self.dir.join("bare"), row.replicas, self.size, self.time)?)
+            }
+            _ => None,
+        };
         for _ in 0..self.rounds {
             for write in [false, true] {
                 for connections in CONNECTIONS {
@@ -77,6 +92,12 @@ impl Bench<'_> {
                             self.results.add(&cell, side.title(), figures)?;
                         }
                     }
+                }
+                if let Some(bare) = &bare {
+                    let figures = bare.measure(write, BLOCK as u64, DEPTH as u32)?;
+                    self.results.add(&bare_cell(row, write), BARE, figures)?;
+                    let figures = bare.measure(write, LARGE as u64, LARGE_DEPTH as u32)?;
+                    self.results.add(&sequential_cell(row, write), BARE, figures)?;
                 }
                 for (side, stack) in &stacks {
                     let load = self.sequential(write, Until::Time(self.time));

@@ -3,6 +3,7 @@
 //!
 //! `make bench-engine`, or `cargo run --release -p dbs-benches --bin engine -- --dir DIR`
 
+mod bare;
 mod loads;
 mod stack;
 mod tables;

@@ -1,6 +1,7 @@
 //! The results as Markdown: rows are parts of the engine, columns the two sides.
 
-use crate::loads::{CONNECTIONS, DEPTHS, random_cell, sequential_cell};
+use crate::bare::BARE;
+use crate::loads::{CONNECTIONS, DEPTH, DEPTHS, bare_cell, random_cell, sequential_cell};
 use crate::stack::{Below, ROWS, Row, Side};
 use dbs_benches::dataconn::Figures;
 use dbs_benches::report::Table;
@@ -34,21 +35,37 @@ pub fn all(results: &Results) -> String {
 }
 
 fn reach(results: &Results, rows: &[&Row]) -> String {
-    let columns = ["what", "target", "read", "write", ""];
+    let columns = [
+        "IOPS at QD 128 of upstream's",
+        "target",
+        "read",
+        "write",
+        "",
+        "read of bare",
+        "write of bare",
+    ];
     let mut table = Table::new("Engine: what is to be reached", &columns);
     for row in rows.iter().filter(|row| row.below == Below::Replicas) {
         for connections in CONNECTIONS {
             let over = [false, true].map(|write| {
-                let cell = random_cell(row, write, connections, 128);
+                let cell = random_cell(row, write, connections, DEPTH);
                 ratio(both(results, &cell, |f| f.iops))
+            });
+            let of_bare = [false, true].map(|write| {
+                let ours = random_cell(row, write, connections, DEPTH);
+                let ours = results.median(&ours, Side::Dbs.title(), |s| Some(s.figures.iops));
+                let cell = bare_cell(row, write);
+                ratio([ours, results.median(&cell, BARE, |s| Some(s.figures.iops))])
             });
             let reached = over.iter().all(|over| over.is_some_and(|over| over >= OVER_UPSTREAM));
             table.row(&[
-                &format!("{}, {connections} connections: IOPS at QD 128 of upstream's", row.name),
+                &format!("{}, {connections} connections", row.name),
                 &format!("≥ {OVER_UPSTREAM:.1}"),
                 &number(over[0], 2),
                 &number(over[1], 2),
                 &(if reached { "reached" } else { "**not reached**" }),
+                &number(of_bare[0], 2),
+                &number(of_bare[1], 2),
             ]);
         }
     }
@@ -93,13 +110,17 @@ fn random(results: &Results, rows: &[&Row]) -> String {
 }
 
 fn sequential(results: &Results, rows: &[&Row]) -> String {
-    let columns = ["1 MiB sequential, QD 16", "DBS MB/s", "upstream MB/s", "ratio"];
+    let columns =
+        ["1 MiB sequential, QD 16", "DBS MB/s", "upstream MB/s", "ratio", "bare files MB/s"];
     let mut table = Table::new("Engine: sequential requests through the socket frontend", &columns);
     for row in rows {
         for write in [false, true] {
             let cell = sequential_cell(row, write);
             let rate = both(results, &cell, |f| f.mb_per_s);
-            table.row(&[&cell, &number(rate[0], 0), &number(rate[1], 0), &number(ratio(rate), 2)]);
+            let bare = results.median(&cell, BARE, |s| Some(s.figures.mb_per_s));
+            let [ours, theirs] = rate.map(|rate| number(rate, 0));
+            let over = number(ratio(rate), 2);
+            table.row(&[&cell, &ours, &theirs, &over, &number(bare, 0)]);
         }
     }
     table.finish() + "\n"

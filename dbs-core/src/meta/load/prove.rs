@@ -1,14 +1,11 @@
 //! Proving that what was loaded fits together, and building the state from it.
 
-use super::{LEAKS_MAX, Loader};
+use super::{LEAKS_MAX, Loader, faults};
 use crate::error::{Error, Result};
 use crate::format::RegionKind;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
-use crate::format::slots::{
-    self, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SNAPSHOT_LABELLED, SnapshotSlot,
-    VOLUME_FLAGS, VolumeSlot,
-};
+use crate::format::slots::{self, SNAPSHOT_LABELLED, SnapshotSlot, VolumeSlot};
 use crate::info::{CheckReport, Finding, Severity};
 use crate::limits::{EXTENT_MIN_BYTES, LABELS_MAX_BYTES, VOLUME_MAX_BYTES};
 use crate::meta::alloc::{Allocator, FreeSet};
@@ -16,8 +13,8 @@ use crate::meta::entries::{Entries, SPARE_BASE};
 use crate::meta::layer::Layer;
 use crate::meta::locks::{Fence, RangeLocks};
 use crate::meta::log::{Log, Ring};
-use crate::meta::{Meta, Snapshot, Volume, names};
-use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
+use crate::meta::{Meta, Snapshot, Volume};
+use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use zerocopy::FromZeros;
 
@@ -78,22 +75,20 @@ impl Loader {
                 volumes.push(None);
                 continue;
             }
+            let index = index as u32;
+            for fault in faults::volume(&slot, index, &self.geometry) {
+                self.corrupt(RegionKind::Volumes, Some(index), &fault.to_string());
+            }
             let name = slots::decode_name(&slot.name, slot.name_bytes).unwrap_or_default();
-            let size = slot.size.get();
-            let sane = names::check("volume", name).is_ok()
-                && size != 0
-                && size.is_multiple_of(SECTOR_BYTES)
-                && size <= VOLUME_MAX_BYTES
-                && index < self.geometry.volumes as usize
-                && slot.flags.get() & !VOLUME_FLAGS == 0;
-            let twin = names.insert(name.to_owned(), VolumeId(index as u32 + 1)).is_some();
-            if !sane || twin {
-                self.corrupt(RegionKind::Volumes, Some(index as u32), "impossible volume slot");
+            let twin = names.insert(name.to_owned(), VolumeId(index + 1)).is_some();
+            if twin && !name.is_empty() {
+                let text = format!("a volume named {name:?} twice: one of them cannot be found");
+                self.corrupt(RegionKind::Volumes, Some(index), &text);
             }
             volumes.push(Some(Volume {
                 name: name.to_owned(),
                 uuid: slot.uuid,
-                size,
+                size: slot.size.get(),
                 created_ns: slot.created_ns.get(),
                 revision: slot.revision.get(),
                 flags: slot.flags.get(),
@@ -111,26 +106,13 @@ impl Loader {
                 snapshots.push(None);
                 continue;
             }
-            let flags = slot.flags.get();
-            let (head, deleted) = (flags & SNAPSHOT_HEAD != 0, flags & SNAPSHOT_DELETED != 0);
-            let name = slots::decode_name(&slot.name, slot.name_bytes);
-            let named = name.is_some_and(|name| names::check("snapshot", name).is_ok());
-            let unnamed = name == Some("");
-            let volume = slot.volume.get() as usize;
-            let has_volume = volume != 0 && volumes.get(volume - 1).is_some_and(Option::is_some);
-            let size = slot.size.get();
-            let sane = slot.used == 1
-                && size != 0
-                && size.is_multiple_of(SECTOR_BYTES)
-                && size <= VOLUME_MAX_BYTES
-                && flags & !SNAPSHOT_FLAGS == 0
-                && !(head && deleted)
-                && (if head || deleted { unnamed } else { named })
-                && (has_volume || (deleted && volume == 0))
-                && index < self.geometry.snapshots as usize;
-            if !sane {
-                self.corrupt(RegionKind::Snapshots, Some(index as u32), "impossible snapshot slot");
+            let is_volume =
+                |id: u32| id != 0 && volumes.get(id as usize - 1).is_some_and(Option::is_some);
+            for fault in faults::snapshot(&slot, index as u32, &self.geometry, is_volume) {
+                self.corrupt(RegionKind::Snapshots, Some(index as u32), &fault.to_string());
             }
+            let flags = slot.flags.get();
+            let name = slots::decode_name(&slot.name, slot.name_bytes);
             let labels = self.build_labels(index as u32, flags);
             snapshots.push(Some(Snapshot {
                 name: name.unwrap_or_default().to_owned(),
@@ -138,7 +120,7 @@ impl Loader {
                 size: slot.size.get(),
                 created_ns: slot.created_ns.get(),
                 revision: slot.revision.get(),
-                volume: VolumeId(volume as u32),
+                volume: VolumeId(slot.volume.get()),
                 parent: SnapshotId(slot.parent.get()),
                 flags,
                 labels,
@@ -149,30 +131,32 @@ impl Loader {
         snapshots
     }
 
-    fn build_labels(&mut self, index: u32, flags: u32) -> Vec<u8> {
-        if flags & SNAPSHOT_LABELLED == 0 {
-            return Vec::new();
-        }
+    /// The labels in the label blocks of a slot, if they can be.
+    pub(super) fn labels_of(&self, index: u32) -> Option<Vec<u8>> {
         let mut all = Vec::new();
         for part in 0..LABEL_BLOCKS {
-            let mut bytes = self.labels.remove(&(index * LABEL_BLOCKS + part)).unwrap_or_default();
+            let bytes = self.labels.get(&(index * LABEL_BLOCKS + part));
+            let mut bytes = bytes.cloned().unwrap_or_default();
             bytes.resize(crate::format::PAYLOAD_BYTES, 0);
             all.extend_from_slice(&bytes);
         }
         let length = u32::from_le_bytes([all[0], all[1], all[2], all[3]]) as usize;
-        let labels = all.get(4..4usize.saturating_add(length)).map(<[u8]>::to_vec);
-        match labels {
-            Some(labels)
-                if length <= LABELS_MAX_BYTES
-                    && crate::format::labels::decode(&labels).is_some() =>
-            {
-                labels
-            }
-            _ => {
-                self.corrupt(RegionKind::Labels, Some(index * LABEL_BLOCKS), "impossible labels");
-                Vec::new()
-            }
+        let labels = all.get(4..4usize.saturating_add(length))?;
+        let right = length <= LABELS_MAX_BYTES && crate::format::labels::decode(labels).is_some();
+        right.then(|| labels.to_vec())
+    }
+
+    fn build_labels(&mut self, index: u32, flags: u32) -> Vec<u8> {
+        if flags & SNAPSHOT_LABELLED == 0 {
+            return Vec::new();
         }
+        let labels = self.labels_of(index);
+        if labels.is_none() {
+            let text = "impossible labels: they are lost";
+            self.corrupt(RegionKind::Labels, Some(index * LABEL_BLOCKS), text);
+        }
+        (0..LABEL_BLOCKS).for_each(|part| drop(self.labels.remove(&(index * LABEL_BLOCKS + part))));
+        labels.unwrap_or_default()
     }
 
     /// Fills in children, and proves that parents exist and lead to a root.
@@ -190,11 +174,10 @@ impl Loader {
                     parent.children.insert(index as u32 + 1);
                 }
                 None => {
-                    self.corrupt(
-                        RegionKind::Snapshots,
-                        Some(index as u32),
-                        "parent does not exist",
+                    let text = format!(
+                        "its parent, snapshot {at}, does not exist: what shows through it is not known"
                     );
+                    self.corrupt(RegionKind::Snapshots, Some(index as u32), &text);
                 }
             }
         }
@@ -216,7 +199,8 @@ impl Loader {
                 }
             }
             if !ends && state[at] == 1 {
-                self.corrupt(RegionKind::Snapshots, Some(start as u32), "its parents form a loop");
+                let text = "its parents form a loop: what shows through it is not known";
+                self.corrupt(RegionKind::Snapshots, Some(start as u32), text);
             }
             path.into_iter().for_each(|index| state[index] = 2);
         }
@@ -228,22 +212,31 @@ impl Loader {
         let mut heads = BTreeSet::new();
         for (index, volume) in volumes.iter().enumerate() {
             let Some(volume) = volume else { continue };
-            let head = get(volume.head);
-            if head.is_none_or(|h| {
-                !h.head() || h.volume.index() != index + 1 || !h.children.is_empty()
-            }) {
-                self.corrupt(
-                    RegionKind::Volumes,
-                    Some(index as u32),
-                    "its head is not a head of it",
-                );
+            let fault = match get(volume.head) {
+                None => Some("does not exist: what the volume holds is not known".to_owned()),
+                Some(head) if !head.head() || head.volume.index() != index + 1 => {
+                    Some("is not a head of it: what the volume holds is not known".to_owned())
+                }
+                Some(head) if !head.children.is_empty() => {
+                    Some("has children: writing to it would change what they show".to_owned())
+                }
+                Some(head) if head.size != volume.size => Some(format!(
+                    "has {} bytes, not {}: where the volume ends is not known",
+                    head.size, volume.size
+                )),
+                Some(_) => None,
+            };
+            if let Some(fault) = fault {
+                let text = format!("its head, snapshot {}, {fault}", volume.head);
+                self.corrupt(RegionKind::Volumes, Some(index as u32), &text);
             }
             heads.insert(volume.head.0);
         }
         for (index, snapshot) in snapshots.iter().enumerate() {
             let stray = snapshot.as_ref().is_some_and(|s| s.head());
             if stray && !heads.contains(&(index as u32 + 1)) {
-                self.corrupt(RegionKind::Snapshots, Some(index as u32), "a head of no volume");
+                let text = "a head of no volume: nobody can find what it holds";
+                self.corrupt(RegionKind::Snapshots, Some(index as u32), text);
             }
         }
     }
@@ -261,7 +254,11 @@ impl Loader {
             let Some(volume) = volumes.get_mut(at).and_then(Option::as_mut) else { continue };
             let id = SnapshotId(index as u32 + 1);
             if volume.snapshots.insert(snapshot.name.clone(), id).is_some() {
-                self.corrupt(RegionKind::Snapshots, Some(index as u32), "name occurs twice");
+                let text = format!(
+                    "a snapshot named {:?} twice in its volume: one of them cannot be found",
+                    snapshot.name
+                );
+                self.corrupt(RegionKind::Snapshots, Some(index as u32), &text);
             }
         }
         volumes
@@ -306,11 +303,13 @@ impl Loader {
         let (owner, logical) = entries.owner(id)?;
         let run = entries.run(id);
         if region == RegionKind::Extents && id >= self.geometry.data_extents() {
-            self.corrupt(region, Some(index), "extent in use beyond the data region");
+            let text = "extent in use behind the data region: what it held is lost";
+            self.corrupt(region, Some(index), text);
             return None;
         }
         if u64::from(logical) + u64::from(run) > most {
-            self.corrupt(region, Some(index), "beyond the end of any volume");
+            let text = "behind the end of any volume: which part of one it is is not known";
+            self.corrupt(region, Some(index), text);
             return None;
         }
         let slot = snapshots.get_mut((owner as usize).wrapping_sub(1));
@@ -326,10 +325,23 @@ impl Loader {
         if run == 0 {
             return Some((owner, logical, id));
         }
-        let runs = &mut snapshot.layer.runs;
-        let before = runs.range(..logical + run).next_back();
-        let overlaps = before.is_some_and(|(start, (length, _))| start + length > logical);
-        runs.insert(logical, (run, id));
+        let reaches_in = |runs: &BTreeMap<u32, (u32, u32)>| {
+            let before = runs.range(..logical + run).next_back();
+            before.is_some_and(|(start, (length, _))| start + length > logical)
+        };
+        let layer = &mut snapshot.layer;
+        let overlaps = reaches_in(&layer.runs) || reaches_in(&layer.lost);
+        if entries.is_lost(id) {
+            layer.lost.insert(logical, (run, id));
+            let text = format!(
+                "extents {logical} to {} of snapshot {owner} are lost since a repair: reading them \
+                 fails where nothing hides them",
+                logical + run - 1
+            );
+            self.note(region, index, &text);
+        } else {
+            layer.runs.insert(logical, (run, id));
+        }
         if overlaps {
             self.claimed_twice(id);
         }
@@ -338,7 +350,8 @@ impl Loader {
 
     fn claimed_twice(&mut self, id: u32) {
         let (region, index) = place_of(id);
-        self.corrupt(region, Some(index), "another entry claims the same volume extent");
+        let text = "another entry claims the same volume extent: which one is right is not known";
+        self.corrupt(region, Some(index), text);
     }
 
     fn assemble(
@@ -416,6 +429,7 @@ impl Loader {
             fence: Fence::default(),
             requests: 0,
             changes: 0,
+            sums: crate::meta::sums::Sums::new(&geometry),
             views: Default::default(),
             open_volumes: HashMap::new(),
             open_snapshots: HashMap::new(),
@@ -436,7 +450,7 @@ impl Loader {
 }
 
 /// Region and index there of an entry.
-fn place_of(id: u32) -> (RegionKind, u32) {
+pub(super) fn place_of(id: u32) -> (RegionKind, u32) {
     match id.checked_sub(SPARE_BASE) {
         Some(index) => (RegionKind::Spares, index),
         None => (RegionKind::Extents, id),

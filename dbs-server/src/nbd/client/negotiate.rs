@@ -57,7 +57,7 @@ impl<S: Read + Write> Client<S> {
         Ok(exports)
     }
 
-    fn greet(mut stream: S) -> io::Result<Self> {
+    pub(super) fn greet(mut stream: S) -> io::Result<Self> {
         let mut greeting = [0; GREETING_BYTES];
         stream.read_exact(&mut greeting)?;
         let flags = decode_greeting(&greeting)?;
@@ -79,7 +79,7 @@ impl<S: Read + Write> Client<S> {
     }
 
     /// Sends an option and collects its replies up to the last; inside, the server's refusal.
-    fn option(&mut self, option: u32, data: &[u8]) -> io::Result<io::Result<Replies>> {
+    pub(super) fn option(&mut self, option: u32, data: &[u8]) -> io::Result<io::Result<Replies>> {
         self.stream.write_all(&encode_option(option, data))?;
         self.stream.flush()?;
         let mut replies = Vec::new();

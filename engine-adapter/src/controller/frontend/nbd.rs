@@ -4,7 +4,7 @@ use crate::controller::path::{Attached, Path};
 use dbs_reactor::Io;
 use dbs_server::frontend::{Front, Listen};
 use dbs_server::log;
-use dbs_server::nbd::{Carried, OneExport, ServerHandle, ServerOptions};
+use dbs_server::nbd::{Carried, OneExport, ServerHandle, ServerOptions, TlsConfig};
 use std::any::Any;
 use std::fmt;
 use std::io;
@@ -21,16 +21,22 @@ pub struct NbdFrontend {
 
 impl NbdFrontend {
     /// Listens, and serves the volume behind a path as the export `name`. Each connection is on one
-    /// reactor of the path.
+    /// reactor of the path. With TLS, for who comes over TCP.
     ///
     /// # Errors
     /// An address that cannot be listened on, or no thread.
-    pub fn start(path: &Arc<Path>, name: &str, addresses: &[Listen]) -> io::Result<Self> {
+    pub fn start(
+        path: &Arc<Path>,
+        name: &str,
+        addresses: &[Listen],
+        tls: Option<TlsConfig>,
+    ) -> io::Result<Self> {
         let of: Weak<Path> = Arc::downgrade(path);
         let export = OneExport::new(name, move || of.upgrade().map_or(0, |path| path.size()));
         let log: dbs_server::nbd::server::Log =
             Arc::new(|line| log::warn("nbd", &[("what", &line)]));
-        let options = ServerOptions { log: Some(log), ..ServerOptions::default() };
+        let tls = tls.map(TlsConfig::tcp_only);
+        let options = ServerOptions { log: Some(log), tls, ..ServerOptions::default() };
         let stop_grace = options.stop_grace;
         let carried = Carried::new(Arc::new(export), options)?;
         let attached = path.attach(|_| {

@@ -169,11 +169,13 @@ impl Clients {
             Op::Ping => {
                 let hello = payload.as_deref().and_then(Hello::decode);
                 let greeted = hello.is_some_and(|hello| !hello.server);
-                return self.reply(number, &request, |batch| {
-                    if greeted { request.reply_hello(batch) } else { request.reply_done(batch, 0) }
+                return self.reply(number, &request, |batch| match greeted {
+                    true => request.reply_hello(batch, Hello::of_frontend()),
+                    false => request.reply_done(batch, 0),
                 });
             }
-            Op::Unknown => return self.peers.forget(number, &request),
+            // Nobody was told that it is known here.
+            Op::Heal | Op::Unknown => return self.peers.forget(number, &request),
         };
         let range = if action == Action::Flush { Ok((0, 0)) } else { request.range() };
         match range {

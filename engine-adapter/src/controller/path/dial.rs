@@ -1,14 +1,15 @@
 //! Connecting to a replica.
 
 use super::local::LocalReplica;
+use crate::transport::DataLink;
 use crate::wire::{HEADER_BYTES, Header, Hello, Type, feature};
 use dbs_server::frontend::{Listen, Socket};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Longest answer to a greeting.
-const ANSWER_MAX_BYTES: u32 = 4096;
+/// Longest answer to a greeting: a hello comes back, or an error's text.
+const ANSWER_MAX_BYTES: u32 = 1024;
 
 /// Where the data of a replica is.
 #[derive(Debug, Clone)]
@@ -23,40 +24,71 @@ pub enum BackendAddress {
 
 /// Connections to a replica, and what is known of it.
 pub(super) struct Dialled {
-    pub sockets: Vec<Socket>,
+    pub links: Vec<DataLink>,
     /// It is of DBS and can flush.
     pub flushes: bool,
     /// It runs on this machine.
     pub local: bool,
 }
 
-/// Connects so many times, and asks who that is. Each step has `timeout` at most.
+/// Connects so many times, and asks who that is: all of it within `timeout`, since whoever changes the
+/// volume waits for it. (How long names of hosts take is up to the system.)
 ///
 /// # Errors
 /// Names the address.
 pub(super) fn dial(address: &Listen, connections: usize, timeout: Duration) -> io::Result<Dialled> {
+    let host = match address {
+        Listen::Tcp(host, _) => host,
+        Listen::Unix(_) => "",
+    };
+    let deadline = Instant::now() + timeout;
     let connect = |_| {
-        let socket = connect(address, timeout)?;
+        let socket = connect(address, deadline)?;
         socket.tune()?;
-        Ok(socket)
+        let left = left(deadline)?;
+        socket.set_read_timeout(Some(left))?;
+        socket.set_write_timeout(Some(left))?;
+        DataLink::begin(socket, host, deadline)
     };
     let attempt = || {
-        let sockets = (0..connections).map(connect).collect::<io::Result<Vec<_>>>()?;
-        let first = sockets.first().ok_or(io::ErrorKind::InvalidInput)?;
-        let flushes = greet(first, timeout)?;
-        let local = is_local(first);
-        Ok(Dialled { sockets, flushes, local })
+        let mut links = (0..connections).map(connect).collect::<io::Result<Vec<_>>>()?;
+        let first = links.first().ok_or(io::ErrorKind::InvalidInput)?;
+        let local = is_local(first.socket());
+        // On each: what a replica says on a connection depends on what it was told there.
+        let flushes = links.iter_mut().try_fold(true, |all, link| {
+            greet(&mut Timed { link, deadline }).map(|one| all && one)
+        })?;
+        for link in &links {
+            link.socket().set_read_timeout(None)?;
+            link.socket().set_write_timeout(None)?;
+        }
+        Ok(Dialled { links, flushes, local })
     };
     attempt().map_err(|error: io::Error| {
-        io::Error::new(error.kind(), format!("cannot connect to the replica at {address}: {error}"))
+        let kind = match error.kind() {
+            // So the system calls a timeout of a socket.
+            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut,
+            kind => kind,
+        };
+        let text = match kind {
+            io::ErrorKind::TimedOut => format!("it has not answered within {timeout:?}"),
+            _ => error.to_string(),
+        };
+        io::Error::new(kind, format!("cannot connect to the replica at {address}: {text}"))
     })
 }
 
-fn connect(address: &Listen, timeout: Duration) -> io::Result<Socket> {
+/// The time until then.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+fn connect(address: &Listen, deadline: Instant) -> io::Result<Socket> {
     let Listen::Tcp(host, port) = address else { return address.connect() };
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in (host.as_str(), *port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
+        match TcpStream::connect_timeout(&address, left(deadline)?) {
             Ok(stream) => return Ok(Socket::Tcp(stream)),
             Err(error) => failure = error,
         }
@@ -64,31 +96,33 @@ fn connect(address: &Listen, timeout: Duration) -> io::Result<Socket> {
     Err(failure)
 }
 
+/// A connection that is read from until a deadline, however slowly it comes.
+struct Timed<'a> {
+    link: &'a mut DataLink,
+    deadline: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.link.socket().set_read_timeout(Some(left(self.deadline)?))?;
+        self.link.read(out)
+    }
+}
+
 /// Says hello: whether a replica of DBS answers that can flush. Upstream's sends the payload of a ping
 /// back as it is, or an error if it is not open.
-fn greet(socket: &Socket, timeout: Duration) -> io::Result<bool> {
-    socket.set_read_timeout(Some(timeout))?;
+fn greet(timed: &mut Timed<'_>) -> io::Result<bool> {
     let hello = Hello::of_client().encode();
     let header = Header::with_payload(Type::Ping, 0, 0, hello.len() as u32);
-    socket.send_all(&[header.encode().as_slice(), &hello].concat())?;
-    let mut input = socket;
+    timed.link.write_all(&[header.encode().as_slice(), &hello].concat())?;
     let mut bytes = [0; HEADER_BYTES];
-    let answered = input.read_exact(&mut bytes).and_then(|()| {
-        let header = Header::decode(&bytes)?;
-        if header.length > ANSWER_MAX_BYTES || header.sequence != 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no answer to a ping"));
-        }
-        let mut payload = vec![0; header.length as usize];
-        input.read_exact(&mut payload)?;
-        Ok((header, payload))
-    });
-    let (header, payload) = answered.map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => {
-            io::Error::new(io::ErrorKind::TimedOut, "it does not answer a ping")
-        }
-        _ => error,
-    })?;
-    socket.set_read_timeout(None)?;
+    timed.read_exact(&mut bytes)?;
+    let header = Header::decode(&bytes)?;
+    if header.length > ANSWER_MAX_BYTES || header.sequence != 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no answer to a ping"));
+    }
+    let mut payload = vec![0; header.length as usize];
+    timed.read_exact(&mut payload)?;
     let hello = Hello::decode(&payload).filter(|hello| hello.server);
     let response = header.kind() == Some(Type::Response);
     Ok(response && hello.is_some_and(|hello| hello.features & feature::FLUSH != 0))
@@ -100,4 +134,37 @@ fn is_local(socket: &Socket) -> bool {
     let address = |end: io::Result<SocketAddr>| end.ok().map(|address| address.ip());
     let ends: (Option<IpAddr>, _) = (address(stream.local_addr()), address(stream.peer_addr()));
     ends.0.is_some() && ends.0 == ends.1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread;
+
+    /// Each byte comes in time; all of the answer would take seconds.
+    #[test]
+    fn one_who_drips_is_not_waited_for_longer_than_one_who_is_silent() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Listen::Tcp("127.0.0.1".into(), listener.local_addr().unwrap().port());
+        let dripping = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_nodelay(true).unwrap();
+            let mut greeting = [0; HEADER_BYTES + Hello::BYTES];
+            stream.read_exact(&mut greeting).unwrap();
+            let text = [b'x'; 200];
+            let header = Header::with_payload(Type::Error, 0, 0, text.len() as u32).encode();
+            for byte in header.iter().chain(&text) {
+                // Until it is given up.
+                if stream.write_all(&[*byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let dialled = dial(&address, 1, Duration::from_millis(300));
+        let error = dialled.err().expect("the answer does not come within the deadline");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        dripping.join().unwrap();
+    }
 }

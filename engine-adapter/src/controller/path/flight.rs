@@ -8,7 +8,7 @@ use super::sabotage::{Bug, is};
 use crate::controller::rules::timeout::{Silence, Waits};
 use crate::controller::rules::{FanOut, Read, Slot, Slots, Widened};
 use crate::wire::Type;
-use dbs_reactor::Buf;
+use dbs_reactor::{Buf, SharedBuf};
 use dbs_server::frontend::{Action, Carry};
 use std::time::Duration;
 
@@ -31,6 +31,22 @@ pub(super) enum Stage {
     Change,
     /// All replicas to make durable what they have changed.
     Durable,
+    /// Others to be done with changing a damaged block.
+    Claiming,
+    /// The content of a damaged block, from another replica.
+    Source,
+    /// The replica with a damaged block to have written it again.
+    Heal,
+}
+
+/// A block that a replica says is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Patient {
+    pub slot: Slot,
+    /// Of the replica: a slot is used again.
+    pub serial: u64,
+    /// First byte of the block.
+    pub offset: u64,
 }
 
 /// A request on its way.
@@ -60,6 +76,18 @@ pub(super) struct Flight {
     pub asked: Duration,
     /// What replicas said that failed.
     pub errors: Vec<(Slot, String)>,
+    /// A write that replicas may have to complete: what was sent, should it be sent as whole blocks.
+    pub resend: Option<SharedBuf>,
+    /// Damage that a read has met and that is to be healed; the last one is next.
+    pub patients: Vec<Patient>,
+    /// What is being healed.
+    pub patient: Option<Patient>,
+    /// Something was healed since replicas were asked.
+    pub healed: bool,
+    /// How often they were asked anew after that.
+    pub rounds: u8,
+    /// Who asked has its answer.
+    pub told: bool,
 }
 
 impl Flight {
@@ -83,6 +111,12 @@ impl Flight {
             begun: Duration::ZERO,
             asked: Duration::ZERO,
             errors: Vec::new(),
+            resend: None,
+            patients: Vec::new(),
+            patient: None,
+            healed: false,
+            rounds: 0,
+            told: false,
         }
     }
 
@@ -90,9 +124,10 @@ impl Flight {
     pub fn ask(&self) -> Ask {
         let (offset, length) = self.range;
         match (self.stage, self.request.action) {
-            (Stage::Free | Stage::Read | Stage::Edge(_), _) => {
+            (Stage::Free | Stage::Read | Stage::Edge(_) | Stage::Claiming | Stage::Source, _) => {
                 Ask { kind: Type::Read, offset, length }
             }
+            (Stage::Heal, _) => Ask { kind: Type::Heal, offset, length },
             (Stage::Change, Action::Discard) => Ask { kind: Type::Unmap, offset, length },
             (Stage::Change, Action::Read | Action::Write { .. }) => {
                 Ask { kind: Type::Write, offset, length }
@@ -106,8 +141,11 @@ impl Flight {
     /// Whether a reply of this replica is still to come.
     pub fn waits_for(&self, slot: Slot) -> bool {
         match self.stage {
-            Stage::Free => false,
-            Stage::Read | Stage::Edge(_) => self.read.is_some_and(|read| read.current() == slot),
+            Stage::Free | Stage::Claiming => false,
+            Stage::Read | Stage::Edge(_) | Stage::Source => {
+                self.read.is_some_and(|read| read.current() == slot)
+            }
+            Stage::Heal => self.patient.is_some_and(|patient| patient.slot == slot),
             Stage::Change | Stage::Durable => {
                 self.fan_out.is_some_and(|fan_out| fan_out.waiting().contains(slot))
             }
@@ -224,6 +262,10 @@ impl Flights {
             flight.edges = [None, None];
         }
         flight.freed = 0;
+        flight.resend = None;
+        flight.patients.clear();
+        flight.patient = None;
+        (flight.healed, flight.rounds, flight.told) = (false, 0, false);
         flight.errors.clear();
         self.free.push(place);
     }

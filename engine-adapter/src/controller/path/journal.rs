@@ -31,6 +31,8 @@ pub enum JournalKind {
     Ping,
     /// To make what was written durable.
     Flush,
+    /// To write a damaged block again.
+    Heal,
 }
 
 impl JournalKind {
@@ -43,7 +45,7 @@ impl JournalKind {
         }
     }
 
-    /// As upstream abbreviates it, which knows no flushes.
+    /// As upstream abbreviates it, which knows neither flushes nor healing.
     const fn letter(self) -> char {
         match self {
             Self::Read => 'R',
@@ -51,6 +53,7 @@ impl JournalKind {
             Self::Unmap => 'U',
             Self::Ping => 'P',
             Self::Flush => 'F',
+            Self::Heal => 'H',
         }
     }
 }
@@ -225,7 +228,8 @@ impl Lane {
 /// A request to a replica that has not ended.
 fn kept(flight: &Flight, target: u16, sequence: u32) -> Kept {
     let kind = match flight.stage {
-        Stage::Edge(_) => JournalKind::Read,
+        Stage::Edge(_) | Stage::Claiming | Stage::Source => JournalKind::Read,
+        Stage::Heal => JournalKind::Heal,
         Stage::Durable => JournalKind::Flush,
         Stage::Free | Stage::Read | Stage::Change => JournalKind::of(flight.request.action),
     };

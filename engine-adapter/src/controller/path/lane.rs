@@ -1,8 +1,9 @@
 //! One reactor's share of a path: from a request to what replicas are asked.
 
 mod turns;
+mod widened;
 
-use super::flight::{Flight, Flights, Stage};
+use super::flight::{Flights, Stage};
 use super::journal::Journal;
 use super::link::{Ask, Link};
 use super::local::{Asker, Locals};
@@ -72,9 +73,11 @@ pub(super) struct Lane {
     /// Something was given back that a waiting request may want.
     pub(super) retry: bool,
     /// A request waits for blocks.
-    blocked: bool,
+    pub(super) blocked: bool,
+    /// Places of those that wait for the blocks that they are to heal.
+    pub(super) claiming: Vec<u32>,
     /// The replica read from last.
-    turn: usize,
+    pub(super) turn: usize,
     /// Turns of the reactor so far.
     turns: u64,
     /// Time of this turn.
@@ -101,6 +104,7 @@ impl Lane {
             draining: Vec::new(),
             retry: false,
             blocked: false,
+            claiming: Vec::new(),
             turn: 0,
             turns: 0,
             now: Duration::ZERO,
@@ -118,16 +122,17 @@ impl Lane {
     /// Takes a replica in.
     pub fn seat(&mut self, io: &mut Io, replica: Arc<Replica>, access: Access) {
         let slot = replica.slot;
+        let mut begun = Vec::new();
         let way = match access {
             Access::Null => Way::Null,
             Access::Local(local) => Way::Local(self.locals.take(replica.serial, &local)),
-            Access::Sockets(sockets) => {
-                let mut numbers = Vec::with_capacity(sockets.len());
-                for socket in sockets {
+            Access::Links(links) => {
+                for link in links {
+                    let (socket, tls, received) = link.into_parts();
                     let link = Link { slot, serial: replica.serial };
-                    let number = self.links.add(io, socket, link, None);
-                    numbers.push(number);
+                    begun.push((self.links.add(io, socket.into(), link, tls), received));
                 }
+                let numbers = begun.iter().map(|(number, _)| *number).collect();
                 Way::Links { numbers, next: 0, turn: 0 }
             }
         };
@@ -135,13 +140,9 @@ impl Lane {
             let target = self.journal.target(&replica.name);
             *seat = Some(Seat::new(replica, way, self.now, target));
         }
-        // Their input begins with nothing, which arms the first reception.
-        let numbers: Vec<u32> = match self.seats.get(slot.index()) {
-            Some(Some(Seat { way: Way::Links { numbers, .. }, .. })) => numbers.clone(),
-            _ => Vec::new(),
-        };
-        for number in numbers {
-            self.begin_link(io, number);
+        // With nothing received as well: it arms the first reception.
+        for (number, received) in begun {
+            self.begin_link(io, number, &received);
         }
     }
 
@@ -271,15 +272,30 @@ impl Lane {
 
     /// Ends a request and frees its place.
     pub(super) fn end(&mut self, place: u32, outcome: Outcome) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let (front, ticket, action) = (flight.front, flight.ticket, flight.request.action);
-        let (claim, begun) = (flight.claim.take(), flight.begun);
+        self.give_blocks_back(place);
+        self.tell(place, outcome);
         self.flights.give_back(place);
+        self.retry = true;
+    }
+
+    /// Gives back what a request has claimed.
+    pub(super) fn give_blocks_back(&mut self, place: u32) {
+        let claim = self.flights.get_mut(place).and_then(|flight| flight.claim.take());
         if let Some((offset, length)) = claim {
             self.shared.claims.release(offset, length);
             self.shared.unblock(self.index);
+            self.retry = true;
         }
-        self.retry = true;
+    }
+
+    /// Answers a request that may go on, once.
+    pub(super) fn tell(&mut self, place: u32, outcome: Outcome) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        if std::mem::replace(&mut flight.told, true) {
+            return;
+        }
+        let (front, ticket, action) = (flight.front, flight.ticket, flight.request.action);
+        let begun = flight.begun;
         self.count(action, &outcome, begun);
         self.ended.push(Ended { front, ticket, outcome });
     }
@@ -344,26 +360,11 @@ impl Lane {
         }
     }
 
-    /// Reads the next block around a widened write, or writes if there is none left.
-    pub(super) fn next_edge(&mut self, io: &mut Io, place: u32, from: usize) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let Some(widened) = flight.widened else { return };
-        let reads = widened.reads();
-        let next = (from..reads.len()).find_map(|edge| reads[edge].map(|range| (edge, range)));
-        match next {
-            Some((edge, (offset, length))) => {
-                self.begin_read(io, place, Stage::Edge(edge), (offset, length as u32));
-            }
-            None => {
-                widen(io, flight, &widened);
-                self.send_write(io, place);
-            }
-        }
-    }
-
     /// Sends a write to all replicas that are to have it.
-    fn send_write(&mut self, io: &mut Io, place: u32) {
-        let Some(fan_out) = FanOut::write(self.shared.modes.now()) else {
+    pub(super) fn send_write(&mut self, io: &mut Io, place: u32) {
+        let first = self.flights.get_mut(place).and_then(|flight| flight.fan_out.take());
+        let again = first.map(FanOut::again);
+        let Some(fan_out) = again.or_else(|| FanOut::write(self.shared.modes.now())) else {
             return self.fail(place, FailureKind::Io, NO_BACKEND);
         };
         let Some(flight) = self.flights.get_mut(place) else { return };
@@ -375,6 +376,9 @@ impl Lane {
         }
         let payload = flight.payload.take().map(Buf::share);
         let (offset, length) = flight.range;
+        if flight.widened.is_none() && Widened::new(offset, u64::from(length), u64::MAX).is_some() {
+            flight.resend.clone_from(&payload);
+        }
         self.fan_out(io, place, Stage::Change, fan_out, (Type::Write, offset, length), payload);
     }
 
@@ -440,7 +444,7 @@ impl Lane {
     }
 
     /// Asks one replica.
-    fn ask(
+    pub(super) fn ask(
         &mut self,
         io: &mut Io,
         slot: Slot,
@@ -470,30 +474,11 @@ impl Lane {
 }
 
 /// What became of asking a replica.
-enum Asked {
+pub(super) enum Asked {
     /// It will reply.
     Sent,
     /// It has nothing to say, and does not fail.
     Null,
     /// It cannot be asked.
     Lost,
-}
-
-/// Makes a write one of whole blocks, with what was read around it.
-fn widen(io: &Io, flight: &mut Flight, widened: &Widened) {
-    let Some(payload) = flight.payload.take() else { return };
-    let mut wide = io.buffers().take(widened.length as usize);
-    let (before, after) = (widened.before as usize, widened.after as usize);
-    wide[before..][..payload.len()].copy_from_slice(&payload);
-    let [front, behind] = &flight.edges;
-    if let Some(front) = front {
-        wide[..before].copy_from_slice(&front[..before]);
-    }
-    if let Some(last) = behind.as_ref().or(front.as_ref()) {
-        let start = wide.len() - after;
-        wide[start..].copy_from_slice(&last[last.len() - after..]);
-    }
-    flight.edges = [None, None];
-    flight.range = (widened.offset, widened.length as u32);
-    flight.payload = Some(wide);
 }

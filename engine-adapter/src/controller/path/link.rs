@@ -1,8 +1,9 @@
 //! One connection to a replica: replies as they come in, and the bytes of requests.
 
 use crate::controller::rules::Slot;
+use crate::controller::rules::widen::BLOCK;
 use crate::data::request::Request;
-use crate::wire::{HEADER_BYTES, Header, Type};
+use crate::wire::{Damaged, HEADER_BYTES, Header, Type};
 use dbs_reactor::{Batch, SharedBuf};
 use dbs_server::frontend::{Charge, Protocol};
 use std::io;
@@ -32,7 +33,11 @@ impl Protocol for Link {
             // It takes its leave.
             Some(Type::Close) => return Ok(None),
             Some(Type::Response) => header.length,
-            Some(Type::Error | Type::NoSpace) if header.length <= TEXT_MAX_BYTES => header.length,
+            Some(Type::Error | Type::NoSpace | Type::Damaged)
+                if header.length <= TEXT_MAX_BYTES =>
+            {
+                header.length
+            }
             _ => 0,
         };
         let skip = header.length - payload;
@@ -77,12 +82,14 @@ impl Reply {
             _ => 0,
         };
         match (kind, ask.kind) {
-            (Some(Type::Error | Type::NoSpace), _) | (Some(Type::Eof), Type::Read) => Ok(()),
+            (Some(Type::Error | Type::NoSpace), _)
+            | (Some(Type::Eof), Type::Read)
+            | (Some(Type::Damaged), Type::Read | Type::Write) => Ok(()),
             (Some(Type::Response), _) if payload != carries => {
                 Err(format!("{payload} bytes with the reply to a {:?} of {}", ask.kind, ask.length))
             }
-            // Some bytes may be freed more than once, in several layers.
-            (Some(Type::Response), Type::Unmap) => Ok(()),
+            // Some bytes may be freed more than once, in several layers; what is healed is what had to be.
+            (Some(Type::Response), Type::Unmap | Type::Heal) => Ok(()),
             (Some(Type::Response), _) if size != ask.length => {
                 Err(format!("{size} bytes done of a {:?} of {}", ask.kind, ask.length))
             }
@@ -104,6 +111,23 @@ impl Charge for Reply {
     fn cost_bytes(&self) -> u64 {
         0
     }
+}
+
+/// The damage that a reply tells of.
+///
+/// # Errors
+/// It cannot be damage that this request has met.
+pub(super) fn damage(ask: &Ask, payload: Option<&[u8]>) -> Result<Damaged, String> {
+    let Some(damaged) = payload.and_then(Damaged::decode) else {
+        return Err("damage without a place".to_owned());
+    };
+    let (start, end) = (ask.offset - ask.offset % BLOCK, ask.offset + u64::from(ask.length));
+    let place = damaged.offset;
+    if !place.is_multiple_of(BLOCK) || !(start..end).contains(&place) {
+        let Ask { kind, offset, length } = ask;
+        return Err(format!("damage at {place} in a {kind:?} of {length} at {offset}"));
+    }
+    Ok(damaged)
 }
 
 /// A request to a replica.

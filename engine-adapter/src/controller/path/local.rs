@@ -100,6 +100,7 @@ impl Locals {
             Type::Write => Op::Write,
             Type::Unmap => Op::Unmap,
             Type::Flush => Op::Flush,
+            Type::Heal => Op::Heal,
             // Nothing else is asked.
             _ => Op::Ping,
         };
@@ -162,6 +163,9 @@ impl Lane {
                 Outcome::Data(data, range) => {
                     let part = copied(io, &data[range]);
                     (Type::Response, part.len() as u32, Some(part))
+                }
+                Outcome::Damaged(damaged) => {
+                    (Type::Damaged, 0, Some(copied(io, &damaged.encode())))
                 }
                 Outcome::Failed(text) => (Type::Error, 0, Some(copied(io, text.as_bytes()))),
             };

@@ -14,9 +14,13 @@
 //! **Order.** A replica that missed a change is `ERR` before the change is acknowledged
 //! (`shared::Shared::decide`). Changes that overlap go one after the other. A flush covers what was
 //! acknowledged before it came.
+//!
+//! **Damage.** What a replica of DBS says is damaged is read from another one, and then written again there
+//! (`heal`): by the request that met it, which has its blocks then as a change would.
 
 mod dial;
 mod flight;
+mod heal;
 mod journal;
 mod lane;
 #[doc(hidden)]
@@ -38,15 +42,15 @@ pub use shared::Events;
 pub use stats::{PathKind, PathStats, ReplicaStats};
 
 use crate::controller::rules::timeout;
+use crate::transport::DataLink;
 use dbs_reactor::{Io, Thread};
-use dbs_server::frontend::{Front, Socket, lock, wait_while};
+use dbs_server::frontend::{Front, lock, wait_while};
 use reactor::{Message, Reactor};
 use seat::Access;
 use shared::{Latch, Replica, Shared};
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -179,8 +183,8 @@ impl Path {
             BackendAddress::Remote(address) => {
                 let connections = options.connections_per_replica.max(options.reactors);
                 let dialled = dial::dial(address, connections, options.connect_timeout)?;
-                let shares = share(dialled.sockets, options.reactors).into_iter();
-                (shares.map(Access::Sockets).collect(), dialled.flushes, dialled.local)
+                let shares = share(dialled.links, options.reactors).into_iter();
+                (shares.map(Access::Links).collect(), dialled.flushes, dialled.local)
             }
             BackendAddress::Local(local) => {
                 let shares = (0..options.reactors).map(|_| Access::Local(local.clone()));
@@ -266,6 +270,8 @@ impl Path {
             mode: self.shared.modes.of(replica.slot).unwrap_or(Mode::Err),
             flushes: replica.flushes,
             why: replica.why.get().cloned(),
+            mismatches: replica.mismatches.load(Ordering::Relaxed),
+            healed: replica.healed.load(Ordering::Relaxed),
         };
         stats.replicas = self.shared.replicas().iter().map(describe).collect();
         stats
@@ -406,11 +412,11 @@ impl Drop for Attached {
     }
 }
 
-/// Deals sockets out to reactors.
-fn share(sockets: Vec<Socket>, reactors: usize) -> Vec<Vec<OwnedFd>> {
-    let mut shares: Vec<Vec<OwnedFd>> = (0..reactors).map(|_| Vec::new()).collect();
-    for (index, socket) in sockets.into_iter().enumerate() {
-        shares[index % reactors].push(socket.into());
+/// Deals connections out to reactors.
+fn share(links: Vec<DataLink>, reactors: usize) -> Vec<Vec<DataLink>> {
+    let mut shares: Vec<Vec<DataLink>> = (0..reactors).map(|_| Vec::new()).collect();
+    for (index, link) in links.into_iter().enumerate() {
+        shares[index % reactors].push(link);
     }
     shares
 }

@@ -2,13 +2,14 @@
 
 use super::flight::Stage;
 use super::lane::Lane;
-use super::link::{Ask, Reply};
+use super::link::{Ask, Reply, damage};
 use super::sabotage::{Bug, is};
 use super::seat::{Seat, Way};
 use super::shared::{Latch, Replica};
+use crate::controller::rules::heal::ROUNDS_MAX;
 use crate::controller::rules::io::NO_BACKEND;
 use crate::controller::rules::timeout::PING_INTERVAL;
-use crate::controller::rules::{Answer, Outcome as Decided, Slot, Slots};
+use crate::controller::rules::{Answer, FanOut, Outcome as Decided, Slot, Slots};
 use crate::data::stats::add;
 use crate::wire::{NO_SPACE_TEXT, Type};
 use dbs_reactor::{Buf, Io};
@@ -16,8 +17,8 @@ use dbs_server::frontend::{Action, Event, FailureKind, Outcome, Ready};
 
 impl Lane {
     /// Begins to receive on a connection.
-    pub(super) fn begin_link(&mut self, io: &mut Io, number: u32) {
-        self.input(io, number, Event::Begun(&[]));
+    pub(super) fn begin_link(&mut self, io: &mut Io, number: u32, received: &[u8]) {
+        self.input(io, number, Event::Begun(received));
     }
 
     /// Lets a connection to a replica take input.
@@ -44,7 +45,7 @@ impl Lane {
     }
 
     /// A replica that is not lost.
-    fn seated(&mut self, slot: Slot, serial: u64) -> Option<&mut Seat> {
+    pub(super) fn seated(&mut self, slot: Slot, serial: u64) -> Option<&mut Seat> {
         let seat = self.seats.get_mut(slot.index())?.as_mut()?;
         (seat.replica.serial == serial && !seat.lost).then_some(seat)
     }
@@ -89,21 +90,34 @@ impl Lane {
             && let Some(seat) = self.seated(slot, serial)
         {
             seat.silence.answered(now);
+            if (ask.kind, reply.kind) == (Type::Read, Some(Type::Response)) {
+                seat.trust.read();
+            }
         }
         if let Err(what) = reply.check(&ask)
             && !is(Bug::TrustReplies)
         {
             return self.nonsense(io, slot, serial, &what);
         }
+        if reply.kind == Some(Type::Damaged) {
+            return match damage(&ask, payload.as_deref()) {
+                Ok(damaged) => self.met_damage(io, place, (slot, serial), &damaged),
+                Err(what) => self.nonsense(io, slot, serial, &what),
+            };
+        }
         match (stage, reply.kind) {
-            (Stage::Free, _) => {}
-            (Stage::Read | Stage::Edge(_), Some(Type::Response)) => {
+            (Stage::Free | Stage::Claiming, _) => {}
+            (Stage::Read | Stage::Edge(_) | Stage::Source, Some(Type::Response)) => {
                 self.read_ended(io, place, payload.unwrap_or_else(Buf::empty));
             }
-            (Stage::Read | Stage::Edge(_), Some(Type::Eof)) => {
+            (Stage::Read | Stage::Edge(_) | Stage::Source, Some(Type::Eof)) => {
                 self.read_failed(io, place, crate::wire::UNEXPECTED_EOF_TEXT);
             }
-            (Stage::Read | Stage::Edge(_), _) => self.read_failed(io, place, &text(payload)),
+            (Stage::Read | Stage::Edge(_) | Stage::Source, _) => {
+                self.read_failed(io, place, &text(payload));
+            }
+            (Stage::Heal, Some(Type::Response)) => self.healed(io, place, reply.size),
+            (Stage::Heal, _) => self.not_healed(io, place, &text(payload)),
             (Stage::Change | Stage::Durable, Some(Type::Response)) => {
                 if ask.kind == Type::Unmap
                     && let Some(flight) = self.flights.get_mut(place)
@@ -138,7 +152,7 @@ impl Lane {
         self.answered(io, place, slot, answer);
     }
 
-    fn answered(&mut self, io: &mut Io, place: u32, slot: Slot, answer: Answer) {
+    pub(super) fn answered(&mut self, io: &mut Io, place: u32, slot: Slot, answer: Answer) {
         let Some(flight) = self.flights.get_mut(place) else { return };
         let Some(fan_out) = &mut flight.fan_out else { return };
         if fan_out.answer(slot, answer) {
@@ -150,12 +164,21 @@ impl Lane {
     pub(super) fn settle_change(&mut self, io: &mut Io, place: u32) {
         let Some(flight) = self.flights.get_mut(place) else { return };
         let Some(fan_out) = flight.fan_out.take() else { return };
+        if fan_out.met_damage() && self.widen_for_damage(io, place, &fan_out) {
+            return;
+        }
+        self.conclude(io, place, &fan_out);
+    }
+
+    /// What follows from all answers to a change.
+    pub(super) fn conclude(&mut self, io: &mut Io, place: u32, fan_out: &FanOut) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
         let outcome = if fan_out.is_clean() {
             Decided::Done
         } else if is(Bug::AcknowledgeFirst) {
             fan_out.decide(self.shared.modes.now()).outcome
         } else {
-            self.shared.decide(&fan_out, &flight.errors).outcome
+            self.shared.decide(fan_out, &flight.errors).outcome
         };
         match outcome {
             Decided::Done => {
@@ -180,7 +203,7 @@ impl Lane {
     }
 
     /// What replicas said of a request that failed.
-    fn texts(&mut self, place: u32) -> String {
+    pub(super) fn texts(&mut self, place: u32) -> String {
         let Some(flight) = self.flights.get_mut(place) else { return String::new() };
         let errors = std::mem::take(&mut flight.errors);
         let texts =
@@ -204,6 +227,13 @@ impl Lane {
                 }
                 self.next_edge(io, place, edge + 1);
             }
+            (Stage::Source, Some(_)) => self.send_healing(io, place, data),
+            (_, Some(flight)) if !flight.patients.is_empty() => {
+                if !is(Bug::HealFirst) {
+                    self.tell(place, Outcome::Data(data));
+                }
+                self.next_patient(io, place);
+            }
             _ => self.end(place, Outcome::Data(data)),
         }
     }
@@ -217,13 +247,34 @@ impl Lane {
         let again = is(Bug::RetrySame) && flight.errors.len() == 1;
         let next = if again { Some(read.current()) } else { read.retry(modes) };
         flight.read = Some(read);
-        match next {
-            Some(slot) => {
-                add(&self.counters().retries, 1);
-                self.ask_read(io, place, slot);
+        self.read_goes_on(io, place, next, read.faulted());
+    }
+
+    /// The next replica is asked for what one could not read, if there is one.
+    pub(super) fn read_goes_on(
+        &mut self,
+        io: &mut Io,
+        place: u32,
+        next: Option<Slot>,
+        failed: Slots,
+    ) {
+        if let Some(slot) = next {
+            add(&self.counters().retries, 1);
+            return self.ask_read(io, place, slot);
+        }
+        self.blame(place, failed);
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        match (flight.stage, flight.fan_out.take()) {
+            (Stage::Source, _) => self.patient_done(io, place),
+            // The change itself has gone out before: some may have it.
+            (Stage::Edge(_), Some(fan_out)) => {
+                flight.stage = Stage::Change;
+                self.conclude(io, place, &fan_out);
             }
-            None => {
-                self.blame(place, read.faulted());
+            _ if !flight.patients.is_empty() && flight.rounds < ROUNDS_MAX => {
+                self.next_patient(io, place);
+            }
+            _ => {
                 let text = self.texts(place);
                 self.fail(place, FailureKind::Io, text);
             }
@@ -258,8 +309,9 @@ impl Lane {
             let stage = flight.stage;
             self.note(place, slot, false);
             match stage {
-                Stage::Free => {}
-                Stage::Read | Stage::Edge(_) => self.read_failed(io, place, why),
+                Stage::Free | Stage::Claiming => {}
+                Stage::Read | Stage::Edge(_) | Stage::Source => self.read_failed(io, place, why),
+                Stage::Heal => self.patient_done(io, place),
                 Stage::Change | Stage::Durable => self.failed_for_good(io, place, slot, why),
             }
         }

@@ -36,6 +36,12 @@ pub enum Bug {
     KeepWaiting,
     /// A change that has waited for its blocks for long waits like any other.
     Starve,
+    /// What a damaged block is healed with is read and sent without claiming the block.
+    HealUnclaimed,
+    /// A replica that refuses to be healed stays.
+    KeepUnhealed,
+    /// The request that met damage is answered when that is healed.
+    HealFirst,
 }
 
 /// Whether this one is on: never, outside tests.

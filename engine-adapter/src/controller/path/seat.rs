@@ -2,15 +2,16 @@
 
 use super::local::LocalReplica;
 use super::shared::Replica;
+use crate::controller::rules::heal::Trust;
 use crate::controller::rules::timeout::{PING_INTERVAL, Silence};
-use std::os::fd::OwnedFd;
+use crate::transport::DataLink;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A reactor's share of the access to a replica.
 pub(super) enum Access {
     /// These connections.
-    Sockets(Vec<OwnedFd>),
+    Links(Vec<DataLink>),
     /// It is in this process.
     Local(LocalReplica),
     /// There is nothing.
@@ -43,6 +44,8 @@ pub(super) struct Seat {
     pub ping_due: Duration,
     /// The number of its name in the journal.
     pub target: u16,
+    /// Whether it is worth healing.
+    pub trust: Trust,
 }
 
 impl Seat {
@@ -56,6 +59,7 @@ impl Seat {
             ping_asked: now,
             ping_due: now + PING_INTERVAL,
             target,
+            trust: Trust::default(),
         }
     }
 

@@ -40,6 +40,10 @@ pub(super) struct Replica {
     pub flushes: bool,
     /// Why it became `ERR`.
     pub why: OnceLock<String>,
+    /// Requests that met damaged data in it.
+    pub mismatches: AtomicU64,
+    /// Blocks of it that were healed.
+    pub healed: AtomicU64,
 }
 
 /// Waits for a number of others.
@@ -189,6 +193,8 @@ impl Shared {
             name: name.to_owned(),
             flushes,
             why: OnceLock::new(),
+            mismatches: AtomicU64::new(0),
+            healed: AtomicU64::new(0),
         });
         registry.replicas.push(Arc::clone(&replica));
         let bit = Slots::of(slot).bits();
@@ -255,6 +261,17 @@ impl Shared {
     pub fn fault(&self, slot: Slot, why: &str) {
         let deciding = lock(&self.deciding);
         let new = self.make_err(slot);
+        drop(deciding);
+        if new {
+            self.tell_fault(slot, why);
+        }
+    }
+
+    /// Makes a replica `ERR` if another one is complete; else it is better than none.
+    pub fn fault_unless_last(&self, slot: Slot, why: &str) {
+        let deciding = lock(&self.deciding);
+        let last = self.modes.now().rw.without(Slots::of(slot)).is_empty();
+        let new = !last && self.make_err(slot);
         drop(deciding);
         if new {
             self.tell_fault(slot, why);

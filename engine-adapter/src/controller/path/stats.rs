@@ -87,6 +87,10 @@ pub struct ReplicaStats {
     pub flushes: bool,
     /// Why it became [`Mode::Err`].
     pub why: Option<String>,
+    /// Requests that met data in it which is not what was written.
+    pub mismatches: u64,
+    /// Blocks of it that were healed from another replica.
+    pub healed: u64,
 }
 
 /// What a path has done since it was made.

@@ -1,8 +1,8 @@
 //! A controller as its gRPC service has it.
 
-use crate::controller::path::PathKind;
+use crate::controller::path::{PathKind, ReplicaStats};
 use crate::controller::rules::Mode;
-use crate::controller::service::{Control, Counters};
+use crate::controller::service::{Control, Counters, DamageCount};
 use crate::controller::volume::{Controller, VolumeInfo};
 use crate::proto::controller::{Metrics, ReplicaMode, Volume};
 use crate::proto::ptypes::SyncFileInfo;
@@ -57,6 +57,12 @@ fn meant(mode: ReplicaMode) -> Mode {
         ReplicaMode::Rw => Mode::Rw,
         ReplicaMode::Err => Mode::Err,
     }
+}
+
+/// What is counted of a replica's damage.
+fn damage(replica: ReplicaStats) -> DamageCount {
+    let ReplicaStats { name, mismatches, healed, .. } = replica;
+    DamageCount { replica: name, mismatches, healed }
 }
 
 impl Control for Engine {
@@ -186,6 +192,7 @@ impl Control for Engine {
             write_errors: stats.errors[PathKind::Write as usize],
             retries: stats.retries,
             faults: stats.faults,
+            damage: stats.replicas.into_iter().map(damage).collect(),
             reads: totals.reads,
             read_bytes: totals.read_bytes,
             read_ns: totals.read_ns,

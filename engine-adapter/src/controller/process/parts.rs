@@ -11,6 +11,7 @@ use crate::controller::volume::{
     DataPath, Events, Frontend, Frontends, Held, Offer, Relay, Totals,
 };
 use dbs_core::{Error, Result};
+use dbs_server::frontend::tls::TlsConfig;
 use dbs_server::frontend::{Listen, lock};
 use dbs_server::log;
 use std::collections::HashMap;
@@ -133,6 +134,8 @@ pub struct FrontendOptions {
     pub sockets: Option<PathBuf>,
     /// Where the frontend `nbd` listens besides its socket.
     pub nbd: Vec<Listen>,
+    /// Certificates for that, if clients over TCP must use TLS.
+    pub nbd_tls: Option<TlsConfig>,
     /// Queues and depth of a block device.
     pub device: UblkOptions,
     /// Directory of the nodes of block devices.
@@ -173,8 +176,9 @@ impl Frontends for OnPath {
                 Ok(Arc::new(SocketVolume { path, sockets, running: Mutex::default() }))
             }
             NBD => {
-                let (run, more) = (options.run(), options.nbd.clone());
-                Ok(Arc::new(NbdVolume { path, run, more, running: Mutex::default() }))
+                let (run, more, tls) =
+                    (options.run(), options.nbd.clone(), options.nbd_tls.clone());
+                Ok(Arc::new(NbdVolume { path, run, more, tls, running: Mutex::default() }))
             }
             "tgt-iscsi" => Err(Error::unsupported(
                 "frontend `tgt-iscsi` is not in this build: `tgt-blockdev` is a block device on this \
@@ -202,6 +206,7 @@ struct NbdVolume {
     path: Arc<Path>,
     run: PathBuf,
     more: Vec<Listen>,
+    tls: Option<TlsConfig>,
     running: Mutex<Option<(String, NbdFrontend)>>,
 }
 
@@ -229,7 +234,8 @@ impl Frontend for NbdVolume {
         }
         let endpoint = format!("nbd+unix:///{volume}?socket={}", socket.display());
         let addresses = [&[Listen::Unix(socket)], self.more.as_slice()].concat();
-        let started = NbdFrontend::start(&self.path, volume, &addresses).map_err(failed)?;
+        let started = NbdFrontend::start(&self.path, volume, &addresses, self.tls.clone());
+        let started = started.map_err(failed)?;
         for address in started.addresses() {
             log::info("listening", &[("volume", volume), ("nbd", address)]);
         }

@@ -1,8 +1,10 @@
 //! What follows from an expansion that was asked of all replicas.
 //!
-//! One success is success: those that failed are left behind, even if they are as they were. If all
-//! failed, those that are as they were stay complete, at the old size.
+//! One success of a complete replica is success: those that failed are left behind, even if they are as
+//! they were. If all of those failed, who is as it was stays, at the old size; one that is being rebuilt
+//! and has grown does not.
 
+use super::mode::Mode;
 use super::sabotage::{Bug, is};
 use serde::Deserialize;
 use std::fmt;
@@ -46,6 +48,16 @@ impl Failure {
             rollback_message: String::new(),
         })
     }
+
+    /// The same; of a call that was refused before anything was done, everything is as it was.
+    #[must_use]
+    pub fn of_call(message: &str, refused: bool) -> Self {
+        let mut failure = Self::parse(message);
+        if refused && failure.code == Code::ResultUnknown {
+            failure.code = Code::FunctionFailedRollbackSucceeded;
+        }
+        failure
+    }
 }
 
 impl fmt::Display for Failure {
@@ -69,25 +81,27 @@ pub struct Decision {
     pub error: Option<String>,
 }
 
-/// What follows from what each replica, named by its address, said.
+/// What follows from what each replica, named by its address, said, in this mode.
 #[must_use]
-pub fn decide(results: &[(&str, Result<(), Failure>)]) -> Decision {
+pub fn decide(results: &[(&str, Mode, Result<(), Failure>)]) -> Decision {
     let failures: Vec<_> = results
         .iter()
-        .enumerate()
-        .filter_map(|(index, (address, result))| Some((index, *address, result.as_ref().err()?)))
+        .filter_map(|(address, _, result)| Some((*address, result.as_ref().err()?)))
         .collect();
-    let expanded = failures.len() < results.len();
-    let as_before = |failure: &Failure| failure.code == Code::FunctionFailedRollbackSucceeded;
-    let faulted = failures
+    let expanded = results.iter().any(|(_, mode, result)| *mode == Mode::Rw && result.is_ok());
+    let stays = |result: &Result<(), Failure>| match result {
+        Ok(()) => expanded,
+        Err(failure) => !expanded && failure.code == Code::FunctionFailedRollbackSucceeded,
+    };
+    let faulted = results
         .iter()
-        .filter(|(_, _, failure)| expanded || !as_before(failure))
-        .filter(|_| !is(Bug::KeepUnexpanded))
-        .map(|(index, ..)| *index)
+        .enumerate()
+        .filter(|(_, (_, _, result))| !stays(result) && !is(Bug::KeepUnexpanded))
+        .map(|(index, _)| index)
         .collect();
     let texts: Vec<_> =
-        failures.iter().map(|(_, address, failure)| format!("{address}: {failure}")).collect();
-    let error = (!texts.is_empty() || results.is_empty()).then(|| {
+        failures.iter().map(|(address, failure)| format!("{address}: {failure}")).collect();
+    let error = (!texts.is_empty() || !expanded).then(|| {
         let what = match expanded {
             true => "the expansion succeeded, but some replica expansion failed",
             false => "the expansion failed since all replica expansion failed",
@@ -138,21 +152,27 @@ mod tests {
 
     #[test]
     fn one_success_leaves_the_others_behind() {
+        use Mode::{Rw, Wo};
         let undone = || failed(Code::FunctionFailedRollbackSucceeded);
         let broken = || failed(Code::FunctionFailedRollbackFailed);
         for (results, expanded, faulted) in [
-            (vec![("a", Ok(())), ("b", Ok(()))], true, vec![]),
-            (vec![("a", Ok(())), ("b", undone())], true, vec![1]),
-            (vec![("a", broken()), ("b", Ok(()))], true, vec![0]),
-            (vec![("a", undone()), ("b", undone())], false, vec![]),
-            (vec![("a", undone()), ("b", broken())], false, vec![1]),
-            (vec![("a", failed(Code::ResultUnknown)), ("b", broken())], false, vec![0, 1]),
+            (vec![("a", Rw, Ok(())), ("b", Rw, Ok(()))], true, vec![]),
+            (vec![("a", Rw, Ok(())), ("b", Rw, undone())], true, vec![1]),
+            (vec![("a", Rw, broken()), ("b", Rw, Ok(()))], true, vec![0]),
+            (vec![("a", Rw, undone()), ("b", Rw, undone())], false, vec![]),
+            (vec![("a", Rw, undone()), ("b", Rw, broken())], false, vec![1]),
+            (vec![("a", Rw, failed(Code::ResultUnknown)), ("b", Rw, broken())], false, vec![0, 1]),
+            (vec![("a", Rw, Ok(())), ("b", Wo, undone())], true, vec![1]),
+            (vec![("a", Rw, undone()), ("b", Wo, undone())], false, vec![]),
+            // It has a size that no complete one has.
+            (vec![("a", Rw, undone()), ("b", Wo, Ok(()))], false, vec![1]),
         ] {
             let decision = decide(&results);
             assert_eq!((decision.expanded, decision.faulted), (expanded, faulted), "{results:?}");
-            assert_eq!(decision.error.is_none(), results.iter().all(|(_, result)| result.is_ok()));
+            let all = results.iter().all(|(_, _, result)| result.is_ok());
+            assert_eq!(decision.error.is_none(), all);
         }
-        let text = decide(&[("a", Ok(())), ("tcp://b:1", undone())]).error.unwrap();
+        let text = decide(&[("a", Rw, Ok(())), ("tcp://b:1", Rw, undone())]).error.unwrap();
         assert_eq!(
             text,
             "the expansion succeeded, but some replica expansion failed: tcp://b:1: error: \
@@ -170,7 +190,11 @@ mod tests {
         assert_eq!(failure.to_string(), shown);
         for other in ["timed out", r#"{"code":"Else"}"#, "{}"] {
             assert_eq!(Failure::parse(other).code, Code::ResultUnknown, "{other}");
+            let refused = Failure::of_call(other, true);
+            assert_eq!(refused.code, Code::FunctionFailedRollbackSucceeded, "{other}");
+            assert_eq!(Failure::of_call(other, false), Failure::parse(other));
         }
+        assert_eq!(Failure::of_call(text, true), failure);
     }
 
     #[test]

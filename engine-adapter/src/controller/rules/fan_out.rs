@@ -12,6 +12,11 @@
 //! Upstream's replicas do not tell how much they wrote: theirs counts as nothing, and what is in the
 //! range of a write that failed is then not known.
 //!
+//! **Damage.** A replica of DBS that would have to complete a block which is not what was written changes
+//! nothing and says so. Such a write is made one of whole blocks and goes to those replicas once more, not to
+//! the others, as replicas count changes ([`FanOut::again`]); one that has not got it after that is `ERR` like
+//! any other, but where no complete one has it those stay, as nothing in them has changed.
+//!
 //! **How to use it.** [`FanOut::write`] (or its like) with the modes of the moment the requests are
 //! sent; [`FanOut::answer`] for each reply, and [`FanOut::lost`] for each replica that will not answer;
 //! when it says so, [`FanOut::decide`] with the modes of *that* moment; then fault those in
@@ -35,6 +40,8 @@ pub enum Answer {
         /// Bytes that it wrote before it was; 0 if it did not say.
         written: u32,
     },
+    /// It holds damaged data where the change would have to leave some, and has changed nothing.
+    Damaged,
     /// Anything else, a lost connection and a timeout included.
     Failed,
 }
@@ -77,6 +84,7 @@ pub struct FanOut {
     waiting: Slots,
     done: Slots,
     failed: Slots,
+    damaged: Slots,
     full: [Group; GROUPS],
 }
 
@@ -104,6 +112,7 @@ impl FanOut {
             waiting: sent,
             done: Slots::EMPTY,
             failed: Slots::EMPTY,
+            damaged: Slots::EMPTY,
             full: [none; GROUPS],
         }
     }
@@ -121,6 +130,20 @@ impl FanOut {
             || is(Bug::AcknowledgeEarly) && !self.done.and(self.complete).is_empty()
     }
 
+    /// Whether somebody holds damaged data where the change ends.
+    #[must_use]
+    pub fn met_damage(&self) -> bool {
+        !self.damaged.is_empty()
+    }
+
+    /// The same change, of whole blocks by now, for those that could not complete them.
+    #[must_use]
+    pub fn again(mut self) -> Self {
+        self.waiting = if is(Bug::WidenForAll) { self.damaged.or(self.done) } else { self.damaged };
+        self.damaged = Slots::EMPTY;
+        self
+    }
+
     /// Whether everybody has the change, so that nobody is faulted.
     #[must_use]
     pub fn is_clean(&self) -> bool {
@@ -135,6 +158,7 @@ impl FanOut {
             match answer {
                 Answer::Done => self.done = self.done.with(from),
                 Answer::NoSpace { written } => self.add_full(from, written),
+                Answer::Damaged => self.damaged = self.damaged.with(from),
                 Answer::Failed => self.failed = self.failed.with(from),
             }
         }
@@ -172,7 +196,7 @@ impl FanOut {
         let rebuilding = self.sent.without(self.complete);
         if !alive.and(self.done).is_empty() {
             let full = if is(Bug::KeepFullBehindDone) { Slots::EMPTY } else { full };
-            return Verdict { outcome: Outcome::Done, faulted: failed.or(full) };
+            return Verdict { outcome: Outcome::Done, faulted: failed.or(full).or(self.damaged) };
         }
         if alive.is_empty() {
             return Verdict { outcome: Outcome::Failed, faulted: failed };
@@ -181,19 +205,23 @@ impl FanOut {
             true => Slots::EMPTY,
             false => rebuilding,
         };
-        let rest = alive.without(self.largest_group(alive));
-        Verdict { outcome: Outcome::NoSpace, faulted: failed.or(rest).or(ahead) }
+        let stay = self.largest_group(alive);
+        let outcome = if stay.and(full).is_empty() { Outcome::Failed } else { Outcome::NoSpace };
+        Verdict { outcome, faulted: failed.or(alive.without(stay)).or(ahead) }
     }
 
-    /// Of these the largest group that wrote the same; of equal ones that which wrote more.
+    /// Of these the largest group that wrote the same, or nothing; of equal ones that which wrote more.
     fn largest_group(&self, among: Slots) -> Slots {
         if is(Bug::KeepAllFull) {
             return among;
         }
-        let groups = self
-            .full
-            .iter()
-            .map(|group| (group.members.and(among), group.written))
+        let nothing = self.full.iter().filter(|group| group.written == 0);
+        let nothing = nothing.fold(self.damaged, |all, group| all.or(group.members));
+        let groups = self.full.iter().filter(|group| group.written > 0);
+        let groups = groups
+            .map(|group| (group.members, group.written))
+            .chain([(nothing, 0)])
+            .map(|(members, written)| (members.and(among), written))
             .filter(|(members, _)| !members.is_empty());
         let best = groups.max_by_key(|(members, written)| (members.len(), *written));
         best.map_or(Slots::EMPTY, |(members, _)| members)
@@ -274,6 +302,40 @@ mod tests {
         ] {
             assert_eq!(verdict(rw, wo), (outcome, faulted.to_vec()), "{rw:?} {wo:?}");
         }
+    }
+
+    #[test]
+    fn a_damaged_one_stays_where_nobody_has_the_change() {
+        use Outcome::{Done, Failed, NoSpace};
+        const X: Answer = Answer::Damaged;
+        for (rw, wo, outcome, faulted) in [
+            (&[X][..], &[][..], Failed, &[][..]),
+            (&[X, X], &[], Failed, &[]),
+            (&[F, X], &[], Failed, &[0]),
+            (&[X, F, X], &[D], Failed, &[1, 3]),
+            (&[D, X], &[], Done, &[1]),
+            (&[F, D, X], &[X], Done, &[0, 2, 3]),
+            // Neither has anything of it.
+            (&[n(0), X], &[], NoSpace, &[]),
+            (&[n(4096), n(4096), X], &[], NoSpace, &[2]),
+            (&[n(4096), X, X], &[], Failed, &[0]),
+        ] {
+            assert_eq!(verdict(rw, wo), (outcome, faulted.to_vec()), "{rw:?} {wo:?}");
+        }
+    }
+
+    #[test]
+    fn what_met_damage_goes_once_more_to_whom_it_concerns() {
+        let mut fan_out = FanOut::write(modes(&[0, 1, 2, 3], &[])).unwrap();
+        for (index, answer) in [(0, Answer::Damaged), (1, D), (2, F), (3, Answer::Damaged)] {
+            fan_out.answer(slot(index), answer);
+        }
+        assert!(fan_out.is_complete() && fan_out.met_damage());
+        let mut again = fan_out.again();
+        assert_eq!(again.waiting(), slots(&[0, 3]));
+        assert!(!again.answer(slot(3), D) && again.answer(slot(0), D));
+        let verdict = again.decide(modes(&[0, 1, 2, 3], &[]));
+        assert_eq!(verdict, Verdict { outcome: Outcome::Done, faulted: slots(&[2]) });
     }
 
     #[test]

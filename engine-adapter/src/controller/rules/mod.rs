@@ -8,9 +8,11 @@
 pub mod claims;
 pub mod expand;
 pub mod fan_out;
+pub mod heal;
 pub mod io;
 pub mod limits;
 pub mod mode;
+pub mod patience;
 pub mod read;
 pub mod rebuild;
 pub mod sabotage;

@@ -248,8 +248,18 @@ impl SharedModes {
     /// The modes now.
     #[must_use]
     pub fn now(&self) -> Modes {
-        let rw = self.rw.load(Ordering::SeqCst);
+        self.now_amid(|| {})
+    }
+
+    /// The modes now; `between` is what may happen between one look and the next.
+    ///
+    /// A replica goes from `WO` to `RW`, never back, and [`Self::set`] gives it the new mode before it
+    /// takes the old one. Seen in this order it is in one of both at any time.
+    fn now_amid(&self, mut between: impl FnMut()) -> Modes {
         let wo = self.wo.load(Ordering::SeqCst);
+        between();
+        let rw = self.rw.load(Ordering::SeqCst);
+        between();
         let err = self.err.load(Ordering::SeqCst);
         Modes { rw: Slots::from_bits(rw & !err), wo: Slots::from_bits(wo & !rw & !err) }
     }
@@ -360,5 +370,24 @@ mod tests {
         assert_eq!(modes.now().written(), Slots::of(slot(4)));
         modes.clear(slot(3));
         assert!(modes.set(slot(3), Mode::Wo));
+    }
+
+    /// A write that begins meanwhile would pass it by, and it would stay complete.
+    #[test]
+    fn a_replica_that_becomes_complete_is_in_a_mode_at_any_time() {
+        for gap in 0..2 {
+            let modes = SharedModes::default();
+            modes.set(slot(1), Mode::Wo);
+            let mut gaps = 0;
+            let seen = modes.now_amid(|| {
+                if gaps == gap {
+                    modes.set(slot(1), Mode::Rw);
+                }
+                gaps += 1;
+            });
+            assert_eq!(gaps, 2);
+            assert!(seen.written().contains(slot(1)), "promoted in gap {gap}: {seen:?}");
+            assert_eq!(modes.now(), Modes { rw: Slots::of(slot(1)), wo: Slots::EMPTY });
+        }
     }
 }

@@ -2,15 +2,18 @@
 //!
 //! Reads go round the complete replicas, or to a preferred one while it is complete. When one fails,
 //! the next one is tried, until all have been; those that failed become `ERR`, before the caller is
-//! answered, whether another had the data or not.
+//! answered, whether another had the data or not. One that says that what it holds is damaged is tried no
+//! further, and not blamed: it is healed ([`super::heal`]), or is the only one and better than none.
 
 use super::mode::{Modes, Slot, Slots};
+use super::sabotage::{Bug, is};
 
 /// A read on its way.
 #[derive(Debug, Clone, Copy)]
 pub struct Read {
     current: Slot,
     failed: Slots,
+    damaged: Slots,
 }
 
 impl Read {
@@ -27,7 +30,15 @@ impl Read {
                 next
             }
         };
-        Some(Self { current, failed: Slots::EMPTY })
+        Some(Self { current, failed: Slots::EMPTY, damaged: Slots::EMPTY })
+    }
+
+    /// Chooses a replica to heal `damaged` from: any complete one but that.
+    #[must_use]
+    pub fn begin_for(damaged: Slot, modes: Modes, turn: &mut usize) -> Option<Self> {
+        let except = Slots::of(damaged);
+        let others = Modes { rw: modes.rw.without(except), wo: modes.wo.without(except) };
+        Some(Self { damaged: except, ..Self::begin(others, None, turn)? })
     }
 
     /// The replica to ask.
@@ -40,7 +51,21 @@ impl Read {
     /// and was not asked yet.
     pub fn retry(&mut self, now: Modes) -> Option<Slot> {
         self.failed = self.failed.with(self.current);
-        self.current = now.read().without(self.failed).next_after(self.current.index())?;
+        self.next(now)
+    }
+
+    /// The same if the current replica says that what it holds is damaged.
+    pub fn retry_damaged(&mut self, now: Modes) -> Option<Slot> {
+        if is(Bug::BlameDamaged) {
+            return self.retry(now);
+        }
+        self.damaged = self.damaged.with(self.current);
+        self.next(now)
+    }
+
+    fn next(&mut self, now: Modes) -> Option<Slot> {
+        let left = now.read().without(self.failed).without(self.damaged);
+        self.current = left.next_after(self.current.index())?;
         Some(self.current)
     }
 
@@ -97,6 +122,22 @@ mod tests {
         assert_eq!(read.faulted().len(), 2);
         assert_eq!(read.retry(all), None);
         assert_eq!(read.faulted(), all.rw);
+    }
+
+    #[test]
+    fn one_that_is_damaged_is_neither_asked_again_nor_blamed() {
+        let all = modes(&[1, 4, 9], &[5]);
+        let mut read = Read::begin(all, Some(slot(4)), &mut 0).unwrap();
+        assert_eq!(read.retry_damaged(all), Some(slot(9)));
+        assert_eq!(read.retry(all), Some(slot(1)));
+        assert_eq!(read.retry_damaged(all), None);
+        assert_eq!(read.faulted().iter().collect::<Vec<_>>(), [slot(9)]);
+        // It is healed from any other.
+        let mut turn = 1;
+        let mut read = Read::begin_for(slot(4), all, &mut turn).unwrap();
+        assert_eq!(read.current(), slot(9));
+        assert_eq!((read.retry_damaged(all), read.retry(all)), (Some(slot(1)), None));
+        assert!(Read::begin_for(slot(1), modes(&[1], &[5]), &mut turn).is_none());
     }
 
     #[test]

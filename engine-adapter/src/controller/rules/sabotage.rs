@@ -49,11 +49,27 @@ pub enum Bug {
     IgnoreTimeout,
     /// A replica that failed to revert stays.
     KeepUnreverted,
+    /// What any replica answers starts the clock of the last complete one.
+    HurryForAny,
+    /// Who refuses a snapshot is faulted even if all do.
+    FaultRefusals,
+    /// A replica that holds damaged data becomes `ERR` at the first block.
+    BlameDamaged,
+    /// The content to heal a block with is read before the block is claimed.
+    HealFromBefore,
+    /// The blocks that are healed are not claimed.
+    HealUnclaimed,
+    /// A damaged block is not healed.
+    NeverHeal,
+    /// A write that met damage is not made one of whole blocks.
+    NoWideningForDamage,
+    /// A write that met damage goes once more to those that have it as well.
+    WidenForAll,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 29] = [
         Self::ReadFromWo,
         Self::AcknowledgeFirst,
         Self::AcknowledgeEarly,
@@ -75,6 +91,14 @@ impl Bug {
         Self::IgnoreSize,
         Self::IgnoreTimeout,
         Self::KeepUnreverted,
+        Self::HurryForAny,
+        Self::FaultRefusals,
+        Self::BlameDamaged,
+        Self::HealFromBefore,
+        Self::HealUnclaimed,
+        Self::NeverHeal,
+        Self::NoWideningForDamage,
+        Self::WidenForAll,
     ];
 }
 

@@ -1,14 +1,17 @@
 //! What follows from a snapshot that was asked of all replicas.
 //!
-//! A replica that failed lacks a layer that others have and becomes `ERR`. There is one exception:
-//! where *every* replica says that the name is taken, nothing happened anywhere, and nobody is to blame.
-//! (Upstream spares them even if others took the snapshot; a name that means different contents on two
-//! complete replicas is what must never be.) If all complete ones are full, nothing happened either.
+//! A replica that lacks a layer that others have becomes `ERR`, and so does one of which that is not
+//! known. Where every complete replica says that it did nothing, because the name is taken, it is full, or
+//! it cannot do what it is asked, nothing happened: nobody is to blame, but a replica being rebuilt that
+//! did it. (Upstream spares those that had the name even if others took the snapshot; a name that means
+//! different contents on two complete replicas is what must never be.)
 
-use super::fan_out::{Answer, FanOut, Outcome};
 use super::mode::{Modes, Slot, Slots};
 use super::sabotage::{Bug, is};
 use crate::wire::NO_SPACE_TEXT;
+
+/// How upstream's replicas refuse more snapshots than they may have.
+const TOO_MANY: &str = "too many active disks";
 
 /// What one replica said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,14 +22,16 @@ pub enum Said {
     Exists,
     /// It is full.
     NoSpace,
+    /// It cannot do that, and did nothing.
+    Refused,
     /// Anything else.
     Failed,
 }
 
 impl Said {
-    /// What the text of an error says.
+    /// What the text of an error says; `refused` if the status does that it is a refusal.
     #[must_use]
-    pub fn of_error(text: &str) -> Self {
+    pub fn of_error(text: &str, refused: bool) -> Self {
         let exists = text
             .find("snapshot ")
             .and_then(|at| text.get(at..))
@@ -35,6 +40,8 @@ impl Said {
             Self::Exists
         } else if text.contains(NO_SPACE_TEXT) {
             Self::NoSpace
+        } else if refused || text.contains(TOO_MANY) {
+            Self::Refused
         } else {
             Self::Failed
         }
@@ -50,6 +57,8 @@ pub enum Decision {
     Exists,
     /// All complete replicas are full; nothing happened.
     NoSpace,
+    /// The complete replicas cannot do that; nothing happened.
+    Refused,
     /// No replica is left.
     Failed,
 }
@@ -57,35 +66,31 @@ pub enum Decision {
 /// What follows from what all replicas in these modes said, and who becomes `ERR`.
 #[must_use]
 pub fn decide(modes: Modes, said: &[(Slot, Said)]) -> (Decision, Slots) {
-    let exist: Slots =
-        said.iter().filter(|(_, said)| *said == Said::Exists).map(|(slot, _)| *slot).collect();
-    if !exist.is_empty() && exist == modes.written() {
-        return (Decision::Exists, Slots::EMPTY);
-    }
-    let Some(mut fan_out) = FanOut::write(modes) else {
+    if modes.rw.is_empty() {
         return (Decision::Failed, Slots::EMPTY);
+    }
+    let who = |what: Said| -> Slots {
+        said.iter().filter(|(_, said)| *said == what).map(|(slot, _)| *slot).collect()
     };
-    for (slot, said) in said {
-        let answer = match said {
-            Said::Done => Answer::Done,
-            Said::NoSpace => Answer::NoSpace { written: 0 },
-            Said::Exists | Said::Failed => Answer::Failed,
-        };
-        fan_out.answer(*slot, answer);
-    }
-    for slot in fan_out.waiting().iter() {
-        fan_out.lost(slot);
-    }
-    let verdict = fan_out.decide(modes);
-    let result = match verdict.outcome {
-        Outcome::Done => Decision::Done,
-        Outcome::NoSpace => Decision::NoSpace,
-        Outcome::Failed => Decision::Failed,
+    let (done, exists) = (who(Said::Done), who(Said::Exists));
+    let (full, refused) = (who(Said::NoSpace), who(Said::Refused));
+    let complete = |those: Slots| !those.and(modes.rw).is_empty();
+    let (decision, well) = if complete(done) {
+        (Decision::Done, done)
+    } else if complete(full.or(refused)) {
+        let decision = if complete(refused) { Decision::Refused } else { Decision::NoSpace };
+        // Complete replicas of which only some had the name differ in a layer.
+        (decision, full.or(refused).or(exists.without(modes.rw)))
+    } else if complete(exists) {
+        (Decision::Exists, exists.or(full).or(refused))
+    } else {
+        (Decision::Failed, done.or(full).or(refused))
     };
     if is(Bug::KeepWithoutSnapshot) {
-        return (result, Slots::EMPTY);
+        return (decision, Slots::EMPTY);
     }
-    (result, verdict.faulted)
+    let well = if is(Bug::FaultRefusals) { well.without(refused) } else { well };
+    (decision, modes.written().without(well))
 }
 
 #[cfg(test)]
@@ -106,22 +111,44 @@ mod tests {
 
     #[test]
     fn who_lacks_the_layer_is_faulted() {
-        use Said::{Done, Exists, Failed, NoSpace};
+        use Said::{Done, Exists, Failed, NoSpace, Refused};
         for (rw, said, result, faulted) in [
             (2, &[Done, Done, Done][..], Decision::Done, &[][..]),
             (2, &[Done, Failed], Decision::Done, &[1]),
             (2, &[Done, NoSpace], Decision::Done, &[1]),
+            (2, &[Done, Refused, Refused], Decision::Done, &[1, 2]),
             (1, &[Done, Failed], Decision::Done, &[1]),
             (2, &[Failed, Failed], Decision::Failed, &[0, 1]),
             (2, &[Exists, Exists], Decision::Exists, &[]),
             (2, &[Exists, Done], Decision::Done, &[0]),
+            (2, &[Exists, NoSpace], Decision::NoSpace, &[0]),
+            (1, &[Exists, Refused], Decision::Exists, &[]),
             (2, &[NoSpace, NoSpace], Decision::NoSpace, &[]),
             // It took a snapshot that no complete one has.
             (2, &[NoSpace, NoSpace, Done], Decision::NoSpace, &[2]),
+            (1, &[Exists, Done], Decision::Exists, &[1]),
         ] {
             assert_eq!(of(rw, said), (result, faulted.to_vec()), "{rw} {said:?}");
         }
         assert_eq!(decide(modes(0, 1), &[]).0, Decision::Failed);
+    }
+
+    #[test]
+    fn nobody_is_to_blame_for_what_all_refuse() {
+        use Said::{Done, Failed, NoSpace, Refused};
+        for (rw, said, result, faulted) in [
+            (1, &[Refused][..], Decision::Refused, &[][..]),
+            (2, &[Refused, Refused], Decision::Refused, &[]),
+            (2, &[Refused, NoSpace], Decision::Refused, &[]),
+            (1, &[Refused, Refused], Decision::Refused, &[]),
+            (1, &[NoSpace, NoSpace], Decision::NoSpace, &[]),
+            // What has become of it, nobody knows.
+            (2, &[Refused, Failed], Decision::Refused, &[1]),
+            (1, &[Refused, Failed], Decision::Refused, &[1]),
+            (1, &[Refused, Done], Decision::Refused, &[1]),
+        ] {
+            assert_eq!(of(rw, said), (result, faulted.to_vec()), "{rw} {said:?}");
+        }
     }
 
     #[test]
@@ -141,9 +168,12 @@ mod tests {
             ),
             ("write volume-head-000.img: no space left on device", Said::NoSpace),
             ("is already existing", Said::Failed),
-            ("too many active disks: 250", Said::Failed),
+            ("too many active disks: 250", Said::Refused),
+            ("No space left on device (os error 28)", Said::Failed),
         ] {
-            assert_eq!(Said::of_error(text), said, "{text}");
+            assert_eq!(Said::of_error(text, false), said, "{text}");
+            let refused = if said == Said::Failed { Said::Refused } else { said };
+            assert_eq!(Said::of_error(text, true), refused, "{text}");
         }
     }
 }

@@ -87,7 +87,7 @@ pub trait Control: Send + Sync {
 }
 
 /// What was done since the start, of reads and of writes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Reads that were answered.
     pub reads: u64,
@@ -109,4 +109,17 @@ pub struct Counters {
     pub retries: u64,
     /// Replicas that became `ERR` for what the data path saw of them.
     pub faults: u64,
+    /// What was damaged, for each replica of the data path.
+    pub damage: Vec<DamageCount>,
+}
+
+/// Damage met in one replica.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DamageCount {
+    /// Its address.
+    pub replica: String,
+    /// Requests that met data which is not what was written.
+    pub mismatches: u64,
+    /// Blocks that were healed from another replica.
+    pub healed: u64,
 }

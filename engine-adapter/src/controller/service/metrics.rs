@@ -1,6 +1,6 @@
 //! A controller's metrics for Prometheus.
 
-use super::{Control, Counters};
+use super::{Control, Counters, DamageCount};
 use crate::metrics::{Text, quoted};
 use crate::proto::controller::ReplicaMode;
 use std::time::Duration;
@@ -77,6 +77,23 @@ fn counters(out: &mut Text, of: &str, counters: &Counters) {
     ] {
         out.head(name, "counter", help);
         out.line(name, of, value);
+    }
+    for (name, help, value) in [
+        (
+            "dbs_volume_checksum_mismatches_total",
+            "Requests that met data in the replica which is not what was written.",
+            (|count| count.mismatches) as fn(&DamageCount) -> u64,
+        ),
+        (
+            "dbs_volume_healed_total",
+            "Damaged blocks of the replica that were healed from another one.",
+            |count| count.healed,
+        ),
+    ] {
+        out.head(name, "counter", help);
+        for count in &counters.damage {
+            out.line(name, &format!("{of},replica={}", quoted(&count.replica)), value(count));
+        }
     }
     let name = "dbs_volume_request_seconds_total";
     out.head(name, "counter", "From the reception of a request to its reply, summed.");

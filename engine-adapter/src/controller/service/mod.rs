@@ -5,7 +5,7 @@ mod control;
 mod metrics;
 mod rpc;
 
-pub use control::{Control, Counters};
+pub use control::{Control, Counters, DamageCount};
 pub use metrics::text as metrics_text;
 pub use rpc::{ControllerRpc, SERVICE_NAME};
 

@@ -1,15 +1,17 @@
 //! What a manager does with a volume, by chance.
 
-use super::parts::Sim;
-use super::referee::check_replica;
-use super::replica::{Replica, Staged};
+use super::client::Kind;
+use super::parts::{Sim, controller};
+use super::referee::{check_counters, check_healed, check_replica};
+use super::replica::{Replica, SECTORS, Staged};
 use super::world::{MS, Weather, World, address};
 use crate::controller::rules::Mode;
-use crate::controller::rules::limits::Limits;
-use crate::controller::rules::start::{Policy, StartError};
-use crate::controller::volume::{Call, Controller, Options, Parts, Replicas as _, Target};
+use crate::controller::rules::patience::Patience;
+use crate::controller::rules::start::StartError;
+use crate::controller::volume::{Call, Controller, Replicas as _, Target};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 const BLOCK_BYTES: u64 = 4096;
 /// How long everything may take to come to rest.
@@ -23,6 +25,8 @@ pub struct Stats {
     pub snapshots: u64,
     pub restarts: u64,
     pub checks: u64,
+    /// Damaged blocks of complete replicas when all was read.
+    pub rotten: u64,
 }
 
 struct History {
@@ -46,9 +50,12 @@ pub fn run(seed: u64, steps: usize) -> Result<Stats, String> {
         wishes_ms: random.u64(3..25),
         depth: random.usize(1..12),
         full: random.u32(0..3) == 0,
+        rot: if random.bool() { random.u32(10..200) } else { 0 },
     };
     let size = random.usize(8..20);
-    let replicas: Vec<_> = (0..count).map(|_| Replica::new(size, !counters)).collect();
+    let table = if random.u32(0..4) == 0 { random.usize(3..12) } else { usize::MAX };
+    let new = |_| Replica { table, ..Replica::new(size, !counters) };
+    let replicas: Vec<_> = (0..count).map(new).collect();
     let sim = Sim::new(World::new(seed, replicas, weather));
     let controller = controller(&sim, counters, false);
     let stats = Stats::default();
@@ -61,26 +68,6 @@ pub fn run(seed: u64, steps: usize) -> Result<Stats, String> {
     let log = world.log[tail..].join("\n");
     drop(world);
     first.map(|()| history.stats).map_err(|what| format!("{log}\nseed {seed}: {what}"))
-}
-
-fn controller(sim: &Arc<Sim>, counters: bool, salvage: bool) -> Arc<Controller> {
-    let options = Options {
-        volume: "v".to_owned(),
-        policy: Policy { upgrade: false, counter_disabled: !counters, salvage },
-        unmap_mark: false,
-        limits: Limits { count: 250, size: 0 },
-        sync_limit: 1,
-        frontend: None,
-        sync_before_snapshot: true,
-        short_timeout: crate::controller::rules::timeout::DEFAULT,
-    };
-    let parts = Parts {
-        replicas: Arc::clone(sim) as _,
-        path: Arc::clone(sim) as _,
-        frontends: Arc::clone(sim) as _,
-        host: Arc::clone(sim) as _,
-    };
-    Controller::new(options, parts, &sim.new_relay())
 }
 
 impl History {
@@ -116,10 +103,10 @@ impl History {
 
     fn act(&mut self) -> Result<(), String> {
         match self.random.u32(0..20) {
-            0..=3 => self.snapshot(),
+            0..=3 => self.snapshot()?,
             4..=10 => self.rebuild()?,
             11 => self.revert()?,
-            12 | 13 => self.expand(),
+            12 | 13 => self.expand()?,
             14 => self.remove(),
             15 | 16 => {
                 let quiet = self.random.bool();
@@ -142,25 +129,38 @@ impl History {
         self.with_mode(Mode::Rw)
     }
 
-    fn snapshot(&mut self) {
+    /// Where nothing goes wrong, what is refused costs no replica.
+    fn check_kept(&self, before: &[usize], what: &str) -> Result<(), String> {
+        let now = self.complete();
+        match before.iter().find(|replica| !now.contains(replica)) {
+            Some(lost) if !self.faults => Err(format!("r{lost} is lost to {what}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn snapshot(&mut self) -> Result<(), String> {
+        let before = self.complete();
         self.names += 1;
         // Now and then one that is there already.
         let name = format!("s{}", self.names - u64::from(self.random.u32(0..10) == 0));
         let taken = self.controller.snapshot(&name, HashMap::new());
         self.stats.snapshots += u64::from(taken.is_ok());
         self.note(&format!("snapshot {name}: {taken:?}"));
+        self.check_kept(&before, "a snapshot")
     }
 
-    fn expand(&mut self) {
+    fn expand(&mut self) -> Result<(), String> {
+        let before = self.complete();
         let size = self.controller.volume().size + self.random.u64(1..4) * BLOCK_BYTES;
         if size > 40 * BLOCK_BYTES {
-            return;
+            return Ok(());
         }
         if self.controller.begin_expansion(size).is_ok_and(|begun| begun) {
             self.controller.run_expansion(size);
         }
         let volume = self.controller.volume();
         self.note(&format!("expanded to {}: {}", volume.size, volume.last_expansion_error));
+        self.check_kept(&before, "an expansion")
     }
 
     fn remove(&mut self) {
@@ -321,6 +321,9 @@ impl History {
         let views: Vec<_> =
             its.layers.iter().map(|(disk, layer)| (disk.clone(), its.view(layer))).collect();
         world.client.content.rebase(&content);
+        // Only a planted mistake leaves it smaller than the volume.
+        let sectors = (world.path.size / 512) as usize;
+        world.client.content.grow(sectors);
         for (disk, view) in views {
             world.snapshots.entry(disk).or_default().1.rebase(&view);
         }
@@ -347,7 +350,8 @@ impl History {
             its.rebuilding = false;
             its.capacity = usize::MAX;
             if its.size > size {
-                *its = Replica { session: its.session, ..Replica::new(size, its.counter_disabled) };
+                let (session, table) = (its.session, its.table);
+                *its = Replica { session, table, ..Replica::new(size, its.counter_disabled) };
             } else if self.random.u32(0..8) > 0 {
                 its.size = size;
             }
@@ -383,7 +387,7 @@ impl History {
             let pause = self.random.u64(1..pause);
             self.sim.run_for(pause * MS);
             match self.random.u32(0..40) {
-                0 => self.snapshot(),
+                0 => self.snapshot()?,
                 1 => {
                     // Too early, as one may be who does not know how far it is.
                     let early = self.controller.verify_rebuild(&target.address, "");
@@ -418,7 +422,7 @@ impl History {
         }
         self.stats.rebuilds += 1;
         let call = vec![(target, Call::SetRebuilding(false))];
-        self.sim.call_all(call, Some(std::time::Duration::from_secs(1)));
+        self.sim.call_all(call, Some(Patience::at_most(Duration::from_secs(1))));
         // Whoever asks for it asks until it is done.
         self.sim.world().replicas[replica].rebuilding = false;
         Ok(())
@@ -436,12 +440,20 @@ impl History {
             return Err("the target is gone".to_owned());
         }
         let disk = file.strip_suffix(".meta").unwrap_or(file);
+        let rotten = source.map(|source| &world.replicas[source].rotten);
+        let is_damaged = |disk: &str| {
+            let mut holders = rotten.into_iter().flatten().map(|(holder, _)| holder);
+            holders.any(|holder| holder.as_deref() == Some(disk))
+        };
         let layer = source
             .map(|source| &world.replicas[source])
             .filter(|source| well(source))
             .and_then(|source| source.layers.get(disk));
         let staged = match layer {
             None => return Err(format!("no source for {file}")),
+            Some(_) if disk == file && is_damaged(disk) => {
+                return Err(format!("{file} is damaged in the source"));
+            }
             Some(layer) if disk == file => Staged::Blocks(layer.blocks.clone()),
             Some(layer) => Staged::Parent(layer.parent.clone()),
         };
@@ -452,7 +464,9 @@ impl History {
     /// A rebuild failed: the replica stays out of reads, whatever is asked for.
     fn failed(&mut self, replica: usize, why: &str) -> Result<(), String> {
         self.note(&format!("rebuild of r{replica} failed: {why}"));
-        if !self.faults {
+        // One with room for a snapshot that no complete one has room for is given up for having it.
+        let table = self.sim.world().replicas[replica].table;
+        if !self.faults && table == usize::MAX && !why.ends_with("is damaged in the source") {
             return Err(format!("nothing happened, and the rebuild of r{replica} failed: {why}"));
         }
         {
@@ -473,13 +487,51 @@ impl History {
         Ok(())
     }
 
+    /// Reads every block from every complete replica, so that damage in them is met, and healed.
+    fn read_all(&mut self) -> Result<(), String> {
+        let (slots, blocks) = {
+            let mut world = self.sim.world();
+            if world.weather.rot == 0 {
+                return Ok(());
+            }
+            world.calm = true;
+            let rw = world.path.modes.now().rw;
+            let rotten: usize = world.path.complete().map(|r| world.replicas[r].rotten.len()).sum();
+            self.stats.rotten += rotten as u64;
+            (rw, world.path.size as usize / BLOCK_BYTES as usize)
+        };
+        for slot in slots.iter() {
+            {
+                let mut world = self.sim.world();
+                world.path.preferred = Some(slot);
+                for block in 0..blocks {
+                    world.ask(Kind::Read, block * SECTORS, SECTORS);
+                }
+            }
+            self.rest()?;
+            let over = self.sim.run_until(REST, |world| world.path.is_quiet());
+            if !over {
+                return Err("healing does not come to an end".to_owned());
+            }
+        }
+        let mut world = self.sim.world();
+        world.path.preferred = None;
+        world.calm = false;
+        Ok(())
+    }
+
     /// Once quiet: all complete replicas are identical, and are what they may be.
     fn check(&mut self) -> Result<(), String> {
         self.rest()?;
         self.stats.checks += 1;
+        self.read_all()?;
         let complete = self.complete();
         {
             let world = self.sim.world();
+            check_healed(&world, &complete)?;
+            if self.counters {
+                check_counters(&world, &complete)?;
+            }
             let sectors = (self.controller.volume().size / 512) as usize;
             for replica in &complete {
                 let its = &world.replicas[*replica];

@@ -3,6 +3,8 @@
 //! everything that can go wrong. `docs/testing.md` says how to use it.
 
 mod client;
+mod directed;
+mod heal;
 mod history;
 mod parts;
 mod path;
@@ -38,6 +40,7 @@ fn run_all(seeds: std::ops::Range<u64>) -> Result<Stats, String> {
                 sum.snapshots += stats.snapshots;
                 sum.restarts += stats.restarts;
                 sum.checks += stats.checks;
+                sum.rotten += stats.rotten;
             }
             Ok(sum)
         }
@@ -52,6 +55,7 @@ fn run_all(seeds: std::ops::Range<u64>) -> Result<Stats, String> {
             sum.snapshots += stats.snapshots;
             sum.restarts += stats.restarts;
             sum.checks += stats.checks;
+            sum.rotten += stats.rotten;
         }
         Ok(sum)
     })
@@ -74,6 +78,7 @@ fn no_history_shows_what_must_not_be() {
         Ok(stats) => {
             println!("{seeds} seeds in {:?}: {stats:?}", begun.elapsed());
             assert!(stats.rebuilds > seeds / 4 && stats.snapshots > seeds, "{stats:?}");
+            assert!(stats.rotten > seeds, "{stats:?}");
         }
     }
 }
@@ -99,6 +104,10 @@ fn find(bug: Bug) -> Option<String> {
 
 #[test]
 fn every_planted_mistake_is_found() {
+    if let Ok(name) = std::env::var("DBS_CONTROLLER_BUG") {
+        let bug = Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name).unwrap();
+        return println!("{}", find(bug).unwrap());
+    }
     let half = |odd: usize| {
         let bugs = Bug::ALL.into_iter().skip(odd).step_by(2);
         move || bugs.map(|bug| (bug, find(bug))).collect::<Vec<_>>()

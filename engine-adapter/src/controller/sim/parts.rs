@@ -1,11 +1,14 @@
 //! What a controller works with, on the simulated machines. A call that blocks lets time go on until it
 //! is answered: the user's requests, faults and answers happen meanwhile, on the same thread.
 
-use super::world::{MS, World};
+use super::world::{FLUSH, MS, World};
+use crate::controller::rules::limits::Limits;
+use crate::controller::rules::patience::{Patience, Waiting};
+use crate::controller::rules::start::Policy;
 use crate::controller::rules::{Mode, ReplicaId};
 use crate::controller::volume::{
-    Call, CallError, Called, DataPath, Events, Frontend, Frontends, Held, Host, RebuildStatus,
-    Relay, Replicas, Target, Totals,
+    Call, CallError, Called, Controller, DataPath, Events, Frontend, Frontends, Held, Host,
+    Options, Parts, RebuildStatus, Relay, Replicas, Target, Totals,
 };
 use dbs_core::{Error, Result};
 use std::fmt::Display;
@@ -66,28 +69,33 @@ impl Sim {
 }
 
 impl Replicas for Sim {
-    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Duration>) -> Vec<Called> {
-        let numbers: Vec<_> = {
+    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Patience>) -> Vec<Called> {
+        let (numbers, begun, complete): (Vec<_>, _, Vec<_>) = {
             let mut world = self.world();
-            let calls = calls.into_iter();
-            calls.map(|(target, call)| world.send_call(&target.address, call)).collect()
+            let calls = calls.iter().cloned();
+            let numbers =
+                calls.map(|(target, call)| world.send_call(&target.address, call)).collect();
+            (numbers, world.now, world.path.complete().collect())
         };
-        let answered = |world: &World| numbers.iter().all(|number| world.calls[number].is_some());
-        let succeeded =
-            |world: &World| numbers.iter().any(|number| matches!(world.calls[number], Some(Ok(_))));
-        match patience {
-            None => self.run_until(u64::MAX / 2, |world| answered(world)),
-            Some(patience) => {
-                self.run_until(u64::MAX / 2, |world| answered(world) || succeeded(world));
-                self.run_until(patience.as_micros() as u64, |world| answered(world))
+        let mut waiting = Waiting::begin(patience);
+        let mut known = vec![false; numbers.len()];
+        self.run_until(u64::MAX / 2, |world| {
+            let now = Duration::from_micros(world.now - begun);
+            for (place, number) in numbers.iter().enumerate() {
+                if let Some(answer) = &world.calls[number]
+                    && !std::mem::replace(&mut known[place], true)
+                {
+                    waiting.answered(place, answer.is_ok(), now);
+                }
             }
-        };
+            known.iter().all(|known| *known) || waiting.end().is_some_and(|end| end <= now)
+        });
         let mut world = self.world();
-        let late = || Err(CallError { unavailable: false, text: "it did not answer".to_owned() });
-        numbers
-            .iter()
-            .map(|number| world.calls.remove(number).flatten().unwrap_or_else(late))
-            .collect()
+        let answers: Vec<_> =
+            numbers.iter().map(|number| world.calls.remove(number).flatten()).collect();
+        world.check_given_up(&calls, &answers, begun, &complete);
+        let late = Err(CallError::unknown("it did not answer"));
+        answers.into_iter().map(|answer| answer.unwrap_or_else(|| late.clone())).collect()
     }
 
     fn copy_file(
@@ -110,7 +118,7 @@ impl Replicas for Sim {
                 return Ok(());
             }
         }
-        Err(CallError { unavailable: true, text: "the file did not arrive".to_owned() })
+        Err(CallError::unreachable("the file did not arrive"))
     }
 
     fn rebuild_status(&self, target: &Target) -> std::result::Result<RebuildStatus, CallError> {
@@ -121,7 +129,7 @@ impl Replicas for Sim {
             Some(replica) if replica.alive => {
                 Ok(RebuildStatus { running: replica.syncing, error: replica.sync_error.clone() })
             }
-            _ => Err(CallError { unavailable: true, text: "connection refused".to_owned() }),
+            _ => Err(CallError::unreachable("connection refused")),
         }
     }
 
@@ -154,8 +162,12 @@ impl DataPath for Sim {
     }
 
     fn set_mode(&self, replica: ReplicaId, mode: Mode) -> bool {
-        let world = self.world();
+        let mut world = self.world();
         let slot = world.path.slot_of(replica);
+        let before = slot.and_then(|slot| world.path.modes.of(slot));
+        if (before, mode) == (Some(Mode::Wo), Mode::Rw) && !world.path.held {
+            world.violated(format!("replica {replica} becomes complete amid writes"));
+        }
         slot.is_some_and(|slot| world.path.modes.set(slot, mode))
     }
 
@@ -172,6 +184,7 @@ impl DataPath for Sim {
         }
         world.held = world.client.content.clone();
         world.holds += 1;
+        world.hang_somewhere();
         let now = world.now;
         drop(world);
         Box::new(Hold(self, now))
@@ -223,4 +236,30 @@ impl Host for Sim {
     fn freeze(&self, _: &str) -> Result<Option<Box<dyn Held>>> {
         Ok(None)
     }
+}
+
+/// How a controller is started here.
+pub fn options(counters: bool, salvage: bool) -> Options {
+    Options {
+        volume: "v".to_owned(),
+        policy: Policy { upgrade: false, counter_disabled: !counters, salvage },
+        unmap_mark: false,
+        limits: Limits { count: 250, size: 0 },
+        sync_limit: 1,
+        frontend: None,
+        sync_before_snapshot: true,
+        short_timeout: crate::controller::rules::timeout::DEFAULT,
+        flush_timeout: Duration::from_micros(FLUSH),
+    }
+}
+
+/// A new controller of what is there.
+pub fn controller(sim: &Arc<Sim>, counters: bool, salvage: bool) -> Arc<Controller> {
+    let parts = Parts {
+        replicas: Arc::clone(sim) as _,
+        path: Arc::clone(sim) as _,
+        frontends: Arc::clone(sim) as _,
+        host: Arc::clone(sim) as _,
+    };
+    Controller::new(options(counters, salvage), parts, &sim.new_relay())
 }

@@ -1,14 +1,16 @@
 //! A data path made of the rules: it does what the real one does, on the simulated network.
 
 use super::client::Kind;
+use super::heal::{HEALINGS, Healings};
 use super::replica::{Reply, Request, SECTORS};
 use super::world::{Event, MS, World};
+use crate::controller::rules::heal::{ROUNDS_MAX, Trust};
 use crate::controller::rules::sabotage::{Bug, is};
 use crate::controller::rules::timeout::{DEFAULT, Silence};
 use crate::controller::rules::{
     Answer, Claims, FanOut, Modes, Outcome, Read, ReplicaId, SharedModes, Slot, Slots, Widened, io,
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Bytes of a sector.
@@ -18,9 +20,10 @@ const SECTOR: u64 = 512;
 #[derive(Debug)]
 pub struct Peer {
     pub id: ReplicaId,
-    replica: usize,
+    pub(super) replica: usize,
     session: u64,
     silence: Silence,
+    pub(super) trust: Trust,
 }
 
 /// Where a request of the user is.
@@ -36,6 +39,11 @@ enum Phase {
         data: BTreeMap<u64, u32>,
     },
     Changing(FanOut),
+    /// None has all that is to be read: so many blocks are being healed, and some may have been.
+    Mending {
+        left: usize,
+        healed: bool,
+    },
 }
 
 /// A request of the user.
@@ -47,6 +55,14 @@ struct Task {
     value: u32,
     phase: Phase,
     claimed: bool,
+    /// Damage that it met: in which replicas, and blocks.
+    met: BTreeSet<(usize, usize)>,
+    /// What of it is to be healed.
+    patients: Vec<(Slot, ReplicaId, usize)>,
+    rounds: u8,
+    /// A write that met damage, with what came of it, once it is made one of whole blocks.
+    first: Option<FanOut>,
+    widened: bool,
 }
 
 #[derive(Debug, Default)]
@@ -56,14 +72,17 @@ pub struct Path {
     pub size: u64,
     pub expanding: bool,
     pub held: bool,
-    claims: Claims,
+    pub(super) claims: Claims,
     tasks: BTreeMap<u64, Task>,
     waiting: VecDeque<u64>,
     /// Messages on their way: the task and the slot.
     messages: BTreeMap<u64, (u64, Slot)>,
     last_message: u64,
     next_slot: usize,
-    turn: usize,
+    pub(super) turn: usize,
+    /// Whom to read from while it is complete.
+    pub preferred: Option<Slot>,
+    pub(super) healings: Healings,
 }
 
 impl Path {
@@ -74,6 +93,7 @@ impl Path {
 
     pub fn is_quiet(&self) -> bool {
         self.tasks.values().all(|task| matches!(task.phase, Phase::Waiting))
+            && self.healings.all.is_empty()
     }
 
     /// The complete replicas.
@@ -106,8 +126,8 @@ impl World {
         if let Some(slot) = Slot::new(index) {
             self.path.modes.clear(slot);
         }
-        let silence = Silence::default();
-        self.path.peers.insert(index, Peer { id, replica, session, silence });
+        let (silence, trust) = (Silence::default(), Trust::default());
+        self.path.peers.insert(index, Peer { id, replica, session, silence, trust });
         true
     }
 
@@ -140,7 +160,7 @@ impl World {
     }
 
     /// Makes replicas `ERR`.
-    fn fault(&mut self, slots: Slots, why: &str) {
+    pub(super) fn fault(&mut self, slots: Slots, why: &str) {
         for slot in slots.iter() {
             let Some(peer) = self.path.peers.get(&slot.index()) else { continue };
             let (id, replica) = (peer.id, peer.replica);
@@ -217,6 +237,11 @@ impl World {
             value: self.client.wishes[&id].value,
             phase: Phase::Waiting,
             claimed: false,
+            met: BTreeSet::new(),
+            patients: Vec::new(),
+            rounds: 0,
+            first: None,
+            widened: false,
         };
         self.path.tasks.insert(id, task);
         self.begin(id);
@@ -248,6 +273,7 @@ impl World {
                 let wide = modes.is_rebuilding().then(|| Widened::new(offset, length, u64::MAX));
                 match wide.flatten() {
                     Some(wide) => {
+                        task.widened = true;
                         let pieces = wide.reads().into_iter().flatten().collect();
                         self.begin_read(id, modes, pieces, BTreeMap::new());
                     }
@@ -270,7 +296,7 @@ impl World {
         data: BTreeMap<u64, u32>,
     ) {
         let Some(piece) = left.pop() else { return };
-        match Read::begin(modes, None, &mut self.path.turn) {
+        match Read::begin(modes, self.path.preferred, &mut self.path.turn) {
             None => self.end(id, Outcome::Failed, &[], false),
             Some(read) => {
                 let slot = read.current();
@@ -289,9 +315,15 @@ impl World {
 
     /// Sends a change to everybody; `around` is what was read of the blocks at its edges.
     fn change(&mut self, id: u64, around: BTreeMap<u64, u32>) {
-        let Some(fan_out) = FanOut::write(self.path.modes.now()) else {
+        let again = self.path.tasks.get_mut(&id).and_then(|task| task.first.take());
+        let again = again.map(FanOut::again);
+        let modes = self.path.modes.now();
+        let Some(mut fan_out) = again.or_else(|| FanOut::write(modes)) else {
             return self.end(id, Outcome::Failed, &[], false);
         };
+        for gone in fan_out.waiting().without(modes.written()).iter() {
+            fan_out.lost(gone);
+        }
         let Some(task) = self.path.tasks.get_mut(&id) else { return };
         let (first, count) = ((task.offset / SECTOR) as usize, (task.length / SECTOR) as usize);
         let request = match task.kind {
@@ -318,9 +350,12 @@ impl World {
         for slot in fan_out.waiting().iter() {
             self.send(id, slot, request.clone());
         }
+        if fan_out.is_complete() {
+            self.conclude(id, &fan_out, true);
+        }
     }
 
-    fn send(&mut self, id: u64, slot: Slot, request: Request) {
+    pub(super) fn send(&mut self, id: u64, slot: Slot, request: Request) {
         self.path.last_message += 1;
         let message = self.path.last_message;
         self.path.messages.insert(message, (id, slot));
@@ -349,35 +384,57 @@ impl World {
         if let Some(peer) = self.path.peers.get_mut(&slot.index()) {
             peer.silence.answered(now);
         }
+        if id >= HEALINGS {
+            return self.answered_healing(id, slot, reply);
+        }
         let Some(task) = self.path.tasks.get_mut(&id) else { return };
+        if let Reply::Damaged { block } = reply {
+            task.met.insert((slot.index(), block));
+        }
         match &mut task.phase {
-            Phase::Waiting => {}
+            Phase::Waiting | Phase::Mending { .. } => {}
             Phase::Reading { .. } => self.answered_read(id, reply),
             Phase::Changing(fan_out) => {
                 let answer = match reply {
-                    Reply::Done | Reply::Data(_) => Answer::Done,
+                    Reply::Done | Reply::Data(_) | Reply::Healed(_) => Answer::Done,
                     Reply::NoSpace { written } => Answer::NoSpace { written },
+                    Reply::Damaged { .. } => Answer::Damaged,
                     Reply::Failed => Answer::Failed,
                 };
                 if !fan_out.answer(slot, answer) {
                     return;
                 }
-                let verdict = fan_out.decide(self.path.modes.now());
-                let full = verdict.outcome == Outcome::NoSpace || answer != Answer::Failed;
-                if is(Bug::AcknowledgeFirst) && verdict.outcome == Outcome::Done {
-                    let slots = verdict.faulted.bits();
-                    self.after(20 * MS, Event::LateFault { slots });
-                } else {
-                    self.taint(verdict.faulted, full);
-                    if verdict.outcome == Outcome::NoSpace {
-                        // One may have done what it was asked, and be ahead of those that stay.
-                        self.excuse(verdict.faulted);
+                let fan_out = *fan_out;
+                let wide = Widened::new(task.offset, task.length, u64::MAX);
+                match wide.filter(|_| fan_out.met_damage() && !task.widened) {
+                    Some(wide) if !is(Bug::NoWideningForDamage) => {
+                        (task.widened, task.first) = (true, Some(fan_out));
+                        let pieces = wide.reads().into_iter().flatten().collect();
+                        let modes = self.path.modes.now();
+                        self.begin_read(id, modes, pieces, BTreeMap::new());
                     }
-                    self.fault(verdict.faulted, "a change failed");
+                    _ => self.conclude(id, &fan_out, answer != Answer::Failed),
                 }
-                self.end(id, verdict.outcome, &[], true);
             }
         }
+    }
+
+    /// Everybody has answered to a change; `part` says that somebody may have done a part of it.
+    fn conclude(&mut self, id: u64, fan_out: &FanOut, part: bool) {
+        let verdict = fan_out.decide(self.path.modes.now());
+        let full = verdict.outcome == Outcome::NoSpace || part;
+        if is(Bug::AcknowledgeFirst) && verdict.outcome == Outcome::Done {
+            let slots = verdict.faulted.bits();
+            self.after(20 * MS, Event::LateFault { slots });
+        } else {
+            self.taint(verdict.faulted, full);
+            if verdict.outcome == Outcome::NoSpace {
+                // One may have done what it was asked, and be ahead of those that stay.
+                self.excuse(verdict.faulted);
+            }
+            self.fault(verdict.faulted, "a change failed");
+        }
+        self.end(id, verdict.outcome, &[], true);
     }
 
     /// It is no wonder if these are blamed.
@@ -403,17 +460,28 @@ impl World {
         let Some(task) = self.path.tasks.get_mut(&id) else { return };
         let Phase::Reading { read, piece, left, data } = &mut task.phase else { return };
         let Reply::Data(values) = reply else {
-            let (piece, next) = (*piece, read.retry(modes));
+            let (piece, from) = (*piece, read.current());
+            let next = match reply {
+                Reply::Damaged { block } => {
+                    if let (Kind::Read, Some(peer)) =
+                        (task.kind, self.path.peers.get(&from.index()))
+                    {
+                        task.patients.push((from, peer.id, block));
+                    }
+                    read.retry_damaged(modes)
+                }
+                _ => read.retry(modes),
+            };
             let faulted = read.faulted();
             match next {
                 Some(slot) => self.send_read(id, slot, piece),
-                None => {
-                    self.fault(faulted, "a read failed");
-                    self.end(id, Outcome::Failed, &[], false);
-                }
+                None => self.unread(id, faulted),
             }
             return;
         };
+        if let Some(peer) = self.path.peers.get_mut(&read.current().index()) {
+            peer.trust.read();
+        }
         data.extend((piece.0 / SECTOR..).zip(values));
         let (faulted, left, data) = (read.faulted(), std::mem::take(left), std::mem::take(data));
         let kind = task.kind;
@@ -429,17 +497,65 @@ impl World {
         }
     }
 
+    /// No replica could read what was asked for.
+    fn unread(&mut self, id: u64, faulted: Slots) {
+        self.fault(faulted, "a read failed");
+        let Some(task) = self.path.tasks.get_mut(&id) else { return };
+        if let Some(fan_out) = task.first.take() {
+            // The write itself has gone out before. Another one may have lost what they need only since.
+            let met: Slots = task.met.iter().filter_map(|(slot, _)| Slot::new(*slot)).collect();
+            self.excuse(met);
+            return self.conclude(id, &fan_out, true);
+        }
+        let patients = std::mem::take(&mut task.patients);
+        if patients.is_empty() || task.rounds == ROUNDS_MAX || is(Bug::NeverHeal) {
+            return self.end(id, Outcome::Failed, &[], false);
+        }
+        task.rounds += 1;
+        task.phase = Phase::Mending { left: patients.len(), healed: false };
+        patients.into_iter().for_each(|patient| self.begin_healing(patient, Some(id)));
+    }
+
+    /// One of the blocks that a request waits for is healed, or cannot be.
+    pub(super) fn mended(&mut self, id: u64, block_is_well: bool) {
+        let Some(task) = self.path.tasks.get_mut(&id) else { return };
+        let Phase::Mending { left, healed } = &mut task.phase else { return };
+        *left -= 1;
+        *healed |= block_is_well;
+        if *left > 0 {
+            return;
+        }
+        if !*healed {
+            return self.end(id, Outcome::Failed, &[], false);
+        }
+        task.met.clear();
+        let whole = (task.offset, task.length);
+        let modes = self.path.modes.now();
+        self.begin_read(id, modes, vec![whole], BTreeMap::new());
+    }
+
     /// Answers the user, and lets those begin that waited.
     fn end(&mut self, id: u64, outcome: Outcome, data: &[u32], changed: bool) {
         let Some(task) = self.path.tasks.remove(&id) else { return };
+        let excused = self.all_met_damage(&task);
         if task.claimed {
             self.path.claims.release(task.offset, task.length);
         }
-        self.check_outcome(task.kind, outcome);
+        if !(excused && outcome == Outcome::Failed) {
+            self.check_outcome(task.kind, outcome);
+        }
         if let Err(what) = self.client.end(id, outcome, data, changed) {
             self.violated(what);
         }
+        task.patients.into_iter().for_each(|patient| self.begin_healing(patient, None));
         self.drain();
+    }
+
+    /// Whether no complete replica has one of the blocks of a request.
+    fn all_met_damage(&self, task: &Task) -> bool {
+        let rw = self.path.modes.now().rw;
+        let mut blocks = task.met.iter().map(|(_, block)| block);
+        blocks.any(|block| rw.iter().all(|slot| task.met.contains(&(slot.index(), *block))))
     }
 
     /// I/O goes on while one good replica remains.
@@ -458,6 +574,7 @@ impl World {
     }
 
     pub fn drain(&mut self) {
+        self.claim_healings();
         for id in std::mem::take(&mut self.path.waiting) {
             self.begin(id);
         }

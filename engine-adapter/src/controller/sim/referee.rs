@@ -22,6 +22,32 @@ pub fn check_replica(world: &World, first: usize, replica: usize) -> Result<(), 
     Ok(())
 }
 
+/// What is damaged in one complete replica and not in another is healed, once all has been read.
+pub fn check_healed(world: &World, complete: &[usize]) -> Result<(), String> {
+    if world.weather.rot == 0 {
+        return Ok(());
+    }
+    for replica in complete {
+        let its = &world.replicas[*replica];
+        for block in (0..its.size).filter(|block| its.is_rotten(*block)) {
+            let has = |other: &&usize| !world.replicas[**other].is_rotten(block);
+            if let Some(other) = complete.iter().find(has) {
+                return Err(format!("block {block} of r{replica} stays damaged, r{other} has it"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Complete replicas have counted the same.
+pub fn check_counters(world: &World, complete: &[usize]) -> Result<(), String> {
+    let counters: Vec<_> = complete.iter().map(|r| world.replicas[*r].counter).collect();
+    match counters.windows(2).all(|pair| pair[0] == pair[1]) {
+        true => Ok(()),
+        false => Err(format!("{complete:?} are complete and have counted {counters:?}")),
+    }
+}
+
 fn compare(what: &str, content: &Content, a: &[u32], b: &[u32]) -> Result<(), String> {
     for (sector, (a, b)) in a.iter().zip(b).enumerate() {
         if a != b && !content.in_doubt(sector) {

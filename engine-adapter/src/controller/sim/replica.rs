@@ -3,10 +3,13 @@
 use crate::controller::rules::expand::Code;
 use crate::controller::volume::Call;
 use crate::proto::ptypes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Sectors of a block. Content is one number for each sector: which write it came from.
 pub const SECTORS: usize = 8;
+
+/// How a replica refuses another snapshot that has as many as it may.
+pub const FULL_TABLE: &str = "the snapshot table is full";
 
 type Block = [u32; SECTORS];
 
@@ -20,9 +23,23 @@ pub struct Layer {
 /// A request as a replica gets it; places and counts are in sectors.
 #[derive(Debug, Clone)]
 pub enum Request {
-    Read { first: usize, count: usize },
-    Write { first: usize, data: Vec<u32> },
-    Unmap { first: usize, count: usize },
+    Read {
+        first: usize,
+        count: usize,
+    },
+    Write {
+        first: usize,
+        data: Vec<u32>,
+    },
+    Unmap {
+        first: usize,
+        count: usize,
+    },
+    /// What a block should hold.
+    Heal {
+        block: usize,
+        data: Vec<u32>,
+    },
 }
 
 /// What it answers.
@@ -30,7 +47,15 @@ pub enum Request {
 pub enum Reply {
     Data(Vec<u32>),
     Done,
-    NoSpace { written: u32 },
+    NoSpace {
+        written: u32,
+    },
+    /// This block is not what was written.
+    Damaged {
+        block: usize,
+    },
+    /// It was healed, or had not to be.
+    Healed(bool),
     Failed,
 }
 
@@ -53,8 +78,13 @@ pub struct Replica {
     pub rebuilding: bool,
     pub dirty: bool,
     pub modified: i64,
+    /// Blocks that are not what was written any more, by the snapshot that holds them, or the head. What they
+    /// held is remembered as their checksum is.
+    pub rotten: BTreeSet<(Option<String>, usize)>,
     /// Blocks that fit, of all layers together.
     pub capacity: usize,
+    /// Layers that fit beside the head.
+    pub table: usize,
     // Its process.
     pub alive: bool,
     pub open: bool,
@@ -79,7 +109,8 @@ pub struct Replica {
 
 impl Replica {
     pub fn new(size: usize, counter_disabled: bool) -> Self {
-        Self { size, alive: true, capacity: usize::MAX, counter_disabled, ..Self::default() }
+        let capacity = usize::MAX;
+        Self { size, alive: true, capacity, table: usize::MAX, counter_disabled, ..Self::default() }
     }
 
     /// Sectors.
@@ -100,6 +131,60 @@ impl Replica {
     fn block(&self, top: &Layer, block: usize) -> Block {
         let mut chain = self.chain(Some(top));
         chain.find_map(|layer| layer.blocks.get(&block).copied()).unwrap_or_default()
+    }
+
+    /// Who holds what is read of a block: a snapshot, or the head; `None` if nobody does.
+    fn holder(&self, block: usize) -> Option<Option<String>> {
+        if self.head.blocks.contains_key(&block) {
+            return Some(None);
+        }
+        let mut name = self.head.parent.as_ref();
+        while let Some(disk) = name {
+            let layer = self.layers.get(disk)?;
+            if layer.blocks.contains_key(&block) {
+                return Some(Some(disk.clone()));
+            }
+            name = layer.parent.as_ref();
+        }
+        None
+    }
+
+    /// Whether what is read of a block is not what was written.
+    pub fn is_rotten(&self, block: usize) -> bool {
+        !self.rotten.is_empty()
+            && self.holder(block).is_some_and(|holder| self.rotten.contains(&(holder, block)))
+    }
+
+    /// The medium loses what is read of a block.
+    pub fn rot(&mut self, block: usize) {
+        if let Some(holder) = self.holder(block) {
+            self.rotten.insert((holder, block));
+        }
+    }
+
+    /// The first rotten block that a request has to read.
+    fn met(&self, request: &Request) -> Option<usize> {
+        let (first, end, partial) = match request {
+            Request::Read { first, count } => (*first, first + count, false),
+            Request::Write { first, data } => (*first, first + data.len(), true),
+            Request::Unmap { .. } | Request::Heal { .. } => return None,
+        };
+        let whole = |block: &usize| first <= block * SECTORS && (block + 1) * SECTORS <= end;
+        let mut blocks = first / SECTORS..end.div_ceil(SECTORS);
+        blocks.find(|block| !(partial && whole(block)) && self.is_rotten(*block))
+    }
+
+    /// Takes what a block should hold: it is written if it is what the block did hold.
+    fn heal(&mut self, block: usize, data: &[u32]) -> Reply {
+        if !self.is_rotten(block) {
+            return Reply::Healed(false);
+        }
+        let Some(holder) = self.holder(block) else { return Reply::Healed(false) };
+        if self.block(&self.head, block)[..] != *data {
+            return Reply::Failed;
+        }
+        self.rotten.remove(&(holder, block));
+        Reply::Healed(true)
     }
 
     /// All that is seen from a layer.
@@ -128,6 +213,7 @@ impl Replica {
             // Sometimes it is half done.
             if let Request::Write { first, data } = request
                 && data[0].is_multiple_of(2)
+                && self.met(request).is_none()
             {
                 self.write(*first, &data[..data.len() / 2]);
             }
@@ -136,11 +222,16 @@ impl Replica {
         let (first, count) = match request {
             Request::Read { first, count } | Request::Unmap { first, count } => (*first, *count),
             Request::Write { first, data } => (*first, data.len()),
+            Request::Heal { block, data } => (block * SECTORS, data.len()),
         };
         if first + count > self.sectors() {
             return Reply::Failed;
         }
+        if let Some(block) = self.met(request) {
+            return Reply::Damaged { block };
+        }
         match request {
+            Request::Heal { block, data } => self.heal(*block, data),
             Request::Read { .. } => {
                 let all = (first..first + count)
                     .map(|sector| self.block(&self.head, sector / SECTORS)[sector % SECTORS]);
@@ -180,6 +271,8 @@ impl Replica {
             if let Some(block) = self.head.blocks.get_mut(&number) {
                 block[sector % SECTORS] = *value;
             }
+            // Only whole blocks get here that are rotten.
+            self.rotten.remove(&(None, number));
         }
         data.len()
     }
@@ -188,6 +281,7 @@ impl Replica {
     fn unmap(&mut self, first: usize, count: usize) {
         for number in first.div_ceil(SECTORS)..(first + count) / SECTORS {
             self.head.blocks.remove(&number);
+            self.rotten.remove(&(None, number));
             if self.block(&self.head, number) != Block::default() {
                 self.head.blocks.insert(number, Block::default());
             }
@@ -234,6 +328,7 @@ impl Replica {
             Call::Revert { disk, .. } => self.revert(disk)?,
             Call::Expand(size) => self.expand(*size as usize / (SECTORS * 512))?,
             Call::RemoveDisk(disk) => {
+                self.rotten.retain(|(holder, _)| holder.as_ref() != Some(disk));
                 let gone = self.layers.remove(disk);
                 let parent = gone.and_then(|layer| layer.parent);
                 for layer in self.layers.values_mut().chain([&mut self.head]) {
@@ -258,7 +353,7 @@ impl Replica {
             } else {
                 Code::FunctionFailedWithoutRollback
             };
-            return format!(r#"{{"code":"{code:?}","message":"injected","rollbackMessage":""}}"#);
+            return failure(code, "injected");
         }
         "injected".to_owned()
     }
@@ -268,7 +363,13 @@ impl Replica {
         if self.layers.contains_key(&disk) {
             return Err(format!("snapshot {disk} is already existing"));
         }
+        if self.layers.len() >= self.table {
+            return Err(FULL_TABLE.to_owned());
+        }
         let layer = std::mem::take(&mut self.head);
+        let rotten = std::mem::take(&mut self.rotten).into_iter();
+        let holder = |holder: Option<String>| holder.unwrap_or_else(|| disk.clone());
+        self.rotten = rotten.map(|(its, block)| (Some(holder(its)), block)).collect();
         self.layers.insert(disk.clone(), layer);
         self.head.parent = Some(disk);
         self.heads += 1;
@@ -280,13 +381,18 @@ impl Replica {
             return Err(format!("cannot revert to disk file {disk}"));
         }
         self.head = Layer { parent: Some(disk.to_owned()), ..Layer::default() };
+        self.rotten.retain(|(holder, _)| holder.is_some());
         self.heads += 1;
         Ok(())
     }
 
     fn expand(&mut self, size: usize) -> Result<(), String> {
         if size > self.size {
-            self.snapshot(&format!("expand-{}", size * SECTORS * 512))?;
+            let taken = self.snapshot(&format!("expand-{}", size * SECTORS * 512));
+            taken.map_err(|text| match text.as_str() {
+                FULL_TABLE => failure(Code::FunctionFailedRollbackSucceeded, &text),
+                _ => text,
+            })?;
             self.size = size;
         }
         Ok(())
@@ -295,6 +401,9 @@ impl Replica {
     /// What came in becomes part of it.
     pub fn reload(&mut self) {
         for (disk, staged) in std::mem::take(&mut self.staged) {
+            if let Staged::Blocks(_) = staged {
+                self.rotten.retain(|(holder, _)| holder.as_ref() != Some(&disk));
+            }
             let layer = self.layers.entry(disk).or_default();
             match staged {
                 Staged::Blocks(blocks) => layer.blocks = blocks,
@@ -342,4 +451,9 @@ impl Replica {
         info.revision_counter_disabled = self.counter_disabled;
         info
     }
+}
+
+/// How a replica says that it failed to expand.
+fn failure(code: Code, message: &str) -> String {
+    format!(r#"{{"code":"{code:?}","message":"{message}","rollbackMessage":""}}"#)
 }

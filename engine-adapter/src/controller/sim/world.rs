@@ -2,9 +2,9 @@
 
 use super::client::{Client, Content};
 use super::path::Path;
-use super::replica::{Replica, Reply, Request};
+use super::replica::{FULL_TABLE, Replica, Reply, Request};
 use crate::controller::rules::ReplicaId;
-use crate::controller::volume::{Call, CallError, Called};
+use crate::controller::volume::{Call, CallError, Called, Target};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -15,8 +15,10 @@ const CALL_LIMIT: u64 = 180_000 * MS;
 /// How long a request of the user may take: two replicas that hang one after the other, a change that
 /// waits for one more, and some.
 const PATIENCE: u64 = 75_000 * MS;
+/// What a replica may take for what it makes durable.
+pub const FLUSH: u64 = 12_000 * MS;
 /// How long I/O may be held if a replica answers: the patience with others, twice.
-const HELD: u64 = 17_000 * MS;
+const HELD: u64 = 2 * FLUSH + 1000 * MS;
 
 /// What happens at a moment.
 #[derive(Debug)]
@@ -54,6 +56,8 @@ pub struct Weather {
     pub depth: usize,
     /// Whether replicas may be full.
     pub full: bool,
+    /// One in so many requests finds that a replica's medium has lost something; none if 0.
+    pub rot: u32,
 }
 
 pub struct World {
@@ -75,6 +79,8 @@ pub struct World {
     pub snapshots: BTreeMap<String, (u64, Content)>,
     /// How often I/O was held.
     pub holds: u64,
+    /// A replica that hangs from the next hold on, until then.
+    pub slow_when_held: Option<(usize, u64)>,
     pub calls: BTreeMap<u64, Option<Called>>,
     last_call: u64,
     pub names: u64,
@@ -102,6 +108,7 @@ impl World {
             held: Content::default(),
             snapshots: BTreeMap::new(),
             holds: 0,
+            slow_when_held: None,
             calls: BTreeMap::new(),
             last_call: 0,
             names: 0,
@@ -207,6 +214,7 @@ impl World {
                 self.after(1000 * MS, Event::Tick);
             }
             Event::Wish => {
+                self.rot_somewhere();
                 self.wish();
                 let mean = self.weather.wishes_ms * MS;
                 let pause = self.random.u64(0..2 * mean + 1);
@@ -227,14 +235,49 @@ impl World {
         }
     }
 
-    fn fault_somewhere(&mut self) {
+    /// A block of a replica rots, or all of them.
+    fn rot_somewhere(&mut self) {
+        if self.calm || self.weather.rot == 0 || self.random.u32(0..self.weather.rot) > 0 {
+            return;
+        }
         let replica = self.random.usize(0..self.replicas.len());
-        let kind = self.random.u32(0..12);
-        let stall = match self.random.u32(0..20) {
+        let its = &mut self.replicas[replica];
+        let first = self.random.usize(0..its.size.max(1));
+        let count = if self.random.u32(0..12) == 0 { its.size } else { 1 };
+        (first..(first + count).min(its.size)).for_each(|block| its.rot(block));
+        self.note(format!("r{replica}: {count} blocks from {first} on rot"));
+    }
+
+    /// How long a replica hangs.
+    fn stall(&mut self) -> u64 {
+        match self.random.u32(0..20) {
             0 => self.random.u64(80_000 * MS..150_000 * MS),
             1..=6 => self.random.u64(10 * MS..4000 * MS),
             _ => self.random.u64(4000 * MS..40_000 * MS),
-        };
+        }
+    }
+
+    /// Now and then a replica hangs while nothing is in flight that would tell.
+    pub fn hang_somewhere(&mut self) {
+        if let Some((replica, until)) = self.slow_when_held.take() {
+            self.replicas[replica].stalled_until = until;
+            self.replicas[replica].blemished = true;
+        }
+        if self.weather.faults_ms == 0 || self.calm || self.random.u32(0..8) > 0 {
+            return;
+        }
+        let replica = self.random.usize(0..self.replicas.len());
+        let stall = self.stall();
+        let its = &mut self.replicas[replica];
+        its.stalled_until = its.stalled_until.max(self.now + stall);
+        its.blemished = true;
+        self.note(format!("r{replica} hangs amid a hold, stall {stall}"));
+    }
+
+    fn fault_somewhere(&mut self) {
+        let replica = self.random.usize(0..self.replicas.len());
+        let kind = self.random.u32(0..12);
+        let stall = self.stall();
         let room = self.random.usize(0..4);
         let count = self.random.u32(1..3);
         let now = self.now;
@@ -291,12 +334,11 @@ impl World {
                 self.after(delay, Event::Called { number, replica, session, holds, call });
             }
             None => {
-                let answer = Err(CallError { unavailable: true, text: "unknown".to_owned() });
+                let answer = Err(CallError::unreachable("unknown"));
                 self.after(delay, Event::Returned { number, answer });
             }
         }
-        let text = "Timeout expired".to_owned();
-        let answer = Err(CallError { unavailable: false, text });
+        let answer = Err(CallError::unknown("Timeout expired"));
         self.after(CALL_LIMIT, Event::Returned { number, answer });
         number
     }
@@ -312,7 +354,7 @@ impl World {
             return;
         }
         let answer = match there {
-            false => Err(CallError { unavailable: true, text: "connection refused".to_owned() }),
+            false => Err(CallError::unreachable("connection refused")),
             true => {
                 let answer = its.call(call, self.now);
                 let expanded = format!("volume-snap-expand-{}.img", its.sectors() * 512);
@@ -328,7 +370,10 @@ impl World {
                 {
                     self.snapshots.insert(disk, (holds, self.held.clone()));
                 }
-                answer.map_err(|text| CallError { unavailable: false, text })
+                answer.map_err(|text| {
+                    let refused = text == FULL_TABLE;
+                    CallError { refused, ..CallError::unknown(text) }
+                })
             }
         };
         if !matches!(call, Call::Get) {
@@ -344,6 +389,39 @@ impl World {
     pub fn replica_at(&self, address: &str) -> Option<usize> {
         let number = address.strip_prefix("tcp://r")?.split(':').next()?.parse().ok()?;
         (number < self.replicas.len()).then_some(number)
+    }
+
+    /// A complete replica is given up for its silence only if another one has done what all were asked,
+    /// or others have failed and it had long enough to be the last good one.
+    pub fn check_given_up(
+        &mut self,
+        calls: &[(Target, Call)],
+        answers: &[Option<Called>],
+        begun: u64,
+        before: &[usize],
+    ) {
+        let together = matches!(
+            calls.first(),
+            Some((_, Call::Snapshot { .. } | Call::Expand(_) | Call::Revert { .. }))
+        );
+        let of = |target: &Target, those: &[usize]| {
+            self.replica_at(&target.address).filter(|replica| those.contains(replica))
+        };
+        let said = |what: fn(&Called) -> bool| {
+            calls.iter().zip(answers).any(|((target, _), answer)| {
+                of(target, before).is_some() && answer.as_ref().is_some_and(what)
+            })
+        };
+        let long = self.now - begun >= 2 * FLUSH;
+        if !together || said(Called::is_ok) || said(Called::is_err) && long {
+            return;
+        }
+        let now: Vec<_> = self.path.complete().collect();
+        let mut silent = calls.iter().zip(answers).filter(|(_, answer)| answer.is_none());
+        let lost = silent.find_map(|((target, _), _)| of(target, &now));
+        if let Some(lost) = lost {
+            self.violated(format!("r{lost} is given up, and no complete replica has done it"));
+        }
     }
 
     /// Whether a request of the user waits for longer than it may; not while I/O is held, which may

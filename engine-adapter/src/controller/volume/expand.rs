@@ -1,6 +1,6 @@
 //! Growing a volume.
 
-use super::{Call, Controller};
+use super::{Call, CallError, Controller};
 use crate::controller::rules::expand::{self, Begin, Failure};
 use crate::controller::rules::limits;
 use dbs_core::{Error, Result};
@@ -45,7 +45,8 @@ impl Controller {
         Ok(true)
     }
 
-    /// Expands all replicas, then the frontend.
+    /// Expands all replicas, then the frontend. Where that cannot show the new size to its users, the
+    /// volume has it nevertheless: replicas are as large, and the frontend's next start offers it.
     pub(crate) fn run_expansion(&self, size: u64) {
         if self.options.sync_before_snapshot
             && let Err(error) = self.parts.host.sync()
@@ -62,14 +63,11 @@ impl Controller {
 
     fn end_expansion(&self, outcome: Result<()>, size: u64) {
         let mut state = self.state();
-        match outcome {
-            Ok(()) => state.size = size,
-            Err(error) => {
-                self.log(true, "expand", &[("size", &size), ("error", &error)]);
-                if state.expansion_error.is_empty() {
-                    state.expansion_error = error.to_string();
-                    state.expansion_failed_at = self.precise_now();
-                }
+        if let Err(error) = outcome {
+            self.log(true, "expand", &[("size", &size), ("error", &error)]);
+            if state.expansion_error.is_empty() {
+                state.expansion_error = error.to_string();
+                state.expansion_failed_at = self.precise_now();
             }
         }
         state.expanding = false;
@@ -86,13 +84,15 @@ impl Controller {
         limits::check(usage, limits).map_err(Error::invalid)?;
         let hold = self.parts.path.hold();
         let members = self.active();
-        let answers = self.call_each(&members, &Call::Expand(size), self.patience());
+        let patience = self.patience_for_all(&members);
+        let answers = self.call_each(&members, &Call::Expand(size), Some(patience));
         let results: Vec<_> = members
             .iter()
             .zip(answers)
             .map(|(member, answer)| {
-                let result = answer.map(drop).map_err(|error| Failure::parse(&error.text));
-                (member.target.address.as_str(), result)
+                let failure = |error: CallError| Failure::of_call(&error.text, error.refused);
+                let result = answer.map(drop).map_err(failure);
+                (member.target.address.as_str(), member.mode, result)
             })
             .collect();
         let decision = expand::decide(&results);
@@ -110,6 +110,7 @@ impl Controller {
         if !decision.expanded {
             return Err(Error::invalid(text));
         }
+        self.state().size = size;
         self.parts.path.resize(size);
         drop(hold);
         Ok(())

@@ -100,7 +100,9 @@ impl Controller {
         if snapshot_required {
             let mut members = before.clone();
             members.push(member.clone());
-            let mut answers = self.call_each(&members, &call, self.patience());
+            // That of the new one, which is empty, is nothing to go on with.
+            let patience = self.patience_for_all(&before);
+            let mut answers = self.call_each(&members, &call, Some(patience));
             let own = answers.pop();
             self.settle_first(&before, &answers)?;
             if let Some(Err(error)) = own {
@@ -161,6 +163,8 @@ impl Controller {
             return Ok(());
         }
         let _work = self.work();
+        // Between two writes, as at the end of a rebuild.
+        let _hold = self.parts.path.hold();
         self.set_mode(id, mode);
         Ok(())
     }

@@ -26,6 +26,7 @@ pub use parts::{
 };
 
 use super::rules::limits::Limits;
+use super::rules::patience::Patience;
 use super::rules::start::Policy;
 use super::rules::{Mode, Modes, ReplicaId, Slot};
 use crate::proto::ptypes;
@@ -55,6 +56,8 @@ pub struct Options {
     /// How long other replicas may take for a call when one has answered: as long as they may be silent
     /// on the data path. See [`super::rules::timeout::short`].
     pub short_timeout: Duration,
+    /// How long they may take for one that makes something durable, if that is longer.
+    pub flush_timeout: Duration,
 }
 
 /// What a controller works with.
@@ -260,10 +263,13 @@ impl Controller {
 
     /// One call to one replica.
     fn call(&self, target: &Target, call: Call) -> Called {
-        let mut answers = self.parts.replicas.call_all(vec![(target.clone(), call)], None);
-        answers.pop().unwrap_or_else(|| {
-            Err(CallError { unavailable: false, text: "the call was not made".to_owned() })
-        })
+        self.call_within(target, call, None)
+    }
+
+    /// One call to one replica, which is given up when patience ends.
+    fn call_within(&self, target: &Target, call: Call, patience: Option<Patience>) -> Called {
+        let mut answers = self.parts.replicas.call_all(vec![(target.clone(), call)], patience);
+        answers.pop().unwrap_or_else(|| Err(CallError::unknown("the call was not made")))
     }
 
     /// The same call to several replicas.
@@ -271,7 +277,7 @@ impl Controller {
         &self,
         members: &[Member],
         call: &Call,
-        patience: Option<Duration>,
+        patience: Option<Patience>,
     ) -> Vec<Called> {
         let calls = members.iter().map(|member| (member.target.clone(), call.clone())).collect();
         self.parts.replicas.call_all(calls, patience)
@@ -285,8 +291,21 @@ impl Controller {
     }
 
     /// How long others are waited for once one has answered.
-    fn patience(&self) -> Option<Duration> {
-        Some(self.options.short_timeout)
+    fn patience(&self) -> Option<Patience> {
+        Some(Patience::among_equals(self.options.short_timeout))
+    }
+
+    /// How long these are waited for in what all are to do, and make durable, while I/O is held.
+    fn patience_for_all(&self, members: &[Member]) -> Patience {
+        let Options { short_timeout, flush_timeout, .. } = self.options;
+        Patience::for_all(modes(members).rw, short_timeout, flush_timeout)
+    }
+
+    /// How long one replica is waited for while I/O is held and others are well.
+    fn patience_for_one(&self, durable: bool) -> Option<Patience> {
+        let Options { short_timeout, flush_timeout, .. } = self.options;
+        let time = if durable { short_timeout.max(flush_timeout) } else { short_timeout };
+        Some(Patience::at_most(time))
     }
 
     /// The time as upstream's metadata has it.

@@ -1,6 +1,7 @@
 //! What a controller works with, as traits: its replicas, the data path, frontends, the machine. The
 //! simulation has its own of each.
 
+use crate::controller::rules::patience::Patience;
 use crate::controller::rules::{Mode, ReplicaId};
 use crate::proto::ptypes;
 use dbs_core::Result;
@@ -8,7 +9,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A replica to be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,8 +72,22 @@ pub enum Call {
 pub struct CallError {
     /// Whether the replica could not be reached at all.
     pub unavailable: bool,
+    /// Whether its status says that it refused, and did nothing.
+    pub refused: bool,
     /// What it said.
     pub text: String,
+}
+
+impl CallError {
+    /// The replica could not be reached.
+    pub fn unreachable(text: impl Into<String>) -> Self {
+        Self { unavailable: true, refused: false, text: text.into() }
+    }
+
+    /// What the call has come to, if to anything, is not known.
+    pub fn unknown(text: impl Into<String>) -> Self {
+        Self { unavailable: false, refused: false, text: text.into() }
+    }
 }
 
 impl fmt::Display for CallError {
@@ -99,8 +113,8 @@ pub struct RebuildStatus {
 /// The control side of replicas. All methods block.
 pub trait Replicas: Send + Sync {
     /// Makes all these calls at once; answers in the same order. With `patience`, those that have not
-    /// answered so long after the first success have failed; what becomes of them is not known.
-    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Duration>) -> Vec<Called>;
+    /// answered when it ends have failed; what becomes of them is not known.
+    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Patience>) -> Vec<Called>;
 
     /// Has a file sent from one replica to another, where it gets this name.
     ///

@@ -99,7 +99,8 @@ impl Controller {
         let _hold = self.parts.path.hold();
         if !self.options.policy.counter_disabled && !is(Bug::SkipCounterCopy) {
             let (from, to) = (&source.target, &member.target);
-            let info = self.call(from, Call::Get).map_err(|error| super::failed(from, &error))?;
+            let info = self.call_within(from, Call::Get, self.patience_for_one(false));
+            let info = info.map_err(|error| super::failed(from, &error))?;
             let state = crate::controller::rules::start::State::parse(&info.state);
             if !state.is_some_and(crate::controller::rules::start::State::is_complete) {
                 let (address, state) = (&from.address, &info.state);
@@ -107,7 +108,8 @@ impl Controller {
                     "{address}: invalid state {state} for getting revision counter"
                 )));
             }
-            let set = self.call(to, Call::SetCounter(info.revision_counter));
+            let set = Call::SetCounter(info.revision_counter);
+            let set = self.call_within(to, set, self.patience_for_one(true));
             set.map_err(|e| super::failed(to, &e).context("failed to set revision counter"))?;
         }
         // The source may have failed meanwhile; what was compared with it is still what others have.

@@ -3,6 +3,7 @@
 
 use super::parts::{Call, CallError, Called, RebuildStatus, Replicas, Target};
 use crate::agent::remote::{self, Address, Calls, LONG_CALL, SHORT_CALL, within};
+use crate::controller::rules::patience::{Patience, Waiting};
 use crate::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use crate::proto::ptypes::replica_service_server::ReplicaService;
 use crate::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
@@ -59,7 +60,9 @@ impl RemoteReplicas {
                 None => remote_call(&volume, &target, call).await,
                 Some(replica) => match timeout(SHORT_CALL, local_call(replica, call)).await {
                     Ok(called) => called,
-                    Err(_) => Err(refused(format!("it has not answered within {SHORT_CALL:?}"))),
+                    Err(_) => Err(CallError::unknown(format!(
+                        "it has not answered within {SHORT_CALL:?}"
+                    ))),
                 },
             }
         }
@@ -67,8 +70,8 @@ impl RemoteReplicas {
 }
 
 impl Replicas for RemoteReplicas {
-    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Duration>) -> Vec<Called> {
-        let late = || Err(refused("it did not answer when others had".to_owned()));
+    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Patience>) -> Vec<Called> {
+        let late = || Err(CallError::unknown("it has not answered in time"));
         let mut answers: Vec<_> = calls.iter().map(|_| late()).collect();
         self.runtime.block_on(async {
             let mut tasks = JoinSet::new();
@@ -76,17 +79,15 @@ impl Replicas for RemoteReplicas {
                 let one = self.one(target, call);
                 tasks.spawn(async move { (index, one.await) });
             }
-            let mut end = None;
+            let (begun, mut waiting) = (Instant::now(), Waiting::begin(patience));
             loop {
-                let next = match end {
+                let next = match waiting.end() {
                     None => tasks.join_next().await,
-                    Some(end) => timeout_at(end, tasks.join_next()).await.unwrap_or(None),
+                    Some(end) => timeout_at(begun + end, tasks.join_next()).await.unwrap_or(None),
                 };
                 let Some(joined) = next else { break };
                 let Ok((index, answer)) = joined else { continue };
-                if let (Ok(_), None, Some(patience)) = (&answer, end, patience) {
-                    end = Some(Instant::now() + patience);
-                }
+                waiting.answered(index, answer.is_ok(), begun.elapsed());
                 if let Some(place) = answers.get_mut(index) {
                     *place = answer;
                 }
@@ -230,7 +231,7 @@ fn agent(volume: &str, target: &Target) -> Result<SyncAgentServiceClient<Calls>,
 fn named<T>(target: &Target, mut request: Request<T>) -> Result<Request<T>, CallError> {
     if !target.instance.is_empty() {
         let instance = target.instance.parse().map_err(|_| {
-            refused(format!("{:?} cannot be sent as an instance name", target.instance))
+            CallError::unknown(format!("{:?} cannot be sent as an instance name", target.instance))
         })?;
         request.metadata_mut().insert("instance-name", instance);
     }
@@ -242,17 +243,20 @@ fn address(target: &Target) -> Result<Address, CallError> {
 }
 
 fn signed(size: u64) -> Result<i64, CallError> {
-    i64::try_from(size).map_err(|_| refused(format!("a size of {size} bytes is too large")))
+    i64::try_from(size)
+        .map_err(|_| CallError::unknown(format!("a size of {size} bytes is too large")))
 }
 
 fn failed(status: Status) -> CallError {
-    CallError { unavailable: status.code() == Code::Unavailable, text: remote::text(&status) }
+    use Code::{FailedPrecondition, InvalidArgument, ResourceExhausted};
+    let code = status.code();
+    CallError {
+        unavailable: code == Code::Unavailable,
+        refused: matches!(code, InvalidArgument | ResourceExhausted | FailedPrecondition),
+        text: remote::text(&status),
+    }
 }
 
 fn unusable(error: Error) -> CallError {
-    refused(error.to_string())
-}
-
-fn refused(text: String) -> CallError {
-    CallError { unavailable: false, text }
+    CallError::unknown(error.to_string())
 }

@@ -1,14 +1,13 @@
 //! Snapshots of all replicas at one moment, and the way back to one.
 
-use super::{Call, Called, Controller, Held, Member, modes};
+use super::{Call, CallError, Called, Controller, Held, Member, modes};
 use crate::controller::rules::limits::{self, Usage};
 use crate::controller::rules::sabotage::{Bug, is};
 use crate::controller::rules::snapshot::{self, Decision, Said};
 use crate::controller::rules::start::State as ReplicaState;
 use crate::controller::rules::{Mode, Slot};
 use crate::proto::ptypes;
-use crate::replica::names::snapshot_disk;
-use crate::wire::NO_SPACE_TEXT;
+use crate::replica::names::{check_snapshot as check_snapshot_given, snapshot_disk};
 use dbs_core::{Error, Result};
 use std::collections::HashMap;
 
@@ -18,7 +17,8 @@ impl Controller {
     /// written out before, while I/O goes on.
     ///
     /// # Errors
-    /// A limit is reached, the name is taken, all replicas are full, none is left.
+    /// The name or labels are impossible, a limit is reached, the name is taken, all replicas are full or
+    /// cannot do it, none is left.
     pub fn snapshot(&self, name: &str, labels: HashMap<String, String>) -> Result<String> {
         self.snapshot_frozen(name, labels, false)
     }
@@ -39,6 +39,8 @@ impl Controller {
             "" => self.parts.host.unique_name(),
             name => name.to_owned(),
         };
+        // What replicas would refuse, each in the middle of held I/O, is refused here.
+        check_snapshot_given(&name, labels.clone().into_iter().collect())?;
         self.check_snapshot(&name)?;
         if self.options.sync_before_snapshot
             && let Err(error) = self.parts.host.sync()
@@ -53,7 +55,8 @@ impl Controller {
         let _frozen = if freeze { self.freeze(&name) } else { None };
         let hold = (!is(Bug::SnapshotWithoutHold)).then(|| self.parts.path.hold());
         let members = self.active();
-        let answers = self.call_each(&members, &call, self.patience());
+        let patience = self.patience_for_all(&members);
+        let answers = self.call_each(&members, &call, Some(patience));
         let outcome = self.settle_snapshot(&members, &answers);
         drop(hold);
         outcome.map(|()| name)
@@ -103,7 +106,7 @@ impl Controller {
             .filter_map(|(index, answer)| {
                 let said = match answer {
                     Ok(_) => Said::Done,
-                    Err(error) => Said::of_error(&error.text),
+                    Err(error) => Said::of_error(&error.text, error.refused),
                 };
                 Some((Slot::new(index)?, said))
             })
@@ -124,7 +127,8 @@ impl Controller {
         match decision {
             Decision::Done => Ok(()),
             Decision::Exists => Err(Error::exists(text)),
-            Decision::NoSpace => Err(Error::no_space(NO_SPACE_TEXT)),
+            Decision::NoSpace => Err(Error::no_space(text)),
+            Decision::Refused => Err(Error::invalid(text)),
             Decision::Failed if text.is_empty() => {
                 Err(Error::invalid(crate::controller::rules::io::NO_BACKEND))
             }
@@ -151,10 +155,17 @@ impl Controller {
         }
         let _hold = self.parts.path.hold();
         let call = Call::Revert { disk: disk.clone(), created: self.now() };
-        let answers = self.call_each(&members, &call, self.patience());
+        let patience = self.patience_for_all(&members);
+        let answers = self.call_each(&members, &call, Some(patience));
         let done = answers.iter().any(std::result::Result::is_ok);
+        let did_nothing = |error: &CallError| {
+            let said = Said::of_error(&error.text, error.refused);
+            matches!(said, Said::NoSpace | Said::Refused)
+        };
         for (member, answer) in members.iter().zip(&answers) {
+            // Who did nothing is as all are where nobody did it.
             if let Err(error) = answer
+                && (done || !did_nothing(error))
                 && !is(Bug::KeepUnreverted)
             {
                 self.fault(member.id, &format!("revert to {disk}: {error}"));

@@ -5,6 +5,7 @@ mod coverage;
 mod transfer;
 
 use crate::image::Sink;
+use crate::transport;
 use command::{Command, Refusal, parse};
 use dbs_core::{Error, Result};
 use dbs_server::log;
@@ -163,7 +164,15 @@ impl Server {
                         connections.spawn(async move {
                             let _place = place;
                             let _ = stream.set_nodelay(true);
-                            server.serve(TokioIo::new(stream)).await;
+                            let mut leave = server.leave.subscribe();
+                            let line = tokio::select! {
+                                biased;
+                                line = transport::accept(stream) => line,
+                                () = until(&mut leave, |leave| *leave) => None,
+                            };
+                            if let Some(line) = line {
+                                server.serve(TokioIo::new(line)).await;
+                            }
                         });
                     }
                     Err(error) => {

@@ -1,6 +1,7 @@
 //! A connection to a receiver: one request at a time, repeated when that helps.
 
 use crate::ssync::ROOT;
+use crate::transport;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::log;
 use http_body_util::{BodyExt, Full, Limited};
@@ -11,7 +12,6 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::fmt::Display;
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Answers are a checksum, a record or an error text.
@@ -177,9 +177,8 @@ impl Link {
 }
 
 async fn connect(address: &Address) -> std::result::Result<SendRequest<Full<Bytes>>, Trouble> {
-    let stream = TcpStream::connect((address.bare_host(), address.port)).await?;
-    stream.set_nodelay(true)?;
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let line = transport::connect(address.bare_host(), address.port).await?;
+    let (sender, connection) = http1::handshake(TokioIo::new(line)).await?;
     // Ends with the sender, or when the other side hangs up.
     tokio::spawn(connection);
     Ok(sender)

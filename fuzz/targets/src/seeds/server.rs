@@ -164,7 +164,7 @@ impl Write for Recorder {
 
 /// What a server says to the client of the target with these flags and this plan.
 fn conversation(flags: u8) -> Vec<u8> {
-    let (_disk, store) = empty(2 << 20);
+    let (_disk, store) = empty();
     store.create_volume("disk", 1 << 20).unwrap();
     let exports = Arc::new(StoreExports::new(store, false));
     let recorder = Recorder(Rc::new(RefCell::new(Recorded {

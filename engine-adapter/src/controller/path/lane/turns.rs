@@ -18,6 +18,9 @@ impl Lane {
     fn pump(&mut self, io: &mut Io) {
         self.retry = false;
         self.blocked = false;
+        for place in std::mem::take(&mut self.claiming) {
+            self.claim_patient(io, place);
+        }
         let mut rounds = self.waiting.len();
         while rounds > 0 {
             rounds -= 1;

@@ -9,10 +9,10 @@ use super::Bug;
 use crate::controller::frontend::{SocketFrontend, SocketOptions};
 use crate::controller::path::{Events, Mode, Path, PathOptions, ReplicaId};
 use crate::data::DataClient;
-use crate::wire::{Header, Hello, Type};
+use crate::wire::{Damaged, Header, Hello, Type};
 use dbs_server::frontend::Listen;
 use fake::{Do, Fake, done, message};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -267,9 +267,69 @@ fn a_large_change_has_its_turn(bug: Option<Bug>) -> bool {
     })
 }
 
+/// One whose first block is damaged until it is healed, as this says.
+fn damaged(heal: impl Fn(&Header) -> Do + Send + Sync + 'static) -> Fake {
+    let well = AtomicBool::new(false);
+    Fake::with(SIZE, move |header| match header.kind() {
+        Some(Type::Read) if header.offset == 0 && !well.load(Ordering::SeqCst) => {
+            let damaged = Damaged { offset: 0, in_snapshot: false, text: "rotten".to_owned() };
+            Do::Bytes(message(Type::Damaged, header, &damaged.encode()))
+        }
+        Some(Type::Heal) => {
+            well.store(true, Ordering::SeqCst);
+            heal(header)
+        }
+        _ => Do::Serve,
+    })
+}
+
+/// The content to heal with is on its way while somebody writes the block.
+fn nobody_changes_what_is_being_healed(bug: Option<Bug>) -> bool {
+    let reads = AtomicU32::new(0);
+    // The first read is the client's.
+    let slow = that(Type::Read, move |_| match reads.fetch_add(1, Ordering::SeqCst) {
+        0 => Do::Serve,
+        _ => Do::AtGate,
+    });
+    let rotten = damaged(|header| Do::Bytes(done(header, BLOCK)));
+    // The first one is read from first.
+    on(bug, &[&rotten, &slow], 64, |volume| {
+        let client = volume.client();
+        let read = client.read(0, BLOCK).is_ok();
+        while slow.seen(Type::Read).len() < 2 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let write = client.submit(Type::Write, 0, BLOCK, &[1; 4096]).unwrap();
+        thread::sleep(MOMENT);
+        let waits = rotten.seen(Type::Write).is_empty();
+        slow.open_gate();
+        read && write.wait().is_ok() && waits && rotten.seen(Type::Heal).len() == 1
+    })
+}
+
+fn who_refuses_to_be_healed_is_out(bug: Option<Bug>) -> bool {
+    let (good, rotten) = (replica(), damaged(|_| Do::Fail("not what it held")));
+    on(bug, &[&rotten, &good], 64, |volume| {
+        let read = volume.client().read(0, BLOCK).is_ok();
+        let begun = Instant::now();
+        while volume.path.mode(1) != Some(Mode::Err) && begun.elapsed() < DEADLINE {
+            thread::sleep(Duration::from_millis(1));
+        }
+        read && volume.path.mode(1) == Some(Mode::Err)
+    })
+}
+
+fn who_reads_does_not_wait_for_healing(bug: Option<Bug>) -> bool {
+    let (good, rotten) = (replica(), damaged(|_| Do::Silence));
+    on(bug, &[&rotten, &good], 64, |volume| {
+        let begun = Instant::now();
+        volume.client().read(0, BLOCK).is_ok() && begun.elapsed() < SHORT
+    })
+}
+
 type Check = fn(Option<Bug>) -> bool;
 
-const CHECKS: [(Bug, Check); 13] = [
+const CHECKS: [(Bug, Check); 16] = [
     (Bug::AcknowledgeFirst, who_missed_a_write_is_out_when_it_is_acknowledged),
     (Bug::AnyUse, a_late_reply_is_nobodys),
     (Bug::TrustReplies, a_reply_is_about_what_was_asked),
@@ -283,6 +343,9 @@ const CHECKS: [(Bug, Check); 13] = [
     (Bug::HurryFlush, a_slow_flush_is_no_fault),
     (Bug::KeepWaiting, what_waits_for_one_that_is_gone_goes_on),
     (Bug::Starve, a_large_change_has_its_turn),
+    (Bug::HealUnclaimed, nobody_changes_what_is_being_healed),
+    (Bug::KeepUnhealed, who_refuses_to_be_healed_is_out),
+    (Bug::HealFirst, who_reads_does_not_wait_for_healing),
 ];
 
 /// Those of the tests that found something.

@@ -1,0 +1,183 @@
+//! Repairing a damaged store.
+
+use crate::confirm::confirm;
+use crate::context::Context;
+use crate::exit;
+use crate::output::{print, print_json};
+use clap::Args;
+use dbs_core::info::{LostRange, RepairKind, RepairReport, Severity};
+use dbs_core::store::RepairOptions;
+use dbs_core::{Error, Result, Store, TailPlace, format_size};
+use jiff::Zoned;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Lost ranges printed; all of them are in the JSON.
+const RANGES_PRINTED: usize = 100;
+
+/// Repair a damaged store: prints what it will do, asks, saves the present metadata in a file, and
+/// mends what can be mended. What is lost is never read as something else: it fails from then on.
+#[derive(Debug, Args)]
+pub struct Repair {
+    /// Print what would be done, and do nothing; exit codes as those of check
+    #[arg(long)]
+    dry_run: bool,
+    /// File to save the present metadata in; STORE.metadata-TIME if absent
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    save: Option<PathBuf>,
+    /// Go back to the state before the first commit group that cannot be read, and lose what was
+    /// written since
+    #[arg(long)]
+    lose_journal: bool,
+    /// Put back the metadata that a repair saved in this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dry_run", "save", "lose_journal"])]
+    undo: Option<PathBuf>,
+    /// Undo even though the store was written since: that is lost, and volumes may show what is not theirs
+    #[arg(long, requires = "undo")]
+    force: bool,
+}
+
+impl Repair {
+    pub fn run(self, context: &Context) -> Result<ExitCode> {
+        let path = context.store()?;
+        let driver = context.open_options(false).driver;
+        if let Some(saved) = &self.undo {
+            let what = format!(
+                "Put back the metadata of {} from {}?{}",
+                path.display(),
+                saved.display(),
+                if self.force {
+                    " What was written since is lost, and where the store has used space again volumes \
+                     show what is there now."
+                } else {
+                    ""
+                }
+            );
+            confirm(context, &what)?;
+            Store::undo_repair(path, saved, driver, self.force)?;
+            let text = format!("the metadata is what it was in {}", saved.display());
+            context.done(&serde_json::Value::Null, &text)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let options =
+            RepairOptions { lose_journal: self.lose_journal, tail: TailPlace::Auto, driver };
+        let plan = Store::plan_repair(path, &options)?;
+        let report = plan.report();
+        if !context.json {
+            print(&describe(report))?;
+        }
+        if report.steps.is_empty() || self.dry_run {
+            if context.json {
+                print_json(report)?;
+            }
+            return Ok(ExitCode::from(code(report)));
+        }
+        if report.steps.iter().any(|step| step.kind == RepairKind::Refused) {
+            return Err(Error::corrupt("the store cannot be repaired so: see what is refused"));
+        }
+        let save = match self.save {
+            Some(save) => save,
+            None => beside(path)?,
+        };
+        confirm(context, &format!("Save the metadata in {} and repair?", save.display()))?;
+        let report = plan.carry_out(&save)?;
+        let text = format!("repaired; the metadata as it was is in {}", save.display());
+        context.done(&report, &text)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Write the metadata of a dump over that of the store, whose data must be there; or into a new file,
+/// without data. The present metadata is saved in a file before.
+#[derive(Debug, Args)]
+pub struct RestoreMetadata {
+    /// What `dbs dump` printed
+    dump: PathBuf,
+    /// File to save the present metadata in; STORE.metadata-TIME if absent
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+}
+
+impl RestoreMetadata {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let path = context.store()?;
+        let dump = std::fs::read(&self.dump).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::not_found(format!("no file `{}`", self.dump.display()))
+            }
+            _ => Error::io(error, format!("cannot read `{}`", self.dump.display())),
+        })?;
+        let save = match self.save {
+            Some(save) => save,
+            None => beside(path)?,
+        };
+        let what = format!(
+            "Write the metadata of {} over that of {}, and save that in {}?",
+            self.dump.display(),
+            path.display(),
+            save.display()
+        );
+        if !context.yes {
+            // Before anything is made.
+            confirm(context, &what)?;
+        }
+        let plan = Store::plan_restore(path, &dump, context.open_options(false).driver)?;
+        if !context.json && !context.quiet {
+            print(&describe(plan.report()))?;
+        }
+        let report = plan.carry_out(&save)?;
+        let text = format!("restored; the metadata as it was is in {}", save.display());
+        context.done(&report, &text)
+    }
+}
+
+/// The exit code for what is found.
+fn code(report: &RepairReport) -> u8 {
+    match report.findings.iter().map(|finding| finding.severity).max() {
+        None | Some(Severity::Note) => 0,
+        Some(Severity::Leak) => exit::FINDINGS,
+        Some(Severity::Corrupt) => exit::CORRUPT,
+    }
+}
+
+/// Where the metadata is saved if nobody says where.
+fn beside(path: &Path) -> Result<PathBuf> {
+    let metadata = std::fs::metadata(path);
+    if metadata.is_ok_and(|metadata| metadata.file_type().is_block_device()) {
+        return Err(Error::invalid(
+            "the store is a device: name a file for its present metadata with --save FILE",
+        ));
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(Zoned::now().strftime(".metadata-%Y-%m-%dT%H%M%S").to_string());
+    Ok(name.into())
+}
+
+fn describe(report: &RepairReport) -> String {
+    if report.steps.is_empty() {
+        return "nothing to repair\n".to_owned();
+    }
+    let mut text = String::new();
+    for step in &report.steps {
+        let kind = match step.kind {
+            RepairKind::Mended => "mend",
+            RepairKind::Freed => "free",
+            RepairKind::Renamed => "rename",
+            RepairKind::Lost => "lost",
+            RepairKind::Refused => "refused",
+        };
+        let index = step.index.map(|index| format!(" {index}")).unwrap_or_default();
+        text += &format!("{kind}: {}{index}: {}\n", step.region, step.message);
+    }
+    for LostRange { volume, snapshot, offset, length } in report.lost.iter().take(RANGES_PRINTED) {
+        let snapshot = snapshot.as_ref().map(|name| format!("@{name}")).unwrap_or_default();
+        let size = format_size(*length);
+        text += &format!("unreadable: {volume}{snapshot}: {size} from byte {offset}\n");
+    }
+    if report.lost.len() > RANGES_PRINTED {
+        let more = report.lost.len() - RANGES_PRINTED;
+        text += &format!("unreadable: {more} more ranges: see --json\n");
+    }
+    text
+}

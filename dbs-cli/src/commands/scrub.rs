@@ -1,0 +1,42 @@
+//! Comparing all data with its checksums.
+
+use crate::context::{Context, typed};
+use crate::{exit, spec};
+use clap::Args;
+use dbs_core::info::ScrubReport;
+use dbs_core::{Result, format_size};
+use dbs_server::api::Request;
+use std::process::ExitCode;
+
+/// Compare all data with its checksums. On a served store one that was stopped is continued.
+#[derive(Debug, Args)]
+pub struct Scrub {
+    /// Most bytes to read in a second
+    #[arg(long, value_parser = spec::size, value_name = "SIZE")]
+    rate: Option<u64>,
+    /// Begin anew where an earlier one was stopped
+    #[arg(long)]
+    restart: bool,
+}
+
+impl Scrub {
+    pub fn run(self, context: &Context) -> Result<ExitCode> {
+        let value = context.call(&Request::Scrub { rate: self.rate, restart: self.restart })?;
+        let report: ScrubReport = typed(value.clone())?;
+        context.show(value, |report: ScrubReport| describe(&report))?;
+        Ok(if report.damaged == 0 { ExitCode::SUCCESS } else { ExitCode::from(exit::CORRUPT) })
+    }
+}
+
+fn describe(report: &ScrubReport) -> String {
+    let mut text = String::new();
+    for range in &report.ranges {
+        text += &format!("damaged: {} bytes from {} on\n", range.length, range.place);
+    }
+    let verdict = match report.damaged {
+        0 => "nothing is damaged".to_owned(),
+        bytes => format!("{} are DAMAGED", format_size(bytes)),
+    };
+    let (checked, learnt) = (format_size(report.checked), format_size(report.learnt));
+    text + &format!("read {checked}, of which {learnt} had no checksum yet: {verdict}\n")
+}

@@ -1,0 +1,558 @@
+//! One script of commands, on an idle and on a served store: both must answer the same.
+
+use crate::support::{Place, Run, noise, run};
+use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+/// Members whose values depend on time, chance or how far background work is.
+const VOLATILE: &[&str] = &[
+    "uuid",
+    "dbs.received-uuid",
+    "created_ns",
+    "sequence",
+    "read_only",
+    "driver",
+    "tail",
+    "open",
+    "extents_free",
+    "extents_pending",
+    "snapshots_deleting",
+    "allocated",
+    "done",
+    "freed",
+    "blocks_checked",
+    "snapshots_checked",
+];
+
+/// Runs commands and remembers what they answered.
+struct Script<'a> {
+    place: &'a Place,
+    answers: Vec<String>,
+}
+
+impl Script<'_> {
+    /// Runs a command for people and for programs to see; `code` is expected of both.
+    fn run(&mut self, args: &str, code: i32) -> Value {
+        let run = self.place.dbs(&format!("--json {args}")).exits(code, args);
+        let text = if code == 0 || code == 3 { &run.stdout[..] } else { run.stderr.as_bytes() };
+        let mut value: Value =
+            serde_json::from_slice(text).unwrap_or_else(|e| panic!("{args}: {e}\n{}", run.stderr));
+        let answer = value.clone();
+        blank(&mut value);
+        self.answers.push(format!("{args} -> {code} {value}"));
+        answer
+    }
+
+    /// Runs a command that moves bytes.
+    fn bytes(&mut self, args: &str, input: &[u8]) -> Vec<u8> {
+        let run = self.place.pipe(args, input).exits(0, args);
+        self.answers.push(format!("{args} -> {} bytes", run.stdout.len()));
+        run.stdout
+    }
+}
+
+fn blank(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(blank),
+        Value::Object(members) => {
+            // Of a whole store, those still being merged away count.
+            if members.contains_key("snapshots_max") {
+                members.remove("snapshots");
+            }
+            for (key, member) in members {
+                if VOLATILE.contains(&key.as_str()) {
+                    *member = Value::Null;
+                }
+                blank(member);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn image(seed: u64) -> Vec<u8> {
+    let mut image = noise(seed, 3 << 20);
+    image.resize(8 << 20, 0);
+    image
+}
+
+/// The script; returns all answers.
+fn script(place: &Place) -> Vec<String> {
+    let mut s = Script { place, answers: Vec::new() };
+    volumes(&mut s);
+    snapshots(&mut s);
+    clones(&mut s);
+    data(&mut s);
+    refusals(&mut s);
+    assert_eq!(s.run("check", 0)["findings"], Value::Array(Vec::new()));
+    s.answers
+}
+
+fn volumes(s: &mut Script<'_>) {
+    s.run("info", 0);
+    assert_eq!(s.run("volume list", 0), Value::Array(Vec::new()));
+    assert_eq!(s.run("volume create a 64MiB", 0)["size"], 64 << 20);
+    s.run("volume create b 1GiB", 0);
+    assert_eq!(s.run("volume rename b c", 0)["name"], "c");
+    assert_eq!(s.run("volume resize c 2GiB", 0)["size"], 2u64 << 30);
+    assert_eq!(s.run("volume resize c 1MiB --yes", 0)["size"], 1 << 20);
+    let list = s.run("volume list", 0);
+    assert_eq!(list.as_array().unwrap().len(), 2);
+    assert!(list[0].get("usage").is_none());
+    assert_eq!(s.run("volume list --usage", 0)[0]["usage"]["referenced"], 0);
+    s.run("volume show a", 0);
+    assert_eq!(s.run("volume delete c --yes", 0)["deleted"], "c");
+    assert_eq!(s.run("grow 512MiB", 0)["size"], 512 << 20);
+}
+
+fn snapshots(s: &mut Script<'_>) {
+    s.bytes("volume import v -", &image(1));
+    assert_eq!(s.run("volume show v", 0)["size"], 8 << 20);
+    let made = s.run("snapshot create v@one --label app=db --label x=", 0);
+    assert_eq!(made["labels"]["app"], "db");
+    assert!(made.get("usage").is_none());
+    assert_eq!(s.run("snapshot show v@one", 0)["usage"]["referenced"], 3 << 20);
+    s.run("snapshot create v@two", 0);
+    s.run("snapshot create v@three", 0);
+    let list = s.run("snapshot list v", 0);
+    let names: Vec<_> = list.as_array().unwrap().iter().map(|i| i["name"].clone()).collect();
+    assert_eq!(names, ["one", "two", "three"]);
+    s.run("snapshot list v --usage", 0);
+    assert_eq!(s.run("snapshot label v@one app- tier=gold", 0)["labels"]["tier"], "gold");
+    assert!(s.run("snapshot show v@one", 0)["labels"].get("app").is_none());
+    assert_eq!(s.run("snapshot rename v@two zwei", 0)["name"], "zwei");
+    assert_eq!(s.run("snapshot protect v@zwei", 0)["protected"], true);
+    s.run("snapshot delete v@zwei --yes", 11);
+    s.run("volume delete v --yes", 11);
+    assert_eq!(s.run("snapshot unprotect v@zwei", 0)["protected"], false);
+    s.run("snapshot delete v@zwei --yes", 0);
+    s.run("volume trim", 0);
+    s.run("snapshot rollback v@one --yes", 0);
+    s.run("snapshot delete v@three --yes", 0);
+    // A server merges in its own time: until then hidden snapshots show in parents and children.
+    s.run("volume trim", 0);
+    assert_eq!(s.run("snapshot list v", 0).as_array().unwrap().len(), 1);
+}
+
+fn clones(s: &mut Script<'_>) {
+    assert_eq!(s.run("volume clone v@one k", 0)["origin"], "v@one");
+    assert_eq!(s.run("volume children v", 0), serde_json::json!(["k"]));
+    assert_eq!(s.run("volume children v@one", 0), serde_json::json!(["k"]));
+    assert_eq!(s.run("volume du k", 0)["referenced"], 3 << 20);
+    assert_eq!(s.run("volume flatten k", 0)["origin"], Value::Null);
+    assert_eq!(s.run("volume children v", 0), serde_json::json!([]));
+    assert_eq!(s.bytes("volume export k -", b""), image(1));
+    s.run("volume delete k --yes", 0);
+    s.run("volume trim", 0);
+}
+
+fn data(s: &mut Script<'_>) {
+    assert_eq!(s.bytes("volume export v@one -", b""), image(1));
+    std::fs::write(s.place.path("image"), image(2)).unwrap();
+    s.run("volume import w image --size 9MiB", 0);
+    s.run("volume export w out", 0);
+    let out = std::fs::read(s.place.path("out")).unwrap();
+    assert_eq!(out.len(), 9 << 20);
+    assert!(out.starts_with(&image(2)));
+    s.run("volume export w out", 1);
+    s.run("volume export w out --force", 0);
+    std::fs::remove_file(s.place.path("out")).unwrap();
+    let map = s.run("volume map w", 0);
+    assert_eq!(map[0], serde_json::json!({ "offset": 0, "length": 3 << 20, "state": "data" }));
+    assert_eq!(s.run("volume map w --offset 3MiB --length 1MiB", 0)[0]["offset"], 3 << 20);
+    s.run("snapshot create w@s", 0);
+    assert_eq!(s.run("volume diff w@s w", 0), serde_json::json!([]));
+    let stream = s.bytes("send w@s", b"");
+    s.bytes("receive copy", &stream);
+    let copy = s.bytes("volume export copy@s -", b"");
+    assert_eq!(copy, out);
+    s.bytes("receive other@renamed", &stream);
+    s.run("volume trim", 0);
+    assert_eq!(s.run("snapshot list other", 0)[0]["name"], "renamed");
+}
+
+fn refusals(s: &mut Script<'_>) {
+    for args in ["volume show no", "volume delete no --yes", "volume du no", "volume map no"] {
+        s.run(args, 10);
+    }
+    for args in ["snapshot show v@no", "snapshot delete v@no", "volume clone v@no n"] {
+        s.run(args, 10);
+    }
+    s.run("volume export no -", 10);
+    s.run("send v@no", 10);
+    s.run("volume create v 1MiB", 1);
+    s.run("volume create bad/\u{7}name 1MiB", 2);
+    s.run("volume create odd 1000", 2);
+    s.run("volume resize v 1MiB", 2);
+    s.run("volume delete v", 2);
+    s.run("snapshot delete v@one", 2);
+    s.run("snapshot rollback v@one", 2);
+    s.bytes("volume export v@one -", b"");
+}
+
+#[test]
+fn idle_and_served_answer_alike() {
+    let idle = Place::new();
+    idle.init();
+    let from_idle = script(&idle);
+
+    let served = Place::new();
+    served.init();
+    let server = served.serve("");
+    let from_served = script(&served);
+    let (code, log) = server.stop();
+    assert_eq!(code, Some(0), "{log}");
+    for (idle, served) in from_idle.iter().zip(&from_served) {
+        assert_eq!(idle, served);
+    }
+    assert_eq!(from_idle.len(), from_served.len());
+    // And what the server left is a store like the other.
+    let list = |place: &Place| {
+        let mut list = place.json("volume list");
+        blank(&mut list);
+        list
+    };
+    assert_eq!(list(&idle), list(&served));
+    let slots = |place: &Place| {
+        place.json("volume trim");
+        place.json("info")["snapshots"].clone()
+    };
+    assert_eq!(slots(&idle), slots(&served), "everything deleted is gone");
+    served.dbs("check").ok("check");
+}
+
+/// Damage is found by a scrub of an idle and of a served store, and by an export; it names the place.
+#[test]
+fn a_scrub_says_what_is_damaged() {
+    let docs =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md")).unwrap();
+    let place = Place::new();
+    place.init();
+    assert_ne!(place.dbs("scrub").code, 0, "it has no checksums");
+    std::fs::remove_file(place.store()).unwrap();
+    place.dbs("init store.dbs --size 64MiB --checksums").ok("init");
+    let mut bytes = image(1);
+    bytes[8192..8208].copy_from_slice(b"to be damaged: 7");
+    place.pipe("volume import w -", &bytes).ok("import");
+    place.json("snapshot create w@s");
+    documented(&docs, "info", &place.json("info"));
+    documented(&docs, "scrub", &place.json("scrub --restart --rate 1GiB"));
+    let mut store = std::fs::read(place.store()).unwrap();
+    let at = store.windows(16).position(|bytes| bytes == b"to be damaged: 7").unwrap();
+    store[at] ^= 1;
+    std::fs::write(place.store(), store).unwrap();
+    let check = || {
+        let run = place.dbs("--json scrub");
+        assert_eq!(run.code, 4, "{}", run.stderr);
+        let report = run.json();
+        assert_eq!(report["damaged"], 4096);
+        let range = &report["ranges"][0];
+        assert_eq!((&range["volume"], &range["snapshot"]), (&"w".into(), &"s".into()));
+        assert_eq!((&range["offset"], &range["length"]), (&8192.into(), &4096.into()));
+        documented(&docs, "scrub", &report);
+        assert_ne!(place.dbs("volume export w file").code, 0, "damage was exported");
+    };
+    check();
+    let served = place.serve("");
+    check();
+    assert!(place.json("info")["checksums"]["mismatches"].as_u64().unwrap() > 1);
+    served.stop();
+}
+
+#[test]
+fn every_key_is_documented() {
+    let docs =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md")).unwrap();
+    let place = Place::new();
+    place.init();
+    place.json("volume create v 16MiB");
+    place.pipe("volume import w -", &image(1)).ok("import");
+    place.json("snapshot create w@s --label k=v");
+    for args in [
+        "info",
+        "grow 512MiB",
+        "check",
+        "volume list --usage",
+        "volume show v",
+        "volume map w",
+        "volume du w",
+        "volume trim",
+        "volume export w file",
+        "snapshot list w --usage",
+        "snapshot show w@s",
+        "send w@s stream",
+        "receive x stream",
+        "receive x --token",
+        "bench --time 10ms --size 16MiB --only first-write,read-chain-256",
+        "volume delete v --yes",
+        "vacuum",
+    ] {
+        documented(&docs, args, &place.json(args));
+    }
+}
+
+fn documented(docs: &str, args: &str, value: &Value) {
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| documented(docs, args, item)),
+        Value::Object(members) => {
+            for (key, member) in members {
+                assert!(docs.contains(&format!("`{key}`")), "{args}: {key} is not in docs/json.md");
+                if key != "labels" {
+                    documented(docs, args, member);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_dump_is_json_either_way() {
+    let place = Place::new();
+    place.init();
+    place.json("volume create v 16MiB");
+    let idle = place.dbs("dump").ok("dump").json();
+    assert!(idle.is_object());
+    let server = place.serve("");
+    let served = place.dbs("dump --json").ok("dump").json();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&idle), keys(&served));
+    assert_eq!(server.stop().0, Some(0));
+}
+
+#[test]
+fn a_damaged_store_is_checked_repaired_and_put_back() {
+    use std::os::unix::fs::FileExt;
+    let place = Place::new();
+    place.init();
+    place.json("volume create v 16MiB");
+    let whole = place.dbs("check").ok("check").text();
+    let dump = place.json("dump");
+    let table = &dump["regions"][0];
+    let (offset, length) = (table["offset"].as_u64().unwrap(), table["length"].as_u64().unwrap());
+    let file = std::fs::File::options().write(true).open(place.store()).unwrap();
+    for at in [offset, offset + length / 2] {
+        file.write_all_at(b"rot", at + 1000).unwrap();
+    }
+    let found = place.dbs("check").exits(4, "check").text();
+    assert!(found.contains("corrupt: volume table 0: both copies are damaged"), "{found}");
+    assert!(found.lines().count() > 2, "all findings: {found}");
+    let plan = place.dbs("repair --dry-run --json").exits(4, "dry run").json();
+    assert!(!plan["done"].as_bool().unwrap() && plan["saved"].is_null(), "{plan}");
+    place.dbs("repair").exits(2, "nobody confirmed");
+    let done = place.json("repair --yes");
+    documented(include_str!("../../../docs/json.md"), "repair", &done);
+    let text = place.dbs("volume show repaired-1").ok("show").text();
+    assert!(text.contains("16.0 MiB"), "{text}");
+    place.dbs("check").ok("check after the repair");
+    let again = place.dbs("repair").ok("again").text();
+    assert_eq!(again, "nothing to repair\n");
+    let saved = done["saved"].as_str().unwrap();
+    place.dbs(&format!("repair --yes --undo {saved}")).ok("undo");
+    assert_eq!(place.dbs("check").exits(4, "check after the undo").text(), found);
+    let later = place.path("later").display().to_string();
+    place.dbs(&format!("repair --yes --save {later}")).ok("repair again");
+    place.dbs("volume create later 1MiB").ok("a change");
+    place.dbs(&format!("repair --yes --undo {later}")).exits(2, "undo after a change");
+    place.dbs("volume show later").ok("show what was not undone");
+    place.dbs(&format!("repair --yes --undo {later} --force")).ok("undo by force");
+    assert_eq!(place.dbs("check").exits(4, "check after the forced undo").text(), found);
+    assert!(whole.contains("no findings"), "{whole}");
+    let path = place.path("dump.json");
+    std::fs::write(&path, dump.to_string()).unwrap();
+    let save = place.path("before");
+    let (path, save) = (path.display(), save.display());
+    place.dbs(&format!("restore-metadata {path}")).exits(2, "nobody confirmed");
+    place.dbs(&format!("restore-metadata --yes --save {save} {path}")).ok("restore");
+    assert_eq!(place.dbs("check").ok("check after restoring").text(), whole);
+    assert_eq!(place.json("dump"), dump);
+}
+
+#[test]
+fn people_get_tables() {
+    let place = Place::new();
+    place.init();
+    let made = place.dbs("volume create demo 10GiB").ok("create").text();
+    assert_eq!(made, "created volume demo, 10.0 GiB\n");
+    let list = place.dbs("volume ls").ok("ls").text();
+    assert!(list.starts_with("NAME      SIZE  SNAPSHOTS  ORIGIN  CREATED\n"), "{list}");
+    assert!(list.contains("demo  10.0 GiB          0          20"), "{list}");
+    assert!(list.contains("+00:00"), "{list}");
+    assert_eq!(place.dbs("--quiet volume create more 1GiB").ok("quiet").text(), "");
+    assert!(
+        place.dbs("info").ok("info").text().contains("size         256.0 MiB (268435456 bytes)")
+    );
+    let refused = place.dbs("volume rm demo").exits(2, "no terminal");
+    assert!(refused.stderr.contains("--yes"), "{}", refused.stderr);
+}
+
+#[test]
+fn init_refuses_what_is_there() {
+    let place = Place::new();
+    place.init();
+    place.dbs("init store.dbs --size 256MiB").exits(1, "a store");
+    place.dbs("init store.dbs --size 256MiB --force").exits(2, "not confirmed");
+    place.json("volume create v 1MiB");
+    place.dbs("init store.dbs --size 256MiB --force --yes").ok("forced");
+    assert_eq!(place.json("volume list"), serde_json::json!([]));
+    place.dbs("init new.dbs").exits(2, "no size");
+    let server = place.serve("");
+    place.dbs("init store.dbs --force --yes").exits(11, "served");
+    assert_eq!(server.stop().0, Some(0));
+}
+
+#[test]
+fn a_second_writer_is_refused_and_told_of_the_owner() {
+    let place = Place::new();
+    place.init();
+    let server = place.serve("");
+    let pid = server.pid().to_string();
+    let second = place.dbs("serve").exits(11, "second server");
+    assert!(second.stderr.contains(&pid), "{}", second.stderr);
+    // Without its socket the server is just somebody who holds the store.
+    let elsewhere = place.path("elsewhere");
+    let run = run(place
+        .bare()
+        .env("DBS_RUNTIME_DIR", elsewhere)
+        .env("DBS_STORE", place.store())
+        .args(["volume", "list"]))
+    .exits(11, "no socket");
+    assert!(run.stderr.contains(&pid), "{}", run.stderr);
+    assert_eq!(server.stop().0, Some(0));
+}
+
+#[test]
+fn a_read_only_server_refuses_changes() {
+    let place = Place::new();
+    place.init();
+    place.json("volume create v 1MiB");
+    let server = place.serve("--read-only");
+    place.dbs("volume list").ok("list");
+    place.dbs("volume create w 1MiB").exits(1, "read-only");
+    assert_eq!(server.stop().0, Some(0));
+}
+
+#[test]
+fn a_server_survives_being_killed() {
+    let place = Place::new();
+    place.init();
+    let server = place.serve("--nbd unix:nbd.sock --control other.sock");
+    assert_eq!(server.ready["nbd"], serde_json::json!(["unix:nbd.sock"]));
+    assert_eq!(server.ready["control"].as_array().unwrap().len(), 2);
+    place.json("volume create v 16MiB");
+    place.pipe("volume import w -", &image(3)).ok("import");
+    server.signal("KILL");
+    drop(server);
+    assert_eq!(place.pipe("volume export w -", b"").ok("export").stdout, image(3));
+    let again = place.serve("--nbd unix:nbd.sock --control other.sock");
+    assert_eq!(place.json("volume list").as_array().unwrap().len(), 2);
+    let (code, log) = again.stop();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("event=ready") && log.contains("event=stopped"), "{log}");
+    assert!(!place.path("nbd.sock").exists() && !place.path("other.sock").exists());
+}
+
+#[test]
+fn privileges_are_dropped_for_good() {
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        println!("SKIPPED privileges: needs root");
+        return;
+    }
+    let place = Place::new();
+    place.init();
+    place.dbs("serve --user root").exits(2, "root gives up nothing");
+    place.dbs("serve --user no-such-user").exits(2, "nobody to be");
+    place.dbs("serve --user 65534:65534 --mount mnt").exits(2, "it could not be unmounted");
+    let serve = || place.serve("--nbd unix:nbd.sock --user 65534:65534");
+    let server = serve();
+    let mut tasks = 0;
+    for task in std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let ids = "65534\t65534\t65534\t65534";
+        for line in [
+            &format!("Uid:\t{ids}"),
+            &format!("Gid:\t{ids}"),
+            "Groups:\t65534 ",
+            "CapInh:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+            "CapEff:\t0000000000000000",
+            "CapAmb:\t0000000000000000",
+            "NoNewPrivs:\t1",
+        ] {
+            assert!(status.lines().any(|found| found == line), "no {line} in\n{status}");
+        }
+        tasks += 1;
+    }
+    assert!(tasks > 5, "{tasks} threads");
+    // Everything goes on as before for root and on open files.
+    place.pipe("volume import v -", &image(3)).ok("import");
+    place.dbs("snapshot create v@s").ok("snapshot");
+    place.dbs("volume clone v@s w").ok("clone");
+    place.dbs("volume delete v --yes").ok("delete");
+    place.dbs("grow 300MiB").ok("grow");
+    assert_eq!(place.pipe("volume export w -", b"").ok("export").stdout, image(3));
+    place.pipe("volume import x -", &image(4)).ok("import");
+    server.signal("KILL");
+    drop(server);
+    // What it leaves is taken over, after a kill as after a clean end.
+    let server = serve();
+    assert_eq!(place.pipe("volume export x -", b"").ok("export").stdout, image(4));
+    let (code, log) = server.stop();
+    assert_eq!(code, Some(0), "{log}");
+    let server = serve();
+    assert_eq!(server.stop().0, Some(0));
+    place.dbs("check").ok("check");
+}
+
+#[test]
+fn an_interrupted_import_leaves_nothing() {
+    let place = Place::new();
+    place.init();
+    let mut child = place
+        .bare()
+        .env("DBS_STORE", place.store())
+        .args(["volume", "import", "v", "-"])
+        .stdin(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let feeder = std::thread::spawn(move || {
+        let piece = noise(5, 1 << 20);
+        // Ends when the command does.
+        while std::io::Write::write_all(&mut stdin, &piece).is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let kill =
+        std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
+    assert!(kill.unwrap().success());
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it did not stop");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    feeder.join().unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(place.json("volume list"), serde_json::json!([]));
+    place.dbs("check").ok("check");
+}
+
+#[test]
+fn a_full_store_says_so() {
+    let place = Place::new();
+    place.dbs("init store.dbs --size 64MiB").ok("init");
+    let full: Run = place.pipe("volume import v -", &noise(9, 100 << 20));
+    full.exits(12, "no space");
+    assert_eq!(place.json("volume list"), serde_json::json!([]));
+    place.pipe("volume import v -", &noise(9, 8 << 20)).ok("space is back");
+}

@@ -1,0 +1,17 @@
+//! The `dbs` program, run as its users run it. Each file says what of it.
+//!
+//! One program, as each of its own is linked with all that `dbs` is made of; what runs for as long as
+//! one lets it (`kill`, `mount`) is apart.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod arguments;
+mod attach;
+mod bench;
+mod end_to_end;
+mod filesystem;
+mod readme;
+mod upgrade;

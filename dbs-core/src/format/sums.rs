@@ -1,0 +1,139 @@
+//! A page of checksums of data blocks: bytes only. What may be believed of one is decided here, and
+//! argued in `docs/format.md`, section 21.
+
+use super::block::{self, BLOCK, BlockFault, BlockKind, HEADER_BYTES, PAYLOAD_BYTES};
+use zerocopy::byteorder::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Data blocks whose sums a page holds: all that fit. It is no power of two, but 63 of the smallest
+/// extents, and to divide by a constant costs a multiplication.
+pub const SUMS_PER_PAGE: usize = PAYLOAD_BYTES / 4;
+
+/// Of a block whose content is not known. No content has it: see [`sum`].
+pub const UNKNOWN: u32 = 0;
+
+/// Blocks of the page may have been written since: its sums say nothing.
+const OPEN: u32 = 1;
+/// The sums are those of the blocks.
+const CLOSED: u32 = 2;
+
+/// The `extra` bytes of a page's header.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct SumsExtra {
+    pub(super) state: U32,
+    pub(super) reserved: [u8; 20],
+}
+
+const _: () = assert!(size_of::<SumsExtra>() == 24);
+const _: () = assert!(SUMS_PER_PAGE.is_multiple_of(16));
+
+/// The sums of a page.
+pub type PageSums = [u32; SUMS_PER_PAGE];
+
+/// What a page on the device says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stored {
+    /// Never written: the same as open.
+    Blank,
+    /// Blocks may have been written since: nothing is known.
+    Open,
+    /// What each block in use holds, or [`UNKNOWN`].
+    Closed(Box<PageSums>),
+    /// No page of this store and place: nothing is known, and what it turns into is not either.
+    Damaged(BlockFault),
+}
+
+/// The checksum of a block: its CRC32C, or 1 if that is 0.
+#[must_use]
+#[inline]
+pub fn sum(block: &[u8]) -> u32 {
+    crc32c::crc32c(block).max(1)
+}
+
+/// Makes `block` the page to write at `address`: closed with these sums, or open.
+pub fn encode(store: &[u8; 16], address: u64, sums: Option<&PageSums>, block: &mut [u8]) {
+    block.fill(0);
+    if let Some(sums) = sums {
+        let out = block[HEADER_BYTES..].chunks_exact_mut(4);
+        out.zip(sums).for_each(|(out, sum)| out.copy_from_slice(&sum.to_le_bytes()));
+    }
+    let state = if sums.is_some() { CLOSED } else { OPEN };
+    let extra = SumsExtra { state: state.into(), reserved: [0; 20] };
+    let mut bytes = [0; 24];
+    bytes.copy_from_slice(extra.as_bytes());
+    block::seal(block, BlockKind::Sums, store, address, 0, bytes);
+}
+
+/// What the block read from `address` says.
+#[must_use]
+pub fn decode(store: &[u8; 16], address: u64, bytes: &[u8]) -> Stored {
+    let header = match block::open(bytes, BlockKind::Sums, store, address) {
+        Ok(header) => header,
+        Err(BlockFault::Blank) => return Stored::Blank,
+        Err(fault) => return Stored::Damaged(fault),
+    };
+    let state = SumsExtra::read_from_bytes(&header.extra).map_or(0, |extra| extra.state.get());
+    match state {
+        OPEN => Stored::Open,
+        CLOSED => {
+            let mut sums = Box::new([UNKNOWN; SUMS_PER_PAGE]);
+            let stored = block::payload(bytes).chunks_exact(4);
+            for (sum, bytes) in sums.iter_mut().zip(stored) {
+                *sum = u32::from_le_bytes(bytes.try_into().unwrap_or_default());
+            }
+            Stored::Closed(sums)
+        }
+        _ => Stored::Damaged(BlockFault::Kind),
+    }
+}
+
+const _: () = assert!(HEADER_BYTES + SUMS_PER_PAGE * 4 == BLOCK);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_say_what_they_were_told_and_nothing_when_damaged() {
+        let store = [3; 16];
+        let mut sums = Box::new([UNKNOWN; SUMS_PER_PAGE]);
+        (0..).zip(sums.iter_mut()).for_each(|(i, sum)| *sum = i * 7919);
+        let mut page = vec![0xff; BLOCK];
+        encode(&store, 8192, Some(&sums), &mut page);
+        assert_eq!(decode(&store, 8192, &page), Stored::Closed(sums));
+        assert_eq!(decode(&store, 4096, &page), Stored::Damaged(BlockFault::Address));
+        assert_eq!(decode(&[4; 16], 8192, &page), Stored::Damaged(BlockFault::Foreign));
+        for byte in 0..BLOCK {
+            page[byte] ^= 0x10;
+            assert!(matches!(decode(&store, 8192, &page), Stored::Damaged(_)), "byte {byte}");
+            page[byte] ^= 0x10;
+        }
+        encode(&store, 8192, None, &mut page);
+        assert_eq!(decode(&store, 8192, &page), Stored::Open);
+        assert_eq!(decode(&store, 8192, &[0; BLOCK]), Stored::Blank);
+        block::seal(&mut page, BlockKind::Sums, &store, 8192, 0, [9; 24]);
+        assert_eq!(decode(&store, 8192, &page), Stored::Damaged(BlockFault::Kind));
+    }
+
+    #[test]
+    fn no_block_is_unknown() {
+        // A block whose CRC32C is 0: that of the first bytes is undone by the last four.
+        let mut block = vec![0x5a; BLOCK];
+        let tail = crc32c::crc32c(&block[..BLOCK - 4]);
+        block[BLOCK - 4..].copy_from_slice(&forge(tail));
+        assert_eq!(crc32c::crc32c(&block), 0);
+        assert_eq!(sum(&block), 1);
+    }
+
+    /// Four bytes that make a CRC32C of 0 out of that of what is before them.
+    fn forge(crc: u32) -> [u8; 4] {
+        // Final register 0xffffffff gives 0; run the register backwards through four bytes.
+        let mut register = u32::MAX;
+        for _ in 0..32 {
+            let top = register >> 31;
+            register = if top == 1 { (register ^ 0x82f6_3b78) << 1 | 1 } else { register << 1 };
+        }
+        (register ^ !crc).to_le_bytes()
+    }
+}

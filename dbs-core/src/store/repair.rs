@@ -1,0 +1,401 @@
+//! Repairing a damaged store: what is wrong, what is done about it, and what is lost.
+//!
+//! A plan is made in memory and proven there by the code that opens stores. Only then, and when the
+//! metadata that is there has been saved aside, is anything written (`rewrite`).
+
+use super::aside;
+use super::open::WantedTail;
+use super::recover;
+use super::rewrite::rewrite;
+use super::{Env, Store, TailPlace};
+use crate::error::{Error, Result};
+use crate::format::superblock::{INCOMPAT_LOST, INTERRUPTED, Superblock};
+use crate::format::{Geometry, RegionKind, journal};
+use crate::info::{CheckReport, LostRange, RepairKind, RepairReport, RepairStep, Severity};
+use crate::io::env::SystemEnv;
+use crate::io::{Storage, TailMemory, open as drivers};
+use crate::meta::Meta;
+use crate::meta::load::Loader;
+use crate::meta::load::mend::Permit;
+use crate::meta::tail::{self, TailKey};
+use crate::store::IoDriver;
+use crate::units::BLOCK_BYTES;
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+/// How to repair.
+#[derive(Debug, Clone, Default)]
+pub struct RepairOptions {
+    /// Go back to the state before the first commit group that cannot be read: what was written
+    /// since is lost.
+    pub lose_journal: bool,
+    /// Where to look for the tail of a process that was killed.
+    pub tail: TailPlace,
+    /// How to reach the store.
+    pub driver: IoDriver,
+}
+
+/// A repair that was planned, and not carried out.
+pub struct Repair {
+    pub(super) report: RepairReport,
+    /// What is to be there: none if nothing is to be done, or nothing can be.
+    pub(super) plan: Option<(Box<Meta>, Superblock)>,
+    /// What of the store it writes over.
+    pub(super) ranges: Vec<Range<u64>>,
+    /// What is saved of blocks that cannot be read and must not be taken for blank, by address.
+    pub(super) stand_ins: Vec<(u64, Vec<u8>)>,
+    pub(super) store: [u8; 16],
+}
+
+impl std::fmt::Debug for Repair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Repair").field("report", &self.report).finish_non_exhaustive()
+    }
+}
+
+/// A store that is locked, and what a repair of it would do.
+#[derive(Debug)]
+pub struct OpenRepair {
+    pub(super) opened: drivers::OpenedStorage,
+    pub(super) repair: Repair,
+}
+
+impl OpenRepair {
+    /// The plan.
+    #[must_use]
+    pub fn report(&self) -> &RepairReport {
+        self.repair.report()
+    }
+
+    /// Saves the metadata to the new file `save`, then repairs.
+    ///
+    /// # Errors
+    /// `Exists` if the file is there, `Invalid` if the plan is refused, `Io`, `NoSpace`.
+    pub fn carry_out(self, save: &Path) -> Result<RepairReport> {
+        let file = new_file(save)?;
+        let saved = self.repair.save(&*self.opened.storage, &file);
+        if saved.is_err() {
+            // Best effort: it is incomplete and no use.
+            let _ = std::fs::remove_file(save);
+        }
+        saved?;
+        let report = self.repair.carry_out(&*self.opened.storage).map_err(|error| {
+            let save = save.display();
+            error.context(format!("put the metadata back with `dbs repair --undo {save}`"))
+        })?;
+        Ok(RepairReport { saved: Some(save.display().to_string()), ..report })
+    }
+}
+
+impl Repair {
+    /// What is wrong, what is done about it, what is lost.
+    #[must_use]
+    pub fn report(&self) -> &RepairReport {
+        &self.report
+    }
+
+    /// Saves what the repair writes over to an empty file.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub fn save(&self, storage: &dyn Storage, file: &File) -> Result<()> {
+        let after = self.plan.as_ref().map(|(_, superblock)| superblock);
+        let origin = aside::Origin { store: self.store, after, stand_ins: &self.stand_ins };
+        aside::save(storage, &origin, &self.ranges, file)
+    }
+
+    /// Writes. If that fails, what [`Repair::save`] saved must be put back; nobody opens the store
+    /// before.
+    ///
+    /// # Errors
+    /// `Invalid` if the plan is refused; `Io`, `NoSpace`.
+    pub fn carry_out(self, storage: &dyn Storage) -> Result<RepairReport> {
+        let refused = self.report.steps.iter().find(|step| step.kind == RepairKind::Refused);
+        if let Some(step) = refused {
+            return Err(Error::invalid(format!("the store cannot be repaired: {}", step.message)));
+        }
+        if let Some((meta, superblock)) = &self.plan {
+            rewrite(storage, meta, superblock)?;
+        }
+        Ok(RepairReport { done: self.plan.is_some(), ..self.report })
+    }
+}
+
+impl Store {
+    /// Locks the store at `path` and plans its repair, changing nothing.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy`, `Invalid` if it is no store, `Unsupported` if it has features that this
+    /// version does not know, `Corrupt` if there is no way to repair it, `Io`.
+    pub fn plan_repair(path: &Path, options: &RepairOptions) -> Result<OpenRepair> {
+        let opened = drivers::open_storage(path, false, options.driver)?;
+        let named = |error: Error| error.context(path.display());
+        let env = SystemEnv::new()?;
+        let uuid = mend_superblock(&*opened.storage).map_err(named)?.0.uuid;
+        let wanted = WantedTail {
+            place: &options.tail,
+            uuid,
+            store: &opened.place,
+            knows_boot: env.knows_boot(),
+            read_only: true,
+        };
+        let mut tail = wanted.open()?.0;
+        let memory = tail.as_deref_mut();
+        let repair = Self::plan_repair_on(&*opened.storage, memory, &env, options.lose_journal);
+        Ok(OpenRepair { repair: repair.map_err(named)?, opened })
+    }
+
+    /// As [`Store::plan_repair`], on storage of the caller's.
+    ///
+    /// # Errors
+    /// As [`Store::plan_repair`].
+    pub fn plan_repair_on(
+        storage: &dyn Storage,
+        tail: Option<&mut (dyn TailMemory + 'static)>,
+        env: &dyn Env,
+        lose_journal: bool,
+    ) -> Result<Repair> {
+        let (superblock, mut steps) = mend_superblock(storage)?;
+        knows_all_features(&superblock)?;
+        let findings = Self::check_on(storage)?;
+        let mut report = RepairReport { findings: findings.findings, ..RepairReport::default() };
+        let old = superblock.geometry.metadata_end();
+        let behind = superblocks_behind(storage, &superblock.geometry);
+        let ranges = std::iter::once(0..old).chain(behind).collect();
+        let nothing = report.findings.iter().all(|finding| finding.is_lost_mark());
+        let mut plan = None;
+        let mut stand_ins = Vec::new();
+        if !nothing {
+            let mut loader = recover::load(storage, &superblock)?;
+            if recover::is_used_up(&superblock, loader.durable()) {
+                return Err(Error::corrupt(recover::USED_UP));
+            }
+            steps.extend(replay_tail(&mut loader, superblock.uuid, tail, env));
+            stand_ins = stand_ins_for(&loader, &superblock.geometry);
+            recover::load_labels(storage, &superblock.geometry, &mut loader)?;
+            if loader.is_hopeless() {
+                return Err(Error::corrupt(
+                    "too much metadata is damaged to be repaired; `dbs restore-metadata` makes it anew from a \
+                     dump",
+                ));
+            }
+            let sequence = loader.next_sequence();
+            steps.extend(loader.mend(Permit { lose_journal }, env.random()));
+            if steps.iter().all(|step| step.kind != RepairKind::Refused) {
+                match loader.finish(0, env.boot_id()) {
+                    Ok((meta, _)) => {
+                        report.lost = lost_ranges(&meta);
+                        let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
+                        let incompat = if lost { INCOMPAT_LOST } else { 0 };
+                        let marks = meta.marks();
+                        let new = Superblock {
+                            incompat,
+                            clean_sequence: sequence,
+                            clean_marks: marks,
+                            ..superblock
+                        };
+                        plan = Some((Box::new(meta), new));
+                        if steps.is_empty() {
+                            steps.push(RepairStep {
+                                kind: RepairKind::Mended,
+                                region: "store".to_owned(),
+                                index: None,
+                                message: "all metadata is written again".to_owned(),
+                            });
+                        }
+                    }
+                    Err(error) => steps.push(RepairStep {
+                        kind: RepairKind::Refused,
+                        region: "store".to_owned(),
+                        index: None,
+                        message: format!("what can be mended is not enough: {error}"),
+                    }),
+                }
+            }
+        }
+        report.steps = steps;
+        Ok(Repair { report, plan, ranges, stand_ins, store: superblock.uuid })
+    }
+
+    /// Puts back the metadata that a repair of the store at `path` saved in the file `saved`. What was
+    /// written since would be lost, and where it used space again volumes would show what is there now:
+    /// such an undo is refused unless `force`.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy`, `Invalid` if the file is none of these, is damaged, or is of another
+    /// store, or if the store was written since; `Io`.
+    pub fn undo_repair(path: &Path, saved: &Path, driver: IoDriver, force: bool) -> Result<()> {
+        let file = File::open(saved).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::not_found(format!("no file `{}`", saved.display()))
+            }
+            _ => Error::io(error, format!("cannot read `{}`", saved.display())),
+        })?;
+        let opened = drivers::open_storage(path, false, driver)?;
+        Self::undo_repair_on(&*opened.storage, &file, force)
+            .map_err(|error| error.context(saved.display()))
+    }
+
+    /// As [`Store::undo_repair`], on storage of the caller's.
+    ///
+    /// # Errors
+    /// As [`Store::undo_repair`].
+    pub fn undo_repair_on(storage: &dyn Storage, saved: &File, force: bool) -> Result<()> {
+        aside::put_back(storage, saved, force)
+    }
+}
+
+/// A new file for what is saved, whose name survives a power loss.
+pub(super) fn new_file(path: &Path) -> Result<File> {
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            Error::exists(format!("`{}` exists already; name another file", path.display()))
+        }
+        _ => Error::io(error, format!("cannot make `{}`", path.display())),
+    };
+    let file =
+        File::options().read(true).write(true).create_new(true).open(path).map_err(failed)?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))
+        .and_then(|directory| directory.sync_all())
+        .map_err(failed)?;
+    Ok(file)
+}
+
+/// Metadata is not written anew by who does not know all it says.
+///
+/// # Errors
+/// `Unsupported`.
+pub(super) fn knows_all_features(superblock: &Superblock) -> Result<()> {
+    if superblock.unknown_ro == 0 {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!(
+        "the store uses features this version can only read (mask {:#x}); repair it with a newer dbs",
+        superblock.unknown_ro
+    )))
+}
+
+/// Where superblock copies are, or may be, at the end.
+pub(super) fn superblocks_behind(storage: &dyn Storage, geometry: &Geometry) -> Vec<Range<u64>> {
+    let end = storage.size_bytes() / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES;
+    let mut at = vec![geometry.superblock_last(), end];
+    at.dedup();
+    at.into_iter().map(|at| at..at + BLOCK_BYTES).collect()
+}
+
+/// The superblock to go on from, and what was done to get it.
+fn mend_superblock(storage: &dyn Storage) -> Result<(Superblock, Vec<RepairStep>)> {
+    let step =
+        |kind, index, message| RepairStep { kind, region: "superblock".to_owned(), index, message };
+    let error = match recover::read_superblock(storage) {
+        Ok((superblock, notes)) => {
+            let again = |note: crate::info::Finding| {
+                step(RepairKind::Mended, note.index, "this copy is written again".to_owned())
+            };
+            return Ok((superblock, notes.into_iter().map(again).collect()));
+        }
+        Err(error) => error,
+    };
+    let size = storage.size_bytes();
+    if let Ok((newest, _)) = recover::newest(storage)
+        && newest.geometry.size > size
+    {
+        let geometry = newest.geometry.resized(size).map_err(|_| {
+            Error::corrupt("the store is cut off before its data: restore its metadata and data")
+        })?;
+        let message = format!(
+            "the store had {} bytes and {size} are here: it ends there, and what was behind is lost",
+            newest.geometry.size
+        );
+        let lost = step(RepairKind::Lost, None, message);
+        return Ok((Superblock { geometry, ..newest }, vec![lost]));
+    }
+    if error.kind() != crate::ErrorKind::Corrupt || error.to_string() == INTERRUPTED {
+        return Err(error);
+    }
+    match recover::vote(storage) {
+        Some(superblock) => {
+            let message = "no copy is good, and what they have in common proves itself by its \
+                           checksum: all are written again"
+                .to_owned();
+            Ok((superblock, vec![step(RepairKind::Mended, None, message)]))
+        }
+        None => Err(error.context(
+            "nothing is left to repair the superblock from; `dbs restore-metadata` puts a dump back",
+        )),
+    }
+}
+
+/// Replays the tail of the last session; a step says so if there was one and it is gone.
+fn replay_tail(
+    loader: &mut Loader,
+    store: [u8; 16],
+    tail: Option<&mut (dyn TailMemory + 'static)>,
+    env: &dyn Env,
+) -> Option<RepairStep> {
+    let last = loader.last_session?;
+    let key = TailKey { store, boot: env.boot_id(), session: last.id };
+    let durable = loader.durable();
+    if let Some(batches) = tail.and_then(|memory| tail::replay(memory, &key, durable)) {
+        loader.replay_tail(batches);
+        return None;
+    }
+    (last.tail && last.boot == env.boot_id()).then(|| RepairStep {
+        kind: RepairKind::Lost,
+        region: "tail".to_owned(),
+        index: None,
+        message:
+            "the last process to write the store ended without closing it and its tail is gone: \
+                  writes it acknowledged after its last flush may be lost"
+                .to_owned(),
+    })
+}
+
+/// Blocks of the journal that cannot be read, as they are saved: put back, they must not look as if
+/// nothing had been written there.
+fn stand_ins_for(loader: &Loader, geometry: &Geometry) -> Vec<(u64, Vec<u8>)> {
+    let ring = geometry.region(RegionKind::Journal).offset;
+    let address = |position: &u32| ring + u64::from(*position) * BLOCK_BYTES;
+    let next = loader.durable() + 1;
+    loader.unreadable_ring().iter().map(|at| (address(at), journal::stand_in(next))).collect()
+}
+
+/// What every volume and snapshot shows of what is lost.
+fn lost_ranges(meta: &Meta) -> Vec<LostRange> {
+    let mut ranges = Vec::new();
+    for (id, snapshot) in meta.snapshots().filter(|(_, s)| s.live()) {
+        let volume = meta.volume(snapshot.volume).name.clone();
+        let name = (!snapshot.head()).then(|| snapshot.name.clone());
+        for blocks in meta.lost_blocks(id) {
+            let offset = blocks.start * BLOCK_BYTES;
+            let end = (blocks.end * BLOCK_BYTES).min(snapshot.size);
+            if offset < end {
+                ranges.push(LostRange {
+                    volume: volume.clone(),
+                    snapshot: name.clone(),
+                    offset,
+                    length: end - offset,
+                });
+            }
+        }
+    }
+    ranges
+}
+
+impl CheckReport {
+    /// Whether nothing is wrong but what a repair marked as lost.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.findings.iter().all(crate::info::Finding::is_lost_mark)
+    }
+}
+
+impl crate::info::Finding {
+    /// Whether it tells of a mark that a repair left, and of nothing to be mended.
+    #[must_use]
+    pub fn is_lost_mark(&self) -> bool {
+        self.severity == Severity::Note && self.message.contains("lost since a repair")
+    }
+}

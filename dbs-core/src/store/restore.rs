@@ -1,0 +1,369 @@
+//! Metadata from a dump, for a store whose own is lost and whose data is there.
+
+use super::recover;
+use super::repair::{OpenRepair, Repair, knows_all_features, superblocks_behind};
+use super::{IoDriver, Store};
+use crate::error::{Error, Result};
+use crate::format::geometry::REGION_KINDS;
+use crate::format::journal::Scan;
+use crate::format::slots::{self, SnapshotSlot, VolumeSlot};
+use crate::format::superblock::{INCOMPAT_LOST, Superblock};
+use crate::format::{Geometry, Region, RegionKind, entry, labels};
+use crate::info::{Labels, RepairKind, RepairReport, RepairStep};
+use crate::io::{Storage, open as drivers};
+use crate::limits::SEQUENCE_START_MAX;
+use crate::meta::entries::SPARE_BASE;
+use crate::meta::load::Loader;
+use serde::Deserialize;
+use std::path::Path;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The version of dumps, which is that of the format.
+const FORMAT: &str = "2.0.0";
+/// Bytes of tables in memory that any dump may take: those of ten million extents.
+const MEMORY_BYTES: u64 = 160 << 20;
+/// Bytes of tables for each byte of the dump, beyond that.
+const MEMORY_FACTOR: u64 = 16;
+/// Bytes of memory for an entry, used or not; the bitmaps of those in use come from the dump.
+const ENTRY_MEMORY_BYTES: u64 = 16;
+
+#[derive(Deserialize)]
+struct Dump {
+    format: String,
+    uuid: String,
+    created_ns: u64,
+    size: u64,
+    extent_size: u64,
+    volumes_max: u32,
+    snapshots_max: u32,
+    spares_max: u32,
+    extents_max: u32,
+    sequence: u64,
+    marks: [u32; 4],
+    regions: Vec<DumpRegion>,
+    volumes: Vec<DumpVolume>,
+    snapshots: Vec<DumpSnapshot>,
+    entries: Vec<DumpEntry>,
+}
+
+#[derive(Deserialize)]
+struct DumpRegion {
+    name: String,
+    offset: u64,
+    length: u64,
+}
+
+#[derive(Deserialize)]
+struct DumpVolume {
+    id: u32,
+    uuid: String,
+    name: String,
+    size: u64,
+    created_ns: u64,
+    revision: u64,
+    head: u32,
+    flags: u32,
+}
+
+#[derive(Deserialize)]
+struct DumpSnapshot {
+    id: u32,
+    uuid: String,
+    name: String,
+    size: u64,
+    created_ns: u64,
+    revision: u64,
+    volume: u32,
+    parent: u32,
+    flags: u32,
+    labels: Labels,
+}
+
+#[derive(Deserialize)]
+struct DumpEntry {
+    entry: u32,
+    snapshot: u32,
+    extent: u32,
+    zero_run: u32,
+    #[serde(default)]
+    lost: bool,
+    data: Vec<[u32; 2]>,
+    zero: Vec<[u32; 2]>,
+}
+
+impl Store {
+    /// Locks the store at `path`, or makes that file, and plans to give it the metadata of a dump.
+    ///
+    /// # Errors
+    /// `Invalid` if the dump is none, or is of another store or of a larger one; `Corrupt` if what it
+    /// says contradicts itself; `Unsupported` if the store has features that this version does not know;
+    /// `Busy`, `Io`.
+    pub fn plan_restore(path: &Path, dump: &[u8], driver: IoDriver) -> Result<OpenRepair> {
+        let opened = match drivers::open_storage(path, false, driver) {
+            Err(error) if error.kind() == crate::ErrorKind::NotFound => {
+                // No file is made for a dump that cannot be one.
+                let superblock = superblock(&parse(dump)?)?;
+                drivers::create_storage(path, Some(superblock.geometry.size), false, driver)?
+            }
+            opened => opened?,
+        };
+        let repair = Self::plan_restore_on(&*opened.storage, dump);
+        let repair = repair.map_err(|error| error.context(path.display()))?;
+        Ok(OpenRepair { opened, repair })
+    }
+
+    /// As [`Store::plan_restore`], on storage of the caller's.
+    ///
+    /// # Errors
+    /// As [`Store::plan_restore`].
+    pub fn plan_restore_on(storage: &dyn Storage, dump: &[u8]) -> Result<Repair> {
+        let (length, dump) = (dump.len() as u64, parse(dump)?);
+        let superblock = superblock(&dump)?;
+        let geometry = superblock.geometry;
+        if storage.size_bytes() < geometry.size {
+            return Err(Error::invalid(format!(
+                "the dump is of a store of {} bytes, and only {} are here",
+                geometry.size,
+                storage.size_bytes()
+            )));
+        }
+        if recover::identity(storage).is_some_and(|now| now != superblock.uuid) {
+            return Err(Error::invalid("the dump is of another store: its uuid is not this one's"));
+        }
+        let mut message = format!("all metadata becomes that of commit group {}", dump.sequence);
+        // Above that of every copy there is: where it was cut off, an old one may be at the end.
+        let others = recover::claims(storage).into_iter().map(|claim| claim.sequence);
+        let sequence =
+            others.filter(|sequence| *sequence < SEQUENCE_START_MAX / 2).max().unwrap_or(0);
+        if let Ok((now, _)) = recover::read_superblock(storage) {
+            knows_all_features(&now)?;
+            if recover::is_used_up(&now, 0) {
+                return Err(Error::corrupt(recover::USED_UP));
+            }
+            let data = |geometry: &Geometry| {
+                (geometry.extent_bytes, geometry.region(RegionKind::Data).offset)
+            };
+            if data(&now.geometry) != data(&geometry) {
+                return Err(Error::invalid(
+                    "the data of the store does not lie where that of the dump does",
+                ));
+            }
+            let newest = recover::load(storage, &now).map_or(now.clean_sequence, |l| l.durable());
+            if newest > dump.sequence {
+                message += &format!(
+                    "; the store is as of group {newest}: what was written since the dump is lost, and \
+                     what was freed and used again since shows what is there now"
+                );
+            }
+        }
+        let marks = superblock.clean_marks;
+        is_worth_its_memory(&dump, length)?;
+        let mut loader = Loader::without_room(&superblock, Scan::default());
+        fill(&mut loader, &dump, &geometry)?;
+        let (meta, _) = loader.finish(0, [0; 16]).map_err(|error| error.context("the dump"))?;
+        let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
+        let incompat = if lost { INCOMPAT_LOST } else { 0 };
+        let new = Superblock { sequence, incompat, clean_marks: marks, ..superblock };
+        let step = RepairStep {
+            kind: RepairKind::Mended,
+            region: "store".to_owned(),
+            index: None,
+            message,
+        };
+        let ranges = std::iter::once(0..geometry.metadata_end())
+            .chain(superblocks_behind(storage, &geometry))
+            .collect();
+        Ok(Repair {
+            report: RepairReport { steps: vec![step], ..RepairReport::default() },
+            plan: Some((Box::new(meta), new)),
+            ranges,
+            stand_ins: Vec::new(),
+            store: superblock.uuid,
+        })
+    }
+}
+
+fn parse(dump: &[u8]) -> Result<Dump> {
+    let dump: Dump = serde_json::from_slice(dump)
+        .map_err(|error| Error::invalid(format!("no dump of a store's metadata: {error}")))?;
+    if dump.format != FORMAT {
+        return Err(Error::invalid(format!("a dump of format {}, not {FORMAT}", dump.format)));
+    }
+    Ok(dump)
+}
+
+fn superblock(dump: &Dump) -> Result<Superblock> {
+    let mut regions = [Region::default(); REGION_KINDS];
+    for kind in RegionKind::ALL {
+        let region = dump.regions.iter().find(|region| region.name == kind.name());
+        regions[kind as usize - 1] = match region {
+            Some(region) => Region { offset: region.offset, length: region.length },
+            None if kind == RegionKind::Sums => continue,
+            None => {
+                return Err(Error::invalid(format!("the dump has no region `{}`", kind.name())));
+            }
+        };
+    }
+    let geometry = Geometry {
+        size: dump.size,
+        extent_bytes: dump.extent_size,
+        volumes: dump.volumes_max,
+        snapshots: dump.snapshots_max,
+        spares: dump.spares_max,
+        extents_max: dump.extents_max,
+        regions,
+    };
+    geometry.validate().map_err(|error| error.context("the dump"))?;
+    if dump.sequence > SEQUENCE_START_MAX {
+        return Err(Error::invalid("the dump has an impossible sequence"));
+    }
+    Ok(Superblock {
+        uuid: uuid(&dump.uuid)?,
+        sequence: 0,
+        created_ns: dump.created_ns,
+        unknown_ro: 0,
+        incompat: 0,
+        geometry,
+        clean_sequence: dump.sequence,
+        clean_marks: dump.marks,
+    })
+}
+
+/// Tables reach to the last id in use, whatever is in between: a short dump with high ids would take any
+/// amount of memory. A real store of which so little is left in use is far larger than any that a
+/// machine with little memory opens.
+fn is_worth_its_memory(dump: &Dump, length: u64) -> Result<()> {
+    let end = |ids: &mut dyn Iterator<Item = u32>| u64::from(ids.max().unwrap_or(0)) + 1;
+    let slots = end(&mut dump.volumes.iter().map(|v| v.id)) * size_of::<VolumeSlot>() as u64
+        + end(&mut dump.snapshots.iter().map(|s| s.id)) * size_of::<SnapshotSlot>() as u64;
+    let (data, spares): (Vec<_>, Vec<_>) =
+        dump.entries.iter().map(|e| e.entry).partition(|entry| *entry < SPARE_BASE);
+    let entries =
+        end(&mut data.into_iter()) + end(&mut spares.into_iter().map(|entry| entry - SPARE_BASE));
+    let needed = slots + entries * ENTRY_MEMORY_BYTES;
+    let most = MEMORY_BYTES.saturating_add(length.saturating_mul(MEMORY_FACTOR));
+    if needed > most {
+        return Err(Error::invalid(format!(
+            "the dump has {length} bytes, and its ids are so high that the tables would take {} MiB of \
+             memory: it is no dump of a store",
+            needed >> 20
+        )));
+    }
+    Ok(())
+}
+
+fn fill(loader: &mut Loader, dump: &Dump, geometry: &Geometry) -> Result<()> {
+    let below = |region: RegionKind, index: u32| {
+        let most = dump.marks[region.mark()].min(geometry.needed_blocks(region));
+        index / geometry.items_per_block(region) < most
+    };
+    let outside = |what: &str, id: u32| {
+        Error::invalid(format!("the dump has {what} {id}, which its marks leave no room for"))
+    };
+    for volume in &dump.volumes {
+        let index = volume.id.wrapping_sub(1);
+        if !below(RegionKind::Volumes, index) {
+            return Err(outside("volume", volume.id));
+        }
+        let (name, name_bytes) = name(&volume.name)?;
+        let slot = VolumeSlot {
+            uuid: uuid(&volume.uuid)?,
+            size: volume.size.into(),
+            created_ns: volume.created_ns.into(),
+            revision: volume.revision.into(),
+            head: volume.head.into(),
+            flags: volume.flags.into(),
+            name,
+            name_bytes,
+            ..VolumeSlot::new_zeroed()
+        };
+        loader.set_volume(index, slot);
+    }
+    for snapshot in &dump.snapshots {
+        let index = snapshot.id.wrapping_sub(1);
+        if !below(RegionKind::Snapshots, index) {
+            return Err(outside("snapshot", snapshot.id));
+        }
+        let (name, name_bytes) = name(&snapshot.name)?;
+        let slot = SnapshotSlot {
+            uuid: uuid(&snapshot.uuid)?,
+            size: snapshot.size.into(),
+            created_ns: snapshot.created_ns.into(),
+            revision: snapshot.revision.into(),
+            volume: snapshot.volume.into(),
+            parent: snapshot.parent.into(),
+            flags: snapshot.flags.into(),
+            used: 1,
+            name,
+            name_bytes,
+            ..SnapshotSlot::new_zeroed()
+        };
+        loader.set_snapshot(index, slot);
+        if !snapshot.labels.is_empty() {
+            let encoded = labels::encode(&snapshot.labels)
+                .ok_or_else(|| Error::invalid("the dump has labels that are too long"))?;
+            loader.set_labels(index, &encoded);
+        }
+    }
+    for dumped in &dump.entries {
+        let (region, index) = match dumped.entry.checked_sub(SPARE_BASE) {
+            Some(index) => (RegionKind::Spares, index),
+            None => (RegionKind::Extents, dumped.entry),
+        };
+        if !below(region, index) {
+            return Err(outside("entry", dumped.entry));
+        }
+        let bytes = encode(dumped, geometry)?;
+        let parsed = entry::parse(&bytes).ok_or_else(|| outside("entry", dumped.entry))?;
+        loader.set_entry(region, index, &parsed);
+    }
+    Ok(())
+}
+
+/// An entry in bytes.
+fn encode(dumped: &DumpEntry, geometry: &Geometry) -> Result<Vec<u8>> {
+    let header = entry::EntryHeader {
+        snapshot: dumped.snapshot.into(),
+        logical: dumped.extent.into(),
+        run: dumped.zero_run.into(),
+        state: if dumped.lost { entry::RUN_LOST } else { 0 }.into(),
+    };
+    let mut bytes = header.as_bytes().to_vec();
+    let blocks = geometry.blocks_per_extent();
+    for runs in [&dumped.data, &dumped.zero] {
+        let mut bits = vec![0u8; blocks as usize / 8];
+        for [start, end] in runs {
+            if start > end || *end > blocks {
+                let text = format!("the dump has impossible blocks in entry {}", dumped.entry);
+                return Err(Error::invalid(text));
+            }
+            (*start..*end).for_each(|block| bits[block as usize / 8] |= 1 << (block % 8));
+        }
+        bytes.extend_from_slice(&bits);
+    }
+    Ok(bytes)
+}
+
+type Name = ([u8; 256], zerocopy::byteorder::little_endian::U16);
+
+fn name(text: &str) -> Result<Name> {
+    if text.len() > crate::limits::NAME_MAX_BYTES {
+        return Err(Error::invalid("the dump has a name that is too long"));
+    }
+    Ok(slots::encode_name(text))
+}
+
+/// Bytes of a uuid in text.
+fn uuid(text: &str) -> Result<[u8; 16]> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+    let wrong = || Error::invalid(format!("{text:?} is no uuid"));
+    let mut uuid = [0; 16];
+    if digits.len() != 2 * uuid.len() {
+        return Err(wrong());
+    }
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
+        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+    }
+    Ok(uuid)
+}

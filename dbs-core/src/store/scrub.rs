@@ -1,0 +1,191 @@
+//! Reading all data there is, to compare it with its checksums and to learn those that are not
+//! known.
+
+use super::sums::ReadFault;
+use super::{Inner, Store};
+use crate::error::{Error, Result};
+use crate::format::RegionKind;
+use crate::format::sums::{self, SUMS_PER_PAGE};
+use crate::info::{DamagedRange, DataPlace, ScrubReport};
+use crate::io::ReadRequest;
+use crate::io::buffer::AlignedBuf;
+use crate::meta::Meta;
+use crate::meta::sums::{Doubt, Sums};
+use crate::units::BLOCK_BYTES;
+use std::sync::TryLockError;
+
+/// Damaged ranges that a report has.
+const RANGES_MAX: usize = 1000;
+
+impl Store {
+    /// Reads all data in use and compares it with its checksums; what is damaged is reported, and
+    /// left as it is. Goes on where an earlier call on this open store was stopped, unless
+    /// `restart`; return `false` from `progress` to stop. Safe to call beside any I/O.
+    ///
+    /// # Errors
+    /// `Unsupported` in a store without checksums, `Busy` if one runs, `Io`, `Interrupted` if
+    /// `progress` says so.
+    pub fn scrub(
+        &self,
+        restart: bool,
+        progress: &mut dyn FnMut(&ScrubReport) -> bool,
+    ) -> Result<ScrubReport> {
+        let inner = &*self.inner;
+        if !inner.has_sums {
+            let text = "the store keeps no checksums of data: they are chosen when it is made";
+            return Err(Error::unsupported(text));
+        }
+        let mut next = match inner.scrub.try_lock() {
+            Ok(next) => next,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::new(crate::ErrorKind::Busy, "the store is being scrubbed"));
+            }
+        };
+        if restart {
+            *next = 0;
+        }
+        let mut report = ScrubReport::default();
+        loop {
+            // Extents come into use, or into place, while it goes on.
+            let end = u64::from(inner.meta().extents_end()) * inner.extent_bytes as u64;
+            let page_bytes = SUMS_PER_PAGE as u64 * BLOCK_BYTES;
+            report.total = end;
+            report.done = (u64::from(*next) * page_bytes).min(end);
+            let more = report.done < end;
+            if !progress(&report) && more {
+                let text = "the scrub was stopped; run it again to go on";
+                return Err(Error::new(crate::ErrorKind::Interrupted, text));
+            }
+            if !more {
+                *next = 0;
+                return Ok(report);
+            }
+            inner.scrub_page(*next, &mut report)?;
+            *next += 1;
+        }
+    }
+}
+
+/// Blocks to look at: their address, and how many.
+type Run = (u64, usize);
+
+impl Inner {
+    fn scrub_page(&self, page: u32, report: &mut ScrubReport) -> Result<()> {
+        let (runs, fence, window) = {
+            let mut meta = self.meta();
+            let runs = meta.runs_in_use(page);
+            let window = meta.sums.as_ref().map(|sums| sums.window(page));
+            (runs, meta.fence.begin(), window)
+        };
+        let result = match runs.is_empty() {
+            true => Ok(()),
+            false => {
+                // What is read one after the other comes into memory together.
+                self.load_pages(window.unwrap_or(page..page + 1));
+                self.scrub_runs(&runs, fence, report)
+            }
+        };
+        self.meta().fence.end(fence);
+        self.wake();
+        result
+    }
+
+    fn scrub_runs(&self, runs: &[Run], fence: u64, report: &mut ScrubReport) -> Result<()> {
+        let bytes = |run: &Run| run.1 * BLOCK_BYTES as usize;
+        let mut buf = AlignedBuf::zeroed(runs.iter().map(bytes).sum());
+        let mut rest = &mut buf[..];
+        let mut requests = Vec::with_capacity(runs.len());
+        for run in runs {
+            let (part, after) = rest.split_at_mut(bytes(run));
+            requests.push(ReadRequest { offset: run.0, buf: part });
+            rest = after;
+        }
+        let failed = |error| Error::io(error, "reading data to be scrubbed failed");
+        self.storage.read_many(&mut requests).map_err(failed)?;
+        for request in requests {
+            self.scrub_run(request.offset, request.buf, fence, report)?;
+        }
+        Ok(())
+    }
+
+    fn scrub_run(
+        &self,
+        address: u64,
+        buf: &mut [u8],
+        fence: u64,
+        report: &mut ScrubReport,
+    ) -> Result<()> {
+        let blocks = buf.chunks_exact(BLOCK_BYTES as usize);
+        let found: Vec<_> = blocks.map(sums::sum).collect();
+        report.checked += buf.len() as u64;
+        let mut first = 0;
+        while first < found.len() {
+            let at = address + first as u64 * BLOCK_BYTES;
+            let checked = match &mut self.meta().sums {
+                Some(sums) => sums.check(at, &found[first..], fence),
+                None => Ok(0),
+            };
+            match checked {
+                Ok(unknown) => {
+                    report.learnt += unknown as u64 * BLOCK_BYTES;
+                    return Ok(());
+                }
+                Err(Doubt::Page(page)) => self.load_page(page),
+                Err(Doubt::Block(block)) => {
+                    first += block;
+                    let start = first * BLOCK_BYTES as usize;
+                    let at = address + start as u64;
+                    let bytes = &mut buf[start..start + BLOCK_BYTES as usize];
+                    match self.read_again(at, bytes) {
+                        Ok(()) => {}
+                        Err(ReadFault::Damaged(at)) => self.note_damage(at, report),
+                        Err(fault) => {
+                            return Err(self.read_error(fault, || "scrubbing failed".to_owned()));
+                        }
+                    }
+                    first += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_damage(&self, address: u64, report: &mut ScrubReport) {
+        let place = self.meta().place_of(address);
+        report.damaged += BLOCK_BYTES;
+        let follows = |range: &&mut DamagedRange| {
+            let end = range.place.offset + range.length;
+            DataPlace { offset: end, ..range.place.clone() } == place
+        };
+        let room = report.ranges.len() < RANGES_MAX;
+        match report.ranges.last_mut().filter(follows) {
+            Some(range) => range.length += BLOCK_BYTES,
+            None if room => report.ranges.push(DamagedRange { place, length: BLOCK_BYTES }),
+            None => {}
+        }
+    }
+}
+
+impl Meta {
+    /// The blocks of a page that hold data.
+    fn runs_in_use(&self, page: u32) -> Vec<Run> {
+        let blocks = Sums::blocks_of(page);
+        let per_extent = u64::from(self.blocks_per_extent());
+        let data = self.geometry.region(RegionKind::Data).offset;
+        let extents = (blocks.start / per_extent..blocks.end.div_ceil(per_extent))
+            .take_while(|extent| *extent < u64::from(self.geometry.data_extents()));
+        let mut runs = Vec::new();
+        for extent in extents {
+            let first = extent * per_extent;
+            for run in self.entries.data_bits(extent as u32).runs(per_extent as u32) {
+                let start = (first + u64::from(run.start)).max(blocks.start);
+                let end = (first + u64::from(run.end)).min(blocks.end);
+                if start < end {
+                    runs.push((data + start * BLOCK_BYTES, (end - start) as usize));
+                }
+            }
+        }
+        runs
+    }
+}

@@ -1,0 +1,132 @@
+//! Checksums of one read or write under way: taken from its bytes without a lock, and compared or
+//! recorded with the metadata lock that its end takes anyway.
+
+use super::{Request, Volume};
+use crate::error::Result;
+use crate::format::sums::sum;
+use crate::meta::Meta;
+use crate::meta::plan::{ReadPiece, WritePiece};
+use crate::sabotage::{self, Bug};
+use crate::units::BLOCK_BYTES;
+
+/// What a request knows of checksums; it stays empty in a store without them.
+#[derive(Default)]
+pub(super) struct Sums {
+    /// Of a write, how many of its pieces are claimed.
+    claimed: usize,
+    /// Of all blocks of a sealed write, or of a read, in their order.
+    taken: Vec<u32>,
+    /// Those of a write were taken.
+    pub(super) sealed: bool,
+}
+
+impl Request {
+    /// Takes the checksums of what a started write is about to write, before its transfers begin;
+    /// `payload` is all of it. Nothing in a store without them. Blocks of a write that was not
+    /// sealed are not checked until they are written again.
+    #[inline]
+    pub fn seal(&mut self, payload: &[u8]) {
+        if self.sums.claimed > 0 {
+            let blocks = payload.chunks_exact(BLOCK_BYTES as usize);
+            self.sums.taken.clear();
+            self.sums.taken.extend(blocks.map(sum));
+            self.sums.sealed = true;
+        }
+    }
+
+    /// Takes the checksums of what was read into `buf`.
+    pub(super) fn take_read_sums(&mut self, buf: &[u8]) {
+        self.sums.taken.clear();
+        for segment in &self.segments {
+            let bytes = &buf[segment.start..segment.start + segment.length];
+            self.sums.taken.extend(bytes.chunks_exact(BLOCK_BYTES as usize).map(sum));
+        }
+    }
+
+    /// Whether what was read under the fence number `fence` is what is known of it.
+    pub(super) fn check_sums(&self, meta: &mut Meta, fence: u64) -> bool {
+        let Some(sums) = &mut meta.sums else { return true };
+        let mut rest = &self.sums.taken[..];
+        self.segments.iter().all(|segment| {
+            let (found, after) = rest.split_at(segment.length / BLOCK_BYTES as usize);
+            rest = after;
+            sums.check(segment.device, found, fence).is_ok()
+        })
+    }
+
+    /// Whether the checksums of what is to be read are in memory.
+    pub(super) fn knows_sums(&self, meta: &mut Meta) -> bool {
+        let Some(sums) = &mut meta.sums else { return true };
+        let known = |piece: &ReadPiece| match piece.address {
+            Some(address) => sums.knows(address, piece.blocks as usize),
+            None => true,
+        };
+        self.reads.iter().all(known)
+    }
+
+    /// Claims all blocks of a planned write, or none of them.
+    #[inline]
+    pub(super) fn try_claim(&mut self, meta: &mut Meta) -> bool {
+        let Some(sums) = &mut meta.sums else { return true };
+        let mut free = |piece: &WritePiece| sums.claim(piece.address, piece.blocks.len()).is_ok();
+        let claimed = self.writes.iter().take_while(|piece| free(piece)).count();
+        if claimed == self.writes.len() {
+            self.sums.claimed = claimed;
+            return true;
+        }
+        for piece in &self.writes[..claimed] {
+            sums.unclaim(piece.address, piece.blocks.len());
+        }
+        false
+    }
+
+    /// Gives claimed blocks back that nobody wrote to.
+    pub(super) fn unclaim(&mut self) {
+        let claimed = std::mem::take(&mut self.sums.claimed);
+        let Some(running) = &self.running else { return };
+        if let Some(sums) = &mut running.handle.store.meta().sums {
+            for piece in &self.writes[..claimed] {
+                sums.unclaim(piece.address, piece.blocks.len());
+            }
+        }
+    }
+
+    /// Gives claimed blocks back; `written` says that they hold what was sealed.
+    pub(super) fn end_claims(&mut self, meta: &mut Meta, written: bool) {
+        let claimed = std::mem::take(&mut self.sums.claimed);
+        let fence = meta.fence.next();
+        let Some(sums) = &mut meta.sums else { return };
+        let mut rest = &self.sums.taken[..];
+        for piece in &self.writes[..claimed] {
+            let blocks = piece.blocks.len();
+            if self.sums.sealed && written {
+                let (known, after) = rest.split_at(blocks);
+                sums.written(piece.address, known);
+                rest = after;
+            } else if sabotage::is(Bug::FailedWriteKeepsSums) {
+                sums.unclaim(piece.address, blocks);
+            } else {
+                sums.failed(piece.address, blocks, fence);
+            }
+        }
+        self.sums.sealed = false;
+    }
+}
+
+impl Volume {
+    /// Claims the blocks of a planned write, waiting for what that takes.
+    pub(super) fn claim(&self, request: &mut Request) -> Result<()> {
+        if !self.store().has_sums {
+            return Ok(());
+        }
+        for index in 0..request.writes.len() {
+            let piece = &request.writes[index];
+            if let Err(error) = self.store().claim(piece.address, piece.blocks.len()) {
+                request.cancel();
+                return Err(error);
+            }
+            request.sums.claimed = index + 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! What is said of volumes and snapshots: kept over a reopening, and listed.
+
+use crate::common::{Mem, init, open};
+use dbs_core::store::SnapshotOptions;
+use dbs_core::{ErrorKind, Store};
+use std::sync::Arc;
+
+/// A store with volume `v` of 1 MiB and its snapshots `a` and `b`.
+fn sample() -> (Arc<Mem>, Store) {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", 1 << 20).unwrap();
+    for name in ["a", "b"] {
+        store.create_snapshot("v", name, &SnapshotOptions::default()).unwrap();
+    }
+    (disk, store)
+}
+
+fn retired(store: &Store, name: &str) -> bool {
+    store.snapshot_info("v", name).unwrap().retired
+}
+
+fn rebuilding(store: &Store) -> bool {
+    store.volume_info("v").unwrap().rebuilding
+}
+
+#[test]
+fn a_retired_snapshot_is_kept_and_no_base_any_more() {
+    let (disk, store) = sample();
+    store.set_retired("v", "a", true).unwrap();
+    store.set_protected("v", "a", true).unwrap();
+    assert!(retired(&store, "a") && !retired(&store, "b"));
+    drop(store);
+    let store = open(&disk, 3, false).unwrap();
+    assert!(retired(&store, "a") && !retired(&store, "b"));
+    for result in [store.rollback("v", "a"), store.clone_volume("v", "a", "c").map(drop)] {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("`v@a` is retired"), "{error}");
+    }
+    store.rollback("v", "b").unwrap();
+    store.set_retired("v", "a", false).unwrap();
+    assert!(store.snapshot_info("v", "a").unwrap().protected && !retired(&store, "a"));
+    store.clone_volume("v", "a", "c").unwrap();
+    assert_eq!(store.set_retired("v", "x", true).unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+#[test]
+fn a_rebuilding_volume_stays_so_until_told_otherwise() {
+    let (disk, store) = sample();
+    assert!(!rebuilding(&store));
+    store.set_rebuilding("v", true).unwrap();
+    store.create_snapshot("v", "c", &SnapshotOptions::default()).unwrap();
+    store.rename_volume("v", "w").unwrap();
+    store.rename_volume("w", "v").unwrap();
+    drop(store);
+    let store = open(&disk, 3, false).unwrap();
+    assert!(rebuilding(&store));
+    assert!(store.volumes(false)[0].rebuilding);
+    store.set_rebuilding("v", false).unwrap();
+    store.close().unwrap();
+    let store = open(&disk, 4, false).unwrap();
+    assert!(!rebuilding(&store));
+    assert_eq!(store.set_rebuilding("x", true).unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+#[test]
+fn a_snapshot_can_have_been_taken_earlier() {
+    let (disk, store) = sample();
+    let options = SnapshotOptions { created_ns: Some(1_234_567_890), ..Default::default() };
+    let info = store.create_snapshot("v", "c", &options).unwrap();
+    assert_eq!(info.created_ns, 1_234_567_890);
+    drop(store);
+    let store = open(&disk, 3, false).unwrap();
+    let listed = store.snapshots("v", false).unwrap();
+    let names: Vec<_> = listed.iter().map(|s| s.name.as_str()).collect();
+    assert_eq!((names, listed[0].created_ns), (vec!["c", "a", "b"], 1_234_567_890));
+    assert!(listed[1].created_ns > 1_234_567_890, "the clock's");
+}
+
+/// Makes something of `v` while, in the first flush of its commit, another thread deletes volume `name`.
+fn make_while_deleted<T>(make: impl FnOnce(&Store) -> T, name: &'static str) -> T {
+    let (disk, store) = sample();
+    let (other, mut once) = (store.clone(), true);
+    disk.on_flush(move || {
+        if std::mem::take(&mut once) {
+            let store = other.clone();
+            std::thread::spawn(move || store.delete_volume(name));
+            while other.volumes(false).iter().any(|volume| volume.name == name) {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let made = make(&store);
+    store.create_volume("after", 1 << 20).unwrap();
+    made
+}
+
+/// Found by review: what a command had made was looked up once more when it was durable, and a panic
+/// said that it was gone. Nothing was written any more after that.
+#[test]
+fn what_is_deleted_while_its_creation_is_committed_was_made_all_the_same() {
+    let made = make_while_deleted(|store| store.create_volume("w", 1 << 20), "w").unwrap();
+    assert_eq!((made.name.as_str(), made.size), ("w", 1 << 20));
+    let made = make_while_deleted(|store| store.clone_volume("v", "a", "w"), "w").unwrap();
+    assert_eq!((made.name.as_str(), made.origin.as_deref()), ("w", Some("v@a")));
+    let options = SnapshotOptions::default();
+    let made = make_while_deleted(|store| store.create_snapshot("v", "c", &options), "v").unwrap();
+    assert_eq!((made.volume.as_str(), made.name.as_str()), ("v", "c"));
+}

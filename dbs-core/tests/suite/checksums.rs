@@ -1,0 +1,442 @@
+//! Checksums of data: what is found by them, and what must come before what.
+
+use crate::common::{BLOCK, Event, FixedEnv, Mem, SIZE, options, pattern};
+use dbs_core::info::{ScrubReport, Severity};
+use dbs_core::io::{ReadRequest, Storage, WriteRequest};
+use dbs_core::store::SnapshotOptions;
+use dbs_core::volume::{Read, ReadPart, Request, Start};
+use dbs_core::{Damage, Error, ErrorKind, InitOptions, Store, Volume};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+const EXTENT: usize = 64 << 10;
+
+fn init() -> Arc<Mem> {
+    let disk = Mem::new(SIZE);
+    let options = InitOptions { checksums: true, ..options() };
+    Store::init_on(&disk, &options, &FixedEnv::new(1)).unwrap();
+    Arc::new(disk)
+}
+
+fn open(disk: &Arc<Mem>) -> Store {
+    let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
+    Store::open_on(storage, None, Arc::new(FixedEnv::new(2)), false).unwrap()
+}
+
+/// A store with a volume `v` that holds a pattern, and the place of its first block on the device.
+fn bench() -> (Arc<Mem>, Store, Volume, u64) {
+    let disk = init();
+    let store = open(&disk);
+    store.create_volume("v", 1 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(0, &pattern(1, EXTENT), true).unwrap();
+    let device = device(&volume, 0);
+    (disk, store, volume, device)
+}
+
+fn device(volume: &Volume, offset: u64) -> u64 {
+    let mut request = Request::new();
+    assert_eq!(volume.start_read(offset, BLOCK as u64, &mut request).unwrap(), Start::Io);
+    let device = request.segments()[0].device;
+    request.cancel();
+    device
+}
+
+fn scrub(store: &Store) -> ScrubReport {
+    store.scrub(true, &mut |_| true).unwrap()
+}
+
+fn assert_damaged<T>(result: dbs_core::Result<T>, place: &str) {
+    let Err(error): Result<T, Error> = result else { panic!("{place} was read") };
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
+    assert!(error.to_string().contains(place), "{error} does not name {place}");
+}
+
+#[test]
+fn damage_is_found_on_every_way_to_the_data() {
+    let (disk, store, volume, device) = bench();
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    store.clone_volume("v", "s", "c").unwrap();
+    disk.flip(device + 2 * BLOCK as u64 + 17, 0x40);
+    let place = "byte 8192 of `v@s`";
+    let mut buf = vec![0; EXTENT];
+    for spec in ["v", "v@s", "c"] {
+        let volume = store.volume(spec).unwrap();
+        assert_damaged(volume.read_at(0, &mut buf), place);
+        assert_damaged(volume.read_at(8704, &mut buf[..512]), place);
+        let reads = &mut [ReadPart { offset: 8192, buf: &mut buf[..BLOCK] }];
+        assert_damaged(volume.read_many(reads), place);
+        assert_damaged(store.observe(spec).unwrap().read_at(4096, &mut buf[..8192]), place);
+        // What is beside it is read.
+        volume.read_at(12288, &mut buf[..BLOCK]).unwrap();
+        assert_eq!(buf[..BLOCK], pattern(1, EXTENT)[12288..][..BLOCK]);
+    }
+    let layer = store.layer("v", Some("s")).unwrap();
+    assert_damaged(layer.read_at(0, &mut buf), place);
+    // Half a block is written with the rest of it, which is not known.
+    assert_damaged(volume.write_at(8192, &[7; 512], false), place);
+    let report = scrub(&store);
+    assert_eq!((report.damaged, report.ranges.len()), (4096, 1));
+    assert_eq!(report.ranges[0].place.to_string(), place);
+    assert_eq!(report.done, report.total);
+    assert!(store.checksums().unwrap().mismatches >= 10);
+    volume.write_at(8192, &[7; BLOCK], false).unwrap();
+    volume.read_at(8192, &mut buf[..BLOCK]).unwrap();
+    assert_eq!(buf[..BLOCK], [7; BLOCK]);
+}
+
+#[test]
+fn damage_is_healed_from_what_has_its_checksum_and_nothing_else() {
+    let (disk, store, volume, device) = bench();
+    let good = pattern(1, EXTENT);
+    let block = |index: usize| &good[index * BLOCK..][..BLOCK];
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    volume.write_at(0, &pattern(2, BLOCK), false).unwrap();
+    disk.flip(device + 2 * BLOCK as u64 + 17, 0x40);
+    let mut buf = vec![0; EXTENT];
+    let error = volume.read_at(0, &mut buf).unwrap_err();
+    let damage = Damage { offset: 8192, in_snapshot: true };
+    assert_eq!(error.damage(), Some(damage));
+    assert_eq!(volume.write_at(8704, &[1; 512], false).unwrap_err().damage(), Some(damage));
+    // Neither another's content nor, where nothing is wrong, anything at all is written.
+    assert_damaged(volume.heal(8192, block(3)), "the copy is not what the block held");
+    disk.take_events();
+    assert_eq!(volume.heal(12288, block(2)).unwrap(), 0);
+    assert_eq!(volume.heal(0, block(0)).unwrap(), 0, "what the head has is well");
+    assert_eq!(disk.take_events(), []);
+    // All of it, the damaged block among what is well.
+    assert_eq!(volume.heal(4096, &good[4096..4 * 4096]).unwrap(), 4096);
+    let place = device + 2 * BLOCK as u64;
+    assert_eq!(disk.take_events(), [Event::Write(place, BLOCK), Event::Flush]);
+    for spec in ["v", "v@s"] {
+        store.volume(spec).unwrap().read_at(4096, &mut buf[4096..]).unwrap();
+        assert_eq!(buf[4096..], good[4096..]);
+    }
+    assert_eq!(scrub(&store).damaged, 0);
+    assert_eq!(store.checksums().unwrap().healed, 1);
+    // Of what was never written nothing can be wrong; outside there is nothing.
+    assert_eq!(volume.heal(1 << 19, block(0)).unwrap(), 0);
+    for (offset, length) in [(512, BLOCK), (0, 512), (1 << 20, BLOCK)] {
+        assert_eq!(volume.heal(offset, &good[..length]).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn damage_is_found_after_an_orderly_end_and_not_after_a_crash() {
+    let (disk, store, volume, device) = bench();
+    drop(volume);
+    store.close().unwrap();
+    let store = open(&disk);
+    store.volume("v").unwrap().write_at(9 * BLOCK as u64, &[1; BLOCK], true).unwrap();
+    let crashed = Arc::new(disk.fork());
+    store.close().unwrap();
+    let mut buf = [0; BLOCK];
+    for (disk, found) in [(disk, true), (crashed, false)] {
+        disk.flip(device, 1);
+        let store = open(&disk);
+        let read = store.volume("v").unwrap().read_at(0, &mut buf);
+        assert_eq!(read.is_err(), found);
+        assert_eq!(store.checksums().unwrap().untrusted > 0, !found);
+        let report = scrub(&store);
+        assert_eq!(report.damaged > 0, found);
+        assert_eq!(report.learnt > 0, !found);
+        // What was learnt is kept.
+        store.close().unwrap();
+        let store = open(&disk);
+        assert_eq!(scrub(&store).learnt, 0);
+        disk.flip(device + 5 * BLOCK as u64, 1);
+        assert!(store.volume("v").unwrap().read_at(5 * BLOCK as u64, &mut buf).is_err());
+    }
+}
+
+#[test]
+fn a_page_is_open_durably_before_a_write_and_closed_after_a_flush() {
+    let (disk, store, volume, device) = bench();
+    drop(volume);
+    store.close().unwrap();
+    let store = open(&disk);
+    let volume = store.volume("v").unwrap();
+    disk.take_events();
+    volume.write_at(0, &pattern(2, BLOCK), false).unwrap();
+    let events = disk.take_events();
+    let [Event::Write(page, 4096), Event::Flush, Event::Write(data, 4096)] = events[..] else {
+        panic!("{events:?}");
+    };
+    assert!(page < device && data == device);
+    // Once for all of its blocks.
+    volume.write_at(BLOCK as u64, &pattern(3, BLOCK), false).unwrap();
+    assert_eq!(disk.take_events(), [Event::Write(device + BLOCK as u64, BLOCK)]);
+    store.settle_checksums().unwrap();
+    assert_eq!(disk.take_events(), [], "it is still in use");
+    store.close_checksums(Duration::ZERO).unwrap();
+    assert_eq!(disk.take_events(), [Event::Flush, Event::Write(page, BLOCK)]);
+    store.close_checksums(Duration::ZERO).unwrap();
+    assert_eq!(disk.take_events(), []);
+}
+
+/// As a server does it: `changed` is what happens between the device and the answer.
+fn read_direct(
+    disk: &Mem,
+    volume: &Volume,
+    changed: impl FnOnce(&mut [u8]),
+) -> dbs_core::Result<Read> {
+    let mut request = Request::new();
+    assert_eq!(volume.start_read(4096, 8192, &mut request).unwrap(), Start::Io);
+    let mut buf = vec![0; 8192];
+    for part in request.segments() {
+        disk.read_at(part.device, &mut buf[part.start..][..part.length]).unwrap();
+    }
+    changed(&mut buf);
+    request.finish_read(Ok(()), &buf)
+}
+
+#[test]
+fn a_read_in_doubt_is_done_again() {
+    let (disk, _store, volume, _) = bench();
+    assert_eq!(read_direct(&disk, &volume, |_| {}).unwrap(), Read::Done);
+    assert_eq!(read_direct(&disk, &volume, |buf| buf[8000] ^= 1).unwrap(), Read::Again);
+    let overwrite = |_: &mut [u8]| volume.write_at(8192, &[9; BLOCK], false).unwrap();
+    assert_eq!(read_direct(&disk, &volume, overwrite).unwrap(), Read::Again);
+    assert_eq!(read_direct(&disk, &volume, |_| {}).unwrap(), Read::Done);
+    let mut request = Request::new();
+    assert_eq!(volume.start_read(512, 4096, &mut request).unwrap(), Start::Blocked);
+}
+
+#[test]
+fn writes_to_a_block_take_turns() {
+    let (disk, _store, volume, device) = bench();
+    let mut requests = [Request::new(), Request::new()];
+    let [first, second] = &mut requests;
+    assert_eq!(volume.start_write(0, 8192, first).unwrap(), Start::Io);
+    first.seal(&[3; 8192]);
+    assert_eq!(volume.start_write(4096, 8192, second).unwrap(), Start::Blocked);
+    assert_eq!(volume.start_write(8192, 8192, second).unwrap(), Start::Io);
+    second.seal(&[4; 8192]);
+    disk.write_at(device, &[3; 8192]).unwrap();
+    // The third block was not written, and nobody knows: it is what it was, or not.
+    let failed = second.finish_write(Err(io::Error::from_raw_os_error(5)));
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io);
+    let _ = first.finish_write(Ok(())).unwrap();
+    let mut buf = vec![0; 16384];
+    volume.read_at(0, &mut buf).unwrap();
+    assert_eq!(buf[..8192], [3; 8192]);
+    assert_eq!(buf[8192..], pattern(1, EXTENT)[8192..16384]);
+    disk.flip(device, 1);
+    assert_damaged(volume.read_at(0, &mut buf), "byte 0 of `v`");
+}
+
+#[test]
+fn a_read_that_crossed_a_failed_write_teaches_nothing() {
+    let (disk, store, volume, device) = bench();
+    let crossing = |buf: &mut [u8]| {
+        let mut request = Request::new();
+        assert_eq!(volume.start_write(4096, 4096, &mut request).unwrap(), Start::Io);
+        request.seal(&[5; BLOCK]);
+        disk.write_at(device + 4096, &[5; BLOCK]).unwrap();
+        request.finish_write(Err(io::Error::from_raw_os_error(5))).unwrap_err();
+        assert_eq!(buf[..BLOCK], pattern(1, EXTENT)[4096..8192]);
+    };
+    assert_eq!(read_direct(&disk, &volume, crossing).unwrap(), Read::Done);
+    let mut buf = [0; BLOCK];
+    volume.read_at(4096, &mut buf).unwrap();
+    assert_eq!(buf, [5; BLOCK]);
+    assert_eq!(store.checksums().unwrap().mismatches, 0);
+}
+
+#[test]
+fn what_is_merged_or_moved_stays_damaged() {
+    let (disk, store, volume, device) = bench();
+    store.create_volume("low", 1 << 20).unwrap();
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    volume.write_at(4096, &pattern(2, EXTENT - 4096), false).unwrap();
+    store.delete_snapshot("v", "s").unwrap();
+    disk.flip(device + 100, 2);
+    while store.work(64).unwrap().remaining > 0 {}
+    let mut buf = vec![0; EXTENT];
+    assert_damaged(volume.read_at(0, &mut buf), "byte 0 of `v`");
+    volume.read_at(4096, &mut buf[4096..]).unwrap();
+    assert_eq!(buf[4096..], pattern(2, EXTENT - 4096));
+    store.vacuum(&mut |_, _| true).unwrap();
+    assert_damaged(volume.read_at(0, &mut buf), "byte 0 of `v`");
+    drop(volume);
+    store.close().unwrap();
+    let store = open(&disk);
+    assert_damaged(store.volume("v").unwrap().read_at(0, &mut buf), "byte 0 of `v`");
+    assert_eq!(scrub(&store).damaged, 4096);
+}
+
+#[test]
+fn a_block_that_was_read_wrong_once_is_moved_right() {
+    let (disk, store, volume, device) = bench();
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    volume.write_at(4096, &pattern(2, EXTENT - 4096), false).unwrap();
+    store.delete_snapshot("v", "s").unwrap();
+    let wrong = Arc::clone(&disk);
+    disk.on_read(move || {
+        wrong.flip(device + 100, 2);
+        let right = Arc::clone(&wrong);
+        wrong.on_read(move || right.flip(device + 100, 2));
+    });
+    while store.work(64).unwrap().remaining > 0 {}
+    let mut buf = vec![0; EXTENT];
+    volume.read_at(0, &mut buf).unwrap();
+    assert_eq!(buf[..4096], pattern(1, EXTENT)[..4096]);
+    assert_eq!(buf[4096..], pattern(2, EXTENT - 4096));
+    assert_eq!(store.checksums().unwrap().mismatches, 0);
+}
+
+/// Fails to read the block at an address.
+struct Unreadable {
+    disk: Arc<Mem>,
+    address: u64,
+}
+
+impl Storage for Unreadable {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+
+    fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        let block = |r: &ReadRequest<'_>| r.offset..r.offset + r.buf.len() as u64;
+        if requests.iter().any(|request| block(request).contains(&self.address)) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        self.disk.read_many(requests)
+    }
+
+    fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+        self.disk.write_many(requests)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.disk.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.disk.discard(offset, len_bytes)
+    }
+
+    fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.disk.allocate(offset, len_bytes)
+    }
+
+    fn set_size(&self, size_bytes: u64) -> io::Result<()> {
+        self.disk.set_size(size_bytes)
+    }
+
+    fn driver(&self) -> &'static str {
+        self.disk.driver()
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_read_is_left_as_it_is() {
+    let (disk, store, volume, device) = bench();
+    drop(volume);
+    store.close().unwrap();
+    // Where the page is.
+    let fork = Arc::new(disk.fork());
+    let store = open(&fork);
+    fork.take_events();
+    store.volume("v").unwrap().write_at(0, &[1; BLOCK], false).unwrap();
+    let Event::Write(page, _) = fork.take_events()[0] else { panic!("no page was opened") };
+    assert!(page < device);
+    drop(store);
+    disk.flip(device, 1);
+    let mut buf = vec![0; EXTENT];
+    let storage: Arc<dyn Storage> = Arc::new(Unreadable { disk: Arc::clone(&disk), address: page });
+    let store = Store::open_on(storage, None, Arc::new(FixedEnv::new(3)), false).unwrap();
+    store.volume("v").unwrap().read_at(0, &mut buf).unwrap();
+    let report = scrub(&store);
+    assert_eq!((report.damaged, report.learnt), (0, 0));
+    store.close().unwrap();
+    let store = open(&disk);
+    assert_damaged(store.volume("v").unwrap().read_at(0, &mut buf), "byte 0 of `v`");
+}
+
+#[test]
+fn few_pages_in_memory_are_enough() {
+    const BLOCKS: usize = 64 << 10;
+    let disk = Mem::new(320 << 20);
+    let options = InitOptions { checksums: true, max_size: None, ..options() };
+    Store::init_on(&disk, &options, &FixedEnv::new(1)).unwrap();
+    let disk = Arc::new(disk);
+    let store = open(&disk);
+    store.set_checksum_cache(0);
+    store.create_volume("v", (BLOCKS * BLOCK) as u64).unwrap();
+    let volume = store.volume("v").unwrap();
+    // Neighbours on the device, and all of the pages in use.
+    (0..BLOCKS).step_by(16).for_each(|at| {
+        volume.write_at((at * BLOCK) as u64, &[1; BLOCK], false).unwrap();
+    });
+    let mut model: Vec<_> = (0..BLOCKS).map(|at| u8::from(at % 16 == 0)).collect();
+    let mut rng = fastrand::Rng::with_seed(4);
+    for round in 0..400 {
+        let at = rng.usize(..BLOCKS - 40);
+        let blocks = rng.usize(1..40);
+        let offset = (at * BLOCK) as u64;
+        if rng.bool() {
+            volume.write_at(offset, &vec![round as u8; blocks * BLOCK], false).unwrap();
+            model[at..at + blocks].fill(round as u8);
+        } else {
+            let mut buf = vec![0; blocks * BLOCK];
+            volume.read_at(offset, &mut buf).unwrap();
+            let model = model[at..at + blocks].iter().flat_map(|byte| [*byte; BLOCK]);
+            assert!(buf.iter().copied().eq(model), "round {round}");
+        }
+    }
+    let counted = store.checksums().unwrap();
+    assert!(counted.memory <= 80 * BLOCK as u64 && counted.unknown == 0, "{counted:?}");
+    let report = scrub(&store);
+    assert_eq!((report.damaged, report.learnt), (0, 0));
+}
+
+#[test]
+fn a_check_notes_a_damaged_page_that_costs_no_data() {
+    let (disk, store, volume, device) = bench();
+    drop(volume);
+    store.close().unwrap();
+    let store = open(&disk);
+    assert!(store.check().unwrap().findings.is_empty());
+    disk.take_events();
+    store.volume("v").unwrap().write_at(0, &[1; BLOCK], false).unwrap();
+    let Event::Write(page, _) = disk.take_events()[0] else { panic!("no page was opened") };
+    assert!(page < device);
+    store.close().unwrap();
+    disk.flip(page + 99, 1);
+    let store = open(&disk);
+    let findings = store.check().unwrap().findings;
+    assert_eq!((findings.len(), findings[0].region.as_str()), (1, "checksums"));
+    assert_eq!(findings[0].severity, Severity::Note);
+    let mut buf = vec![0; EXTENT];
+    store.volume("v").unwrap().read_at(0, &mut buf).unwrap();
+    assert_eq!(buf[BLOCK..], pattern(1, EXTENT)[BLOCK..]);
+    store.close().unwrap();
+    assert!(open(&disk).check().unwrap().findings.is_empty(), "it was learnt again");
+}
+
+#[test]
+fn a_scrub_goes_on_where_it_was_stopped() {
+    let (disk, store, volume, device) = bench();
+    drop((volume, device));
+    let mut looks = 0;
+    let mut stop = |_: &ScrubReport| {
+        looks += 1;
+        looks < 2
+    };
+    let whole = scrub(&store);
+    assert_eq!(whole.checked, EXTENT as u64);
+    match store.scrub(false, &mut stop) {
+        Ok(report) => assert_eq!(report.done, report.total, "it was over before"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Interrupted),
+    }
+    let report = store.scrub(false, &mut |_| true).unwrap();
+    assert_eq!(report.done, report.total);
+    let plain = crate::common::init(1);
+    let storage: Arc<dyn Storage> = plain;
+    let plain = Store::open_on(storage, None, Arc::new(FixedEnv::new(2)), false).unwrap();
+    assert_eq!(plain.scrub(true, &mut |_| true).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(plain.checksums(), None);
+    drop(disk);
+}

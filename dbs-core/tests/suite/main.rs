@@ -1,0 +1,21 @@
+//! The store through its public interface, on storage in memory. Each file says what of it.
+//!
+//! One program, as each of its own is linked with all of the store: what measures the process
+//! (`allocations.rs`) or takes long (`damage`) is apart.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod attributes;
+mod checksums;
+mod durability;
+mod golden;
+mod layers;
+mod observer;
+mod prune;
+mod rebuild;
+mod request;
+mod rollback;
+mod store;

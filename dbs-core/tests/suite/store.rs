@@ -1,0 +1,244 @@
+//! The store end to end on real files, through the public API.
+
+use dbs_core::store::SnapshotOptions;
+use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
+use std::path::Path;
+
+fn init(dir: &Path, size: u64) -> std::path::PathBuf {
+    let path = dir.join("store.dbs");
+    Store::init(&path, &InitOptions { size: Some(size), ..Default::default() }).unwrap();
+    path
+}
+
+fn open(path: &Path) -> Store {
+    Store::open(path, &OpenOptions { tail: TailPlace::None, ..Default::default() }).unwrap()
+}
+
+fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+fn read(store: &Store, spec: &str, offset: u64, len: usize) -> Vec<u8> {
+    let mut buf = vec![0xaa; len];
+    store.volume(spec).unwrap().read_at(offset, &mut buf).unwrap();
+    buf
+}
+
+#[test]
+fn content_and_snapshots_survive_reopening() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 256 << 20);
+    let store = open(&path);
+    store.create_volume("v", 64 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(512, &pattern(1, 3 << 20), false).unwrap();
+    store.create_snapshot("v", "s1", &SnapshotOptions::default()).unwrap();
+    volume.write_at(1 << 20, &pattern(2, 5000 / 512 * 512), false).unwrap();
+    volume.discard(2 << 20, 1 << 20).unwrap();
+    store.clone_volume("v", "s1", "c").unwrap();
+    let clone = store.volume("c").unwrap();
+    clone.write_at(0, &pattern(3, 4096), true).unwrap();
+    drop((volume, clone));
+    store.close().unwrap();
+
+    let store = open(&path);
+    assert_eq!(read(&store, "v@s1", 512, 3 << 20), pattern(1, 3 << 20));
+    assert_eq!(read(&store, "v", 1 << 20, 4608), pattern(2, 4608));
+    assert_eq!(read(&store, "v", 2 << 20, 1 << 20), vec![0; 1 << 20]);
+    assert_eq!(read(&store, "c", 0, 4096), pattern(3, 4096));
+    assert_eq!(read(&store, "c", 4096, 8192), read(&store, "v@s1", 4096, 8192));
+    assert!(store.check().unwrap().findings.is_empty(), "{:?}", store.check().unwrap());
+    assert_eq!(store.children("v", Some("s1")).unwrap(), ["c"]);
+
+    store.delete_snapshot("v", "s1").unwrap();
+    store.flatten("c", &mut |_, _| true).unwrap();
+    while store.work(16).unwrap().remaining > 0 {}
+    assert_eq!(read(&store, "v", 1 << 20, 4608), pattern(2, 4608));
+    assert_eq!(read(&store, "c", 0, 4096), pattern(3, 4096));
+    assert_eq!(read(&store, "c", 4096, 8192), pattern(1, 3 << 20)[4096 - 512..][..8192]);
+    assert_eq!(store.volume_info("c").unwrap().origin, None);
+    assert!(store.check().unwrap().findings.is_empty(), "{:?}", store.check().unwrap());
+    store.delete_volume("v").unwrap();
+    store.delete_volume("c").unwrap();
+    while store.work(16).unwrap().remaining > 0 {}
+    let info = store.info();
+    assert_eq!((info.allocated, info.snapshots), (0, 0));
+}
+
+#[test]
+fn dropping_without_close_loses_no_flushed_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let store = open(&path);
+    store.create_volume("v", 16 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    for block in 0..500u64 {
+        volume.write_at(block * 8192, &pattern(block as u8, 4096), false).unwrap();
+    }
+    drop((volume, store));
+    let store = open(&path);
+    for block in 0..500u64 {
+        assert_eq!(read(&store, "v", block * 8192, 4096), pattern(block as u8, 4096));
+    }
+}
+
+#[test]
+fn a_full_store_says_so_and_goes_on_when_space_is_freed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let store = open(&path);
+    store.create_volume("v", 1 << 30).unwrap();
+    store.create_volume("keep", 1 << 20).unwrap();
+    store.volume("keep").unwrap().write_at(0, &pattern(9, 4096), false).unwrap();
+    for round in 0..10 {
+        let volume = store.volume("v").unwrap();
+        let mut written = 0;
+        let error = loop {
+            match volume.write_at(written << 20, &pattern(round, 1 << 20), false) {
+                Ok(()) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert!(written > 40, "{written}");
+        assert_eq!(read(&store, "v", (written - 1) << 20, 1 << 20), pattern(round, 1 << 20));
+        volume.discard(0, 1 << 30).unwrap();
+    }
+    assert_eq!(read(&store, "keep", 0, 4096), pattern(9, 4096));
+}
+
+#[test]
+fn growing_and_vacuum_keep_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let store = open(&path);
+    store.create_volume("v", 1 << 30).unwrap();
+    let volume = store.volume("v").unwrap();
+    store.grow(256 << 20).unwrap();
+    for extent in 0..200 {
+        volume.write_at(extent << 20, &pattern(extent as u8, 8192), false).unwrap();
+    }
+    volume.discard(0, 190 << 20).unwrap();
+    let size = store.vacuum(&mut |_, _| true).unwrap();
+    assert!(size < 64 << 20, "{size}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
+    for extent in 190..200 {
+        assert_eq!(read(&store, "v", extent << 20, 8192), pattern(extent as u8, 8192));
+    }
+    drop(volume);
+    store.close().unwrap();
+    let store = open(&path);
+    assert_eq!(read(&store, "v", 195 << 20, 8192), pattern(195, 8192));
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+/// Regression, simulation seeds 5001687 and 9000829: a shorter snapshot has nothing behind its end, so all of
+/// a longer volume there differs from it, whatever they share.
+#[test]
+fn a_difference_includes_what_lies_behind_the_end_of_the_shorter() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let store = open(&path);
+    store.create_volume("v", 608 * 512).unwrap();
+    store.volume("v").unwrap().write_at(0, &pattern(1, 608 * 512), false).unwrap();
+    store.create_snapshot("v", "long", &SnapshotOptions::default()).unwrap();
+    store.resize_volume("v", 483 * 512).unwrap();
+    store.create_snapshot("v", "short", &SnapshotOptions::default()).unwrap();
+    store.rollback("v", "long").unwrap();
+    let ranges = store.diff("v", Some("short"), None, 0, 608 * 512).unwrap();
+    let first = ranges.first().expect("they differ");
+    assert_eq!(first.offset, 60 * 4096, "the block in which the shorter one ends");
+    assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), 608 * 512 - 60 * 4096);
+
+    store.create_volume("w", 256 * 512).unwrap();
+    store.create_snapshot("w", "empty", &SnapshotOptions::default()).unwrap();
+    store.resize_volume("w", 202 * 512).unwrap();
+    store.volume("w").unwrap().write_at(0, &pattern(1, 202 * 512), false).unwrap();
+    store.create_snapshot("w", "short", &SnapshotOptions::default()).unwrap();
+    store.rollback("w", "empty").unwrap();
+    let ranges = store.diff("w", Some("short"), None, 0, 256 * 512).unwrap();
+    assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), 26 * 4096);
+}
+
+/// The requests of a killed writer may still be on their way to the medium when its lock is gone:
+/// its successor waits for them, which hold on to the file they were made on.
+#[test]
+fn a_writer_waits_for_the_requests_of_a_dead_one() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let lock = |kind: i32| nix::libc::flock {
+        l_type: kind as i16,
+        l_whence: nix::libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    let requests = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    fcntl(&requests, FcntlArg::F_OFD_SETLK(&lock(nix::libc::F_WRLCK))).unwrap();
+    let landed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            landed.store(true, Ordering::SeqCst);
+            drop(requests);
+        });
+        let store = open(&path);
+        assert!(landed.load(Ordering::SeqCst), "opened while requests were under way");
+        store.close().unwrap();
+    });
+}
+
+/// A tail in a directory of one's own: what was acknowledged and not committed is shown to readers
+/// and kept by the next writer.
+#[test]
+fn a_tail_is_kept_where_it_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let with = |place: &Path, read_only| OpenOptions {
+        tail: TailPlace::Directory(place.to_owned()),
+        read_only,
+        ..OpenOptions::default()
+    };
+    // Not on tmpfs, or not there.
+    assert!(Store::open(&path, &with(&dir.path().join("none"), false)).is_err());
+    let Ok(shm) = tempfile::tempdir_in("/dev/shm") else {
+        println!("SKIPPED tail of one's own: needs /dev/shm");
+        return;
+    };
+    let store = Store::open(&path, &with(shm.path(), false)).unwrap();
+    store.create_volume("v", 1 << 20).unwrap();
+    store.volume("v").unwrap().write_at(0, &pattern(5, 8192), false).unwrap();
+    assert_eq!(std::fs::read_dir(shm.path()).unwrap().count(), 1);
+    drop(store);
+    let none = OpenOptions { tail: TailPlace::None, read_only: true, ..OpenOptions::default() };
+    let without = Store::open(&path, &none).unwrap();
+    assert!(without.info().warnings.iter().any(|text| text.contains("its tail is gone")));
+    drop(without);
+    let reader = Store::open(&path, &with(shm.path(), true)).unwrap();
+    assert_eq!(read(&reader, "v", 0, 8192), pattern(5, 8192));
+    drop(reader);
+    let writer = Store::open(&path, &with(shm.path(), false)).unwrap();
+    assert_eq!(read(&writer, "v", 0, 8192), pattern(5, 8192));
+    writer.close().unwrap();
+    assert_eq!(std::fs::read_dir(shm.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn which_store_it_is_can_be_asked_without_opening_it() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let uuid = dbs_core::store::peek_uuid(&path).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    file.write_all_at(&[0xff], 20).unwrap();
+    assert_eq!(dbs_core::store::peek_uuid(&path).unwrap(), uuid, "by its second copy");
+    file.write_all_at(&[0xff], 4096 + 20).unwrap();
+    let kind = |path: &Path| dbs_core::store::peek_uuid(path).unwrap_err().kind();
+    assert_eq!(kind(&path), ErrorKind::Corrupt);
+    file.set_len(100).unwrap();
+    assert_eq!(kind(&path), ErrorKind::Invalid);
+    assert_eq!(kind(&dir.path().join("none")), ErrorKind::NotFound);
+    assert_eq!(kind(&path.join("below")), ErrorKind::Io);
+}

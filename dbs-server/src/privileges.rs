@@ -1,0 +1,102 @@
+//! Giving up the rights of root once everything is open.
+
+use dbs_core::{Error, Result};
+use nix::sys::prctl;
+use nix::unistd::{Gid, Group, Uid, User, setgroups, setresgid, setresuid};
+use std::str::FromStr;
+
+/// Whom a process becomes: `NAME` or `NAME:GROUP`, or numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unprivileged {
+    user: Uid,
+    group: Gid,
+}
+
+impl FromStr for Unprivileged {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (name, group) = match text.split_once(':') {
+            Some((name, group)) => (name, Some(group)),
+            None => (text, None),
+        };
+        let known = User::from_name(name).map_err(|e| format!("looking for user `{name}`: {e}"))?;
+        let (user, own) = match (known, name.parse()) {
+            (Some(user), _) => (user.uid, Some(user.gid)),
+            (None, Ok(number)) => (Uid::from_raw(number), None),
+            (None, Err(_)) => return Err(format!("there is no user `{name}`")),
+        };
+        let group = match (group, own) {
+            (Some(group), _) => group_of(group)?,
+            (None, Some(own)) => own,
+            (None, None) => return Err(format!("user {name} has no name: write {name}:GROUP")),
+        };
+        if user.is_root() {
+            return Err("this user is root, who gives up nothing".to_owned());
+        }
+        Ok(Self { user, group })
+    }
+}
+
+fn group_of(name: &str) -> std::result::Result<Gid, String> {
+    let known = Group::from_name(name).map_err(|e| format!("looking for group `{name}`: {e}"))?;
+    match (known, name.parse()) {
+        (Some(group), _) => Ok(group.gid),
+        (None, Ok(number)) => Ok(Gid::from_raw(number)),
+        (None, Err(_)) => Err(format!("there is no group `{name}`")),
+    }
+}
+
+/// From now on no program that this thread, or one it starts, executes has more rights than it has
+/// itself. To be called before there are other threads.
+///
+/// # Errors
+/// `Io` where the kernel does not know this.
+pub fn gain_none() -> Result<()> {
+    prctl::set_no_new_privs().map_err(|e| Error::io(e.into(), "giving up new privileges"))
+}
+
+impl Unprivileged {
+    /// Makes all threads of this process this user's, without further groups, for good: with the last
+    /// of root's three user ids go all capabilities.
+    ///
+    /// # Errors
+    /// `Io` for who is not root, or if root could be had back.
+    pub fn become_it(&self) -> Result<()> {
+        let failed = |e: nix::Error| {
+            Error::io(e.into(), format!("becoming user {}, group {}", self.user, self.group))
+        };
+        setgroups(&[self.group]).map_err(failed)?;
+        setresgid(self.group, self.group, self.group).map_err(failed)?;
+        setresuid(self.user, self.user, self.user).map_err(failed)?;
+        if setresuid(Uid::from_raw(0), Uid::from_raw(0), Uid::from_raw(0)).is_ok() {
+            return Err(Error::io(
+                std::io::Error::other("the system gives root back to who asks"),
+                "giving up root",
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_and_groups_are_names_or_numbers() {
+        let parse = |text: &str| text.parse::<Unprivileged>();
+        let numbers = Unprivileged { user: Uid::from_raw(4321), group: Gid::from_raw(1234) };
+        assert_eq!(parse("4321:1234"), Ok(numbers));
+        for (text, error) in [
+            ("", "no user ``"),
+            ("no-such-user", "no user `no-such-user`"),
+            ("4321", "write 4321:GROUP"),
+            ("4321:no-such-group", "no group `no-such-group`"),
+            ("0:0", "root"),
+        ] {
+            let message = parse(text).unwrap_err();
+            assert!(message.contains(error), "{text}: {message}");
+        }
+    }
+}

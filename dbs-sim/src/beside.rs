@@ -1,0 +1,71 @@
+//! A flush that fails while somebody else is about to flush: the device tells one of them, and forgets
+//! what it could not keep. The other one must not take its own flush for a success.
+//!
+//! Two threads are not needed, nor their timing. A page of checksums is opened by a write and a flush;
+//! between the two, on the same thread, the disk calls another handle's flush, which fails.
+
+use crate::disk::{CrashMode, Faults, Medium, SimDisk};
+use crate::env::SimEnv;
+use crate::machine::Config;
+use crate::step::count_image;
+use dbs_core::io::Storage;
+use dbs_core::{Error, Store};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+/// Disks; what one that fails forgets follows from its seed.
+const DISKS: u64 = 12;
+
+fn open(disk: &Arc<SimDisk>, env: &Arc<SimEnv>) -> Result<Store, String> {
+    let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
+    Store::open_on(storage, None, Arc::clone(env) as _, false).map_err(|e| format!("open: {e}"))
+}
+
+/// Runs it; the number of crash images that were looked at.
+///
+/// # Errors
+/// What must not be.
+pub fn run(config: &Config) -> Result<u64, String> {
+    (0..DISKS).try_for_each(|seed| one(config, seed))?;
+    Ok(DISKS)
+}
+
+fn one(config: &Config, seed: u64) -> Result<(), String> {
+    let failed = |e: Error| format!("preparing: {e}");
+    let env = Arc::new(SimEnv::new(seed));
+    let disk = Arc::new(SimDisk::new(Medium::file(config.init.size.unwrap_or(4 << 20)), seed));
+    let mut init = config.init.clone();
+    init.checksums = true;
+    Store::init_on(&*disk, &init, &*env).map_err(failed)?;
+    let store = open(&disk, &env)?;
+    disk.set_atomic_from(store.info().metadata);
+    store.create_volume("v", 1 << 16).map_err(failed)?;
+    let volume = store.volume("v").map_err(failed)?;
+    volume.write_at(0, &[1; BLOCK], true).map_err(failed)?;
+    store.close_checksums(Duration::ZERO).map_err(failed)?;
+    store.flush().map_err(failed)?;
+    let told = Arc::new(AtomicBool::new(false));
+    let (other, failing, tell) = (store.clone(), Arc::clone(&disk), Arc::clone(&told));
+    disk.after_write(move || {
+        failing.arm(Faults { eio_at: Some(1), ..Faults::default() });
+        tell.store(other.flush().is_err(), Ordering::Relaxed);
+    });
+    let written = volume.write_at(0, &[2; BLOCK], false);
+    if !told.load(Ordering::Relaxed) {
+        return Err("the flush in between did not fail".to_owned());
+    }
+    drop((volume, store));
+    count_image();
+    let image = disk.crash_image(&mut fastrand::Rng::with_seed(seed), CrashMode::Kept);
+    env.reboot();
+    let store = open(&Arc::new(image), &env)?;
+    let mut found = [0; BLOCK];
+    let read = store.volume("v").and_then(|volume| volume.read_at(0, &mut found));
+    read.map_err(|e| format!("after a write that ended with {written:?}: {e}"))?;
+    match found[0] {
+        1 | 2 => Ok(()),
+        other => Err(format!("the block holds {other}")),
+    }
+}

@@ -1,0 +1,152 @@
+//! How long calls that were made of several replicas at once are waited for, while users may be kept from
+//! I/O.
+//!
+//! - The first *success of a complete replica* starts the clock for the others: there is one to go on
+//!   with. What a replica being rebuilt says starts nothing, and so the last complete one is waited for
+//!   as long as a call may take.
+//! - Where complete replicas have only *failed* so far, one that has not answered may be the last that is
+//!   good. It gets twice as long, as it does on the data path ([`super::timeout::long`]); but a replica
+//!   that hangs does not keep I/O waiting for as long as a call may take.
+
+use super::mode::{Slot, Slots};
+use super::sabotage::{Bug, is};
+use super::timeout::long;
+use std::time::Duration;
+
+/// How long some calls are waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Those whose answers count, by their places among the calls.
+    counted: Slots,
+    /// From the first success of one of them.
+    others: Duration,
+    /// From the first failure of one of them, as long as none has succeeded.
+    failed: Duration,
+    /// From the beginning.
+    all: Option<Duration>,
+}
+
+impl Patience {
+    /// For calls whose answers are all worth the same.
+    #[must_use]
+    pub const fn among_equals(short: Duration) -> Self {
+        let counted = Slots::from_bits(u64::MAX);
+        Self { counted, others: short, failed: long(short), all: None }
+    }
+
+    /// For calls that make something durable, which may take as long as a `flush`; `complete` are the
+    /// places of complete replicas among them.
+    #[must_use]
+    pub fn for_all(complete: Slots, short: Duration, flush: Duration) -> Self {
+        let others = short.max(flush);
+        let counted = if is(Bug::HurryForAny) { Slots::from_bits(u64::MAX) } else { complete };
+        Self { counted, others, failed: long(others), all: None }
+    }
+
+    /// For calls that are given up after this time.
+    #[must_use]
+    pub const fn at_most(time: Duration) -> Self {
+        Self { all: Some(time), ..Self::among_equals(time) }
+    }
+}
+
+/// Calls that are being waited for.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    patience: Option<Patience>,
+    succeeded: bool,
+    end: Option<Duration>,
+}
+
+impl Waiting {
+    /// From now on; without patience until all have answered.
+    #[must_use]
+    pub fn begin(patience: Option<Patience>) -> Self {
+        let end = patience.and_then(|patience| patience.all);
+        Self { patience, succeeded: false, end }
+    }
+
+    /// Notes the answer to the call at this place, so long after the beginning.
+    pub fn answered(&mut self, place: usize, success: bool, now: Duration) {
+        let Some(patience) = self.patience else { return };
+        if !Slot::new(place).is_some_and(|place| patience.counted.contains(place)) {
+            return;
+        }
+        let limit = match (success, self.succeeded, self.end) {
+            (true, false, _) => patience.others,
+            (false, false, None) => patience.failed,
+            _ => return,
+        };
+        self.succeeded |= success;
+        let end = now.saturating_add(limit);
+        self.end = Some(patience.all.map_or(end, |all| all.min(end)));
+    }
+
+    /// When the waiting ends, so long after the beginning, if that is known.
+    #[must_use]
+    pub const fn end(&self) -> Option<Duration> {
+        self.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn places(places: &[usize]) -> Slots {
+        places.iter().filter_map(|place| Slot::new(*place)).collect()
+    }
+
+    /// When waiting for calls ends: the first so many are of complete replicas.
+    fn end(complete: usize, answers: &[(usize, bool, u64)]) -> Option<u64> {
+        let complete: Vec<_> = (0..complete).collect();
+        let patience = Patience::for_all(places(&complete), s(8), s(60));
+        let mut waiting = Waiting::begin(Some(patience));
+        for (place, success, at) in answers {
+            waiting.answered(*place, *success, s(*at));
+        }
+        waiting.end().map(|end| end.as_secs())
+    }
+
+    #[test]
+    fn only_a_complete_replica_starts_the_clock_of_others() {
+        for (complete, answers, ends) in [
+            (2, &[(0, true, 3)][..], Some(63)),
+            (2, &[(0, true, 3), (1, true, 9)], Some(63)),
+            // One that is rebuilt, or is empty and to join.
+            (1, &[(1, true, 1)], None),
+            (1, &[(1, true, 1), (2, false, 2)], None),
+            (1, &[(1, true, 1), (0, true, 20)], Some(80)),
+            // Nobody has it: the last one may be the good one.
+            (2, &[(0, false, 3)], Some(123)),
+            (3, &[(0, false, 3), (1, false, 70)], Some(123)),
+            (3, &[(0, false, 3), (1, true, 70)], Some(130)),
+            (3, &[(0, true, 3), (1, false, 70)], Some(63)),
+            (1, &[(1, false, 1)], None),
+            (0, &[(0, true, 1)], None),
+        ] {
+            assert_eq!(end(complete, answers), ends, "{complete} {answers:?}");
+        }
+    }
+
+    #[test]
+    fn a_call_waits_as_long_as_what_it_does_may_take() {
+        let mut waiting = Waiting::begin(Some(Patience::for_all(places(&[0]), s(30), s(10))));
+        waiting.answered(0, true, s(1));
+        assert_eq!(waiting.end(), Some(s(31)));
+        let mut waiting = Waiting::begin(Some(Patience::among_equals(s(8))));
+        waiting.answered(5, true, s(1));
+        assert_eq!(waiting.end(), Some(s(9)));
+        let mut waiting = Waiting::begin(Some(Patience::at_most(s(8))));
+        assert_eq!(waiting.end(), Some(s(8)));
+        waiting.answered(0, false, s(7));
+        assert_eq!(waiting.end(), Some(s(8)));
+        let mut waiting = Waiting::begin(None);
+        waiting.answered(0, true, s(1));
+        assert_eq!(waiting.end(), None);
+    }
+}

@@ -1,0 +1,180 @@
+//! Single steps of a volume, each on simulated replicas to which nothing else happens.
+
+use super::parts::{Sim, controller, options};
+use super::replica::Replica;
+use super::world::{FLUSH, MS, Weather, World, address};
+use crate::controller::rules::Mode;
+use crate::controller::volume::{Controller, Frontend, Frontends, Offer, Parts};
+use dbs_core::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+const BLOCKS: usize = 8;
+const SIZE: u64 = BLOCKS as u64 * 4096;
+
+/// Replicas, of which the first so many are the volume's.
+fn volume(replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controller>) {
+    let weather = Weather { faults_ms: 0, wishes_ms: 10, depth: 0, full: false, rot: 0 };
+    let replicas = (0..replicas).map(|_| Replica::new(BLOCKS, true)).collect();
+    let sim = Sim::new(World::new(1, replicas, weather));
+    let controller = controller(&sim, false, false);
+    let addresses: Vec<_> = (0..used).map(address).collect();
+    controller.start(&addresses, SIZE, SIZE).unwrap();
+    (sim, controller)
+}
+
+fn modes(controller: &Controller) -> Vec<Mode> {
+    controller.replicas().iter().map(|member| member.mode).collect()
+}
+
+fn snapshot(controller: &Controller, name: &str) -> Result<String> {
+    controller.snapshot(name, HashMap::new())
+}
+
+fn nothing_violated(sim: &Sim) {
+    let world = sim.world();
+    assert_eq!(world.violation, None, "{}", world.log.join("\n"));
+}
+
+#[test]
+fn a_snapshot_that_all_replicas_refuse_costs_none() {
+    let (sim, controller) = volume(2, 2);
+    snapshot(&controller, "one").unwrap();
+    for replica in &mut sim.world().replicas {
+        replica.table = 1;
+    }
+    let error = snapshot(&controller, "two").unwrap_err();
+    assert!(error.to_string().contains("the snapshot table is full"), "{error}");
+    controller.begin_expansion(2 * SIZE).unwrap();
+    controller.run_expansion(2 * SIZE);
+    assert!(controller.volume().last_expansion_error.contains("all replica expansion failed"));
+    assert_eq!((modes(&controller), controller.volume().size), (vec![Mode::Rw; 2], SIZE));
+    nothing_violated(&sim);
+}
+
+#[test]
+fn what_no_replica_can_have_is_refused_before_io_is_held() {
+    let (sim, controller) = volume(1, 1);
+    let labels = HashMap::from([("k".to_owned(), "v".repeat(8000))]);
+    for (name, labels) in
+        [("a@b", None), ("a/b", None), (" a", None), (".incoming-x", None), ("a", Some(labels))]
+    {
+        let error = controller.snapshot(name, labels.unwrap_or_default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
+    }
+    assert_eq!((sim.world().holds, modes(&controller)), (0, vec![Mode::Rw]));
+}
+
+/// Its process has much to make durable; the new one is empty, and quick.
+#[test]
+fn the_last_complete_replica_is_waited_for_when_another_joins() {
+    let (sim, controller) = volume(2, 1);
+    let slow = |sim: &Sim| {
+        let mut world = sim.world();
+        let until = world.now + 10 * FLUSH;
+        world.slow_when_held = Some((0, until));
+    };
+    slow(&sim);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    // So it is with any snapshot meanwhile.
+    slow(&sim);
+    snapshot(&controller, "one").unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    nothing_violated(&sim);
+}
+
+#[test]
+fn io_is_not_held_for_one_that_hangs_where_the_others_fail() {
+    let (sim, controller) = volume(2, 2);
+    {
+        let mut world = sim.world();
+        world.replicas[0].failing_calls = 1;
+        let until = world.now + 1_000_000 * MS;
+        world.slow_when_held = Some((1, until));
+    }
+    let begun = sim.world().now;
+    snapshot(&controller, "one").unwrap_err();
+    let took = sim.world().now - begun;
+    assert!(took < 3 * FLUSH, "{took}");
+}
+
+#[test]
+fn a_replica_is_made_complete_between_two_writes() {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.update_replica(&address(1), Mode::Rw).unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Rw]);
+    nothing_violated(&sim);
+}
+
+/// A block device whose kernel cannot change its size in use.
+#[derive(Default)]
+struct Device {
+    offered: Mutex<Vec<u64>>,
+    up: Mutex<bool>,
+}
+
+impl Frontend for Device {
+    fn name(&self) -> &str {
+        "device"
+    }
+
+    fn endpoint(&self) -> String {
+        String::new()
+    }
+
+    fn is_up(&self) -> bool {
+        *self.up.lock().unwrap()
+    }
+
+    fn start(&self, offer: &Offer) -> Result<()> {
+        self.offered.lock().unwrap().push(offer.size);
+        *self.up.lock().unwrap() = true;
+        Ok(())
+    }
+
+    fn expand(&self, _size: u64) -> Result<()> {
+        Err(Error::unsupported("before Linux 6.16"))
+    }
+
+    fn stop(&self) -> Result<()> {
+        *self.up.lock().unwrap() = false;
+        Ok(())
+    }
+}
+
+struct Devices(Arc<Device>);
+
+impl Frontends for Devices {
+    fn create(&self, _kind: &str) -> Result<Arc<dyn Frontend>> {
+        Ok(Arc::clone(&self.0) as _)
+    }
+}
+
+#[test]
+fn a_volume_has_the_size_of_its_replicas_whatever_its_device_shows() {
+    let (sim, _) = volume(2, 0);
+    let device = Arc::<Device>::default();
+    let parts = Parts {
+        replicas: Arc::clone(&sim) as _,
+        path: Arc::clone(&sim) as _,
+        frontends: Arc::new(Devices(Arc::clone(&device))),
+        host: Arc::clone(&sim) as _,
+    };
+    let controller = Controller::new(options(false, false), parts, &sim.new_relay());
+    controller.start(&[address(0)], SIZE, SIZE).unwrap();
+    controller.start_frontend("device").unwrap();
+    assert!(controller.begin_expansion(2 * SIZE).unwrap());
+    controller.run_expansion(2 * SIZE);
+    let info = controller.volume();
+    assert_eq!((info.size, info.is_expanding), (2 * SIZE, false));
+    assert!(info.last_expansion_error.contains("before Linux 6.16"), "{info:?}");
+    assert_eq!(sim.world().path.size, 2 * SIZE);
+    // A replica of that size can join.
+    sim.world().replicas[1].size = 2 * BLOCKS;
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.shutdown_frontend().unwrap();
+    controller.start_frontend("device").unwrap();
+    assert_eq!(*device.offered.lock().unwrap(), [SIZE, 2 * SIZE]);
+}
