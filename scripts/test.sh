@@ -9,9 +9,15 @@ LOG=$(mktemp)
 export LOG
 beside=$(mktemp -d)
 pid=
-trap 'kill $pid 2>/dev/null; rm -rf "$LOG" "$beside"' EXIT
+trap 'code=$?; kill $pid 2>/dev/null; [ $code = 0 ] || failures; rm -rf "$LOG" "$beside"' EXIT
 # A machine this slow would not end in the time that continuous integration has.
 deadline=4800
+
+# failures: what tests said that failed, once more and last: all of them have printed much since.
+failures() {
+    printf '\n== failed, in %s s\n' "$SECONDS"
+    awk '/^failures:$/ { shown = 1 } /^test result: / { shown = 0 } shown; /^error: .*(failed|`)/' "$LOG" | tail -n 300
+}
 
 # step NAME MINUTES COMMAND...: no step can hang, or leave a process behind.
 step() {
@@ -49,7 +55,7 @@ step "documentation" 10 "$cargo" doc --locked --workspace --no-deps --document-p
 step "dependencies" 10 scripts/deny.sh
 step "manifests" 1 scripts/k8s.sh
 joined
-step "tests" 50 "$cargo" test --locked --workspace -- --show-output
+step "tests" 50 "$cargo" test --locked --workspace --no-fail-fast -- --show-output
 # With the `dbs` that the tests have just built; `make vm` takes static ones, and more time.
 beside "virtual machine" 20 env DBS="$built/dbs" LONGHORN="$built/longhorn" scripts/vm/run.sh --quick
 # With what the tests have just built, and the module beside it.
