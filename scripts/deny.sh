@@ -13,7 +13,7 @@ if ! command -v cargo-deny >/dev/null; then
     fi
     cargo install cargo-deny --locked
 fi
-if cargo deny --all-features fetch db; then
+if timeout 300 cargo deny --all-features fetch db; then
     # Not `check --disable-fetch`, which 0.20 has no longer.
     exec cargo deny --all-features --offline check
 fi

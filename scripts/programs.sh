@@ -27,6 +27,8 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "installing with apt-get: ${packages[*]}"
 export DEBIAN_FRONTEND=noninteractive
-if ! { apt-get update -q && apt-get install -qy --no-install-recommends "${packages[@]}"; }; then
+# A network that swallows packets, or another apt, must end in tests that are skipped.
+apt=(timeout -k 10 900 apt-get -o Acquire::http::Timeout=20 -o Acquire::Retries=1 -o DPkg::Lock::Timeout=120)
+if ! { "${apt[@]}" update -q && "${apt[@]}" install -qy --no-install-recommends "${packages[@]}"; }; then
     echo "apt-get failed: tests that need ${missing[*]} will be skipped"
 fi

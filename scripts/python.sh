@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${DBS_PYTHON_LIMITED:-}" ]; then
     # Nothing here takes long; what hangs is ended, with all that it started.
-    DBS_PYTHON_LIMITED=1 exec timeout --kill-after=20 "${DBS_PYTHON_TIMEOUT:-1200}" "$0" "$@"
+    DBS_PYTHON_LIMITED=1 exec timeout --kill-after=20 "${DBS_PYTHON_TIMEOUT:-3500}" "$0" "$@"
 fi
 cargo=${CARGO:-cargo}
 python=${PYTHON:-python3}
@@ -67,10 +67,10 @@ tests() {
     install_module "$target/debug/lib_dbs.so"
     export DBS_BINARY=${DBS_BINARY:-$(cd "$target/debug" && pwd)/dbs}
     cd dbs-py
-    timeout 300 "$venv/bin/python" -m pytest -q -o cache_dir="$place/pytest" </dev/null
-    timeout 120 "$venv/bin/mypy" --cache-dir "$place/mypy" </dev/null
-    MYPYPATH=python timeout 120 "$venv/bin/stubtest" --mypy-config-file pyproject.toml dbs </dev/null
-    timeout 120 "$venv/bin/basedpyright" --pythonpath "$venv/bin/python" </dev/null
+    timeout 1800 "$venv/bin/python" -m pytest -q -o cache_dir="$place/pytest" </dev/null
+    timeout 900 "$venv/bin/mypy" --cache-dir "$place/mypy" </dev/null
+    MYPYPATH=python timeout 900 "$venv/bin/stubtest" --mypy-config-file pyproject.toml dbs </dev/null
+    timeout 900 "$venv/bin/basedpyright" --pythonpath "$venv/bin/python" </dev/null
 }
 
 # Wheels that are in target/wheels were tried.
@@ -91,7 +91,7 @@ wheel() {
         --interpreter "$python" --out "$made"
     "$python" -m venv "$clean"
     "$clean/bin/pip" install --quiet --no-index "$made"/dbs-*.whl </dev/null
-    (cd "$clean" && timeout 60 bin/python -I -W error - <<'TRY'
+    (cd "$clean" && timeout 300 bin/python -I -W error - <<'TRY'
 import importlib.resources
 import dbs, dbs.aio
 

@@ -2,6 +2,7 @@
 # watched-test.sh: does watched.sh find what it is there for?
 set -uo pipefail
 watched=$(dirname "$0")/watched.sh
+export WATCHED_GRACE=2
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
@@ -18,12 +19,12 @@ expect() {
 }
 
 began=$SECONDS
-expect 0 fine 20 'echo fine'
-expect 3 wrong 20 'echo wrong; exit 3'
-expect 1 'left behind' 20 'sleep 300 & echo gone'
-expect 1 'left behind' 20 'setsid sleep 300 >/dev/null 2>&1 & echo gone'
-expect 124 'not done after 1 s' 1 'echo begun; sleep 300'
-grep -q fine "$log" && [ $((SECONDS - began)) -lt 30 ] || {
+expect 0 fine 200 'echo fine'
+expect 3 wrong 200 'echo wrong; exit 3'
+expect 1 'left behind' 200 'sleep 1000 & echo gone'
+expect 1 'left behind' 200 'setsid sleep 1000 >/dev/null 2>&1 & echo gone'
+expect 124 'not done after 1 s' 1 'echo begun; sleep 1000'
+grep -q fine "$log" && [ $((SECONDS - began)) -lt 900 ] || {
     echo "watched.sh: slow, or nothing logged"
     exit 1
 }

@@ -4,7 +4,7 @@
 # Its output goes to a file that is shown as it grows: a process that keeps a pipe open keeps its reader waiting for
 # ever. After SECONDS, what runs is shown and killed (exit code 124). Processes still there when the command has
 # ended are named and killed, and it has failed (exit code 1). They are known by a variable in their environment.
-# LOG: also written there.
+# LOG: also written there. WATCHED_GRACE: how many seconds what is left has to end by itself, 60.
 set -uo pipefail
 limit=$1
 shift
@@ -82,11 +82,12 @@ wait "$command"
 code=$?
 wait "$follower"
 ids=$(left)
-if [ -n "$ids" ]; then
+for _ in $(seq "${WATCHED_GRACE:-60}"); do
     # What is just ending is not left behind.
-    sleep 2
+    [ -n "$ids" ] || break
+    sleep 1
     ids=$(left)
-fi
+done
 if [ -n "$ids" ]; then
     echo "watched.sh: left behind by: $*"
     # shellcheck disable=SC2086 # a list

@@ -6,6 +6,8 @@ export DBS_STORE=/dev/vda
 socket=/run/nbd.sock
 server=
 servers=0
+# run.sh says how many times the time of an idle host what is waited for may take.
+patience=1
 
 # ok TEXT: what was checked just now.
 ok() {
@@ -24,9 +26,9 @@ broken() {
     echo "  FAILED at $3: exit code $1 of: $2"
 }
 
-# until_true SECONDS TEXT COMMAND...: waits until the command succeeds.
+# until_true SECONDS TEXT COMMAND...: waits until the command succeeds; so many seconds are for an idle host.
 until_true() {
-    local end=$((SECONDS + $1)) text=$2
+    local end=$((SECONDS + $1 * patience)) text=$2
     shift 2
     until "$@" >/dev/null 2>&1; do
         if [ $SECONDS -gt $end ]; then
@@ -66,10 +68,10 @@ start_server() {
     : >"$server_log"
     dbs --quiet serve --nbd "unix:$socket" "$@" 2>"$server_log" &
     server=$!
-    local end=$((SECONDS + 30))
+    local end=$((SECONDS + 30 * patience))
     until grep -q event=ready "$server_log"; do
         kill -0 "$server" 2>/dev/null || fail "dbs serve has ended"
-        [ $SECONDS -le $end ] || fail "dbs serve is not ready after 30 s"
+        [ $SECONDS -le $end ] || fail "dbs serve is not ready"
         sleep 0.1
     done
 }
@@ -112,10 +114,10 @@ start_controller() {
     longhorn controller vol --frontend "$1" --size "$volume_bytes" --current-size "$volume_bytes" --disableRevCounter \
         --listen 127.0.0.1:9501 "${@:2}" >>"$controller_log" 2>&1 </dev/null &
     controller=$!
-    local end=$((SECONDS + 60))
+    local end=$((SECONDS + 60 * patience))
     until grep -q event=ready "$controller_log"; do
         kill -0 "$controller" 2>/dev/null || fail "the controller has ended"
-        [ $SECONDS -le $end ] || fail "the controller is not ready after 60 s"
+        [ $SECONDS -le $end ] || fail "the controller is not ready"
         sleep 0.1
     done
 }
