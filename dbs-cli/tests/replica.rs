@@ -5,6 +5,7 @@
 mod process_support;
 
 use dbs_server::control::{Client, socket_path, store_uuid};
+use dbs_server::frontend::Listen;
 use dbs_server::remote::RemoteStore;
 use dbs_server::transfer::StoreAccess;
 use engine_adapter::data::DataClient;
@@ -154,6 +155,65 @@ fn many_replicas_share_a_store_and_outlive_everybody() {
     let _server = shared.serve();
     let a = shared.start("a", &[]);
     check(&a.open(), 7);
+}
+
+/// `dbs controller` over replicas that live in one store, steered by `dbs engine`.
+#[test]
+fn a_controller_is_steered_over_replicas_of_one_store() {
+    let shared = Shared::new();
+    let mut server = shared.serve();
+    let replicas: Vec<Process> = ["a", "b"]
+        .iter()
+        .map(|name| shared.start(name, &["--size", "64mb", "--disableRevCounter"]))
+        .collect();
+    let mut addresses = replicas.iter().map(|its| format!("tcp://{}", its.field("grpc")));
+    let (a, b) = (addresses.next().unwrap(), addresses.next().unwrap());
+    let controller = |replicas: &[&str]| {
+        let mut command = shared.place.program();
+        command.args(["controller", "vol", "--frontend", "socket", "--disableRevCounter"]);
+        command.args(["--size", "64mb", "--current-size", "64mb", "--listen", "127.0.0.1:0"]);
+        command.args(["--replica-timeout-ms", "60000", "--socket-dir"]).arg(shared.place.path());
+        for replica in replicas {
+            command.args(["--replica", replica]);
+        }
+        Process::spawn(command)
+    };
+    let mut engine = controller(&[&a]).ready();
+    let url = format!("http://{}", engine.field("grpc"));
+    let steer = |args: &[&str]| {
+        shared.try_dbs(&[&["engine", "--url", &url, "--volume-name", "vol"], args].concat())
+    };
+    let told = |args: &[&str]| {
+        let output = steer(args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let socket = shared.place.path().join("longhorn-vol.sock");
+    let data = DataClient::connect(&Listen::Unix(socket), 1).unwrap();
+    write(&data, 1);
+    assert_eq!(told(&["snapshots", "create", "one"]).trim(), "one");
+    told(&["add-replica", &b, "--size", "67108864", "--current-size", "67108864"]);
+    write(&data, 2);
+    let listed = told(&["ls-replica"]);
+    let complete = |line: &&str| line.split_whitespace().nth(1) == Some("RW");
+    assert_eq!(listed.lines().filter(complete).count(), 2, "{listed}");
+    told(&["rm-replica", &a]);
+    check(&data, 2);
+    let refused = steer(&["snapshots", "revert", "none"]);
+    assert_eq!(refused.status.code(), Some(1), "{}", String::from_utf8_lossy(&refused.stderr));
+    drop(data);
+    engine.stop();
+    // Nobody is there.
+    let mut engine = controller(&["tcp://127.0.0.1:1"]);
+    assert_eq!(engine.wait().code(), Some(1), "{}", engine.log());
+    assert!(engine.log().contains("event=replica-refused"), "{}", engine.log());
+    // Somebody is who does not fit: no rebuild has filled it, or it counts its changes.
+    let counting = shared.start("c", &["--size", "64mb"]);
+    let mut engine = controller(&[&format!("tcp://{}", counting.field("grpc"))]);
+    assert_eq!(engine.wait().code(), Some(61), "{}", engine.log());
+    assert!(engine.log().contains("it counts revisions"), "{}", engine.log());
+    server.stop();
 }
 
 #[test]

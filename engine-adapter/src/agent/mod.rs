@@ -49,6 +49,9 @@ pub const SERVICE_NAMES: [&str; 2] = [AGENT, PEER];
 /// What an agent is started with.
 #[derive(Debug)]
 pub struct AgentOptions {
+    /// Name of the Longhorn volume, as other agents of it know it; empty if unknown. (That of the replica's volume
+    /// in the store is another one where replicas share a store.)
+    pub volume: String,
     /// Where files are received.
     pub ports: ReceiverPorts,
     /// Where the lock of all replicas of the node is, see [`hash::lock_dir`].
@@ -62,9 +65,10 @@ pub struct AgentOptions {
 impl AgentOptions {
     /// With upstream's places, as the environment of this process has them.
     #[must_use]
-    pub fn new(ports: ReceiverPorts) -> Self {
+    pub fn new(volume: &str, ports: ReceiverPorts) -> Self {
         let control_path = std::env::var("LONGHORN_CONTROL_PATH").ok();
         Self {
+            volume: volume.to_owned(),
             ports,
             lock_dir: hash::lock_dir(control_path.as_deref()),
             host: PathBuf::from("/host"),
@@ -76,6 +80,7 @@ impl AgentOptions {
 /// The agent of a replica.
 pub struct Agent {
     replica: Arc<Replica>,
+    volume: String,
     shelf: Arc<ReplicaShelf>,
     ports: Arc<Ports>,
     jobs: Jobs,
@@ -99,6 +104,7 @@ impl Agent {
             hashes: Hashes::new(replica.dir(), &options.lock_dir),
             totals: Arc::default(),
             receiving: Arc::default(),
+            volume: options.volume,
             host: options.host,
             rest: options.rest,
             closing: watch::Sender::new(false),

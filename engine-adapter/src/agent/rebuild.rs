@@ -164,7 +164,7 @@ impl Order {
 
     /// Fetches files from one source, as long as there are some.
     async fn work(self: &Arc<Self>, from: &Address) -> Result<()> {
-        let volume = self.agent.replica.volume_name();
+        let volume = &self.agent.volume;
         let agent = from.agent()?;
         let mut attempt = 0;
         let peer = loop {
@@ -218,7 +218,7 @@ impl Order {
             fast_sync: self.fast,
             file_sync_http_client_timeout: self.http_timeout,
         };
-        let calls = remote::calls(agent, self.agent.replica.volume_name())?;
+        let calls = remote::calls(agent, &self.agent.volume)?;
         let request = remote::within(self.call_timeout, request);
         let mut client = SyncAgentServiceClient::new(calls);
         let what = format!("having {} send {}", agent, item.from);

@@ -191,7 +191,7 @@ impl ServedAgent {
         listener: TcpListener,
         receivers: ReceiverPorts,
     ) -> Result<Self> {
-        let agent = Agent::new(replica, AgentOptions::new(receivers));
+        let agent = Agent::new(replica, AgentOptions::new(&identity.volume, receivers));
         let mut all = routes(identity, &SERVICE_NAMES, false)?;
         agent.add_to(&mut all, identity);
         let grpc = ControlServer::start(common.runtime(), listener, all)?;

@@ -113,6 +113,7 @@ impl Node {
         replica.open(false, 0).unwrap();
         let receivers = (0..setup.receivers).map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let options = AgentOptions {
+            volume: setup.volume.to_owned(),
             ports: ReceiverPorts::Bound(receivers.collect()),
             lock_dir: setup.lock_dir.unwrap_or_else(|| dir.path().join("lock")),
             host: setup.host.unwrap_or_else(|| dir.path().join("no-host")),
@@ -266,7 +267,7 @@ pub fn content_of(block: u64, seed: u64) -> Vec<u8> {
 
 /// Waits until there is an answer.
 pub fn wait<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + Duration::from_secs(180);
     loop {
         if let Some(found) = look() {
             return found;

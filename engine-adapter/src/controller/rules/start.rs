@@ -153,6 +153,20 @@ pub fn choose(
     addresses: &[String],
     probes: &[Probe],
 ) -> Result<Start, StartError> {
+    let start = weigh(size, current, probes);
+    let addresses = addresses.to_vec();
+    if start.refused.iter().any(Option::is_none) {
+        Ok(start)
+    } else if probes.iter().any(|probe| matches!(probe, Probe::Unavailable(_))) {
+        Err(StartError::Unavailable(addresses))
+    } else {
+        Err(StartError::NoReplica(addresses))
+    }
+}
+
+/// The same where none may be: why each is refused that is.
+#[must_use]
+pub fn weigh(size: u64, current: u64, probes: &[Probe]) -> Start {
     let fit = |probe: &Probe| match probe {
         Probe::Open { state, size, sector_size } if state.is_complete() => {
             Some((*size, *sector_size))
@@ -178,15 +192,7 @@ pub fn choose(
             Probe::Failed(why) | Probe::Unavailable(why) => Some(why.clone()),
         })
         .collect();
-    if refused.iter().any(Option::is_none) {
-        return Ok(Start { size, sector_size, refused });
-    }
-    let addresses = addresses.to_vec();
-    if probes.iter().any(|probe| matches!(probe, Probe::Unavailable(_))) {
-        Err(StartError::Unavailable(addresses))
-    } else {
-        Err(StartError::NoReplica(addresses))
-    }
+    Start { size, sector_size, refused }
 }
 
 /// What tells replicas apart that are all fit.

@@ -135,7 +135,10 @@ impl Controller {
         current_size: u64,
     ) -> std::result::Result<Start, StartError> {
         let probes: Vec<_> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
-        let mut chosen = start::choose(size, current_size, addresses, &probes)?;
+        let chosen = start::choose(size, current_size, addresses, &probes);
+        let mut chosen = chosen.inspect_err(|_| {
+            self.log_refused(candidates, &start::weigh(size, current_size, &probes));
+        })?;
         let fit = |chosen: &Start| -> Vec<usize> {
             let all = chosen.refused.iter().enumerate();
             all.filter(|(_, why)| why.is_none()).map(|(index, _)| index).collect()
@@ -153,9 +156,19 @@ impl Controller {
         for (index, why) in agreeing.iter().zip(start::agree(self.options.policy, &facts)) {
             chosen.refused[*index] = why;
         }
-        match fit(&chosen).is_empty() {
-            true => Err(StartError::NoReplica(addresses.to_vec())),
-            false => Ok(chosen),
+        if fit(&chosen).is_empty() {
+            self.log_refused(candidates, &chosen);
+            return Err(StartError::NoReplica(addresses.to_vec()));
+        }
+        Ok(chosen)
+    }
+
+    fn log_refused(&self, candidates: &[Candidate], weighed: &Start) {
+        for (candidate, refused) in candidates.iter().zip(&weighed.refused) {
+            if let Some(why) = refused {
+                let address = &candidate.target.address;
+                self.log(true, "replica-refused", &[("replica", address), ("why", why)]);
+            }
         }
     }
 
@@ -181,14 +194,11 @@ impl Controller {
                 .collect();
         }
         self.parts.path.resize(chosen.size);
+        self.log_refused(candidates, &chosen);
         for (candidate, refused) in candidates.iter().zip(&chosen.refused) {
             match refused {
                 None => self.set_mode(candidate.id, Mode::Rw),
-                Some(why) => {
-                    let address = &candidate.target.address;
-                    self.log(true, "replica-refused", &[("replica", address), ("why", why)]);
-                    self.let_go(candidate);
-                }
+                Some(_) => self.let_go(candidate),
             }
         }
         // One may have failed while the others were looked at.

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 const SIZE: usize = 1 << 20;
 const BLOCK: u32 = 4096;
 /// Silence after which replicas are given up here.
-const SHORT: Duration = Duration::from_millis(250);
+const SHORT: Duration = Duration::from_secs(1);
 /// What has not happened after this does not happen.
-const DEADLINE: Duration = Duration::from_millis(1200);
+const DEADLINE: Duration = Duration::from_secs(6);
 /// What would happen at once has happened after this.
-const MOMENT: Duration = Duration::from_millis(40);
+const MOMENT: Duration = Duration::from_millis(300);
 
 struct Nobody;
 
@@ -191,7 +191,7 @@ fn a_lost_request_is_noticed(bug: Option<Bug>) -> bool {
             scope.spawn(|| {
                 let client = volume.client();
                 while !ended.load(Ordering::SeqCst) {
-                    client.write(8192, &[2; 4096]).unwrap();
+                    let _ = client.write(8192, &[2; 4096]);
                 }
             });
             let noticed = volume.client().write(0, &[1; 4096]).is_ok();
@@ -255,7 +255,7 @@ fn a_large_change_has_its_turn(bug: Option<Bug>) -> bool {
                 let (client, ended) = (volume.client(), &ended);
                 scope.spawn(move || {
                     while !ended.load(Ordering::SeqCst) {
-                        client.write(stream * u64::from(BLOCK), &[1; 4096]).unwrap();
+                        let _ = client.write(stream * u64::from(BLOCK), &[1; 4096]);
                     }
                 });
             }
@@ -348,11 +348,17 @@ const CHECKS: [(Bug, Check); 16] = [
     (Bug::HealFirst, who_reads_does_not_wait_for_healing),
 ];
 
-/// Those of the tests that found something.
+/// Those of the tests that found something: a mistake may escape once, and a stall of the machine may look like one.
 fn found(planted: bool) -> Vec<Bug> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock();
+    let right = move |bug, check: Check| match planted {
+        true => (0..3).all(|_| check(Some(bug))),
+        false => (0..3).any(|_| check(None)),
+    };
     thread::scope(|scope| {
         let running: Vec<_> = CHECKS
-            .map(|(bug, check)| (bug, scope.spawn(move || check(planted.then_some(bug)))))
+            .map(|(bug, check)| (bug, scope.spawn(move || right(bug, check))))
             .into_iter()
             .collect();
         let ended = running.into_iter().map(|(bug, check)| (bug, check.join().unwrap()));
