@@ -87,8 +87,6 @@ fn many(count: usize, driver: Driver) {
     // Each has been used once, then idles.
     for (sequence, raw) in all.iter_mut().enumerate() {
         raw.send(Header::new(Type::Read, sequence as u32, 0, 4096), &[]);
-    }
-    for (sequence, raw) in all.iter_mut().enumerate() {
         let (reply, payload) = raw.receive();
         assert_eq!((reply.sequence, payload), (sequence as u32, vec![3; 4096]));
     }

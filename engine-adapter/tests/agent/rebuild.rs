@@ -450,7 +450,7 @@ fn an_agent_that_is_shut_down_lets_go_of_the_volume() {
     // A receiver that nobody comes to.
     let receiver = ReceiverLaunchRequest { to_file_name: "volume-snap-x.img".to_owned() };
     target.call(|mut c| async move { c.receiver_launch(receiver).await }).unwrap();
-    assert!(target.agent.shut_down(Duration::from_secs(30)));
+    assert!(target.agent.shut_down(Duration::from_secs(120)));
     assert!(runtime.block_on(running).unwrap().is_err());
     assert_eq!(target.rebuild_status().state, "error");
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn refused(text: &str) -> ClientError {
     ClientError::Replica(text.to_owned())
@@ -141,18 +141,21 @@ fn closing_waits_for_what_is_in_flight() {
         let Some(replica) = Setup::with_driver(driver).start() else { continue };
         let client = replica.client(2);
         client.write(0, &[1; 4096]).unwrap();
-        *replica.events.delay.lock().unwrap() = Duration::from_millis(200);
+        let held = replica.events.delay.lock().unwrap();
         let unmap = client.submit(Type::Unmap, 0, 4096, &[]).unwrap();
         eventually("it runs", || replica.events.unmapping.load(Ordering::SeqCst) == 1);
-        let begun = Instant::now();
         assert!(!replica.gate.set_within(Access::not_open("closed"), Duration::from_millis(20)));
         assert_eq!(
             client.read(0, 1),
             Err(refused("replica no longer exist")),
             "others do not wait"
         );
-        assert!(replica.gate.set(Access::not_open("error")));
-        assert!(begun.elapsed() >= Duration::from_millis(150));
+        let gate = replica.gate.clone();
+        let setting = thread::spawn(move || gate.set(Access::not_open("error")));
+        thread::sleep(Duration::from_millis(50));
+        assert!(!setting.is_finished());
+        drop(held);
+        assert!(setting.join().unwrap());
         assert_eq!(unmap.wait().unwrap().header.size, 4096, "it was answered well");
         drop(client);
         replica.finish();
@@ -303,7 +306,7 @@ impl Wake for AfterAnother {
         let unmap = self.other.submit(Type::Unmap, 0, 4096, &[]).map_err(|e| e.to_string())?;
         let (ended, end) = mpsc::channel();
         thread::spawn(move || ended.send(unmap.wait().is_ok()));
-        let ended = end.recv_timeout(Duration::from_secs(10));
+        let ended = end.recv_timeout(Duration::from_secs(60));
         ended.map_err(|_| "the other's request does not end".to_owned())?;
         let (gate, active) = self.opens.clone();
         assert!(gate.set(Access::Open(active)));
@@ -371,7 +374,15 @@ fn what_is_acknowledged_is_as_durable_as_was_asked_for() {
         for durability in [Durability::Power, Durability::Interval] {
             let commit_interval = Duration::from_secs(3600);
             let options = DataOptions { commit_interval, ..Setup::default().options };
-            let setup = Setup { durability, options, ..Setup::with_driver(driver) };
+            // Small, as it is copied often.
+            let (store_size, volume_size) = (32 * MIB, 4 * MIB);
+            let setup = Setup {
+                durability,
+                options,
+                store_size,
+                volume_size,
+                ..Setup::with_driver(driver)
+            };
             let Some(replica) = setup.start() else { continue };
             let client = replica.client(2);
             // Through a worker, which gives the extent its place, then by the reactor alone.
@@ -408,12 +419,16 @@ fn power_durability_batches_commits() {
     let client = replica.client(2);
     client.write(0, &[1; 4096]).unwrap();
     let before = replica.events.commits.load(Ordering::SeqCst);
+    // No commit ends before all have come.
+    let held = replica.events.delay.lock().unwrap();
     let writes: Vec<_> = (0..512_i64)
         .map(|n| client.submit(Type::Write, n * 4096, 4096, &[2; 4096]).unwrap())
         .collect();
+    eventually("all are there", || replica.gate.stats().in_flight == 512);
+    drop(held);
     writes.into_iter().for_each(|write| drop(write.wait().unwrap()));
     let commits = replica.events.commits.load(Ordering::SeqCst) - before;
-    assert!((1..400).contains(&commits), "{commits} commits for 512 writes");
+    assert!((1..100).contains(&commits), "{commits} commits for 512 writes");
     drop(client);
     replica.finish();
 }

@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 pub const SIZE: u64 = 16 << 20;
 const SIZE_TEXT: &str = "16777216";
 /// Silence after which a replica is given up here: a busy machine is not silent for so long.
-pub const SHORT: Duration = Duration::from_millis(1500);
-const SHORT_TEXT: &str = "1500";
+pub const SHORT: Duration = Duration::from_secs(6);
+const SHORT_TEXT: &str = "6000";
 /// The longest that a request may take here while a good replica is left: what one that is silent for the
 /// other's sake may, and then one that is lost in between; and the machine may be busy.
-pub const LONGEST: Duration = Duration::from_millis(2 * 2 * 1500 + 1500);
+pub const LONGEST: Duration = Duration::from_secs(2 * 2 * 6 + 20);
 /// Ports of a replica that are to be free: gRPC, data, sync agent, and two receivers.
 const PORTS: u16 = 5;
 /// Longer than any command takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A directory with room for replicas, in memory where that can be: a disk that others keep busy is one more
 /// reason for a replica to be slow.

@@ -119,7 +119,7 @@ impl Drop for Load {
 }
 
 fn connect(socket: &Listen) -> std::io::Result<DataClient> {
-    Ok(DataClient::connect(socket, 2)?.with_timeout(Duration::from_secs(20)))
+    Ok(DataClient::connect(socket, 2)?.with_timeout(Duration::from_secs(90)))
 }
 
 struct Client {

@@ -66,13 +66,18 @@ impl Lab {
         let inside = |args: &[&str]| {
             let mut command = Command::new("nsenter");
             command.args(["-t", &pid, "-n", "--", "ip"]).args(args);
-            output(command, self.place.path()).unwrap();
+            output(command, self.place.path())
         };
-        link.ip(&["addr", "add", &format!("{net}.{here}/30"), "dev", &own]).unwrap();
+        let made = link
+            .ip(&["addr", "add", &format!("{net}.{here}/30"), "dev", &own])
+            .and_then(|_| inside(&["addr", "add", &format!("{net}.{there}/30"), "dev", its]))
+            .and_then(|_| inside(&["link", "set", its, "up"]))
+            .and_then(|_| inside(&["link", "set", "lo", "up"]));
+        if let Err(error) = made {
+            skip(test, &format!("addresses of veth links: {}", error.trim()));
+            return None;
+        }
         link.set(true);
-        inside(&["addr", "add", &format!("{net}.{there}/30"), "dev", its]);
-        inside(&["link", "set", its, "up"]);
-        inside(&["link", "set", "lo", "up"]);
         replica.host = format!("{net}.{there}");
         replica.address = format!("tcp://{}:{}", replica.host, replica.port);
         Some((replica, link))

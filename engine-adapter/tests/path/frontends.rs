@@ -139,13 +139,13 @@ fn load_without_a_socket() {
         assert_eq!((failed.requests, failed.error.as_deref()), (0, Some("no backend available")));
         volume.add(1, &BackendAddress::Null, Mode::Rw);
         let nothing = null::run(&volume.path, &load).unwrap();
-        assert!(nothing.requests > 100 && nothing.errors == 0, "{nothing:?}");
+        assert!(nothing.requests >= 32 && nothing.errors == 0, "{nothing:?}");
         let replicas = replicas(2);
         for (replica, id) in replicas.iter().zip(2..) {
             volume.add(id, &address(replica), Mode::Rw);
         }
         let report = null::run(&volume.path, &load).unwrap();
-        assert!(report.requests > 100 && report.errors == 0, "{report:?}");
+        assert!(report.requests >= 32 && report.errors == 0, "{report:?}");
         assert_eq!(volume.path.stats().in_flight, 0);
     }
 }

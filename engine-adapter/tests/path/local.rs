@@ -7,7 +7,6 @@ use engine_adapter::controller::path::{BackendAddress, LocalReplica, Mode, PathO
 use engine_adapter::data::{Access, ClientError, DataOptions, DataStats, Kind};
 use engine_adapter::wire::Type;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 /// The way to a replica that does without its server.
 pub fn local(replica: &Replica) -> BackendAddress {
@@ -167,14 +166,12 @@ fn one_that_hangs_is_given_up() {
     volume.add(2, &address(&replicas[1]), Mode::Rw);
     let client = volume.client(2);
     client.write(0, &[1; 4096]).unwrap();
-    *replicas[0].events.delay.lock().unwrap() = Duration::from_secs(4);
-    let begun = Instant::now();
+    let held = replicas[0].events.delay.lock().unwrap();
     client.unmap(0, 4096).unwrap();
-    assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
     assert_eq!(volume.faulted(1), "r/w timeout");
     client.write(4096, &[2; 4096]).unwrap();
     assert_eq!(volume.mode(2), Mode::Rw);
-    *replicas[0].events.delay.lock().unwrap() = Duration::ZERO;
+    drop(held);
     volume.path.remove(1);
     eventually("what hung ends", || replicas[0].gate.stats().in_flight == 0);
     drop((client, volume));

@@ -78,10 +78,11 @@ fn a_hold_lets_nothing_through_and_loses_nothing() {
             let hold = volume.path.hold();
             let (before, first) = (content(&replicas[0]), content(&replicas[1]));
             assert!(before == first, "nothing is on its way to only one of them");
-            eventually("all clients wait", || volume.path.stats().in_flight >= 4);
             let requests = load.now();
+            eventually("all clients wait", || volume.path.stats().in_flight >= 4);
             std::thread::sleep(std::time::Duration::from_millis(50));
-            assert_eq!(load.now(), requests);
+            // A hold does not wait for flushes: each client's may end yet, and then it waits.
+            assert!(load.now() <= requests + load.clients);
             assert!(content(&replicas[0]) == before && content(&replicas[1]) == before);
             drop(hold);
             load.some_more(100);

@@ -18,7 +18,7 @@ fn agent(place: &Place, name: &str) -> Process {
     command.current_dir(place.replica(name));
     command.args(["--volume-name", "vol", "sync-agent", "--listen", "127.0.0.1:0"]);
     // Few of them are likely to be in use elsewhere.
-    let first = 20_000 + fastrand::u16(0..10_000);
+    let first = 30_000 + fastrand::u16(0..2000);
     let range = format!("{first}-{}", first + 50);
     command.args(["--listen-port-range", &range, "--replica", "127.0.0.1:1"]);
     Process::spawn(command)

@@ -7,6 +7,7 @@ use engine_adapter::data::DataClient;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Ports of a replica that are to be free: gRPC, data, sync agent, and two receivers.
 const PORTS: u16 = 5;
@@ -15,8 +16,11 @@ const BLOCKS: u64 = 500;
 
 /// The first of some ports in a row that are free now.
 pub fn free_ports() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = u16::try_from(std::process::id() % 10_000).unwrap();
     loop {
-        let first = 20_000 + fastrand::u16(0..10_000);
+        let next = NEXT.fetch_add(PORTS, Ordering::Relaxed);
+        let first = 20_000 + start.wrapping_add(next) % 10_000;
         let all = (first..first + PORTS).map(|port| TcpListener::bind(("127.0.0.1", port)));
         if all.collect::<Result<Vec<_>, _>>().is_ok() {
             return first;
@@ -47,6 +51,8 @@ pub fn controller_with(place: &Place, frontend: &str, replicas: &[&str], more: &
     let mut command = place.program();
     command.args(["controller", "vol", "--frontend", frontend, "--disableRevCounter"]);
     command.args(["--size", TEXT_SIZE, "--current-size", TEXT_SIZE, "--listen", "127.0.0.1:0"]);
+    // Nobody waits for one that is silent here, and a machine that stalls is no fault of a replica.
+    command.args(["--replica-timeout-ms", "60000"]);
     command.arg("--socket-dir").arg(place.path());
     for replica in replicas {
         command.args(["--replica", replica]);

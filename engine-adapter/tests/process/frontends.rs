@@ -16,12 +16,12 @@ fn have(program: &str) -> bool {
     found
 }
 
-/// Runs a program, for a minute at most, which must succeed; its output goes through a file.
+/// Runs a program, for ten minutes at most, which must succeed; its output goes through a file.
 fn client_of(place: &Place, program: &str, args: &[&str]) -> String {
     let path = place.path().join("output");
     let output = fs::File::create(&path).unwrap();
     let mut command = Command::new("timeout");
-    command.args(["60", program]).args(args).stdin(Stdio::null());
+    command.args(["600", program]).args(args).stdin(Stdio::null());
     command.stdout(output.try_clone().unwrap()).stderr(output);
     let status = command.status().unwrap();
     let text = fs::read_to_string(&path).unwrap();

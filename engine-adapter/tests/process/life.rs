@@ -29,7 +29,7 @@ fn it_serves_stops_in_order_and_goes_on_where_it_was() {
     assert_eq!(rpc.state(), "dirty");
     let begun = Instant::now();
     replica.stop();
-    assert!(begun.elapsed() < Duration::from_secs(20), "took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(120), "took {:?}", begun.elapsed());
     // Free at once, although connections were open.
     for port in address.port()..address.port() + 3 {
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err());

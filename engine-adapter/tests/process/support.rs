@@ -22,7 +22,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 /// Long enough for anything on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Size of most volumes.
 pub const SIZE: u64 = 64 << 20;
 pub const BLOCK: usize = 4096;
@@ -39,8 +39,13 @@ impl Place {
         Self { directory }
     }
 
-    /// One in memory, if there is such a file system.
+    /// One in memory, if there is such a file system with room.
     pub fn in_memory() -> Self {
+        let room = nix::sys::statvfs::statvfs("/dev/shm")
+            .is_ok_and(|shm| shm.blocks_available() * shm.fragment_size() > 1 << 30);
+        if !room {
+            return Self::new();
+        }
         let Ok(directory) = tempfile::tempdir_in("/dev/shm") else { return Self::new() };
         Self { directory }
     }

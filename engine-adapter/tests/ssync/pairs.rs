@@ -287,12 +287,12 @@ async fn a_sender_that_dies_leaves_an_abandoned_image() {
     let (from, to) = (dir.path().join("a"), dir.path().join("b"));
     random_file(&from, 19, 16 * MIB, 10);
     let sink = Moody::new(&to, usize::MAX);
-    let idle = Duration::from_millis(400);
+    let idle = Duration::from_secs(5);
     let receiver = Receiver::with_idle(Arc::clone(&sink) as Arc<dyn Sink>, idle);
     let (port, source) = (receiver.port, Arc::new(file(&from)));
     let writing = sink.writing.notified();
     let sending = tokio::spawn(async move { send_to(port, source, options()).await });
-    writing.await;
+    tokio::time::timeout(Duration::from_secs(60), writing).await.unwrap();
     // As killed: no goodbye.
     sending.abort();
     assert_eq!(receiver.ended().await, Received::Idle);
@@ -314,7 +314,7 @@ async fn a_receiver_that_dies_ends_the_sender() {
     let (port, source) = (receiver.port, Arc::new(file(&from)));
     let writing = sink.writing.notified();
     let sending = tokio::spawn(async move { send_to(port, source, options()).await });
-    writing.await;
+    tokio::time::timeout(Duration::from_secs(60), writing).await.unwrap();
     stop.notify_one();
     assert_eq!(receiver.ended().await, Received::Stopped);
     assert!(sink.was_abandoned());
