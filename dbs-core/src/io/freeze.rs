@@ -243,7 +243,7 @@ mod tests {
         let early = wait.recv_timeout(Duration::from_millis(200));
         assert!(early.is_err(), "{early:?}");
         drop(frozen);
-        assert_eq!(wait.recv_timeout(Duration::from_secs(30)), Ok(Ok(())));
+        assert_eq!(wait.recv_timeout(Duration::from_secs(120)), Ok(Ok(())));
         writer.join().unwrap();
         run("umount", &[mounted.point.to_str().unwrap()]).unwrap();
         assert!(freeze(device).unwrap().is_empty(), "nothing is mounted");

@@ -191,6 +191,7 @@ mod tests {
     use crate::io::interpose::Interposer;
     use crate::store::{InitOptions, OpenOptions, TailPlace};
     use crate::volume::{Request, Start};
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
     const DIRTY_BLOCKS: u64 = 16 << 10;
@@ -218,7 +219,7 @@ mod tests {
             let _ = request.finish_write(Ok(())).unwrap();
         };
         let wait = |what: fn(&Commits) -> bool| {
-            let deadline = Instant::now() + Duration::from_secs(20);
+            let deadline = Instant::now() + Duration::from_secs(120);
             while !what(&store.inner.commits.lock().unwrap()) {
                 assert!(Instant::now() < deadline);
                 std::thread::sleep(Duration::from_millis(1));
@@ -228,7 +229,7 @@ mod tests {
         store.inner.commits.lock().unwrap().requested = 100;
         // Slow enough for somebody else to come.
         let new = directory.path().join("new");
-        std::fs::write(&new, "flush delay=500ms; write eio in=journal count=1").unwrap();
+        std::fs::write(&new, "flush delay=5s; write eio in=journal count=1").unwrap();
         std::fs::rename(&new, &rules).unwrap();
         std::thread::scope(|scope| {
             let first = scope.spawn(|| volume.flush());
@@ -255,7 +256,9 @@ mod tests {
         let rules = directory.path().join("rules");
         std::fs::write(&rules, "").unwrap();
         let interposer = Interposer::new(Some(&format!("@{}", rules.display())), None).unwrap();
-        let open = OpenOptions { interposer: Some(interposer.into()), ..OpenOptions::default() };
+        let interposer = Arc::new(interposer);
+        let open =
+            OpenOptions { interposer: Some(Arc::clone(&interposer)), ..OpenOptions::default() };
         let store = Store::open(&path, &open).unwrap();
         store.create_volume("v", 8 << 20).unwrap();
         let volume = store.volume("v").unwrap();
@@ -266,7 +269,9 @@ mod tests {
         std::fs::rename(&new, &rules).unwrap();
         std::thread::scope(|scope| {
             let opening = scope.spawn(|| volume.write_at(0, &[2; 4096], false));
-            std::thread::sleep(Duration::from_millis(100));
+            while interposer.injected() == 0 && !opening.is_finished() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             assert_eq!(volume.flush().unwrap_err().kind(), crate::ErrorKind::Poisoned);
             assert_eq!(opening.join().unwrap().unwrap_err().kind(), crate::ErrorKind::Io);
         });

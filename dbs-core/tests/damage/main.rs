@@ -25,7 +25,7 @@ use std::time::Duration;
 /// Zero bytes flipped: one of this many.
 const ZEROS_SAMPLED: u64 = 131;
 /// Longest that a test may take before it counts as hanging.
-const HANG: Duration = Duration::from_secs(240);
+const HANG: Duration = Duration::from_secs(1800);
 
 struct Sample {
     disk: Arc<Mem>,

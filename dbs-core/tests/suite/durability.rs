@@ -147,7 +147,7 @@ fn delete_beside_work(write_before: bool, write: impl Fn(&Volume) + Send + Clone
         std::thread::sleep(Duration::from_millis(200));
     });
     store.delete_snapshot("v", "s").unwrap();
-    finished.recv_timeout(Duration::from_secs(20)).unwrap();
+    finished.recv_timeout(Duration::from_secs(120)).unwrap();
     let events = disk.take_events();
     let position = |wanted: &dyn Fn(u64) -> bool| {
         events.iter().position(|e| matches!(e, Event::Write(at, _) if wanted(*at))).unwrap()
@@ -302,7 +302,7 @@ fn an_overwrite_is_not_acknowledged_before_the_record_it_rests_on() {
         std::thread::sleep(Duration::from_millis(200));
     });
     volume.write_at(0, &pattern(1, BLOCK), false).unwrap();
-    let image = Arc::new(image.recv_timeout(Duration::from_secs(10)).unwrap());
+    let image = Arc::new(image.recv_timeout(Duration::from_secs(120)).unwrap());
     let found = contents(&open(&image, 2, false).unwrap());
     assert!(found["v"][..BLOCK] == pattern(2, BLOCK), "an acknowledged write is lost");
 }
