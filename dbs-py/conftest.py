@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = Path(os.environ.get("DBS_BINARY", ROOT / "target/debug/dbs"))
-READY_SECONDS = 30
+READY_SECONDS = 120
+END_SECONDS = 120
 
 
 class Server:
@@ -38,14 +39,14 @@ class Server:
     def kill(self) -> None:
         """As a crash."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(END_SECONDS)
 
     def stop(self) -> None:
         """In good order."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(20)
+                self.process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise
