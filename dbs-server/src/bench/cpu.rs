@@ -47,7 +47,7 @@ mod tests {
         let before = cpu.used().unwrap();
         let begun = std::time::Instant::now();
         while cpu.used().unwrap() == before {
-            assert!(begun.elapsed() < Duration::from_secs(10));
+            assert!(begun.elapsed() < Duration::from_secs(120));
         }
         assert!(Cpu::of(u32::MAX).is_none());
     }

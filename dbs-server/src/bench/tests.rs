@@ -8,7 +8,7 @@ use dbs_core::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LENGTH: u64 = 16 << 20;
 
@@ -21,6 +21,8 @@ struct Fake {
     flushes: AtomicU64,
     in_flight: AtomicUsize,
     most_in_flight: AtomicUsize,
+    /// No request is done before so many were in flight at once.
+    overlap: usize,
     /// Fails this request, counted from 1.
     fails: u64,
     count: AtomicU64,
@@ -107,7 +109,13 @@ impl Queue for FakeQueue<'_> {
 
     fn finish(&mut self, done: &mut Vec<usize>) -> Result<()> {
         // Others get to start theirs.
-        std::thread::sleep(Duration::from_micros(100));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut waiting = true;
+        while waiting {
+            std::thread::sleep(Duration::from_micros(100));
+            let most = self.fake.most_in_flight.load(Ordering::SeqCst);
+            waiting = most < self.fake.overlap && Instant::now() < deadline;
+        }
         let Some(slot) = self.started.pop() else { return Ok(()) };
         self.fake.in_flight.fetch_sub(1, Ordering::SeqCst);
         done.push(slot);
@@ -191,7 +199,7 @@ fn run(
 fn requests_are_kept_in_flight() {
     for pipelined in [false, true] {
         for depth in [1, 16] {
-            let fake = Fake { pipelined, ..Fake::default() };
+            let fake = Fake { pipelined, overlap: depth as usize, ..Fake::default() };
             let load = load(Pattern::Random, Operation::Read, depth);
             let outcome = load::run(&load, &fake, &mut |_| true).unwrap();
             assert_eq!(fake.most_in_flight.load(Ordering::SeqCst), depth as usize);

@@ -419,6 +419,7 @@ mod tests {
     /// Each byte comes in time, and none of the record that they are of does.
     #[test]
     fn a_deadline_holds_for_one_who_drips() {
+        const LENGTH: usize = 10_000;
         let dir = tempfile::tempdir().unwrap();
         let (cert, key_file) = (dir.path().join(SERVER.0), dir.path().join(SERVER.1));
         let key = KeyPair::generate().unwrap();
@@ -430,27 +431,31 @@ mod tests {
             TlsStream::client(&TlsClient::load(&cert, None).unwrap(), "localhost").unwrap();
         let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
         let (go, gone) = std::sync::mpsc::channel();
+        let (flow, flows) = std::sync::mpsc::channel();
         let dripping = std::thread::spawn(move || {
             let mut server = TlsSocket::handshake(Socket::Unix(there), server).unwrap();
-            let record = server.tls.seal(std::iter::once(&[7; 200][..])).unwrap();
+            let record = server.tls.seal(std::iter::once(&[7; LENGTH][..])).unwrap();
             gone.recv().unwrap();
-            for byte in record {
-                server.socket.send_all(&[byte]).unwrap();
-                std::thread::sleep(Duration::from_millis(5));
+            let mut bytes = record.iter();
+            // Not all of it before the other one's time is over.
+            while flows.recv_timeout(Duration::from_millis(5)).is_err() {
+                server.socket.send_all(&[*bytes.next().unwrap()]).unwrap();
             }
+            server.socket.send_all(bytes.as_slice()).unwrap();
         });
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut client = TlsSocket::handshake_by(Socket::Unix(here), client, deadline).unwrap();
         client.set_deadline(Some(Instant::now() + Duration::from_millis(100))).unwrap();
         go.send(()).unwrap();
-        let error = client.read(&mut [0; 200]).unwrap_err();
+        let error = client.read(&mut [0; LENGTH]).unwrap_err();
         let late = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
         assert!(late.contains(&error.kind()), "{error}");
         // Nothing of it is lost.
+        flow.send(()).unwrap();
         client.set_deadline(None).unwrap();
-        let mut all = [0; 200];
+        let mut all = [0; LENGTH];
         client.read_exact(&mut all).unwrap();
-        assert_eq!(all, [7; 200]);
+        assert_eq!(all, [7; LENGTH]);
         dripping.join().unwrap();
     }
 }

@@ -57,10 +57,10 @@ fn client(socket: &Path, number: u64, seed: u64) -> Vec<u8> {
     copy
 }
 
-/// Snapshots, their deletion and background work for as long as clients run.
+/// Snapshots, their deletion and background work for as long as clients run, and some in any case.
 fn disturb(store: &Store, done: &AtomicBool) -> u64 {
     let mut round = 0;
-    while !done.load(Ordering::SeqCst) {
+    while round < 3 || !done.load(Ordering::SeqCst) {
         store.create_snapshot("vol", &format!("s{round}"), &SnapshotOptions::default()).unwrap();
         if round >= 2 {
             store.delete_snapshot("vol", &format!("s{}", round - 2)).unwrap();

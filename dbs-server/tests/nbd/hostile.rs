@@ -14,10 +14,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Of a handshake's step, where silence must end: those who are not silent keep it on a busy machine too.
+const HANDSHAKE: Duration = Duration::from_secs(5);
 
 fn raw(server: &Server) -> UnixStream {
     let mut stream = UnixStream::connect(server.path()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
     stream
 }
@@ -39,8 +42,14 @@ fn until_closed(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn still_serves(server: &Server) {
-    let mut client =
-        Client::connect_unix(&server.path(), "disk", &ClientOptions::default()).unwrap();
+    let mut connected = None;
+    // On a busy machine it may itself be too slow for a server that is strict.
+    eventually("somebody is served", || {
+        let options = ClientOptions::default();
+        connected = Client::connect_unix(&server.path(), "disk", &options).ok();
+        connected.is_some()
+    });
+    let mut client = connected.unwrap();
     client.write_at(0, &[1; 4096], true).unwrap();
     client.read_at(0, &mut [0; 4096]).unwrap();
     client.disconnect().unwrap();
@@ -181,14 +190,18 @@ fn garbage_at_every_stage() {
 
 #[test]
 fn silent_clients_are_dropped_and_disturb_nobody() {
-    let handshake_timeout = Duration::from_millis(500);
-    let mut server =
-        Server::new([disk(MIB)], ServerOptions { handshake_timeout, ..ServerOptions::default() });
-    let silent: Vec<_> = (0..200).map(|_| UnixStream::connect(server.path()).unwrap()).collect();
-    // One sends a byte now and then: the time is for the whole step.
+    let options = ServerOptions { handshake_timeout: HANDSHAKE, ..ServerOptions::default() };
+    let server = Server::new([disk(MIB)], options);
+    let silence = |server: &Server| -> Vec<_> {
+        (0..200).map(|_| UnixStream::connect(server.path()).unwrap()).collect()
+    };
+    let silent = silence(&server);
+    // One sends a byte of a long option now and then: the time is for the whole step.
     let mut trickling = raw(&server);
+    let long = [flags(), encode_option(opt::EXPORT_NAME, &[b'x'; 4096])].concat();
+    trickling.write_all(&long[..long.len() - 4096]).unwrap();
     let trickle = thread::spawn(move || {
-        while trickling.write_all(&[0]).is_ok() {
+        while trickling.write_all(b"x").is_ok() {
             thread::sleep(Duration::from_millis(200));
         }
     });
@@ -198,8 +211,15 @@ fn silent_clients_are_dropped_and_disturb_nobody() {
     drop(silent);
     still_serves(&server);
 
-    let _again: Vec<_> = (0..200).map(|_| UnixStream::connect(server.path()).unwrap()).collect();
-    assert!(server.stop() < Duration::from_secs(3));
+    // Who stops the server does not wait for them either.
+    let options = ServerOptions {
+        handshake_timeout: 10 * PATIENCE,
+        stop_grace: Duration::from_millis(300),
+        ..ServerOptions::default()
+    };
+    let mut server = Server::new([disk(MIB)], options);
+    let _silent = silence(&server);
+    assert!(server.stop() < PATIENCE);
 }
 
 #[test]
@@ -208,11 +228,8 @@ fn broken_tls_is_ended() {
     make_certificates(certs.path());
     let file = |name: &str| certs.path().join(name);
     let tls = TlsConfig::load(&file("server-cert.pem"), &file("server-key.pem"), None).unwrap();
-    let options = ServerOptions {
-        tls: Some(tls),
-        handshake_timeout: Duration::from_millis(500),
-        ..ServerOptions::default()
-    };
+    let options =
+        ServerOptions { tls: Some(tls), handshake_timeout: HANDSHAKE, ..ServerOptions::default() };
     let server = Server::new([disk(MIB)], options);
     let start = [flags(), encode_option(opt::STARTTLS, b"")].concat();
     let acked = 20;
@@ -229,7 +246,7 @@ fn broken_tls_is_ended() {
     stream.write_all(&flags()).unwrap();
     let began = Instant::now();
     while stream.write_all(&encode_option(opt::LIST, b"")).is_ok() {
-        assert!(began.elapsed() < Duration::from_secs(10), "the server did not close");
+        assert!(began.elapsed() < PATIENCE, "the server did not close");
         thread::sleep(Duration::from_millis(20));
     }
     let smuggled = [start, encode_option(opt::EXPORT_NAME, b"disk")].concat();
@@ -344,7 +361,7 @@ fn hostile_servers_make_errors_of_our_client() {
     scripts.extend((0..50).map(|seed| [opened.clone(), pattern(seed, 500)].concat()));
     for (index, script) in scripts.into_iter().enumerate() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
         theirs.write_all(&script).unwrap();
         theirs.shutdown(Shutdown::Write).unwrap();
         let result = Client::over(ours, "", &ClientOptions::default()).and_then(|mut client| {

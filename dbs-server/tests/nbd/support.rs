@@ -261,7 +261,7 @@ pub fn have(program: &str) -> bool {
     found
 }
 
-/// Runs a program for at most a minute; returns whether it succeeded, its stdout and its stderr.
+/// Runs a program for at most ten minutes; returns whether it succeeded, its stdout and its stderr.
 pub fn try_run(command: &mut Command) -> (bool, String, String) {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -276,7 +276,7 @@ pub fn try_run(command: &mut Command) -> (bool, String, String) {
         err.read_to_end(&mut text).unwrap();
         String::from_utf8_lossy(&text).into_owned()
     });
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(600);
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break Some(status),
@@ -317,9 +317,9 @@ pub fn nbdsh(python: &str, script: &str) {
     run(Command::new(python).args(["-m", "nbd", "-c", script]));
 }
 
-/// Waits until `condition` holds, for at most ten seconds.
+/// Waits until `condition` holds, for at most two minutes.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !condition() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         thread::sleep(Duration::from_millis(5));
