@@ -17,10 +17,12 @@ const CLIENTS: usize = 4;
 const BLOCKS: usize = 1024;
 /// Blocks of a request at most; those of more than one can be cut short.
 const RUN: usize = 8;
-/// How long each kind of fault lasts.
+/// How long each kind of fault lasts, if that was enough to see what it does.
 const PHASE: Duration = Duration::from_millis(400);
-/// Longer than this no request may take, whatever happens to others.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// Requests that a kind of fault is tried on at least.
+const LEAST: u64 = 1000;
+/// Longer than this no request may take, whatever happens to others, and no kind of fault lasts.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a block may show: version 0 is zeros.
 #[derive(Debug, Clone)]
@@ -65,12 +67,25 @@ impl Tally {
         self.done.get(operation).copied().unwrap_or(0)
     }
 
+    fn failures(&self) -> u64 {
+        self.failed.values().sum()
+    }
+
+    fn requests(&self) -> u64 {
+        self.done.values().sum::<u64>() + self.failures()
+    }
+
+    /// Whether somebody was told what to do about a store that is poisoned.
+    fn says_to_open_again(&self) -> bool {
+        self.texts.iter().any(|text| text.contains("open the store again"))
+    }
+
     /// Failures of an operation with this kind, of which there are no others.
     #[track_caller]
     fn only(&self, operation: &str, kind: ErrorKind) -> u64 {
         let expected = |(name, its): &(&str, ErrorKind)| *name == operation && *its == kind;
         assert!(self.failed.keys().all(expected), "{:?} {:?}", self.failed, self.texts.first());
-        self.failed.values().sum()
+        self.failures()
     }
 
     #[track_caller]
@@ -230,8 +245,17 @@ impl Stage {
 
     /// Verified load under faults, then a look at everything without them.
     fn phase(&mut self, rules: &str) -> Tally {
+        self.phase_until(rules, |tally| tally.requests() >= LEAST)
+    }
+
+    /// The same; however slow the machine is, it lasts until what happened is `enough`.
+    fn phase_until(&mut self, rules: &str, enough: impl Fn(&Tally) -> bool) -> Tally {
         self.rules(rules);
-        let tally = self.load(PHASE);
+        let begun = Instant::now();
+        let mut tally = self.load(PHASE);
+        while !enough(&tally) && begun.elapsed() < PATIENCE {
+            tally.add(self.load(PHASE));
+        }
         self.rules("");
         self.check(false);
         println!(
@@ -261,11 +285,11 @@ impl Stage {
     /// was flushed is there when the store is opened again.
     fn poisoned_by(&mut self, rules: &str) {
         self.phase("").nothing_failed();
-        let tally = self.phase(rules);
+        let enough = |tally: &Tally| tally.done("read") > 0 && tally.says_to_open_again();
+        let tally = self.phase_until(rules, enough);
         assert!(tally.done("read") > 0, "{rules}: reads go on");
         assert!(tally.failed.keys().all(|(name, _)| *name != "read"), "{:?}", tally.failed);
-        let told = tally.texts.iter().any(|text| text.contains("open the store again"));
-        assert!(told, "{rules}: {:?}", tally.texts);
+        assert!(tally.says_to_open_again(), "{rules}: {:?}", tally.texts);
         // For good, though the device is well again.
         let tally = self.load(PHASE / 4);
         assert_eq!((tally.done("write"), tally.done("flush")), (0, 0), "{rules}");
@@ -305,9 +329,11 @@ fn faults_are_told_to_who_asked_and_nothing_is_lost() {
         assert!(failed > 0 && tally.done("read") > 5, "{tally:?}");
         stage.phase("").nothing_failed();
         // Those that are hit wait for a second, the others do not wait for them.
-        let tally = stage.phase("read,write delay=1s chance=0.05");
+        let second = Duration::from_secs(1);
+        let waited = |tally: &Tally| tally.slowest >= second;
+        let tally = stage.phase_until("read,write delay=1s chance=0.05", waited);
         tally.nothing_failed();
-        assert!(tally.slowest >= Duration::from_secs(1), "{tally:?}");
+        assert!(tally.slowest >= second, "{tally:?}");
         stage.poisoned_by("flush eio count=1");
         stage.poisoned_by("write eio in=journal count=1");
         stage.phase("").nothing_failed();

@@ -8,7 +8,6 @@ mod files;
 mod readers;
 mod record;
 mod replay;
-mod user;
 
 use serde_json::Value;
 use std::fs::{self, File};
@@ -16,22 +15,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Place, Run, noise};
+use support::{Place, Run, can_mount, noise};
 
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Whether views can be mounted here; says what is missing.
-fn can_mount() -> bool {
-    let missing = if !Path::new("/dev/fuse").exists() {
-        "/dev/fuse"
-    } else if !nix::unistd::geteuid().is_root() {
-        "root"
-    } else {
-        return true;
-    };
-    println!("SKIPPED dbs mount: needs {missing}");
-    false
-}
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[track_caller]
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {

@@ -84,7 +84,7 @@ fn run(examples: &[Example]) -> String {
             &format!("{}\nstatus=$?; echo '{MARK}'$status; (exit $status)\n", example.command);
     }
     let output = Command::new("timeout")
-        .args(["--kill-after=10", "120", "bash", "-c", &script])
+        .args(["--kill-after=10", "900", "bash", "-c", &script])
         .env("PATH", path)
         .env("DBS_RUNTIME_DIR", dir.path().join("run"))
         .env_remove("DBS_STORE")

@@ -1,9 +1,14 @@
-//! Mounting as a user other than root, through `fusermount3`.
+//! Mounting as a user other than root, through `fusermount3`. A program of its own: its mount namespace
+//! begins with a copy of every mount there is, which keeps servers and devices of other tests from ending.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use super::{Site, can_mount};
+#[path = "support/mod.rs"]
+mod support;
+
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use support::{Place, can_mount, noise};
 
 /// In a mount namespace of its own, where `/dev/fuse` is open to all, as it usually is; else the
 /// machine's might not be. The namespace, and what is mounted in it, goes with the processes in it.
@@ -36,10 +41,16 @@ fn as_a_user_through_fusermount3() {
             return;
         }
     }
-    let site = Site::new();
-    let dir = site.place.dir.path();
-    fs::copy(site.place.store(), dir.join("mine.dbs")).unwrap();
-    fs::create_dir(dir.join("run-of-user")).unwrap();
+    let place = Place::new();
+    place.init();
+    let dir = place.dir.path();
+    fs::write(dir.join("image"), noise(1, 1 << 20)).unwrap();
+    place.dbs("volume import v image").ok("import");
+    place.dbs("snapshot create v@s").ok("snapshot");
+    fs::copy(place.store(), dir.join("mine.dbs")).unwrap();
+    for name in ["mnt", "run-of-user"] {
+        fs::create_dir(dir.join(name)).unwrap();
+    }
     for name in ["mine.dbs", "mnt", "run-of-user"] {
         std::os::unix::fs::chown(dir.join(name), Some(65534), Some(65534)).unwrap();
     }
@@ -49,7 +60,7 @@ fn as_a_user_through_fusermount3() {
     fs::copy(env!("CARGO_BIN_EXE_dbs"), &program).unwrap();
     let (out, err) = (dir.join("out"), dir.join("err"));
     let status = Command::new("timeout")
-        .args(["-k", "5", "60", "unshare", "-m", "sh", "-c", SCRIPT, "sh"])
+        .args(["-k", "5", "600", "unshare", "-m", "sh", "-c", SCRIPT, "sh"])
         .arg(dir)
         .env("DBS", program)
         .env("DBS_RUNTIME_DIR", dir.join("run-of-user"))
