@@ -18,7 +18,7 @@ const STORE: &str = "DBS_FUSE_TEST_STORE";
 /// In front of answers, as the test runner prints too.
 const ANSWER: &str = "answer ";
 /// How long a test may take before its server is killed.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// Whether views can be mounted here; says what is missing.
 pub fn can_mount() -> bool {
@@ -217,7 +217,7 @@ impl Server {
     fn end(&mut self) {
         drop(self.stdin.take());
         if let Some(mut child) = self.child.take() {
-            let mut left = 1000;
+            let mut left = 12_000;
             while child.try_wait().unwrap().is_none() && left > 0 {
                 thread::sleep(Duration::from_millis(10));
                 left -= 1;

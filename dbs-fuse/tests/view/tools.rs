@@ -7,11 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs a program for a minute at most; what it prints, if it succeeds.
+/// Runs a program for ten minutes at most; what it prints, if it succeeds.
 pub fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = Command::new("timeout")
-        .args(["-k", "5", "60", program])
+        .args(["-k", "5", "600", program])
         .args(arguments)
         .env("PATH", path)
         .env("LC_ALL", "C")
