@@ -370,8 +370,9 @@ impl Inner {
                 volume.zero_last_block_behind(before.0)?;
             }
             let hold = self.hold_all(id);
-            // While it waited others may have resized it, or rolled it back.
-            if now() == before {
+            // While it waited others may have resized it, or rolled it back; or made it larger, written
+            // there and made it what it was, so that only the block itself tells.
+            if now() == before && (size <= before.0 || volume.last_block_cut(before.0)?.is_none()) {
                 return Ok((before.0, hold));
             }
         }

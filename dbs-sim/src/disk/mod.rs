@@ -88,6 +88,7 @@ struct State {
     rng: fastrand::Rng,
     pause: Option<Arc<crate::pause::Gate>>,
     after_write: Option<Hook>,
+    after_read: Option<(u64, Hook)>,
 }
 
 /// What is done in the middle of something else.
@@ -123,6 +124,7 @@ impl SimDisk {
                 rng: fastrand::Rng::with_seed(seed),
                 pause: None,
                 after_write: None,
+                after_read: None,
             }),
         }
     }
@@ -214,6 +216,18 @@ impl SimDisk {
         lock(&self.state).after_write = Some(Box::new(hook));
     }
 
+    /// As [`SimDisk::after_write`], when the `nth` batch of reads from now has been answered, counted from
+    /// 1.
+    pub fn after_read(&self, nth: u64, hook: impl FnOnce() + Send + 'static) {
+        lock(&self.state).after_read = Some((nth, Box::new(hook)));
+    }
+
+    /// Whether what [`SimDisk::after_read`] was given has still to be called.
+    #[must_use]
+    pub fn awaits_read(&self) -> bool {
+        lock(&self.state).after_read.is_some()
+    }
+
     fn wait_at_gate(&self) {
         let gate = lock(&self.state).pause.clone();
         if let Some(gate) = gate {
@@ -233,6 +247,11 @@ impl Storage for SimDisk {
             state.check_range(request.offset, request.buf.len() as u64)?;
             state.before_read(request.offset, request.buf.len() as u64)?;
             state.contents.read(request.offset, request.buf);
+        }
+        let hook = state.due_after_read();
+        drop(state);
+        if let Some(hook) = hook {
+            hook();
         }
         Ok(())
     }
@@ -336,6 +355,13 @@ impl State {
         }
         self.counts.reads += 1;
         self.faults.check_read(self.counts.reads, offset, len)
+    }
+
+    /// What is to be done now that a batch of reads was answered.
+    fn due_after_read(&mut self) -> Option<Hook> {
+        let (left, _) = self.after_read.as_mut()?;
+        *left = left.saturating_sub(1);
+        if *left > 0 { None } else { self.after_read.take().map(|(_, hook)| hook) }
     }
 
     /// Counts a change, captures the moment before it if planned, and says whether it happens.

@@ -186,3 +186,29 @@ fn a_last_superblock_that_could_not_be_written_is_written_by_the_next_change_of_
         assert!(Store::check_on(&*disk).unwrap().findings.is_empty(), "shrink {shrink}");
     }
 }
+
+/// Found by review: growing clears what is behind the end in the last block, then takes hold of the volume.
+/// In between others made it larger, wrote there and made it what it was: that showed.
+#[test]
+fn growing_shows_nothing_that_others_left_behind_the_same_end() {
+    const END: u64 = 1536;
+    let env = Arc::new(SimEnv::new(1));
+    let disk = Arc::new(small_store(&env));
+    let store = Store::open_on(Arc::clone(&disk) as _, None, Arc::clone(&env) as _, false).unwrap();
+    store.create_volume("v", END).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(0, &[1; END as usize], false).unwrap();
+    let other = store.clone();
+    disk.after_read(1, move || {
+        other.resize_volume("v", 8192).unwrap();
+        other.volume("v").unwrap().write_at(END, &[7; 512], false).unwrap();
+        other.resize_volume("v", END).unwrap();
+    });
+    store.resize_volume("v", 8192).unwrap();
+    assert!(!disk.awaits_read(), "nobody looked at the last block");
+    let mut found = [9; 8192];
+    volume.read_at(0, &mut found).unwrap();
+    let (shown, behind) = found.split_at(END as usize);
+    assert!(shown.iter().all(|byte| *byte == 1), "other content");
+    assert!(behind.iter().all(|byte| *byte == 0), "what was freed shows: {:?}", &behind[..4]);
+}
