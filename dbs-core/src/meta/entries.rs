@@ -4,6 +4,7 @@
 
 use super::bits::word_mask;
 use super::counts::Counts;
+use super::table::Table;
 use crate::format::entry::{EntryBytes, EntryHeader, RUN_LOST};
 use crate::format::record::FillState;
 use std::ops::Range;
@@ -37,11 +38,11 @@ const FREE: Entry = Entry { snapshot: 0, logical: 0, bits: NO_BITS };
 /// All entries, data extents and spares.
 #[derive(Debug)]
 pub struct Entries {
-    data: Vec<Entry>,
-    spares: Vec<Entry>,
+    data: Table<Entry>,
+    spares: Table<Entry>,
     /// Length of the run of each spare, with [`LOST`] if it is not one of zeros; 0 for a zero-only
     /// layer.
-    runs: Vec<u32>,
+    runs: Table<u32>,
     /// Bitmaps of the partly filled without zero blocks: data words.
     narrow: Slab,
     /// Bitmaps of those with zero blocks: data words, then zero words.
@@ -57,9 +58,9 @@ impl Entries {
     pub fn new(blocks: u32) -> Self {
         let words = blocks.div_ceil(64) as usize;
         Self {
-            data: Vec::new(),
-            spares: Vec::new(),
-            runs: Vec::new(),
+            data: Table::new(FREE),
+            spares: Table::new(FREE),
+            runs: Table::new(0),
             narrow: Slab::new(words),
             wide: Slab::new(2 * words),
             blocks,
@@ -81,7 +82,7 @@ impl Entries {
 
     fn count(&self) -> Counts {
         let mut counts = Counts::started();
-        for id in 0..self.data.len() as u32 {
+        for id in used(&self.data, 0) {
             counts.add(self.get(id).snapshot, self.data_blocks(id));
         }
         counts
@@ -90,13 +91,6 @@ impl Entries {
     /// Data blocks in all entries of a snapshot.
     pub fn data_blocks_of(&self, snapshot: u32) -> u64 {
         self.counts.get(snapshot)
-    }
-
-    /// Makes room for ids below these counts, so that loading allocates once.
-    pub fn reserve(&mut self, data: u32, spares: u32) {
-        self.data.reserve_exact(data as usize);
-        self.spares.reserve_exact(spares as usize);
-        self.runs.reserve_exact(spares as usize);
     }
 
     /// Blocks in an extent.
@@ -121,7 +115,7 @@ impl Entries {
     }
 
     fn raw_run(&self, id: u32) -> u32 {
-        if id < SPARE_BASE { 0 } else { self.runs.get(spare(id)).copied().unwrap_or(0) }
+        if id < SPARE_BASE { 0 } else { self.runs.get(spare(id)) }
     }
 
     /// Ids in use, data extents first.
@@ -141,7 +135,7 @@ impl Entries {
     pub fn assign_run(&mut self, id: u32, snapshot: u32, logical: u32, length: u32) {
         self.release(id);
         *self.slot(id) = Entry { snapshot, logical, bits: NO_BITS };
-        self.runs[spare(id)] = length;
+        *self.runs.get_mut(spare(id)) = length;
     }
 
     /// Makes a spare say that what `snapshot` held at `logical .. logical + length` is lost.
@@ -166,7 +160,7 @@ impl Entries {
         self.give(bits);
         *self.slot(id) = FREE;
         if id >= SPARE_BASE {
-            self.runs[spare(id)] = 0;
+            *self.runs.get_mut(spare(id)) = 0;
         }
     }
 
@@ -340,24 +334,14 @@ impl Entries {
     }
 
     fn get(&self, id: u32) -> Entry {
-        let entry =
-            if id < SPARE_BASE { self.data.get(id as usize) } else { self.spares.get(spare(id)) };
-        entry.copied().unwrap_or(FREE)
+        if id < SPARE_BASE { self.data.get(id as usize) } else { self.spares.get(spare(id)) }
     }
 
     fn slot(&mut self, id: u32) -> &mut Entry {
-        let (table, index) = if id < SPARE_BASE {
-            (&mut self.data, id as usize)
-        } else {
-            if self.runs.len() <= spare(id) {
-                self.runs.resize(spare(id) + 1, 0);
-            }
-            (&mut self.spares, spare(id))
-        };
-        if table.len() <= index {
-            table.resize(index + 1, FREE);
+        match id.checked_sub(SPARE_BASE) {
+            None => self.data.get_mut(id as usize),
+            Some(spare) => self.spares.get_mut(spare as usize),
         }
-        &mut table[index]
     }
 
     /// Bitmaps of an entry to change, with room for zero blocks if `wide`.
@@ -461,8 +445,8 @@ fn spare(id: u32) -> usize {
     (id - SPARE_BASE) as usize
 }
 
-fn used(table: &[Entry], base: u32) -> impl Iterator<Item = u32> {
-    let used = table.iter().enumerate().filter(|(_, entry)| entry.snapshot != 0);
+fn used(table: &Table<Entry>, base: u32) -> impl Iterator<Item = u32> {
+    let used = table.iter().filter(|(_, entry)| entry.snapshot != 0);
     used.map(move |(index, _)| base + index as u32)
 }
 

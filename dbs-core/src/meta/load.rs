@@ -24,8 +24,6 @@ use zerocopy::{FromBytes, FromZeros};
 const FINDINGS_MAX: usize = if cfg!(test) { 12 } else { 1000 };
 /// Entries of free slots freed at open: no crash leaves any, and their records must fit a group.
 const LEAKS_MAX: usize = 100;
-/// Entries whose memory is reserved before they are seen.
-const ENTRIES_RESERVED: u64 = 16 << 20;
 
 /// What the last session said of itself.
 #[derive(Debug, Clone, Copy, Default)]
@@ -97,22 +95,6 @@ pub struct Loader {
 impl Loader {
     /// Starts from the superblock and the journal: what is needed of it, and from where on.
     pub fn new(superblock: &Superblock, scan: Scan) -> Self {
-        let mut loader = Self::without_room(superblock, scan);
-        let items = |kind: RegionKind| {
-            u64::from(loader.base_marks[kind.mark()])
-                * u64::from(loader.geometry.items_per_block(kind))
-        };
-        let (data, spares) = (items(RegionKind::Extents), items(RegionKind::Spares));
-        let geometry = loader.geometry;
-        loader.entries.reserve(
-            data.min(u64::from(geometry.extents_max)).min(ENTRIES_RESERVED) as u32,
-            spares.min(u64::from(geometry.spares)).min(ENTRIES_RESERVED) as u32,
-        );
-        loader
-    }
-
-    /// As [`Loader::new`], with no memory taken for what the marks promise.
-    pub fn without_room(superblock: &Superblock, scan: Scan) -> Self {
         let geometry = superblock.geometry;
         let mut loader = Self {
             geometry,

@@ -22,6 +22,7 @@ pub mod prune;
 pub mod relink;
 pub mod rollback;
 pub mod sums;
+pub mod table;
 pub mod tail;
 pub mod tree;
 pub mod usage;

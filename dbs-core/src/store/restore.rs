@@ -20,12 +20,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// The version of dumps, which is that of the format.
 const FORMAT: &str = "2.0.0";
-/// Bytes of tables in memory that any dump may take: those of ten million extents.
-const MEMORY_BYTES: u64 = 160 << 20;
-/// Bytes of tables for each byte of the dump, beyond that.
-const MEMORY_FACTOR: u64 = 16;
-/// Bytes of memory for an entry, used or not; the bitmaps of those in use come from the dump.
-const ENTRY_MEMORY_BYTES: u64 = 16;
+/// Bytes of slots in memory that any dump may take: of three hundred thousand.
+const SLOTS_BYTES: u64 = 160 << 20;
+/// Bytes of slots for each byte of the dump, beyond that.
+const SLOTS_FACTOR: u64 = 16;
 
 #[derive(Deserialize)]
 struct Dump {
@@ -157,8 +155,8 @@ impl Store {
             }
         }
         let marks = superblock.clean_marks;
-        is_worth_its_memory(&dump, length)?;
-        let mut loader = Loader::without_room(&superblock, Scan::default());
+        slots_are_worth_their_memory(&dump, length)?;
+        let mut loader = Loader::new(&superblock, Scan::default());
         fill(&mut loader, &dump, &geometry)?;
         let (meta, _) = loader.finish(0, [0; 16]).map_err(|error| error.context("the dump"))?;
         let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
@@ -229,23 +227,18 @@ fn superblock(dump: &Dump) -> Result<Superblock> {
     })
 }
 
-/// Tables reach to the last id in use, whatever is in between: a short dump with high ids would take any
-/// amount of memory. A real store of which so little is left in use is far larger than any that a
-/// machine with little memory opens.
-fn is_worth_its_memory(dump: &Dump, length: u64) -> Result<()> {
+/// The tables of slots reach to the last id in use, whatever is in between: a short dump with high ids
+/// would take any amount of memory. A real store of which so little is left in use has had far more
+/// volumes or snapshots than it has by default room for. (Entries take memory only where there are some.)
+fn slots_are_worth_their_memory(dump: &Dump, length: u64) -> Result<()> {
     let end = |ids: &mut dyn Iterator<Item = u32>| u64::from(ids.max().unwrap_or(0)) + 1;
-    let slots = end(&mut dump.volumes.iter().map(|v| v.id)) * size_of::<VolumeSlot>() as u64
+    let needed = end(&mut dump.volumes.iter().map(|v| v.id)) * size_of::<VolumeSlot>() as u64
         + end(&mut dump.snapshots.iter().map(|s| s.id)) * size_of::<SnapshotSlot>() as u64;
-    let (data, spares): (Vec<_>, Vec<_>) =
-        dump.entries.iter().map(|e| e.entry).partition(|entry| *entry < SPARE_BASE);
-    let entries =
-        end(&mut data.into_iter()) + end(&mut spares.into_iter().map(|entry| entry - SPARE_BASE));
-    let needed = slots + entries * ENTRY_MEMORY_BYTES;
-    let most = MEMORY_BYTES.saturating_add(length.saturating_mul(MEMORY_FACTOR));
+    let most = SLOTS_BYTES.saturating_add(length.saturating_mul(SLOTS_FACTOR));
     if needed > most {
         return Err(Error::invalid(format!(
-            "the dump has {length} bytes, and its ids are so high that the tables would take {} MiB of \
-             memory: it is no dump of a store",
+            "the dump has {length} bytes, and its ids of volumes and snapshots are so high that their \
+             tables would take {} MiB of memory: it is no dump of a store",
             needed >> 20
         )));
     }
