@@ -94,7 +94,7 @@ impl Repair {
 pub struct RestoreMetadata {
     /// What `dbs dump` printed
     dump: PathBuf,
-    /// File to save the present metadata in; STORE.metadata-TIME if absent
+    /// File to save the present metadata in, if there is any; STORE.metadata-TIME if absent
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
 }
@@ -112,12 +112,13 @@ impl RestoreMetadata {
             Some(save) => save,
             None => beside(path)?,
         };
-        let what = format!(
-            "Write the metadata of {} over that of {}, and save that in {}?",
-            self.dump.display(),
-            path.display(),
-            save.display()
-        );
+        let (from, to) = (self.dump.display(), path.display());
+        let what = if path.exists() {
+            let save = save.display();
+            format!("Write the metadata of {from} over that of {to}, and save that in {save}?")
+        } else {
+            format!("Make {to}, with the metadata of {from} and no data?")
+        };
         if !context.yes {
             // Before anything is made.
             confirm(context, &what)?;
@@ -127,7 +128,10 @@ impl RestoreMetadata {
             print(&describe(plan.report()))?;
         }
         let report = plan.carry_out(&save)?;
-        let text = format!("restored; the metadata as it was is in {}", save.display());
+        let text = match &report.saved {
+            Some(saved) => format!("restored; the metadata as it was is in {saved}"),
+            None => "restored".to_owned(),
+        };
         context.done(&report, &text)
     }
 }

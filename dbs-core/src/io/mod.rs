@@ -13,6 +13,7 @@ pub mod open;
 mod piece;
 pub mod probe;
 pub mod queue;
+pub mod reading;
 mod sys;
 pub mod tail;
 pub mod uring;

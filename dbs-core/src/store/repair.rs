@@ -22,7 +22,7 @@ use crate::store::IoDriver;
 use crate::units::BLOCK_BYTES;
 use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// How to repair.
 #[derive(Debug, Clone, Default)]
@@ -54,11 +54,23 @@ impl std::fmt::Debug for Repair {
     }
 }
 
-/// A store that is locked, and what a repair of it would do.
+/// A store that is locked or is to be made, and what a repair of it would do.
 #[derive(Debug)]
 pub struct OpenRepair {
-    pub(super) opened: drivers::OpenedStorage,
+    pub(super) target: RepairTarget,
     pub(super) repair: Repair,
+}
+
+/// What is repaired.
+#[derive(Debug)]
+pub(super) enum RepairTarget {
+    Opened(drivers::OpenedStorage),
+    /// A file that nobody has made yet.
+    New {
+        path: PathBuf,
+        size: u64,
+        driver: IoDriver,
+    },
 }
 
 impl OpenRepair {
@@ -68,19 +80,32 @@ impl OpenRepair {
         self.repair.report()
     }
 
-    /// Saves the metadata to the new file `save`, then repairs.
+    /// Saves the metadata to the new file `save`, then repairs. Of a store that is to be made there is
+    /// none to save; if that fails nothing of it is left.
     ///
     /// # Errors
     /// `Exists` if the file is there, `Invalid` if the plan is refused, `Io`, `NoSpace`.
     pub fn carry_out(self, save: &Path) -> Result<RepairReport> {
+        let opened = match self.target {
+            RepairTarget::Opened(opened) => opened,
+            RepairTarget::New { path, size, driver } => {
+                let opened = drivers::create_storage(&path, Some(size), false, driver)?;
+                return self.repair.carry_out(&*opened.storage).inspect_err(|_| {
+                    if opened.created {
+                        // Best effort: the error at hand is the one to report.
+                        let _ = std::fs::remove_file(&path);
+                    }
+                });
+            }
+        };
         let file = new_file(save)?;
-        let saved = self.repair.save(&*self.opened.storage, &file);
+        let saved = self.repair.save(&*opened.storage, &file);
         if saved.is_err() {
             // Best effort: it is incomplete and no use.
             let _ = std::fs::remove_file(save);
         }
         saved?;
-        let report = self.repair.carry_out(&*self.opened.storage).map_err(|error| {
+        let report = self.repair.carry_out(&*opened.storage).map_err(|error| {
             let save = save.display();
             error.context(format!("put the metadata back with `dbs repair --undo {save}`"))
         })?;
@@ -143,7 +168,8 @@ impl Store {
         let mut tail = wanted.open()?.0;
         let memory = tail.as_deref_mut();
         let repair = Self::plan_repair_on(&*opened.storage, memory, &env, options.lose_journal);
-        Ok(OpenRepair { repair: repair.map_err(named)?, opened })
+        let repair = repair.map_err(named)?;
+        Ok(OpenRepair { repair, target: RepairTarget::Opened(opened) })
     }
 
     /// As [`Store::plan_repair`], on storage of the caller's.

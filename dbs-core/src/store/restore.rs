@@ -1,7 +1,7 @@
 //! Metadata from a dump, for a store whose own is lost and whose data is there.
 
 use super::recover;
-use super::repair::{OpenRepair, Repair, knows_all_features, superblocks_behind};
+use super::repair::{OpenRepair, Repair, RepairTarget, knows_all_features, superblocks_behind};
 use super::{IoDriver, Store};
 use crate::error::{Error, Result};
 use crate::format::geometry::REGION_KINDS;
@@ -10,7 +10,8 @@ use crate::format::slots::{self, SnapshotSlot, VolumeSlot};
 use crate::format::superblock::{INCOMPAT_LOST, Superblock};
 use crate::format::{Geometry, Region, RegionKind, entry, labels};
 use crate::info::{Labels, RepairKind, RepairReport, RepairStep};
-use crate::io::{Storage, open as drivers};
+use crate::io::reading::ReadBy;
+use crate::io::{ReadRequest, Storage, open as drivers};
 use crate::limits::SEQUENCE_START_MAX;
 use crate::meta::entries::SPARE_BASE;
 use crate::meta::load::Loader;
@@ -90,24 +91,32 @@ struct DumpEntry {
 }
 
 impl Store {
-    /// Locks the store at `path`, or makes that file, and plans to give it the metadata of a dump.
+    /// Locks the store at `path` and plans to give it the metadata of a dump. Where there is nothing, a new
+    /// file is planned, of the size that the store had: it is made when the plan is carried out.
     ///
     /// # Errors
     /// `Invalid` if the dump is none, or is of another store or of a larger one; `Corrupt` if what it
     /// says contradicts itself; `Unsupported` if the store has features that this version does not know;
     /// `Busy`, `Io`.
     pub fn plan_restore(path: &Path, dump: &[u8], driver: IoDriver) -> Result<OpenRepair> {
-        let opened = match drivers::open_storage(path, false, driver) {
-            Err(error) if error.kind() == crate::ErrorKind::NotFound => {
-                // No file is made for a dump that cannot be one.
-                let superblock = superblock(&parse(dump)?)?;
-                drivers::create_storage(path, Some(superblock.geometry.size), false, driver)?
+        let named = |error: Error| error.context(path.display());
+        match drivers::open_storage(path, false, driver) {
+            Ok(opened) => {
+                let repair = Self::plan_restore_on(&*opened.storage, dump).map_err(named)?;
+                Ok(OpenRepair { target: RepairTarget::Opened(opened), repair })
             }
-            opened => opened?,
-        };
-        let repair = Self::plan_restore_on(&*opened.storage, dump);
-        let repair = repair.map_err(|error| error.context(path.display()))?;
-        Ok(OpenRepair { opened, repair })
+            Err(error) if error.kind() == crate::ErrorKind::NotFound => {
+                let size = superblock(&parse(dump)?)?.geometry.size;
+                let absent = ReadBy::new(size, |requests: &mut [ReadRequest<'_>]| {
+                    requests.iter_mut().for_each(|request| request.buf.fill(0));
+                    Ok(())
+                });
+                let repair = Self::plan_restore_on(&absent, dump).map_err(named)?;
+                let target = RepairTarget::New { path: path.to_owned(), size, driver };
+                Ok(OpenRepair { target, repair })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// As [`Store::plan_restore`], on storage of the caller's.
@@ -258,9 +267,9 @@ fn fill(loader: &mut Loader, dump: &Dump, geometry: &Geometry) -> Result<()> {
         if !below(RegionKind::Volumes, index) {
             return Err(outside("volume", volume.id));
         }
-        let (name, name_bytes) = name(&volume.name)?;
+        let (uuid, (name, name_bytes)) = identity(&volume.uuid, &volume.name)?;
         let slot = VolumeSlot {
-            uuid: uuid(&volume.uuid)?,
+            uuid,
             size: volume.size.into(),
             created_ns: volume.created_ns.into(),
             revision: volume.revision.into(),
@@ -277,9 +286,9 @@ fn fill(loader: &mut Loader, dump: &Dump, geometry: &Geometry) -> Result<()> {
         if !below(RegionKind::Snapshots, index) {
             return Err(outside("snapshot", snapshot.id));
         }
-        let (name, name_bytes) = name(&snapshot.name)?;
+        let (uuid, (name, name_bytes)) = identity(&snapshot.uuid, &snapshot.name)?;
         let slot = SnapshotSlot {
-            uuid: uuid(&snapshot.uuid)?,
+            uuid,
             size: snapshot.size.into(),
             created_ns: snapshot.created_ns.into(),
             revision: snapshot.revision.into(),
@@ -339,24 +348,19 @@ fn encode(dumped: &DumpEntry, geometry: &Geometry) -> Result<Vec<u8>> {
 
 type Name = ([u8; 256], zerocopy::byteorder::little_endian::U16);
 
-fn name(text: &str) -> Result<Name> {
-    if text.len() > crate::limits::NAME_MAX_BYTES {
+/// Uuid and name of a slot.
+fn identity(text: &str, name: &str) -> Result<([u8; 16], Name)> {
+    if name.len() > crate::limits::NAME_MAX_BYTES {
         return Err(Error::invalid("the dump has a name that is too long"));
     }
-    Ok(slots::encode_name(text))
+    Ok((uuid(text)?, slots::encode_name(name)))
 }
 
 /// Bytes of a uuid in text.
 fn uuid(text: &str) -> Result<[u8; 16]> {
-    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
-    let wrong = || Error::invalid(format!("{text:?} is no uuid"));
-    let mut uuid = [0; 16];
-    if digits.len() != 2 * uuid.len() {
-        return Err(wrong());
-    }
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
-        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
-    }
-    Ok(uuid)
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let digits: Option<Vec<u8>> = text.bytes().filter(|byte| *byte != b'-').map(digit).collect();
+    let digits: Option<[u8; 32]> = digits.and_then(|digits| digits.try_into().ok());
+    let digits = digits.ok_or_else(|| Error::invalid(format!("{text:?} is no uuid")))?;
+    Ok(std::array::from_fn(|at| digits[2 * at] << 4 | digits[2 * at + 1]))
 }

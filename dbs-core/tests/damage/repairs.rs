@@ -8,7 +8,7 @@ use crate::plant::{COPIES, EXTENTS, JOURNAL, Plant, VOLUMES};
 use crate::{Sample, in_time, use_all};
 use dbs_core::info::{LostRange, RepairKind, Severity};
 use dbs_core::io::{ReadRequest, Storage, WriteRequest};
-use dbs_core::store::Repair;
+use dbs_core::store::{IoDriver, Repair};
 use dbs_core::{ErrorKind, Result, Store};
 use std::collections::BTreeMap;
 use std::io;
@@ -297,6 +297,42 @@ fn a_dump_restores_metadata_that_is_gone() {
         let error = Store::plan_restore_on(&*wiped, spoiled.as_bytes()).unwrap_err();
         assert!([ErrorKind::Corrupt, ErrorKind::Invalid].contains(&error.kind()), "{error}");
     }
+}
+
+/// Planning made the file, as large as the dump said, and left it there whatever came of the plan.
+#[test]
+fn a_dump_restored_to_no_file_makes_it_when_that_begins() {
+    let sample = Sample::new(true);
+    let dump = crate::common::dump(&open(&sample.disk, 7, true).unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let (path, save) = (directory.path().join("new"), directory.path().join("saved"));
+    let entries = || std::fs::read_dir(directory.path()).unwrap().count();
+    let plan = |dump: &str| Store::plan_restore(&path, dump.as_bytes(), IoDriver::Auto);
+    let hostile = dump.replacen("\"parent\": 0", "\"parent\": 9", 9);
+    let uuid = dump.find("\"uuid\": \"").unwrap() + 9;
+    let signed = [&dump[..uuid], "+f", &dump[uuid + 2..]].concat();
+    let short = [&dump[..uuid], &dump[uuid + 1..]].concat();
+    for (wrong, text) in [(&hostile, "parent"), (&signed, "is no uuid"), (&short, "is no uuid")] {
+        let error = plan(wrong).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        assert_eq!(entries(), 0, "{text}");
+    }
+    drop(plan(&dump).unwrap());
+    assert_eq!(entries(), 0, "it was only planned");
+    let report = plan(&dump).unwrap().carry_out(&save).unwrap();
+    assert!(report.done && report.saved.is_none());
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), SIZE);
+    assert_eq!(entries(), 1, "there was nothing to save");
+    assert!(Store::check_path(&path).unwrap().is_clean());
+    // There is something now, which is saved and written over.
+    let report = plan(&dump).unwrap().carry_out(&save).unwrap();
+    assert_eq!(report.saved.as_deref(), save.to_str());
+    // What others make meanwhile is theirs.
+    std::fs::remove_file(&path).unwrap();
+    let late = plan(&dump).unwrap();
+    std::fs::write(&path, [7; 4096]).unwrap();
+    assert_eq!(late.carry_out(&save).unwrap_err().kind(), ErrorKind::Exists);
+    assert_eq!(std::fs::read(&path).unwrap(), [7; 4096]);
 }
 
 /// A volume with lost ranges is not written, takes a snapshot, and is written from then on.
