@@ -375,8 +375,11 @@ pub struct RepairReport {
     pub findings: Vec<Finding>,
     /// What is done about it, in this order.
     pub steps: Vec<RepairStep>,
-    /// What cannot be read afterwards, by volume and snapshot.
+    /// What cannot be read afterwards, by volume and snapshot; at most ten thousand ranges.
     pub lost: Vec<LostRange>,
+    /// Ranges that cannot be read either, and are not in `lost`.
+    #[serde(default)]
+    pub lost_more: u64,
     /// It was done, not only planned.
     pub done: bool,
     /// The file that the metadata was saved to.

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Lost ranges printed; all of them are in the JSON.
+/// Lost ranges printed; far more of them are in the JSON.
 const RANGES_PRINTED: usize = 100;
 
 /// Repair a damaged store: prints what it will do, asks, saves the present metadata in a file, and
@@ -179,8 +179,8 @@ fn describe(report: &RepairReport) -> String {
         let size = format_size(*length);
         text += &format!("unreadable: {volume}{snapshot}: {size} from byte {offset}\n");
     }
-    if report.lost.len() > RANGES_PRINTED {
-        let more = report.lost.len() - RANGES_PRINTED;
+    let more = report.lost.len().saturating_sub(RANGES_PRINTED) as u64 + report.lost_more;
+    if more > 0 {
         text += &format!("unreadable: {more} more ranges: see --json\n");
     }
     text

@@ -109,9 +109,11 @@ impl Meta {
     /// # Errors
     /// `Corrupt` if the chain lost something: what it lost would read as zeros without it.
     pub fn extents_above(&self, id: SnapshotId) -> Result<Vec<u32>> {
-        if let Some(lost) = self.lost_blocks(id).first() {
+        let mut first = None;
+        self.each_lost(id, |lost| first = first.or(Some(lost.start)));
+        if let Some(lost) = first {
             let per_extent = u64::from(self.blocks_per_extent());
-            let (logical, block) = (lost.start / per_extent, lost.start % per_extent);
+            let (logical, block) = (lost / per_extent, lost % per_extent);
             return Err(self.is_lost(id, logical as u32, block as u32));
         }
         Ok(self.held_in_chain(self.snapshot(id).parent).into_iter().collect())

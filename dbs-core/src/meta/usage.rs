@@ -217,22 +217,22 @@ impl Meta {
         }
     }
 
-    /// Blocks that a snapshot or head shows and that are lost, in order.
-    pub fn lost_blocks(&self, id: SnapshotId) -> Vec<Range<u64>> {
+    /// Tells of the blocks that a snapshot or head shows and that are lost: in order, neighbours together.
+    pub fn each_lost(&self, id: SnapshotId, mut tell: impl FnMut(Range<u64>)) {
         let chain: Vec<_> = self.chain(id).map(|at| self.snapshot(at)).collect();
         if chain.iter().all(|snapshot| snapshot.layer.lost.is_empty()) {
-            return Vec::new();
+            return;
         }
         let per_extent = u64::from(self.blocks_per_extent());
         let end = self.snapshot(id).size.div_ceil(self.geometry.extent_bytes) as u32;
-        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut last: Option<Range<u64>> = None;
         let mut logical = 0;
         while logical < end {
             let base = u64::from(logical) * per_extent;
             let layers = self.resolve(id, logical);
-            let mut add = |blocks: Range<u64>| match ranges.last_mut() {
+            let mut add = |blocks: Range<u64>| match &mut last {
                 Some(last) if last.end == blocks.start => last.end = blocks.end,
-                _ => ranges.push(blocks),
+                last => last.replace(blocks).into_iter().for_each(&mut tell),
             };
             if layers.entries.is_empty() {
                 // As it is here it is up to where any layer says something else.
@@ -252,7 +252,7 @@ impl Meta {
             }
             logical += 1;
         }
-        ranges
+        last.into_iter().for_each(tell);
     }
 
     pub(super) fn all_blocks(&self) -> Bits {

@@ -24,6 +24,9 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+/// Lost ranges reported one by one: of a hostile image every snapshot may show any number.
+const LOST_MAX: usize = if cfg!(test) { 12 } else { 10_000 };
+
 /// How to repair.
 #[derive(Debug, Clone, Default)]
 pub struct RepairOptions {
@@ -211,7 +214,7 @@ impl Store {
             if steps.iter().all(|step| step.kind != RepairKind::Refused) {
                 match loader.finish(0, env.boot_id()) {
                     Ok((meta, _)) => {
-                        report.lost = lost_ranges(&meta);
+                        list_lost(&meta, &mut report);
                         let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
                         let incompat = if lost { INCOMPAT_LOST } else { 0 };
                         let marks = meta.marks();
@@ -389,25 +392,26 @@ fn stand_ins_for(loader: &Loader, geometry: &Geometry) -> Vec<(u64, Vec<u8>)> {
 }
 
 /// What every volume and snapshot shows of what is lost.
-fn lost_ranges(meta: &Meta) -> Vec<LostRange> {
-    let mut ranges = Vec::new();
+fn list_lost(meta: &Meta, report: &mut RepairReport) {
     for (id, snapshot) in meta.snapshots().filter(|(_, s)| s.live()) {
-        let volume = meta.volume(snapshot.volume).name.clone();
-        let name = (!snapshot.head()).then(|| snapshot.name.clone());
-        for blocks in meta.lost_blocks(id) {
+        meta.each_lost(id, |blocks| {
             let offset = blocks.start * BLOCK_BYTES;
             let end = (blocks.end * BLOCK_BYTES).min(snapshot.size);
-            if offset < end {
-                ranges.push(LostRange {
-                    volume: volume.clone(),
-                    snapshot: name.clone(),
-                    offset,
-                    length: end - offset,
-                });
+            if offset >= end {
+                return;
             }
-        }
+            if report.lost.len() == LOST_MAX {
+                report.lost_more += 1;
+                return;
+            }
+            report.lost.push(LostRange {
+                volume: meta.volume(snapshot.volume).name.clone(),
+                snapshot: (!snapshot.head()).then(|| snapshot.name.clone()),
+                offset,
+                length: end - offset,
+            });
+        });
     }
-    ranges
 }
 
 impl CheckReport {
@@ -423,5 +427,72 @@ impl crate::info::Finding {
     #[must_use]
     pub fn is_lost_mark(&self) -> bool {
         self.severity == Severity::Note && self.message.contains("lost since a repair")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::entries::SPARE_BASE;
+    use crate::store::{InitOptions, OpenOptions};
+    use serde_json::{Value, json};
+    use std::os::unix::fs::FileExt;
+
+    const SIZE: u64 = 64 << 20;
+    const EXTENT: u64 = 64 << 10;
+
+    /// A store with a volume and so many snapshots of it, with these entries: layers are 1 and up, the
+    /// oldest snapshot first. It cannot grow, so that it has few spare entries.
+    fn make(path: &Path, size: u64, snapshots: u32, entries: Vec<Value>) -> Geometry {
+        let options = InitOptions {
+            size: Some(size),
+            max_size: Some(size),
+            extent_size: EXTENT,
+            ..InitOptions::default()
+        };
+        Store::init(path, &options).unwrap();
+        let store = Store::open(path, &OpenOptions::default()).unwrap();
+        store.create_volume("v", SIZE).unwrap();
+        for number in 1..=snapshots {
+            store.create_snapshot("v", &format!("s{number}"), &Default::default()).unwrap();
+        }
+        let geometry = store.inner.meta().geometry;
+        let mut dump = Vec::new();
+        store.dump(&mut dump).unwrap();
+        store.close().unwrap();
+        let mut dump: Value = serde_json::from_slice(&dump).unwrap();
+        dump["entries"] = entries.into();
+        dump["marks"] = RegionKind::MARKED.map(|kind| geometry.needed_blocks(kind)).to_vec().into();
+        let dump = serde_json::to_vec(&dump).unwrap();
+        let plan = Store::plan_restore(path, &dump, IoDriver::Auto).unwrap();
+        plan.carry_out(&path.with_extension("saved")).unwrap();
+        geometry
+    }
+
+    fn plan(path: &Path) -> OpenRepair {
+        Store::plan_repair(path, &RepairOptions::default()).unwrap()
+    }
+
+    /// Every snapshot of a hostile image may show any number.
+    #[test]
+    fn of_many_lost_ranges_some_are_listed_and_the_others_counted() {
+        const MANY: u32 = 40;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let lost = |at: u32| {
+            json!({
+                "entry": SPARE_BASE + at, "snapshot": 1, "extent": 2 * at, "zero_run": 1,
+                "lost": true, "data": [], "zero": [],
+            })
+        };
+        let geometry = make(&path, SIZE, 1, (0..MANY).map(lost).collect());
+        let file = File::options().write(true).open(&path).unwrap();
+        let at = geometry.block_address(RegionKind::Volumes, 0, 0) + 2000;
+        file.write_all_at(&[1; 100], at).unwrap();
+        let plan = plan(&path);
+        let report = plan.report();
+        assert_eq!(report.lost.len(), LOST_MAX);
+        assert_eq!(report.lost.len() as u64 + report.lost_more, 2 * u64::from(MANY), "{report:?}");
+        assert!(report.lost.iter().all(|range| range.length == EXTENT), "{:?}", report.lost);
     }
 }
