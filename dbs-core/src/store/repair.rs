@@ -469,6 +469,13 @@ mod tests {
         geometry
     }
 
+    fn data(entry: u32, snapshot: u32, extent: u32) -> Value {
+        json!({
+            "entry": entry, "snapshot": snapshot, "extent": extent, "zero_run": 0, "data": [[0, 16]],
+            "zero": [],
+        })
+    }
+
     fn plan(path: &Path) -> OpenRepair {
         Store::plan_repair(path, &RepairOptions::default()).unwrap()
     }
@@ -494,5 +501,54 @@ mod tests {
         assert_eq!(report.lost.len(), LOST_MAX);
         assert_eq!(report.lost.len() as u64 + report.lost_more, 2 * u64::from(MANY), "{report:?}");
         assert!(report.lost.iter().all(|range| range.length == EXTENT), "{:?}", report.lost);
+    }
+
+    /// What was behind the end was all over the volume: more ranges than there are spare entries to mark
+    /// them, and the repair was refused.
+    #[test]
+    fn a_store_cut_off_is_repaired_with_few_spare_entries() {
+        const LOST: u32 = 200;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        // Between those of the first half there is something that stays.
+        let entries = (0..LOST).map(|at| data(600 + at, 1, 2 * at));
+        let between = (0..LOST / 2).map(|at| data(at, 1, 2 * at + 1));
+        let geometry = make(&path, SIZE, 1, entries.chain(between).collect());
+        assert!(geometry.spares < LOST);
+        File::options().write(true).open(&path).unwrap().set_len(SIZE / 2).unwrap();
+        let plan = plan(&path);
+        let steps = plan.report().steps.clone();
+        assert!(steps.iter().all(|step| step.kind != RepairKind::Refused), "{steps:?}");
+        plan.carry_out(&directory.path().join("repair")).unwrap();
+        assert!(Store::check_path(&path).unwrap().is_clean());
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        for spec in ["v@s1", "v"] {
+            let volume = store.volume(spec).unwrap();
+            for extent in 0..2 * LOST {
+                let read = volume.read_at(u64::from(extent) * EXTENT, &mut [0; 4096]);
+                let is_lost = extent % 2 == 0;
+                assert_eq!(read.is_err(), is_lost, "extent {extent} of {spec}: {read:?}");
+            }
+        }
+    }
+
+    /// A refusal after thousands of other steps was not told, and what could not be marked as lost was
+    /// not: it would have read as what is below.
+    #[test]
+    fn a_refusal_is_told_after_however_many_steps() {
+        const LAYERS: u32 = 70;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let entries = (0..LAYERS).map(|at| data(300 + at, 1 + at, at)).collect();
+        let geometry = make(&path, SIZE / 2, LAYERS, entries);
+        assert!(geometry.spares < LAYERS);
+        File::options().write(true).open(&path).unwrap().set_len(SIZE / 4).unwrap();
+        let plan = plan(&path);
+        let steps = &plan.report().steps;
+        let refused = |step: &&RepairStep| step.kind == RepairKind::Refused;
+        let refused: Vec<_> = steps.iter().filter(refused).collect();
+        assert!(refused.len() == 1 && refused[0].message.contains("no spare entry"), "{steps:?}");
+        let error = plan.carry_out(&directory.path().join("repair")).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Invalid, "{error}");
     }
 }

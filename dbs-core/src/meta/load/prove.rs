@@ -307,7 +307,7 @@ impl Loader {
             self.corrupt(region, Some(index), text);
             return None;
         }
-        if u64::from(logical) + u64::from(run) > most {
+        if u64::from(logical) + u64::from(run.max(1)) > most {
             let text = "behind the end of any volume: which part of one it is is not known";
             self.corrupt(region, Some(index), text);
             return None;

@@ -39,6 +39,19 @@ pub fn extents() -> Vec<Kind> {
             let owner = p.snapshot_slot("beta") + 1;
             put(p, 100, &entry(owner, 3, 0, 1, 0))
         }),
+        corrupt(
+            EXTENT,
+            "an extent behind the data region and any volume's end",
+            &["behind"],
+            |p| {
+                let owner = p.snapshot_slot("beta") + 1;
+                put(p, 100, &entry(owner, 1 << 30, 0, 1, 0))
+            },
+        ),
+        corrupt(EXTENT, "a part at any volume's end", &["behind the end of any"], |p| {
+            let owner = p.snapshot_slot("beta") + 1;
+            put(p, p.free(EXTENTS, 55)[0], &entry(owner, 1 << 30, 0, 1, 0))
+        }),
         corrupt(EXTENT, "a part behind any volume's end", &["behind the end of any"], |p| {
             let owner = p.snapshot_slot("beta") + 1;
             put(p, p.free(EXTENTS, 55)[0], &entry(owner, u32::MAX, 0, 1, 0))

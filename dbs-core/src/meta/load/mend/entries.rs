@@ -1,22 +1,16 @@
-//! Extent and spare entries: those that cannot be, those that two claim, and the marks of what is
-//! lost.
+//! Extent and spare entries: those that cannot be, and those that two claim.
 
+use super::doubts::Runs;
 use super::{Doubt, Mender};
 use crate::format::RegionKind;
-use crate::format::slots::{SNAPSHOT_DELETED, VOLUME_REBUILDING};
 use crate::info::RepairKind;
 use crate::limits::{EXTENT_MIN_BYTES, VOLUME_MAX_BYTES};
-use crate::meta::entries::SPARE_BASE;
 use crate::meta::load::prove::place_of;
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-
-/// Spare entries of a layer's runs, and what they cover.
-type Runs = BTreeMap<u32, Vec<(Range<u32>, u32)>>;
 
 impl Mender<'_> {
     /// Volume extents that a volume can have.
-    fn most(&self) -> u64 {
+    pub(super) fn most(&self) -> u64 {
         VOLUME_MAX_BYTES / EXTENT_MIN_BYTES.max(self.loader.geometry.extent_bytes)
     }
 
@@ -79,20 +73,21 @@ impl Mender<'_> {
     fn place(&mut self, id: u32) -> Option<(u32, u32)> {
         let (owner, logical) = self.loader.entries.owner(id)?;
         let (region, index) = place_of(id);
-        let end = u64::from(logical) + u64::from(self.loader.entries.run(id));
+        let end = u64::from(logical) + u64::from(self.loader.entries.run(id).max(1));
         let (kind, text) = if !self.is_used(owner) {
             (RepairKind::Freed, format!("snapshot {owner} does not exist: its entry is freed"))
-        } else if region == RegionKind::Extents && id >= self.loader.geometry.data_extents() {
-            self.doubt(owner, logical..logical.saturating_add(1));
-            let text = format!(
-                "an extent behind the data region: extent {logical} of snapshot {owner} is lost"
-            );
-            (RepairKind::Lost, text)
         } else if end > self.most() {
+            // Before all that would mark such a place as lost: nothing could be proven of that.
             self.doubts.insert(owner, Doubt::All);
             let text = format!(
                 "an entry of snapshot {owner} behind the end of any volume is dropped; which part is \
                  lost is not known"
+            );
+            (RepairKind::Lost, text)
+        } else if region == RegionKind::Extents && id >= self.loader.geometry.data_extents() {
+            self.doubt(owner, logical..end as u32);
+            let text = format!(
+                "an extent behind the data region: extent {logical} of snapshot {owner} is lost"
             );
             (RepairKind::Lost, text)
         } else {
@@ -127,152 +122,4 @@ impl Mender<'_> {
             self.step(RepairKind::Lost, region, Some(index), text);
         }
     }
-
-    /// Marks what is not known as lost.
-    pub(super) fn lay_doubts(&mut self) {
-        let doubts = std::mem::take(&mut self.doubts);
-        let every = doubts.get(&0).cloned();
-        let mut runs = Runs::new();
-        for id in self.loader.entries.used().filter(|id| *id >= SPARE_BASE) {
-            let (run, owner) = (self.loader.entries.run(id), self.loader.entries.owner(id));
-            if let Some((owner, logical)) = owner.filter(|_| run != 0) {
-                runs.entry(owner).or_default().push((logical..logical + run, id));
-            }
-        }
-        let used: BTreeSet<u32> =
-            (1..=self.loader.snapshots.len() as u32).filter(|id| self.is_used(*id)).collect();
-        for id in used {
-            let own = doubts.get(&id);
-            // Zeros and nothing are the same in a root; a run of what is lost is neither.
-            let every =
-                every.as_ref().filter(|every| **every == Doubt::All || !self.is_plain_root(id));
-            let doubt = match (own, every) {
-                (None, None) => continue,
-                (Some(Doubt::All), _) | (_, Some(Doubt::All)) => Doubt::All,
-                (Some(Doubt::AllButRuns), _) | (_, Some(Doubt::AllButRuns)) => Doubt::AllButRuns,
-                _ => Doubt::Some(Vec::new()),
-            };
-            let ranges = match own {
-                Some(Doubt::Some(ranges)) => ranges.clone(),
-                _ => Vec::new(),
-            };
-            self.lay(id, &doubt, ranges, runs.remove(&id).unwrap_or_default());
-            if self.refused {
-                return;
-            }
-        }
-    }
-
-    fn is_plain_root(&self, id: u32) -> bool {
-        let slot = &self.loader.snapshots[id as usize - 1];
-        let volume = self.loader.volumes.get((slot.volume.get() as usize).wrapping_sub(1));
-        let rebuilding = volume.is_some_and(|v| v.flags.get() & VOLUME_REBUILDING != 0);
-        slot.parent.get() == 0 && !rebuilding && !self.loader.has_lost
-    }
-
-    /// Lays the runs of a layer anew, with those of what is lost.
-    fn lay(
-        &mut self,
-        owner: u32,
-        doubt: &Doubt,
-        ranges: Vec<Range<u32>>,
-        old: Vec<(Range<u32>, u32)>,
-    ) {
-        let size = self.loader.snapshots[owner as usize - 1].size.get();
-        let extent = self.loader.geometry.extent_bytes;
-        let all = 0..size.div_ceil(extent).min(self.most()) as u32;
-        let (mut lost, mut zero) = (ranges, Vec::new());
-        for (extents, spare) in &old {
-            let is_lost = self.loader.entries.is_lost(*spare);
-            if is_lost { &mut lost } else { &mut zero }.push(extents.clone());
-            self.loader.entries.release(*spare);
-            self.next_spare = self.next_spare.min(*spare - SPARE_BASE);
-        }
-        match doubt {
-            Doubt::All => {
-                lost.push(all);
-                zero.clear();
-            }
-            Doubt::AllButRuns => lost.extend(without(&[all], &zero)),
-            Doubt::Some(_) => {}
-        }
-        let lost = union(lost);
-        for (extents, is_lost) in without(&zero, &lost)
-            .into_iter()
-            .map(|e| (e, false))
-            .chain(lost.iter().map(|extents| (extents.clone(), true)))
-        {
-            let Some(spare) = self.free_spare() else { return };
-            let length = extents.end - extents.start;
-            self.assign(spare, owner, extents.start, length, is_lost);
-        }
-        let slot = &self.loader.snapshots[owner as usize - 1];
-        if slot.flags.get() & SNAPSHOT_DELETED == 0 || doubt != &Doubt::All {
-            let what = match doubt {
-                Doubt::All => "of what it held itself, only extents that have an entry are known",
-                Doubt::AllButRuns => {
-                    "of what it held itself, only extents with entry or run are known"
-                }
-                Doubt::Some(_) => "some extents of what it held itself are not known",
-            };
-            let text = format!("snapshot {owner}: {what}: reading the others fails from now on");
-            self.step(RepairKind::Lost, RegionKind::Snapshots, Some(owner - 1), text);
-        }
-    }
-
-    fn assign(&mut self, spare: u32, owner: u32, start: u32, length: u32, lost: bool) {
-        let entries = &mut self.loader.entries;
-        if lost {
-            entries.assign_lost(spare, owner, start, length);
-        } else {
-            entries.assign_run(spare, owner, start, length);
-        }
-    }
-
-    fn free_spare(&mut self) -> Option<u32> {
-        let free = (self.next_spare..self.loader.geometry.spares)
-            .find(|index| self.loader.entries.owner(SPARE_BASE + index).is_none());
-        let Some(index) = free else {
-            let text = "no spare entry is left to mark what is lost";
-            self.step(RepairKind::Refused, RegionKind::Spares, None, text.to_owned());
-            return None;
-        };
-        self.next_spare = index + 1;
-        self.raise_mark(RegionKind::Spares, index);
-        Some(SPARE_BASE + index)
-    }
-}
-
-/// Ranges in order, joined where they touch, without empty ones.
-fn union(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
-    ranges.retain(|range| !range.is_empty());
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut joined: Vec<Range<u32>> = Vec::new();
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
-}
-
-/// What of `ranges` is not in `others`.
-fn without(ranges: &[Range<u32>], others: &[Range<u32>]) -> Vec<Range<u32>> {
-    let others = union(others.to_vec());
-    let mut left = Vec::new();
-    for range in ranges {
-        let mut start = range.start;
-        let first = others.partition_point(|other| other.end <= range.start);
-        for other in others[first..].iter().take_while(|other| other.start < range.end) {
-            if other.start > start {
-                left.push(start..other.start);
-            }
-            start = start.max(other.end);
-        }
-        if start < range.end {
-            left.push(start..range.end);
-        }
-    }
-    left
 }
