@@ -169,7 +169,8 @@ impl Vacuum {
     }
 }
 
-/// Check all metadata, changing nothing.
+/// Check all metadata, changing nothing. Of a served store that is its metadata as it was on the device
+/// when the check began; commits go on.
 #[derive(Debug, Args)]
 pub struct Check {}
 

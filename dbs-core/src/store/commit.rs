@@ -174,11 +174,13 @@ impl Inner {
         group: Option<(u64, &[u8])>,
     ) -> Result<()> {
         let sealed = copies.seal();
-        let all = sealed.writes().chain(group);
-        let writes: Vec<_> = all.map(|(offset, buf)| WriteRequest { offset, buf }).collect();
-        if writes.is_empty() {
+        let all: Vec<_> = sealed.writes().chain(group).collect();
+        if all.is_empty() {
             return Ok(());
         }
+        self.keep_still(&all);
+        let writes: Vec<_> =
+            all.into_iter().map(|(offset, buf)| WriteRequest { offset, buf }).collect();
         self.storage
             .write_many(&writes)
             .map_err(|error| Error::io(error, "writing metadata failed"))

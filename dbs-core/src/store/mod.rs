@@ -18,6 +18,7 @@ mod rewrite;
 mod rollback;
 mod scrub;
 mod space;
+mod still;
 mod sums;
 mod watch;
 mod work;
@@ -185,6 +186,10 @@ pub(crate) struct Inner {
     /// The page a scrub goes on with.
     scrub: Mutex<u32>,
     watch: watch::Watch,
+    /// Somebody reads the metadata as it was.
+    still: Mutex<Option<Arc<still::Still>>>,
+    /// Held by who does.
+    stills: Mutex<()>,
 }
 
 /// Blocks of a volume held by an operation, until it ends.

@@ -184,6 +184,8 @@ impl Store {
             warnings: warnings.into(),
             scrub: Default::default(),
             watch: Default::default(),
+            still: Default::default(),
+            stills: Default::default(),
         });
         if let Some(sums) = &mut inner.meta().sums {
             sums.tick(inner.env.now_ns());

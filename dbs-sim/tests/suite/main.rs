@@ -6,3 +6,4 @@ mod disk;
 mod ops;
 mod regressions;
 mod revision;
+mod still;
