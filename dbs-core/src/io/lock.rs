@@ -157,8 +157,8 @@ fn busy(path: &Path, metadata: &Metadata, read_only: bool) -> Error {
     let process = process_name(owner.pid);
     if owner.writes || read_only {
         return Error::busy(format!(
-            "`{path_text}` is being served by process {process}: go through its control socket, \
-             or stop it"
+            "`{path_text}` is open for writing by process {process}: go through its control socket \
+             if it serves the store, or stop it"
         ));
     }
     Error::busy(format!(

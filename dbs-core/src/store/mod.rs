@@ -1,6 +1,7 @@
 //! A store: open, close, and everything that is not the reading and writing of one volume.
 
 mod aside;
+mod ask;
 mod attributes;
 mod check;
 pub(crate) mod commands;

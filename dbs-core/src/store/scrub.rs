@@ -10,7 +10,7 @@ use crate::info::{DamagedRange, DataPlace, ScrubReport};
 use crate::io::ReadRequest;
 use crate::io::buffer::AlignedBuf;
 use crate::meta::Meta;
-use crate::meta::sums::{Doubt, Sums};
+use crate::meta::sums::Sums;
 use crate::units::BLOCK_BYTES;
 use std::sync::TryLockError;
 
@@ -117,38 +117,23 @@ impl Inner {
         report: &mut ScrubReport,
     ) -> Result<()> {
         let blocks = buf.chunks_exact(BLOCK_BYTES as usize);
-        let found: Vec<_> = blocks.map(sums::sum).collect();
+        let mut found: Vec<_> = blocks.map(sums::sum).collect();
         report.checked += buf.len() as u64;
-        let mut first = 0;
-        while first < found.len() {
-            let at = address + first as u64 * BLOCK_BYTES;
-            let checked = match &mut self.meta().sums {
-                Some(sums) => sums.check(at, &found[first..], fence),
-                None => Ok(0),
-            };
-            match checked {
-                Ok(unknown) => {
-                    report.learnt += unknown as u64 * BLOCK_BYTES;
-                    return Ok(());
+        let mut learnt = 0;
+        let asked = self.ask_sums(
+            address,
+            &mut found,
+            |sums, at, found| sums.check(at, found, fence).map(|unknown| learnt = unknown as u64),
+            |at, block, _| match self.read_again(at, &mut buf[block]) {
+                Err(ReadFault::Damaged(at)) => {
+                    self.note_damage(at, report);
+                    Ok(())
                 }
-                Err(Doubt::Page(page)) => self.load_page(page),
-                Err(Doubt::Block(block)) => {
-                    first += block;
-                    let start = first * BLOCK_BYTES as usize;
-                    let at = address + start as u64;
-                    let bytes = &mut buf[start..start + BLOCK_BYTES as usize];
-                    match self.read_again(at, bytes) {
-                        Ok(()) => {}
-                        Err(ReadFault::Damaged(at)) => self.note_damage(at, report),
-                        Err(fault) => {
-                            return Err(self.read_error(fault, || "scrubbing failed".to_owned()));
-                        }
-                    }
-                    first += 1;
-                }
-            }
-        }
-        Ok(())
+                read => read,
+            },
+        );
+        report.learnt += learnt * BLOCK_BYTES;
+        asked.map_err(|fault| self.read_error(fault, || "scrubbing failed".to_owned()))
     }
 
     fn note_damage(&self, address: u64, report: &mut ScrubReport) {

@@ -10,7 +10,7 @@ use crate::info::ChecksumInfo;
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
 use crate::limits::SUMS_IDLE;
-use crate::meta::sums::{Doubt, Need, Sums};
+use crate::meta::sums::{Need, Sums};
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::ops::Range;
@@ -142,26 +142,13 @@ impl Inner {
         fence: u64,
     ) -> std::result::Result<(), ReadFault> {
         let blocks = buf.chunks_exact(BLOCK_BYTES as usize);
-        let found: Vec<_> = blocks.map(sums::sum).collect();
-        let mut first = 0;
-        while first < found.len() {
-            let at = address + first as u64 * BLOCK_BYTES;
-            let checked = match &mut self.meta().sums {
-                Some(sums) => sums.check(at, &found[first..], fence),
-                None => Ok(0),
-            };
-            match checked {
-                Ok(_) => break,
-                Err(Doubt::Page(page)) => self.load_page(page),
-                Err(Doubt::Block(block)) => {
-                    let at = first + block;
-                    let bytes = at * BLOCK_BYTES as usize..(at + 1) * BLOCK_BYTES as usize;
-                    self.read_again(address + bytes.start as u64, &mut buf[bytes])?;
-                    first = at + 1;
-                }
-            }
-        }
-        Ok(())
+        let mut found: Vec<_> = blocks.map(sums::sum).collect();
+        self.ask_sums(
+            address,
+            &mut found,
+            |sums, at, found| sums.check(at, found, fence).map(drop),
+            |at, block, _| self.read_again(at, &mut buf[block]),
+        )
     }
 
     /// Reads a block with nobody writing it: now it is what was written, or damaged.
@@ -202,25 +189,12 @@ impl Inner {
     pub(super) fn carried_sums(&self, address: u64, bytes: &mut [u8]) -> std::io::Result<Vec<u32>> {
         let blocks = bytes.chunks_exact(BLOCK_BYTES as usize);
         let mut found: Vec<_> = blocks.map(sums::sum).collect();
-        let mut first = 0;
-        while first < found.len() {
-            let at = address + first as u64 * BLOCK_BYTES;
-            let carried = match &mut self.meta().sums {
-                Some(sums) => sums.carry(at, &mut found[first..]),
-                None => Ok(()),
-            };
-            match carried {
-                Ok(()) => break,
-                Err(Doubt::Page(page)) => self.load_page(page),
-                Err(Doubt::Block(block)) => {
-                    let at = first + block;
-                    let range = at * BLOCK_BYTES as usize..(at + 1) * BLOCK_BYTES as usize;
-                    let place = address + range.start as u64;
-                    self.read_carried(place, &mut bytes[range], found[at])?;
-                    first = at + 1;
-                }
-            }
-        }
+        self.ask_sums(
+            address,
+            &mut found,
+            |sums, at, found| sums.carry(at, found),
+            |at, block, known| self.read_carried(at, &mut bytes[block], known),
+        )?;
         Ok(found)
     }
 

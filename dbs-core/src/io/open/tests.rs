@@ -280,7 +280,10 @@ fn a_second_writer_is_told_who_the_first_is() {
             assert_eq!(error.kind(), ErrorKind::Busy);
             let text = error.to_string();
             assert!(text.contains(&format!("process {} (", helper.child.id())), "{text}");
-            assert!(text.contains("served") && text.contains("control socket"), "{text}");
+            assert!(
+                text.contains("open for writing by process") && text.contains("control socket"),
+                "{text}"
+            );
         }
         let error = create_storage(path, None, true, IoDriver::Auto).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
