@@ -14,6 +14,7 @@ use crate::io::WriteRequest;
 use crate::meta::commit::{Copies, Room, WriteBack};
 use crate::sabotage::{self, Bug};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 /// Who asked for a commit, and up to which request they are done.
 #[derive(Debug, Default)]
@@ -137,8 +138,22 @@ impl Inner {
         Ok(())
     }
 
+    /// Makes durable what was written before this call. Calls made while one runs share the next.
     pub(super) fn flush_storage(&self) -> Result<()> {
-        self.flushing("flush failed", || self.storage.flush())
+        self.flush_together(|| self.storage.flush())
+    }
+
+    fn flush_together(&self, flush: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
+        let ticket = self.flushes_asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut covered = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        if *covered >= ticket {
+            return self.check_unfailed(&[Bug::CommitAfterFailure, Bug::FlushBesideFailure]);
+        }
+        // Who asks from here on may have written after it began.
+        let covers = self.flushes_asked.load(Ordering::SeqCst);
+        self.flush_alone("flush failed", flush)?;
+        *covered = covers;
+        Ok(())
     }
 
     /// Does what flushes the storage, alone: the kernel tells of a failure once, and who flushes
@@ -152,6 +167,15 @@ impl Inner {
         flush: impl FnOnce() -> std::io::Result<()>,
     ) -> Result<()> {
         let _one = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.flush_alone(failure, flush)
+    }
+
+    /// As [`Inner::flushing`], for who has locked out all others.
+    fn flush_alone(
+        &self,
+        failure: &str,
+        flush: impl FnOnce() -> std::io::Result<()>,
+    ) -> Result<()> {
         self.check_unfailed(&[Bug::CommitAfterFailure, Bug::FlushBesideFailure])?;
         flush().map_err(|error| {
             let error = Error::io(error, failure);
@@ -194,6 +218,8 @@ mod tests {
     use crate::store::{InitOptions, OpenOptions, TailPlace};
     use crate::volume::{Request, Start};
     use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::mpsc;
     use std::time::{Duration, Instant};
 
     const DIRTY_BLOCKS: u64 = 16 << 10;
@@ -277,6 +303,46 @@ mod tests {
             assert_eq!(volume.flush().unwrap_err().kind(), crate::ErrorKind::Poisoned);
             assert_eq!(opening.join().unwrap().unwrap_err().kind(), crate::ErrorKind::Io);
         });
+    }
+
+    #[test]
+    fn who_comes_while_a_flush_runs_shares_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        let inner = &*store.inner;
+        let before = inner.flushes_asked.load(Ordering::SeqCst);
+        let (end, ended) = mpsc::channel();
+        let (begin, begun) = mpsc::channel();
+        let flushes = AtomicU64::new(0);
+        let flush = || {
+            flushes.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let first = scope.spawn(move || {
+                inner.flush_together(|| {
+                    begin.send(()).unwrap();
+                    ended.recv().unwrap();
+                    Ok(())
+                })
+            });
+            begun.recv().unwrap();
+            let others: Vec<_> =
+                (0..3).map(|_| scope.spawn(|| inner.flush_together(flush))).collect();
+            while inner.flushes_asked.load(Ordering::SeqCst) < before + 4 {
+                std::thread::yield_now();
+            }
+            assert_eq!(flushes.load(Ordering::SeqCst), 0, "one at a time");
+            end.send(()).unwrap();
+            first.join().unwrap().unwrap();
+            others.into_iter().for_each(|other| other.join().unwrap().unwrap());
+        });
+        assert_eq!(flushes.load(Ordering::SeqCst), 1, "not the one that ran, and only one more");
+        inner.flush_together(flush).unwrap();
+        assert_eq!(flushes.load(Ordering::SeqCst), 2);
     }
 
     /// What every request waits for while metadata is written back. No test: it prints a figure.

@@ -40,7 +40,7 @@ use crate::units::{BLOCK_BYTES, VolumeId};
 use commit::Commits;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// How to format a store.
@@ -167,8 +167,10 @@ pub(crate) struct Inner {
     waiting: AtomicUsize,
     commits: Mutex<Commits>,
     commit_done: Condvar,
-    /// Held around each flush of the storage.
-    flushes: Mutex<()>,
+    /// Held around each flush of the storage: which of those asked for have been done.
+    flushes: Mutex<u64>,
+    /// Flushes asked for.
+    flushes_asked: AtomicU64,
     /// One piece of background work at a time.
     work: Mutex<()>,
     superblock: Mutex<Superblock>,

@@ -177,6 +177,7 @@ impl Store {
             superblock: superblock.into(),
             last_copy_missing: Default::default(),
             read_only,
+            flushes_asked: Default::default(),
             extent_bytes: superblock.geometry.extent_bytes as usize,
             has_sums: superblock.geometry.has_sums(),
             closing: Default::default(),
