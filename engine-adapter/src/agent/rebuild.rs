@@ -42,8 +42,6 @@ struct Order {
     queue: Queue,
     traffic: Arc<Traffic>,
     skipped: AtomicU64,
-    /// Sources that are still at it.
-    sources: AtomicU64,
     fast: bool,
     to_host: String,
     http_timeout: i32,
@@ -92,12 +90,13 @@ impl Agent {
         if items.is_empty() || from.is_empty() {
             return Err(Error::invalid("no files or remote replicas for sync"));
         }
+        let addresses = from.iter().take(items.len()).map(|from| Address::parse(from));
+        let addresses = addresses.collect::<Result<Vec<_>>>()?;
         let order = Arc::new(Order {
             agent: Arc::clone(self),
-            queue: Queue::new(items.clone(), self.rest),
+            queue: Queue::new(items.clone(), addresses.clone(), self.rest),
             traffic: Arc::default(),
             skipped: AtomicU64::new(0),
-            sources: AtomicU64::new(0),
             fast: request.fast_sync,
             to_host: remote::bare_host(&request.to_host).to_owned(),
             http_timeout: request.file_sync_http_client_timeout,
@@ -118,7 +117,7 @@ impl Agent {
                 }
             }
         }
-        let outcome = if local { Ok(()) } else { order.copy(&from, &items, job).await };
+        let outcome = if local { Ok(()) } else { order.copy(addresses, &items, job).await };
         order.report(begun, local, files.len());
         outcome
     }
@@ -126,20 +125,13 @@ impl Agent {
 
 impl Order {
     /// Fetches all files from all sources at once.
-    async fn copy(
-        self: &Arc<Self>,
-        from: &BTreeSet<String>,
-        items: &[Item],
-        job: &Job,
-    ) -> Result<()> {
+    async fn copy(self: &Arc<Self>, from: Vec<Address>, items: &[Item], job: &Job) -> Result<()> {
         let mut workers = JoinSet::new();
-        let addresses = from.iter().map(|from| Address::parse(from));
-        for address in addresses.collect::<Result<Vec<_>>>()?.into_iter().take(items.len()) {
-            self.sources.fetch_add(1, Ordering::Relaxed);
+        for address in from {
             let me = Arc::clone(self);
             workers.spawn(async move {
                 let outcome = me.work(&address).await;
-                me.sources.fetch_sub(1, Ordering::Relaxed);
+                me.queue.leave(&address);
                 outcome
             });
         }
@@ -187,7 +179,7 @@ impl Order {
             let item = tokio::select! {
                 biased;
                 () = self.agent.closed() => None,
-                item = self.queue.next() => item,
+                item = self.queue.next(from) => item,
             };
             let Some(item) = item else { return Ok(()) };
             let outcome = match (&peer, FileName::parse(&item.from)) {
@@ -196,9 +188,14 @@ impl Order {
                 }
                 _ => self.have_sent(&agent, &item).await,
             };
-            failures = if outcome.is_ok() { 0 } else { failures + 1 };
+            failures = match &outcome {
+                Ok(()) => 0,
+                // It answers, and may have the other files.
+                Err(error) if error.kind() == ErrorKind::Damaged => failures,
+                Err(_) => failures + 1,
+            };
             self.queue.ended(item, from, outcome);
-            if failures >= FAILURES && self.sources.load(Ordering::Relaxed) > 1 {
+            if failures >= FAILURES && self.queue.has_several_sources() {
                 let text = format!("replica {from} failed {failures} times in a row");
                 return Err(Error::new(ErrorKind::Io, text));
             }

@@ -199,6 +199,7 @@ pub fn kind(status: &Status) -> ErrorKind {
         Code::Aborted => ErrorKind::Busy,
         Code::ResourceExhausted => ErrorKind::NoSpace,
         Code::Unimplemented => ErrorKind::Unsupported,
+        Code::DataLoss => ErrorKind::Damaged,
         _ => ErrorKind::Io,
     }
 }

@@ -6,7 +6,7 @@ use crate::control::Identity;
 use crate::proto::ptypes::sync_agent_service_server::{SyncAgentService, SyncAgentServiceServer};
 use crate::proto::ptypes::*;
 use crate::replica::names;
-use dbs_core::Error;
+use dbs_core::{Error, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tonic::service::interceptor::InterceptedService;
@@ -44,9 +44,13 @@ impl AgentRpc {
     }
 }
 
-/// Callers go by the text; only `Unavailable` has a meaning of its own, of which none of these is.
+/// Upstream's callers go by the text, and by `Unavailable`, which none of these is; ours also by
+/// `DataLoss`.
 fn answer<T>(outcome: dbs_core::Result<T>) -> Reply<T> {
-    outcome.map(Response::new).map_err(|error: Error| Status::unknown(error.to_string()))
+    outcome.map(Response::new).map_err(|error: Error| match error.kind() {
+        ErrorKind::Damaged => Status::data_loss(error.to_string()),
+        _ => Status::unknown(error.to_string()),
+    })
 }
 
 fn named(snapshot: &str) -> Result<(), Status> {

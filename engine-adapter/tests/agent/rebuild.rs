@@ -378,6 +378,77 @@ fn several_sources_share_the_work_and_a_dead_one_does_no_harm() {
     assert_eq!(target.rebuild_status().from_replica_address_list.len(), 3);
 }
 
+/// Nothing goes over for what was written there, and the error says where it is.
+#[test]
+fn a_source_that_is_damaged_is_none() {
+    let runtime = runtime();
+    let (source, target) = (Node::checked(&runtime), Node::checked(&runtime));
+    source.write(0..3000, 1);
+    source.snapshot("a");
+    both(&source, &target, "now");
+    source.damage("vol@a", 2000);
+    prepare(&source, &target);
+    let refused = sync(&target, request(&[&source.address], list(&source))).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::DataLoss, "{refused}");
+    let place = format!("byte {} of `vol@a` is damaged", 2000 * BLOCK);
+    assert!(refused.message().contains(&place), "{refused}");
+    let status = target.rebuild_status();
+    assert_eq!((status.state.as_str(), status.is_rebuilding), ("error", false));
+    assert!(status.error.contains(&place), "{}", status.error);
+    assert_eq!(target.snapshots(), ["now"]);
+    assert_eq!(target.agent.traffic().lost.load(Ordering::Relaxed), 0, "it is no bad connection");
+    // As a file it is none either.
+    let receiver = ReceiverLaunchRequest { to_file_name: "volume-snap-a.img".to_owned() };
+    let port = target.call(|mut c| async move { c.receiver_launch(receiver).await }).unwrap().port;
+    let refused = source.send("volume-snap-a.img", port as u16, false).unwrap_err();
+    assert!(refused.message().contains(&place), "{refused}");
+    assert_eq!(target.snapshots(), ["now"]);
+}
+
+#[test]
+fn what_is_damaged_at_one_source_comes_from_another() {
+    let runtime = runtime();
+    let [one, other, target] = [(); 3].map(|()| Node::checked(&runtime));
+    for node in [&one, &other] {
+        node.write(0..3000, 1);
+        node.snapshot("a");
+        node.write(0..3000, 2);
+        node.snapshot("b");
+        node.system_snapshot("now");
+    }
+    target.system_snapshot("now");
+    let whole = ["vol@a", "vol@b"].map(|spec| other.content(spec));
+    one.damage("vol@a", 2000);
+    other.damage("vol@b", 1000);
+    prepare(&one, &target);
+    sync(&target, request(&[&one.address, &other.address], list(&one))).unwrap();
+    finish(&one, &target);
+    assert!(["vol@a", "vol@b"].map(|spec| target.content(spec)) == whole);
+    // Each file failed at most once, and nobody was given up.
+    assert_eq!(target.rebuild_status().state, "complete");
+    assert_eq!(target.store.check().unwrap().findings, []);
+}
+
+/// What the target has itself need not be right: it is there to be compared.
+#[test]
+fn a_rebuild_mends_what_is_damaged_at_its_target() {
+    let runtime = runtime();
+    let (source, target) = (Node::checked(&runtime), Node::checked(&runtime));
+    for node in [&source, &target] {
+        node.write(0..3000, 1);
+        node.snapshot("a");
+        node.write(10..20, 2);
+        node.system_snapshot("now");
+    }
+    for block in [0, 700, 701, 2999] {
+        target.damage("vol@a", block);
+    }
+    target.damage("vol@now", 15);
+    rebuild(&source, &target);
+    assert_equal(&source, &target);
+    assert_eq!(counted(&target).1, 5 * BLOCK, "nothing else came");
+}
+
 #[test]
 fn rebuilds_and_purges_exclude_each_other_and_bad_requests_say_why() {
     let runtime = runtime();

@@ -1,6 +1,7 @@
 //! Replicas with their sync agents in this process, behind real sockets.
 #![allow(dead_code, missing_docs)]
 
+use dbs_core::volume::{Request, Start};
 use dbs_core::{InitOptions, OpenOptions, Store, TailPlace};
 use engine_adapter::agent::{Agent, AgentOptions, ReceiverPorts, SERVICE_NAMES};
 use engine_adapter::control::{self, ControlServer, Identity};
@@ -11,8 +12,10 @@ use engine_adapter::proto::ptypes::*;
 use engine_adapter::replica::{
     Replica as Engine, ReplicaOptions, ReplicaRpc, SERVICE_NAME, StoreSource,
 };
+use std::fs::File;
 use std::future::Future;
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,11 +42,11 @@ pub fn tempdir() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-fn open_store(dir: &Path) -> Store {
+fn open_store(dir: &Path, checksums: bool) -> Store {
     let file = dir.join("volume.dbs");
     if !file.exists() {
-        let options =
-            InitOptions { size: Some(1024 * MIB), extent_size: 256 << 10, ..Default::default() };
+        let (size, extent_size) = (Some(1024 * MIB), 256 << 10);
+        let options = InitOptions { size, extent_size, checksums, ..Default::default() };
         Store::init(&file, &options).unwrap();
     }
     let tail = if dir.starts_with("/dev/shm") {
@@ -87,11 +90,19 @@ pub struct Setup {
     pub receivers: usize,
     pub lock_dir: Option<PathBuf>,
     pub host: Option<PathBuf>,
+    pub checksums: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { volume: VOLUME, size: 64 * MIB, receivers: 7, lock_dir: None, host: None }
+        Self {
+            volume: VOLUME,
+            size: 64 * MIB,
+            receivers: 7,
+            lock_dir: None,
+            host: None,
+            checksums: false,
+        }
     }
 }
 
@@ -100,12 +111,17 @@ impl Node {
         Self::with(runtime, Setup::default())
     }
 
+    /// With checksums of data.
+    pub fn checked(runtime: &Arc<Runtime>) -> Self {
+        Self::with(runtime, Setup { checksums: true, ..Setup::default() })
+    }
+
     pub fn with(runtime: &Arc<Runtime>, setup: Setup) -> Self {
         Self::on(runtime, Arc::new(tempdir()), setup)
     }
 
     pub fn on(runtime: &Arc<Runtime>, dir: Arc<TempDir>, setup: Setup) -> Self {
-        let store = open_store(dir.path());
+        let store = open_store(dir.path(), setup.checksums);
         let mut options = ReplicaOptions::new(dir.path(), setup.volume);
         options.store_file = Some(dir.path().join("volume.dbs"));
         let replica = Engine::new(options, StoreSource::Own(store.clone())).unwrap();
@@ -153,6 +169,22 @@ impl Node {
             volume.write_at(block * BLOCK, &content_of(block, seed), false).unwrap();
         }
         active.change();
+    }
+
+    /// Changes a bit of a block behind the store's back, as the volume or snapshot shows it.
+    pub fn damage(&self, spec: &str, block: u64) {
+        let volume = self.store.volume(spec).unwrap();
+        let mut request = Request::new();
+        assert_eq!(volume.start_read(block * BLOCK, BLOCK, &mut request).unwrap(), Start::Io);
+        let at = request.segments()[0].device;
+        request.cancel();
+        let path = self.dir.path().join("volume.dbs");
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+        // It may be read around the page cache.
+        file.sync_all().unwrap();
     }
 
     pub fn discard(&self, block: u64, blocks: u64) {

@@ -1,7 +1,7 @@
 //! A layer by blocks, as two DBS replicas compare and copy it: what each block is, and its bytes.
 
-use dbs_core::Result;
 use dbs_core::io::buffer::AlignedBuf;
+use dbs_core::{ErrorKind, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -11,6 +11,8 @@ pub const BLOCK: u64 = 4096;
 pub const WINDOW: u64 = 1 << 20;
 /// Bytes of a digest.
 pub const DIGEST: usize = 16;
+/// What stands for the digest of a damaged block: no block's has come to this.
+const DAMAGED: [u8; DIGEST] = [0xff; DIGEST];
 /// Ranges of a map asked for at once.
 const MAP_RANGES: usize = 1024;
 
@@ -114,6 +116,32 @@ impl Window {
             runs.push(run);
         }
         Ok(Self { span, runs })
+    }
+
+    /// The digests of its blocks in `layer`, one after the other. That of a damaged one is nobody's.
+    ///
+    /// # Errors
+    /// Of the layer.
+    pub fn digests(self, layer: &dyn Layer) -> Result<Vec<u8>> {
+        let runs = self.runs.clone();
+        match self.read(layer) {
+            Ok(content) => return Ok(content.digests()),
+            Err(error) if error.kind() == ErrorKind::Damaged => {}
+            Err(error) => return Err(error),
+        }
+        let mut digests = Vec::new();
+        for run in runs {
+            for at in (run.offset..run.end()).step_by(BLOCK as usize) {
+                let length = BLOCK.min(run.end() - at);
+                let block = Run { offset: at, length, state: run.state };
+                match (Self { span: at..at + length, runs: vec![block] }).read(layer) {
+                    Ok(content) => digests.extend(content.digests()),
+                    Err(error) if error.kind() == ErrorKind::Damaged => digests.extend(DAMAGED),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(digests)
     }
 
     /// Reads its data.
@@ -285,7 +313,7 @@ impl<'a> Cursor<'a> {
             Some(run) if run.offset == self.at => Ok(Some(*run)),
             _ => {
                 let text = format!("the map of a layer does not go on at {}", self.at);
-                Err(dbs_core::Error::new(dbs_core::ErrorKind::Corrupt, text))
+                Err(dbs_core::Error::new(ErrorKind::Corrupt, text))
             }
         }
     }

@@ -152,6 +152,8 @@ pub fn status(error: &Error) -> Status {
         ErrorKind::NoSpace => Status::resource_exhausted(text),
         ErrorKind::Busy | ErrorKind::Interrupted => Status::aborted(text),
         ErrorKind::Unsupported => Status::unimplemented(text),
+        // Not to be tried again, as what comes over a bad connection is.
+        ErrorKind::Damaged => Status::data_loss(text),
         _ => Status::unknown(text),
     }
 }

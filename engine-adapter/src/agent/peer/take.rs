@@ -32,7 +32,7 @@ pub fn tell(
                     emit(nothing(gap))?;
                 }
                 let (offset, end) = (window.span.start, window.span.end);
-                let digests = window.read(layer)?.digests().into();
+                let digests = window.digests(layer)?.into();
                 emit(FetchKnown { offset, length: end - offset, digests })?;
                 gap = end..end;
             }

@@ -2,7 +2,7 @@
 
 use super::{ByReplica, Engine, Listed, RebuildStatus, ReplicaLink, SyncOptions, mode_name};
 use crate::proto::controller::ReplicaMode;
-use crate::proto::ptypes::Replica;
+use crate::proto::ptypes::{Replica, SyncFileInfo};
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::log;
 
@@ -50,13 +50,13 @@ impl Engine {
         log::info("add-replica", &[("replica", address), ("mode", &"WO")]);
         self.replica_create(address, true, ReplicaMode::Wo).await?;
         let sources = self.sources(address).await?;
-        log::info("rebuild", &[("replica", address), ("from", &sources.join(","))]);
+        log::info("rebuild", &[("replica", address), ("from", &sources.chosen.join(","))]);
         replica.set_rebuilding(true).await?;
         let files = self.prepare_rebuild(address, instance).await?;
         if files.iter().any(|file| file.from_file_name.contains(HEAD)) {
             return Err(Error::invalid("sync file list shouldn't contain volume head"));
         }
-        replica.sync_files(&sources, files, options.fast_sync, &options.sync).await?;
+        sources.fill(&replica, files, options).await?;
         replica.reload().await?;
         self.verify_rebuild(address, instance).await?;
         replica.set_rebuilding(false).await
@@ -157,7 +157,7 @@ impl Engine {
     }
 
     /// From which replicas the new one at `address` is filled.
-    async fn sources(&self, address: &str) -> Result<Vec<String>> {
+    async fn sources(&self, address: &str) -> Result<Sources> {
         let replicas = self.replicas().await?;
         let new = replicas.iter().find(|replica| replica.address == address);
         let new = new.ok_or_else(|| {
@@ -170,19 +170,47 @@ impl Engine {
             return Err(Error::new(ErrorKind::Busy, text));
         }
         let usable = |replica: &&Listed| replica.mode == ReplicaMode::Rw;
-        let mut sources: Vec<_> =
+        let mut chosen: Vec<_> =
             replicas.iter().filter(usable).map(|replica| replica.address.clone()).collect();
-        if sources.is_empty() {
+        if chosen.is_empty() {
             return Err(Error::not_found("no available RW replica to rebuild from"));
         }
+        let mut others = Vec::new();
         if self.version().await?.controller_api >= LIMIT_API {
             // No limit leaves none: that is for the sync agent to refuse.
             let limit = usize::try_from(self.rebuild_sync_limit().await?).unwrap_or(0);
             // The last ones: a controller takes its own part from the very last.
-            let surplus = sources.len().saturating_sub(limit);
-            sources.drain(..surplus);
+            let surplus = chosen.len().saturating_sub(limit);
+            others.extend(chosen.drain(..surplus));
         }
-        Ok(sources)
+        Ok(Sources { chosen, others })
+    }
+}
+
+/// Complete replicas that another one is filled from.
+struct Sources {
+    /// No more than may be asked at once.
+    chosen: Vec<String>,
+    others: Vec<String>,
+}
+
+impl Sources {
+    /// Has the replica fetch these files. If one is damaged where it comes from, all replicas are asked
+    /// at once: each is right where another one is not.
+    async fn fill(
+        self,
+        replica: &ReplicaLink,
+        files: Vec<SyncFileInfo>,
+        options: &RebuildOptions,
+    ) -> Result<()> {
+        let RebuildOptions { address, fast_sync, sync, .. } = options;
+        let error = match replica.sync_files(&self.chosen, files.clone(), *fast_sync, sync).await {
+            Err(e) if e.kind() == ErrorKind::Damaged && !self.others.is_empty() => e,
+            filled => return filled,
+        };
+        let all = [self.others, self.chosen].concat();
+        log::warn("rebuild", &[("replica", address), ("from", &all.join(",")), ("error", &error)]);
+        replica.sync_files(&all, files, *fast_sync, sync).await
     }
 }
 
