@@ -1,6 +1,6 @@
 //! `volume` and `volume@snapshot` on the command line.
 
-use dbs_core::parse_size;
+use dbs_core::{OpenOptions, parse_size};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -103,6 +103,16 @@ pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|e| e.to_string())
 }
 
+/// Parses the size of a cache of checksums.
+///
+/// # Errors
+/// What is wrong with it, for clap.
+pub fn checksum_cache(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    let options = OpenOptions { checksum_cache: Some(bytes), ..OpenOptions::default() };
+    options.check_checksum_cache().map(|()| bytes).map_err(|e| e.to_string())
+}
+
 /// Parses a time such as `500ms`, `1s` or `2m`, from 1 ms to a day.
 ///
 /// # Errors
@@ -141,6 +151,7 @@ fn time(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dbs_core::limits::SUMS_CACHE_BYTES;
 
     #[test]
     fn specs() {
@@ -161,6 +172,14 @@ mod tests {
         for text in ["", "-", "=", "=b", "a"] {
             assert!(text.parse::<LabelChange>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn caches_of_checksums() {
+        assert_eq!(checksum_cache("64MiB"), Ok(SUMS_CACHE_BYTES), "the default");
+        assert_eq!(checksum_cache("262144"), Ok(256 << 10));
+        assert!(checksum_cache("255KiB").unwrap_err().contains("at least"));
+        assert!(checksum_cache("-1").is_err() && checksum_cache("much").is_err());
     }
 
     #[test]

@@ -139,6 +139,7 @@ impl RawStore {
         path: PathBuf,
         read_only: bool,
         driver: &str,
+        checksum_cache: Option<Amount>,
         runtime_dir: Option<PathBuf>,
         xdg_runtime_dir: Option<PathBuf>,
     ) -> PyResult<Self> {
@@ -150,7 +151,8 @@ impl RawStore {
                 return Err(invalid(format!("no driver `{other}`: auto, uring or pread")));
             }
         };
-        let options = OpenOptions { read_only, driver, ..OpenOptions::default() };
+        let checksum_cache = checksum_cache.map(|amount| amount.0);
+        let options = OpenOptions { read_only, driver, checksum_cache, ..OpenOptions::default() };
         let runtime_dir = dbs_server::control::runtime_dir(runtime_dir, xdg_runtime_dir);
         let store = py.detach(|| AnyStore::open(&path, &options, &runtime_dir)).map_err(raise)?;
         Ok(Self {

@@ -182,6 +182,20 @@ def test_checksums_tell_damage(path: Path) -> None:
         assert report.ranges == [dbs.DamagedRange("v", "s", 4096, 4096)]
 
 
+def test_the_cache_of_checksums_has_the_size_it_was_given(path: Path) -> None:
+    with dbs.Store.init(path, "1GiB", checksums=True) as store:
+        volume = store.create_volume("v", "1GiB")
+        for offset in range(0, 600 * MIB, MIB):
+            volume.pwrite(b"x", offset)
+    with dbs.Store.open(path, checksum_cache="256KiB") as store:
+        for offset in range(0, 600 * MIB, MIB):
+            assert store["v"].pread(1, offset) == b"x"
+        sums = store.info().checksums
+        assert sums is not None and sums.verified == 600 and sums.memory <= 320 << 10
+    with pytest.raises(dbs.Invalid, match="255.*at least"):
+        dbs.Store.open(path, checksum_cache=255)
+
+
 def test_without_checksums_there_is_nothing_to_compare(store: dbs.Store) -> None:
     assert store.info().checksums is None
     with pytest.raises(dbs.Unsupported, match="checksums"):

@@ -3,7 +3,7 @@
 use super::serve::Serve;
 use crate::context::{Context, typed};
 use crate::output::{Table, print, print_json};
-use crate::spec::Spec;
+use crate::spec::{self, Spec};
 use clap::Args;
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_server::api::Request;
@@ -50,6 +50,9 @@ pub struct Attach {
     /// Number of the device, as in /dev/ublkbN; by default the first that is free
     #[arg(long, value_name = "N")]
     id: Option<u32>,
+    /// Memory for checksums of the server that is started, as for `dbs serve`; one that runs keeps its own
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = spec::checksum_cache)]
+    checksum_cache: u64,
     /// Serve the store in this process, until SIGINT or SIGTERM
     #[arg(long)]
     foreground: bool,
@@ -68,13 +71,15 @@ impl Attach {
             id: self.id,
         };
         if self.foreground {
-            return Serve::for_attach().run_with(context, &mut |serving| {
+            return Serve::for_attach(self.checksum_cache).run_with(context, &mut |serving| {
                 show_attached(context, serving.execute(&request)?)
             });
         }
         let socket = socket_path(&context.runtime_dir(), &store_uuid(&store)?);
         let server = match RemoteStore::connect(&socket) {
-            Err(error) if error.kind() == ErrorKind::NotFound => start(context, &store, &socket)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                start(context, &store, &socket, self.checksum_cache)?
+            }
             other => other?,
         };
         show_attached(context, server.call(&request, &mut |_| true)?)
@@ -89,7 +94,12 @@ fn show_attached(context: &Context, value: Value) -> Result<()> {
 }
 
 /// Starts a server of the store in the background, and connects to it.
-fn start(context: &Context, store: &Path, socket: &Path) -> Result<RemoteStore> {
+fn start(
+    context: &Context,
+    store: &Path,
+    socket: &Path,
+    checksum_cache: u64,
+) -> Result<RemoteStore> {
     let log_path = socket.with_extension("log");
     let starting = |e: io::Error| Error::io(e, "starting a server of the store");
     let runtime_dir = std::path::absolute(context.runtime_dir()).map_err(starting)?;
@@ -107,6 +117,7 @@ fn start(context: &Context, store: &Path, socket: &Path) -> Result<RemoteStore> 
         .arg(store)
         .args(context.driver_arguments())
         .args(["--quiet", "serve", "--while-attached"])
+        .args(["--checksum-cache", &checksum_cache.to_string()])
         .env("DBS_RUNTIME_DIR", &runtime_dir)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

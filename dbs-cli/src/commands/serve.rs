@@ -71,6 +71,10 @@ pub struct Serve {
     /// How long a change may stay uncommitted if nobody flushes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = spec::duration)]
     commit_interval: Duration,
+    /// Memory for checksums, at least 256KiB; 64MiB hold those of about 64 GiB of data, and beyond
+    /// that each read takes another one. Nothing in a store without checksums
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = spec::checksum_cache)]
+    checksum_cache: u64,
     /// Serve metrics for Prometheus over HTTP, of the store and of the replicas in it
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics: Option<ListenAddress>,
@@ -109,7 +113,7 @@ type Begin<'a> = &'a mut dyn FnMut(&Serving) -> Result<()>;
 
 impl Serve {
     /// As `dbs attach` serves a store in its own process.
-    pub fn for_attach() -> Self {
+    pub fn for_attach(checksum_cache: u64) -> Self {
         Self {
             nbd: Vec::new(),
             read_only: false,
@@ -122,6 +126,7 @@ impl Serve {
             spin: Duration::ZERO,
             workers: 16,
             commit_interval: Duration::from_secs(1),
+            checksum_cache,
             metrics: None,
             replica_tls_dir: None,
             replica_tls_name: None,
@@ -158,6 +163,7 @@ impl Serve {
         let options = ServeOptions {
             store: context.store()?.to_owned(),
             open: OpenOptions {
+                checksum_cache: Some(self.checksum_cache),
                 interposer: interposer.clone(),
                 ..context.open_options(self.read_only)
             },

@@ -2,8 +2,9 @@
 
 use crate::support::{Place, Run, noise, run};
 use serde_json::Value;
-use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 /// Members whose values depend on time, chance or how far background work is.
@@ -262,6 +263,31 @@ fn a_scrub_says_what_is_damaged() {
 }
 
 #[test]
+fn the_cache_of_checksums_has_the_size_it_was_given() {
+    let place = Place::new();
+    place.dbs("init store.dbs --size 1GiB --extent-size 4MiB --checksums").ok("init");
+    // A block in each of 100 extents, whose checksums are on about as many pages.
+    let image = File::create(place.path("image")).unwrap();
+    image.set_len(400 << 20).unwrap();
+    for extent in 0..100 {
+        image.write_all_at(&noise(extent, 4096), extent << 22).unwrap();
+    }
+    let memory = |place: &Place| place.json("info")["checksums"]["memory"].as_u64().unwrap();
+    let served = place.serve("");
+    place.dbs("volume import v image").ok("import");
+    assert!(memory(&place) > 384 << 10);
+    served.stop();
+    let served = place.serve("--checksum-cache 256KiB");
+    assert_eq!(place.json("scrub --restart")["damaged"], 0);
+    assert!((1..320 << 10).contains(&memory(&place)));
+    served.stop();
+    for command in ["serve --checksum-cache 255KiB", "attach v --checksum-cache 4096"] {
+        let refused = place.dbs(command).exits(2, command);
+        assert!(refused.stderr.contains("it takes 256.0 KiB at least"), "{}", refused.stderr);
+    }
+}
+
+#[test]
 fn every_key_is_documented() {
     let docs =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md")).unwrap();
@@ -324,7 +350,6 @@ fn a_dump_is_json_either_way() {
 
 #[test]
 fn a_damaged_store_is_checked_repaired_and_put_back() {
-    use std::os::unix::fs::FileExt;
     let place = Place::new();
     place.init();
     place.json("volume create v 16MiB");

@@ -11,20 +11,17 @@ use super::ids::IdMap;
 use crate::format::sums::{PageSums, SUMS_PER_PAGE, Stored, UNKNOWN};
 use crate::format::{Geometry, RegionKind};
 use crate::info::ChecksumInfo;
-use crate::limits::SUMS_CACHE_BYTES;
+use crate::limits::{SUMS_CACHE_BYTES, SUMS_CACHE_MIN_BYTES, SUMS_WINDOW};
 use crate::units::BLOCK_BYTES;
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Words of a bitmap with a bit for each block of a page.
 const WORDS: usize = SUMS_PER_PAGE.div_ceil(64);
-/// Pages opened together, so that few writes wait for the flush: about 63 MiB of neighbours.
-const WINDOW: u32 = 16;
 /// Changed pages looked at by one call, which bounds how long it holds the metadata lock.
 const LOOKS: usize = 1024;
-/// Fewest pages kept in memory: what one request needs must not be forgotten while more of it is
-/// loaded, with its neighbours.
-const CAPACITY_MIN: usize = 4 * WINDOW as usize;
+/// Fewest pages kept in memory.
+const CAPACITY_MIN: usize = (SUMS_CACHE_MIN_BYTES / BLOCK_BYTES) as usize;
 /// Pages that one look for a victim passes by.
 const CLOCK_LOOKS: usize = 128;
 /// Times that pages are not closed to make room after that has failed.
@@ -368,8 +365,8 @@ impl Sums {
 
     /// Pages around `page`, itself among them, that are opened together.
     pub fn window(&self, page: u32) -> Range<u32> {
-        let start = page / WINDOW * WINDOW;
-        start..(start + WINDOW).min(self.count)
+        let start = page / SUMS_WINDOW * SUMS_WINDOW;
+        start..(start + SUMS_WINDOW).min(self.count)
     }
 
     /// Of these pages the ones to be read by the caller, who says then what they are.

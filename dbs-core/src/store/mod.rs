@@ -34,9 +34,10 @@ use crate::format::{RegionKind, Superblock};
 use crate::info::Labels;
 use crate::io::interpose::Interposer;
 use crate::io::{DirectIo, Storage};
+use crate::limits::SUMS_CACHE_MIN_BYTES;
 use crate::meta::locks::{HoldId, Space};
 use crate::meta::{Meta, Step, Stop};
-use crate::units::{BLOCK_BYTES, VolumeId};
+use crate::units::{BLOCK_BYTES, VolumeId, format_size};
 use commit::Commits;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -112,8 +113,27 @@ pub struct OpenOptions {
     pub driver: IoDriver,
     /// Tail.
     pub tail: TailPlace,
+    /// Bytes of memory for checksums, at least 256 KiB; by default 64 MiB, which hold those of about
+    /// 64 GiB of data. Nothing in a store without them.
+    pub checksum_cache: Option<u64>,
     /// For tests: all I/O goes through it.
     pub interposer: Option<Arc<Interposer>>,
+}
+
+impl OpenOptions {
+    /// Whether there can be so little memory for checksums.
+    ///
+    /// # Errors
+    /// `Invalid` if not.
+    pub fn check_checksum_cache(&self) -> Result<()> {
+        let Some(bytes) = self.checksum_cache.filter(|bytes| *bytes < SUMS_CACHE_MIN_BYTES) else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!(
+            "{bytes} bytes are too few for a cache of checksums: it takes {} at least",
+            format_size(SUMS_CACHE_MIN_BYTES)
+        )))
+    }
 }
 
 /// Source of time and identity, so that a simulation can repeat itself.

@@ -43,8 +43,10 @@ impl Store {
     /// Opens the store at `path`. After a crash this replays what was acknowledged.
     ///
     /// # Errors
-    /// `NotFound`, `Busy` with the owner's pid, `Corrupt` with region and block.
+    /// `NotFound`, `Busy` with the owner's pid, `Corrupt` with region and block, `Invalid` for options
+    /// that cannot be.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
+        options.check_checksum_cache()?;
         let opened = drivers::open_storage_behind(
             path,
             options.read_only,
@@ -67,6 +69,9 @@ impl Store {
         let (tail, warning) = wanted.open()?;
         let store = Self::open_on(opened.storage, tail, Arc::new(env), options.read_only);
         let store = store.map_err(named)?;
+        if let Some(bytes) = options.checksum_cache {
+            store.set_checksum_cache(bytes);
+        }
         if let Some(warning) = warning {
             store.inner.warn(warning);
         }
@@ -172,12 +177,12 @@ impl Store {
             waiting: 0.into(),
             commits: Default::default(),
             flushes: Default::default(),
+            flushes_asked: Default::default(),
             commit_done: Default::default(),
             work: Default::default(),
             superblock: superblock.into(),
             last_copy_missing: Default::default(),
             read_only,
-            flushes_asked: Default::default(),
             extent_bytes: superblock.geometry.extent_bytes as usize,
             has_sums: superblock.geometry.has_sums(),
             closing: Default::default(),

@@ -83,8 +83,8 @@ impl Store {
         Ok(())
     }
 
-    /// Bounds the memory for checksums: about a thousandth of the data they are of. By default it
-    /// is 64 MiB, and at least 256 KiB. Nothing in a store without checksums.
+    /// Bounds the memory for checksums as [`OpenOptions`](super::OpenOptions) do; less than the least
+    /// is the least.
     pub fn set_checksum_cache(&self, bytes: u64) {
         if let Some(sums) = &mut self.inner.meta().sums {
             sums.set_capacity((bytes / BLOCK_BYTES) as usize);

@@ -15,6 +15,7 @@ class RawStore:
         path: str | os.PathLike[str],
         read_only: bool,
         driver: str,
+        checksum_cache: int | None,
         runtime_dir: str | os.PathLike[str] | None,
         xdg_runtime_dir: str | os.PathLike[str] | None,
     ) -> Self: ...

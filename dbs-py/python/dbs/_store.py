@@ -86,19 +86,23 @@ class Store(Mapping[str, Volume]):
         *,
         read_only: bool = False,
         driver: Literal["auto", "uring", "pread"] = "auto",
+        checksum_cache: int | str | None = None,
         runtime_dir: AnyPath | None = None,
     ) -> Self:
         """Opens the store at `path`, or connects to the server that owns it.
 
         Several programs may have an idle store open with `read_only`. `runtime_dir` is where
         servers have their control sockets, by default what ``DBS_RUNTIME_DIR`` says, as for the
-        command line; `driver` is how an idle store does its I/O.
+        command line; `driver` is how an idle store does its I/O. `checksum_cache` is the memory for
+        checksums, if it has some and is idle: at least ``"256KiB"``, by default ``"64MiB"``, which hold
+        those of about 64 GiB of data.
 
-        Raises `NotFound`, `Busy` (somebody has it who is no server), `Corrupt`, `Denied`.
+        Raises `NotFound`, `Busy` (somebody has it who is no server), `Corrupt`, `Denied`, `Invalid`.
         """
         configured = runtime_dir if runtime_dir is not None else os.environ.get("DBS_RUNTIME_DIR")
         xdg = os.environ.get("XDG_RUNTIME_DIR")
-        raw = _dbs.RawStore(path, read_only, driver, configured or None, xdg or None)
+        cache = None if checksum_cache is None else size_of(checksum_cache)
+        raw = _dbs.RawStore(path, read_only, driver, cache, configured or None, xdg or None)
         return cls(raw, os.fspath(path), read_only)
 
     @property
