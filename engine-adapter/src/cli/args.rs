@@ -5,8 +5,10 @@ use super::client_args::ClientCommand;
 use super::controller::ControllerArgs;
 use super::golang;
 use crate::host::address::ListenAddress;
+use crate::host::file::StoreOptions;
 use crate::transport;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use dbs_core::OpenOptions;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -208,6 +210,9 @@ pub struct OurArgs {
     /// Extent size of a new store in DIRECTORY
     #[arg(long, value_name = "SIZE", default_value = "1mb", value_parser = golang::size)]
     pub extent_size: Size,
+    /// Checksums of data.
+    #[command(flatten)]
+    pub checksums: ChecksumArgs,
     /// Directory on tmpfs for what is not committed yet; by default one of the host's, if it is to be
     /// seen under /host, else of this system
     #[arg(long, value_name = "DIRECTORY")]
@@ -216,6 +221,36 @@ pub struct OurArgs {
     /// protocol alone
     #[arg(long)]
     pub null_storage: bool,
+}
+
+/// Checksums of data in the store of a replica's directory.
+#[derive(Debug, Args)]
+#[command(next_help_heading = OURS)]
+pub struct ChecksumArgs {
+    /// A new store in DIRECTORY keeps a checksum of each block of data and compares it at each read
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(action = ArgAction::Set, env = "DBS_CHECKSUMS")]
+    pub checksums: bool,
+    /// Memory for checksums, at least 256kb; 64mb hold those of about 64 GiB of data
+    #[arg(long, value_name = "SIZE", default_value = "64mb", value_parser = checksum_cache)]
+    #[arg(env = "DBS_CHECKSUM_CACHE")]
+    pub checksum_cache: Size,
+}
+
+impl ChecksumArgs {
+    /// A store with these, and else with defaults.
+    #[must_use]
+    pub fn store_options(&self) -> StoreOptions {
+        let Self { checksums, checksum_cache } = *self;
+        StoreOptions { checksums, checksum_cache, ..StoreOptions::default() }
+    }
+}
+
+fn checksum_cache(text: &str) -> Result<Size, String> {
+    let checksum_cache = golang::size(text)?;
+    let options = OpenOptions { checksum_cache, ..OpenOptions::default() };
+    options.check_checksum_cache().map(|()| checksum_cache).map_err(|e| e.to_string())
 }
 
 /// How the engine connects for data.
@@ -278,6 +313,7 @@ mod tests {
     use super::super::client_args::{SnapshotCommand, Snapshots};
     use super::*;
     use clap::CommandFactory;
+    use dbs_core::limits::SUMS_CACHE_BYTES;
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {
         let args = line.split(' ').map(|a| OsString::from(if a == "''" { "" } else { a }));
@@ -324,6 +360,22 @@ mod tests {
             assert!(parse(&format!("longhorn {wrong}")).is_err(), "{wrong}");
         }
         assert!(matches!(parse("longhorn backup ls").unwrap().command, Command::Other(_)));
+    }
+
+    #[test]
+    fn checksums_are_asked_for_with_as_much_memory() {
+        let given = |line: &str| {
+            let options = replica(line).ours.checksums.store_options();
+            (options.checksums, options.checksum_cache)
+        };
+        assert_eq!(given("longhorn replica d"), (false, Some(SUMS_CACHE_BYTES)));
+        assert_eq!(
+            given("longhorn replica d -checksums -checksum-cache 1gb"),
+            (true, Some(1 << 30))
+        );
+        assert_eq!(given("longhorn replica d --checksums=false").0, false);
+        let refused = parse("longhorn replica d --checksum-cache 255kb").unwrap_err().to_string();
+        assert!(refused.contains("it takes 256.0 KiB at least"), "{refused}");
     }
 
     fn client(line: &str) -> ClientCommand {

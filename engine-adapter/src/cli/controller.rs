@@ -1,6 +1,6 @@
 //! `longhorn controller`: arguments to what is to be served.
 
-use super::args::{DataProtocol, Size};
+use super::args::{ChecksumArgs, DataProtocol, Size};
 use super::{golang, replica};
 use crate::controller::frontend::UblkOptions;
 use crate::controller::path::{FLIGHTS_MAX, PathOptions};
@@ -27,8 +27,6 @@ use std::time::Duration;
 const OURS: &str = "Options of DBS";
 /// Ports for receiving files of a replica in the controller's process.
 const RECEIVERS: u16 = 10;
-/// Extent size of its store, if it is new.
-const EXTENT_BYTES: u64 = 1 << 20;
 /// Longest name of a volume.
 const NAME_MAX: usize = 64;
 
@@ -135,6 +133,9 @@ pub struct OurControllerArgs {
     /// else on 13 from this one on, each
     #[arg(long, value_name = "HOST:PORT", default_value = "localhost:0")]
     pub local_listen: ListenAddress,
+    /// Checksums of replicas of this process.
+    #[command(flatten)]
+    pub checksums: ChecksumArgs,
     /// Serve metrics for Prometheus over HTTP
     #[arg(long, value_name = "[HOST]:PORT")]
     pub metrics: Option<ListenAddress>,
@@ -300,7 +301,7 @@ fn local(args: &ControllerArgs) -> LocalOptions {
             ..DataOptions::default()
         },
         runtime_dir: replica::runtime_dir(),
-        extent_size: EXTENT_BYTES,
+        store: args.ours.checksums.store_options(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::args::{DataProtocol, DurabilityArg, OurArgs, ReplicaArgs, SyncAgentArgs};
 use crate::data::DataOptions;
+use crate::host::file::StoreOptions;
 use crate::host::options::Options;
 use crate::host::own::{self, Process};
 use crate::host::shim;
@@ -43,8 +44,7 @@ pub fn serve(args: &ReplicaArgs, store: Option<&Path>, volume_name: &str) -> Res
         data: data_options(&args.ours),
         metrics: args.ours.metrics.clone(),
         runtime_dir: runtime_dir(),
-        extent_size: args.ours.extent_size.unwrap_or(1 << 20),
-        tail: args.ours.tail.clone(),
+        store: store_options(&args.ours),
     })
 }
 
@@ -70,6 +70,13 @@ fn options(args: &ReplicaArgs, volume_name: &str) -> Result<Options> {
         commit_bytes: args.ours.commit_bytes.unwrap_or(0),
         null_storage: args.ours.null_storage,
     })
+}
+
+/// The store in the replica's directory.
+fn store_options(args: &OurArgs) -> StoreOptions {
+    let options = args.checksums.store_options();
+    let extent_size = args.extent_size.unwrap_or(options.extent_size);
+    StoreOptions { extent_size, tail: args.tail.clone(), ..options }
 }
 
 /// Threads and times of data connections.

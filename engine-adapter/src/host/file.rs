@@ -30,22 +30,39 @@ const JOURNAL_MIN_BYTES: u64 = 1 << 20;
 /// How long nothing is tried after the file could not grow.
 const GROW_RETRY: Duration = Duration::from_secs(60);
 
-/// How the file is made and opened.
+/// How the store is made and opened.
 #[derive(Debug, Clone)]
-pub struct StoreFile {
-    /// Where it is.
-    pub path: PathBuf,
+pub struct StoreOptions {
     /// Extent size if it is new.
     pub extent_size: u64,
+    /// Whether its data has checksums if it is new.
+    pub checksums: bool,
+    /// Bytes of memory for checksums, if it is not left to the store.
+    pub checksum_cache: Option<u64>,
     /// Directory of the tail, if it is not left to us.
     pub tail: Option<PathBuf>,
 }
 
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self { extent_size: 1 << 20, checksums: false, checksum_cache: None, tail: None }
+    }
+}
+
+/// The file of a store.
+#[derive(Debug, Clone)]
+pub struct StoreFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How it is made and opened.
+    pub options: StoreOptions,
+}
+
 impl StoreFile {
-    /// The file in a replica's directory, with defaults.
+    /// The file in a replica's directory.
     #[must_use]
-    pub fn of(dir: &Path) -> Self {
-        Self { path: dir.join(STORE_FILE), extent_size: 1 << 20, tail: None }
+    pub fn of(dir: &Path, options: StoreOptions) -> Self {
+        Self { path: dir.join(STORE_FILE), options }
     }
 
     /// Opens it for writing; made for a volume of this size if it is absent.
@@ -66,8 +83,19 @@ impl StoreFile {
     /// # Errors
     /// `NotFound`, `Busy` if another process has it, those of the store.
     pub fn open(&self) -> Result<Store> {
-        let options = |tail| OpenOptions { tail, ..OpenOptions::default() };
-        if let Some(directory) = &self.tail {
+        let store = self.open_with_tail()?;
+        if self.options.checksums && store.checksums().is_none() {
+            let path = self.path.display();
+            let text = "the store was made without checksums and stays so; a new replica has them";
+            log::warn("checksums", &[("store", &path), ("message", &text)]);
+        }
+        Ok(store)
+    }
+
+    fn open_with_tail(&self) -> Result<Store> {
+        let checksum_cache = self.options.checksum_cache;
+        let options = |tail| OpenOptions { tail, checksum_cache, ..OpenOptions::default() };
+        if let Some(directory) = &self.options.tail {
             return Store::open(&self.path, &options(TailPlace::Directory(directory.clone())));
         }
         if let Some(directory) = host_tail() {
@@ -104,7 +132,8 @@ impl StoreFile {
             None => JOURNAL_BYTES,
         };
         let options = InitOptions {
-            extent_size: self.extent_size,
+            extent_size: self.options.extent_size,
+            checksums: self.options.checksums,
             max_volumes: Some(VOLUMES_MAX),
             max_snapshots: Some(SNAPSHOTS_MAX),
             journal_size: Some(journal / BLOCK_BYTES * BLOCK_BYTES),
@@ -202,7 +231,7 @@ mod tests {
     #[test]
     fn a_new_store_is_sparse_and_grows_with_its_volume() {
         let directory = tempfile::tempdir().unwrap();
-        let file = StoreFile::of(directory.path());
+        let file = StoreFile::of(directory.path(), StoreOptions::default());
         assert_eq!(file.open().err().unwrap().kind(), ErrorKind::NotFound);
         // What a process that was killed in the middle has left.
         let left = file.path.with_extension(format!("dbs.{}.new", std::process::id()));
@@ -227,6 +256,23 @@ mod tests {
     }
 
     #[test]
+    fn a_store_has_checksums_if_it_was_made_with_them() {
+        for checksums in [false, true] {
+            let directory = tempfile::tempdir().unwrap();
+            let file = |checksums| {
+                let options = StoreOptions { checksums, ..StoreOptions::default() };
+                StoreFile::of(directory.path(), options)
+            };
+            let store = file(checksums).open_or_create(Some(64 << 20)).unwrap();
+            let meta = fs::metadata(&file(true).path).unwrap();
+            assert!(meta.len() > FREE_BYTES && meta.blocks() * 512 < 8 << 20, "{meta:?}");
+            store.close().unwrap();
+            let store = file(!checksums).open_or_create(Some(64 << 20)).unwrap();
+            assert_eq!(store.checksums().is_some(), checksums);
+        }
+    }
+
+    #[test]
     fn what_another_process_has_made_is_taken() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(STORE_FILE);
@@ -240,7 +286,7 @@ mod tests {
     #[test]
     fn the_end_of_what_can_be_addressed_is_no_error() {
         let directory = tempfile::tempdir().unwrap();
-        let file = StoreFile::of(directory.path());
+        let file = StoreFile::of(directory.path(), StoreOptions::default());
         let store = file.open_or_create(Some(1 << 20)).unwrap();
         let growth = Growth::default();
         for _ in 0..3 {

@@ -1,7 +1,7 @@
 //! The process of a replica with a store of its own.
 
 use super::address::ListenAddress;
-use super::file::{STORE_FILE, StoreFile};
+use super::file::{STORE_FILE, StoreFile, StoreOptions};
 use super::guest;
 use super::handover::OlderProcess;
 use super::options::Options;
@@ -44,10 +44,8 @@ pub struct Process {
     pub metrics: Option<ListenAddress>,
     /// Directory of control sockets.
     pub runtime_dir: PathBuf,
-    /// Extent size of a new store.
-    pub extent_size: u64,
-    /// Directory of the store's tail, if it is not left to us.
-    pub tail: Option<PathBuf>,
+    /// The store.
+    pub store: StoreOptions,
 }
 
 /// A replica with a store of its own, being served in this process.
@@ -106,11 +104,7 @@ impl Running {
             DataSocket::Unix(_) => process.wanted.unix.as_deref().and_then(SocketFile::of),
             DataSocket::Tcp(_) => None,
         };
-        let file = StoreFile {
-            extent_size: process.extent_size,
-            tail: process.tail.clone(),
-            ..StoreFile::of(&options.dir)
-        };
+        let file = StoreFile::of(&options.dir, process.store.clone());
         let path = file.path.clone();
         let interval = process.data.commit_interval;
         let owner = Owner::new(file, process.runtime_dir.clone(), interval);

@@ -4,6 +4,7 @@
 mod support;
 
 mod agent;
+mod checksums;
 mod controller;
 mod frontends;
 mod handover;

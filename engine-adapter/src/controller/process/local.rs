@@ -7,7 +7,7 @@
 use crate::controller::path::LocalReplica;
 use crate::data::DataOptions;
 use crate::host::address::ListenAddress;
-use crate::host::file::STORE_FILE;
+use crate::host::file::{STORE_FILE, StoreOptions};
 use crate::host::options::Options;
 use crate::host::own::{self, Running};
 use crate::host::sockets::Wanted;
@@ -40,8 +40,8 @@ pub struct LocalOptions {
     pub data: DataOptions,
     /// Directory of control sockets.
     pub runtime_dir: PathBuf,
-    /// Extent size of new stores.
-    pub extent_size: u64,
+    /// Their stores.
+    pub store: StoreOptions,
 }
 
 /// The replicas, by their addresses.
@@ -174,8 +174,7 @@ fn start_one(index: usize, planned: &Planned, local: &LocalOptions) -> Result<(S
         data: local.data.clone(),
         metrics: None,
         runtime_dir: local.runtime_dir.clone(),
-        extent_size: local.extent_size,
-        tail: None,
+        store: local.store.clone(),
     };
     let running = Running::start(&process)?;
     let address = format!("tcp://{}", running.grpc());
