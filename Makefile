@@ -86,7 +86,7 @@ coverage:
 	@scripts/coverage.sh $(ARGS)
 
 # `dbs serve` against qemu-nbd, nbdkit, the bare file and, if DBS_PROTOTYPE says how to serve it, the
-# Go prototype, with fio. 25 minutes.
+# Go prototype, with fio. 30 minutes.
 bench: build
 	$(CARGO) run --release --locked -p dbs-benches --bin peers -- --dir "$(DIR)" \
 		--json target/peers.json $(or $(ARGS),--document docs/performance.md)

@@ -46,7 +46,8 @@ fn peers_runs() {
     let images = dir.path().join("images");
     std::fs::create_dir(&images).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_peers"))
-        .args(["--quick", "--seconds", "1", "--size", "64", "--only", "sequential", "--dir"])
+        .args(["--quick", "--seconds", "1", "--size", "64"])
+        .args(["--only", "sequential", "--only", "checksums", "--dir"])
         .arg(&images)
         .arg("--document")
         .arg(&document)
@@ -58,6 +59,8 @@ fn peers_runs() {
     let text = std::fs::read_to_string(&document).unwrap();
     assert!(text.starts_with("a\n") && text.ends_with("b\n"), "{text}");
     assert!(text.contains("| 1 MiB sequential read, QD 4 | "), "{text}");
+    assert!(text.contains("| 1 MiB overwrite, QD 128 | "), "{text}");
+    assert!(text.contains("checksums, 4 KiB random read, QD 1: IOPS with over without"), "{text}");
     let raw = std::fs::read_to_string(&json).unwrap();
     assert!(raw.contains("\"cell\": \"sequential/write\""), "{raw}");
     assert_eq!(std::fs::read_dir(&images).unwrap().count(), 0, "images are left behind");

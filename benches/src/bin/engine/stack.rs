@@ -12,13 +12,28 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Dbs,
+    /// Over replicas whose data has checksums.
+    Checked,
     Upstream,
 }
+
+/// All, in the order of the tables.
+pub const SIDES: [Side; 3] = [Side::Dbs, Side::Checked, Side::Upstream];
 
 impl Side {
     pub fn title(self) -> &'static str {
         match self {
             Self::Dbs => "DBS",
+            Self::Checked => "DBS, checksums",
+            Self::Upstream => "upstream",
+        }
+    }
+
+    /// In names of files and volumes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dbs => "dbs",
+            Self::Checked => "checked",
             Self::Upstream => "upstream",
         }
     }
@@ -92,8 +107,11 @@ impl Binaries {
         port: u16,
         size: u64,
     ) -> Outcome<Option<Stack>> {
-        if side == Side::Upstream && row.below == Below::NullBackend {
-            return Ok(None);
+        match (side, row.below) {
+            (Side::Upstream, Below::NullBackend) => return Ok(None),
+            // Without data there is nothing to check.
+            (Side::Checked, Below::NullStorage | Below::NullBackend) => return Ok(None),
+            _ => {}
         }
         std::fs::create_dir_all(dir)?;
         let ports: Vec<_> = (1..=row.replicas).map(|number| port + number * PORTS).collect();
@@ -101,7 +119,7 @@ impl Binaries {
         for port in &ports {
             processes.push(self.replica(side, row, &dir.join(port.to_string()), *port, size)?);
         }
-        let volume = format!("bench-{}-{}", side.title().to_lowercase(), std::process::id());
+        let volume = format!("bench-{}-{}", side.name(), std::process::id());
         let socket = PathBuf::from(format!("/var/run/longhorn-{volume}.sock"));
         let binary = if side == Side::Upstream { &self.upstream } else { &self.ours };
         let text = size.to_string();
@@ -115,7 +133,7 @@ impl Binaries {
         if row.below == Below::NullBackend {
             command.arg("--null-backend");
         }
-        if side == Side::Dbs {
+        if side != Side::Upstream {
             command.args(&self.flags);
         }
         command.args(["--listen", &format!("127.0.0.1:{port}")]);
@@ -136,6 +154,9 @@ impl Binaries {
         command.args(["--snapshot-max-size", "0", "--sync-agent-port-count", "7"]);
         if null {
             command.arg("--null-storage");
+        }
+        if side == Side::Checked {
+            command.arg("--checksums");
         }
         command.args(["--listen", &format!("127.0.0.1:{port}")]);
         let process = Process::start("replica", command, &dir.with_extension("log"))?;

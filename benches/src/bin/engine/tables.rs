@@ -1,7 +1,9 @@
 //! The results as Markdown: rows are parts of the engine, columns the two sides.
 
 use crate::bare::BARE;
-use crate::loads::{CONNECTIONS, DEPTH, DEPTHS, bare_cell, random_cell, sequential_cell};
+use crate::loads::{
+    CONNECTIONS, DEPTH, DEPTHS, LARGE_DEPTHS, bare_cell, large_cell, random_cell, sequential_cell,
+};
 use crate::stack::{Below, ROWS, Row, Side};
 use dbs_benches::dataconn::Figures;
 use dbs_benches::report::Table;
@@ -31,7 +33,51 @@ pub fn all(results: &Results) -> String {
         results.samples.iter().any(|sample| sample.cell == cell)
     };
     let rows: Vec<_> = ROWS.iter().filter(has).collect();
-    reach(results, &rows) + &random(results, &rows) + &sequential(results, &rows)
+    reach(results, &rows)
+        + &random(results, &rows)
+        + &sequential(results, &rows)
+        + &checksums(results, &rows)
+}
+
+/// What checksums of the replicas' data cost.
+fn checksums(results: &Results, rows: &[&Row]) -> String {
+    let columns = [
+        "",
+        "IOPS without",
+        "with",
+        "with over without",
+        "p99 µs without",
+        "with",
+        "CPU s per 10⁶ without",
+        "with",
+    ];
+    let mut table = Table::new("Engine: what checksums of data cost", &columns);
+    for row in rows.iter().filter(|row| row.below == Below::Replicas) {
+        for write in [false, true] {
+            let small = DEPTHS.map(|depth| random_cell(row, write, CONNECTIONS[1], depth));
+            let large = LARGE_DEPTHS.map(|depth| large_cell(row, write, depth));
+            for cell in small.iter().chain(&large) {
+                let of = |figure: fn(&Figures) -> f64| {
+                    [Side::Checked, Side::Dbs].map(|side| {
+                        results.median(cell, side.title(), |sample| Some(figure(&sample.figures)))
+                    })
+                };
+                let (iops, p99, cpu) =
+                    (of(|f| f.iops), of(|f| f.p99_us), of(|f| f.cpu_per_million));
+                table.row(&[
+                    cell,
+                    &number(iops[1], 0),
+                    &number(iops[0], 0),
+                    &number(ratio(iops), 3),
+                    &number(p99[1], 0),
+                    &number(p99[0], 0),
+                    &number(cpu[1], 1),
+                    &number(cpu[0], 1),
+                ]);
+            }
+        }
+    }
+    table.finish() + "\n"
 }
 
 fn reach(results: &Results, rows: &[&Row]) -> String {

@@ -28,7 +28,7 @@ pub struct Sizes {
     /// Snapshots and clones taken under load [default: 10, quick: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     snapshots: Option<u32>,
-    /// About 5 minutes instead of 25, for a glance
+    /// About 6 minutes instead of 30, for a glance
     #[arg(long)]
     pub quick: bool,
 }
@@ -63,7 +63,7 @@ impl Sizes {
 
     /// Bytes that everything takes at most.
     pub fn needed(&self) -> u64 {
-        u64::from(10 + 8 * self.rounds()) * self.image() + 2 * self.deleted()
+        u64::from(11 + 8 * self.rounds()) * self.image() + 2 * self.deleted()
     }
 
     /// Bytes of a sparse store in which nothing runs out.
@@ -101,6 +101,7 @@ impl Bench<'_> {
         let image = self.dir.join(match system {
             System::Bare | System::QemuRaw => "raw.img",
             System::Dbs => "store.dbs",
+            System::Checked => "checked.dbs",
             System::Prototype => "prototype.img",
             System::Qcow2 => "image.qcow2",
             System::Nbdkit => "nbdkit.img",

@@ -53,10 +53,11 @@ struct Args {
 
 type Section = fn(&mut Bench) -> Outcome<()>;
 
-const SECTIONS: [(&str, Section); 7] = [
+const SECTIONS: [(&str, Section); 8] = [
     ("random", steady::random_loads),
     ("flushed", steady::flushed_loads),
     ("sequential", steady::sequential_loads),
+    ("checksums", steady::checked_loads),
     ("first", first::measure),
     ("depth", depth::measure),
     ("snapshots", beside::snapshots),

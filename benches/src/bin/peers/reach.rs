@@ -3,6 +3,7 @@
 use crate::beside;
 use crate::depth::{self, DEPTHS};
 use crate::results::Results;
+use crate::steady::CHECKED;
 use crate::systems::{SYSTEMS, System};
 use dbs_benches::fio::Figures;
 use dbs_benches::report::Table;
@@ -20,6 +21,8 @@ const DEPTHS_APART: f64 = 0.03;
 const FLUSHED_OF_BARE: f64 = 0.8;
 const SEQUENTIAL_OF_BARE: f64 = 0.95;
 const CPU_OF_PEER: f64 = 0.5;
+/// What checksums may cost if they are to be the default.
+const WITH_CHECKSUMS: f64 = 0.95;
 const STALL_MS: f64 = 5.0;
 const DELETE_OF_BEFORE: f64 = 0.8;
 
@@ -60,6 +63,7 @@ fn claims(results: &Results) -> Vec<Claim> {
     list.extend(first(results));
     list.extend(against_bare(results));
     list.extend(cpu(results));
+    list.extend(checksums(results));
     list.extend(beside(results));
     list
 }
@@ -178,6 +182,15 @@ fn cpu(results: &Results) -> Vec<Claim> {
         claim(what, false, CPU_OF_PEER, ratio)
     });
     claims.into()
+}
+
+fn checksums(results: &Results) -> Vec<Claim> {
+    let claims = CHECKED.iter().map(|load| {
+        let over = results.round_by_round(load.cell, System::Checked, System::Dbs, |f| f.iops);
+        let what = format!("checksums, {}: IOPS with over without", load.title);
+        claim(what, true, WITH_CHECKSUMS, over.map(|over| over.median))
+    });
+    claims.collect()
 }
 
 fn beside(results: &Results) -> Vec<Claim> {

@@ -85,6 +85,23 @@ impl Results {
         self.spread(cell, system, figure).map(|spread| spread.median)
     }
 
+    /// Median and spread of one system's figure over another's in the same round.
+    pub fn round_by_round(
+        &self,
+        cell: &str,
+        system: System,
+        over: System,
+        figure: impl Fn(&Figures) -> f64,
+    ) -> Option<Spread> {
+        let of = |system, round| {
+            let found = |s: &&Sample| s.cell == cell && s.system == system && s.round == round;
+            self.samples.iter().find(found)?.figures.as_ref().map(&figure)
+        };
+        let rounds = self.samples.iter().filter(|s| s.cell == cell && s.system == system);
+        let ratio = |round| Some(of(system, round)? / of(over, round)?);
+        spread(rounds.filter_map(|sample| ratio(sample.round)).collect())
+    }
+
     /// Median and spread of a figure that is no run's.
     pub fn other(&self, name: &str) -> Option<Spread> {
         spread(self.others.get(name)?.clone())

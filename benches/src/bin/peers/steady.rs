@@ -1,6 +1,7 @@
 //! Loads on images that are fully written: nothing is allocated.
 
 use crate::bench::Bench;
+use crate::systems::System;
 use dbs_benches::Outcome;
 use dbs_benches::fio::Job;
 
@@ -53,12 +54,28 @@ pub const SEQUENTIAL: [Load; 2] = [
     sequential("sequential/write", "1 MiB sequential write, QD 4", "write"),
 ];
 
+const fn large(cell: &'static str, title: &'static str, pattern: &'static str, depth: u32) -> Load {
+    Load { block: 1 << 20, ..random(cell, title, pattern, depth) }
+}
+
+/// What checksums are measured with.
+pub const CHECKED: [Load; 8] = [
+    random("sums/read/1", "4 KiB random read, QD 1", "randread", 1),
+    random("sums/read/128", "4 KiB random read, QD 128", "randread", 128),
+    random("sums/overwrite/1", "4 KiB overwrite, QD 1", "randwrite", 1),
+    random("sums/overwrite/128", "4 KiB overwrite, QD 128", "randwrite", 128),
+    large("sums/large/read/1", "1 MiB random read, QD 1", "randread", 1),
+    large("sums/large/read/128", "1 MiB random read, QD 128", "randread", 128),
+    large("sums/large/overwrite/1", "1 MiB overwrite, QD 1", "randwrite", 1),
+    large("sums/large/overwrite/128", "1 MiB overwrite, QD 128", "randwrite", 128),
+];
+
 /// Random reads and overwrites.
 ///
 /// # Errors
 /// If a server does not start.
 pub fn random_loads(bench: &mut Bench) -> Outcome<()> {
-    run(bench, &RANDOM)
+    run(bench, &RANDOM, all)
 }
 
 /// Writes, each flushed.
@@ -66,7 +83,7 @@ pub fn random_loads(bench: &mut Bench) -> Outcome<()> {
 /// # Errors
 /// If a server does not start.
 pub fn flushed_loads(bench: &mut Bench) -> Outcome<()> {
-    run(bench, &FLUSHED)
+    run(bench, &FLUSHED, all)
 }
 
 /// Large requests in order.
@@ -74,18 +91,37 @@ pub fn flushed_loads(bench: &mut Bench) -> Outcome<()> {
 /// # Errors
 /// If a server does not start.
 pub fn sequential_loads(bench: &mut Bench) -> Outcome<()> {
-    run(bench, &SEQUENTIAL)
+    run(bench, &SEQUENTIAL, all)
 }
 
-/// Each load on each system in turn, in each round.
-fn run(bench: &mut Bench, loads: &[Load]) -> Outcome<()> {
+/// Ours without and with checksums, one right after the other.
+///
+/// # Errors
+/// If a server does not start.
+pub fn checked_loads(bench: &mut Bench) -> Outcome<()> {
+    run(bench, &CHECKED, |_, round| match round % 2 {
+        0 => vec![System::Dbs, System::Checked],
+        _ => vec![System::Checked, System::Dbs],
+    })
+}
+
+fn all(bench: &Bench<'_>, round: u32) -> Vec<System> {
+    bench.systems(round)
+}
+
+/// Each load on each system in turn, in each round; `systems` gives their order.
+fn run(
+    bench: &mut Bench,
+    loads: &[Load],
+    systems: impl Fn(&Bench<'_>, u32) -> Vec<System>,
+) -> Outcome<()> {
     let mut served = Vec::new();
-    for system in bench.systems(0) {
+    for system in systems(bench, 0) {
         served.push((system, bench.full(system)?));
     }
     for round in 0..bench.sizes.rounds() {
         for load in loads {
-            for system in bench.systems(round) {
+            for system in systems(bench, round) {
                 let found = served.iter().find(|(found, _)| *found == system);
                 let Some((_, (image, served))) = found else { continue };
                 let (size, seconds) = (bench.sizes.image(), bench.sizes.seconds());

@@ -4,7 +4,7 @@ use crate::beside;
 use crate::depth::{self, DEPTHS};
 use crate::first;
 use crate::results::{Results, Spread};
-use crate::steady::{FLUSHED, Load, RANDOM, SEQUENTIAL};
+use crate::steady::{CHECKED, FLUSHED, Load, RANDOM, SEQUENTIAL};
 use crate::systems::{SYSTEMS, System};
 use dbs_benches::fio::Figures;
 use dbs_benches::report::Table;
@@ -42,7 +42,41 @@ pub fn all(results: &Results) -> String {
         // Of the bare file it is fio's own.
         show(results.spread(cell, system, Figures::cpu_per_100k), 2)
     });
-    text + &beside(results)
+    text + &checksums(results) + &beside(results)
+}
+
+/// What checksums cost.
+fn checksums(results: &Results) -> String {
+    let (dbs, checked) = (System::Dbs, System::Checked);
+    let measured = |load: &&Load| results.median(load.cell, checked, |f| f.iops).is_some();
+    let loads: Vec<_> = CHECKED.iter().filter(measured).collect();
+    if loads.is_empty() {
+        return String::new();
+    }
+    let columns = [
+        "",
+        "IOPS without",
+        "with",
+        "with over without, each round",
+        "p99 µs without",
+        "with",
+        "CPU s per 100,000 without",
+        "with",
+    ];
+    let mut table = Table::new("Peers: what checksums of data cost dbs", &columns);
+    for Load { cell, title, .. } in loads {
+        let [iops, p99, cpu]: [[String; 2]; 3] = [
+            [dbs, checked].map(|system| show(results.spread(cell, system, |f| f.iops), 0)),
+            [dbs, checked].map(|system| show(results.spread(cell, system, |f| f.p99_us), 0)),
+            [dbs, checked]
+                .map(|system| show(results.spread(cell, system, Figures::cpu_per_100k), 2)),
+        ];
+        let over = show(results.round_by_round(cell, checked, dbs, |f| f.iops), 3);
+        let cells: [&dyn Display; 8] =
+            [title, &iops[0], &iops[1], &over, &p99[0], &p99[1], &cpu[0], &cpu[1]];
+        table.row(&cells);
+    }
+    table.finish() + "\n"
 }
 
 fn table(
