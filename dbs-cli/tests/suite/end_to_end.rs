@@ -2,9 +2,9 @@
 
 use crate::support::{Place, Run, noise, run};
 use serde_json::Value;
-use std::sync::mpsc;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Members whose values depend on time, chance or how far background work is.
