@@ -373,7 +373,7 @@ mod tests {
             given("longhorn replica d -checksums -checksum-cache 1gb"),
             (true, Some(1 << 30))
         );
-        assert_eq!(given("longhorn replica d --checksums=false").0, false);
+        assert!(!given("longhorn replica d --checksums=false").0);
         let refused = parse("longhorn replica d --checksum-cache 255kb").unwrap_err().to_string();
         assert!(refused.contains("it takes 256.0 KiB at least"), "{refused}");
     }
