@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// Between two looks at a process.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long a process may take to begin to listen, and to end when asked to.
-const START: Duration = Duration::from_secs(60);
-const END: Duration = Duration::from_secs(20);
+const START: Duration = Duration::from_secs(300);
+const END: Duration = Duration::from_secs(120);
 /// Lines of a log that an error shows.
 const LOG_LINES: usize = 5;
 /// Ticks a second in `/proc/PID/stat`: the same on every Linux.
