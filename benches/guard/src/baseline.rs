@@ -33,7 +33,8 @@ pub struct Baseline {
     pub compiler: String,
     /// Instruction set.
     pub architecture: String,
-    /// Kernel: what it does at once and what later is visible in the server's turns.
+    /// Kernel: what it does at once and what later is visible in a server's turns, which are compared only
+    /// on the same one.
     pub kernel: String,
     /// Costs by name of the case.
     pub cases: BTreeMap<String, Cost>,

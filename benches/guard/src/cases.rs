@@ -66,6 +66,12 @@ pub struct Ran {
 }
 
 impl Case {
+    /// Whether a server's turns are part of it, as its name says.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        self.name.starts_with("NBD: ")
+    }
+
     /// Prepares the store, then makes the first half of the requests or all of them. What both
     /// have in common cancels out.
     ///
