@@ -156,9 +156,8 @@ impl Entries {
         if self.counts.is_on() {
             self.counts.remove(self.get(id).snapshot, self.data_blocks(id));
         }
-        let bits = self.slot(id).bits;
+        let bits = std::mem::replace(self.slot(id), FREE).bits;
         self.give(bits);
-        *self.slot(id) = FREE;
         if id >= SPARE_BASE {
             *self.runs.get_mut(spare(id)) = 0;
         }

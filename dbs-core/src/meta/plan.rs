@@ -55,7 +55,8 @@ impl Meta {
             while block < part.end {
                 let source = found.source(self, block);
                 let start = block;
-                block += 1;
+                let uniform = part.end - start > 1 && found.is_uniform(self);
+                block = if uniform { part.end } else { start + 1 };
                 while block < part.end && found.source(self, block) == source {
                     block += 1;
                 }

@@ -109,6 +109,15 @@ impl Found<'_> {
             Self::Mixed(layers) => layers.source(meta, block),
         }
     }
+
+    /// Whether all blocks are known to have one source, without a look at each.
+    pub fn is_uniform(&self, meta: &Meta) -> bool {
+        match self {
+            Self::Nothing | Self::Lost => true,
+            Self::Single(id) => meta.entries.is_full(*id),
+            Self::Mixed(_) => false,
+        }
+    }
 }
 
 impl Layers {
