@@ -45,10 +45,12 @@ pub enum Stored {
 }
 
 /// The checksum of a block: its CRC32C, or 1 if that is 0.
+///
+/// Of whole blocks this way takes half the time of the CPU's instruction for it alone.
 #[must_use]
 #[inline]
 pub fn sum(block: &[u8]) -> u32 {
-    crc32c::crc32c(block).max(1)
+    crc_fast::crc32_iscsi(block).max(1)
 }
 
 /// Makes `block` the page to write at `address`: closed with these sums, or open.
@@ -114,6 +116,15 @@ mod tests {
         assert_eq!(decode(&store, 8192, &[0; BLOCK]), Stored::Blank);
         block::seal(&mut page, BlockKind::Sums, &store, 8192, 0, [9; 24]);
         assert_eq!(decode(&store, 8192, &page), Stored::Damaged(BlockFault::Kind));
+    }
+
+    #[test]
+    fn a_sum_is_the_crc_that_metadata_has() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for length in (0..200).chain([BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK]) {
+            let bytes: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
+            assert_eq!(sum(&bytes), crc32c::crc32c(&bytes).max(1), "{length}");
+        }
     }
 
     #[test]
