@@ -363,8 +363,14 @@ impl Sums {
         }
     }
 
-    /// Pages around `page`, itself among them, that are opened together.
+    /// Pages around `page`, itself among them, that are opened together: where memory is full, and the
+    /// page before is not written to either, it is alone, as its neighbours would only push out others.
     pub fn window(&self, page: u32) -> Range<u32> {
+        let before = page.checked_sub(1).and_then(|before| self.pages.get(&before));
+        let in_order = before.is_some_and(|before| before.open && before.changed);
+        if self.pages.len() >= self.capacity && !in_order {
+            return page..page + 1;
+        }
         let start = page / SUMS_WINDOW * SUMS_WINDOW;
         start..(start + SUMS_WINDOW).min(self.count)
     }
@@ -560,6 +566,22 @@ mod tests {
         let mut sums = with_pages(1, Some(&Stored::Damaged(BlockFault::Checksum)));
         assert_eq!(sums.check(0, &[5, 6], u64::MAX), Ok(2));
         assert_eq!(sums.start_closing(u64::MAX, 9).len(), 1);
+    }
+
+    #[test]
+    fn neighbours_are_opened_too_unless_they_push_out_others() {
+        let mut sums = with_pages(CAPACITY_MIN as u32 - 1, Some(&Stored::Open));
+        assert_eq!(sums.window(100), 96..112);
+        sums.start_loading(500..501);
+        sums.loaded(500, Some(&Stored::Open));
+        assert_eq!(
+            (sums.window(100), sums.window(501), sums.window(0)),
+            (100..101, 501..502, 0..1)
+        );
+        let last = 500 * PAGE_BYTES;
+        assert_eq!(sums.claim(last, 1), Ok(()));
+        sums.written(last, &[5]);
+        assert_eq!(sums.window(501), 496..512, "what is written in order goes on so");
     }
 
     #[test]
