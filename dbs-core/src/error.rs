@@ -120,6 +120,16 @@ impl Error {
         self
     }
 
+    /// The same error of what has stopped all writing to the store. `NoSpace` would say that nothing has
+    /// happened, and that writing goes on once there is space.
+    #[must_use]
+    pub(crate) fn stopping(mut self) -> Self {
+        if self.kind == ErrorKind::NoSpace {
+            self.kind = ErrorKind::Io;
+        }
+        self
+    }
+
     /// Which block is damaged, for reads and writes of volumes that fail with
     /// [`ErrorKind::Damaged`].
     #[must_use]

@@ -58,6 +58,9 @@ impl Store {
 
 impl Inner {
     /// Makes everything acknowledged so far durable. Calls made while one runs share the next.
+    ///
+    /// # Errors
+    /// `Io`, which poisons, even for want of space: what of it is on the device nobody knows. `Poisoned`.
     pub(crate) fn commit(&self) -> Result<()> {
         self.commit_as(WriteBack::Needed)
     }
@@ -85,9 +88,7 @@ impl Inner {
         // there could not be redone, and a flush after one that failed makes nothing durable.
         let unfailed = self.check_unfailed(&[Bug::CommitAfterFailure]);
         let result = unfailed.and_then(|()| self.commit_until_roomy(amount));
-        if let Err(error) = &result {
-            self.poison(&error.to_string());
-        }
+        let result = result.map_err(|error| self.poison_by(error));
         let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
         commits.running = false;
         commits.completed = covers;
@@ -177,11 +178,7 @@ impl Inner {
         flush: impl FnOnce() -> std::io::Result<()>,
     ) -> Result<()> {
         self.check_unfailed(&[Bug::CommitAfterFailure, Bug::FlushBesideFailure])?;
-        flush().map_err(|error| {
-            let error = Error::io(error, failure);
-            self.poison(&error.to_string());
-            error
-        })
+        flush().map_err(|error| self.poison_by(Error::io(error, failure)))
     }
 
     /// As [`Inner::check_sound`], where these planted bugs leave it out.

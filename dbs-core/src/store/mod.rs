@@ -355,6 +355,13 @@ impl Inner {
         self.poison.get_or_init(|| why.to_owned());
     }
 
+    /// Stops all writing for this error. Gives back what whoever met it is told: never `NoSpace`, after
+    /// which callers go on as if nothing had happened.
+    pub(crate) fn poison_by(&self, error: Error) -> Error {
+        self.poison(&error.to_string());
+        error.stopping()
+    }
+
     pub(crate) fn warn(&self, text: String) {
         self.warnings.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }

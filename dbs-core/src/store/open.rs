@@ -338,8 +338,7 @@ impl Inner {
         if error.kind() == ErrorKind::NoSpace && address == superblock.geometry.superblock_last() {
             return Ok(false);
         }
-        self.poison("writing the superblock failed");
-        Err(error)
+        Err(self.poison_by(error))
     }
 
     /// Makes blocks of the journal readable that hold nothing that is needed. The next group may come to
@@ -352,8 +351,8 @@ impl Inner {
         let mut writes = unread.iter().map(|address| self.storage.write_at(*address, &zeros));
         let written = writes.try_for_each(|written| written);
         written.and_then(|()| self.storage.flush()).map_err(|error| {
-            self.poison("writing the journal failed");
-            Error::io(error, "writing a block of the journal that cannot be read failed")
+            let what = "writing a block of the journal that cannot be read failed";
+            self.poison_by(Error::io(error, what))
         })
     }
 

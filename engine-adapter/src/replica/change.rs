@@ -51,15 +51,9 @@ impl Replica {
             return Err(existing());
         }
         names::check_snapshot(name, options.labels.clone())?;
-        store.create_snapshot(&self.options.volume, name, options).map_err(|e| {
-            let doing = format!("failed to create new disk {name}");
-            // A commit may have failed for want of space: the snapshot is there, and nothing else works.
-            let there = || !self.disks().is_ok_and(|disks| !disks.contains_key(&disk));
-            match e.kind() {
-                ErrorKind::Exists => existing(),
-                ErrorKind::NoSpace if there() => Error::new(ErrorKind::Io, format!("{doing}: {e}")),
-                _ => e.context(doing),
-            }
+        store.create_snapshot(&self.options.volume, name, options).map_err(|e| match e.kind() {
+            ErrorKind::Exists => existing(),
+            _ => e.context(format!("failed to create new disk {name}")),
         })?;
         self.pending().head_frozen(name);
         self.headed_anew();
@@ -70,7 +64,8 @@ impl Replica {
     /// nothing if it is not open.
     ///
     /// # Errors
-    /// `NotFound`, `Invalid` for a removed one, those of the store.
+    /// `NotFound`, `Invalid` for a removed one, `NoSpace`; after these nothing has changed. Others of the
+    /// store.
     pub fn revert(&self, disk: &str, created: &str) -> Result<()> {
         check_given(disk, created)?;
         let Some(_work) = self.begin()? else { return Ok(()) };

@@ -156,6 +156,29 @@ fn reverts_that_are_refused() {
     assert_eq!(bench.get().head, "volume-head-001.img");
 }
 
+/// Found by review: a controller took all of its replicas for unchanged, and went on.
+#[test]
+fn what_could_not_be_committed_for_want_of_space_is_not_told_as_a_full_disk() {
+    type Change = fn(&Bench) -> Outcome<Replica>;
+    let changes: [Change; 3] = [
+        |bench| bench.revert_to(&disk("a"), NOW),
+        |bench| bench.snapshot_as("b", true, NOW, &[]),
+        |bench| bench.expand(2 * SIZE as i64),
+    ];
+    for change in changes {
+        let bench = Bench::with_faults();
+        bench.create(&SIZE.to_string()).unwrap();
+        bench.open();
+        bench.snapshot("a");
+        bench.write(0, 1);
+        bench.inject("write enospc in=journal");
+        let text = change(&bench).unwrap_err().message().to_owned();
+        assert!(text.contains("os error 28"), "{text}");
+        assert!(!text.contains(engine_adapter::wire::NO_SPACE_TEXT), "{text}");
+        assert!(!text.contains("RollbackSucceeded"), "{text}");
+    }
+}
+
 #[test]
 fn expansion_keeps_the_size_of_older_layers() {
     let bench = opened();

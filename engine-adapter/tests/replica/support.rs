@@ -1,6 +1,7 @@
 //! A replica behind a real socket, and a client for it.
 #![allow(dead_code, missing_docs)]
 
+use dbs_core::io::interpose::Interposer;
 use dbs_core::{Error, ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
 use engine_adapter::control::{self, ControlServer, Identity};
 use engine_adapter::data::{Access, Active};
@@ -25,6 +26,7 @@ use tonic::{Response, Status};
 pub const MIB: u64 = 1 << 20;
 pub const SIZE: u64 = 4 * MIB;
 pub const BLOCK: usize = 4096;
+const RULES: &str = "faults";
 pub const NOW: &str = "2026-08-21T10:00:00Z";
 
 /// A directory in memory where there is one.
@@ -90,6 +92,28 @@ impl Bench {
         let mut bench = Self::from_source(dir, change, StoreSource::Own(store.clone()));
         bench.store = Some(store);
         bench
+    }
+
+    /// On a store whose I/O a text in the directory can make fail, see [`Bench::inject`].
+    pub fn with_faults() -> Self {
+        let dir = Arc::new(tempdir());
+        drop(open_store(dir.path()));
+        let rules = dir.path().join(RULES);
+        std::fs::write(&rules, "").unwrap();
+        let interposer = Interposer::new(Some(&format!("@{}", rules.display())), None).unwrap();
+        let interposer = Some(interposer.into());
+        let options = OpenOptions { interposer, tail: TailPlace::None, ..Default::default() };
+        let store = Store::open(&store_file(dir.path()), &options).unwrap();
+        let mut bench = Self::from_source(dir, |_| {}, StoreSource::Own(store.clone()));
+        bench.store = Some(store);
+        bench
+    }
+
+    /// From now on the store's I/O fails as these rules say.
+    pub fn inject(&self, rules: &str) {
+        let new = self.dir.path().join("new.rules");
+        std::fs::write(&new, rules).unwrap();
+        std::fs::rename(new, self.dir.path().join(RULES)).unwrap();
     }
 
     pub fn from_source(

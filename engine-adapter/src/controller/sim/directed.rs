@@ -65,6 +65,23 @@ fn what_no_replica_can_have_is_refused_before_io_is_held() {
     assert_eq!((sim.world().holds, modes(&controller)), (0, vec![Mode::Rw]));
 }
 
+/// Nobody knows what is on their disks: whoever reads any of them may see what is gone after its next start.
+#[test]
+fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {
+    let (sim, controller) = volume(2, 2);
+    snapshot(&controller, "one").unwrap();
+    for replica in &mut sim.world().replicas {
+        replica.failing_calls = 1;
+    }
+    let error = controller.revert("one").unwrap_err().to_string();
+    assert!(error.contains("on all replicas"), "{error}");
+    for replica in [0, 1] {
+        assert!(error.contains(&format!("{}: injected", address(replica))), "{error}");
+    }
+    assert_eq!(modes(&controller), [Mode::Err; 2]);
+    nothing_violated(&sim);
+}
+
 /// Its process has much to make durable; the new one is empty, and quick.
 #[test]
 fn the_last_complete_replica_is_waited_for_when_another_joins() {

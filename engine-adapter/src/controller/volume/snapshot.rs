@@ -157,24 +157,30 @@ impl Controller {
         let call = Call::Revert { disk: disk.clone(), created: self.now() };
         let patience = self.patience_for_all(&members);
         let answers = self.call_each(&members, &call, Some(patience));
+        self.settle_revert(&disk, &members, &answers)
+    }
+
+    /// Faults those that have not gone back, or of which that is not known.
+    fn settle_revert(&self, disk: &str, members: &[Member], answers: &[Called]) -> Result<()> {
         let done = answers.iter().any(std::result::Result::is_ok);
         let did_nothing = |error: &CallError| {
             let said = Said::of_error(&error.text, error.refused);
             matches!(said, Said::NoSpace | Said::Refused)
         };
-        for (member, answer) in members.iter().zip(&answers) {
+        let mut texts = Vec::new();
+        for (member, answer) in members.iter().zip(answers) {
+            let Err(error) = answer else { continue };
+            texts.push(super::failed(&member.target, error).to_string());
             // Who did nothing is as all are where nobody did it.
-            if let Err(error) = answer
-                && (done || !did_nothing(error))
-                && !is(Bug::KeepUnreverted)
-            {
+            if (done || !did_nothing(error)) && !is(Bug::KeepUnreverted) {
                 self.fault(member.id, &format!("revert to {disk}: {error}"));
             }
         }
-        match done {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("failed to revert to {disk} on all replicas"))),
+        if done {
+            return Ok(());
         }
+        let texts = texts.join("; ");
+        Err(Error::invalid(format!("failed to revert to {disk} on all replicas: {texts}")))
     }
 
     fn check_revert(&self, name: &str, disk: &str, members: &[Member]) -> Result<()> {
