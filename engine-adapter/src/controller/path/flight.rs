@@ -221,9 +221,9 @@ impl Flights {
     pub fn waits(&self, slot: Slot, silence: Silence) -> Waits {
         let mut waits = Waits { silence, ..Waits::default() };
         for flight in self.all.iter().filter(|flight| flight.waits_for(slot)) {
-            let oldest = match flight.ask().kind {
-                Type::Flush => &mut waits.oldest_flush,
-                _ => &mut waits.oldest,
+            let oldest = match flight.ask().is_urgent() {
+                true => &mut waits.oldest,
+                false => &mut waits.oldest_flush,
             };
             *oldest = Some(oldest.map_or(flight.asked, |oldest| oldest.min(flight.asked)));
         }

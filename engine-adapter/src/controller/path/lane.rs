@@ -466,7 +466,7 @@ impl Lane {
                 links.tell(link, |batch| ask.append_to(batch, sequence, payload));
             }
         }
-        if ask.kind != Type::Flush || is(Bug::HurryFlush) {
+        if ask.is_urgent() {
             seat.silence.sent(*now);
         }
         Asked::Sent

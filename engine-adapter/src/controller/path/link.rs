@@ -1,5 +1,6 @@
 //! One connection to a replica: replies as they come in, and the bytes of requests.
 
+use super::sabotage::{Bug, is};
 use crate::controller::rules::Slot;
 use crate::controller::rules::widen::BLOCK;
 use crate::data::request::Request;
@@ -140,6 +141,17 @@ pub struct Ask {
 }
 
 impl Ask {
+    /// Whether a replica that does not answer soon is in trouble. Not where it makes something durable: that
+    /// may take as long as its disk has work.
+    #[inline]
+    pub fn is_urgent(&self) -> bool {
+        match self.kind {
+            Type::Flush => is(Bug::HurryFlush),
+            Type::Heal => is(Bug::HurryHealing),
+            _ => true,
+        }
+    }
+
     /// Adds it to what a connection sends, with the payload if it is a write.
     #[inline]
     pub fn append_to(self, batch: &mut Batch, sequence: u32, payload: Option<SharedBuf>) {

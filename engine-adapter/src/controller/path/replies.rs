@@ -86,7 +86,7 @@ impl Lane {
         };
         let (stage, ask) = (flight.stage, flight.ask());
         self.note(place, slot, reply.kind == Some(Type::Response));
-        if (ask.kind != Type::Flush || is(Bug::HurryFlush))
+        if ask.is_urgent()
             && let Some(seat) = self.seated(slot, serial)
         {
             seat.silence.answered(now);

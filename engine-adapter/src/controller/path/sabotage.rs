@@ -32,6 +32,8 @@ pub enum Bug {
     IgnoreOldest,
     /// A flush has to be answered as soon as a write.
     HurryFlush,
+    /// So has a block that is to be healed.
+    HurryHealing,
     /// What waits for a replica that is gone waits on.
     KeepWaiting,
     /// A change that has waited for its blocks for long waits like any other.

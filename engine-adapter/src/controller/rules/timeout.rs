@@ -5,7 +5,8 @@
 //! - *the oldest request*: of a replica that answers others, one may be lost, and would be waited for
 //!   for ever. It may take twice as long, which a queue of requests on a slow disk may need;
 //! - *the oldest flush*: a limit of its own. All that a disk has taken is to be made durable, which may
-//!   take far longer than a request, and is no sign of trouble. Flushes are no silence either.
+//!   take far longer than a request, and is no sign of trouble. Flushes are no silence either. So it is with
+//!   a block that is healed, which is durable when that is answered.
 //!
 //! The last replica gets twice as long for silence and requests: there is nobody to go on with.
 
@@ -44,7 +45,7 @@ pub const fn long(short: Duration) -> Duration {
 pub struct Limits {
     /// The short timeout.
     pub short: Duration,
-    /// For a flush.
+    /// For a flush, and for healing a block.
     pub flush: Duration,
 }
 
@@ -55,7 +56,7 @@ pub struct Waits {
     pub silence: Silence,
     /// When the oldest read, write or discard was sent that it has not answered.
     pub oldest: Option<Duration>,
-    /// When the oldest flush was.
+    /// When the oldest flush was, or the oldest block that is to be healed.
     pub oldest_flush: Option<Duration>,
 }
 

@@ -319,6 +319,23 @@ fn who_refuses_to_be_healed_is_out(bug: Option<Bug>) -> bool {
     })
 }
 
+/// A block is durable when it is healed.
+fn a_slow_healing_is_no_fault(bug: Option<Bug>) -> bool {
+    let rotten = damaged(|header| {
+        thread::sleep(SHORT * 3);
+        Do::Bytes(done(header, BLOCK))
+    });
+    let good = replica();
+    on(bug, &[&rotten, &good], 64, |volume| {
+        let read = volume.client().read(0, BLOCK).is_ok();
+        let of_rotten = || volume.path.stats().replicas.remove(0);
+        while of_rotten().mode == Mode::Rw && of_rotten().healed == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        read && of_rotten().mode == Mode::Rw
+    })
+}
+
 fn who_reads_does_not_wait_for_healing(bug: Option<Bug>) -> bool {
     let (good, rotten) = (replica(), damaged(|_| Do::Silence));
     on(bug, &[&rotten, &good], 64, |volume| {
@@ -329,7 +346,7 @@ fn who_reads_does_not_wait_for_healing(bug: Option<Bug>) -> bool {
 
 type Check = fn(Option<Bug>) -> bool;
 
-const CHECKS: [(Bug, Check); 16] = [
+const CHECKS: [(Bug, Check); 17] = [
     (Bug::AcknowledgeFirst, who_missed_a_write_is_out_when_it_is_acknowledged),
     (Bug::AnyUse, a_late_reply_is_nobodys),
     (Bug::TrustReplies, a_reply_is_about_what_was_asked),
@@ -341,6 +358,7 @@ const CHECKS: [(Bug, Check); 16] = [
     (Bug::IgnoreTimeout, silence_ends),
     (Bug::IgnoreOldest, a_lost_request_is_noticed),
     (Bug::HurryFlush, a_slow_flush_is_no_fault),
+    (Bug::HurryHealing, a_slow_healing_is_no_fault),
     (Bug::KeepWaiting, what_waits_for_one_that_is_gone_goes_on),
     (Bug::Starve, a_large_change_has_its_turn),
     (Bug::HealUnclaimed, nobody_changes_what_is_being_healed),
