@@ -79,15 +79,18 @@ impl UblkFrontend {
         block_path(self.device.info().id)
     }
 
-    /// Tells the device's users that the volume has so many bytes.
+    /// Tells the device's users that the volume has so many bytes, if they do not know.
     ///
     /// # Errors
     /// `Unsupported` before Linux 6.16.
     pub fn resize(&self, size: u64) -> Result<()> {
         let doing = "changing the size of the block device, which has the new one when its frontend is \
                      started again; Linux 6.16 can change it in use";
-        let updated = Control::open()
-            .and_then(|mut control| control.update_size(self.device.info().id, size));
+        let id = self.device.info().id;
+        let updated = Control::open().and_then(|mut control| match control.params(id) {
+            Ok((known, _)) if known.size == size => Ok(()),
+            _ => control.update_size(id, size),
+        });
         updated.map_err(|error| explain(error, doing))
     }
 

@@ -257,12 +257,8 @@ impl DeviceVolume {
         let fields: [(&str, &dyn std::fmt::Display); 2] =
             [("volume", &offer.volume), ("device", &device.display())];
         log::info("taken_over", &fields);
-        let mut control = Control::open().map_err(|e| explain(e, "taking the device over"))?;
-        let known = control.params(record.device).map(|(params, _)| params.size);
         // An expansion may have been what the old controller did last.
-        if known.is_ok_and(|size| size != offer.size)
-            && let Err(error) = frontend.resize(offer.size)
-        {
+        if let Err(error) = frontend.resize(offer.size) {
             log::warn("resized", &[("volume", &offer.volume), ("error", &error)]);
         }
         Ok(frontend)

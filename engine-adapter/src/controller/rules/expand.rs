@@ -116,15 +116,18 @@ pub fn decide(results: &[(&str, Mode, Result<(), Failure>)]) -> Decision {
 pub enum Begin {
     /// It is.
     Expand,
-    /// The volume has this size.
+    /// The volume has this size. Users of its frontend may not see it: that step may have failed before.
+    Show,
+    /// The volume has this size, and no users.
     Nothing,
 }
 
-/// Whether an expansion of a volume from `present` to `size` bytes is to be started.
+/// Whether an expansion of a volume from `present` to `size` bytes is to be started; `up` if its frontend
+/// is.
 ///
 /// # Errors
 /// Why not, in upstream's words.
-pub fn begin(expanding: bool, present: u64, size: u64) -> Result<Begin, String> {
+pub fn begin(expanding: bool, up: bool, present: u64, size: u64) -> Result<Begin, String> {
     if expanding {
         return Err("controller expansion is in progress".to_owned());
     }
@@ -137,6 +140,7 @@ pub fn begin(expanding: bool, present: u64, size: u64) -> Result<Begin, String> 
         std::cmp::Ordering::Less => {
             Err(format!("controller cannot be expanded to a smaller size {size}"))
         }
+        std::cmp::Ordering::Equal if up => Ok(Begin::Show),
         std::cmp::Ordering::Equal => Ok(Begin::Nothing),
         std::cmp::Ordering::Greater => Ok(Begin::Expand),
     }
@@ -199,12 +203,14 @@ mod tests {
 
     #[test]
     fn sizes_grow_in_whole_blocks() {
-        assert_eq!(begin(false, 4096, 8192), Ok(Begin::Expand));
-        assert_eq!(begin(false, 4096, 4096), Ok(Begin::Nothing));
-        assert!(begin(true, 4096, 8192).unwrap_err().contains("in progress"));
-        let text = begin(false, 8192, 4096).unwrap_err();
+        assert_eq!(begin(false, false, 4096, 8192), Ok(Begin::Expand));
+        assert_eq!(begin(false, true, 4096, 8192), Ok(Begin::Expand));
+        assert_eq!(begin(false, true, 4096, 4096), Ok(Begin::Show));
+        assert_eq!(begin(false, false, 4096, 4096), Ok(Begin::Nothing));
+        assert!(begin(true, false, 4096, 8192).unwrap_err().contains("in progress"));
+        let text = begin(false, true, 8192, 4096).unwrap_err();
         assert_eq!(text, "controller cannot be expanded to a smaller size 4096");
-        let text = begin(false, 8192, 50_331_649).unwrap_err();
+        let text = begin(false, true, 8192, 50_331_649).unwrap_err();
         assert_eq!(
             text,
             "requested expansion size 50331649 not multiple of volume sector size 4096"

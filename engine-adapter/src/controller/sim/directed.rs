@@ -125,11 +125,12 @@ fn a_replica_is_made_complete_between_two_writes() {
     nothing_violated(&sim);
 }
 
-/// A block device whose kernel cannot change its size in use.
+/// A block device whose kernel cannot change its size in use, unless it can.
 #[derive(Default)]
 struct Device {
     offered: Mutex<Vec<u64>>,
     up: Mutex<bool>,
+    grows: Mutex<bool>,
 }
 
 impl Frontend for Device {
@@ -151,8 +152,12 @@ impl Frontend for Device {
         Ok(())
     }
 
-    fn expand(&self, _size: u64) -> Result<()> {
-        Err(Error::unsupported("before Linux 6.16"))
+    fn expand(&self, size: u64) -> Result<()> {
+        if !*self.grows.lock().unwrap() {
+            return Err(Error::unsupported("before Linux 6.16"));
+        }
+        self.offered.lock().unwrap().push(size);
+        Ok(())
     }
 
     fn stop(&self) -> Result<()> {
@@ -169,8 +174,8 @@ impl Frontends for Devices {
     }
 }
 
-#[test]
-fn a_volume_has_the_size_of_its_replicas_whatever_its_device_shows() {
+/// A volume of the first of two replicas, with a device.
+fn volume_with_device() -> (Arc<Sim>, Arc<Controller>, Arc<Device>) {
     let (sim, _) = volume(2, 0);
     let device = Arc::<Device>::default();
     let parts = Parts {
@@ -182,6 +187,32 @@ fn a_volume_has_the_size_of_its_replicas_whatever_its_device_shows() {
     let controller = Controller::new(options(false, false), parts, &sim.new_relay());
     controller.start(&[address(0)], SIZE, SIZE).unwrap();
     controller.start_frontend("device").unwrap();
+    (sim, controller, device)
+}
+
+/// It found nothing to do, and the device kept its size until its next start.
+#[test]
+fn an_expansion_that_its_device_did_not_show_is_finished_by_the_next_try() {
+    let (sim, controller, device) = volume_with_device();
+    let expand = |grows: bool| {
+        *device.grows.lock().unwrap() = grows;
+        assert!(controller.begin_expansion(2 * SIZE).unwrap());
+        controller.run_expansion(2 * SIZE);
+        controller.volume().last_expansion_error
+    };
+    assert!(expand(false).contains("before Linux 6.16"));
+    let holds = sim.world().holds;
+    assert!(expand(false).contains("before Linux 6.16"), "it is said again");
+    assert_eq!(expand(true), "");
+    assert_eq!(*device.offered.lock().unwrap(), [SIZE, 2 * SIZE]);
+    assert_eq!(sim.world().holds, holds, "replicas have nothing to do");
+    controller.shutdown_frontend().unwrap();
+    assert!(!controller.begin_expansion(2 * SIZE).unwrap(), "nobody is there to see it");
+}
+
+#[test]
+fn a_volume_has_the_size_of_its_replicas_whatever_its_device_shows() {
+    let (sim, controller, device) = volume_with_device();
     assert!(controller.begin_expansion(2 * SIZE).unwrap());
     controller.run_expansion(2 * SIZE);
     let info = controller.volume();

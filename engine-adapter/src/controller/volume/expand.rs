@@ -7,8 +7,8 @@ use dbs_core::{Error, Result};
 use std::sync::Arc;
 
 impl Controller {
-    /// Begins to expand the volume; `VolumeGet` shows when that has ended, and how. Nothing happens if
-    /// it has this size.
+    /// Begins to expand the volume; `VolumeGet` shows when that has ended, and how. If it has this size,
+    /// the frontend alone is told once more: it may have failed to show it before.
     ///
     /// # Errors
     /// An expansion runs, or it cannot have this size.
@@ -28,37 +28,46 @@ impl Controller {
     /// Notes that an expansion runs; says whether there is something to do.
     pub(crate) fn begin_expansion(&self, size: u64) -> Result<bool> {
         let mut state = self.state();
-        match expand::begin(state.expanding, state.size, size) {
+        let up = state.frontend.as_ref().is_some_and(|frontend| frontend.is_up());
+        let grows = match expand::begin(state.expanding, up, state.size, size) {
             Ok(Begin::Nothing) => return Ok(false),
-            Ok(Begin::Expand) => {}
+            Ok(begin) => begin == Begin::Expand,
             Err(text) => {
                 state.expansion_error = format!("controller failed to start expansion: {text}");
                 state.expansion_failed_at = self.precise_now();
                 return Err(Error::invalid(text));
             }
-        }
+        };
         state.expanding = true;
         state.expansion_error.clear();
         state.expansion_failed_at.clear();
         drop(state);
-        self.parts.path.set_expanding(true);
+        if grows {
+            self.parts.path.set_expanding(true);
+        }
         Ok(true)
     }
 
     /// Expands all replicas, then the frontend. Where that cannot show the new size to its users, the
-    /// volume has it nevertheless: replicas are as large, and the frontend's next start offers it.
+    /// volume has it nevertheless: replicas are as large, and the frontend's next start offers it, or it
+    /// shows it when the same is asked for again.
     pub(crate) fn run_expansion(&self, size: u64) {
-        if self.options.sync_before_snapshot
-            && let Err(error) = self.parts.host.sync()
-        {
-            self.log(false, "expand-without-sync", &[("why", &error)]);
-        }
-        let outcome = self.expand_replicas(size).and_then(|()| {
+        let grown = if self.state().size == size { Ok(()) } else { self.grow(size) };
+        let outcome = grown.and_then(|()| {
             // Its users wait for I/O to see the new size: nothing may be held here.
             let frontend = self.state().frontend.clone().filter(|frontend| frontend.is_up());
             frontend.map_or(Ok(()), |frontend| frontend.expand(size))
         });
         self.end_expansion(outcome, size);
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        if self.options.sync_before_snapshot
+            && let Err(error) = self.parts.host.sync()
+        {
+            self.log(false, "expand-without-sync", &[("why", &error)]);
+        }
+        self.expand_replicas(size)
     }
 
     fn end_expansion(&self, outcome: Result<()>, size: u64) {

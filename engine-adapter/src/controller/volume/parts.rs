@@ -218,7 +218,8 @@ pub trait Frontend: Send + Sync {
     /// # Errors
     /// It cannot be offered.
     fn start(&self, offer: &Offer) -> Result<()>;
-    /// The volume has grown; the data path takes requests of the new size already.
+    /// The volume has grown; the data path takes requests of the new size already. Does nothing where its
+    /// users see this size.
     ///
     /// # Errors
     /// Its users do not see the new size.
