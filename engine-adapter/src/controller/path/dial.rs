@@ -42,8 +42,9 @@ pub(super) fn dial(address: &Listen, connections: usize, timeout: Duration) -> i
         Listen::Unix(_) => "",
     };
     let deadline = Instant::now() + timeout;
+    let mut place = None;
     let connect = |_| {
-        let socket = connect(address, deadline)?;
+        let socket = connect(address, &mut place, deadline)?;
         socket.tune()?;
         let left = left(deadline)?;
         socket.set_read_timeout(Some(left))?;
@@ -84,12 +85,34 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-fn connect(address: &Listen, deadline: Instant) -> io::Result<Socket> {
+/// Connects to the `place` that was connected to before, or finds one.
+fn connect(
+    address: &Listen,
+    place: &mut Option<SocketAddr>,
+    deadline: Instant,
+) -> io::Result<Socket> {
     let Listen::Tcp(host, port) = address else { return address.connect() };
+    let addresses: Vec<_> = match *place {
+        Some(place) => vec![place],
+        None => (host.as_str(), *port).to_socket_addrs()?.collect(),
+    };
+    let stream = connect_any(&addresses, deadline, TcpStream::connect_timeout)?;
+    *place = Some(stream.peer_addr()?);
+    Ok(Socket::Tcp(stream))
+}
+
+/// Connects, with `connect`, to one of a host's addresses. Each may take its share of the time that is left:
+/// one that nobody answers at must not use up that of the next.
+fn connect_any<T>(
+    addresses: &[SocketAddr],
+    deadline: Instant,
+    connect: impl Fn(&SocketAddr, Duration) -> io::Result<T>,
+) -> io::Result<T> {
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    for address in (host.as_str(), *port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, left(deadline)?) {
-            Ok(stream) => return Ok(Socket::Tcp(stream)),
+    for (address, further) in addresses.iter().zip((1..=addresses.len()).rev()) {
+        let share = left(deadline)? / u32::try_from(further).unwrap_or(u32::MAX);
+        match connect(address, share) {
+            Ok(connected) => return Ok(connected),
             Err(error) => failure = error,
         }
     }
@@ -139,8 +162,33 @@ fn is_local(socket: &Socket) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
     use std::net::TcpListener;
     use std::thread;
+
+    /// Found by review: the first of a host's addresses, at which nobody answered, used all of the time.
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let addresses: Vec<SocketAddr> =
+            (1..=3).map(|last| SocketAddr::from(([127, 0, 0, last], 1))).collect();
+        let minutes = Duration::from_secs(600);
+        let tried = RefCell::new(Vec::new());
+        let connected = connect_any(&addresses, Instant::now() + minutes, |address, time| {
+            tried.borrow_mut().push(time);
+            match tried.borrow().len() {
+                3 => Ok(*address),
+                _ => Err(io::ErrorKind::TimedOut.into()),
+            }
+        });
+        assert_eq!(connected.unwrap(), addresses[2]);
+        for (time, share) in tried.into_inner().into_iter().zip([3, 2, 1]) {
+            assert!(!time.is_zero() && time <= minutes / share, "{time:?} of a share of {share}");
+        }
+        let late = connect_any(&addresses, Instant::now(), |_, _| Ok(()));
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let none = connect_any(&[], Instant::now() + minutes, |_, _| Ok(()));
+        assert_eq!(none.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 
     /// Each byte comes in time; all of the answer would take seconds.
     #[test]
