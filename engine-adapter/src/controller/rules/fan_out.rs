@@ -15,7 +15,8 @@
 //! **Damage.** A replica of DBS that would have to complete a block which is not what was written changes
 //! nothing and says so. Such a write is made one of whole blocks and goes to those replicas once more, not to
 //! the others, as replicas count changes ([`FanOut::again`]); one that has not got it after that is `ERR` like
-//! any other, but where no complete one has it those stay, as nothing in them has changed.
+//! any other, but where no complete one has it those stay, as nothing in them has changed. That is not known of
+//! a full one, even if it says that it wrote nothing: damaged ones are a group of their own.
 //!
 //! **How to use it.** [`FanOut::write`] (or its like) with the modes of the moment the requests are
 //! sent; [`FanOut::answer`] for each reply, and [`FanOut::lost`] for each replica that will not answer;
@@ -210,21 +211,20 @@ impl FanOut {
         Verdict { outcome, faulted: failed.or(alive.without(stay)).or(ahead) }
     }
 
-    /// Of these the largest group that wrote the same, or nothing; of equal ones that which wrote more.
+    /// Of these the largest group that did the same: full ones that wrote so much, or damaged ones. Of equal
+    /// ones the damaged, which are as they were and may have space; else those that wrote more.
     fn largest_group(&self, among: Slots) -> Slots {
         if is(Bug::KeepAllFull) {
             return among;
         }
-        let nothing = self.full.iter().filter(|group| group.written == 0);
-        let nothing = nothing.fold(self.damaged, |all, group| all.or(group.members));
-        let groups = self.full.iter().filter(|group| group.written > 0);
-        let groups = groups
-            .map(|group| (group.members, group.written))
-            .chain([(nothing, 0)])
-            .map(|(members, written)| (members.and(among), written))
-            .filter(|(members, _)| !members.is_empty());
-        let best = groups.max_by_key(|(members, written)| (members.len(), *written));
-        best.map_or(Slots::EMPTY, |(members, _)| members)
+        let full = self.full.iter().map(|group| (group.members, false, group.written));
+        let groups = full
+            .chain([(self.damaged, true, 0)])
+            .map(|(members, damaged, written)| (members.and(among), damaged, written))
+            .filter(|(members, ..)| !members.is_empty());
+        let best =
+            groups.max_by_key(|(members, damaged, written)| (members.len(), *damaged, *written));
+        best.map_or(Slots::EMPTY, |(members, ..)| members)
     }
 }
 
@@ -315,8 +315,10 @@ mod tests {
             (&[X, F, X], &[D], Failed, &[1, 3]),
             (&[D, X], &[], Done, &[1]),
             (&[F, D, X], &[X], Done, &[0, 2, 3]),
-            // Neither has anything of it.
-            (&[n(0), X], &[], NoSpace, &[]),
+            // The full one may have written a part of it, and not have said so.
+            (&[n(0), X], &[], Failed, &[0]),
+            (&[n(0), n(0), X], &[], NoSpace, &[2]),
+            (&[n(0), X, X], &[], Failed, &[0]),
             (&[n(4096), n(4096), X], &[], NoSpace, &[2]),
             (&[n(4096), X, X], &[], Failed, &[0]),
         ] {
