@@ -116,6 +116,41 @@ fn io_is_not_held_for_one_that_hangs_where_the_others_fail() {
     assert!(took < 3 * FLUSH, "{took}");
 }
 
+/// It answers as if it had done what it was asked; its state says that it has not.
+#[test]
+fn a_replica_that_somebody_closed_has_no_snapshot() {
+    let close = |sim: &Sim, replica: usize| {
+        let its = &mut sim.world().replicas[replica];
+        (its.open, its.blemished) = (false, true);
+    };
+    let (sim, controller) = volume(2, 2);
+    close(&sim, 1);
+    snapshot(&controller, "one").unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Err]);
+    nothing_violated(&sim);
+    type Change = fn(&Controller) -> String;
+    let changes: [Change; 3] = [
+        |controller| snapshot(controller, "two").unwrap_err().to_string(),
+        |controller| controller.revert("one").unwrap_err().to_string(),
+        |controller| {
+            controller.begin_expansion(2 * SIZE).unwrap();
+            controller.run_expansion(2 * SIZE);
+            controller.volume().last_expansion_error
+        },
+    ];
+    for change in changes {
+        let (sim, controller) = volume(1, 1);
+        snapshot(&controller, "one").unwrap();
+        let layers = sim.world().replicas[0].layers.clone();
+        // The controller asks it before, and would see that it is closed.
+        sim.world().close_when_held = Some(0);
+        let error = change(&controller);
+        assert!(error.contains("the replica is closed"), "{error}");
+        assert_eq!((modes(&controller), controller.volume().size), (vec![Mode::Err], SIZE));
+        assert!(sim.world().replicas[0].layers.keys().eq(layers.keys()));
+    }
+}
+
 #[test]
 fn a_replica_is_made_complete_between_two_writes() {
     let (sim, controller) = volume(2, 1);

@@ -313,6 +313,9 @@ impl Replica {
                 return Err(self.refusal(call));
             }
         }
+        if call.needs_open() && !self.open {
+            return Ok(self.info());
+        }
         match call {
             Call::Open { .. } if self.open => return Err("replica is already open".to_owned()),
             Call::Open { .. } => self.open = true,

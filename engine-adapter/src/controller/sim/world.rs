@@ -4,6 +4,7 @@ use super::client::{Client, Content};
 use super::path::Path;
 use super::replica::{FULL_TABLE, Replica, Reply, Request};
 use crate::controller::rules::ReplicaId;
+use crate::controller::volume::parts::done;
 use crate::controller::volume::{Call, CallError, Called, Target};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -81,6 +82,8 @@ pub struct World {
     pub holds: u64,
     /// A replica that hangs from the next hold on, until then.
     pub slow_when_held: Option<(usize, u64)>,
+    /// A replica that somebody closes at the next hold.
+    pub close_when_held: Option<usize>,
     pub calls: BTreeMap<u64, Option<Called>>,
     last_call: u64,
     pub names: u64,
@@ -109,6 +112,7 @@ impl World {
             snapshots: BTreeMap::new(),
             holds: 0,
             slow_when_held: None,
+            close_when_held: None,
             calls: BTreeMap::new(),
             last_call: 0,
             names: 0,
@@ -263,6 +267,10 @@ impl World {
             self.replicas[replica].stalled_until = until;
             self.replicas[replica].blemished = true;
         }
+        if let Some(replica) = self.close_when_held.take() {
+            self.replicas[replica].open = false;
+            self.replicas[replica].blemished = true;
+        }
         if self.weather.faults_ms == 0 || self.calm || self.random.u32(0..8) > 0 {
             return;
         }
@@ -356,7 +364,9 @@ impl World {
         let answer = match there {
             false => Err(CallError::unreachable("connection refused")),
             true => {
-                let answer = its.call(call, self.now);
+                let answer = its.call(call, self.now).and_then(|replica| {
+                    done(call.needs_open(), replica).map_err(|error| error.text)
+                });
                 let expanded = format!("volume-snap-expand-{}.img", its.sectors() * 512);
                 let taken = match (call, &answer) {
                     (Call::Snapshot { name, .. }, Ok(_)) => Some(format!("volume-snap-{name}.img")),

@@ -2,6 +2,7 @@
 //! simulation has its own of each.
 
 use crate::controller::rules::patience::Patience;
+use crate::controller::rules::start::State;
 use crate::controller::rules::{Mode, ReplicaId};
 use crate::proto::ptypes;
 use dbs_core::Result;
@@ -65,6 +66,41 @@ pub enum Call {
     SetSnapshotMaxSize(u64),
     /// DiskRemove, forced.
     RemoveDisk(String),
+}
+
+impl Call {
+    /// Whether a replica that is not open does nothing when it is asked this, and answers as if it had.
+    #[must_use]
+    pub const fn needs_open(&self) -> bool {
+        match self {
+            Self::Snapshot { .. }
+            | Self::Revert { .. }
+            | Self::Expand(_)
+            | Self::SetCounter(_)
+            | Self::RemoveDisk(_) => true,
+            Self::Get
+            | Self::Open { .. }
+            | Self::Close
+            | Self::SetRebuilding(_)
+            | Self::SetUnmapMark(_)
+            | Self::SetSnapshotMaxCount(_)
+            | Self::SetSnapshotMaxSize(_) => false,
+        }
+    }
+}
+
+/// What an answer of success has come to. Upstream's replicas, and so ours, ignore some calls while they are
+/// not open; only the state that they answer with says so.
+///
+/// # Errors
+/// Nothing was done.
+pub fn done(needs_open: bool, replica: ptypes::Replica) -> Called {
+    match State::parse(&replica.state) {
+        Some(State::Initial | State::Closed) if needs_open => {
+            Err(CallError::unknown(format!("nothing was done: the replica is {}", replica.state)))
+        }
+        _ => Ok(replica),
+    }
 }
 
 /// Why a call failed.

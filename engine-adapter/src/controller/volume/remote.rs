@@ -1,7 +1,7 @@
 //! Control of replicas over gRPC: `ReplicaService` on their port, `SyncAgentService` two above. What
 //! is in this process is called there.
 
-use super::parts::{Call, CallError, Called, RebuildStatus, Replicas, Target};
+use super::parts::{Call, CallError, Called, RebuildStatus, Replicas, Target, done};
 use crate::agent::remote::{self, Address, Calls, LONG_CALL, SHORT_CALL, within};
 use crate::controller::rules::patience::{Patience, Waiting};
 use crate::proto::ptypes::replica_service_client::ReplicaServiceClient;
@@ -207,8 +207,10 @@ async fn remote_call(volume: &str, target: &Target, call: Call) -> Called {
                 .map(|reply| reply.into_inner().replica)
         };
     }
+    let needs_open = call.needs_open();
     // Some of upstream's replies leave the replica out.
-    make_call!(call, ask).map(Option::unwrap_or_default).map_err(failed)
+    let answer = make_call!(call, ask).map(Option::unwrap_or_default).map_err(failed)?;
+    done(needs_open, answer)
 }
 
 /// The same of a replica in this process: as its server does it, without what is in between.
@@ -219,7 +221,9 @@ async fn local_call(replica: Arc<Replica>, call: Call) -> Called {
             service.$method(Request::new($message)).await.map(|reply| reply.into_inner().replica)
         };
     }
-    make_call!(call, ask).map(Option::unwrap_or_default).map_err(failed)
+    let needs_open = call.needs_open();
+    let answer = make_call!(call, ask).map(Option::unwrap_or_default).map_err(failed)?;
+    done(needs_open, answer)
 }
 
 fn agent(volume: &str, target: &Target) -> Result<SyncAgentServiceClient<Calls>, CallError> {
