@@ -11,6 +11,7 @@ pub mod controller;
 pub mod data;
 pub mod host;
 pub mod image;
+mod log_limit;
 pub mod metrics;
 pub mod proto;
 pub mod replica;

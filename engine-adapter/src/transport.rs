@@ -5,13 +5,18 @@
 //! connections and transfers of files all come by here, so that none can be forgotten. Unix sockets
 //! are for this machine's owner and stay as they are.
 
+mod handshakes;
+
+use crate::log_limit::LogLimit;
 use dbs_core::{Error, Result};
 use dbs_server::frontend::Socket;
 use dbs_server::frontend::tls::{
     CA_CERT, CLIENT, SERVER, TlsClient, TlsConfig, TlsSocket, TlsStream, server_name,
 };
 use dbs_server::log;
+use handshakes::Handshakes;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +25,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -30,10 +35,11 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes of callers at a time; more wait to be accepted.
-const HANDSHAKES_MAX: usize = 64;
 /// Seconds of silence before probes find out whether a peer is dead.
 const KEEPALIVE_S: u32 = 15;
+
+/// Callers that are refused.
+static REFUSALS: LogLimit = LogLimit::new();
 
 /// The choice.
 static CHOSEN: OnceLock<Transport> = OnceLock::new();
@@ -256,7 +262,7 @@ async fn secure(stream: TcpStream, config: io::Result<Arc<ServerConfig>>) -> Opt
     match handshake.await {
         Ok(secured) => Some(Line::Secure(Box::new(secured.into()))),
         Err(error) => {
-            log::warn("tls", &[("client", &peer), ("refused", &error)]);
+            REFUSALS.warn("tls", &[("client", &peer), ("refused", &error)]);
             None
         }
     }
@@ -278,18 +284,13 @@ pub fn incoming(
     let config = chosen.server().map(|server| Arc::clone(&server.grpc));
     runtime.spawn(async move {
         let mut accepted = std::pin::pin!(accepted);
-        let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+        let handshakes = Arc::<Handshakes>::default();
         loop {
-            let arrival = async {
-                let place = Arc::clone(&places).acquire_owned().await;
-                (place, accepted.next().await)
-            };
-            let (place, next) = tokio::select! {
-                arrival = arrival => arrival,
-                // The server ends: so does listening, even while strangers take all places.
+            let next = tokio::select! {
+                next = accepted.next() => next,
+                // The server ends: so does listening.
                 () = sender.closed() => return,
             };
-            let Ok(place) = place else { return };
             let stream = match next {
                 None => return,
                 Some(Ok(stream)) => stream,
@@ -304,11 +305,23 @@ pub fn incoming(
                 Err(error) => Err(io::Error::other(error.to_string())),
             };
             let sender = sender.clone();
+            let from = stream.peer_addr();
+            let address = from.as_ref().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| from.ip());
+            let mut place = handshakes.begin(address);
             tokio::spawn(async move {
-                if let Some(line) = secure(stream, config).await {
+                let line = tokio::select! {
+                    line = secure(stream, config) => line,
+                    () = place.displaced() => {
+                        let peer = from.map_or_else(|e| e.to_string(), |from| from.to_string());
+                        let why = "it was silent, and others came";
+                        REFUSALS.warn("tls", &[("client", &peer), ("refused", &why)]);
+                        None
+                    }
+                };
+                drop(place);
+                if let Some(line) = line {
                     let _gone = sender.send(Ok(line)).await;
                 }
-                drop(place);
             });
         }
     });

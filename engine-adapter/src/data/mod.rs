@@ -28,3 +28,6 @@ pub use gate::{
 };
 pub use server::{DataOptions, DataServer, DataService};
 pub use stats::{DataStats, Kind, LATENCY_BOUNDS};
+
+/// Clients that are refused, or break off.
+static STRANGERS: crate::log_limit::LogLimit = crate::log_limit::LogLimit::new();

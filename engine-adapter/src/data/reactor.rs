@@ -1,5 +1,6 @@
 //! The connections of one reactor: requests from them to the [`Runner`], and its outcomes as replies.
 
+use super::STRANGERS;
 use super::request::{Connection, Op, Request};
 use super::runner::{Ended, Runner, Told};
 use super::server::{Service, Shared};
@@ -99,7 +100,7 @@ impl Reactor {
         let (mut ready, failure) = self.peers.input(io, number, event);
         if let Some(error) = failure {
             let peer = self.peers.get(number).map_or("", |connection| &connection.peer);
-            log::warn("data", &[("client", &peer), ("disconnected", &error)]);
+            STRANGERS.warn("data", &[("client", &peer), ("disconnected", &error)]);
         }
         for request in ready.drain(..) {
             self.start(io, number, request);

@@ -1,5 +1,6 @@
 //! The server of data connections: for one replica or for thousands, a few threads.
 
+use super::STRANGERS;
 use super::gate::Gate;
 use super::reactor::{Message, Reactor};
 use crate::transport;
@@ -74,13 +75,13 @@ impl Shared {
         if self.connections.fetch_add(1, Ordering::SeqCst) >= self.options.max_connections {
             self.connections.fetch_sub(1, Ordering::SeqCst);
             let max = self.options.max_connections;
-            return log::warn("data", &[("refused", &peer), ("connections", &max)]);
+            return STRANGERS.warn("data", &[("refused", &peer), ("connections", &max)]);
         }
         let tls = match transport::data_server(&socket) {
             Ok(tls) => tls.map(Box::new),
             Err(error) => {
                 self.connections.fetch_sub(1, Ordering::SeqCst);
-                return log::warn("data", &[("refused", &peer), ("error", &error)]);
+                return STRANGERS.warn("data", &[("refused", &peer), ("error", &error)]);
             }
         };
         // Not when its reactor takes it: the replica may have been closed by then.

@@ -10,7 +10,7 @@ use dbs_server::frontend::tls::{CA_CERT, CLIENT, SERVER, TlsClient, TlsSocket, T
 use engine_adapter::data::DataClient;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -165,4 +165,28 @@ fn a_server_must_be_the_one_of_its_name() {
     let mut replica = place.start_with("s", &[&with(&ours)[..], &["--listen", &listen]].concat());
     assert_eq!(replica.wait().code(), Some(1));
     assert!(replica.log().contains(SERVER.1), "{}", replica.log());
+}
+
+/// As many as there are places, and those who came next for as long as they stayed silent, kept everybody out.
+#[test]
+fn strangers_who_say_nothing_keep_nobody_out() {
+    let place = Place::new();
+    let ours = certificates(&place, "ours");
+    let (replica, address) = replica_with(&place, "r", &with(&ours));
+    let grpc: SocketAddr = replica.field("grpc").parse().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let silent = runtime.block_on(async {
+        let mut silent = Vec::new();
+        for _ in 0..180 {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+            silent.push(socket.connect(grpc).await.unwrap());
+        }
+        silent
+    });
+    let mut engine = controller(&place, &[&address], &with(&ours)).ready();
+    write(&client(&place), 1);
+    engine.stop();
+    replica.wait_for("others came");
+    drop(silent);
 }
