@@ -7,8 +7,9 @@
 //! store's metadata holds instead.
 
 use crate::data::Revision;
-use dbs_core::{Error, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,6 +33,8 @@ pub struct Counters {
     revision: AtomicU64,
     modified_ns: AtomicU64,
     failed: AtomicBool,
+    /// There was no room for the file: it is made once there is.
+    missing: AtomicBool,
 }
 
 impl Counters {
@@ -46,14 +49,19 @@ impl Counters {
             revision: AtomicU64::new(0),
             modified_ns: AtomicU64::new(0),
             failed: AtomicBool::new(false),
+            missing: AtomicBool::new(false),
         }
     }
 
     /// Goes on from the file if it is of this boot, else from what was `committed`; a missing file
     /// is made, its time of change being `now_ns`.
     ///
+    /// Without room for it counting goes on: who cannot open the replica can delete nothing either. Until
+    /// there is a file, a process that is killed takes along what was counted since the last commit; the
+    /// replica is then taken for one that missed it, never for one that has what it lacks.
+    ///
     /// # Errors
-    /// `Io`, `NoSpace`.
+    /// `Io`.
     pub fn load(&self, committed: u64, now_ns: u64) -> Result<()> {
         let text = self.read().unwrap_or_default();
         let mut words = text.split_whitespace();
@@ -61,7 +69,14 @@ impl Counters {
         let (revision, modified) = (number(), number());
         let ours = !self.boot.is_empty() && words.next() == Some(&self.boot);
         let revision = revision.filter(|_| ours).unwrap_or(committed);
-        self.start(revision, modified.unwrap_or(now_ns))
+        match self.start(revision, modified.unwrap_or(now_ns)) {
+            Err(e) if e.kind() == ErrorKind::NoSpace => {
+                self.missing.store(true, Ordering::SeqCst);
+                dbs_server::log::warn("counters", &[("error", &e)]);
+                Ok(())
+            }
+            started => started,
+        }
     }
 
     /// Begins anew with these values.
@@ -69,21 +84,30 @@ impl Counters {
     /// # Errors
     /// `Io`, `NoSpace`.
     pub fn start(&self, revision: u64, modified_ns: u64) -> Result<()> {
-        let failed = |e| Error::io(e, format!("writing `{}`", self.path.display()));
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&self.path);
-        let file = file.map_err(failed)?;
         self.revision.store(revision, Ordering::SeqCst);
         self.modified_ns.store(modified_ns, Ordering::SeqCst);
-        let line = format!("{revision:0DIGITS$} {modified_ns:0DIGITS$} {}\n", self.boot);
-        file.write_all_at(line.as_bytes(), 0).map_err(failed)?;
-        file.set_len(line.len() as u64).map_err(failed)?;
-        *self.file() = Some(file);
+        let mut file = self.file();
+        *file = None;
+        let made = self.make();
+        *file = Some(made.map_err(|e| Error::io(e, format!("writing `{}`", self.path.display())))?);
+        self.missing.store(false, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Makes the file, or writes it whole. Nobody may be counting meanwhile.
+    fn make(&self) -> io::Result<File> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&self.path)?;
+        let (revision, modified) = (self.revision(), self.modified_ns());
+        let line = format!("{revision:0DIGITS$} {modified:0DIGITS$} {}\n", self.boot);
+        file.write_all_at(line.as_bytes(), 0)?;
+        file.set_len(line.len() as u64)?;
+        Ok(file)
     }
 
     /// Forgets the counters and removes the file.
     pub fn remove(&self) {
         *self.file() = None;
+        self.missing.store(false, Ordering::SeqCst);
         // A file that stays is of no consequence: the next start overwrites it.
         let _ = fs::remove_file(&self.path);
     }
@@ -106,10 +130,17 @@ impl Counters {
         self.put(&self.file(), 0, revision);
     }
 
-    /// The head has been changed.
+    /// The head has been changed. Makes the file that there was no room for, if there is now.
     pub fn touch(&self, now_ns: u64) {
         self.modified_ns.store(now_ns, Ordering::SeqCst);
-        self.put(&self.file(), DIGITS as u64 + 1, now_ns);
+        let mut file = self.file();
+        if !self.missing.load(Ordering::SeqCst) {
+            return self.put(&file, DIGITS as u64 + 1, now_ns);
+        }
+        if let Ok(made) = self.make() {
+            *file = Some(made);
+            self.missing.store(false, Ordering::SeqCst);
+        }
     }
 
     fn put(&self, file: &Option<File>, at: u64, number: u64) {
@@ -123,8 +154,10 @@ impl Counters {
     }
 
     fn read(&self) -> Option<String> {
-        let size = fs::metadata(&self.path).ok()?.len();
-        if size <= LINE_MAX_BYTES { fs::read_to_string(&self.path).ok() } else { None }
+        let mut text = String::new();
+        let file = File::open(&self.path).ok()?;
+        let size = file.take(LINE_MAX_BYTES + 1).read_to_string(&mut text).ok()?;
+        (size as u64 <= LINE_MAX_BYTES).then_some(text)
     }
 
     fn file(&self) -> std::sync::MutexGuard<'_, Option<File>> {
@@ -183,6 +216,31 @@ mod tests {
         next.bump();
         assert_eq!(next.revision(), 5, "counting goes on without a file");
         assert!(Counters::new(&dir.path().join("gone")).load(0, 0).is_err());
+    }
+
+    #[test]
+    fn without_room_for_the_file_counting_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(COUNTERS_FILE);
+        std::os::unix::fs::symlink("/dev/full", &file).unwrap();
+        let counters = Counters::new(dir.path());
+        counters.load(5, 77).unwrap();
+        counters.bump();
+        counters.touch(78);
+        assert_eq!((counters.revision(), counters.modified_ns()), (6, 78));
+        fs::remove_file(&file).unwrap();
+        counters.bump();
+        assert!(!file.exists(), "not at each write");
+        counters.touch(79);
+        counters.bump();
+        let next = Counters::new(dir.path());
+        next.load(0, 0).unwrap();
+        assert_eq!((next.revision(), next.modified_ns()), (8, 79));
+        // A new volume is none without it: nothing is lost yet.
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/dev/full", &file).unwrap();
+        let error = Counters::new(dir.path()).start(0, 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
     }
 
     #[test]

@@ -40,6 +40,11 @@ impl Pending {
             self.frozen = Some((snapshot.to_owned(), head));
         }
     }
+
+    /// The head is gone, and what was to be below it concerns nobody: the new one is where it should be.
+    pub(super) fn head_dropped(&mut self) {
+        self.head = None;
+    }
 }
 
 /// The receiving side of a replica.

@@ -234,6 +234,25 @@ fn a_heads_description_that_comes_after_a_snapshot_is_dropped() {
     assert!(content(&from, "vol") == content(&to, "vol"));
 }
 
+/// The head that was described is gone by the time of the reload, which put the new one where it was.
+#[test]
+fn a_revert_meanwhile_stays() {
+    let from = source();
+    let to = created(2 * SIZE);
+    rebuild(&from, &to);
+    let parent = from.get().parent;
+    assert_ne!(parent, disk("c"));
+    to.rebuilding(true).unwrap();
+    let head = to.replica.head_disk().unwrap();
+    to.replica.incoming().put_meta(&head, DiskMeta { parent, ..Default::default() }).unwrap();
+    let reverted = to.revert("c");
+    assert_eq!(reverted.parent, disk("c"));
+    assert_eq!(to.reload().unwrap().parent, disk("c"));
+    assert_eq!(to.rebuilding(false).unwrap().parent, disk("c"));
+    let shown = content(&to, "vol@c");
+    assert!(content(&to, "vol")[..shown.len()] == shown);
+}
+
 #[test]
 fn a_replica_that_was_away_is_brought_up_to_date() {
     let from = source();

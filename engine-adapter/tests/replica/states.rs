@@ -214,10 +214,20 @@ fn a_directory_without_room_is_opened_and_closed() {
     let dir = bench.end();
     fs::remove_file(dir.path().join("volume.meta")).unwrap();
     std::os::unix::fs::symlink("/dev/full", dir.path().join("volume.meta.tmp")).unwrap();
+    let counters = dir.path().join("volume.counters");
+    fs::remove_file(&counters).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &counters).unwrap();
     let bench = Bench::on(dir, |_| {});
     assert!(!bench.dir.path().join("volume.meta").exists());
     assert_eq!(bench.open().chain, ["volume-head-000.img", "volume-snap-b.img"]);
     assert_eq!(bench.read(0), 2);
+    // Once there is some, what is counted outlives the process again.
+    bump(&bench, 3);
+    fs::remove_file(&counters).unwrap();
+    bench.active().events().commit().unwrap();
+    bump(&bench, 4);
+    let bench = Bench::on(bench.kill(), |_| {});
+    assert_eq!(bench.open().revision_counter, 7);
 }
 
 #[test]
