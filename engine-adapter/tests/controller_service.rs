@@ -160,7 +160,7 @@ impl Control for Fake {
             write_ns: 1_500_000_000,
             write_errors: 3,
             retries: 2,
-            faults: 1,
+            faults: vec![("data", 1), ("snapshot", 0)],
             damage: vec![DamageCount { replica: "tcp://a:1".to_owned(), mismatches: 3, healed: 2 }],
             ..Counters::default()
         }
@@ -416,7 +416,8 @@ fn metrics_name_the_volume_and_its_replicas() {
         "dbs_volume_request_seconds_total{volume=\"vol\",type=\"write\"} 1.5",
         "dbs_volume_request_errors_total{volume=\"vol\",type=\"write\"} 3",
         "dbs_volume_read_retries_total{volume=\"vol\"} 2",
-        "dbs_volume_replica_faults_total{volume=\"vol\"} 1",
+        "dbs_volume_replica_faults_total{volume=\"vol\",reason=\"data\"} 1",
+        "dbs_volume_replica_faults_total{volume=\"vol\",reason=\"snapshot\"} 0",
         "dbs_volume_checksum_mismatches_total{volume=\"vol\",replica=\"tcp://a:1\"} 3",
         "dbs_volume_healed_total{volume=\"vol\",replica=\"tcp://a:1\"} 2",
     ] {

@@ -247,10 +247,9 @@ impl Engine {
         eventually(&format!("{address} becomes ERR"), || self.mode(address) == Some("ERR"));
         let event = format!("event=replica-faulted volume=vol replica={address} why=");
         let line = self.process.wait_for(&event);
-        // What a snapshot finds out first is not counted: the data path saw nothing of it.
-        if !line.contains("why=\"snapshot: ") {
-            assert!(self.process.metric("dbs_volume_replica_faults_total") >= 1.0);
-        }
+        let what = if line.contains("why=\"snapshot: ") { "snapshot" } else { "data" };
+        let labels = format!("{{volume=\"vol\",reason=\"{what}\"}}");
+        assert!(self.process.metric(&format!("dbs_volume_replica_faults_total{labels}")) >= 1.0);
         line
     }
 }

@@ -260,8 +260,7 @@ impl Path {
     /// What it has done.
     #[must_use]
     pub fn stats(&self) -> PathStats {
-        let faults = self.shared.faults.load(Ordering::Relaxed);
-        let mut stats = PathStats { faults, ..PathStats::default() };
+        let mut stats = PathStats::default();
         self.shared.counters.iter().for_each(|counters| stats.add(counters));
         let describe = |replica: &Arc<Replica>| ReplicaStats {
             id: replica.id,

@@ -94,8 +94,6 @@ pub(super) struct Shared {
     pub modes: SharedModes,
     pub claims: Claims,
     pub counters: Vec<Counters>,
-    /// Replicas that were made `ERR` here.
-    pub faults: AtomicU64,
     /// Slots of replicas that are told to flush.
     flushing: AtomicU64,
     /// Slots of replicas that are preferred for reading.
@@ -122,7 +120,6 @@ impl Shared {
             modes: SharedModes::default(),
             claims: Claims::default(),
             counters: (0..options.reactors).map(|_| Counters::default()).collect(),
-            faults: AtomicU64::new(0),
             flushing: AtomicU64::new(0),
             preferred: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
@@ -298,7 +295,6 @@ impl Shared {
     /// Tells everybody who has to know that a replica has become `ERR`.
     fn tell_fault(&self, slot: Slot, why: &str) {
         let Some(replica) = self.at(slot) else { return };
-        self.faults.fetch_add(1, Ordering::Relaxed);
         log::error("path", &[("replica", &replica.name), ("mode", &"ERR"), ("error", &why)]);
         replica.why.get_or_init(|| why.to_owned());
         self.events.faulted(replica.id, why);

@@ -110,8 +110,6 @@ pub struct PathStats {
     pub widened: u64,
     /// Requests that have not been answered.
     pub in_flight: u64,
-    /// Replicas that have become [`Mode::Err`] for what was seen of them here.
-    pub faults: u64,
     /// The replicas.
     pub replicas: Vec<ReplicaStats>,
 }

@@ -191,7 +191,7 @@ impl Control for Engine {
             read_errors: stats.errors[PathKind::Read as usize],
             write_errors: stats.errors[PathKind::Write as usize],
             retries: stats.retries,
-            faults: stats.faults,
+            faults: self.controller.faults().map(|(fault, count)| (fault.name(), count)).to_vec(),
             damage: stats.replicas.into_iter().map(damage).collect(),
             reads: totals.reads,
             read_bytes: totals.read_bytes,

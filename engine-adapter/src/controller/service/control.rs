@@ -107,8 +107,8 @@ pub struct Counters {
     pub write_errors: u64,
     /// Reads that another replica was asked for again.
     pub retries: u64,
-    /// Replicas that became `ERR` for what the data path saw of them.
-    pub faults: u64,
+    /// Replicas that became `ERR`, by what for.
+    pub faults: Vec<(&'static str, u64)>,
     /// What was damaged, for each replica of the data path.
     pub damage: Vec<DamageCount>,
 }

@@ -63,20 +63,13 @@ fn counters(out: &mut Text, of: &str, counters: &Counters) {
         out.line(name, &format!("{of},type=\"read\""), reads);
         out.line(name, &format!("{of},type=\"write\""), writes);
     }
-    for (name, help, value) in [
-        (
-            "dbs_volume_read_retries_total",
-            "Reads that a replica failed and another was asked for.",
-            counters.retries,
-        ),
-        (
-            "dbs_volume_replica_faults_total",
-            "Replicas that became ERR for what the data path saw of them.",
-            counters.faults,
-        ),
-    ] {
-        out.head(name, "counter", help);
-        out.line(name, of, value);
+    let name = "dbs_volume_read_retries_total";
+    out.head(name, "counter", "Reads that a replica failed and another was asked for.");
+    out.line(name, of, counters.retries);
+    let name = "dbs_volume_replica_faults_total";
+    out.head(name, "counter", "Replicas that became ERR, by what for.");
+    for (reason, count) in &counters.faults {
+        out.line(name, &format!("{of},reason=\"{reason}\""), count);
     }
     for (name, help, value) in [
         (

@@ -82,6 +82,32 @@ fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {
     nothing_violated(&sim);
 }
 
+/// Those that the control path finds were not counted.
+#[test]
+fn each_replica_that_is_lost_is_counted_once_by_what_for() {
+    let (sim, controller) = volume(4, 4);
+    let lost = |controller: &Controller| -> Vec<_> {
+        let all = controller.faults().into_iter().filter(|(_, count)| *count > 0);
+        all.map(|(fault, count)| (fault.name(), count)).collect()
+    };
+    sim.world().replicas[0].failing_calls = 1;
+    snapshot(&controller, "one").unwrap();
+    assert_eq!(lost(&controller), [("snapshot", 1)]);
+    sim.world().replicas[1].failing_calls = 1;
+    controller.begin_expansion(2 * SIZE).unwrap();
+    controller.run_expansion(2 * SIZE);
+    assert_eq!(lost(&controller), [("snapshot", 1), ("expansion", 1)]);
+    sim.world().crash(2);
+    sim.run_for(1000 * MS);
+    controller.update_replica(&address(2), Mode::Err).unwrap();
+    assert_eq!(lost(&controller), [("data", 1), ("snapshot", 1), ("expansion", 1)]);
+    assert_eq!(modes(&controller), [Mode::Err, Mode::Err, Mode::Err, Mode::Rw]);
+    // One that leaves has not failed.
+    controller.delete_replica(&address(3)).unwrap();
+    controller.update_replica(&address(2), Mode::Err).unwrap();
+    assert_eq!(lost(&controller).iter().map(|(_, count)| count).sum::<u64>(), 3);
+}
+
 /// Its process has much to make durable; the new one is empty, and quick.
 #[test]
 fn the_last_complete_replica_is_waited_for_when_another_joins() {

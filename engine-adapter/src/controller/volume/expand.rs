@@ -1,6 +1,6 @@
 //! Growing a volume.
 
-use super::{Call, CallError, Controller};
+use super::{Call, CallError, Controller, Fault};
 use crate::controller::rules::expand::{self, Begin, Failure};
 use crate::controller::rules::limits;
 use dbs_core::{Error, Result};
@@ -108,7 +108,7 @@ impl Controller {
         let text = decision.error.clone().unwrap_or_default();
         for index in &decision.faulted {
             if let Some(member) = members.get(*index) {
-                self.fault(member.id, &text);
+                self.fault(member.id, Fault::Expansion, &text);
             }
         }
         if decision.error.is_some() {

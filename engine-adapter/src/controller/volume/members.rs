@@ -2,7 +2,7 @@
 
 use super::snapshot::usage;
 use super::start::must_be_closed;
-use super::{Call, Controller, Member, Target};
+use super::{Call, Controller, Fault, Member, Target};
 use crate::controller::rules::sabotage::{Bug, is};
 use crate::controller::rules::{Mode, REPLICAS_MAX, ReplicaId, limits, rebuild};
 use dbs_core::{Error, Result};
@@ -111,7 +111,7 @@ impl Controller {
         }
         self.state().members.push(member.clone());
         if !self.parts.path.set_mode(member.id, member.mode) {
-            self.fault(member.id, "it failed before it was added");
+            self.fault(member.id, Fault::Data, "it failed before it was added");
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Controller {
         let id: ReplicaId = self.replica(address)?.id;
         if mode == Mode::Err {
             // Does not wait for what may be waiting for this very replica.
-            self.fault(id, "it was asked for");
+            self.fault(id, Fault::Request, "it was asked for");
             return Ok(());
         }
         let _work = self.work();

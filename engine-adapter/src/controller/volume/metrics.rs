@@ -1,7 +1,68 @@
-//! What went through a volume within the last full second.
+//! What went through a volume within the last full second, and how many replicas it lost.
 
 use super::{Controller, Totals};
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a replica became `ERR` for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// What the data path saw of it: requests, pings, connections.
+    Data,
+    /// It was not fit at the volume's start.
+    Start,
+    /// It lacks a snapshot.
+    Snapshot,
+    /// It did not go back to a snapshot.
+    Revert,
+    /// It did not grow.
+    Expansion,
+    /// It was not complete at the end of its rebuild.
+    Rebuild,
+    /// It did not take a setting.
+    Setting,
+    /// Somebody asked for it.
+    Request,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Data,
+        Self::Start,
+        Self::Snapshot,
+        Self::Revert,
+        Self::Expansion,
+        Self::Rebuild,
+        Self::Setting,
+        Self::Request,
+    ];
+
+    /// Name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Start => "start",
+            Self::Snapshot => "snapshot",
+            Self::Revert => "revert",
+            Self::Expansion => "expansion",
+            Self::Rebuild => "rebuild",
+            Self::Setting => "setting",
+            Self::Request => "request",
+        }
+    }
+}
+
+/// How many replicas became `ERR`.
+#[derive(Debug, Default)]
+pub(super) struct Faults([AtomicU64; Fault::ALL.len()]);
+
+impl Faults {
+    pub fn count(&self, fault: Fault) {
+        self.0[fault as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 /// Rates over the last full second, as `MetricsGet` has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,6 +115,12 @@ impl LastSecond {
 }
 
 impl Controller {
+    /// How many replicas became `ERR`, by what for.
+    #[must_use]
+    pub fn faults(&self) -> [(Fault, u64); Fault::ALL.len()] {
+        Fault::ALL.map(|fault| (fault, self.faults.0[fault as usize].load(Ordering::Relaxed)))
+    }
+
     /// To be called once a second.
     pub fn tick(&self) {
         let totals = self.parts.path.totals();

@@ -19,7 +19,7 @@ mod snapshot;
 mod start;
 
 pub use host::Machine;
-pub use metrics::{LastSecond, Metrics};
+pub use metrics::{Fault, LastSecond, Metrics};
 pub use parts::{
     Call, CallError, Called, DataPath, Events, Frontend, Frontends, Held, Host, Offer,
     RebuildStatus, Replicas, Target, Totals,
@@ -144,6 +144,7 @@ pub struct Controller {
     work: Mutex<()>,
     state: Mutex<State>,
     metrics: Mutex<LastSecond>,
+    faults: metrics::Faults,
 }
 
 impl Controller {
@@ -169,6 +170,7 @@ impl Controller {
             work: Mutex::new(()),
             state: Mutex::new(state),
             metrics: Mutex::default(),
+            faults: metrics::Faults::default(),
         });
         // A relay that has a controller keeps it.
         let _ = relay.0.set(Arc::downgrade(&controller));
@@ -242,9 +244,25 @@ impl Controller {
     }
 
     /// Makes a replica `ERR`.
-    fn fault(&self, replica: ReplicaId, why: &str) {
+    fn fault(&self, replica: ReplicaId, fault: Fault, why: &str) {
         self.parts.path.set_mode(replica, Mode::Err);
-        self.faulted(replica, why);
+        self.note_fault(replica, fault, why);
+    }
+
+    /// Notes that a replica has become `ERR`: counted and told once, whoever sees it first.
+    fn note_fault(&self, replica: ReplicaId, fault: Fault, why: &str) {
+        let address = {
+            let mut state = self.state();
+            let member = state.members.iter_mut().find(|member| member.id == replica);
+            member.filter(|member| member.mode != Mode::Err).map(|member| {
+                member.mode = Mode::Err;
+                member.target.address.clone()
+            })
+        };
+        if let Some(address) = address {
+            self.faults.count(fault);
+            self.log(true, "replica-faulted", &[("replica", &address), ("why", &why)]);
+        }
     }
 
     /// Gives a replica another mode, if it may have it.
@@ -316,17 +334,7 @@ impl Controller {
 
 impl Events for Controller {
     fn faulted(&self, replica: ReplicaId, why: &str) {
-        let address = {
-            let mut state = self.state();
-            let member = state.members.iter_mut().find(|member| member.id == replica);
-            member.filter(|member| member.mode != Mode::Err).map(|member| {
-                member.mode = Mode::Err;
-                member.target.address.clone()
-            })
-        };
-        if let Some(address) = address {
-            self.log(true, "replica-faulted", &[("replica", &address), ("why", &why)]);
-        }
+        self.note_fault(replica, Fault::Data, why);
     }
 }
 

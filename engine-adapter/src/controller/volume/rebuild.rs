@@ -1,7 +1,7 @@
 //! The controller's steps of a rebuild. What moves the layers is the target's sync agent; who calls for
 //! all of it is the command line or a manager.
 
-use super::{Call, Controller, Member, Target, disks};
+use super::{Call, Controller, Fault, Member, Target, disks};
 use crate::controller::rules::Mode;
 use crate::controller::rules::rebuild::{self, File, Verify};
 use crate::controller::rules::sabotage::{Bug, is};
@@ -60,7 +60,11 @@ impl Controller {
                 if let Ok(member) = self.replica(address)
                     && member.mode == Mode::Wo
                 {
-                    self.fault(member.id, &format!("verifying its rebuild: {error}"));
+                    self.fault(
+                        member.id,
+                        Fault::Rebuild,
+                        &format!("verifying its rebuild: {error}"),
+                    );
                 }
                 return Err(error);
             }
@@ -81,7 +85,7 @@ impl Controller {
         };
         let verified = verified.and_then(|()| self.promote(&member, &source));
         if let Err(error) = &verified {
-            self.fault(member.id, &format!("verifying its rebuild: {error}"));
+            self.fault(member.id, Fault::Rebuild, &format!("verifying its rebuild: {error}"));
         }
         verified
     }

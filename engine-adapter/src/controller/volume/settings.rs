@@ -1,6 +1,6 @@
 //! Settings that a running volume and its replicas share.
 
-use super::{Call, Controller};
+use super::{Call, Controller, Fault};
 use crate::controller::rules::limits;
 use dbs_core::{Error, Result};
 
@@ -23,7 +23,7 @@ impl Controller {
         }
         for (member, answer) in members.iter().zip(answers) {
             if let Err(error) = answer {
-                self.fault(member.id, &format!("setting the unmap mark: {error}"));
+                self.fault(member.id, Fault::Setting, &format!("setting the unmap mark: {error}"));
             }
         }
         Ok(())

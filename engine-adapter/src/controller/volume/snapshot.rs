@@ -1,6 +1,6 @@
 //! Snapshots of all replicas at one moment, and the way back to one.
 
-use super::{Call, CallError, Called, Controller, Held, Member, modes};
+use super::{Call, CallError, Called, Controller, Fault, Held, Member, modes};
 use crate::controller::rules::limits::{self, Usage};
 use crate::controller::rules::sabotage::{Bug, is};
 use crate::controller::rules::snapshot::{self, Decision, Said};
@@ -121,7 +121,7 @@ impl Controller {
         let text = texts.join("; ");
         for slot in faulted.iter() {
             if let Some(member) = members.get(slot.index()) {
-                self.fault(member.id, &format!("snapshot: {text}"));
+                self.fault(member.id, Fault::Snapshot, &format!("snapshot: {text}"));
             }
         }
         match decision {
@@ -173,7 +173,7 @@ impl Controller {
             texts.push(super::failed(&member.target, error).to_string());
             // Who did nothing is as all are where nobody did it.
             if (done || !did_nothing(error)) && !is(Bug::KeepUnreverted) {
-                self.fault(member.id, &format!("revert to {disk}: {error}"));
+                self.fault(member.id, Fault::Revert, &format!("revert to {disk}: {error}"));
             }
         }
         if done {

@@ -1,6 +1,6 @@
 //! Start and end of a volume.
 
-use super::{Call, Called, Controller, Member, Mode, Offer, Target};
+use super::{Call, Called, Controller, Fault, Member, Mode, Offer, Target};
 use crate::controller::rules::start::{
     self, Facts, Probe, Start, StartError, State as ReplicaState,
 };
@@ -198,7 +198,10 @@ impl Controller {
         for (candidate, refused) in candidates.iter().zip(&chosen.refused) {
             match refused {
                 None => self.set_mode(candidate.id, Mode::Rw),
-                Some(_) => self.let_go(candidate),
+                Some(_) => {
+                    self.faults.count(Fault::Start);
+                    self.let_go(candidate);
+                }
             }
         }
         // One may have failed while the others were looked at.

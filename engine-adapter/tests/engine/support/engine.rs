@@ -14,7 +14,7 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 /// Longest time a command may take: a rebuild handles a file in three seconds.
-const COMMAND: Duration = Duration::from_secs(120);
+const COMMAND: Duration = Duration::from_secs(400);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Frontend {
