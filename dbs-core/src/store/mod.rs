@@ -13,6 +13,8 @@ mod open;
 mod prune;
 mod rebuild;
 mod recover;
+#[cfg(test)]
+mod renamed;
 mod repair;
 mod restore;
 mod rewrite;
