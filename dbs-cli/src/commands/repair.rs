@@ -179,9 +179,12 @@ fn describe(report: &RepairReport) -> String {
         let size = format_size(*length);
         text += &format!("unreadable: {volume}{snapshot}: {size} from byte {offset}\n");
     }
-    let more = report.lost.len().saturating_sub(RANGES_PRINTED) as u64 + report.lost_more;
-    if more > 0 {
-        text += &format!("unreadable: {more} more ranges: see --json\n");
+    let unprinted = report.lost.len().saturating_sub(RANGES_PRINTED) as u64;
+    if unprinted > 0 {
+        text += &format!("unreadable: {unprinted} more ranges: see --json\n");
+    }
+    if report.lost_more > 0 {
+        text += &format!("unreadable: {} more ranges, which are not listed\n", report.lost_more);
     }
     text
 }

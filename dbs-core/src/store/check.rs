@@ -9,6 +9,7 @@ use crate::io::buffer::AlignedBuf;
 use crate::io::reading::ReadBy;
 use crate::io::{ReadRequest, Storage, open as drivers};
 use crate::meta::entries::SPARE_BASE;
+use crate::meta::load::Loader;
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::io;
 use std::path::Path;
@@ -35,7 +36,7 @@ impl Store {
     /// # Errors
     /// As [`Store::check_path`].
     pub fn check_on(storage: &dyn Storage) -> Result<CheckReport> {
-        let mut checked = check_metadata(storage)?;
+        let mut checked = Metadata::read(storage)?.verify();
         checked.check_sums(storage)?;
         Ok(checked.into_report())
     }
@@ -54,14 +55,16 @@ impl Store {
             false => Ok(()),
         };
         let check = || {
-            let mut checked = inner.read_still(|still| {
-                check_metadata(&ReadBy::new(
+            let metadata = inner.read_still(|still| {
+                Metadata::read(&ReadBy::new(
                     still.size_bytes(),
                     |requests: &mut [ReadRequest<'_>]| {
                         end().and_then(|()| still.read_many(requests))
                     },
                 ))
             })?;
+            // Commits that waited for what was to be read need not wait for this.
+            let mut checked = metadata.verify();
             let now = |requests: &mut [ReadRequest<'_>]| {
                 end().and_then(|()| inner.storage.read_many(requests))
             };
@@ -85,31 +88,54 @@ struct Checked {
     rest: Option<(Superblock, u64)>,
 }
 
-fn check_metadata(storage: &dyn Storage) -> Result<Checked> {
-    let damage = |message: String| Finding {
-        severity: Severity::Corrupt,
-        region: "superblock".to_owned(),
-        index: None,
-        message,
-    };
-    let (superblock, notes) = match recover::read_superblock(storage) {
-        Ok(found) => found,
-        Err(error) if error.kind() == crate::ErrorKind::Corrupt => {
-            let findings = vec![damage(error.to_string())];
-            let report = CheckReport { findings, ..CheckReport::default() };
-            return Ok(Checked { report, rest: None });
-        }
-        Err(error) => return Err(error),
-    };
-    let mut loader = recover::load(storage, &superblock)?;
-    recover::load_labels(storage, &superblock.geometry, &mut loader)?;
-    let entries = u64::from(loader.blocks_to_read(RegionKind::Extents))
-        * u64::from(superblock.geometry.items_per_block(RegionKind::Extents));
-    let used_up = recover::is_used_up(&superblock, loader.durable());
-    let mut report = loader.verify();
-    report.findings.extend(used_up.then(|| damage(recover::USED_UP.to_owned())));
-    report.findings.extend(notes);
-    Ok(Checked { report, rest: Some((superblock, entries)) })
+/// What was read of a store's volumes and snapshots.
+enum Metadata {
+    Read {
+        superblock: Box<Superblock>,
+        loader: Box<Loader>,
+        notes: Vec<Finding>,
+    },
+    /// There is no good superblock.
+    Unreadable(Error),
+}
+
+fn damage(message: String) -> Finding {
+    let (severity, region) = (Severity::Corrupt, "superblock".to_owned());
+    Finding { severity, region, index: None, message }
+}
+
+impl Metadata {
+    fn read(storage: &dyn Storage) -> Result<Self> {
+        let (superblock, notes) = match recover::read_superblock(storage) {
+            Ok(found) => found,
+            Err(error) if error.kind() == crate::ErrorKind::Corrupt => {
+                return Ok(Self::Unreadable(error));
+            }
+            Err(error) => return Err(error),
+        };
+        let mut loader = recover::load(storage, &superblock)?;
+        recover::load_labels(storage, &superblock.geometry, &mut loader)?;
+        let superblock = Box::new(superblock);
+        Ok(Self::Read { superblock, loader: Box::new(loader), notes })
+    }
+
+    fn verify(self) -> Checked {
+        let (superblock, loader, notes) = match self {
+            Self::Read { superblock, loader, notes } => (superblock, loader, notes),
+            Self::Unreadable(error) => {
+                let findings = vec![damage(error.to_string())];
+                let report = CheckReport { findings, ..CheckReport::default() };
+                return Checked { report, rest: None };
+            }
+        };
+        let entries = u64::from(loader.blocks_to_read(RegionKind::Extents))
+            * u64::from(superblock.geometry.items_per_block(RegionKind::Extents));
+        let used_up = recover::is_used_up(&superblock, loader.durable());
+        let mut report = loader.verify();
+        report.findings.extend(used_up.then(|| damage(recover::USED_UP.to_owned())));
+        report.findings.extend(notes);
+        Checked { report, rest: Some((*superblock, entries)) }
+    }
 }
 
 impl Checked {

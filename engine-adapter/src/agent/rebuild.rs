@@ -90,7 +90,7 @@ impl Agent {
         if items.is_empty() || from.is_empty() {
             return Err(Error::invalid("no files or remote replicas for sync"));
         }
-        let addresses = from.iter().take(items.len()).map(|from| Address::parse(from));
+        let addresses = from.iter().map(|from| Address::parse(from));
         let addresses = addresses.collect::<Result<Vec<_>>>()?;
         let order = Arc::new(Order {
             agent: Arc::clone(self),

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-/// Longest time a command may take: a rebuild handles a file in three seconds.
+/// Longest time a command may take. A rebuild handles a file in three seconds, but who sends a description to a
+/// receiver that was killed tries again for minutes, upstream's as ours.
 const COMMAND: Duration = Duration::from_secs(400);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
