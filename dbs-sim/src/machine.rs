@@ -226,6 +226,11 @@ impl Machine {
             Fate::ReadEioAt(_) | Fate::EnospcFrom(_) if failed.is_some() => {
                 self.disk.arm(Faults::default());
                 outcomes.compare(self.store(), End::Killed)?;
+                if failed == Some(ErrorKind::NoSpace) {
+                    let flushed = self.store().flush();
+                    flushed
+                        .map_err(|error| format!("no space, and once there is some: {error}"))?;
+                }
                 return self.end(End::Killed, outcomes, rng);
             }
             _ => {}

@@ -120,7 +120,8 @@ impl Fate {
                 matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned)
             }
             Self::EnospcFrom(_) => {
-                matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Poisoned)
+                // `Io` of a commit, of which nobody knows what is on the device.
+                matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Io | ErrorKind::Poisoned)
             }
             _ => false,
         }
