@@ -1,7 +1,7 @@
 //! Holds each layer of each volume against the volume: laid over one another from the root to a
 //! snapshot or head, as a chain of files would be, they must give what is read there.
 
-use crate::content::SECTOR;
+use crate::content::{SECTOR, SECTORS};
 use crate::model::Model;
 use dbs_core::Store;
 use dbs_core::info::{LayerInfo, LayerRange, LayerState};
@@ -15,6 +15,31 @@ const RANGES: usize = 3;
 
 /// Contents of the layers of a volume laid over what is below, by name.
 type Laid = BTreeMap<Option<String>, Vec<u8>>;
+
+/// What a layer is built on, and what it says of each block; of volumes that are being rebuilt.
+pub type Observed = BTreeMap<String, BTreeMap<Option<String>, (Option<String>, Vec<LayerState>)>>;
+
+/// Looks at the layers of those volumes of which the model may know them.
+///
+/// # Errors
+/// What the store said.
+pub fn observe(store: &Store, model: &Model) -> Result<Observed, String> {
+    let mut observed = Observed::new();
+    for (name, _) in model.volumes.iter().filter(|(_, volume)| volume.rebuilding) {
+        let failed = |e| format!("layers of {name}: {e}");
+        let of = observed.entry(name.clone()).or_default();
+        for info in store.layers(name).map_err(failed)? {
+            let layer = store.layer(name, info.name.as_deref()).map_err(failed)?;
+            let mut states = Vec::new();
+            for range in map_layer(&layer, 0, info.size)? {
+                let blocks = range.length.div_ceil((SECTOR * SECTORS) as u64) as usize;
+                states.resize(states.len() + blocks, range.state);
+            }
+            of.insert(info.name, (info.parent, states));
+        }
+    }
+    Ok(observed)
+}
 
 /// Compares the layers of every volume with what is read of it.
 ///

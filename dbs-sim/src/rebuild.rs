@@ -2,6 +2,7 @@
 //! rebuilding when they were empty; what is done to others then is left out.
 
 use crate::content::{SECTORS, Tag, Tags};
+use crate::layers::Observed;
 use crate::model::{Content, Model, Refusal, Snapshot, Volume};
 use crate::op::{Op, labels, snapshot_name, volume_name};
 use crate::tree::{Cell, Tree};
@@ -56,6 +57,15 @@ impl Model {
             Op::Relink { vol, links, head, marks } => self.relink(*vol, links, *head, *marks),
             _ => Ok(()),
         }
+    }
+
+    /// Whether the layers that are known may be those that were found.
+    #[must_use]
+    pub fn built_of(&self, found: &Observed) -> bool {
+        found.iter().all(|(name, layers)| {
+            let tree = self.volumes.get(name).and_then(|volume| volume.tree.as_ref());
+            tree.is_none_or(|tree| tree.fits(layers))
+        })
     }
 
     fn rebuilding(&mut self, vol: u8) -> Result<&mut Volume, Refusal> {

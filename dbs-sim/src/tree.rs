@@ -3,6 +3,7 @@
 
 use crate::content::Tags;
 use crate::model::Block;
+use dbs_core::info::LayerState;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -49,6 +50,18 @@ impl Node {
     fn empty(parent: Option<u32>, blocks: usize) -> Self {
         let spot = Spot { now: Cell::Absent, older: Vec::new() };
         Self { name: None, parent, spots: vec![spot; blocks] }
+    }
+}
+
+impl Cell {
+    fn fits(self, state: LayerState) -> bool {
+        match self {
+            Self::Absent => state == LayerState::Absent,
+            Self::Zero => state == LayerState::Zero,
+            Self::Data(_) => state == LayerState::Data,
+            Self::Blank => state != LayerState::Data,
+            Self::Any => true,
+        }
     }
 }
 
@@ -262,6 +275,31 @@ impl Tree {
                 *spot = Spot { now, older };
             }
         }
+    }
+
+    /// Whether layers that stand on one another like this, and say this of their blocks, may be these.
+    #[must_use]
+    pub fn fits(
+        &self,
+        found: &BTreeMap<Option<String>, (Option<String>, Vec<LayerState>)>,
+    ) -> bool {
+        found.iter().all(|(name, (parent, states))| {
+            let Some(id) = self.find(name.as_deref()) else { return false };
+            let mut below = self.nodes[&id].parent;
+            // What a hidden layer holds is told of those above it.
+            let hidden = |id: u32| self.nodes[&id].name.is_none();
+            let mut merged = false;
+            while let Some(id) = below.filter(|id| hidden(*id)) {
+                (below, merged) = (self.nodes[&id].parent, true);
+            }
+            let named = below.and_then(|id| self.nodes[&id].name.as_deref());
+            let spots = &self.nodes[&id].spots;
+            let fit =
+                |(spot, state): (&Spot, &LayerState)| spot.all().any(|cell| cell.fits(*state));
+            named == parent.as_deref()
+                && spots.len() == states.len()
+                && (merged || spots.iter().zip(states).all(fit))
+        })
     }
 
     fn find(&self, snapshot: Option<&str>) -> Option<u32> {

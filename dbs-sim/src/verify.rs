@@ -1,6 +1,7 @@
 //! Compares a store with the models of what it may hold.
 
 use crate::content::{SECTOR, SECTORS, Tag, Tags, identify};
+use crate::layers;
 use crate::model::{Content, Model};
 use dbs_core::Store;
 use dbs_core::info::{Labels, MapRange, RangeState, Severity, StoreInfo};
@@ -38,6 +39,7 @@ pub fn compare(
     let shape = store_shape(store)?;
     let mut report = String::new();
     let mut contents = None;
+    let mut fitting = Vec::new();
     for (index, model) in candidates.iter().enumerate() {
         let wanted = model_shape(model);
         if wanted != shape {
@@ -49,13 +51,23 @@ pub fn compare(
         }
         let Some(found) = &contents else { continue };
         match compare_contents(model, found, allow) {
-            Ok(()) => return Ok((index, Found(contents.unwrap_or_default()))),
+            Ok(()) => fitting.push(index),
             Err(message) => {
                 let _ = write!(report, "\n  against candidate {index}: {message}");
             }
         }
     }
-    Err(format!("the store holds none of what it may hold:{report}"))
+    // The same bytes may be shown by different layers, from which different things follow later.
+    let index = match fitting[..] {
+        [] => return Err(format!("the store holds none of what it may hold:{report}")),
+        [one] => one,
+        [first, ..] => {
+            let found = layers::observe(store, candidates[first])?;
+            let known = fitting.iter().find(|index| candidates[**index].built_of(&found));
+            known.copied().unwrap_or(first)
+        }
+    };
+    Ok((index, Found(contents.unwrap_or_default())))
 }
 
 /// What a store was found to hold.
