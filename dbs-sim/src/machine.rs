@@ -213,7 +213,9 @@ impl Machine {
             Fate::KillAt(_) if died => return self.end(End::Killed, outcomes, rng),
             Fate::PowerLossAt(_) if died => return self.end(End::PowerLost, outcomes, rng),
             // A failed flush leaves the cache unknown: only a power loss shows what it lost.
-            Fate::EioAt(_) if self.hit => {
+            Fate::EioAt(_) | Fate::RefusedAt(_)
+                if self.hit && failed != Some(ErrorKind::NoSpace) =>
+            {
                 outcomes.compare(self.store(), End::Killed)?;
                 // Whoever flushes now is told the truth, whatever failed before.
                 let outcomes = match self.store().flush() {
@@ -223,7 +225,7 @@ impl Machine {
                 };
                 return self.end(End::PowerLost, &outcomes, rng);
             }
-            Fate::ReadEioAt(_) | Fate::EnospcFrom(_) if failed.is_some() => {
+            Fate::ReadEioAt(_) | Fate::EnospcFrom(_) | Fate::RefusedAt(_) if failed.is_some() => {
                 self.disk.arm(Faults::default());
                 outcomes.compare(self.store(), End::Killed)?;
                 if failed == Some(ErrorKind::NoSpace) {

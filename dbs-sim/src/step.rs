@@ -38,6 +38,8 @@ pub enum Fate {
     PowerLossAt(u64),
     /// The n-th change fails.
     EioAt(u64),
+    /// The n-th change is refused for lack of space.
+    RefusedAt(u64),
     /// The n-th read fails.
     ReadEioAt(u64),
     /// The disk below is full from the n-th request for space.
@@ -96,6 +98,7 @@ impl Fate {
             Self::Images(at) => faults.captures_at = at.to_vec(),
             Self::KillAt(n) | Self::PowerLossAt(n) => faults.stop_at = Some(n),
             Self::EioAt(n) => faults.eio_at = Some(n),
+            Self::RefusedAt(n) => faults.refused_at = Some(n),
             Self::ReadEioAt(n) => faults.read_eio_at = Some(n),
             Self::EnospcFrom(n) => faults.enospc_from = Some(n),
         }
@@ -107,7 +110,9 @@ impl Fate {
         match self {
             Self::Calm => false,
             Self::Images(at) => at.iter().any(|n| counts.changes >= *n),
-            Self::KillAt(n) | Self::PowerLossAt(n) | Self::EioAt(n) => counts.changes >= n,
+            Self::KillAt(n) | Self::PowerLossAt(n) | Self::EioAt(n) | Self::RefusedAt(n) => {
+                counts.changes >= n
+            }
             Self::ReadEioAt(n) => counts.reads >= n,
             Self::EnospcFrom(n) => counts.space_requests >= n,
         }
@@ -119,7 +124,7 @@ impl Fate {
             Self::EioAt(_) | Self::ReadEioAt(_) => {
                 matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned)
             }
-            Self::EnospcFrom(_) => {
+            Self::EnospcFrom(_) | Self::RefusedAt(_) => {
                 // `Io` of a commit, of which nobody knows what is on the device.
                 matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Io | ErrorKind::Poisoned)
             }

@@ -33,12 +33,14 @@ pub enum Kind {
     ReadEio,
     /// The disk is full.
     Enospc,
+    /// A change is refused for lack of space, wherever it is.
+    Refused,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 5] =
-        [Self::Kill, Self::PowerLoss, Self::Eio, Self::ReadEio, Self::Enospc];
+    pub const ALL: [Self; 6] =
+        [Self::Kill, Self::PowerLoss, Self::Eio, Self::ReadEio, Self::Enospc, Self::Refused];
 
     fn fates(self) -> &'static [fn(u64) -> Fate] {
         match self {
@@ -52,6 +54,7 @@ impl Kind {
             Self::Eio => &[Fate::EioAt],
             Self::ReadEio => &[Fate::ReadEioAt],
             Self::Enospc => &[Fate::EnospcFrom],
+            Self::Refused => &[Fate::RefusedAt],
         }
     }
 }

@@ -257,15 +257,17 @@ impl Tree {
                         .as_ref()
                         .map(|tags| tags.get(block).copied().unwrap_or_default()),
                 };
+                let written = spot.all().any(|cell| cell == Cell::Data(*tags));
                 let fits = |cell: &Cell| match cell {
                     Cell::Absent => below.is_none_or(|below| below == *tags),
                     Cell::Zero => *tags == Tags::default(),
                     Cell::Data(data) => data == tags,
                     Cell::Blank => *tags == Tags::default(),
-                    Cell::Any => false,
+                    // Where it was unknown before, only what was written since is told from it.
+                    Cell::Any => !written || *tags == Tags::default(),
                 };
                 let fitting: Vec<Cell> = spot.all().filter(fits).collect();
-                let blank = fitting.iter().all(|cell| !matches!(cell, Cell::Data(_)));
+                let blank = fitting.iter().all(|cell| !matches!(cell, Cell::Data(_) | Cell::Any));
                 let now = match fitting[..] {
                     [one] => one,
                     [_, _, ..] if blank => Cell::Blank,

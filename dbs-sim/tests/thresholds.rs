@@ -55,6 +55,12 @@ fn no_space_at_each_request() {
     all(Kind::Enospc, BOTH, 4);
 }
 
+/// Whoever is told of no space goes on writing, and must be able to.
+#[test]
+fn no_space_at_each_operation() {
+    all(Kind::Refused, BOTH, 400);
+}
+
 #[test]
 fn power_lost_twice() {
     let mut stats = Stats::default();

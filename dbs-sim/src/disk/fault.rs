@@ -34,6 +34,8 @@ pub struct Faults {
     pub stop_at: Option<u64>,
     /// This change fails with `EIO`.
     pub eio_at: Option<u64>,
+    /// This change is refused with `ENOSPC`, as by a thin device or a copy-on-write file system.
+    pub refused_at: Option<u64>,
     /// This request for space, and every later one, fails with `ENOSPC`.
     pub enospc_from: Option<u64>,
     /// This write lands elsewhere.
@@ -68,7 +70,10 @@ impl Verdict {
 impl Faults {
     /// Whether the order of a batch matters to the plan.
     pub(super) fn planned(&self) -> bool {
-        self.stop_at.is_some() || self.eio_at.is_some() || !self.captures_at.is_empty()
+        self.stop_at.is_some()
+            || self.eio_at.is_some()
+            || self.refused_at.is_some()
+            || !self.captures_at.is_empty()
     }
 
     pub(super) fn check_change(&self, change: u64) -> Verdict {
@@ -76,6 +81,8 @@ impl Faults {
             Verdict::Stop
         } else if self.eio_at == Some(change) {
             Verdict::Fail(eio())
+        } else if self.refused_at == Some(change) {
+            Verdict::Fail(enospc())
         } else {
             Verdict::Go
         }

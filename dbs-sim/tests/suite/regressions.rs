@@ -239,3 +239,28 @@ fn equal_bytes_of_other_layers_are_told_apart() {
         replay_on(&config, &history(at)).unwrap_or_else(|e| panic!("EIO at {at}: {}", e.message));
     }
 }
+
+/// Seed 20002160: what a layer holds may have been unknown before it was overwritten; a power loss that
+/// may undo that makes it unknown again.
+#[test]
+fn a_layer_of_unknown_content_stays_unknown() {
+    let calm = |op| Step { op, fate: Fate::Calm, seed: 1 };
+    let steps = [
+        Op::CreateVolume { vol: 0, sectors: 64 },
+        Op::Rebuilding { vol: 0, on: true },
+        Op::WriteZeroes { vol: 0, at: 0, len: 64, fua: false },
+        Op::PowerLoss,
+        Op::CreateSnapshot { vol: 0, snap: 0, labels: 0 },
+        Op::ZeroLayer { vol: 0, snap: 0, start: 0, count: 4 },
+        Op::PowerLoss,
+        Op::InsertSnapshot { vol: 0, snap: 1, sectors: 64 },
+        Op::Relink { vol: 0, links: vec![(0, Some(1))], head: Some(0), marks: 0 },
+        Op::WriteLayer { vol: 0, snap: 1, start: 0, count: 8 },
+        Op::Verify,
+    ];
+    for seed in 0..40 {
+        let steps = steps.clone().map(|op| Step { seed, ..calm(op) });
+        replay_on(&Config::small(seed), &steps)
+            .unwrap_or_else(|e| panic!("seed {seed}: {}", e.message));
+    }
+}
