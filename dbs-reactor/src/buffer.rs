@@ -2,7 +2,7 @@
 //! finds its alignment.
 #![allow(unsafe_code)]
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{Advice, MmapMut, MmapOptions};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::io;
@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub const BUFFER_ALIGN: usize = 4096;
 /// Orders of blocks: from [`BUFFER_ALIGN`] to 8 MiB.
 const ORDERS: usize = 12;
+/// From which size a region is worth large pages.
+const HUGE_PAGE: usize = 2 << 20;
 const NONE: u32 = u32::MAX;
 /// Freed blocks of the smallest size that are kept apart at most: most requests are of that size,
 /// and splitting and joining for each would cost more than the rest of taking a buffer.
@@ -50,6 +52,12 @@ impl Buffers {
     pub fn new(len: usize) -> io::Result<Self> {
         let blocks = len.div_ceil(BUFFER_ALIGN).max(1);
         let mut map = MmapOptions::new().len(blocks * BUFFER_ALIGN).map_anon()?;
+        // A device takes only so many pieces of memory at once (virtio: 254), and 1 MiB of small pages
+        // that do not adjoin are 256 of them: it would be two requests. Where huge pages cannot be had
+        // all works without.
+        if map.len() >= HUGE_PAGE {
+            let _ = map.advise(Advice::HugePage);
+        }
         let Some(base) = NonNull::new(map.as_mut_ptr()) else {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
