@@ -3,6 +3,7 @@
 use crate::agent::jobs::Jobs;
 use crate::data::{DataStats, Kind, LATENCY_BOUNDS};
 use crate::replica::Replica;
+use dbs_core::info::{ChecksumInfo, StoreInfo};
 use dbs_core::{Error, Result, Store};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -168,65 +169,102 @@ const STATES: [&str; 7] = ["initial", "closed", "open", "dirty", "rebuilding", "
 #[must_use]
 pub fn text(store: Option<&Store>, replicas: &[Source], released: u64) -> String {
     let mut out = Text::default();
-    if let Some(store) = store {
-        store_metrics(&mut out, store);
-    }
+    let stores: Vec<_> = store.map(|store| (String::new(), store.info())).into_iter().collect();
+    store_metrics(&mut out, &stores);
     out.head("dbs_handovers_total", "counter", "Stores given up to a newer process.");
     out.line("dbs_handovers_total", "", released);
-    replica_metrics(&mut out, replicas);
-    job_metrics(&mut out, replicas);
-    data_metrics(&mut out, replicas);
+    let replicas: Vec<_> = replicas.iter().collect();
+    replica_metrics(&mut out, &replicas);
+    job_metrics(&mut out, &replicas);
+    data_metrics(&mut out, &replicas);
     out.0
 }
 
-fn store_metrics(out: &mut Text, store: &Store) {
-    let info = store.info();
-    let bytes = |extents: u64| extents * info.extent_size;
-    for (name, kind, help, value) in [
-        ("dbs_store_size_bytes", "gauge", "Size of the store.", info.size),
-        ("dbs_store_allocated_bytes", "gauge", "Extents in use.", info.allocated),
-        ("dbs_store_free_bytes", "gauge", "Extents free.", bytes(info.extents_free)),
+/// Metrics of replicas that are part of another process, each with the store that it has to itself:
+/// what is said of that is labelled with the replica.
+#[must_use]
+pub fn text_of_parts(parts: &[(Source, Option<Store>)]) -> String {
+    let mut out = Text::default();
+    let stores = parts.iter().filter_map(|(replica, store)| {
+        let store = store.as_ref()?;
+        Some((replica.labels(), store.info()))
+    });
+    store_metrics(&mut out, &stores.collect::<Vec<_>>());
+    let replicas: Vec<_> = parts.iter().map(|(replica, _)| replica).collect();
+    replica_metrics(&mut out, &replicas);
+    job_metrics(&mut out, &replicas);
+    data_metrics(&mut out, &replicas);
+    out.0
+}
+
+/// Of stores with their labels.
+fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
+    type Value = fn(&StoreInfo) -> u64;
+    let values: [(&str, &str, &str, Value); 10] = [
+        ("dbs_store_size_bytes", "gauge", "Size of the store.", |info| info.size),
+        ("dbs_store_allocated_bytes", "gauge", "Extents in use.", |info| info.allocated),
+        ("dbs_store_free_bytes", "gauge", "Extents free.", |info| {
+            info.extents_free * info.extent_size
+        }),
         (
             "dbs_store_pending_bytes",
             "gauge",
             "Extents freed that cannot be used again yet.",
-            bytes(info.extents_pending),
+            |info| info.extents_pending * info.extent_size,
         ),
-        ("dbs_store_volumes", "gauge", "Volumes.", info.volumes),
-        ("dbs_store_snapshots", "gauge", "Snapshots and heads.", info.snapshots),
+        ("dbs_store_volumes", "gauge", "Volumes.", |info| info.volumes),
+        ("dbs_store_snapshots", "gauge", "Snapshots and heads.", |info| info.snapshots),
         (
             "dbs_store_snapshots_deleting",
             "gauge",
             "Deleted snapshots that are still being merged.",
-            info.snapshots_deleting,
+            |info| info.snapshots_deleting,
         ),
-        ("dbs_store_commits_total", "counter", "Durable commit groups, ever.", info.sequence),
-        ("dbs_store_tail", "gauge", "Whether there is a tail.", u64::from(info.tail)),
+        ("dbs_store_commits_total", "counter", "Durable commit groups, ever.", |info| {
+            info.sequence
+        }),
+        ("dbs_store_tail", "gauge", "Whether there is a tail.", |info| u64::from(info.tail)),
         (
             "dbs_store_warnings",
             "gauge",
             "Things that an operator should know; the log has them.",
-            info.warnings.len() as u64,
+            |info| info.warnings.len() as u64,
         ),
-    ] {
-        out.head(name, kind, help);
-        out.line(name, "", value);
+    ];
+    for (name, kind, help, value) in values {
+        for (at, (labels, info)) in stores.iter().enumerate() {
+            if at == 0 {
+                out.head(name, kind, help);
+            }
+            out.line(name, labels, value(info));
+        }
     }
-    let Some(sums) = info.checksums else { return };
-    for (name, help, value) in [
-        ("verified", "Blocks read whose checksum was compared, and equal.", sums.verified),
-        ("unknown", "Blocks read of which no checksum was known.", sums.unknown),
-        ("mismatches", "Times a damaged block was met.", sums.mismatches),
-        ("healed", "Damaged blocks written again from a copy.", sums.healed),
-        ("untrusted", "Pages of checksums met that said nothing.", sums.untrusted),
-    ] {
+    checksum_metrics(out, stores);
+}
+
+/// Of those stores that have checksums.
+fn checksum_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
+    type Value = fn(&ChecksumInfo) -> u64;
+    let values: [(&str, &str, Value); 5] = [
+        ("verified", "Blocks read whose checksum was compared, and equal.", |s| s.verified),
+        ("unknown", "Blocks read of which no checksum was known.", |s| s.unknown),
+        ("mismatches", "Times a damaged block was met.", |s| s.mismatches),
+        ("healed", "Damaged blocks written again from a copy.", |s| s.healed),
+        ("untrusted", "Pages of checksums met that said nothing.", |s| s.untrusted),
+    ];
+    for (name, help, value) in values {
         let name = format!("dbs_store_checksums_{name}_total");
-        out.head(&name, "counter", help);
-        out.line(&name, "", value);
+        let with = stores.iter().filter_map(|(labels, info)| Some((labels, info.checksums?)));
+        for (at, (labels, sums)) in with.enumerate() {
+            if at == 0 {
+                out.head(&name, "counter", help);
+            }
+            out.line(&name, labels, value(&sums));
+        }
     }
 }
 
-fn replica_metrics(out: &mut Text, replicas: &[Source]) {
+fn replica_metrics(out: &mut Text, replicas: &[&Source]) {
     out.head("dbs_replica_state", "gauge", "1 for the state the replica is in.");
     for replica in replicas {
         for state in STATES {
@@ -250,7 +288,7 @@ fn replica_metrics(out: &mut Text, replicas: &[Source]) {
 }
 
 /// Progress of jobs that run; one that does not has no series.
-fn job_metrics(out: &mut Text, replicas: &[Source]) {
+fn job_metrics(out: &mut Text, replicas: &[&Source]) {
     type Value = fn(&Source) -> Option<f64>;
     let jobs: [(&str, &str, Value); 2] = [
         ("dbs_replica_rebuild_percent", "Progress of the rebuild that runs.", |r| r.rebuild),
@@ -266,7 +304,7 @@ fn job_metrics(out: &mut Text, replicas: &[Source]) {
     }
 }
 
-fn data_metrics(out: &mut Text, replicas: &[Source]) {
+fn data_metrics(out: &mut Text, replicas: &[&Source]) {
     type Counts = fn(&DataStats) -> &[u64; 5];
     let by_kind: [(&str, &str, Counts); 3] = [
         ("dbs_data_requests_total", "Requests answered.", |stats| &stats.requests),

@@ -13,7 +13,7 @@ use crate::agent::ports::ReceiverPorts;
 use crate::data::DataOptions;
 use crate::metrics::{self, MetricsServer};
 use crate::replica::{Replica, StoreSource, meta};
-use dbs_core::{Error, ErrorKind, Result};
+use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_server::log;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -126,6 +126,14 @@ impl Running {
     #[must_use]
     pub fn replica(&self) -> &Arc<Replica> {
         self.served.replica()
+    }
+
+    /// How to measure it and its store, for as long as it is there.
+    pub fn measure(
+        &self,
+    ) -> impl Fn() -> Option<(metrics::Source, Option<Store>)> + Send + Sync + use<> {
+        let (owner, served) = (Arc::clone(&self.owner), Arc::downgrade(&self.served));
+        move || Some((served.upgrade()?.measure(), owner.store().ok()))
     }
 
     /// Where gRPC is served.

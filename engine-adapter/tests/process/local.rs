@@ -126,3 +126,30 @@ fn the_journal_says_who_was_asked_for_what() {
     eventually("a write and a read are printed", || has("W") && has("R"));
     run(&engine, &["journal", "--limit", "1"]);
 }
+
+/// Two stores are told apart, and no family is named twice.
+#[test]
+fn a_controller_measures_the_replicas_of_its_process() {
+    let place = Place::new();
+    let replicas = ["one", "two"].map(|name| directory(&place, name));
+    let metrics = ["--metrics", "127.0.0.1:0", "--checksums"];
+    let mut engine = controller(&place, &replicas.each_ref().map(String::as_str), &metrics).ready();
+    let data = client(&place);
+    write(&data, 1);
+    check(&data, 1);
+    let text = http_get(&engine.field("metrics"), "/metrics").1;
+    for name in ["one", "two"] {
+        let of = format!("{{replica=\"{name}\",volume=\"vol\"");
+        for family in ["dbs_store_free_bytes", "dbs_store_checksums_verified_total"] {
+            assert!(engine.metric(&format!("{family}{of}}}")) > 0.0, "{text}");
+        }
+        assert_eq!(engine.metric(&format!("dbs_replica_size_bytes{of}}}")), SIZE as f64);
+    }
+    let mut heads: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE ")).collect();
+    let all = heads.len();
+    heads.sort_unstable();
+    heads.dedup();
+    assert_eq!(heads.len(), all, "{text}");
+    drop(data);
+    engine.stop();
+}

@@ -11,6 +11,7 @@ use crate::host::file::{STORE_FILE, StoreOptions};
 use crate::host::options::Options;
 use crate::host::own::{self, Running};
 use crate::host::sockets::Wanted;
+use crate::metrics;
 use crate::replica::Replica;
 use dbs_core::{Error, Result};
 use dbs_server::log;
@@ -110,6 +111,15 @@ impl Locals {
     pub fn control(&self) -> HashMap<String, Arc<Replica>> {
         let each = self.running.iter();
         each.map(|(address, running)| (address.clone(), Arc::clone(running.replica()))).collect()
+    }
+
+    /// How to measure them, for Prometheus; nothing where there are none.
+    pub fn measure(&self) -> impl Fn() -> String + Send + Sync + use<> {
+        let each: Vec<_> = self.running.iter().map(|(_, running)| running.measure()).collect();
+        move || {
+            let parts: Vec<_> = each.iter().filter_map(|measure| measure()).collect();
+            if parts.is_empty() { String::new() } else { metrics::text_of_parts(&parts) }
+        }
     }
 
     /// Ends all of them. Nobody may use them any more.

@@ -174,7 +174,7 @@ fn run_on(
         None
     };
     let engine = Arc::new(Engine { controller: Arc::clone(&controller), data });
-    let outcome = serve(process, replicas, &runtime, &engine, driver, signals);
+    let outcome = serve(process, (replicas, locals), &runtime, &engine, driver, signals);
     if let Some(frontend) = alone {
         frontend.stop()?;
     }
@@ -208,7 +208,7 @@ fn start_alone(
 /// Longhorn that the volume is up.
 fn serve(
     process: &Process,
-    replicas: &[String],
+    (replicas, locals): (&[String], &Locals),
     runtime: &Runtime,
     engine: &Arc<Engine>,
     driver: &str,
@@ -219,7 +219,7 @@ fn serve(
     let listener = process.listen.bind().map_err(|e| Error::io(e, "serving gRPC"))?;
     let control = Arc::clone(engine) as Arc<dyn service::Control>;
     let server = service::serve(runtime.handle(), listener, &identity, control)?;
-    let metrics = start_metrics(process, runtime, engine)?;
+    let metrics = start_metrics(process, locals, runtime, engine)?;
     log::info(
         "ready",
         &[
@@ -242,13 +242,14 @@ fn serve(
 
 fn start_metrics(
     process: &Process,
+    locals: &Locals,
     runtime: &Runtime,
     engine: &Arc<Engine>,
 ) -> Result<Option<MetricsServer>> {
     let Some(address) = &process.metrics else { return Ok(None) };
     let listener = address.bind().map_err(|e| Error::io(e, "serving metrics"))?;
-    let engine = Arc::clone(engine);
-    let collect = Arc::new(move || service::metrics_text(engine.as_ref()));
+    let (engine, locals) = (Arc::clone(engine), locals.measure());
+    let collect = Arc::new(move || service::metrics_text(engine.as_ref()) + &locals());
     MetricsServer::start(runtime.handle(), listener, collect).map(Some)
 }
 
