@@ -153,7 +153,9 @@ fn decode(text: &str) -> Option<String> {
             continue;
         }
         let (digits, after) = rest.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+        // `from_str_radix` takes a sign, too.
+        let digits = std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
         rest = after;
     }
     String::from_utf8(bytes).ok()
@@ -199,6 +201,7 @@ mod tests {
             "nbd+unix:///a?socket=b&tls-certificates=/etc/pki",
             "nbd://host/%4",
             "nbd://host/%zz",
+            "nbd://host/%+f",
             "nbd://host/%ff",
             "nbd://host/a?socket=b",
         ] {
