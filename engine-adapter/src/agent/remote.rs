@@ -23,6 +23,11 @@ const CONNECT: Duration = Duration::from_secs(10);
 pub const SHORT_CALL: Duration = Duration::from_secs(3 * 60);
 /// How long a call may take that moves data.
 pub const LONG_CALL: Duration = Duration::from_secs(24 * 60 * 60);
+/// After how long a silence during a call the server is asked whether it is there: upstream's hang up
+/// on who asks more often than every five minutes.
+const PING: Duration = Duration::from_secs(310);
+/// How long it may take to answer that.
+const PONG: Duration = Duration::from_secs(30);
 /// From the port of a replica's control API to that of its sync agent.
 const AGENT_PORT: u16 = 2;
 
@@ -84,14 +89,20 @@ impl Address {
     /// # Errors
     /// `Invalid` if the host is no host name.
     pub fn channel(&self) -> Result<Channel> {
+        self.channel_with(PING, PONG)
+    }
+
+    fn channel_with(&self, ping: Duration, pong: Duration) -> Result<Channel> {
         let endpoint = Endpoint::from_shared(format!("http://{self}"))
             .map_err(|e| Error::invalid(format!("{self} cannot be connected to: {e}")))?;
-        // The larger windows keep a long way full. No HTTP/2 pings: upstream's servers hang up on
-        // who sends many.
+        // The larger windows keep a long way full. The pings find what TCP's probes do not: a process
+        // that hangs, and something else on its port, which says nothing.
         let endpoint = endpoint
             .connect_timeout(CONNECT)
             .tcp_nodelay(true)
             .tcp_keepalive(Some(Duration::from_secs(15)))
+            .http2_keep_alive_interval(ping)
+            .keep_alive_timeout(pong)
             .initial_stream_window_size(8 << 20)
             .initial_connection_window_size(16 << 20);
         if transport::is_tls() {
@@ -226,6 +237,7 @@ pub fn text(status: &Status) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::proto::ptypes::replica_service_client::ReplicaServiceClient;
 
     #[test]
     fn addresses_come_with_or_without_a_scheme() {
@@ -242,5 +254,18 @@ mod tests {
         }
         assert!(Address::parse("h:65534").unwrap().agent().is_err());
         assert_eq!((bare_host("tcp://[::1]"), bare_host("10.0.0.1")), ("::1", "10.0.0.1"));
+    }
+
+    /// Something else has taken the port of a server: it accepts, and never says a word.
+    #[tokio::test]
+    async fn a_call_of_who_never_speaks_ends() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::parse(&silent.local_addr().unwrap().to_string()).unwrap();
+        let soon = Duration::from_millis(50);
+        let channel = address.channel_with(soon, soon).unwrap();
+        let mut client = ReplicaServiceClient::new(channel);
+        let call = client.replica_get(within(LONG_CALL, ()));
+        let ended = tokio::time::timeout(SHORT_CALL, call).await;
+        assert_eq!(kind(&ended.expect("it ends").unwrap_err()), ErrorKind::Io);
     }
 }
