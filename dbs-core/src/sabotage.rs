@@ -65,6 +65,8 @@ pub enum Bug {
     CommitAfterFailure,
     /// Who flushes after a flush that failed meanwhile takes its own for a success.
     FlushBesideFailure,
+    /// Who asks for a flush while one runs takes that one for its own.
+    ShareRunningFlush,
     /// A block of the journal that cannot be read is one that nothing is in.
     PassOverUnreadable,
     /// The page of a block that is healed is opened first, as for any other write.
@@ -73,7 +75,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -104,6 +106,7 @@ impl Bug {
         Self::FailedWriteKeepsSums,
         Self::CommitAfterFailure,
         Self::FlushBesideFailure,
+        Self::ShareRunningFlush,
         Self::PassOverUnreadable,
         Self::HealOpensPage,
     ];

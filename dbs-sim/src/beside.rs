@@ -1,20 +1,27 @@
-//! A flush that fails while somebody else is about to flush: the device tells one of them, and forgets
-//! what it could not keep. The other one must not take its own flush for a success.
+//! Two flushes beside one another.
 //!
-//! Two threads are not needed, nor their timing. A page of checksums is opened by a write and a flush;
-//! between the two, on the same thread, the disk calls another handle's flush, which fails.
+//! One fails while somebody else is about to flush: the device tells one of them, and forgets what it could
+//! not keep. The other one must not take its own flush for a success. Two threads are not needed, nor
+//! their timing. A page of checksums is opened by a write and a flush; between the two, on the same thread,
+//! the disk calls another handle's flush, which fails.
+//!
+//! One runs while somebody else writes, and asks for a flush: what runs does not promise that.
 
 use crate::disk::{CrashMode, Faults, Medium, SimDisk};
 use crate::env::SimEnv;
 use crate::machine::Config;
 use crate::step::count_image;
 use dbs_core::io::Storage;
-use dbs_core::{Error, Store};
+use dbs_core::{Error, InitOptions, Store, Volume};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
+/// How long somebody may take to ask for a flush.
+const HEAD_START: Duration = Duration::from_millis(20);
 /// Disks; what one that fails forgets follows from its seed.
 const DISKS: u64 = 12;
 
@@ -32,12 +39,63 @@ pub fn run(config: &Config) -> Result<u64, String> {
     Ok(DISKS)
 }
 
-fn one(config: &Config, seed: u64) -> Result<(), String> {
+/// Amid a flush another thread opens a page of checksums, which flushes, and writes a block of it.
+///
+/// # Errors
+/// What must not be.
+pub fn run_shared(config: &Config) -> Result<u64, String> {
+    (0..DISKS).try_for_each(|seed| shared(config, seed))?;
+    Ok(DISKS)
+}
+
+fn shared(config: &Config, seed: u64) -> Result<(), String> {
+    let Prepared { env, disk, store, volume } = prepare(config, seed)?;
+    // Nothing is left that the flush would have to write: it is one flush of the disk, no more.
+    while store.settle().map_err(|e| format!("preparing: {e}"))? {}
+    let (send, opening) = mpsc::channel();
+    disk.in_flush(move || {
+        let opening = thread::spawn(move || volume.write_at(0, &[2; BLOCK], false));
+        // Time to ask for its flush. If the one that runs is over first, that shows nothing, and is no error.
+        thread::sleep(HEAD_START);
+        let _ = send.send(opening);
+    });
+    let flushed = store.flush();
+    let opening = opening.recv().map_err(|_| "no flush was in between".to_owned())?;
+    let written = opening.join().map_err(|_| "the write in between panicked".to_owned())?;
+    flushed.and(written).map_err(|e| e.to_string())?;
+    // The block is there, and of the page what was flushed.
+    let image = disk.crash_image(&mut fastrand::Rng::with_seed(seed), CrashMode::OnlyLast);
+    drop(store);
+    shows(Arc::new(image), &env)
+}
+
+/// Opens what a power loss has left: the block must be one of the two, and be read.
+fn shows(image: Arc<SimDisk>, env: &Arc<SimEnv>) -> Result<(), String> {
+    count_image();
+    env.reboot();
+    let store = open(&image, env)?;
+    let mut found = [0; BLOCK];
+    let read = store.volume("v").and_then(|volume| volume.read_at(0, &mut found));
+    read.map_err(|e| e.to_string())?;
+    match found[0] {
+        1 | 2 => Ok(()),
+        other => Err(format!("the block holds {other}")),
+    }
+}
+
+/// A store with a volume whose page of checksums is closed.
+struct Prepared {
+    env: Arc<SimEnv>,
+    disk: Arc<SimDisk>,
+    store: Store,
+    volume: Volume,
+}
+
+fn prepare(config: &Config, seed: u64) -> Result<Prepared, String> {
     let failed = |e: Error| format!("preparing: {e}");
     let env = Arc::new(SimEnv::new(seed));
     let disk = Arc::new(SimDisk::new(Medium::file(config.init.size.unwrap_or(4 << 20)), seed));
-    let mut init = config.init.clone();
-    init.checksums = true;
+    let init = InitOptions { checksums: true, ..config.init.clone() };
     Store::init_on(&*disk, &init, &*env).map_err(failed)?;
     let store = open(&disk, &env)?;
     disk.set_atomic_from(store.info().metadata);
@@ -46,6 +104,11 @@ fn one(config: &Config, seed: u64) -> Result<(), String> {
     volume.write_at(0, &[1; BLOCK], true).map_err(failed)?;
     store.close_checksums(Duration::ZERO).map_err(failed)?;
     store.flush().map_err(failed)?;
+    Ok(Prepared { env, disk, store, volume })
+}
+
+fn one(config: &Config, seed: u64) -> Result<(), String> {
+    let Prepared { env, disk, store, volume } = prepare(config, seed)?;
     let told = Arc::new(AtomicBool::new(false));
     let (other, failing, tell) = (store.clone(), Arc::clone(&disk), Arc::clone(&told));
     disk.after_write(move || {
@@ -57,15 +120,7 @@ fn one(config: &Config, seed: u64) -> Result<(), String> {
         return Err("the flush in between did not fail".to_owned());
     }
     drop((volume, store));
-    count_image();
     let image = disk.crash_image(&mut fastrand::Rng::with_seed(seed), CrashMode::Kept);
-    env.reboot();
-    let store = open(&Arc::new(image), &env)?;
-    let mut found = [0; BLOCK];
-    let read = store.volume("v").and_then(|volume| volume.read_at(0, &mut found));
-    read.map_err(|e| format!("after a write that ended with {written:?}: {e}"))?;
-    match found[0] {
-        1 | 2 => Ok(()),
-        other => Err(format!("the block holds {other}")),
-    }
+    shows(Arc::new(image), &env)
+        .map_err(|e| format!("after a write that ended with {written:?}: {e}"))
 }

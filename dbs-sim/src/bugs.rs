@@ -12,8 +12,8 @@ const HISTORIES: u64 = 400;
 /// A way of looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Every command without a crash; a long relink, and the healing of a block, cut off; a flush
-    /// beside one that fails.
+    /// Every command without a crash; a long relink, and the healing of a block, cut off; flushes
+    /// beside one another.
     Calm,
     /// Random histories.
     Histories,
@@ -55,11 +55,13 @@ fn calm() -> Option<(String, String)> {
     let found = cases().iter().find_map(|case| threshold::run_calm(case, &config).err());
     let relink = || crate::relink::run(&Config { tail: false, ..Config::small(3) }).err();
     let beside = || crate::beside::run(&Config::small(3)).err();
+    let shared = || crate::beside::run_shared(&Config::small(3)).err();
     let heal = || crate::heal::run(&Config { tail: false, ..Config::small(3) }).err();
     let named = |by: &str, message: Option<String>| message.map(|text| (by.to_owned(), text));
     named("a command without a crash", found)
         .or_else(|| named("a long relink", relink()))
         .or_else(|| named("a flush beside one that fails", beside()))
+        .or_else(|| named("a page opened beside a flush", shared()))
         .or_else(|| named("a block healed", heal()))
 }
 

@@ -79,6 +79,12 @@ fn a_flush_beside_one_that_fails_fails() {
 }
 
 #[test]
+fn who_opens_a_page_beside_a_flush_flushes_again() {
+    let images = dbs_sim::beside::run_shared(&Config::small(3)).unwrap();
+    assert!(images > 8, "only {images}");
+}
+
+#[test]
 fn a_long_relink_cut_off_at_each_operation() {
     let images = dbs_sim::relink::run(&Config { tail: false, ..Config::small(3) }).unwrap();
     println!("relink: {images} images");

@@ -1,7 +1,7 @@
 //! What a power loss can leave of the cache.
 
 use super::blocks::Block;
-use super::{Contents, Piece};
+use super::contents::{Contents, Piece};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

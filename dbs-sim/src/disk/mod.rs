@@ -5,6 +5,7 @@
 //! megabytes copies a few pointers, and a crash image shares all but the blocks it changes.
 
 mod blocks;
+mod contents;
 mod crash;
 mod fault;
 
@@ -12,9 +13,10 @@ pub use crash::CrashMode;
 pub use fault::{Counts, Faults, is_stop};
 
 use crate::lock;
-use blocks::{Block, Blocks, SECTORS, garbage};
+use blocks::{Blocks, garbage};
+use contents::Contents;
 use dbs_core::io::{ReadRequest, Storage, WriteRequest};
-use fault::{Verdict, enospc, stop_error};
+use fault::{Verdict, stop_error};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -49,36 +51,6 @@ pub struct SimDisk {
     state: Mutex<State>,
 }
 
-/// A part of a write, or of a discard, that falls into one block, not yet flushed.
-#[derive(Clone)]
-struct Piece {
-    /// Number of the write it is part of; later writes have higher ones.
-    write: u64,
-    /// Sectors it covers, one bit each.
-    sectors: u8,
-    /// The new bytes of those sectors.
-    bytes: Arc<Block>,
-}
-
-/// A block as the cache has it.
-#[derive(Clone)]
-struct Cached {
-    newest: Arc<Block>,
-    /// What a flush makes durable; empty after a failed flush lost it.
-    pieces: Vec<Piece>,
-}
-
-/// What is on the disk and in its cache: all that a crash needs.
-#[derive(Clone)]
-struct Contents {
-    durable: Blocks,
-    cache: BTreeMap<u64, Cached>,
-    size: u64,
-    durable_size: u64,
-    medium: Medium,
-    next_write: u64,
-}
-
 struct State {
     contents: Contents,
     counts: Counts,
@@ -88,6 +60,7 @@ struct State {
     rng: fastrand::Rng,
     pause: Option<Arc<crate::pause::Gate>>,
     after_write: Option<Hook>,
+    in_flush: Option<Hook>,
     after_read: Option<(u64, Hook)>,
 }
 
@@ -124,6 +97,7 @@ impl SimDisk {
                 rng: fastrand::Rng::with_seed(seed),
                 pause: None,
                 after_write: None,
+                in_flush: None,
                 after_read: None,
             }),
         }
@@ -216,6 +190,11 @@ impl SimDisk {
         lock(&self.state).after_write = Some(Box::new(hook));
     }
 
+    /// As [`SimDisk::after_write`], amid the next flush: what the hook writes is not part of that.
+    pub fn in_flush(&self, hook: impl FnOnce() + Send + 'static) {
+        lock(&self.state).in_flush = Some(Box::new(hook));
+    }
+
     /// As [`SimDisk::after_write`], when the `nth` batch of reads from now has been answered, counted from
     /// 1.
     pub fn after_read(&self, nth: u64, hook: impl FnOnce() + Send + 'static) {
@@ -279,9 +258,17 @@ impl Storage for SimDisk {
         self.wait_at_gate();
         let mut state = lock(&self.state);
         state.counts.flushes += 1;
-        match state.before_change() {
+        let verdict = state.before_change();
+        // It promises nothing of what is written from here on, while it runs.
+        let asked = state.contents.next_write;
+        if let Some(hook) = state.in_flush.take() {
+            drop(state);
+            hook();
+            state = lock(&self.state);
+        }
+        match verdict {
             Verdict::Go => {
-                state.contents.flush();
+                state.contents.flush(asked);
                 Ok(())
             }
             Verdict::Stop => Err(stop_error()),
@@ -416,144 +403,4 @@ impl State {
         self.contents.write(place, buf);
         Ok(())
     }
-}
-
-impl Contents {
-    fn newest(&self, index: u64) -> &Block {
-        match self.cache.get(&index) {
-            Some(cached) => &cached.newest,
-            None => self.durable.read(index),
-        }
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) {
-        for part in parts(offset, buf.len()) {
-            buf[part.buf].copy_from_slice(&self.newest(part.index)[part.block]);
-        }
-    }
-
-    fn write(&mut self, offset: u64, buf: &[u8]) {
-        let write = self.next_write;
-        self.next_write += 1;
-        for part in parts(offset, buf.len()) {
-            let first = part.block.start / 512;
-            let count = part.block.len() / 512;
-            let sectors = (((1u16 << count) - 1) << first) as u8;
-            let mut bytes = if count == SECTORS { [0; BLOCK] } else { *self.newest(part.index) };
-            bytes[part.block].copy_from_slice(&buf[part.buf]);
-            self.cache_piece(part.index, Piece { write, sectors, bytes: Arc::new(bytes) });
-        }
-    }
-
-    /// Adds a piece whose bytes outside its sectors are those of the newest content.
-    fn cache_piece(&mut self, index: u64, piece: Piece) {
-        let newest = Arc::clone(&piece.bytes);
-        let cached = self
-            .cache
-            .entry(index)
-            .or_insert_with(|| Cached { newest: Arc::clone(&newest), pieces: Vec::new() });
-        cached.newest = newest;
-        cached.pieces.push(piece);
-    }
-
-    fn discard(&mut self, offset: u64, len: u64, rng: &mut fastrand::Rng) {
-        let write = self.next_write;
-        self.next_write += 1;
-        let first = offset.div_ceil(BLOCK as u64);
-        let end = (offset + len) / BLOCK as u64;
-        for index in first..end {
-            let bytes = match rng.u8(0..3) {
-                0 => continue,
-                1 => blocks::zero(),
-                _ => garbage(rng),
-            };
-            self.cache_piece(index, Piece { write, sectors: u8::MAX, bytes });
-        }
-    }
-
-    fn flush(&mut self) {
-        for (index, cached) in std::mem::take(&mut self.cache) {
-            if cached.pieces.is_empty() {
-                self.cache.insert(index, cached);
-            } else {
-                self.durable.set(index, cached.newest);
-            }
-        }
-        self.durable_size = self.size;
-    }
-
-    /// A flush that failed: some blocks are durable, the others stay readable but are forgotten,
-    /// so that no later flush writes them. That is what kernels do.
-    fn fail_flush(&mut self, rng: &mut fastrand::Rng) {
-        for (index, cached) in &mut self.cache {
-            if rng.bool() && !cached.pieces.is_empty() {
-                self.durable.set(*index, Arc::clone(&cached.newest));
-            }
-            cached.pieces.clear();
-        }
-    }
-
-    fn is_hole(&self, index: u64) -> bool {
-        !self.cache.contains_key(&index) && self.durable.is_hole(index)
-    }
-
-    fn any_hole(&self, offset: u64, len: usize) -> bool {
-        parts(offset, len).any(|part| self.is_hole(part.index))
-    }
-
-    fn fill_holes(&mut self, offset: u64, len: usize) -> io::Result<()> {
-        if self.medium.room.is_some() {
-            for part in parts(offset, len) {
-                if self.is_hole(part.index) {
-                    self.take_room()?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn take_room(&mut self) -> io::Result<()> {
-        match &mut self.medium.room {
-            Some(0) => Err(enospc()),
-            Some(room) => {
-                *room -= 1;
-                Ok(())
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn set_size(&mut self, size: u64) {
-        let end = size.div_ceil(BLOCK as u64);
-        if size < self.size {
-            self.cache.retain(|index, _| *index < end);
-        }
-        // Blocks beyond a smaller size are cut at the next flush or crash at the latest; nothing
-        // reads there meanwhile, and growing again gives zeros.
-        self.durable.resize(end, size < self.size);
-        self.size = size;
-    }
-}
-
-/// Where a range falls into one block.
-struct Part {
-    index: u64,
-    block: std::ops::Range<usize>,
-    buf: std::ops::Range<usize>,
-}
-
-fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
-    let mut done = 0;
-    std::iter::from_fn(move || {
-        if done == len {
-            return None;
-        }
-        let at = offset + done as u64;
-        let start = (at % BLOCK as u64) as usize;
-        let take = (BLOCK - start).min(len - done);
-        let part =
-            Part { index: at / BLOCK as u64, block: start..start + take, buf: done..done + take };
-        done += take;
-        Some(part)
-    })
 }
