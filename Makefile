@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 # make run
 DATA ?= dbs-data
 PORT ?= 10809
-# make soak: how long, in either unit
+# make soak: how long, in either unit; make xfstests: in seconds
 HOURS ?=
 SECONDS ?= 3600
 # make fuzz: SECONDS for each (60), and which of them
@@ -19,7 +19,7 @@ FILTER ?=
 # make vm: which of them
 SCENARIO ?=
 
-.PHONY: build longhorn static run test python wheel vm guard guard-accept deny soak fuzz coverage \
+.PHONY: build longhorn static run test python wheel vm xfstests guard guard-accept deny soak fuzz coverage \
 	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
@@ -58,6 +58,10 @@ bench-python:
 # (`scripts/vm/run.sh --list`), `scripts/vm/run.sh --shell` for a shell in the machine. 10 minutes.
 vm: static
 	@scripts/vm/run.sh $(SCENARIO)
+
+# xfstests' quick generic group on volumes, as far as SECONDS go. The first time it makes a Debian, as root.
+xfstests: static
+	@scripts/vm/xfstests.sh $(SECONDS)
 
 # Instructions, allocations and device requests of the hot path, against benches/guard/baseline.json.
 guard:

@@ -10,6 +10,8 @@
 # VM_DIR          where the machine is kept, target/vm by default; removed, it is downloaded anew
 # VM_KVM=1        with the host's acceleration, where that works
 # ROUNDS          of scenarios that count them (`# rounds: N`); their time grows with it
+# VM_DISKS        further disks, /dev/vdc and on: raw images, each with QEMU's options for it ("FILE,snapshot=on ...")
+# VM_MEMORY       2G by default
 # VM_PATIENCE     how many times the time of an idle host everything may take, 4 by default
 set -euo pipefail
 here=$(realpath "$(dirname "$0")")
@@ -171,8 +173,11 @@ boot() {
     truncate -s 8G "$machine/a.img"
     truncate -s 4G "$machine/b.img"
     # The images are thrown away: the host need not sync them. Discards make them sparse again.
-    local drive="format=raw,if=none,cache=unsafe,discard=unmap"
-    local command=(qemu-system-x86_64 -accel "$accelerator" -cpu max -smp 2 -m 2G -nographic -no-reboot
+    local drive="format=raw,if=none,cache=unsafe,discard=unmap" disk disks=()
+    for disk in ${VM_DISKS:-}; do
+        disks+=(-drive "file=$disk,id=more${#disks[@]},$drive" -device "virtio-blk-pci,drive=more${#disks[@]}")
+    done
+    local command=(qemu-system-x86_64 -accel "$accelerator" -cpu max -smp 2 -m "${VM_MEMORY:-2G}" -nographic -no-reboot
         -nodefaults -kernel "$dir/vmlinuz" -initrd "$machine/initrd"
         -append "console=ttyS0 loglevel=5 panic=-1 rdinit=/init nokaslr tsc=reliable mitigations=off nosoftlockup"
         -serial "file:$machine/kernel.log"
@@ -180,7 +185,8 @@ boot() {
         -chardev "stdio,id=out,signal=off" -device virtconsole,chardev=out
         -chardev "file,id=status,path=$machine/status" -device virtserialport,chardev=status,name=status
         -drive "file=$machine/a.img,id=a,$drive" -device virtio-blk-pci,drive=a
-        -drive "file=$machine/b.img,id=b,$drive" -device virtio-blk-pci,drive=b)
+        -drive "file=$machine/b.img,id=b,$drive" -device virtio-blk-pci,drive=b
+        "${disks[@]}")
     if [ -n "$shell" ]; then
         "${command[@]}"
         return
