@@ -24,8 +24,20 @@ touch "$results/table"
 # shellcheck disable=SC1091 # written by xfstests.sh
 . "$results/settings"
 
-# dmsetup makes the nodes itself: there is no udev.
+# There is no udev: dmsetup makes nodes itself, and here they become the links that udev would have made, by which
+# tests find a device's name.
 export DM_DISABLE_UDEV=1
+cat >"$root/usr/local/sbin/dmsetup" <<'END'
+#!/bin/bash
+/sbin/dmsetup "$@" || exit
+[ "$1" = create ] || exit 0
+for node in /dev/mapper/*; do
+    if [ -b "$node" ] && [ ! -L "$node" ]; then
+        ln -sf "../dm-$((0x$(stat -c %T "$node")))" "$node"
+    fi
+done
+END
+chmod 755 "$root/usr/local/sbin/dmsetup"
 
 # save: what there is goes out; should the machine die, this stays.
 save() {
@@ -84,7 +96,8 @@ checked() {
     umount "$root/mnt/scratch" "$root/mnt/test" 2>/dev/null || true
     chroot "$root" dmsetup remove_all --force >/dev/null 2>&1 || true
     chroot "$root" losetup -D >/dev/null 2>&1 || true
-    chroot "$root" env "HOST_OPTIONS=/results/$where.config" "RESULT_BASE=$base" PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+    chroot "$root" env "HOST_OPTIONS=/results/$where.config" "RESULT_BASE=$base" \
+        PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin \
         bash -c 'cd /xfstests && exec ./check "$@"' check "${@/#/generic/}" >"$out" 2>&1 </dev/null &
     process=$!
     while kill -0 $process 2>/dev/null; do
