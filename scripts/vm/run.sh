@@ -204,7 +204,7 @@ if [ -n "$shell" ]; then
 fi
 
 printf 'Linux %s in QEMU (%s), %s\n' "$(cat "$dir/version")" "$([ -n "${VM_KVM:-}" ] && echo KVM || echo TCG)" "$dbs"
-passed=() failed=() again=()
+passed=() failed=() skipped=() again=()
 while [ ${#names[@]} -gt 0 ]; do
     seconds=$boot_seconds
     for name in "${names[@]}"; do
@@ -216,6 +216,8 @@ while [ ${#names[@]} -gt 0 ]; do
     for name in "${names[@]}"; do
         if grep -q "^$name passed" "$machine/status" 2>/dev/null; then
             passed+=("$name")
+        elif grep -q "^$name skipped" "$machine/status" 2>/dev/null; then
+            skipped+=("$name")
         elif [ -z "$current" ]; then
             current=$name
         else
@@ -251,7 +253,8 @@ while [ ${#names[@]} -gt 0 ]; do
     names=("${rest[@]}")
 done
 
-printf 'virtual machine: %s passed, %s failed, %s s\n' "${#passed[@]}" "${#failed[@]}" "$SECONDS"
+printf 'virtual machine: %s passed, %s skipped, %s failed, %s s\n' \
+    "${#passed[@]}" "${#skipped[@]}" "${#failed[@]}" "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s; again: make vm SCENARIO=%s\n' "${failed[*]}" "${failed[0]}"
     exit 1

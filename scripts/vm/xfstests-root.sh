@@ -43,7 +43,7 @@ echo "making $dir/root.img (its log: $log)"
 trap '[ $? -eq 0 ] || tail -15 "$log" >&2' EXIT
 exec 3>"$log"
 
-rm -rf "$root" "$dir/root.img" "$dir/root.img.new"
+rm -rf "$root" "$dir/root.img.new"
 debootstrap --variant=minbase "--include=$packages" "$suite" "$root" "$mirror" >&3 2>&1
 git clone -q "$source" "$root/xfstests" >&3 2>&1
 git -C "$root/xfstests" -c advice.detachedHead=false checkout -q "$version" >&3 2>&1
