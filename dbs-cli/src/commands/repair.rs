@@ -82,7 +82,10 @@ impl Repair {
         };
         confirm(context, &format!("Save the metadata in {} and repair?", save.display()))?;
         let report = plan.carry_out(&save)?;
-        let text = format!("repaired; the metadata as it was is in {}", save.display());
+        let text = match &report.saved {
+            Some(saved) => format!("repaired; the metadata as it was is in {saved}"),
+            None => "repaired".to_owned(),
+        };
         context.done(&report, &text)?;
         Ok(ExitCode::SUCCESS)
     }

@@ -69,6 +69,8 @@ pub enum BlockFault {
     Address,
     /// Intact, but of another store.
     Foreign,
+    /// Intact, but in a state that does not exist.
+    State,
     /// The device gives an error instead of it.
     Unreadable,
 }
@@ -83,6 +85,7 @@ impl BlockFault {
             Self::Checksum => "checksum mismatch",
             Self::Address => "written for another address (misdirected write)",
             Self::Foreign => "belongs to another store",
+            Self::State => "in no known state",
             Self::Unreadable => "the device cannot read it",
         }
     }

@@ -86,7 +86,7 @@ pub fn decode(store: &[u8; 16], address: u64, bytes: &[u8]) -> Stored {
             }
             Stored::Closed(sums)
         }
-        _ => Stored::Damaged(BlockFault::Kind),
+        _ => Stored::Damaged(BlockFault::State),
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(decode(&store, 8192, &page), Stored::Open);
         assert_eq!(decode(&store, 8192, &[0; BLOCK]), Stored::Blank);
         block::seal(&mut page, BlockKind::Sums, &store, 8192, 0, [9; 24]);
-        assert_eq!(decode(&store, 8192, &page), Stored::Damaged(BlockFault::Kind));
+        assert_eq!(decode(&store, 8192, &page), Stored::Damaged(BlockFault::State));
     }
 
     #[test]

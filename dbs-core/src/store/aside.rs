@@ -67,7 +67,7 @@ pub(super) struct Origin<'a> {
     /// Uuid of the store.
     pub(super) store: [u8; 16],
     /// What is about to be written, as [`rewrite`](super::rewrite::rewrite) is told.
-    pub(super) after: Option<&'a Superblock>,
+    pub(super) after: &'a Superblock,
     /// What is saved of blocks that the device cannot read, by their address; zeros of others.
     pub(super) stand_ins: &'a [(u64, Vec<u8>)],
 }
@@ -98,15 +98,15 @@ pub(super) fn save(
     file: &File,
 ) -> Result<()> {
     assert!(ranges.len() <= RANGES, "there are few");
-    let after = origin.after.map(|now| After {
-        sequence: (now.sequence + super::rewrite::CHANGES).into(),
-        clean_sequence: now.clean_sequence.into(),
-    });
+    let after = After {
+        sequence: (origin.after.sequence + super::rewrite::CHANGES).into(),
+        clean_sequence: origin.after.clean_sequence.into(),
+    };
     let mut header = Header {
         magic: MAGIC,
         version: VERSION.into(),
         store: origin.store,
-        after: after.unwrap_or(After::new_zeroed()),
+        after,
         size: storage.size_bytes().into(),
         count: (ranges.len() as u32).into(),
         ..Header::new_zeroed()

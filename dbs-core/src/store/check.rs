@@ -1,25 +1,19 @@
 //! Checking all metadata, on the device and in memory, changing nothing.
 
+use super::pages::Pages;
 use super::{Inner, IoDriver, Store, recover};
 use crate::error::{Error, Result};
-use crate::format::sums::{self, SUMS_PER_PAGE, Stored};
-use crate::format::{BlockFault, RegionKind, Superblock};
+use crate::format::{RegionKind, Superblock};
 use crate::info::{CheckReport, Finding, Severity};
-use crate::io::buffer::AlignedBuf;
 use crate::io::reading::ReadBy;
 use crate::io::{ReadRequest, Storage, open as drivers};
 use crate::meta::entries::SPARE_BASE;
 use crate::meta::load::Loader;
-use crate::units::{BLOCK_BYTES, SnapshotId};
+use crate::units::SnapshotId;
 use std::io;
 use std::path::Path;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-
-/// Pages of checksums read at once.
-const PAGES_AT_ONCE: u32 = 256;
-/// Damaged ones told of one by one.
-const PAGES_LISTED: usize = if cfg!(test) { 12 } else { 1000 };
 
 impl Store {
     /// Checks the store at `path` without opening it: works on one too damaged for that.
@@ -36,7 +30,7 @@ impl Store {
     /// # Errors
     /// As [`Store::check_path`].
     pub fn check_on(storage: &dyn Storage) -> Result<CheckReport> {
-        let mut checked = Metadata::read(storage)?.verify();
+        let mut checked = Checked::of(storage)?;
         checked.check_sums(storage)?;
         Ok(checked.into_report())
     }
@@ -82,7 +76,7 @@ impl Store {
 }
 
 /// A store whose metadata of volumes and snapshots was checked.
-struct Checked {
+pub(super) struct Checked {
     report: CheckReport,
     /// Its superblock, and extents that have entries; `None` if there is no good one.
     rest: Option<(Superblock, u64)>,
@@ -139,84 +133,31 @@ impl Metadata {
 }
 
 impl Checked {
+    /// Checks the metadata of volumes and snapshots.
+    ///
+    /// # Errors
+    /// `Invalid` if it is no store, `Io`.
+    pub(super) fn of(storage: &dyn Storage) -> Result<Self> {
+        Ok(Metadata::read(storage)?.verify())
+    }
+
     /// Worst first.
-    fn into_report(mut self) -> CheckReport {
+    pub(super) fn into_report(mut self) -> CheckReport {
         self.report.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         self.report
     }
 
-    /// Looks at the pages of checksums of the extents that have entries. A damaged one costs checksums,
-    /// and no data; what is no page at all was never written.
+    /// The pages of checksums that the store may use; none if it has no good superblock.
+    pub(super) fn pages(&self) -> Option<Pages> {
+        let (superblock, extents) = self.rest.as_ref()?;
+        Some(Pages::new(superblock, *extents))
+    }
+
     fn check_sums(&mut self, storage: &dyn Storage) -> Result<()> {
-        let Some((superblock, extents)) = &self.rest else { return Ok(()) };
-        let geometry = &superblock.geometry;
-        if !geometry.has_sums() {
-            return Ok(());
-        }
-        let block = BLOCK_BYTES as usize;
-        let blocks = u64::from(geometry.data_extents()).min(*extents)
-            * u64::from(geometry.blocks_per_extent());
-        let pages = blocks.div_ceil(SUMS_PER_PAGE as u64) as u32;
-        let mut buf = AlignedBuf::zeroed(PAGES_AT_ONCE as usize * block);
-        let failed = |error| Error::io(error, "reading the checksums failed");
-        let mut notes = PageNotes::default();
-        let fault = |page: u32, bytes: &[u8]| match sums::decode(
-            &superblock.uuid,
-            geometry.sums_address(page),
-            bytes,
-        ) {
-            Stored::Damaged(fault @ (BlockFault::Checksum | BlockFault::Address)) => Some(fault),
-            _ => None,
-        };
-        for first in (0..pages).step_by(PAGES_AT_ONCE as usize) {
-            let count = PAGES_AT_ONCE.min(pages - first);
-            let part = &mut buf[..count as usize * block];
-            let unreadable = recover::read_blocks(storage, geometry.sums_address(first), part)
-                .map_err(failed)?;
-            unreadable.iter().for_each(|page| notes.add(first + page, BlockFault::Unreadable));
-            self.report.blocks_checked += u64::from(count);
-            for (page, bytes) in (first..).zip(part.chunks_exact_mut(block)) {
-                if fault(page, bytes).is_none() {
-                    continue;
-                }
-                // In a store that is open it may have been written just now.
-                storage.read_at(geometry.sums_address(page), bytes).map_err(failed)?;
-                if let Some(fault) = fault(page, bytes) {
-                    notes.add(page, fault);
-                }
-            }
-        }
-        self.report.findings.extend(notes.into_findings());
+        let Some(pages) = self.pages() else { return Ok(()) };
+        self.report.findings.extend(pages.damaged(storage)?.findings());
+        self.report.blocks_checked += u64::from(pages.count());
         Ok(())
-    }
-}
-
-/// Pages of checksums that say nothing. A hostile image has any number.
-#[derive(Default)]
-struct PageNotes {
-    listed: Vec<(u32, BlockFault)>,
-    more: u64,
-}
-
-impl PageNotes {
-    fn add(&mut self, page: u32, fault: BlockFault) {
-        if self.listed.len() < PAGES_LISTED {
-            self.listed.push((page, fault));
-        } else {
-            self.more += 1;
-        }
-    }
-
-    fn into_findings(self) -> impl Iterator<Item = Finding> {
-        let note = |index: Option<u64>, what: &str| Finding {
-            severity: Severity::Note,
-            region: RegionKind::Sums.name().to_owned(),
-            index,
-            message: format!("{what}: what it is about is checked no more"),
-        };
-        let more = (self.more > 0).then(|| note(None, &format!("{} more such pages", self.more)));
-        let listed = self.listed.into_iter();
-        listed.map(move |(page, fault)| note(Some(u64::from(page)), fault.text())).chain(more)
     }
 }
 

@@ -10,6 +10,7 @@ mod dump;
 mod heal;
 mod layers;
 mod open;
+mod pages;
 mod prune;
 mod rebuild;
 mod recover;

@@ -4,7 +4,9 @@
 //! metadata that is there has been saved aside, is anything written (`rewrite`).
 
 use super::aside;
+use super::check::Checked;
 use super::open::WantedTail;
+use super::pages::Pages;
 use super::recover;
 use super::rewrite::rewrite;
 use super::{Env, Store, TailPlace};
@@ -44,6 +46,8 @@ pub struct Repair {
     pub(super) report: RepairReport,
     /// What is to be there: none if nothing is to be done, or nothing can be.
     pub(super) plan: Option<(Box<Meta>, Superblock)>,
+    /// Where damaged pages of checksums are to be opened, if there are any.
+    pub(super) pages: Option<Pages>,
     /// What of the store it writes over.
     pub(super) ranges: Vec<Range<u64>>,
     /// What is saved of blocks that cannot be read and must not be taken for blank, by address.
@@ -84,7 +88,8 @@ impl OpenRepair {
     }
 
     /// Saves the metadata to the new file `save`, then repairs. Of a store that is to be made there is
-    /// none to save; if that fails nothing of it is left.
+    /// none to save; if that fails nothing of it is left. Nor is there where only damaged checksums are
+    /// begun anew.
     ///
     /// # Errors
     /// `Exists` if the file is there, `Invalid` if the plan is refused, `Io`, `NoSpace`.
@@ -101,6 +106,9 @@ impl OpenRepair {
                 });
             }
         };
+        if self.repair.plan.is_none() {
+            return self.repair.carry_out(&*opened.storage);
+        }
         let file = new_file(save)?;
         let saved = self.repair.save(&*opened.storage, &file);
         if saved.is_err() {
@@ -123,12 +131,12 @@ impl Repair {
         &self.report
     }
 
-    /// Saves what the repair writes over to an empty file.
+    /// Saves the metadata that the repair writes over to an empty file; nothing if it does not.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
     pub fn save(&self, storage: &dyn Storage, file: &File) -> Result<()> {
-        let after = self.plan.as_ref().map(|(_, superblock)| superblock);
+        let Some((_, after)) = &self.plan else { return Ok(()) };
         let origin = aside::Origin { store: self.store, after, stand_ins: &self.stand_ins };
         aside::save(storage, &origin, &self.ranges, file)
     }
@@ -146,7 +154,11 @@ impl Repair {
         if let Some((meta, superblock)) = &self.plan {
             rewrite(storage, meta, superblock)?;
         }
-        Ok(RepairReport { done: self.plan.is_some(), ..self.report })
+        if let Some(pages) = &self.pages {
+            pages.open_damaged(storage)?;
+        }
+        let done = self.plan.is_some() || self.pages.is_some();
+        Ok(RepairReport { done, ..self.report })
     }
 }
 
@@ -187,8 +199,10 @@ impl Store {
     ) -> Result<Repair> {
         let (superblock, mut steps) = mend_superblock(storage)?;
         knows_all_features(&superblock)?;
-        let findings = Self::check_on(storage)?;
-        let mut report = RepairReport { findings: findings.findings, ..RepairReport::default() };
+        let checked = Checked::of(storage)?;
+        let mut pages = checked.pages();
+        let findings = checked.into_report().findings;
+        let mut report = RepairReport { findings, ..RepairReport::default() };
         let old = superblock.geometry.metadata_end();
         let behind = superblocks_behind(storage, &superblock.geometry);
         let ranges = std::iter::once(0..old).chain(behind).collect();
@@ -224,6 +238,7 @@ impl Store {
                             clean_marks: marks,
                             ..superblock
                         };
+                        pages = Some(Pages::below_marks(&new));
                         plan = Some((Box::new(meta), new));
                         if steps.is_empty() {
                             steps.push(RepairStep {
@@ -244,7 +259,8 @@ impl Store {
             }
         }
         report.steps = steps;
-        Ok(Repair { report, plan, ranges, stand_ins, store: superblock.uuid })
+        let pages = open_pages(storage, pages, &mut report)?;
+        Ok(Repair { report, plan, pages, ranges, stand_ins, store: superblock.uuid })
     }
 
     /// Puts back the metadata that a repair of the store at `path` saved in the file `saved`. What was
@@ -273,6 +289,22 @@ impl Store {
     pub fn undo_repair_on(storage: &dyn Storage, saved: &File, force: bool) -> Result<()> {
         aside::put_back(storage, saved, force)
     }
+}
+
+/// Plans to open what is damaged of these pages; `None` if nothing is.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn open_pages(
+    storage: &dyn Storage,
+    pages: Option<Pages>,
+    report: &mut RepairReport,
+) -> Result<Option<Pages>> {
+    let Some(pages) = pages else { return Ok(None) };
+    let damaged = pages.damaged(storage)?;
+    report.findings.extend(damaged.findings());
+    report.steps.extend(damaged.steps());
+    Ok((!damaged.is_empty()).then_some(pages))
 }
 
 /// A new file for what is saved, whose name survives a power loss.

@@ -1,7 +1,8 @@
 //! Metadata from a dump, for a store whose own is lost and whose data is there.
 
+use super::pages::Pages;
 use super::recover;
-use super::repair::{OpenRepair, Repair, RepairTarget, knows_all_features, superblocks_behind};
+use super::repair::{self, OpenRepair, Repair, RepairTarget, knows_all_features};
 use super::{IoDriver, Store};
 use crate::error::{Error, Result};
 use crate::format::geometry::REGION_KINDS;
@@ -178,11 +179,14 @@ impl Store {
             message,
         };
         let ranges = std::iter::once(0..geometry.metadata_end())
-            .chain(superblocks_behind(storage, &geometry))
+            .chain(repair::superblocks_behind(storage, &geometry))
             .collect();
+        let mut report = RepairReport { steps: vec![step], ..RepairReport::default() };
+        let pages = repair::open_pages(storage, Some(Pages::below_marks(&new)), &mut report)?;
         Ok(Repair {
-            report: RepairReport { steps: vec![step], ..RepairReport::default() },
+            report,
             plan: Some((Box::new(meta), new)),
+            pages,
             ranges,
             stand_ins: Vec::new(),
             store: superblock.uuid,

@@ -283,13 +283,23 @@ pub fn options() -> InitOptions {
         max_snapshots: Some(16),
         journal_size: Some(128 << 10),
         max_size: Some(2 * SIZE),
+        checksums: true,
         ..InitOptions::default()
     }
 }
 
 pub fn init(seed: u64) -> Arc<Mem> {
+    init_with(seed, &options())
+}
+
+/// A store without checksums of data.
+pub fn init_unchecked(seed: u64) -> Arc<Mem> {
+    init_with(seed, &InitOptions { checksums: false, ..options() })
+}
+
+fn init_with(seed: u64, options: &InitOptions) -> Arc<Mem> {
     let disk = Mem::new(SIZE);
-    Store::init_on(&disk, &options(), &FixedEnv::new(seed)).unwrap();
+    Store::init_on(&disk, options, &FixedEnv::new(seed)).unwrap();
     Arc::new(disk)
 }
 

@@ -51,6 +51,17 @@ impl Plant<'_> {
         (region["offset"].as_u64().unwrap(), region["length"].as_u64().unwrap())
     }
 
+    /// Where the first page of checksums is.
+    pub fn page(&self) -> u64 {
+        self.start_of("checksums")
+    }
+
+    /// Where the region of this name begins.
+    pub fn start_of(&self, region: &str) -> u64 {
+        let regions = self.dump["regions"].as_array().unwrap();
+        regions.iter().find(|r| r["name"] == region).unwrap()["offset"].as_u64().unwrap()
+    }
+
     /// Changes superblock copies and makes their checksums right.
     pub fn superblock(&self, copies: &[u64], edit: impl Fn(&mut [u8])) {
         for at in copies {

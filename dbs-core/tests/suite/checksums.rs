@@ -433,7 +433,7 @@ fn a_scrub_goes_on_where_it_was_stopped() {
     }
     let report = store.scrub(false, &mut |_| true).unwrap();
     assert_eq!(report.done, report.total);
-    let plain = crate::common::init(1);
+    let plain = crate::common::init_unchecked(1);
     let storage: Arc<dyn Storage> = plain;
     let plain = Store::open_on(storage, None, Arc::new(FixedEnv::new(2)), false).unwrap();
     assert_eq!(plain.scrub(true, &mut |_| true).unwrap_err().kind(), ErrorKind::Unsupported);

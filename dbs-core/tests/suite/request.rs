@@ -1,6 +1,6 @@
 //! Requests in two steps: what they say, what they hold, and what is left when they fail.
 
-use crate::common::{BLOCK, FixedEnv, Mem, MemTail, init, open, pattern};
+use crate::common::{BLOCK, FixedEnv, Mem, MemTail, init_unchecked, open, pattern};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::{Finish, Read, ReadPart, Request, Start};
@@ -12,7 +12,7 @@ use std::time::Duration;
 const EXTENT: usize = 64 << 10;
 
 fn bench() -> (Arc<Mem>, Store, Volume) {
-    let disk = init(1);
+    let disk = init_unchecked(1);
     let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
     let env = Arc::new(FixedEnv::new(2));
     let store = Store::open_on(storage, Some(MemTail::boxed()), env, false).unwrap();
@@ -261,7 +261,7 @@ fn space_is_not_reused_while_a_read_runs() {
 
 #[test]
 fn without_a_tail_a_first_write_must_be_committed() {
-    let disk = init(1);
+    let disk = init_unchecked(1);
     let store = open(&disk, 2, false).unwrap();
     let volume = volume(&store);
     assert_eq!(write(&disk, &volume, 0, &pattern(1, BLOCK)), Finish::Commit);

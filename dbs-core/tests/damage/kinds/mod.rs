@@ -44,6 +44,7 @@ const LABEL: &str = "labels";
 const RING: &str = "journal";
 const SPARE: &str = "spare entries";
 const EXTENT: &str = "extent status";
+const SUMS: &str = "checksums";
 
 fn found(
     severity: Severity,
@@ -91,6 +92,7 @@ pub fn kinds() -> Vec<Kind> {
     kinds.extend(entries::spares());
     kinds.extend(entries::groups());
     kinds.extend(entries::records());
+    kinds.extend(pages());
     for (name, outcome) in outcomes::OUTCOMES {
         let kind = kinds.iter_mut().find(|kind| kind.name == *name);
         kind.unwrap_or_else(|| panic!("no kind {name}")).repaired = outcome;
@@ -135,6 +137,32 @@ fn blocks() -> Vec<Kind> {
         note(VOLUME, "a stale copy", &["copy 1: as of commit group", "other copy is good"], |p| {
             p.seal_copy(VOLUMES, 0, 1, -1, |payload| payload[600..].fill(0));
             Some(0)
+        }),
+    ]
+}
+
+/// The page of checksums of a store that was closed: what it said is lost, and no data.
+fn pages() -> Vec<Kind> {
+    const CHECKED_NO_MORE: &str = "checked no more";
+    fn sealed(p: &Plant<'_>, away: u64, extra: u8) -> Option<u64> {
+        let mut bytes = p.get(p.page(), BLOCK);
+        block::seal(&mut bytes, BlockKind::Sums, &p.uuid(), p.page() + away, 0, [extra; 24]);
+        p.disk.put(p.page(), &bytes);
+        Some(0)
+    }
+    vec![
+        note(SUMS, "a rotten page of checksums", &["checksum mismatch", CHECKED_NO_MORE], |p| {
+            p.disk.flip(p.page() + 777, 0x10);
+            Some(0)
+        }),
+        note(
+            SUMS,
+            "a page of checksums of others",
+            &["for another address", CHECKED_NO_MORE],
+            |p| sealed(p, BLOCK as u64, 2),
+        ),
+        note(SUMS, "a page of no known state", &["no known state", CHECKED_NO_MORE], |p| {
+            sealed(p, 0, 9)
         }),
     ]
 }

@@ -151,7 +151,7 @@ pub fn geometries() -> Vec<Kind> {
         }),
         corrupt(SUPERBLOCK, "data in use cut off", &["truncated", "is lost"], |p| {
             let last = p.data_of("beta").into_iter().max().unwrap();
-            p.disk.set_size(p.region(6).0 + (last << 16) + BLOCK as u64).unwrap();
+            p.disk.set_size(p.start_of("data") + (last << 16) + BLOCK as u64).unwrap();
             None
         }),
         error(ErrorKind::Invalid, "the file cut off at its beginning", &["only 8192 bytes"], |p| {

@@ -1,0 +1,165 @@
+//! Pages of checksums that are damaged: finding them for a check, and opening them for a repair. They
+//! cost checksums and no data.
+
+use super::recover;
+use crate::error::{Error, Result};
+use crate::format::sums::{self, SUMS_PER_PAGE, Stored};
+use crate::format::{BlockFault, RegionKind, Superblock};
+use crate::info::{Finding, RepairKind, RepairStep, Severity};
+use crate::io::Storage;
+use crate::io::buffer::AlignedBuf;
+use crate::units::BLOCK_BYTES;
+
+/// Pages read at once.
+const PAGES_AT_ONCE: u32 = 256;
+/// Damaged ones told of one by one.
+const PAGES_LISTED: usize = if cfg!(test) { 12 } else { 1000 };
+
+/// The pages that a store may use: those of the extents that have entries.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pages {
+    superblock: Superblock,
+    count: u32,
+}
+
+/// Damaged pages. A hostile image has any number.
+#[derive(Debug, Default)]
+pub(super) struct Damaged {
+    listed: Vec<(u32, BlockFault)>,
+    more: u64,
+}
+
+impl Pages {
+    /// Those of the first `extents` extents.
+    pub(super) fn new(superblock: &Superblock, extents: u64) -> Self {
+        let geometry = &superblock.geometry;
+        let extents = match geometry.has_sums() {
+            true => u64::from(geometry.data_extents()).min(extents),
+            false => 0,
+        };
+        let blocks = extents * u64::from(geometry.blocks_per_extent());
+        Self { superblock: *superblock, count: blocks.div_ceil(SUMS_PER_PAGE as u64) as u32 }
+    }
+
+    /// Those of a store that was closed, or is about to be written anew.
+    pub(super) fn below_marks(superblock: &Superblock) -> Self {
+        let region = RegionKind::Extents;
+        let blocks = u64::from(superblock.clean_marks[region.mark()]);
+        Self::new(superblock, blocks * u64::from(superblock.geometry.items_per_block(region)))
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// # Errors
+    /// `Io`.
+    pub(super) fn damaged(&self, storage: &dyn Storage) -> Result<Damaged> {
+        let mut damaged = Damaged::default();
+        self.each_damaged(storage, |page, fault| {
+            damaged.add(page, fault);
+            Ok(())
+        })?;
+        Ok(damaged)
+    }
+
+    /// Writes the damaged ones open, durably: they say nothing, as before, and nothing is wrong with them.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub(super) fn open_damaged(&self, storage: &dyn Storage) -> Result<()> {
+        let failed = |error| Error::io(error, "writing the checksums failed");
+        let mut open = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+        self.each_damaged(storage, |page, _| {
+            let at = self.address(page);
+            sums::encode(&self.superblock.uuid, at, None, &mut open);
+            storage.write_at(at, &open).map_err(failed)
+        })?;
+        storage.flush().map_err(failed)
+    }
+
+    fn address(&self, page: u32) -> u64 {
+        self.superblock.geometry.sums_address(page)
+    }
+
+    fn each_damaged(
+        &self,
+        storage: &dyn Storage,
+        mut act: impl FnMut(u32, BlockFault) -> Result<()>,
+    ) -> Result<()> {
+        let block = BLOCK_BYTES as usize;
+        let mut buf = AlignedBuf::zeroed(PAGES_AT_ONCE.min(self.count) as usize * block);
+        let failed = |error| Error::io(error, "reading the checksums failed");
+        for first in (0..self.count).step_by(PAGES_AT_ONCE as usize) {
+            let count = PAGES_AT_ONCE.min(self.count - first);
+            let part = &mut buf[..count as usize * block];
+            let unreadable =
+                recover::read_blocks(storage, self.address(first), part).map_err(failed)?;
+            for page in unreadable {
+                act(first + page, BlockFault::Unreadable)?;
+            }
+            for (page, bytes) in (first..).zip(part.chunks_exact_mut(block)) {
+                if self.fault(page, bytes).is_none() {
+                    continue;
+                }
+                // In a store that is open it may have been written just now.
+                storage.read_at(self.address(page), bytes).map_err(failed)?;
+                if let Some(fault) = self.fault(page, bytes) {
+                    act(page, fault)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with a page. What is none of this store was never written: the region holds what
+    /// the device held before.
+    fn fault(&self, page: u32, bytes: &[u8]) -> Option<BlockFault> {
+        let uuid = &self.superblock.uuid;
+        match sums::decode(uuid, self.address(page), bytes) {
+            Stored::Damaged(BlockFault::Foreign | BlockFault::Kind) => None,
+            Stored::Damaged(fault) => Some(fault),
+            Stored::Blank | Stored::Open | Stored::Closed(_) => None,
+        }
+    }
+}
+
+impl Damaged {
+    fn add(&mut self, page: u32, fault: BlockFault) {
+        if self.listed.len() < PAGES_LISTED {
+            self.listed.push((page, fault));
+        } else {
+            self.more += 1;
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.listed.is_empty()
+    }
+
+    /// What a check says of them.
+    pub(super) fn findings(&self) -> impl Iterator<Item = Finding> {
+        self.told().map(|(index, what)| Finding {
+            severity: Severity::Note,
+            region: RegionKind::Sums.name().to_owned(),
+            index,
+            message: format!("{what}: what it is about is checked no more"),
+        })
+    }
+
+    /// What a repair does about them.
+    pub(super) fn steps(&self) -> impl Iterator<Item = RepairStep> {
+        self.told().map(|(index, what)| RepairStep {
+            kind: RepairKind::Mended,
+            region: RegionKind::Sums.name().to_owned(),
+            index,
+            message: format!("{what}: begun anew, with the checksums of what is there by then"),
+        })
+    }
+
+    fn told(&self) -> impl Iterator<Item = (Option<u64>, String)> {
+        let more = (self.more > 0).then(|| (None, format!("{} more such pages", self.more)));
+        let listed = self.listed.iter();
+        listed.map(|(page, fault)| (Some(u64::from(*page)), fault.text().to_owned())).chain(more)
+    }
+}
