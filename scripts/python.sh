@@ -37,7 +37,7 @@ sys.exit(bool(sysconfig.get_config_var("Py_GIL_DISABLED")))' \
 environment() {
     interpreter
     local wanted
-    wanted=$({ "$python" -VV; cat dbs-py/requirements.txt; } | sha256sum)
+    wanted=$({ "$python" -VV; pwd; cat dbs-py/requirements.txt; } | sha256sum)
     if [ "$(cat "$venv/made-of" 2>/dev/null)" = "$wanted" ]; then
         return
     fi

@@ -161,7 +161,7 @@ def test_no_space_is_an_error_and_then_none(path: Path) -> None:
 
 
 def test_checksums_tell_damage(path: Path) -> None:
-    with dbs.Store.init(path, "64MiB", checksums=True) as store:
+    with dbs.Store.init(path, "64MiB") as store:
         store.create_volume("v", "4MiB").pwrite(b"kept as it was" * 1000, 0)
         store["v"].snapshot("s")
         report = store.scrub(rate="1GiB", restart=True)
@@ -183,7 +183,7 @@ def test_checksums_tell_damage(path: Path) -> None:
 
 
 def test_the_cache_of_checksums_has_the_size_it_was_given(path: Path) -> None:
-    with dbs.Store.init(path, "1GiB", checksums=True) as store:
+    with dbs.Store.init(path, "1GiB") as store:
         volume = store.create_volume("v", "1GiB")
         for offset in range(0, 600 * MIB, MIB):
             volume.pwrite(b"x", offset)
@@ -196,7 +196,8 @@ def test_the_cache_of_checksums_has_the_size_it_was_given(path: Path) -> None:
         dbs.Store.open(path, checksum_cache=255)
 
 
-def test_without_checksums_there_is_nothing_to_compare(store: dbs.Store) -> None:
+def test_without_checksums_there_is_nothing_to_compare(path: Path) -> None:
+    store = dbs.Store.init(path, "64MiB", checksums=False)
     assert store.info().checksums is None
     with pytest.raises(dbs.Unsupported, match="checksums"):
         store.scrub()

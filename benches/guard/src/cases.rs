@@ -31,16 +31,21 @@ const SEED: u64 = 1;
 
 /// All cases: of the store alone, and of all that serves a request.
 pub const ALL: &[Case] = &[
-    Case { name: "read 4 KiB", prepare: || reads(1)?.direct() },
-    Case { name: "read 4 KiB at depth 256", prepare: || reads(256)?.direct() },
+    Case { name: "read 4 KiB", prepare: || reads(1, Content::Full)?.direct() },
+    Case { name: "read 4 KiB at depth 256", prepare: || reads(256, Content::Full)?.direct() },
     Case { name: "read 1 MiB", prepare: || large(MIB, Request::Read)?.direct() },
     Case { name: "overwrite 4 KiB", prepare: || writes(Content::Full)?.direct() },
     Case { name: "overwrite 1 MiB", prepare: || large(MIB, Request::Write)?.direct() },
     Case { name: "first write 4 KiB", prepare: || writes(Content::None)?.direct() },
     Case { name: "first write 4 KiB and flush", prepare: || flushed_writes()?.direct() },
     Case { name: "write 4 KiB after a snapshot", prepare: || writes(Content::Snapshot)?.direct() },
+    Case { name: "read 4 KiB, no checksums", prepare: || reads(1, Content::Unchecked)?.direct() },
+    Case {
+        name: "overwrite 4 KiB, no checksums",
+        prepare: || writes(Content::Unchecked)?.direct(),
+    },
     Case { name: "flush of nothing", prepare: || flushes()?.direct() },
-    Case { name: "NBD: read 4 KiB", prepare: || reads(1)?.served() },
+    Case { name: "NBD: read 4 KiB", prepare: || reads(1, Content::Full)?.served() },
     Case { name: "NBD: read 64 KiB", prepare: || large(SOCKET, Request::Read)?.served() },
     Case { name: "NBD: overwrite 4 KiB", prepare: || writes(Content::Full)?.served() },
     Case { name: "NBD: overwrite 64 KiB", prepare: || large(SOCKET, Request::Write)?.served() },
@@ -113,6 +118,8 @@ enum Content {
     None,
     Full,
     Snapshot,
+    /// Full, in a store that keeps no checksums.
+    Unchecked,
 }
 
 /// A store with one volume.
@@ -136,6 +143,7 @@ impl Prepared {
         let options = InitOptions {
             extent_size: EXTENT,
             journal_size: Some(JOURNAL),
+            checksums: content != Content::Unchecked,
             ..InitOptions::default()
         };
         let device = Memory::new(DEVICE)?.format(&options)?;
@@ -186,9 +194,9 @@ impl Planned {
 }
 
 /// 4 KiB reads of blocks that hold data. Of `depth` layers, each has a block of each extent.
-fn reads(depth: usize) -> Outcome<Planned> {
+fn reads(depth: usize, content: Content) -> Outcome<Planned> {
     let size = if depth > 1 { LAYERED_SIZE } else { SIZE };
-    let prepared = Prepared::new(size, Content::Full)?;
+    let prepared = Prepared::new(size, content)?;
     let mut rng = fastrand::Rng::with_seed(SEED);
     for layer in 1..depth {
         prepared.snapshot(layer)?;

@@ -53,9 +53,9 @@ struct Format {
     /// Size of the journal; chosen by size if absent
     #[arg(long, value_parser = spec::size, value_name = "SIZE")]
     journal_size: Option<u64>,
-    /// Keep a checksum of each block of data and compare it at each read
+    /// Keep no checksums of data: what rots on the medium is then returned as it is
     #[arg(long)]
-    checksums: bool,
+    no_checksums: bool,
 }
 
 impl Format {
@@ -68,7 +68,7 @@ impl Format {
             max_snapshots: self.max_snapshots,
             journal_size: self.journal_size,
             max_size: self.max_size,
-            checksums: self.checksums,
+            checksums: !self.no_checksums,
             force: false,
         };
         match Store::init(path, &options) {

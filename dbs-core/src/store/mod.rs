@@ -62,7 +62,8 @@ pub struct InitOptions {
     pub journal_size: Option<u64>,
     /// Size the store can grow to; by default 16 times its size, at most 64 TiB or its size.
     pub max_size: Option<u64>,
-    /// Keep a checksum of each block of data, and compare it at each read. It cannot be changed later.
+    /// Keep a checksum of each block of data, and compare it at each read: by default. It cannot be
+    /// changed later.
     pub checksums: bool,
     /// Format even over a known signature (never a mounted device or an open store).
     pub force: bool,
@@ -77,7 +78,7 @@ impl Default for InitOptions {
             max_snapshots: None,
             journal_size: None,
             max_size: None,
-            checksums: false,
+            checksums: true,
             force: false,
         }
     }

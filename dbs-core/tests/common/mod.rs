@@ -283,7 +283,6 @@ pub fn options() -> InitOptions {
         max_snapshots: Some(16),
         journal_size: Some(128 << 10),
         max_size: Some(2 * SIZE),
-        checksums: true,
         ..InitOptions::default()
     }
 }

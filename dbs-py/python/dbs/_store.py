@@ -48,16 +48,16 @@ class Store(Mapping[str, Volume]):
         max_volumes: int | None = None,
         max_snapshots: int | None = None,
         journal_size: int | str | None = None,
-        checksums: bool = False,
+        checksums: bool = True,
         force: bool = False,
     ) -> Self:
         """Formats a new store at `path`, and opens it.
 
         A file is made if there is none; it is sparse, and takes what is written. `size` is needed
         for a new file; a device has its own. The store can grow to `max_size` (16 times its size by
-        default); `extent_size` is its unit of allocation, 64 KiB to 4 MiB. With `checksums` it keeps
-        one of each block of data, and reading one that differs raises `IoFailed`. With `force` what
-        is there now is destroyed, unless it is in use.
+        default); `extent_size` is its unit of allocation, 64 KiB to 4 MiB. It keeps a checksum of each
+        block of data, and reading one that differs raises `IoFailed`; not with ``checksums=False``.
+        With `force` what is there now is destroyed, unless it is in use.
 
         Raises `Exists` if something else is there, `Busy` if it is in use, `Invalid` for sizes that
         cannot be.
@@ -166,9 +166,9 @@ class Store(Mapping[str, Volume]):
 
         Ctrl-C stops it in good order; it then goes on from there, unless `restart` says otherwise.
 
-        Raises `Unsupported` if the store keeps no checksums (`init` with ``checksums=True``).
+        Raises `Unsupported` if the store keeps no checksums (`init` with ``checksums=False``).
 
-        >>> with dbs.Store.init(path, "64MiB", checksums=True) as st:
+        >>> with dbs.Store.init(path, "64MiB") as st:
         ...     st.create_volume("v", "1MiB").pwrite(bytes(5000), 0)
         ...     st.scrub().checked, st.scrub().ok
         5000

@@ -223,17 +223,17 @@ pub struct OurArgs {
     pub null_storage: bool,
 }
 
-/// A boolean; an empty variable, as a template may leave it, is no wish.
+/// Whether to keep checksums; an empty variable, as a template may leave it, is no wish.
 fn if_given(text: &str) -> Result<bool, String> {
-    if text.is_empty() { Ok(false) } else { golang::boolean(text) }
+    if text.is_empty() { Ok(StoreOptions::default().checksums) } else { golang::boolean(text) }
 }
 
 /// Checksums of data in the store of a replica's directory.
 #[derive(Debug, Args)]
 #[command(next_help_heading = OURS)]
 pub struct ChecksumArgs {
-    /// A new store in DIRECTORY keeps a checksum of each block of data and compares it at each read
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = if_given)]
+    /// Whether a new store in DIRECTORY keeps a checksum of each block of data and compares it at each read
+    #[arg(long, value_name = "BOOL", default_value = "true", value_parser = if_given)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(action = ArgAction::Set, env = "DBS_CHECKSUMS")]
     pub checksums: bool,
@@ -368,18 +368,18 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_asked_for_with_as_much_memory() {
+    fn checksums_are_kept_unless_told_otherwise() {
         let given = |line: &str| {
             let options = replica(line).ours.checksums.store_options();
             (options.checksums, options.checksum_cache)
         };
-        assert_eq!(given("longhorn replica d"), (false, Some(SUMS_CACHE_BYTES)));
+        assert_eq!(given("longhorn replica d"), (true, Some(SUMS_CACHE_BYTES)));
         assert_eq!(
-            given("longhorn replica d -checksums -checksum-cache 1gb"),
-            (true, Some(1 << 30))
+            given("longhorn replica d -checksums=0 -checksum-cache 1gb"),
+            (false, Some(1 << 30))
         );
-        assert!(!given("longhorn replica d --checksums=false").0);
-        assert!(!given("longhorn replica d --checksums=").0);
+        assert!(given("longhorn replica d --checksums").0);
+        assert!(given("longhorn replica d --checksums=").0);
         let refused = parse("longhorn replica d --checksum-cache 255kb").unwrap_err().to_string();
         assert!(refused.contains("it takes 256.0 KiB at least"), "{refused}");
     }

@@ -45,7 +45,7 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { extent_size: 1 << 20, checksums: false, checksum_cache: None, tail: None }
+        Self { extent_size: 1 << 20, checksums: true, checksum_cache: None, tail: None }
     }
 }
 

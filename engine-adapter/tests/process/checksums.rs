@@ -9,7 +9,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-const CHECKED: &[&str] = &["--checksums"];
 const TEXT_SIZE: &str = crate::controller::TEXT_SIZE;
 
 /// Changes a bit of each copy of a block in the store of a replica's directory; how many there were.
@@ -35,15 +34,15 @@ fn damage(directory: &Path, content: &[u8]) -> usize {
     found
 }
 
-/// By an option or, as Longhorn's manager passes none, by the environment.
+/// Longhorn's manager passes no option for them; a variable that a template leaves empty says nothing.
 #[test]
 fn damage_in_stores_of_their_own_is_healed() {
     let place = Place::new();
-    let (a, a_address) = replica_with(&place, "a", CHECKED);
+    let (a, a_address) = replica_with(&place, "a", &[]);
     let port = free_ports();
     let listen = format!("127.0.0.1:{port}");
     let mut command = place.program();
-    command.env("DBS_CHECKSUMS", "true").env("DBS_CHECKSUM_CACHE", "1mb");
+    command.env("DBS_CHECKSUMS", "").env("DBS_CHECKSUM_CACHE", "1mb");
     command.args(crate::REPLICA).arg(place.replica("b"));
     command.args(["--size", TEXT_SIZE, "--disableRevCounter", "--listen", &listen]);
     let b = Process::spawn(command).ready();
@@ -71,22 +70,22 @@ fn damage_in_stores_of_their_own_is_healed() {
 #[test]
 fn a_replica_is_not_rebuilt_from_damage() {
     let place = Place::new();
-    let (_a, a_address) = replica_with(&place, "a", CHECKED);
-    let (_b, b_address) = replica_with(&place, "b", CHECKED);
+    let (_a, a_address) = replica_with(&place, "a", &[]);
+    let (_b, b_address) = replica_with(&place, "b", &[]);
     let mut engine = controller(&place, &[&a_address, &b_address], &[]).ready();
     let data = client(&place);
     write(&data, 1);
     run(&engine, &["snapshots", "create", "one"]);
     write(&data, 2);
     assert_eq!(damage(&place.replica("b"), &block(7, 1)), 1);
-    let (_c, c_address) = replica_with(&place, "c", CHECKED);
+    let (_c, c_address) = replica_with(&place, "c", &[]);
     run(&engine, &["add-replica", &c_address, "--size", TEXT_SIZE, "--current-size", TEXT_SIZE]);
     assert_eq!(modes(&engine), ["RW", "RW", "RW"]);
     run(&engine, &["rm-replica", &a_address]);
     run(&engine, &["rm-replica", &c_address]);
 
     // Where nobody else has it, the rebuild says what is the matter.
-    let (_d, d_address) = replica_with(&place, "d", CHECKED);
+    let (_d, d_address) = replica_with(&place, "d", &[]);
     let url = format!("http://{}", engine.field("grpc"));
     let mut command = Command::new(PROGRAM);
     command.args(["--url", &url, "--volume-name", "vol", "add-replica", &d_address]);

@@ -132,7 +132,7 @@ fn the_journal_says_who_was_asked_for_what() {
 fn a_controller_measures_the_replicas_of_its_process() {
     let place = Place::new();
     let replicas = ["one", "two"].map(|name| directory(&place, name));
-    let metrics = ["--metrics", "127.0.0.1:0", "--checksums"];
+    let metrics = ["--metrics", "127.0.0.1:0"];
     let mut engine = controller(&place, &replicas.each_ref().map(String::as_str), &metrics).ready();
     let data = client(&place);
     write(&data, 1);

@@ -12,19 +12,19 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Dbs,
-    /// Over replicas whose data has checksums.
-    Checked,
+    /// Over replicas whose data has no checksums.
+    Unchecked,
     Upstream,
 }
 
 /// All, in the order of the tables.
-pub const SIDES: [Side; 3] = [Side::Dbs, Side::Checked, Side::Upstream];
+pub const SIDES: [Side; 3] = [Side::Dbs, Side::Unchecked, Side::Upstream];
 
 impl Side {
     pub fn title(self) -> &'static str {
         match self {
             Self::Dbs => "DBS",
-            Self::Checked => "DBS, checksums",
+            Self::Unchecked => "DBS, no checksums",
             Self::Upstream => "upstream",
         }
     }
@@ -33,7 +33,7 @@ impl Side {
     pub fn name(self) -> &'static str {
         match self {
             Self::Dbs => "dbs",
-            Self::Checked => "checked",
+            Self::Unchecked => "unchecked",
             Self::Upstream => "upstream",
         }
     }
@@ -110,7 +110,7 @@ impl Binaries {
         match (side, row.below) {
             (Side::Upstream, Below::NullBackend) => return Ok(None),
             // Without data there is nothing to check.
-            (Side::Checked, Below::NullStorage | Below::NullBackend) => return Ok(None),
+            (Side::Unchecked, Below::NullStorage | Below::NullBackend) => return Ok(None),
             _ => {}
         }
         std::fs::create_dir_all(dir)?;
@@ -155,8 +155,8 @@ impl Binaries {
         if null {
             command.arg("--null-storage");
         }
-        if side == Side::Checked {
-            command.arg("--checksums");
+        if side == Side::Unchecked {
+            command.arg("--checksums=false");
         }
         command.args(["--listen", &format!("127.0.0.1:{port}")]);
         let process = Process::start("replica", command, &dir.with_extension("log"))?;

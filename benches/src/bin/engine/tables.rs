@@ -58,7 +58,7 @@ fn checksums(results: &Results, rows: &[&Row]) -> String {
             let large = LARGE_DEPTHS.map(|depth| large_cell(row, write, depth));
             for cell in small.iter().chain(&large) {
                 let of = |figure: fn(&Figures) -> f64| {
-                    [Side::Checked, Side::Dbs].map(|side| {
+                    [Side::Dbs, Side::Unchecked].map(|side| {
                         results.median(cell, side.title(), |sample| Some(figure(&sample.figures)))
                     })
                 };

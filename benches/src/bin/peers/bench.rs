@@ -101,7 +101,7 @@ impl Bench<'_> {
         let image = self.dir.join(match system {
             System::Bare | System::QemuRaw => "raw.img",
             System::Dbs => "store.dbs",
-            System::Checked => "checked.dbs",
+            System::Unchecked => "unchecked.dbs",
             System::Prototype => "prototype.img",
             System::Qcow2 => "image.qcow2",
             System::Nbdkit => "nbdkit.img",

@@ -186,7 +186,7 @@ fn cpu(results: &Results) -> Vec<Claim> {
 
 fn checksums(results: &Results) -> Vec<Claim> {
     let claims = CHECKED.iter().map(|load| {
-        let over = results.round_by_round(load.cell, System::Checked, System::Dbs, |f| f.iops);
+        let over = results.round_by_round(load.cell, System::Dbs, System::Unchecked, |f| f.iops);
         let what = format!("checksums, {}: IOPS with over without", load.title);
         claim(what, true, WITH_CHECKSUMS, over.map(|over| over.median))
     });

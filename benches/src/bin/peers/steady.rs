@@ -94,14 +94,14 @@ pub fn sequential_loads(bench: &mut Bench) -> Outcome<()> {
     run(bench, &SEQUENTIAL, all)
 }
 
-/// Ours without and with checksums, one right after the other.
+/// Ours with and without checksums, one right after the other.
 ///
 /// # Errors
 /// If a server does not start.
 pub fn checked_loads(bench: &mut Bench) -> Outcome<()> {
     run(bench, &CHECKED, |_, round| match round % 2 {
-        0 => vec![System::Dbs, System::Checked],
-        _ => vec![System::Checked, System::Dbs],
+        0 => vec![System::Dbs, System::Unchecked],
+        _ => vec![System::Unchecked, System::Dbs],
     })
 }
 

@@ -16,8 +16,8 @@ pub enum System {
     /// A file, without a server.
     Bare,
     Dbs,
-    /// With checksums of data: measured beside the one without, and nowhere else.
-    Checked,
+    /// Without checksums of data: measured beside the one with them, and nowhere else.
+    Unchecked,
     Prototype,
     QemuRaw,
     Qcow2,
@@ -33,7 +33,7 @@ impl System {
         match self {
             Self::Bare => "bare file",
             Self::Dbs => "dbs",
-            Self::Checked => "dbs, checksums",
+            Self::Unchecked => "dbs, no checksums",
             Self::Prototype => "Go prototype",
             Self::QemuRaw => "qemu-nbd raw",
             Self::Qcow2 => "qemu-nbd qcow2",
@@ -43,7 +43,7 @@ impl System {
 
     /// Whether its figures are what DBS is held against.
     pub fn is_peer(self) -> bool {
-        !matches!(self, Self::Bare | Self::Dbs | Self::Checked)
+        !matches!(self, Self::Bare | Self::Dbs | Self::Unchecked)
     }
 }
 
@@ -95,10 +95,11 @@ impl Tools {
     /// If it cannot be made.
     pub fn create(&self, system: System, image: &Path, size: u64, store_size: u64) -> Outcome<()> {
         match system {
-            System::Dbs | System::Checked => {
+            System::Dbs | System::Unchecked => {
                 let path = image.to_str().ok_or("the directory's name is not UTF-8")?;
                 let size = store_size.to_string();
-                let further: &[_] = if system == System::Checked { &["--checksums"] } else { &[] };
+                let further: &[_] =
+                    if system == System::Unchecked { &["--no-checksums"] } else { &[] };
                 self.dbs.run(image, &[&["init", path, "--size", &size], further].concat())?;
                 self.dbs.run(image, &["volume", "create", "v", &size.to_string()])?;
             }
@@ -120,7 +121,7 @@ impl Tools {
         let socket = self.socket();
         let mut command = match system {
             System::Bare => return Ok(Served::file(image)),
-            System::Dbs | System::Checked => return self.dbs.serve(image, volume, &socket),
+            System::Dbs | System::Unchecked => return self.dbs.serve(image, volume, &socket),
             System::Prototype => self.prototype(image, &socket)?,
             System::QemuRaw => qemu_nbd("raw", &socket),
             System::Qcow2 => qemu_nbd("qcow2", &socket),

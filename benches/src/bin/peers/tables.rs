@@ -47,8 +47,8 @@ pub fn all(results: &Results) -> String {
 
 /// What checksums cost.
 fn checksums(results: &Results) -> String {
-    let (dbs, checked) = (System::Dbs, System::Checked);
-    let measured = |load: &&Load| results.median(load.cell, checked, |f| f.iops).is_some();
+    let (with, without) = (System::Dbs, System::Unchecked);
+    let measured = |load: &&Load| results.median(load.cell, without, |f| f.iops).is_some();
     let loads: Vec<_> = CHECKED.iter().filter(measured).collect();
     if loads.is_empty() {
         return String::new();
@@ -66,12 +66,12 @@ fn checksums(results: &Results) -> String {
     let mut table = Table::new("Peers: what checksums of data cost dbs", &columns);
     for Load { cell, title, .. } in loads {
         let [iops, p99, cpu]: [[String; 2]; 3] = [
-            [dbs, checked].map(|system| show(results.spread(cell, system, |f| f.iops), 0)),
-            [dbs, checked].map(|system| show(results.spread(cell, system, |f| f.p99_us), 0)),
-            [dbs, checked]
+            [without, with].map(|system| show(results.spread(cell, system, |f| f.iops), 0)),
+            [without, with].map(|system| show(results.spread(cell, system, |f| f.p99_us), 0)),
+            [without, with]
                 .map(|system| show(results.spread(cell, system, Figures::cpu_per_100k), 2)),
         ];
-        let over = show(results.round_by_round(cell, checked, dbs, |f| f.iops), 3);
+        let over = show(results.round_by_round(cell, with, without, |f| f.iops), 3);
         let cells: [&dyn Display; 8] =
             [title, &iops[0], &iops[1], &over, &p99[0], &p99[1], &cpu[0], &cpu[1]];
         table.row(&cells);
