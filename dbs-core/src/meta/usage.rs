@@ -9,6 +9,33 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+/// What volume extents show of which no layer has an entry.
+#[derive(Clone, Copy)]
+enum Shown {
+    /// No layer says anything.
+    Hole,
+    /// The topmost that says something says zeros.
+    Zero,
+    /// It says that its content is lost.
+    Lost,
+}
+
+impl Shown {
+    /// As maps tell it. Whoever is told of data reads it, and learns that it cannot be had.
+    fn state(self) -> RangeState {
+        match self {
+            Self::Hole => RangeState::Hole,
+            Self::Zero => RangeState::Zero,
+            Self::Lost => RangeState::Data,
+        }
+    }
+
+    /// As [`Meta::source`] tells it.
+    fn source(self) -> Option<u32> {
+        matches!(self, Self::Lost).then_some(LOST)
+    }
+}
+
 /// Layers to ask, extent by extent, before the metadata is somebody else's again: well below a millisecond.
 const LAYERS_PER_HOLD: u64 = 4096;
 
@@ -69,20 +96,42 @@ impl Meta {
                 break;
             }
             let logical = (next / per_extent) as u32;
-            let held = self.next_held(id, logical);
-            let end = if held == Some(logical) {
-                let end = blocks.end.min((u64::from(logical) + 1) * per_extent);
-                self.map_extent_of(id, logical, next..end, ranges);
-                end
-            } else {
-                let end = held.map_or(blocks.end, |held| u64::from(held) * per_extent);
-                let end = end.min(blocks.end);
-                ranges.push(next..end, RangeState::Hole);
-                end
-            };
+            let uniform = self.uniform(id, logical);
+            let end = uniform.map_or(logical + 1, |(_, end)| end);
+            let end = blocks.end.min(u64::from(end) * per_extent);
+            match uniform {
+                Some((shown, _)) => ranges.push(next..end, shown.state()),
+                None => self.map_extent_of(id, logical, next..end, ranges),
+            }
             next = end;
         }
         next
+    }
+
+    /// What a snapshot shows at a volume extent if no layer has an entry for it, and the first one behind
+    /// at which that may be something else. Runs may be as long as the largest volume: nobody looks at
+    /// their extents one by one.
+    fn uniform(&self, id: SnapshotId, logical: u32) -> Option<(Shown, u32)> {
+        let mut shown = Shown::Hole;
+        let mut layers = 0;
+        for at in self.chain(id) {
+            let layer = &self.snapshot(at).layer;
+            layers += 1;
+            if layer.get(logical).is_some() {
+                return None;
+            }
+            if layer.in_run(logical) {
+                shown = Shown::Zero;
+                break;
+            }
+            if layer.in_lost(logical) {
+                shown = Shown::Lost;
+                break;
+            }
+        }
+        let change = |at| self.snapshot(at).layer.next_change(logical);
+        let end = self.chain(id).take(layers).filter_map(change).min();
+        Some((shown, end.unwrap_or(u32::MAX)))
     }
 
     /// Adds blocks of one volume extent at which the chain holds something.
@@ -132,32 +181,43 @@ impl Meta {
             Some(size) if size < self.snapshot(to).size => size / BLOCK_BYTES,
             _ => u64::MAX,
         };
+        let mut tell = |blocks: Range<u64>, source: Option<u32>, before: Option<u32>| {
+            let differs = match blocks.start.cmp(&from_end) {
+                // What is lost is not known to be the same, and reading it says so.
+                Ordering::Less => source != before || source == Some(LOST),
+                Ordering::Equal => source.is_some() || before.is_some(),
+                Ordering::Greater => source.is_some(),
+            };
+            if differs && !blocks.is_empty() {
+                let state = if source.is_some() { RangeState::Data } else { RangeState::Zero };
+                ranges.push(blocks, state);
+            }
+        };
         let holds = from.into_iter().chain([to]).map(|id| self.extents_per_hold(id)).min();
         for _ in 0..holds.unwrap_or(1) {
             if next >= blocks.end {
                 break;
             }
             let logical = (next / per_extent) as u32;
-            let held =
-                [from, Some(to)].into_iter().flatten().filter_map(|id| self.next_held(id, logical));
-            let Some(held) = held.min() else { return blocks.end };
-            let base = u64::from(held) * per_extent;
-            let old = from.map(|id| self.resolve(id, held)).unwrap_or_default();
-            let new = self.resolve(to, held);
-            for block in next.max(base)..blocks.end.min(base + per_extent) {
-                let at = (block - base) as u32;
-                let source = self.source(&new, at);
-                let before = self.source(&old, at);
-                let differs = match block.cmp(&from_end) {
-                    // What is lost is not known to be the same, and reading it says so.
-                    Ordering::Less => source != before || source == Some(LOST),
-                    Ordering::Equal => source.is_some() || before.is_some(),
-                    Ordering::Greater => source.is_some(),
-                };
-                if differs {
-                    let state = if source.is_some() { RangeState::Data } else { RangeState::Zero };
-                    ranges.push(block..block + 1, state);
+            let before = from.map_or(Some((Shown::Hole, u32::MAX)), |id| self.uniform(id, logical));
+            if let (Some((old, old_end)), Some((new, new_end))) =
+                (before, self.uniform(to, logical))
+            {
+                let end = blocks.end.min(u64::from(old_end.min(new_end)) * per_extent);
+                // The block that the shorter one ends in is one of its own.
+                let borders = [next, from_end, from_end.saturating_add(1), end];
+                for pair in borders.map(|at| at.clamp(next, end)).windows(2) {
+                    tell(pair[0]..pair[1], new.source(), old.source());
                 }
+                next = end;
+                continue;
+            }
+            let base = u64::from(logical) * per_extent;
+            let old = from.map(|id| self.resolve(id, logical)).unwrap_or_default();
+            let new = self.resolve(to, logical);
+            for block in next..blocks.end.min(base + per_extent) {
+                let at = (block - base) as u32;
+                tell(block..block + 1, self.source(&new, at), self.source(&old, at));
             }
             next = base + per_extent;
         }

@@ -466,6 +466,7 @@ impl crate::info::Finding {
 mod tests {
     use super::*;
     use crate::meta::entries::SPARE_BASE;
+    use crate::meta::usage::Ranges;
     use crate::store::{InitOptions, OpenOptions};
     use serde_json::{Value, json};
     use std::os::unix::fs::FileExt;
@@ -476,6 +477,17 @@ mod tests {
     /// A store with a volume and so many snapshots of it, with these entries: layers are 1 and up, the
     /// oldest snapshot first. It cannot grow, so that it has few spare entries.
     fn make(path: &Path, size: u64, snapshots: u32, entries: Vec<Value>) -> Geometry {
+        make_with(path, size, SIZE, snapshots, entries)
+    }
+
+    /// The same with a volume of another size.
+    fn make_with(
+        path: &Path,
+        size: u64,
+        volume: u64,
+        snapshots: u32,
+        entries: Vec<Value>,
+    ) -> Geometry {
         let options = InitOptions {
             size: Some(size),
             max_size: Some(size),
@@ -484,7 +496,7 @@ mod tests {
         };
         Store::init(path, &options).unwrap();
         let store = Store::open(path, &OpenOptions::default()).unwrap();
-        store.create_volume("v", SIZE).unwrap();
+        store.create_volume("v", volume).unwrap();
         for number in 1..=snapshots {
             store.create_snapshot("v", &format!("s{number}"), &Default::default()).unwrap();
         }
@@ -533,6 +545,52 @@ mod tests {
         assert_eq!(report.lost.len(), LOST_MAX);
         assert_eq!(report.lost.len() as u64 + report.lost_more, 2 * u64::from(MANY), "{report:?}");
         assert!(report.lost.iter().all(|range| range.length == EXTENT), "{:?}", report.lost);
+    }
+
+    /// Each extent of a run was looked at, and each of its blocks: the map of a large volume of which all
+    /// is lost took minutes, and differences hours. Found by the fuzz target repair.
+    #[test]
+    fn long_runs_are_looked_at_as_one() {
+        const LARGE: u64 = 64 << 40;
+        const EXTENTS: u32 = (LARGE / EXTENT) as u32;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let run = |at: u32, snapshot: u32, extent: u32, count: u32, lost: bool| {
+            json!({
+                "entry": SPARE_BASE + at, "snapshot": snapshot, "extent": extent, "zero_run": count,
+                "lost": lost, "data": [], "zero": [],
+            })
+        };
+        // The older snapshot has lost all but an extent, the newer one is zeros but for its beginning.
+        let lost = [(0, 5), (6, EXTENTS - 6)];
+        let lost = (0..).zip(lost).map(|(at, (from, count))| run(at, 1, from, count, true));
+        let zeros = run(2, 2, 8, EXTENTS - 8, false);
+        let entries = lost.chain([data(3, 1, 5), zeros]).collect();
+        make_with(&path, SIZE, LARGE, 2, entries);
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        let meta = store.inner.meta();
+        let [older, newer] = [1, 2].map(crate::units::SnapshotId);
+        let all = 0..LARGE / BLOCK_BYTES;
+        let shown = |ranges: Ranges| -> Vec<_> {
+            let ranges = ranges.into_clipped(0, LARGE).into_iter();
+            ranges.map(|range| (range.offset / EXTENT, range.state)).collect()
+        };
+        use crate::info::RangeState::{Data, Zero};
+        for (id, wanted) in [(older, vec![(0, Data)]), (newer, vec![(0, Data), (8, Zero)])] {
+            let mut ranges = Ranges::new(9);
+            assert_eq!(meta.map_step(id, all.clone(), &mut ranges), all.end);
+            assert_eq!(shown(ranges), wanted);
+        }
+        for (from, to, wanted) in [
+            // What is lost is not known to be the same; the one block that is not lost is.
+            (Some(older), newer, vec![(0, Data), (6, Data), (8, Zero)]),
+            (Some(newer), older, vec![(0, Data), (6, Data)]),
+            (None, newer, vec![(0, Data)]),
+        ] {
+            let mut ranges = Ranges::new(9);
+            assert_eq!(meta.diff_step(from, to, all.clone(), &mut ranges), all.end);
+            assert_eq!(shown(ranges), wanted, "{from:?} {to:?}");
+        }
     }
 
     /// What was behind the end was all over the volume: more ranges than there are spare entries to mark
