@@ -25,7 +25,7 @@ suites=(
     "-p dbs-core --tests"
     "-p dbs-sim --lib --test histories --test suite"
     "-p dbs-server --lib --test nbd --test transfer"
-    "-p engine-adapter --lib --test ssync --test dataconn"
+    "-p engine-adapter --lib --test ssync --test dataconn --test path"
     "-p dbs-fuzz-targets --tests"
 )
 objects=()

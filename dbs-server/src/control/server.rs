@@ -22,7 +22,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Connections served at once; more are told that the server is busy.
-const CONNECTIONS_MAX: usize = 256;
+pub(super) const CONNECTIONS_MAX: usize = 256;
 /// Between two progress lines, and between two looks whether the client is still there.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// A client that takes nothing for this long is given up.

@@ -166,7 +166,8 @@ fn long_results_come_in_parts() {
 #[test]
 fn only_the_owner_may_connect() {
     let setup = Setup::new();
-    let mode = std::fs::metadata(setup.path()).unwrap().permissions().mode();
+    let server = setup.server.as_ref().unwrap();
+    let mode = std::fs::metadata(server.path()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
 
@@ -183,6 +184,42 @@ fn bad_lines_are_answered_and_a_long_one_ends_the_connection() {
     let Reply::Error(failure) = reply(&mut raw) else { panic!() };
     assert!(failure.message.contains("longer than"), "{}", failure.message);
     assert_eq!(raw.read_line(&mut String::new()).unwrap(), 0);
+}
+
+#[test]
+fn a_line_that_is_cut_off_is_answered() {
+    let setup = Setup::new();
+    let mut raw = setup.raw();
+    raw.get_mut().write_all(b"{\"method\":\"flu").unwrap();
+    raw.get_mut().shutdown(std::net::Shutdown::Write).unwrap();
+    let Reply::Error(failure) = reply(&mut raw) else { panic!() };
+    assert!(failure.message.contains("in the middle of a line"), "{}", failure.message);
+    assert_eq!(raw.read_line(&mut String::new()).unwrap(), 0);
+}
+
+/// As JSON it could not be sent, and the next message would be taken for its rest.
+#[test]
+fn results_that_are_no_text_are_refused() {
+    for (good, bad) in [(0, 1), (3, 1), (0, PART_BYTES + 1), (PART_BYTES - 1, 2)] {
+        let mut sent = Vec::new();
+        let mut parts = line::PartWriter::new(&mut sent);
+        let bytes = [vec![b'x'; good], vec![0xff; bad]].concat();
+        let written = parts.write_all(&bytes);
+        let finished = parts.finish();
+        assert!(written.is_err() || finished.is_err(), "{good} {bad}");
+        assert!(sent.len() < 2 * good + 32, "{good} {bad}: {} bytes were sent", sent.len());
+    }
+}
+
+#[test]
+fn more_clients_than_there_may_be_are_told() {
+    let setup = Setup::new();
+    let clients: Vec<_> = (0..server::CONNECTIONS_MAX).map(|_| setup.raw()).collect();
+    // They are let in one after the other.
+    let Reply::Error(failure) = reply(&mut setup.raw()) else { panic!() };
+    assert_eq!(failure.kind, "busy", "{}", failure.message);
+    drop(clients);
+    until(|| setup.client().call(&Request::Flush, &mut |_| true).is_ok());
 }
 
 #[test]
