@@ -9,7 +9,7 @@ BEGIN {
     area("recovery", "dbs-core/src/store/(recover|open)\\.rs")
     area("images of 1.0.0", "dbs-core/src/v1/")
     area("NBD, server", "dbs-server/src/nbd/(handshake|input|session|transmission)\\.rs")
-    area("NBD, client", "dbs-server/src/nbd/(client|carried)\\.rs")
+    area("NBD, client", "dbs-server/src/nbd/client\\.rs")
     area("control socket", "dbs-server/src/control/(line|mod|server)\\.rs")
     area("streams", "dbs-server/src/transfer/stream/")
     area("data connection", "engine-adapter/src/(wire/|data/request\\.rs|controller/path/link\\.rs)")

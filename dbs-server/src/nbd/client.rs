@@ -93,12 +93,6 @@ impl<S: Read + Write> Client<S> {
         self.flags & flag::READ_ONLY != 0
     }
 
-    /// Most bytes of one read or write that the server takes.
-    #[must_use]
-    pub fn payload_max(&self) -> u32 {
-        self.payload_max
-    }
-
     /// Whether an earlier error has ended the connection.
     #[must_use]
     pub fn is_broken(&self) -> bool {

@@ -342,6 +342,7 @@ fn hostile_servers_make_errors_of_our_client() {
     };
     let data = |offset: u64, count: usize| [&offset.to_be_bytes()[..], &vec![1; count]].concat();
     let whole = |done, offset, count| chunk(done, 1, 1, &data(offset, count), 8 + count as u32);
+    let simple = [&0x6744_6698u32.to_be_bytes()[..], &[0; 4], &1u64.to_be_bytes()].concat();
     let mut scripts = vec![
         b"SSH-2.0-OpenSSH\r\n-----------".to_vec(),
         [greeting().to_vec(), pattern(1, 1000)].concat(),
@@ -357,6 +358,10 @@ fn hostile_servers_make_errors_of_our_client() {
         [opened.clone(), chunk(1, 0x8001, 1, &[], u32::MAX)].concat(),
         [opened.clone(), chunk(1, 0x8001, 1, &[0; 6], 6)].concat(),
         [opened.clone(), chunk(1, 5, 1, &[0; 12], 12)].concat(),
+        // A hole of nothing, the same bytes again and again, and a reply of another kind than was agreed on.
+        [opened.clone(), chunk(1, 2, 1, &[0; 12], 12)].concat(),
+        [opened.clone(), whole(0, 0, 1).repeat(4096), whole(1, 0, 4096)].concat(),
+        [opened.clone(), simple, vec![1; 4096]].concat(),
     ];
     scripts.extend((0..50).map(|seed| [opened.clone(), pattern(seed, 500)].concat()));
     for (index, script) in scripts.into_iter().enumerate() {
@@ -366,7 +371,7 @@ fn hostile_servers_make_errors_of_our_client() {
         theirs.shutdown(Shutdown::Write).unwrap();
         let result = Client::over(ours, "", &ClientOptions::default()).and_then(|mut client| {
             let first = client.read_at(0, &mut [0; 4096]);
-            assert!(client.flush().is_err(), "script {index}");
+            assert!(client.is_broken() && client.flush().is_err(), "script {index}");
             first
         });
         assert!(result.is_err(), "script {index}");
@@ -379,4 +384,7 @@ fn hostile_servers_make_errors_of_our_client() {
     let mut buf = [0; 4096];
     client.read_at(0, &mut buf).unwrap();
     assert_eq!(buf, [1; 4096]);
+    let beyond = client.read_at(u64::MAX - 1, &mut buf).unwrap_err();
+    assert_eq!(beyond.kind(), std::io::ErrorKind::InvalidInput, "{beyond}");
+    assert!(!client.is_broken());
 }
