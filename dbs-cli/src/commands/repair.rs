@@ -80,7 +80,11 @@ impl Repair {
             Some(save) => save,
             None => beside(path)?,
         };
-        confirm(context, &format!("Save the metadata in {} and repair?", save.display()))?;
+        let what = match plan.saves() {
+            true => format!("Save the metadata in {} and repair?", save.display()),
+            false => "Repair? No metadata is written over, and none is saved.".to_owned(),
+        };
+        confirm(context, &what)?;
         let report = plan.carry_out(&save)?;
         let text = match &report.saved {
             Some(saved) => format!("repaired; the metadata as it was is in {saved}"),

@@ -350,6 +350,26 @@ fn a_dump_is_json_either_way() {
     assert_eq!(server.stop().0, Some(0));
 }
 
+/// They say nothing, and nothing else is wrong: no metadata is written over, and none saved.
+#[test]
+fn damaged_checksums_are_begun_anew() {
+    let place = Place::new();
+    place.init();
+    place.pipe("volume import w -", &image(1)).ok("import");
+    let mut store = std::fs::read(place.store()).unwrap();
+    let page = store.chunks(4096).position(|block| block.starts_with(b"DBSc")).unwrap();
+    store[page * 4096 + 777] ^= 0x10;
+    std::fs::write(place.store(), store).unwrap();
+    let files = || std::fs::read_dir(place.path("")).unwrap().count();
+    let before = files();
+    assert_eq!(place.json("check")["findings"][0]["region"], "checksums");
+    let report = place.json("repair --yes");
+    assert!(report["done"] == true && report["saved"].is_null(), "{report}");
+    assert_eq!(report["steps"][0]["region"], "checksums");
+    assert_eq!((files(), &place.json("check")["findings"]), (before, &serde_json::json!([])));
+    assert_eq!(place.json("scrub --restart")["damaged"], 0);
+}
+
 #[test]
 fn a_damaged_store_is_checked_repaired_and_put_back() {
     let place = Place::new();

@@ -87,6 +87,13 @@ impl OpenRepair {
         self.repair.report()
     }
 
+    /// Whether metadata is written over, and saved before: not where there is none yet, nor where only
+    /// damaged checksums are begun anew.
+    #[must_use]
+    pub fn saves(&self) -> bool {
+        self.repair.plan.is_some() && matches!(self.target, RepairTarget::Opened(_))
+    }
+
     /// Saves the metadata to the new file `save`, then repairs. Of a store that is to be made there is
     /// none to save; if that fails nothing of it is left. Nor is there where only damaged checksums are
     /// begun anew.
