@@ -393,4 +393,6 @@ pub struct WorkReport {
     pub done: u64,
     /// Steps known to remain; 0 means there is nothing left to do.
     pub remaining: u64,
+    /// The call stopped because a read that has begun must end first.
+    pub waits: bool,
 }

@@ -49,6 +49,10 @@ pub enum Bug {
     WriteKeepsViews,
     /// What is remembered of a volume's content outlives a change of its tree.
     RelinkKeepsViews,
+    /// What is remembered of a clone's content outlives its being cut off from its origin.
+    CutKeepsViews,
+    /// A merge does not wait for reads that began before something lost sight of a snapshot.
+    MergeBesideReads,
     /// A relink too long for one group gives parents before old ones are gone.
     RelinkWithoutCutting,
     /// A discard in a rebuilding volume marks nothing zero where there is no parent yet.
@@ -75,7 +79,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -98,6 +102,8 @@ impl Bug {
         Self::RecordLayerEarly,
         Self::WriteKeepsViews,
         Self::RelinkKeepsViews,
+        Self::CutKeepsViews,
+        Self::MergeBesideReads,
         Self::RelinkWithoutCutting,
         Self::ForgetZeroInRebuilding,
         Self::SkipPageOpening,

@@ -98,6 +98,8 @@ pub struct Allocator {
     /// Durably free, to be given back to the device before they are handed out again; handed out
     /// all the same when nothing else is left.
     unpunched: Vec<u32>,
+    /// Taken by [`Allocator::take_unpunched`] and not back yet.
+    punching: u32,
     punch: bool,
 }
 
@@ -159,6 +161,7 @@ impl Allocator {
     pub fn take_unpunched(&mut self, max: usize) -> Vec<u32> {
         let count = self.unpunched.len().min(max);
         let mut ids = self.unpunched.split_off(self.unpunched.len() - count);
+        self.punching += count as u32;
         ids.sort_unstable();
         ids
     }
@@ -166,6 +169,7 @@ impl Allocator {
     /// Ids given back to the device.
     pub fn punched(&mut self, ids: &[u32]) {
         ids.iter().for_each(|id| self.free.insert(*id));
+        self.punching -= ids.len() as u32;
     }
 
     /// Ids that can be handed out now.
@@ -181,6 +185,11 @@ impl Allocator {
     /// Ids in quarantine.
     pub fn quarantined(&self) -> u32 {
         self.quarantine.len() as u32
+    }
+
+    /// Ids being given back to the device: free, and not to be had now.
+    pub fn punching(&self) -> u32 {
+        self.punching
     }
 
     /// Ids waiting to be given back to the device.

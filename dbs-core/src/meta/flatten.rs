@@ -7,13 +7,17 @@ use super::merge::Copy;
 use super::{Meta, Step};
 use crate::error::Result;
 use crate::format::record::FillState;
+use crate::sabotage::Bug;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 
 /// How one volume extent is copied down.
 #[derive(Debug)]
 pub struct FlattenPlan {
-    entry: u32,
+    layer: SnapshotId,
     logical: u32,
+    entry: u32,
+    /// The extent was allocated for this.
+    fresh: bool,
     data: Bits,
     /// To be done before [`Meta::finish_flatten`].
     pub copies: Vec<Copy>,
@@ -31,22 +35,33 @@ pub struct MovePlan {
 impl Meta {
     /// The layers of a volume that build on another volume's.
     pub fn foreign_children(&self, volume: VolumeId) -> Vec<SnapshotId> {
-        self.snapshots()
-            .filter(|(_, s)| {
-                s.volume == volume
-                    && !s.parent.is_none()
-                    && self.snapshot(s.parent).volume != volume
-            })
-            .map(|(id, _)| id)
-            .collect()
+        self.snapshots().map(|(id, _)| id).filter(|id| self.is_foreign_child(volume, *id)).collect()
     }
 
-    /// Plans copying what `id` shows of its ancestors at a volume extent; `None` if it shows
-    /// nothing of theirs. The caller holds a fence number and the blocks exclusively.
+    /// Whether a snapshot or head is a layer of `volume` that builds on another volume's: while a job on
+    /// it waited, it may have been merged away, and its number been given to another.
+    pub fn is_foreign_child(&self, volume: VolumeId, id: SnapshotId) -> bool {
+        self.try_snapshot(id).is_some_and(|s| {
+            let foreign = || self.snapshot(s.parent).volume != volume;
+            s.volume == volume && !s.parent.is_none() && foreign()
+        })
+    }
+
+    /// Plans copying what `id`, a layer of `volume`, shows of another volume's layers at a volume extent;
+    /// `None` if it shows nothing of theirs, or is no such layer any more. The caller takes a fence number
+    /// in the same step, and holds the blocks exclusively.
     ///
     /// # Errors
     /// [`super::Stop::Space`], [`super::Stop::Room`].
-    pub fn plan_flatten(&mut self, id: SnapshotId, logical: u32) -> Step<Option<FlattenPlan>> {
+    pub fn plan_flatten(
+        &mut self,
+        volume: VolumeId,
+        id: SnapshotId,
+        logical: u32,
+    ) -> Step<Option<FlattenPlan>> {
+        if !self.is_foreign_child(volume, id) {
+            return Ok(None);
+        }
         self.check_not_lost(id)?;
         let own = self.snapshot(id).layer.get(logical);
         if own.is_none() && self.snapshot(id).layer.in_run(logical) {
@@ -69,9 +84,9 @@ impl Meta {
         if sources.is_empty() {
             return Ok(None);
         }
-        let entry = match own {
-            Some(entry) if entry < SPARE_BASE => entry,
-            _ => self.allocate(id, logical)?,
+        let (entry, fresh) = match own {
+            Some(entry) if entry < SPARE_BASE => (entry, false),
+            _ => (self.allocate(id, logical)?, true),
         };
         let mut data = Bits::default();
         let mut copies: Vec<Copy> = Vec::new();
@@ -85,23 +100,26 @@ impl Meta {
                 _ => copies.push(Copy { from, to, length: BLOCK_BYTES }),
             }
         }
-        Ok(Some(FlattenPlan { entry, logical, data, copies }))
+        self.use_snapshots(&[id]);
+        Ok(Some(FlattenPlan { layer: id, logical, entry, fresh, data, copies }))
     }
 
     /// The copies of a plan have been written.
     pub fn finish_flatten(&mut self, plan: &FlattenPlan) {
         self.log_entry(plan.entry);
         self.fill_all(plan.entry, &plan.data, FillState::Data);
-        self.forget_everywhere(plan.logical);
+    }
+
+    /// The copies of a plan could not be written.
+    pub fn abort_flatten(&mut self, plan: &FlattenPlan) {
+        if plan.fresh {
+            self.unallocate(plan.layer, plan.logical);
+        }
     }
 
     /// Makes a layer a root: its ancestors show nothing through it any more.
     pub fn cut(&mut self, id: SnapshotId) {
-        let parent = self.snapshot(id).parent;
-        self.snapshot_mut(parent).children.remove(&id.0);
-        self.set_parent(id, SnapshotId::NONE);
-        self.sight_group = self.log.next;
-        self.views.remove(&id.0);
+        self.set_parent(id, SnapshotId::NONE, Bug::CutKeepsViews);
     }
 
     /// Volume extents at which the chain above a layer holds anything.
@@ -126,14 +144,22 @@ impl Meta {
         (free < last).then_some((last, free))
     }
 
-    /// Plans moving a data extent to the lowest free one. The caller holds the blocks exclusively.
+    /// Plans moving a data extent to the lowest free one. The caller holds the blocks at `lock`
+    /// exclusively; `None` if that is not where the extent is, or it is not the one to move any more.
     ///
     /// # Errors
     /// [`super::Stop::Space`], [`super::Stop::Room`].
-    pub fn plan_move(&mut self, from: u32) -> Step<MovePlan> {
+    pub fn plan_move(&mut self, from: u32, lock: Option<(Space, u32)>) -> Step<Option<MovePlan>> {
+        let due = self.next_move().is_some_and(|(extent, _)| extent == from);
+        if !due || self.move_lock(from) != lock {
+            return Ok(None);
+        }
         self.log_entry(from);
         self.forget_preference();
         let to = self.take_extent()?;
+        if let Some((owner, _)) = self.entries.owner(from) {
+            self.use_snapshots(&[SnapshotId(owner)]);
+        }
         let copies = self
             .entries
             .data_bits(from)
@@ -144,7 +170,7 @@ impl Meta {
                 length: u64::from(run.end - run.start) * BLOCK_BYTES,
             })
             .collect();
-        Ok(MovePlan { from, to, copies })
+        Ok(Some(MovePlan { from, to, copies }))
     }
 
     /// The move was not made: its target is free again.
@@ -158,10 +184,9 @@ impl Meta {
         let (data, zero) = (self.entries.data_bits(plan.from), self.entries.zero_bits(plan.from));
         self.entries.assign(plan.to, owner, logical);
         self.entries.set_bits(plan.to, &data, &zero);
-        self.snapshot_mut(SnapshotId(owner)).layer.insert(logical, plan.to);
+        self.layer_mut(SnapshotId(owner), logical..logical + 1).insert(logical, plan.to);
         self.append_entry(plan.to);
         self.free_entry(plan.from);
-        self.forget_everywhere(logical);
     }
 
     /// Where the blocks of which volume extent must be held while an extent moves; `None` if it is

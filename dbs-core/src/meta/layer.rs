@@ -21,6 +21,26 @@ pub struct Layer {
     pub lost: BTreeMap<u32, (u32, u32)>,
 }
 
+/// The layer of a snapshot in the tree: everybody may look at it, and [`super::Meta::layer_mut`] alone
+/// changes it, since views remember what is in it.
+#[derive(Debug, Default)]
+pub struct SeenLayer(Layer);
+
+impl SeenLayer {
+    /// The layer, to be changed. Views must forget what changes.
+    pub(super) fn changeable(&mut self) -> &mut Layer {
+        &mut self.0
+    }
+}
+
+impl std::ops::Deref for SeenLayer {
+    type Target = Layer;
+
+    fn deref(&self) -> &Layer {
+        &self.0
+    }
+}
+
 #[derive(Debug)]
 enum Piece {
     /// Neighbours that lie in the same order on the device: first key, number, first id.

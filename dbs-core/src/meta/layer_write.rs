@@ -93,9 +93,8 @@ impl Meta {
         let held: Vec<_> =
             layer.iter_from(extents.start).take_while(|item| item.0 < extents.end).collect();
         for (logical, entry) in held {
-            self.snapshot_mut(owner).layer.remove(logical);
+            self.layer_mut(owner, logical..logical + 1).remove(logical);
             self.free_entry(entry);
-            self.forget_layer(owner, logical);
         }
         Ok(())
     }
@@ -111,7 +110,6 @@ impl Meta {
         let Some(entry) = self.snapshot(owner).layer.get(logical) else { return Ok(()) };
         self.log_entry(entry);
         self.fill(entry, part, FillState::Absent);
-        self.forget_layer(owner, logical);
         self.slim(owner, logical, entry)
     }
 
@@ -122,7 +120,6 @@ impl Meta {
         };
         self.log_entry(entry);
         self.fill_all(entry, &Bits::range(&(0..self.blocks_per_extent())), FillState::Zero);
-        self.forget_layer(owner, logical);
         Ok(())
     }
 
@@ -142,19 +139,19 @@ impl Meta {
                 true => Some(self.take_spare()?.ok_or_else(no_spare)?),
                 false => None,
             };
-            self.snapshot_mut(owner).layer.runs.remove(&run.start);
+            let carved = run.start.max(extents.start)..run.end.min(extents.end);
+            self.layer_mut(owner, carved).runs.remove(&run.start);
             let parts = [left, right].into_iter().filter(|part| !part.is_empty());
             let mut entries = [Some(spare), second].into_iter().flatten();
             for part in parts {
                 let Some(spare) = entries.next() else { break };
                 let length = part.end - part.start;
                 self.entries.assign_run(spare, owner.0, part.start, length);
-                self.snapshot_mut(owner).layer.runs.insert(part.start, (length, spare));
+                // It said the same before.
+                self.layer_mut(owner, 0..0).runs.insert(part.start, (length, spare));
                 self.append_entry(spare);
             }
             entries.for_each(|spare| self.free_entry(spare));
-            let carved = run.start.max(extents.start)..run.end.min(extents.end);
-            carved.for_each(|logical| self.forget_layer(owner, logical));
         }
         Ok(())
     }

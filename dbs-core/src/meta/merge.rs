@@ -25,6 +25,9 @@ pub enum Work {
     /// Commit: a deletion is not durable yet. Until it is, a crash would bring back what it took
     /// out of sight, and find its blocks given to others.
     Commit,
+    /// Nothing before reads have ended that began before something lost sight of a snapshot: they may
+    /// be of blocks that a merge writes over, or hands to a head that does.
+    Wait,
     /// Merge these volume extents of a deleted snapshot into its only child.
     Merge(Merge),
 }
@@ -84,12 +87,20 @@ impl Meta {
     /// [`super::Stop::Room`].
     pub fn next_work(&mut self, most: u64) -> Step<Work> {
         let ready = |id: &&u32| self.is_ready(self.snapshot(SnapshotId(**id)));
-        let Some(id) = self.deleting.iter().find(ready).copied().map(SnapshotId) else {
+        let Some(first) = self.deleting.iter().find(ready).copied() else {
             return Ok(Work::Idle);
         };
-        if self.sight_group > self.log.durable {
+        if self.sight.group > self.log.durable {
             return Ok(Work::Commit);
         }
+        // What is freed waits for reads by itself.
+        let free = |id: &&u32| self.snapshot(SnapshotId(**id)).children.is_empty();
+        let reads = self.fence.oldest() < self.sight.fence && !sabotage::is(Bug::MergeBesideReads);
+        let id = match self.deleting.iter().find(free).copied() {
+            Some(leaf) if reads => SnapshotId(leaf),
+            None if reads => return Ok(Work::Wait),
+            _ => SnapshotId(first),
+        };
         let snapshot = self.snapshot(id);
         let Some(child) = snapshot.children.first().copied().map(SnapshotId) else {
             self.reclaim(id);
@@ -124,6 +135,17 @@ impl Meta {
         }
     }
 
+    /// These are what the step of background work that is planned now works on. A writer that needs
+    /// space leaves them alone.
+    pub fn use_snapshots(&mut self, ids: &[SnapshotId]) {
+        self.in_use.extend(ids);
+    }
+
+    /// The step is over.
+    pub fn end_use(&mut self) {
+        self.in_use.clear();
+    }
+
     /// Frees leaves of the tree that nobody needs, for a writer that found the store full.
     pub fn reclaim_leaves(&mut self, max: usize) -> bool {
         let mut any = false;
@@ -131,7 +153,10 @@ impl Meta {
             if self.log.is_long() {
                 break;
             }
-            let leaf = |id: &&u32| self.snapshot(SnapshotId(**id)).children.is_empty();
+            let leaf = |id: &&u32| {
+                let id = SnapshotId(**id);
+                self.snapshot(id).children.is_empty() && !self.in_use.contains(&id)
+            };
             let Some(id) = self.deleting.iter().find(leaf).copied() else { break };
             self.reclaim(SnapshotId(id));
             any = true;
@@ -167,6 +192,9 @@ impl Meta {
                 && s.children.first() == Some(&merge.child.0)
                 && held()
         });
+        if due {
+            self.use_snapshots(&[merge.snapshot, merge.child]);
+        }
         let extents = if due { merge.extents.as_slice() } else { &[] };
         extents.iter().filter_map(|logical| self.plan_merge(merge, *logical)).collect()
     }
@@ -214,11 +242,10 @@ impl Meta {
         let MergePlan { snapshot, child, logical, .. } = *plan;
         self.entries.set_owner(plan.target, child.0);
         self.entries.set_bits(plan.target, &plan.data, &plan.zero);
-        self.snapshot_mut(snapshot).layer.remove(logical);
-        self.snapshot_mut(child).layer.insert(logical, plan.target);
+        self.layer_mut(snapshot, logical..logical + 1).remove(logical);
+        self.layer_mut(child, logical..logical + 1).insert(logical, plan.target);
         self.append_entry(plan.target);
         self.free_entry(plan.freed);
-        self.forget_everywhere(logical);
     }
 
     /// Steps of background work known to remain.
@@ -241,11 +268,12 @@ impl Meta {
         let layer = &self.snapshot(id).layer;
         let some: Vec<_> = layer.iter().take(ENTRIES_PER_STEP).collect();
         for (logical, entry) in &some {
-            self.snapshot_mut(id).layer.remove(*logical);
+            self.layer_mut(id, *logical..*logical + 1).remove(*logical);
             self.free_entry(*entry);
         }
         for _ in some.len()..ENTRIES_PER_STEP {
-            let layer = &mut self.snapshot_mut(id).layer;
+            // Nothing looks through a deleted snapshot without children.
+            let layer = self.layer_mut(id, 0..0);
             match layer.runs.pop_first().or_else(|| layer.lost.pop_first()) {
                 Some((_, (_, spare))) => self.free_entry(spare),
                 None => return self.unlink(id),
@@ -263,17 +291,16 @@ impl Meta {
                 break;
             }
             let hidden = owner.in_run(logical) && !sabotage::is(Bug::MergeIgnoresZeros);
-            self.snapshot_mut(id).layer.remove(logical);
+            self.layer_mut(id, logical..logical + 1).remove(logical);
             if hidden {
                 self.free_entry(entry);
             } else {
                 self.entries.set_owner(entry, child.0);
-                self.snapshot_mut(child).layer.insert(logical, entry);
+                self.layer_mut(child, logical..logical + 1).insert(logical, entry);
                 if !self.log_entry(entry) {
                     self.append_entry(entry);
                 }
             }
-            self.forget_everywhere(logical);
         }
     }
 
@@ -297,22 +324,21 @@ impl Meta {
             let held = self.snapshot(child).layer.iter_from(extents.start);
             let open: Vec<_> = held
                 .take_while(|(logical, _)| *logical < extents.end)
-                .map(|(logical, entry)| {
+                .map(|(_, entry)| {
                     let held = self.entries.data_bits(entry).or(&self.entries.zero_bits(entry));
-                    (logical, entry, all.without(&held))
+                    (entry, all.without(&held))
                 })
-                .filter(|(_, _, absent)| !absent.is_empty())
+                .filter(|(_, absent)| !absent.is_empty())
                 .take(ENTRIES_PER_STEP)
                 .collect();
-            for (logical, entry, absent) in &open {
+            for (entry, absent) in &open {
                 self.fill_all(*entry, absent, FillState::Zero);
-                self.forget_everywhere(*logical);
             }
             if !open.is_empty() {
                 return Ok(());
             }
         }
-        self.snapshot_mut(id).layer.runs.remove(&extents.start);
+        self.layer_mut(id, extents.clone()).runs.remove(&extents.start);
         if self.is_bottom(id, child) {
             self.free_entry(spare);
         } else {

@@ -42,7 +42,7 @@ use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
 use entries::{Entries, SPARE_BASE};
 use ids::IdMap;
-use layer::Layer;
+use layer::SeenLayer;
 use locks::{Fence, RangeLocks, Space};
 use log::Log;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -116,7 +116,7 @@ pub struct Snapshot {
     /// Children.
     pub children: BTreeSet<u32>,
     /// Its own layer.
-    pub layer: Layer,
+    pub layer: SeenLayer,
 }
 
 impl Snapshot {
@@ -136,6 +136,16 @@ impl Snapshot {
     }
 }
 
+/// When something visible lost sight of a snapshot: a snapshot or volume was deleted or rolled back, a
+/// clone was cut off, or a tree was linked anew.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight {
+    /// Group that makes it durable.
+    group: u64,
+    /// Reads numbered below this may have been planned before it.
+    fence: u64,
+}
+
 /// The state of an open store.
 pub struct Meta {
     /// Shape.
@@ -150,6 +160,9 @@ pub struct Meta {
     snapshots: Vec<Option<Snapshot>>,
     snapshots_free: FreeSet,
     deleting: BTreeSet<u32>,
+    /// Snapshots whose entries a step of background work is copying: they are not freed meanwhile, nor
+    /// handed to others.
+    in_use: Vec<SnapshotId>,
     /// Extent and spare entries.
     pub entries: Entries,
     /// Data extents.
@@ -159,8 +172,10 @@ pub struct Meta {
     unlogged: IdMap<Option<u32>>,
     /// Next extent to prefer, so that neighbours stay adjacent.
     next_extent: u32,
-    /// Group of the last change by which something visible lost sight of a snapshot.
-    sight_group: u64,
+    /// The last change by which something visible lost sight of a snapshot.
+    sight: Sight,
+    /// Changes of parents by which views have become wrong.
+    tree_version: u64,
     /// Volumes whose revision counter has changed since their last record.
     staged: BTreeSet<u32>,
     /// The last group had no room for some of them.

@@ -170,7 +170,7 @@ impl Meta {
             if self.snapshot(owner).head() {
                 self.note_filled(owner, piece.logical, piece.entry, &piece.blocks);
             } else {
-                self.forget_through(piece.logical);
+                self.forget_entry(piece.entry);
             }
             if !self.log_entry(piece.entry) {
                 self.append(&Record::Fill {
@@ -238,9 +238,8 @@ impl Meta {
         for run in zeros.runs(self.blocks_per_extent()) {
             self.entries.fill(entry, run, FillState::Zero);
         }
-        self.snapshot_mut(owner).layer.insert(logical, entry);
+        self.layer_mut(owner, logical..logical + 1).insert(logical, entry);
         self.unlogged.insert(entry, replaced);
-        self.forget(owner, logical);
         Ok(entry)
     }
 
@@ -330,17 +329,17 @@ impl Meta {
         ))
     }
 
-    fn unallocate(&mut self, owner: SnapshotId, logical: u32) {
+    /// Takes back [`Meta::allocate`]: the layer has what it had before.
+    pub(super) fn unallocate(&mut self, owner: SnapshotId, logical: u32) {
         let Some(entry) = self.snapshot(owner).layer.get(logical) else { return };
         let Some(replaced) = self.unlogged.remove(&entry) else { return };
-        let layer = &mut self.snapshot_mut(owner).layer;
+        let layer = self.layer_mut(owner, logical..logical + 1);
         match replaced {
             Some(spare) => layer.insert(logical, spare),
             None => layer.remove(logical),
         };
         self.entries.release(entry);
         self.extents.put_back(entry);
-        self.forget_layer(owner, logical);
     }
 }
 

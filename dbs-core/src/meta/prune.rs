@@ -93,7 +93,7 @@ impl Meta {
         let (zero, all) = (zero.without(&dropped), Bits::range(&(0..self.blocks_per_extent())));
         let as_run = in_run && data.or(&zero) == all;
         if left.is_empty() && (as_run || (!in_run && zero.is_empty())) {
-            self.snapshot_mut(owner).layer.remove(logical);
+            self.layer_mut(owner, logical..logical + 1).remove(logical);
             self.free_entry(entry);
         } else {
             if !dropped.is_empty() {
@@ -104,7 +104,6 @@ impl Meta {
                 self.carry_by_spare(owner, logical, entry)?;
             }
         }
-        self.forget_everywhere(logical);
         Ok(gone.count())
     }
 }

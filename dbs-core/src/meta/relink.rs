@@ -310,8 +310,6 @@ impl Meta {
         let needed = relink.targets.iter().map(|target| self.relink_bytes(target)).sum::<usize>()
             + SLOT_BYTES
             + RECORD_BYTES;
-        self.forget_volume(relink.volume);
-        self.sight_group = self.log.next;
         if relink.cut == 0 && needed <= self.log.pending_soft_max() {
             // The whole of it or, until there is room, nothing.
             if !self.log.is_short() {
@@ -367,25 +365,8 @@ impl Meta {
 
     /// Gives a snapshot or head another parent.
     fn reparent(&mut self, id: SnapshotId, parent: SnapshotId) {
-        let old = self.snapshot(id).parent;
-        if old == parent {
-            return;
+        if self.snapshot(id).parent != parent {
+            self.set_parent(id, parent, Bug::RelinkKeepsViews);
         }
-        if !old.is_none() {
-            self.snapshot_mut(old).children.remove(&id.0);
-        }
-        self.set_parent(id, parent);
-    }
-
-    /// Every view of a volume looks everything up again.
-    fn forget_volume(&mut self, volume: VolumeId) {
-        if sabotage::is(Bug::RelinkKeepsViews) {
-            return;
-        }
-        let snapshots = &self.snapshots;
-        self.views.retain(|id, _| {
-            let snapshot = snapshots.get(*id as usize - 1).and_then(Option::as_ref);
-            snapshot.is_some_and(|snapshot| snapshot.volume != volume)
-        });
     }
 }

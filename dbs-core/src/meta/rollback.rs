@@ -107,13 +107,14 @@ impl Meta {
         if let Some(Partial { entry, logical, data, zero }) = cover.partial {
             self.entries.assign(entry, head.0, logical);
             self.entries.set_bits(entry, &Bits::range(&data), &Bits::range(&zero));
-            self.snapshot_mut(head).layer.insert(logical, entry);
+            self.layer_mut(head, logical..logical + 1).insert(logical, entry);
             self.append_entry(entry);
         }
         if let Some((spare, extents)) = cover.run {
             let length = extents.end - extents.start;
             self.entries.assign_run(spare, head.0, extents.start, length);
-            self.snapshot_mut(head).layer.runs.insert(extents.start, (length, spare));
+            let start = extents.start;
+            self.layer_mut(head, extents).runs.insert(start, (length, spare));
             self.append_entry(spare);
         }
     }

@@ -1,6 +1,6 @@
 //! Volumes, snapshots and clones: every command that changes the tree, as one batch of records.
 
-use super::{Meta, Snapshot, Step, Stop, Volume, names};
+use super::{Meta, Sight, Snapshot, Step, Stop, Volume, names};
 use crate::error::{Error, Result};
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
@@ -10,6 +10,7 @@ use crate::format::slots::{
 use crate::format::{RegionKind, labels};
 use crate::info::Labels;
 use crate::limits::VOLUME_MAX_BYTES;
+use crate::sabotage::{self, Bug};
 use crate::units::{SECTOR_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -232,13 +233,32 @@ impl Meta {
             self.snapshot_mut(parent).children.remove(&id.0);
         }
         if let Some(child) = child.map(SnapshotId) {
-            self.set_parent(child, parent);
+            // An empty layer between them said nothing: what views remember stays true.
+            self.link(child, parent);
         }
         self.append_snapshot(id);
     }
 
-    /// Makes `parent` the parent of `child`, whose old one is gone or no longer needed.
-    pub(super) fn set_parent(&mut self, child: SnapshotId, parent: SnapshotId) {
+    /// Gives `child` another parent, or none: what it showed through the old one is out of sight. `flaw`
+    /// is the planted bug that leaves views as they are.
+    pub(super) fn set_parent(&mut self, child: SnapshotId, parent: SnapshotId, flaw: Bug) {
+        let old = self.snapshot(child).parent;
+        if !old.is_none() {
+            self.snapshot_mut(old).children.remove(&child.0);
+        }
+        self.link(child, parent);
+        self.lose_sight();
+        if !sabotage::is(flaw) {
+            self.tree_version += 1;
+        }
+    }
+
+    /// Something visible no longer shows a snapshot that it showed until now.
+    fn lose_sight(&mut self) {
+        self.sight = Sight { group: self.log.next, fence: self.fence.next() };
+    }
+
+    fn link(&mut self, child: SnapshotId, parent: SnapshotId) {
         self.snapshot_mut(child).parent = parent;
         if !parent.is_none() {
             self.snapshot_mut(parent).children.insert(child.0);
@@ -317,7 +337,7 @@ impl Meta {
         snapshot.labels.clear();
         self.deleting.insert(id.0);
         self.views.remove(&id.0);
-        self.sight_group = self.log.next;
+        self.lose_sight();
         self.append(&Record::Drop { index: id.0 - 1, volume: volume.0 });
     }
 
@@ -385,7 +405,7 @@ pub(super) fn new_head(volume: VolumeId, parent: SnapshotId, size: u64, birth: B
         flags: SNAPSHOT_HEAD,
         labels: Vec::new(),
         children: BTreeSet::new(),
-        layer: super::layer::Layer::default(),
+        layer: super::layer::SeenLayer::default(),
     }
 }
 

@@ -1,12 +1,20 @@
 //! Flattened lookups: for each volume extent of an open volume or snapshot, which entries of its
 //! chain count. Found by walking the chain once, then remembered.
+//!
+//! What is remembered names entries, so it must not outlive them. Two things keep it true. Parents
+//! change only through [`Meta::set_parent`], which raises [`Meta::tree_version`]: every piece of a
+//! view carries the version it is of, and is empty at any other. Layers change only through
+//! [`Meta::layer_mut`] and [`Meta::forget_entry`], which make every view that may look through the
+//! layer forget the place.
 
 use super::Meta;
 use super::entries::Bits;
 use super::ids::IdMap;
+use super::layer::Layer;
 use crate::format::record::FillState;
 use crate::sabotage::{self, Bug};
 use crate::units::SnapshotId;
+use std::ops::Range;
 
 /// Volume extents in a piece of the cache.
 const PIECE: u32 = 512;
@@ -30,9 +38,16 @@ const BELOW: u16 = u16::MAX - 1;
 /// Lookup cache of one open volume or snapshot.
 #[derive(Debug, Default)]
 pub struct View {
-    pieces: IdMap<Box<[u32; PIECE as usize]>>,
+    pieces: IdMap<Box<Piece>>,
     mixed: Vec<Layers>,
     mixed_free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    /// [`Meta::tree_version`] that the cells are of.
+    version: u64,
+    cells: [u32; PIECE as usize],
 }
 
 /// The entries that count for one volume extent, topmost first.
@@ -47,10 +62,24 @@ pub struct Layers {
 }
 
 impl View {
-    /// Forgets what is known of a volume extent.
-    pub fn forget(&mut self, logical: u32) {
-        if let Some(piece) = self.pieces.get_mut(&(logical / PIECE)) {
-            let cell = std::mem::replace(&mut piece[(logical % PIECE) as usize], UNKNOWN);
+    /// Forgets what is known of volume extents.
+    fn forget(&mut self, extents: &Range<u32>) {
+        let pieces = extents.start / PIECE..extents.end.div_ceil(PIECE);
+        if pieces.len() > self.pieces.len() {
+            let all: Vec<u32> = self.pieces.keys().copied().collect();
+            all.into_iter().filter(|at| pieces.contains(at)).for_each(|at| self.clear(at, extents));
+        } else {
+            pieces.for_each(|at| self.clear(at, extents));
+        }
+    }
+
+    /// Forgets those of the extents that are in one piece.
+    fn clear(&mut self, at: u32, extents: &Range<u32>) {
+        let Some(piece) = self.pieces.get_mut(&at) else { return };
+        let first = extents.start.max(at * PIECE) - at * PIECE;
+        let end = extents.end.min((at + 1) * PIECE) - at * PIECE;
+        for cell in &mut piece.cells[first as usize..end as usize] {
+            let cell = std::mem::replace(cell, UNKNOWN);
             if cell & MIXED != 0 {
                 self.mixed[(cell & !MIXED) as usize] = Layers::default();
                 self.mixed_free.push(cell & !MIXED);
@@ -58,12 +87,18 @@ impl View {
         }
     }
 
-    fn cell(&self, logical: u32) -> u32 {
-        let piece = self.pieces.get(&(logical / PIECE));
-        piece.map_or(UNKNOWN, |piece| piece[(logical % PIECE) as usize])
+    fn cell(&self, logical: u32, version: u64) -> u32 {
+        match self.pieces.get(&(logical / PIECE)) {
+            Some(piece) if piece.version == version => piece.cells[(logical % PIECE) as usize],
+            _ => UNKNOWN,
+        }
     }
 
-    fn remember(&mut self, logical: u32, layers: Layers) {
+    fn remember(&mut self, logical: u32, version: u64, layers: Layers) {
+        let at = logical / PIECE;
+        if self.pieces.get(&at).is_some_and(|piece| piece.version != version) {
+            self.clear(at, &(at * PIECE..(at + 1) * PIECE));
+        }
         let cell = match layers.entries.as_slice() {
             [] if !layers.lost_below => NOTHING,
             [single] if !layers.lost_below => *single + SINGLE,
@@ -81,9 +116,11 @@ impl View {
                 index | MIXED
             }
         };
-        let piece = self.pieces.entry(logical / PIECE);
-        piece.or_insert_with(|| Box::new([UNKNOWN; PIECE as usize]))[(logical % PIECE) as usize] =
-            cell;
+        let piece = self.pieces.entry(at);
+        let piece =
+            piece.or_insert_with(|| Box::new(Piece { version, cells: [UNKNOWN; PIECE as usize] }));
+        piece.version = version;
+        piece.cells[(logical % PIECE) as usize] = cell;
     }
 }
 
@@ -171,14 +208,18 @@ impl Meta {
         if self.snapshot(snapshot).parent.is_none() {
             return;
         }
-        let cell = self.views.get(&snapshot.0).map_or(UNKNOWN, |view| view.cell(logical));
+        let version = self.tree_version;
+        let cell = self.views.get(&snapshot.0).map_or(UNKNOWN, |view| view.cell(logical, version));
         if cell == UNKNOWN {
             let layers = self.resolve(snapshot, logical);
-            self.views.entry(snapshot.0).or_default().remember(logical, layers);
+            self.views.entry(snapshot.0).or_default().remember(logical, version, layers);
         }
     }
 
     /// The answer of [`Meta::look_up`].
+    ///
+    /// # Panics
+    /// If nothing was looked up: zeros would be wrong.
     pub fn remembered(&self, snapshot: SnapshotId, logical: u32) -> Found<'_> {
         let owner = self.snapshot(snapshot);
         if owner.parent.is_none() {
@@ -188,9 +229,10 @@ impl Meta {
                 None => Found::Nothing,
             };
         }
-        let Some(view) = self.views.get(&snapshot.0) else { return Found::Nothing };
-        match view.cell(logical) {
-            UNKNOWN | NOTHING => Found::Nothing,
+        let view = self.views.get(&snapshot.0).expect("looked up before");
+        match view.cell(logical, self.tree_version) {
+            UNKNOWN => unreachable!("looked up before"),
+            NOTHING => Found::Nothing,
             cell if cell & MIXED != 0 => Found::Mixed(&view.mixed[(cell & !MIXED) as usize]),
             cell => Found::Single(cell - SINGLE),
         }
@@ -231,10 +273,10 @@ impl Meta {
         head: SnapshotId,
         logical: u32,
         entry: u32,
-        blocks: &std::ops::Range<u32>,
+        blocks: &Range<u32>,
     ) {
         let Some(view) = self.views.get_mut(&head.0) else { return };
-        let cell = view.cell(logical);
+        let cell = view.cell(logical, self.tree_version);
         if cell & MIXED == 0 {
             return;
         }
@@ -244,36 +286,33 @@ impl Meta {
                 Some(index) => {
                     table[blocks.start as usize..blocks.end as usize].fill(index as u16);
                 }
-                None => view.forget(logical),
+                None => view.forget(&(logical..logical + 1)),
             }
         }
     }
 
-    /// A volume extent's layers changed somewhere: every view looks it up again.
-    pub(super) fn forget_everywhere(&mut self, logical: u32) {
-        self.views.values_mut().for_each(|view| view.forget(logical));
+    /// The layer of a snapshot or head, to be changed at these volume extents. Views forget them.
+    pub(super) fn layer_mut(&mut self, owner: SnapshotId, extents: Range<u32>) -> &mut Layer {
+        self.forget(owner, &extents);
+        self.snapshot_mut(owner).layer.changeable()
     }
 
-    /// What a head or snapshot holds at a volume extent changed.
-    pub(super) fn forget_layer(&mut self, owner: SnapshotId, logical: u32) {
-        if self.snapshot(owner).head() {
-            self.forget(owner, logical);
-        } else {
-            self.forget_through(logical);
+    /// The state of blocks of an entry changes: views forget the place.
+    pub(super) fn forget_entry(&mut self, entry: u32) {
+        if let Some((owner, logical)) = self.entries.owner(entry) {
+            self.forget(SnapshotId(owner), &(logical..logical + 1));
         }
     }
 
-    /// What some snapshot holds at a volume extent changed: all that looks through it looks again.
-    pub(super) fn forget_through(&mut self, logical: u32) {
-        if !sabotage::is(Bug::WriteKeepsViews) {
-            self.forget_everywhere(logical);
-        }
-    }
-
-    /// A head's layers at a volume extent changed.
-    pub(super) fn forget(&mut self, head: SnapshotId, logical: u32) {
-        if let Some(view) = self.views.get_mut(&head.0) {
-            view.forget(logical);
+    /// All views that may look through a layer forget volume extents.
+    fn forget(&mut self, owner: SnapshotId, extents: &Range<u32>) {
+        let alone = self.snapshot(owner).children.is_empty();
+        if alone {
+            if let Some(view) = self.views.get_mut(&owner.0) {
+                view.forget(extents);
+            }
+        } else if !sabotage::is(Bug::WriteKeepsViews) {
+            self.views.values_mut().for_each(|view| view.forget(extents));
         }
     }
 }

@@ -69,10 +69,9 @@ impl Meta {
         let held: Vec<_> =
             layer.iter_from(extents.start).take_while(|item| item.0 < extents.end).collect();
         for (logical, entry) in held {
-            self.snapshot_mut(owner).layer.remove(logical);
+            self.layer_mut(owner, logical..logical + 1).remove(logical);
             self.free_entry(entry);
         }
-        extents.for_each(|logical| self.forget_layer(owner, logical));
         Ok(())
     }
 
@@ -97,12 +96,12 @@ impl Meta {
         };
         self.log_entry(entry);
         self.fill(entry, part, state);
-        self.forget_layer(owner, logical);
         self.slim(owner, logical, entry)
     }
 
     /// Sets blocks of an entry, recording it unless the entry is in no record yet.
     pub(super) fn fill(&mut self, entry: u32, blocks: Range<u32>, state: FillState) {
+        self.forget_entry(entry);
         self.entries.fill(entry, blocks.clone(), state);
         if !self.unlogged.contains_key(&entry) {
             self.append(&Record::Fill {
@@ -116,6 +115,7 @@ impl Meta {
 
     /// Sets any set of blocks of an entry, in one record.
     pub(super) fn fill_all(&mut self, entry: u32, blocks: &Bits, state: FillState) {
+        self.forget_entry(entry);
         for run in blocks.runs(self.blocks_per_extent()) {
             self.entries.fill(entry, run, state);
         }
@@ -139,12 +139,11 @@ impl Meta {
             zeros.is_empty() && !self.snapshot(owner).layer.in_run(logical)
         };
         if gone {
-            self.snapshot_mut(owner).layer.remove(logical);
+            self.layer_mut(owner, logical..logical + 1).remove(logical);
             self.free_entry(entry);
         } else if entry < SPARE_BASE {
             self.carry_by_spare(owner, logical, entry)?;
         }
-        self.forget_layer(owner, logical);
         Ok(())
     }
 
@@ -159,7 +158,7 @@ impl Meta {
         let zeros = self.entries.zero_bits(entry);
         self.entries.assign(spare, owner.0, logical);
         self.entries.set_bits(spare, &Bits::default(), &zeros);
-        self.snapshot_mut(owner).layer.insert(logical, spare);
+        self.layer_mut(owner, logical..logical + 1).insert(logical, spare);
         self.append_entry(spare);
         self.free_entry(entry);
         Ok(())
@@ -169,7 +168,7 @@ impl Meta {
     pub(super) fn add_carrier(&mut self, owner: SnapshotId, logical: u32) -> Step<Option<u32>> {
         if let Some(spare) = self.take_spare()? {
             self.entries.assign(spare, owner.0, logical);
-            self.snapshot_mut(owner).layer.insert(logical, spare);
+            self.layer_mut(owner, logical..logical + 1).insert(logical, spare);
             self.append_entry(spare);
             return Ok(Some(spare));
         }
@@ -188,7 +187,7 @@ impl Meta {
         extents: Range<u32>,
         donor: Option<u32>,
     ) -> Step<bool> {
-        let mut joined = extents;
+        let (covered, mut joined) = (extents.clone(), extents);
         let mut spares = Vec::new();
         let runs = &self.snapshot(owner).layer.runs;
         let touching: Vec<_> = runs
@@ -217,12 +216,13 @@ impl Meta {
             },
         };
         for (start, _, _) in touching {
-            self.snapshot_mut(owner).layer.runs.remove(&start);
+            // What comes covers it.
+            self.layer_mut(owner, 0..0).runs.remove(&start);
         }
         spares.into_iter().for_each(|spare| self.free_entry(spare));
         let length = joined.end - joined.start;
         self.entries.assign_run(spare, owner.0, joined.start, length);
-        self.snapshot_mut(owner).layer.runs.insert(joined.start, (length, spare));
+        self.layer_mut(owner, covered).runs.insert(joined.start, (length, spare));
         self.append_entry(spare);
         Ok(true)
     }

@@ -30,7 +30,6 @@ mod work;
 pub use open::peek_uuid;
 pub use rebuild::Link;
 pub use repair::{OpenRepair, Repair, RepairOptions};
-pub(crate) use sums::ReadFault;
 
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
@@ -239,6 +238,20 @@ impl Drop for Hold<'_> {
     }
 }
 
+/// A number of the fence. What was planned in the same step stays where it is until this is dropped:
+/// space freed since then is not used again, and nothing is merged that has got out of sight since then.
+pub(crate) struct Fenced<'a> {
+    inner: &'a Inner,
+    pub(crate) id: u64,
+}
+
+impl Drop for Fenced<'_> {
+    fn drop(&mut self) {
+        self.inner.meta().fence.end(self.id);
+        self.inner.wake();
+    }
+}
+
 impl Store {
     /// Reads and writes of volumes begun since the store was opened: whether it is in use shows in
     /// the difference.
@@ -295,6 +308,11 @@ impl Inner {
             meta = self.wait(meta);
         }
         Hold { inner: self, id }
+    }
+
+    /// Keeps what is planned in this hold of the state where it is.
+    pub(crate) fn fence(&self, meta: &mut Meta) -> Fenced<'_> {
+        Fenced { inner: self, id: meta.fence.begin() }
     }
 
     /// Waits for a whole volume: no write is in flight while the guard lives.
@@ -390,11 +408,9 @@ impl Inner {
     /// `NoSpace` if there is none.
     fn make_space(&self, before: u32) -> Result<()> {
         let hope = {
-            // Background work that is running may be using what would be freed.
-            let idle = self.work.try_lock();
             let mut meta = self.meta();
             let full_log = meta.log.is_long();
-            let reclaimed = idle.is_ok() && meta.reclaim_leaves(64);
+            let reclaimed = meta.reclaim_leaves(64);
             meta.publish();
             full_log || reclaimed || meta.extents.quarantined() > 0
         };
@@ -407,7 +423,8 @@ impl Inner {
             }
             let held_by_readers =
                 meta.extents.quarantined() > 0 && meta.fence.oldest() != meta.fence.next();
-            if !held_by_readers {
+            // Free extents on their way to the device come back in a moment.
+            if !held_by_readers && meta.extents.punching() == 0 {
                 break;
             }
             meta = self.wait(meta);

@@ -76,7 +76,14 @@ impl Store {
         let _work = inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let _head = inner.hold_all(id);
         let _layers = inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true);
-        let mut relink = inner.meta().plan_relink(id, links, head_parent)?;
+        let _uses = inner.uses();
+        let mut relink = {
+            let mut meta = inner.meta();
+            let relink = meta.plan_relink(id, links, head_parent)?;
+            let all: Vec<_> = meta.volume(id).snapshots.values().copied().collect();
+            meta.use_snapshots(&all);
+            relink
+        };
         let ends = inner.meta().relink_ends(&relink);
         for (snapshot, blocks) in ends {
             inner.clear_behind(id, snapshot, blocks)?;

@@ -72,23 +72,18 @@ type Run = (u64, usize);
 
 impl Inner {
     fn scrub_page(&self, page: u32, report: &mut ScrubReport) -> Result<()> {
-        let (runs, fence, window) = {
+        let (runs, fenced, window) = {
             let mut meta = self.meta();
             let runs = meta.runs_in_use(page);
             let window = meta.sums.as_ref().map(|sums| sums.window(page));
-            (runs, meta.fence.begin(), window)
+            (runs, self.fence(&mut meta), window)
         };
-        let result = match runs.is_empty() {
-            true => Ok(()),
-            false => {
-                // What is read one after the other comes into memory together.
-                self.load_pages(window.unwrap_or(page..page + 1));
-                self.scrub_runs(&runs, fence, report)
-            }
-        };
-        self.meta().fence.end(fence);
-        self.wake();
-        result
+        if runs.is_empty() {
+            return Ok(());
+        }
+        // What is read one after the other comes into memory together.
+        self.load_pages(window.unwrap_or(page..page + 1));
+        self.scrub_runs(&runs, fenced.id, report)
     }
 
     fn scrub_runs(&self, runs: &[Run], fence: u64, report: &mut ScrubReport) -> Result<()> {

@@ -76,23 +76,16 @@ impl Inner {
 
     /// Moves the last extent in use to the lowest free place; `false` if it is there.
     fn move_last(&self) -> Result<bool> {
-        let Some((last, _)) = self.meta().next_move() else { return Ok(false) };
-        let lock = {
+        let (last, lock, blocks) = {
             let meta = self.meta();
-            meta.move_lock(last).map(|(space, logical)| (space, meta.extent_blocks(logical)))
+            let Some((last, _)) = meta.next_move() else { return Ok(false) };
+            let lock = meta.move_lock(last);
+            (last, lock, lock.map(|(space, logical)| (space, meta.extent_blocks(logical))))
         };
-        let _hold = lock.clone().map(|(space, blocks)| self.hold_in(space, blocks, true));
-        let plan = {
-            let meta = self.meta();
-            // While waiting, a discard may have freed it or a snapshot frozen it.
-            let now = meta.move_lock(last).map(|(s, logical)| (s, meta.extent_blocks(logical)));
-            let due = meta.next_move().is_some_and(|(extent, _)| extent == last);
-            if now != lock || !due {
-                return Ok(true);
-            }
-            drop(meta);
-            self.step(|meta| meta.plan_move(last))?.0
-        };
+        let _hold = blocks.map(|(space, blocks)| self.hold_in(space, blocks, true));
+        let _uses = self.uses();
+        // While it waited, a discard may have freed the extent, or a snapshot frozen it.
+        let Some(plan) = self.step(|meta| meta.plan_move(last, lock))?.0 else { return Ok(true) };
         if let Err(error) = self.copy(&plan.copies) {
             self.meta().abort_move(&plan);
             return Err(error);

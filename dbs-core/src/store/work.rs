@@ -21,18 +21,23 @@ const COPY_BYTES: u64 = 4 << 20;
 
 impl Store {
     /// Does up to `steps` steps of background work: merging deleted snapshots, freeing, hole
-    /// punching. Safe to call beside any I/O; `remaining == 0` when idle.
+    /// punching. Safe to call beside any I/O; `remaining == 0` when idle. It does not wait for reads:
+    /// if one must end first, the report says so, and a later call goes on.
     ///
     /// # Errors
     /// `Io`, `Poisoned`.
     pub fn work(&self, steps: u64) -> Result<WorkReport> {
         self.inner.check_writable()?;
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut done = 0;
+        let (mut done, mut waits) = (0, false);
         while done < steps {
             let (work, must_commit) = self.inner.step(|meta| meta.next_work(steps - done))?;
             match work {
                 Work::Idle => break,
+                Work::Wait => {
+                    waits = true;
+                    break;
+                }
                 Work::Stepped => done += 1,
                 Work::Commit => {
                     self.inner.commit()?;
@@ -57,7 +62,7 @@ impl Store {
             }
         }
         let remaining = self.inner.meta().work_remaining();
-        Ok(WorkReport { done, remaining })
+        Ok(WorkReport { done, remaining, waits })
     }
 
     /// Steps of background work known to remain for the deleted snapshots of a volume; 0 when all
@@ -100,7 +105,7 @@ impl Store {
             }
             // A layer that was merged away meanwhile took its copies along.
             self.inner.command(|meta| {
-                if meta.foreign_children(id).contains(&layer) {
+                if meta.is_foreign_child(id, layer) {
                     meta.cut(layer);
                 }
                 Ok(())
@@ -112,7 +117,22 @@ impl Store {
     }
 }
 
+/// What a step of background work uses stays as it is until this is dropped.
+pub(super) struct Uses<'a>(&'a Inner);
+
+impl Drop for Uses<'_> {
+    fn drop(&mut self) {
+        self.0.meta().end_use();
+    }
+}
+
 impl Inner {
+    /// For one step of background work, of which there is one at a time: what its plans name is left
+    /// alone by writers who need space.
+    pub(super) fn uses(&self) -> Uses<'_> {
+        Uses(self)
+    }
+
     /// Commits if background work has recorded a lot.
     pub(super) fn commit_if_long(&self) -> Result<()> {
         let long = {
@@ -131,6 +151,7 @@ impl Inner {
             meta.extent_blocks(*first).start..meta.extent_blocks(*last).end
         };
         let _hold = self.hold_in(merge.lock, blocks, true);
+        let _uses = self.uses();
         let plans = self.meta().plan_merges(merge);
         let copies: Vec<Copy> = plans.iter().flat_map(|plan| plan.copies.iter().cloned()).collect();
         let finish = || self.finish(|meta| plans.iter().for_each(|plan| meta.finish_merge(plan)));
@@ -153,17 +174,19 @@ impl Inner {
         let blocks = self.meta().extent_blocks(logical);
         let _hold = self.hold(volume, blocks.clone(), true);
         let _layers = self.hold_in(Space::Snapshots(volume), blocks, true);
+        let _uses = self.uses();
         // Numbered in the same step as planned: while it waits for space it must not count as a
         // reader that space waits for.
         let (planned, _) = self.step(|meta| {
-            let plan = meta.plan_flatten(layer, logical)?;
-            Ok(plan.map(|plan| (plan, meta.fence.begin())))
+            let plan = meta.plan_flatten(volume, layer, logical)?;
+            Ok(plan.map(|plan| (plan, self.fence(meta))))
         })?;
-        let Some((plan, fence)) = planned else { return Ok(()) };
-        let copied = self.copy(&plan.copies);
-        self.meta().fence.end(fence);
-        self.wake();
-        copied?;
+        let Some((plan, fenced)) = planned else { return Ok(()) };
+        if let Err(error) = self.copy(&plan.copies) {
+            self.meta().abort_flatten(&plan);
+            return Err(error);
+        }
+        drop(fenced);
         self.finish(|meta| meta.finish_flatten(&plan))
     }
 

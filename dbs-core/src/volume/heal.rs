@@ -1,6 +1,6 @@
 //! Damaged blocks written again from a copy that somebody else has kept.
 
-use super::{Request, Volume, is_whole, outside};
+use super::{Volume, is_whole, outside};
 use crate::error::{Error, Result};
 use crate::units::BLOCK_BYTES;
 
@@ -41,16 +41,18 @@ impl Volume {
         if !self.store().has_sums {
             return Ok(false);
         }
-        let mut request = Request::new();
+        let block = offset / BLOCK_BYTES;
+        let mut pieces = Vec::new();
         // As a read: as long as it runs nobody else is given the block.
-        if !self.start_read_inside(offset, BLOCK_BYTES, &mut request)? {
-            return Ok(false);
-        }
-        let healed = match request.segments().first() {
-            Some(segment) => self.store().heal_block(segment.device, copy),
-            None => Ok(false),
+        let _fenced = {
+            let mut meta = self.store().meta();
+            let source = self.source(&meta);
+            meta.plan_read(source, block..block + 1, &mut pieces)?;
+            self.store().fence(&mut meta)
         };
-        request.release_read();
-        healed
+        match pieces.first().and_then(|piece| piece.address) {
+            Some(address) => self.store().heal_block(address, copy),
+            None => Ok(false),
+        }
     }
 }

@@ -1,11 +1,9 @@
 //! A single layer opened for reading: what a snapshot or head holds itself, without its parent.
 
-use super::{Handle, blocks_of, outside, reads_of, unaligned};
+use super::{Handle, blocks_of, outside, unaligned};
 use crate::error::Result;
 use crate::info::LayerRange;
-use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::Meta;
-use crate::meta::plan::ReadPiece;
 use crate::store::Store;
 use crate::units::{SECTOR_BYTES, SnapshotId};
 use std::sync::Arc;
@@ -87,33 +85,11 @@ impl Layer {
     /// `Invalid` outside the layer or unaligned, `Io`.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.check_range(offset, buf.len() as u64)?;
-        let step = EXTENTS_PER_WRITE * self.handle.store.extent_bytes;
-        let (mut at, mut rest) = (offset, buf);
-        let mut pieces = Vec::new();
-        while !rest.is_empty() {
-            let count = rest.len().min(step - (at % step as u64) as usize);
-            let (part, after) = rest.split_at_mut(count);
-            self.read_step(at, part, &mut pieces)?;
-            (at, rest) = (at + count as u64, after);
-        }
-        Ok(())
-    }
-
-    fn read_step(&self, offset: u64, buf: &mut [u8], pieces: &mut Vec<ReadPiece>) -> Result<()> {
-        let store = &self.handle.store;
-        let fence = {
-            let mut meta = store.meta();
-            meta.requests += 1;
-            let span = meta.span(self.id(&meta));
-            meta.plan_span_read(&span, blocks_of(offset, buf.len() as u64), pieces)?;
-            meta.fence.begin()
-        };
-        let mut reads = reads_of(pieces, offset, buf);
-        let outcome = store.read_data(&mut reads, fence);
-        store.meta().fence.end(fence);
-        store.wake();
-        let what = || format!("reading the layer `{}` failed", self.handle.spec);
-        outcome.map_err(|fault| store.read_error(fault, what))
+        let name = || format!("the layer `{}`", self.handle.spec);
+        self.handle.store.read_in_steps(offset, buf, &name, |meta, at, length, out| {
+            let span = meta.span(self.id(meta));
+            meta.plan_span_read(&span, blocks_of(at, length), out)
+        })
     }
 
     fn id(&self, meta: &Meta) -> SnapshotId {

@@ -1,12 +1,8 @@
 //! Many small reads in one call: one look at the metadata and one batch of device reads for all of
 //! them, where a loop of [`Volume::read_at`] would wait for each.
 
-use super::{Volume, blocks_of};
+use super::Volume;
 use crate::error::Result;
-use crate::io::ReadRequest;
-use crate::meta::plan::ReadPiece;
-use crate::store::Inner;
-use crate::units::BLOCK_BYTES;
 
 /// Most reads planned under one hold of the metadata lock, so that others get their turn.
 const READS_PER_STEP: usize = 256;
@@ -18,19 +14,6 @@ pub struct ReadPart<'a> {
     pub offset: u64,
     /// Filled completely on success.
     pub buf: &'a mut [u8],
-}
-
-/// A number of the fence, given back whatever happens.
-struct Fenced<'a> {
-    store: &'a Inner,
-    id: u64,
-}
-
-impl Drop for Fenced<'_> {
-    fn drop(&mut self) {
-        self.store.meta().fence.end(self.id);
-        self.store.wake();
-    }
 }
 
 impl Volume {
@@ -50,7 +33,7 @@ impl Volume {
         let mut rest = reads;
         while !rest.is_empty() {
             let (step, after) = rest.split_at_mut(self.reads_in_step(rest));
-            self.read_step(step)?;
+            self.read_parts(step, true)?;
             rest = after;
         }
         Ok(())
@@ -65,59 +48,5 @@ impl Volume {
             bytes <= limit
         };
         reads.iter().take(READS_PER_STEP).take_while(fits).count().max(1)
-    }
-
-    fn read_step(&self, reads: &mut [ReadPart<'_>]) -> Result<()> {
-        let store = self.store();
-        // Pieces of all reads one after the other, and how many are of each.
-        let (mut pieces, mut counts) = (Vec::with_capacity(reads.len()), Vec::new());
-        let fence = {
-            let mut meta = store.meta();
-            let source = self.source(&meta);
-            let mut found = Vec::new();
-            for read in &*reads {
-                let length = read.buf.len() as u64;
-                self.check_range_in(&meta, read.offset, length)?;
-                meta.requests += 1;
-                found.clear();
-                if length > 0 {
-                    meta.plan_read(source, blocks_of(read.offset, length), &mut found)?;
-                }
-                counts.push(found.len());
-                pieces.append(&mut found);
-            }
-            let any = pieces.iter().any(|piece| piece.address.is_some());
-            any.then(|| Fenced { store, id: meta.fence.begin() })
-        };
-        let mut transfers = Vec::with_capacity(pieces.len());
-        let mut pieces = pieces.into_iter();
-        for (read, count) in reads.iter_mut().zip(counts) {
-            lay_out(read, pieces.by_ref().take(count), &mut transfers);
-        }
-        let Some(fence) = fence else { return Ok(()) };
-        let outcome = store.read_data(&mut transfers, fence.id);
-        outcome.map_err(|fault| {
-            store.read_error(fault, || format!("reading `{}` failed", self.spec()))
-        })
-    }
-}
-
-/// Turns the pieces of a read into transfers; what is a hole is zeroed here.
-fn lay_out<'a>(
-    read: &'a mut ReadPart<'_>,
-    pieces: impl Iterator<Item = ReadPiece>,
-    transfers: &mut Vec<ReadRequest<'a>>,
-) {
-    // The first block may begin before the read, the last one end behind it.
-    let mut skip = read.offset % BLOCK_BYTES;
-    let mut rest = &mut *read.buf;
-    for piece in pieces {
-        let length = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
-        let (part, after) = rest.split_at_mut(length);
-        match piece.address {
-            Some(address) => transfers.push(ReadRequest { offset: address + skip, buf: part }),
-            None => part.fill(0),
-        }
-        (rest, skip) = (after, 0);
     }
 }

@@ -7,13 +7,12 @@
 
 use crate::error::{Error, Result};
 use crate::info::MapRange;
+use crate::io::WriteRequest;
 use crate::io::buffer::AlignedBuf;
-use crate::io::{ReadRequest, WriteRequest};
 use crate::limits::EXTENTS_PER_STEP;
-use crate::meta::plan::ReadPiece;
 use crate::meta::usage::Ranges;
 use crate::meta::{Meta, names};
-use crate::store::{Inner, ReadFault, Store};
+use crate::store::{Inner, Store};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,6 +22,7 @@ mod layer;
 mod layer_write;
 mod many;
 mod observer;
+mod read;
 mod request;
 mod sums;
 
@@ -97,8 +97,7 @@ impl Volume {
     /// # Errors
     /// `Invalid` outside the volume or unaligned, `Io`.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.check_range(offset, buf.len() as u64)?;
-        self.read_inside(offset, buf)
+        self.read_parts(&mut [ReadPart { offset, buf }], true)
     }
 
     /// Writes `buf` at `offset`; with `fua` it is durable on return, with all acknowledged before.
@@ -276,39 +275,20 @@ impl Volume {
         start..end.max(start)
     }
 
+    /// Reads blocks of the volume, whatever its size is.
     fn read_inside(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        if buf.is_empty() {
-            return Ok(());
-        }
-        let mut request = Request::new();
-        let transfer = self.start_read_inside(offset, buf.len() as u64, &mut request)?;
-        request.zeros().iter().for_each(|range| buf[range.clone()].fill(0));
-        if !transfer {
-            return Ok(());
-        }
-        let outcome = self.read_segments(request.segments(), buf, request.fence());
-        request.release_read();
-        outcome.map_err(|fault| {
-            let place = |address| request.place_of(address).map(|at| block_start(offset + at));
-            let what = || format!("reading `{}` failed", self.spec());
-            self.store().read_error_at(fault, place, what)
-        })
+        self.read_parts(&mut [ReadPart { offset, buf }], false)
     }
 
-    fn read_segments(
-        &self,
-        segments: &[Segment],
-        buf: &mut [u8],
-        fence: u64,
-    ) -> std::result::Result<(), ReadFault> {
-        let mut requests = Vec::with_capacity(segments.len());
-        let (mut rest, mut at) = (buf, 0);
-        for segment in segments {
-            let (part, after) = rest[segment.start - at..].split_at_mut(segment.length);
-            requests.push(ReadRequest { offset: segment.device, buf: part });
-            (rest, at) = (after, segment.start + segment.length);
-        }
-        self.store().read_data(&mut requests, fence)
+    /// Fills buffers, all from one moment; if `checked`, only from inside the volume as it is then.
+    fn read_parts(&self, parts: &mut [ReadPart<'_>], checked: bool) -> Result<()> {
+        self.store().read_parts(parts, &|| format!("`{}`", self.spec()), |meta, part, pieces| {
+            let length = part.buf.len() as u64;
+            if checked {
+                self.check_range_in(meta, part.offset, length)?;
+            }
+            meta.plan_read(self.source(meta), blocks_of(part.offset, length), pieces)
+        })
     }
 
     /// Writes whole blocks, so many at a time that their records stay short.
@@ -430,31 +410,8 @@ fn outside(offset: u64, length: u64, size: u64, spec: &str) -> Error {
     Error::invalid(format!("range {offset}+{length} is outside `{spec}` of {size} bytes"))
 }
 
-fn block_start(offset: u64) -> u64 {
-    offset - offset % BLOCK_BYTES
-}
-
 fn is_whole(bytes: u64) -> bool {
     bytes.is_multiple_of(BLOCK_BYTES)
-}
-
-/// What to read of the device for a range from `offset`, by the pieces of all of its blocks; parts of
-/// `buf` that are zeros are filled.
-fn reads_of<'a>(pieces: &[ReadPiece], offset: u64, buf: &'a mut [u8]) -> Vec<ReadRequest<'a>> {
-    // The first block may begin before the range, the last one end behind it.
-    let mut skip = offset % BLOCK_BYTES;
-    let mut reads = Vec::new();
-    let mut rest = buf;
-    for piece in pieces {
-        let count = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
-        let (part, after) = rest.split_at_mut(count);
-        match piece.address {
-            Some(address) => reads.push(ReadRequest { offset: address + skip, buf: part }),
-            None => part.fill(0),
-        }
-        (rest, skip) = (after, 0);
-    }
-    reads
 }
 
 fn blocks_of(offset: u64, length: u64) -> Range<u64> {

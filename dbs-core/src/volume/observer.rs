@@ -1,12 +1,10 @@
 //! A head or snapshot that is looked at and not held: for views of a store that must not be in the
 //! way of those who work with it.
 
-use super::{blocks_of, outside, reads_of, unaligned};
+use super::{blocks_of, outside, unaligned};
 use crate::error::{Error, Result};
 use crate::format::slots::SNAPSHOT_RETIRED;
 use crate::info::{MapRange, SnapshotInfo, VolumeInfo};
-use crate::limits::EXTENTS_PER_WRITE;
-use crate::meta::plan::ReadPiece;
 use crate::meta::usage::Ranges;
 use crate::meta::{Meta, names};
 use crate::store::commands::{snapshot_info, volume_info};
@@ -23,8 +21,7 @@ const EXTENTS_PER_LOOK: usize = 256;
 ///
 /// Unlike a [`Volume`](super::Volume) it keeps nothing from being deleted. After that every call
 /// fails with `NotFound`, also when something else has got its name, and its place in the tables:
-/// identity is what counts. A read that has begun before ends with the bytes as they were, or with
-/// `NotFound` too.
+/// identity is what counts. A read that has begun before ends with the bytes as they were.
 #[derive(Clone)]
 pub struct Observer {
     watched: Arc<Watched>,
@@ -219,18 +216,17 @@ impl Observer {
     /// # Errors
     /// `NotFound` if it was deleted, `Invalid` outside its size or unaligned, `Io`.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let step = EXTENTS_PER_WRITE * self.watched.store.extent_bytes;
-        let (mut at, mut rest) = (offset, buf);
-        let mut pieces = Vec::new();
-        loop {
-            let count = rest.len().min(step - (at % step as u64) as usize);
-            let (part, after) = rest.split_at_mut(count);
-            self.read_step(at, part, &mut pieces)?;
-            (at, rest) = (at + count as u64, after);
-            if rest.is_empty() {
-                return Ok(());
-            }
-        }
+        let store = &self.watched.store;
+        store.read_in_steps(
+            offset,
+            buf,
+            &|| "what is looked at".to_owned(),
+            |meta, at, length, out| {
+                let id = self.find(meta)?;
+                check_range(meta, id, at, length)?;
+                meta.plan_read(id, blocks_of(at, length), out)
+            },
+        )
     }
 
     /// The map of the range, as that of [`Volume::map`](super::Volume::map).
@@ -327,32 +323,6 @@ impl Observer {
             next = more;
         }
         Ok(at)
-    }
-
-    fn read_step(&self, offset: u64, buf: &mut [u8], pieces: &mut Vec<ReadPiece>) -> Result<()> {
-        let store = &self.watched.store;
-        let length = buf.len() as u64;
-        let fence = {
-            let mut meta = store.meta();
-            let id = self.find(&meta)?;
-            check_range(&meta, id, offset, length)?;
-            meta.requests += 1;
-            meta.plan_read(id, blocks_of(offset, length), pieces)?;
-            meta.fence.begin()
-        };
-        let mut reads = reads_of(pieces, offset, buf);
-        let outcome = store.read_data(&mut reads, fence);
-        let mut meta = store.meta();
-        meta.fence.end(fence);
-        // The fence keeps blocks from being given to others. But once the snapshot is deleted, its
-        // merge may copy over those that only it showed: what was read may be its child's.
-        let found = self.find(&meta);
-        drop(meta);
-        store.wake();
-        found?;
-        outcome.map_err(|fault| {
-            store.read_error(fault, || "reading what is looked at failed".to_owned())
-        })
     }
 
     fn meta(&self) -> std::sync::MutexGuard<'_, Meta> {

@@ -108,17 +108,6 @@ impl Request {
         &self.zeros
     }
 
-    /// Where in the caller's buffer the first byte is that the request has of the device's block at
-    /// `address`.
-    pub(super) fn place_of(&self, address: u64) -> Option<u64> {
-        let end = address + BLOCK_BYTES;
-        let has = |segment: &&Segment| {
-            segment.device < end && address < segment.device + segment.length as u64
-        };
-        let segment = self.segments.iter().find(has)?;
-        Some(segment.start as u64 + address.saturating_sub(segment.device))
-    }
-
     /// Whether it is started and not finished.
     #[must_use]
     pub fn is_running(&self) -> bool {
@@ -162,21 +151,6 @@ impl Request {
             Some(Running { handle, kind: Kind::Read { fence } }) => (handle, fence),
             _ => panic!("no read is under way"),
         }
-    }
-
-    /// The fence number of a read under way.
-    pub(super) fn fence(&self) -> u64 {
-        match self.running {
-            Some(Running { kind: Kind::Read { fence }, .. }) => fence,
-            _ => panic!("no read is under way"),
-        }
-    }
-
-    /// Ends a read whose bytes were checked already, or not read.
-    pub(super) fn release_read(&mut self) {
-        let (handle, fence) = self.end_read();
-        handle.store.meta().fence.end(fence);
-        handle.store.wake();
     }
 
     /// Ends a write with the outcome of its transfers.
@@ -334,20 +308,6 @@ impl Volume {
         }
         request.lay_out_write();
         Ok(Start::Io)
-    }
-
-    /// Starts a read of any length; whether there is anything to transfer.
-    pub(super) fn start_read_inside(
-        &self,
-        offset: u64,
-        length: u64,
-        request: &mut Request,
-    ) -> Result<bool> {
-        request.clear();
-        let mut meta = self.store().meta();
-        let fence = self.plan_read(&mut meta, blocks_of(offset, length), request)?;
-        drop(meta);
-        Ok(self.begin_read(offset, length, fence, request) == Start::Io)
     }
 
     /// Starts a write of whole blocks, waiting for whatever it needs.

@@ -34,6 +34,7 @@ pub struct Mem {
     changes: Mutex<Changes>,
     hook: Mutex<Option<Hook>>,
     read_hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    discard_hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Blocks that cannot be read until they are written.
     bad: Mutex<BTreeSet<u64>>,
 }
@@ -50,6 +51,7 @@ impl Mem {
             changes: changes.into(),
             hook: None.into(),
             read_hook: None.into(),
+            discard_hook: None.into(),
             bad: Mutex::default(),
         }
     }
@@ -70,6 +72,7 @@ impl Mem {
                 changes: changes.into(),
                 hook: None.into(),
                 read_hook: None.into(),
+                discard_hook: None.into(),
                 bad: Mutex::default(),
             };
         }
@@ -106,6 +109,11 @@ impl Mem {
     /// Calls this in the next read, before anything else.
     pub fn on_read(&self, hook: impl FnOnce() + Send + 'static) {
         *self.read_hook.lock().unwrap() = Some(Box::new(hook));
+    }
+
+    /// Calls this in the next discard, before anything else.
+    pub fn on_discard(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.discard_hook.lock().unwrap() = Some(Box::new(hook));
     }
 
     /// From now on the block at `offset` cannot be read, until it is written.
@@ -215,6 +223,10 @@ impl Storage for Mem {
     }
 
     fn discard(&self, _offset: u64, _len_bytes: u64) -> io::Result<()> {
+        let hook = self.discard_hook.lock().unwrap().take();
+        if let Some(hook) = hook {
+            hook();
+        }
         Ok(())
     }
 

@@ -10,10 +10,10 @@ use crate::info::{CheckReport, Finding, Severity};
 use crate::limits::{EXTENT_MIN_BYTES, LABELS_MAX_BYTES, VOLUME_MAX_BYTES};
 use crate::meta::alloc::{Allocator, FreeSet};
 use crate::meta::entries::{Entries, SPARE_BASE};
-use crate::meta::layer::Layer;
+use crate::meta::layer::SeenLayer;
 use crate::meta::locks::{Fence, RangeLocks};
 use crate::meta::log::{Log, Ring};
-use crate::meta::{Meta, Snapshot, Volume};
+use crate::meta::{Meta, Sight, Snapshot, Volume};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use zerocopy::FromZeros;
@@ -125,7 +125,7 @@ impl Loader {
                 flags,
                 labels,
                 children: BTreeSet::new(),
-                layer: Layer::default(),
+                layer: SeenLayer::default(),
             }));
         }
         snapshots
@@ -285,7 +285,10 @@ impl Loader {
         });
         for layer in placed.chunk_by(|a, b| a.0 == b.0) {
             if let Some(snapshot) = &mut snapshots[layer[0].0 as usize - 1] {
-                snapshot.layer.fill(layer.iter().map(|(_, logical, id)| (*logical, *id)));
+                snapshot
+                    .layer
+                    .changeable()
+                    .fill(layer.iter().map(|(_, logical, id)| (*logical, *id)));
             }
         }
     }
@@ -329,7 +332,7 @@ impl Loader {
             let before = runs.range(..logical + run).next_back();
             before.is_some_and(|(start, (length, _))| start + length > logical)
         };
-        let layer = &mut snapshot.layer;
+        let layer = snapshot.layer.changeable();
         let overlaps = reaches_in(&layer.runs) || reaches_in(&layer.lost);
         if entries.is_lost(id) {
             layer.lost.insert(logical, (run, id));
@@ -412,12 +415,14 @@ impl Loader {
             snapshots,
             snapshots_free,
             deleting,
+            in_use: Vec::new(),
             entries: self.entries,
             extents,
             spares,
             unlogged: Default::default(),
             next_extent: 0,
-            sight_group: self.durable + 1,
+            sight: Sight { group: self.durable + 1, fence: 0 },
+            tree_version: 0,
             staged: BTreeSet::new(),
             staged_left: false,
             marks: self.marks,

@@ -1,0 +1,120 @@
+//! Blocking reads, of whatever is opened: one plan under one look at the metadata, one batch of device
+//! reads, and the fence around both.
+
+use super::{ReadPart, blocks_of};
+use crate::error::Result;
+use crate::io::ReadRequest;
+use crate::limits::EXTENTS_PER_WRITE;
+use crate::meta::Meta;
+use crate::meta::plan::ReadPiece;
+use crate::store::Inner;
+use crate::units::BLOCK_BYTES;
+
+impl Inner {
+    /// Fills `buf` from `offset`, some extents at a time, each from where `plan` finds it (its offset and
+    /// length are given). At least one step is taken, so that `plan` may refuse an empty range.
+    pub(super) fn read_in_steps(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        name: &dyn Fn() -> String,
+        mut plan: impl FnMut(&mut Meta, u64, u64, &mut Vec<ReadPiece>) -> Result<()>,
+    ) -> Result<()> {
+        let step = EXTENTS_PER_WRITE * self.extent_bytes;
+        let (mut at, mut rest) = (offset, buf);
+        loop {
+            let count = rest.len().min(step - (at % step as u64) as usize);
+            let (buf, after) = rest.split_at_mut(count);
+            let mut part = [ReadPart { offset: at, buf }];
+            self.read_parts(&mut part, name, |meta, part, pieces| {
+                plan(meta, part.offset, part.buf.len() as u64, pieces)
+            })?;
+            (at, rest) = (at + count as u64, after);
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fills the buffers of `parts` from where `plan` finds their blocks, all planned at one moment.
+    /// `name` is what errors call the source.
+    ///
+    /// # Errors
+    /// Those of `plan`; `Io`, `Damaged`.
+    pub(super) fn read_parts(
+        &self,
+        parts: &mut [ReadPart<'_>],
+        name: &dyn Fn() -> String,
+        mut plan: impl FnMut(&mut Meta, &ReadPart<'_>, &mut Vec<ReadPiece>) -> Result<()>,
+    ) -> Result<()> {
+        // Pieces of all parts one after the other, and where those of each end.
+        let (mut pieces, mut ends) = (Vec::new(), Vec::with_capacity(parts.len()));
+        let fenced = {
+            let mut meta = self.meta();
+            let mut found = Vec::new();
+            for part in &*parts {
+                meta.requests += 1;
+                found.clear();
+                plan(&mut meta, part, &mut found)?;
+                pieces.append(&mut found);
+                ends.push(pieces.len());
+            }
+            let any = pieces.iter().any(|piece| piece.address.is_some());
+            any.then(|| self.fence(&mut meta))
+        };
+        let mut reads = Vec::with_capacity(pieces.len());
+        let mut first = 0;
+        for (part, end) in parts.iter_mut().zip(&ends) {
+            lay_out(part, &pieces[first..*end], &mut reads);
+            first = *end;
+        }
+        let Some(fenced) = fenced else { return Ok(()) };
+        let outcome = self.read_data(&mut reads, fenced.id);
+        drop((reads, fenced));
+        outcome.map_err(|fault| {
+            let place = |address| place_of(parts, &ends, &pieces, address);
+            self.read_error_at(fault, place, || format!("reading {} failed", name()))
+        })
+    }
+}
+
+/// Turns the pieces of a read into device reads; what is a hole is zeroed here.
+fn lay_out<'a>(part: &'a mut ReadPart<'_>, pieces: &[ReadPiece], reads: &mut Vec<ReadRequest<'a>>) {
+    // The first block may begin before the range, the last one end behind it.
+    let mut skip = part.offset % BLOCK_BYTES;
+    let mut rest = &mut *part.buf;
+    for piece in pieces {
+        let length = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
+        let (buf, after) = rest.split_at_mut(length);
+        match piece.address {
+            Some(_) if buf.is_empty() => {}
+            Some(address) => reads.push(ReadRequest { offset: address + skip, buf }),
+            None => buf.fill(0),
+        }
+        (rest, skip) = (after, 0);
+    }
+}
+
+/// Where in what is read the block at a byte of the device is.
+fn place_of(
+    parts: &[ReadPart<'_>],
+    ends: &[usize],
+    pieces: &[ReadPiece],
+    address: u64,
+) -> Option<u64> {
+    let mut first = 0;
+    for (part, end) in parts.iter().zip(ends) {
+        let mut at = blocks_of(part.offset, 0).start * BLOCK_BYTES;
+        for piece in &pieces[first..*end] {
+            let length = piece.blocks * BLOCK_BYTES;
+            if let Some(start) =
+                piece.address.filter(|start| (*start..*start + length).contains(&address))
+            {
+                return Some(at + (address - start));
+            }
+            at += length;
+        }
+        first = *end;
+    }
+    None
+}
