@@ -325,6 +325,8 @@ impl Inner {
     pub(crate) fn step<T>(&self, mut take: impl FnMut(&mut Meta) -> Step<T>) -> Result<(T, bool)> {
         loop {
             let mut meta = self.meta();
+            // Blocks that the caller holds may be those of a write that was dropped.
+            self.check_sound()?;
             let stop = match take(&mut meta) {
                 Ok(value) => {
                     let must_commit = meta.publish();
@@ -364,7 +366,7 @@ impl Inner {
     }
 
     /// Whether what was begun may be written: that goes on while the store is being closed.
-    fn check_sound(&self) -> Result<()> {
+    pub(crate) fn check_sound(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::read_only("the store is open for reading only"));
         }

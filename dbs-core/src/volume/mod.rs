@@ -259,7 +259,8 @@ impl Volume {
         self.check_range(offset, length)
     }
 
-    /// What can be said of a write without the metadata lock.
+    /// Whether the volume may be written at all. Who asks with the metadata locked knows that no write
+    /// that it might overtake was dropped.
     fn check_unlocked(&self) -> Result<()> {
         if self.handle.snapshot.is_some() {
             return Err(Error::read_only(format!("`{}` is a snapshot", self.spec())));

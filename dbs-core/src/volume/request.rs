@@ -60,8 +60,10 @@ pub enum Finish {
 /// The state of one read or write under way; used again and again, it allocates nothing.
 ///
 /// Between start and finish it holds its place among others: merges, discards and snapshots wait
-/// for it. Dropping it is finishing it with a failure. Neither may happen while the device still
-/// works on its segments.
+/// for it. It must not be finished while the device still works on its segments. A read may be dropped
+/// at any time. A write that was started must be finished or, if no transfer was begun,
+/// [cancelled](Request::cancel): nobody knows what the device still does with one that is dropped, so
+/// nothing is written any more until the store is opened again.
 #[derive(Default)]
 pub struct Request {
     pub(super) segments: Vec<Segment>,
@@ -207,6 +209,20 @@ impl Request {
         handle.store.wake();
     }
 
+    /// A write goes whose transfers may be under way: what lands in its places later must find nobody
+    /// else's data there. Its extents stay allocated, in no record, and nothing is written after it.
+    fn lose(&mut self) {
+        let Some(Running { handle, kind: Kind::Write { hold, .. } }) = self.running.take() else {
+            return;
+        };
+        handle.store.poison(&format!("a write to `{}` was dropped before it ended", handle.spec));
+        let mut meta = handle.store.meta();
+        self.end_claims(&mut meta, false);
+        meta.locks.release(hold);
+        drop(meta);
+        handle.store.wake();
+    }
+
     /// Turns the pieces of a read, which begins at `offset`, into segments and zeros.
     fn lay_out_read(&mut self, offset: u64, length: u64) {
         // The first block may begin before the range, the last one end behind it.
@@ -243,7 +259,10 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        self.abandon();
+        match self.running {
+            Some(Running { kind: Kind::Write { planned: true, .. }, .. }) => self.lose(),
+            _ => self.abandon(),
+        }
     }
 }
 
@@ -291,8 +310,8 @@ impl Volume {
     /// If the request is under way.
     pub fn start_write(&self, offset: u64, length: u64, request: &mut Request) -> Result<Start> {
         request.clear();
-        self.check_unlocked()?;
         let mut meta = self.store().meta();
+        self.check_unlocked()?;
         self.check_range_in(&meta, offset, length)?;
         if length == 0 {
             return Ok(Start::Done);
@@ -315,6 +334,7 @@ impl Volume {
         request.clear();
         let started = {
             let mut meta = self.store().meta();
+            self.store().check_sound()?;
             self.try_write(&mut meta, blocks.clone(), request)?
         };
         if started {

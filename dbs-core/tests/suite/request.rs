@@ -222,13 +222,13 @@ fn others_wait_for_a_started_write_and_it_for_them() {
     snapshot.recv_timeout(Duration::from_secs(120)).unwrap();
     taker.join().unwrap();
     assert_eq!(volume.start_write(1 << 19, 4096, &mut second).unwrap(), Start::Io);
-    drop(second);
+    second.cancel();
     let frozen = store.volume("v@s").unwrap();
     assert_eq!(read(&disk, &frozen, 0, 8192), pattern(9, 8192));
 }
 
 #[test]
-fn a_failed_or_dropped_write_leaves_nothing_behind() {
+fn a_failed_or_cancelled_write_leaves_nothing_behind() {
     let (_disk, store, volume) = bench();
     let free = store.info().extents_free;
     let mut request = Request::new();
@@ -239,10 +239,43 @@ fn a_failed_or_dropped_write_leaves_nothing_behind() {
     assert!(failed.to_string().contains("writing `v` failed"), "{failed}");
     assert_eq!(store.info().extents_free, free);
     assert_eq!(volume.start_write(0, 4096, &mut request).unwrap(), Start::Io);
-    drop(request);
+    request.cancel();
     assert_eq!(store.info().extents_free, free);
     // Nothing is held: this would wait.
     volume.discard(0, 1 << 20).unwrap();
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+/// Found by review: its extent was free at once, and what the kernel still wrote there was in somebody
+/// else's data.
+#[test]
+fn a_write_that_is_dropped_keeps_its_extent_and_ends_all_writing() {
+    let (disk, store, volume) = bench();
+    volume.write_at(1 << 19, &pattern(1, 4096), true).unwrap();
+    let free = store.info().extents_free;
+    let mut request = Request::new();
+    assert_eq!(volume.start_write(0, 4096, &mut request).unwrap(), Start::Io);
+    std::thread::scope(|scope| {
+        // It waits for the blocks, and must not write once it has them.
+        let waiting = scope.spawn(|| volume.write_at(0, &pattern(2, 512), false));
+        let mut other = Request::new();
+        while volume.start_write(0, 4096, &mut other).unwrap() == Start::Io {
+            other.cancel();
+            assert!(!waiting.is_finished(), "it waits for the write");
+            std::thread::yield_now();
+        }
+        drop(request);
+        assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::Poisoned);
+    });
+    assert_eq!(store.info().extents_free, free - 1);
+    let error = volume.write_at(1 << 19, &pattern(3, 4096), false).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Poisoned);
+    assert!(error.to_string().contains("a write to `v` was dropped"), "{error}");
+    assert!(volume.discard(0, 4096).is_err() && store.flush().is_err());
+    assert_eq!(read(&disk, &volume, 1 << 19, 4096), pattern(1, 4096));
+    drop((volume, store));
+    let store = open(&disk, 3, false).unwrap();
+    assert_eq!(store.info().extents_free, free);
     assert!(store.check().unwrap().findings.is_empty());
 }
 
