@@ -7,7 +7,7 @@ use crate::threshold::{self, Kind, cases};
 use dbs_core::sabotage::{Bug, set};
 
 /// Random histories within which a bug must show, or it is looked for in another way.
-const HISTORIES: u64 = 400;
+const HISTORIES: u64 = 1000;
 
 /// A way of looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,10 +59,22 @@ fn calm() -> Option<(String, String)> {
     let heal = || crate::heal::run(&Config { tail: false, ..Config::small(3) }).err();
     let named = |by: &str, message: Option<String>| message.map(|text| (by.to_owned(), text));
     named("a command without a crash", found)
+        .or_else(trees)
         .or_else(|| named("a long relink", relink()))
         .or_else(|| named("a flush beside one that fails", beside()))
         .or_else(|| named("a page opened beside a flush", shared()))
         .or_else(|| named("a block healed", heal()))
+}
+
+/// Histories of trees within which a bug must show.
+const TREES: u64 = 1000;
+
+fn trees() -> Option<(String, String)> {
+    let found = (0..TREES).find_map(|seed| runner::run_trees(seed, runner::TREE_STEPS).err());
+    found.map(|failure| {
+        let by = format!("history of trees {}, step {}", failure.seed, failure.steps.len());
+        (by, failure.message)
+    })
 }
 
 /// The first seed whose history finds it.

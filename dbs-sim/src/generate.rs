@@ -4,13 +4,19 @@ use crate::machine::Config;
 use crate::model::{Model, Volume};
 use crate::op::{Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
 use crate::step::{Fate, Step};
+use std::collections::VecDeque;
 
 /// Kinds of operation that a taste weighs.
 const KINDS: usize = 27;
 
 /// Ordinary weights, in the order of [`Generator::op`].
 const WEIGHTS: [u32; KINDS] =
-    [6, 2, 3, 2, 10, 2, 7, 3, 1, 2, 5, 2, 60, 14, 10, 1, 6, 3, 12, 1, 1, 2, 2, 5, 5, 24, 9];
+    [6, 2, 3, 2, 10, 2, 7, 3, 1, 2, 5, 2, 60, 14, 10, 1, 6, 3, 12, 1, 1, 6, 2, 5, 5, 24, 9];
+
+/// Of histories about what is held and read while trees change: handles and slow reads, clones, flatten,
+/// rollback and deletion, background work, and writes that reuse what was freed at once.
+const TREES: [u32; KINDS] =
+    [6, 0, 1, 8, 10, 0, 14, 10, 0, 0, 16, 24, 40, 2, 1, 1, 1, 1, 30, 1, 2, 40, 0, 0, 1, 0, 0];
 
 /// Makes the steps of one seed's history.
 pub struct Generator {
@@ -18,6 +24,11 @@ pub struct Generator {
     weights: [u32; KINDS],
     /// Out of 256 steps, how many are disturbed.
     disturbed: u8,
+    /// Whether it is about trees: most writes go to a few blocks, so that layers cover each other, and
+    /// some operations come in an order that takes what is read out of sight and gives it to others.
+    trees: bool,
+    /// Operations of such an order that are still to come.
+    plan: VecDeque<Op>,
 }
 
 impl Generator {
@@ -33,7 +44,15 @@ impl Generator {
         weights[0] = weights[0].max(8);
         weights[12] = weights[12].max(60);
         let disturbed = rng.u8(40..=160);
-        Self { rng, weights, disturbed }
+        Self { rng, weights, disturbed, trees: false, plan: VecDeque::new() }
+    }
+
+    /// A generator of histories without crashes, about trees that change under handles and slow reads.
+    #[must_use]
+    pub fn trees(seed: u64) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed ^ 0x7ee5);
+        let weights = TREES.map(|weight| weight * [1, 1, 2, 4][rng.usize(0..4)]);
+        Self { rng, weights, disturbed: 0, trees: true, plan: VecDeque::new() }
     }
 
     /// The machine of this seed.
@@ -55,9 +74,60 @@ impl Generator {
 
     /// The next step of a history that has come to `model`.
     pub fn step(&mut self, model: &Model) -> Step {
-        let op = self.op(model);
+        let op = match self.planned(model) {
+            Some(op) => op,
+            None => self.op(model),
+        };
         let fate = if self.rng.u8(..) < self.disturbed { self.fate() } else { Fate::Calm };
         Step { op, fate, seed: self.rng.u64(..) }
+    }
+
+    /// The next operation of an order that is followed, among others.
+    fn planned(&mut self, model: &Model) -> Option<Op> {
+        if !self.trees || self.rng.u8(0..3) == 0 {
+            return None;
+        }
+        if self.plan.is_empty() {
+            self.plan = self.order(model)?;
+        }
+        self.plan.pop_front()
+    }
+
+    /// A clone is read while it loses sight of its origin, whose extents others get.
+    fn order(&mut self, model: &Model) -> Option<VecDeque<Op>> {
+        let (origin, snap) = self.place(model, true);
+        let (fua, limit, labels) = (false, u8::MAX, 0);
+        let clone = self.vacant(VOLUMES, |n| model.volumes.contains_key(&volume_name(n)));
+        let new = self.vacant(SNAPSHOTS, |n| n == snap);
+        let at = 8 * self.rng.u16(0..3);
+        let write = |vol, at, len| Op::Write { vol, at, len, fua };
+        let read = [Op::ReadBegin { vol: clone }, Op::ReadEnd];
+        let mut order = vec![Op::Clone { vol: origin, snap, new: clone }, Op::Hold { vol: clone }];
+        match self.rng.u8(0..3) {
+            0 => order.push(write(clone, at, 8)),
+            // All that the origin has there, mostly: nothing is left to be copied.
+            1 => order.push(write(clone, 0, 40)),
+            _ => {}
+        }
+        if self.rng.bool() {
+            order.push(Op::CreateSnapshot { vol: clone, snap: new, labels });
+        }
+        order.extend_from_slice(&read[..self.rng.usize(1..3)]);
+        order.push(match self.rng.u8(0..4) {
+            0 => Op::Rollback { vol: clone, snap: new, keep_size: false },
+            _ => Op::Flatten { vol: clone, limit },
+        });
+        order.push(match self.rng.u8(0..3) {
+            0 => Op::DeleteVolume { vol: origin },
+            1 => Op::Rollback { vol: origin, snap: new, keep_size: false },
+            _ => write(origin, at, 8),
+        });
+        order.push(Op::DeleteSnapshot { vol: origin, snap });
+        order.extend([Op::Work { steps: 64 }, Op::Work { steps: 64 }]);
+        let other = self.vacant(VOLUMES, |n| n == clone);
+        order.extend((0..5).map(|extent| write(other, 128 * extent + 8 * self.rng.u16(0..12), 8)));
+        order.extend(read);
+        Some(order.into())
     }
 
     fn fate(&mut self) -> Fate {
@@ -123,7 +193,7 @@ impl Generator {
             18 => Op::Work { steps: self.rng.u8(1..24) },
             19 => Op::Grow { extents: self.rng.u8(0..3) },
             20 => Op::Vacuum { limit: self.rng.u8(0..10) },
-            21 => Op::Hold { vol },
+            21 => self.hold(model, vol),
             22 => Op::SetLabels { vol, snap, labels: self.rng.u8(..) },
             23 => Op::Retire { vol, snap, on: self.rng.u8(0..6) != 0 },
             24 => {
@@ -216,6 +286,18 @@ impl Generator {
         Op::Relink { vol, links, head, marks: self.rng.u8(..) & self.rng.u8(..) }
     }
 
+    /// Something with handles that are kept, and reads that take long.
+    fn hold(&mut self, model: &Model, vol: u8) -> Op {
+        let held: Vec<_> = model.volumes.iter().filter(|(_, v)| v.held).collect();
+        let reading = self.rng.choice(&held).map(|(name, _)| number(name));
+        match (self.rng.u8(0..8), reading) {
+            (0..4, Some(vol)) => Op::ReadBegin { vol },
+            (4..6, Some(_)) => Op::ReadEnd,
+            (6, Some(vol)) => Op::Hold { vol },
+            _ => Op::Hold { vol },
+        }
+    }
+
     fn mark(&mut self, vol: u8, snap: u8, on: bool) -> Op {
         match self.rng.u8(0..4) {
             0..2 => Op::Protect { vol, snap, on },
@@ -273,6 +355,11 @@ impl Generator {
 
     fn range(&mut self, model: &Model, vol: u8) -> (u16, u16) {
         let size = Self::sectors(model, vol);
+        if self.trees && self.rng.u8(0..8) != 0 {
+            let at = 128 * self.rng.u16(0..2) + 8 * self.rng.u16(0..3);
+            let at = at.min(size.saturating_sub(8) / 8 * 8);
+            return (at, (8 * self.rng.u16(1..3)).min(size - at));
+        }
         let len = match self.rng.u8(0..16) {
             0..5 => 8 * self.rng.u16(1..4),
             5..11 => self.rng.u16(1..24),
@@ -327,7 +414,7 @@ mod tests {
             }
         }
         println!("{done:?}, {refused} refused");
-        assert_eq!(done.len(), 35);
+        assert_eq!(done.len(), 37);
         assert!(done.values().all(|count| *count > 30), "{done:?}");
         assert!(refused < 300 * 60 / 3, "{refused} of {} refused", 300 * 60);
     }

@@ -22,6 +22,7 @@ pub mod perform;
 pub mod rebuild;
 pub mod relink;
 pub mod runner;
+pub mod slow;
 pub mod step;
 pub mod threshold;
 pub mod tree;

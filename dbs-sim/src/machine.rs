@@ -9,6 +9,7 @@ use crate::model::Model;
 use crate::op::{Op, volume_name};
 use crate::outcomes::{End, Outcomes};
 use crate::perform::perform;
+use crate::slow::SlowRead;
 use crate::step::{Fate, RESERVE_EXTENTS, Stats, Step, full};
 use crate::verify::{self, Allow, Found};
 use dbs_core::io::{Storage, TailMemory};
@@ -19,6 +20,9 @@ use std::sync::Arc;
 
 /// Sectors that [`Op::Fill`] writes at once.
 const FILL_SECTORS: u16 = 64;
+
+/// Free extents with which no operation waits for space, and so for reads.
+const READS_EXTENTS: u64 = 12;
 
 /// Crash images of each captured moment of a random history.
 const IMAGES_EACH: usize = 2;
@@ -71,6 +75,7 @@ pub struct Machine {
     stale_tail: Option<Vec<u8>>,
     store: Option<Store>,
     held: BTreeMap<u32, Volume>,
+    slow: Vec<SlowRead>,
     number: u32,
     hit: bool,
 }
@@ -108,6 +113,7 @@ impl Machine {
             stale_tail: None,
             store: None,
             held: BTreeMap::new(),
+            slow: Vec::new(),
             number: 0,
             hit: false,
         };
@@ -136,6 +142,8 @@ impl Machine {
         let mut rng = fastrand::Rng::with_seed(step.seed);
         match step.op {
             Op::Verify => self.verify(),
+            Op::ReadBegin { vol } => self.begin_read(vol),
+            Op::ReadEnd => self.end_reads(|_| true),
             Op::Fill { vol } => self.fill(vol, step),
             Op::Reopen => self.reopen(&mut rng),
             Op::Kill => {
@@ -158,6 +166,7 @@ impl Machine {
         if self.model.unpredictable(op) {
             return Ok(());
         }
+        self.end_reads_before(op)?;
         let before = self.model.clone();
         let mut after = before.clone();
         self.number += 1;
@@ -197,7 +206,41 @@ impl Machine {
         let failed = result.as_ref().err().map(Error::kind);
         let known = failed.is_none() && !self.may_keep_discarded(op);
         let outcomes = if known { Outcomes::settled(&self.model) } else { outcomes };
-        self.consequence(fate, failed, died, &outcomes, rng)
+        self.consequence(fate, failed, died, &outcomes, rng)?;
+        for slow in &mut self.slow {
+            let volume = self.model.volumes.values().find(|volume| volume.id == slow.id);
+            volume.into_iter().for_each(|volume| slow.note(volume));
+        }
+        Ok(())
+    }
+
+    fn begin_read(&mut self, vol: u8) -> Result<(), String> {
+        let Ok(volume) = self.model.volume_mut(vol) else { return Ok(()) };
+        if let Some(handle) = self.held.get(&volume.id) {
+            self.slow.extend(SlowRead::begin(handle, volume)?);
+        }
+        Ok(())
+    }
+
+    fn end_reads(&mut self, which: impl Fn(u32) -> bool) -> Result<(), String> {
+        let ending = self.slow.extract_if(.., |slow| which(slow.id)).collect::<Vec<_>>();
+        ending.into_iter().try_for_each(|slow| slow.end(&self.disk))
+    }
+
+    /// Reads end where this one thread would wait for them, or the model does not know of them.
+    fn end_reads_before(&mut self, op: &Op) -> Result<(), String> {
+        if self.slow.is_empty() {
+            return Ok(());
+        }
+        if let Op::Hold { vol } = *op {
+            let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
+            return self.end_reads(|of| of == id);
+        }
+        let merges = matches!(op, Op::ClearLayer { .. } | Op::Relink { .. });
+        if merges || self.store().info().extents_free <= READS_EXTENTS {
+            return self.end_reads(|_| true);
+        }
+        Ok(())
     }
 
     /// What follows from a step: a crash, a look at what a failed write left, or crash images.
@@ -288,6 +331,7 @@ impl Machine {
     }
 
     fn reopen(&mut self, rng: &mut fastrand::Rng) -> Result<(), String> {
+        self.end_reads(|_| true)?;
         self.held.clear();
         self.forget_handles();
         let Some(store) = self.store.take() else { return Ok(()) };
@@ -320,6 +364,7 @@ impl Machine {
         if let Some(tail) = &self.tail {
             tail.kill();
         }
+        self.slow.clear();
         self.held.clear();
         self.forget_handles();
         self.store = None;
@@ -362,6 +407,7 @@ impl Machine {
     pub fn freeze(mut self, seed: u64) -> Result<Frozen, String> {
         self.disk.stop();
         self.tail.iter().for_each(TailPlace::kill);
+        self.slow.clear();
         self.held.clear();
         self.forget_handles();
         self.store = None;
@@ -498,6 +544,7 @@ impl Frozen {
             stale_tail: None,
             store: None,
             held: BTreeMap::new(),
+            slow: Vec::new(),
             number: self.number,
             hit: false,
         };
@@ -539,6 +586,7 @@ pub fn verify_image(
         stale_tail: None,
         store: Some(store),
         held: BTreeMap::new(),
+        slow: Vec::new(),
         number: u32::MAX / 2,
         hit: false,
     };

@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const USAGE: &str = "usage: dbs-sim run --seed N [--steps N] [--images N] [--shrink]
-       dbs-sim soak --seconds N [--seed N] [--steps N] [--images N] [--threads N]
-       dbs-sim bugs";
+const USAGE: &str = "usage: dbs-sim run --seed N [--steps N] [--images N] [--trees] [--shrink]
+       dbs-sim soak --seconds N [--seed N] [--steps N] [--images N] [--trees] [--threads N]
+       dbs-sim bugs [NAME]";
 
 #[derive(Default)]
 struct Arguments {
@@ -20,7 +20,11 @@ struct Arguments {
     threads: Option<u64>,
     /// Crash images of each moment.
     images: Option<u64>,
+    /// Histories without crashes, about trees that change under handles and reads.
+    trees: bool,
     shrink: bool,
+    /// The only planted bug to look for.
+    bug: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -36,7 +40,7 @@ fn main() -> ExitCode {
     match (command.as_str(), arguments.seed, arguments.seconds) {
         ("run", Some(seed), None) => run(seed, &arguments),
         ("soak", _, Some(seconds)) => soak(seconds, &arguments),
-        ("bugs", None, None) => bugs(),
+        ("bugs", None, None) => bugs(arguments.bug.as_deref()),
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)
@@ -47,30 +51,42 @@ fn main() -> ExitCode {
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Arguments, String> {
     let mut arguments = Arguments::default();
     while let Some(name) = args.next() {
-        if name == "--shrink" {
-            arguments.shrink = true;
-            continue;
-        }
-        let value = args.next().ok_or_else(|| format!("{name} needs a number"))?;
-        let number = value.parse().map_err(|_| format!("{name} {value}: not a number"))?;
         match name.as_str() {
-            "--seed" => arguments.seed = Some(number),
-            "--steps" => arguments.steps = Some(number),
-            "--seconds" => arguments.seconds = Some(number),
-            "--images" => arguments.images = Some(number),
-            "--threads" => arguments.threads = Some(number),
-            _ => return Err(format!("{name}: no such option")),
+            "--shrink" => arguments.shrink = true,
+            "--trees" => arguments.trees = true,
+            bug if !bug.starts_with('-') => arguments.bug = Some(name),
+            _ => {
+                let value = args.next().ok_or_else(|| format!("{name} needs a number"))?;
+                arguments.set(&name, &value)?;
+            }
         }
     }
     Ok(arguments)
 }
 
 impl Arguments {
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let number = value.parse().map_err(|_| format!("{name} {value}: not a number"))?;
+        match name {
+            "--seed" => self.seed = Some(number),
+            "--steps" => self.steps = Some(number),
+            "--seconds" => self.seconds = Some(number),
+            "--images" => self.images = Some(number),
+            "--threads" => self.threads = Some(number),
+            _ => return Err(format!("{name}: no such option")),
+        }
+        Ok(())
+    }
+
     fn steps(&self) -> usize {
-        self.steps.map_or(runner::STEPS, |steps| steps as usize)
+        let usual = if self.trees { runner::TREE_STEPS } else { runner::STEPS };
+        self.steps.map_or(usual, |steps| steps as usize)
     }
 
     fn history(&self, seed: u64) -> Result<Stats, Box<Failure>> {
+        if self.trees {
+            return runner::run_trees(seed, self.steps());
+        }
         let mut config = Generator::config(seed);
         config.images_each = self.images.map_or(config.images_each, |images| images as usize);
         runner::run_on(&config, self.steps())
@@ -93,7 +109,10 @@ fn run(seed: u64, arguments: &Arguments) -> ExitCode {
 
 fn report(failure: Box<Failure>, arguments: &Arguments) {
     println!("{failure}");
-    if arguments.steps() != runner::STEPS {
+    if arguments.trees {
+        println!("        with --trees");
+    }
+    if arguments.steps.is_some() {
         println!("        with --steps {}", arguments.steps());
     }
     if let Some(images) = arguments.images {
@@ -142,12 +161,13 @@ fn soak(seconds: u64, arguments: &Arguments) -> ExitCode {
 }
 
 /// Plants each bug and says how it was found, as a table.
-fn bugs() -> ExitCode {
+fn bugs(only: Option<&str>) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = 0;
     println!("| bug | crash images until found | by |\n|---|---|---|");
-    for bug in Bug::ALL {
-        match find(bug, &[Way::Histories, Way::Calm, Way::Thresholds]) {
+    for bug in Bug::ALL.into_iter().filter(|bug| only.is_none_or(|only| format!("{bug:?}") == only))
+    {
+        match find(bug, &[Way::Calm, Way::Histories, Way::Thresholds]) {
             Some(found) => println!("| {bug:?} | {} | {} |", found.images, found.by),
             None => {
                 missed += 1;

@@ -154,6 +154,12 @@ pub enum Op {
     Hold {
         vol: u8,
     },
+    /// Begins to read a volume whose handle is kept; the disk is read at [`Op::ReadEnd`].
+    ReadBegin {
+        vol: u8,
+    },
+    /// Ends all reads that have begun.
+    ReadEnd,
     /// Compares everything with the model.
     Verify,
     /// Closes the store and opens it again.

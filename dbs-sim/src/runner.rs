@@ -9,6 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Steps of an ordinary history.
 pub const STEPS: usize = 60;
+/// Steps of a history of trees.
+pub const TREE_STEPS: usize = 200;
 /// Replays that shortening a failure may take.
 const SHRINK_RUNS: usize = 2000;
 
@@ -63,6 +65,22 @@ pub fn run_on(config: &Config, steps: usize) -> Result<Stats, Box<Failure>> {
     drive(config, next, &mut done).map_err(|(message, stats)| {
         Box::new(Failure { seed, config: config.clone(), steps: done, message, stats })
     })
+}
+
+/// Runs a history without crashes, `steps` steps long, about trees that change under handles and reads.
+///
+/// # Errors
+/// The failure, with the steps that led to it.
+pub fn run_trees(seed: u64, steps: usize) -> Result<Stats, Box<Failure>> {
+    let mut generator = Generator::trees(seed);
+    let mut config = Generator::config(seed);
+    // What is freed is soon used again.
+    config.init.size = Some(24 * config.init.extent_size + (1 << 20));
+    let mut done = Vec::with_capacity(steps);
+    let next =
+        |machine: &Machine, done: usize| (done < steps).then(|| generator.step(&machine.model));
+    drive(&config, next, &mut done)
+        .map_err(|(message, stats)| Box::new(Failure { seed, config, steps: done, message, stats }))
 }
 
 /// Runs the given steps on the machine of `seed`.

@@ -1,12 +1,15 @@
 //! Random histories with crashes: at least 100,000 crash images, each opened and compared.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use dbs_sim::runner::run_trees;
 use dbs_sim::{Stats, run, runner};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Crash images to take; `DBS_SIM_IMAGES` changes it.
 const IMAGES: u64 = 100_000;
+/// Histories of trees.
+const TREES: u64 = 2000;
 /// Threads; each history has its own disk.
 const THREADS: usize = 2;
 
@@ -33,6 +36,22 @@ fn crash_images_hold_what_was_promised() {
     println!("{} histories, {stats:?}, {:.1?}", seed.into_inner(), started.elapsed());
     assert!(stats.images >= wanted);
     assert!(stats.no_space > 0, "no history ever filled the store");
+}
+
+/// Clones, flatten, rollback and deletion under handles that are kept and reads that take long, with
+/// extents used again at once.
+#[test]
+fn what_is_held_or_read_never_shows_what_others_wrote() {
+    let seed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while let seed @ 0..TREES = seed.fetch_add(1, Ordering::Relaxed) {
+                    run_trees(seed, runner::TREE_STEPS).unwrap();
+                }
+            });
+        }
+    });
 }
 
 #[test]
