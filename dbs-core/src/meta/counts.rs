@@ -6,12 +6,13 @@
 pub struct Counts {
     on: bool,
     blocks: Vec<u64>,
+    changes: u64,
 }
 
 impl Counts {
     /// Counts from zero.
     pub fn started() -> Self {
-        Self { on: true, blocks: Vec::new() }
+        Self { on: true, ..Self::default() }
     }
 
     /// Whether it was started.
@@ -25,6 +26,11 @@ impl Counts {
         (0..owners).all(|owner| self.get(owner) == other.get(owner))
     }
 
+    /// How often they have changed.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// Blocks of an owner.
     pub fn get(&self, owner: u32) -> u64 {
         self.blocks.get(owner as usize).copied().unwrap_or(0)
@@ -36,6 +42,7 @@ impl Counts {
         if blocks == 0 || !self.on {
             return;
         }
+        self.changes += 1;
         match self.blocks.get_mut(owner as usize) {
             Some(count) => *count += u64::from(blocks),
             None => self.add_first(owner, blocks),
@@ -52,6 +59,7 @@ impl Counts {
     #[inline]
     pub fn remove(&mut self, owner: u32, blocks: u32) {
         if blocks > 0 && self.on {
+            self.changes += 1;
             self.blocks[owner as usize] -= u64::from(blocks);
         }
     }

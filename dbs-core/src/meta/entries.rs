@@ -35,10 +35,20 @@ const LOST: u32 = 1 << 31;
 
 const FREE: Entry = Entry { snapshot: 0, logical: 0, bits: NO_BITS };
 
+/// Data blocks by owner, being counted again.
+#[derive(Debug)]
+pub struct Counting {
+    /// Changes of the counts when it began.
+    changes: u64,
+    counts: Counts,
+}
+
 /// All entries, data extents and spares.
 #[derive(Debug)]
 pub struct Entries {
     data: Table<Entry>,
+    /// Which of them are in use.
+    in_use: IdBits,
     spares: Table<Entry>,
     /// Length of the run of each spare, with [`LOST`] if it is not one of zeros; 0 for a zero-only
     /// layer.
@@ -59,6 +69,7 @@ impl Entries {
         let words = blocks.div_ceil(64) as usize;
         Self {
             data: Table::new(FREE),
+            in_use: IdBits::default(),
             spares: Table::new(FREE),
             runs: Table::new(0),
             narrow: Slab::new(words),
@@ -75,9 +86,27 @@ impl Entries {
         self.counts = self.count();
     }
 
-    /// Whether the counts are what counting again gives.
-    pub fn counts_are_true(&self) -> bool {
-        self.count().is_equal(&self.counts)
+    /// Begins to count again, to compare.
+    pub fn begin_count(&self) -> Counting {
+        Counting { changes: self.counts.changes(), counts: Counts::started() }
+    }
+
+    /// Counts these extents.
+    pub fn count_some(&self, counting: &mut Counting, ids: Range<u32>) {
+        for (id, owner, _) in self.extents_in(ids) {
+            counting.counts.add(owner, self.data_blocks(id));
+        }
+    }
+
+    /// Whether the counts are what counting again gave. If they have changed meanwhile, that says nothing.
+    pub fn counts_are(&self, counting: &Counting) -> bool {
+        self.counts.changes() != counting.changes || counting.counts.is_equal(&self.counts)
+    }
+
+    /// The data extents in use among `ids`, with owner and volume extent.
+    pub fn extents_in(&self, ids: Range<u32>) -> impl Iterator<Item = (u32, u32, u32)> {
+        let end = ids.end.min(self.last_extent().map_or(0, |last| last + 1));
+        (ids.start..end).filter_map(|id| self.owner(id).map(|(owner, at)| (id, owner, at)))
     }
 
     fn count(&self) -> Counts {
@@ -118,6 +147,16 @@ impl Entries {
         if id < SPARE_BASE { 0 } else { self.runs.get(spare(id)) }
     }
 
+    /// The last data extent in use.
+    pub fn last_extent(&self) -> Option<u32> {
+        self.in_use.last()
+    }
+
+    /// Data extents in use, of those from `first` on.
+    pub fn extents_from(&self, first: u32) -> u32 {
+        self.in_use.count_from(first)
+    }
+
     /// Ids in use, data extents first.
     pub fn used(&self) -> impl Iterator<Item = u32> {
         let data = used(&self.data, 0);
@@ -128,13 +167,13 @@ impl Entries {
     pub fn assign(&mut self, id: u32, snapshot: u32, logical: u32) {
         self.release(id);
         let bits = self.take(false);
-        *self.slot(id) = Entry { snapshot, logical, bits };
+        self.set(id, Entry { snapshot, logical, bits });
     }
 
     /// Makes a spare the zero run `logical .. logical + length` of `snapshot`.
     pub fn assign_run(&mut self, id: u32, snapshot: u32, logical: u32, length: u32) {
         self.release(id);
-        *self.slot(id) = Entry { snapshot, logical, bits: NO_BITS };
+        self.set(id, Entry { snapshot, logical, bits: NO_BITS });
         *self.runs.get_mut(spare(id)) = length;
     }
 
@@ -156,7 +195,8 @@ impl Entries {
         if self.counts.is_on() {
             self.counts.remove(self.get(id).snapshot, self.data_blocks(id));
         }
-        let bits = std::mem::replace(self.slot(id), FREE).bits;
+        let bits = self.get(id).bits;
+        self.set(id, FREE);
         self.give(bits);
         if id >= SPARE_BASE {
             *self.runs.get_mut(spare(id)) = 0;
@@ -298,8 +338,10 @@ impl Entries {
             words_from(bytes.data, data);
             words_from(bytes.zero, zero);
         }
-        *self.slot(id) =
-            Entry { snapshot: header.snapshot.get(), logical: header.logical.get(), bits };
+        self.set(
+            id,
+            Entry { snapshot: header.snapshot.get(), logical: header.logical.get(), bits },
+        );
         if self.counts.is_on() {
             self.counts.add(header.snapshot.get(), self.data_blocks(id));
         }
@@ -334,6 +376,13 @@ impl Entries {
 
     fn get(&self, id: u32) -> Entry {
         if id < SPARE_BASE { self.data.get(id as usize) } else { self.spares.get(spare(id)) }
+    }
+
+    fn set(&mut self, id: u32, entry: Entry) {
+        *self.slot(id) = entry;
+        if id < SPARE_BASE {
+            self.in_use.set(id, entry.snapshot != 0);
+        }
     }
 
     fn slot(&mut self, id: u32) -> &mut Entry {
@@ -380,6 +429,38 @@ impl Entries {
     fn bitmaps_mut(&mut self, bits: u32) -> &mut [u64] {
         debug_assert!(bits < NO_BITS, "entry has no bitmaps");
         if bits & WIDE != 0 { self.wide.get_mut(bits & !WIDE) } else { self.narrow.get_mut(bits) }
+    }
+}
+
+/// A set of ids; its last word is never empty.
+#[derive(Debug, Default)]
+struct IdBits(Vec<u64>);
+
+impl IdBits {
+    fn set(&mut self, id: u32, there: bool) {
+        let (word, bit) = ((id / 64) as usize, 1 << (id % 64));
+        if there {
+            if self.0.len() <= word {
+                self.0.resize(word + 1, 0);
+            }
+            self.0[word] |= bit;
+        } else if let Some(word) = self.0.get_mut(word) {
+            *word &= !bit;
+            while self.0.last() == Some(&0) {
+                self.0.pop();
+            }
+        }
+    }
+
+    fn last(&self) -> Option<u32> {
+        let word = self.0.last()?;
+        Some((self.0.len() as u32 - 1) * 64 + word.ilog2())
+    }
+
+    fn count_from(&self, first: u32) -> u32 {
+        let mut words = self.0.iter().skip((first / 64) as usize);
+        let begun = words.next().map_or(0, |word| (word >> (first % 64)).count_ones());
+        begun + words.map(|word| word.count_ones()).sum::<u32>()
     }
 }
 
@@ -452,6 +533,27 @@ fn used(table: &Table<Entry>, base: u32) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn extents_in_use_are_counted_and_the_last_is_known() {
+        let mut entries = Entries::new(16);
+        assert_eq!((entries.last_extent(), entries.extents_from(0)), (None, 0));
+        for id in [3, 64, 200, 1000] {
+            entries.assign(id, 1, id);
+        }
+        entries.assign_run(SPARE_BASE + 5000, 1, 7, 2);
+        assert_eq!(entries.last_extent(), Some(1000));
+        let counts = [0, 3, 4, 64, 65, 1000, 1001, 5000].map(|id| entries.extents_from(id));
+        assert_eq!(counts, [4, 4, 3, 3, 2, 1, 0, 0]);
+        entries.release(200);
+        entries.release(1000);
+        assert_eq!((entries.last_extent(), entries.extents_from(0)), (Some(64), 2));
+        entries.set_owner(64, 9);
+        entries.release(64);
+        entries.release(64);
+        entries.release(3);
+        assert_eq!((entries.last_extent(), entries.extents_from(0)), (None, 0));
+    }
 
     #[test]
     fn fill_tracks_every_state() {

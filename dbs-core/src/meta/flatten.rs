@@ -122,24 +122,42 @@ impl Meta {
         self.set_parent(id, SnapshotId::NONE, Bug::CutKeepsViews);
     }
 
-    /// Volume extents at which the chain above a layer holds anything.
+    /// Refuses to cut a layer off a chain that lost something: that would read as zeros without it.
     ///
     /// # Errors
-    /// `Corrupt` if the chain lost something: what it lost would read as zeros without it.
-    pub fn extents_above(&self, id: SnapshotId) -> Result<Vec<u32>> {
+    /// `Corrupt`.
+    pub fn check_nothing_lost(&self, id: SnapshotId) -> Result<()> {
         let mut first = None;
         self.each_lost(id, |lost| first = first.or(Some(lost.start)));
-        if let Some(lost) = first {
-            let per_extent = u64::from(self.blocks_per_extent());
-            let (logical, block) = (lost / per_extent, lost % per_extent);
-            return Err(self.is_lost(id, logical as u32, block as u32));
+        let Some(lost) = first else { return Ok(()) };
+        let per_extent = u64::from(self.blocks_per_extent());
+        Err(self.is_lost(id, (lost / per_extent) as u32, (lost % per_extent) as u32))
+    }
+
+    /// Adds volume extents, from `first` on, at which the chain below a layer holds anything, until much
+    /// has been looked at; where the rest begins. Nothing of a layer that is gone.
+    pub fn extents_below(
+        &self,
+        (volume, id): (VolumeId, SnapshotId),
+        first: u32,
+        extents: &mut Vec<u32>,
+    ) -> Option<u32> {
+        if !self.is_foreign_child(volume, id) {
+            return None;
         }
-        Ok(self.held_in_chain(self.snapshot(id).parent).into_iter().collect())
+        let parent = self.snapshot(id).parent;
+        let mut next = first;
+        for _ in 0..self.extents_per_hold(parent) {
+            let logical = self.next_entry(parent, next)?;
+            extents.push(logical);
+            next = logical + 1;
+        }
+        Some(next)
     }
 
     /// The last data extent in use, and the lowest free one if that is before it.
     pub fn next_move(&self) -> Option<(u32, u32)> {
-        let last = self.entries.used().take_while(|id| *id < SPARE_BASE).last()?;
+        let last = self.entries.last_extent()?;
         let free = self.extents.lowest()?;
         (free < last).then_some((last, free))
     }

@@ -1,5 +1,6 @@
 //! What one snapshot or head holds itself: volume extent -> entry, and its zero runs.
 
+use super::entries::SPARE_BASE;
 use std::collections::BTreeMap;
 
 /// Volume extents in a piece of the map.
@@ -14,6 +15,8 @@ const NONE: u32 = u32::MAX;
 pub struct Layer {
     pieces: BTreeMap<u32, Piece>,
     len: u32,
+    /// Entries that are data extents.
+    extents: u32,
     /// Zero runs: first volume extent -> (length, spare id). Never overlapping or adjacent.
     pub runs: BTreeMap<u32, (u32, u32)>,
     /// Runs of what is lost, in the same way: entries there hide them, zero runs do not meet them.
@@ -208,6 +211,8 @@ impl Layer {
         let piece = self.pieces.entry(logical / PIECE).or_insert(Piece::Run(key, 0, id));
         let old = piece.insert(key, id);
         self.len += u32::from(old.is_none());
+        self.extents += u32::from(id < SPARE_BASE);
+        self.extents -= u32::from(old.is_some_and(|old| old < SPARE_BASE));
         old
     }
 
@@ -219,6 +224,7 @@ impl Layer {
             self.pieces.remove(&(logical / PIECE));
         }
         self.len -= 1;
+        self.extents -= u32::from(old < SPARE_BASE);
         Some(old)
     }
 
@@ -233,6 +239,7 @@ impl Layer {
                 some.push((key(logical), id));
             }
             self.len += some.len() as u32;
+            self.extents += some.iter().filter(|(_, id)| *id < SPARE_BASE).count() as u32;
             self.pieces.insert(piece, Piece::new(&some));
         }
     }
@@ -240,6 +247,11 @@ impl Layer {
     /// Number of entries.
     pub fn len(&self) -> u32 {
         self.len
+    }
+
+    /// Number of entries that are data extents.
+    pub fn extents(&self) -> u32 {
+        self.extents
     }
 
     /// Whether it holds nothing at all.
@@ -308,12 +320,17 @@ mod tests {
             let logical = rng.u32(..5000);
             // Falls back to few entries in the middle, after arrays were made.
             let removed = if step / 20_000 == 1 { 3 } else { 1 };
+            let id = if rng.bool() { step } else { SPARE_BASE + step };
             if rng.u32(..4) < removed {
                 assert_eq!(layer.remove(logical), model.remove(&logical));
             } else {
-                assert_eq!(layer.insert(logical, step), model.insert(logical, step));
+                assert_eq!(layer.insert(logical, id), model.insert(logical, id));
             }
             assert_eq!(layer.len() as usize, model.len());
+            assert_eq!(
+                layer.extents() as usize,
+                model.values().filter(|id| **id < SPARE_BASE).count()
+            );
             if step % 5000 == 0 {
                 layer = Layer::default();
                 layer.fill(model.iter().map(|(k, v)| (*k, *v)));

@@ -306,7 +306,7 @@ impl Meta {
     /// The extent behind the last one that is in use, was when a crash happens now, or may still
     /// be read: the data region must not end before it.
     pub fn extents_end(&self) -> u32 {
-        let last = self.entries.used().take_while(|id| *id < SPARE_BASE).last();
+        let last = self.entries.last_extent();
         last.map_or(0, |last| last + 1).max(self.extents.quarantine_end())
     }
 

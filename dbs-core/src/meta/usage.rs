@@ -6,7 +6,6 @@ use super::{Meta, Snapshot};
 use crate::info::{MapRange, RangeState, Usage};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// What volume extents show of which no layer has an entry.
@@ -41,22 +40,26 @@ const LAYERS_PER_HOLD: u64 = 4096;
 
 impl Meta {
     /// Adds to `usage` the space of a snapshot, or of a head seen with its volume's snapshots, from a
-    /// volume extent on, until much has been looked at; where the rest begins. What is done last is
-    /// whole layers.
+    /// volume extent on, until much has been looked at; where the rest begins.
     pub fn usage_step(&self, id: SnapshotId, first: u32, usage: &mut Usage) -> Option<u32> {
         let snapshot = self.snapshot(id);
         let scope = if snapshot.head() { Scope::Volume(snapshot.volume) } else { Scope::One(id) };
         let mut next = first;
         for _ in 0..self.extents_per_hold(id) {
             let Some(logical) = self.next_entry(id, next) else {
-                let (allocated, reclaimable) = match scope {
-                    Scope::One(_) => (self.extents_of(snapshot), self.freed_by_deleting(id)),
+                let own = u64::from(snapshot.layer.extents());
+                let (allocated, more) = match scope {
+                    Scope::One(_) if snapshot.children.is_empty() => (own, own),
+                    Scope::One(_) => (own, 0),
                     Scope::Volume(volume) => self.volume_extents(volume),
                 };
                 usage.allocated = allocated * self.geometry.extent_bytes;
-                usage.reclaimable = reclaimable * self.geometry.extent_bytes;
+                usage.reclaimable += more * self.geometry.extent_bytes;
                 return None;
             };
+            if self.merge_frees(scope, logical) {
+                usage.reclaimable += self.geometry.extent_bytes;
+            }
             let (all, alone) = self.visible(id, logical, scope);
             usage.referenced += u64::from(all) * BLOCK_BYTES;
             usage.exclusive += u64::from(alone) * BLOCK_BYTES;
@@ -67,7 +70,7 @@ impl Meta {
     }
 
     /// The first volume extent from `logical` on for which a layer of the chain has an entry.
-    fn next_entry(&self, id: SnapshotId, logical: u32) -> Option<u32> {
+    pub(super) fn next_entry(&self, id: SnapshotId, logical: u32) -> Option<u32> {
         let first = |at| self.snapshot(at).layer.iter_from(logical).next().map(|item| item.0);
         self.chain(id).filter_map(first).min()
     }
@@ -160,7 +163,7 @@ impl Meta {
 
     /// Extents to look at before others get the metadata: fewer of long chains, of which each layer is
     /// asked.
-    fn extents_per_hold(&self, id: SnapshotId) -> u64 {
+    pub(super) fn extents_per_hold(&self, id: SnapshotId) -> u64 {
         (LAYERS_PER_HOLD / self.depth(id).max(1)).max(1)
     }
 
@@ -319,10 +322,6 @@ impl Meta {
         Bits::range(&(0..self.blocks_per_extent()))
     }
 
-    pub(super) fn held_in_chain(&self, id: SnapshotId) -> BTreeSet<u32> {
-        self.chain(id).flat_map(|at| self.snapshot(at).layer.iter().map(|item| item.0)).collect()
-    }
-
     /// Data blocks of a volume extent that a snapshot shows, and those nothing else shows.
     fn visible(&self, id: SnapshotId, logical: u32, scope: Scope) -> (u32, u32) {
         let mut open = self.all_blocks();
@@ -372,41 +371,31 @@ impl Meta {
         seen
     }
 
-    fn extents_of(&self, snapshot: &Snapshot) -> u64 {
-        snapshot.layer.iter().filter(|(_, entry)| *entry < SPARE_BASE).count() as u64
-    }
-
-    /// Extents that merging or reclaiming a snapshot frees.
-    fn freed_by_deleting(&self, id: SnapshotId) -> u64 {
+    /// Whether an extent is freed at a volume extent when a snapshot is merged into its only child.
+    fn merge_frees(&self, scope: Scope, logical: u32) -> bool {
+        let Scope::One(id) = scope else { return false };
         let snapshot = self.snapshot(id);
-        let Some(child) = snapshot.children.first().map(|id| self.snapshot(SnapshotId(*id))) else {
-            return self.extents_of(snapshot);
+        let Some(entry) = snapshot.layer.get(logical).filter(|entry| *entry < SPARE_BASE) else {
+            return false;
         };
-        if snapshot.children.len() > 1 {
-            return 0;
+        let mut children = snapshot.children.iter();
+        let (Some(child), None) = (children.next(), children.next()) else { return false };
+        let child = self.snapshot(SnapshotId(*child));
+        match child.layer.get(logical) {
+            None => child.layer.in_run(logical),
+            Some(upper) if upper < SPARE_BASE => true,
+            Some(upper) => {
+                let data = self.entries.data_bits(entry);
+                data.without(&self.entries.zero_bits(upper)).is_empty()
+            }
         }
-        let freed = snapshot.layer.iter().filter(|(logical, entry)| {
-            if *entry >= SPARE_BASE {
-                return false;
-            }
-            match child.layer.get(*logical) {
-                None => child.layer.in_run(*logical),
-                Some(upper) if upper < SPARE_BASE => true,
-                Some(upper) => self
-                    .entries
-                    .data_bits(*entry)
-                    .without(&self.entries.zero_bits(upper))
-                    .is_empty(),
-            }
-        });
-        freed.count() as u64
     }
 
     /// Extents of a volume's layers, and those whose layers no other volume builds on.
     fn volume_extents(&self, volume: VolumeId) -> (u64, u64) {
         let (mut allocated, mut reclaimable) = (0, 0);
         for (_, snapshot) in self.snapshots().filter(|(_, s)| s.volume == volume) {
-            let extents = self.extents_of(snapshot);
+            let extents = u64::from(snapshot.layer.extents());
             allocated += extents;
             if !self.foreign_below(snapshot, volume) {
                 reclaimable += extents;

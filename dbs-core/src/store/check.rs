@@ -7,13 +7,15 @@ use crate::format::{RegionKind, Superblock};
 use crate::info::{CheckReport, Finding, Severity};
 use crate::io::reading::ReadBy;
 use crate::io::{ReadRequest, Storage, open as drivers};
-use crate::meta::entries::SPARE_BASE;
 use crate::meta::load::Loader;
 use crate::units::SnapshotId;
 use std::io;
 use std::path::Path;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+
+/// Extents whose entries are compared under one hold of the metadata lock.
+const EXTENTS_PER_LOOK: u32 = 1024;
 
 impl Store {
     /// Checks the store at `path` without opening it: works on one too damaged for that.
@@ -176,29 +178,36 @@ impl Inner {
     }
 
     /// Every data extent is either used by a layer, free, or on its way to being free; the counts
-    /// of data blocks are right.
+    /// of data blocks are right. Extents are looked at some at a time, so that others get their turns.
     fn check_memory(&self) -> Vec<Finding> {
-        let meta = self.meta();
         let mut findings = Vec::new();
         let mut find = |severity, index: Option<u64>, message: String| {
             findings.push(Finding { severity, region: "extent status".into(), index, message });
         };
-        let mut used = 0;
-        for id in meta.entries.used().take_while(|id| *id < SPARE_BASE) {
-            used += 1;
-            let Some((owner, logical)) = meta.entries.owner(id) else { continue };
-            let owner = meta.try_snapshot(SnapshotId(owner));
-            if owner.is_none_or(|snapshot| snapshot.layer.get(logical) != Some(id)) {
-                find(Severity::Leak, Some(u64::from(id)), "in no layer: space is lost".to_owned());
+        let mut counting = self.meta().entries.begin_count();
+        let mut next = Some(0_u32);
+        while let Some(first) = next {
+            let meta = self.meta();
+            let ids = first..first.saturating_add(EXTENTS_PER_LOOK);
+            for (id, owner, logical) in meta.entries.extents_in(ids.clone()) {
+                let owner = meta.try_snapshot(SnapshotId(owner));
+                if owner.is_none_or(|snapshot| snapshot.layer.get(logical) != Some(id)) {
+                    let text = "in no layer: space is lost".to_owned();
+                    find(Severity::Leak, Some(u64::from(id)), text);
+                }
             }
+            meta.entries.count_some(&mut counting, ids.clone());
+            next = meta.entries.last_extent().filter(|last| *last >= ids.end).map(|_| ids.end);
         }
-        let known = used + meta.extents.available() + meta.extents.quarantined();
+        let meta = self.meta();
+        let (free, freed) = (meta.extents.available(), meta.extents.quarantined());
+        let known = meta.entries.extents_from(0) + free + freed + meta.extents.punching();
         let total = meta.geometry.data_extents();
         if known != total {
             let text = format!("{known} extents accounted for of {total}: space is lost");
             find(Severity::Leak, None, text);
         }
-        if !meta.entries.counts_are_true() {
+        if !meta.entries.counts_are(&counting) {
             let text = "the counts of data blocks by snapshot are wrong in memory: open again";
             find(Severity::Corrupt, None, text.to_owned());
         }

@@ -109,9 +109,6 @@ mod tests {
         let start = Instant::now();
         let store = Store::open(&path, &options).unwrap();
         println!("open: {:?}, {} extents", start.elapsed(), SNAPSHOTS * EXTENTS);
-        let start = Instant::now();
-        let counted = store.inner.meta().entries.counts_are_true();
-        println!("counting again: {:?}, {counted}", start.elapsed());
         for _ in 0..5 {
             let start = Instant::now();
             let layers = store.layers("v").unwrap();

@@ -48,7 +48,8 @@ impl Store {
         let mut report = ScrubReport::default();
         loop {
             // Extents come into use, or into place, while it goes on.
-            let end = u64::from(inner.meta().extents_end()) * inner.extent_bytes as u64;
+            let last = inner.meta().entries.last_extent();
+            let end = last.map_or(0, |last| u64::from(last) + 1) * inner.extent_bytes as u64;
             let page_bytes = SUMS_PER_PAGE as u64 * BLOCK_BYTES;
             report.total = end;
             report.done = (u64::from(*next) * page_bytes).min(end);

@@ -3,7 +3,6 @@
 use super::{Inner, Store};
 use crate::error::{Error, Result};
 use crate::format::{Geometry, RegionKind};
-use crate::meta::entries::SPARE_BASE;
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::sync::PoisonError;
@@ -70,8 +69,8 @@ impl Inner {
     /// Extents in use behind the place the last one could have.
     fn extents_to_move(&self) -> u64 {
         let meta = self.meta();
-        let used: Vec<_> = meta.entries.used().take_while(|id| *id < SPARE_BASE).collect();
-        used.iter().filter(|id| **id >= used.len() as u32).count() as u64
+        let used = meta.entries.extents_from(0);
+        u64::from(meta.entries.extents_from(used))
     }
 
     /// Moves the last extent in use to the lowest free place; `false` if it is there.

@@ -86,11 +86,15 @@ impl Store {
         let id = handle.ids().0;
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let layers = self.inner.meta().foreign_children(id);
-        let jobs: Vec<_> = {
-            let meta = self.inner.meta();
-            let above = layers.into_iter().map(|id| Ok((id, meta.extents_above(id)?)));
-            above.collect::<Result<_>>()?
+        let below = |layer| {
+            self.inner.meta().check_nothing_lost(layer)?;
+            let (mut extents, mut next) = (Vec::new(), Some(0));
+            while let Some(first) = next {
+                next = self.inner.meta().extents_below((id, layer), first, &mut extents);
+            }
+            Ok((layer, extents))
         };
+        let jobs = layers.into_iter().map(below).collect::<Result<Vec<_>>>()?;
         let total = jobs.iter().map(|(_, extents)| extents.len() as u64).sum();
         let mut done = 0;
         for (layer, extents) in jobs {
