@@ -17,6 +17,8 @@ pub enum Bug {
     ReplayStaleTail,
     /// A write is acknowledged without its records in the tail.
     SkipTail,
+    /// Nobody looks whether the tail is still there.
+    TrustLostTail,
     /// Metadata blocks are written back before the group they include is durable.
     WriteBackEarly,
     /// Both copies of a metadata block are written at once.
@@ -79,13 +81,14 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
         Self::ReuseFreedEarly,
         Self::ReplayStaleTail,
         Self::SkipTail,
+        Self::TrustLostTail,
         Self::WriteBackEarly,
         Self::WriteBothCopies,
         Self::ReleaseJournalEarly,

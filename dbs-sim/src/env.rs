@@ -64,6 +64,8 @@ struct Shared {
     /// The process is dead: nothing it still does counts.
     killed: bool,
     attached: bool,
+    /// The file is removed, and the process that has it does not know yet.
+    vanished: bool,
 }
 
 impl TailPlace {
@@ -80,6 +82,11 @@ impl TailPlace {
     /// The process ends now; call before dropping its store.
     pub fn kill(&self) {
         lock(&self.shared).killed = true;
+    }
+
+    /// The file is removed under the process that has it.
+    pub fn vanish(&self) {
+        lock(&self.shared).vanished = true;
     }
 
     /// Whether a process still holds the tail: somebody kept the store alive.
@@ -121,12 +128,21 @@ impl TailMemory for SimTail {
             self.memory = None;
         }
     }
+
+    fn is_kept(&mut self) -> bool {
+        let vanished = std::mem::take(&mut lock(&self.place.shared).vanished);
+        if vanished {
+            self.memory = Some(vec![0; TAIL_BYTES]);
+        }
+        !vanished
+    }
 }
 
 impl Drop for SimTail {
     fn drop(&mut self) {
         let mut shared = lock(&self.place.shared);
-        shared.memory = self.memory.take();
+        let vanished = std::mem::take(&mut shared.vanished);
+        shared.memory = self.memory.take().filter(|_| !vanished);
         shared.attached = false;
     }
 }

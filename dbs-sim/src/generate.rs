@@ -189,7 +189,10 @@ impl Generator {
             }
             15 => Op::Fill { vol },
             16 => Op::FlushVolume { vol },
-            17 => Op::Flush,
+            17 => match self.rng.u8(0..4) {
+                0 => Op::LoseTail,
+                _ => Op::Flush,
+            },
             18 => Op::Work { steps: self.rng.u8(1..24) },
             19 => Op::Grow { extents: self.rng.u8(0..3) },
             20 => Op::Vacuum { limit: self.rng.u8(0..10) },
@@ -414,7 +417,7 @@ mod tests {
             }
         }
         println!("{done:?}, {refused} refused");
-        assert_eq!(done.len(), 37);
+        assert_eq!(done.len(), 38);
         assert!(done.values().all(|count| *count > 30), "{done:?}");
         assert!(refused < 300 * 60 / 3, "{refused} of {} refused", 300 * 60);
     }

@@ -141,6 +141,11 @@ impl Machine {
         self.stats.steps += 1;
         let mut rng = fastrand::Rng::with_seed(step.seed);
         match step.op {
+            Op::LoseTail => {
+                self.ordinary(&Op::Flush, Fate::Calm, &mut rng)?;
+                self.tail.iter().for_each(TailPlace::vanish);
+                Ok(())
+            }
             Op::Verify => self.verify(),
             Op::ReadBegin { vol } => self.begin_read(vol),
             Op::ReadEnd => self.end_reads(|_| true),

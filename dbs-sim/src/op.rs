@@ -139,6 +139,8 @@ pub enum Op {
         vol: u8,
     },
     Flush,
+    /// Flushes, and then the file of the tail is removed.
+    LoseTail,
     Work {
         steps: u8,
     },

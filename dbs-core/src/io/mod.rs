@@ -141,4 +141,10 @@ pub trait TailMemory: Send {
 
     /// Removes the file behind the mapping: the store was closed in good order.
     fn remove(&mut self);
+
+    /// Whether the next process would find these bytes. If not, which is told once, they are zeros from
+    /// here on, in a place where it will find them if there is one.
+    fn is_kept(&mut self) -> bool {
+        true
+    }
 }

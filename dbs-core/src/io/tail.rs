@@ -15,11 +15,18 @@ use std::fs::{DirBuilder, File, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// How often to try again when the file is removed between being opened and being locked.
 const OPEN_ATTEMPTS: u32 = 8;
 
+/// For so long nobody looks again whether the file is still in its place.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// The tail of one store, held exclusively.
+///
+/// Its file may be removed under it: a user's runtime directory goes with the last login, and so may what
+/// is in `/dev/shm`.
 #[derive(Debug)]
 pub struct FileTail {
     memory: MmapMut,
@@ -27,6 +34,13 @@ pub struct FileTail {
     file: File,
     directory: File,
     name: String,
+    path: PathBuf,
+    /// Device and inode of the file.
+    identity: (u64, u64),
+    /// When it was last seen where it should be.
+    seen: Instant,
+    uuid: [u8; 16],
+    place: String,
 }
 
 impl FileTail {
@@ -75,7 +89,19 @@ impl FileTail {
             // cannot fail; nobody shrinks it.
             let memory = unsafe { MmapOptions::new().len(TAIL_BYTES).map_mut(&file) }
                 .map_err(|error| failed(error, "map the tail"))?;
-            return Ok(Self { memory, file, directory: handle, name });
+            let identity = (metadata.dev(), metadata.ino());
+            let (seen, place) = (Instant::now(), place.to_owned());
+            return Ok(Self {
+                memory,
+                file,
+                directory: handle,
+                name,
+                path,
+                identity,
+                seen,
+                uuid,
+                place,
+            });
         }
         Err(Error::busy(format!("the tail `{}` comes and goes; try again", path.display())))
     }
@@ -117,6 +143,29 @@ impl TailMemory for FileTail {
         // A tail that stays is recognised as old by its journal position.
         let _ = unlinkat(&self.directory, self.name.as_str(), UnlinkatFlags::NoRemoveDir);
     }
+
+    fn is_kept(&mut self) -> bool {
+        // Each time, as it costs little: whether it was removed. Now and then, by its path as the next
+        // process does: a file system that is only unmounted keeps its files.
+        let removed = self.file.metadata().is_ok_and(|metadata| metadata.nlink() == 0);
+        let now = Instant::now();
+        if !removed && now.duration_since(self.seen) < LOOK_AGAIN {
+            return true;
+        }
+        let found = std::fs::symlink_metadata(&self.path);
+        if found.is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+            self.seen = now;
+            return true;
+        }
+        let directory = self.path.parent().map(Path::to_path_buf).unwrap_or_default();
+        if is_usable(&directory)
+            && let Ok(mut new) = Self::open(&directory, self.uuid, &self.place)
+        {
+            new.memory.fill(0);
+            *self = new;
+        }
+        false
+    }
 }
 
 impl Drop for FileTail {
@@ -126,7 +175,17 @@ impl Drop for FileTail {
     }
 }
 
-/// The directories to try, best first, for the user this process runs as.
+/// The directory to use of those that a tail may be in: the one that has this store's, else the first that
+/// is usable. Which ones there are changes between two processes, as users log in and out.
+#[must_use]
+pub fn find_directory(candidates: &[PathBuf], uuid: [u8; 16], place: &str) -> Option<PathBuf> {
+    let name = file_name(uuid, place);
+    let has_it = |path: &&PathBuf| path.join(&name).exists() && is_usable(path);
+    candidates.iter().find(has_it).cloned().or_else(|| pick_directory(candidates))
+}
+
+/// The directories to try, best first, for the user this process runs as. A user's runtime directory is
+/// the last, as it is removed when the user logs out, whatever still runs.
 #[must_use]
 pub fn default_candidates() -> Vec<PathBuf> {
     let uid = geteuid();
@@ -134,8 +193,8 @@ pub fn default_candidates() -> Vec<PathBuf> {
     if uid.is_root() {
         candidates.push(PathBuf::from("/run/dbs"));
     }
-    candidates.push(PathBuf::from(format!("/run/user/{uid}/dbs")));
     candidates.push(PathBuf::from(format!("/dev/shm/dbs-{uid}")));
+    candidates.push(PathBuf::from(format!("/run/user/{uid}/dbs")));
     candidates
 }
 
@@ -304,6 +363,45 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert!(FileTail::open(directory.path(), UUID, "1-2").is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_gone_is_noticed_and_made_anew() {
+        let Some(directory) = tmpfs() else { return };
+        let place = directory.path().join("dbs");
+        assert!(is_usable(&place));
+        let mut tail = FileTail::open(&place, UUID, "1-2").unwrap();
+        tail.bytes_mut()[7] = 42;
+        std::thread::sleep(LOOK_AGAIN);
+        assert!(tail.is_kept());
+        std::fs::remove_dir_all(&place).unwrap();
+        assert!(!tail.is_kept(), "with its directory");
+        assert!(tail.is_kept() && tail.bytes_mut()[7] == 0);
+        tail.bytes_mut()[7] = 43;
+        // Another file by its name is not it.
+        std::fs::rename(place.join(NAME), place.join("old")).unwrap();
+        std::fs::copy(place.join("old"), place.join(NAME)).unwrap();
+        std::thread::sleep(LOOK_AGAIN);
+        assert!(!tail.is_kept() && tail.bytes_mut()[7] == 0);
+        drop(tail);
+        let mut tail = FileTail::open(&place, UUID, "1-2").unwrap();
+        assert_eq!(tail.bytes_mut()[7], 0);
+        // Without a place it goes on being gone.
+        std::fs::remove_dir_all(&place).unwrap();
+        std::fs::write(&place, b"in the way").unwrap();
+        std::thread::sleep(LOOK_AGAIN);
+        assert!(!tail.is_kept() && !tail.is_kept());
+    }
+
+    #[test]
+    fn the_directory_that_has_the_tail_comes_first() {
+        let Some(directory) = tmpfs() else { return };
+        let places = ["first", "second"].map(|name| directory.path().join(name));
+        assert_eq!(find_directory(&places, UUID, "1-2"), Some(places[0].clone()));
+        assert!(is_usable(&places[1]));
+        drop(FileTail::open(&places[1], UUID, "1-2").unwrap());
+        assert_eq!(find_directory(&places, UUID, "1-2"), Some(places[1].clone()));
+        assert_eq!(find_directory(&places, UUID, "1-3"), Some(places[0].clone()));
     }
 
     #[test]

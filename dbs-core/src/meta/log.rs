@@ -129,6 +129,11 @@ impl Log {
         self.tail.is_some()
     }
 
+    /// Whether what the tail held was lost since the last call.
+    pub fn take_tail_lost(&mut self) -> bool {
+        self.tail.as_mut().is_some_and(Tail::take_lost)
+    }
+
     /// Gives the tail up, at an orderly close.
     pub fn take_tail(&mut self) -> Option<Tail> {
         self.tail.take()

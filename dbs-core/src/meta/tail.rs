@@ -25,12 +25,15 @@ pub struct TailKey {
 /// The writer's side.
 pub struct Tail {
     memory: Box<dyn TailMemory>,
+    key: TailKey,
     /// Group whose records are appended now.
     group: u64,
     used: usize,
     /// Last group of which records are missing here, while it is not durable. Later records may
     /// build on those, so that none is taken until it is.
     missing: Option<u64>,
+    /// What it held was lost.
+    lost: bool,
 }
 
 impl Tail {
@@ -40,10 +43,18 @@ impl Tail {
         // The key goes last: a half-made tail belongs to nobody.
         bytes[..HEADER_BYTES].fill(0);
         compiler_fence(Ordering::SeqCst);
-        let mut tail = Self { memory, group, used: 0, missing: None };
-        tail.reset_half(group + 1, 0);
-        tail.reset_half(group, group);
-        let bytes = tail.memory.bytes_mut();
+        let mut tail = Self { memory, key: *key, group, used: 0, missing: None, lost: false };
+        tail.begin();
+        tail
+    }
+
+    /// Makes the memory an empty tail for the current group.
+    fn begin(&mut self) {
+        let (key, group) = (self.key, self.group);
+        self.used = 0;
+        self.reset_half(group + 1, 0);
+        self.reset_half(group, group);
+        let bytes = self.memory.bytes_mut();
         bytes[8..24].copy_from_slice(&key.store);
         bytes[24..40].copy_from_slice(&key.boot);
         bytes[40..48].copy_from_slice(&key.session.to_le_bytes());
@@ -51,7 +62,19 @@ impl Tail {
         bytes[48..52].copy_from_slice(&crc.to_le_bytes());
         compiler_fence(Ordering::SeqCst);
         bytes[..8].copy_from_slice(&MAGIC);
-        tail
+    }
+
+    /// What the tail held is gone, and its memory zeros: it is of use again from the group after the
+    /// current one on.
+    fn begin_anew(&mut self) {
+        self.begin();
+        self.missing = Some(self.group);
+        self.lost = true;
+    }
+
+    /// Whether what it held was lost since the last call.
+    pub fn take_lost(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
     }
 
     /// Appends records of the current group; `false` if they do not fit or records before them
@@ -59,6 +82,9 @@ impl Tail {
     pub fn append(&mut self, records: &[u8]) -> bool {
         if sabotage::is(Bug::SkipTail) {
             return true;
+        }
+        if !self.memory.is_kept() && !sabotage::is(Bug::TrustLostTail) {
+            self.begin_anew();
         }
         let appended = self.missing.is_none() && self.append_frame(records);
         if !appended {

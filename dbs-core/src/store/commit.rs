@@ -16,6 +16,10 @@ use crate::sabotage::{self, Bug};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+/// What is said when the file of the tail was removed.
+const TAIL_LOST: &str = "the file of the tail was removed while the store was open, and is made anew: what was \
+    acknowledged shortly before would have been lost had the process died; keep the tail where nobody removes it";
+
 /// Who asked for a commit, and up to which request they are done.
 #[derive(Debug, Default)]
 pub(crate) struct Commits {
@@ -116,7 +120,13 @@ impl Inner {
     /// One commit; the caller makes sure that there is only one at a time. What takes long, the
     /// sealing and the I/O, happens without the lock.
     pub(super) fn commit_once(&self, amount: WriteBack) -> Result<()> {
-        let room = Room::new(self.meta().blocks_to_capture(amount));
+        let (room, tail_lost) = {
+            let mut meta = self.meta();
+            (Room::new(meta.blocks_to_capture(amount)), meta.log.take_tail_lost())
+        };
+        if tail_lost {
+            self.warn(TAIL_LOST.to_owned());
+        }
         let group = self.meta().begin_commit(amount, room)?;
         let sealed = group.as_ref().map(|group| (group.address, group.seal()));
         let skip = match group {

@@ -449,7 +449,9 @@ impl WantedTail<'_> {
         let directory = match self.place {
             TailPlace::None => return Ok((None, None)),
             TailPlace::Directory(directory) => Some(directory.clone()),
-            TailPlace::Auto => tails::pick_directory(&tails::default_candidates()),
+            TailPlace::Auto => {
+                tails::find_directory(&tails::default_candidates(), self.uuid, self.store)
+            }
         };
         if self.read_only {
             let copy = directory.and_then(|at| tails::TailCopy::read(&at, self.uuid, self.store));

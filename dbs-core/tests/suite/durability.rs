@@ -7,7 +7,8 @@ use dbs_core::format::{BlockKind, block, entry};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::{Finish, Request, Start};
-use dbs_core::{ErrorKind, Store, Volume};
+use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, TailPlace, Volume};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -487,4 +488,53 @@ fn recycled_extents_never_show_what_a_deleted_volume_held() {
     let extents = disk.bytes()[data..].chunks(64 << 10).map(<[u8]>::to_vec).collect::<Vec<_>>();
     let mixed = extents.iter().filter(|e| e.contains(&SECRET) && e.contains(&0x11)).count();
     assert!(mixed >= 5, "only {mixed} extents hold both");
+}
+
+/// Found by review: the file of the tail can be removed under a running process (with a user's last
+/// login, for one). All that was acknowledged from then on was lost by a kill.
+#[test]
+fn a_tail_that_is_removed_is_not_relied_on_and_made_anew() {
+    let Ok(tails) = tempfile::tempdir_in("/dev/shm") else {
+        println!("SKIPPED: /dev/shm cannot be written to");
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+    Store::init(&path, &options).unwrap();
+    let place = tails.path().join("dbs");
+    std::fs::create_dir(&place).unwrap();
+    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let open = || {
+        let tail = TailPlace::Directory(place.clone());
+        Store::open(&path, &OpenOptions { tail, ..OpenOptions::default() })
+    };
+    let store = open().unwrap();
+    store.create_volume("v", 32 << 20).unwrap();
+    let write = |store: &Store, at: u64| {
+        store.volume("v").unwrap().write_at(at << 20, &[7; BLOCK], false).unwrap();
+        store.info().sequence
+    };
+    let mut written = 0;
+    let mut next = |store: &Store| {
+        written += 1;
+        write(store, written - 1)
+    };
+    let first = next(&store);
+    assert_eq!(next(&store), first, "the tail has it: no commit");
+    std::fs::remove_dir_all(&place).unwrap();
+    assert_ne!(next(&store), first, "nothing has it: a commit");
+    assert!(store.info().warnings.iter().any(|text| text.contains("tail was removed")));
+    let anew = next(&store);
+    let last = (0..4).map(|_| next(&store)).last();
+    assert_eq!(last, Some(anew), "the new one has them");
+    // As a kill leaves it: nothing is closed.
+    drop(store);
+    let store = open().unwrap();
+    assert_eq!(store.info().warnings, Vec::<String>::new());
+    let mut found = [0; BLOCK];
+    for at in 0..written {
+        store.volume("v").unwrap().read_at(at << 20, &mut found).unwrap();
+        assert_eq!(found, [7; BLOCK], "write {at}");
+    }
 }
