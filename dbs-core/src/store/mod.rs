@@ -179,8 +179,10 @@ pub struct Store {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What all handles share. Lock order: `work`, then `commits`, then `meta`; none is held across
-/// I/O but `work` (which only background work takes) and `superblock`.
+/// What all handles share. Locks are taken in this order: `scrub`, `stills`, `work`, `superblock`, `commits`,
+/// `flushes`, `meta`; `poison`, `warnings` and `still` are leaves. Held across I/O are `scrub` (one scrub),
+/// `stills` (one check), `work` (one job in the background), `superblock` (while it is updated) and `flushes`
+/// (while the storage flushes). `commits` and `meta`, which requests take, never are.
 pub(crate) struct Inner {
     pub(crate) storage: Arc<dyn Storage>,
     env: Arc<dyn Env>,

@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::info::MapRange;
 use crate::io::WriteRequest;
 use crate::io::buffer::AlignedBuf;
-use crate::limits::EXTENTS_PER_STEP;
 use crate::meta::usage::Ranges;
 use crate::meta::{Meta, names};
 use crate::store::{Inner, Store};
@@ -25,6 +24,7 @@ mod observer;
 mod read;
 mod request;
 mod sums;
+mod zero;
 
 pub use layer::Layer;
 pub use many::ReadPart;
@@ -136,44 +136,6 @@ impl Volume {
         Ok(())
     }
 
-    /// Gives up the content of the whole blocks inside the range: they read as zeros afterwards,
-    /// and space comes back. Partial blocks at the edges keep their content, and on a store whose
-    /// spare entries are exhausted so may blocks that a parent holds.
-    ///
-    /// # Errors
-    /// `Invalid` outside the volume or unaligned, `ReadOnly`, `Poisoned`.
-    pub fn discard(&self, offset: u64, length: u64) -> Result<()> {
-        self.check_writable(offset, length)?;
-        let blocks = self.whole_blocks(offset, length);
-        let must_commit = self.zero_blocks(blocks, false)?;
-        if must_commit { self.store().commit() } else { Ok(()) }
-    }
-
-    /// Makes the range read as zeros, to the byte.
-    ///
-    /// # Errors
-    /// `Invalid` outside the volume or unaligned, `ReadOnly`, `NoSpace`, `Io`, `Poisoned`.
-    pub fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
-        self.check_writable(offset, length)?;
-        let inner = self.whole_blocks(offset, length);
-        let zeros = [0; BLOCK_BYTES as usize];
-        let mut must_commit = false;
-        let (start, end) = (inner.start * BLOCK_BYTES, inner.end * BLOCK_BYTES);
-        let edges = if inner.is_empty() {
-            [offset..offset + length, 0..0]
-        } else {
-            [offset..start.max(offset), end.min(offset + length)..offset + length]
-        };
-        for edge in edges.into_iter().filter(|edge| !edge.is_empty()) {
-            for part in block_parts(edge) {
-                let zeros = &zeros[..(part.end - part.start) as usize];
-                must_commit |= self.write_parts(part.start, zeros)?;
-            }
-        }
-        must_commit |= self.zero_blocks(inner, true)?;
-        if must_commit || fua { self.store().commit() } else { Ok(()) }
-    }
-
     /// Makes everything acknowledged so far durable.
     ///
     /// # Errors
@@ -268,14 +230,6 @@ impl Volume {
         self.store().check_writable()
     }
 
-    /// The whole blocks inside a range; the volume's last, shorter block counts as whole.
-    fn whole_blocks(&self, offset: u64, length: u64) -> Range<u64> {
-        let start = offset.div_ceil(BLOCK_BYTES);
-        let end = offset + length;
-        let end = if end == self.size() { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
-        start..end.max(start)
-    }
-
     /// Reads blocks of the volume, whatever its size is.
     fn read_inside(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_parts(&mut [ReadPart { offset, buf }], false)
@@ -366,39 +320,6 @@ impl Volume {
         self.plan_held(blocks, &mut request)?;
         self.write_started(&whole, &mut request)
     }
-
-    /// Makes whole blocks read as zeros, some extents at a time; whether a commit must follow.
-    fn zero_blocks(&self, blocks: Range<u64>, must: bool) -> Result<bool> {
-        let store = self.store();
-        let per_extent = u64::from(store.meta().blocks_per_extent());
-        let step = u64::from(EXTENTS_PER_STEP) * per_extent;
-        let mut must_commit = false;
-        let mut next = blocks.start;
-        while next < blocks.end {
-            let end = blocks.end.min((next / step + 1) * step);
-            let _hold = store.hold(self.handle.volume, next..end, true);
-            let volume = self.handle.volume;
-            let (_, unsafe_now) = store.step(|meta| meta.zero_blocks(volume, next..end, must))?;
-            must_commit |= unsafe_now;
-            next = end;
-        }
-        Ok(must_commit)
-    }
-}
-
-impl Inner {
-    /// Zeroes a volume's blocks from inside the store, whatever its size is at the moment.
-    pub(crate) fn zero_behind(&self, volume: VolumeId, blocks: Range<u64>) -> Result<()> {
-        let per_extent = u64::from(self.meta().blocks_per_extent());
-        let step = u64::from(EXTENTS_PER_STEP) * per_extent;
-        let mut next = blocks.start;
-        while next < blocks.end {
-            let end = blocks.end.min((next / step + 1) * step);
-            self.step(|meta| meta.zero_blocks(volume, next..end, true))?;
-            next = end;
-        }
-        Ok(())
-    }
 }
 
 #[cold]
@@ -417,14 +338,4 @@ fn is_whole(bytes: u64) -> bool {
 
 fn blocks_of(offset: u64, length: u64) -> Range<u64> {
     offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES)
-}
-
-/// Splits a byte range at block borders.
-fn block_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let mut next = range.start;
-    std::iter::from_fn(move || {
-        let start = next;
-        next = range.end.min((start / BLOCK_BYTES + 1) * BLOCK_BYTES);
-        (start < range.end).then_some(start..next)
-    })
 }
