@@ -16,8 +16,6 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Steps of background work at once: short enough to let requests through in between.
-const WORK_STEPS: u64 = 16;
 /// How long a piece of background work goes on at least.
 const WORK_TIME: Duration = Duration::from_millis(4);
 /// Shortest rest between two pieces of background work: a request that comes shows in it.
@@ -446,10 +444,8 @@ fn step(store: &Store, interval: Duration, past: &mut Past) -> Result<Duration> 
         past.committed = Instant::now();
     }
     let begun = Instant::now();
-    while begun.elapsed() < WORK_TIME {
-        if store.work(WORK_STEPS)?.remaining == 0 {
-            return Ok(interval);
-        }
+    if !store.work_for(WORK_TIME)? {
+        return Ok(interval);
     }
     // Since the last round: its rest counts, too.
     if store.requests() == std::mem::replace(&mut past.requests, store.requests()) {

@@ -8,6 +8,7 @@ pub(crate) mod commands;
 mod commit;
 mod dump;
 mod heal;
+mod housekeep;
 mod layers;
 mod open;
 mod pages;

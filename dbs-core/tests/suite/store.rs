@@ -242,3 +242,24 @@ fn which_store_it_is_can_be_asked_without_opening_it() {
     assert_eq!(kind(&dir.path().join("none")), ErrorKind::NotFound);
     assert_eq!(kind(&path.join("below")), ErrorKind::Io);
 }
+
+/// An embedder had to know of three calls, and of the order that spares a crash the most.
+#[test]
+fn housekeeping_leaves_nothing_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(&init(directory.path(), 64 << 20));
+    let free = store.info().extents_free;
+    store.create_volume("v", 1 << 20).unwrap();
+    for name in ["a", "b", "c"] {
+        store.volume("v").unwrap().write_at(0, &pattern(1, 256 << 10), false).unwrap();
+        store.create_snapshot("v", name, &SnapshotOptions::default()).unwrap();
+    }
+    store.delete_volume("v").unwrap();
+    let mut calls = 0..100;
+    while store.housekeep(std::time::Duration::ZERO).unwrap() {
+        assert!(calls.next().is_some(), "it never ends");
+    }
+    let info = store.info();
+    assert_eq!((info.extents_free, info.snapshots_deleting), (free, 0));
+    assert!(!store.settle().unwrap(), "something was left to be committed");
+}

@@ -1,0 +1,47 @@
+//! What a store needs from time to time, as one call.
+
+use super::Store;
+use crate::error::Result;
+use std::time::{Duration, Instant};
+
+/// Steps of background work between two looks at the clock: short enough to let requests through.
+const WORK_STEPS: u64 = 16;
+
+impl Store {
+    /// Does what an open store needs from time to time: background work for about `most`, commits what no
+    /// flush has committed ([`Store::settle`]), and closes checksum pages ([`Store::settle_checksums`]).
+    /// Whether something is left that another call can go on with.
+    ///
+    /// Without it nothing is lost, but deleted snapshots keep their space, a crash leaves more to be redone
+    /// and more blocks without a checksum, and what no flush was asked for is not durable. Call it every
+    /// second or so, and again at once while it says that there is more. The store has no thread of its own.
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    pub fn housekeep(&self, most: Duration) -> Result<bool> {
+        if self.inner.read_only {
+            return Ok(false);
+        }
+        let more = self.work_for(most)?;
+        let dirty = self.settle()?;
+        self.settle_checksums()?;
+        Ok(more || dirty)
+    }
+
+    /// Background work ([`Store::work`]) for about `most`; whether more can be done at once.
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    pub fn work_for(&self, most: Duration) -> Result<bool> {
+        let begun = Instant::now();
+        loop {
+            let report = self.work(WORK_STEPS)?;
+            if report.remaining == 0 || report.waits {
+                return Ok(false);
+            }
+            if begun.elapsed() >= most {
+                return Ok(true);
+            }
+        }
+    }
+}
