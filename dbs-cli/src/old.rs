@@ -1,15 +1,12 @@
 //! Commands on an image of format 1.0.0. They answer with the same types; what the old format
 //! does not know is empty or 0.
 
-use dbs_core::info::{SnapshotInfo, StoreInfo, Usage, VolumeInfo};
+use dbs_core::info::{SnapshotInfo, Usage, VolumeInfo};
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, Result};
 use dbs_server::api::Request;
 use serde::Serialize;
 use serde_json::Value;
-
-/// Size of an extent of format 1.0.0.
-const EXTENT_BYTES: u64 = 1 << 20;
 
 /// Runs one of the requests that an old image can answer.
 ///
@@ -17,7 +14,7 @@ const EXTENT_BYTES: u64 = 1 << 20;
 /// `Unsupported` for the others; those of the image.
 pub fn execute(image: &Image, request: &Request) -> Result<Value> {
     match request {
-        Request::Info => json(&info(image)),
+        Request::Info => json(&image.info()),
         Request::VolumeList { .. } => {
             json(&image.volumes().iter().map(|v| volume(image, v)).collect::<Result<Vec<_>>>()?)
         }
@@ -40,33 +37,6 @@ fn json(value: &impl Serialize) -> Result<Value> {
         .map_err(|e| Error::io(std::io::Error::other(e), "encoding the result"))
 }
 
-fn info(image: &Image) -> StoreInfo {
-    let volumes = image.volumes().len() as u64;
-    StoreInfo {
-        format: "1.0.0".to_owned(),
-        uuid: String::new(),
-        size: image.size(),
-        max_size: image.size(),
-        extent_size: EXTENT_BYTES,
-        extents_total: 0,
-        extents_free: 0,
-        extents_pending: 0,
-        allocated: 0,
-        metadata: 0,
-        volumes,
-        volumes_max: 0,
-        snapshots: 0,
-        snapshots_max: 0,
-        snapshots_deleting: 0,
-        sequence: 0,
-        read_only: true,
-        driver: "pread".to_owned(),
-        tail: false,
-        checksums: None,
-        warnings: image.warnings().to_vec(),
-    }
-}
-
 fn volume(image: &Image, volume: &v1::Volume) -> Result<VolumeInfo> {
     // By slot: nothing keeps names unique there.
     let snapshots = image.snapshots(&format!("#{}", volume.slot)).unwrap_or_default();
@@ -74,7 +44,7 @@ fn volume(image: &Image, volume: &v1::Volume) -> Result<VolumeInfo> {
         name: volume.name.clone(),
         uuid: String::new(),
         size: volume.size,
-        created_ns: snapshots.first().map_or(0, |first| nanoseconds(first.created)),
+        created_ns: image.created_ns(volume),
         parent: snapshots.last().map(|last| format!("{}@{}", volume.name, last.name())),
         origin: None,
         snapshots: snapshots.len() as u64,
@@ -98,7 +68,7 @@ fn snapshots(image: &Image, name: &str) -> Result<Vec<SnapshotInfo>> {
             name: s.name(),
             uuid: String::new(),
             size: image.view(s.id)?.size(),
-            created_ns: nanoseconds(s.created),
+            created_ns: s.created_ns(),
             parent,
             children: vec![child],
             protected: false,
@@ -109,8 +79,4 @@ fn snapshots(image: &Image, name: &str) -> Result<Vec<SnapshotInfo>> {
         })
     });
     infos.collect()
-}
-
-fn nanoseconds(seconds: i64) -> u64 {
-    u64::try_from(seconds).unwrap_or(0).saturating_mul(1_000_000_000)
 }

@@ -83,8 +83,11 @@ pub fn exact_size(bytes: u64) -> String {
     }
 }
 
-/// Local time in RFC 3339, seconds.
+/// Local time in RFC 3339, seconds; nothing if it is 0, which says that it is not known.
 pub fn time(ns: u64) -> String {
+    if ns == 0 {
+        return "-".to_owned();
+    }
     let seconds = i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX);
     match Timestamp::from_second(seconds) {
         Ok(time) => time.to_zoned(TimeZone::system()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string(),

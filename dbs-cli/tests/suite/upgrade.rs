@@ -61,6 +61,9 @@ fn an_image_is_read_as_it_is_and_upgraded() {
 
     let info = place.json("--store old.img info");
     assert!(info["format"].as_str().unwrap().starts_with('1'), "{info}");
+    assert_eq!((info["volumes"].as_u64(), info["volumes_max"].as_u64()), (Some(1), Some(256)));
+    let used = info["extents_total"].as_u64().unwrap() - info["extents_free"].as_u64().unwrap();
+    assert!(used > 0 && info["allocated"] == used << 20, "{info}");
     let volumes = place.json("--store old.img volume list");
     assert_eq!(volumes[0]["name"], "old");
     assert_eq!(volumes[0]["size"], 2 << 20);
@@ -75,6 +78,12 @@ fn an_image_is_read_as_it_is_and_upgraded() {
     assert!(std::fs::read(place.path("old.img")).unwrap() == before, "the image is untouched");
     place.dbs("volume export old new-head.img").ok("export");
     assert!(std::fs::read(place.path("new-head.img")).unwrap() == head);
+    for (command, seconds) in
+        [("volume list", 1_700_000_000_u64), ("snapshot list old", 1_700_000_000)]
+    {
+        let made = place.json(command);
+        assert_eq!(made[0]["created_ns"], seconds * 1_000_000_000, "{command}: {made}");
+    }
     let snapshots = place.json("snapshot list old");
     let name = snapshots[0]["name"].as_str().unwrap().to_owned();
     place.dbs(&format!("volume export old@{name} new-snapshot.img")).ok("export");

@@ -162,7 +162,17 @@ impl Store {
     /// # Errors
     /// `Exists`, `Invalid`, `NoSpace` when a table is full.
     pub fn create_volume(&self, name: &str, size: u64) -> Result<VolumeInfo> {
-        let births = [self.inner.birth(), self.inner.birth()];
+        self.create_volume_of(name, size, None)
+    }
+
+    /// As [`Store::create_volume`], of a time that is known from elsewhere.
+    pub(crate) fn create_volume_of(
+        &self,
+        name: &str,
+        size: u64,
+        created_ns: Option<u64>,
+    ) -> Result<VolumeInfo> {
+        let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
             // Not later: somebody may delete it while it is committed.
@@ -244,7 +254,18 @@ impl Store {
     /// `NotFound`, `Exists`, `Invalid` (a retired snapshot among others), `Busy` if the volume is
     /// being rebuilt, `NoSpace` when a table is full.
     pub fn clone_volume(&self, volume: &str, snapshot: &str, new: &str) -> Result<VolumeInfo> {
-        let births = [self.inner.birth(), self.inner.birth()];
+        self.clone_volume_of(volume, snapshot, new, None)
+    }
+
+    /// As [`Store::clone_volume`], of a time that is known from elsewhere.
+    pub(crate) fn clone_volume_of(
+        &self,
+        volume: &str,
+        snapshot: &str,
+        new: &str,
+        created_ns: Option<u64>,
+    ) -> Result<VolumeInfo> {
+        let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let (origin, parent) = meta.find_base(volume, snapshot)?;
             meta.check_complete(origin)?;
@@ -376,6 +397,12 @@ impl Inner {
                 return Ok((before.0, hold));
             }
         }
+    }
+
+    /// Those of a volume, which may be older, and its head.
+    fn births(&self, created_ns: Option<u64>) -> [Birth; 2] {
+        let (volume, head) = (self.birth(), self.birth());
+        [Birth { now_ns: created_ns.unwrap_or(volume.now_ns), ..volume }, head]
     }
 
     pub(super) fn birth(&self) -> Birth {

@@ -17,8 +17,8 @@ pub use upgrade::{UpgradeReport, UpgradedVolume, upgrade};
 pub use view::View;
 
 use crate::error::{Error, Result};
-use crate::info::Labels;
-use layout::{EXTENT, SIZE_MIN, SNAPSHOTS, Superblock};
+use crate::info::{Labels, StoreInfo};
+use layout::{EXTENT, SIZE_MIN, SNAPSHOTS, Superblock, VOLUMES};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
@@ -56,6 +56,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Creation time in nanoseconds since the Unix epoch; 0 if it is not known.
+    #[must_use]
+    pub fn created_ns(&self) -> u64 {
+        u64::try_from(self.created).unwrap_or(0).saturating_mul(1_000_000_000)
+    }
+
     /// The label that names it, if it has a usable one, else `v1-<id>`.
     #[must_use]
     pub fn name(&self) -> String {
@@ -72,8 +78,12 @@ pub struct Image {
     file_size: u64,
     device_size: u64,
     tables: Tables,
+    /// Extents that were handed out; none ever came back.
+    allocated: u64,
     /// For each snapshot id the size of the largest volume it belongs to, 0 if to none.
     sizes: Vec<u64>,
+    /// For each snapshot id the volumes it belongs to.
+    owners: Vec<u16>,
     warnings: Vec<String>,
 }
 
@@ -111,8 +121,10 @@ impl Image {
             ));
         }
         debug_assert!(device_size >= SIZE_MIN);
-        let sizes = vec![0; SNAPSHOTS + 1];
-        let mut image = Self { file, file_size, device_size, tables, sizes, warnings };
+        let allocated = u64::from(superblock.allocated).min(tables.geometry.extents);
+        let (sizes, owners) = (vec![0; SNAPSHOTS + 1], vec![0; SNAPSHOTS + 1]);
+        let mut image =
+            Self { file, file_size, device_size, tables, allocated, sizes, owners, warnings };
         image.assign_sizes();
         Ok(image)
     }
@@ -127,6 +139,45 @@ impl Image {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.device_size
+    }
+
+    /// Facts about the image, as of a store. What the format does not have is 0 or empty.
+    #[must_use]
+    pub fn info(&self) -> StoreInfo {
+        let total = self.tables.geometry.extents;
+        StoreInfo {
+            format: "1.0.0".to_owned(),
+            uuid: String::new(),
+            size: self.device_size,
+            max_size: self.device_size,
+            extent_size: EXTENT,
+            extents_total: total,
+            extents_free: total - self.allocated,
+            extents_pending: 0,
+            allocated: self.allocated * EXTENT,
+            metadata: self.tables.geometry.data,
+            volumes: self.tables.volumes.len() as u64,
+            volumes_max: VOLUMES as u64,
+            snapshots: self.tables.live_snapshots(),
+            snapshots_max: SNAPSHOTS as u64,
+            snapshots_deleting: 0,
+            sequence: 0,
+            read_only: true,
+            driver: "pread".to_owned(),
+            tail: false,
+            checksums: None,
+            warnings: self.warnings.clone(),
+        }
+    }
+
+    /// When a volume was made, in nanoseconds since the Unix epoch: its oldest layer that no other volume
+    /// has, or its head, says so. 0 if none of them does.
+    #[must_use]
+    pub fn created_ns(&self, volume: &Volume) -> u64 {
+        let chain = self.chain(volume.head).unwrap_or_default();
+        let own = chain.iter().rev().filter(|layer| self.owners[usize::from(layer.id)] == 1);
+        let own = own.chain(chain.first()).map(Snapshot::created_ns);
+        own.into_iter().find(|created| *created > 0).unwrap_or(0)
     }
 
     /// Damage that did not keep it from being opened.
@@ -261,6 +312,7 @@ impl Image {
             match self.chain(volume.head) {
                 Ok(chain) => {
                     for snapshot in chain {
+                        self.owners[usize::from(snapshot.id)] += 1;
                         let size = &mut self.sizes[usize::from(snapshot.id)];
                         *size = volume.size.max(*size);
                     }

@@ -71,6 +71,11 @@ impl Tables {
         self.snapshots.get(index).filter(|slot| slot.is_live())
     }
 
+    /// Snapshots and heads.
+    pub(super) fn live_snapshots(&self) -> u64 {
+        self.snapshots.iter().filter(|slot| slot.is_live()).count() as u64
+    }
+
     /// The extents a snapshot holds itself, ascending.
     pub(super) fn extents(&self, id: u16) -> &[Extent] {
         self.extents.get(&id).map_or(&[], Vec::as_slice)

@@ -1,6 +1,6 @@
 //! Images are made here from the facts of the format, independently of the code that reads them.
 
-use super::upgrade::{Target, TargetVolume, run};
+use super::upgrade::{NewVolume, Target, TargetVolume, run};
 use super::*;
 use crate::error::ErrorKind;
 use crate::info::{MapRange, RangeState};
@@ -146,6 +146,11 @@ fn both_layouts_are_told_apart_and_read() {
         assert_eq!(snapshots.iter().map(|s| s.id).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(snapshots[1].parent, Some(1));
         assert_eq!(snapshots[1].created, 1_700_000_002);
+        let info = image.info();
+        assert_eq!((info.volumes, info.volumes_max), (2, 256));
+        assert_eq!((info.snapshots, info.snapshots_max), (4, 65535));
+        assert_eq!(info.extents_total - info.extents_free, info.allocated / MIB);
+        assert!(info.allocated > 0 && info.extents_total * MIB + info.metadata <= info.size);
         assert_eq!(snapshots[1].user_created, !dev);
         assert_eq!(snapshots[0].name(), if dev { "monday" } else { "v1-1" });
         assert_eq!(snapshots[0].labels.len(), if dev { 2 } else { 0 });
@@ -392,6 +397,7 @@ struct Model {
 
 #[derive(Default)]
 struct ModelVolume {
+    created_ns: Option<u64>,
     head: RefCell<Vec<u8>>,
     snapshots: RefCell<Vec<(String, SnapshotOptions, Vec<u8>)>>,
 }
@@ -401,26 +407,27 @@ impl Model {
         self.volumes.borrow().get(name).cloned().ok_or_else(|| Error::not_found(name))
     }
 
-    fn insert(&self, name: &str, head: Vec<u8>) -> Result<()> {
-        let volume = ModelVolume { head: RefCell::new(head), ..ModelVolume::default() };
-        match self.volumes.borrow_mut().insert(name.into(), Rc::new(volume)) {
+    fn insert(&self, new: &NewVolume<'_>, head: Vec<u8>) -> Result<()> {
+        let (head, created_ns) = (RefCell::new(head), new.created_ns);
+        let volume = ModelVolume { head, created_ns, ..ModelVolume::default() };
+        match self.volumes.borrow_mut().insert(new.name.into(), Rc::new(volume)) {
             None => Ok(()),
-            Some(_) => Err(Error::exists(name)),
+            Some(_) => Err(Error::exists(new.name)),
         }
     }
 }
 
 impl Target for Model {
-    fn create_volume(&self, name: &str, size: u64) -> Result<()> {
-        self.insert(name, vec![0; size as usize])
+    fn create_volume(&self, new: &NewVolume<'_>) -> Result<()> {
+        self.insert(new, vec![0; new.size as usize])
     }
 
-    fn clone_volume(&self, volume: &str, snapshot: &str, new: &str, size: u64) -> Result<()> {
+    fn clone_volume(&self, volume: &str, snapshot: &str, new: &NewVolume<'_>) -> Result<()> {
         let origin = self.get(volume)?;
         let snapshots = origin.snapshots.borrow();
         let found = snapshots.iter().find(|s| s.0 == snapshot);
         let mut content = found.ok_or_else(|| Error::not_found(snapshot))?.2.clone();
-        content.resize(size as usize, 0);
+        content.resize(new.size as usize, 0);
         self.insert(new, content)
     }
 
@@ -482,10 +489,39 @@ fn upgrade_copies_every_snapshot_and_only_what_changed() {
             assert_eq!(name, names[index]);
             assert_eq!(*bytes, content(&image, index as u16 + 1));
             assert_eq!(options.labels["v1.created"], format!("170000000{}", index + 1));
+            assert_eq!(options.created_ns, Some((1_700_000_001 + index as u64) * 1_000_000_000));
             assert_eq!(options.system, dev && index == 1);
         }
-        assert_eq!(*store.get("two").unwrap().head.borrow(), vec![0; MIB as usize]);
+        let two = store.get("two").unwrap();
+        assert_eq!(*two.head.borrow(), vec![0; MIB as usize]);
+        // It has no snapshot: its head knows.
+        let created = [one.created_ns, two.created_ns];
+        assert_eq!(created, [1, 4].map(|at| Some((1_700_000_000 + at) * 1_000_000_000)));
     }
+}
+
+#[test]
+fn times_of_creation_are_kept_in_order_and_never_made_up() {
+    let made = sample(false);
+    // All within one second, but for the last, which no clock ever said.
+    made.snapshot(2, 1, 1_700_000_001);
+    made.snapshot(4, 0, -5);
+    let image = made.open().unwrap();
+    let two = image.volume("two").unwrap();
+    assert_eq!(image.created_ns(&two), 0);
+    let store = Model::default();
+    run(&image, &store, &mut |_, _| true).unwrap();
+    assert_eq!(store.get("two").unwrap().created_ns, None);
+    let one = store.get("one").unwrap();
+    let snapshots = one.snapshots.borrow();
+    let times: Vec<_> = snapshots.iter().map(|(_, options, _)| options.created_ns).collect();
+    assert_eq!(times, [Some(1_700_000_001_000_000_000), Some(1_700_000_001_000_000_001)]);
+    // A clone is as old as its own first layer, not as its origin's.
+    made.volume(1, 5, 10, b"branch");
+    made.snapshot(5, 2, 1_700_000_009);
+    let image = made.open().unwrap();
+    let branch = image.volume("branch").unwrap();
+    assert_eq!(image.created_ns(&branch), 1_700_000_009_000_000_000);
 }
 
 #[test]

@@ -68,11 +68,19 @@ pub fn upgrade(
     run(image, store, progress)
 }
 
+/// A volume to be made.
+pub(super) struct NewVolume<'a> {
+    pub name: &'a str,
+    pub size: u64,
+    /// If it is known.
+    pub created_ns: Option<u64>,
+}
+
 /// What an upgrade needs of a store.
 pub(super) trait Target {
-    fn create_volume(&self, name: &str, size: u64) -> Result<()>;
+    fn create_volume(&self, new: &NewVolume<'_>) -> Result<()>;
     /// Clones and, where the sizes differ, resizes.
-    fn clone_volume(&self, volume: &str, snapshot: &str, new: &str, size: u64) -> Result<()>;
+    fn clone_volume(&self, volume: &str, snapshot: &str, new: &NewVolume<'_>) -> Result<()>;
     fn create_snapshot(&self, volume: &str, name: &str, options: &SnapshotOptions) -> Result<()>;
     fn open(&self, volume: &str) -> Result<Box<dyn TargetVolume>>;
     fn flush(&self) -> Result<()>;
@@ -85,13 +93,13 @@ pub(super) trait TargetVolume {
 }
 
 impl Target for Store {
-    fn create_volume(&self, name: &str, size: u64) -> Result<()> {
-        Store::create_volume(self, name, size).map(drop)
+    fn create_volume(&self, new: &NewVolume<'_>) -> Result<()> {
+        self.create_volume_of(new.name, new.size, new.created_ns).map(drop)
     }
 
-    fn clone_volume(&self, volume: &str, snapshot: &str, new: &str, size: u64) -> Result<()> {
-        let made = Store::clone_volume(self, volume, snapshot, new)?;
-        if made.size == size { Ok(()) } else { self.resize_volume(new, size) }
+    fn clone_volume(&self, volume: &str, snapshot: &str, new: &NewVolume<'_>) -> Result<()> {
+        let made = self.clone_volume_of(volume, snapshot, new.name, new.created_ns)?;
+        if made.size == new.size { Ok(()) } else { self.resize_volume(new.name, new.size) }
     }
 
     fn create_snapshot(&self, volume: &str, name: &str, options: &SnapshotOptions) -> Result<()> {
@@ -148,6 +156,8 @@ pub(super) fn run(
 struct Plan {
     /// The report so far: nothing is written yet.
     report: UpgradedVolume,
+    /// When the volume was made, if that is known.
+    created_ns: Option<u64>,
     /// What it is cloned from.
     base: Option<Made>,
     /// What is copied on top, oldest first: snapshots, and last the head.
@@ -190,7 +200,9 @@ fn plan(image: &Image) -> Result<Vec<Plan>> {
         .map(|(volume, _)| {
             let mut chain = image.chain(volume.head)?;
             chain.reverse();
-            Ok(plan_volume(&volume, &chain, &mut names, &mut made, &mut seen))
+            let mut plan = plan_volume(&volume, &chain, &mut names, &mut made, &mut seen);
+            plan.created_ns = Some(image.created_ns(&volume)).filter(|created| *created > 0);
+            Ok(plan)
         })
         .collect()
 }
@@ -208,6 +220,7 @@ fn plan_volume(
     let flat_copy = chain[shared..].iter().any(|s| seen.contains(&s.id));
     let mut taken = BTreeSet::new();
     let mut points = Vec::new();
+    let mut last_ns = 0;
     for snapshot in &chain[shared..] {
         seen.insert(snapshot.id);
         if snapshot.id == volume.head {
@@ -222,7 +235,7 @@ fn plan_volume(
         made.entry(snapshot.id).or_insert(here);
         points.push(Point {
             id: snapshot.id,
-            snapshot: Some((snapshot_name, snapshot_options(snapshot))),
+            snapshot: Some((snapshot_name, snapshot_options(snapshot, &mut last_ns))),
         });
     }
     let report = UpgradedVolume {
@@ -233,14 +246,18 @@ fn plan_volume(
         flat_copy,
         ..UpgradedVolume::default()
     };
-    Plan { report, base, points }
+    Plan { report, created_ns: None, base, points }
 }
 
-fn snapshot_options(snapshot: &Snapshot) -> SnapshotOptions {
+/// Times of the image are of seconds; those of a chain ascend, so that it is listed in its order.
+fn snapshot_options(snapshot: &Snapshot, last_ns: &mut u64) -> SnapshotOptions {
+    let created_ns = Some(snapshot.created_ns()).filter(|created| *created > 0);
+    let created_ns = created_ns.map(|created| created.max(*last_ns + 1));
+    *last_ns = created_ns.unwrap_or(*last_ns);
     let mut labels = snapshot.labels.clone();
     labels.insert(ID_LABEL.into(), snapshot.id.to_string());
     labels.insert(CREATED_LABEL.into(), snapshot.created.to_string());
-    SnapshotOptions { labels, system: !snapshot.user_created, ..Default::default() }
+    SnapshotOptions { labels, system: !snapshot.user_created, created_ns }
 }
 
 /// The name, if a store allows it.
@@ -283,10 +300,12 @@ impl Copy<'_> {
     fn volume(&mut self, plan: &Plan) -> Result<UpgradedVolume> {
         let mut report = plan.report.clone();
         let mut current = BTreeMap::new();
+        let created_ns = plan.created_ns;
+        let new = NewVolume { name: &report.name, size: report.size, created_ns };
         match &plan.base {
-            None => self.target.create_volume(&report.name, report.size)?,
+            None => self.target.create_volume(&new)?,
             Some(Made { id, volume, snapshot }) => {
-                self.target.clone_volume(volume, snapshot, &report.name, report.size)?;
+                self.target.clone_volume(volume, snapshot, &new)?;
                 let view = self.image.view(*id)?;
                 current.extend(view.extents().iter().map(|e| (e.logical, *e)));
             }
