@@ -162,7 +162,9 @@ impl Replica {
 
     /// Lets no I/O through any more and lets go of the volume.
     pub(super) fn shut(&self) {
-        let name = self.facts().map_or_else(|_| "error".to_owned(), |facts| facts.closed().state);
+        let limits = self.state().limits;
+        let closed = self.facts().map(|facts| facts.closed(limits).state);
+        let name = closed.unwrap_or_else(|_| "error".to_owned());
         if !self.gate.set(Access::not_open(&name)) {
             log::warn("close", &[("error", &"requests in flight do not end")]);
         }

@@ -233,9 +233,9 @@ impl Replica {
         self.look_over();
         let facts = self.facts()?;
         let state = self.state();
-        let Some(opened) = &state.opened else { return Ok(facts.closed()) };
-        let name = state_name(opened, facts.rebuilding);
         let limits = state.limits;
+        let Some(opened) = &state.opened else { return Ok(facts.closed(limits)) };
+        let name = state_name(opened, facts.rebuilding);
         let facts = ReplicaState { dirty: opened.dirty, ..facts };
         drop(state);
         Ok(facts.open(name, limits))

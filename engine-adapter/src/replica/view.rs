@@ -126,9 +126,10 @@ impl ReplicaState {
         }
     }
 
-    /// The message for a replica that is not open.
+    /// The message for a replica that is not open. It has the revision counter, so that whoever asks why a
+    /// controller has left the replica out is told.
     #[must_use]
-    pub fn closed(&self) -> ptypes::Replica {
+    pub fn closed(&self, limits: Limits) -> ptypes::Replica {
         if self.layers.is_empty() {
             return ptypes::Replica {
                 size: "0".to_owned(),
@@ -144,6 +145,7 @@ impl ReplicaState {
             size: self.size().to_string(),
             sector_size: SECTOR_SIZE as i64,
             state: "closed".to_owned(),
+            revision_counter: if limits.revision { signed(self.revision) } else { 0 },
             ..Default::default()
         }
     }
@@ -163,7 +165,6 @@ impl ReplicaState {
             state: state.to_owned(),
             chain: live().map(|name| (*name).to_owned()).collect(),
             remain_snapshots: limits.max_count.saturating_sub(count_usage),
-            revision_counter: if limits.revision { signed(self.revision) } else { 0 },
             last_modify_time: signed(self.modified_ns),
             head_file_size: signed(self.head_layer().map_or(0, |head| head.data_bytes)),
             revision_counter_disabled: !limits.revision,
@@ -172,7 +173,7 @@ impl ReplicaState {
             snapshot_size_usage: signed(size_usage),
             snapshot_count_total: i32::try_from(disks.len()).unwrap_or(i32::MAX),
             disks: disks.iter().map(|(name, disk)| (name.clone(), info(name, disk))).collect(),
-            ..self.closed()
+            ..self.closed(limits)
         }
     }
 }
