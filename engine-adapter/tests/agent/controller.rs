@@ -250,6 +250,10 @@ fn replicas_that_do_not_fit_are_told_apart() {
     first.controller.start(&addresses(&[&a, &small, &open]), size, size).unwrap();
     assert_eq!(first.modes(), [Mode::Rw, Mode::Err, Mode::Err]);
     assert_eq!(small.replica.get().unwrap().state, "closed");
+    // Found by upstream's suite: as what it is added is looked at when it is known to be free.
+    let busy = Node::new(&runtime);
+    let error = first.controller.create_replica(&busy.address, "", true, Mode::Rw).unwrap_err();
+    assert!(error.to_string().contains("replica must be closed"), "{error}");
     // It was open for somebody else, and stays so.
     assert_ne!(open.replica.get().unwrap().state, "closed");
     assert!(first.controller.replica(&nobody).is_err_and(|e| e.kind() == ErrorKind::NotFound));

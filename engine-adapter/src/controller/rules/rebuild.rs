@@ -5,17 +5,26 @@ use super::mode::Mode;
 use super::sabotage::{Bug, is};
 use std::collections::BTreeMap;
 
-/// Whether a replica may be added to replicas in these modes.
+/// Whether any replica may be added to replicas in these modes: what upstream looks at before it asks the
+/// replica.
 ///
 /// # Errors
-/// Why not, in upstream's words where it has any.
-pub fn check_add(present: &[Mode], mode: Mode, expanding: bool) -> Result<(), String> {
+/// Why not, in upstream's words.
+pub fn check_add(present: &[Mode], expanding: bool) -> Result<(), String> {
     if present.contains(&Mode::Wo) {
         return Err("can only have one WO replica at a time".to_owned());
     }
     if expanding {
         return Err("cannot add WO replica during expansion".to_owned());
     }
+    Ok(())
+}
+
+/// Whether a replica may be added in this mode; asked when it is known to be closed.
+///
+/// # Errors
+/// Why not.
+pub fn check_mode(present: &[Mode], mode: Mode) -> Result<(), String> {
     match mode {
         Mode::Err => Err("cannot add a replica in mode ERR".to_owned()),
         // What the others hold is not known of it.
@@ -126,14 +135,15 @@ mod tests {
     #[test]
     fn one_at_a_time_and_not_while_the_volume_grows() {
         use Mode::{Err, Rw, Wo};
-        assert_eq!(check_add(&[Rw, Err], Wo, false), Ok(()));
-        assert_eq!(check_add(&[], Rw, false), Ok(()));
-        let text = check_add(&[Rw, Wo], Wo, false).unwrap_err();
+        assert_eq!(check_add(&[Rw, Err], false), Ok(()));
+        assert_eq!(check_mode(&[Rw, Err], Wo), Ok(()));
+        assert_eq!(check_mode(&[], Rw), Ok(()));
+        let text = check_add(&[Rw, Wo], false).unwrap_err();
         assert_eq!(text, "can only have one WO replica at a time");
-        let text = check_add(&[Rw], Wo, true).unwrap_err();
+        let text = check_add(&[Rw], true).unwrap_err();
         assert_eq!(text, "cannot add WO replica during expansion");
-        assert!(check_add(&[Rw], Rw, false).is_err());
-        assert!(check_add(&[Rw], Err, false).is_err());
+        assert!(check_mode(&[Rw], Rw).is_err());
+        assert!(check_mode(&[Rw], Err).is_err());
     }
 
     #[test]

@@ -37,10 +37,11 @@ impl Controller {
             let modes: Vec<_> = state.members.iter().map(|member| member.mode).collect();
             (modes, state.size, state.expanding)
         };
-        rebuild::check_add(&present, mode, expanding).map_err(Error::invalid)?;
+        rebuild::check_add(&present, expanding).map_err(Error::invalid)?;
         let target = Target { address: address.to_owned(), instance: instance.to_owned() };
         let info = self.call(&target, Call::Get).map_err(|e| super::failed(&target, &e))?;
         must_be_closed(&info).map_err(Error::invalid)?;
+        rebuild::check_mode(&present, mode).map_err(Error::invalid)?;
         let id = {
             let mut state = self.state();
             state.next_id += 1;
