@@ -65,6 +65,11 @@ impl<P: Protocol> Peers<P> {
         }
     }
 
+    /// Connections that are added from now on may have in flight what `limits` say.
+    pub fn limit(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     /// Sets these bits, above the lower 32, in the tags of all operations: a handler with more than
     /// connections of one kind tells them apart by that.
     #[must_use]

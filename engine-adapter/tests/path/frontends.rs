@@ -123,6 +123,32 @@ fn too_many_clients_are_turned_away() {
     eventually("there is room again", || connect().ping().is_ok());
 }
 
+/// Found by upstream's suite, which connects a hundred clients: those beyond 64 were turned away.
+#[test]
+fn hundreds_of_clients_are_served_at_once() {
+    let volume = Volume::new(options(2));
+    let replicas = replicas(1);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    let clients: Vec<_> = (0..300).map(|_| volume.client(1)).collect();
+    // Each has far more in flight than its share, and all is answered.
+    let sent: Vec<_> = clients
+        .iter()
+        .zip(0..)
+        .flat_map(|(client, index)| {
+            (0..8).map(move |part| {
+                let at = (index as i64 % 64) * (64 << 10);
+                let data = pattern(index % 64, 64 << 10);
+                client.submit(Type::Write, at, 64 << 10, &data).map_err(|e| format!("{part}: {e}"))
+            })
+        })
+        .collect();
+    sent.into_iter().for_each(|pending| drop(pending.unwrap().wait().unwrap()));
+    for (client, index) in clients.iter().zip(0..) {
+        let at = index % 64 * (64 << 10);
+        assert!(client.read(at, 64 << 10).unwrap() == pattern(index % 64, 64 << 10));
+    }
+}
+
 #[test]
 fn load_without_a_socket() {
     for reactors in [1, 2] {

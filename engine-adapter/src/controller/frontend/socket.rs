@@ -23,6 +23,8 @@ use std::time::Duration;
 
 /// Where upstream's clients look for a volume.
 const DIRECTORY: &str = "/var/run";
+/// What each connection may have in flight, however many there are.
+const SHARE_MIN_BYTES: u64 = 64 << 10;
 /// A client that takes its leave tells so by closing.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -31,11 +33,14 @@ const IDLE: Duration = Duration::from_secs(3600);
 pub struct SocketOptions {
     /// Where to listen.
     pub address: Listen,
-    /// Connections at once; more are closed.
+    /// Connections at once; more are closed. Files are what there may be too few of: memory is bounded by
+    /// `bytes_max`.
     pub max_connections: usize,
     /// Requests of one connection in flight; beyond that it is not read from.
     pub requests_max: usize,
-    /// Bytes of one connection in flight, likewise.
+    /// Bytes of requests in flight, likewise. The first connection may have all of it, and each that comes
+    /// an equal share with those that are there, so that a hundred have a few times as much; each may have
+    /// one request, however long.
     pub bytes_max: u64,
     /// How long a client may leave its replies unread before it is disconnected.
     pub write_timeout: Duration,
@@ -55,7 +60,7 @@ impl SocketOptions {
     pub fn at(address: Listen) -> Self {
         Self {
             address,
-            max_connections: 64,
+            max_connections: 16384,
             requests_max: 1024,
             bytes_max: 64 << 20,
             write_timeout: Duration::from_secs(30),
@@ -94,7 +99,8 @@ impl SocketFrontend {
             let connections = Arc::clone(&connections);
             move |_: &mut Io, tags| -> Box<dyn Front> {
                 let peers = Peers::new(limits, write_timeout).tagged(tags);
-                Box::new(Clients { peers, tickets: Slab::default(), connections, stopping: false })
+                let tickets = Slab::default();
+                Box::new(Clients { peers, limits, tickets, connections, stopping: false })
             }
         })?;
         let attached = Arc::new(attached);
@@ -145,6 +151,8 @@ impl Drop for SocketFrontend {
 /// The connections of one reactor.
 struct Clients {
     peers: Peers<Connection>,
+    /// Of all connections.
+    limits: Limits,
     /// Requests that are being carried out, and whose they are.
     tickets: Slab<(u32, Request)>,
     /// Of all reactors.
@@ -201,6 +209,9 @@ impl Front for Clients {
             return;
         }
         let Adopted { socket, peer } = *adopted;
+        let connections = self.connections.load(Ordering::SeqCst).max(1) as u64;
+        let bytes = (self.limits.bytes / connections).max(SHARE_MIN_BYTES);
+        self.peers.limit(Limits { bytes, ..self.limits });
         let number = self.peers.add(io, socket, Connection::new(0, 0, peer), None);
         self.input(io, carrier, number, Event::Begun(&[]));
     }
