@@ -1,6 +1,7 @@
 //! What takes seconds: single commands, single bugs, damage without a crash. Each file says what.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod beside;
 mod bit_rot;
 mod disk;
 mod ops;
