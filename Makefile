@@ -19,7 +19,7 @@ FILTER ?=
 # make vm: which of them
 SCENARIO ?=
 
-.PHONY: build longhorn static run test python wheel vm xfstests guard guard-accept deny soak fuzz coverage \
+.PHONY: build longhorn static run test python wheel vm xfstests guard guard-accept deny soak mutants fuzz coverage \
 	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
@@ -78,6 +78,10 @@ deny:
 # kill -9 of a loaded server, and simulated crashes, for as long as you like.
 soak:
 	@scripts/soak.sh $(if $(HOURS),$$(( $(HOURS) * 3600 )),$(SECONDS))
+
+# Edits of dbs-core, one at a time, each of which some test must notice. ARGS=NAME for one of them. 40 minutes.
+mutants:
+	@scripts/mutants.py $(ARGS)
 
 # Bytes nobody should trust, to everything that reads them: fuzz/, under AddressSanitizer. What fails is
 # in fuzz/artifacts. Compiles cargo-fuzz the first time.

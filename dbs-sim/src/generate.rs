@@ -40,6 +40,10 @@ impl Generator {
         for weight in &mut weights {
             *weight *= [0, 1, 2, 2, 2, 6][rng.usize(0..6)];
         }
+        if rng.u8(0..4) == 0 {
+            // Many layers, one above the other.
+            (weights[4], weights[6], weights[7]) = (40, 1, 1);
+        }
         // A history without volumes or writes is none.
         weights[0] = weights[0].max(8);
         weights[12] = weights[12].max(60);
@@ -63,11 +67,19 @@ impl Generator {
         config.garbage = rng.bool();
         config.tail = rng.u8(0..4) != 0;
         config.init.size = Some(u64::from(rng.u32(24..=48)) * (64 << 10) + (1 << 20));
-        if rng.u8(0..4) == 0 {
-            config.init.extent_size = 128 << 10;
+        // The size that stores have unless they are told another, and the largest, now and then.
+        config.init.extent_size = [64 << 10, 128 << 10, 1 << 20, 4 << 20][match rng.u8(0..16) {
+            0..9 => 0,
+            9..13 => 1,
+            13..15 => 2,
+            _ => 3,
+        }];
+        if config.init.extent_size > 128 << 10 {
+            config.init.size =
+                Some(u64::from(rng.u32(24..=48)) * config.init.extent_size + (4 << 20));
         }
         config.init.max_volumes = Some(rng.u32(4..=8));
-        config.init.max_snapshots = Some(rng.u32(8..=24));
+        config.init.max_snapshots = Some(rng.u32(8..=40));
         config.init.checksums = rng.bool();
         config
     }

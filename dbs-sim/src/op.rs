@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 /// Volume names in use: `v0`, `v1`, ...
 pub const VOLUMES: u8 = 6;
-/// Snapshot names in use: `s0`, `s1`, ...
-pub const SNAPSHOTS: u8 = 6;
+/// Snapshot names in use: `s0`, `s1`, ... More than the layers that a look-up walks block by block.
+pub const SNAPSHOTS: u8 = 14;
 /// Largest volume in sectors.
 pub const SECTORS_MAX: u16 = 640;
 
@@ -258,7 +258,7 @@ pub fn labels(number: u8) -> dbs_core::info::Labels {
 /// Operations without crashes for proptest, few names, so that short histories do something.
 pub fn strategy() -> impl Strategy<Value = Op> {
     let vol = || 0..3u8;
-    let snap = || 0..3u8;
+    let snap = || prop_oneof![2 => 0..3u8, 1 => 0..SNAPSHOTS];
     let io = || (0..3u8, 0..256u16, 1..96u16);
     let sectors = || prop_oneof![Just(256u16), 1..320u16];
     prop_oneof![

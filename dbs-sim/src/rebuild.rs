@@ -189,7 +189,7 @@ fn smaller_than_parent(
 /// Whether a link retires its snapshot, and the labels it gives.
 pub fn link_marks(name: &str, marks: u8) -> (bool, dbs_core::info::Labels) {
     let number: u8 = name[1..].parse().unwrap_or(0);
-    (marks >> number & 1 == 1, labels(number))
+    (marks >> (number % 8) & 1 == 1, labels(number))
 }
 
 impl Volume {
