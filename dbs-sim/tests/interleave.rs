@@ -12,6 +12,7 @@ use dbs_sim::perform::perform;
 use dbs_sim::verify::{Allow, check, compare};
 use dbs_sim::{CrashMode, Medium, Model, Op, SimDisk, SimEnv, TailPlace, threshold};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long the second call may run while the first is held; it may well have to wait for it.
@@ -47,6 +48,8 @@ fn seconds() -> Vec<Op> {
         Op::Discard { vol: 0, at: 0, len: 256 },
         Op::Discard { vol: 0, at: 440, len: 16 },
         Op::WriteZeroes { vol: 0, at: 440, len: 72, fua: false },
+        // In the extent of the first write, beside it.
+        Op::WriteZeroes { vol: 0, at: 112, len: 8, fua: true },
         Op::Write { vol: 0, at: 408, len: 8, fua: false },
         Op::CreateSnapshot { vol: 0, snap: 4, labels: 0 },
         Op::DeleteSnapshot { vol: 0, snap: 2 },
@@ -83,6 +86,9 @@ fn rebuilding() -> Vec<Op> {
         Op::Flush,
     ]
 }
+
+/// Times that a call was held while another was durable.
+static POWER_LOSSES: AtomicU64 = AtomicU64::new(0);
 
 struct Bench {
     disk: Arc<SimDisk>,
@@ -190,6 +196,9 @@ fn interleave(with: With, first: &Op, second: &Op, nth: u64) -> bool {
     let held = gate.wait_held(HANG);
     let b = spawn(second, model.tag(second, 101));
     let early = b.recv_timeout(HEAD_START).ok();
+    if let (true, Some(answer)) = (held, &early) {
+        lose_power_amid(&disk, &model, first, (second, answer), &what);
+    }
     gate.open();
     let answer_a = a.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the first hangs"));
     let answer_b = early.unwrap_or_else(|| {
@@ -212,6 +221,42 @@ fn interleave(with: With, first: &Op, second: &Op, nth: u64) -> bool {
     let again = Store::open_on(image, None, Arc::new(SimEnv::new(2)), false).unwrap();
     verify(&again, &models, &format!("{what}, power loss"));
     held
+}
+
+/// A power loss while the first call is held: the second, if it was answered and is durable by that, is
+/// there, and of the first each block or nothing.
+fn lose_power_amid(
+    disk: &SimDisk,
+    model: &Model,
+    first: &Op,
+    (second, answer): (&Op, &Answer),
+    what: &str,
+) {
+    let durable = second.is_command()
+        || matches!(
+            second,
+            Op::Flush | Op::Write { fua: true, .. } | Op::WriteZeroes { fua: true, .. }
+        );
+    if !durable || answer.is_err() {
+        return;
+    }
+    let run = |ops: &[(&Op, u32)]| {
+        let mut model = model.clone();
+        ops.iter().try_for_each(|(op, number)| model.apply(op, *number)).ok()?;
+        model.settle();
+        Some(model)
+    };
+    let (a, b) = ((first, 100), (second, 101));
+    let Some(alone) = run(&[b]) else { return };
+    let both: Vec<_> = [run(&[a, b]), run(&[b, a])].into_iter().flatten().collect();
+    let mixed = both.iter().map(|both| both.clone().in_flight_of(&alone));
+    let models: Vec<_> = mixed.chain(both.iter().cloned()).chain([alone.clone()]).collect();
+    POWER_LOSSES.fetch_add(1, Ordering::Relaxed);
+    for (seed, mode) in [(1, CrashMode::Torn), (2, CrashMode::Kept)] {
+        let image = disk.crash_image(&mut fastrand::Rng::with_seed(seed), mode);
+        let again = Store::open_on(Arc::new(image), None, Arc::new(SimEnv::new(2)), false).unwrap();
+        verify(&again, &models, &format!("{what}, power loss ({mode:?}) while it is held"));
+    }
 }
 
 fn verify(store: &Store, models: &[Model], what: &str) {
@@ -247,8 +292,9 @@ fn two_calls_at_once_are_one_after_the_other() {
             both(With::Merging, &work, &first);
         }
     }
-    println!("{done} interleavings");
-    assert!(done > 200);
+    let losses = POWER_LOSSES.load(Ordering::Relaxed);
+    println!("{done} interleavings, {losses} power losses amid them");
+    assert!(done > 200 && losses > 100);
 }
 
 /// A call on one handle while another closes the store, held at its `nth` change; false if it made fewer.

@@ -292,6 +292,7 @@ impl Storage for SimDisk {
     }
 
     fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
+        self.wait_at_gate();
         let mut state = lock(&self.state);
         state.check_range(offset, len_bytes)?;
         state.counts.allocates += 1;
@@ -307,6 +308,7 @@ impl Storage for SimDisk {
     }
 
     fn set_size(&self, size_bytes: u64) -> io::Result<()> {
+        self.wait_at_gate();
         let mut state = lock(&self.state);
         state.counts.resizes += 1;
         state.before_change().into_result()?;
