@@ -358,6 +358,12 @@ pub fn fill(store: &Store) {
     store.delete_snapshot("alpha", "one").unwrap();
 }
 
+/// Background work, to its end.
+pub fn finish_work(store: &Store) {
+    let ends = (0..100_000).any(|_| store.work(16).unwrap().remaining == 0);
+    assert!(ends, "background work does not end");
+}
+
 /// Contents of all volumes and snapshots, by spec.
 pub fn contents(store: &Store) -> BTreeMap<String, Vec<u8>> {
     let mut contents = BTreeMap::new();

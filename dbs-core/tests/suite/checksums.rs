@@ -1,6 +1,6 @@
 //! Checksums of data: what is found by them, and what must come before what.
 
-use crate::common::{BLOCK, Event, FixedEnv, Mem, SIZE, options, pattern};
+use crate::common::{BLOCK, Event, FixedEnv, Mem, SIZE, finish_work, options, pattern};
 use dbs_core::info::{ScrubReport, Severity};
 use dbs_core::io::{ReadRequest, Storage, WriteRequest};
 use dbs_core::store::SnapshotOptions;
@@ -252,7 +252,7 @@ fn what_is_merged_or_moved_stays_damaged() {
     volume.write_at(4096, &pattern(2, EXTENT - 4096), false).unwrap();
     store.delete_snapshot("v", "s").unwrap();
     disk.flip(device + 100, 2);
-    while store.work(64).unwrap().remaining > 0 {}
+    finish_work(&store);
     let mut buf = vec![0; EXTENT];
     assert_damaged(volume.read_at(0, &mut buf), "byte 0 of `v`");
     volume.read_at(4096, &mut buf[4096..]).unwrap();
@@ -278,7 +278,7 @@ fn a_block_that_was_read_wrong_once_is_moved_right() {
         let right = Arc::clone(&wrong);
         wrong.on_read(move || right.flip(device + 100, 2));
     });
-    while store.work(64).unwrap().remaining > 0 {}
+    finish_work(&store);
     let mut buf = vec![0; EXTENT];
     volume.read_at(0, &mut buf).unwrap();
     assert_eq!(buf[..4096], pattern(1, EXTENT)[..4096]);

@@ -1,7 +1,8 @@
 //! Order of writes that only a crash at the wrong moment, or two of them, would show.
 
 use crate::common::{
-    BLOCK, Event, FixedEnv, Mem, MemTail, SIZE, contents, fill, init, open, options, pattern,
+    BLOCK, Event, FixedEnv, Mem, MemTail, SIZE, contents, fill, finish_work, init, open, options,
+    pattern,
 };
 use dbs_core::format::{BlockKind, block, entry};
 use dbs_core::io::Storage;
@@ -397,7 +398,7 @@ fn with_secrets_in_all_free_extents() -> (Arc<Mem>, Store) {
     drop(secret);
     store.delete_snapshot("secret", "s").unwrap();
     store.delete_volume("secret").unwrap();
-    while store.work(1000).unwrap().remaining > 0 {}
+    finish_work(&store);
     store.flush().unwrap();
     assert_eq!(store.info().extents_free, free);
     (disk, store)
@@ -412,7 +413,7 @@ fn live_on_recycled_extents(store: &Store, mut check: impl FnMut(&str)) {
     let snapshot = |name: &str, snapshot: &str| {
         store.create_snapshot(name, snapshot, &SnapshotOptions::default()).unwrap();
     };
-    let work = || while store.work(3).unwrap().remaining > 0 {};
+    let work = || finish_work(store);
     store.create_volume("v", 12 * EXTENT + 512).unwrap();
     check("an empty volume");
     // Sectors at the start, within and at the end of a block; blocks; two blocks cut.

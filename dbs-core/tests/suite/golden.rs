@@ -1,6 +1,6 @@
 //! Images that earlier versions made: they open, hold what they held, and can be written to.
 
-use crate::common::{FixedEnv, Mem, SIZE, contents, dump, fill, init, open, pattern};
+use crate::common::{FixedEnv, Mem, SIZE, contents, dump, fill, finish_work, init, open, pattern};
 use dbs_core::Store;
 use dbs_core::store::SnapshotOptions;
 use flate2::Compression;
@@ -88,7 +88,7 @@ fn images_of_every_version_hold_what_they_held() {
 
         let store = open(&disk, 2, false).unwrap();
         assert_eq!(summary(&store), expected_contents, "{name}, opened for writing");
-        while store.work(100).unwrap().remaining > 0 {}
+        finish_work(&store);
         store.create_volume("later", 1 << 20).unwrap();
         store.volume("later").unwrap().write_at(0, &pattern(8, 1 << 20), false).unwrap();
         store.close().unwrap();

@@ -1,7 +1,7 @@
 //! Layers one by one: what is listed of them, their maps and their bytes. That together they are the
 //! volume the simulator holds against every history (`dbs-sim/src/layers.rs`).
 
-use crate::common::{FixedEnv, Mem, MemTail, init, open, pattern};
+use crate::common::{FixedEnv, Mem, MemTail, finish_work, init, open, pattern};
 use dbs_core::info::{LayerInfo, LayerRange, LayerState};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::Layer;
@@ -96,7 +96,7 @@ fn a_hidden_snapshot_counts_with_what_builds_on_it() {
     }
     // Nothing of "b" is hidden any more when it has only one child.
     store.delete_volume("w").unwrap();
-    while store.work(16).unwrap().remaining > 0 {}
+    finish_work(&store);
     assert_eq!(named(&store.layers("v").unwrap(), "c").data_bytes, 24 << 10);
     assert_eq!(store.check().unwrap().findings, []);
 }
@@ -118,7 +118,7 @@ fn what_is_left_to_merge_is_told_for_each_volume() {
     assert!(left(&store)[0] > 0 && left(&store)[1] == 0);
     store.clone_volume("w", "a", "x").unwrap();
     store.delete_snapshot("w", "a").unwrap();
-    while store.work(16).unwrap().remaining > 0 {}
+    finish_work(&store);
     assert_eq!(left(&store), [0, 0], "what a clone needs stays");
     store.delete_volume("x").unwrap();
     let mut seen = 0;
@@ -315,7 +315,7 @@ fn reading_stays_right_while_others_merge_and_write() {
         drop(layers);
         store.delete_snapshot("v", "kept").unwrap();
         store.delete_snapshot("v", "top").unwrap();
-        while store.work(64).unwrap().remaining > 0 {}
+        finish_work(&store);
     }
     assert_eq!(store.check().unwrap().findings, []);
 }

@@ -1,7 +1,7 @@
 //! Observers: they keep nothing from being deleted, and never show anything but what they were made
 //! for.
 
-use crate::common::{FixedEnv, Mem, init, open, options, pattern};
+use crate::common::{FixedEnv, Mem, finish_work, init, open, options, pattern};
 use dbs_core::info::RangeState;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::Observer;
@@ -26,11 +26,6 @@ fn write(store: &Store, offset: u64, bytes: &[u8]) {
 
 fn snapshot(store: &Store, name: &str) {
     store.create_snapshot("v", name, &SnapshotOptions::default()).unwrap();
-}
-
-fn finish_work(store: &Store) {
-    let work = || store.work(100).unwrap().remaining;
-    assert!((0..100).any(|_| work() == 0), "background work does not end");
 }
 
 fn read(observer: &Observer, offset: u64, length: usize) -> Result<Vec<u8>> {

@@ -1,6 +1,6 @@
 //! Pruning: space of retired snapshots comes back at once, and nothing else changes.
 
-use crate::common::{Mem, init, open};
+use crate::common::{Mem, finish_work, init, open};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, Store};
 use std::sync::Arc;
@@ -26,15 +26,6 @@ fn snapshot(store: &Store, name: &str) {
 
 fn held(store: &Store, name: &str) -> u64 {
     store.usage("v", Some(name)).unwrap().allocated
-}
-
-fn finish_work(store: &Store) {
-    for _ in 0..100 {
-        if store.work(100).unwrap().remaining == 0 {
-            return;
-        }
-    }
-    panic!("background work does not end");
 }
 
 /// Volume `v` of eight extents, all of it in each of the snapshots `a`, `b` and `c`, `b` and `c` retired.

@@ -1,6 +1,6 @@
 //! Building a volume out of layers that arrive in any order: what a replica does that is rebuilt.
 
-use crate::common::{Mem, init, open, pattern};
+use crate::common::{Mem, finish_work, init, open, pattern};
 use dbs_core::info::LayerState;
 use dbs_core::io::Storage;
 use dbs_core::store::{Link, SnapshotOptions};
@@ -35,15 +35,6 @@ fn link(snapshot: &str, parent: Option<&str>) -> Link {
         created_ns: 7,
         ..Link::default()
     }
-}
-
-fn finish_work(store: &Store) {
-    for _ in 0..100 {
-        if store.work(100).unwrap().remaining == 0 {
-            return;
-        }
-    }
-    panic!("background work does not end");
 }
 
 fn is_clean(store: &Store) {

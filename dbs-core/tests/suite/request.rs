@@ -401,6 +401,7 @@ fn while_names_move(
         // Once it waits, nothing more begins.
         while volume.start_write(8192, 4096, &mut other).unwrap() == Start::Io {
             other.cancel();
+            assert!(!waiting.is_finished(), "it waits for the write");
             std::thread::yield_now();
         }
         store.rename_volume("a", "old").unwrap();

@@ -1,7 +1,7 @@
 //! Rollback that keeps the volume's size: behind the snapshot's end there is nothing, whatever its
 //! layers still hold.
 
-use crate::common::{BLOCK, Mem, init, open, pattern};
+use crate::common::{BLOCK, Mem, finish_work, init, open, pattern};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, Store};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn roll_back_to_cut(size: u64, keep: u64, bare: bool) {
     let store = open(&disk, 3, false).unwrap();
     store.resize_volume("v", 8 * EXTENT).unwrap();
     assert!(read(&store, "v") == wanted(size, 8 * EXTENT), "{what}, grown");
-    while store.work(16).unwrap().remaining > 0 {}
+    finish_work(&store);
     assert!(read(&store, "v") == wanted(size, 8 * EXTENT), "{what}, merged");
     assert!(store.check().unwrap().findings.is_empty(), "{what}");
 }
@@ -104,7 +104,7 @@ fn a_refused_rollback_changes_nothing_and_leaks_nothing() {
     let after = store.info();
     assert_eq!((before.extents_free, before.extents_pending), (after.extents_free, 0));
     store.delete_snapshot("filler0", &store.snapshots("filler0", false).unwrap()[0].name).unwrap();
-    while store.work(16).unwrap().remaining > 0 {}
+    finish_work(&store);
     store.rollback_keeping_size("v", "cut").unwrap();
     assert!(read(&store, "v") == wanted(EXTENT + 512, 6 * EXTENT));
     assert_eq!(store.rollback_keeping_size("v", "gone").unwrap_err().kind(), ErrorKind::NotFound);

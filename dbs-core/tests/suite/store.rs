@@ -1,5 +1,6 @@
 //! The store end to end on real files, through the public API.
 
+use crate::common::finish_work;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
 use std::path::Path;
@@ -52,7 +53,7 @@ fn content_and_snapshots_survive_reopening() {
 
     store.delete_snapshot("v", "s1").unwrap();
     store.flatten("c", &mut |_, _| true).unwrap();
-    while store.work(16).unwrap().remaining > 0 {}
+    finish_work(&store);
     assert_eq!(read(&store, "v", 1 << 20, 4608), pattern(2, 4608));
     assert_eq!(read(&store, "c", 0, 4096), pattern(3, 4096));
     assert_eq!(read(&store, "c", 4096, 8192), pattern(1, 3 << 20)[4096 - 512..][..8192]);
@@ -60,7 +61,7 @@ fn content_and_snapshots_survive_reopening() {
     assert!(store.check().unwrap().findings.is_empty(), "{:?}", store.check().unwrap());
     store.delete_volume("v").unwrap();
     store.delete_volume("c").unwrap();
-    while store.work(16).unwrap().remaining > 0 {}
+    finish_work(&store);
     let info = store.info();
     assert_eq!((info.allocated, info.snapshots), (0, 0));
 }
