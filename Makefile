@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 # make run
 DATA ?= dbs-data
 PORT ?= 10809
-# make soak: how long, in either unit; make xfstests: in seconds
+# make soak: how long, in either unit; make xfstests, make powercut: in seconds
 HOURS ?=
 SECONDS ?= 3600
 # make fuzz: SECONDS for each (60), and which of them
@@ -19,7 +19,7 @@ FILTER ?=
 # make vm: which of them
 SCENARIO ?=
 
-.PHONY: build longhorn static run test python wheel vm xfstests guard guard-accept deny soak mutants fuzz coverage \
+.PHONY: build longhorn static run test python wheel vm xfstests guard guard-accept deny soak powercut mutants fuzz coverage \
 	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
@@ -78,6 +78,12 @@ deny:
 # kill -9 of a loaded server, and simulated crashes, for as long as you like.
 soak:
 	@scripts/soak.sh $(if $(HOURS),$$(( $(HOURS) * 3600 )),$(SECONDS))
+
+# Power cuts under `dbs serve` on a disk that remembers what was synced, for SECONDS (3600), from SEED on. Needs root and
+# FUSE.
+powercut:
+	@DBS_POWERCUT_SECONDS=$(SECONDS) DBS_POWERCUT_SEED=$(or $(SEED),1) \
+		$(CARGO) test --locked -p dbs-cli --test powercut what_a_power -- --nocapture
 
 # Edits of dbs-core, one at a time, each of which some test must notice. ARGS=NAME for one of them. 40 minutes.
 mutants:
