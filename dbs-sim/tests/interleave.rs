@@ -1,4 +1,4 @@
-//! Two calls at once, the first held at each of its changes of the disk in turn while the second
+//! Two calls at once, the first held at each of its operations of the disk in turn while the second
 //! runs: the result must be that of the one after the other, in either order.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,16 +7,18 @@ use dbs_core::io::Storage;
 use dbs_core::volume::{Finish, Request, Start};
 use dbs_sim::content::Tag;
 use dbs_sim::model::Refusal;
-use dbs_sim::pause::Gate;
+use dbs_sim::pause::{At, Gate};
 use dbs_sim::perform::perform;
 use dbs_sim::verify::{Allow, check, compare};
 use dbs_sim::{CrashMode, Medium, Model, Op, SimDisk, SimEnv, TailPlace, threshold};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+/// Interleavings at once: most of the time they wait.
+const THREADS: usize = 8;
 /// How long the second call may run while the first is held; it may well have to wait for it.
-const HEAD_START: Duration = Duration::from_millis(4);
+const HEAD_START: Duration = Duration::from_millis(20);
 /// How long anything may take before it counts as a deadlock.
 const HANG: Duration = Duration::from_secs(300);
 
@@ -175,11 +177,11 @@ fn after(model: &Model, ops: [(&Op, u32, &Answer); 2]) -> Option<Model> {
     Some(model)
 }
 
-/// Runs both with the first held at its `nth` change; false if it made fewer.
-fn interleave(with: With, first: &Op, second: &Op, nth: u64) -> bool {
+/// Runs both with the first held at this operation; false if it made fewer.
+fn interleave(with: With, first: &Op, second: &Op, at: At) -> bool {
     let Bench { disk, store, model, .. } = bench(with);
-    let what = format!("{first:?} held at change {nth}, {second:?}");
-    let gate = Arc::new(Gate::new(nth));
+    let what = format!("{first:?} held at {at:?}, {second:?}");
+    let gate = Arc::new(Gate::new(at));
     disk.set_gate(Some(Arc::clone(&gate)));
     let spawn = |op: &Op, tag: Tag| {
         let (store, op, gate) = (store.clone(), op.clone(), Arc::clone(&gate));
@@ -216,6 +218,7 @@ fn interleave(with: With, first: &Op, second: &Op, nth: u64) -> bool {
     assert!(!models.is_empty(), "{what}: {answer_a:?} and {answer_b:?} fit no order");
     verify(&store, &models, &what);
     // All of it was flushed: a power loss changes nothing.
+    let (At::Change(nth) | At::Read(nth)) = at;
     let mut rng = fastrand::Rng::with_seed(nth);
     let image: Arc<dyn Storage> = Arc::new(disk.crash_image(&mut rng, CrashMode::Torn));
     let again = Store::open_on(image, None, Arc::new(SimEnv::new(2)), false).unwrap();
@@ -265,36 +268,41 @@ fn verify(store: &Store, models: &[Model], what: &str) {
     check(store).unwrap_or_else(|e| panic!("{what}: {e}"));
 }
 
-#[test]
-fn two_calls_at_once_are_one_after_the_other() {
-    let mut done = 0;
-    let mut both = |with: With, first: &Op, second: &Op| {
-        let mut nth = 1;
-        while nth < 8 && interleave(with, first, second, nth) {
-            nth += 1;
-            done += 1;
-        }
-    };
+/// Every two calls that are tried beside one another.
+fn pairs() -> Vec<(With, Op, Op)> {
+    let mut pairs = Vec::new();
     for first in firsts() {
-        for second in seconds() {
-            both(With::Nothing, &first, &second);
-        }
+        pairs.extend(seconds().into_iter().map(|op| (With::Nothing, first.clone(), op)));
+        pairs.push((With::Retired, first, Op::Prune { vol: 0, at: 0, len: 512 }));
     }
-    let prune = Op::Prune { vol: 0, at: 0, len: 512 };
-    firsts().iter().for_each(|first| both(With::Retired, first, &prune));
     for first in rebuilding() {
-        for second in rebuilding() {
-            both(With::Rebuilding, &first, &second);
-        }
+        let seconds = rebuilding().into_iter();
+        pairs.extend(seconds.map(|op| (With::Rebuilding, first.clone(), op)));
         let work = Op::Work { steps: 100 };
         if first.volume().is_some_and(|_| !touches(&first, 0)) {
-            both(With::Merging, &first, &work);
-            both(With::Merging, &work, &first);
+            pairs.push((With::Merging, first.clone(), work.clone()));
+            pairs.push((With::Merging, work, first));
         }
     }
-    let losses = POWER_LOSSES.load(Ordering::Relaxed);
+    pairs
+}
+
+#[test]
+fn two_calls_at_once_are_one_after_the_other() {
+    let pairs = pairs();
+    let [next, done] = [const { AtomicUsize::new(0) }; 2];
+    let run = || {
+        while let Some((with, first, second)) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            for at in [At::Change, At::Read] {
+                let held = |nth: &u64| interleave(*with, first, second, at(*nth));
+                done.fetch_add((1..).take_while(held).count(), Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(run))));
+    let (done, losses) = (done.into_inner(), POWER_LOSSES.load(Ordering::Relaxed));
     println!("{done} interleavings, {losses} power losses amid them");
-    assert!(done > 200 && losses > 100);
+    assert!(done > 1000 && losses > 0);
 }
 
 /// A call on one handle while another closes the store, held at its `nth` change; false if it made fewer.
@@ -302,7 +310,7 @@ fn two_calls_at_once_are_one_after_the_other() {
 fn close_beside(second: &Op, nth: u64) -> bool {
     let Bench { disk, store, model, place } = bench(With::Nothing);
     let what = format!("closing held at change {nth}, {second:?}");
-    let gate = Arc::new(Gate::new(nth));
+    let gate = Arc::new(Gate::new(At::Change(nth)));
     disk.set_gate(Some(Arc::clone(&gate)));
     let (closing, at_gate) = (store.clone(), Arc::clone(&gate));
     let close = std::thread::spawn(move || {
@@ -380,7 +388,7 @@ fn end_a_write_in_a_close(nth: u64) -> bool {
     let mut request = Request::new();
     assert_eq!(volume.start_write(0, BLOCK as u64, &mut request).unwrap(), Start::Io);
     disk.write_at(request.segments()[0].device, &[7; BLOCK]).unwrap();
-    let gate = Arc::new(Gate::new(nth));
+    let gate = Arc::new(Gate::new(At::Change(nth)));
     disk.set_gate(Some(Arc::clone(&gate)));
     let (held, flushed) = std::thread::scope(|scope| {
         let closing = scope.spawn(|| {

@@ -210,7 +210,7 @@ impl SimDisk {
     fn wait_at_gate(&self) {
         let gate = lock(&self.state).pause.clone();
         if let Some(gate) = gate {
-            gate.pass();
+            gate.pass_change();
         }
     }
 }
@@ -228,9 +228,13 @@ impl Storage for SimDisk {
             state.contents.read(request.offset, request.buf);
         }
         let hook = state.due_after_read();
+        let gate = state.pause.clone();
         drop(state);
         if let Some(hook) = hook {
             hook();
+        }
+        if let Some(gate) = gate {
+            gate.pass_read();
         }
         Ok(())
     }
