@@ -69,7 +69,7 @@ impl Entries {
         let words = blocks.div_ceil(64) as usize;
         Self {
             data: Table::new(FREE),
-            in_use: IdBits::default(),
+            in_use: IdBits::new(),
             spares: Table::new(FREE),
             runs: Table::new(0),
             narrow: Slab::new(words),
@@ -432,35 +432,41 @@ impl Entries {
     }
 }
 
-/// A set of ids; its last word is never empty.
-#[derive(Debug, Default)]
-struct IdBits(Vec<u64>);
+/// A set of ids. Like the table it is kept in, it takes memory for the parts in use alone.
+#[derive(Debug)]
+struct IdBits {
+    words: Table<u64>,
+    /// Behind the last word that is not empty.
+    end: usize,
+}
 
 impl IdBits {
+    fn new() -> Self {
+        Self { words: Table::new(0), end: 0 }
+    }
+
     fn set(&mut self, id: u32, there: bool) {
         let (word, bit) = ((id / 64) as usize, 1 << (id % 64));
         if there {
-            if self.0.len() <= word {
-                self.0.resize(word + 1, 0);
-            }
-            self.0[word] |= bit;
-        } else if let Some(word) = self.0.get_mut(word) {
-            *word &= !bit;
-            while self.0.last() == Some(&0) {
-                self.0.pop();
+            *self.words.get_mut(word) |= bit;
+            self.end = self.end.max(word + 1);
+        } else if self.words.get(word) & bit != 0 {
+            *self.words.get_mut(word) &= !bit;
+            while self.end > 0 && self.words.get(self.end - 1) == 0 {
+                self.end -= 1;
             }
         }
     }
 
     fn last(&self) -> Option<u32> {
-        let word = self.0.last()?;
-        Some((self.0.len() as u32 - 1) * 64 + word.ilog2())
+        let last = self.end.checked_sub(1)?;
+        Some(last as u32 * 64 + self.words.get(last).ilog2())
     }
 
     fn count_from(&self, first: u32) -> u32 {
-        let mut words = self.0.iter().skip((first / 64) as usize);
-        let begun = words.next().map_or(0, |word| (word >> (first % 64)).count_ones());
-        begun + words.map(|word| word.count_ones()).sum::<u32>()
+        let word = (first / 64) as usize;
+        let begun = (self.words.get(word) >> (first % 64)).count_ones();
+        begun + (word + 1..self.end).map(|word| self.words.get(word).count_ones()).sum::<u32>()
     }
 }
 
