@@ -1,4 +1,4 @@
-//! The examples of README.md: they run, and print what they are said to print.
+//! The examples of README.md and docs/tour.md: they run, and print what they are said to print.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,14 +15,24 @@ struct Example {
 }
 
 #[test]
-fn the_examples_run_and_print_what_they_should() {
+fn the_examples_of_the_readme_run_and_print_what_they_should() {
+    examples_run("README.md", 12);
+}
+
+#[test]
+fn the_examples_of_the_tour_run_and_print_what_they_should() {
+    examples_run("docs/tour.md", 30);
+}
+
+/// Runs the examples of a page; there are at least so many.
+fn examples_run(page: &str, least: usize) {
     if let Some(missing) = PROGRAMS.into_iter().find(|program| !is_there(program)) {
-        println!("SKIPPED: the examples of README.md need {missing}");
+        println!("SKIPPED: the examples of {page} need {missing}");
         return;
     }
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-    let examples = examples(&std::fs::read_to_string(readme).unwrap());
-    assert!(examples.len() > 20, "only {} examples found", examples.len());
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page);
+    let examples = examples(&std::fs::read_to_string(text).unwrap());
+    assert!(examples.len() >= least, "only {} examples found in {page}", examples.len());
     let printed = run(&examples);
     let mut parts = printed.split(MARK);
     let mut part = parts.next().unwrap();
