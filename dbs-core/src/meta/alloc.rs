@@ -2,6 +2,7 @@
 //! no I/O that began before can still touch them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// A set of free ids, handed out lowest first so that the store stays dense.
 #[derive(Debug, Default)]
@@ -26,18 +27,24 @@ impl FreeSet {
     }
 
     /// Adds a range of ids, none of which is there.
-    pub fn insert_range(&mut self, ids: std::ops::Range<u32>) {
-        let mut next = ids.start;
-        while next < ids.end {
-            let word = (next / 64) as usize;
-            let end = ids.end.min((word as u32 + 1) * 64);
+    pub fn insert_range(&mut self, ids: Range<u32>) {
+        let end = ids.end.div_ceil(64) as usize;
+        for (word, mask) in masks(ids) {
             if self.words.len() <= word {
-                self.words.resize(ids.end.div_ceil(64) as usize, 0);
+                self.words.resize(end, 0);
             }
-            self.words[word] |= (u64::MAX >> (64 - (end - next))) << (next % 64);
-            self.count += end - next;
+            self.words[word] |= mask;
+            self.count += mask.count_ones();
             self.hint = self.hint.min(word);
-            next = end;
+        }
+    }
+
+    /// Removes those of a range that are there.
+    pub fn remove_range(&mut self, ids: Range<u32>) {
+        for (word, mask) in masks(ids) {
+            let Some(word) = self.words.get_mut(word) else { break };
+            self.count -= (*word & mask).count_ones();
+            *word &= !mask;
         }
     }
 
@@ -80,6 +87,15 @@ impl FreeSet {
     }
 }
 
+/// The words of a set in which a range of ids is, each with the bits of these ids.
+fn masks(ids: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
+    let words = if ids.is_empty() { 0..0 } else { ids.start / 64..ids.end.div_ceil(64) };
+    words.map(move |word| {
+        let (first, end) = (ids.start.max(word * 64) % 64, ids.end.min(word * 64 + 64) - word * 64);
+        (word as usize, (u64::MAX >> (64 - end)) & (u64::MAX << first))
+    })
+}
+
 /// A freed id that cannot be handed out yet.
 #[derive(Debug, Clone, Copy)]
 struct Quarantined {
@@ -110,15 +126,13 @@ impl Allocator {
     }
 
     /// Ids that were never used or are known free.
-    pub fn add_free(&mut self, ids: std::ops::Range<u32>) {
+    pub fn add_free(&mut self, ids: Range<u32>) {
         self.free.insert_range(ids);
     }
 
     /// Takes ids out of the free set for good (the store shrank).
-    pub fn withdraw(&mut self, ids: std::ops::Range<u32>) {
-        for id in ids.clone() {
-            self.free.remove(id);
-        }
+    pub fn withdraw(&mut self, ids: Range<u32>) {
+        self.free.remove_range(ids.clone());
         self.unpunched.retain(|id| !ids.contains(id));
     }
 
@@ -201,6 +215,25 @@ impl Allocator {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_are_the_ids_in_them() {
+        for range in [0..0, 5..5, 0..1, 0..64, 63..65, 1..130, 64..128, 100..101] {
+            let (mut by_range, mut one_by_one) = (FreeSet::default(), FreeSet::default());
+            by_range.insert_range(range.clone());
+            range.clone().for_each(|id| one_by_one.insert(id));
+            assert_eq!(by_range.words, one_by_one.words, "{range:?}");
+            assert_eq!(by_range.count(), range.len() as u32);
+            let mut all = FreeSet::default();
+            all.insert_range(0..150);
+            assert!(!range.contains(&70) || all.remove(70));
+            all.remove_range(range.clone());
+            all.remove_range(140..1000);
+            let left = (0..140).filter(|id| !range.contains(id));
+            assert_eq!(all.count() as usize, left.clone().count(), "{range:?}");
+            assert!(left.into_iter().all(|id| all.remove(id)), "{range:?}");
+        }
+    }
 
     #[test]
     fn freed_ids_come_back_only_when_durable_and_unused() {
