@@ -539,6 +539,7 @@ fn used(table: &Table<Entry>, base: u32) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
 
     #[test]
     fn extents_in_use_are_counted_and_the_last_is_known() {
@@ -580,43 +581,115 @@ mod tests {
         assert!(entries.all_data(3, &(6..256)) && !entries.all_data(3, &(5..6)));
     }
 
+    /// An entry, block by block.
+    #[derive(Debug, Clone, Default)]
+    struct Plain {
+        owner: Option<u32>,
+        is_run: bool,
+        blocks: Vec<FillState>,
+    }
+
+    impl Plain {
+        fn owned(owner: u32, blocks: u32) -> Self {
+            let blocks = vec![FillState::Absent; blocks as usize];
+            Self { owner: Some(owner), is_run: false, blocks }
+        }
+
+        fn data(&self) -> u64 {
+            self.blocks.iter().filter(|state| **state == FillState::Data).count() as u64
+        }
+    }
+
+    /// Every change of entries beside one that knows no bitmaps: extents of one word, of less, and of
+    /// several.
     #[test]
-    fn counts_follow_every_change() {
-        let mut rng = fastrand::Rng::with_seed(3);
-        let mut entries = Entries::new(64);
-        entries.assign(0, 1, 0);
-        entries.fill(0, 3..9, FillState::Data);
-        entries.start_counting();
-        for _ in 0..20_000 {
-            let id = if rng.u8(..8) == 0 { SPARE_BASE + rng.u32(..3) } else { rng.u32(..6) };
-            let start = rng.u32(..64);
-            let blocks = if rng.u8(..6) == 0 { 0..64 } else { start..rng.u32(start..=64) };
-            let data = [FillState::Zero, FillState::Absent, FillState::Data];
-            match rng.u8(..10) {
-                0 => entries.assign(id, rng.u32(1..5), 0),
-                1 if id >= SPARE_BASE => entries.assign_run(id, rng.u32(1..5), 0, 2),
-                2 => entries.release(id),
-                3 if entries.owner(id).is_some() => entries.set_owner(id, rng.u32(1..5)),
-                4 if id < SPARE_BASE => {
-                    let mut bytes = vec![0; 32];
-                    entries.encode(rng.u32(..6), &mut bytes);
-                    entries.load(id, &crate::format::entry::parse(&bytes).unwrap());
+    fn states_and_counts_are_those_of_each_block() {
+        for blocks in [16, 64, 256] {
+            let mut rng = fastrand::Rng::with_seed(3);
+            let mut entries = Entries::new(blocks);
+            let mut plain: HashMap<u32, Plain> = HashMap::new();
+            entries.assign(0, 1, 0);
+            plain.insert(0, Plain::owned(1, blocks));
+            entries.start_counting();
+            for _ in 0..4000 {
+                let id = if rng.u8(..8) == 0 { SPARE_BASE + rng.u32(..3) } else { rng.u32(..6) };
+                change(&mut entries, &mut plain, id, &mut rng);
+                let model = plain.get(&id).cloned().unwrap_or_default();
+                assert_eq!(entries.owner(id).map(|owner| owner.0), model.owner);
+                for (block, state) in (0..).zip(&model.blocks) {
+                    assert_eq!(entries.state(id, block), *state, "block {block} of {id}");
                 }
-                5 if entries.owner(id).is_some() && entries.run(id) == 0 => {
-                    let data = if id < SPARE_BASE { Bits::range(&blocks) } else { Bits::default() };
-                    entries.set_bits(id, &data, &Bits::range(&(0..64)).without(&data));
+                let is_full = entries.is_full(id);
+                assert_eq!(is_full, model.owner.is_some() && model.data() == u64::from(blocks));
+                for snapshot in 1..5 {
+                    let own = plain.values().filter(|entry| entry.owner == Some(snapshot));
+                    let data = own.map(Plain::data).sum::<u64>();
+                    assert_eq!(entries.data_blocks_of(snapshot), data);
                 }
-                _ if entries.owner(id).is_some() && entries.run(id) == 0 => {
-                    let states = if id < SPARE_BASE { 3 } else { 2 };
-                    entries.fill(id, blocks, data[rng.usize(..states)]);
-                }
-                _ => {}
             }
-            for snapshot in 1..5 {
-                let own = (0..6).filter(|id| entries.owner(*id).is_some_and(|o| o.0 == snapshot));
-                let blocks: u32 = own.map(|id| entries.data_bits(id).count()).sum();
-                assert_eq!(entries.data_blocks_of(snapshot), u64::from(blocks));
+        }
+    }
+
+    /// Changes an entry in one of the ways there are, and what it must be.
+    fn change(
+        entries: &mut Entries,
+        plain: &mut HashMap<u32, Plain>,
+        id: u32,
+        rng: &mut fastrand::Rng,
+    ) {
+        let blocks = entries.blocks();
+        let start = rng.u32(..blocks);
+        // Ends at and beside the border of a word are as likely as any other.
+        let end =
+            if rng.bool() { rng.u32(start..=blocks) } else { start / 64 * 64 + rng.u32(63..66) };
+        let range = if rng.u8(..6) == 0 { 0..blocks } else { start..end.clamp(start, blocks) };
+        let (is_spare, snapshot) = (id >= SPARE_BASE, rng.u32(1..5));
+        let known = plain.get(&id).cloned().unwrap_or_default();
+        let has_blocks = known.owner.is_some() && !known.is_run;
+        let within = |block: usize| range.contains(&(block as u32));
+        match rng.u8(..10) {
+            0 => {
+                entries.assign(id, snapshot, 0);
+                plain.insert(id, Plain::owned(snapshot, blocks));
             }
+            1 if is_spare => {
+                entries.assign_run(id, snapshot, 0, 2);
+                let run = Plain { owner: Some(snapshot), is_run: true, blocks: Vec::new() };
+                plain.insert(id, run);
+            }
+            2 => {
+                entries.release(id);
+                plain.remove(&id);
+            }
+            3 if known.owner.is_some() => {
+                entries.set_owner(id, snapshot);
+                plain.insert(id, Plain { owner: Some(snapshot), ..known });
+            }
+            4 if !is_spare => {
+                let mut bytes = vec![0; 16 + blocks as usize / 4];
+                let from = rng.u32(..6);
+                entries.encode(from, &mut bytes);
+                entries.load(id, &crate::format::entry::parse(&bytes).unwrap());
+                let copied = plain.get(&from).cloned().unwrap_or_default();
+                plain.insert(id, copied);
+            }
+            5 if has_blocks => {
+                let data = if is_spare { Bits::default() } else { Bits::range(&range) };
+                entries.set_bits(id, &data, &Bits::range(&(0..blocks)).without(&data));
+                let is_data = |block| !is_spare && within(block);
+                let state = |block| if is_data(block) { FillState::Data } else { FillState::Zero };
+                let blocks = (0..blocks as usize).map(state).collect();
+                plain.insert(id, Plain { blocks, ..known });
+            }
+            _ if has_blocks => {
+                let states = [FillState::Zero, FillState::Absent, FillState::Data];
+                let state = states[rng.usize(..if is_spare { 2 } else { 3 })];
+                entries.fill(id, range.clone(), state);
+                let kept = known.blocks.iter().enumerate();
+                let blocks = kept.map(|(i, old)| if within(i) { state } else { *old }).collect();
+                plain.insert(id, Plain { blocks, ..known });
+            }
+            _ => {}
         }
     }
 

@@ -29,6 +29,17 @@ pub(crate) struct Commits {
 }
 
 impl Commits {
+    /// Asks for a commit: the number by which [`Commits::is_done`] knows.
+    fn ask(&mut self) -> u64 {
+        self.requested += 1;
+        self.requested
+    }
+
+    /// Whether a commit has ended that began after this was asked.
+    fn is_done(&self, ticket: u64) -> bool {
+        self.completed >= ticket
+    }
+
     /// Becomes the one who commits, for all requests made so far; `None` if somebody does.
     pub(super) fn begin(&mut self) -> Option<u64> {
         if self.running {
@@ -36,6 +47,12 @@ impl Commits {
         }
         self.running = true;
         Some(self.requested)
+    }
+
+    /// Ends a turn that covers so many requests: who came after it began waits for the next.
+    fn end(&mut self, covers: u64) {
+        self.running = false;
+        self.completed = covers;
     }
 
     /// Ends a turn in which nothing was committed.
@@ -72,10 +89,9 @@ impl Inner {
     fn commit_as(&self, amount: WriteBack) -> Result<()> {
         self.check_unfailed(&[Bug::CommitAfterFailure])?;
         let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
-        commits.requested += 1;
-        let ticket = commits.requested;
+        let ticket = commits.ask();
         let covers = loop {
-            if commits.completed >= ticket {
+            if commits.is_done(ticket) {
                 drop(commits);
                 return self.check_unfailed(&[Bug::CommitAfterFailure]);
             }
@@ -94,8 +110,7 @@ impl Inner {
         let result = unfailed.and_then(|()| self.commit_until_roomy(amount));
         let result = result.map_err(|error| self.poison_by(error));
         let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
-        commits.running = false;
-        commits.completed = covers;
+        commits.end(covers);
         drop(commits);
         self.commit_done.notify_all();
         self.wake();
@@ -233,6 +248,25 @@ mod tests {
     use std::time::{Duration, Instant};
 
     const DIRTY_BLOCKS: u64 = 16 << 10;
+
+    #[test]
+    fn a_commit_is_for_those_who_asked_before_it_began() {
+        let mut commits = Commits::default();
+        let first = commits.ask();
+        let covers = commits.begin().unwrap();
+        let late = commits.ask();
+        assert_eq!(commits.begin(), None, "one at a time");
+        commits.end(covers);
+        assert!(commits.is_done(first) && !commits.is_done(late));
+        let (covers, shared) = (commits.begin().unwrap(), late);
+        commits.end(covers);
+        assert!(commits.is_done(shared));
+        // One that does nothing is for nobody.
+        let third = commits.ask();
+        commits.begin().unwrap();
+        commits.end_without_commit();
+        assert!(!commits.is_done(third));
+    }
 
     /// Found by injecting faults under load: the next commit wrote its group behind the one that
     /// was missing, its callers were told that they were durable, and the store could not be opened.

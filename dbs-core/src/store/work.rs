@@ -318,3 +318,49 @@ fn batches(copies: &[Copy]) -> impl Iterator<Item = &[Copy]> {
         (!batch.is_empty()).then_some(batch)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{InitOptions, OpenOptions, SnapshotOptions};
+
+    const BLOCK: usize = crate::units::BLOCK_BYTES as usize;
+
+    /// While it waits for blocks of the head, the head becomes a snapshot, which a rebuild writes to
+    /// under another lock.
+    #[test]
+    fn nothing_is_merged_into_what_became_a_snapshot_meanwhile() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let (size, extent_size) = (Some(64 << 20), 64 << 10);
+        let init = InitOptions { size, extent_size, checksums: false, ..InitOptions::default() };
+        Store::init(&path, &init).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        store.create_volume("v", 1 << 20).unwrap();
+        store.set_rebuilding("v", true).unwrap();
+        let volume = store.volume("v").unwrap();
+        volume.write_at(0, &[1; 64 << 10], false).unwrap();
+        store.create_snapshot("v", "gone", &SnapshotOptions::default()).unwrap();
+        volume.write_at(0, &[2; BLOCK], false).unwrap();
+        store.delete_snapshot("v", "gone").unwrap();
+        let Work::Merge(merge) = store.inner.step(|meta| meta.next_work(64)).unwrap().0 else {
+            panic!("nothing to merge")
+        };
+        store.create_snapshot("v", "new", &SnapshotOptions::default()).unwrap();
+        // A write to its layer is on its way.
+        let (id, new) = store.inner.meta().find_snapshot("v", "new").unwrap();
+        let hold = store.inner.hold_in(Space::Snapshots(id), 4..5, false);
+        let mut pieces = Vec::new();
+        store.inner.step(|meta| meta.plan_write_to(new, 4..5, &mut pieces)).unwrap();
+        store.inner.merge(&merge).unwrap();
+        store.inner.storage.write_at(pieces[0].address, &[3; BLOCK]).unwrap();
+        store.inner.meta().finish_write_to(new, &pieces);
+        drop(hold);
+        while store.work(64).unwrap().done > 0 {}
+        let mut found = vec![0; 64 << 10];
+        store.volume("v@new").unwrap().read_at(0, &mut found).unwrap();
+        let blocks: Vec<_> = found.chunks_exact(BLOCK).map(|block| block[0]).collect();
+        assert_eq!(blocks, [2, 1, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+        assert!(store.check().unwrap().findings.is_empty());
+    }
+}

@@ -286,23 +286,45 @@ fn a_block_that_was_read_wrong_once_is_moved_right() {
     assert_eq!(store.checksums().unwrap().mismatches, 0);
 }
 
-/// Fails to read the block at an address.
-struct Unreadable {
-    disk: Arc<Mem>,
-    address: u64,
+/// How the block at an address is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    NotAtAll,
+    Wrong,
 }
 
-impl Storage for Unreadable {
+/// Cannot read the block at an address, or reads it wrong.
+struct Broken {
+    disk: Arc<Mem>,
+    address: u64,
+    reads: Reads,
+}
+
+impl Broken {
+    fn open(disk: &Arc<Mem>, address: u64, reads: Reads) -> Store {
+        let storage: Arc<dyn Storage> = Arc::new(Self { disk: Arc::clone(disk), address, reads });
+        Store::open_on(storage, None, Arc::new(FixedEnv::new(3)), false).unwrap()
+    }
+}
+
+impl Storage for Broken {
     fn size_bytes(&self) -> u64 {
         self.disk.size_bytes()
     }
 
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-        let block = |r: &ReadRequest<'_>| r.offset..r.offset + r.buf.len() as u64;
-        if requests.iter().any(|request| block(request).contains(&self.address)) {
-            return Err(io::Error::from_raw_os_error(5));
+        self.disk.read_many(requests)?;
+        for request in requests {
+            let at = self.address.wrapping_sub(request.offset);
+            match request.buf.get_mut(at as usize) {
+                Some(_) if self.reads == Reads::NotAtAll => {
+                    return Err(io::Error::from_raw_os_error(5));
+                }
+                Some(byte) => *byte ^= 1,
+                None => {}
+            }
         }
-        self.disk.read_many(requests)
+        Ok(())
     }
 
     fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
@@ -330,23 +352,39 @@ impl Storage for Unreadable {
     }
 }
 
-#[test]
-fn a_page_that_cannot_be_read_is_left_as_it_is() {
+/// As [`bench`], closed, and where the page of its first block is.
+fn closed_bench() -> (Arc<Mem>, u64, u64) {
     let (disk, store, volume, device) = bench();
     drop(volume);
     store.close().unwrap();
-    // Where the page is.
     let fork = Arc::new(disk.fork());
     let store = open(&fork);
     fork.take_events();
     store.volume("v").unwrap().write_at(0, &[1; BLOCK], false).unwrap();
     let Event::Write(page, _) = fork.take_events()[0] else { panic!("no page was opened") };
     assert!(page < device);
+    (disk, device, page)
+}
+
+/// The device has it as it was: with its sums, which a write makes wrong.
+#[test]
+fn a_page_that_was_read_wrong_is_opened_before_a_write() {
+    let (disk, _, page) = closed_bench();
+    let store = Broken::open(&disk, page, Reads::Wrong);
+    store.volume("v").unwrap().write_at(0, &[9; BLOCK], true).unwrap();
+    // The process ends there.
     drop(store);
+    let mut buf = vec![0; BLOCK];
+    open(&disk).volume("v").unwrap().read_at(0, &mut buf).unwrap();
+    assert_eq!(buf, [9; BLOCK]);
+}
+
+#[test]
+fn a_page_that_cannot_be_read_is_left_as_it_is() {
+    let (disk, device, page) = closed_bench();
     disk.flip(device, 1);
     let mut buf = vec![0; EXTENT];
-    let storage: Arc<dyn Storage> = Arc::new(Unreadable { disk: Arc::clone(&disk), address: page });
-    let store = Store::open_on(storage, None, Arc::new(FixedEnv::new(3)), false).unwrap();
+    let store = Broken::open(&disk, page, Reads::NotAtAll);
     store.volume("v").unwrap().read_at(0, &mut buf).unwrap();
     let report = scrub(&store);
     assert_eq!((report.damaged, report.learnt), (0, 0));

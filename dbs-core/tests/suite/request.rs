@@ -326,6 +326,39 @@ fn the_descriptor_reads_what_the_store_wrote() {
     assert_eq!(&buf[..], pattern(7, 8192));
 }
 
+/// The journal has room for the records of all writes that are on their way, however many end at once.
+#[test]
+fn writes_on_their_way_are_records_of_the_next_group() {
+    let disk = Arc::new(Mem::new(512 << 20));
+    let journal_size = Some(dbs_core::limits::JOURNAL_MIN_BYTES);
+    let extent_size = EXTENT as u64;
+    let init = dbs_core::InitOptions { extent_size, journal_size, ..Default::default() };
+    Store::init_on(&*disk, &init, &FixedEnv::new(1)).unwrap();
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", 256 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    for round in 0..4 {
+        let mut requests = Vec::new();
+        for extent in 0..1000 {
+            let offset = (extent * 4 + round) * EXTENT as u64;
+            let mut request = Request::new();
+            if volume.start_write(offset, BLOCK as u64, &mut request).unwrap() == Start::Io {
+                request.seal(&[1; BLOCK]);
+                requests.push(request);
+            } else if requests.is_empty() {
+                // Metadata blocks are reserved first.
+                volume.write_at(offset, &[1; BLOCK], false).unwrap();
+            }
+        }
+        assert!(requests.len() > 100, "only {} at once", requests.len());
+        for mut request in requests {
+            let _ = request.finish_write(Ok(())).unwrap();
+        }
+        volume.flush().unwrap();
+    }
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
 #[test]
 fn a_long_group_is_no_full_store() {
     const THREADS: u64 = 16;
