@@ -76,7 +76,7 @@ impl TailPlace {
         shared.killed = false;
         shared.attached = true;
         let memory = shared.memory.take().unwrap_or_else(|| vec![0; TAIL_BYTES]);
-        Box::new(SimTail { memory: Some(memory), place: self.clone() })
+        Box::new(SimTail { memory: Some(memory), unreal: None, place: self.clone() })
     }
 
     /// The process ends now; call before dropping its store.
@@ -115,12 +115,18 @@ impl TailPlace {
 /// The mapping a store holds; its bytes go back to the place when it is dropped.
 struct SimTail {
     memory: Option<Vec<u8>>,
+    /// What is written to by a process that is dead: its threads end a little later.
+    unreal: Option<Vec<u8>>,
     place: TailPlace,
 }
 
 impl TailMemory for SimTail {
     fn bytes_mut(&mut self) -> &mut [u8] {
-        self.memory.get_or_insert_with(|| vec![0; TAIL_BYTES])
+        let memory = self.memory.get_or_insert_with(|| vec![0; TAIL_BYTES]);
+        match lock(&self.place.shared).killed {
+            true => self.unreal.get_or_insert_with(|| memory.clone()),
+            false => memory,
+        }
     }
 
     fn remove(&mut self) {

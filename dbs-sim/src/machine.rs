@@ -40,6 +40,8 @@ pub struct Config {
     pub seed: u64,
     /// Crash images of each moment that is captured.
     pub images_each: usize,
+    /// Blocks of data tear at sectors too, as where these are the physical ones.
+    pub tears: bool,
 }
 
 impl Config {
@@ -56,7 +58,8 @@ impl Config {
             ..InitOptions::default()
         };
         let tail = !seed.is_multiple_of(3);
-        Self { init, garbage: seed % 2 == 1, tail, seed, images_each: IMAGES_EACH }
+        let garbage = seed % 2 == 1;
+        Self { init, garbage, tail, seed, images_each: IMAGES_EACH, tears: false }
     }
 }
 
@@ -105,7 +108,7 @@ impl Machine {
         }
         let mut machine = Self {
             disk,
-            model: Model::default(),
+            model: Model::on(config.tears),
             stats: Stats::default(),
             images_each: config.images_each,
             env,
@@ -118,8 +121,10 @@ impl Machine {
             hit: false,
         };
         machine.open().map_err(|e| format!("first open: {e}"))?;
-        let info = machine.store().info();
-        machine.disk.set_atomic_from(info.metadata);
+        if !config.tears {
+            let info = machine.store().info();
+            machine.disk.set_atomic_from(info.metadata);
+        }
         verify::check(machine.store())?;
         Ok(machine)
     }

@@ -16,6 +16,8 @@ use std::sync::Arc;
 pub struct Model {
     /// Volumes by name.
     pub volumes: BTreeMap<String, Volume>,
+    /// A power loss may leave a mix of old and new sectors in a block, not old or new blocks alone.
+    pub tears: bool,
     next_id: u32,
 }
 
@@ -76,6 +78,12 @@ pub struct Block {
 pub type Refusal = Vec<ErrorKind>;
 
 impl Model {
+    /// An empty store, on a medium that tears blocks or does not.
+    #[must_use]
+    pub fn on(tears: bool) -> Self {
+        Self { tears, ..Self::default() }
+    }
+
     /// Does `op`, tagging what it writes with `number`. Content it writes is not yet durable;
     /// [`Model::acknowledge`] follows when the store has returned.
     ///
@@ -248,6 +256,22 @@ impl Model {
             for (name, snapshot) in &mut volume.snapshots {
                 let old = old.and_then(|v| v.snapshots.get(name));
                 snapshot.content.alternatives_from(old.map(|s| &s.content));
+            }
+        }
+        self
+    }
+
+    /// What may be found where each block may also be as in `other`.
+    #[must_use]
+    pub fn or_blocks_of(mut self, other: &Self) -> Self {
+        for (name, volume) in &mut self.volumes {
+            let Some(other) = other.volumes.get(name).filter(|v| v.id == volume.id) else {
+                continue;
+            };
+            volume.head.add_alternatives(&other.head);
+            for (name, snapshot) in &mut volume.snapshots {
+                let other = other.snapshots.get(name);
+                other.into_iter().for_each(|s| snapshot.content.add_alternatives(&s.content));
             }
         }
         self
@@ -443,6 +467,16 @@ impl Content {
         }
     }
 
+    fn add_alternatives(&mut self, other: &Self) {
+        let blocks = Arc::make_mut(&mut self.blocks);
+        for (block, other) in blocks.iter_mut().zip(other.blocks.iter()) {
+            block.older_any |= other.any;
+            if other.now != block.now && !block.older.contains(&other.now) {
+                block.older.push(other.now);
+            }
+        }
+    }
+
     fn alternatives_from(&mut self, old: Option<&Self>) {
         let blocks = Arc::make_mut(&mut self.blocks);
         for (i, block) in blocks.iter_mut().enumerate() {
@@ -462,6 +496,13 @@ impl Block {
     #[must_use]
     pub fn allows(&self, found: &Tags, older: bool) -> bool {
         self.any || self.now == *found || (older && (self.older_any || self.older.contains(found)))
+    }
+
+    /// As [`Block::allows`] with older content, each sector for itself.
+    #[must_use]
+    pub fn allows_sectors(&self, found: &Tags) -> bool {
+        let may = |i: usize, tag| self.now[i] == tag || self.older.iter().any(|old| old[i] == tag);
+        self.allows(found, true) || found.iter().enumerate().all(|(i, tag)| may(i, *tag))
     }
 }
 
@@ -492,6 +533,9 @@ mod tests {
         mix[7] = Tag::ZERO;
         assert!(block(&model, 0).allows(&new, false) && !block(&model, 0).allows(&old, false));
         assert!(block(&model, 0).allows(&old, true) && !block(&model, 0).allows(&mix, true));
+        assert!(block(&model, 0).allows_sectors(&mix));
+        mix[7] = Tag::new(1, 1);
+        assert!(!block(&model, 0).allows_sectors(&mix), "nobody wrote that");
         model.acknowledge(&WRITE);
         assert!(block(&model, 0).allows(&old, true));
         model.acknowledge(&Op::Flush);

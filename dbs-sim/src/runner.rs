@@ -60,8 +60,12 @@ pub fn run_on(config: &Config, steps: usize) -> Result<Stats, Box<Failure>> {
     let seed = config.seed;
     let mut generator = Generator::new(seed);
     let mut done = Vec::with_capacity(steps);
-    let next =
-        |machine: &Machine, done: usize| (done < steps).then(|| generator.step(&machine.model));
+    let next = |machine: &Machine, done: usize| {
+        let step = (done < steps).then(|| generator.step(&machine.model))?;
+        // What a layer holds is known by whole blocks.
+        let layers = config.tears && matches!(step.op, Op::Rebuilding { .. });
+        Some(if layers { Step { op: Op::Flush, ..step } } else { step })
+    };
     drive(config, next, &mut done).map_err(|(message, stats)| {
         Box::new(Failure { seed, config: config.clone(), steps: done, message, stats })
     })

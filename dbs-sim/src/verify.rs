@@ -5,6 +5,7 @@ use crate::layers;
 use crate::model::{Content, Model};
 use dbs_core::Store;
 use dbs_core::info::{Labels, MapRange, RangeState, Severity, StoreInfo};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -16,6 +17,17 @@ type SnapshotShape = (u64, bool, bool, Labels);
 
 /// Contents by volume and snapshot.
 type Contents = BTreeMap<(String, Option<String>), Vec<Tags>>;
+
+thread_local! {
+    /// Blocks that were found to be a mix.
+    static TORN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Blocks that the calling thread has found to be a mix, as the medium may leave them, since the last call.
+#[must_use]
+pub fn torn_seen() -> u64 {
+    TORN.take()
+}
 
 /// How far content may lag behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -291,7 +303,12 @@ fn compare_contents(model: &Model, found: &Contents, allow: Allow) -> Result<(),
         };
         let older = allow == Allow::Older;
         for (i, (block, tags)) in content.blocks().iter().zip(tags).enumerate() {
-            if !block.allows(tags, older) {
+            if block.allows(tags, older) {
+                continue;
+            }
+            if older && model.tears && block.allows_sectors(tags) {
+                TORN.set(TORN.get() + 1);
+            } else {
                 let snap = snap.as_deref().map_or(String::new(), |s| format!("@{s}"));
                 let or = match older && !block.older.is_empty() {
                     true => format!(" or one of {:?}", block.older),

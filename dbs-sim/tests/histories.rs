@@ -1,8 +1,9 @@
 //! Random histories with crashes: at least 100,000 crash images, each opened and compared.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use dbs_sim::generate::Generator;
 use dbs_sim::runner::run_trees;
-use dbs_sim::{Stats, run, runner};
+use dbs_sim::{Config, Stats, run, runner};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const IMAGES: u64 = 100_000;
 /// Histories of trees.
 const TREES: u64 = 2000;
+/// Histories on a medium that tears blocks.
+const TORN: u64 = 150;
 /// Threads; each history has its own disk.
 const THREADS: usize = 2;
 
@@ -36,6 +39,21 @@ fn crash_images_hold_what_was_promised() {
     println!("{} histories, {stats:?}, {:.1?}", seed.into_inner(), started.elapsed());
     assert!(stats.images >= wanted);
     assert!(stats.no_space > 0, "no history ever filled the store");
+}
+
+/// Where a sector is all that is written at once, a block that was overwritten and not flushed may mix old
+/// and new sectors. Nothing else is different: not its neighbours, not metadata, not checksums.
+#[test]
+fn a_medium_that_tears_blocks_mixes_sectors_of_what_was_not_flushed() {
+    let mut stats = Stats::default();
+    let mut torn = 0;
+    for seed in 0..TORN {
+        let config = Config { tears: true, ..Generator::config(seed) };
+        stats += runner::run_on(&config, runner::STEPS).unwrap();
+        torn += u64::from(dbs_sim::verify::torn_seen() > 0);
+    }
+    println!("{stats:?}, torn blocks in {torn} of {TORN} histories");
+    assert!(torn > TORN / 4, "blocks hardly ever tear");
 }
 
 /// Clones, flatten, rollback and deletion under handles that are kept and reads that take long, with

@@ -5,7 +5,6 @@
 use dbs_core::Store;
 use dbs_core::io::Storage;
 use dbs_core::volume::{Finish, Request, Start};
-use dbs_sim::content::Tag;
 use dbs_sim::model::Refusal;
 use dbs_sim::pause::{At, Gate};
 use dbs_sim::perform::perform;
@@ -13,6 +12,7 @@ use dbs_sim::verify::{Allow, check, compare};
 use dbs_sim::{CrashMode, Medium, Model, Op, SimDisk, SimEnv, TailPlace, threshold};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 /// Interleavings at once: most of the time they wait.
@@ -89,14 +89,25 @@ fn rebuilding() -> Vec<Op> {
     ]
 }
 
-/// Times that a call was held while another was durable.
+/// Times that power was lost while a call was held and another was durable.
 static POWER_LOSSES: AtomicU64 = AtomicU64::new(0);
+/// Times that the process was killed while a call was held.
+static KILLS: AtomicU64 = AtomicU64::new(0);
 
 struct Bench {
     disk: Arc<SimDisk>,
     store: Store,
     model: Model,
     place: TailPlace,
+    tail: bool,
+}
+
+impl Bench {
+    fn open(disk: &Arc<SimDisk>, place: Option<&TailPlace>) -> Store {
+        let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
+        let tail = place.map(TailPlace::attach);
+        Store::open_on(storage, tail, Arc::new(SimEnv::new(1)), false).unwrap()
+    }
 }
 
 /// What there is besides the threshold cases' state.
@@ -111,14 +122,16 @@ enum With {
     Merging,
 }
 
-fn bench(with: With) -> Bench {
+fn bench(with: With, tail: bool) -> Bench {
     let config = dbs_sim::Config::small(1);
+    assert!(
+        config.init.checksums,
+        "of the blocks of calls that are cut off they say nothing wrong"
+    );
     let disk = Arc::new(SimDisk::new(Medium::file(4 << 20), 1));
-    let env = Arc::new(SimEnv::new(1));
-    Store::init_on(&*disk, &config.init, &*env).unwrap();
-    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    Store::init_on(&*disk, &config.init, &SimEnv::new(1)).unwrap();
     let place = TailPlace::default();
-    let store = Store::open_on(storage, Some(place.attach()), env, false).unwrap();
+    let store = Bench::open(&disk, Some(&place).filter(|_| tail));
     disk.set_atomic_from(store.info().metadata);
     let mut model = Model::default();
     let more = [
@@ -140,7 +153,7 @@ fn bench(with: With) -> Bench {
         model.apply(op, number).unwrap();
         perform(&store, op, model.tag(op, number)).unwrap();
     }
-    Bench { disk, store, model, place }
+    Bench { disk, store, model, place, tail }
 }
 
 type Answer = Result<(), dbs_core::Error>;
@@ -177,64 +190,145 @@ fn after(model: &Model, ops: [(&Op, u32, &Answer); 2]) -> Option<Model> {
     Some(model)
 }
 
-/// Runs both with the first held at this operation; false if it made fewer.
-fn interleave(with: With, first: &Op, second: &Op, at: At) -> bool {
-    let Bench { disk, store, model, .. } = bench(with);
-    let what = format!("{first:?} held at {at:?}, {second:?}");
-    let gate = Arc::new(Gate::new(at));
-    disk.set_gate(Some(Arc::clone(&gate)));
-    let spawn = |op: &Op, tag: Tag| {
-        let (store, op, gate) = (store.clone(), op.clone(), Arc::clone(&gate));
-        let (send, receive) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            let answer = perform(&store, &op, tag);
-            drop(store);
-            gate.arrived();
-            let _ = send.send(answer);
-        });
-        receive
-    };
-    let a = spawn(first, model.tag(first, 100));
-    let held = gate.wait_held(HANG);
-    let b = spawn(second, model.tag(second, 101));
-    let early = b.recv_timeout(HEAD_START).ok();
-    if let (true, Some(answer)) = (held, &early) {
-        lose_power_amid(&disk, &model, first, (second, answer), &what);
+/// Two calls beside one another.
+struct Pair {
+    with: With,
+    /// Without one, what allocates commits first.
+    tail: bool,
+    first: Op,
+    second: Op,
+}
+
+/// Both on their way, the first held.
+struct Held {
+    bench: Bench,
+    gate: Arc<Gate>,
+    /// The first made as many operations.
+    held: bool,
+    answers: [Receiver<Answer>; 2],
+    /// What the second was answered while the first was held.
+    early: Option<Answer>,
+    what: String,
+}
+
+impl Held {
+    fn new(pair: &Pair, at: At) -> Self {
+        let bench = bench(pair.with, pair.tail);
+        let (first, second) = (&pair.first, &pair.second);
+        let what = format!("tail {}, {first:?} held at {at:?}, {second:?}", pair.tail);
+        let gate = Arc::new(Gate::new(at));
+        bench.disk.set_gate(Some(Arc::clone(&gate)));
+        let spawn = |op: &Op, number| {
+            let tag = bench.model.tag(op, number);
+            let (store, op, gate) = (bench.store.clone(), op.clone(), Arc::clone(&gate));
+            let (send, receive) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let answer = perform(&store, &op, tag);
+                drop(store);
+                gate.arrived();
+                let _ = send.send(answer);
+            });
+            receive
+        };
+        let a = spawn(first, 100);
+        let held = gate.wait_held(HANG);
+        let b = spawn(second, 101);
+        let early = b.recv_timeout(HEAD_START).ok();
+        Self { bench, gate, held, answers: [a, b], early, what }
     }
-    gate.open();
-    let answer_a = a.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the first hangs"));
-    let answer_b = early.unwrap_or_else(|| {
-        b.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the second hangs"))
-    });
-    disk.set_gate(None);
+
+    /// Lets the first go on; both answers.
+    fn end(&mut self) -> [Answer; 2] {
+        self.gate.open();
+        let [a, b] = &self.answers;
+        let what = &self.what;
+        let a = a.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the first hangs"));
+        let b = self.early.take().unwrap_or_else(|| {
+            b.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the second hangs"))
+        });
+        self.bench.disk.set_gate(None);
+        [a, b]
+    }
+}
+
+/// Runs both with the first held at this operation; false if it made fewer.
+fn interleave(pair: &Pair, at: At) -> bool {
+    let (first, second) = (&pair.first, &pair.second);
+    let mut running = Held::new(pair, at);
+    let is_early = running.early.is_some();
+    if let (true, Some(answer)) = (running.held, &running.early) {
+        lose_power_amid(&running.bench, first, (second, answer), &running.what);
+    }
+    let [answer_a, answer_b] = running.end();
+    let Held { bench: Bench { disk, store, model, .. }, held, what, .. } = &running;
+    if *held && !is_early {
+        lose_power_amid(&running.bench, first, (second, &answer_b), what);
+    }
     store.flush().unwrap_or_else(|e| panic!("{what}: flush: {e}"));
     let (a, b) = ((first, 100, &answer_a), (second, 101, &answer_b));
-    let orders = [after(&model, [a, b]), after(&model, [b, a])];
+    let orders = [after(model, [a, b]), after(model, [b, a])];
     let models: Vec<Model> = match &orders {
         // Where both write, each block is for itself.
         [Some(ab), Some(ba)] => vec![ab.clone(), ba.clone(), ab.clone().in_flight_of(ba)],
         orders => orders.iter().flatten().cloned().collect(),
     };
     assert!(!models.is_empty(), "{what}: {answer_a:?} and {answer_b:?} fit no order");
-    verify(&store, &models, &what);
+    verify(store, &models, what);
     // All of it was flushed: a power loss changes nothing.
     let (At::Change(nth) | At::Read(nth)) = at;
     let mut rng = fastrand::Rng::with_seed(nth);
     let image: Arc<dyn Storage> = Arc::new(disk.crash_image(&mut rng, CrashMode::Torn));
     let again = Store::open_on(image, None, Arc::new(SimEnv::new(2)), false).unwrap();
     verify(&again, &models, &format!("{what}, power loss"));
-    held
+    *held
 }
 
-/// A power loss while the first call is held: the second, if it was answered and is durable by that, is
-/// there, and of the first each block or nothing.
-fn lose_power_amid(
-    disk: &SimDisk,
-    model: &Model,
-    first: &Op,
-    (second, answer): (&Op, &Answer),
-    what: &str,
-) {
+/// Kills the process while the first is held: the second is there if it was answered, and of what was not
+/// answered each block or nothing. False if the first made fewer operations.
+fn kill_amid(pair: &Pair, at: At) -> bool {
+    let (first, second) = ((&pair.first, 100), (&pair.second, 101));
+    let mut running = Held::new(pair, at);
+    if !running.held {
+        let _both = running.end();
+        return false;
+    }
+    let answer = running.early.as_ref().map(Result::is_ok);
+    running.bench.disk.stop();
+    running.bench.place.kill();
+    // Whatever they are told, nobody is there to hear it.
+    let _unheard = running.end();
+    let Held { bench, what, .. } = running;
+    let model = &bench.model;
+    let one = [run(model, &[first]), run(model, &[])];
+    let with = [run(model, &[second]), run(model, &[first, second]), run(model, &[second, first])];
+    let states: Vec<_> = match answer {
+        Some(true) => with.into_iter().flatten().collect(),
+        Some(false) => one.into_iter().flatten().collect(),
+        None => one.into_iter().chain(with).flatten().collect(),
+    };
+    let each = |state: &Model| states.iter().fold(state.clone(), Model::or_blocks_of);
+    let models: Vec<_> = states.iter().map(each).collect();
+    KILLS.fetch_add(1, Ordering::Relaxed);
+    let Bench { disk, store, place, tail, .. } = bench;
+    drop(store);
+    assert!(!place.attached() && Arc::strong_count(&disk) == 1, "{what}: the store lives on");
+    disk.revive();
+    let again = Bench::open(&disk, Some(&place).filter(|_| tail));
+    verify(&again, &models, &format!("{what}, killed"));
+    true
+}
+
+/// The model after these calls, if it allows them.
+fn run(model: &Model, ops: &[(&Op, u32)]) -> Option<Model> {
+    let mut model = model.clone();
+    ops.iter().try_for_each(|(op, number)| model.apply(op, *number)).ok()?;
+    model.settle();
+    Some(model)
+}
+
+/// A power loss while the first call is held or has just ended: the second, if it was answered and is
+/// durable by that, is there, and of the first each block or nothing.
+fn lose_power_amid(bench: &Bench, first: &Op, (second, answer): (&Op, &Answer), what: &str) {
     let durable = second.is_command()
         || matches!(
             second,
@@ -243,22 +337,17 @@ fn lose_power_amid(
     if !durable || answer.is_err() {
         return;
     }
-    let run = |ops: &[(&Op, u32)]| {
-        let mut model = model.clone();
-        ops.iter().try_for_each(|(op, number)| model.apply(op, *number)).ok()?;
-        model.settle();
-        Some(model)
-    };
     let (a, b) = ((first, 100), (second, 101));
-    let Some(alone) = run(&[b]) else { return };
-    let both: Vec<_> = [run(&[a, b]), run(&[b, a])].into_iter().flatten().collect();
+    let Some(alone) = run(&bench.model, &[b]) else { return };
+    let both = [run(&bench.model, &[a, b]), run(&bench.model, &[b, a])];
+    let both: Vec<_> = both.into_iter().flatten().collect();
     let mixed = both.iter().map(|both| both.clone().in_flight_of(&alone));
     let models: Vec<_> = mixed.chain(both.iter().cloned()).chain([alone.clone()]).collect();
     POWER_LOSSES.fetch_add(1, Ordering::Relaxed);
-    for (seed, mode) in [(1, CrashMode::Torn), (2, CrashMode::Kept)] {
-        let image = disk.crash_image(&mut fastrand::Rng::with_seed(seed), mode);
+    for (seed, mode) in [(1, CrashMode::Torn), (2, CrashMode::Kept), (3, CrashMode::Lost)] {
+        let image = bench.disk.crash_image(&mut fastrand::Rng::with_seed(seed), mode);
         let again = Store::open_on(Arc::new(image), None, Arc::new(SimEnv::new(2)), false).unwrap();
-        verify(&again, &models, &format!("{what}, power loss ({mode:?}) while it is held"));
+        verify(&again, &models, &format!("{what}, power loss ({mode:?}) before the flush"));
     }
 }
 
@@ -268,8 +357,8 @@ fn verify(store: &Store, models: &[Model], what: &str) {
     check(store).unwrap_or_else(|e| panic!("{what}: {e}"));
 }
 
-/// Every two calls that are tried beside one another.
-fn pairs() -> Vec<(With, Op, Op)> {
+/// Every two calls that are tried beside one another, with a tail and without.
+fn pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for first in firsts() {
         pairs.extend(seconds().into_iter().map(|op| (With::Nothing, first.clone(), op)));
@@ -284,31 +373,49 @@ fn pairs() -> Vec<(With, Op, Op)> {
             pairs.push((With::Merging, work, first));
         }
     }
-    pairs
+    let each = |(with, first, second): (With, Op, Op)| {
+        [true, false].map(|tail| Pair { with, tail, first: first.clone(), second: second.clone() })
+    };
+    pairs.into_iter().flat_map(each).collect()
 }
 
-#[test]
-fn two_calls_at_once_are_one_after_the_other() {
+/// Does this for each pair, with the first call held at each of its operations, until it makes no more. How
+/// often.
+fn each_moment(hold: impl Fn(&Pair, At) -> bool + Sync) -> usize {
     let pairs = pairs();
     let [next, done] = [const { AtomicUsize::new(0) }; 2];
     let run = || {
-        while let Some((with, first, second)) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(pair) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
             for at in [At::Change, At::Read] {
-                let held = |nth: &u64| interleave(*with, first, second, at(*nth));
+                let held = |nth: &u64| hold(pair, at(*nth));
                 done.fetch_add((1..).take_while(held).count(), Ordering::Relaxed);
             }
         }
     };
     std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(run))));
-    let (done, losses) = (done.into_inner(), POWER_LOSSES.load(Ordering::Relaxed));
+    done.into_inner()
+}
+
+#[test]
+fn two_calls_at_once_are_one_after_the_other() {
+    let done = each_moment(interleave);
+    let losses = POWER_LOSSES.load(Ordering::Relaxed);
     println!("{done} interleavings, {losses} power losses amid them");
-    assert!(done > 1000 && losses > 0);
+    assert!(done > 2000 && losses > 0);
+}
+
+#[test]
+fn a_process_killed_amid_two_calls_leaves_what_it_acknowledged() {
+    each_moment(kill_amid);
+    let kills = KILLS.load(Ordering::Relaxed);
+    println!("{kills} kills amid two calls");
+    assert!(kills > 2000);
 }
 
 /// A call on one handle while another closes the store, held at its `nth` change; false if it made fewer.
 /// Then the process is killed: what was acknowledged is there.
 fn close_beside(second: &Op, nth: u64) -> bool {
-    let Bench { disk, store, model, place } = bench(With::Nothing);
+    let Bench { disk, store, model, place, .. } = bench(With::Nothing, true);
     let what = format!("closing held at change {nth}, {second:?}");
     let gate = Arc::new(Gate::new(At::Change(nth)));
     disk.set_gate(Some(Arc::clone(&gate)));
@@ -347,10 +454,7 @@ fn close_beside(second: &Op, nth: u64) -> bool {
         Err(_) => vec![before],
     };
     assert!(refused || fits(&expected, &answer), "{what}: {answer:?}");
-    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
-    let env = Arc::new(SimEnv::new(1));
-    let again = Store::open_on(storage, Some(place.attach()), env, false).unwrap();
-    verify(&again, &models, &what);
+    verify(&Bench::open(&disk, Some(&place)), &models, &what);
     held
 }
 
@@ -382,7 +486,7 @@ fn a_write_that_ends_at_any_moment_of_a_close_is_kept_if_it_is_acknowledged() {
 /// Ends a write, begun before, at the `nth` change that closing makes; false if it makes fewer.
 fn end_a_write_in_a_close(nth: u64) -> bool {
     const BLOCK: usize = 4096;
-    let Bench { disk, store, .. } = bench(With::Nothing);
+    let Bench { disk, store, .. } = bench(With::Nothing, true);
     store.create_volume("new", 1 << 20).unwrap();
     let volume = store.volume("new").unwrap();
     let mut request = Request::new();

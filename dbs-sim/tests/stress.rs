@@ -188,7 +188,7 @@ fn read_all(store: &Store, spec: &str, volume: u64) -> Vec<u64> {
     buf.chunks_exact(BLOCK).zip(0..).map(|(b, i)| sequence(volume, i, b)).collect()
 }
 
-fn storage(checksums: bool) -> (Arc<SimDisk>, TailPlace, Store) {
+fn storage(checksums: bool, with_tail: bool) -> (Arc<SimDisk>, TailPlace, Store) {
     let disk = Arc::new(SimDisk::new(Medium::file(24 << 20), 5));
     let env = Arc::new(SimEnv::new(5));
     let options = dbs_core::InitOptions {
@@ -202,7 +202,7 @@ fn storage(checksums: bool) -> (Arc<SimDisk>, TailPlace, Store) {
     };
     Store::init_on(&*disk, &options, &*env).unwrap();
     let tail = TailPlace::default();
-    let store = open(Arc::clone(&disk), Some(tail.attach()));
+    let store = open(Arc::clone(&disk), with_tail.then(|| tail.attach()));
     disk.set_atomic_from(store.info().metadata);
     (disk, tail, store)
 }
@@ -233,13 +233,13 @@ fn crash(shared: &Shared, disk: &SimDisk, rng: &mut fastrand::Rng) {
 #[test]
 fn threads_do_not_disturb_each_other() {
     println!("not deterministic: threads run as they come");
-    for checksums in [false, true] {
-        disturb(checksums);
+    for (checksums, with_tail) in [(false, true), (true, true), (true, false)] {
+        disturb(checksums, with_tail);
     }
 }
 
-fn disturb(checksums: bool) {
-    let (disk, tail, store) = storage(checksums);
+fn disturb(checksums: bool, with_tail: bool) {
+    let (disk, tail, store) = storage(checksums, with_tail);
     for volume in 0..WRITERS {
         store.create_volume(&format!("w{volume}"), VOLUME_BLOCKS * BLOCK as u64).unwrap();
     }
@@ -283,18 +283,18 @@ fn disturb(checksums: bool) {
         println!("{sums:?}");
         assert!(sums.mismatches == 0 && sums.verified > 0, "{sums:?}");
     }
-    after_kill(shared, disk, tail);
+    after_kill(shared, disk, tail, with_tail);
 }
 
 /// Every acknowledged write survives the process.
-fn after_kill(shared: Shared, disk: Arc<SimDisk>, tail: TailPlace) {
+fn after_kill(shared: Shared, disk: Arc<SimDisk>, tail: TailPlace, with_tail: bool) {
     let wanted: Vec<_> = (0..WRITERS).map(|v| shared.load(&shared.acknowledged, v)).collect();
     disk.stop();
     tail.kill();
     drop(shared);
     assert!(!tail.attached(), "the store lives on");
     disk.revive();
-    let store = open(disk, Some(tail.attach()));
+    let store = open(disk, with_tail.then(|| tail.attach()));
     for volume in 0..WRITERS {
         let found = read_all(&store, &format!("w{volume}"), volume);
         for (block, (found, wanted)) in found.iter().zip(&wanted[volume as usize]).enumerate() {

@@ -42,6 +42,8 @@ pub struct Faults {
     pub misdirect_at: Option<u64>,
     /// This write is acknowledged and forgotten.
     pub lose_at: Option<u64>,
+    /// This flush is answered and not done; the next one makes all durable.
+    pub forget_flush_at: Option<u64>,
     /// This read fails with `EIO`.
     pub read_eio_at: Option<u64>,
     /// Reads that touch this range of bytes fail with `EIO`.

@@ -62,6 +62,16 @@ struct State {
     after_write: Option<Hook>,
     in_flush: Option<Hook>,
     after_read: Option<(u64, Hook)>,
+    wronged: Option<Wronged>,
+}
+
+/// A write that was lost, or done elsewhere: where it was to go, and where it went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wronged {
+    /// Byte that it was to begin at.
+    pub at: u64,
+    /// Byte that it began at; none if it was lost.
+    pub instead: Option<u64>,
 }
 
 /// What is done in the middle of something else.
@@ -99,6 +109,7 @@ impl SimDisk {
                 after_write: None,
                 in_flush: None,
                 after_read: None,
+                wronged: None,
             }),
         }
     }
@@ -120,6 +131,12 @@ impl SimDisk {
     #[must_use]
     pub fn counts(&self) -> Counts {
         lock(&self.state).counts
+    }
+
+    /// The write that the plan made go wrong.
+    #[must_use]
+    pub fn wronged(&self) -> Option<Wronged> {
+        lock(&self.state).wronged
     }
 
     /// From now on every operation fails: the process that issued them is dead.
@@ -271,6 +288,7 @@ impl Storage for SimDisk {
             state = lock(&self.state);
         }
         match verdict {
+            Verdict::Go if state.faults.forget_flush_at == Some(state.counts.flushes) => Ok(()),
             Verdict::Go => {
                 state.contents.flush(asked);
                 Ok(())
@@ -396,6 +414,7 @@ impl State {
             self.contents.fill_holes(offset, buf.len())?;
         }
         if self.faults.lose_at == Some(self.counts.writes) {
+            self.wronged = Some(Wronged { at: offset, instead: None });
             return Ok(());
         }
         let mut place = offset;
@@ -405,6 +424,7 @@ impl State {
             if place + buf.len() as u64 > self.contents.size {
                 place = offset % BLOCK as u64;
             }
+            self.wronged = Some(Wronged { at: offset, instead: Some(place) });
         }
         self.contents.write(place, buf);
         Ok(())

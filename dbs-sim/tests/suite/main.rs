@@ -4,7 +4,9 @@
 mod beside;
 mod bit_rot;
 mod disk;
+mod hooked;
 mod ops;
 mod regressions;
+mod reopen;
 mod revision;
 mod still;

@@ -1,0 +1,254 @@
+//! What the next process finds after one that ended at an odd moment, and what it may build on.
+
+use crate::hooked::Hooked;
+use dbs_core::io::Storage;
+use dbs_core::{ErrorKind, Store};
+use dbs_sim::outcomes::{End, Outcomes};
+use dbs_sim::perform::perform;
+use dbs_sim::{
+    CrashMode, Faults, Medium, Model, Op, SimDisk, SimEnv, TailPlace, threshold, verify,
+};
+use std::sync::Arc;
+
+const BLOCK: usize = 4096;
+const SIZE: u64 = 4 << 20;
+/// Places of the superblock's copies.
+const COPIES: [u64; 3] = [0, 4096, SIZE - 4096];
+
+/// A store with volume `v`, whose first block holds 1, closed.
+fn closed(env: &Arc<SimEnv>) -> Arc<SimDisk> {
+    let disk = Arc::new(SimDisk::new(Medium::file(SIZE), 1));
+    Store::init_on(&*disk, &dbs_sim::Config::small(1).init, &**env).unwrap();
+    let store = open(&disk, env).unwrap();
+    disk.set_atomic_from(store.info().metadata);
+    store.create_volume("v", 1 << 20).unwrap();
+    store.volume("v").unwrap().write_at(0, &[1; BLOCK], false).unwrap();
+    store.close().unwrap();
+    disk
+}
+
+fn open(disk: &Arc<SimDisk>, env: &Arc<SimEnv>) -> dbs_core::Result<Store> {
+    Store::open_on(Arc::clone(disk) as _, None, Arc::clone(env) as _, false)
+}
+
+fn first_byte(store: &Store) -> u8 {
+    let mut block = [0; BLOCK];
+    store.volume("v").unwrap().read_at(0, &mut block).unwrap();
+    assert!(block.iter().all(|byte| *byte == block[0]), "a mix");
+    block[0]
+}
+
+/// Opens a store, and dies as soon as anything has been written. How many writes that were.
+fn die_opening(disk: &Arc<SimDisk>, env: &Arc<SimEnv>) -> u64 {
+    let ending = Arc::clone(disk);
+    disk.arm(Faults::default());
+    disk.after_write(move || ending.stop());
+    drop(open(disk, env));
+    assert!(disk.stopped(), "opening writes nothing");
+    let writes = disk.counts().writes;
+    disk.revive();
+    writes
+}
+
+/// Processes that die when their first group is in the kernel's cache leave a journal that the next one
+/// empties before anything else. The groups it reads must be durable by then: what it writes says that it
+/// includes them.
+#[test]
+fn what_a_killed_process_did_not_flush_is_durable_before_recovery_builds_on_it() {
+    let env = Arc::new(SimEnv::new(1));
+    let disk = closed(&env);
+    let store = open(&disk, &env).unwrap();
+    store.volume("v").unwrap().write_at(0, &[2; BLOCK], true).unwrap();
+    store.create_volume("w", 1 << 20).unwrap();
+    drop(store);
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut emptied = 0;
+    for died in 0..40 {
+        die_opening(&disk, &env);
+        let next = Arc::new(disk.fork());
+        let writes = die_opening(&next, &env);
+        // A group is one write, metadata blocks are several.
+        emptied += u32::from(writes > 1);
+        for image in 0..12 {
+            let mode = CrashMode::random(&mut rng);
+            let image_disk = Arc::new(next.crash_image(&mut rng, mode));
+            let store = open(&image_disk, &env);
+            let store =
+                store.unwrap_or_else(|e| panic!("{died} died, image {image} {mode:?}: {e}"));
+            assert_eq!((first_byte(&store), store.volumes(false).len()), (2, 2));
+        }
+    }
+    assert!(emptied > 0, "no journal was ever short");
+}
+
+/// Sequence of each copy of the superblock.
+fn sequences(disk: &SimDisk) -> [u64; 3] {
+    COPIES.map(|at| {
+        let mut block = [0; BLOCK];
+        disk.read_at(at, &mut block).unwrap();
+        u64::from_le_bytes(block[32..40].try_into().unwrap())
+    })
+}
+
+/// What a power loss left in the midst of closing: of the superblock only the second copy is new.
+fn cut_off_closing(env: &Arc<SimEnv>) -> SimDisk {
+    let closed = closed(env);
+    for changes in 1..40 {
+        let disk = Arc::new(closed.fork());
+        let store = open(&disk, env).unwrap();
+        disk.arm(Faults { stop_at: Some(changes), ..Faults::default() });
+        let ended = store.close();
+        assert!(ended.is_err(), "closing writes both copies at once");
+        for seed in 0..40 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let image = disk.crash_image(&mut rng, CrashMode::Writes);
+            let [first, second, last] = sequences(&image);
+            if second > first && first == last {
+                return image;
+            }
+        }
+    }
+    panic!("closing ends");
+}
+
+/// The copy at the end could not be written again when it was older than the others, as a file system
+/// that writes elsewhere was full. It stays behind, whole, while the others go on: its sequence says so.
+#[test]
+fn a_copy_of_the_superblock_that_was_left_behind_does_not_count() {
+    let env = Arc::new(SimEnv::new(1));
+    let disk = Arc::new(cut_off_closing(&env));
+    let hooked = Hooked::new(&disk);
+    hooked.full_at(COPIES[2]);
+    let store = Store::open_on(hooked, None, Arc::clone(&env) as _, false).unwrap();
+    store.volume("v").unwrap().write_at(0, &[2; BLOCK], false).unwrap();
+    store.create_volume("w", 1 << 20).unwrap();
+    let metadata = store.info().metadata;
+    store.close().unwrap();
+    let [first, second, last] = sequences(&disk);
+    assert!(first == second && second > last, "{first}, {second}, {last}");
+    // A store that was closed needs nothing of its journal: to whoever goes by the old copy it is all there is.
+    for at in (COPIES[1] + 4096..metadata).step_by(BLOCK) {
+        let mut block = [0; BLOCK];
+        disk.read_at(at, &mut block).unwrap();
+        if block[..4] == *b"DBSj" {
+            disk.write_at(at, &[0; BLOCK]).unwrap();
+        }
+    }
+    let store = open(&disk, &env).unwrap();
+    assert_eq!((first_byte(&store), store.volumes(false).len()), (2, 2));
+    store.close().unwrap();
+    let report = Store::check_on(&*disk).unwrap();
+    assert!(report.findings.is_empty(), "{report:?}");
+}
+
+/// A session that has made no group but those of its opening.
+#[test]
+fn a_tail_that_is_gone_is_missed_whatever_the_session_did() {
+    let env = Arc::new(SimEnv::new(1));
+    let disk = closed(&env);
+    for writes in [false, true] {
+        let place = TailPlace::default();
+        let tail = Some(place.attach());
+        let store = Store::open_on(Arc::clone(&disk) as _, tail, Arc::clone(&env) as _, false);
+        let store = store.unwrap();
+        if writes {
+            store.volume("v").unwrap().write_at(512 << 10, &[3; BLOCK], false).unwrap();
+        }
+        disk.stop();
+        place.kill();
+        drop(store);
+        disk.revive();
+        place.lose();
+        let store = open(&disk, &env).unwrap();
+        let warnings = store.info().warnings;
+        assert!(warnings.iter().any(|text| text.contains("its tail is gone")), "{warnings:?}");
+    }
+}
+
+/// A device that has forgotten a flush.
+struct Forgetful {
+    disk: Arc<SimDisk>,
+    store: Store,
+    model: Model,
+    /// The disk before the flush that came next.
+    before_next: SimDisk,
+}
+
+/// The state that the threshold cases begin with, and what these commands do to it, on a disk that answers
+/// the `nth` flush from there on and does not do it; none if no other comes after it.
+fn with_a_forgotten_flush(nth: u64) -> Option<Forgetful> {
+    let env = Arc::new(SimEnv::new(1));
+    let disk = Arc::new(SimDisk::new(Medium::file(SIZE), 1));
+    Store::init_on(&*disk, &dbs_sim::Config::small(1).init, &*env).unwrap();
+    let hooked = Hooked::new(&disk);
+    let store = Store::open_on(Arc::clone(&hooked) as _, None, env, false).unwrap();
+    disk.set_atomic_from(store.info().metadata);
+    let mut model = Model::default();
+    let ops = [
+        Op::Write { vol: 0, at: 0, len: 300, fua: true },
+        Op::DeleteSnapshot { vol: 0, snap: 1 },
+        Op::Work { steps: 100 },
+        Op::CreateSnapshot { vol: 0, snap: 3, labels: 203 },
+        Op::Write { vol: 0, at: 100, len: 300, fua: true },
+        Op::DeleteVolume { vol: 2 },
+        Op::CreateVolume { vol: 3, sectors: 512 },
+        Op::Write { vol: 3, at: 0, len: 512, fua: true },
+    ];
+    let base = threshold::base();
+    let (send, next) = std::sync::mpsc::channel();
+    for (number, op) in (1..).zip(base.iter().chain(&ops)) {
+        if number == base.len() as u32 + 1 {
+            store.flush().unwrap();
+            disk.arm(Faults { forget_flush_at: Some(nth), ..Faults::default() });
+            let (disk, send) = (Arc::clone(&disk), send.clone());
+            hooked.on_flush(nth + 1, move || send.send(disk.fork()).unwrap());
+        }
+        model.apply(op, number).unwrap();
+        perform(&store, op, model.tag(op, number)).unwrap();
+    }
+    let before_next = next.try_recv().ok()?;
+    Some(Forgetful { disk, store, model, before_next })
+}
+
+/// A device that forgets one flush breaks what all promises rest on: after a power loss right then, anything may
+/// be lost, and some of it is noticed. It is never a panic. The next flush makes up for it.
+#[test]
+fn a_flush_that_the_device_forgets_is_made_up_for_by_the_next() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let (mut flushes, mut refused, mut opened) = (0, 0, 0);
+    for nth in 1.. {
+        let Some(Forgetful { disk, store, mut model, before_next }) = with_a_forgotten_flush(nth)
+        else {
+            break;
+        };
+        flushes += 1;
+        for _ in 0..12 {
+            let mode = CrashMode::random(&mut rng);
+            let image = Arc::new(before_next.crash_image(&mut rng, mode));
+            match open(&image, &Arc::new(SimEnv::new(2))) {
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "flush {nth}, {mode:?}: {error}");
+                    refused += 1;
+                }
+                Ok(store) => {
+                    store.check().unwrap();
+                    opened += 1;
+                }
+            }
+        }
+        store.flush().unwrap();
+        model.settle();
+        let outcomes = Outcomes::settled(&model);
+        for _ in 0..6 {
+            let mode = CrashMode::random(&mut rng);
+            let image = Arc::new(disk.crash_image(&mut rng, mode));
+            let store = open(&image, &Arc::new(SimEnv::new(2))).unwrap();
+            let compared = outcomes.compare(&store, End::PowerLost).map(drop);
+            compared
+                .and_then(|()| verify::check(&store))
+                .unwrap_or_else(|e| panic!("flush {nth}, and one more, {mode:?}: {e}"));
+        }
+    }
+    println!("{flushes} flushes forgotten: {refused} images refused, {opened} opened");
+    assert!(flushes > 12 && refused > 0 && opened > 0);
+}
