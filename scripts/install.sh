@@ -5,7 +5,8 @@ set -euo pipefail
 dbs=$1 man=$2 prefix=$3 final=${4:-$3}
 cd "$(dirname "$0")/.."
 
-install -Dm755 "$dbs" "$prefix/bin/dbs"
+# Without debug information: that of the same build stays in target/release.
+install -Dsm755 "$dbs" "$prefix/bin/dbs"
 install -d "$prefix/share/man/man1"
 install -m644 "$man"/*.1 "$prefix/share/man/man1/"
 completion() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# static.sh [longhorn] [dbs]: the commands, statically linked. Engine images need `longhorn` so, as it is copied
+# static.sh [longhorn] [dbs]: the commands, statically linked, with their debug information in files of its own. Engine images need `longhorn` so, as it is copied
 # out of its image and run in others; virtual machines have no libraries to link to.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -46,6 +46,10 @@ for name in "${@:-longhorn}"; do
         echo "$binary is not linked statically" >&2
         exit 1
     fi
+    # What people download has no debug information; a debugger finds it beside.
+    objcopy --only-keep-debug "$binary" "$binary.debug"
+    objcopy --strip-all --add-gnu-debuglink="$binary.debug" "$binary" "$binary.stripped"
+    mv "$binary.stripped" "$binary"
     "$binary" --version >/dev/null
     echo "built $binary, static, $(stat -c %s "$binary") bytes"
 done

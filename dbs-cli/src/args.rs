@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::commands::{
-    attach, bench, controller, export, import, mount, repair, replica, scrub, serve, snapshot,
-    store, stream, tools, volume,
+    attach, bench, export, import, mount, repair, scrub, serve, snapshot, store, stream, tools,
+    volume,
 };
 use crate::exit;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -103,12 +103,6 @@ pub enum Command {
     Umount(mount::Umount),
     /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
     Serve(Box<serve::Serve>),
-    /// Serve a replica of a Longhorn volume, until SIGINT or SIGTERM
-    Replica(Box<replica::Replica>),
-    /// Serve a Longhorn volume over its replicas, until SIGINT or SIGTERM
-    Controller(Box<controller::Controller>),
-    /// Steer a Longhorn volume through its controller
-    Engine(Box<controller::Engine>),
     /// Measure how fast a store, an NBD export or a device is
     Bench(Box<bench::Bench>),
     /// Print the completion script of a shell

@@ -12,7 +12,7 @@ mod spec;
 mod target;
 
 use clap::Parser;
-use clap::error::ErrorKind as ClapKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind as ClapKind};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -32,7 +32,9 @@ fn main() -> ExitCode {
 fn usage(error: &clap::Error) -> ExitCode {
     let asked_for = matches!(error.kind(), ClapKind::DisplayHelp | ClapKind::DisplayVersion);
     let json = std::env::args_os().take_while(|a| a != "--").any(|a| a == "--json");
-    if json && !asked_for {
+    if let Some(text) = moved(error) {
+        exit::print_failure("usage", &text, json);
+    } else if json && !asked_for {
         let text = error.to_string();
         exit::print_failure("usage", text.trim_start_matches("error: ").trim_end(), true);
     } else {
@@ -40,4 +42,17 @@ fn usage(error: &clap::Error) -> ExitCode {
         let _ = error.print();
     }
     if asked_for { ExitCode::SUCCESS } else { ExitCode::from(exit::USAGE) }
+}
+
+/// What to use in place of a command that is unknown here, if `longhorn` has it.
+fn moved(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let command = match name.as_str() {
+        "replica" | "controller" => format!("longhorn {name}"),
+        "engine" => "longhorn".to_owned(),
+        _ => return None,
+    };
+    Some(format!("`{name}` is no command of dbs: use `{command}`, which takes the same options"))
 }

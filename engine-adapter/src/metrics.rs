@@ -1,124 +1,10 @@
-//! Metrics for Prometheus, as text over HTTP.
+//! What replicas contribute to the metrics of a process.
 
 use crate::agent::jobs::Jobs;
 use crate::data::{DataStats, Kind, LATENCY_BOUNDS};
 use crate::replica::Replica;
-use dbs_core::info::{ChecksumInfo, StoreInfo};
-use dbs_core::{Error, Result, Store};
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::header::CONTENT_TYPE;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use std::convert::Infallible;
-use std::fmt::{Display, Write};
-use std::net::TcpListener;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
-
-/// The text format's type.
-const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Clients at once.
-const CLIENTS_MAX: usize = 16;
-/// How long a client may take for its request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection lasts at most.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(300);
-/// Rest after a connection could not be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Makes the text when it is asked for; it may block.
-pub type Collect = Arc<dyn Fn() -> String + Send + Sync>;
-
-/// A server of metrics. Dropping it ends it.
-#[derive(Debug)]
-pub struct MetricsServer {
-    address: String,
-    task: JoinHandle<()>,
-}
-
-impl MetricsServer {
-    /// Serves `/metrics` on this socket.
-    ///
-    /// # Errors
-    /// `Io` if the socket cannot be used.
-    pub fn start(runtime: &Handle, listener: TcpListener, collect: Collect) -> Result<Self> {
-        let failed = |e| Error::io(e, "serving metrics");
-        let address = listener.local_addr().map_err(failed)?.to_string();
-        listener.set_nonblocking(true).map_err(failed)?;
-        let listener = {
-            let _context = runtime.enter();
-            tokio::net::TcpListener::from_std(listener).map_err(failed)?
-        };
-        let task = runtime.spawn(accept(listener, collect));
-        Ok(Self { address, task })
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn address(&self) -> String {
-        self.address.clone()
-    }
-}
-
-impl Drop for MetricsServer {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn accept(listener: tokio::net::TcpListener, collect: Collect) {
-    let clients = Arc::new(Semaphore::new(CLIENTS_MAX));
-    loop {
-        let Ok(permit) = Arc::clone(&clients).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(e) => {
-                dbs_server::log::warn("metrics", &[("accept", &e)]);
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let collect = Arc::clone(&collect);
-        tokio::spawn(async move {
-            let service = service_fn(move |request| answer(request, Arc::clone(&collect)));
-            let served = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(REQUEST_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service);
-            // Whatever goes wrong is the client's to notice.
-            let _ended = tokio::time::timeout(CONNECTION_TIMEOUT, served).await;
-            drop(permit);
-        });
-    }
-}
-
-async fn answer(
-    request: Request<Incoming>,
-    collect: Collect,
-) -> std::result::Result<Response<Full<Bytes>>, Infallible> {
-    let plain = |status, text: &'static str| {
-        let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
-        *response.status_mut() = status;
-        response
-    };
-    if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        return Ok(plain(StatusCode::METHOD_NOT_ALLOWED, "GET only\n"));
-    }
-    if !matches!(request.uri().path(), "/metrics" | "/") {
-        return Ok(plain(StatusCode::NOT_FOUND, "see /metrics\n"));
-    }
-    let Ok(text) = tokio::task::spawn_blocking(move || collect()).await else {
-        return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "collecting failed\n"));
-    };
-    let mut response = Response::new(Full::new(Bytes::from(text)));
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(TEXT));
-    Ok(response)
-}
+use dbs_core::Store;
+use dbs_server::metrics::{Text, quoted, store_metrics};
 
 /// What one replica contributes.
 #[derive(Debug)]
@@ -177,7 +63,7 @@ pub fn text(store: Option<&Store>, replicas: &[Source], released: u64) -> String
     replica_metrics(&mut out, &replicas);
     job_metrics(&mut out, &replicas);
     data_metrics(&mut out, &replicas);
-    out.0
+    out.into_string()
 }
 
 /// Metrics of replicas that are part of another process, each with the store that it has to itself:
@@ -194,74 +80,7 @@ pub fn text_of_parts(parts: &[(Source, Option<Store>)]) -> String {
     replica_metrics(&mut out, &replicas);
     job_metrics(&mut out, &replicas);
     data_metrics(&mut out, &replicas);
-    out.0
-}
-
-/// Of stores with their labels.
-fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
-    type Value = fn(&StoreInfo) -> u64;
-    let values: [(&str, &str, &str, Value); 10] = [
-        ("dbs_store_size_bytes", "gauge", "Size of the store.", |info| info.size),
-        ("dbs_store_allocated_bytes", "gauge", "Extents in use.", |info| info.allocated),
-        ("dbs_store_free_bytes", "gauge", "Extents free.", |info| {
-            info.extents_free * info.extent_size
-        }),
-        (
-            "dbs_store_pending_bytes",
-            "gauge",
-            "Extents freed that cannot be used again yet.",
-            |info| info.extents_pending * info.extent_size,
-        ),
-        ("dbs_store_volumes", "gauge", "Volumes.", |info| info.volumes),
-        ("dbs_store_snapshots", "gauge", "Snapshots and heads.", |info| info.snapshots),
-        (
-            "dbs_store_snapshots_deleting",
-            "gauge",
-            "Deleted snapshots that are still being merged.",
-            |info| info.snapshots_deleting,
-        ),
-        ("dbs_store_commits_total", "counter", "Durable commit groups, ever.", |info| {
-            info.sequence
-        }),
-        ("dbs_store_tail", "gauge", "Whether there is a tail.", |info| u64::from(info.tail)),
-        (
-            "dbs_store_warnings",
-            "gauge",
-            "Things that an operator should know; the log has them.",
-            |info| info.warnings.len() as u64,
-        ),
-    ];
-    for (name, kind, help, value) in values {
-        for (at, (labels, info)) in stores.iter().enumerate() {
-            if at == 0 {
-                out.head(name, kind, help);
-            }
-            out.line(name, labels, value(info));
-        }
-    }
-    checksum_metrics(out, stores);
-}
-
-/// Of those stores that have checksums.
-fn checksum_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
-    type Value = fn(&ChecksumInfo) -> u64;
-    let values: [(&str, &str, Value); 5] = [
-        ("verified", "Blocks read whose checksum was compared, and equal.", |s| s.verified),
-        ("unknown", "Blocks read of which no checksum was known.", |s| s.unknown),
-        ("mismatches", "Times a damaged block was met.", |s| s.mismatches),
-        ("healed", "Damaged blocks written again from a copy.", |s| s.healed),
-        ("untrusted", "Pages of checksums met that said nothing.", |s| s.untrusted),
-    ];
-    for (name, help, value) in values {
-        let name = format!("dbs_store_checksums_{name}_total");
-        let with = stores.iter().filter_map(|(labels, info)| Some((labels, info.checksums?)));
-        for (at, (labels, sums)) in with.enumerate() {
-            if at == 0 {
-                out.head(&name, "counter", help);
-            }
-            out.line(&name, labels, value(&sums));
-        }
-    }
+    out.into_string()
 }
 
 fn replica_metrics(out: &mut Text, replicas: &[&Source]) {
@@ -352,39 +171,4 @@ fn histogram(out: &mut Text, name: &str, labels: &str, stats: &DataStats) {
     out.line(&bucket, &format!("{labels},le=\"+Inf\""), total);
     out.line(&format!("{name}_sum"), labels, stats.latency_sum.as_secs_f64());
     out.line(&format!("{name}_count"), labels, total);
-}
-
-/// The text so far.
-#[derive(Default)]
-pub(crate) struct Text(String);
-
-impl Text {
-    pub(crate) fn into_string(self) -> String {
-        self.0
-    }
-
-    pub(crate) fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a string cannot fail.
-        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-    }
-
-    pub(crate) fn line(&mut self, name: &str, labels: &str, value: impl Display) {
-        let _ = match labels.is_empty() {
-            true => writeln!(self.0, "{name} {value}"),
-            false => writeln!(self.0, "{name}{{{labels}}} {value}"),
-        };
-    }
-}
-
-/// A label's value in quotes.
-pub(crate) fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            '\n' => out.push_str("\\n"),
-            c => out.push(c),
-        }
-    }
-    out + "\""
 }

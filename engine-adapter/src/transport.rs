@@ -99,8 +99,8 @@ pub fn is_tls() -> bool {
 pub fn check_wanted(tls: bool) -> Result<()> {
     if tls && !is_tls() {
         return Err(Error::invalid(
-            "the server of the store speaks no TLS to replicas' peers: start `dbs serve` with \
-             --replica-tls-dir",
+            "the server of the store speaks no TLS to replicas' peers: start `longhorn serve` with \
+             --tls-dir",
         ));
     }
     Ok(())

@@ -2,12 +2,10 @@
 
 pub mod attach;
 pub mod bench;
-pub mod controller;
 pub mod export;
 pub mod import;
 pub mod mount;
 pub mod repair;
-pub mod replica;
 pub mod scrub;
 pub mod serve;
 pub mod snapshot;
@@ -45,9 +43,6 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Mount(command) => command.run(context),
         Command::Umount(command) => command.run(context),
         Command::Serve(command) => command.run(context),
-        Command::Replica(command) => command.run(context),
-        Command::Controller(command) => return Ok(command.run()),
-        Command::Engine(command) => return Ok(command.run()),
         Command::Attach(command) => command.run(context),
         Command::Detach(command) => command.run(context),
         Command::Attached(command) => command.run(context),

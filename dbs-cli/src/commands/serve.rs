@@ -7,25 +7,20 @@ use crate::output::{print, print_json};
 use crate::spec;
 use clap::Args;
 use dbs_core::io::interpose::Interposer;
-use dbs_core::{Error, OpenOptions, Result, Store};
+use dbs_core::{Error, OpenOptions, Result};
+use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
+use dbs_server::metrics::{self, MetricsServer};
 use dbs_server::nbd::{Listen, TlsConfig};
+use dbs_server::notify::notify;
 use dbs_server::privileges::{self, Unprivileged};
-use dbs_server::serve::{Extend, Extension, ServeOptions, Serving};
-use engine_adapter::data::DataOptions;
-use engine_adapter::host::address::ListenAddress;
-use engine_adapter::host::hosting::Hosting;
-use engine_adapter::metrics::MetricsServer;
-use engine_adapter::transport;
+use dbs_server::serve::{ServeOptions, Serving};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::ffi::{OsStr, OsString};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -75,18 +70,9 @@ pub struct Serve {
     /// that each read takes another one. Nothing in a store without checksums
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = spec::checksum_cache)]
     checksum_cache: u64,
-    /// Serve metrics for Prometheus over HTTP, of the store and of the replicas in it
+    /// Serve metrics for Prometheus over HTTP
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics: Option<ListenAddress>,
-    /// Serve replicas with TLS, and connect to others so: --tls-dir of `dbs replica`
-    #[arg(long, value_name = "DIR", conflicts_with = "read_only")]
-    replica_tls_dir: Option<PathBuf>,
-    /// What the certificates of other replicas are for, if not for the hosts of their addresses
-    #[arg(long, value_name = "NAME", requires = "replica_tls_dir")]
-    replica_tls_name: Option<String>,
-    /// How often to look for replicas whose directories were removed: their volumes are deleted
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = spec::duration)]
-    replica_check: Duration,
     /// Give up the rights of root once everything is open, and become this user: `dbs attach` does not
     /// work then
     #[arg(long, value_name = "NAME[:GROUP]", conflicts_with = "mount")]
@@ -128,9 +114,6 @@ impl Serve {
             commit_interval: Duration::from_secs(1),
             checksum_cache,
             metrics: None,
-            replica_tls_dir: None,
-            replica_tls_name: None,
-            replica_check: Duration::from_secs(60),
             user: None,
             mount: None,
             mount_options: Vec::new(),
@@ -156,9 +139,6 @@ impl Serve {
             privileges::gain_none()?;
         }
         let tls = self.tls()?;
-        if let Some(dir) = &self.replica_tls_dir {
-            transport::choose_tls(dir, self.replica_tls_name.as_deref(), true)?;
-        }
         let interposer = self.interposer()?;
         let options = ServeOptions {
             store: context.store()?.to_owned(),
@@ -179,25 +159,10 @@ impl Serve {
         // Before the store is opened, so that no signal ends the process while it is open.
         let mut signals =
             Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io(e, "watching for signals"))?;
-        let data = DataOptions {
-            reactors: options.reactors.unwrap_or(DataOptions::default().reactors),
-            workers: options.workers,
-            commit_interval: self.commit_interval,
-            reactor: options.reactor(),
-            ..DataOptions::default()
-        };
-        let hosting: OnceLock<Arc<Hosting>> = OnceLock::new();
-        let extend = |store: &Store| -> Result<Arc<dyn Extension>> {
-            let started = Hosting::start(store.clone(), data.clone(), self.replica_check)?;
-            Ok(hosting.get_or_init(|| started).clone())
-        };
-        // Replicas write.
-        let extend: Option<Extend<'_>> = if self.read_only { None } else { Some(&extend) };
-        let serving = Serving::start_with(&options, extend)?;
-        let metrics = match (&self.metrics, hosting.get()) {
-            (Some(address), Some(hosting)) => Some(serve_metrics(address, hosting)?),
-            _ => None,
-        };
+        let listener = self.metrics.as_ref().map(ListenAddress::bind).transpose();
+        let listener = listener.map_err(|e| Error::io(e, "serving metrics"))?;
+        let serving = Serving::start(&options)?;
+        let (serving, metrics) = serve_metrics(serving, listener)?;
         let (serving, mount) =
             mount_beside(context, serving, self.mount.as_deref(), &self.mount_options)?;
         let serving = become_user(serving, self.user.as_ref())?;
@@ -216,6 +181,7 @@ impl Serve {
         if let Some(Err(error)) = mount.map(end_served) {
             log::warn("unmount", &[("error", &error)]);
         }
+        drop(metrics);
         let stopped = serving.stop().map_err(|e| e.context("closing the store"));
         if let Some(interposer) = interposer {
             log::warn("faults", &[("injected", &interposer.injected())]);
@@ -309,11 +275,20 @@ pub fn leave_terminal() -> Result<()> {
     std::env::set_current_dir("/").map_err(|e| Error::io(e, "leaving the current directory"))
 }
 
-/// Serves the metrics of a store and its replicas.
-fn serve_metrics(address: &ListenAddress, hosting: &Arc<Hosting>) -> Result<MetricsServer> {
-    let listener = address.bind().map_err(|e| Error::io(e, "serving metrics"))?;
-    let (common, hosting) = (hosting.common()?, Arc::clone(hosting));
-    MetricsServer::start(common.runtime(), listener, Arc::new(move || hosting.metrics()))
+/// Serves the metrics of the store that is served, if they are to be; else it is served no longer.
+fn serve_metrics(
+    serving: Serving,
+    listener: Option<TcpListener>,
+) -> Result<(Serving, Option<MetricsServer>)> {
+    let Some(listener) = listener else { return Ok((serving, None)) };
+    let store = serving.store().clone();
+    match MetricsServer::start(listener, Arc::new(move || metrics::text(&store))) {
+        Ok(metrics) => Ok((serving, Some(metrics))),
+        Err(error) => {
+            serving.stop()?;
+            Err(error)
+        }
+    }
 }
 
 /// Tells where clients can connect: on the standard output, in the log and to systemd.
@@ -325,6 +300,7 @@ fn announce(
 ) -> Result<()> {
     let control: Vec<_> = serving.control().map(|path| path.display().to_string()).collect();
     let nbd: Vec<_> = serving.nbd().iter().map(ToString::to_string).collect();
+    let metrics = metrics.map(MetricsServer::address);
     let info = serving.store().info();
     for warning in &info.warnings {
         log::warn("store", &[("warning", warning)]);
@@ -339,18 +315,20 @@ fn announce(
             ("read_only", &info.read_only),
             ("nbd", &nbd.join(",")),
             ("control", &control.join(",")),
-            ("metrics", &metrics.map_or_else(String::new, MetricsServer::address)),
+            ("metrics", &metrics.as_deref().unwrap_or_default()),
             ("mount", &mount.unwrap_or_default()),
             ("pid", &std::process::id()),
         ],
     );
     if context.json {
-        print_json(&json!({ "control": control, "nbd": nbd, "mount": mount }))?;
+        let ready = json!({ "control": control, "nbd": nbd, "metrics": metrics, "mount": mount });
+        print_json(&ready)?;
     } else if !context.quiet {
         let lines = control.iter().map(|path| format!("control {path}\n"));
         let nbd = nbd.iter().map(|address| format!("nbd {address}\n"));
+        let metrics = metrics.map(|address| format!("metrics {address}\n"));
         let mount = mount.map(|point| format!("mount {point}\n"));
-        print(&lines.chain(nbd).chain(mount).collect::<String>())?;
+        print(&lines.chain(nbd).chain(metrics).chain(mount).collect::<String>())?;
     }
     notify("READY=1");
     Ok(())
@@ -367,25 +345,4 @@ fn exit_on_next(mut signals: Signals) -> Result<()> {
         })
         .map(drop)
         .map_err(|e| Error::io(e, "starting the signal thread"))
-}
-
-/// Tells systemd, if it wants to know (`Type=notify`).
-fn notify(state: &str) {
-    let Some(place) = std::env::var_os("NOTIFY_SOCKET").filter(|place| !place.is_empty()) else {
-        return;
-    };
-    let sent = address(&place).and_then(|address| {
-        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
-    });
-    if let Err(e) = sent {
-        log::warn("notify", &[("error", &e)]);
-    }
-}
-
-/// A path, or with `@` in front a name in the abstract namespace.
-fn address(place: &OsString) -> std::io::Result<SocketAddr> {
-    match place.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(OsStr::from_bytes(place.as_bytes())),
-    }
 }

@@ -205,6 +205,23 @@ fn usage_errors_as_json() {
 }
 
 #[test]
+fn commands_of_longhorn_say_where_they_are() {
+    let place = place();
+    for (line, to) in [
+        ("replica", "longhorn replica"),
+        ("replica --volume-name v /x --size 1gb --listen :1", "longhorn replica"),
+        ("controller v --frontend socket --help", "longhorn controller"),
+        ("--store s engine --url http://localhost:1 snapshots ls", "longhorn"),
+    ] {
+        let refused = place.dbs(line).exits(2, line);
+        assert!(refused.stderr.contains(&format!("use `{to}`")), "{line}: {}", refused.stderr);
+        let refused = place.dbs(&format!("--json {line}")).exits(2, line);
+        let error: serde_json::Value = serde_json::from_str(&refused.stderr).unwrap();
+        assert_eq!(error["error"]["kind"], "usage");
+    }
+}
+
+#[test]
 fn aliases() {
     let place = place();
     for args in ["vol ls", "vol rm a", "snap ls a", "snap rm a@s", "volume mv a b"] {

@@ -3,6 +3,8 @@
 use crate::support::{Place, Run, noise, run};
 use serde_json::Value;
 use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -479,6 +481,32 @@ fn a_read_only_server_refuses_changes() {
     place.dbs("volume list").ok("list");
     place.dbs("volume create w 1MiB").exits(1, "read-only");
     assert_eq!(server.stop().0, Some(0));
+}
+
+#[test]
+fn metrics_of_the_store_are_served() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 1GiB").ok("create");
+    for mode in ["", "--read-only"] {
+        let server = place.serve(&format!("{mode} --metrics 127.0.0.1:0"));
+        let address = server.ready["metrics"].as_str().unwrap().to_owned();
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
+        assert!(text.contains("\ndbs_store_volumes 1\n"), "{text}");
+        // Somebody listens there: the store is not even opened.
+        let other = Place::new();
+        other.init();
+        let mut taken = other.bare();
+        taken.arg("--store").arg(other.store()).args(["serve", "--metrics", &address]);
+        let taken = run(&mut taken).exits(1, "taken");
+        assert!(taken.stderr.contains("serving metrics"), "{}", taken.stderr);
+        drop(stream);
+        assert_eq!(server.stop().0, Some(0));
+    }
 }
 
 #[test]

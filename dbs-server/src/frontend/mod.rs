@@ -11,6 +11,7 @@
 //! - [`Pool`]: threads for what may block.
 
 mod accept;
+mod address;
 mod carry;
 mod commits;
 mod direct;
@@ -25,6 +26,7 @@ mod socket;
 pub mod tls;
 
 pub use accept::Acceptor;
+pub use address::ListenAddress;
 pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use direct::{Direct, Ended, Plan, Planned, Storage};

@@ -1,7 +1,7 @@
 //! The ports on which files are received: few, known to a firewall, one for each file under way.
 
-use crate::host::address::ListenAddress;
 use dbs_core::{Error, ErrorKind, Result};
+use dbs_server::frontend::ListenAddress;
 use std::collections::HashSet;
 use std::io;
 use std::net::TcpListener;

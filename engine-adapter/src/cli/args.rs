@@ -4,17 +4,18 @@
 use super::client_args::ClientCommand;
 use super::controller::ControllerArgs;
 use super::golang;
-use crate::host::address::ListenAddress;
+use super::serve::ServeArgs;
 use crate::host::file::StoreOptions;
 use crate::transport;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use dbs_core::OpenOptions;
+use dbs_server::frontend::ListenAddress;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Heading of the options upstream does not have.
-const OURS: &str = "Options of DBS";
+pub(super) const OURS: &str = "Options of DBS";
 
 /// Longhorn's v1 data engine on DBS: replicas, and what steers a volume.
 #[derive(Debug, Parser)]
@@ -91,6 +92,8 @@ pub enum Command {
     Replica(Box<LonghornReplica>),
     /// Serve the sync agent of a replica that runs, until SIGINT or SIGTERM
     SyncAgent(SyncAgentArgs),
+    /// Serve a store that replicas share (`longhorn replica --store`), until SIGINT or SIGTERM
+    Serve(Box<ServeArgs>),
     /// Print versions as JSON
     Version(VersionArgs),
     /// What steers a volume.
@@ -105,10 +108,10 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub struct LonghornReplica {
-    /// As `dbs replica` has it.
+    /// The replica.
     #[command(flatten)]
     pub replica: ReplicaArgs,
-    /// Keep the replica in this store, which a running `dbs serve` owns, and not in a file of its
+    /// Keep the replica in this store, which a running `longhorn serve` owns, and not in a file of its
     /// own in DIRECTORY
     #[arg(long, value_name = "PATH", help_heading = OURS)]
     pub store: Option<PathBuf>,
@@ -197,16 +200,9 @@ pub struct OurArgs {
     /// Serve metrics for Prometheus over HTTP
     #[arg(long, value_name = "[HOST]:PORT")]
     pub metrics: Option<ListenAddress>,
-    /// Threads that serve data connections; by default one for each core, at most 4
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub reactors: Option<u16>,
-    /// Threads that execute requests which have to wait
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub workers: u16,
-    /// How long a reactor looks for the next request before it sleeps, while they come quickly
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = golang::duration)]
-    pub spin: Duration,
+    /// Threads.
+    #[command(flatten)]
+    pub threads: ThreadArgs,
     /// Extent size of a new store in DIRECTORY
     #[arg(long, value_name = "SIZE", default_value = "1mb", value_parser = golang::size)]
     pub extent_size: Size,
@@ -221,6 +217,22 @@ pub struct OurArgs {
     /// protocol alone
     #[arg(long)]
     pub null_storage: bool,
+}
+
+/// Threads that serve data connections.
+#[derive(Debug, Args)]
+#[command(next_help_heading = OURS)]
+pub struct ThreadArgs {
+    /// Threads that serve data connections; by default one for each core, at most 4
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub reactors: Option<u16>,
+    /// Threads that execute requests which have to wait
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: u16,
+    /// How long a reactor looks for the next request before it sleeps, while they come quickly
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = golang::duration)]
+    pub spin: Duration,
 }
 
 /// Whether to keep checksums; an empty variable, as a template may leave it, is no wish.
@@ -252,7 +264,7 @@ impl ChecksumArgs {
     }
 }
 
-fn checksum_cache(text: &str) -> Result<Size, String> {
+pub(super) fn checksum_cache(text: &str) -> Result<Size, String> {
     let checksum_cache = golang::size(text)?;
     let options = OpenOptions { checksum_cache, ..OpenOptions::default() };
     options.check_checksum_cache().map(|()| checksum_cache).map_err(|e| e.to_string())

@@ -1,4 +1,4 @@
-//! The command `longhorn`, parts of which are also `dbs replica`, `dbs controller` and `dbs engine`.
+//! The command `longhorn`.
 
 pub mod args;
 mod client;
@@ -8,16 +8,14 @@ pub mod golang;
 mod labels;
 mod output;
 mod replica;
+mod serve;
 mod version;
 
 pub use args::{Cli, Command, Globals, ReplicaArgs, TlsArgs};
-pub use replica::serve;
 
 use crate::controller::process;
 use clap::Parser;
 use clap::error::ErrorKind;
-use client_args::ClientCommand;
-use controller::ControllerArgs;
 use dbs_server::log;
 use output::Failure;
 use std::ffi::OsString;
@@ -71,20 +69,6 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit(run(cli))
 }
 
-/// Serves a volume until a signal comes; says what went wrong, and how it ended.
-#[must_use]
-pub fn control(args: &ControllerArgs, instance: &str, tls: &TlsArgs) -> ExitCode {
-    let chosen = tls.choose(true).map_err(|e| Failed::Serving(e.to_string()));
-    exit(chosen.and_then(|()| controller::serve(args, instance).map_err(Failed::Controlling)))
-}
-
-/// Runs one of the commands that steer a volume, likewise.
-#[must_use]
-pub fn steer(command: &ClientCommand, globals: &Globals) -> ExitCode {
-    let chosen = globals.tls.choose(false).map_err(|e| Failed::Serving(e.to_string()));
-    exit(chosen.and_then(|()| client::run(command, globals).map_err(Failed::Command)))
-}
-
 fn exit(ended: Result<(), Failed>) -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -98,19 +82,21 @@ fn exit(ended: Result<(), Failed>) -> ExitCode {
 fn run(cli: Cli) -> Result<(), Failed> {
     let globals = &cli.globals;
     let serving = |e: dbs_core::Error| Failed::Serving(e.to_string());
-    let serves =
-        matches!(cli.command, Command::Controller(_) | Command::Replica(_) | Command::SyncAgent(_));
+    use Command::{Controller, Replica, Serve, SyncAgent};
+    let serves = matches!(cli.command, Controller(_) | Replica(_) | SyncAgent(_) | Serve(_));
     globals.tls.choose(serves).map_err(serving)?;
     match cli.command {
         Command::Controller(args) => {
             controller::serve(&args, &globals.engine_instance_name).map_err(Failed::Controlling)
         }
         Command::Replica(replica) => {
-            serve(&replica.replica, replica.store.as_deref(), &globals.volume_name).map_err(serving)
+            replica::serve(&replica.replica, replica.store.as_deref(), &globals.volume_name)
+                .map_err(serving)
         }
         Command::SyncAgent(args) => {
             replica::sync_agent(&args, &globals.volume_name).map_err(serving)
         }
+        Command::Serve(args) => serve::serve(&args).map_err(serving),
         Command::Version(args) => version::run(&args, globals).map_err(Failed::Command),
         Command::Client(command) => client::run(&command, globals).map_err(Failed::Command),
         Command::Other(args) => Err(Failed::Serving(other(&args))),

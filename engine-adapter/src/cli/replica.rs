@@ -1,6 +1,6 @@
 //! `longhorn replica` and `longhorn sync-agent`: arguments to what is to be served.
 
-use super::args::{DataProtocol, DurabilityArg, OurArgs, ReplicaArgs, SyncAgentArgs};
+use super::args::{DataProtocol, DurabilityArg, OurArgs, ReplicaArgs, SyncAgentArgs, ThreadArgs};
 use crate::data::DataOptions;
 use crate::host::file::StoreOptions;
 use crate::host::options::Options;
@@ -10,9 +10,10 @@ use crate::host::sockets::{self, Wanted};
 use dbs_core::{Error, Result};
 use dbs_server::control;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Serves a replica until a signal comes: on a store of its own, or in `store`, which a running
-/// `dbs serve` owns.
+/// `longhorn serve` owns.
 ///
 /// # Errors
 /// Why it cannot be served, or has ended.
@@ -41,7 +42,7 @@ pub fn serve(args: &ReplicaArgs, store: Option<&Path>, volume_name: &str) -> Res
         options,
         wanted,
         receivers,
-        data: data_options(&args.ours),
+        data: data_options(&args.ours.threads, args.ours.commit_interval),
         metrics: args.ours.metrics.clone(),
         runtime_dir: runtime_dir(),
         store: store_options(&args.ours),
@@ -80,15 +81,14 @@ fn store_options(args: &OurArgs) -> StoreOptions {
 }
 
 /// Threads and times of data connections.
-#[must_use]
-pub fn data_options(args: &OurArgs) -> DataOptions {
+pub(super) fn data_options(threads: &ThreadArgs, commit_interval: Duration) -> DataOptions {
     let defaults = DataOptions::default();
     DataOptions {
-        reactors: args.reactors.map_or(defaults.reactors, usize::from),
-        reactor: dbs_reactor::Options { spin: args.spin, ..defaults.reactor.clone() },
-        workers: usize::from(args.workers),
-        commit_interval: args.commit_interval,
-        stop_grace: std::time::Duration::from_secs(2),
+        reactors: threads.reactors.map_or(defaults.reactors, usize::from),
+        reactor: dbs_reactor::Options { spin: threads.spin, ..defaults.reactor.clone() },
+        workers: usize::from(threads.workers),
+        commit_interval,
+        stop_grace: Duration::from_secs(2),
         ..defaults
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! A replica on a store of its own ([`own`]) is one process: it opens `volume.dbs` in the replica's
 //! directory, and gives it up when a newer process of the same directory asks for it. A replica in
-//! a store that a `dbs serve` owns is served there ([`hosting`]), and the process that was started
+//! a store that a `longhorn serve` owns is served there ([`hosting`]), and the process that was started
 //! for it only keeps the sockets' place ([`shim`]). Both serve a replica as [`served::Served`].
 //!
 //! | part | does |
 //! |---|---|
-//! | [`address`], [`sockets`], [`fds`] | listening sockets, bound and passed on |
+//! | [`sockets`], [`fds`] | listening sockets, bound and passed on |
 //! | [`options`] | what a replica is started with |
 //! | [`file`](mod@file) | the store in the replica's directory, which grows |
 //! | [`served`] | the servers of one replica |
@@ -15,7 +15,6 @@
 //! | [`hosting`], [`shim`], [`protocol`], [`registry`] | replicas in a shared store |
 //! | [`guard`] | commands that may not change a served volume |
 
-pub mod address;
 pub mod fds;
 pub mod file;
 pub mod guard;

@@ -1,6 +1,5 @@
 //! The process of a replica with a store of its own.
 
-use super::address::ListenAddress;
 use super::file::{STORE_FILE, StoreFile, StoreOptions};
 use super::guest;
 use super::handover::OlderProcess;
@@ -11,10 +10,12 @@ use super::signals;
 use super::sockets::{DataSocket, SocketFile, Sockets, Wanted};
 use crate::agent::ports::ReceiverPorts;
 use crate::data::DataOptions;
-use crate::metrics::{self, MetricsServer};
+use crate::metrics;
 use crate::replica::{Replica, StoreSource, meta};
 use dbs_core::{Error, ErrorKind, Result, Store};
+use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
+use dbs_server::metrics::MetricsServer;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
@@ -203,7 +204,7 @@ fn start_replica(
     owner.offers(guest::offer(Arc::clone(&common), replica.clone(), has_agent));
     let served = Arc::new(served);
     owner.is_used_by(&served);
-    let metrics = start_metrics(process, &common, owner, &served)?;
+    let metrics = start_metrics(process, owner, &served)?;
     Ok((common, served, metrics))
 }
 
@@ -232,7 +233,6 @@ fn source(owner: &Arc<Owner>, options: &Options) -> Result<StoreSource> {
 
 fn start_metrics(
     process: &Process,
-    common: &Arc<Common>,
     owner: &Arc<Owner>,
     served: &Arc<Served>,
 ) -> Result<Option<MetricsServer>> {
@@ -244,7 +244,7 @@ fn start_metrics(
         let replicas = served.iter().map(|served| served.measure()).collect::<Vec<_>>();
         metrics::text(store.as_ref(), &replicas, owner.released())
     });
-    MetricsServer::start(common.runtime(), listener, collect).map(Some)
+    MetricsServer::start(listener, collect).map(Some)
 }
 
 /// Waits for a signal, or for a server to end, which is an error.

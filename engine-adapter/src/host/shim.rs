@@ -1,7 +1,6 @@
 //! The process that was started for a replica whose store another process owns: it keeps the
 //! sockets' place in its network namespace and its own place under its supervisor.
 
-use super::address::ListenAddress;
 use super::fds;
 use super::handover::SocketPath;
 use super::options::Options;
@@ -11,6 +10,7 @@ use super::sockets::{DataSocket, SocketFile, Wanted, bind_receivers};
 use crate::transport;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_server::control::{Client, socket_path, store_uuid};
+use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -34,7 +34,7 @@ pub struct Shim {
     pub wanted: Wanted,
     /// Ports for receiving files, behind the sync agent's.
     pub receivers: u16,
-    /// The store, which a running `dbs serve` owns.
+    /// The store, which a running `longhorn serve` owns.
     pub store: PathBuf,
     /// Directory of control sockets.
     pub runtime_dir: PathBuf,
@@ -73,7 +73,10 @@ pub fn run(shim: &Shim) -> Result<()> {
     }
     let uuid = store_uuid(&shim.store)?;
     let client = Client::connect(&socket_path(&shim.runtime_dir, &uuid)).map_err(|e| {
-        e.context(format!("the store `{}` must be served by `dbs serve`", shim.store.display()))
+        e.context(format!(
+            "the store `{}` must be served by `longhorn serve`",
+            shim.store.display()
+        ))
     })?;
 
     let sockets = shim.wanted.bind()?;
@@ -164,7 +167,7 @@ fn hand_over(
     params: &Value,
     files: &[BorrowedFd<'_>],
 ) -> Result<UnixStream> {
-    let (answer, stream) = client.into_session(method, params)?;
+    let (answer, stream) = client.into_session(method, params).map_err(|e| explain(e, method))?;
     let expected: Expected = serde_json::from_value(answer).map_err(|e| {
         Error::new(ErrorKind::Io, format!("the server of the store answered something else: {e}"))
     })?;
@@ -187,6 +190,16 @@ fn hand_over(
         Some(_) => Ok(stream),
         None => Err(ended()),
     }
+}
+
+/// Tells who asked the server of a store without replicas for one which server it takes.
+fn explain(error: Error, method: &str) -> Error {
+    if !error.to_string().contains(&format!("unknown variant `{method}`")) {
+        return error;
+    }
+    let text = "the store is served by `dbs serve`, which serves no replicas: stop that, and start \
+                `longhorn serve` on the store";
+    Error::new(ErrorKind::Unsupported, text)
 }
 
 /// What ends the process.

@@ -1,9 +1,9 @@
 //! The listening sockets of a replica: bound by the process that was started for it, used there or
 //! passed to the server of its store.
 
-use super::address::ListenAddress;
 use crate::agent::ports::ReceiverPorts;
 use dbs_core::{Error, Result};
+use dbs_server::frontend::ListenAddress;
 use dbs_server::frontend::Listener;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, getsockopt, listen, socket, sockopt,

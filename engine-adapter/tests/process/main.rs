@@ -11,6 +11,7 @@ mod handover;
 mod life;
 mod limits;
 mod local;
+mod shared;
 mod tls;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");

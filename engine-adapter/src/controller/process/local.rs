@@ -6,7 +6,6 @@
 
 use crate::controller::path::LocalReplica;
 use crate::data::DataOptions;
-use crate::host::address::ListenAddress;
 use crate::host::file::{STORE_FILE, StoreOptions};
 use crate::host::options::Options;
 use crate::host::own::{self, Running};
@@ -14,6 +13,7 @@ use crate::host::sockets::Wanted;
 use crate::metrics;
 use crate::replica::Replica;
 use dbs_core::{Error, Result};
+use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

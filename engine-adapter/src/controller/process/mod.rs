@@ -17,12 +17,12 @@ use super::volume::{
     Controller, DataPath, Frontends, Machine, Offer, Options, Parts, Relay, remote::RemoteReplicas,
 };
 use crate::control::{ControlServer, Identity};
-use crate::host::address::ListenAddress;
 use crate::host::signals;
-use crate::metrics::MetricsServer;
 use control::Engine;
 use dbs_core::{Error, ErrorKind, Result};
+use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
+use dbs_server::metrics::MetricsServer;
 use device::is_device;
 use ledger::Ledger;
 use local::Locals;
@@ -219,7 +219,7 @@ fn serve(
     let listener = process.listen.bind().map_err(|e| Error::io(e, "serving gRPC"))?;
     let control = Arc::clone(engine) as Arc<dyn service::Control>;
     let server = service::serve(runtime.handle(), listener, &identity, control)?;
-    let metrics = start_metrics(process, locals, runtime, engine)?;
+    let metrics = start_metrics(process, locals, engine)?;
     log::info(
         "ready",
         &[
@@ -243,14 +243,13 @@ fn serve(
 fn start_metrics(
     process: &Process,
     locals: &Locals,
-    runtime: &Runtime,
     engine: &Arc<Engine>,
 ) -> Result<Option<MetricsServer>> {
     let Some(address) = &process.metrics else { return Ok(None) };
     let listener = address.bind().map_err(|e| Error::io(e, "serving metrics"))?;
     let (engine, locals) = (Arc::clone(engine), locals.measure());
     let collect = Arc::new(move || service::metrics_text(engine.as_ref()) + &locals());
-    MetricsServer::start(runtime.handle(), listener, collect).map(Some)
+    MetricsServer::start(listener, collect).map(Some)
 }
 
 fn wait(engine: &Engine, server: &ControlServer, signals: &mpsc::Receiver<i32>) -> Result<()> {

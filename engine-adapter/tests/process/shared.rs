@@ -1,25 +1,24 @@
-//! `dbs replica`: Longhorn replicas on stores of their own, and many in the store of a `dbs serve`.
-#![allow(clippy::unwrap_used)]
+//! `longhorn serve`: replicas in one store, each with a process of its own that keeps its sockets' place.
 
-#[path = "../../engine-adapter/tests/process/support.rs"]
-mod process_support;
-
+use crate::support::*;
+use dbs_core::info::VolumeInfo;
+use dbs_core::{ErrorKind, InitOptions, OpenOptions, Result, Store};
+use dbs_server::api::Request;
 use dbs_server::control::{Client, socket_path, store_uuid};
 use dbs_server::frontend::Listen;
 use dbs_server::remote::RemoteStore;
+use dbs_server::serve::{ServeOptions, Serving};
 use dbs_server::transfer::StoreAccess;
 use engine_adapter::data::DataClient;
 use nix::sys::signal::Signal;
-use process_support::*;
 use serde_json::json;
 use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Output;
+use std::time::Duration;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_dbs");
-const REPLICA: [&str; 3] = ["replica", "--volume-name", "vol"];
 const BLOCKS: u64 = 64;
 
 /// A store that many replicas share.
@@ -32,28 +31,15 @@ impl Shared {
     fn new() -> Self {
         let place = Place::new();
         let store = place.path().join("store.dbs");
-        let shared = Self { place, store };
-        shared.dbs(&["init", shared.store.to_str().unwrap(), "--size", "8GiB", "--yes"]);
-        shared
-    }
-
-    /// A command on the store, which succeeds.
-    fn dbs(&self, args: &[&str]) -> String {
-        let output = self.try_dbs(args);
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{args:?}: {error}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn try_dbs(&self, args: &[&str]) -> Output {
-        let mut command = self.place.program();
-        command.env("DBS_STORE", &self.store).args(args).output().unwrap()
+        let options = InitOptions { size: Some(8 << 30), ..InitOptions::default() };
+        Store::init(&store, &options).unwrap();
+        Self { place, store }
     }
 
     fn serve(&self) -> Process {
         let mut command = self.place.program();
-        command.arg("--store").arg(&self.store);
-        command.args(["serve", "--replica-check", "200ms", "--metrics", "127.0.0.1:0"]);
+        command.arg("serve").arg("--store").arg(&self.store);
+        command.args(["--replica-check", "200ms", "--metrics", "127.0.0.1:0"]);
         Process::spawn(command).ready()
     }
 
@@ -67,17 +53,34 @@ impl Shared {
             .start_with(name, &[&["--store", store, "--listen", "127.0.0.1:0"], more].concat())
     }
 
+    /// The name of the volume of a replica.
+    fn volume(&self, name: &str) -> String {
+        format!("longhorn:{}", self.place.replica(name).display())
+    }
+
     /// Names of all volumes.
     fn volumes(&self) -> Vec<String> {
-        let list = self.dbs(&["--json", "volume", "list"]);
-        let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+        let list =
+            self.remote().call(&Request::VolumeList { usage: false }, &mut |_| true).unwrap();
         let names = list.as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap().to_owned());
         names.collect()
     }
 
+    fn info(&self, volume: &str) -> Result<VolumeInfo> {
+        self.remote().volume_info(volume)
+    }
+
+    fn socket(&self) -> PathBuf {
+        socket_path(&self.place.runtime_dir(), &store_uuid(&self.store).unwrap())
+    }
+
+    /// The store, through its server.
+    fn remote(&self) -> RemoteStore {
+        RemoteStore::connect(&self.socket()).unwrap()
+    }
+
     fn control(&self) -> Client {
-        let uuid = store_uuid(&self.store).unwrap();
-        Client::connect(&socket_path(&self.place.runtime_dir(), &uuid)).unwrap()
+        Client::connect(&self.socket()).unwrap()
     }
 }
 
@@ -95,17 +98,6 @@ fn check(data: &DataClient, version: u64) {
 }
 
 #[test]
-fn the_same_as_longhorn_replica() {
-    let place = Place::new();
-    let mut replica = place.start("r", &["--size", "64mb"]);
-    write(&replica.open(), 1);
-    replica.stop();
-    let mut replica = place.start("r", &[]);
-    check(&replica.open(), 1);
-    replica.stop();
-}
-
-#[test]
 fn many_replicas_share_a_store_and_outlive_everybody() {
     let shared = Shared::new();
     let mut server = shared.serve();
@@ -117,11 +109,12 @@ fn many_replicas_share_a_store_and_outlive_everybody() {
         write(&data, version);
         replica.rpc().snapshot("s1").unwrap();
     }
-    let volume = format!("longhorn:{}", shared.place.replica("a").display());
+    let volume = shared.volume("a");
     assert!(shared.volumes().contains(&volume));
-    let refused = shared.try_dbs(&["--yes", "volume", "delete", &volume]);
-    let refused = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.contains("through its engine"), "{refused}");
+    let delete = Request::VolumeDelete { volume };
+    let refused = shared.remote().call(&delete, &mut |_| true).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    assert!(refused.to_string().contains("through its engine"), "{refused}");
 
     // One ends in order, one is killed: theirs is over at once, the other's is not.
     let mut c = replicas.pop().unwrap();
@@ -143,7 +136,7 @@ fn many_replicas_share_a_store_and_outlive_everybody() {
     assert!(!a.wait().success(), "{}", a.log());
     let mut early = shared.start_with("a", &[]);
     assert!(!early.wait().success());
-    assert!(early.log().contains("dbs serve"), "{}", early.log());
+    assert!(early.log().contains("longhorn serve"), "{}", early.log());
     let mut server = shared.serve();
     let mut a = shared.start("a", &[]);
     let data = a.open();
@@ -157,7 +150,7 @@ fn many_replicas_share_a_store_and_outlive_everybody() {
     check(&a.open(), 7);
 }
 
-/// `dbs controller` over replicas that live in one store, steered by `dbs engine`.
+/// `longhorn controller` over replicas that live in one store, steered by `longhorn`.
 #[test]
 fn a_controller_is_steered_over_replicas_of_one_store() {
     let shared = Shared::new();
@@ -180,8 +173,9 @@ fn a_controller_is_steered_over_replicas_of_one_store() {
     };
     let mut engine = controller(&[&a]).ready();
     let url = format!("http://{}", engine.field("grpc"));
-    let steer = |args: &[&str]| {
-        shared.try_dbs(&[&["engine", "--url", &url, "--volume-name", "vol"], args].concat())
+    let steer = |args: &[&str]| -> Output {
+        let mut command = shared.place.program();
+        command.args(["--url", &url, "--volume-name", "vol"]).args(args).output().unwrap()
     };
     let told = |args: &[&str]| {
         let output = steer(args);
@@ -248,7 +242,7 @@ fn a_newer_process_of_a_replica_takes_its_volume_over() {
 fn removed_directories_free_their_volumes() {
     let shared = Shared::new();
     let _server = shared.serve();
-    shared.dbs(&["volume", "create", "mine", "64MiB"]);
+    shared.remote().create_volume("mine", SIZE).unwrap();
     for name in ["gone", "kept"] {
         let mut replica = shared.start(name, &["--size", "64mb"]);
         write(&replica.open(), 1);
@@ -259,10 +253,7 @@ fn removed_directories_free_their_volumes() {
     write(&served.open(), 1);
     fs::remove_dir_all(shared.place.replica("gone")).unwrap();
     fs::remove_dir_all(shared.place.replica("served")).unwrap();
-    let is = |name: &str| {
-        let volume = format!("longhorn:{}", shared.place.replica(name).display());
-        shared.volumes().contains(&volume)
-    };
+    let is = |name: &str| shared.volumes().contains(&shared.volume(name));
     eventually("the volume is deleted", || !is("gone"));
     assert!(is("kept") && is("served") && shared.volumes().contains(&"mine".to_owned()));
     served.signal(Signal::SIGTERM);
@@ -332,16 +323,13 @@ fn a_volume_in_use_by_others_is_not_served_and_one_that_is_served_not_written() 
     let mut replica = shared.start("r", &["--size", "64mb"]);
     let data = replica.open();
     write(&data, 1);
-    let volume = format!("longhorn:{}", shared.place.replica("r").display());
-    let image = shared.place.path().join("image");
-    shared.dbs(&["volume", "export", &volume, image.to_str().unwrap()]);
-    let exported = fs::read(&image).unwrap();
-    assert_eq!(version_of(&exported[..BLOCK], 0), Some(1));
+    let volume = shared.volume("r");
     // NBD has it for reading only.
-    let uuid = store_uuid(&shared.store).unwrap();
-    let socket = socket_path(&shared.place.runtime_dir(), &uuid);
-    let remote = RemoteStore::connect(&socket).unwrap();
+    let remote = shared.remote();
     let nbd = remote.open(&volume).unwrap();
+    let mut content = vec![0; BLOCK];
+    nbd.read_at(0, &mut content).unwrap();
+    assert_eq!(version_of(&content, 0), Some(1));
     assert!(nbd.write_at(0, &block(0, 9)).is_err());
     drop(nbd);
     replica.stop();
@@ -351,11 +339,30 @@ fn a_volume_in_use_by_others_is_not_served_and_one_that_is_served_not_written() 
     assert!(!refused.wait().success());
     assert!(refused.log().contains("in use by an NBD client"), "{}", refused.log());
     drop(nbd);
-    eventually("it is free again", || {
-        let show = shared.dbs(&["--json", "volume", "show", &volume]);
-        let show: serde_json::Value = serde_json::from_str(&show).unwrap();
-        show["open"] == false
-    });
+    eventually("it is free again", || !shared.info(&volume).unwrap().open);
     let replica = shared.start("r", &[]);
     check(&replica.open(), 1);
+}
+
+#[test]
+fn a_server_without_replicas_is_told_from_one_that_has_them() {
+    let shared = Shared::new();
+    let options = ServeOptions {
+        store: shared.store.clone(),
+        open: OpenOptions::default(),
+        nbd: Vec::new(),
+        tls: None,
+        reactors: Some(1),
+        spin: Duration::ZERO,
+        workers: 1,
+        runtime_dir: shared.place.runtime_dir(),
+        control: None,
+        commit_interval: Duration::from_secs(1),
+    };
+    let serving = Serving::start(&options).unwrap();
+    let mut refused = shared.start_with("r", &["--size", "64mb"]);
+    assert_eq!(refused.wait().code(), Some(1), "{}", refused.log());
+    assert!(refused.log().contains("stop that, and start `longhorn serve`"), "{}", refused.log());
+    assert!(shared.volumes().is_empty());
+    serving.stop().unwrap();
 }

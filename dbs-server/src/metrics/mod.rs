@@ -1,0 +1,124 @@
+//! Metrics for Prometheus: the text, what a store contributes to it, and the [`MetricsServer`] it is read from.
+
+mod server;
+
+pub use server::{Collect, MetricsServer};
+
+use dbs_core::Store;
+use dbs_core::info::{ChecksumInfo, StoreInfo};
+use std::fmt::{Display, Write};
+
+/// All metrics of a store.
+#[must_use]
+pub fn text(store: &Store) -> String {
+    let mut out = Text::default();
+    store_metrics(&mut out, &[(String::new(), store.info())]);
+    out.into_string()
+}
+
+/// What stores contribute, each with the labels of its series.
+pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
+    type Value = fn(&StoreInfo) -> u64;
+    let values: [(&str, &str, &str, Value); 10] = [
+        ("dbs_store_size_bytes", "gauge", "Size of the store.", |info| info.size),
+        ("dbs_store_allocated_bytes", "gauge", "Extents in use.", |info| info.allocated),
+        ("dbs_store_free_bytes", "gauge", "Extents free.", |info| {
+            info.extents_free * info.extent_size
+        }),
+        (
+            "dbs_store_pending_bytes",
+            "gauge",
+            "Extents freed that cannot be used again yet.",
+            |info| info.extents_pending * info.extent_size,
+        ),
+        ("dbs_store_volumes", "gauge", "Volumes.", |info| info.volumes),
+        ("dbs_store_snapshots", "gauge", "Snapshots and heads.", |info| info.snapshots),
+        (
+            "dbs_store_snapshots_deleting",
+            "gauge",
+            "Deleted snapshots that are still being merged.",
+            |info| info.snapshots_deleting,
+        ),
+        ("dbs_store_commits_total", "counter", "Durable commit groups, ever.", |info| {
+            info.sequence
+        }),
+        ("dbs_store_tail", "gauge", "Whether there is a tail.", |info| u64::from(info.tail)),
+        (
+            "dbs_store_warnings",
+            "gauge",
+            "Things that an operator should know; the log has them.",
+            |info| info.warnings.len() as u64,
+        ),
+    ];
+    for (name, kind, help, value) in values {
+        for (at, (labels, info)) in stores.iter().enumerate() {
+            if at == 0 {
+                out.head(name, kind, help);
+            }
+            out.line(name, labels, value(info));
+        }
+    }
+    checksum_metrics(out, stores);
+}
+
+/// Of those stores that have checksums.
+fn checksum_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
+    type Value = fn(&ChecksumInfo) -> u64;
+    let values: [(&str, &str, Value); 5] = [
+        ("verified", "Blocks read whose checksum was compared, and equal.", |s| s.verified),
+        ("unknown", "Blocks read of which no checksum was known.", |s| s.unknown),
+        ("mismatches", "Times a damaged block was met.", |s| s.mismatches),
+        ("healed", "Damaged blocks written again from a copy.", |s| s.healed),
+        ("untrusted", "Pages of checksums met that said nothing.", |s| s.untrusted),
+    ];
+    for (name, help, value) in values {
+        let name = format!("dbs_store_checksums_{name}_total");
+        let with = stores.iter().filter_map(|(labels, info)| Some((labels, info.checksums?)));
+        for (at, (labels, sums)) in with.enumerate() {
+            if at == 0 {
+                out.head(&name, "counter", help);
+            }
+            out.line(&name, labels, value(&sums));
+        }
+    }
+}
+
+/// The text so far.
+#[derive(Debug, Default)]
+pub struct Text(String);
+
+impl Text {
+    /// All of it.
+    #[must_use]
+    pub fn into_string(self) -> String {
+        self.0
+    }
+
+    /// Begins a metric: the lines of its series follow.
+    pub fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    /// The value of one series, whose labels may be none.
+    pub fn line(&mut self, name: &str, labels: &str, value: impl Display) {
+        let _ = match labels.is_empty() {
+            true => writeln!(self.0, "{name} {value}"),
+            false => writeln!(self.0, "{name}{{{labels}}} {value}"),
+        };
+    }
+}
+
+/// A label's value in quotes.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+    out + "\""
+}
