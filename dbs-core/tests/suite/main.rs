@@ -17,6 +17,7 @@ mod held;
 mod layers;
 mod observer;
 mod prune;
+mod reader;
 mod rebuild;
 mod request;
 mod rollback;

@@ -1,0 +1,193 @@
+//! `contrib/dbs-reader.py`, written from `docs/format.md` alone, reads what the store shows: golden images, and
+//! stores as a killed process leaves them.
+
+use crate::common::contents;
+use dbs_core::{InitOptions, OpenOptions, Store, TailPlace};
+use fastrand::Rng;
+use flate2::read::GzDecoder;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Command, Output};
+
+const READER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../contrib/dbs-reader.py");
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/v2.0");
+/// The only tmpfs that every Linux has.
+const TMPFS: &str = "/dev/shm";
+const HISTORIES: u64 = 4;
+const STEPS: u64 = 90;
+/// Steps between two comparisons.
+const LOOK: u64 = 30;
+
+fn run(image: &Path, more: &[&str]) -> Output {
+    Command::new("python3").arg(READER).arg(image).args(more).output().unwrap()
+}
+
+/// What the reader exports of all volumes and snapshots.
+fn exported(image: &Path, tail: Option<&Path>) -> BTreeMap<String, Vec<u8>> {
+    let out = tempfile::tempdir().unwrap();
+    let mut more = vec!["--export", out.path().to_str().unwrap()];
+    if let Some(tail) = tail {
+        more.extend(["--tail", tail.to_str().unwrap()]);
+    }
+    let output = run(image, &more);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let files = fs::read_dir(out.path()).unwrap().map(|entry| entry.unwrap().path());
+    files
+        .map(|path| {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            (name, fs::read(path).unwrap())
+        })
+        .collect()
+}
+
+fn there_is_python() -> bool {
+    let there = Command::new("python3").arg("--version").output().is_ok();
+    if !there {
+        println!("SKIPPED: needs python3");
+    }
+    there
+}
+
+#[test]
+fn it_reads_golden_images() {
+    if !there_is_python() {
+        return;
+    }
+    for name in ["empty", "clean", "dirty"] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        let packed = File::open(format!("{FIXTURES}/{name}.img.gz")).unwrap();
+        io::copy(&mut GzDecoder::new(packed), &mut File::create(&image).unwrap()).unwrap();
+        let lines: String = exported(&image, None)
+            .iter()
+            .map(|(spec, bytes)| format!("{spec} {} {:08x}\n", bytes.len(), crc32c::crc32c(bytes)))
+            .collect();
+        let expected = fs::read_to_string(format!("{FIXTURES}/{name}.contents.txt")).unwrap();
+        let sorted =
+            |text: &str| text.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!(sorted(&lines), sorted(&expected), "{name}");
+    }
+}
+
+/// Whatever is acknowledged is in the file, its journal and the tail: the reader looks at a store that is open.
+#[test]
+fn it_reads_what_a_killed_process_leaves() {
+    if !is_tmpfs(TMPFS) {
+        println!("SKIPPED: needs a tmpfs at {TMPFS}");
+        return;
+    }
+    if !there_is_python() {
+        return;
+    }
+    for seed in 1..=HISTORIES {
+        let dir = tempfile::tempdir().unwrap();
+        let tails = tempfile::tempdir_in(TMPFS).unwrap();
+        let image = dir.path().join("image");
+        let options = InitOptions {
+            size: Some(32 << 20),
+            extent_size: 64 << 10,
+            checksums: seed % 4 != 0,
+            ..InitOptions::default()
+        };
+        Store::init(&image, &options).unwrap();
+        let open = || {
+            let tail = TailPlace::Directory(tails.path().to_owned());
+            Store::open(&image, &OpenOptions { tail, ..OpenOptions::default() }).unwrap()
+        };
+        let mut rng = Rng::with_seed(seed);
+        let mut store = open();
+        for step in 1..=STEPS {
+            change(&store, &mut rng, step);
+            if step % LOOK == 0 {
+                let mut found =
+                    fs::read_dir(tails.path()).unwrap().map(|tail| tail.unwrap().path());
+                let tail = found.find(|path| path.extension().is_some_and(|e| e == "tail"));
+                assert!(tail.is_some(), "the store has no tail");
+                let seen = exported(&image, tail.as_deref());
+                assert!(seen == contents(&store), "seed {seed}, step {step}");
+            }
+            if step % (2 * LOOK) == 0 {
+                let before = contents(&store);
+                store.close().unwrap();
+                assert!(exported(&image, None) == before, "seed {seed}, step {step}, closed");
+                store = open();
+            }
+        }
+    }
+}
+
+fn is_tmpfs(path: &str) -> bool {
+    fs::read_to_string("/proc/mounts")
+        .is_ok_and(|mounts| mounts.lines().any(|line| line.contains(&format!(" {path} tmpfs "))))
+}
+
+/// One change; what is refused (a name that is taken, a volume that is not there) changes nothing.
+fn change(store: &Store, rng: &mut Rng, step: u64) {
+    let volumes = store.volumes(false);
+    if volumes.len() < 2 {
+        store.create_volume(&format!("v{step}"), rng.u64(200..800) * 512).unwrap();
+        return;
+    }
+    let name = volumes[rng.usize(..volumes.len())].name.clone();
+    let snapshots = store.snapshots(&name, false).unwrap();
+    let snapshot = snapshots.get(rng.usize(..snapshots.len().max(1))).map(|s| s.name.clone());
+    let snapshot = snapshot.unwrap_or_default();
+    match rng.u32(..24) {
+        0..10 => {
+            let volume = store.volume(&name).unwrap();
+            let first = rng.u64(..volume.size() / 512);
+            let sectors = rng.u64(1..=(volume.size() / 512 - first).min(180));
+            let bytes = vec![rng.u8(1..); sectors as usize * 512];
+            volume.write_at(first * 512, &bytes, rng.bool()).unwrap();
+        }
+        10..14 => {
+            let volume = store.volume(&name).unwrap();
+            let first = rng.u64(..volume.size() / 512);
+            let sectors = rng.u64(1..=volume.size() / 512 - first);
+            match rng.bool() {
+                true => volume.discard(first * 512, sectors * 512).unwrap(),
+                false => volume.write_zeroes(first * 512, sectors * 512, false).unwrap(),
+            }
+        }
+        14..17 => {
+            store.create_snapshot(&name, &format!("s{step}"), &Default::default()).unwrap();
+        }
+        17 => drop(store.clone_volume(&name, &snapshot, &format!("c{step}"))),
+        18 => drop(store.delete_snapshot(&name, &snapshot)),
+        19 => drop(store.rollback(&name, &snapshot)),
+        20 => drop(store.flatten(&name, &mut |_, _| true)),
+        21 if volumes.len() > 5 => drop(store.delete_volume(&name)),
+        22 => store.flush().unwrap(),
+        _ => {
+            store.work(rng.u64(1..20)).unwrap();
+            store.settle_checksums().unwrap();
+        }
+    }
+}
+
+/// Damage ends with a message, never with an image that is wrong.
+#[test]
+fn it_says_what_is_damaged() {
+    if !there_is_python() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let packed = File::open(format!("{FIXTURES}/dirty.img.gz")).unwrap();
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut GzDecoder::new(packed), &mut bytes).unwrap();
+    let mut damaged = |what: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = bytes.clone();
+        change(&mut bytes);
+        fs::write(&image, bytes).unwrap();
+        let output = run(&image, &[]);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && error.contains(what), "{what}: {error}");
+        assert!(!error.contains("Traceback"), "{error}");
+    };
+    damaged("no magic", &|bytes| bytes.fill(0));
+    damaged("cut off", &|bytes| bytes.truncate(1 << 20));
+    damaged("both copies", &|bytes| bytes[64 << 10..256 << 10].fill(1));
+}
