@@ -3,6 +3,7 @@
 //!
 //! `cargo run --release -p dbs-benches --bin scale -- --dir DIR`
 
+mod beside;
 mod churn;
 mod cost;
 mod extents;
@@ -51,12 +52,13 @@ const MARK: &str = "scale";
 
 type Measure = fn(&Bench) -> Outcome<Table>;
 
-const PARTS: [(&str, Measure); 10] = [
+const PARTS: [(&str, Measure); 11] = [
     ("snapshots", snapshots::measure),
     ("many", many::measure),
     ("churn", churn::measure),
     ("extents", extents::measure),
     ("terabytes", terabytes::measure),
+    ("beside", beside::measure),
     ("curve-sizes", grow::sizes),
     ("curve-extents", grow::extents),
     ("curve-volumes", served::volumes),
