@@ -167,8 +167,8 @@ impl Meta {
         (LAYERS_PER_HOLD / self.depth(id).max(1)).max(1)
     }
 
-    /// Adds blocks of `to` whose content may differ from `from` (an empty volume if `None`), until much
-    /// has been looked at; where the rest begins.
+    /// Adds blocks of `to` whose content may differ from `from` (an empty volume if `None`), until `ranges`
+    /// are full or much has been looked at; where the rest begins.
     pub fn diff_step(
         &self,
         from: Option<SnapshotId>,
@@ -184,7 +184,8 @@ impl Meta {
             Some(size) if size < self.snapshot(to).size => size / BLOCK_BYTES,
             _ => u64::MAX,
         };
-        let mut tell = |blocks: Range<u64>, source: Option<u32>, before: Option<u32>| {
+        type Source = Option<u32>;
+        let tell = |ranges: &mut Ranges, blocks: Range<u64>, source: Source, before: Source| {
             let differs = match blocks.start.cmp(&from_end) {
                 // What is lost is not known to be the same, and reading it says so.
                 Ordering::Less => source != before || source == Some(LOST),
@@ -198,7 +199,7 @@ impl Meta {
         };
         let holds = from.into_iter().chain([to]).map(|id| self.extents_per_hold(id)).min();
         for _ in 0..holds.unwrap_or(1) {
-            if next >= blocks.end {
+            if next >= blocks.end || ranges.full() {
                 break;
             }
             let logical = (next / per_extent) as u32;
@@ -210,7 +211,7 @@ impl Meta {
                 // The block that the shorter one ends in is one of its own.
                 let borders = [next, from_end, from_end.saturating_add(1), end];
                 for pair in borders.map(|at| at.clamp(next, end)).windows(2) {
-                    tell(pair[0]..pair[1], new.source(), old.source());
+                    tell(ranges, pair[0]..pair[1], new.source(), old.source());
                 }
                 next = end;
                 continue;
@@ -220,7 +221,8 @@ impl Meta {
             let new = self.resolve(to, logical);
             for block in next..blocks.end.min(base + per_extent) {
                 let at = (block - base) as u32;
-                tell(block..block + 1, self.source(&new, at), self.source(&old, at));
+                let (new, old) = (self.source(&new, at), self.source(&old, at));
+                tell(ranges, block..block + 1, new, old);
             }
             next = base + per_extent;
         }
@@ -462,6 +464,11 @@ impl Ranges {
     /// One more than asked for, so that the last of those is known to be complete.
     pub fn full(&self) -> bool {
         self.list.len() > self.limit
+    }
+
+    /// Up to which byte those that are kept tell everything, if `reached` was looked at.
+    pub fn told_to(&self, reached: u64) -> u64 {
+        self.list.get(self.limit).map_or(reached, |first_not_kept| first_not_kept.offset)
     }
 
     fn push(&mut self, blocks: Range<u64>, state: RangeState) {

@@ -8,11 +8,10 @@ use crate::format::labels;
 use crate::format::slots::{
     SNAPSHOT_PROTECTED, SNAPSHOT_RETIRED, SNAPSHOT_USER_CREATED, VOLUME_REBUILDING,
 };
-use crate::info::{MapRange, SnapshotInfo, StoreInfo, Usage, VolumeInfo};
+use crate::info::{SnapshotInfo, StoreInfo, Usage, VolumeInfo};
 use crate::meta::tree::Birth;
-use crate::meta::usage::Ranges;
 use crate::meta::{Meta, Snapshot};
-use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
+use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use crate::volume::Volume;
 use std::sync::PoisonError;
 
@@ -329,44 +328,6 @@ impl Store {
         })
     }
 
-    /// What differs between two points: ranges of `to` (the head if `None`) whose content may
-    /// differ from `from` (an empty volume if `None`), in block borders cut to the range. Much is looked
-    /// at step by step: what is written to a head meanwhile may be missing.
-    ///
-    /// # Errors
-    /// `NotFound`, also if one of the two goes meanwhile; `Invalid` if the range is outside `to`.
-    pub fn diff(
-        &self,
-        volume: &str,
-        from: Option<&str>,
-        to: Option<&str>,
-        offset: u64,
-        length: u64,
-    ) -> Result<Vec<MapRange>> {
-        let mut ranges = Ranges::new(usize::MAX);
-        let mut next = offset / BLOCK_BYTES;
-        let mut looked_at = None;
-        loop {
-            let meta = self.inner.meta();
-            let to = find(&meta, volume, to)?;
-            let from = from.map(|name| find(&meta, volume, Some(name))).transpose()?;
-            same(&mut looked_at, identity(&meta, from, to), volume)?;
-            let size = meta.snapshot(to).size;
-            if !offset.is_multiple_of(SECTOR_BYTES)
-                || offset.checked_add(length).is_none_or(|end| end > size)
-            {
-                return Err(Error::invalid(format!(
-                    "range {offset}+{length} is outside {size} bytes"
-                )));
-            }
-            let end = (offset + length).div_ceil(BLOCK_BYTES);
-            next = meta.diff_step(from, to, next..end, &mut ranges);
-            if next >= end {
-                return Ok(ranges.into_clipped(offset, length));
-            }
-        }
-    }
-
     /// Makes everything acknowledged durable.
     ///
     /// # Errors
@@ -411,7 +372,7 @@ impl Inner {
 }
 
 /// What two snapshots or heads are, whatever they are called.
-fn identity(meta: &Meta, from: Option<SnapshotId>, to: SnapshotId) -> [[u8; 16]; 2] {
+pub(super) fn identity(meta: &Meta, from: Option<SnapshotId>, to: SnapshotId) -> [[u8; 16]; 2] {
     let uuid = |id| {
         let snapshot = meta.snapshot(id);
         // A snapshot gives its volume a new head.
@@ -421,14 +382,18 @@ fn identity(meta: &Meta, from: Option<SnapshotId>, to: SnapshotId) -> [[u8; 16];
 }
 
 /// Refuses to go on with something else than what was begun with.
-fn same(begun: &mut Option<[[u8; 16]; 2]>, now: [[u8; 16]; 2], volume: &str) -> Result<()> {
+pub(super) fn same(
+    begun: &mut Option<[[u8; 16]; 2]>,
+    now: [[u8; 16]; 2],
+    volume: &str,
+) -> Result<()> {
     if *begun.get_or_insert(now) == now {
         return Ok(());
     }
     Err(Error::not_found(format!("{volume} is another one now; look again")))
 }
 
-fn find(meta: &Meta, volume: &str, snapshot: Option<&str>) -> Result<SnapshotId> {
+pub(super) fn find(meta: &Meta, volume: &str, snapshot: Option<&str>) -> Result<SnapshotId> {
     match snapshot {
         Some(snapshot) => Ok(meta.find_snapshot(volume, snapshot)?.1),
         None => Ok(meta.volume(meta.find_volume(volume)?).head),

@@ -6,6 +6,7 @@ mod attributes;
 mod check;
 pub(crate) mod commands;
 mod commit;
+mod diff;
 mod dump;
 mod heal;
 mod housekeep;

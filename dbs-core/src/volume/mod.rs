@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::info::MapRange;
 use crate::io::WriteRequest;
 use crate::io::buffer::AlignedBuf;
-use crate::meta::usage::Ranges;
 use crate::meta::{Meta, names};
+use crate::meta::usage::Ranges;
 use crate::store::{Inner, Store};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
@@ -105,16 +105,23 @@ impl Volume {
     /// # Errors
     /// `Invalid` outside the volume or unaligned, `ReadOnly`, `NoSpace`, `Io`, `Poisoned`.
     pub fn write_at(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
+        let finish = self.write_part(offset, buf)?;
+        if finish == Finish::Commit || fua { self.store().commit() } else { Ok(()) }
+    }
+
+    /// As [`Volume::write_at`] for a part of a request that is carried out step by step: whoever
+    /// answers the request commits first if one of its parts says so.
+    ///
+    /// # Errors
+    /// As [`Volume::write_at`].
+    pub fn write_part(&self, offset: u64, buf: &[u8]) -> Result<Finish> {
         self.check_writable(offset, buf.len() as u64)?;
-        if buf.is_empty() {
-            return if fua { self.flush() } else { Ok(()) };
-        }
-        let must_commit = if is_whole(offset) && is_whole(buf.len() as u64) {
-            self.write_whole(offset, buf)?
-        } else {
-            self.write_edges(offset, buf)?
+        let must_commit = match buf {
+            [] => false,
+            _ if is_whole(offset) && is_whole(buf.len() as u64) => self.write_whole(offset, buf)?,
+            _ => self.write_edges(offset, buf)?,
         };
-        if must_commit || fua { self.store().commit() } else { Ok(()) }
+        Ok(Finish::of(must_commit))
     }
 
     /// Writes `buf` at any byte: for protocols that know no sectors.
@@ -160,6 +167,21 @@ impl Volume {
             next = meta.map_step(self.source(&meta), next..blocks.end, &mut ranges);
         }
         Ok(ranges.into_clipped(offset, length))
+    }
+
+    /// As [`Volume::map`], but of no more than is looked at in a moment, however long the range is:
+    /// the map ends where the next call is to begin.
+    ///
+    /// # Errors
+    /// As [`Volume::map`].
+    pub fn map_part(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
+        let meta = self.store().meta();
+        self.check_range_in(&meta, offset, length)?;
+        let mut ranges = Ranges::new(limit.max(1));
+        let next = meta.map_step(self.source(&meta), blocks_of(offset, length), &mut ranges);
+        drop(meta);
+        let reached = (next * BLOCK_BYTES).clamp(offset, offset + length);
+        Ok(ranges.into_clipped(offset, reached - offset))
     }
 
     /// Volume and snapshot it is of.

@@ -57,6 +57,12 @@ pub enum Finish {
     Commit,
 }
 
+impl Finish {
+    pub(super) fn of(must_commit: bool) -> Self {
+        if must_commit { Self::Commit } else { Self::Done }
+    }
+}
+
 /// The state of one read or write under way; used again and again, it allocates nothing.
 ///
 /// Between start and finish it holds its place among others: merges, discards and snapshots wait
@@ -181,7 +187,7 @@ impl Request {
         meta.locks.release(hold);
         drop(meta);
         handle.store.wake();
-        Ok(if must_commit { Finish::Commit } else { Finish::Done })
+        Ok(Finish::of(must_commit))
     }
 
     fn clear(&mut self) {

@@ -1,6 +1,6 @@
 //! Making ranges of a volume read as zeros.
 
-use super::Volume;
+use super::{Finish, Volume};
 use crate::error::Result;
 use crate::limits::EXTENTS_PER_STEP;
 use crate::store::Inner;
@@ -15,9 +15,21 @@ impl Volume {
     /// # Errors
     /// `Invalid` outside the volume or unaligned, `ReadOnly`, `Poisoned`.
     pub fn discard(&self, offset: u64, length: u64) -> Result<()> {
+        match self.discard_part(offset, length)? {
+            Finish::Commit => self.store().commit(),
+            Finish::Done => Ok(()),
+        }
+    }
+
+    /// As [`Volume::discard`] for a part of a request that is carried out step by step: whoever
+    /// answers the request commits first if one of its parts says so.
+    ///
+    /// # Errors
+    /// As [`Volume::discard`].
+    pub fn discard_part(&self, offset: u64, length: u64) -> Result<Finish> {
         self.check_writable(offset, length)?;
         let (_, must_commit) = self.zero_range(offset..offset + length, false)?;
-        if must_commit { self.store().commit() } else { Ok(()) }
+        Ok(Finish::of(must_commit))
     }
 
     /// Makes the range read as zeros, to the byte.
@@ -25,6 +37,16 @@ impl Volume {
     /// # Errors
     /// `Invalid` outside the volume or unaligned, `ReadOnly`, `NoSpace`, `Io`, `Poisoned`.
     pub fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
+        let finish = self.zero_part(offset, length)?;
+        if finish == Finish::Commit || fua { self.store().commit() } else { Ok(()) }
+    }
+
+    /// As [`Volume::write_zeroes`] for a part of a request that is carried out step by step: whoever
+    /// answers the request commits first if one of its parts says so.
+    ///
+    /// # Errors
+    /// As [`Volume::write_zeroes`].
+    pub fn zero_part(&self, offset: u64, length: u64) -> Result<Finish> {
         self.check_writable(offset, length)?;
         let end = offset + length;
         let (zeroed, mut must_commit) = self.zero_range(offset..end, true)?;
@@ -38,7 +60,7 @@ impl Volume {
             let zeros = &zeros[..(part.end - part.start) as usize];
             must_commit |= self.write_parts(part.start, zeros)?;
         }
-        if must_commit || fua { self.store().commit() } else { Ok(()) }
+        Ok(Finish::of(must_commit))
     }
 
     /// Makes the whole blocks of a range of bytes read as zeros, some extents at a time: the bytes that
