@@ -396,3 +396,46 @@ pub struct WorkReport {
     /// The call stopped because a read that has begun must end first.
     pub waits: bool,
 }
+
+/// What kind of user has a volume or snapshot open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HolderKind {
+    /// A client of the NBD server.
+    Nbd,
+    /// A block device.
+    Device,
+    /// The replica of a Longhorn volume.
+    Replica,
+}
+
+/// Who opens a volume or snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// What kind of user.
+    pub kind: HolderKind,
+    /// As errors name it: `NBD client tcp:10.0.0.3:5123`.
+    pub who: String,
+    /// The number of an NBD client.
+    pub id: Option<u64>,
+    /// Whether it may write.
+    pub writes: bool,
+    /// Whether others who open the volume may not write.
+    pub alone: bool,
+    /// How to have it let go.
+    pub remedy: String,
+}
+
+/// Who has a volume or snapshot open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderInfo {
+    /// Volume.
+    pub volume: String,
+    /// One of its snapshots; none for the volume itself.
+    pub snapshot: Option<String>,
+    /// Since when.
+    pub since_ns: u64,
+    /// Who it is.
+    #[serde(flatten)]
+    pub holder: Holder,
+}

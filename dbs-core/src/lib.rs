@@ -58,5 +58,5 @@ pub mod volume;
 pub use error::{Damage, Error, ErrorKind, Result};
 pub use io::DirectIo;
 pub use store::{InitOptions, IoDriver, OpenOptions, Store, TailPlace};
-pub use units::{format_size, parse_size};
+pub use units::{format_size, format_time, parse_size};
 pub use volume::Volume;

@@ -113,6 +113,24 @@ pub fn parse_size(text: &str) -> Result<u64> {
     Ok(bytes as u64)
 }
 
+/// Nanoseconds since the Unix epoch as people read them: `2026-11-25T02:45:00Z`.
+#[must_use]
+pub fn format_time(ns: u64) -> String {
+    let seconds = ns / 1_000_000_000;
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days are counted in cycles of 400 years, which begin in a March, so that leap days come last.
+    let days = days + 719_468;
+    let (cycle, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = 400 * cycle + year + later;
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
 /// Formats bytes for people: `10.0 GiB`, `4.0 KiB`, `512 B`.
 #[must_use]
 pub fn format_size(bytes: u64) -> String {
@@ -127,6 +145,21 @@ pub fn format_size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+            (1_700_000_000, "2023-11-14T22:13:20Z"),
+        ] {
+            assert_eq!(format_time(seconds * 1_000_000_000 + 999_999_999), text);
+        }
+        assert!(format_time(u64::MAX).starts_with("2554-"));
+    }
 
     #[test]
     fn sizes_parse() {

@@ -8,6 +8,7 @@ pub mod commit;
 pub mod counts;
 pub mod entries;
 pub mod flatten;
+pub mod holders;
 pub mod ids;
 pub mod layer;
 pub mod layer_write;
@@ -203,6 +204,7 @@ pub struct Meta {
     views: IdMap<View>,
     open_volumes: HashMap<u32, u32>,
     open_snapshots: HashMap<u32, u32>,
+    holders: holders::Holders,
 }
 
 impl Meta {

@@ -1,5 +1,6 @@
 //! Volumes, snapshots and clones: every command that changes the tree, as one batch of records.
 
+use super::holders::Target;
 use super::{Meta, Sight, Snapshot, Step, Stop, Volume, names};
 use crate::error::{Error, Result};
 use crate::format::geometry::LABEL_BLOCKS;
@@ -108,9 +109,7 @@ impl Meta {
         let volume = self.volume(id);
         let name = volume.name.clone();
         if self.open_volumes.contains_key(&id.0) {
-            return Err(Error::busy(format!(
-                "volume `{name}` is open or exported; close it first"
-            )));
+            return Err(self.open_error(&format!("volume `{name}`"), &Target::Volume(id)));
         }
         for (snapshot, id) in &volume.snapshots {
             self.check_deletable(&name, snapshot, *id)?;
@@ -322,9 +321,8 @@ impl Meta {
             )));
         }
         if self.open_snapshots.contains_key(&id.0) {
-            return Err(Error::busy(format!(
-                "snapshot `{volume}@{name}` is open or exported; close it first"
-            )));
+            let target = Target::Snapshot(self.snapshot(id).volume, id);
+            return Err(self.open_error(&format!("snapshot `{volume}@{name}`"), &target));
         }
         Ok(())
     }

@@ -204,11 +204,18 @@ impl Store {
     ///
     /// # Errors
     /// `NotFound`, `Invalid`, `NoSpace` if the metadata that hides older content beyond the
-    /// present end needs space there is none of.
+    /// present end needs space there is none of; `Busy` if it shrinks and has a
+    /// [holder](Store::volume_for).
     pub fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
         self.inner.check_writable()?;
         let volume = self.head(name)?;
         let id = volume.ids().0;
+        let check = |meta: &Meta| {
+            let shrinks = size < meta.volume(id).size;
+            if shrinks { meta.check_unheld(id, "shrinking") } else { Ok(()) }
+        };
+        // Before anybody has to wait.
+        check(&self.inner.meta())?;
         let (old, hold) = self.inner.hold_to_resize(&volume, size)?;
         let first = old.min(size).div_ceil(BLOCK_BYTES);
         let end = old.max(size).div_ceil(BLOCK_BYTES);
@@ -224,7 +231,10 @@ impl Store {
                 self.inner.zero_behind(id, first..end.next_multiple_of(blocks))?;
             }
         }
-        self.inner.command(|meta| Ok(meta.set_size(id, size)?))?;
+        self.inner.command(|meta| {
+            check(meta)?;
+            Ok(meta.set_size(id, size)?)
+        })?;
         if size < old {
             // Only gives space back; what stays is hidden when the volume grows again.
             match self.inner.zero_behind(id, first..end) {
@@ -368,6 +378,11 @@ impl Inner {
 
     pub(super) fn birth(&self) -> Birth {
         Birth { uuid: as_uuid(self.env.random()), now_ns: self.env.now_ns() }
+    }
+
+    /// The clock.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.env.now_ns()
     }
 }
 

@@ -16,10 +16,13 @@ impl Store {
     pub fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
+        // Before anybody has to wait.
+        self.inner.meta().check_unheld(id, "rolling back")?;
         let birth = self.inner.birth();
         let _hold = self.inner.hold_all(id);
         self.inner.command(|meta| {
             still_named(meta, volume, id)?;
+            meta.check_unheld(id, "rolling back")?;
             let (id, to) = meta.find_base(volume, snapshot)?;
             meta.rollback(id, to, birth)
         })

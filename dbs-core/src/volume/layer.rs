@@ -38,7 +38,7 @@ impl Store {
         meta.opened(volume_id, id);
         let spec = snapshot.map_or_else(|| volume.to_owned(), |name| format!("{volume}@{name}"));
         let store = Arc::clone(&self.inner);
-        let handle = Handle { store, volume: volume_id, snapshot: id, spec };
+        let handle = Handle { store, volume: volume_id, snapshot: id, spec, holder: None };
         Ok(Layer { handle: Arc::new(handle) })
     }
 }

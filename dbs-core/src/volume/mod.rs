@@ -9,14 +9,15 @@ use crate::error::{Error, Result};
 use crate::info::MapRange;
 use crate::io::WriteRequest;
 use crate::io::buffer::AlignedBuf;
-use crate::meta::{Meta, names};
+use crate::meta::Meta;
 use crate::meta::usage::Ranges;
-use crate::store::{Inner, Store};
+use crate::store::Inner;
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
 use std::sync::Arc;
 
 mod heal;
+mod holder;
 mod layer;
 mod layer_write;
 mod many;
@@ -26,6 +27,7 @@ mod request;
 mod sums;
 mod zero;
 
+pub use holder::Claim;
 pub use layer::Layer;
 pub use many::ReadPart;
 pub use observer::{Observed, Observer};
@@ -43,32 +45,17 @@ struct Handle {
     volume: VolumeId,
     snapshot: Option<SnapshotId>,
     spec: String,
+    /// Its number, if it is open in somebody's name.
+    holder: Option<u64>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.store.meta().closed(self.volume, self.snapshot);
-    }
-}
-
-impl Store {
-    /// Opens a volume (`name`) for reading and writing, or a snapshot (`name@snapshot`) for
-    /// reading. The handle keeps it from being deleted.
-    ///
-    /// # Errors
-    /// `NotFound`, `Invalid`.
-    pub fn volume(&self, spec: &str) -> Result<Volume> {
-        let mut meta = self.inner.meta();
-        let (volume, snapshot) = match names::split(spec)? {
-            (name, None) => (meta.find_volume(name)?, None),
-            (name, Some(snapshot)) => {
-                let (volume, snapshot) = meta.find_snapshot(name, snapshot)?;
-                (volume, Some(snapshot))
-            }
-        };
-        meta.opened(volume, snapshot);
-        let store = Arc::clone(&self.inner);
-        Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot, spec: spec.to_owned() }) })
+        let mut meta = self.store.meta();
+        meta.closed(self.volume, self.snapshot);
+        if let Some(holder) = self.holder {
+            meta.remove_holder(holder);
+        }
     }
 }
 

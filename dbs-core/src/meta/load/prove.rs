@@ -438,6 +438,7 @@ impl Loader {
             views: Default::default(),
             open_volumes: HashMap::new(),
             open_snapshots: HashMap::new(),
+            holders: Default::default(),
         };
         for batch in &self.tail {
             let mut rest = batch.as_slice();

@@ -1,0 +1,157 @@
+//! Opening volumes in somebody's name.
+
+use super::{Handle, Volume};
+use crate::error::Result;
+use crate::info::{Holder, HolderInfo};
+use crate::meta::holders::Target;
+use crate::meta::names;
+use crate::store::{Inner, Store};
+use std::sync::Arc;
+
+/// Somebody's claim to the volume of a name, until it is dropped.
+pub struct Claim {
+    store: Arc<Inner>,
+    number: u64,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.store.meta().remove_holder(self.number);
+    }
+}
+
+impl Store {
+    /// Opens a volume (`name`) for reading and writing, or a snapshot (`name@snapshot`) for
+    /// reading. The handle keeps it from being deleted.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid`.
+    pub fn volume(&self, spec: &str) -> Result<Volume> {
+        self.open_volume(spec, None)
+    }
+
+    /// As [`Store::volume`], in the name of a holder, of whom others are told: as long as the handle
+    /// lives, its volume is neither rolled back nor shrunk.
+    ///
+    /// # Errors
+    /// As [`Store::volume`].
+    pub fn volume_for(&self, spec: &str, holder: Holder) -> Result<Volume> {
+        self.open_volume(spec, Some(holder))
+    }
+
+    /// Claims the volume of this name, now and should there be one later, for a holder who opens it
+    /// by itself.
+    #[must_use]
+    pub fn claim(&self, name: &str, holder: Holder) -> Claim {
+        let since_ns = self.inner.now_ns();
+        let number = self.inner.meta().add_holder(Target::Name(name.to_owned()), holder, since_ns);
+        Claim { store: Arc::clone(&self.inner), number }
+    }
+
+    /// Everybody who has something of the store open and has said who it is.
+    #[must_use]
+    pub fn holders(&self) -> Vec<HolderInfo> {
+        self.inner.meta().list_holders()
+    }
+
+    fn open_volume(&self, spec: &str, holder: Option<Holder>) -> Result<Volume> {
+        let since_ns = holder.as_ref().map_or(0, |_| self.inner.now_ns());
+        let mut meta = self.inner.meta();
+        let (volume, snapshot) = match names::split(spec)? {
+            (name, None) => (meta.find_volume(name)?, None),
+            (name, Some(snapshot)) => {
+                let (volume, snapshot) = meta.find_snapshot(name, snapshot)?;
+                (volume, Some(snapshot))
+            }
+        };
+        meta.opened(volume, snapshot);
+        let target = snapshot.map_or(Target::Volume(volume), |id| Target::Snapshot(volume, id));
+        let holder = holder.map(|holder| meta.add_holder(target, holder, since_ns));
+        drop(meta);
+        let (store, spec) = (Arc::clone(&self.inner), spec.to_owned());
+        Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot, spec, holder }) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::info::{Holder, HolderKind};
+    use crate::store::{InitOptions, OpenOptions, Store};
+    use crate::{ErrorKind, Result};
+
+    fn holder(who: &str) -> Holder {
+        Holder {
+            kind: HolderKind::Nbd,
+            who: who.to_owned(),
+            id: Some(7),
+            writes: true,
+            alone: false,
+            remedy: "disconnect it".to_owned(),
+        }
+    }
+
+    fn store(dir: &std::path::Path) -> Store {
+        let path = dir.join("store");
+        let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        store.create_volume("v", 8 << 20).unwrap();
+        store.create_snapshot("v", "s", &Default::default()).unwrap();
+        store
+    }
+
+    fn refused(result: Result<()>, by: &[&str]) {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        for text in by {
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_from_under_a_holder_whom_errors_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let open = store.volume_for("v", holder("NBD client a")).unwrap();
+        let second = store.volume_for("v", holder("NBD client b")).unwrap();
+        let names = ["NBD client a since 20", "Z, NBD client b", "disconnect it"];
+        refused(store.rollback("v", "s"), &names);
+        refused(store.resize_volume("v", 4096), &names);
+        refused(store.delete_volume("v"), &names);
+        store.resize_volume("v", 16 << 20).unwrap();
+        // It is the same volume, whatever it is called.
+        store.rename_volume("v", "w").unwrap();
+        let found: Vec<_> = store.holders().into_iter().map(|held| held.volume).collect();
+        assert_eq!(found, ["w", "w"]);
+        drop(second);
+        refused(store.resize_volume("w", 4096), &["`w`", "NBD client a since"]);
+        drop(open);
+        store.rollback("w", "s").unwrap();
+        store.resize_volume("w", 4096).unwrap();
+        assert!(store.holders().is_empty());
+    }
+
+    #[test]
+    fn a_holder_of_a_snapshot_keeps_it_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let open = store.volume_for("v@s", holder("NBD client a")).unwrap();
+        refused(store.delete_snapshot("v", "s"), &["`v@s`", "NBD client a since"]);
+        store.rollback("v", "s").unwrap();
+        store.resize_volume("v", 4096).unwrap();
+        drop(open);
+        store.delete_snapshot("v", "s").unwrap();
+    }
+
+    #[test]
+    fn a_claim_is_to_a_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let claim = store.claim("later", holder("replica"));
+        store.create_volume("later", 8 << 20).unwrap();
+        refused(store.resize_volume("later", 4096), &["open by replica since"]);
+        store.resize_volume("v", 4096).unwrap();
+        drop(claim);
+        store.resize_volume("later", 4096).unwrap();
+    }
+}
