@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::commands::{
-    attach, bench, export, import, mount, repair, scrub, serve, snapshot, store, stream, tools,
-    volume,
+    attach, bench, clients, export, import, mount, repair, scrub, serve, snapshot, store, stream,
+    tools, volume,
 };
 use crate::exit;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -103,6 +103,8 @@ pub enum Command {
     Umount(mount::Umount),
     /// Serve the store's volumes over NBD, until SIGINT or SIGTERM
     Serve(Box<serve::Serve>),
+    /// List who uses the volumes of a served store, or disconnect an NBD client
+    Clients(clients::Clients),
     /// Measure how fast a store, an NBD export or a device is
     Bench(Box<bench::Bench>),
     /// Print the completion script of a shell

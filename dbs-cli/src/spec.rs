@@ -133,6 +133,13 @@ pub fn short_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "write a time below a second such as 50us or 1ms, or 0".to_owned())
 }
 
+/// For clap: a time up to a minute over which something is measured, or 0 for not at all.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    let time = if text == "0" { Some(Duration::ZERO) } else { time(text) };
+    time.filter(|time| time.as_secs() <= 60)
+        .ok_or_else(|| "write a time up to a minute such as 200ms or 5s, or 0".to_owned())
+}
+
 fn time(text: &str) -> Option<Duration> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

@@ -338,6 +338,16 @@ impl Io {
         self.shutdown_as(socket, nix::sys::socket::Shutdown::Read);
     }
 
+    /// Whether the peer has closed the connection, or its sending side: a look at a socket that is not
+    /// being received from. Whatever it sent before may still be there.
+    pub fn has_hung_up(&mut self, socket: Socket) -> bool {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        backend!(self, driver => driver.targets().get(socket.0)).is_some_and(|fd| {
+            let hung_up = PollFlags::from_bits_retain(libc::POLLRDHUP);
+            poll(&mut [PollFd::new(fd.as_fd(), hung_up)], PollTimeout::ZERO).is_ok_and(|n| n > 0)
+        })
+    }
+
     fn shutdown_as(&mut self, socket: Socket, how: nix::sys::socket::Shutdown) {
         if let Some(fd) = backend!(self, driver => driver.targets().get(socket.0)) {
             use std::os::fd::AsRawFd;

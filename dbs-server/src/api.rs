@@ -297,6 +297,20 @@ pub enum Request {
     /// Block devices of the store: array of [`Attached`](crate::ublk::Attached).
     #[serde(rename = "device.list")]
     DeviceList,
+
+    /// Who uses the store: array of [`Client`](crate::clients::Client).
+    #[serde(rename = "client.list")]
+    ClientList {
+        /// Measure rates for so long; none if absent.
+        #[serde(default)]
+        interval_ms: Option<u64>,
+    },
+    /// Disconnects an NBD client: [`Client`](crate::clients::Client), as it was.
+    #[serde(rename = "client.kick")]
+    ClientKick {
+        /// Its number.
+        client: u64,
+    },
 }
 
 impl Request {
@@ -317,6 +331,8 @@ impl Request {
                 | Self::SnapshotList { .. }
                 | Self::SnapshotShow { .. }
                 | Self::DeviceList
+                | Self::ClientList { .. }
+                | Self::ClientKick { .. }
         )
     }
 

@@ -3,6 +3,7 @@
 pub mod any_store;
 pub mod api;
 pub mod bench;
+pub mod clients;
 pub mod control;
 pub mod frontend;
 mod interpose;

@@ -2,10 +2,11 @@
 //! clean end.
 
 use crate::api::{self, Progress, Request};
+use crate::clients;
 use crate::control::{self, Extra, Service, socket_path};
 use crate::interpose::Between;
 use crate::log;
-use crate::nbd::{self, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
+use crate::nbd::{self, ExportRules, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
 use crate::ublk::{AttachOptions, Devices};
 use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
 use serde_json::Value;
@@ -31,6 +32,8 @@ pub struct ServeOptions {
     pub open: OpenOptions,
     /// Where to listen for NBD clients; may be empty.
     pub nbd: Vec<Listen>,
+    /// Which volumes NBD clients are shown, and which only for reading.
+    pub exports: ExportRules,
     /// TLS for NBD over TCP and unix sockets.
     pub tls: Option<TlsConfig>,
     /// Threads that serve connections; `None` for as many as suit the machine.
@@ -65,9 +68,6 @@ pub trait Extension: Send + Sync {
     /// # Errors
     /// Those of `run`, or why it may not run now.
     fn command(&self, request: &Request, run: &mut dyn FnMut() -> Result<Value>) -> Result<Value>;
-
-    /// Whether a volume may be exported for reading only, because somebody else writes it.
-    fn holds(&self, volume: &str) -> bool;
 
     /// As [`Service::extra`].
     ///
@@ -130,14 +130,8 @@ impl Serving {
             options.reactor(),
             options.workers,
         ));
-        let held = {
-            let (extension, devices) = (extension.clone(), Arc::clone(&devices));
-            move |volume: &str| {
-                devices.holds(volume) || extension.as_ref().is_some_and(|e| e.holds(volume))
-            }
-        };
         let exports = StoreExports::new(store.clone(), options.open.read_only);
-        let exports = Arc::new(exports.with_held(Arc::new(held)));
+        let exports = Arc::new(exports.with_rules(options.exports.clone()));
         let defaults = ServerOptions::default();
         let server_options = ServerOptions {
             reactors: options.reactors.unwrap_or(defaults.reactors),
@@ -261,10 +255,19 @@ impl StoreService {
             }
             Request::DeviceDetach { target } => encode(&self.devices.detach(target)?),
             Request::DeviceList => encode(&self.devices.list()),
+            Request::ClientList { interval_ms } => {
+                let interval = interval_ms.map(Duration::from_millis);
+                encode(&clients::list(&self.store, &self.nbd, interval, progress)?)
+            }
+            Request::ClientKick { client } => {
+                let kicked = clients::kick(&self.store, &self.nbd, *client)?;
+                log::info("kicked", &[("client", &kicked.who)]);
+                encode(&kicked)
+            }
             _ => {
-                let unattached = self.devices.check(request)?;
+                let settled = self.devices.settle_before(request);
                 let mut value = execute_logged(&self.store, request, progress)?;
-                drop(unattached);
+                drop(settled);
                 self.devices.follow(request);
                 if let Request::VolumeResize { volume, .. } = request
                     && let Some(size) = self.devices.size(volume)

@@ -7,7 +7,7 @@ use dbs_reactor::Driver;
 use dbs_server::nbd::session::Session;
 use dbs_server::nbd::wire::request::{Request as Header, Style};
 use dbs_server::nbd::wire::{REQUEST_MAGIC, cmd};
-use dbs_server::nbd::{Exports, LocalServer, ServerOptions, StoreExports};
+use dbs_server::nbd::{Exports, LocalServer, Peer, ServerOptions, StoreExports};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -38,8 +38,11 @@ impl Served {
     /// There is no such volume, or no such driver here.
     pub fn new(store: &Store, volume: &str, length: u64) -> Outcome<Self> {
         let exports = Arc::new(StoreExports::new(store.clone(), false));
-        let session =
-            Session::new(exports.open(volume)?, STYLE, vec!["base:allocation".to_owned()]);
+        let session = Session::new(
+            exports.open(volume, &Peer::default())?,
+            STYLE,
+            vec!["base:allocation".to_owned()],
+        );
         let (driver, spin) = (Driver::Uring, Duration::ZERO);
         let reactor = dbs_reactor::Options { driver, spin, ..Default::default() };
         let options = ServerOptions { reactor, ..ServerOptions::default() };

@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod bench;
+pub mod clients;
 pub mod export;
 pub mod import;
 pub mod mount;
@@ -43,6 +44,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Mount(command) => command.run(context),
         Command::Umount(command) => command.run(context),
         Command::Serve(command) => command.run(context),
+        Command::Clients(command) => command.run(context),
         Command::Attach(command) => command.run(context),
         Command::Detach(command) => command.run(context),
         Command::Attached(command) => command.run(context),

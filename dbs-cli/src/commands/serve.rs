@@ -11,7 +11,7 @@ use dbs_core::{Error, OpenOptions, Result};
 use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
 use dbs_server::metrics::{self, MetricsServer};
-use dbs_server::nbd::{Listen, TlsConfig};
+use dbs_server::nbd::{ExportRule, ExportRules, Listen, TlsConfig};
 use dbs_server::notify::notify;
 use dbs_server::privileges::{self, Unprivileged};
 use dbs_server::serve::{ServeOptions, Serving};
@@ -34,6 +34,11 @@ pub struct Serve {
     /// Listen for NBD clients: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can be repeated
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Listen>,
+    /// Export only these volumes, with their snapshots: a name with * and ? for any characters, then
+    /// `,ro` for reading only, and `,from=CLIENT` for clients of such addresses alone, as `tcp:10.0.*`
+    /// or `unix:*`; can be repeated: the first that fits volume and client counts
+    #[arg(long, value_name = "PATTERN[,ro][,from=CLIENT]")]
+    export: Vec<ExportRule>,
     /// Open the store for reading; all exports are read-only
     #[arg(long)]
     read_only: bool,
@@ -102,6 +107,7 @@ impl Serve {
     pub fn for_attach(checksum_cache: u64) -> Self {
         Self {
             nbd: Vec::new(),
+            export: Vec::new(),
             read_only: false,
             tls_cert: None,
             tls_key: None,
@@ -148,6 +154,7 @@ impl Serve {
                 ..context.open_options(self.read_only)
             },
             nbd: self.nbd,
+            exports: ExportRules(self.export),
             tls,
             reactors: self.reactors.map(usize::from),
             spin: self.spin,

@@ -152,6 +152,8 @@ impl Delete {
 }
 
 /// Return a volume to a snapshot.
+///
+/// Refused while a client, a block device or a replica has the volume open: `dbs clients` says who.
 #[derive(Debug, Args)]
 pub struct Rollback {
     /// VOLUME@SNAPSHOT

@@ -134,6 +134,9 @@ impl Rename {
 }
 
 /// Change the size of a volume.
+///
+/// Making it smaller is refused while a client, a block device or a replica has it open: `dbs clients` says
+/// who.
 #[derive(Debug, Args)]
 pub struct Resize {
     /// Volume

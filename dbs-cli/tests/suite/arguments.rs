@@ -39,6 +39,7 @@ const COMMANDS: &[&str] = &[
     "serve",
     "attach a",
     "mount .",
+    "clients",
     "bench",
 ];
 

@@ -11,6 +11,7 @@ mod support;
 mod arguments;
 mod attach;
 mod bench;
+mod clients;
 mod documents;
 mod end_to_end;
 mod filesystem;

@@ -104,6 +104,11 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
         R::SnapshotLabel { volume, snapshot, set, remove } => {
             label(store, volume, snapshot, set, remove)
         }
+        // Nobody is connected to a store that is not served.
+        R::ClientList { .. } => Ok(Value::Array(Vec::new())),
+        R::ClientKick { client } => Err(Error::not_found(format!(
+            "no NBD client has the number {client}: the store is not served"
+        ))),
         R::DeviceAttach { .. } | R::DeviceDetach { .. } | R::DeviceList => {
             Err(Error::unsupported("block devices are made by the server of a store: `dbs serve`"))
         }

@@ -8,7 +8,7 @@
 //! - [`Front`] and [`Carrier`]: the seam between a protocol and what carries its requests out where
 //!   that is no volume of this process; [`Pieces`] of what is too long to be carried at once;
 //! - [`Commits`]: requests that wait for a commit, and share it;
-//! - [`Pool`]: threads for what may block.
+//! - [`Pool`]: threads for what may block, which clients share step by step.
 
 mod accept;
 mod address;
@@ -35,6 +35,6 @@ pub use listen::{Listen, Listener};
 pub use offline::Offline;
 pub use peer::{Charge, HEADER_MAX_BYTES, Limits, Protocol, Ready};
 pub use peers::{Event, Peers};
-pub use pieces::{DISCARD_MAX_BYTES, Pieces};
-pub use pool::{Pool, lock, wait_while};
+pub use pieces::{DISCARD_MAX_BYTES, Pieces, ZEROES_MAX_BYTES, piece};
+pub use pool::{Pool, Work, lock, wait_while};
 pub use socket::Socket;

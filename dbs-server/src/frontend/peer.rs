@@ -40,6 +40,12 @@ pub trait Protocol {
     fn farewell(&self) -> &[u8] {
         &[]
     }
+
+    /// No more requests are taken, though the client has not taken its leave; if the connection is lost,
+    /// no replies reach it either.
+    fn ended(&self, lost: bool) {
+        let _ = lost;
+    }
 }
 
 /// What a request means for its connection.
@@ -327,6 +333,11 @@ impl<P: Protocol> Peer<P> {
         }
     }
 
+    /// Whether nothing is received until requests have been answered.
+    pub fn is_full(&self) -> bool {
+        !self.receiving && !self.ended && self.input.waiting.is_some()
+    }
+
     /// [`Receive::Payload`] is complete.
     pub fn payload_filled(&mut self, buf: Buf, ready: &mut Vec<Ready<P::Request>>) {
         if let Some(incoming) = &mut self.input.payload {
@@ -339,6 +350,7 @@ impl<P: Protocol> Peer<P> {
     /// Takes no more requests. Half a write is no write.
     pub fn end(&mut self) {
         self.ended = true;
+        self.protocol.ended(self.broken);
         if let Some(Incoming { request, .. }) = self.input.payload.take() {
             self.release(1, request.cost_bytes());
         }

@@ -176,7 +176,12 @@ impl<P: Protocol> Peers<P> {
         let Some(peer) = self.peers.get_mut(number) else { return };
         let socket = peer.socket;
         match peer.wants() {
-            Receive::Nothing => return,
+            Receive::Nothing => {
+                if peer.is_full() {
+                    tick_on(&mut self.ticking, io);
+                }
+                return;
+            }
             Receive::Any => io.receive(socket, self.tags | u64::from(number)),
             Receive::Payload(buf, start) => {
                 io.fill(socket, buf, start, self.tags | u64::from(number));
@@ -274,8 +279,9 @@ impl<P: Protocol> Peers<P> {
         }
     }
 
-    /// Once a second while something is being sent, or somebody is in the handshake of TLS: gives up
-    /// those that take nothing of it, or too long.
+    /// Once a second while something is being sent, somebody is in the handshake of TLS, or nothing is
+    /// received for want of room: gives up those that take nothing of what is sent, or too long, and
+    /// looks whether those that are not heard are still there.
     pub fn tick(&mut self, io: &mut Io) {
         self.tick = self.tick.wrapping_add(1);
         let mut waiting = false;
@@ -290,6 +296,12 @@ impl<P: Protocol> Peers<P> {
                 if self.tick.wrapping_sub(begun) > HANDSHAKE_TICKS && !peer.broken {
                     give_up(io, peer);
                     self.touched.push(number);
+                }
+            }
+            if peer.is_full() {
+                waiting = true;
+                if io.has_hung_up(peer.socket) {
+                    peer.protocol.ended(false);
                 }
             }
             let Some(since) = peer.out.since() else { continue };

@@ -5,12 +5,20 @@ use super::carry::{Action, Carry};
 /// Bytes given up at a time: far less than what would keep a replica from answering in time.
 pub const DISCARD_MAX_BYTES: u32 = 256 << 20;
 /// Bytes of zeros written at a time.
-const ZEROES_MAX_BYTES: u32 = 1 << 20;
+pub const ZEROES_MAX_BYTES: u32 = 1 << 20;
+
+/// Bytes of the next piece of what is between two bytes: to a multiple of the largest length, so that
+/// all pieces but the first begin at whole blocks.
+#[must_use]
+pub fn piece(at: u64, end: u64, most: u64) -> u64 {
+    (most - at % most).min(end.saturating_sub(at))
+}
 
 /// What is left of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pieces {
     action: Action,
+    start: u64,
     at: u64,
     end: u64,
     most: u32,
@@ -33,7 +41,14 @@ impl Pieces {
     }
 
     fn new(action: Action, (offset, length): (u64, u64), most: u32, flush: bool) -> Self {
-        Self { action, at: offset, end: offset.saturating_add(length), most, flush }
+        let end = offset.saturating_add(length);
+        Self { action, start: offset, at: offset, end, most, flush }
+    }
+
+    /// Whether there is more than one piece, not counting a flush.
+    #[must_use]
+    pub fn is_long(&self) -> bool {
+        piece(self.at, self.end, self.most.into()) < self.end - self.start
     }
 
     /// Whether there is a next piece.
@@ -49,9 +64,7 @@ impl Iterator for Pieces {
     /// The next piece, which is to begin when the one before has ended well.
     fn next(&mut self) -> Option<Carry> {
         if self.at < self.end {
-            // To a multiple of the largest length, so that all but the first begin at whole blocks.
-            let most = u64::from(self.most);
-            let count = (most - self.at % most).min(self.end - self.at);
+            let count = piece(self.at, self.end, self.most.into());
             let piece = Carry { action: self.action, offset: self.at, length: count as u32 };
             self.at += count;
             return Some(piece);

@@ -1,6 +1,6 @@
 //! A connected socket of either family.
 
-use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, getsockopt, send, setsockopt, sockopt};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -42,6 +42,14 @@ impl Socket {
             setsockopt(stream, sockopt::TcpKeepCount, &count)?;
         }
         Ok(())
+    }
+
+    /// The process at the other end, where that is on this machine and can be seen.
+    #[must_use]
+    pub fn peer_process(&self) -> Option<u32> {
+        let Self::Unix(stream) = self else { return None };
+        let peer = getsockopt(stream, sockopt::PeerCredentials).ok()?;
+        u32::try_from(peer.pid()).ok().filter(|process| *process > 0)
     }
 
     /// Ends it in one or both directions.

@@ -3,9 +3,10 @@
 //!
 //! Handshake, validation and the bytes of replies are those of any other server; what is here is from a
 //! valid request to what is carried, and back. Reads and writes go as they are. What has no bound, or no
-//! equal, is cut into [`Pieces`]: trims, and zeros, which are written.
+//! equal, is cut into [`Pieces`]: trims, and zeros, which are written. Of a client's requests that are cut a few
+//! are carried out at a time; what is left of them is dropped when the client is gone.
 
-use super::export::{BlockSizes, Export, Exports, Extent, Failure, Result, ZeroOptions};
+use super::export::{BlockSizes, Export, Exports, Extent, Failure, Peer, Result, ZeroOptions};
 use super::server::{Deliver, ServerHandle, ServerOptions, Shared, start_on};
 use super::session::{Admitted, Operation, Reply};
 use super::transmission::{Adopted, Client, Message};
@@ -14,10 +15,15 @@ use crate::frontend::{
     self, Action, Carrier, Carry, Event, FailureKind, Front, Limits, Listen, Outcome, Peers,
     Pieces, Pool, Ready,
 };
+use dbs_core::volume::Finish;
 use dbs_reactor::{Buf, Io, Slab};
 use std::any::Any;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
+
+/// Requests of a client that are cut into pieces, and carried out at a time.
+const CUT_MAX: usize = 4;
 
 /// A server whose connections are served on reactors of somebody else.
 pub struct Carried {
@@ -41,8 +47,8 @@ impl Carried {
             let options = &shared.options;
             let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
             let peers = Peers::new(limits, options.write_timeout).tagged(tags);
-            let (running, next) = (Slab::default(), Vec::new());
-            Box::new(Clients { shared, peers, running, next, stopping: false })
+            let (running, next, cut) = (Slab::default(), Vec::new(), HashMap::new());
+            Box::new(Clients { shared, peers, running, next, cut, stopping: false })
         }
     }
 
@@ -80,14 +86,14 @@ impl OneExport {
 }
 
 impl Exports for OneExport {
-    fn open(&self, name: &str) -> Result<Arc<dyn Export>> {
+    fn open(&self, name: &str, _: &Peer) -> Result<Arc<dyn Export>> {
         if !name.is_empty() && name != self.name {
             return Err(Failure::invalid(format!("no export {name}; there is {}", self.name)));
         }
         Ok(Arc::new(Shown { name: self.name.clone(), size: (self.size)() }))
     }
 
-    fn list(&self) -> Vec<(String, String)> {
+    fn list(&self, _: &Peer) -> Vec<(String, String)> {
         vec![(self.name.clone(), String::new())]
     }
 }
@@ -99,9 +105,9 @@ struct Shown {
 }
 
 /// Requests of no bytes are the only ones that come here.
-fn nothing(length: u64) -> Result<()> {
+fn nothing(length: u64) -> Result<Finish> {
     match length {
-        0 => Ok(()),
+        0 => Ok(Finish::Done),
         _ => Err(Failure::new(Errno::Io, "internal error of the server")),
     }
 }
@@ -128,23 +134,23 @@ impl Export for Shown {
     }
 
     fn read(&self, _: u64, buf: &mut [u8]) -> Result<()> {
+        nothing(buf.len() as u64).map(drop)
+    }
+
+    fn write(&self, _: u64, buf: &[u8]) -> Result<Finish> {
         nothing(buf.len() as u64)
     }
 
-    fn write(&self, _: u64, buf: &[u8], _: bool) -> Result<()> {
-        nothing(buf.len() as u64)
-    }
-
-    fn trim(&self, _: u64, length: u64, _: bool) -> Result<()> {
+    fn trim(&self, _: u64, length: u64) -> Result<Finish> {
         nothing(length)
     }
 
-    fn write_zeroes(&self, _: u64, length: u64, _: ZeroOptions) -> Result<()> {
+    fn write_zeroes(&self, _: u64, length: u64, _: ZeroOptions) -> Result<Finish> {
         nothing(length)
     }
 
     fn flush(&self) -> Result<()> {
-        nothing(1)
+        nothing(1).map(drop)
     }
 
     /// Replicas do not say where they have data.
@@ -164,6 +170,8 @@ struct Clients {
     running: Slab<Running>,
     /// Requests of which the next piece is due at the end of the turn.
     next: Vec<u32>,
+    /// Of each client that has some: its requests that are cut into pieces.
+    cut: HashMap<u32, Cut>,
     stopping: bool,
 }
 
@@ -175,13 +183,23 @@ struct Running {
     pieces: Option<Pieces>,
 }
 
+/// Requests of a client that are cut into pieces.
+#[derive(Default)]
+struct Cut {
+    /// How many of them are being carried out.
+    running: usize,
+    /// Those that wait for one of these to end.
+    waiting: VecDeque<u32>,
+}
+
 impl Clients {
     fn adopt(&mut self, io: &mut Io, carrier: &mut dyn Carrier, adopted: Adopted) {
-        let Adopted { id, socket, session, tls, received } = adopted;
-        let client = Client { id, session: Arc::new(session) };
+        let Adopted { known, socket, session, tls, received } = adopted;
+        let id = known.peer.id;
+        let client = Client { known, session: Arc::new(session) };
         let number = self.peers.add(io, socket, client, tls);
         if self.stopping || self.shared.is_stopping() {
-            return self.peers.end(io, false, |client| client.id == id);
+            return self.peers.end(io, false, |client| client.known.peer.id == id);
         }
         self.input(io, carrier, number, Event::Begun(&received));
     }
@@ -194,19 +212,20 @@ impl Clients {
         ready: Ready<Admitted>,
     ) {
         let Ready { request: admitted, payload } = ready;
-        let carried = match admitted.operation() {
+        if let Some(client) = self.peers.get(number) {
+            client.known.count(admitted.operation(), payload.as_ref().map_or(0, |data| data.len()));
+        }
+        let carry = match admitted.operation() {
             Some(Operation::Read { offset, length, .. }) if length > 0 => {
-                Some((Carry { action: Action::Read, offset, length: length as u32 }, None))
+                Some(Carry { action: Action::Read, offset, length: length as u32 })
             }
             Some(Operation::Write { offset, fua }) => payload.as_ref().map(|payload| {
                 let action = Action::Write { durable: fua };
-                (Carry { action, offset, length: payload.len() as u32 }, None)
+                Carry { action, offset, length: payload.len() as u32 }
             }),
-            Some(Operation::Flush) => {
-                Some((Carry { action: Action::Flush, offset: 0, length: 0 }, None))
-            }
+            Some(Operation::Flush) => Some(Carry { action: Action::Flush, offset: 0, length: 0 }),
             Some(Operation::Trim { offset, length, fua }) => {
-                cut(Pieces::discard(offset, length, fua))
+                return self.start_cut(number, admitted, Pieces::discard(offset, length, fua));
             }
             Some(Operation::Zero { options: ZeroOptions { fast: true, .. }, .. }) => {
                 let failure = Failure::new(Errno::NotSupported, "zeros are written, as data is");
@@ -214,14 +233,39 @@ impl Clients {
                 return self.reply(number, &admitted, reply);
             }
             Some(Operation::Zero { offset, length, options }) => {
-                cut(Pieces::zeroes(offset, length, options.fua))
+                let pieces = Pieces::zeroes(offset, length, options.fua);
+                return self.start_cut(number, admitted, pieces);
             }
             _ => None,
         };
-        let Some((first, pieces)) = carried else { return self.run(number, &admitted) };
-        let payload = payload.or_else(|| zeros(io, first, pieces.as_ref()));
-        let ticket = self.running.insert(Running { peer: number, admitted, pieces });
-        carrier.carry(io, first, payload, u64::from(ticket));
+        let Some(carry) = carry else { return self.run(number, &admitted) };
+        let ticket = self.running.insert(Running { peer: number, admitted, pieces: None });
+        carrier.carry(io, carry, payload, u64::from(ticket));
+    }
+
+    /// Starts a request piece by piece, or lets it wait for the client's others.
+    fn start_cut(&mut self, number: u32, admitted: Admitted, pieces: Pieces) {
+        if !pieces.has_more() {
+            return self.run(number, &admitted);
+        }
+        let ticket = self.running.insert(Running { peer: number, admitted, pieces: Some(pieces) });
+        let cut = self.cut.entry(number).or_default();
+        if cut.running < CUT_MAX {
+            cut.running += 1;
+            self.next.push(ticket);
+        } else {
+            cut.waiting.push_back(ticket);
+        }
+    }
+
+    /// A request that was cut into pieces is over: the client's next one begins.
+    fn cut_ended(&mut self, number: u32) {
+        let Some(cut) = self.cut.get_mut(&number) else { return };
+        match cut.waiting.pop_front() {
+            Some(ticket) => self.next.push(ticket),
+            None if cut.running == 1 => drop(self.cut.remove(&number)),
+            None => cut.running -= 1,
+        }
     }
 
     /// Answers what needs nobody: what is not allowed, and what is nothing.
@@ -235,19 +279,22 @@ impl Clients {
         self.peers.answer(number, admitted.cost_bytes, |batch| reply.append_to(batch));
     }
 
-    /// Carries the next piece of a request.
+    /// Carries the next piece of a request, unless nobody waits for it any more.
     fn go_on(&mut self, io: &mut Io, carrier: &mut dyn Carrier, ticket: u32) {
         let Some(running) = self.running.get_mut(ticket) else { return };
+        let (peer, long) = (running.peer, running.pieces.as_ref().is_some_and(Pieces::is_long));
+        if self.peers.get(peer).is_none_or(|client| client.known.drops(long)) {
+            if let Some(Running { admitted, .. }) = self.running.remove(ticket) {
+                let text = "the connection ends before this is done";
+                let failure = Failure::new(Errno::Shutdown, text);
+                self.reply(peer, &admitted, Reply::refused(&admitted, &failure));
+            }
+            return self.cut_ended(peer);
+        }
         let Some(piece) = running.pieces.as_mut().and_then(Pieces::next) else { return };
         let payload = zeros(io, piece, running.pieces.as_ref());
         carrier.carry(io, piece, payload, u64::from(ticket));
     }
-}
-
-/// The first piece, and the rest.
-fn cut(mut pieces: Pieces) -> Option<(Carry, Option<Pieces>)> {
-    let first = pieces.next()?;
-    Some((first, Some(pieces)))
 }
 
 /// What a piece that zeroes writes.
@@ -267,15 +314,19 @@ impl Front for Clients {
             Message::Adopt(adopted) => self.adopt(io, carrier, *adopted),
             Message::Stop => self.peers.end(io, false, |_| true),
             Message::Abort => self.peers.end(io, true, |_| true),
+            Message::Kick(id) => self.peers.end(io, true, |client| client.known.peer.id == id),
             // Its end is the reactor's to tell; no worker has anything to say.
-            Message::End | Message::Reply { .. } | Message::Committed(_) => {}
+            Message::End
+            | Message::Reply { .. }
+            | Message::Commit { .. }
+            | Message::Committed(_) => {}
         }
     }
 
     fn input(&mut self, io: &mut Io, carrier: &mut dyn Carrier, number: u32, event: Event<'_>) {
         let (mut ready, failure) = self.peers.input(io, number, event);
         if let (Some(error), Some(client)) = (failure, self.peers.get(number)) {
-            self.shared.client_failed(client.id, &error);
+            self.shared.client_failed(client.known.peer.id, &error);
         }
         for request in ready.drain(..) {
             self.start(io, carrier, number, request);
@@ -290,7 +341,10 @@ impl Front for Clients {
         if more && !matches!(outcome, Outcome::Failed(_)) {
             return self.next.push(ticket);
         }
-        let Some(Running { peer, admitted, .. }) = self.running.remove(ticket) else { return };
+        let Some(Running { peer, admitted, pieces }) = self.running.remove(ticket) else { return };
+        if pieces.is_some() {
+            self.cut_ended(peer);
+        }
         match outcome {
             Outcome::Done(_) => {
                 self.peers.answer(peer, admitted.cost_bytes, |batch| batch.push(&admitted.done()));
@@ -307,13 +361,12 @@ impl Front for Clients {
     }
 
     fn turn(&mut self, io: &mut Io, carrier: &mut dyn Carrier) {
-        let mut next = std::mem::take(&mut self.next);
-        for ticket in next.drain(..) {
+        // One that is dropped lets another begin.
+        while let Some(ticket) = self.next.pop() {
             self.go_on(io, carrier, ticket);
         }
-        self.next = next;
         let shared = &self.shared;
-        self.peers.settle(io, |client| shared.forget(client.id));
+        self.peers.settle(io, |client| shared.forget(client.known.peer.id));
     }
 
     fn tick(&mut self, io: &mut Io) {

@@ -1,6 +1,7 @@
 //! What the server serves: an [`Export`] is one disk, [`Exports`] finds them by name.
 
 use super::wire::{Errno, PAYLOAD_MAX_BYTES};
+use dbs_core::volume::Finish;
 use dbs_core::{DirectIo, Volume};
 use std::fmt;
 use std::sync::Arc;
@@ -60,7 +61,7 @@ impl Default for BlockSizes {
 /// How zeros are to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ZeroOptions {
-    /// Durable on return.
+    /// Durable before it is answered: whoever calls the export sees to that.
     pub fua: bool,
     /// The range must be allocated afterwards.
     pub no_hole: bool,
@@ -78,7 +79,7 @@ pub struct Extent {
 }
 
 /// A disk to serve. The server has checked ranges, alignment and permission before it calls; calls
-/// come from many threads at once.
+/// come from many threads at once, and ask for no more than takes some milliseconds.
 pub trait Export: Send + Sync {
     /// Name in the list of exports, whatever name it was opened by.
     fn name(&self) -> String;
@@ -102,21 +103,30 @@ pub trait Export: Send + Sync {
     /// # Errors
     /// A failure of the storage; the same for all methods below.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
-    /// Writes `buf` at `offset`; with `fua` it is durable on return.
+    /// Writes `buf` at `offset`. Of this and the two below callers flush behind what they are to make
+    /// durable, or what says that it takes a commit.
     ///
     /// # Errors
     /// See [`Export::read`].
-    fn write(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()>;
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<Finish>;
     /// Gives up the content of the range, as far as that is convenient.
     ///
     /// # Errors
     /// See [`Export::read`].
-    fn trim(&self, offset: u64, length: u64, fua: bool) -> Result<()>;
+    fn trim(&self, offset: u64, length: u64) -> Result<Finish>;
+    /// Whether the range can be zeroed in this way. Long ranges are then zeroed piece by piece.
+    ///
+    /// # Errors
+    /// [`Errno::NotSupported`] if it was to be fast and would not be.
+    fn check_zeroes(&self, offset: u64, length: u64, options: ZeroOptions) -> Result<()> {
+        let _ = (offset, length, options);
+        Ok(())
+    }
     /// Makes the range read as zeros.
     ///
     /// # Errors
     /// See [`Export::read`].
-    fn write_zeroes(&self, offset: u64, length: u64, options: ZeroOptions) -> Result<()>;
+    fn write_zeroes(&self, offset: u64, length: u64, options: ZeroOptions) -> Result<Finish>;
     /// Makes every write that has returned, on any connection, durable.
     ///
     /// # Errors
@@ -133,7 +143,7 @@ pub trait Export: Send + Sync {
     /// Metadata contexts whose names start with `prefix`.
     fn contexts(&self, prefix: &str) -> Vec<String>;
     /// Status of the range in a context, from `offset` on without gaps: at least one extent, at
-    /// most `limit`, together at most `length` bytes (fewer where that is cheaper).
+    /// most `limit`, together at most `length` bytes; fewer where all of them would take long.
     ///
     /// # Errors
     /// See [`Export::read`].
@@ -146,19 +156,43 @@ pub trait Export: Send + Sync {
     ) -> Result<Vec<Extent>>;
 }
 
+/// The client that an export is opened for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number in the server.
+    pub id: u64,
+    /// Where it comes from: `tcp:ADDRESS`, or `unix:` and the socket it used.
+    pub address: String,
+    /// Its process, where it is on this machine.
+    pub process: Option<u32>,
+    /// It came over the control socket.
+    pub trusted: bool,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.trusted {
+            // Commands and programs that reach the store through its server.
+            true => f.write_str("local program")?,
+            false => write!(f, "NBD client {}", self.address)?,
+        }
+        self.process.map_or(Ok(()), |process| write!(f, " (process {process})"))
+    }
+}
+
 /// The exports of a server.
 pub trait Exports: Send + Sync {
-    /// Opens an export; the empty name is the default one. Dropping it closes it.
+    /// Opens an export for a client; the empty name is the default one. Dropping it closes it.
     ///
     /// # Errors
     /// No such export, or it cannot be opened: the message says which.
-    fn open(&self, name: &str) -> Result<Arc<dyn Export>>;
+    fn open(&self, name: &str, peer: &Peer) -> Result<Arc<dyn Export>>;
     /// The file or device that the volumes of [`Export::volume`] lie in, for a reactor to use.
     fn direct_io(&self) -> Option<DirectIo> {
         None
     }
-    /// Names and descriptions of all exports.
-    fn list(&self) -> Vec<(String, String)>;
+    /// Names and descriptions of all exports that are there for a client.
+    fn list(&self, peer: &Peer) -> Vec<(String, String)>;
 }
 
 /// Appends an extent, merging it with the one before if that has the same flags.

@@ -1,6 +1,6 @@
 //! The handshake without threads or sockets: fixed newstyle option haggling as a state machine.
 
-use super::export::{Export, Exports};
+use super::export::{Export, Exports, Peer};
 use super::session::Session;
 use super::wire::option::{InfoRequest, MetaRequest, OptionReplies};
 use super::wire::request::Style;
@@ -38,6 +38,7 @@ pub enum Step {
 /// The state of one handshake.
 pub struct Handshake {
     exports: Arc<dyn Exports>,
+    peer: Peer,
     tls: TlsState,
     refusal: Option<(u32, String)>,
     no_zeroes: bool,
@@ -50,8 +51,14 @@ impl Handshake {
     /// A handshake at its start.
     #[must_use]
     pub fn new(exports: Arc<dyn Exports>, tls: TlsState) -> Self {
-        let style = Style::default();
-        Self { exports, tls, refusal: None, no_zeroes: false, style, contexts: None }
+        let (peer, style) = (Peer::default(), Style::default());
+        Self { exports, peer, tls, refusal: None, no_zeroes: false, style, contexts: None }
+    }
+
+    /// The same with a client of whom something is known.
+    #[must_use]
+    pub fn of(self, peer: Peer) -> Self {
+        Self { peer, ..self }
     }
 
     /// Answers every option with this error and text from now on.
@@ -148,7 +155,7 @@ impl Handshake {
         // Clients with extended headers must use GO.
         let name = Cursor::new(data).string(data.len());
         let (Ok(name), false) = (name, self.style == Style::Extended) else { return Step::Close };
-        let Ok(export) = self.exports.open(&name) else { return Step::Close };
+        let Ok(export) = self.exports.open(&name, &self.peer) else { return Step::Close };
         let session = self.session(&name, export);
         out.extend(session.size().to_be_bytes());
         out.extend(session.transmission_flags().to_be_bytes());
@@ -186,7 +193,7 @@ impl Handshake {
         if !data.is_empty() {
             return replies.error(rep::ERR_INVALID, "LIST takes no data");
         }
-        for (name, description) in self.exports.list() {
+        for (name, description) in self.exports.list(&self.peer) {
             if name.len() <= STRING_MAX_BYTES {
                 replies.server(&name, &description);
             }
@@ -265,7 +272,7 @@ impl Handshake {
     }
 
     fn open(&self, name: &str, replies: &mut OptionReplies<'_>) -> Option<Arc<dyn Export>> {
-        match self.exports.open(name) {
+        match self.exports.open(name, &self.peer) {
             Ok(export) => Some(export),
             Err(failure) => {
                 replies.error(rep::ERR_UNKNOWN, &failure.message);

@@ -16,8 +16,11 @@ pub mod export;
 pub mod handshake;
 
 mod input;
+mod known;
+mod rules;
 pub mod server;
 pub mod session;
+mod steps;
 pub mod store_exports;
 mod transmission;
 pub mod uri;
@@ -27,10 +30,12 @@ pub use crate::frontend::Listen;
 pub use crate::frontend::tls::TlsConfig;
 pub use carried::{Carried, OneExport};
 pub use client::{Buffered, Client, ClientOptions, Pipeline};
-pub use export::{BlockSizes, Export, Exports, Extent, Failure, ZeroOptions};
+pub use export::{BlockSizes, Export, Exports, Extent, Failure, Peer, ZeroOptions};
+pub use known::ClientInfo;
+pub use rules::{Access, ExportRule, ExportRules};
 #[doc(hidden)]
 pub use server::LocalServer;
-pub use server::{ClientInfo, ServerHandle, ServerOptions, start};
+pub use server::{ServerHandle, ServerOptions, start};
 pub use store_exports::StoreExports;
 #[doc(hidden)]
 pub use transmission::Client as OfflineClient;

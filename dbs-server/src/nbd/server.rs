@@ -2,8 +2,9 @@
 //! connections behind it, and a pool of workers for what may block.
 
 use super::connection::Connection;
-use super::export::Exports;
+use super::export::{Exports, Peer};
 use super::handshake::Handshake;
+use super::known::{ClientInfo, Known};
 use super::session::Session;
 use super::transmission::{Adopted, Message, Transmission};
 use super::wire::rep;
@@ -28,6 +29,8 @@ const REFUSALS_MAX: usize = 64;
 const REACTORS_MAX: usize = 4;
 /// How long a refused client may take.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long whoever disconnects a client waits until it is gone.
+const KICK_PATIENCE: Duration = Duration::from_secs(10);
 /// Rest after an accept that failed, for lack of descriptors mostly.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -88,15 +91,6 @@ impl fmt::Debug for ServerOptions {
             .field("tls", &self.tls.is_some())
             .finish_non_exhaustive()
     }
-}
-
-/// A connected client.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientInfo {
-    /// Where it comes from: `tcp:ADDRESS`, or `unix:` and the socket it used.
-    pub peer: String,
-    /// The export it uses; `None` during its handshake.
-    pub export: Option<String>,
 }
 
 /// Starts serving `exports` on `addresses`; with none, only what is handed over by
@@ -171,7 +165,8 @@ impl LocalServer {
         let mut reactor =
             dbs_reactor::Local::new(&reactor, |io, remote| shared.transmission(io, remote))?;
         let (socket, received) = (socket.into(), Vec::new());
-        let adopted = Adopted { id: 0, socket, session, tls: None, received };
+        let known = Arc::default();
+        let adopted = Adopted { known, socket, session, tls: None, received };
         reactor.message(Message::Adopt(Box::new(adopted)));
         Ok(Self { reactor })
     }
@@ -234,7 +229,25 @@ impl ServerHandle {
     /// Who is connected.
     #[must_use]
     pub fn clients(&self) -> Vec<ClientInfo> {
-        lock(&self.shared.registry).clients.values().map(|client| client.info.clone()).collect()
+        lock(&self.shared.registry).clients.values().map(|client| client.known.info()).collect()
+    }
+
+    /// Disconnects a client, and waits until nothing of it is left; what it was, if it was there. What it
+    /// had asked for and was not told to be done may be done or not.
+    #[must_use]
+    pub fn kick(&self, id: u64) -> Option<ClientInfo> {
+        let shared = &self.shared;
+        let registry = lock(&shared.registry);
+        let client = registry.clients.get(&id)?;
+        client.known.ends(true);
+        client.socket.iter().for_each(|socket| socket.shutdown(Shutdown::Both));
+        let info = client.known.info();
+        // Behind its arrival there, if it is on its way.
+        shared.tell_reactors(|| Message::Kick(id));
+        let there = |registry: &mut Registry| registry.clients.contains_key(&id);
+        // Something of its may still wait for the device; it is told to go all the same.
+        drop(shared.gone.wait_timeout_while(registry, KICK_PATIENCE, there));
+        Some(info)
     }
 
     /// Stops accepting, lets requests in flight finish, closes all connections and waits for
@@ -299,7 +312,7 @@ struct Registry {
 }
 
 struct Registered {
-    info: ClientInfo,
+    known: Arc<Known>,
     /// During the handshake; afterwards it is its reactor's.
     socket: Option<Arc<Socket>>,
 }
@@ -387,7 +400,7 @@ impl Shared {
     }
 
     /// Starts a connection's thread, to serve it or to tell it why not.
-    fn admit(self: &Arc<Self>, socket: Socket, peer: String, trusted: bool) -> io::Result<()> {
+    fn admit(self: &Arc<Self>, socket: Socket, address: String, trusted: bool) -> io::Result<()> {
         let socket = Arc::new(socket);
         let mut registry = lock(&self.registry);
         if self.is_stopping() {
@@ -400,13 +413,14 @@ impl Shared {
         }
         let id = registry.next_id;
         registry.next_id += 1;
-        let info = ClientInfo { peer, export: None };
-        registry.clients.insert(id, Registered { info, socket: Some(socket.clone()) });
+        let peer = Peer { id, address, process: socket.peer_process(), trusted };
+        let known = Arc::new(Known::new(peer.clone()));
+        registry.clients.insert(id, Registered { known, socket: Some(socket.clone()) });
         drop(registry);
         let shared = self.clone();
         let spawned = thread::Builder::new().name("nbd-handshake".into()).spawn(move || {
             let leaving = Leaving { shared: &shared, id };
-            if shared.serve(id, Connection::new(socket), trusted, refused) {
+            if shared.serve(peer, Connection::new(socket), refused) {
                 // From here on its reactor tells when it is over.
                 std::mem::forget(leaving);
             }
@@ -424,10 +438,11 @@ impl Shared {
     }
 
     /// The thread of a handshake; whether a reactor has taken the connection over.
-    fn serve(&self, id: u64, mut connection: Connection, trusted: bool, refused: bool) -> bool {
-        let options = &self.options;
+    fn serve(&self, peer: Peer, mut connection: Connection, refused: bool) -> bool {
+        let (id, options) = (peer.id, &self.options);
         let mut handshake =
-            Handshake::new(self.exports.clone(), connection.initial_tls(options, trusted));
+            Handshake::new(self.exports.clone(), connection.initial_tls(options, peer.trusted))
+                .of(peer);
         let mut timeout = options.handshake_timeout;
         if refused {
             let message =
@@ -454,12 +469,12 @@ impl Shared {
         if self.is_stopping() {
             return Err(stopping());
         }
-        if let Some(client) = registry.clients.get_mut(&id) {
-            client.info.export = Some(session.name());
-            client.socket = None;
-        }
+        let client = registry.clients.get_mut(&id).ok_or_else(stopping)?;
+        client.known.uses(session.name(), session.read_only());
+        client.socket = None;
+        let known = Arc::clone(&client.known);
         let (socket, tls, received) = connection.into_parts()?;
-        let adopted = Adopted { id, socket: socket.into(), session, tls, received };
+        let adopted = Adopted { known, socket: socket.into(), session, tls, received };
         let reactors = self.reactors.get().ok_or_else(stopping)?;
         // Ids are dense, so that clients are spread evenly.
         let reactor = reactors.get(id as usize % reactors.len().max(1)).ok_or_else(stopping)?;
@@ -476,7 +491,8 @@ impl Shared {
         if is_departure(error) || self.is_stopping() {
             return;
         }
-        let peer = lock(&self.registry).clients.get(&id).map(|client| client.info.peer.clone());
+        let peer =
+            lock(&self.registry).clients.get(&id).map(|client| client.known.peer.address.clone());
         self.log(|| format!("nbd: {} disconnected: {error}", peer.unwrap_or_default()));
     }
 }

@@ -1,38 +1,35 @@
 //! One connection's transmission phase without threads or sockets: which requests are allowed,
 //! what they do to the export, and the bytes of the reply.
 
-use super::export::{BASE_ALLOCATION, Export, Extent, Failure, Result, ZeroOptions};
+use super::export::{Export, Failure, Result, ZeroOptions};
+use super::steps::{Progress, SPARSE_READ_BYTES, Steps};
 use super::wire::reply::{FLAG_DONE, Head, ReplyTo};
 use super::wire::request::{Request, Style};
-use super::wire::{CONTEXTS_MAX, Cursor, Errno, cmd, cmd_flag, extent_flag, flag};
+use super::wire::{CONTEXTS_MAX, Cursor, Errno, cmd, cmd_flag, flag};
 use dbs_core::Volume;
 use dbs_reactor::Batch;
 use std::sync::Arc;
 
 /// Most extents of one context in a reply.
-const EXTENTS_MAX: usize = 8192;
-/// Reads of at least this many bytes look for holes first.
-const SPARSE_READ_BYTES: u64 = 64 << 10;
-/// Most extents of a read worth sending one by one.
-const SPARSE_EXTENTS_MAX: usize = 16;
+pub(super) const EXTENTS_MAX: usize = 8192;
 /// Longest payload of `BLOCK_STATUS`: a length and the ids of contexts.
 const STATUS_PAYLOAD_MAX_BYTES: u64 = 8 + 4 * CONTEXTS_MAX as u64;
 
 /// What a connection has agreed on.
 #[derive(Clone)]
 pub struct Session {
-    export: Arc<dyn Export>,
+    pub(super) export: Arc<dyn Export>,
     size: u64,
     read_only: bool,
     style: Style,
-    contexts: Vec<String>,
+    pub(super) contexts: Vec<String>,
 }
 
 /// A request found valid, or the reason why it is not.
 #[derive(Debug, Clone)]
 pub struct Admitted {
-    to: ReplyTo,
-    operation: Result<Operation>,
+    pub(super) to: ReplyTo,
+    pub(super) operation: Result<Operation>,
     /// Bytes of payload to read and hand to [`Session::run`].
     pub payload_bytes: usize,
     /// Bytes of payload to read and drop instead.
@@ -223,36 +220,22 @@ impl Session {
     /// Does what an admitted request asks for, given its payload, and makes the reply.
     #[must_use]
     pub fn run(&self, admitted: &Admitted, payload: &[u8]) -> Reply {
-        let to = &admitted.to;
-        let result = match &admitted.operation {
-            Ok(operation) => self.execute(to, *operation, payload),
-            Err(failure) => Err(failure.clone()),
-        };
-        result.unwrap_or_else(|failure| Reply::failed(to, &failure))
+        let mut steps = Steps::new(self, admitted, payload);
+        loop {
+            match steps.step(self, payload) {
+                Progress::More => {}
+                Progress::Reply(reply) => return reply,
+                Progress::Commit => return self.commit(admitted),
+            }
+        }
     }
 
-    fn execute(&self, to: &ReplyTo, operation: Operation, payload: &[u8]) -> Result<Reply> {
-        match operation {
-            Operation::Read { offset, length, whole } => {
-                return self.read(to, offset, length, whole);
-            }
-            Operation::Status { offset, length, one } => {
-                let wanted: Vec<u32> = (0..self.contexts.len() as u32).collect();
-                return self.block_status(to, offset, length, one, &wanted);
-            }
-            Operation::StatusOf { offset, one } => {
-                let (length, wanted) = self.status_payload(offset, payload)?;
-                return self.block_status(to, offset, length, one, &wanted);
-            }
-            Operation::Write { offset, fua } => self.export.write(offset, payload, fua)?,
-            Operation::Trim { offset, length, fua } => self.export.trim(offset, length, fua)?,
-            Operation::Zero { offset, length, options } => {
-                self.export.write_zeroes(offset, length, options)?;
-            }
-            Operation::Flush => self.export.flush()?,
-            Operation::Cache { offset, length } => self.export.cache(offset, length)?,
+    /// Makes everything durable that was done so far, and the reply that the request is.
+    pub(super) fn commit(&self, admitted: &Admitted) -> Reply {
+        match self.export.flush() {
+            Ok(()) => Reply { parts: vec![admitted.to.done().to_vec()] },
+            Err(failure) => Reply::refused(admitted, &failure),
         }
-        Ok(Reply { parts: vec![to.done().to_vec()] })
     }
 
     fn operation(&self, request: &Request, payload: u64) -> Result<Operation> {
@@ -348,41 +331,8 @@ impl Session {
         Ok(())
     }
 
-    fn read(&self, to: &ReplyTo, offset: u64, length: u64, whole: bool) -> Result<Reply> {
-        if to.style.chunked() && length == 0 {
-            return Ok(Reply { parts: vec![to.done().to_vec()] });
-        }
-        let extents = self.sparse_extents(offset, length, whole || !to.style.chunked())?;
-        let mut parts = Vec::with_capacity(2 * extents.len());
-        let mut at = offset;
-        for (index, extent) in extents.iter().enumerate() {
-            let flags = if index + 1 == extents.len() { FLAG_DONE } else { 0 };
-            if extent.flags & extent_flag::ZERO != 0 {
-                parts.push(to.hole(flags, at, extent.length as u32).to_vec());
-            } else {
-                let mut data = vec![0; extent.length as usize];
-                self.export.read(at, &mut data)?;
-                parts.push(to.data_head(flags, at, data.len()).to_vec());
-                parts.push(data);
-            }
-            at += extent.length;
-        }
-        Ok(Reply { parts })
-    }
-
-    /// The range cut into data and holes where that is worth it, else as one piece of data.
-    fn sparse_extents(&self, offset: u64, length: u64, whole: bool) -> Result<Vec<Extent>> {
-        if !whole && length >= SPARSE_READ_BYTES {
-            let extents = self.status_of(BASE_ALLOCATION, offset, length, SPARSE_EXTENTS_MAX)?;
-            if extents.iter().map(|extent| extent.length).sum::<u64>() == length {
-                return Ok(extents);
-            }
-        }
-        Ok(vec![Extent { length, flags: 0 }])
-    }
-
     /// Length and contexts that a payload of block status asks for.
-    fn status_payload(&self, offset: u64, payload: &[u8]) -> Result<(u64, Vec<u32>)> {
+    pub(super) fn status_payload(&self, offset: u64, payload: &[u8]) -> Result<(u64, Vec<u32>)> {
         let malformed = |_| Failure::invalid("block status payload of an impossible length");
         let mut cursor = Cursor::new(payload);
         let length = cursor.u64().map_err(malformed)?;
@@ -396,53 +346,6 @@ impl Session {
         }
         self.check_range(cmd::BLOCK_STATUS, offset, length)?;
         Ok((length, wanted))
-    }
-
-    fn block_status(
-        &self,
-        to: &ReplyTo,
-        offset: u64,
-        length: u64,
-        one: bool,
-        wanted: &[u32],
-    ) -> Result<Reply> {
-        let limit = if one { 1 } else { EXTENTS_MAX };
-        let mut parts = Vec::with_capacity(wanted.len());
-        for (index, id) in wanted.iter().enumerate() {
-            let name = self
-                .contexts
-                .get(*id as usize)
-                .ok_or_else(|| Failure::invalid("no such context"))?;
-            let extents = self.status_of(name, offset, length, limit)?;
-            // None is longer than the request, so that compact ones fit their 32 bits.
-            let descriptors: Vec<(u64, u32)> =
-                extents.iter().map(|extent| (extent.length, extent.flags)).collect();
-            let flags = if index + 1 == wanted.len() { FLAG_DONE } else { 0 };
-            parts.push(to.block_status(flags, *id, &descriptors));
-        }
-        Ok(Reply { parts })
-    }
-
-    /// The export's answer, held to its contract: a bug there must not break the protocol here.
-    fn status_of(
-        &self,
-        context: &str,
-        offset: u64,
-        length: u64,
-        limit: usize,
-    ) -> Result<Vec<Extent>> {
-        let mut extents = self.export.block_status(context, offset, length, limit)?;
-        let mut left = length;
-        extents.truncate(limit);
-        extents.retain_mut(|extent| {
-            extent.length = extent.length.min(left);
-            left -= extent.length;
-            extent.length > 0
-        });
-        if extents.is_empty() {
-            return Err(Failure::new(Errno::Io, format!("no status for {context} at {offset}")));
-        }
-        Ok(extents)
     }
 }
 
@@ -459,7 +362,7 @@ impl Reply {
         Self::failed(&admitted.to, failure)
     }
 
-    fn failed(to: &ReplyTo, failure: &Failure) -> Self {
+    pub(super) fn failed(to: &ReplyTo, failure: &Failure) -> Self {
         Self { parts: vec![to.error(failure.errno, &failure.message)] }
     }
 

@@ -4,46 +4,54 @@
 //! flags are 0 (same as in that snapshot), 1 (may differ), 2 (may differ, reads as zeros).
 
 use super::export::{
-    BASE_ALLOCATION, Export, Exports, Extent, Failure, Result, ZeroOptions, push_extent,
+    BASE_ALLOCATION, Export, Exports, Extent, Failure, Peer, Result, ZeroOptions, push_extent,
 };
+use super::rules::{Access, ExportRules};
 use super::wire::{Errno, extent_flag};
-use dbs_core::info::{MapRange, RangeState};
+use dbs_core::info::{Holder, HolderKind, MapRange, RangeState};
 use dbs_core::units::BLOCK_BYTES;
+use dbs_core::volume::Finish;
 use dbs_core::{DirectIo, Error, ErrorKind, Store, Volume, format_size};
 use std::sync::Arc;
 
 /// Prefix of the contexts that compare with a snapshot.
 pub const DIFF_PREFIX: &str = "dbs:diff:";
-/// Bytes of zeros written at a time where a range must be allocated.
-const ZEROES_BYTES: usize = 1 << 20;
-/// Bytes compared at a time, at first; it grows while little is found.
-const DIFF_WINDOW_BYTES: u64 = 64 << 20;
 
 /// The exports of one store.
 pub struct StoreExports {
     store: Store,
     read_only: bool,
-    held: Option<Held>,
+    rules: ExportRules,
 }
-
-/// Says of a volume's name whether somebody else writes it.
-pub type Held = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 impl StoreExports {
     /// Serves all of `store`; with `read_only`, volumes too refuse writes.
     #[must_use]
     pub fn new(store: Store, read_only: bool) -> Self {
-        Self { store, read_only, held: None }
+        Self { store, read_only, rules: ExportRules::default() }
     }
 
-    /// Exports the volumes that `held` names for reading only.
+    /// Exports only what the rules allow.
     #[must_use]
-    pub fn with_held(self, held: Held) -> Self {
-        Self { held: Some(held), ..self }
+    pub fn with_rules(self, rules: ExportRules) -> Self {
+        Self { rules, ..self }
     }
 
-    fn default_name(&self) -> Result<String> {
-        match self.store.volumes(false).as_slice() {
+    /// What a client may do with a volume or with a snapshot of it.
+    fn access(&self, spec: &str, peer: &Peer) -> Access {
+        self.rules.access(spec.split('@').next().unwrap_or(spec), peer)
+    }
+
+    /// Whether somebody has a volume open who writes it alone.
+    fn is_written(&self, volume: &str) -> bool {
+        let holders = self.store.holders();
+        holders.iter().any(|h| h.holder.alone && h.snapshot.is_none() && h.volume == volume)
+    }
+
+    fn default_name(&self, peer: &Peer) -> Result<String> {
+        let mut volumes = self.store.volumes(false);
+        volumes.retain(|volume| self.access(&volume.name, peer) != Access::None);
+        match volumes.as_slice() {
             [volume] => Ok(volume.name.clone()),
             [] => Err(Failure::invalid("the store has no volume to serve by default")),
             many => Err(Failure::invalid(format!(
@@ -55,11 +63,28 @@ impl StoreExports {
 }
 
 impl Exports for StoreExports {
-    fn open(&self, name: &str) -> Result<Arc<dyn Export>> {
-        let spec = if name.is_empty() { self.default_name()? } else { name.to_owned() };
-        let volume = self.store.volume(&spec)?;
-        let held = self.held.as_ref().is_some_and(|held| held(volume.spec()));
-        let read_only = self.read_only || volume.read_only() || held;
+    fn open(&self, name: &str, peer: &Peer) -> Result<Arc<dyn Export>> {
+        let spec = if name.is_empty() { self.default_name(peer)? } else { name.to_owned() };
+        let access = self.access(&spec, peer);
+        if access == Access::None {
+            // As if it did not exist: it is none of this client's business.
+            let volume = spec.split('@').next().unwrap_or(&spec);
+            return Err(Error::not_found(format!("no volume `{volume}` in this store")).into());
+        }
+        let read_only = self.read_only
+            || access == Access::Read
+            || spec.contains('@')
+            || self.is_written(&spec);
+        let holder = Holder {
+            kind: HolderKind::Nbd,
+            who: peer.to_string(),
+            id: Some(peer.id),
+            writes: !read_only,
+            alone: false,
+            remedy: format!("disconnect it first, or have `dbs clients kick {}` do that", peer.id),
+        };
+        let volume = self.store.volume_for(&spec, holder)?;
+        let read_only = read_only || volume.read_only() || self.is_written(&spec);
         Ok(Arc::new(StoreExport { store: self.store.clone(), volume, read_only }))
     }
 
@@ -68,9 +93,12 @@ impl Exports for StoreExports {
         self.store.direct_io().ok().flatten()
     }
 
-    fn list(&self) -> Vec<(String, String)> {
+    fn list(&self, peer: &Peer) -> Vec<(String, String)> {
         let mut list = Vec::new();
         for volume in self.store.volumes(false) {
+            if self.access(&volume.name, peer) == Access::None {
+                continue;
+            }
             let description = format!("volume of {}", format_size(volume.size));
             // A volume deleted since it was listed has no snapshots to show.
             let snapshots = self.store.snapshots(&volume.name, false).unwrap_or_default();
@@ -101,7 +129,7 @@ impl StoreExport {
 
     fn allocation(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<Extent>> {
         let mut extents = Vec::new();
-        for range in self.volume.map(offset, length, limit)? {
+        for range in self.volume.map_part(offset, length, limit)? {
             let flags = match range.state {
                 RangeState::Data => 0,
                 RangeState::Zero | RangeState::Hole => extent_flag::HOLE | extent_flag::ZERO,
@@ -111,36 +139,14 @@ impl StoreExport {
         Ok(extents)
     }
 
-    /// Compares window by window, so that neither a large volume that hardly differs nor a
-    /// fragmented one costs more than the reply needs.
     fn diff(&self, from: &str, offset: u64, length: u64, limit: usize) -> Result<Vec<Extent>> {
         let (volume, to) = self.parts();
-        let end = offset.saturating_add(length);
-        let (mut at, mut window) = (offset, DIFF_WINDOW_BYTES);
+        let points = (Some(from), to);
+        let (ranges, told) = self.store.diff_part(volume, points, (offset, length), limit)?;
         let mut extents = Vec::new();
-        while at < end && extents.len() <= limit {
-            let next = end.min(at.saturating_add(window));
-            let ranges = self.store.diff(volume, Some(from), to, at, next - at)?;
-            if ranges.len() < limit {
-                window = window.saturating_mul(2);
-            }
-            push_diff(&mut extents, &ranges, at, next);
-            at = next;
-        }
+        push_diff(&mut extents, &ranges, offset, told);
         extents.truncate(limit);
         Ok(extents)
-    }
-
-    fn write_allocated_zeroes(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
-        let zeroes = vec![0; ZEROES_BYTES.min(usize::try_from(length).unwrap_or(usize::MAX))];
-        let mut done = 0;
-        while done < length {
-            let count = (length - done).min(zeroes.len() as u64);
-            let last = done + count == length;
-            self.volume.write_at(offset + done, &zeroes[..count as usize], fua && last)?;
-            done += count;
-        }
-        Ok(())
     }
 }
 
@@ -174,19 +180,15 @@ impl Export for StoreExport {
         Ok(self.volume.read_at(offset, buf)?)
     }
 
-    fn write(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
-        Ok(self.volume.write_at(offset, buf, fua)?)
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<Finish> {
+        Ok(self.volume.write_part(offset, buf)?)
     }
 
-    fn trim(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
-        self.volume.discard(offset, length)?;
-        if fua {
-            self.volume.flush()?;
-        }
-        Ok(())
+    fn trim(&self, offset: u64, length: u64) -> Result<Finish> {
+        Ok(self.volume.discard_part(offset, length)?)
     }
 
-    fn write_zeroes(&self, offset: u64, length: u64, options: ZeroOptions) -> Result<()> {
+    fn check_zeroes(&self, offset: u64, length: u64, options: ZeroOptions) -> Result<()> {
         let whole_blocks = offset.is_multiple_of(BLOCK_BYTES) && length.is_multiple_of(BLOCK_BYTES);
         if options.fast && (options.no_hole || !whole_blocks) {
             return Err(Failure::new(
@@ -194,10 +196,14 @@ impl Export for StoreExport {
                 "zeroing this range would write data; only whole 4 KiB blocks are fast",
             ));
         }
+        Ok(())
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, options: ZeroOptions) -> Result<Finish> {
         if options.no_hole {
-            return self.write_allocated_zeroes(offset, length, options.fua);
+            return Ok(self.volume.write_part(offset, &vec![0; length as usize])?);
         }
-        Ok(self.volume.write_zeroes(offset, length, options.fua)?)
+        Ok(self.volume.zero_part(offset, length)?)
     }
 
     fn flush(&self) -> Result<()> {

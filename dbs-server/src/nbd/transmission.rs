@@ -5,14 +5,18 @@
 //! ring together with others, and answered in a batch. What would have to wait (for another
 //! operation, for space, for a commit) goes to the workers and comes back as a message.
 
+use super::export::Failure;
+use super::known::Known;
 use super::server::Shared;
 use super::session::{Admitted, Direct as Op, Reply, Session};
+use super::steps::{Progress, Steps};
+use super::wire::Errno;
 use super::wire::request::Request;
 use super::wire::{Malformed, PAYLOAD_MAX_BYTES, cmd};
 use crate::frontend::tls::TlsStream;
 use crate::frontend::{
     Charge, Commits, Direct, Ended, Event, HEADER_MAX_BYTES, Limits, Peers, Plan, Protocol, Ready,
-    Storage,
+    Storage, Work,
 };
 use dbs_core::Volume;
 use dbs_core::volume::Finish;
@@ -33,19 +37,23 @@ pub(super) enum Message {
     Adopt(Box<Adopted>),
     /// The reply that a worker has made.
     Reply { peer: u32, cost: u64, reply: Reply },
+    /// A worker has done all of a request but the commit behind it.
+    Commit { peer: u32, admitted: Admitted },
     /// A commit that requests waited for has ended.
     Committed(Result<(), dbs_core::Error>),
     /// Take no more requests; connections end when what is in flight is answered.
     Stop,
     /// Connections end at once.
     Abort,
+    /// That of this client does.
+    Kick(u64),
     /// All connections are gone: end.
     End,
 }
 
 /// A connection that enters its transmission phase.
 pub(super) struct Adopted {
-    pub id: u64,
+    pub known: Arc<Known>,
     pub socket: OwnedFd,
     pub session: Session,
     pub tls: Option<TlsStream>,
@@ -56,16 +64,15 @@ pub(super) struct Adopted {
 /// A connection in its transmission phase.
 #[doc(hidden)]
 pub struct Client {
-    /// Its number in the server's registry.
-    pub id: u64,
-    pub session: Arc<Session>,
+    pub(super) known: Arc<Known>,
+    pub(super) session: Arc<Session>,
 }
 
 impl Client {
     /// A connection that is in no registry.
     #[must_use]
     pub fn offline(session: Arc<Session>) -> Self {
-        Self { id: 0, session }
+        Self { known: Arc::default(), session }
     }
 }
 
@@ -87,6 +94,10 @@ impl Protocol for Client {
             return Err(Malformed("payload of an absurd length").into());
         }
         Ok(Some(admitted))
+    }
+
+    fn ended(&self, lost: bool) {
+        self.known.ends(lost);
     }
 }
 
@@ -138,11 +149,12 @@ impl Transmission {
     }
 
     fn adopt(&mut self, io: &mut Io, adopted: Adopted) {
-        let Adopted { id, socket, session, tls, received } = adopted;
-        let client = Client { id, session: Arc::new(session) };
+        let Adopted { known, socket, session, tls, received } = adopted;
+        let id = known.peer.id;
+        let client = Client { known, session: Arc::new(session) };
         let number = self.peers.add(io, socket, client, tls);
         if self.shared.is_stopping() {
-            return self.peers.end(io, false, |client| client.id == id);
+            return self.peers.end(io, false, |client| client.known.peer.id == id);
         }
         self.input(io, u64::from(number), Event::Begun(&received));
     }
@@ -152,7 +164,7 @@ impl Transmission {
         let number = tag as u32;
         let (mut ready, failure) = self.peers.input(io, number, event);
         if let (Some(error), Some(client)) = (failure, self.peers.get(number)) {
-            self.shared.client_failed(client.id, &error);
+            self.shared.client_failed(client.known.peer.id, &error);
         }
         for request in ready.drain(..) {
             self.start(io, number, request);
@@ -164,6 +176,7 @@ impl Transmission {
     fn start(&mut self, io: &mut Io, number: u32, ready: Ready<Admitted>) {
         let Ready { request: admitted, payload } = ready;
         let Some(client) = self.peers.get(number) else { return };
+        client.known.count(admitted.operation(), payload.as_ref().map_or(0, |data| data.len()));
         let (Some(direct), Some(volume)) = (admitted.direct(), client.session.volume()) else {
             return self.work(number, admitted, payload);
         };
@@ -244,15 +257,14 @@ impl Transmission {
 
     /// Hands a request to the workers.
     fn work(&self, number: u32, admitted: Admitted, payload: Option<Buf>) {
-        let Some(client) = self.peers.get(number) else { return };
-        let (session, remote) = (Arc::clone(&client.session), self.remote.clone());
-        self.shared.pool.submit(move || {
-            let cost = admitted.cost_bytes;
-            let reply = run(&session, &admitted, payload.as_deref().unwrap_or_default());
-            // Its memory is free before the reply makes room for the next request.
-            drop(payload);
-            remote.send(Message::Reply { peer: number, cost, reply });
-        });
+        let Some(Client { known, session }) = self.peers.get(number) else { return };
+        let (session, remote) = (Arc::clone(session), self.remote.clone());
+        let steps = Steps::new(&session, &admitted, payload.as_deref().unwrap_or_default());
+        let known = Arc::clone(known);
+        let client = known.peer.id;
+        let state = Some(JobState { admitted, payload, steps });
+        let job = Job { peer: number, known, session, remote, state };
+        self.shared.pool.submit(client, job);
     }
 
     /// Answers a request once everything acknowledged so far is durable; all that ask while a
@@ -266,7 +278,7 @@ impl Transmission {
     fn start_commit(&mut self) {
         let Some(held) = self.commits.begin() else { return };
         let (volume, remote) = (held.volume.clone(), self.remote.clone());
-        self.shared.pool.submit(move || {
+        self.shared.pool.submit_first(move || {
             let result = catch_unwind(AssertUnwindSafe(|| volume.flush()));
             let crashed = |_| Err(dbs_core::Error::invalid("internal error of the server"));
             remote.send(Message::Committed(result.unwrap_or_else(crashed)));
@@ -317,9 +329,15 @@ impl Handler for Transmission {
             Message::Reply { peer, cost, reply } => {
                 self.answer(peer, cost, |batch| reply.append_to(batch));
             }
+            Message::Commit { peer, admitted } => {
+                if let Some(volume) = self.volume(peer).cloned() {
+                    self.commit(Held { peer, admitted, volume });
+                }
+            }
             Message::Committed(result) => self.committed(&result),
             Message::Stop => self.peers.end(io, false, |_| true),
             Message::Abort => self.peers.end(io, true, |_| true),
+            Message::Kick(id) => self.peers.end(io, true, |client| client.known.peer.id == id),
             Message::End => io.stop(),
         }
     }
@@ -356,7 +374,7 @@ impl Handler for Transmission {
 
     fn turn(&mut self, io: &mut Io) {
         let shared = &self.shared;
-        self.peers.settle(io, |client| shared.forget(client.id));
+        self.peers.settle(io, |client| shared.forget(client.known.peer.id));
     }
 
     fn tick(&mut self, io: &mut Io) {
@@ -364,8 +382,56 @@ impl Handler for Transmission {
     }
 }
 
-/// Runs a request so that a bug in an export costs one reply, not a worker.
-fn run(session: &Session, admitted: &Admitted, payload: &[u8]) -> Reply {
-    catch_unwind(AssertUnwindSafe(|| session.run(admitted, payload)))
-        .unwrap_or_else(|_| Reply::internal_error(admitted))
+/// A request at the workers.
+struct Job {
+    peer: u32,
+    known: Arc<Known>,
+    session: Arc<Session>,
+    remote: Remote<Message>,
+    /// Until it is over.
+    state: Option<JobState>,
+}
+
+struct JobState {
+    admitted: Admitted,
+    payload: Option<Buf>,
+    steps: Steps,
+}
+
+impl Job {
+    /// The next step, so that a bug in an export costs one reply, not a worker.
+    fn next(&mut self) -> Progress {
+        let Self { known, session, state, .. } = self;
+        let Some(JobState { admitted, payload, steps }) = state else { return Progress::More };
+        if known.drops(steps.is_long()) {
+            let failure = Failure::new(Errno::Shutdown, "the connection ends before this is done");
+            return Progress::Reply(Reply::refused(admitted, &failure));
+        }
+        let payload = payload.as_deref().unwrap_or_default();
+        let stepped = catch_unwind(AssertUnwindSafe(|| match steps.step(session, payload) {
+            // An export of nothing that the reactor knows flushes by itself.
+            Progress::Commit if session.volume().is_none() => {
+                Progress::Reply(session.commit(admitted))
+            }
+            progress => progress,
+        }));
+        stepped.unwrap_or_else(|_| Progress::Reply(Reply::internal_error(admitted)))
+    }
+}
+
+impl Work for Job {
+    fn step(&mut self) -> bool {
+        let progress = self.next();
+        if matches!(progress, Progress::More) {
+            return self.state.is_some();
+        }
+        // Its memory is free before the reply makes room for the next request.
+        let Some(JobState { admitted, .. }) = self.state.take() else { return false };
+        let (peer, cost) = (self.peer, admitted.cost_bytes);
+        self.remote.send(match progress {
+            Progress::Reply(reply) => Message::Reply { peer, cost, reply },
+            _ => Message::Commit { peer, admitted },
+        });
+        false
+    }
 }

@@ -7,6 +7,7 @@ use super::volume::{self, Target};
 use crate::api::Request;
 use crate::frontend::{Pool, lock};
 use crate::log;
+use dbs_core::info::{Holder, HolderKind};
 use dbs_core::{Error, ErrorKind, Result, Store, Volume, format_size};
 use dbs_reactor::ublk::{Control, DeviceInfo, NewDevice, Params, block_path};
 use nix::libc;
@@ -112,7 +113,8 @@ impl Devices {
         self.relink(&mut record);
         log::info("attached", &[("volume", &spec), ("device", &block_path(record.id).display())]);
         let attached = record.attached(State::Live, Some(std::process::id()));
-        let serving = Serving { record, volume: target.volume, device };
+        let volume = self.hold(&record)?;
+        let serving = Serving { record, volume, device };
         lock(&self.serving).insert(attached_id(&serving), serving);
         Ok(attached)
     }
@@ -168,42 +170,19 @@ impl Devices {
         self.changing.try_lock().is_ok() && lock(&self.serving).is_empty()
     }
 
-    /// Whether a volume is attached for writing.
+    /// Waits, before a command that takes content from a volume, until devices that are coming or going, or
+    /// are being taken over, have the store know that they have it open. Until the guard is dropped, no
+    /// others come.
     #[must_use]
-    pub fn holds(&self, volume: &str) -> bool {
-        self.writes(volume).is_some()
-    }
-
-    /// Refuses a command that would pull a volume from under its device. Until the guard of one that
-    /// would, and may go on, is dropped, nothing is attached.
-    ///
-    /// # Errors
-    /// `Busy`.
-    pub fn check(&self, request: &Request) -> Result<Option<MutexGuard<'_, ()>>> {
-        let changing;
-        let (volume, what) = match request {
-            Request::VolumeResize { volume, size, shrink: true } => {
-                changing = lock(&self.changing);
-                let smaller = self.store.volume(volume).is_ok_and(|now| *size < now.size());
-                if !smaller {
-                    return Ok(Some(changing));
-                }
-                (volume, "shrinking")
-            }
-            Request::SnapshotRollback { volume, .. } => {
-                changing = lock(&self.changing);
-                (volume, "rolling back")
-            }
-            _ => return Ok(None),
-        };
-        match self.writes(volume) {
-            None => Ok(Some(changing)),
-            Some(device) => Err(Error::busy(format!(
-                "{what} volume {volume} takes content from its users: it is attached as {}; detach \
-                 it first",
-                device.display()
-            ))),
-        }
+    pub fn settle_before(&self, request: &Request) -> Option<MutexGuard<'_, ()>> {
+        let takes = matches!(
+            request,
+            Request::VolumeResize { shrink: true, .. }
+                | Request::VolumeDelete { .. }
+                | Request::SnapshotRollback { .. }
+                | Request::SnapshotDelete { .. }
+        );
+        takes.then(|| lock(&self.changing))
     }
 
     /// Follows a command that succeeded: a new size reaches the device, a new name its link.
@@ -318,7 +297,8 @@ impl Devices {
         let device =
             Device::recover(&mut control, record.id, &give_up, &mut volume::spawner(&target))?;
         self.relink(&mut record);
-        let mut serving = Serving { record, volume: target.volume, device };
+        let volume = self.hold(&record)?;
+        let mut serving = Serving { record, volume, device };
         // A resize may have been what the old server did last.
         self.resize(&mut serving);
         lock(&self.serving).insert(attached_id(&serving), serving);
@@ -415,13 +395,18 @@ impl Devices {
         self.list().into_iter().find(|attached| attached.spec() == spec)
     }
 
-    /// The device that writes a volume.
-    fn writes(&self, volume: &str) -> Option<PathBuf> {
-        let serving = lock(&self.serving);
-        let found = serving.values().map(|serving| &serving.record).find(|record| {
-            record.volume == volume && record.snapshot.is_none() && !record.read_only
-        });
-        found.map(|record| block_path(record.id))
+    /// A handle in the name of a device, of whose volume this is one.
+    fn hold(&self, record: &Record) -> Result<Volume> {
+        let spec = record.spec();
+        let holder = Holder {
+            kind: HolderKind::Device,
+            who: format!("the block device {}", block_path(record.id).display()),
+            id: None,
+            writes: !record.read_only,
+            alone: !record.read_only,
+            remedy: format!("detach it first: `dbs detach {spec}`"),
+        };
+        self.store.volume_for(&spec, holder)
     }
 
     /// Makes or renews the link, which a device can do without.
@@ -513,7 +498,7 @@ mod tests {
         assert_eq!(attach("a", AttachOptions { queues: 0, ..options.clone() }), ErrorKind::Invalid);
         assert_eq!(attach("a", AttachOptions { depth: 5000, ..options }), ErrorKind::Invalid);
         assert_eq!(devices.detach("a").unwrap_err().kind(), ErrorKind::NotFound);
-        assert!(devices.list().is_empty() && !devices.holds("a"));
+        assert!(devices.list().is_empty() && devices.store.holders().is_empty());
         devices.leave();
     }
 
@@ -557,18 +542,50 @@ mod tests {
     }
 
     #[test]
-    fn commands_on_what_is_not_attached_go_on() {
+    fn commands_that_take_content_wait_for_devices_that_come_and_go() {
         let dir = tempfile::tempdir().unwrap();
         let devices = devices(dir.path());
         let shrink = Request::VolumeResize { volume: "a".to_owned(), size: 4096, shrink: true };
-        let unattached = devices.check(&shrink).unwrap();
-        assert!(
-            unattached.is_some() && devices.changing.try_lock().is_err(),
-            "no attach meanwhile"
-        );
-        drop(unattached);
-        assert!(devices.check(&Request::Info).unwrap().is_none());
+        let settled = devices.settle_before(&shrink);
+        assert!(settled.is_some() && devices.changing.try_lock().is_err(), "no attach meanwhile");
+        drop(settled);
+        assert!(devices.settle_before(&Request::Info).is_none());
         assert!(devices.changing.try_lock().is_ok());
         devices.follow(&shrink);
+    }
+
+    #[test]
+    fn what_is_attached_is_neither_rolled_back_nor_shrunk_nor_deleted() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = devices(dir.path());
+        devices.store.create_snapshot("a", "s", &Default::default()).unwrap();
+        let record = Record {
+            id: 12,
+            mark: 1,
+            store: "s".into(),
+            store_uuid: devices.store.info().uuid,
+            volume: "a".to_owned(),
+            volume_uuid: String::new(),
+            snapshot: None,
+            snapshot_uuid: None,
+            size: 8 << 20,
+            read_only: false,
+            queues: 1,
+            depth: 1,
+            link: None,
+        };
+        let held = devices.hold(&record).unwrap();
+        for refused in [
+            devices.store.rollback("a", "s"),
+            devices.store.resize_volume("a", 4096),
+            devices.store.delete_volume("a"),
+        ] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy);
+            let text = error.to_string();
+            assert!(text.contains("/dev/ublkb12") && text.contains("`dbs detach a`"), "{text}");
+        }
+        drop(held);
+        devices.store.rollback("a", "s").unwrap();
     }
 }

@@ -5,7 +5,9 @@
 
 use super::device::{Health, QueueStart, Running};
 use super::queue::{Event, Queue};
-use crate::frontend::{Commits, Direct, Ended, Plan, Pool, Storage};
+use crate::frontend::{
+    Commits, DISCARD_MAX_BYTES, Direct, Ended, Plan, Pool, Storage, Work, ZEROES_MAX_BYTES, piece,
+};
 use crate::log;
 use dbs_core::volume::Finish;
 use dbs_core::{Error, ErrorKind, Store, Volume};
@@ -16,10 +18,8 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-
-/// Bytes of zeros written at a time where space is to be kept.
-const ZEROES_BYTES: usize = 1 << 20;
 
 /// What the queues of a device have in common.
 #[derive(Clone)]
@@ -35,6 +35,10 @@ pub(super) struct Target {
 enum Message {
     /// A worker is done with a request.
     Done(u16, Result<(), i32>),
+    /// A worker is done with all of a request but the commit behind it.
+    Commit(u16),
+    /// A worker has dropped a request, which the next server is given again.
+    Dropped,
     /// A worker has read, or not.
     Read(u16, Buf, Result<(), i32>),
     /// A commit that requests waited for has ended.
@@ -118,9 +122,13 @@ struct VolumeQueue {
     pool: Arc<Pool>,
     remote: Remote<Message>,
     health: Arc<Health>,
+    /// Whom its workers know it as.
+    client: u64,
     /// Requests begun and not answered.
     running: usize,
     leaving: bool,
+    /// Long requests are to be left to the next server.
+    dropping: Arc<AtomicBool>,
 }
 
 /// A request whose data is being transferred.
@@ -159,8 +167,10 @@ impl VolumeQueue {
             pool: target.pool,
             remote,
             health: start.health,
+            client: u64::from(start.id),
             running: 0,
             leaving: false,
+            dropping: Arc::default(),
         }
     }
 
@@ -188,15 +198,10 @@ impl VolumeQueue {
             (UblkOp::Write, Some(payload)) => self.write(io, tag, offset, payload, fua),
             (UblkOp::Flush, _) if self.read_only => self.answer(io, tag, Ok(())),
             (UblkOp::Flush, _) => self.commit(tag),
-            (UblkOp::Discard, _) => self.work(tag, move |volume| {
-                volume.discard(offset, length)?;
-                if fua { volume.flush() } else { Ok(()) }
-            }),
-            (UblkOp::WriteZeroes, _) if no_unmap => {
-                self.work(tag, move |volume| keep_zeroes(volume, offset, length, fua));
-            }
+            (UblkOp::Discard, _) => self.work_long(tag, Long::Discard, (offset, length), fua),
             (UblkOp::WriteZeroes, _) => {
-                self.work(tag, move |volume| volume.write_zeroes(offset, length, fua));
+                let kind = if no_unmap { Long::KeepZeroes } else { Long::Zeroes };
+                self.work_long(tag, kind, (offset, length), fua);
             }
             _ => self.answer(io, tag, Err(libc::EOPNOTSUPP)),
         }
@@ -224,7 +229,7 @@ impl VolumeQueue {
     fn work_read(&self, io: &mut Io, tag: u16, (offset, length): (u64, usize)) {
         let (volume, remote) = (self.volume.clone(), self.remote.clone());
         let mut buf = io.buffers().take(length);
-        self.pool.submit(move || {
+        self.pool.submit_once(self.client, move || {
             let result = run(|| volume.read_at(offset, &mut buf));
             remote.send(Message::Read(tag, buf, result));
         });
@@ -245,10 +250,19 @@ impl VolumeQueue {
     /// Hands a request to the workers.
     fn work(&self, tag: u16, job: impl FnOnce(&Volume) -> dbs_core::Result<()> + Send + 'static) {
         let (volume, remote) = (self.volume.clone(), self.remote.clone());
-        self.pool.submit(move || {
+        self.pool.submit_once(self.client, move || {
             let result = run(|| job(&volume));
             remote.send(Message::Done(tag, result));
         });
+    }
+
+    /// Hands a request to the workers that may take long.
+    fn work_long(&self, tag: u16, kind: Long, (at, length): (u64, u64), fua: bool) {
+        let (volume, remote) = (self.volume.clone(), self.remote.clone());
+        let (end, leaving) = (at + length, Arc::clone(&self.dropping));
+        let work =
+            LongWork { tag, kind, at, end, commit: fua, volume: Some(volume), remote, leaving };
+        self.pool.submit(self.client, work);
     }
 
     /// Answers a request once everything acknowledged so far is durable; all that ask while a
@@ -264,7 +278,7 @@ impl VolumeQueue {
             return;
         }
         let (volume, remote) = (self.volume.clone(), self.remote.clone());
-        self.pool.submit(move || {
+        self.pool.submit_first(move || {
             let result = run(|| volume.flush());
             remote.send(Message::Committed(result));
         });
@@ -314,9 +328,12 @@ impl Handler for VolumeQueue {
             Message::Done(tag, result) => self.answer(io, tag, result),
             Message::Read(tag, data, Ok(())) => self.answer_read(io, tag, data),
             Message::Read(tag, _, Err(error)) => self.answer(io, tag, Err(error)),
+            Message::Commit(tag) => self.commit(tag),
+            Message::Dropped => self.answered(io),
             Message::Committed(result) => self.committed(io, result),
             Message::Leave => {
                 self.leaving = true;
+                self.dropping.store(true, Ordering::Relaxed);
                 self.leave_when_done(io);
             }
         }
@@ -346,17 +363,68 @@ impl Handler for VolumeQueue {
     }
 }
 
-/// Zeros that keep their space.
-fn keep_zeroes(volume: &Volume, offset: u64, length: u64, fua: bool) -> dbs_core::Result<()> {
-    let zeroes = vec![0; ZEROES_BYTES.min(usize::try_from(length).unwrap_or(ZEROES_BYTES))];
-    let mut done = 0;
-    while done < length {
-        let count = (length - done).min(zeroes.len() as u64);
-        let last = done + count == length;
-        volume.write_at(offset + done, &zeroes[..count as usize], fua && last)?;
-        done += count;
+/// What a request does that may take long.
+#[derive(Clone, Copy)]
+enum Long {
+    Discard,
+    Zeroes,
+    /// Zeros that keep their space.
+    KeepZeroes,
+}
+
+/// Such a request at the workers, who carry it out step by step.
+struct LongWork {
+    tag: u16,
+    kind: Long,
+    at: u64,
+    end: u64,
+    /// It ends with a commit.
+    commit: bool,
+    /// Until it is over.
+    volume: Option<Volume>,
+    remote: Remote<Message>,
+    leaving: Arc<AtomicBool>,
+}
+
+impl LongWork {
+    /// Takes a step; what the queue is told once it is over.
+    fn next(&mut self) -> Option<Message> {
+        let volume = self.volume.as_ref()?;
+        if self.leaving.load(Ordering::Relaxed) {
+            return Some(Message::Dropped);
+        }
+        let most = if matches!(self.kind, Long::KeepZeroes) {
+            ZEROES_MAX_BYTES.into()
+        } else {
+            DISCARD_MAX_BYTES.into()
+        };
+        let (at, length) = (self.at, piece(self.at, self.end, most));
+        let mut finish = Finish::Done;
+        let result = run(|| {
+            finish = match self.kind {
+                Long::Discard => volume.discard_part(at, length)?,
+                Long::Zeroes => volume.zero_part(at, length)?,
+                Long::KeepZeroes => volume.write_part(at, &vec![0; length as usize])?,
+            };
+            Ok(())
+        });
+        self.at += length;
+        self.commit |= finish == Finish::Commit;
+        match result {
+            Ok(()) if self.at < self.end => None,
+            Ok(()) if self.commit => Some(Message::Commit(self.tag)),
+            result => Some(Message::Done(self.tag, result)),
+        }
     }
-    Ok(())
+}
+
+impl Work for LongWork {
+    fn step(&mut self) -> bool {
+        let Some(message) = self.next() else { return self.volume.is_some() };
+        self.volume = None;
+        self.remote.send(message);
+        false
+    }
 }
 
 /// Runs a job so that a bug in it costs one request, not a worker.

@@ -9,3 +9,4 @@ mod pure;
 mod server;
 mod store;
 mod tools;
+mod turns;

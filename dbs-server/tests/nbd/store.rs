@@ -6,7 +6,7 @@ use dbs_core::{InitOptions, OpenOptions, Store, TailPlace};
 use dbs_server::nbd::export::BASE_ALLOCATION;
 use dbs_server::nbd::wire::cmd_flag;
 use dbs_server::nbd::{
-    Client, ClientOptions, Export, Exports, Extent, Listen, ServerHandle, ServerOptions,
+    Client, ClientOptions, Export, Exports, Extent, Listen, Peer, ServerHandle, ServerOptions,
     StoreExports, start,
 };
 use std::os::unix::net::UnixStream;
@@ -113,6 +113,6 @@ fn a_read_only_server_refuses_writes_and_a_full_store_says_so() {
     assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
     server.stop();
     let exports = StoreExports::new(store, false);
-    let export: Arc<dyn Export> = exports.open("vol").unwrap();
+    let export: Arc<dyn Export> = exports.open("vol", &Peer::default()).unwrap();
     assert_eq!(export.name(), "vol");
 }

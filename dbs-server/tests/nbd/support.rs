@@ -2,10 +2,11 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs)]
 
+use dbs_core::volume::Finish;
 use dbs_server::nbd::export::{BASE_ALLOCATION, Result, push_extent};
 use dbs_server::nbd::wire::Errno;
 use dbs_server::nbd::{
-    Export, Exports, Extent, Failure, Listen, ServerHandle, ServerOptions, ZeroOptions, start,
+    Export, Exports, Extent, Failure, Listen, Peer, ServerHandle, ServerOptions, ZeroOptions, start,
 };
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -28,7 +29,6 @@ pub struct Disk {
     pub allocated: Mutex<Vec<bool>>,
     pub baseline: Vec<u8>,
     pub flushes: AtomicU64,
-    pub durable_writes: AtomicU64,
     pub delay_ms: AtomicU64,
     pub panics: AtomicBool,
     pub active: AtomicU64,
@@ -110,28 +110,31 @@ impl Export for Disk {
         Ok(())
     }
 
-    fn write(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
+    fn write(&self, offset: u64, buf: &[u8]) -> Result<Finish> {
         self.work();
         let start = offset as usize;
         self.data.write().unwrap()[start..start + buf.len()].copy_from_slice(buf);
         self.mark(offset, buf.len() as u64, true);
-        self.durable_writes.fetch_add(u64::from(fua), Ordering::SeqCst);
-        Ok(())
+        Ok(Finish::Done)
     }
 
-    fn trim(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
-        self.write_zeroes(offset, length, ZeroOptions { fua, ..ZeroOptions::default() })
+    fn trim(&self, offset: u64, length: u64) -> Result<Finish> {
+        self.write_zeroes(offset, length, ZeroOptions::default())
     }
 
-    fn write_zeroes(&self, offset: u64, length: u64, options: ZeroOptions) -> Result<()> {
+    fn check_zeroes(&self, _: u64, _: u64, options: ZeroOptions) -> Result<()> {
         if options.fast && options.no_hole {
             return Err(Failure::new(Errno::NotSupported, "allocating is not fast"));
         }
+        Ok(())
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, options: ZeroOptions) -> Result<Finish> {
+        self.work();
         let range = offset as usize..(offset + length) as usize;
         self.data.write().unwrap()[range].fill(0);
         self.mark(offset, length, options.no_hole);
-        self.durable_writes.fetch_add(u64::from(options.fua), Ordering::SeqCst);
-        Ok(())
+        Ok(Finish::Done)
     }
 
     fn flush(&self) -> Result<()> {
@@ -167,7 +170,7 @@ impl Export for Disk {
 pub struct Disks(pub Arc<Mutex<BTreeMap<String, Arc<Disk>>>>);
 
 impl Exports for Disks {
-    fn open(&self, name: &str) -> Result<Arc<dyn Export>> {
+    fn open(&self, name: &str, _: &Peer) -> Result<Arc<dyn Export>> {
         let disks = self.0.lock().unwrap();
         let disk = match name {
             "" if disks.len() == 1 => disks.values().next(),
@@ -177,7 +180,7 @@ impl Exports for Disks {
         Ok(disk.clone())
     }
 
-    fn list(&self) -> Vec<(String, String)> {
+    fn list(&self, _: &Peer) -> Vec<(String, String)> {
         let disks = self.0.lock().unwrap();
         disks.values().map(|disk| (disk.name.clone(), disk.description())).collect()
     }

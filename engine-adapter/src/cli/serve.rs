@@ -12,6 +12,7 @@ use dbs_server::frontend::tls::TlsConfig;
 use dbs_server::frontend::{Listen, ListenAddress};
 use dbs_server::log;
 use dbs_server::metrics::MetricsServer;
+use dbs_server::nbd::ExportRules;
 use dbs_server::notify::notify;
 use dbs_server::privileges::{self, Unprivileged};
 use dbs_server::serve::{Extension, ServeOptions, Serving};
@@ -106,6 +107,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         store: args.store.clone(),
         open,
         nbd: args.nbd.clone(),
+        exports: ExportRules::default(),
         tls: tls.map_err(|e| Error::invalid(format!("TLS: {e}")))?,
         reactors: args.threads.reactors.map(usize::from),
         spin: args.threads.spin,

@@ -28,7 +28,7 @@ impl<T: Send + 'static> Runner<T> {
         }
         let (active, tell) = (Arc::clone(&opened.active), Arc::clone(&self.tell));
         let Some(slot) = self.slots.slot_of(number) else { return };
-        slot.pool.submit(move || {
+        slot.pool.submit_first(move || {
             let result = catch_unwind(AssertUnwindSafe(|| active.commit()));
             drop(active);
             let result = result.unwrap_or_else(|_| Err(crashed()));
@@ -62,7 +62,7 @@ impl<T: Send + 'static> Runner<T> {
         opened.in_flight += 1;
         let (active, tell) = (Arc::clone(&opened.active), Arc::clone(&self.tell));
         let Some(slot) = self.slots.slot_of(number) else { return };
-        slot.pool.submit(move || {
+        slot.pool.submit_first(move || {
             let result = catch_unwind(AssertUnwindSafe(|| active.commit_in_background()));
             drop(active);
             let result = result.unwrap_or_else(|_| Err(crashed()));

@@ -229,7 +229,7 @@ impl<T: Send + 'static> Runner<T> {
         let Some(slot) = self.slots.slot_of(ticket.opened) else { return };
         let (active, tell) = (Arc::clone(&opened.active), Arc::clone(&self.tell));
         let buffers = io.buffers().clone();
-        slot.pool.submit(move || {
+        slot.pool.submit_once(slot.id, move || {
             let payload = payload;
             let bytes = payload.as_deref().unwrap_or_default();
             let outcome = work::execute(&active, &ticket.request, bytes, &buffers);

@@ -57,7 +57,9 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::SnapshotShow { .. }
         | R::DeviceAttach { .. }
         | R::DeviceDetach { .. }
-        | R::DeviceList => None,
+        | R::DeviceList
+        | R::ClientList { .. }
+        | R::ClientKick { .. } => None,
     }
 }
 

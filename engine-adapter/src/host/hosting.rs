@@ -14,12 +14,15 @@ use crate::data::DataOptions;
 use crate::metrics;
 use crate::replica::{Replica, StoreSource};
 use crate::transport;
+use dbs_core::info::{Holder, HolderKind};
+use dbs_core::volume::Claim;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_server::api::Request;
 use dbs_server::control::{Extra, Failure, Reply};
 use dbs_server::log;
 use dbs_server::serve::Extension;
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -55,6 +58,8 @@ pub struct Hosting {
 struct State {
     /// In the order in which they came: a later one of the same volume succeeds an earlier one.
     replicas: Vec<Arc<Hosted>>,
+    /// Of each, by its number: that its volume is its own, for the store to tell others.
+    claims: HashMap<u64, Claim>,
     next: u64,
     stopping: bool,
 }
@@ -229,8 +234,10 @@ impl Hosting {
             self.registry.admit(&self.store, &options.dir)?;
             let open = self.store.volumes(false).iter().any(|v| v.name == volume && v.open);
             if open {
-                let text = format!("the volume `{volume}` is in use by an NBD client");
-                return Err(Error::busy(text));
+                let mut holders = self.store.holders().into_iter();
+                let holder = holders.find(|h| h.volume == volume && h.snapshot.is_none());
+                let who = holder.map_or_else(|| "somebody".to_owned(), |h| h.holder.who);
+                return Err(Error::busy(format!("the volume `{volume}` is in use by {who}")));
             }
             return Ok(StoreSource::Own(self.store.clone()));
         };
@@ -255,6 +262,16 @@ impl Hosting {
             hosted.stop();
             return Err(Error::busy("the server is about to end"));
         }
+        let holder = Holder {
+            kind: HolderKind::Replica,
+            who: "a Longhorn replica".to_owned(),
+            id: None,
+            writes: true,
+            alone: true,
+            remedy: "change it through its engine, or stop the replica first".to_owned(),
+        };
+        let claim = self.store.claim(&hosted.volume, holder);
+        state.claims.insert(id, claim);
         state.replicas.push(Arc::clone(&hosted));
         Ok(hosted)
     }
@@ -265,7 +282,10 @@ impl Hosting {
         let Some(hosted) = hosted else { return };
         hosted.stop();
         // Not before: who comes meanwhile must find it, to take over from it.
-        self.state().replicas.retain(|other| other.id != id);
+        let mut state = self.state();
+        state.replicas.retain(|other| other.id != id);
+        state.claims.remove(&id);
+        drop(state);
         log::info("replica-end", &[("volume", &hosted.volume)]);
     }
 
@@ -315,10 +335,6 @@ impl Extension for Hosting {
         run()
     }
 
-    fn holds(&self, volume: &str) -> bool {
-        self.serves(volume)
-    }
-
     fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>> {
         let invalid = |e: serde_json::Error| Error::invalid(format!("no request: {e}"));
         let Some(me) = self.me.upgrade() else { return Ok(None) };
@@ -364,7 +380,10 @@ impl Extension for Hosting {
         for hosted in replicas {
             hosted.hang_up();
         }
-        self.state().replicas.clear();
+        let mut state = self.state();
+        state.replicas.clear();
+        state.claims.clear();
+        drop(state);
         lock(&self.common).take();
     }
 }

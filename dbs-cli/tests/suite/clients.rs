@@ -1,0 +1,130 @@
+//! Who uses a served store: whom `dbs clients` shows, what is refused while somebody does, and who is
+//! shown what.
+
+use crate::support::{Place, Served};
+use dbs_server::nbd::{Client, ClientOptions};
+use serde_json::Value;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// A served store with two volumes, one with a snapshot.
+fn serve(place: &Place, args: &str) -> Served {
+    place.init();
+    place.json("volume create v 8MiB");
+    place.json("volume create other 8MiB");
+    place.json("snapshot create v@s");
+    place.serve(&format!("--nbd unix:{} {args}", place.path("nbd").display()))
+}
+
+fn connect(place: &Place, export: &str) -> std::io::Result<Client<UnixStream>> {
+    Client::connect_unix(&place.path("nbd"), export, &ClientOptions::default())
+}
+
+fn clients(place: &Place) -> Vec<Value> {
+    place.json("clients --interval 0").as_array().unwrap().clone()
+}
+
+fn none_left(place: &Place) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !clients(place).is_empty() {
+        assert!(Instant::now() < deadline, "clients do not go");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A command is refused as the volume is in use; the error names who and since when.
+fn refused(place: &Place, args: &str, who: &str) {
+    let run = place.dbs(args).exits(11, args);
+    assert!(run.stderr.contains(&format!("{who} ")), "{args}: {}", run.stderr);
+    assert!(run.stderr.contains(" since 20"), "{args}: {}", run.stderr);
+    assert!(run.stderr.contains("dbs clients kick "), "{args}: {}", run.stderr);
+}
+
+#[test]
+fn what_a_client_has_open_is_not_rolled_back_shrunk_or_deleted() {
+    let place = Place::new();
+    let _served = serve(&place, "");
+    let who = format!("NBD client unix:{}", place.path("nbd").display());
+    let mut client = connect(&place, "v").unwrap();
+    client.write_at(0, &[7; 4096], true).unwrap();
+    refused(&place, "snapshot rollback v@s --yes", &who);
+    refused(&place, "volume resize v 4MiB --yes", &who);
+    refused(&place, "volume delete v --yes", &who);
+    let mut found = [0; 4096];
+    client.read_at(0, &mut found).unwrap();
+    assert_eq!(found, [7; 4096]);
+    // What takes nothing from it goes on.
+    place.json("volume resize v 16MiB");
+    place.json("snapshot create v@t");
+    place.json("snapshot rollback --yes other@none").as_object().map_or((), |_| ());
+}
+
+#[test]
+fn clients_are_shown_and_kicked() {
+    let place = Place::new();
+    let _served = serve(&place, "");
+    assert!(clients(&place).is_empty());
+    let mut writer = connect(&place, "v").unwrap();
+    let reader = connect(&place, "v@s").unwrap();
+    writer.write_at(0, &[7; 8192], false).unwrap();
+    writer.read_at(0, &mut [0; 4096]).unwrap();
+    writer.flush().unwrap();
+    let found = clients(&place);
+    assert_eq!(found.len(), 2, "{found:?}");
+    let of = |snapshot: Value| found.iter().find(|one| one["snapshot"] == snapshot).unwrap();
+    let (one, two) = (of(Value::Null), of("s".into()));
+    assert_eq!((&one["kind"], &one["volume"]), (&"nbd".into(), &"v".into()));
+    assert_eq!((&one["read_only"], &two["read_only"]), (&false.into(), &true.into()));
+    let requests = &one["requests"];
+    assert_eq!((&requests["reads"], &requests["read_bytes"]), (&1.into(), &4096.into()));
+    assert_eq!((&requests["writes"], &requests["written_bytes"]), (&1.into(), &8192.into()));
+    assert_eq!(requests["others"], 1);
+    assert!(one["who"].as_str().unwrap().contains(&format!("process {}", std::process::id())));
+    assert!(one["since_ns"].as_u64().unwrap() > 1_600_000_000_000_000_000);
+    assert!(one["rates"].is_null());
+    let measured = place.json("clients --interval 50ms");
+    assert!(measured[0]["rates"]["iops"].is_number());
+    let table = place.dbs("clients --interval 0").ok("clients").text();
+    assert!(table.starts_with("ID ") && table.contains("v@s") && table.contains("8.0 KiB"));
+    // A volume is called what it is called now.
+    place.json("volume rename v w");
+    assert!(clients(&place).iter().all(|one| one["volume"] == "w"));
+
+    let id = one["id"].as_u64().unwrap();
+    assert_eq!(place.json(&format!("clients kick {id}"))["id"], id);
+    assert!(writer.flush().is_err());
+    // It is gone when the command is over.
+    place.json("snapshot rollback w@s --yes");
+    assert_eq!(clients(&place).len(), 1);
+    place.dbs(&format!("clients kick {id}")).exits(10, "it is gone");
+    drop(reader);
+    none_left(&place);
+}
+
+#[test]
+fn nobody_uses_an_idle_store() {
+    let place = Place::new();
+    place.init();
+    assert!(clients(&place).is_empty());
+    place.dbs("clients kick 1").exits(10, "there is none");
+}
+
+#[test]
+fn rules_say_what_is_exported_and_to_whom() {
+    let place = Place::new();
+    let _served = serve(&place, "--export v,ro,from=unix:* --export oth*,from=tcp:*");
+    assert!(connect(&place, "v").unwrap().read_only());
+    assert!(connect(&place, "v@s").unwrap().read_only());
+    // It is the only one there is.
+    assert!(connect(&place, "").unwrap().read_only());
+    let hidden = connect(&place, "other").unwrap_err().to_string();
+    let absent = connect(&place, "absent").unwrap_err().to_string();
+    assert_eq!(hidden.replace("other", "absent"), absent);
+    let list = Client::list(UnixStream::connect(place.path("nbd")).unwrap()).unwrap();
+    let names: Vec<_> = list.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["v", "v@s"]);
+    // Commands have their way.
+    place.pipe("volume import new -", &[7; 8192]).ok("import");
+    assert_eq!(place.pipe("volume export new -", &[]).ok("export").stdout, [7; 8192]);
+    place.dbs("serve --export v,rw").exits(2, "no such rule");
+}

@@ -1,0 +1,134 @@
+//! What all threads of a server know of a client.
+
+use super::export::Peer;
+use super::session::Operation;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Its requests are carried out.
+const SERVED: u8 = 0;
+/// It sends no more requests, without having taken its leave; what is short is still answered.
+const ENDING: u8 = 1;
+/// No reply reaches it any more.
+const LOST: u8 = 2;
+
+/// A client.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// Who it is.
+    pub peer: Peer,
+    /// When it connected, since the Unix epoch.
+    since: Duration,
+    /// The export it uses, and whether only for reading, once it has chosen one.
+    export: OnceLock<(String, bool)>,
+    end: AtomicU8,
+    counts: Counts,
+}
+
+/// What a client has asked for, counted by its reactor alone.
+#[derive(Debug, Default)]
+struct Counts {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    others: AtomicU64,
+}
+
+/// A connected client, and what it has asked for since it connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// Its number, which no other client of the server has had.
+    pub id: u64,
+    /// Where it comes from: `tcp:ADDRESS`, or `unix:` and the socket it used.
+    pub peer: String,
+    /// The same for people, with its process.
+    pub who: String,
+    /// The export it uses; `None` during its handshake.
+    pub export: Option<String>,
+    /// Whether it may only read.
+    pub read_only: bool,
+    /// When it connected, nanoseconds since the Unix epoch.
+    pub since_ns: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Bytes of these.
+    pub read_bytes: u64,
+    /// Writes, and ranges made zero.
+    pub writes: u64,
+    /// Bytes of these.
+    pub written_bytes: u64,
+    /// Other requests.
+    pub others: u64,
+}
+
+impl Known {
+    pub fn new(peer: Peer) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { peer, since, ..Self::default() }
+    }
+
+    /// It uses this export from now on.
+    pub fn uses(&self, export: String, read_only: bool) {
+        self.export.get_or_init(|| (export, read_only));
+    }
+
+    /// Its connection is to end.
+    pub fn ends(&self, lost: bool) {
+        self.end.fetch_max(if lost { LOST } else { ENDING }, Relaxed);
+    }
+
+    /// Whether a request of it is to be dropped: one that takes long, or none can be answered.
+    pub fn drops(&self, long: bool) -> bool {
+        match self.end.load(Relaxed) {
+            SERVED => false,
+            ENDING => long,
+            _ => true,
+        }
+    }
+
+    /// Counts a request, with the length of its payload; on the thread of the client's reactor.
+    #[inline]
+    pub fn count(&self, operation: Option<Operation>, payload: usize) {
+        let counts = &self.counts;
+        match operation {
+            Some(Operation::Read { length, .. }) => {
+                add(&counts.reads, 1);
+                add(&counts.read_bytes, length);
+            }
+            Some(Operation::Write { .. }) => {
+                add(&counts.writes, 1);
+                add(&counts.written_bytes, payload as u64);
+            }
+            Some(Operation::Zero { length, .. }) => {
+                add(&counts.writes, 1);
+                add(&counts.written_bytes, length);
+            }
+            _ => add(&counts.others, 1),
+        }
+    }
+
+    pub fn info(&self) -> ClientInfo {
+        let (export, counts) = (self.export.get(), &self.counts);
+        ClientInfo {
+            id: self.peer.id,
+            peer: self.peer.address.clone(),
+            who: self.peer.to_string(),
+            export: export.map(|(name, _)| name.clone()),
+            read_only: export.is_some_and(|(_, read_only)| *read_only),
+            since_ns: u64::try_from(self.since.as_nanos()).unwrap_or(u64::MAX),
+            reads: counts.reads.load(Relaxed),
+            read_bytes: counts.read_bytes.load(Relaxed),
+            writes: counts.writes.load(Relaxed),
+            written_bytes: counts.written_bytes.load(Relaxed),
+            others: counts.others.load(Relaxed),
+        }
+    }
+}
+
+/// Only one thread adds.
+#[inline]
+fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Relaxed).wrapping_add(more), Relaxed);
+}
