@@ -18,7 +18,7 @@ pub fn execute(image: &Image, request: &Request) -> Result<Value> {
         Request::VolumeList { .. } => {
             json(&image.volumes().iter().map(|v| volume(image, v)).collect::<Result<Vec<_>>>()?)
         }
-        Request::VolumeShow { volume: name } => json(&volume(image, &image.volume(name)?)?),
+        Request::VolumeShow { volume: name, .. } => json(&volume(image, &image.volume(name)?)?),
         Request::SnapshotList { volume, .. } => json(&snapshots(image, volume)?),
         _ => Err(unsupported()),
     }

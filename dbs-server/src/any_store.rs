@@ -2,7 +2,7 @@
 
 use crate::api::{self, Request};
 use crate::control::{Watch, socket_path, store_uuid};
-use crate::remote::RemoteStore;
+use crate::remote::{RemoteStore, replaced};
 use crate::transfer::StoreAccess;
 use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
 use serde_json::Value;
@@ -67,6 +67,25 @@ impl AnyStore {
             ),
             _ => error.context("the command itself is done, but reclaiming its space failed"),
         })
+    }
+
+    /// Refuses to go on if a volume (`name`) or snapshot (`name@snapshot`) is another one than that with
+    /// this identity: names are used again.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the connection.
+    pub fn check_same(&self, spec: &str, uuid: &str) -> Result<()> {
+        let now = match self {
+            Self::Idle(store) => {
+                let seen = store.observe(spec)?;
+                match seen.snapshot_info()? {
+                    Some(snapshot) => snapshot.uuid,
+                    None => seen.volume_info()?.uuid,
+                }
+            }
+            Self::Served(server) => server.uuid(spec)?,
+        };
+        if now == uuid { Ok(()) } else { Err(replaced(spec)) }
     }
 
     /// Its volumes' data, and the commands that transfers need.

@@ -3,8 +3,8 @@
 //! The command line runs [`execute`] on a store it opened itself, or sends the same [`Request`] to
 //! the server that owns the store, which runs the same function: so both behave alike. Results are
 //! the types of [`dbs_core::info`] and of this module, as JSON; `docs/json.md` lists them. The
-//! member `usage` of volumes and snapshots takes a walk over every layer: only `show` and lists that
-//! ask for it have it.
+//! member `usage` of volumes and snapshots takes a walk over every layer: only lists that ask for it have
+//! it, and `show` unless it is asked not to.
 
 mod run;
 
@@ -72,6 +72,9 @@ pub enum Request {
     VolumeShow {
         /// Volume.
         volume: String,
+        /// Whether to compute its space, which walks every layer.
+        #[serde(default = "yes")]
+        usage: bool,
     },
     /// Creates an empty volume: `VolumeInfo`.
     #[serde(rename = "volume.create")]
@@ -208,6 +211,9 @@ pub enum Request {
         volume: String,
         /// Snapshot.
         snapshot: String,
+        /// Whether to compute its space.
+        #[serde(default = "yes")]
+        usage: bool,
     },
     /// Renames a snapshot: `SnapshotInfo`.
     #[serde(rename = "snapshot.rename")]
@@ -311,6 +317,10 @@ pub enum Request {
         /// Its number.
         client: u64,
     },
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Request {

@@ -94,14 +94,22 @@ impl RemoteStore {
             .map_err(|e| Error::new(ErrorKind::Io, format!("the server's answer: {e}")))
     }
 
-    fn find(&self, spec: &str) -> Result<()> {
+    /// Identity of a volume or snapshot.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the connection.
+    pub fn uuid(&self, spec: &str) -> Result<String> {
         let show = match spec.split_once('@') {
-            None => Request::VolumeShow { volume: spec.to_owned() },
-            Some((volume, snapshot)) => {
-                Request::SnapshotShow { volume: volume.to_owned(), snapshot: snapshot.to_owned() }
-            }
+            None => Request::VolumeShow { volume: spec.to_owned(), usage: false },
+            Some((volume, snapshot)) => Request::SnapshotShow {
+                volume: volume.to_owned(),
+                snapshot: snapshot.to_owned(),
+                usage: false,
+            },
         };
-        self.run(&show)
+        let answer = self.call(&show, &mut |_| true)?;
+        let uuid = answer["uuid"].as_str().map(str::to_owned);
+        uuid.ok_or_else(|| Error::new(ErrorKind::Io, "the server's answer has no uuid"))
     }
 
     fn run(&self, request: &Request) -> Result<()> {
@@ -111,7 +119,7 @@ impl RemoteStore {
 
 impl StoreAccess for RemoteStore {
     fn volume_info(&self, volume: &str) -> Result<VolumeInfo> {
-        self.get(&Request::VolumeShow { volume: volume.to_owned() })
+        self.get(&Request::VolumeShow { volume: volume.to_owned(), usage: false })
     }
 
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>> {
@@ -142,7 +150,11 @@ impl StoreAccess for RemoteStore {
 
     fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
         let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
-        let show = Request::SnapshotShow { volume: volume.clone(), snapshot: snapshot.clone() };
+        let show = Request::SnapshotShow {
+            volume: volume.clone(),
+            snapshot: snapshot.clone(),
+            usage: false,
+        };
         let old: SnapshotInfo = self.get(&show)?;
         let remove = old.labels.into_keys().filter(|key| !labels.contains_key(key)).collect();
         self.run(&Request::SnapshotLabel { volume, snapshot, set: labels.clone(), remove })?;
@@ -180,6 +192,13 @@ impl StoreAccess for RemoteStore {
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
         Ok(Box::new(RemoteVolume::open(self, spec)?))
     }
+}
+
+/// The error for a name that something else has by now.
+pub(crate) fn replaced(spec: &str) -> Error {
+    Error::not_found(format!(
+        "`{spec}` was deleted or renamed, and something else has the name now; look it up again"
+    ))
 }
 
 fn connect_nbd(path: &Path) -> Result<UnixStream> {

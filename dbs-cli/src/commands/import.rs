@@ -117,7 +117,7 @@ impl Import {
     ) -> Result<serde_json::Value> {
         let volume = self.name.clone();
         if self.size.is_some() || length.is_some() {
-            return target.call(context, &Request::VolumeShow { volume });
+            return target.call(context, &Request::VolumeShow { volume, usage: true });
         }
         let size = copied.length.max(SECTOR_BYTES);
         target.call(context, &Request::VolumeResize { volume, size, shrink: true })

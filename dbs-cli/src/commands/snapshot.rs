@@ -93,7 +93,7 @@ pub struct Show {
 impl Show {
     pub fn run(self, context: &Context) -> Result<()> {
         let SnapshotSpec { volume, snapshot } = self.snapshot;
-        let value = context.call(&Request::SnapshotShow { volume, snapshot })?;
+        let value = context.call(&Request::SnapshotShow { volume, snapshot, usage: true })?;
         context.show(value, |snapshot: SnapshotInfo| {
             let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();
             let mut rows = vec![
@@ -180,7 +180,8 @@ fn destroy(context: &Context, request: &Request, question: &str, message: &str) 
     else {
         return Err(Error::unsupported("no such command"));
     };
-    let show = Request::SnapshotShow { volume: volume.clone(), snapshot: snapshot.clone() };
+    let (volume, snapshot) = (volume.clone(), snapshot.clone());
+    let show = Request::SnapshotShow { volume, snapshot, usage: false };
     let value = context.with(true, |target| {
         target.call(context, &show)?;
         confirm(context, question)?;

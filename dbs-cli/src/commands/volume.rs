@@ -84,7 +84,7 @@ pub struct Show {
 
 impl Show {
     pub fn run(self, context: &Context) -> Result<()> {
-        let value = context.call(&Request::VolumeShow { volume: self.name })?;
+        let value = context.call(&Request::VolumeShow { volume: self.name, usage: true })?;
         context.show(value, |volume: VolumeInfo| {
             let yes_no = |yes| if yes { "yes" } else { "no" }.to_owned();
             let mut rows = vec![
@@ -150,7 +150,7 @@ impl Resize {
     pub fn run(self, context: &Context) -> Result<()> {
         let Self { name, size } = self;
         let value = context.with(true, |target| {
-            let show = Request::VolumeShow { volume: name.clone() };
+            let show = Request::VolumeShow { volume: name.clone(), usage: false };
             let old: VolumeInfo = typed(target.call(context, &show)?)?;
             let shrink = size < old.size;
             if shrink {
@@ -185,7 +185,7 @@ impl Delete {
     pub fn run(self, context: &Context) -> Result<()> {
         let Self { name } = self;
         let value = context.with(true, |target| {
-            let show = Request::VolumeShow { volume: name.clone() };
+            let show = Request::VolumeShow { volume: name.clone(), usage: false };
             let volume: VolumeInfo = typed(target.call(context, &show)?)?;
             let snapshots = match volume.snapshots {
                 0 => String::new(),

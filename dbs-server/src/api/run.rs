@@ -3,6 +3,7 @@
 use super::{Deleted, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
+use dbs_core::volume::Observer;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use serde::Serialize;
 use serde_json::Value;
@@ -45,7 +46,8 @@ pub fn execute(
         R::Work { steps } => json(&store.work(*steps)?),
         R::VolumeTrim => trim(store, progress),
         R::VolumeList { usage } => list(&store.volumes(*usage), *usage),
-        R::VolumeShow { volume } => json(&store.volume_info(volume)?),
+        R::VolumeShow { volume, usage: true } => json(&store.volume_info(volume)?),
+        R::VolumeShow { volume, usage: false } => without_usage(&find_volume(store, volume)?),
         R::VolumeCreate { volume, size } => without_usage(&store.create_volume(volume, *size)?),
         R::VolumeRename { volume, new } => {
             store.rename_volume(volume, new)?;
@@ -86,7 +88,12 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
             without_usage(&store.create_snapshot(volume, snapshot, &options)?)
         }
         R::SnapshotList { volume, usage } => list(&store.snapshots(volume, *usage)?, *usage),
-        R::SnapshotShow { volume, snapshot } => json(&store.snapshot_info(volume, snapshot)?),
+        R::SnapshotShow { volume, snapshot, usage: true } => {
+            json(&store.snapshot_info(volume, snapshot)?)
+        }
+        R::SnapshotShow { volume, snapshot, usage: false } => {
+            without_usage(&find_snapshot(store, volume, snapshot)?)
+        }
         R::SnapshotRename { volume, snapshot, new } => {
             store.rename_snapshot(volume, snapshot, new)?;
             without_usage(&find_snapshot(store, volume, new)?)
@@ -134,17 +141,21 @@ fn without_usage(item: &impl Serialize) -> Result<Value> {
     Ok(item)
 }
 
+/// Looks at a volume. A name that is none, as `volume@snapshot`, is refused as such.
+fn observe(store: &Store, volume: &str) -> Result<Observer> {
+    store.volume_size(volume)?;
+    store.observe(volume)
+}
+
 /// A volume without its usage, which takes a walk over every layer.
 fn find_volume(store: &Store, name: &str) -> Result<VolumeInfo> {
-    let found = store.volumes(false).into_iter().find(|volume| volume.name == name);
-    // The store has the right words for what is not there.
-    found.map_or_else(|| store.volume_info(name), Ok)
+    observe(store, name)?.volume_info()
 }
 
 /// A snapshot without its usage.
 fn find_snapshot(store: &Store, volume: &str, name: &str) -> Result<SnapshotInfo> {
-    let found = store.snapshots(volume, false)?.into_iter().find(|item| item.name == name);
-    found.map_or_else(|| store.snapshot_info(volume, name), Ok)
+    let found = observe(store, volume)?.snapshot(name)?.snapshot_info()?;
+    found.ok_or_else(|| Error::not_found(format!("no snapshot `{volume}@{name}` in this store")))
 }
 
 fn spec(volume: &str, snapshot: Option<&str>) -> String {

@@ -28,7 +28,9 @@ impl Service for Fake {
         progress: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Value> {
         match request {
-            Request::VolumeShow { volume } => Err(Error::not_found(format!("no volume {volume}"))),
+            Request::VolumeShow { volume, .. } => {
+                Err(Error::not_found(format!("no volume {volume}")))
+            }
             Request::VolumeList { .. } => Ok(Value::String("ä\"\\\n".repeat(BIG / 5))),
             Request::VolumeFlatten { .. } => {
                 for done in 0..LONG {
@@ -134,7 +136,7 @@ fn many_requests_on_one_connection() {
     let mut client = setup.client();
     let echo = client.call(&Request::Grow { size: 9 }, &mut |_| true).unwrap();
     assert_eq!(echo["params"]["size"], 9);
-    let missing = Request::VolumeShow { volume: "x".into() };
+    let missing = Request::VolumeShow { volume: "x".into(), usage: true };
     let error = client.call(&missing, &mut |_| true).unwrap_err();
     assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::NotFound, "no volume x"));
     assert_eq!(client.call(&Request::Flush, &mut |_| true).unwrap()["method"], "flush");

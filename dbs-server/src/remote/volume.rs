@@ -1,6 +1,6 @@
 //! The data of a volume or snapshot of a served store, over NBD.
 
-use super::{MAP_CONTEXT, RemoteStore, lock};
+use super::{MAP_CONTEXT, RemoteStore, lock, replaced};
 use crate::nbd::wire::Errno;
 use crate::nbd::{self, Buffered, ClientOptions, Failure};
 use crate::transfer::{BlockAccess, write_around};
@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Its flag for ranges that are not stored.
 const HOLE_FLAG: u32 = 1;
@@ -20,16 +20,18 @@ const HOLE_FLAG: u32 = 1;
 const ZERO_FLAG: u32 = 2;
 /// Most connections kept for the next request.
 const IDLE_MAX: usize = 8;
-/// How long the end of a connection waits for the server to let go of the volume.
+/// How long the end of connections waits for the server to let go of the volume.
 const GOODBYE_TIME: Duration = Duration::from_millis(500);
 
 type Connection = nbd::Client<Buffered<UnixStream>>;
 
 /// A volume or snapshot of a served store. Each of the threads that use it at once has a
-/// connection of its own; a server that was replaced meanwhile is connected to anew.
+/// connection of its own; a server that was replaced meanwhile is connected to anew, if what has the
+/// name there is still the same.
 pub(super) struct RemoteVolume {
     control: PathBuf,
     spec: String,
+    uuid: String,
     size: u64,
     idle: Mutex<Vec<Connection>>,
     /// Held by who changes sectors in part, against others of this process; shared by who changes
@@ -41,9 +43,11 @@ impl RemoteVolume {
     pub(super) fn open(store: &RemoteStore, spec: &str) -> Result<Self> {
         let first = connect(store.connect_nbd()?, spec).map_err(|refused| {
             // NBD has no word for "not found": the store says what is wrong, if it is that.
-            store.find(spec).err().unwrap_or_else(|| failed(refused, spec))
+            store.uuid(spec).err().unwrap_or_else(|| failed(refused, spec))
         })?;
         Ok(Self {
+            // From here on the connection keeps it from being deleted.
+            uuid: store.uuid(spec)?,
             control: store.path.clone(),
             spec: spec.to_owned(),
             size: first.size(),
@@ -56,8 +60,7 @@ impl RemoteVolume {
         let idle = lock(&self.idle).pop();
         let mut connection = match idle {
             Some(connection) => connection,
-            None => connect(super::connect_nbd(&self.control)?, &self.spec)
-                .map_err(|e| failed(e, &self.spec))?,
+            None => self.connect_again()?,
         };
         let result = call(&mut connection);
         let mut idle = lock(&self.idle);
@@ -69,15 +72,23 @@ impl RemoteVolume {
             idle.push(connection);
         } else {
             drop(idle);
-            goodbye(connection);
+            goodbye(vec![connection]);
         }
         result.map_err(|e| failed(e, &self.spec))
+    }
+
+    /// One connection more. It is by name, and what had the name may have been replaced.
+    fn connect_again(&self) -> Result<Connection> {
+        let connection = connect(super::connect_nbd(&self.control)?, &self.spec)
+            .map_err(|e| failed(e, &self.spec))?;
+        let uuid = RemoteStore::connect(&self.control)?.uuid(&self.spec)?;
+        if uuid == self.uuid { Ok(connection) } else { Err(replaced(&self.spec)) }
     }
 }
 
 impl Drop for RemoteVolume {
     fn drop(&mut self) {
-        std::mem::take(&mut *lock(&self.idle)).into_iter().for_each(goodbye);
+        goodbye(std::mem::take(&mut *lock(&self.idle)));
     }
 }
 
@@ -86,11 +97,15 @@ fn connect(stream: UnixStream, spec: &str) -> io::Result<Connection> {
     nbd::Client::over(Buffered::new(stream), spec, &options)
 }
 
-/// Ends a connection, and waits until the server has: it then no longer holds the volume open.
-fn goodbye(connection: Connection) {
-    if let Ok(stream) = connection.disconnect() {
+/// Ends connections, and waits until the server has: it then no longer holds the volume open.
+fn goodbye(connections: Vec<Connection>) {
+    let deadline = Instant::now() + GOODBYE_TIME;
+    let ending: Vec<_> = connections.into_iter().filter_map(|c| c.disconnect().ok()).collect();
+    for stream in ending {
         let mut stream = stream.get_ref();
-        let limited = stream.set_read_timeout(Some(GOODBYE_TIME));
+        // No time at all would mean no limit.
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let limited = stream.set_read_timeout(Some(left));
         // It ends one way or the other, and nobody is there to be told how.
         let _end = limited.and_then(|()| stream.read(&mut [0; 16]));
     }
@@ -125,7 +140,10 @@ impl BlockAccess for RemoteVolume {
     }
 
     fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
-        let extents = self.with(|client| client.block_status(MAP_CONTEXT, offset, length))?;
+        let extents = self.with(|client| match limit {
+            1 => client.first_status(MAP_CONTEXT, offset, length),
+            _ => client.block_status(MAP_CONTEXT, offset, length),
+        })?;
         let mut at = offset;
         let ranges = extents.into_iter().take(limit).map(|extent| {
             let range = MapRange { offset: at, length: extent.length, state: state(extent.flags) };

@@ -1,7 +1,8 @@
 //! Any bytes of a volume, where [`BlockAccess`] knows whole sectors: for callers that think of a
 //! volume as of a file.
 
-use super::BlockAccess;
+use super::{BlockAccess, MapWalk};
+use dbs_core::info::RangeState;
 use dbs_core::units::SECTOR_BYTES;
 use dbs_core::volume::ReadPart;
 use dbs_core::{Error, Result};
@@ -94,6 +95,25 @@ pub fn discard_bytes_at(access: &dyn BlockAccess, offset: u64, length: u64) -> R
     if start < end { access.discard(start, end - start) } else { Ok(()) }
 }
 
+/// The first byte at or behind `offset` that is data, or with `data` off none; the size if there is none.
+/// Any offset will do.
+///
+/// # Errors
+/// Those of the volume.
+pub fn find_bytes(access: &dyn BlockAccess, offset: u64, data: bool) -> Result<u64> {
+    let size = access.size();
+    let first = offset - offset % SECTOR_BYTES;
+    let Some(length) = size.checked_sub(first) else { return Ok(size) };
+    // Few are looked at before one fits: kinds of ranges take turns.
+    for range in (MapWalk { limit: 1, ..MapWalk::new(access, first, length) }) {
+        let range = range?;
+        if (range.state == RangeState::Data) == data {
+            return Ok(range.offset.max(offset).min(size));
+        }
+    }
+    Ok(size)
+}
+
 /// Writes `buf` at any byte with functions that read and write whole sectors of a volume of `size`
 /// bytes. Nobody else may change the sectors around the range meanwhile: see to that first.
 pub(crate) fn write_around(
@@ -184,6 +204,27 @@ mod tests {
             ] {
                 assert_eq!(result.unwrap_err().kind(), ErrorKind::Invalid, "{offset}+{length}");
             }
+        }
+    }
+
+    #[test]
+    fn data_and_holes_are_found_from_any_byte_on() {
+        const SIZE: u64 = 5 * 4096;
+        let volume = Memory::new(SIZE);
+        volume.write_bytes_at(4096, &[7; 8192]).unwrap();
+        volume.write_zeroes(12288, 4096).unwrap();
+        for (offset, data, found) in [
+            (0, true, 4096),
+            (5000, true, 5000),
+            (13000, true, SIZE),
+            (SIZE, true, SIZE),
+            (u64::MAX, true, SIZE),
+            (0, false, 0),
+            (5000, false, 12288),
+            (SIZE - 1, false, SIZE - 1),
+            (SIZE, false, SIZE),
+        ] {
+            assert_eq!(find_bytes(&volume, offset, data).unwrap(), found, "{offset}, {data}");
         }
     }
 

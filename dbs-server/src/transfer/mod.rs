@@ -16,7 +16,7 @@ mod stream;
 mod tests;
 
 pub(crate) use bytes::write_around;
-pub use bytes::{discard_bytes_at, read_bytes_at, zero_bytes_at};
+pub use bytes::{discard_bytes_at, find_bytes, read_bytes_at, zero_bytes_at};
 pub use export::{export_file, export_path, export_stream};
 pub use import::{import_file, import_stream};
 pub use nbd::NbdAccess;
@@ -187,12 +187,15 @@ struct MapWalk<'a> {
     access: &'a dyn BlockAccess,
     at: u64,
     end: u64,
+    /// Entries asked for at once.
+    limit: usize,
     batch: std::vec::IntoIter<MapRange>,
 }
 
 impl<'a> MapWalk<'a> {
     fn new(access: &'a dyn BlockAccess, offset: u64, length: u64) -> Self {
-        Self { access, at: offset, end: offset + length, batch: Vec::new().into_iter() }
+        let batch = Vec::new().into_iter();
+        Self { access, at: offset, end: offset + length, limit: MAP_LIMIT, batch }
     }
 
     fn step(&mut self) -> Result<MapRange> {
@@ -200,7 +203,7 @@ impl<'a> MapWalk<'a> {
             Some(range) => Some(range),
             None => {
                 let length = self.end - self.at;
-                self.batch = self.access.map(self.at, length, MAP_LIMIT)?.into_iter();
+                self.batch = self.access.map(self.at, length, self.limit)?.into_iter();
                 self.batch.next()
             }
         };

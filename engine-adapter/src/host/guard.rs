@@ -74,7 +74,7 @@ mod tests {
         let refused = check(&delete, &|name| name == "v").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy);
         check(&delete, &|_| false).unwrap();
-        check(&Request::VolumeShow { volume: volume() }, &|_| true).unwrap();
+        check(&Request::VolumeShow { volume: volume(), usage: true }, &|_| true).unwrap();
         check(&Request::Vacuum, &|_| true).unwrap();
     }
 }
