@@ -2,34 +2,79 @@
 
 use crate::buffer::{Bytes, BytesMut};
 use crate::convert::Amount;
-use crate::error::{invalid, raise};
-use crate::store::{RawStore, Shared};
+use crate::error::{closed, invalid, raise};
+use crate::store::{RawStore, Shared, without_interpreter};
 use dbs_core::volume::ReadPart;
-use dbs_server::transfer::{BlockAccess, discard_bytes_at, read_bytes_at, zero_bytes_at};
+use dbs_server::transfer::{
+    BlockAccess, discard_bytes_at, find_bytes, read_bytes_at, zero_bytes_at,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Most bytes that are read into new objects at once: a mistake must not take all memory.
 const NEW_BYTES_MAX: u64 = 1 << 30;
 
-type Access = Arc<dyn BlockAccess>;
+/// An open volume or snapshot, as all calls that use it share it.
+pub type Access = Arc<Opened>;
+
+/// What a call has opened. Letting go of the last one may wait for a server.
+pub struct Opened(Box<dyn BlockAccess>);
 
 /// A volume that may be open.
 #[derive(Default)]
 pub struct Slot {
     access: RwLock<Option<Access>>,
+    /// Held by who opens it. Nobody waits for it who has the interpreter.
+    opening: Mutex<()>,
 }
 
 impl Slot {
+    /// Opened, for who comes next.
+    pub fn set(&self, access: Access) {
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Some(access);
+    }
+
     /// Lets go of the volume. Calls that run keep it until they end.
     pub fn clear(&self) {
-        drop(self.access.write().unwrap_or_else(PoisonError::into_inner).take());
+        // Not with the lock in hand: others look there with the interpreter.
+        let access = self.take();
+        drop(access);
+    }
+
+    fn take(&self) -> Option<Access> {
+        self.access.write().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn get(&self) -> Option<Access> {
         self.access.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A call's use of an open volume.
+struct Using<'py> {
+    py: Python<'py>,
+    access: Option<Access>,
+}
+
+impl<'py> Using<'py> {
+    fn new(py: Python<'py>, access: Access) -> Self {
+        Self { py, access: Some(access) }
+    }
+
+    fn blocks(&self) -> &dyn BlockAccess {
+        let access = self.access.as_ref().expect("it is there until the end");
+        &*access.0
+    }
+}
+
+impl Drop for Using<'_> {
+    fn drop(&mut self) {
+        // Closed meanwhile, it ends here.
+        if let Some(last) = self.access.take().and_then(Arc::into_inner) {
+            self.py.detach(|| drop(last));
+        }
     }
 }
 
@@ -39,12 +84,15 @@ impl Slot {
 pub struct Blocks {
     shared: Arc<Shared>,
     spec: RwLock<String>,
+    uuid: String,
     slot: Arc<Slot>,
 }
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        if !self.shared.is_ours() {
+        if self.shared.is_ours() {
+            without_interpreter(self.slot.take());
+        } else {
             // The connection is the parent's, too: it must not hear a goodbye.
             let _leaked = ManuallyDrop::new(self.slot.get());
         }
@@ -52,27 +100,35 @@ impl Drop for Blocks {
 }
 
 impl Blocks {
-    fn access(&self, py: Python<'_>) -> PyResult<Access> {
+    fn access<'py>(&self, py: Python<'py>) -> PyResult<Using<'py>> {
         self.shared.check_process()?;
         if let Some(access) = self.slot.get() {
-            return Ok(access);
+            return Ok(Using::new(py, access));
         }
-        py.detach(|| {
-            self.shared.open_slot(&self.slot, |store| {
-                // Another thread may have been first.
-                if let Some(access) = self.slot.get() {
-                    return Ok(access);
-                }
-                let opened = Access::from(store.access().open(&self.spec())?);
-                let mut access = self.slot.access.write().unwrap_or_else(PoisonError::into_inner);
-                *access = Some(Arc::clone(&opened));
-                Ok(opened)
-            })
-        })
+        match py.detach(|| self.open()) {
+            Ok(Some(access)) => Ok(Using::new(py, access)),
+            Ok(None) => Err(closed()),
+            Err(error) => Err(raise(error)),
+        }
+    }
+
+    /// Opens it, without the interpreter; none if the store was closed.
+    fn open(&self) -> dbs_core::Result<Option<Access>> {
+        let _opening = self.slot.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have been first.
+        if let Some(access) = self.slot.get() {
+            return Ok(Some(access));
+        }
+        let Some(store) = self.shared.open_store() else { return Ok(None) };
+        let spec = self.spec();
+        let opened = Arc::new(Opened(store.access().open(&spec)?));
+        // Open, it cannot be deleted: what has the name now is what was opened.
+        store.check_same(&spec, &self.uuid)?;
+        Ok(self.shared.keep(&self.slot, &opened).then_some(opened))
     }
 
     /// For changes.
-    fn writable(&self, py: Python<'_>) -> PyResult<Access> {
+    fn writable<'py>(&self, py: Python<'py>) -> PyResult<Using<'py>> {
         self.shared.check_writable()?;
         self.access(py)
     }
@@ -81,15 +137,21 @@ impl Blocks {
 #[pymethods]
 impl Blocks {
     #[new]
-    fn new(store: &RawStore, spec: String) -> Self {
+    fn new(store: &RawStore, spec: String, uuid: String) -> Self {
         let shared = Arc::clone(&store.shared);
-        Self { shared, spec: RwLock::new(spec), slot: Arc::default() }
+        Self { shared, spec: RwLock::new(spec), uuid, slot: Arc::default() }
     }
 
     /// ``"volume"`` or ``"volume@snapshot"``.
     #[getter]
     fn spec(&self) -> String {
         self.spec.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Its identity, which no other volume or snapshot ever has.
+    #[getter]
+    fn uuid(&self) -> &str {
+        &self.uuid
     }
 
     /// Takes another name, after a rename.
@@ -103,7 +165,7 @@ impl Blocks {
     /// resized it, ``close()`` it, and the next use sees the new one.
     #[getter]
     fn size(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.access(py)?.size())
+        Ok(self.access(py)?.blocks().size())
     }
 
     /// Lets go of the volume, so that it can be deleted; the next use opens it again.
@@ -123,13 +185,14 @@ impl Blocks {
         offset: Amount,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let access = self.access(py)?;
-        let length = length.0.min(access.size().saturating_sub(offset.0));
+        let blocks = access.blocks();
+        let length = length.0.min(blocks.size().saturating_sub(offset.0));
         check_new(length)?;
         if length == 0 {
             return Ok(PyBytes::new(py, &[]));
         }
         PyBytes::new_with(py, length as usize, |buf| {
-            py.detach(|| read_bytes_at(&*access, offset.0, buf)).map_err(raise)
+            py.detach(|| read_bytes_at(blocks, offset.0, buf)).map_err(raise)
         })
     }
 
@@ -142,14 +205,15 @@ impl Blocks {
         offset: Amount,
     ) -> PyResult<usize> {
         let access = self.access(py)?;
+        let blocks = access.blocks();
         let mut bytes = BytesMut::of(buffer)?;
         let buf = bytes.as_mut_slice();
-        let length = (buf.len() as u64).min(access.size().saturating_sub(offset.0)) as usize;
+        let length = (buf.len() as u64).min(blocks.size().saturating_sub(offset.0)) as usize;
         if length == 0 {
             return Ok(0);
         }
         let buf = &mut buf[..length];
-        py.detach(|| read_bytes_at(&*access, offset.0, buf)).map_err(raise)?;
+        py.detach(|| read_bytes_at(blocks, offset.0, buf)).map_err(raise)?;
         Ok(length)
     }
 
@@ -163,6 +227,7 @@ impl Blocks {
         ranges: Vec<(Amount, Amount)>,
     ) -> PyResult<Bound<'py, PyList>> {
         let access = self.access(py)?;
+        let blocks = access.blocks();
         let total = ranges.iter().try_fold(0_u64, |sum, (length, _)| sum.checked_add(length.0));
         check_new(total.unwrap_or(u64::MAX))?;
         let mut rest = &mut vec![0; total.unwrap_or_default() as usize][..];
@@ -172,7 +237,7 @@ impl Blocks {
             reads.push(ReadPart { offset: offset.0, buf });
             rest = after;
         }
-        py.detach(|| read_many_bytes(&*access, &mut reads)).map_err(raise)?;
+        py.detach(|| read_many_bytes(blocks, &mut reads)).map_err(raise)?;
         PyList::new(py, reads.iter().map(|read| PyBytes::new(py, read.buf)))
     }
 
@@ -186,6 +251,7 @@ impl Blocks {
         length: Amount,
     ) -> PyResult<usize> {
         let access = self.access(py)?;
+        let blocks = access.blocks();
         let mut bytes = BytesMut::of(buffer)?;
         let buf = bytes.as_mut_slice();
         let needed = length.0.checked_mul(offsets.len() as u64);
@@ -206,8 +272,15 @@ impl Blocks {
             .zip(buf[..total].chunks_mut(length.0 as usize))
             .map(|(offset, buf)| ReadPart { offset: offset.0, buf })
             .collect();
-        py.detach(|| read_many_bytes(&*access, &mut reads)).map_err(raise)?;
+        py.detach(|| read_many_bytes(blocks, &mut reads)).map_err(raise)?;
         Ok(total)
+    }
+
+    /// The first byte at or behind `offset` that is data, or else none; the size if there is none.
+    fn _find(&self, py: Python<'_>, offset: Amount, data: bool) -> PyResult<u64> {
+        let access = self.access(py)?;
+        let blocks = access.blocks();
+        py.detach(|| find_bytes(blocks, offset.0, data)).map_err(raise)
     }
 }
 
@@ -218,8 +291,8 @@ pub struct WritableBlocks;
 #[pymethods]
 impl WritableBlocks {
     #[new]
-    fn new(store: &RawStore, spec: String) -> PyClassInitializer<Self> {
-        PyClassInitializer::from(Blocks::new(store, spec)).add_subclass(Self)
+    fn new(store: &RawStore, spec: String, uuid: String) -> PyClassInitializer<Self> {
+        PyClassInitializer::from(Blocks::new(store, spec, uuid)).add_subclass(Self)
     }
 
     /// Writes the bytes of a buffer at `offset`, any bytes, without a copy; returns their number.
@@ -228,9 +301,10 @@ impl WritableBlocks {
     /// Raises `ValueError` beyond the end of the volume.
     fn pwrite(this: &Bound<'_, Self>, data: &Bound<'_, PyAny>, offset: Amount) -> PyResult<usize> {
         let access = this.as_super().get().writable(this.py())?;
+        let blocks = access.blocks();
         let bytes = Bytes::of(data)?;
         let buf = bytes.as_slice();
-        this.py().detach(|| access.write_bytes_at(offset.0, buf)).map_err(raise)?;
+        this.py().detach(|| blocks.write_bytes_at(offset.0, buf)).map_err(raise)?;
         Ok(buf.len())
     }
 
@@ -238,19 +312,22 @@ impl WritableBlocks {
     /// their space comes back.
     fn discard(this: &Bound<'_, Self>, offset: Amount, length: Amount) -> PyResult<()> {
         let access = this.as_super().get().writable(this.py())?;
-        this.py().detach(|| discard_bytes_at(&*access, offset.0, length.0)).map_err(raise)
+        let blocks = access.blocks();
+        this.py().detach(|| discard_bytes_at(blocks, offset.0, length.0)).map_err(raise)
     }
 
     /// Makes the range read as zeros, to the byte; whole blocks take no space then.
     fn write_zeroes(this: &Bound<'_, Self>, offset: Amount, length: Amount) -> PyResult<()> {
         let access = this.as_super().get().writable(this.py())?;
-        this.py().detach(|| zero_bytes_at(&*access, offset.0, length.0)).map_err(raise)
+        let blocks = access.blocks();
+        this.py().detach(|| zero_bytes_at(blocks, offset.0, length.0)).map_err(raise)
     }
 
     /// Makes everything written so far durable: it survives a power loss from then on.
     fn flush(this: &Bound<'_, Self>) -> PyResult<()> {
         let access = this.as_super().get().access(this.py())?;
-        this.py().detach(|| access.flush()).map_err(raise)
+        let blocks = access.blocks();
+        this.py().detach(|| blocks.flush()).map_err(raise)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A store, open here or served, and who else holds on to it.
 
-use crate::blocks::Slot;
+use crate::blocks::{Access, Slot};
 use crate::convert::{Amount, to_json, to_python};
 use crate::error::{closed, invalid, raise};
 use dbs_core::{Error, ErrorKind, InitOptions, IoDriver, OpenOptions, Store};
@@ -22,7 +22,7 @@ const PARAMS_DEPTH: u32 = 3;
 
 /// An open store, as all objects made of it share it.
 ///
-/// Locks are held for moments, or (`slots`) without the interpreter: nobody waits for the
+/// Locks are held for moments, or (`closing`) without the interpreter: nobody waits for the
 /// interpreter with a lock in hand.
 pub struct Shared {
     /// The process that opened it. After a fork the child has the same file and sockets, but none
@@ -32,6 +32,8 @@ pub struct Shared {
     store: RwLock<Option<Arc<AnyStore>>>,
     /// Volumes that may be open, to be closed with the store.
     slots: Mutex<Vec<Weak<Slot>>>,
+    /// Held by who closes it, so that it is closed for all when one has done so.
+    closing: Mutex<()>,
 }
 
 impl Shared {
@@ -41,8 +43,7 @@ impl Shared {
     /// `Closed`; `Busy` in another process.
     pub fn store(&self) -> PyResult<Arc<AnyStore>> {
         self.check_process()?;
-        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
-        store.clone().ok_or_else(closed)
+        self.open_store().ok_or_else(closed)
     }
 
     /// Whether this is the process that opened it.
@@ -78,34 +79,33 @@ impl Shared {
         Ok(())
     }
 
-    /// Opens something of the store that is closed with it. Runs without the interpreter.
-    ///
-    /// # Errors
-    /// `Closed`, and those of `open`.
-    pub fn open_slot<T>(
-        &self,
-        slot: &Arc<Slot>,
-        open: impl FnOnce(&AnyStore) -> dbs_core::Result<T>,
-    ) -> PyResult<T> {
+    /// The store, unless it was closed.
+    pub fn open_store(&self) -> Option<Arc<AnyStore>> {
+        self.store.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts what was opened into its slot, to be closed with the store; `false` if that was closed
+    /// meanwhile.
+    pub fn keep(&self, slot: &Arc<Slot>, opened: &Access) -> bool {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let store = self.store.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(store) = store else {
-            drop(slots);
-            return Err(closed());
-        };
-        let opened = open(&store);
+        if self.open_store().is_none() {
+            return false;
+        }
         slots.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&Arc::downgrade(slot)));
         slots.push(Arc::downgrade(slot));
-        drop(slots);
-        opened.map_err(raise)
+        slot.set(Arc::clone(opened));
+        true
     }
 
     /// Closes it and all volumes; once more is nothing. Runs without the interpreter.
     fn close(&self) -> dbs_core::Result<()> {
+        let _closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
+        let open = std::mem::take(&mut *slots);
+        drop(slots);
         let Some(store) = store else { return Ok(()) };
-        slots.drain(..).filter_map(|slot| slot.upgrade()).for_each(|slot| slot.clear());
+        open.iter().filter_map(Weak::upgrade).for_each(|slot| slot.clear());
         match &*store {
             // Reads that still run on other threads keep the file a moment longer.
             AnyStore::Idle(store) => store.clone().close(),
@@ -116,12 +116,22 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if !self.is_ours() {
+        let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if self.is_ours() {
+            without_interpreter(store);
+        } else {
             // Letting go of it would unlock the parent's file.
-            let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let _leaked = ManuallyDrop::new(store.take());
+            let _leaked = ManuallyDrop::new(store);
         }
     }
+}
+
+/// Lets go of something that may have to wait for it. For destructors, which have the interpreter.
+pub fn without_interpreter<T: Send>(last: T) {
+    let mut last = Some(last);
+    // Where there is no interpreter any more, nobody waits for it.
+    Python::try_attach(|py| py.detach(|| drop(last.take())));
+    drop(last);
 }
 
 /// A store: `dbs.Store` is made of it.
@@ -161,6 +171,7 @@ impl RawStore {
                 read_only,
                 store: RwLock::new(Some(Arc::new(store))),
                 slots: Mutex::default(),
+                closing: Mutex::default(),
             }),
         })
     }
@@ -195,12 +206,14 @@ impl RawStore {
         py.detach(|| Store::init(&path, &init)).map(drop).map_err(raise)
     }
 
-    /// Runs a command of `docs/json.md`, and what it leaves to be done.
+    /// Runs a command of `docs/json.md`, and what it leaves to be done, if these volumes and snapshots
+    /// still have these identities.
     fn call<'py>(
         &self,
         py: Python<'py>,
         method: &str,
         params: &Bound<'py, PyDict>,
+        same: Vec<(String, String)>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let store = self.shared.store()?;
         let request = match to_json(params, PARAMS_DEPTH)? {
@@ -221,8 +234,14 @@ impl RawStore {
             }
             stopped.is_none()
         };
+        let check = || same.iter().try_for_each(|(spec, uuid)| store.check_same(spec, uuid));
         let value = py.detach(|| {
+            check()?;
             let value = store.call(&request, &mut watch)?;
+            if !request.writes() {
+                // What it tells is of these if they were the same all the time.
+                check()?;
+            }
             if request.leaves_work() {
                 store.settle(&mut watch)?;
             }
@@ -247,7 +266,7 @@ impl RawStore {
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.shared.store.read().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.shared.open_store().is_none()
     }
 
     /// Whether a server owns it.

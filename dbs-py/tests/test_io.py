@@ -7,6 +7,7 @@ import io
 import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import ext4
 import numpy
 import pyreadpartitions
 import pytest
+from conftest import Serve, Server
 from dbs import aio
 
 MIB = 1 << 20
@@ -273,6 +275,155 @@ def test_a_file(volume: dbs.Volume) -> None:
         assert buffered.read() == b"abc"
     del raw
     gc.collect()
+
+
+class Counted:
+    """Bytes that count how often they are asked for."""
+
+    def __init__(self, blocks: dbs.Volume) -> None:
+        self.blocks, self.calls = blocks, 0
+        self.spec, self.size = blocks.spec, blocks.size
+
+    def pread(self, length: int, offset: int) -> bytes:
+        self.calls += 1
+        return self.blocks.pread(length, offset)
+
+    def readinto(self, buffer: bytearray, offset: int) -> int:
+        self.calls += 1
+        return self.blocks.readinto(buffer, offset)
+
+    def _find(self, offset: int, data: bool) -> int:
+        self.calls += 1
+        return self.blocks._find(offset, data)
+
+
+def test_all_of_a_file_is_few_reads(volume: dbs.Volume) -> None:
+    data = random.Random(2).randbytes(volume.size)
+    volume.pwrite(data, 0)
+    counted = Counted(volume)
+    file = dbs.VolumeFile(counted)  # type: ignore[arg-type]
+    assert file.readall() == data and file.tell() == volume.size
+    assert file.readall() == b"" and counted.calls == 1
+    file.seek(volume.size - 5)
+    assert file.read() == data[-5:] and counted.calls == 2
+    assert io.BufferedReader(volume.open()).read() == data
+
+
+def test_data_and_holes_are_found_as_in_a_file(volume: dbs.Volume, tmp_path: Path) -> None:
+    size = volume.size
+    plain = tmp_path / "plain"
+    pieces = [(8192, 12288), (3 * MIB, 4096), (size - 4096, 4096)]
+    volume.write_zeroes(32768, 65536)
+    with plain.open("wb") as file:
+        file.truncate(size)
+        for offset, length in pieces:
+            volume.pwrite(b"x" * length, offset)
+            file.seek(offset)
+            file.write(b"x" * length)
+    volume.write_zeroes(8192 + 16384, 4096)
+    places = [0, 1, 511, 512, 40000, size - 1, size, size + 1, 1 << 62]
+    places += [edge + step for start, length in pieces
+               for edge in (start, start + length) for step in (-4096, -1, 0, 1)]  # fmt: skip
+
+    def found(seek: Callable[[int, int], int], offset: int, whence: int) -> int:
+        try:
+            return seek(offset, whence)
+        except OSError as error:
+            return -(error.errno or 0)
+
+    with plain.open("rb") as right, volume.open() as ours:
+        if found(right.seek, 0, os.SEEK_DATA) != 8192:
+            pytest.skip("needs a file system that knows its holes")
+        for whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            for place in places:
+                expected = found(right.seek, place, whence)
+                assert found(ours.seek, place, whence) == expected, (place, whence)
+                if expected >= 0:
+                    assert ours.tell() == expected
+        assert found(ours.seek, -1, os.SEEK_DATA) == -errno.ENXIO
+    with volume.store.create_volume("empty", MIB).open() as empty:
+        assert found(empty.seek, 0, os.SEEK_DATA) == -errno.ENXIO
+        assert found(empty.seek, 0, os.SEEK_HOLE) == 0
+
+
+class Stopped:
+    """A server that does nothing for as long."""
+
+    def __init__(self, server: Server) -> None:
+        self.pid = server.process.pid
+
+    def __enter__(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def test_collecting_an_open_volume_keeps_nobody_from_running(path: Path, serve: Serve) -> None:
+    dbs.Store.init(path, "64MiB").close()
+    server = serve(path)
+    store = dbs.Store.open(path)
+    volumes = [store.create_volume(f"v{number}", MIB) for number in range(6)]
+    for volume in volumes:
+        assert volume.pread(1, 0) == b"\0"
+    del volume
+    turns, stop = [0], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            turns[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    ran = []
+    # Nobody is made to give up the interpreter: it is free while somebody waits without it.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        with Stopped(server):
+            while volumes:
+                before = turns[0]
+                volumes.pop()
+                ran.append(turns[0] - before)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join(120)
+    # On a busy machine a thread may not get a core for so long: once is enough.
+    assert any(ran), ran
+    store.close()
+
+
+def test_closing_a_store_does_not_wait_for_a_volume_to_open(path: Path, serve: Serve) -> None:
+    dbs.Store.init(path, "64MiB").close()
+    server = serve(path)
+    store = dbs.Store.open(path)
+    volume = store.create_volume("v", MIB)
+    failures: list[BaseException] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        begun.set()
+        try:
+            volume.pread(1, 0)
+        except dbs.Error as failure:
+            failures.append(failure)
+
+    reader = threading.Thread(target=read)
+    closer = threading.Thread(target=store.close)
+    with Stopped(server):
+        reader.start()
+        assert begun.wait(120)
+        # If it is not connecting by now, this shows less, and nothing wrong.
+        time.sleep(0.5)
+        closer.start()
+        closer.join(120)
+        ended = not closer.is_alive()
+        assert reader.is_alive()
+    reader.join(600)
+    closer.join(600)
+    assert ended and [type(failure) for failure in failures] == [dbs.Closed]
 
 
 def test_a_file_that_was_refused_leaves_no_noise(path: Path) -> None:

@@ -106,6 +106,74 @@ def test_the_life_of_volumes(store: dbs.Store) -> None:
     assert store.trim() == 0
 
 
+def test_a_snapshot_is_not_whatever_has_its_name_later(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "64MiB")
+    volume.pwrite(b"one", 0)
+    snapshot = volume.snapshot("s")
+    assert snapshot.pread(3, 0) == b"one" and snapshot.uuid == snapshot.info().uuid
+    volume.pwrite(b"two", 0)
+    snapshot.close()
+    store["v"]["s"].delete()
+    again = volume.snapshot("s")
+    assert list(volume.diff("s")) == [] and list(volume.diff(again)) == []
+    assert snapshot.uuid != again.uuid
+    uses = (
+        lambda: list(volume.diff(snapshot)),
+        lambda: list(volume.diff(again, snapshot)),
+        lambda: list(snapshot.extents()),
+        lambda: snapshot.pread(3, 0),
+        lambda: snapshot.size,
+        snapshot.info,
+        snapshot.du,
+        snapshot.protect,
+        lambda: snapshot.update_labels({"a": "b"}),
+        lambda: snapshot.clone("c"),
+        lambda: snapshot.rename("t"),
+        snapshot.delete,
+        lambda: volume.clone(snapshot, "c"),
+        lambda: volume.rollback(snapshot),
+    )
+    for use in uses:
+        with pytest.raises(dbs.NotFound, match="v@s.*something else has the name"):
+            use()
+    assert again.pread(3, 0) == b"two" and not again.info().protected and again.labels == {}
+
+
+def test_a_volume_is_not_whatever_has_its_name_later(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "1MiB")
+    snapshot = volume.snapshot("s")
+    store["v"].delete()
+    again = store.create_volume("v", "1MiB")
+    again.snapshot("s")
+    for use in (
+        lambda: volume.pwrite(b"lost", 0),
+        lambda: volume.pread(1, 0),
+        lambda: volume["s"],
+        lambda: list(volume.diff("s")),
+        lambda: list(volume.snapshots()),
+        lambda: snapshot.volume.info(),
+        lambda: volume.resize("2MiB"),
+        volume.delete,
+    ):
+        with pytest.raises(dbs.NotFound):
+            use()
+    assert again.pread(4, 0) == bytes(4) and again.size == MIB and "s" in again
+
+
+def test_a_difference_ends_when_one_of_its_sides_is_replaced(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "64MiB")
+    first = volume.snapshot("s")
+    for offset in range(0, 5000 * 8192, 8192):
+        volume.pwrite(b"x" * 4096, offset)
+    # More than one answer holds.
+    ranges = volume.diff(first)
+    next(ranges)
+    store["v"]["s"].delete()
+    volume.snapshot("s")
+    with pytest.raises(dbs.NotFound, match="something else has the name"):
+        list(ranges)
+
+
 def test_extents(store: dbs.Store) -> None:
     volume = store.create_volume("v", "64MiB")
     for offset in range(0, 20 * MIB, 8192):
@@ -254,6 +322,29 @@ def test_a_server_that_was_killed_and_replaced(path: Path, serve: Serve) -> None
     serve(path)
     assert volume.pread(12, 0) == b"acknowledged"
     assert len(store) == 1
+    store.close()
+
+
+def test_a_new_server_may_have_something_else_of_that_name(path: Path, serve: Serve) -> None:
+    dbs.Store.init(path, "64MiB").close()
+    server = serve(path)
+    store = dbs.Store.open(path)
+    volume = store.create_volume("v", "1MiB")
+    volume.pwrite(b"one", 0)
+    snapshot = volume.snapshot("s")
+    assert snapshot.pread(3, 0) == b"one"
+    server.kill()
+    with pytest.raises(OSError):
+        snapshot.pread(3, 0)
+    with dbs.Store.open(path) as idle:
+        idle["v"]["s"].delete()
+        idle["v"].pwrite(b"two", 0)
+        idle["v"].snapshot("s")
+    serve(path)
+    # It was open, and is connected to anew.
+    with pytest.raises(dbs.NotFound, match="something else has the name"):
+        snapshot.pread(3, 0)
+    assert store["v"]["s"].pread(3, 0) == b"two"
     store.close()
 
 

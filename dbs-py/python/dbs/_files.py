@@ -1,5 +1,6 @@
 """A volume or snapshot as a file."""
 
+import errno
 import io
 import os
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +13,8 @@ from dbs._errors import make
 
 __all__ = ["VolumeFile"]
 
+_PIECE = 256 << 20
+
 
 class _Bytes(Protocol):
     """What a file is made of."""
@@ -20,7 +23,9 @@ class _Bytes(Protocol):
     def spec(self) -> str: ...
     @property
     def size(self) -> int: ...
+    def pread(self, length: int, offset: int) -> bytes: ...
     def readinto(self, buffer: "Buffer", offset: int) -> int: ...
+    def _find(self, offset: int, data: bool) -> int: ...
 
 
 class VolumeFile(io.RawIOBase):
@@ -83,15 +88,27 @@ class VolumeFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Moves the position; behind the end there is nothing to read."""
+        """Moves the position; behind the end there is nothing to read.
+
+        With ``os.SEEK_DATA`` to the first byte of data from `offset` on, with ``os.SEEK_HOLE`` to the
+        first one that reads as zero and takes no space, or to the end, as `os.lseek` does: an `OSError`
+        with ``ENXIO`` tells that there is none.
+
+        >>> f = store["disk"]["first"].open()
+        >>> f.seek(0, os.SEEK_DATA), f.seek(8192, os.SEEK_HOLE)
+        (8192, 16384)
+        """
         self._check_open()
+        if whence in (os.SEEK_DATA, os.SEEK_HOLE):
+            return self._seek_to(offset, whence == os.SEEK_DATA)
         bases = {
             os.SEEK_SET: 0,
             os.SEEK_CUR: self._position,
             os.SEEK_END: self._size,
         }
         if whence not in bases:
-            raise make("invalid", f"whence {whence!r} is none of SEEK_SET, SEEK_CUR, SEEK_END", None)
+            known = "SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA, SEEK_HOLE"
+            raise make("invalid", f"whence {whence!r} is none of {known}", None)
         position = bases[whence] + offset
         if position < 0:
             raise make("invalid", f"position {position} is before the beginning", None)
@@ -106,6 +123,28 @@ class VolumeFile(io.RawIOBase):
         count = self._blocks.readinto(buffer, self._position)
         self._position += count
         return count
+
+    def readall(self) -> bytes:
+        """All bytes from the position to the end, in few large reads."""
+        self._check_open()
+        pieces: list[bytes] = []
+        while self._position < self._size:
+            piece = self._blocks.pread(min(_PIECE, self._size - self._position), self._position)
+            # A volume that became smaller meanwhile.
+            if not piece:
+                break
+            self._position += len(piece)
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _seek_to(self, offset: int, data: bool) -> int:
+        if 0 <= offset < self._size:
+            found = min(self._blocks._find(offset, data), self._size)
+            if found < self._size or not data:
+                self._position = found
+                return found
+        what = "data" if data else "hole"
+        raise OSError(errno.ENXIO, f"no {what} in `{self.name}` from byte {offset} on")
 
     def write(self, data: "Buffer", /) -> int:
         """Writes what fits; returns the number of bytes."""

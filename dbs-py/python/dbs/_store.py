@@ -1,7 +1,7 @@
 """Stores as objects."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -202,8 +202,8 @@ class Store(Mapping[str, Volume]):
         >>> store.create_volume("data", "10GiB").size
         10737418240
         """
-        self._call("volume.create", volume=name, size=size_of(size))
-        return Volume(self, name)
+        made = self._call("volume.create", volume=name, size=size_of(size))
+        return Volume(self, name, made["uuid"])
 
     def volumes(self, *, usage: bool = False) -> list[VolumeInfo]:
         """Facts about all volumes, in one go; space is computed only with `usage`, which walks
@@ -212,18 +212,21 @@ class Store(Mapping[str, Volume]):
 
     def __getitem__(self, name: str) -> Volume:
         """The volume of this name; raises `NotFound`, which here is also a `KeyError`."""
-        if name not in self:
+        uuid = self._uuid(name)
+        if uuid is None:
             raise MissingItem(2, f"no volume `{name}` in this store")
-        return Volume(self, name)
+        return Volume(self, name, uuid)
 
     def __contains__(self, name: object) -> bool:
+        return self._uuid(name) is not None
+
+    def _uuid(self, name: object) -> str | None:
         if not isinstance(name, str):
-            return False
+            return None
         try:
-            self._call("volume.children", volume=name)
+            return cast(str, self._call("volume.show", volume=name, usage=False)["uuid"])
         except (NotFound, Invalid):
-            return False
-        return True
+            return None
 
     def __iter__(self) -> Iterator[str]:
         return iter([item["name"] for item in self._call("volume.list", usage=False)])
@@ -242,5 +245,6 @@ class Store(Mapping[str, Volume]):
         state = " closed" if self.closed else " served" if self.served else ""
         return f"<dbs.Store {self._path!r}{state}>"
 
-    def _call(self, method: str, **params: object) -> Any:
-        return self._raw.call(method, params)
+    def _call(self, method: str, same: Sequence[tuple[str, str]] = (), **params: object) -> Any:
+        """Runs a command, if what these names mean still has these identities."""
+        return self._raw.call(method, params, same)

@@ -1,7 +1,7 @@
 """Volumes and snapshots as objects."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -20,14 +20,19 @@ _LET_GO_SECONDS = 0.5
 
 
 def _ranges(
-    store: "Store", method: str, offset: int, length: int | None, params: dict[str, object]
+    store: "Store",
+    method: str,
+    same: Sequence[tuple[str, str]],
+    offset: int,
+    length: int | None,
+    params: dict[str, object],
 ) -> Iterator[Extent]:
     """Ranges of a map or a difference, asked for piece by piece."""
     end = None if length is None else offset + length
     following: int | None = offset
     while following is not None and (end is None or following < end):
         left = None if end is None else end - following
-        answer = store._call(method, **params, offset=following, length=left)
+        answer = store._call(method, same, **params, offset=following, length=left)
         for item in answer["ranges"]:
             yield Extent(item["offset"], item["length"], item["state"])
         after = answer.get("next")
@@ -36,13 +41,13 @@ def _ranges(
         following = after
 
 
-def _delete(blocks: "Snapshot | Volume", delete: Callable[[], object]) -> None:
-    """Deletes what this object may have open itself."""
+def _closed(blocks: "Snapshot | Volume", change: Callable[[], object]) -> None:
+    """Does what nobody may have it open for, not even this object."""
     blocks.close()
     deadline = time.monotonic() + _LET_GO_SECONDS
     while True:
         try:
-            delete()
+            change()
         except Busy:
             # A server may be about to hear that we no longer use it.
             if not blocks.store.served or time.monotonic() > deadline:
@@ -55,17 +60,20 @@ def _delete(blocks: "Snapshot | Volume", delete: Callable[[], object]) -> None:
 class Snapshot(_dbs.Blocks):
     """A snapshot: a volume as it was. Its bytes are read as a `Volume`'s.
 
-    Got from `Volume.snapshots`, `Volume.snapshot` or ``volume["name"]``.
+    Got from `Volume.snapshots`, `Volume.snapshot` or ``volume["name"]``. If it is deleted, every
+    use raises `NotFound`, whatever has its name then.
     """
 
     _store: "Store"
     _volume: str
+    _volume_uuid: str
     _name: str
 
-    def __new__(cls, store: "Store", volume: str, name: str) -> Self:
+    def __new__(cls, volume: "Volume", name: str, uuid: str) -> Self:
         """For `Volume`, which is what to ask for one."""
-        this = super().__new__(cls, store._raw, f"{volume}@{name}")
-        this._store, this._volume, this._name = store, volume, name
+        this = super().__new__(cls, volume._store._raw, f"{volume._name}@{name}", uuid)
+        this._store, this._volume, this._name = volume._store, volume._name, name
+        this._volume_uuid = volume.uuid
         return this
 
     @property
@@ -76,7 +84,7 @@ class Snapshot(_dbs.Blocks):
     @property
     def volume(self) -> "Volume":
         """The volume it is of."""
-        return Volume(self._store, self._volume)
+        return Volume(self._store, self._volume, self._volume_uuid)
 
     @property
     def name(self) -> str:
@@ -94,7 +102,7 @@ class Snapshot(_dbs.Blocks):
     def extents(self, offset: int = 0, length: int | None = None) -> Iterator[Extent]:
         """What it holds from `offset` on, in order and without gaps; see `Volume.extents`."""
         params: dict[str, object] = {"volume": self._volume, "snapshot": self._name}
-        return _ranges(self._store, "volume.map", offset, length, params)
+        return _ranges(self._store, "volume.map", self._same, offset, length, params)
 
     def diff(
         self, since: "str | Snapshot | None" = None, offset: int = 0, length: int | None = None
@@ -132,8 +140,7 @@ class Snapshot(_dbs.Blocks):
         >>> store["disk"]["first"].clone("copy").info().origin
         'disk@first'
         """
-        self._call("volume.clone", new=name)
-        return Volume(self._store, name)
+        return Volume(self._store, name, self._call("volume.clone", new=name)["uuid"])
 
     def rename(self, name: str) -> None:
         """Gives it another name. Other objects with the old name find nothing any more."""
@@ -146,7 +153,7 @@ class Snapshot(_dbs.Blocks):
 
         Raises `Busy` if it is protected or open elsewhere.
         """
-        _delete(self, lambda: self._call("snapshot.delete"))
+        _closed(self, lambda: self._call("snapshot.delete"))
 
     def open(self, mode: Literal["rb"] = "rb") -> VolumeFile:
         """A file to read it with: an `io.RawIOBase`."""
@@ -166,15 +173,22 @@ class Snapshot(_dbs.Blocks):
     def __repr__(self) -> str:
         return f"<dbs.Snapshot {self.spec!r}>"
 
+    @property
+    def _same(self) -> list[tuple[str, str]]:
+        return [(self.spec, self.uuid)]
+
     def _call(self, method: str, **params: object) -> Any:
-        return self._store._call(method, volume=self._volume, snapshot=self._name, **params)
+        return self._store._call(
+            method, self._same, volume=self._volume, snapshot=self._name, **params
+        )
 
 
 class Volume(_dbs.WritableBlocks):
     """A volume: a virtual disk. ``volume["name"]`` is one of its snapshots.
 
     Got from ``store["name"]``, `Store.create_volume` and `Snapshot.clone`. It is opened by its first
-    read or write, and then cannot be deleted by others until it is closed.
+    read or write, and then cannot be deleted by others until it is closed. If it is deleted, every
+    use raises `NotFound`, whatever has its name then.
 
     >>> with store["disk"] as v:
     ...     v.pwrite(b"hello", 4094)
@@ -187,9 +201,9 @@ class Volume(_dbs.WritableBlocks):
     _store: "Store"
     _name: str
 
-    def __new__(cls, store: "Store", name: str) -> Self:
+    def __new__(cls, store: "Store", name: str, uuid: str) -> Self:
         """For `Store`, which is what to ask for one."""
-        this = super().__new__(cls, store._raw, name)
+        this = super().__new__(cls, store._raw, name, uuid)
         this._store, this._name = store, name
         return this
 
@@ -221,7 +235,8 @@ class Volume(_dbs.WritableBlocks):
         >>> [(e.offset, e.length, e.state) for e in v.extents()]
         [(0, 4096, 'hole'), (4096, 8192, 'data'), (12288, 1036288, 'hole')]
         """
-        return _ranges(self._store, "volume.map", offset, length, {"volume": self._name})
+        params: dict[str, object] = {"volume": self._name}
+        return _ranges(self._store, "volume.map", self._same(), offset, length, params)
 
     def diff(
         self,
@@ -233,6 +248,9 @@ class Volume(_dbs.WritableBlocks):
         """Where its present content, or that of the snapshot `to`, may differ from the snapshot
         `since` (from an empty volume if absent).
 
+        A `Snapshot` is that one alone; a name is whichever snapshot has it now. What a program has
+        copied before it should remember by its `Snapshot.uuid`, and compare.
+
         >>> v = store["disk"]
         >>> _ = v.pwrite(b"new", 1 << 20)
         >>> [(e.offset, e.length, e.state) for e in v.diff("first")]
@@ -243,7 +261,7 @@ class Volume(_dbs.WritableBlocks):
             "from": self._snapshot_name(since),
             "to": self._snapshot_name(to),
         }
-        return _ranges(self._store, "volume.diff", offset, length, params)
+        return _ranges(self._store, "volume.diff", self._same(since, to), offset, length, params)
 
     def snapshot(
         self, name: str, labels: Mapping[str, str] | None = None, *, system: bool = False
@@ -254,13 +272,13 @@ class Volume(_dbs.WritableBlocks):
         {'by': 'cron'}
         """
         labelled = dict(labels or {})
-        self._call("snapshot.create", snapshot=name, labels=labelled, system=system)
-        return Snapshot(self._store, self._name, name)
+        made = self._call("snapshot.create", snapshot=name, labels=labelled, system=system)
+        return Snapshot(self, name, made["uuid"])
 
     def snapshots(self) -> Iterator[Snapshot]:
         """Its snapshots, oldest first."""
         for item in self._call("snapshot.list"):
-            yield Snapshot(self._store, self._name, item["name"])
+            yield Snapshot(self, item["name"], item["uuid"])
 
     def snapshot_infos(self, *, usage: bool = False) -> list[SnapshotInfo]:
         """Facts about all of its snapshots, oldest first, in one go; space is computed only with
@@ -270,23 +288,28 @@ class Volume(_dbs.WritableBlocks):
 
     def __getitem__(self, name: str) -> Snapshot:
         """The snapshot of this name; raises `NotFound`, which here is also a `KeyError`."""
-        if name not in self:
+        uuid = self._uuid(name)
+        if uuid is None:
             raise MissingItem(2, f"no snapshot `{name}` of volume `{self._name}`")
-        return Snapshot(self._store, self._name, name)
+        return Snapshot(self, name, uuid)
 
     def __contains__(self, name: object) -> bool:
+        return self._uuid(name) is not None
+
+    def _uuid(self, name: object) -> str | None:
         if not isinstance(name, str):
-            return False
+            return None
         try:
-            self._call("volume.children", snapshot=name)
+            return cast(str, self._call("snapshot.show", snapshot=name, usage=False)["uuid"])
         except (NotFound, Invalid):
-            return False
-        return True
+            return None
 
     def clone(self, snapshot: str | Snapshot, name: str) -> "Volume":
         """Creates a writable volume on one of its snapshots; see `Snapshot.clone`."""
-        self._call("volume.clone", snapshot=self._snapshot_name(snapshot), new=name)
-        return Volume(self._store, name)
+        made = self._call(
+            "volume.clone", snapshot, snapshot=self._snapshot_name(snapshot), new=name
+        )
+        return Volume(self._store, name, made["uuid"])
 
     def children(self) -> list[str]:
         """Names of volumes and snapshots cloned from its snapshots."""
@@ -298,9 +321,12 @@ class Volume(_dbs.WritableBlocks):
         self._call("volume.flatten")
 
     def rollback(self, snapshot: str | Snapshot) -> None:
-        """Gives it the content of one of its snapshots; what was written since is lost."""
-        self._call("snapshot.rollback", snapshot=self._snapshot_name(snapshot))
-        self.close()
+        """Gives it the content of one of its snapshots; what was written since is lost.
+
+        Raises `Busy` if it is open elsewhere on a served store.
+        """
+        name = self._snapshot_name(snapshot)
+        _closed(self, lambda: self._call("snapshot.rollback", snapshot, snapshot=name))
 
     def rename(self, name: str) -> None:
         """Gives it another name. Other objects with the old name find nothing any more."""
@@ -309,16 +335,19 @@ class Volume(_dbs.WritableBlocks):
         self._renamed(name)
 
     def resize(self, size: int | str, *, shrink: bool = False) -> None:
-        """Changes its size. A smaller one destroys what lies beyond, and needs `shrink`."""
-        self._call("volume.resize", size=size_of(size), shrink=shrink)
-        self.close()
+        """Changes its size. A smaller one destroys what lies beyond, and needs `shrink`.
+
+        Raises `Busy` if a smaller one is asked for and it is open elsewhere on a served store.
+        """
+        wanted = size_of(size)
+        _closed(self, lambda: self._call("volume.resize", size=wanted, shrink=shrink))
 
     def delete(self) -> None:
         """Deletes it and its snapshots; clones live on.
 
         Raises `Busy` if it is open elsewhere, or one of its snapshots is protected.
         """
-        _delete(self, lambda: self._call("volume.delete"))
+        _closed(self, lambda: self._call("volume.delete"))
 
     def open(self, mode: Literal["rb", "r+b", "rb+"] = "rb") -> VolumeFile:
         """A file to read it with, or with ``"r+b"`` to write it, too: an `io.RawIOBase`.
@@ -346,8 +375,14 @@ class Volume(_dbs.WritableBlocks):
     def __repr__(self) -> str:
         return f"<dbs.Volume {self._name!r}>"
 
-    def _call(self, method: str, **params: object) -> Any:
-        return self._store._call(method, volume=self._name, **params)
+    def _same(self, *snapshots: str | Snapshot | None) -> list[tuple[str, str]]:
+        """What must not have become something else: it, and snapshots that are not mere names."""
+        same = [(self._name, self.uuid)]
+        same.extend(pair for s in snapshots if isinstance(s, Snapshot) for pair in s._same)
+        return same
+
+    def _call(self, method: str, *snapshots: str | Snapshot | None, **params: object) -> Any:
+        return self._store._call(method, self._same(*snapshots), volume=self._name, **params)
 
     def _snapshot_name(self, snapshot: str | Snapshot | None) -> str | None:
         if not isinstance(snapshot, Snapshot):
