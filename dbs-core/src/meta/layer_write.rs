@@ -63,6 +63,7 @@ impl Meta {
         if self.span(owner).members.len() > 1 {
             return Err(super::Stop::Error(self.still_merging(owner)));
         }
+        self.note_write(owner);
         let whole = self.blocks_per_extent();
         let mut extents: Option<Range<u32>> = None;
         for (logical, part) in split(blocks, whole) {

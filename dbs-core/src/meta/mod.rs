@@ -91,6 +91,9 @@ pub struct Volume {
     pub head: SnapshotId,
     /// Named snapshots.
     pub snapshots: BTreeMap<String, SnapshotId>,
+    /// Changes of the content of its head, or of a snapshot, since the store was opened. Counted when they
+    /// can be read.
+    pub writes: u64,
 }
 
 /// A snapshot or head.
@@ -235,6 +238,13 @@ impl Meta {
 
     fn snapshot_mut(&mut self, id: SnapshotId) -> &mut Snapshot {
         self.snapshots[id.index() - 1].as_mut().expect("snapshot ids in use are live")
+    }
+
+    /// The content of a head or snapshot has changed.
+    #[inline]
+    fn note_write(&mut self, owner: SnapshotId) {
+        let volume = self.snapshot(owner).volume;
+        self.volume_mut(volume).writes += 1;
     }
 
     /// All volumes in use, by id.

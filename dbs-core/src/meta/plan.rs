@@ -159,6 +159,7 @@ impl Meta {
     /// As [`Meta::finish_write`], to the layer of a head or snapshot.
     #[inline]
     pub fn finish_write_to(&mut self, owner: SnapshotId, pieces: &[WritePiece]) {
+        self.note_write(owner);
         self.log.expected_records_came(pieces.len() * self.record_bytes());
         for piece in pieces {
             if !self.unlogged.contains_key(&piece.entry)
@@ -190,6 +191,8 @@ impl Meta {
 
     /// As [`Meta::abort_write`], to the layer of a head or snapshot.
     pub fn abort_write_to(&mut self, owner: SnapshotId, pieces: &[WritePiece]) {
+        // Some of it may have reached the device.
+        self.note_write(owner);
         self.log.expected_records_came(pieces.len() * self.record_bytes());
         let space = self.snapshot(owner).space();
         for piece in pieces {

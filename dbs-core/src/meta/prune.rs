@@ -39,6 +39,7 @@ impl Meta {
         freed: &mut u64,
     ) -> Step<()> {
         let head = self.volume(volume).head;
+        self.note_write(head);
         let run = self.retired_run(volume);
         for (logical, part) in super::plan::split(blocks, self.blocks_per_extent()) {
             let part = Bits::range(&part);

@@ -307,6 +307,7 @@ impl Meta {
             let text = "a snapshot was deleted while the volume was linked anew; do it again";
             return Err(Stop::Error(Error::not_found(text)));
         }
+        self.note_write(relink.head);
         let needed = relink.targets.iter().map(|target| self.relink_bytes(target)).sum::<usize>()
             + SLOT_BYTES
             + RECORD_BYTES;

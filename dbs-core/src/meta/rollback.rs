@@ -146,6 +146,7 @@ impl Meta {
         let volume = self.volume_mut(id);
         volume.head = new;
         volume.size = size;
+        self.note_write(new);
         self.append_volume(id);
         Ok(new)
     }

@@ -60,6 +60,7 @@ impl Meta {
             flags: 0,
             head,
             snapshots: BTreeMap::new(),
+            writes: 0,
         };
         if self.volumes.len() <= slot as usize {
             self.volumes.resize_with(slot as usize + 1, || None);
@@ -94,6 +95,7 @@ impl Meta {
     pub fn set_size(&mut self, id: VolumeId, size: u64) -> Result<()> {
         check_size(size)?;
         let head = self.volume(id).head;
+        self.note_write(head);
         self.volume_mut(id).size = size;
         self.snapshot_mut(head).size = size;
         self.append_volume(id);

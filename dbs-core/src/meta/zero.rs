@@ -40,6 +40,7 @@ impl Meta {
         must: bool,
     ) -> Step<()> {
         self.check_not_lost(owner)?;
+        self.note_write(owner);
         let whole = self.blocks_per_extent();
         let mut run: Option<Range<u32>> = None;
         for (logical, part) in split(blocks, whole) {

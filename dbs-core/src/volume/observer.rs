@@ -48,6 +48,9 @@ pub struct Observed {
     /// Whether the content stays what it is: that of a snapshot, unless its volume is being rebuilt
     /// or it is retired.
     pub settled: bool,
+    /// Changes of the content of the head and of snapshots that are not settled, of the whole volume, since
+    /// the store was opened. The same number, the same content; another one, maybe another.
+    pub writes: u64,
 }
 
 impl Drop for Watched {
@@ -137,6 +140,7 @@ impl Observer {
             size: snapshot.size,
             created_ns: snapshot.created_ns,
             settled: still && !meta.is_rebuilding(snapshot.volume),
+            writes: meta.volume(snapshot.volume).writes,
         })
     }
 

@@ -3,7 +3,7 @@
 
 use crate::common::{FixedEnv, Mem, finish_work, init, open, options, pattern};
 use dbs_core::info::RangeState;
-use dbs_core::store::SnapshotOptions;
+use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::volume::Observer;
 use dbs_core::{ErrorKind, InitOptions, Result, Store};
 use std::sync::Arc;
@@ -136,6 +136,45 @@ fn what_takes_its_place_is_not_taken_for_it() {
     store.delete_volume("v").unwrap();
     store.create_volume("v", 4 * EXTENT).unwrap();
     assert!(is_gone(read(&head, 0, 4096)), "a volume of the same name and number");
+}
+
+/// By this number others tell whether what they have of the content is still right.
+#[test]
+fn every_change_of_the_content_is_counted() {
+    type Change<'a> = (&'a str, Box<dyn Fn() -> Result<()> + 'a>);
+    let (_disk, store) = sample();
+    write(&store, 0, &pattern(1, 8192));
+    snapshot(&store, "s");
+    let (head, frozen) = (store.observe("v").unwrap(), store.observe("v@s").unwrap());
+    let count = || head.look().unwrap().writes;
+    let volume = store.volume("v").unwrap();
+    let layer = store.layer("v", Some("s")).unwrap();
+    let link = || Link { snapshot: "s".to_owned(), created_ns: 7, ..Link::default() };
+    let changes: [Change<'_>; 12] = [
+        ("a first write", Box::new(|| volume.write_at(0, &pattern(2, 4096), false))),
+        ("an overwrite", Box::new(|| volume.write_at(0, &pattern(3, 4096), false))),
+        ("a part of a block", Box::new(|| volume.write_bytes_at(5, b"x"))),
+        ("a discard", Box::new(|| volume.discard(4096, 4096))),
+        ("zeros", Box::new(|| volume.write_zeroes(0, 4096, false))),
+        ("another size", Box::new(|| store.resize_volume("v", 5 * EXTENT))),
+        ("a rollback", Box::new(|| store.rollback("v", "s"))),
+        ("a write to a layer", Box::new(|| layer.write_at(0, &pattern(4, 4096)))),
+        ("zeros in a layer", Box::new(|| layer.zero(4096, 4096))),
+        ("less in a layer", Box::new(|| layer.clear(0, 4096))),
+        ("another tree", Box::new(|| store.relink("v", &[link()], None))),
+        ("a prune", Box::new(|| store.prune("v", 0, 4 * EXTENT).map(drop))),
+    ];
+    for (name, change) in changes {
+        store.set_rebuilding("v", name.contains("layer") || name.contains("tree")).unwrap();
+        store.set_retired("v", "s", name == "a prune").unwrap();
+        finish_work(&store);
+        let before = count();
+        read(&head, 0, 4096).unwrap();
+        assert_eq!(count(), before, "reading, before {name}");
+        change().unwrap();
+        assert!(count() > before, "{name}");
+        assert_eq!(frozen.look().unwrap().writes, count(), "{name}");
+    }
 }
 
 /// The snapshot is deleted while a read of it runs. Its merge, which may copy over blocks that only the

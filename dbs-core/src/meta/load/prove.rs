@@ -94,6 +94,7 @@ impl Loader {
                 flags: slot.flags.get(),
                 head: SnapshotId(slot.head.get()),
                 snapshots: BTreeMap::new(),
+                writes: 0,
             }));
         }
         (volumes, names)
