@@ -122,6 +122,7 @@ impl Tree {
             }
             Kind::StoreJson | Kind::Info(_) | Kind::Map(_) => {
                 let text = self.view.text(&node.kind)?;
+                node.note_text(text.len());
                 Ok((self.keep(Handle::Text(text))?, FopenFlags::FOPEN_DIRECT_IO))
             }
             Kind::Latest(_) => Err(Errno::ELOOP),
@@ -133,7 +134,6 @@ impl Tree {
     /// whether there was no room for it.
     fn list(
         &self,
-        directory: INodeNo,
         handle: FileHandle,
         offset: u64,
         mut add: impl FnMut(u64, &Entry, &Arc<Node>, u64) -> bool,
@@ -142,10 +142,7 @@ impl Tree {
         let Handle::Listing(entries) = &*handle else { return Err(Errno::EBADF) };
         let skip = usize::try_from(offset).unwrap_or(usize::MAX);
         for (index, entry) in entries.iter().enumerate().skip(skip) {
-            let (number, node) = match &entry.kind {
-                Some(kind) => self.view.nodes.find(kind.clone()),
-                None => (directory.0, self.view.node(directory)?),
-            };
+            let (number, node) = self.view.nodes.find(entry.kind.clone());
             if add(number, entry, &node, index as u64 + 1) {
                 break;
             }
@@ -194,9 +191,14 @@ impl Filesystem for Tree {
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let found = self.view.node(number);
-        match found.and_then(|node| self.view.attributes(number.0, &node)) {
-            Ok(attributes) => reply.attr(&self.view.lifetime(), &attributes),
+        let found = self.view.node(number).and_then(|node| {
+            let attributes = self.view.attributes(number.0, &node)?;
+            // The size of a map that nobody has opened yet is not to be believed.
+            let unknown = matches!(node.kind, Kind::Map(_)) && attributes.size == 0;
+            Ok((if unknown { Duration::ZERO } else { self.view.lifetime() }, attributes))
+        });
+        match found {
+            Ok((lifetime, attributes)) => reply.attr(&lifetime, &attributes),
             Err(error) => reply.error(error),
         }
     }
@@ -279,12 +281,12 @@ impl Filesystem for Tree {
     fn readdir(
         &self,
         _: &Request,
-        directory: INodeNo,
+        _: INodeNo,
         handle: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let listed = self.list(directory, handle, offset, |number, entry, node, next| {
+        let listed = self.list(handle, offset, |number, entry, node, next| {
             reply.add(INodeNo(number), next, file_type(&node.kind), &entry.name)
         });
         match listed {
@@ -296,12 +298,12 @@ impl Filesystem for Tree {
     fn readdirplus(
         &self,
         _: &Request,
-        directory: INodeNo,
+        _: INodeNo,
         handle: FileHandle,
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let listed = self.list(directory, handle, offset, |number, entry, node, next| {
+        let listed = self.list(handle, offset, |number, entry, node, next| {
             // Deleted since the listing was made: as if it had been before.
             let Ok((attributes, complete)) = self.view.quick_attributes(number, node) else {
                 return false;
@@ -309,7 +311,7 @@ impl Filesystem for Tree {
             let lifetime = if complete { self.view.lifetime() } else { Duration::ZERO };
             let (number, name) = (INodeNo(number), &entry.name);
             let full = reply.add(number, next, name, &lifetime, &attributes, Generation(0));
-            if !full && entry.kind.is_some() {
+            if !full && !entry.is_dots() {
                 self.view.nodes.tell(node);
             }
             full

@@ -20,6 +20,7 @@ pub mod mounts;
 mod names;
 mod node;
 mod text;
+mod times;
 mod view;
 
 pub use mount::{Mount, THREADS};

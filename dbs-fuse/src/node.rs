@@ -3,7 +3,7 @@
 use dbs_core::Store;
 use dbs_core::volume::Observer;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -64,6 +64,16 @@ impl Kind {
         if number > FIXED { number } else { number + FIXED + 1 }
     }
 
+    /// The directory above; of a file, it itself.
+    pub fn parent(&self) -> Self {
+        match self {
+            Self::Root | Self::Volumes => Self::Root,
+            Self::Volume(_) => Self::Volumes,
+            Self::Snapshots(observer) => Self::Volume(observer.clone()),
+            file => file.clone(),
+        }
+    }
+
     /// Whether both are the same thing.
     fn is(&self, other: &Self) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
@@ -96,6 +106,8 @@ pub struct Node {
     counted: Mutex<Option<Counted>>,
     /// The content may have changed since the kernel cached it.
     unsettled: AtomicBool,
+    /// Bytes of the text that was made when it was last opened; 0 before.
+    text_bytes: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -114,6 +126,7 @@ impl Node {
             settled_bytes: OnceLock::new(),
             counted: Mutex::new(None),
             unsettled: AtomicBool::new(false),
+            text_bytes: AtomicU64::new(0),
         }
     }
 
@@ -125,6 +138,16 @@ impl Node {
     /// The content stays as it is from now on; whether it may have changed before.
     pub fn settle(&self) -> bool {
         self.unsettled.swap(false, Ordering::SeqCst)
+    }
+
+    /// The size of a text that is only made to be read: as it was then, 0 if it never was.
+    pub fn text_bytes(&self) -> u64 {
+        self.text_bytes.load(Ordering::SeqCst)
+    }
+
+    /// Notes the size of a text that was made.
+    pub fn note_text(&self, bytes: usize) {
+        self.text_bytes.store(bytes as u64, Ordering::SeqCst);
     }
 
     /// Data bytes of an image as far as they are known without walking it.

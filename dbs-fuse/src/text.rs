@@ -23,6 +23,11 @@ pub fn store(store: &Store, options: &Options) -> Vec<u8> {
     encode(&json!({ "store": store.info(), "mount": mount }))
 }
 
+/// Of it what tells whether anything has changed: reading counts in the rest.
+pub fn store_facts(store: &Store) -> Vec<u8> {
+    encode(&json!(dbs_core::info::StoreInfo { checksums: None, ..store.info() }))
+}
+
 /// `info.json`.
 pub fn info(volume: &Observer) -> Result<Vec<u8>> {
     let info = without_usage(&volume.volume_info()?);

@@ -3,9 +3,12 @@
 use crate::names::{escape, unescape};
 use crate::node::{Kind, Node, Nodes};
 use crate::text;
+use crate::times::Times;
+use dbs_core::volume::Observed;
 use dbs_core::{ErrorKind, Store};
 use fuser::{Errno, FileAttr, FileType, INodeNo};
 use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -38,8 +41,7 @@ pub struct View {
     /// What the kernel knows of it.
     pub nodes: Nodes,
     owner: (u32, u32),
-    /// When the store was last written before this: the time of heads that nobody writes.
-    written: SystemTime,
+    times: Times,
 }
 
 /// An entry of a directory.
@@ -47,8 +49,20 @@ pub struct View {
 pub struct Entry {
     /// File name.
     pub name: String,
-    /// What it is; none for the directory itself and the one above.
-    pub kind: Option<Kind>,
+    /// What it is.
+    pub kind: Kind,
+}
+
+impl Entry {
+    fn new(name: &str, kind: Kind) -> Self {
+        Self { name: name.to_owned(), kind }
+    }
+
+    /// Whether it is the directory itself or the one above. Nothing else is called so: names are
+    /// escaped.
+    pub fn is_dots(&self) -> bool {
+        matches!(self.name.as_str(), "." | "..")
+    }
 }
 
 impl View {
@@ -61,7 +75,7 @@ impl View {
         });
         let owner = (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw());
         let written = written.unwrap_or_else(|_| SystemTime::now());
-        Self { store, options, nodes: Nodes::new(), owner, written }
+        Self { store, options, nodes: Nodes::new(), owner, times: Times::new(written) }
     }
 
     /// How long the kernel may believe what it was told of names and attributes.
@@ -117,9 +131,8 @@ impl View {
 
     /// What is in a directory.
     pub fn entries(&self, directory: &Kind) -> Result<Vec<Entry>> {
-        let entry = |name: &str, kind| Entry { name: name.to_owned(), kind: Some(kind) };
-        let mut entries: Vec<_> =
-            [".", ".."].map(|name| Entry { name: name.to_owned(), kind: None }).into();
+        let entry = Entry::new;
+        let mut entries = vec![entry(".", directory.clone()), entry("..", directory.parent())];
         match directory {
             Kind::Root => {
                 entries.push(entry("store.json", Kind::StoreJson));
@@ -165,21 +178,25 @@ impl View {
         }
     }
 
-    /// All attributes.
+    /// All attributes, but for the size of a map, which is known once one was opened.
     pub fn attributes(&self, number: u64, node: &Node) -> Result<FileAttr> {
+        let mut time = None;
         let (size, blocks) = match &node.kind {
             Kind::Head(image) | Kind::Snapshot(image) => {
                 let bytes = node.data_bytes(&self.store, self.options.live, image).map_err(gone)?;
                 (image.size().map_err(gone)?, bytes / STAT_BLOCK)
             }
-            kind @ (Kind::StoreJson | Kind::Info(_) | Kind::Map(_)) => {
-                let size = self.text(kind)?.len() as u64;
-                (size, size.div_ceil(STAT_BLOCK))
+            kind @ (Kind::StoreJson | Kind::Info(_)) => {
+                let text = self.text(kind)?;
+                time = Some(self.text_time(kind, &text));
+                text_size(text.len() as u64)
             }
+            Kind::Map(_) => text_size(node.text_bytes()),
             kind @ Kind::Latest(_) => (self.target(kind)?.len() as u64, 0),
             _ => (0, 0),
         };
-        self.shape(number, node, size, blocks)
+        let time = time.map_or_else(|| self.time(&node.kind), Ok)?;
+        Ok(self.shape(number, &node.kind, (size, blocks), time))
     }
 
     /// Attributes as far as they are known without walking a volume, and whether that is all: else
@@ -189,24 +206,24 @@ impl View {
             Kind::Head(image) | Kind::Snapshot(image) => {
                 let (size, known) = (image.size().map_err(gone)?, node.known_bytes());
                 let blocks = known.unwrap_or(size) / STAT_BLOCK;
-                Ok((self.shape(number, node, size, blocks)?, known.is_some()))
+                let time = self.time(&node.kind)?;
+                Ok((self.shape(number, &node.kind, (size, blocks), time), known.is_some()))
             }
-            Kind::Map(_) => Ok((self.shape(number, node, 0, 0)?, false)),
+            Kind::Map(_) => Ok((self.attributes(number, node)?, node.text_bytes() > 0)),
             _ => Ok((self.attributes(number, node)?, true)),
         }
     }
 
-    fn shape(&self, number: u64, node: &Node, size: u64, blocks: u64) -> Result<FileAttr> {
-        let kind = &node.kind;
+    fn shape(&self, number: u64, kind: &Kind, space: (u64, u64), time: SystemTime) -> FileAttr {
         let file_type = file_type(kind);
-        let time = self.time(kind)?;
+        let (size, blocks) = space;
         let others = self.options.allow_other;
         let (perm, nlink) = match file_type {
             FileType::Directory => (if others { 0o555 } else { 0o500 }, 2),
             FileType::Symlink => (0o777, 1),
             _ => (if others { 0o444 } else { 0o400 }, 1),
         };
-        Ok(FileAttr {
+        FileAttr {
             ino: INodeNo(number),
             size,
             blocks,
@@ -222,22 +239,53 @@ impl View {
             rdev: 0,
             blksize: 4096,
             flags: 0,
-        })
+        }
     }
 
-    /// When something changed last. A head that is being written has changed just now, as far as
-    /// anybody who compares times should think.
+    /// When something changed last that is not made to be read.
     fn time(&self, kind: &Kind) -> Result<SystemTime> {
-        if matches!(kind, Kind::Head(_)) && self.options.live {
-            return Ok(SystemTime::now());
+        match kind {
+            Kind::Root | Kind::Volumes | Kind::StoreJson | Kind::Info(_) => Ok(self.times.written),
+            Kind::Volume(observer) | Kind::Latest(observer) | Kind::Snapshots(observer) => {
+                // When the last snapshot was taken.
+                Ok(time_of(&observer.look().map_err(gone)?))
+            }
+            Kind::Map(head) => self.time(&Kind::Head(head.clone())),
+            Kind::Head(image) | Kind::Snapshot(image) => {
+                let seen = image.look().map_err(gone)?;
+                let changed = match (self.options.live, seen.settled) {
+                    (true, settled) => self.times.of(kind, seen.writes, settled),
+                    (false, true) => None,
+                    (false, false) => Some(self.times.written),
+                };
+                Ok(changed.unwrap_or_else(|| time_of(&seen)))
+            }
         }
-        let (Some(observer), false) = (kind.observer(), matches!(kind, Kind::Head(_))) else {
-            return Ok(self.written);
-        };
-        // Of a head that is when the last snapshot was taken, so that directories show it.
-        let created_ns = observer.look().map_err(gone)?.created_ns;
-        Ok(UNIX_EPOCH + Duration::from_nanos(created_ns))
     }
+
+    /// When a text became what it is.
+    fn text_time(&self, kind: &Kind, text: &[u8]) -> SystemTime {
+        if !self.options.live {
+            return self.times.written;
+        }
+        let mut hasher = DefaultHasher::new();
+        match kind {
+            Kind::StoreJson => text::store_facts(&self.store).hash(&mut hasher),
+            _ => text.hash(&mut hasher),
+        }
+        let changed = self.times.of(kind, hasher.finish(), false);
+        changed.unwrap_or(self.times.written)
+    }
+}
+
+/// When a snapshot was taken, or a head begun.
+fn time_of(seen: &Observed) -> SystemTime {
+    UNIX_EPOCH + Duration::from_nanos(seen.created_ns)
+}
+
+/// Bytes and blocks of a text.
+fn text_size(bytes: u64) -> (u64, u64) {
+    (bytes, bytes.div_ceil(STAT_BLOCK))
 }
 
 /// The type of a node.

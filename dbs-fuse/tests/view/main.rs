@@ -10,4 +10,5 @@ mod layout;
 mod readers;
 mod reads;
 mod server;
+mod times;
 mod tools;

@@ -71,6 +71,19 @@ fn obey(store: &Store, request: &Value) -> dbs_core::Result<Value> {
             Ok(json!(made.created_ns))
         }
         "drop" => store.delete_snapshot(text(1), text(2)).map(|()| Value::Null),
+        "protect" => store.set_protected(text(1), text(2), true).map(|()| Value::Null),
+        "unprotect" => store.set_protected(text(1), text(2), false).map(|()| Value::Null),
+        "retire" => store.set_retired(text(1), text(2), true).map(|()| Value::Null),
+        "rebuilding" => {
+            let rebuilding = request[2].as_bool().unwrap();
+            store.set_rebuilding(text(1), rebuilding).map(|()| Value::Null)
+        }
+        "fill" => {
+            let layer = store.layer(text(1), Some(text(2)))?;
+            layer.write_at(number(3), &noise(number(4), 4096)).map(|()| Value::Null)
+        }
+        "prune" => store.prune(text(1), 0, number(2)).map(|bytes| json!(bytes)),
+        "rollback" => store.rollback(text(1), text(2)).map(|()| Value::Null),
         "rename" => store.rename_snapshot(text(1), text(2), text(3)).map(|()| Value::Null),
         "label" => {
             let labels = [(text(3).to_owned(), text(4).to_owned())].into();
