@@ -206,7 +206,10 @@ impl Generator {
                 _ => Op::Flush,
             },
             18 => Op::Work { steps: self.rng.u8(1..24) },
-            19 => Op::Grow { extents: self.rng.u8(0..3) },
+            19 => match self.rng.u8(0..3) {
+                0 => Op::NewUuid { byte: 1 + vol },
+                extents => Op::Grow { extents },
+            },
             20 => Op::Vacuum { limit: self.rng.u8(0..10) },
             21 => self.hold(model, vol),
             22 => Op::SetLabels { vol, snap, labels: self.rng.u8(..) },

@@ -18,6 +18,8 @@ pub struct Model {
     pub volumes: BTreeMap<String, Volume>,
     /// A power loss may leave a mix of old and new sectors in a block, not old or new blocks alone.
     pub tears: bool,
+    /// The store was given a uuid whose bytes are all this one.
+    pub given: Option<u8>,
     next_id: u32,
 }
 
@@ -148,6 +150,10 @@ impl Model {
             }
             Op::FlushVolume { vol } | Op::Flatten { vol, .. } | Op::Fill { vol } => {
                 self.volume_mut(vol).map(|_| ())
+            }
+            Op::NewUuid { byte } => {
+                self.given = Some(byte);
+                Ok(())
             }
             _ => self.apply_to_snapshot(op),
         }

@@ -148,6 +148,10 @@ pub enum Op {
     Grow {
         extents: u8,
     },
+    /// Gives the store a uuid whose bytes are all this one.
+    NewUuid {
+        byte: u8,
+    },
     /// Stops after `limit` calls of its progress function.
     Vacuum {
         limit: u8,
@@ -195,6 +199,7 @@ impl Op {
                 | Self::InsertSnapshot { .. }
                 | Self::Relink { .. }
                 | Self::Clone { .. }
+                | Self::NewUuid { .. }
         )
     }
 
@@ -293,6 +298,7 @@ pub fn strategy() -> impl Strategy<Value = Op> {
         1 => Just(Op::Flush),
         3 => (1..32u8).prop_map(|steps| Op::Work { steps }),
         1 => (0..4u8).prop_map(|extents| Op::Grow { extents }),
+        1 => (1..4u8).prop_map(|byte| Op::NewUuid { byte }),
         1 => (0..8u8).prop_map(|limit| Op::Vacuum { limit }),
         1 => vol().prop_map(|vol| Op::Hold { vol }),
         3 => Just(Op::Verify),

@@ -57,6 +57,7 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
             let info = store.info();
             store.grow((info.size + u64::from(extents) * info.extent_size).min(info.max_size))
         }
+        Op::NewUuid { byte } => store.set_uuid(Some([byte; 16])),
         Op::Vacuum { limit } => store.vacuum(&mut countdown(limit)).map(drop).or_else(not_stopped),
         _ => perform_on_snapshot(store, op),
     }

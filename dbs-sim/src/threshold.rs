@@ -140,6 +140,8 @@ pub fn cases() -> Vec<Case> {
         plain(Op::FlushVolume { vol: 0 }),
         plain(Op::Flush),
         plain(Op::Grow { extents: 2 }),
+        plain(Op::NewUuid { byte: 1 }),
+        after(&[Op::NewUuid { byte: 1 }, Op::Reopen], Op::NewUuid { byte: 2 }),
         plain(Op::Vacuum { limit: u8::MAX }),
         after(&[Op::DeleteVolume { vol: 2 }], Op::Vacuum { limit: u8::MAX }),
         after(std::slice::from_ref(&middle), Op::Work { steps: 100 }),

@@ -5,6 +5,7 @@ use crate::layers;
 use crate::model::{Content, Model};
 use dbs_core::Store;
 use dbs_core::info::{Labels, MapRange, RangeState, Severity, StoreInfo};
+use dbs_core::store::uuid_text;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -52,7 +53,15 @@ pub fn compare(
     let mut report = String::new();
     let mut contents = None;
     let mut fitting = Vec::new();
+    let uuid = store.info().uuid;
     for (index, model) in candidates.iter().enumerate() {
+        // One that nobody gave it is random.
+        let given = model.given.map(|byte| uuid_text(&[byte; 16]));
+        if given.as_ref().is_some_and(|given| *given != uuid) || given.is_none() && is_given(&uuid)
+        {
+            let _ = write!(report, "\n  against candidate {index}: the uuid is {uuid}");
+            continue;
+        }
         let wanted = model_shape(model);
         if wanted != shape {
             let _ = write!(report, "\n  against candidate {index}: {}", differ(&shape, &wanted));
@@ -233,6 +242,12 @@ fn model_shape(model: &Model) -> Shape {
             (name.clone(), (v.head.sectors * SECTOR as u64, v.rebuilding, snapshots(v)))
         })
         .collect()
+}
+
+/// Whether [`Op::NewUuid`](crate::op::Op::NewUuid) gave the store this uuid.
+fn is_given(uuid: &str) -> bool {
+    let digits = uuid.replace('-', "");
+    digits.as_bytes().chunks(2).all(|byte| Some(byte) == digits.as_bytes().get(..2))
 }
 
 fn store_shape(store: &Store) -> Result<Shape, String> {

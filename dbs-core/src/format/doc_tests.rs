@@ -44,7 +44,7 @@ fn layouts() -> Vec<Layout> {
     vec![
         layout!(SuperblockBytes: magic version crc uuid sequence address compat ro_compat incompat
             created_ns size extent_bytes block_bytes volumes snapshots spares extents_max reserved0
-            clean_sequence clean_marks regions reserved1),
+            clean_sequence clean_marks regions given_uuid reserved1),
         layout!(RegionEntry: kind reserved offset length),
         layout!(BlockHeader: kind crc address lsn store extra),
         layout!(VolumeSlot: uuid size created_ns revision head flags name_bytes reserved0 name

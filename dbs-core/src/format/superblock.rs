@@ -20,9 +20,12 @@ const REGIONS: usize = 16;
 /// Features that a reader may ignore.
 pub const COMPAT_KNOWN: u64 = 0;
 /// Features that a writer must know, a reader need not.
-pub const RO_COMPAT_KNOWN: u64 = RO_COMPAT_SUMS;
+pub const RO_COMPAT_KNOWN: u64 = RO_COMPAT_SUMS | RO_COMPAT_GIVEN;
 /// Data blocks have checksums. Whoever writes data without keeping them would make them wrong.
 pub const RO_COMPAT_SUMS: u64 = 1;
+/// The store was given another uuid than the one in its metadata. Whoever writes the superblock
+/// without it would take that away.
+pub const RO_COMPAT_GIVEN: u64 = 1 << 1;
 /// Features that everybody must know.
 pub const INCOMPAT_KNOWN: u64 = INCOMPAT_LOST | INCOMPAT_REPAIRING;
 /// There are runs of what is lost: to whoever does not know them, they are zeros.
@@ -52,6 +55,7 @@ pub struct SuperblockBytes {
     pub(super) version: U32,
     /// CRC32C of the 4096 bytes with this field zero.
     pub(super) crc: U32,
+    /// In every block of metadata, and never changed.
     pub(super) uuid: [u8; 16],
     /// Counts rewrites; the copy with the highest one is current.
     pub(super) sequence: U64,
@@ -74,7 +78,9 @@ pub struct SuperblockBytes {
     /// High-water marks at that time, in the order volumes, snapshots, spares, extents.
     pub(super) clean_marks: [U32; 4],
     pub(super) regions: [RegionEntry; REGIONS],
-    pub(super) reserved1: [u8; 3568],
+    /// The uuid the store was given since, or zeros.
+    pub(super) given_uuid: [u8; 16],
+    pub(super) reserved1: [u8; 3552],
 }
 
 const _: () = assert!(size_of::<SuperblockBytes>() == 4096);
@@ -84,8 +90,11 @@ const _: () = assert!(std::mem::offset_of!(SuperblockBytes, regions) == 144);
 /// The superblock, proven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
-    /// Identity of the store.
+    /// What all metadata of the store, its journal and its tail are marked with: the uuid it was made
+    /// with.
     pub uuid: [u8; 16],
+    /// The uuid it was given since, if it was.
+    pub given: Option<[u8; 16]>,
     /// Counts rewrites.
     pub sequence: u64,
     /// Creation time, nanoseconds since the Unix epoch.
@@ -105,8 +114,10 @@ pub struct Superblock {
 /// What a copy of the superblock says of itself, of any version and with any features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// Identity of the store.
+    /// What its metadata is marked with.
     pub uuid: [u8; 16],
+    /// The uuid it has.
+    pub identity: [u8; 16],
     /// Counts rewrites.
     pub sequence: u64,
     /// Last commit group when last closed in good order.
@@ -115,7 +126,19 @@ pub struct Claim {
     pub repairing: bool,
 }
 
+impl SuperblockBytes {
+    fn given(&self) -> Option<[u8; 16]> {
+        (self.ro_compat.get() & RO_COMPAT_GIVEN != 0).then_some(self.given_uuid)
+    }
+}
+
 impl Superblock {
+    /// The uuid of the store, for its users.
+    #[must_use]
+    pub fn identity(&self) -> [u8; 16] {
+        self.given.unwrap_or(self.uuid)
+    }
+
     /// The 4 KiB to write at `address`.
     #[must_use]
     pub fn encode(&self, address: u64) -> Vec<u8> {
@@ -135,6 +158,7 @@ impl Superblock {
             };
         }
         let sums = if self.geometry.has_sums() { RO_COMPAT_SUMS } else { 0 };
+        let given = if self.given.is_some() { RO_COMPAT_GIVEN } else { 0 };
         let bytes = SuperblockBytes {
             magic: MAGIC,
             version: VERSION.into(),
@@ -143,7 +167,7 @@ impl Superblock {
             sequence: self.sequence.into(),
             address: address.into(),
             compat: 0.into(),
-            ro_compat: (self.unknown_ro | sums).into(),
+            ro_compat: (self.unknown_ro | sums | given).into(),
             incompat: self.incompat.into(),
             created_ns: self.created_ns.into(),
             size: self.geometry.size.into(),
@@ -157,7 +181,8 @@ impl Superblock {
             clean_sequence: self.clean_sequence.into(),
             clean_marks: self.clean_marks.map(Into::into),
             regions,
-            reserved1: [0; 3568],
+            given_uuid: self.given.unwrap_or_default(),
+            reserved1: [0; 3552],
         };
         let mut block = bytes.as_bytes().to_vec();
         let crc = crc32c::crc32c(&block);
@@ -174,6 +199,7 @@ impl Superblock {
         let proven = bytes.magic == MAGIC && crc32c::crc32c(&zeroed) == bytes.crc.get();
         proven.then(|| Claim {
             uuid: bytes.uuid,
+            identity: bytes.given().unwrap_or(bytes.uuid),
             sequence: bytes.sequence.get(),
             clean_sequence: bytes.clean_sequence.get(),
             repairing: bytes.incompat.get() & INCOMPAT_REPAIRING != 0,
@@ -257,6 +283,7 @@ impl Superblock {
         geometry.validate()?;
         Ok(Self {
             uuid: bytes.uuid,
+            given: bytes.given(),
             sequence: bytes.sequence.get(),
             created_ns: bytes.created_ns.get(),
             unknown_ro: bytes.ro_compat.get() & !RO_COMPAT_KNOWN,
@@ -278,6 +305,7 @@ mod tests {
         let options = InitOptions { extent_size: 64 << 10, ..InitOptions::default() };
         let superblock = Superblock {
             uuid: [3; 16],
+            given: Some([4; 16]),
             sequence: 5,
             created_ns: 1,
             unknown_ro: 0,

@@ -66,11 +66,7 @@ impl StoreLock {
 
     /// Which file or device this is, as long as the system runs.
     pub fn place(&self) -> String {
-        let (device, inode, special) = identity(&self.metadata);
-        match special {
-            0 => format!("{device:x}-{inode:x}"),
-            special => format!("{special:x}"),
-        }
+        place_of(&self.metadata)
     }
 
     /// Checks that `file`, opened by the same path, is what is locked.
@@ -134,6 +130,15 @@ pub(super) fn open_failed(error: io::Error, path: &Path) -> Error {
             Error::read_only(format!("`{path}` can only be opened for reading"))
         }
         _ => Error::io(error, format!("cannot open `{path}`")),
+    }
+}
+
+/// Which file or device this is, as long as the system runs.
+pub(crate) fn place_of(metadata: &Metadata) -> String {
+    let (device, inode, special) = identity(metadata);
+    match special {
+        0 => format!("{device:x}-{inode:x}"),
+        special => format!("{special:x}"),
     }
 }
 

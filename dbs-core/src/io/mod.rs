@@ -8,7 +8,7 @@ pub mod file;
 pub mod freeze;
 mod in_use;
 pub mod interpose;
-mod lock;
+pub(crate) mod lock;
 pub mod open;
 mod piece;
 pub mod probe;

@@ -59,6 +59,7 @@ struct Unread {
 pub struct Loader {
     geometry: Geometry,
     uuid: [u8; 16],
+    given: Option<[u8; 16]>,
     /// Everything noticed on the way.
     pub findings: Vec<Finding>,
     volumes: Vec<VolumeSlot>,
@@ -99,6 +100,7 @@ impl Loader {
         let mut loader = Self {
             geometry,
             uuid: superblock.uuid,
+            given: superblock.given,
             findings: Vec::new(),
             damaged: 0,
             noted: 0,

@@ -154,8 +154,10 @@ pub struct Sight {
 pub struct Meta {
     /// Shape.
     pub geometry: Geometry,
-    /// Identity of the store.
+    /// What the store's metadata is marked with.
     pub uuid: [u8; 16],
+    /// The uuid it was given since, if it was.
+    pub given: Option<[u8; 16]>,
     /// Boot this process runs in.
     pub boot: [u8; 16],
     volumes: Vec<Option<Volume>>,
@@ -211,6 +213,11 @@ pub struct Meta {
 }
 
 impl Meta {
+    /// The uuid of the store, for its users.
+    pub fn identity(&self) -> [u8; 16] {
+        self.given.unwrap_or(self.uuid)
+    }
+
     /// A volume by id.
     ///
     /// # Panics

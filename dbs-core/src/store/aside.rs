@@ -153,7 +153,7 @@ pub(super) fn save(
 pub(super) fn put_back(storage: &dyn Storage, file: &File, force: bool) -> Result<()> {
     let header = read_header(file)?;
     if let Some(now) = recover::identity(storage)
-        && now != header.store
+        && now.uuid != header.store
     {
         return Err(Error::invalid(
             "the saved metadata is that of another store: its uuid is not the one of this store",

@@ -1,7 +1,7 @@
 //! Commands on volumes and snapshots. Each is durable when it returns, and after a crash wholly
 //! done or not at all.
 
-use super::open::{as_uuid, uuid_text};
+use super::identity::{as_uuid, uuid_text};
 use super::{Hold, Inner, SnapshotOptions, Store, still_named};
 use crate::error::{Error, Result};
 use crate::format::labels;
@@ -28,7 +28,7 @@ impl Store {
         let warnings = self.inner.warnings.lock().unwrap_or_else(PoisonError::into_inner).clone();
         StoreInfo {
             format: "2.0.0".to_owned(),
-            uuid: uuid_text(&meta.uuid),
+            uuid: uuid_text(&meta.identity()),
             size: geometry.size,
             max_size: geometry.max_size(),
             extent_size: geometry.extent_bytes,

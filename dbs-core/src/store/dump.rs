@@ -1,7 +1,7 @@
 //! All metadata as JSON, for people and tools.
 
 use super::Store;
-use super::open::uuid_text;
+use super::identity::uuid_text;
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, labels};
 use crate::meta::Meta;
@@ -27,7 +27,8 @@ impl Store {
             .collect();
         let value = json!({
             "format": "2.0.0",
-            "uuid": uuid_text(&meta.uuid),
+            "uuid": uuid_text(&meta.identity()),
+            "metadata_uuid": uuid_text(&meta.uuid),
             "created_ns": created_ns,
             "size": meta.geometry.size,
             "extent_size": meta.geometry.extent_bytes,

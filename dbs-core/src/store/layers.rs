@@ -2,7 +2,7 @@
 
 use super::Store;
 use super::commands::spec_of;
-use super::open::uuid_text;
+use super::identity::uuid_text;
 use crate::error::Result;
 use crate::format::labels;
 use crate::format::slots::{SNAPSHOT_RETIRED, SNAPSHOT_USER_CREATED};

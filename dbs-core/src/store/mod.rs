@@ -10,6 +10,7 @@ mod diff;
 mod dump;
 mod heal;
 mod housekeep;
+mod identity;
 mod layers;
 mod open;
 mod pages;
@@ -29,7 +30,7 @@ mod sums;
 mod watch;
 mod work;
 
-pub use open::peek_uuid;
+pub use identity::{parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};
 pub use rebuild::Link;
 pub use repair::{OpenRepair, Repair, RepairOptions};
 
@@ -220,6 +221,8 @@ pub(crate) struct Inner {
     still: Mutex<Option<Arc<still::Still>>>,
     /// Held by who does.
     stills: Mutex<()>,
+    /// Which file or device this is, as long as the system runs.
+    place: OnceLock<String>,
 }
 
 /// Blocks of a volume held by an operation, until it ends.

@@ -1,5 +1,6 @@
 //! Formatting, opening and closing a store.
 
+use super::identity::as_uuid;
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::{SUPERBLOCK_REGION_BYTES, SUPERBLOCK_SECOND};
@@ -69,6 +70,8 @@ impl Store {
         let (tail, warning) = wanted.open()?;
         let store = Self::open_on(opened.storage, tail, Arc::new(env), options.read_only);
         let store = store.map_err(named)?;
+        // Of a store on storage of the caller's nobody knows.
+        let _once = store.inner.place.set(opened.place);
         if let Some(bytes) = options.checksum_cache {
             store.set_checksum_cache(bytes);
         }
@@ -106,6 +109,7 @@ impl Store {
         storage.flush().map_err(failed)?;
         let superblock = Superblock {
             uuid: as_uuid(env.random()),
+            given: None,
             sequence: 1,
             created_ns: env.now_ns(),
             unknown_ro: 0,
@@ -192,6 +196,7 @@ impl Store {
             watch: Default::default(),
             still: Default::default(),
             stills: Default::default(),
+            place: Default::default(),
         });
         if let Some(sums) = &mut inner.meta().sums {
             sums.tick(inner.env.now_ns());
@@ -377,35 +382,6 @@ impl Inner {
     }
 }
 
-/// The uuid of the store at `path`, without locking it.
-///
-/// # Errors
-/// `NotFound`, or what the superblock cannot be read for.
-pub fn peek_uuid(path: &Path) -> Result<[u8; 16]> {
-    use std::os::unix::fs::FileExt;
-    let missing = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            Error::not_found(format!("no store at `{}`", path.display()))
-        }
-        _ => Error::io(error, format!("cannot read `{}`", path.display())),
-    };
-    let file = std::fs::File::open(path).map_err(missing)?;
-    let mut first = Err(Error::invalid("not a DBS store"));
-    for address in [0, SUPERBLOCK_SECOND] {
-        let mut block = [0; BLOCK_BYTES as usize];
-        let decoded = file
-            .read_exact_at(&mut block, address)
-            .map_err(|_| Error::invalid("not a DBS store: too short"))
-            .and_then(|()| Superblock::decode(&block, address));
-        match decoded {
-            Ok(superblock) => return Ok(superblock.uuid),
-            Err(error) if address == 0 => first = Err(error.context(path.display())),
-            Err(_) => {}
-        }
-    }
-    first
-}
-
 /// Writes all copies, never two at once that a torn write could cost.
 pub(super) fn write_superblock(
     storage: &dyn Storage,
@@ -469,18 +445,4 @@ impl WantedTail<'_> {
         let effect = "allocating writes commit before they are acknowledged";
         Ok((None, Some(format!("{reason}: {effect}"))))
     }
-}
-
-/// Random bytes as a version 4 uuid.
-pub(super) fn as_uuid(mut random: [u8; 16]) -> [u8; 16] {
-    random[6] = random[6] & 0x0f | 0x40;
-    random[8] = random[8] & 0x3f | 0x80;
-    random
-}
-
-/// A uuid as text.
-#[must_use]
-pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }

@@ -131,9 +131,9 @@ pub(super) fn claims(storage: &dyn Storage) -> Vec<Claim> {
     copies(storage).iter().filter_map(|(_, block)| Superblock::claim(block)).collect()
 }
 
-/// The uuid that a copy of the superblock proves, whatever else is wrong.
-pub(super) fn identity(storage: &dyn Storage) -> Option<[u8; 16]> {
-    claims(storage).first().map(|claim| claim.uuid)
+/// What a copy of the superblock proves of who the store is, whatever else is wrong.
+pub(super) fn identity(storage: &dyn Storage) -> Option<Claim> {
+    claims(storage).into_iter().next()
 }
 
 /// The superblock that copies which are all damaged have in common, if it proves itself: where two

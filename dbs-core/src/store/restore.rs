@@ -1,5 +1,6 @@
 //! Metadata from a dump, for a store whose own is lost and whose data is there.
 
+use super::identity::parse_uuid;
 use super::pages::Pages;
 use super::recover;
 use super::repair::{self, OpenRepair, Repair, RepairTarget, knows_all_features};
@@ -31,6 +32,8 @@ const SLOTS_FACTOR: u64 = 16;
 struct Dump {
     format: String,
     uuid: String,
+    /// What the metadata was marked with, if that is not the uuid; so are the checksums, which stay.
+    metadata_uuid: Option<String>,
     created_ns: u64,
     size: u64,
     extent_size: u64,
@@ -135,7 +138,7 @@ impl Store {
                 storage.size_bytes()
             )));
         }
-        if recover::identity(storage).is_some_and(|now| now != superblock.uuid) {
+        if recover::identity(storage).is_some_and(|now| now.identity != superblock.identity()) {
             return Err(Error::invalid("the dump is of another store: its uuid is not this one's"));
         }
         let mut message = format!("all metadata becomes that of commit group {}", dump.sequence);
@@ -228,8 +231,11 @@ fn superblock(dump: &Dump) -> Result<Superblock> {
     if dump.sequence > SEQUENCE_START_MAX {
         return Err(Error::invalid("the dump has an impossible sequence"));
     }
+    let identity = parse_uuid(&dump.uuid)?;
+    let marked = dump.metadata_uuid.as_deref().map_or(Ok(identity), parse_uuid)?;
     Ok(Superblock {
-        uuid: uuid(&dump.uuid)?,
+        uuid: marked,
+        given: (marked != identity).then_some(identity),
         sequence: 0,
         created_ns: dump.created_ns,
         unknown_ro: 0,
@@ -357,14 +363,5 @@ fn identity(text: &str, name: &str) -> Result<([u8; 16], Name)> {
     if name.len() > crate::limits::NAME_MAX_BYTES {
         return Err(Error::invalid("the dump has a name that is too long"));
     }
-    Ok((uuid(text)?, slots::encode_name(name)))
-}
-
-/// Bytes of a uuid in text.
-fn uuid(text: &str) -> Result<[u8; 16]> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let digits: Option<Vec<u8>> = text.bytes().filter(|byte| *byte != b'-').map(digit).collect();
-    let digits: Option<[u8; 32]> = digits.and_then(|digits| digits.try_into().ok());
-    let digits = digits.ok_or_else(|| Error::invalid(format!("{text:?} is no uuid")))?;
-    Ok(std::array::from_fn(|at| digits[2 * at] << 4 | digits[2 * at + 1]))
+    Ok((parse_uuid(text)?, slots::encode_name(name)))
 }

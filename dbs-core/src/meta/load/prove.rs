@@ -409,6 +409,7 @@ impl Loader {
         let mut meta = Meta {
             geometry,
             uuid: self.uuid,
+            given: self.given,
             boot,
             volumes,
             volume_names: names,
