@@ -201,7 +201,7 @@ impl Machine {
             }
             (Err(error), _) if is_stop(error) && died => {}
             (Err(error), Err(kinds)) if kinds.contains(&error.kind()) => {}
-            (Err(error), _) if fate.explains(error) => {}
+            (Err(error), _) if fate.explains(error) && !must_go_on(op, error) => {}
             (Err(error), Ok(())) if error.kind() == ErrorKind::NoSpace => {
                 self.stats.no_space += 1;
                 full(&self.store().info(), op).map_err(|e| format!("{op:?}: {error}; {e}"))?;
@@ -214,7 +214,7 @@ impl Machine {
             self.images_of(&capture, self.images_each, &outcomes, rng)?;
         }
         let failed = result.as_ref().err().map(Error::kind);
-        let known = failed.is_none() && !self.may_keep_discarded(op);
+        let known = failed.is_none() && !self.may_keep_discarded(op, fate);
         let outcomes = if known { Outcomes::settled(&self.model) } else { outcomes };
         self.consequence(fate, failed, died, &outcomes, rng)?;
         for slow in &mut self.slow {
@@ -304,8 +304,10 @@ impl Machine {
     }
 
     /// Whether a discard may have left content: on a full store there may be no entry to mark it.
-    fn may_keep_discarded(&self, op: &Op) -> bool {
-        matches!(op, Op::Discard { .. }) && self.store().info().extents_free <= RESERVE_EXTENTS
+    fn may_keep_discarded(&self, op: &Op, fate: Fate) -> bool {
+        let refused = self.hit && matches!(fate, Fate::EnospcFrom(_) | Fate::RefusedAt(_));
+        let full = || self.store().info().extents_free <= RESERVE_EXTENTS;
+        matches!(op, Op::Discard { .. }) && (refused || full())
     }
 
     fn adopt(&mut self, outcomes: &Outcomes, index: usize, found: &Found, end: End) {
@@ -629,4 +631,9 @@ impl Machine {
         let outcomes = Outcomes::settled(&self.model);
         self.end(End::PowerLost, &outcomes, rng)
     }
+}
+
+/// Whether what was refused must go on where there is no space at all.
+fn must_go_on(op: &Op, error: &Error) -> bool {
+    matches!(op, Op::Discard { .. }) && error.kind() == ErrorKind::NoSpace
 }

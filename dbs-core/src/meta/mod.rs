@@ -192,6 +192,8 @@ pub struct Meta {
     group_marks: [u32; 4],
     /// Metadata blocks whose storage is reserved.
     room: [u32; 4],
+    /// Nothing may be done now that needs more of it.
+    within_room: bool,
     /// Snapshot slots whose label blocks' storage is reserved.
     label_room: HashSet<u32>,
     /// What is on its way to the device.
@@ -342,6 +344,15 @@ impl Meta {
         }
         let room = &mut self.room[region.mark()];
         *room = (*room).max(blocks.end);
+    }
+
+    /// Metadata blocks without storage that marking a parent's blocks as zeros will need first, if there is
+    /// none left with storage.
+    pub fn spares_to_reserve(&self) -> Option<std::ops::Range<u32>> {
+        let at = RegionKind::Spares.mark();
+        let (mark, room) = (self.marks[at], self.room[at]);
+        let most = self.geometry.needed_blocks(RegionKind::Spares);
+        (room <= mark && mark < most).then(|| mark..(mark + ROOM_BLOCKS).min(most))
     }
 
     /// Ends a batch of records; whether the caller must commit before it acknowledges.

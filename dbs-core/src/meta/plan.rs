@@ -293,7 +293,7 @@ impl Meta {
         let Some(entry) = self.extents.take(preferred) else { return Err(Stop::Space) };
         if let Err(stop) = self.require_block(RegionKind::Extents, entry) {
             self.extents.put_back(entry);
-            return Err(stop);
+            return Err(if self.within_room { Stop::Space } else { stop });
         }
         self.next_extent = entry + 1;
         Ok(entry)
@@ -310,7 +310,7 @@ impl Meta {
         let Some(spare) = self.spares.take(0) else { return Ok(None) };
         if let Err(stop) = self.require_block(RegionKind::Spares, spare) {
             self.spares.put_back(spare);
-            return Err(stop);
+            return if self.within_room { Ok(None) } else { Err(stop) };
         }
         Ok(Some(SPARE_BASE + spare))
     }

@@ -29,6 +29,18 @@ impl Meta {
         self.zero_blocks_of(head, blocks, must)
     }
 
+    /// As [`Meta::zero_blocks`] without `must`, and with the metadata blocks there are: blocks keep their
+    /// content that would need another one.
+    ///
+    /// # Errors
+    /// [`Stop::Long`]; what was done until then stays done.
+    pub fn zero_within_room(&mut self, volume: VolumeId, blocks: Range<u64>) -> Step<()> {
+        self.within_room = true;
+        let zeroed = self.zero_blocks(volume, blocks, false);
+        self.within_room = false;
+        zeroed
+    }
+
     /// As [`Meta::zero_blocks`], of the layer of a head or snapshot, and no more than these blocks.
     ///
     /// # Errors

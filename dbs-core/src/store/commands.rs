@@ -263,7 +263,9 @@ impl Store {
     /// `NotFound`, `Exists`, `Invalid` (a retired snapshot among others), `Busy` if the volume is
     /// being rebuilt, `NoSpace` when a table is full.
     pub fn clone_volume(&self, volume: &str, snapshot: &str, new: &str) -> Result<VolumeInfo> {
-        self.clone_volume_of(volume, snapshot, new, None)
+        let info = self.clone_volume_of(volume, snapshot, new, None)?;
+        self.inner.reserve_for_discards();
+        Ok(info)
     }
 
     /// As [`Store::clone_volume`], of a time that is known from elsewhere.
@@ -313,6 +315,7 @@ impl Store {
         drop(hold);
         let (info, _) = created?;
         self.inner.commit()?;
+        self.inner.reserve_for_discards();
         Ok(info)
     }
 

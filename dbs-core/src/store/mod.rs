@@ -411,6 +411,16 @@ impl Inner {
         Ok(())
     }
 
+    /// Reserves storage for the metadata of discards over what a snapshot holds, while the file system has
+    /// some: they take no data, and are what is tried when it is full.
+    fn reserve_for_discards(&self) {
+        let blocks = self.meta().spares_to_reserve();
+        if let Some(blocks) = blocks {
+            // Without it they go on as well, and blocks may keep their content.
+            let _full_already = self.reserve(RegionKind::Spares, blocks);
+        }
+    }
+
     /// Makes deleted space allocatable, more extents than the `before` that did not suffice.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Making ranges of a volume read as zeros.
 
 use super::{Finish, Volume};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::limits::EXTENTS_PER_STEP;
 use crate::store::Inner;
 use crate::units::{BLOCK_BYTES, VolumeId};
@@ -10,7 +10,7 @@ use std::ops::Range;
 impl Volume {
     /// Gives up the content of the whole blocks inside the range: they read as zeros afterwards,
     /// and space comes back. Partial blocks at the edges keep their content, and on a store whose
-    /// spare entries are exhausted so may blocks that a parent holds.
+    /// spare entries are exhausted, or whose file system is full, so may blocks that a parent holds.
     ///
     /// # Errors
     /// `Invalid` outside the volume or unaligned, `ReadOnly`, `Poisoned`.
@@ -91,8 +91,15 @@ impl Volume {
         let _hold = store.hold(volume, blocks.clone(), true);
         let partial = blocks.end * BLOCK_BYTES > end && self.size() != end;
         let to = blocks.end - u64::from(partial);
-        let zeroed = store.step(|meta| meta.zero_blocks(volume, blocks.start..to, must))?;
-        Ok((to, zeroed.1))
+        let zeroed = store.step(|meta| meta.zero_blocks(volume, blocks.start..to, must));
+        let zeroed = match zeroed {
+            // Whoever discards must get on, on a full file system above all.
+            Err(error) if !must && error.kind() == ErrorKind::NoSpace => {
+                store.step(|meta| meta.zero_within_room(volume, blocks.start..to))
+            }
+            zeroed => zeroed,
+        };
+        Ok((to, zeroed?.1))
     }
 }
 

@@ -2,6 +2,7 @@
 //! what matters it is spelled out here, as a seed means another history once the generator changes.
 
 use dbs_core::io::Storage;
+use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, InitOptions, Store};
 use dbs_sim::runner::replay_on;
 use dbs_sim::{Config, CrashMode, Fate, Faults, Medium, Op, SimDisk, SimEnv, Step};
@@ -263,4 +264,68 @@ fn a_layer_of_unknown_content_stays_unknown() {
         replay_on(&Config::small(seed), &steps)
             .unwrap_or_else(|e| panic!("seed {seed}: {}", e.message));
     }
+}
+
+/// A volume with a snapshot of all its content, on a disk that has no more space from then on, opened again
+/// there or not.
+fn full_after_a_snapshot(env: &Arc<SimEnv>, reopened: bool) -> (Arc<SimDisk>, Store) {
+    let disk = Arc::new(small_store(env));
+    let open =
+        || Store::open_on(Arc::clone(&disk) as _, None, Arc::clone(env) as _, false).unwrap();
+    let store = open();
+    store.create_volume("v", 1 << 20).unwrap();
+    store.volume("v").unwrap().write_at(0, &[1; 512 << 10], true).unwrap();
+    if !reopened {
+        store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+        disk.arm(Faults { enospc_from: Some(1), ..Faults::default() });
+        return (disk, store);
+    }
+    // As if it had been full already when the snapshot was taken.
+    disk.arm(Faults { enospc_from: Some(1), ..Faults::default() });
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    store.close().unwrap();
+    let store = open();
+    (disk, store)
+}
+
+#[test]
+fn a_discard_over_a_snapshot_has_space_on_a_full_file_system() {
+    let env = Arc::new(SimEnv::new(1));
+    let (disk, store) = full_after_a_snapshot(&env, false);
+    let volume = store.volume("v").unwrap();
+    volume.discard(0, 256 << 10).unwrap();
+    volume.discard(300 << 10, 8 << 10).unwrap();
+    volume.flush().unwrap();
+    let mut found = [9; 4096];
+    for at in [0, 252 << 10, 300 << 10] {
+        volume.read_at(at, &mut found).unwrap();
+        assert_eq!(found, [0; 4096], "at {at}");
+    }
+    drop(volume);
+    store.close().unwrap();
+    assert!(Store::check_on(&*disk).unwrap().findings.is_empty());
+}
+
+#[test]
+fn a_discard_without_space_for_it_succeeds() {
+    let env = Arc::new(SimEnv::new(1));
+    let (disk, store) = full_after_a_snapshot(&env, true);
+    let volume = store.volume("v").unwrap();
+    volume.discard(0, 256 << 10).unwrap();
+    volume.discard(300 << 10, 8 << 10).unwrap();
+    let mut found = [9; 4096];
+    for at in [0, 252 << 10, 300 << 10] {
+        volume.read_at(at, &mut found).unwrap();
+        assert!(found == [0; 4096] || found == [1; 4096], "at {at}");
+    }
+    // Where zeros are demanded, that there is no space is an error.
+    let error = volume.write_zeroes(0, 64 << 10, true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    disk.arm(Faults::default());
+    volume.discard(0, 256 << 10).unwrap();
+    volume.read_at(0, &mut found).unwrap();
+    assert_eq!(found, [0; 4096], "once there is space");
+    drop(volume);
+    store.close().unwrap();
+    assert!(Store::check_on(&*disk).unwrap().findings.is_empty());
 }

@@ -430,6 +430,7 @@ impl Loader {
             marks: self.marks,
             group_marks: self.durable_marks,
             room: self.marks,
+            within_room: false,
             label_room,
             log,
             locks: RangeLocks::default(),
