@@ -18,8 +18,10 @@ ARGS ?=
 FILTER ?=
 # make vm: which of them
 SCENARIO ?=
+# make upstream
+SOURCE ?=
 
-.PHONY: build longhorn static run test python wheel vm xfstests guard guard-accept deny soak powercut mutants fuzz coverage \
+.PHONY: build longhorn static run test upstream python wheel vm xfstests guard guard-accept deny soak powercut mutants fuzz coverage \
 	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
@@ -41,6 +43,11 @@ run: build
 
 test:
 	@scripts/test.sh
+
+# Upstream's `longhorn`, into target/upstream, for the tests and benchmarks that take it from LONGHORN_BIN, which
+# `make test` leaves out without it: docs/testing.md. SOURCE is a git repository, upstream's own unless given.
+upstream:
+	@scripts/upstream.sh $(SOURCE)
 
 # The Python package alone: tests, types, examples.
 python:
@@ -85,7 +92,7 @@ powercut:
 	@DBS_POWERCUT_SECONDS=$(SECONDS) DBS_POWERCUT_SEED=$(or $(SEED),1) \
 		$(CARGO) test --locked -p dbs-cli --test powercut what_a_power -- --nocapture
 
-# Edits of dbs-core, one at a time, each of which some test must notice. ARGS=NAME for one of them. 40 minutes.
+# Edits of dbs-core, one at a time, each of which some test must notice. ARGS=NAME for one of them. 30 minutes.
 mutants:
 	@scripts/mutants.py $(ARGS)
 
