@@ -178,7 +178,7 @@ fn it_says_what_is_damaged() {
     let packed = File::open(format!("{FIXTURES}/dirty.img.gz")).unwrap();
     let mut bytes = Vec::new();
     io::Read::read_to_end(&mut GzDecoder::new(packed), &mut bytes).unwrap();
-    let mut damaged = |what: &str, change: &dyn Fn(&mut Vec<u8>)| {
+    let damaged = |what: &str, change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = bytes.clone();
         change(&mut bytes);
         fs::write(&image, bytes).unwrap();
