@@ -1,6 +1,8 @@
 //! Requests in two steps: what they say, what they hold, and what is left when they fail.
 
-use crate::common::{BLOCK, FixedEnv, Mem, MemTail, init_unchecked, open, pattern};
+use crate::common::{
+    BLOCK, Event, FixedEnv, Mem, MemTail, finish_work, init_unchecked, open, pattern,
+};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::{Finish, Read, ReadPart, Request, Start};
@@ -326,37 +328,52 @@ fn the_descriptor_reads_what_the_store_wrote() {
     assert_eq!(&buf[..], pattern(7, 8192));
 }
 
-/// The journal has room for the records of all writes that are on their way, however many end at once.
+/// No group is longer than an eighth of the journal, however many writes end at once.
 #[test]
 fn writes_on_their_way_are_records_of_the_next_group() {
+    const JOURNAL: u64 = dbs_core::limits::JOURNAL_MIN_BYTES;
+    const EXTENTS: u64 = 2000;
     let disk = Arc::new(Mem::new(512 << 20));
-    let journal_size = Some(dbs_core::limits::JOURNAL_MIN_BYTES);
-    let extent_size = EXTENT as u64;
+    let (extent_size, journal_size) = (EXTENT as u64, Some(JOURNAL));
     let init = dbs_core::InitOptions { extent_size, journal_size, ..Default::default() };
     Store::init_on(&*disk, &init, &FixedEnv::new(1)).unwrap();
     let store = open(&disk, 2, false).unwrap();
-    store.create_volume("v", 256 << 20).unwrap();
+    // Afterwards there are metadata blocks for as many extents.
+    store.create_volume("w", EXTENTS * EXTENT as u64).unwrap();
+    let volume = store.volume("w").unwrap();
+    let places = (0..EXTENTS).map(|extent| extent * EXTENT as u64);
+    places.clone().for_each(|at| volume.write_at(at, &[1; BLOCK], false).unwrap());
+    drop(volume);
+    store.delete_volume("w").unwrap();
+    finish_work(&store);
+    store.create_volume("v", EXTENTS * EXTENT as u64).unwrap();
     let volume = store.volume("v").unwrap();
-    for round in 0..4 {
-        let mut requests = Vec::new();
-        for extent in 0..1000 {
-            let offset = (extent * 4 + round) * EXTENT as u64;
-            let mut request = Request::new();
-            if volume.start_write(offset, BLOCK as u64, &mut request).unwrap() == Start::Io {
-                request.seal(&[1; BLOCK]);
-                requests.push(request);
-            } else if requests.is_empty() {
-                // Metadata blocks are reserved first.
-                volume.write_at(offset, &[1; BLOCK], false).unwrap();
-            }
+    let mut requests = Vec::new();
+    for at in places {
+        let mut request = Request::new();
+        if volume.start_write(at, BLOCK as u64, &mut request).unwrap() == Start::Io {
+            request.seal(&[1; BLOCK]);
+            requests.push(request);
         }
-        assert!(requests.len() > 100, "only {} at once", requests.len());
-        for mut request in requests {
-            let _ = request.finish_write(Ok(())).unwrap();
-        }
-        volume.flush().unwrap();
     }
-    assert!(store.check().unwrap().findings.is_empty());
+    let count = requests.len();
+    assert!(count > 100, "only {count} at once");
+    for mut request in requests {
+        let _ = request.finish_write(Ok(())).unwrap();
+    }
+    disk.take_events();
+    volume.flush().unwrap();
+    let is_group = |at| {
+        let mut start = [0; 512];
+        disk.read_at(at, &mut start).unwrap();
+        start[..4] == *b"DBSj"
+    };
+    let groups = disk.take_events().into_iter().filter_map(|event| match event {
+        Event::Write(at, length) if is_group(at) => Some(length as u64),
+        _ => None,
+    });
+    let longest = groups.max().unwrap();
+    assert!(longest <= JOURNAL / 8, "{count} writes made a group of {longest} bytes");
 }
 
 #[test]
