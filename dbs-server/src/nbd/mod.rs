@@ -17,6 +17,7 @@ pub mod handshake;
 
 mod input;
 mod known;
+mod local;
 mod rules;
 pub mod server;
 pub mod session;
@@ -32,9 +33,9 @@ pub use carried::{Carried, OneExport};
 pub use client::{Buffered, Client, ClientOptions, Pipeline};
 pub use export::{BlockSizes, Export, Exports, Extent, Failure, Peer, ZeroOptions};
 pub use known::ClientInfo;
-pub use rules::{Access, ExportRule, ExportRules};
 #[doc(hidden)]
-pub use server::LocalServer;
+pub use local::LocalServer;
+pub use rules::{Access, ExportRule, ExportRules};
 pub use server::{ServerHandle, ServerOptions, start};
 pub use store_exports::StoreExports;
 #[doc(hidden)]

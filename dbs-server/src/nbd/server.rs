@@ -142,44 +142,6 @@ fn start_reactor(shared: &Arc<Shared>, index: usize) -> io::Result<Thread<Messag
     dbs_reactor::spawn(&name, options, move |io, remote| shared.transmission(io, remote))
 }
 
-/// One connection on a reactor without a thread, and workers likewise: what it takes to serve it
-/// can be counted, and is the same each time.
-#[doc(hidden)]
-pub struct LocalServer {
-    reactor: dbs_reactor::Local<Transmission>,
-}
-
-impl LocalServer {
-    /// Serves a connection whose handshake has ended in `session`.
-    ///
-    /// # Errors
-    /// The reactor cannot be had.
-    pub fn new(
-        exports: Arc<dyn Exports>,
-        options: ServerOptions,
-        session: Session,
-        socket: UnixStream,
-    ) -> io::Result<Self> {
-        let shared = Shared::new(exports, options, Pool::start("nbd-worker", 0)?);
-        let reactor = shared.options.reactor.clone();
-        let mut reactor =
-            dbs_reactor::Local::new(&reactor, |io, remote| shared.transmission(io, remote))?;
-        let (socket, received) = (socket.into(), Vec::new());
-        let known = Arc::default();
-        let adopted = Adopted { known, socket, session, tls: None, received };
-        reactor.message(Message::Adopt(Box::new(adopted)));
-        Ok(Self { reactor })
-    }
-
-    /// Waits until there is something to do, and does it.
-    ///
-    /// # Errors
-    /// The reactor cannot wait.
-    pub fn turn(&mut self) -> io::Result<()> {
-        self.reactor.turn()
-    }
-}
-
 /// Where connections come in, and what wakes who waits for them.
 type Listening = (Vec<Listener>, UnixStream);
 
@@ -339,7 +301,11 @@ impl Shared {
     }
 
     /// What a reactor runs.
-    fn transmission(self: Arc<Self>, io: &mut Io, remote: Remote<Message>) -> Transmission {
+    pub(super) fn transmission(
+        self: Arc<Self>,
+        io: &mut Io,
+        remote: Remote<Message>,
+    ) -> Transmission {
         let storage = self.exports.direct_io().map(|direct| Storage {
             file: io.add_file(direct.file),
             offset_alignment: direct.offset_alignment,

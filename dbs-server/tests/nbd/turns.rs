@@ -3,14 +3,17 @@
 
 use crate::support::{Disk, disk, eventually};
 use dbs_core::volume::Finish;
+use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
+use dbs_server::frontend::{Action, Carrier, Carry, Event, Front, Outcome};
 use dbs_server::nbd::export::Result;
 use dbs_server::nbd::wire::option::encode_option;
 use dbs_server::nbd::wire::request::{Request, Style};
 use dbs_server::nbd::wire::{Errno, cmd, cmd_flag, opt};
 use dbs_server::nbd::{
-    Client, ClientOptions, Export, Exports, Extent, Failure, Listen, Peer, ServerHandle,
-    ServerOptions, ZeroOptions, start,
+    Carried, Client, ClientOptions, Export, Exports, Extent, Failure, Listen, OneExport, Peer,
+    ServerHandle, ServerOptions, ZeroOptions, start,
 };
+use std::any::Any;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -256,4 +259,113 @@ fn long_requests_are_done_to_their_end() {
     client.read_at(0, &mut found).unwrap();
     let end = 512 + 5 * MIB as usize;
     assert!(found[..end].iter().all(|byte| *byte == 0) && found[end..] == content[end..]);
+}
+
+/// What a reactor is told on which requests are carried out elsewhere.
+enum Tell {
+    Front(Box<dyn Any + Send>),
+    /// Something is due to be answered.
+    Answer,
+    End,
+}
+
+/// Where everything is done a moment after it was asked for.
+struct Elsewhere {
+    remote: Remote<Tell>,
+    begun: Vec<(u64, Carry)>,
+    calls: Arc<AtomicU64>,
+    /// Most that were begun at a time.
+    most: Arc<AtomicU64>,
+}
+
+impl Carrier for Elsewhere {
+    fn size(&self) -> u64 {
+        ENDLESS_BYTES
+    }
+
+    fn carry(&mut self, _: &mut Io, request: Carry, _: Option<Buf>, ticket: u64) {
+        self.begun.push((ticket, request));
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.most.fetch_max(self.begun.len() as u64, Ordering::SeqCst);
+        self.remote.send(Tell::Answer);
+    }
+}
+
+struct Lane {
+    front: Box<dyn Front>,
+    elsewhere: Elsewhere,
+}
+
+impl Handler for Lane {
+    type Message = Tell;
+
+    fn message(&mut self, io: &mut Io, message: Tell) {
+        match message {
+            Tell::Front(message) => self.front.message(io, &mut self.elsewhere, message),
+            Tell::Answer => {}
+            Tell::End => io.stop(),
+        }
+    }
+
+    fn received(&mut self, io: &mut Io, tag: u64, data: std::io::Result<&[u8]>) {
+        self.front.input(io, &mut self.elsewhere, tag as u32, Event::Received(data));
+    }
+
+    fn filled(&mut self, io: &mut Io, tag: u64, buf: Buf, result: std::io::Result<()>) {
+        self.front.input(io, &mut self.elsewhere, tag as u32, Event::Filled(buf, result));
+    }
+
+    fn sent(&mut self, io: &mut Io, tag: u64, batch: Batch, result: std::io::Result<()>) {
+        self.front.input(io, &mut self.elsewhere, tag as u32, Event::Sent(batch, result));
+    }
+
+    fn turn(&mut self, io: &mut Io) {
+        for (ticket, request) in std::mem::take(&mut self.elsewhere.begun) {
+            thread::sleep(Duration::from_micros(200));
+            let outcome = match request.action {
+                Action::Read => Outcome::Data(io.buffers().take(request.length as usize)),
+                _ => Outcome::Done(request.length),
+            };
+            self.front.answered(io, ticket, outcome);
+        }
+        self.front.turn(io, &mut self.elsewhere);
+    }
+}
+
+#[test]
+fn requests_carried_out_elsewhere_are_limited_and_dropped_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nbd");
+    let exports = Arc::new(OneExport::new("endless", || ENDLESS_BYTES));
+    let carried = Carried::new(exports, ServerOptions::default()).unwrap();
+    let front = carried.front();
+    let (calls, most) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+    let counts = (calls.clone(), most.clone());
+    let reactor = dbs_reactor::spawn("lane", &dbs_reactor::Options::default(), |_, remote| {
+        let (calls, most) = counts;
+        Lane { front: front(0), elsewhere: Elsewhere { remote, begun: Vec::new(), calls, most } }
+    })
+    .unwrap();
+    let remote = reactor.remote();
+    let deliver = move |_: usize, message| remote.send(Tell::Front(message));
+    let handle = carried.start(&[Listen::Unix(path.clone())], 1, deliver).unwrap();
+
+    let count = 500;
+    let zeroes = (cmd::WRITE_ZEROES, cmd_flag::NO_HOLE);
+    let stream = hostile(&path, zeroes, count);
+    eventually("it is served", || calls.load(Ordering::SeqCst) > 20);
+    assert!(most.load(Ordering::SeqCst) <= 4, "{most:?} at a time");
+    let stream_of_other = UnixStream::connect(&path).unwrap();
+    stream_of_other.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut other = Client::over(stream_of_other, "endless", &ClientOptions::default()).unwrap();
+    other.read_at(0, &mut [0; 4096]).unwrap();
+    other.trim(0, MIB, true).unwrap();
+    other.disconnect().unwrap();
+    drop(stream);
+    eventually("the clients are gone", || handle.clients().is_empty());
+    let all = count * (u64::from(u32::MAX) / MIB);
+    assert!(calls.load(Ordering::SeqCst) < all / 2, "the rest is dropped");
+    handle.stop();
+    reactor.remote().send(Tell::End);
+    reactor.join();
 }
