@@ -20,8 +20,11 @@ FILTER ?=
 SCENARIO ?=
 # make upstream
 SOURCE ?=
+# make check: which crate, and which of its test programs
+CRATE ?=
+TEST ?=
 
-.PHONY: build longhorn static run test upstream python wheel vm xfstests guard guard-accept deny soak powercut mutants fuzz coverage \
+.PHONY: build longhorn static run check test upstream python wheel vm xfstests guard guard-accept deny soak powercut mutants fuzz coverage \
 	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
@@ -40,6 +43,10 @@ static:
 # Serves a store of its own in dbs-data/ until Ctrl-C; the next run continues with it.
 run: build
 	@scripts/run.sh target/release/dbs "$(DATA)" "$(PORT)"
+
+# What a change in one crate must pass first: format, clippy, its tests. CRATE=dbs-core; TEST="lib suite" for some of them.
+check:
+	@scripts/check.sh $(CRATE) $(TEST)
 
 test:
 	@scripts/test.sh

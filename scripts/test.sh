@@ -66,7 +66,7 @@ step "documentation" 30 "$cargo" doc --locked --workspace --no-deps --document-p
 step "dependencies" 20 scripts/deny.sh
 step "manifests" 10 scripts/k8s.sh
 joined
-step "tests" 70 "$cargo" test --locked --workspace --no-fail-fast -- --show-output
+step "tests" 70 scripts/tests.sh
 # With the `dbs` that the tests have just built; `make vm` takes static ones, and more time.
 beside "virtual machine" 60 env DBS="$built/dbs" LONGHORN="$built/longhorn" scripts/vm/run.sh --quick
 # With what the tests have just built, and the module beside it.

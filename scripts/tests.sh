@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# tests.sh: all tests of the workspace. Their programs run beside each other, as most of them wait for sockets, disks and
+# processes; each one's output is printed when it has ended. JOBS: how many at a time, by default one more than there
+# are cores.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+jobs=${JOBS:-$(($(nproc) + 1))}
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+
+# Those that take longest come first, so that none of them is left over at the end.
+longest="histories kill faults engine process sabotage view mount powercut interleave damage"
+
+# run DIRECTORY PROGRAM: as `cargo test` does it. Exit code 255 would end xargs.
+run() {
+    local name begun=$SECONDS code=0
+    name=$(basename "$2")
+    (cd "$1" && CARGO_MANIFEST_DIR=$1 "$2" --show-output) >"$place/$name" 2>&1 || code=$?
+    (
+        flock 9
+        printf '     Running %s (%s), %s s\n' "$name" "$(basename "$1")" "$((SECONDS - begun))"
+        cat "$place/$name"
+        if [ "$code" -ne 0 ]; then
+            printf 'error: exit code %s of `%s`\n' "$code" "$2" | tee -a "$place/failed"
+        fi
+    ) 9>>"$place/lock"
+}
+export -f run
+export place
+
+# Messages of cargo: of each artifact, the manifest of its package and the program, if it is one of tests.
+"$cargo" test --locked --workspace --no-run --message-format=json >"$place/messages" || exit
+sed -n '/"test":true/ s/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"executable":"\([^"]*\)".*/\1\t\2/p' \
+    "$place/messages" >"$place/all"
+for name in $longest; do
+    grep "/$name-[0-9a-f]*$" "$place/all"
+done >"$place/ordered"
+grep -vxFf "$place/ordered" "$place/all" >>"$place/ordered"
+xargs -d '\n' -P "$jobs" -I '{}' bash -c 'run "${0%%	*}" "${0##*	}"' '{}' <"$place/ordered" || exit
+"$cargo" test --locked --workspace --doc || echo 'error: doc tests failed' | tee -a "$place/failed"
+! [ -e "$place/failed" ]
