@@ -4,6 +4,7 @@ use prost::Message;
 use std::env;
 use std::error::Error;
 use std::path::PathBuf;
+use tonic_prost_build::Builder;
 
 const REPLICA: [&str; 6] = [
     "grpc/health.proto",
@@ -21,18 +22,45 @@ const CONTROLLER: [&str; 3] =
 /// What the controller's definitions share with the replica's.
 const SHARED: [&str; 2] = ["SyncFileInfo", "VersionOutput"];
 
+/// Messages that commands print, with the keys of upstream's JSON.
+const PRINTED: [&str; 5] = [
+    "SnapshotPurgeStatusResponse",
+    "SnapshotCloneStatusResponse",
+    "SnapshotHashStatusResponse",
+    "VersionOutput",
+    "Volume",
+];
+
+/// Keys of theirs that are not the fields' names in camel case.
+const KEYS: [(&str, &str); 5] = [
+    ("VersionOutput.cliAPIVersion", "cliAPIVersion"),
+    ("VersionOutput.cliAPIMinVersion", "cliAPIMinVersion"),
+    ("VersionOutput.controllerAPIVersion", "controllerAPIVersion"),
+    ("VersionOutput.controllerAPIMinVersion", "controllerAPIMinVersion"),
+    ("Volume.snapshot_max_size", "SnapshotMaxSize"),
+];
+
+fn configure() -> Builder {
+    let attribute = "#[derive(serde::Serialize)] #[serde(rename_all = \"camelCase\")]";
+    let printed = |build: Builder, name| build.type_attribute(format!(".ptypes.{name}"), attribute);
+    let build = PRINTED.into_iter().fold(tonic_prost_build::configure(), printed);
+    KEYS.into_iter().fold(build, |build, (field, key)| {
+        build.field_attribute(format!(".ptypes.{field}"), format!("#[serde(rename = \"{key}\")]"))
+    })
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(REPLICA, ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().bytes(".dbs").compile_fds(descriptors)?;
+    configure().bytes(".dbs").compile_fds(descriptors)?;
 
     let out = out.join("controller");
     std::fs::create_dir_all(&out)?;
     let descriptors = protox::compile(CONTROLLER, ["proto"])?;
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    let mut build = tonic_prost_build::configure().out_dir(out);
+    let mut build = configure().out_dir(out);
     for name in SHARED {
         let ours = format!("crate::proto::ptypes::{name}");
         build = build.extern_path(format!(".ptypes.{name}"), ours);

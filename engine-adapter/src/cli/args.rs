@@ -3,7 +3,7 @@
 
 use super::client_args::ClientCommand;
 use super::controller::ControllerArgs;
-use super::golang;
+use super::golang::{self, BooleanOption as _};
 use super::serve::ServeArgs;
 use crate::host::file::StoreOptions;
 use crate::transport;
@@ -133,25 +133,19 @@ pub struct ReplicaArgs {
     #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
     pub backing_file: String,
     /// Whether to serve the sync agent
-    #[arg(long, value_name = "BOOL", default_value = "true", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "true")]
     pub sync_agent: bool,
     /// Ports for receiving files, behind the sync agent's
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub sync_agent_port_count: u16,
     /// Do not count writes
-    #[arg(long = "disableRevCounter", value_name = "BOOL", default_value = "false")]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set, value_parser = golang::boolean)]
+    #[arg(long = "disableRevCounter", boolean = "false")]
     pub disable_rev_counter: bool,
     /// How the engine connects for data
     #[arg(long, value_enum, default_value_t = DataProtocol::Tcp)]
     pub data_server_protocol: DataProtocol,
     /// Mark the snapshots under the head as removed before an unmap
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub unmap_mark_disk_chain_removed: bool,
     /// Name of the replica's instance, which callers that name another are refused by
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
@@ -164,9 +158,7 @@ pub struct ReplicaArgs {
     #[arg(value_parser = golang::size)]
     pub snapshot_max_size: Size,
     /// The volume is encrypted, and 16 MiB larger for it
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub encrypted: bool,
     /// Upstream takes and ignores it, too
     #[arg(long, hide = true, default_value = "")]
@@ -226,10 +218,9 @@ pub struct ThreadArgs {
     /// Threads that serve data connections; by default one for each core, at most 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
-    /// Threads that execute requests which have to wait
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub workers: u16,
+    /// Threads that execute requests which have to wait; by default 8, of `serve` 16
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
     /// How long a reactor looks for the next request before it sleeps, while they come quickly
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = golang::duration)]
     pub spin: Duration,
@@ -311,9 +302,7 @@ pub struct SyncAgentArgs {
 #[command(args_override_self = true)]
 pub struct VersionArgs {
     /// Do not ask the engine for its version
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub client_only: bool,
 }
 

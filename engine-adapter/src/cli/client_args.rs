@@ -3,8 +3,8 @@
 //! Positional arguments that must be there are asked for by the commands themselves: upstream's take
 //! any number and use the first.
 
-use super::golang;
-use clap::{ArgAction, Args, Subcommand};
+use super::golang::BooleanOption as _;
+use clap::{Args, Subcommand};
 
 /// Commands that steer a volume through its controller, at `--url`.
 #[derive(Debug, Subcommand)]
@@ -94,22 +94,16 @@ pub struct AddReplicaArgs {
     #[arg(value_name = "tcp://HOST:PORT")]
     pub replica: Vec<String>,
     /// The volume is one that a backup is restored to, which fills the replica
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub restore: bool,
     /// Sizes of the volume.
     #[command(flatten)]
     pub sizes: SizeArgs,
     /// Leave files of equal checksum as they are
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub fast_sync: bool,
     /// Upstream takes and ignores it, too
-    #[arg(long, hide = true, default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, hide = true, boolean = "false")]
     pub sync_local: bool,
     /// How files are transferred.
     #[command(flatten)]
@@ -215,9 +209,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "KEY=VALUE")]
     pub label: Vec<String>,
     /// Freeze the file system on the volume meanwhile
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub freeze_fs: bool,
 }
 
@@ -226,9 +218,7 @@ pub struct CreateArgs {
 #[command(args_override_self = true)]
 pub struct PurgeArgs {
     /// A purge that goes on already is no error
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub skip_if_in_progress: bool,
 }
 
@@ -249,9 +239,7 @@ pub struct CloneArgs {
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub from_controller_instance_name: String,
     /// Clone what is in a backing image as well
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub export_backing_image_if_exist: bool,
     /// How files are transferred.
     #[command(flatten)]
@@ -266,9 +254,7 @@ pub struct HashArgs {
     #[arg(value_name = "NAME")]
     pub snapshot: Vec<String>,
     /// Even if there is one
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub rehash: bool,
 }
 
@@ -297,14 +283,10 @@ pub enum FrontendCommand {
 #[command(args_override_self = true)]
 pub struct UnmapMarkArgs {
     /// It does
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub enable: bool,
     /// It does not
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub disable: bool,
 }
 

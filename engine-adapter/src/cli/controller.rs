@@ -1,7 +1,8 @@
 //! `longhorn controller`: arguments to what is to be served.
 
 use super::args::{ChecksumArgs, DataProtocol, Size};
-use super::{golang, replica};
+use super::golang::{self, BooleanOption as _};
+use super::replica;
 use crate::controller::frontend::UblkOptions;
 use crate::controller::path::{FLIGHTS_MAX, PathOptions};
 use crate::controller::process::{Failed, FrontendOptions, LocalOptions, Process};
@@ -57,24 +58,16 @@ pub struct ControllerArgs {
     #[arg(long, hide = true, default_value = "tcp")]
     pub enable_backend: Vec<String>,
     /// Another engine of the volume still runs and is to be taken over from
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub upgrade: bool,
     /// Writes are not counted
-    #[arg(long = "disableRevCounter", value_name = "BOOL", default_value = "false")]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set, value_parser = golang::boolean)]
+    #[arg(long = "disableRevCounter", boolean = "false")]
     pub disable_rev_counter: bool,
     /// All replicas have failed: keep the best one
-    #[arg(long = "salvageRequested", value_name = "BOOL", default_value = "false")]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set, value_parser = golang::boolean)]
+    #[arg(long = "salvageRequested", boolean = "false")]
     pub salvage_requested: bool,
     /// Mark the snapshots that an unmap reaches as removed
-    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = golang::boolean)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    #[arg(action = ArgAction::Set)]
+    #[arg(long, boolean = "false")]
     pub unmap_mark_snap_chain_removed: bool,
     /// How to connect to replicas for data
     #[arg(long, value_enum, default_value_t = DataProtocol::Tcp)]

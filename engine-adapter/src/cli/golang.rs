@@ -1,6 +1,7 @@
 //! How upstream's command line is written down: flags as Go programs take them, sizes as
 //! `docker/go-units` reads them.
 
+use clap::{Arg, ArgAction};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
@@ -29,6 +30,24 @@ pub fn boolean(text: &str) -> Result<bool, String> {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
         _ => Err("write true or false".to_owned()),
+    }
+}
+
+/// Options of this type: `--name`, `--name=true` or `--name=false`.
+pub(super) trait BooleanOption {
+    /// With this default.
+    fn boolean(self, default: &'static str) -> Self;
+}
+
+impl BooleanOption for Arg {
+    fn boolean(self, default: &'static str) -> Self {
+        self.action(ArgAction::Set)
+            .value_name("BOOL")
+            .value_parser(boolean)
+            .default_value(default)
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
     }
 }
 

@@ -12,6 +12,9 @@ use dbs_server::control;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Threads for what may block, of one replica.
+const WORKERS: u16 = 8;
+
 /// Serves a replica until a signal comes: on a store of its own, or in `store`, which a running
 /// `longhorn serve` owns.
 ///
@@ -42,7 +45,7 @@ pub fn serve(args: &ReplicaArgs, store: Option<&Path>, volume_name: &str) -> Res
         options,
         wanted,
         receivers,
-        data: data_options(&args.ours.threads, args.ours.commit_interval),
+        data: data_options(&args.ours.threads, WORKERS, args.ours.commit_interval),
         metrics: args.ours.metrics.clone(),
         runtime_dir: runtime_dir(),
         store: store_options(&args.ours),
@@ -81,12 +84,16 @@ fn store_options(args: &OurArgs) -> StoreOptions {
 }
 
 /// Threads and times of data connections.
-pub(super) fn data_options(threads: &ThreadArgs, commit_interval: Duration) -> DataOptions {
+pub(super) fn data_options(
+    threads: &ThreadArgs,
+    workers: u16,
+    commit_interval: Duration,
+) -> DataOptions {
     let defaults = DataOptions::default();
     DataOptions {
         reactors: threads.reactors.map_or(defaults.reactors, usize::from),
         reactor: dbs_reactor::Options { spin: threads.spin, ..defaults.reactor.clone() },
-        workers: usize::from(threads.workers),
+        workers: usize::from(threads.workers.unwrap_or(workers)),
         commit_interval,
         stop_grace: Duration::from_secs(2),
         ..defaults

@@ -21,6 +21,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+/// Threads for what may block, of all replicas together.
+const WORKERS: u16 = 16;
+
 /// `longhorn serve`.
 #[derive(Debug, Args)]
 #[command(args_override_self = true, next_help_heading = OURS)]
@@ -77,7 +80,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     let data = DataOptions {
         reactor: options.reactor(),
         stop_grace: DataOptions::default().stop_grace,
-        ..data_options(&args.threads, args.commit_interval)
+        ..data_options(&args.threads, WORKERS, args.commit_interval)
     };
     let hosting: OnceLock<Arc<Hosting>> = OnceLock::new();
     let extend = |store: &Store| -> Result<Arc<dyn Extension>> {
@@ -111,7 +114,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         tls: tls.map_err(|e| Error::invalid(format!("TLS: {e}")))?,
         reactors: args.threads.reactors.map(usize::from),
         spin: args.threads.spin,
-        workers: usize::from(args.threads.workers),
+        workers: usize::from(args.threads.workers.unwrap_or(WORKERS)),
         runtime_dir: runtime_dir(),
         control: args.control.clone(),
         commit_interval: args.commit_interval,

@@ -1,6 +1,7 @@
 //! What all gRPC servers of replicas and controllers share: who may call, health, reflection, the
-//! profiler's switch, and the server itself.
+//! profiler's switch, the server itself, and how an expansion failed.
 
+pub mod expansion;
 mod health;
 mod identity;
 mod profiler;

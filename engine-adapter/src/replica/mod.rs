@@ -23,7 +23,6 @@ mod service;
 pub mod time;
 mod view;
 
-pub use expand::{ExpandCode, ExpandError};
 pub use handover::{Predecessor, StoreSource};
 pub use incoming::Incoming;
 pub use service::{ReplicaRpc, SERVICE_NAME};

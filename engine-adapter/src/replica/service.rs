@@ -1,8 +1,9 @@
 //! `ptypes.ReplicaService`: requests to calls of [`Replica`], which block, off the runtime's
 //! threads; errors to statuses.
 
-use super::{ExpandError, Replica};
+use super::Replica;
 use crate::control::Identity;
+use crate::control::expansion::ExpandError;
 use crate::proto::ptypes::replica_service_server::{
     ReplicaService, ReplicaServiceServer, SERVICE_NAME as NAME,
 };

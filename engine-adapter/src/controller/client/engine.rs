@@ -94,7 +94,7 @@ impl Engine {
     /// As all calls: what was being done, and what the controller or the connection says.
     pub async fn volume_get(&self) -> Result<VolumeInfo> {
         let reply = self.client().volume_get(within(SHORT_CALL, ())).await;
-        answer(reply, format_args!("failed to get volume {}", self.url)).map(VolumeInfo::from)
+        answer(reply, format_args!("failed to get volume {}", self.url))
     }
 
     /// Starts a volume that has no replicas yet; sizes in bytes.
@@ -260,7 +260,7 @@ impl Engine {
         let reply = self.client().version_detail_get(within(SHORT_CALL, ())).await;
         let what = format_args!("failed to get version detail of {}", self.url);
         let version = answer(reply, what)?.version;
-        Ok(version.unwrap_or_default().into())
+        Ok(version.unwrap_or_default())
     }
 
     /// Asks for or switches the profiler of the process; where it then listens, or nothing.

@@ -176,7 +176,7 @@ impl Engine {
             return Err(Error::not_found("no available RW replica to rebuild from"));
         }
         let mut others = Vec::new();
-        if self.version().await?.controller_api >= LIMIT_API {
+        if self.version().await?.controller_api_version >= LIMIT_API {
             // No limit leaves none: that is for the sync agent to refuse.
             let limit = usize::try_from(self.rebuild_sync_limit().await?).unwrap_or(0);
             // The last ones: a controller takes its own part from the very last.

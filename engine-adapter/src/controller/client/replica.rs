@@ -3,10 +3,10 @@
 use super::answer;
 use super::status::{CloneStatus, HashStatus, PurgeStatus, RebuildStatus};
 use crate::agent::remote::{Address, Calls, LONG_CALL, SHORT_CALL, calls_of, within};
+use crate::control::expansion::{ExpandCode, ExpandError};
 use crate::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use crate::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
 use crate::proto::ptypes::*;
-use crate::replica::{ExpandCode, ExpandError};
 use dbs_core::{Error, ErrorKind, Result};
 use std::fmt::Write;
 use std::time::Duration;
@@ -101,11 +101,8 @@ impl ReplicaLink {
         let request = within(SHORT_CALL, ReplicaExpandRequest { size });
         let Err(status) = self.control().replica_expand(request).await else { return Ok(()) };
         let context = format!("failed to expand replica {}", self.url);
-        let unknown = || ExpandError {
-            code: ExpandCode::ResultUnknown,
-            message: crate::agent::remote::text(&status),
-            rollback_message: String::new(),
-        };
+        let unknown =
+            || ExpandError::new(ExpandCode::ResultUnknown, crate::agent::remote::text(&status));
         let error = ExpandError::from_json(status.message()).unwrap_or_else(unknown);
         let message = format!("{context}: {}", error.message);
         Err(Error::new(ErrorKind::Io, ExpandError { message, ..error }.to_string()))
@@ -179,7 +176,7 @@ impl ReplicaLink {
     /// How far it is with a purge.
     pub async fn purge_status(&self) -> Result<PurgeStatus> {
         let reply = self.agent().snapshot_purge_status(within(SHORT_CALL, ())).await;
-        answer(reply, "failed to get snapshot purge status").map(PurgeStatus::from)
+        answer(reply, "failed to get snapshot purge status")
     }
 
     /// Has it fetch a snapshot of another volume's replica and go back to it.
@@ -208,7 +205,7 @@ impl ReplicaLink {
     /// How far it is with that.
     pub async fn clone_status(&self) -> Result<CloneStatus> {
         let reply = self.agent().snapshot_clone_status(within(SHORT_CALL, ())).await;
-        answer(reply, "failed to get snapshot clone status").map(CloneStatus::from)
+        answer(reply, "failed to get snapshot clone status")
     }
 
     /// Begins to compute a snapshot's checksum.
@@ -222,7 +219,7 @@ impl ReplicaLink {
     pub async fn hash_status(&self, snapshot: &str) -> Result<HashStatus> {
         let request = SnapshotHashStatusRequest { snapshot_name: snapshot.to_owned() };
         let reply = self.agent().snapshot_hash_status(within(SHORT_CALL, request)).await;
-        answer(reply, "failed to get snapshot hash status").map(HashStatus::from)
+        answer(reply, "failed to get snapshot hash status")
     }
 
     /// Ends that.

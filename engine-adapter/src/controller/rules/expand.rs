@@ -6,69 +6,10 @@
 
 use super::mode::Mode;
 use super::sabotage::{Bug, is};
-use serde::Deserialize;
-use std::fmt;
+use crate::control::expansion::{ExpandCode, ExpandError};
 
 /// Sizes are multiples of this.
 const STEP: u64 = 4096;
-
-/// How a replica failed to expand, as it says in the JSON of its status.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Failure {
-    /// What became of it.
-    pub code: Code,
-    /// Why it failed.
-    #[serde(default)]
-    pub message: String,
-    /// Why it could not be undone.
-    #[serde(default, rename = "rollbackMessage")]
-    pub rollback_message: String,
-}
-
-/// What became of a replica that failed to expand.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-pub enum Code {
-    /// Not known.
-    ResultUnknown,
-    /// It failed, and nothing was undone.
-    FunctionFailedWithoutRollback,
-    /// It is as it was.
-    FunctionFailedRollbackSucceeded,
-    /// It failed, and could not be undone.
-    FunctionFailedRollbackFailed,
-}
-
-impl Failure {
-    /// What the message of a failed call says; one that is no JSON leaves the result unknown.
-    #[must_use]
-    pub fn parse(message: &str) -> Self {
-        serde_json::from_str(message).unwrap_or_else(|_| Self {
-            code: Code::ResultUnknown,
-            message: message.to_owned(),
-            rollback_message: String::new(),
-        })
-    }
-
-    /// The same; of a call that was refused before anything was done, everything is as it was.
-    #[must_use]
-    pub fn of_call(message: &str, refused: bool) -> Self {
-        let mut failure = Self::parse(message);
-        if refused && failure.code == Code::ResultUnknown {
-            failure.code = Code::FunctionFailedRollbackSucceeded;
-        }
-        failure
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: code = {:?}, message = {}", self.code, self.message)?;
-        if !self.rollback_message.is_empty() {
-            write!(f, ", rollbackMessage: {}", self.rollback_message)?;
-        }
-        Ok(())
-    }
-}
 
 /// What follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,15 +24,15 @@ pub struct Decision {
 
 /// What follows from what each replica, named by its address, said, in this mode.
 #[must_use]
-pub fn decide(results: &[(&str, Mode, Result<(), Failure>)]) -> Decision {
+pub fn decide(results: &[(&str, Mode, Result<(), ExpandError>)]) -> Decision {
     let failures: Vec<_> = results
         .iter()
         .filter_map(|(address, _, result)| Some((*address, result.as_ref().err()?)))
         .collect();
     let expanded = results.iter().any(|(_, mode, result)| *mode == Mode::Rw && result.is_ok());
-    let stays = |result: &Result<(), Failure>| match result {
+    let stays = |result: &Result<(), ExpandError>| match result {
         Ok(()) => expanded,
-        Err(failure) => !expanded && failure.code == Code::FunctionFailedRollbackSucceeded,
+        Err(failure) => !expanded && failure.code == ExpandCode::FunctionFailedRollbackSucceeded,
     };
     let faulted = results
         .iter()
@@ -150,22 +91,26 @@ pub fn begin(expanding: bool, up: bool, present: u64, size: u64) -> Result<Begin
 mod tests {
     use super::*;
 
-    fn failed(code: Code) -> Result<(), Failure> {
-        Err(Failure { code, message: "no".to_owned(), rollback_message: String::new() })
+    fn failed(code: ExpandCode) -> Result<(), ExpandError> {
+        Err(ExpandError::new(code, "no"))
     }
 
     #[test]
     fn one_success_leaves_the_others_behind() {
         use Mode::{Rw, Wo};
-        let undone = || failed(Code::FunctionFailedRollbackSucceeded);
-        let broken = || failed(Code::FunctionFailedRollbackFailed);
+        let undone = || failed(ExpandCode::FunctionFailedRollbackSucceeded);
+        let broken = || failed(ExpandCode::FunctionFailedRollbackFailed);
         for (results, expanded, faulted) in [
             (vec![("a", Rw, Ok(())), ("b", Rw, Ok(()))], true, vec![]),
             (vec![("a", Rw, Ok(())), ("b", Rw, undone())], true, vec![1]),
             (vec![("a", Rw, broken()), ("b", Rw, Ok(()))], true, vec![0]),
             (vec![("a", Rw, undone()), ("b", Rw, undone())], false, vec![]),
             (vec![("a", Rw, undone()), ("b", Rw, broken())], false, vec![1]),
-            (vec![("a", Rw, failed(Code::ResultUnknown)), ("b", Rw, broken())], false, vec![0, 1]),
+            (
+                vec![("a", Rw, failed(ExpandCode::ResultUnknown)), ("b", Rw, broken())],
+                false,
+                vec![0, 1],
+            ),
             (vec![("a", Rw, Ok(())), ("b", Wo, undone())], true, vec![1]),
             (vec![("a", Rw, undone()), ("b", Wo, undone())], false, vec![]),
             // It has a size that no complete one has.
@@ -183,22 +128,6 @@ mod tests {
              code = FunctionFailedRollbackSucceeded, message = no"
         );
         assert!(!decide(&[]).expanded);
-    }
-
-    #[test]
-    fn failures_are_read_from_json() {
-        let text = r#"{"code":"FunctionFailedRollbackFailed","message":"m","rollbackMessage":"r"}"#;
-        let failure = Failure::parse(text);
-        assert_eq!(failure.code, Code::FunctionFailedRollbackFailed);
-        let shown = "error: code = FunctionFailedRollbackFailed, message = m, rollbackMessage: r";
-        assert_eq!(failure.to_string(), shown);
-        for other in ["timed out", r#"{"code":"Else"}"#, "{}"] {
-            assert_eq!(Failure::parse(other).code, Code::ResultUnknown, "{other}");
-            let refused = Failure::of_call(other, true);
-            assert_eq!(refused.code, Code::FunctionFailedRollbackSucceeded, "{other}");
-            assert_eq!(Failure::of_call(other, false), Failure::parse(other));
-        }
-        assert_eq!(Failure::of_call(text, true), failure);
     }
 
     #[test]

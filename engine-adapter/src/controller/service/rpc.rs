@@ -268,7 +268,7 @@ impl ControllerService for ControllerRpc {
     }
 
     async fn version_detail_get(&self, _: Request<Empty>) -> Reply<VersionDetailGetReply> {
-        Ok(Response::new(VersionDetailGetReply { version: Some(Version::ours().into()) }))
+        Ok(Response::new(VersionDetailGetReply { version: Some(Version::ours()) }))
     }
 
     async fn metrics_get(&self, _: Request<Empty>) -> Reply<MetricsGetReply> {

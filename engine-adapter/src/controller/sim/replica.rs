@@ -1,6 +1,6 @@
 //! A simulated replica: its layers, its state, and what a request or call does to them.
 
-use crate::controller::rules::expand::Code;
+use crate::control::expansion::ExpandCode;
 use crate::controller::volume::Call;
 use crate::proto::ptypes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -352,9 +352,9 @@ impl Replica {
     fn refusal(&self, call: &Call) -> String {
         if let Call::Expand(_) = call {
             let code = if self.session.is_multiple_of(2) {
-                Code::FunctionFailedRollbackSucceeded
+                ExpandCode::FunctionFailedRollbackSucceeded
             } else {
-                Code::FunctionFailedWithoutRollback
+                ExpandCode::FunctionFailedWithoutRollback
             };
             return failure(code, "injected");
         }
@@ -393,7 +393,7 @@ impl Replica {
         if size > self.size {
             let taken = self.snapshot(&format!("expand-{}", size * SECTORS * 512));
             taken.map_err(|text| match text.as_str() {
-                FULL_TABLE => failure(Code::FunctionFailedRollbackSucceeded, &text),
+                FULL_TABLE => failure(ExpandCode::FunctionFailedRollbackSucceeded, &text),
                 _ => text,
             })?;
             self.size = size;
@@ -457,6 +457,6 @@ impl Replica {
 }
 
 /// How a replica says that it failed to expand.
-fn failure(code: Code, message: &str) -> String {
+fn failure(code: ExpandCode, message: &str) -> String {
     format!(r#"{{"code":"{code:?}","message":"{message}","rollbackMessage":""}}"#)
 }

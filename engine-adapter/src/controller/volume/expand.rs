@@ -1,7 +1,8 @@
 //! Growing a volume.
 
 use super::{Call, CallError, Controller, Fault};
-use crate::controller::rules::expand::{self, Begin, Failure};
+use crate::control::expansion::ExpandError;
+use crate::controller::rules::expand::{self, Begin};
 use crate::controller::rules::limits;
 use dbs_core::{Error, Result};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ impl Controller {
             .iter()
             .zip(answers)
             .map(|(member, answer)| {
-                let failure = |error: CallError| Failure::of_call(&error.text, error.refused);
+                let failure = |error: CallError| ExpandError::of_call(&error.text, error.refused);
                 let result = answer.map(drop).map_err(failure);
                 (member.target.address.as_str(), member.mode, result)
             })
