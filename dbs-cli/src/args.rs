@@ -67,6 +67,9 @@ pub enum Command {
     Grow(store::Grow),
     /// Compact a store in a file and cut off its end
     Vacuum(store::Vacuum),
+    /// Give an idle store a new uuid: to a copy of a store, which has the other's
+    #[command(visible_alias = "reguid")]
+    NewUuid(store::NewUuid),
     /// Work with volumes
     #[command(subcommand, visible_alias = "vol")]
     Volume(VolumeCommand),

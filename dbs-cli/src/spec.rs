@@ -155,6 +155,16 @@ fn time(text: &str) -> Option<Duration> {
     (us <= 86_400_000_000).then(|| Duration::from_micros(us))
 }
 
+/// The mode of a socket: octal, and of reading and writing, which its owner may.
+///
+/// # Errors
+/// What else it is.
+pub fn socket_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok();
+    mode.filter(|mode| mode & !0o666 == 0 && mode & 0o600 == 0o600)
+        .ok_or_else(|| format!("`{text}` is no mode of a socket; write it as 0600, 0660 or 0666"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

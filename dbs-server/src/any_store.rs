@@ -1,11 +1,15 @@
 //! A store wherever it is: opened by this process, or served by another.
 
 use crate::api::{self, Request};
-use crate::control::{Watch, socket_path, store_uuid};
+use crate::control::{Watch, listening, socket_path, store_key, store_place};
 use crate::remote::{RemoteStore, replaced};
 use crate::transfer::StoreAccess;
 use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
+use nix::unistd::Uid;
 use serde_json::Value;
+use std::error::Error as _;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// An open or a served store: commands and data alike for both.
@@ -19,22 +23,26 @@ pub enum AnyStore {
 
 impl AnyStore {
     /// Opens the store at `path`, or connects to the server that holds it, whose control socket is
-    /// in `runtime_dir`. `options` are for the store opened here: those of a served one are its
-    /// server's.
+    /// in `runtime_dir` or in another's. `options` are for the store opened here: those of a served one
+    /// are its server's.
     ///
     /// # Errors
     /// Those of [`Store::open`]; `Busy` if somebody who is no server holds it.
     pub fn open(path: &Path, options: &OpenOptions, runtime_dir: &Path) -> Result<Self> {
-        let busy = match Store::open(path, options) {
-            Err(error) if error.kind() == ErrorKind::Busy => error,
+        let refused = match Store::open(path, options) {
+            Err(error) if error.kind() == ErrorKind::Busy || is_denied(&error) => error,
             opened => return opened.map(Self::Idle),
         };
-        let server = store_uuid(path)
-            .and_then(|uuid| RemoteStore::connect(&socket_path(runtime_dir, &uuid)));
-        server.map(Self::Served).map_err(|why| match why.kind() {
-            ErrorKind::NotFound => busy,
-            _ => busy.context(why),
-        })
+        match find_server(path, runtime_dir) {
+            Ok(server) => Ok(Self::Served(server)),
+            Err(why) if why.kind() != ErrorKind::NotFound => {
+                Err(Error::new(refused.kind(), format!("{refused}; {why}")))
+            }
+            Err(why) if refused.kind() == ErrorKind::Busy => {
+                Err(Error::busy(format!("{refused} ({why})")))
+            }
+            Err(_) => Err(refused),
+        }
     }
 
     /// Runs a command. `watch` is called with its progress; when it returns `false` the command
@@ -107,4 +115,50 @@ impl AnyStore {
             Self::Served(_) => Ok(()),
         }
     }
+}
+
+/// Connects to the server of the store at `path`: on its socket in `runtime_dir`, or on one of that name
+/// that a server of another user, or with another runtime directory, listens on.
+///
+/// # Errors
+/// `NotFound` if none does, and what keeps this user from one that does.
+pub fn find_server(path: &Path, runtime_dir: &Path) -> Result<RemoteStore> {
+    // Who may not read the store may still be allowed to ask its server.
+    let known = match store_key(path) {
+        Err(error) if is_denied(&error) => None,
+        key => Some(key?),
+    };
+    let Ok(place) = store_place(path) else {
+        return Err(Error::not_found("which server to look for cannot be seen"));
+    };
+    let socket = socket_path(runtime_dir, known.as_deref().unwrap_or(&place));
+    if let Some(key) = &known {
+        match RemoteStore::connect(&socket, key) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            found => return found,
+        }
+    }
+    let owner = std::fs::metadata(path).map(|metadata| metadata.uid());
+    let owner = owner.map_err(|e| Error::io(e, format!("looking at {}", path.display())))?;
+    let users = vec![Uid::from_raw(0), Uid::effective(), Uid::from_raw(owner)];
+    let wanted = |key: &str| match &known {
+        Some(known) => key == known,
+        None => key.strip_suffix(&place).is_some_and(|uuid| uuid.len() == UUID_AND_DASH),
+    };
+    let mut why = Error::not_found(format!("no server listens on {}", socket.display()));
+    for (socket, key) in listening(wanted) {
+        match RemoteStore::connect_found(&socket, &key, users.clone()) {
+            Ok(server) => return Ok(server),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+/// What a key has in front of the place.
+const UUID_AND_DASH: usize = 37;
+
+fn is_denied(error: &Error) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
 }

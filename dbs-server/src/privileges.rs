@@ -38,7 +38,11 @@ impl FromStr for Unprivileged {
     }
 }
 
-fn group_of(name: &str) -> std::result::Result<Gid, String> {
+/// A group by name or number.
+///
+/// # Errors
+/// That there is none.
+pub fn group_of(name: &str) -> std::result::Result<Gid, String> {
     let known = Group::from_name(name).map_err(|e| format!("looking for group `{name}`: {e}"))?;
     match (known, name.parse()) {
         (Some(group), _) => Ok(group.gid),
@@ -57,6 +61,12 @@ pub fn gain_none() -> Result<()> {
 }
 
 impl Unprivileged {
+    /// The user.
+    #[must_use]
+    pub fn user(&self) -> Uid {
+        self.user
+    }
+
     /// Makes all threads of this process this user's, without further groups, for good: with the last
     /// of root's three user ids go all capabilities.
     ///

@@ -9,6 +9,7 @@ use crate::transfer::{BlockAccess, StoreAccess};
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, Usage, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result};
+use nix::unistd::Uid;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::io::Write;
@@ -25,17 +26,59 @@ const IDLE_MAX: usize = 4;
 /// A served store. Each of the threads that run commands at once has a connection of its own; a
 /// server that was replaced meanwhile is connected to anew.
 pub struct RemoteStore {
-    path: PathBuf,
+    server: Place,
     idle: Mutex<Vec<Client>>,
 }
 
+/// Where a server is, and which store it must serve.
+#[derive(Clone)]
+struct Place {
+    socket: PathBuf,
+    key: String,
+    /// Whose server is believed where anybody may listen; `None` where others cannot.
+    users: Option<Vec<Uid>>,
+}
+
+impl Place {
+    fn connect(&self) -> Result<Client> {
+        let client = Client::connect(&self.socket)?;
+        if self.users.as_ref().is_some_and(|users| !client.is_of(users)) {
+            return Err(Error::busy(format!(
+                "the server on {} is not one of root, of this user or of the user of the store, and is \
+                 not believed; if it should be, name its directory with DBS_RUNTIME_DIR",
+                self.socket.display()
+            )));
+        }
+        client.of_store(&self.key).map_err(|e| e.context(self.socket.display()))
+    }
+
+    fn connect_nbd(&self) -> Result<UnixStream> {
+        self.connect()?.into_nbd()
+    }
+}
+
 impl RemoteStore {
-    /// Connects to the control socket at `path`.
+    /// Connects to the control socket at `path` of the store with this key
+    /// ([`dbs_core::Store::key`]), now and whenever it has to connect anew.
     ///
     /// # Errors
-    /// As [`Client::connect`].
-    pub fn connect(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), idle: Mutex::new(vec![Client::connect(path)?]) })
+    /// As [`Client::connect_to`].
+    pub fn connect(path: &Path, key: &str) -> Result<Self> {
+        Self::connect_as(Place { socket: path.to_owned(), key: key.to_owned(), users: None })
+    }
+
+    /// As [`RemoteStore::connect`], to a socket that anybody may have put there: the server must be of
+    /// one of these users.
+    ///
+    /// # Errors
+    /// As [`RemoteStore::connect`]; `Busy` if it is not.
+    pub(crate) fn connect_found(path: &Path, key: &str, users: Vec<Uid>) -> Result<Self> {
+        Self::connect_as(Place { socket: path.to_owned(), key: key.to_owned(), users: Some(users) })
+    }
+
+    fn connect_as(server: Place) -> Result<Self> {
+        let first = server.connect()?;
+        Ok(Self { server, idle: Mutex::new(vec![first]) })
     }
 
     /// Runs a command there. See [`Client::call`].
@@ -63,16 +106,16 @@ impl RemoteStore {
     /// A connection to the server that speaks NBD, which the server begins.
     ///
     /// # Errors
-    /// As [`Client::connect`].
+    /// As [`Client::connect_to`].
     pub fn connect_nbd(&self) -> Result<UnixStream> {
-        connect_nbd(&self.path)
+        self.server.connect_nbd()
     }
 
     fn with<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
         let idle = lock(&self.idle).pop();
         let mut client = match idle.filter(Client::is_alive) {
             Some(client) => client,
-            None => Client::connect(&self.path)?,
+            None => self.server.connect()?,
         };
         let result = call(&mut client);
         let mut idle = lock(&self.idle);
@@ -199,10 +242,6 @@ pub(crate) fn replaced(spec: &str) -> Error {
     Error::not_found(format!(
         "`{spec}` was deleted or renamed, and something else has the name now; look it up again"
     ))
-}
-
-fn connect_nbd(path: &Path) -> Result<UnixStream> {
-    Client::connect(path)?.into_nbd()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -46,6 +46,8 @@ pub struct ServeOptions {
     pub runtime_dir: PathBuf,
     /// A further control socket.
     pub control: Option<PathBuf>,
+    /// Who may use the control sockets.
+    pub access: control::Access,
     /// How long a metadata change may stay uncommitted without a flush.
     pub commit_interval: Duration,
 }
@@ -153,10 +155,14 @@ impl Serving {
         // Before anybody asks for anything: users of these devices have waited since the last
         // server ended.
         devices.recover()?;
-        let default = socket_path(&options.runtime_dir, &store.info().uuid);
+        let default = socket_path(&options.runtime_dir, &key_of(&store)?);
         let mut control: Vec<control::Server> = Vec::new();
         for path in std::iter::once(&default).chain(&options.control) {
-            match control::Server::start(path, service.clone()) {
+            let start = match *path == default {
+                true => control::Server::start_for,
+                false => control::Server::start_named,
+            };
+            match start(path, service.clone(), &options.access) {
                 Ok(server) => control.push(server),
                 Err(e) => {
                     control.into_iter().for_each(control::Server::stop);
@@ -281,7 +287,19 @@ impl StoreService {
     }
 }
 
+/// What a store in a file or on a device has.
+///
+/// # Errors
+/// `Unsupported` if it is on something else.
+pub fn key_of(store: &Store) -> Result<String> {
+    store.key().ok_or_else(|| Error::unsupported("a store that is neither file nor device"))
+}
+
 impl Service for StoreService {
+    fn key(&self) -> Result<String> {
+        key_of(&self.store)
+    }
+
     fn execute(
         &self,
         request: &Request,

@@ -6,8 +6,9 @@ use crate::output::{Table, print, print_json};
 use crate::spec::{self, Spec};
 use clap::Args;
 use dbs_core::{Error, ErrorKind, Result, format_size};
+use dbs_server::any_store::find_server;
 use dbs_server::api::Request;
-use dbs_server::control::{socket_path, store_uuid};
+use dbs_server::control::{socket_path, store_key};
 use dbs_server::remote::RemoteStore;
 use dbs_server::ublk::preflight::{Preflight, preflight};
 use dbs_server::ublk::{Attached, QUEUES_MAX, State, find, list, remove_unserved};
@@ -75,10 +76,10 @@ impl Attach {
                 show_attached(context, serving.execute(&request)?)
             });
         }
-        let socket = socket_path(&context.runtime_dir(), &store_uuid(&store)?);
-        let server = match RemoteStore::connect(&socket) {
+        let key = store_key(&store)?;
+        let server = match find_server(&store, &context.runtime_dir()) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                start(context, &store, &socket, self.checksum_cache)?
+                start(context, &store, &key, self.checksum_cache)?
             }
             other => other?,
         };
@@ -93,14 +94,14 @@ fn show_attached(context: &Context, value: Value) -> Result<()> {
     context.done(&value, &message)
 }
 
+/// Connects to the server of the store with this key.
+fn connect(context: &Context, key: &str) -> Result<RemoteStore> {
+    RemoteStore::connect(&socket_path(&context.runtime_dir(), key), key)
+}
+
 /// Starts a server of the store in the background, and connects to it.
-fn start(
-    context: &Context,
-    store: &Path,
-    socket: &Path,
-    checksum_cache: u64,
-) -> Result<RemoteStore> {
-    let log_path = socket.with_extension("log");
+fn start(context: &Context, store: &Path, key: &str, checksum_cache: u64) -> Result<RemoteStore> {
+    let log_path = socket_path(&context.runtime_dir(), key).with_extension("log");
     let starting = |e: io::Error| Error::io(e, "starting a server of the store");
     let runtime_dir = std::path::absolute(context.runtime_dir()).map_err(starting)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&runtime_dir).map_err(starting)?;
@@ -126,14 +127,14 @@ fn start(
         .map_err(starting)?;
     let deadline = Instant::now() + START_PATIENCE;
     loop {
-        match RemoteStore::connect(socket) {
+        match connect(context, key) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             other => return other,
         }
         match ended(&mut child, &log_path, before)? {
             // Who has the store may be a server that was started a moment ago.
             Some(error) if error.kind() == ErrorKind::Busy => {
-                return connect_soon(socket)?.ok_or(error);
+                return connect_soon(context, key)?.ok_or(error);
             }
             Some(error) => return Err(error),
             None => {}
@@ -149,10 +150,10 @@ fn start(
 }
 
 /// Connects to a server that may be starting, if there is one.
-fn connect_soon(socket: &Path) -> Result<Option<RemoteStore>> {
+fn connect_soon(context: &Context, key: &str) -> Result<Option<RemoteStore>> {
     let deadline = Instant::now() + OTHER_PATIENCE;
     loop {
-        match RemoteStore::connect(socket) {
+        match connect(context, key) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Err(_) if Instant::now() >= deadline => return Ok(None),
             Err(_) => thread::sleep(POLL),
@@ -191,12 +192,11 @@ impl Detach {
     pub fn run(self, context: &Context) -> Result<()> {
         let runtime_dir = context.runtime_dir();
         let attached = find(&list(&runtime_dir, named_store(context)?.as_deref()), &self.target)?;
-        let socket = socket_path(&runtime_dir, &attached.store_uuid);
-        let server = match RemoteStore::connect(&socket) {
+        let server = match connect(context, &attached.store_key) {
             Ok(server) => Some(server),
             // Its server has taken it over, and is about to listen.
             Err(error) if error.kind() == ErrorKind::NotFound && attached.state == State::Live => {
-                connect_soon(&socket)?
+                connect_soon(context, &attached.store_key)?
             }
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
@@ -248,9 +248,9 @@ fn release(attached: &Attached) -> Result<()> {
     }
 }
 
-/// The uuid of the store that was named, if one was.
+/// The key of the store that was named, if one was.
 fn named_store(context: &Context) -> Result<Option<String>> {
-    context.store().ok().map(store_uuid).transpose()
+    context.store().ok().map(store_key).transpose()
 }
 
 /// List volumes and snapshots that are block devices.

@@ -31,6 +31,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Info(command) => command.run(context),
         Command::Grow(command) => command.run(context),
         Command::Vacuum(command) => command.run(context),
+        Command::NewUuid(command) => command.run(context),
         Command::Volume(command) => run_volume(command, context),
         Command::Snapshot(command) => run_snapshot(command, context),
         Command::Check(command) => return command.run(context),

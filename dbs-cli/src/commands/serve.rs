@@ -8,6 +8,7 @@ use crate::spec;
 use clap::Args;
 use dbs_core::io::interpose::Interposer;
 use dbs_core::{Error, OpenOptions, Result};
+use dbs_server::control::Access;
 use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
 use dbs_server::metrics::{self, MetricsServer};
@@ -15,6 +16,7 @@ use dbs_server::nbd::{ExportRule, ExportRules, Listen, TlsConfig};
 use dbs_server::notify::notify;
 use dbs_server::privileges::{self, Unprivileged};
 use dbs_server::serve::{ServeOptions, Serving};
+use nix::unistd::Gid;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -58,6 +60,13 @@ pub struct Serve {
     /// A further control socket, beside the one in the runtime directory
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// Group whose members may use the control sockets, and with them do anything to the store; by
+    /// default only the server's user and root
+    #[arg(long, value_name = "GROUP", value_parser = privileges::group_of)]
+    control_group: Option<Gid>,
+    /// Mode of the control sockets, in octal; 0660 with --control-group, else 0600
+    #[arg(long, value_name = "MODE", value_parser = spec::socket_mode)]
+    control_mode: Option<u32>,
     /// Threads that serve connections; by default one for each core, at most 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     reactors: Option<u16>,
@@ -114,6 +123,8 @@ impl Serve {
             tls_ca: None,
             tls_dir: None,
             control: None,
+            control_group: None,
+            control_mode: None,
             reactors: None,
             spin: Duration::ZERO,
             workers: 16,
@@ -161,6 +172,11 @@ impl Serve {
             workers: usize::from(self.workers),
             runtime_dir: context.runtime_dir(),
             control: self.control,
+            access: Access {
+                user: self.user.as_ref().map(Unprivileged::user),
+                group: self.control_group,
+                mode: self.control_mode,
+            },
             commit_interval: self.commit_interval,
         };
         // Before the store is opened, so that no signal ends the process while it is open.

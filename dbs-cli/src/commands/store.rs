@@ -9,10 +9,13 @@ use crate::spec;
 use crate::target::{Target, watch};
 use clap::Args;
 use dbs_core::info::{CheckReport, ChecksumInfo, Severity, StoreInfo};
+use dbs_core::store::parse_uuid;
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, ErrorKind, InitOptions, Result, Store, format_size};
 use dbs_server::any_store::AnyStore;
 use dbs_server::api::{Request, Vacuumed};
+use dbs_server::control::store_key;
+use dbs_server::ublk::list;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -166,6 +169,46 @@ impl Vacuum {
         let Vacuumed { before, after } = typed(value.clone())?;
         let (before, after) = (format_size(before), format_size(after));
         context.done(&value, &format!("the store had {before} and has {after} now"))
+    }
+}
+
+/// Give an idle store a new uuid: to a copy of a store, which has the other's.
+///
+/// Only the superblock changes, and a crash leaves the one uuid or the other. Volumes and snapshots keep
+/// theirs, so that differences can still be sent from one copy to the other.
+#[derive(Debug, Args)]
+pub struct NewUuid {
+    /// The new uuid; a random one if absent
+    #[arg(value_parser = parse_uuid)]
+    uuid: Option<Uuid>,
+}
+
+/// The bytes of a uuid.
+type Uuid = [u8; 16];
+
+impl NewUuid {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let path = context.store()?;
+        let attached = list(&context.runtime_dir(), Some(&store_key(path)?));
+        if let Some(device) = attached.first() {
+            return Err(Error::busy(format!(
+                "{} is attached as {}, which would not be known as the store's any more: detach it first",
+                device.spec(),
+                device.device.display()
+            )));
+        }
+        let info = context.with(true, |target| match target {
+            Target::Live(AnyStore::Idle(store)) => {
+                store.set_uuid(self.uuid)?;
+                Ok(store.info())
+            }
+            Target::Live(AnyStore::Served(_)) => Err(Error::busy(format!(
+                "{} is being served: stop the server first",
+                path.display()
+            ))),
+            Target::Old(_) => Err(crate::old::unsupported()),
+        })?;
+        context.done(&info, &format!("the store has the uuid {} now", info.uuid))
     }
 }
 

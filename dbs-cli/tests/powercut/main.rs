@@ -12,7 +12,7 @@ mod support;
 use dbs_core::io::Storage;
 use dbs_core::{Error, ErrorKind, Store};
 use dbs_server::api::Request;
-use dbs_server::control::{socket_path, store_uuid};
+use dbs_server::control::{socket_path, store_key};
 use dbs_server::nbd::client::{Client, ClientOptions};
 use dbs_server::remote::RemoteStore;
 use dbs_sim::content::fill;
@@ -58,8 +58,8 @@ fn make(place: &Place, mib: usize) -> (Disk, fuser::BackgroundSession) {
 
 impl Served {
     fn new(place: &Place) -> Self {
-        let uuid = store_uuid(&place.store()).unwrap();
-        let remote = RemoteStore::connect(&socket_path(&place.path("run"), &uuid)).unwrap();
+        let key = store_key(&place.store()).unwrap();
+        let remote = RemoteStore::connect(&socket_path(&place.path("run"), &key), &key).unwrap();
         Self { remote, nbd: place.path("nbd.sock") }
     }
 

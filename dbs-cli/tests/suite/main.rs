@@ -15,5 +15,6 @@ mod clients;
 mod documents;
 mod end_to_end;
 mod filesystem;
+mod guards;
 mod readme;
 mod upgrade;

@@ -1,11 +1,12 @@
 //! The client's side of the control socket.
 
 use super::line::{read_line, send};
-use super::{LINE_MAX_BYTES, NBD_METHOD, Reply};
+use super::{LINE_MAX_BYTES, NBD_METHOD, Reply, STORE_METHOD};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, getsockopt, recv, sockopt::PeerCredentials};
+use nix::unistd::Uid;
 use serde_json::{Value, json};
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
@@ -38,12 +39,49 @@ impl Client {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 Error::not_found(format!("no server listens on {}", path.display()))
             }
+            io::ErrorKind::PermissionDenied => Error::read_only(format!(
+                "user {} may not use the control socket {}: run this as the user of the server or as \
+                 root, or serve the store with --control-group",
+                Uid::effective(),
+                path.display()
+            )),
             _ => Error::io(e, format!("connecting to {}", path.display())),
         })?;
         stream
             .set_read_timeout(Some(WATCH_INTERVAL))
             .map_err(|e| Error::io(e, "setting up the control connection"))?;
         Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    /// As [`Client::connect`], to the server of the store with this key ([`dbs_core::Store::key`]) and
+    /// no other: a path may be another server's by now.
+    ///
+    /// # Errors
+    /// As [`Client::connect`]; `Busy` if the server serves another store or does not say which.
+    pub fn connect_to(path: &Path, key: &str) -> Result<Self> {
+        Self::connect(path)?.of_store(key).map_err(|e| e.context(path.display()))
+    }
+
+    /// This connection, if it is to the server of the store with this key.
+    ///
+    /// # Errors
+    /// As [`Client::connect_to`].
+    pub(crate) fn of_store(mut self, key: &str) -> Result<Self> {
+        let answer = self
+            .call_extra(STORE_METHOD, &Value::Null, &mut |_| true)
+            .map_err(|e| e.context("asking the server which store it serves"))?;
+        if answer.get("key").and_then(Value::as_str) == Some(key) {
+            return Ok(self);
+        }
+        Err(Error::busy(format!(
+            "the server that answers serves another store, a copy perhaps, and not {key}"
+        )))
+    }
+
+    /// Whether the server is of one of these users.
+    pub(crate) fn is_of(&self, users: &[Uid]) -> bool {
+        let peer = getsockopt(self.stream.get_ref(), PeerCredentials);
+        peer.is_ok_and(|peer| users.contains(&Uid::from_raw(peer.uid())))
     }
 
     /// The process that listens on the control socket, if it can be seen from here.

@@ -1,6 +1,7 @@
 //! The control socket: how every command reaches a store that a server owns.
 //!
-//! A unix stream socket (mode 0600; only the server's user and root may talk). Each side sends
+//! A unix stream socket (mode 0600, so that only the server's user and root may talk, unless [`Access`]
+//! says otherwise). Each side sends
 //! JSON objects, one a line, no line longer than [`LINE_MAX_BYTES`]. For each
 //! [`Request`](crate::api::Request) the server answers zero or more `progress` and `part` lines,
 //! then one `result` or `error`:
@@ -16,8 +17,9 @@
 //! A result too long for a line comes as `part` lines, whose texts together are its JSON; the
 //! `result` after them is null. A client that closes its connection, or its sending side, stops the
 //! command that runs for it at the next safe point. The request `{"method":"nbd"}` is answered by
-//! `{"result":null}`, and what follows that line is NBD, which the server begins. A program that
-//! serves a store may offer further methods ([`Service::extra`]), which may take the connection
+//! `{"result":null}`, and what follows that line is NBD, which the server begins. The request
+//! `{"method":"store"}` is answered by `{"result":{"key":KEY}}`, which tells the store from every other
+//! on the machine, copies of it included: clients ask before anything else. A program that serves a store may offer further methods ([`Service::extra`]), which may take the connection
 //! over in the same way.
 
 mod client;
@@ -30,10 +32,11 @@ mod tests;
 pub use client::{Client, Watch};
 #[doc(hidden)]
 pub use line::{read_line, send_result};
-pub use place::{runtime_dir, socket_path, store_uuid, uuid_text};
+pub(crate) use place::{listening, store_place};
+pub use place::{runtime_dir, socket_path, store_key};
 #[doc(hidden)]
 pub use server::decode_request;
-pub use server::{Extra, Server, Service, Session};
+pub use server::{Access, Extra, Server, Service, Session};
 
 use crate::api::Progress;
 use dbs_core::{Error, ErrorKind};
@@ -45,6 +48,8 @@ pub const LINE_MAX_BYTES: usize = 1 << 20;
 /// Bytes of a result sent as one part; its text is quoted and escaped again, which may not bring it
 /// over [`LINE_MAX_BYTES`].
 const PART_BYTES: usize = 128 << 10;
+/// The method that asks which store is served.
+const STORE_METHOD: &str = "store";
 /// The method that turns a connection into an NBD session.
 const NBD_METHOD: &str = "nbd";
 

@@ -1,16 +1,16 @@
 //! The server's side of the control socket.
 
 use super::line::{PartWriter, read_line, send, send_result};
-use super::{Failure, NBD_METHOD, Reply, place};
+use super::{Failure, NBD_METHOD, Reply, STORE_METHOD, place};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr};
-use nix::unistd::Uid;
-use serde_json::Value;
+use nix::unistd::{Gid, Uid, chown};
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fs;
-use std::io::{BufReader, Write};
+use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -32,6 +32,12 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a control socket serves.
 pub trait Service: Send + Sync + 'static {
+    /// The key of the store ([`dbs_core::Store::key`]).
+    ///
+    /// # Errors
+    /// Sent to the client.
+    fn key(&self) -> Result<String>;
+
     /// Runs one command; stops when `progress` returns `false`.
     ///
     /// # Errors
@@ -74,6 +80,28 @@ pub enum Extra {
 /// What takes a connection over.
 pub type Session = Box<dyn FnOnce(UnixStream) + Send>;
 
+/// Who may use a control socket besides root and the server's user: by default nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Access {
+    /// The user the process will become, who the socket belongs to.
+    pub user: Option<Uid>,
+    /// The group of the socket; unless there is a mode, its members may use it.
+    pub group: Option<Gid>,
+    /// The permission bits of the socket, in place of 0600.
+    pub mode: Option<u32>,
+}
+
+impl Access {
+    fn mode(&self) -> u32 {
+        self.mode.unwrap_or(if self.group.is_some() { 0o660 } else { 0o600 })
+    }
+
+    /// Whether others than root and the server's user may; who, the kernel decides.
+    fn is_shared(&self) -> bool {
+        self.mode() & 0o022 != 0
+    }
+}
+
 /// A control socket being served. Dropping it without [`Server::stop`] leaves its threads running.
 pub struct Server {
     path: PathBuf,
@@ -86,6 +114,8 @@ pub struct Server {
 
 struct Shared {
     service: Arc<dyn Service>,
+    /// Whoever could connect may control the store.
+    shared: bool,
     /// No more clients.
     retired: AtomicBool,
     stop: AtomicBool,
@@ -104,10 +134,27 @@ impl Server {
     /// `Busy` if another server listens there, `Exists` if something else is there, `Invalid` if
     /// the directory is not ours alone, `Io`.
     pub fn start(path: &Path, service: Arc<dyn Service>) -> Result<Self> {
-        if let Some(directory) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
-            place::prepare(directory)?;
+        Self::start_for(path, service, &Access::default())
+    }
+
+    /// As [`Server::start`], for more users.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_for(path: &Path, service: Arc<dyn Service>, access: &Access) -> Result<Self> {
+        if let Some(directory) = directory_of(path) {
+            place::prepare(directory, access.is_shared() || access.user.is_some())?;
         }
-        Self::start_at(path, service)
+        Self::listen(path, service, access)
+    }
+
+    /// As [`Server::start_for`], where a user wants the socket: the directory may be shared as `/tmp` is.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_named(path: &Path, service: Arc<dyn Service>, access: &Access) -> Result<Self> {
+        place::check_named(directory_of(path).unwrap_or(Path::new(".")))?;
+        Self::listen(path, service, access)
     }
 
     /// As [`Server::start`] in a directory that is the caller's concern.
@@ -115,10 +162,15 @@ impl Server {
     /// # Errors
     /// As [`Server::start`].
     pub fn start_at(path: &Path, service: Arc<dyn Service>) -> Result<Self> {
-        let listener = Arc::new(bind(path)?);
+        Self::listen(path, service, &Access::default())
+    }
+
+    fn listen(path: &Path, service: Arc<dyn Service>, access: &Access) -> Result<Self> {
+        let listener = Arc::new(bind(path, access)?);
         let identity = identity(path);
         let shared = Arc::new(Shared {
             service,
+            shared: access.is_shared(),
             retired: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             connections: Mutex::new(HashMap::new()),
@@ -205,8 +257,12 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
         .map_err(|e| Error::io(e, format!("starting the thread {name}")))
 }
 
+fn directory_of(path: &Path) -> Option<&Path> {
+    path.parent().filter(|directory| !directory.as_os_str().is_empty())
+}
+
 /// Binds with the right mode from the first moment: nobody can connect before `listen`.
-fn bind(path: &Path) -> Result<UnixListener> {
+fn bind(path: &Path, access: &Access) -> Result<UnixListener> {
     let name = path.display();
     remove_stale(path)?;
     let failed = |e: Errno| Error::io(e.into(), format!("listening on {name}"));
@@ -215,7 +271,13 @@ fn bind(path: &Path) -> Result<UnixListener> {
         socket::socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
             .map_err(failed)?;
     socket::bind(socket.as_raw_fd(), &address).map_err(failed)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
+    if let Err(e) = chown(path, access.user, None) {
+        // Not worth to end for: root can still use it, as whoever started the server.
+        crate::log::warn("control_owner", &[("socket", &name), ("error", &e)]);
+    }
+    chown(path, None, access.group)
+        .map_err(io::Error::from)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(access.mode())))
         .map_err(|e| Error::io(e, format!("protecting {name}")))?;
     socket::listen(&socket, Backlog::MAXCONN).map_err(failed)?;
     Ok(UnixListener::from(socket))
@@ -270,7 +332,7 @@ fn admit(mut stream: UnixStream, id: u64, shared: &Arc<Shared>) -> Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT)).map_err(failed)?;
     let peer = socket::getsockopt(&stream, socket::sockopt::PeerCredentials)
         .map_err(|e| failed(e.into()))?;
-    if peer.uid() != 0 && peer.uid() != Uid::effective().as_raw() {
+    if !shared.shared && peer.uid() != 0 && peer.uid() != Uid::effective().as_raw() {
         let text = format!("user {} may not control this store", peer.uid());
         return refuse(&mut stream, Error::new(ErrorKind::ReadOnly, text));
     }
@@ -355,6 +417,9 @@ fn parse(line: &[u8], shared: &Shared) -> Result<Asked> {
             let service = Arc::clone(&shared.service);
             let session = Box::new(move |stream| service.nbd(stream));
             return Ok(Asked::Extra(Extra::Session(Value::Null, session)));
+        }
+        if method == STORE_METHOD {
+            return Ok(Asked::Extra(Extra::Answer(json!({ "key": shared.service.key()? }))));
         }
         let params = value.get("params").unwrap_or(&Value::Null);
         if let Some(extra) = shared.service.extra(method, params)? {

@@ -21,7 +21,14 @@ struct Fake {
     unheard: AtomicU64,
 }
 
+/// The key of the store it says it serves.
+const KEY: &str = "a-key";
+
 impl Service for Fake {
+    fn key(&self) -> Result<String> {
+        Ok(KEY.to_owned())
+    }
+
     fn execute(
         &self,
         request: &Request,
@@ -336,11 +343,20 @@ fn a_directory_others_can_write_is_refused() {
 }
 
 #[test]
+fn a_server_of_another_store_is_not_believed() {
+    let setup = Setup::new();
+    assert!(Client::connect_to(&setup.path(), KEY).is_ok());
+    let error = Client::connect_to(&setup.path(), "another").err().unwrap();
+    assert!(
+        error.kind() == ErrorKind::Busy && error.to_string().contains("another store"),
+        "{error}"
+    );
+}
+
+#[test]
 fn places() {
     let dir = runtime_dir(Some("/x".into()), Some("/y".into()));
     assert_eq!(socket_path(&dir, "u").to_str().unwrap(), "/x/u.sock");
-    let uuid: [u8; 16] = std::array::from_fn(|i| i as u8);
-    assert_eq!(uuid_text(&uuid), "00010203-0405-0607-0809-0a0b0c0d0e0f");
 }
 
 #[test]

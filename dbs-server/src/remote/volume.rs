@@ -1,6 +1,6 @@
 //! The data of a volume or snapshot of a served store, over NBD.
 
-use super::{MAP_CONTEXT, RemoteStore, lock, replaced};
+use super::{MAP_CONTEXT, Place, RemoteStore, lock, replaced};
 use crate::nbd::wire::Errno;
 use crate::nbd::{self, Buffered, ClientOptions, Failure};
 use crate::transfer::{BlockAccess, write_around};
@@ -10,7 +10,6 @@ use dbs_core::volume::ReadPart;
 use dbs_core::{Error, ErrorKind, Result};
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ type Connection = nbd::Client<Buffered<UnixStream>>;
 /// connection of its own; a server that was replaced meanwhile is connected to anew, if what has the
 /// name there is still the same.
 pub(super) struct RemoteVolume {
-    control: PathBuf,
+    server: Place,
     spec: String,
     uuid: String,
     size: u64,
@@ -48,7 +47,7 @@ impl RemoteVolume {
         Ok(Self {
             // From here on the connection keeps it from being deleted.
             uuid: store.uuid(spec)?,
-            control: store.path.clone(),
+            server: store.server.clone(),
             spec: spec.to_owned(),
             size: first.size(),
             idle: Mutex::new(vec![first]),
@@ -79,9 +78,9 @@ impl RemoteVolume {
 
     /// One connection more. It is by name, and what had the name may have been replaced.
     fn connect_again(&self) -> Result<Connection> {
-        let connection = connect(super::connect_nbd(&self.control)?, &self.spec)
-            .map_err(|e| failed(e, &self.spec))?;
-        let uuid = RemoteStore::connect(&self.control)?.uuid(&self.spec)?;
+        let connection =
+            connect(self.server.connect_nbd()?, &self.spec).map_err(|e| failed(e, &self.spec))?;
+        let uuid = RemoteStore::connect_as(self.server.clone())?.uuid(&self.spec)?;
         if uuid == self.uuid { Ok(connection) } else { Err(replaced(&self.spec)) }
     }
 }

@@ -233,8 +233,8 @@ impl Devices {
     }
 
     fn recover_all(&self) {
-        let uuid = self.store.info().uuid;
-        for record in records(&self.runtime_dir, Some(&uuid)) {
+        let Some(key) = self.store.key() else { return };
+        for record in records(&self.runtime_dir, Some(&key)) {
             let device = block_path(record.id);
             let spec = record.spec();
             let fields: [(&str, &dyn std::fmt::Display); 2] =
@@ -310,7 +310,7 @@ impl Devices {
         let same = |record: &Record| {
             record.volume_uuid == new.volume_uuid && record.snapshot_uuid == new.snapshot_uuid
         };
-        let left = records(&self.runtime_dir, Some(&new.store_uuid)).into_iter().find(same);
+        let left = records(&self.runtime_dir, Some(&new.store_key)).into_iter().find(same);
         match left {
             None => Ok(()),
             Some(record) => Err(Error::busy(format!(
@@ -365,6 +365,7 @@ impl Devices {
             mark: new.mark,
             store: self.path.clone(),
             store_uuid: self.store.info().uuid,
+            store_key: self.store.key().unwrap_or_default(),
             volume: volume.to_owned(),
             volume_uuid: found.uuid,
             snapshot: snapshot.map(str::to_owned),
@@ -458,7 +459,7 @@ fn attached_id(serving: &Serving) -> u32 {
 /// `NotFound`; the kernel's.
 pub fn remove_unserved(runtime_dir: &Path, attached: &Attached) -> Result<()> {
     let doing = format!("removing {}", attached.device.display());
-    let all = records(runtime_dir, Some(&attached.store_uuid));
+    let all = records(runtime_dir, Some(&attached.store_key));
     let record = all.into_iter().find(|record| block_path(record.id) == attached.device);
     let Some(record) = record else { return Err(Error::not_found(doing)) };
     let mut control = Control::open().map_err(|e| explain(e, &doing))?;
@@ -521,6 +522,7 @@ mod tests {
             mark: 1,
             store: "s".into(),
             store_uuid: devices.store.info().uuid,
+            store_key: devices.store.key().unwrap(),
             volume: "a".to_owned(),
             volume_uuid: devices.store.volumes(false)[0].uuid.clone(),
             snapshot: None,

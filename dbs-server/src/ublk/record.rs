@@ -21,6 +21,9 @@ pub(super) struct Record {
     pub mark: u64,
     pub store: PathBuf,
     pub store_uuid: String,
+    /// [`dbs_core::Store::key`]: a copy has the same uuid. Older servers left none.
+    #[serde(default)]
+    pub store_key: String,
     pub volume: String,
     pub volume_uuid: String,
     pub snapshot: Option<String>,
@@ -57,6 +60,9 @@ pub struct Attached {
     pub store: PathBuf,
     /// The store's uuid.
     pub store_uuid: String,
+    /// What tells the store from copies of it: `UUID-DEVICE-INODE`, or `UUID-DEVICE`.
+    #[serde(default)]
+    pub store_key: String,
     /// Volume.
     pub volume: String,
     /// Its snapshot, if one is attached.
@@ -100,6 +106,7 @@ impl Record {
             link: self.link.clone(),
             store: self.store.clone(),
             store_uuid: self.store_uuid.clone(),
+            store_key: self.store_key.clone(),
             volume: self.volume.clone(),
             snapshot: self.snapshot.clone(),
             size: self.size,
@@ -112,7 +119,13 @@ impl Record {
     }
 
     fn path(&self, runtime_dir: &Path) -> PathBuf {
-        runtime_dir.join(format!("{}.ublk-{}", self.store_uuid, self.id))
+        let store = if self.store_key.is_empty() { &self.store_uuid } else { &self.store_key };
+        runtime_dir.join(format!("{store}.ublk-{}", self.id))
+    }
+
+    fn is_of(&self, store_key: &str) -> bool {
+        let old = self.store_key.is_empty() && store_key.starts_with(&self.store_uuid);
+        old || self.store_key == store_key
     }
 
     /// Writes it, in one step.
@@ -214,7 +227,7 @@ fn make_link(directory: &Path, path: &Path, device: &Path) -> io::Result<()> {
 }
 
 /// What servers have left to be known of devices, of one store or of all.
-pub(super) fn records(runtime_dir: &Path, store_uuid: Option<&str>) -> Vec<Record> {
+pub(super) fn records(runtime_dir: &Path, store_key: Option<&str>) -> Vec<Record> {
     let Ok(entries) = fs::read_dir(runtime_dir) else { return Vec::new() };
     let mut found: Vec<Record> = entries
         .filter_map(|entry| {
@@ -222,7 +235,7 @@ pub(super) fn records(runtime_dir: &Path, store_uuid: Option<&str>) -> Vec<Recor
             path.extension()?.to_str()?.strip_prefix("ublk-")?.parse::<u32>().ok()?;
             serde_json::from_slice(&fs::read(&path).ok()?).ok()
         })
-        .filter(|record: &Record| store_uuid.is_none_or(|uuid| uuid == record.store_uuid))
+        .filter(|record: &Record| store_key.is_none_or(|key| record.is_of(key)))
         .collect();
     found.sort_by_key(|record| record.id);
     found
@@ -231,7 +244,7 @@ pub(super) fn records(runtime_dir: &Path, store_uuid: Option<&str>) -> Vec<Recor
 /// The devices of one store, or of all whose servers use this runtime directory, whether served or
 /// waiting for a server.
 #[must_use]
-pub fn list(runtime_dir: &Path, store_uuid: Option<&str>) -> Vec<Attached> {
+pub fn list(runtime_dir: &Path, store_key: Option<&str>) -> Vec<Attached> {
     let mut control = Control::open().ok();
     let look = |record: Record| {
         let Some(control) = &mut control else {
@@ -250,7 +263,7 @@ pub fn list(runtime_dir: &Path, store_uuid: Option<&str>) -> Vec<Attached> {
             Err(_) => Some(record.attached(State::Unknown, None)),
         }
     };
-    records(runtime_dir, store_uuid).into_iter().filter_map(look).collect()
+    records(runtime_dir, store_key).into_iter().filter_map(look).collect()
 }
 
 pub(super) fn state(state: DeviceState) -> State {
@@ -303,7 +316,8 @@ mod tests {
             id,
             mark: 5,
             store: store.into(),
-            store_uuid: format!("{store:0>8}-uuid").replace('/', "_"),
+            store_uuid: "one-uuid".to_owned(),
+            store_key: format!("one-uuid-{store}").replace('/', "_"),
             volume: volume.to_owned(),
             volume_uuid: "v".to_owned(),
             snapshot: None,
@@ -332,13 +346,19 @@ mod tests {
         one.save(dir.path()).unwrap();
         two.save(dir.path()).unwrap();
         fs::write(dir.path().join("junk.ublk-9"), "{").unwrap();
-        fs::write(dir.path().join(format!("{}.sock", one.store_uuid)), "").unwrap();
+        fs::write(dir.path().join(format!("{}.sock", one.store_key)), "").unwrap();
         assert_eq!(records(dir.path(), None), [two.clone(), one.clone()]);
-        let of_one = records(dir.path(), Some(&one.store_uuid));
+        let of_one = records(dir.path(), Some(&one.store_key));
         assert_eq!(of_one, std::slice::from_ref(&one));
         one.forget(dir.path());
         assert_eq!(records(dir.path(), None), [two]);
         assert!(records(&dir.path().join("none"), None).is_empty());
+        // What a server has left that knew no keys.
+        let old = Record { store_key: String::new(), ..record(4, "/x/one", "c") };
+        old.save(dir.path()).unwrap();
+        assert_eq!(records(dir.path(), Some(&one.store_key)), std::slice::from_ref(&old));
+        old.forget(dir.path());
+        assert!(records(dir.path(), Some(&one.store_key)).is_empty());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::host::hosting::Hosting;
 use crate::host::signals;
 use clap::Args;
 use dbs_core::{Error, OpenOptions, Result, Store};
+use dbs_server::control::Access;
 use dbs_server::frontend::tls::TlsConfig;
 use dbs_server::frontend::{Listen, ListenAddress};
 use dbs_server::log;
@@ -117,6 +118,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         workers: usize::from(args.threads.workers.unwrap_or(WORKERS)),
         runtime_dir: runtime_dir(),
         control: args.control.clone(),
+        access: Access { user: args.user.as_ref().map(Unprivileged::user), ..Access::default() },
         commit_interval: args.commit_interval,
     })
 }

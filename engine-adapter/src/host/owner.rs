@@ -11,7 +11,7 @@ use dbs_server::api::{Progress, Request};
 use dbs_server::control::{self, Extra, Service, socket_path};
 use dbs_server::log;
 use dbs_server::nbd::{self, ServerHandle, ServerOptions, StoreExports};
-use dbs_server::serve::{Housekeeping, execute_logged};
+use dbs_server::serve::{Housekeeping, execute_logged, key_of};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -164,7 +164,7 @@ impl Owner {
     fn listen(&self, store: &Store) -> (Vec<control::Server>, Option<SocketPath>) {
         let service: Arc<dyn Service> = Arc::new(OwnerService { owner: self.me.clone() });
         let mut servers = Vec::new();
-        let default = socket_path(&self.runtime_dir, &store.info().uuid);
+        let default = socket_path(&self.runtime_dir, &store.key().unwrap_or_default());
         match control::Server::start(&default, Arc::clone(&service)) {
             Ok(server) => servers.push(server),
             Err(e) => log::error("control", &[("path", &default.display()), ("error", &e)]),
@@ -294,6 +294,10 @@ impl OwnerService {
 }
 
 impl Service for OwnerService {
+    fn key(&self) -> Result<String> {
+        key_of(&self.owner()?.store()?)
+    }
+
     fn execute(
         &self,
         request: &Request,

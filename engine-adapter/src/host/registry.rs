@@ -70,12 +70,12 @@ pub fn directory_of(volume: &str) -> Option<PathBuf> {
     (volume_of(&path).ok()? == volume).then_some(path)
 }
 
-/// The uuid of the store that keeps the replica in a directory; nothing if the directory does not
-/// say.
+/// The key ([`Store::key`]) that the store had which keeps the replica in a directory, when it was last
+/// served; nothing if the directory does not say.
 #[must_use]
 pub fn store_of(directory: &Path) -> Option<String> {
     let text = fs::read(directory.join(STORE_NOTE)).ok()?;
-    serde_json::from_slice::<Note>(&text).ok().map(|note| note.store)
+    serde_json::from_slice::<Note>(&text).ok().map(|note| note.key)
 }
 
 /// What the note says.
@@ -83,6 +83,9 @@ pub fn store_of(directory: &Path) -> Option<String> {
 struct Note {
     /// The store's uuid.
     store: String,
+    /// Its key, for as long as the system runs.
+    #[serde(default)]
+    key: String,
 }
 
 /// The replicas' volumes of one store.
@@ -150,7 +153,8 @@ impl Registry {
             // Then its space comes back only by hand.
             log::warn("marker", &[("path", &marker.display()), ("error", &e)]);
         }
-        let note = serde_json::json!(Note { store: self.store.clone() }).to_string();
+        let key = store.key().unwrap_or_default();
+        let note = serde_json::json!(Note { store: self.store.clone(), key }).to_string();
         if let Err(e) = fs::write(directory.join(STORE_NOTE), note) {
             // Then a sync agent by itself does not find its way.
             log::warn("note", &[("path", &directory.display()), ("error", &e)]);

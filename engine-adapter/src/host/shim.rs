@@ -9,7 +9,7 @@ use super::signals;
 use super::sockets::{DataSocket, SocketFile, Wanted, bind_receivers};
 use crate::transport;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::control::{Client, socket_path, store_uuid};
+use dbs_server::control::{Client, socket_path, store_key};
 use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
 use serde_json::{Value, json};
@@ -71,8 +71,9 @@ pub fn run(shim: &Shim) -> Result<()> {
             format!("the replica in `{}` has a store of its own: leave --store out", dir.display()),
         ));
     }
-    let uuid = store_uuid(&shim.store)?;
-    let client = Client::connect(&socket_path(&shim.runtime_dir, &uuid)).map_err(|e| {
+    let key = store_key(&shim.store)?;
+    let socket = socket_path(&shim.runtime_dir, &key);
+    let client = Client::connect_to(&socket, &key).map_err(|e| {
         e.context(format!(
             "the store `{}` must be served by `longhorn serve`",
             shim.store.display()
@@ -151,7 +152,7 @@ fn process_of(dir: &Path, runtime_dir: &Path) -> Result<Client> {
         return own;
     }
     match super::registry::store_of(dir) {
-        Some(uuid) => Client::connect(&socket_path(runtime_dir, &uuid)),
+        Some(key) => Client::connect_to(&socket_path(runtime_dir, &key), &key),
         None => own.map_err(|e| e.context(format!("no replica is served in `{}`", dir.display()))),
     }
 }

@@ -89,6 +89,7 @@ fn serve(place: &Place, store: &Path) -> Serving {
         reactors: Some(1),
         spin: Duration::ZERO,
         workers: 2,
+        access: Default::default(),
         runtime_dir: place.runtime_dir(),
         control: None,
         commit_interval: Duration::from_secs(1),

@@ -260,9 +260,9 @@ fn commands_see_the_store_and_cannot_change_it_behind_the_engine_s_back() {
     assert_eq!(call(&list).unwrap().as_array().unwrap().len(), 1);
 
     // Data, over NBD: to be read only.
-    let uuid = dbs_server::control::store_uuid(&place.replica("r").join("volume.dbs")).unwrap();
-    let socket = dbs_server::control::socket_path(&place.runtime_dir(), &uuid);
-    let remote = RemoteStore::connect(&socket).unwrap();
+    let key = dbs_server::control::store_key(&place.replica("r").join("volume.dbs")).unwrap();
+    let socket = dbs_server::control::socket_path(&place.runtime_dir(), &key);
+    let remote = RemoteStore::connect(&socket, &key).unwrap();
     let volume = StoreAccess::open(&remote, "vol").unwrap();
     let mut content = vec![0; BLOCK];
     volume.read_at(0, &mut content).unwrap();

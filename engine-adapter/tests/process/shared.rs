@@ -4,7 +4,7 @@ use crate::support::*;
 use dbs_core::info::VolumeInfo;
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Result, Store};
 use dbs_server::api::Request;
-use dbs_server::control::{Client, socket_path, store_uuid};
+use dbs_server::control::{Client, socket_path, store_key};
 use dbs_server::frontend::Listen;
 use dbs_server::remote::RemoteStore;
 use dbs_server::serve::{ServeOptions, Serving};
@@ -71,12 +71,12 @@ impl Shared {
     }
 
     fn socket(&self) -> PathBuf {
-        socket_path(&self.place.runtime_dir(), &store_uuid(&self.store).unwrap())
+        socket_path(&self.place.runtime_dir(), &store_key(&self.store).unwrap())
     }
 
     /// The store, through its server.
     fn remote(&self) -> RemoteStore {
-        RemoteStore::connect(&self.socket()).unwrap()
+        RemoteStore::connect(&self.socket(), &store_key(&self.store).unwrap()).unwrap()
     }
 
     fn control(&self) -> Client {
@@ -358,6 +358,7 @@ fn a_server_without_replicas_is_told_from_one_that_has_them() {
         workers: 1,
         runtime_dir: shared.place.runtime_dir(),
         control: None,
+        access: Default::default(),
         commit_interval: Duration::from_secs(1),
     };
     let serving = Serving::start(&options).unwrap();

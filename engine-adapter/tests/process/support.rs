@@ -2,7 +2,7 @@
 //! path in `PROGRAM`, and the arguments in front of a replica's directory in `REPLICA`.
 #![allow(dead_code, clippy::missing_panics_doc)]
 
-use dbs_server::control::{Client, socket_path, store_uuid};
+use dbs_server::control::{Client, socket_path, store_key};
 use dbs_server::frontend::Listen;
 use engine_adapter::data::DataClient;
 use engine_adapter::proto::ptypes::replica_service_client::ReplicaServiceClient;
@@ -89,8 +89,8 @@ impl Place {
 
     /// A control connection to the store in a replica's directory.
     pub fn control(&self, name: &str) -> Client {
-        let uuid = store_uuid(&self.replica(name).join("volume.dbs")).unwrap();
-        Client::connect(&socket_path(&self.runtime_dir(), &uuid)).unwrap()
+        let key = store_key(&self.replica(name).join("volume.dbs")).unwrap();
+        Client::connect(&socket_path(&self.runtime_dir(), &key)).unwrap()
     }
 }
 

@@ -1,0 +1,221 @@
+//! Which store a command acts on, who may reach its server, and what nobody is to overwrite.
+
+use crate::support::{Place, Run, noise, run};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A user and group that own nothing.
+const NOBODY: u32 = 65534;
+
+/// `dbs` on another store than the place's own.
+fn on(place: &Place, store: &str, args: &str) -> Run {
+    run(place.bare().args(["--store", store]).args(args.split_whitespace()))
+}
+
+fn is_root(what: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIPPED {what}: needs root");
+    }
+    root
+}
+
+#[test]
+fn a_copy_is_never_taken_for_its_original() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 8MiB").ok("create");
+    fs::copy(place.store(), place.path("copy.dbs")).unwrap();
+    let _original = place.serve("");
+    // Somebody reads the copy, who is no server of it.
+    let reader = File::open(place.path("copy.dbs")).unwrap();
+    reader.lock_shared().unwrap();
+    let refused = on(&place, "copy.dbs", "volume create w 8MiB").exits(11, "a reader has it");
+    assert!(refused.stderr.contains("being read by process"), "{}", refused.stderr);
+    on(&place, "copy.dbs", "--yes volume delete v").exits(11, "a reader has it");
+    assert_eq!(place.json("volume list").as_array().unwrap().len(), 1);
+    drop(reader);
+
+    // Both are served beside each other, each asked for itself.
+    let mut copy = place
+        .bare()
+        .args(["--store", "copy.dbs", "--quiet", "serve"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let socket = dbs_server::control::store_key(&place.path("copy.dbs")).unwrap() + ".sock";
+    while !place.path("run").join(&socket).exists() {
+        assert!(copy.try_wait().unwrap().is_none(), "the copy is not served");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    on(&place, "copy.dbs", "volume create w 8MiB").ok("create in the copy");
+    on(&place, "copy.dbs", "--yes volume delete v").ok("delete in the copy");
+    let names = |run: Run| {
+        let all = run.ok("list").json();
+        all.as_array().unwrap().iter().map(|v| v["name"].to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(place.dbs("--json volume list")), ["\"v\""]);
+    assert_eq!(names(on(&place, "copy.dbs", "--json volume list")), ["\"w\""]);
+    let refused = on(&place, "copy.dbs", "new-uuid").exits(11, "it is served");
+    assert!(refused.stderr.contains("stop the server first"), "{}", refused.stderr);
+    copy.kill().unwrap();
+    copy.wait().unwrap();
+}
+
+#[test]
+fn a_copy_gets_a_uuid_of_its_own() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 8MiB").ok("create");
+    let data = noise(1, 1 << 20);
+    fs::write(place.path("data"), &data).unwrap();
+    place.dbs("volume import w data").ok("import");
+    fs::copy(place.store(), place.path("copy.dbs")).unwrap();
+    let info = |store: &str| on(&place, store, "--json info").ok("info").json();
+    let uuid = |store: &str| info(store)["uuid"].as_str().unwrap().to_owned();
+    let first = uuid("store.dbs");
+    assert_eq!(uuid("copy.dbs"), first);
+    let new = on(&place, "copy.dbs", "--json new-uuid").ok("new-uuid").json();
+    assert_eq!(new["uuid"].as_str().unwrap(), uuid("copy.dbs"));
+    assert!(uuid("copy.dbs") != first && uuid("store.dbs") == first);
+    let chosen = "01234567-89ab-cdef-0123-456789abcdef";
+    on(&place, "copy.dbs", &format!("reguid {chosen}")).ok("a given one");
+    assert_eq!(uuid("copy.dbs"), chosen);
+    on(&place, "copy.dbs", "check").ok("check");
+    let exported = on(&place, "copy.dbs", "volume export w -").ok("export").stdout;
+    assert_eq!(exported, data);
+    // A dump goes back into the store it is of, and into no other.
+    let dump = on(&place, "copy.dbs", "dump").ok("dump").stdout;
+    fs::write(place.path("dump"), dump).unwrap();
+    let refused = on(&place, "store.dbs", "--yes restore-metadata dump").exits(2, "another store");
+    assert!(refused.stderr.contains("another store"), "{}", refused.stderr);
+    on(&place, "copy.dbs", "--yes restore-metadata dump").ok("restore-metadata");
+    assert_eq!(uuid("copy.dbs"), chosen);
+    on(&place, "copy.dbs", "scrub").ok("its checksums are still known");
+    // Back to the one it was made with.
+    on(&place, "copy.dbs", &format!("new-uuid {first}")).ok("the old one");
+    assert_eq!(uuid("copy.dbs"), first);
+    for bad in ["1234", "00000000-0000-0000-0000-000000000000"] {
+        on(&place, "copy.dbs", &format!("new-uuid {bad}")).exits(2, bad);
+    }
+}
+
+/// Lets user nobody into a place's directory, to run `dbs` there.
+fn open_to_all(place: &Place) -> std::path::PathBuf {
+    let open = |path: &Path| {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    open(place.dir.path());
+    let program = place.path("dbs");
+    fs::copy(env!("CARGO_BIN_EXE_dbs"), &program).unwrap();
+    open(&program);
+    program
+}
+
+/// `dbs` as user nobody, with a runtime directory of its own.
+fn as_nobody(place: &Place, program: &Path, args: &str) -> Run {
+    run(Command::new(program)
+        .env_clear()
+        .env("DBS_STORE", place.store())
+        .args(args.split_whitespace())
+        .current_dir(place.dir.path())
+        .stdin(Stdio::null())
+        .uid(NOBODY)
+        .gid(NOBODY))
+}
+
+#[test]
+fn a_server_with_another_runtime_directory_is_found() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 1MiB").ok("create");
+    let served = place.serve("");
+    let elsewhere = |args: &str| {
+        run(place
+            .bare()
+            .env("DBS_RUNTIME_DIR", place.path("elsewhere"))
+            .env("DBS_STORE", place.store())
+            .args(args.split_whitespace()))
+    };
+    elsewhere("volume show v").ok("by its socket");
+    elsewhere("snapshot create v@s").ok("by its socket");
+    // Who holds it without being a server is named with the socket that was looked for.
+    served.stop();
+    let holder = File::open(place.store()).unwrap();
+    holder.lock().unwrap();
+    let refused = elsewhere("volume show v").exits(11, "no server");
+    assert!(
+        refused.stderr.contains("no server listens on") && refused.stderr.contains("elsewhere/")
+    );
+}
+
+#[test]
+fn a_socket_in_a_directory_that_others_can_change_is_refused_for_that() {
+    let place = Place::new();
+    place.init();
+    let open = place.path("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let refused = place.dbs("serve --control open/x.sock").exits(2, "anybody can replace it");
+    assert!(refused.stderr.contains("sticky bit"), "{}", refused.stderr);
+    assert!(!refused.stderr.contains("DBS_RUNTIME_DIR"), "{}", refused.stderr);
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
+    let served = place.serve("--control open/x.sock --control-mode 0666");
+    assert_eq!(fs::metadata(place.path("open/x.sock")).unwrap().mode() & 0o777, 0o666);
+    served.stop();
+    place.dbs("serve --control-mode 0777").exits(2, "no mode of a socket");
+}
+
+#[test]
+fn users_of_the_control_group_and_no_others_may_use_a_server() {
+    if !is_root("a control group") {
+        return;
+    }
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 1MiB").ok("create");
+    let program = open_to_all(&place);
+    let served = place.serve("");
+    let refused = as_nobody(&place, &program, "volume show v").exits(1, "not allowed");
+    let text = refused.stderr;
+    assert!(text.contains("may not use the control socket") && text.contains("run/"), "{text}");
+    served.stop();
+    let served = place.serve(&format!("--control-group {NOBODY}"));
+    as_nobody(&place, &program, "volume show v").ok("of the group");
+    as_nobody(&place, &program, "snapshot create v@s").ok("of the group");
+    served.stop();
+    // A server that gives up root's rights is reached by the user it becomes, and by root.
+    let served = place.serve(&format!("--user {NOBODY}:{NOBODY}"));
+    let key = dbs_server::control::store_key(&place.store()).unwrap();
+    let socket = fs::metadata(place.path("run").join(key + ".sock")).unwrap();
+    assert_eq!((socket.uid(), socket.mode() & 0o777), (NOBODY, 0o600));
+    as_nobody(&place, &program, "volume show v").ok("the server's user");
+    place.dbs("volume show v").ok("root");
+    served.stop();
+    // A server of nobody's, whose directory root does not know.
+    chown(place.store(), Some(NOBODY), Some(NOBODY)).unwrap();
+    fs::create_dir(place.path("nobody")).unwrap();
+    chown(place.path("nobody"), Some(NOBODY), Some(NOBODY)).unwrap();
+    let mut server = Command::new(&program)
+        .env_clear()
+        .env("DBS_RUNTIME_DIR", place.path("nobody"))
+        .env("DBS_STORE", place.store())
+        .args(["--quiet", "serve"])
+        .current_dir(place.dir.path())
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .spawn()
+        .unwrap();
+    while fs::read_dir(place.path("nobody")).unwrap().count() == 0 {
+        assert!(server.try_wait().unwrap().is_none(), "it is not served");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    place.dbs("volume show v").ok("a server of another user");
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
