@@ -1,12 +1,16 @@
 //! `dbs volume export`.
 
+use crate::confirm::confirm;
 use crate::context::Context;
 use crate::progress::Unit;
 use crate::spec::Spec;
 use clap::Args;
+use dbs_core::io::open::claim;
+use dbs_core::store::peek_place;
 use dbs_core::{Error, Result, format_size};
 use dbs_server::transfer::{export_path, export_stream};
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 /// Write a volume or snapshot as a raw image.
@@ -16,7 +20,8 @@ pub struct Export {
     spec: Spec,
     /// A new file, `-` for the standard output; what holds no data becomes a hole
     file: PathBuf,
-    /// Overwrite an existing file or block device
+    /// Overwrite an existing file or block device; never a mounted device, or a store that is open, and
+    /// any other store only after asking
     #[arg(long)]
     force: bool,
 }
@@ -25,6 +30,9 @@ impl Export {
     pub fn run(self, context: &Context) -> Result<()> {
         let to_stdout = self.file.as_os_str() == "-";
         refuse_terminal(to_stdout)?;
+        if self.force && !to_stdout {
+            self.check_overwritten(context)?;
+        }
         context.stop.on_signals()?;
         let copied = context.with(false, |target| {
             let volume = target.open_spec(&self.spec.to_string())?;
@@ -43,6 +51,30 @@ impl Export {
         context.done(&copied, &format!("exported {}, {size}, {data} of data", self.spec))
     }
 }
+
+impl Export {
+    /// Refuses to overwrite the store itself; asks before another one is.
+    fn check_overwritten(&self, context: &Context) -> Result<()> {
+        let (file, Ok(kind)) = (self.file.display(), std::fs::metadata(&self.file)) else {
+            return Ok(());
+        };
+        if !kind.is_file() && !kind.file_type().is_block_device() {
+            return Ok(());
+        }
+        if peek_place(&self.file)? == peek_place(context.store()?)? {
+            return Err(Error::invalid(format!("{file} is the store itself: name another file")));
+        }
+        match claim(&self.file)?.content()? {
+            Some(what) if what.starts_with(STORE) => {
+                confirm(context, &format!("{file} contains {what}. Destroy it?"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How what is known of a file begins if that is a store, of any version.
+const STORE: &str = "a DBS store";
 
 /// Binary data on a terminal is never what was meant.
 pub fn refuse_terminal(to_stdout: bool) -> Result<()> {

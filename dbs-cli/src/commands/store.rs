@@ -9,7 +9,7 @@ use crate::spec;
 use crate::target::{Target, watch};
 use clap::Args;
 use dbs_core::info::{CheckReport, ChecksumInfo, Severity, StoreInfo};
-use dbs_core::store::parse_uuid;
+use dbs_core::store::{parse_uuid, peek_place};
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, ErrorKind, InitOptions, Result, Store, format_size};
 use dbs_server::any_store::AnyStore;
@@ -314,6 +314,12 @@ impl Upgrade {
     pub fn run(self, context: &Context) -> Result<()> {
         context.stop.on_signals()?;
         let image = Image::open(&self.old, None)?;
+        if self.new.exists() && peek_place(&self.old)? == peek_place(&self.new)? {
+            return Err(Error::invalid(format!(
+                "{} is the image itself: name another file or device for the new store",
+                self.new.display()
+            )));
+        }
         let room = image.size().saturating_add(image.size() / 8).saturating_add(UPGRADE_ROOM_BYTES);
         let is_device = std::fs::metadata(&self.new).is_ok();
         let size = self.format.size.or_else(|| (!is_device).then_some(room));

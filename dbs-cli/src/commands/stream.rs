@@ -8,7 +8,7 @@ use crate::spec::{SnapshotSpec, Spec};
 use clap::Args;
 use dbs_core::{Error, Result, format_size};
 use dbs_server::api::Request;
-use dbs_server::transfer::{Received, ResumeToken, SendOptions, pending, receive, send};
+use dbs_server::transfer::{NewFile, Received, ResumeToken, SendOptions, pending, receive, send};
 use serde_json::json;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
@@ -46,11 +46,9 @@ impl SendSnapshot {
             if to_stdout {
                 return send(store, &options, io::stdout().lock(), &mut progress);
             }
-            let failed = |e| Error::io(e, format!("creating {}", self.file.display()));
-            let file = File::create_new(&self.file).map_err(failed)?;
-            let copied = send(store, &options, &file, &mut progress)?;
-            let unsafe_yet = |e| Error::io(e, format!("syncing {}", self.file.display()));
-            file.sync_all().map_err(unsafe_yet).map(|()| copied)
+            let new = NewFile::create(&self.file)?;
+            let copied = send(store, &options, new.file(), &mut progress)?;
+            new.keep().map(|()| copied)
         })?;
         if to_stdout {
             return Ok(());

@@ -103,6 +103,75 @@ fn a_copy_gets_a_uuid_of_its_own() {
     }
 }
 
+#[test]
+fn no_export_overwrites_an_open_store() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 1MiB").ok("create");
+    place.dbs("init other.dbs --size 64MiB").ok("init");
+    let before = fs::metadata(place.store()).unwrap().len();
+    let itself = |why: &str| {
+        let refused = place.dbs("volume export --force v store.dbs").exits(2, why);
+        assert!(refused.stderr.contains("the store itself"), "{}", refused.stderr);
+    };
+    itself("idle");
+    let served = place.serve("");
+    itself("served");
+    fs::hard_link(place.store(), place.path("link.dbs")).unwrap();
+    place.dbs("volume export --force v link.dbs").exits(2, "by another name");
+    // Another store, open and idle.
+    on(&place, "other.dbs", "volume create w 1MiB").ok("create");
+    let export = "volume export --force w store.dbs";
+    let refused = on(&place, "other.dbs", export).exits(11, "a served store");
+    assert!(refused.stderr.contains("open for writing by process"), "{}", refused.stderr);
+    let refused = place.dbs("volume export --force v other.dbs").exits(2, "not confirmed");
+    assert!(refused.stderr.contains("contains a DBS store"), "{}", refused.stderr);
+    on(&place, "other.dbs", "check").ok("it is whole");
+    let refused = place.dbs("--yes bench --device store.dbs --write").exits(11, "bench");
+    assert!(refused.stderr.contains("open for writing by process"), "{}", refused.stderr);
+    served.stop();
+    assert_eq!(fs::metadata(place.store()).unwrap().len(), before);
+    place.dbs("check").ok("it is whole");
+    place.dbs("--yes volume export --force v other.dbs").ok("confirmed");
+    assert_eq!(fs::metadata(place.path("other.dbs")).unwrap().len(), 1 << 20);
+    place.dbs("volume export --force v other.dbs").ok("a raw image is overwritten unasked");
+}
+
+#[test]
+fn init_spares_a_file_whose_data_comes_late() {
+    let place = Place::new();
+    for (name, at) in [("late", 3 << 20), ("sparse", 40 << 20)] {
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(place.path(name)).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(b"precious", at).unwrap();
+        let refused = run(place.bare().args(["init", name])).exits(1, name);
+        assert!(refused.stderr.contains("contains data"), "{}", refused.stderr);
+        let mut found = [0; 8];
+        file.read_exact_at(&mut found, at).unwrap();
+        assert_eq!(&found, b"precious");
+        run(place.bare().args(["init", name, "--force", "--yes"])).ok("with --force");
+    }
+    let file = File::create(place.path("zeros")).unwrap();
+    file.write_all_at(&vec![0; 32 << 20], 0).unwrap();
+    run(place.bare().args(["init", "zeros"])).ok("zeros are nothing");
+}
+
+#[test]
+fn a_send_that_fails_leaves_no_file() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 1MiB").ok("create");
+    place.dbs("snapshot create v@s").ok("snapshot");
+    place.dbs("send v@typo stream").exits(10, "no such snapshot");
+    assert!(!place.path("stream").exists());
+    place.dbs("send v@s stream").ok("the next try");
+    let sent = fs::read(place.path("stream")).unwrap();
+    let refused = place.dbs("send v@typo stream").exits(1, "it exists");
+    assert!(refused.stderr.contains("stream exists"), "{}", refused.stderr);
+    assert_eq!(fs::read(place.path("stream")).unwrap(), sent);
+}
+
 /// Lets user nobody into a place's directory, to run `dbs` there.
 fn open_to_all(place: &Place) -> std::path::PathBuf {
     let open = |path: &Path| {

@@ -52,6 +52,10 @@ impl StoreLock {
         Self::lock(file, path, &metadata, false)?.ok_or_else(|| busy(path, &metadata, false))
     }
 
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

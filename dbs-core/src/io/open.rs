@@ -10,11 +10,18 @@ use super::uring::{UringFile, uring_available};
 use crate::error::{Error, Result};
 use crate::store::IoDriver;
 use crate::units::{SECTOR_BYTES, format_size};
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
 use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+
+/// What is in a file that may be anybody's document.
+const UNKNOWN: &str = "data of unknown kind";
+/// Bytes looked at at once whether they are zeros.
+const ZEROS_BYTES: usize = 1 << 20;
 
 /// Storage that is locked for as long as it lives.
 pub struct OpenedStorage {
@@ -75,12 +82,7 @@ pub fn create_storage(
     driver: IoDriver,
 ) -> Result<OpenedStorage> {
     let (lock, is_new) = match fs::metadata(path) {
-        Ok(_) => {
-            if let Some(user) = in_use(path)? {
-                return Err(Error::busy(user));
-            }
-            (StoreLock::acquire(path, false)?, false)
-        }
+        Ok(_) => (claim(path)?.0, false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             check_size(path, size)?;
             (StoreLock::of_new(create_file(path)?, path)?, true)
@@ -97,6 +99,48 @@ pub fn create_storage(
     prepare(path, &opened, size, force).inspect_err(clean_up)?;
     opened.info.size_bytes = opened.storage.size_bytes();
     Ok(opened)
+}
+
+/// A file or block device that may be written over, locked like a store as long as this lives.
+#[derive(Debug)]
+pub struct Claim(StoreLock);
+
+/// Claims the file or block device at `path`, to write over it.
+///
+/// # Errors
+/// `Busy` if it is a store that is open, or used by the system: mounted, swap, or below another device;
+/// `NotFound`; `Invalid` if it is neither file nor block device; `Io`.
+pub fn claim(path: &Path) -> Result<Claim> {
+    fs::metadata(path).map_err(|error| open_failed(error, path))?;
+    if let Some(user) = in_use(path)? {
+        return Err(Error::busy(user));
+    }
+    StoreLock::acquire(path, false).map(Claim)
+}
+
+impl Claim {
+    /// What is known to be there, as words with an article.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn content(&self) -> Result<Option<&'static str>> {
+        let failed = |error| Error::io(error, "looking at what is there");
+        let file = self.0.file();
+        let size = (&*file).seek(SeekFrom::End(0)).map_err(failed)?;
+        let length = size.min(PROBE_BYTES as u64);
+        let (mut head, mut tail) = (vec![0; length as usize], vec![0; length as usize]);
+        file.read_exact_at(&mut head, 0).map_err(failed)?;
+        file.read_exact_at(&mut tail, size - length).map_err(failed)?;
+        Ok(signature(&head, &tail, size))
+    }
+
+    /// Checks that `file`, opened by the same path, is what is claimed.
+    ///
+    /// # Errors
+    /// `Busy` if it was replaced meanwhile.
+    pub fn check_same(&self, file: &File) -> Result<()> {
+        self.0.check_same(file)
+    }
 }
 
 /// Checks that what is there may be written over, and gives it its size.
@@ -119,7 +163,7 @@ fn prepare(path: &Path, opened: &OpenedStorage, size: Option<u64>, force: bool) 
         None if actual > 0 => check_size(path, Some(actual))?,
         _ => check_size(path, size)?,
     };
-    let found = find_content(storage, actual, is_device).map_err(failed("look at what is in"))?;
+    let found = find_content(path, storage, is_device).map_err(failed("look at what is in"))?;
     if let Some(what) = found {
         if !force {
             return Err(Error::exists(format!(
@@ -141,13 +185,14 @@ fn prepare(path: &Path, opened: &OpenedStorage, size: Option<u64>, force: bool) 
 /// What stands in the way of writing over the storage. A device counts as free if nothing known
 /// is on it; a file, which may be anybody's document, only if it is zeros.
 fn find_content(
+    path: &Path,
     storage: &dyn Storage,
-    size: u64,
     is_device: bool,
 ) -> io::Result<Option<&'static str>> {
+    let size = storage.size_bytes();
     // A file that is not whole sectors cannot be read to its end, and is no disk image.
     if !size.is_multiple_of(SECTOR_BYTES) {
-        return Ok(Some("data of unknown kind"));
+        return Ok(Some(UNKNOWN));
     }
     let length = PROBE_BYTES.min(usize::try_from(size).unwrap_or(PROBE_BYTES));
     let mut head = AlignedBuf::zeroed(length);
@@ -155,8 +200,34 @@ fn find_content(
     storage.read_at(0, &mut head)?;
     storage.read_at(size - length as u64, &mut tail)?;
     let known = signature(&head, &tail, size);
-    let zeros = head.iter().chain(tail.iter()).all(|&byte| byte == 0);
-    Ok(known.or_else(|| (!is_device && !zeros).then_some("data of unknown kind")))
+    if known.is_none() && !is_device && !is_zeros(&File::open(path)?, size)? {
+        return Ok(Some(UNKNOWN));
+    }
+    Ok(known)
+}
+
+/// Whether a file holds nothing but zeros. Its holes are not read.
+fn is_zeros(file: &File, size: u64) -> io::Result<bool> {
+    let mut buf = vec![0; ZEROS_BYTES];
+    let mut at = 0;
+    while at < size {
+        let from = i64::try_from(at).map_err(io::Error::other)?;
+        at = match lseek(file, from, Whence::SeekData) {
+            Ok(data) => data.unsigned_abs(),
+            // No data from here on.
+            Err(Errno::ENXIO) => break,
+            // No holes are known.
+            Err(Errno::EINVAL) => at,
+            Err(error) => return Err(error.into()),
+        };
+        let part = &mut buf[..ZEROS_BYTES.min(usize::try_from(size - at).unwrap_or(ZEROS_BYTES))];
+        file.read_exact_at(part, at)?;
+        if part.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        at += part.len() as u64;
+    }
+    Ok(true)
 }
 
 fn check_size(path: &Path, size: Option<u64>) -> Result<u64> {

@@ -2,20 +2,74 @@
 
 use super::pipeline::pipeline;
 use super::{BlockAccess, Copied, PIECE_BYTES, Piece, Progress, VolumeSource, report};
-use dbs_core::{Error, Result};
+use dbs_core::io::open::{Claim, claim};
+use dbs_core::{Error, ErrorKind, Result};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 static ZEROS: [u8; PIECE_BYTES as usize] = [0; PIECE_BYTES as usize];
 
-/// Exports to a new file, or with `force` over an existing file or block device. A named pipe or
-/// character device needs no force. What an export that fails has written to a file is removed,
-/// so that nobody takes it for an image.
+/// A new file. Unless it is kept in the end, it is removed: nobody is to take a part for the whole, nor
+/// to be told that the file exists when they try again.
+#[derive(Debug)]
+pub struct NewFile {
+    file: File,
+    path: PathBuf,
+    kept: bool,
+}
+
+impl NewFile {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// `Exists`, `Io`.
+    pub fn create(path: &Path) -> Result<Self> {
+        let made = OpenOptions::new().write(true).create_new(true).open(path);
+        let file = made.map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Error::exists(format!("{} exists", path.display())),
+            _ => Error::io(error, format!("creating {}", path.display())),
+        })?;
+        Ok(Self { file, path: path.to_owned(), kept: false })
+    }
+
+    /// What to write to.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Makes what was written durable, with its name, and keeps it.
+    ///
+    /// # Errors
+    /// `Io`: it is removed then.
+    pub fn keep(mut self) -> Result<()> {
+        let directory = self.path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        self.file
+            .sync_all()
+            .and_then(|()| File::open(directory.unwrap_or(Path::new(".")))?.sync_all())
+            .map_err(|e| Error::io(e, format!("syncing {}", self.path.display())))?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Best effort: what went wrong before is what is reported.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Exports to a new file, or with `force` over an existing file or block device, unless that is an open
+/// store or used by the system. A named pipe or character device needs no force. What an export that
+/// fails has written to a file is removed, so that nobody takes it for an image.
 ///
 /// # Errors
-/// `Exists` without `force`; those of [`export_file`].
+/// `Exists` without `force`; `Busy` if it is in use; those of [`export_file`].
 pub fn export_path(
     access: &dyn BlockAccess,
     path: &Path,
@@ -23,30 +77,36 @@ pub fn export_path(
     progress: Progress<'_>,
 ) -> Result<Copied> {
     let context = |error: Error| error.context(path.display());
-    let (file, created) = open(path, force).map_err(context)?;
+    match NewFile::create(path) {
+        Ok(new) => {
+            let copied = export_file(access, new.file(), progress).map_err(context)?;
+            return new.keep().map(|()| copied);
+        }
+        Err(error) if error.kind() == ErrorKind::Exists => {}
+        Err(error) => return Err(error),
+    }
+    let (file, _claim) = open_existing(path, force).map_err(context)?;
     export_file(access, &file, progress).map_err(|error| {
-        if created {
-            let _ = std::fs::remove_file(path);
-        } else if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             let _ = file.set_len(0);
         }
         context(error)
     })
 }
 
-/// The file and whether it is new.
-fn open(path: &Path, force: bool) -> Result<(File, bool)> {
-    match OpenOptions::new().write(true).create_new(true).open(path) {
-        Ok(file) => return Ok((file, true)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(Error::io(error, "creating the file")),
-    }
+/// What is there already, claimed if it keeps what is written to it.
+fn open_existing(path: &Path, force: bool) -> Result<(File, Option<Claim>)> {
     let kind = std::fs::metadata(path).map_err(write_error)?.file_type();
-    if (kind.is_file() || kind.is_block_device()) && !force {
+    let keeps = kind.is_file() || kind.is_block_device();
+    if keeps && !force {
         return Err(Error::exists("it exists; use --force to overwrite it"));
     }
+    let claim = keeps.then(|| claim(path)).transpose()?;
     let file = OpenOptions::new().write(true).open(path).map_err(write_error)?;
-    Ok((file, false))
+    if let Some(claim) = &claim {
+        claim.check_same(&file)?;
+    }
+    Ok((file, claim))
 }
 
 /// Writes a volume or snapshot to a file of which nothing is kept, with holes where it holds no

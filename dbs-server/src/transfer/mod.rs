@@ -17,7 +17,7 @@ mod tests;
 
 pub(crate) use bytes::write_around;
 pub use bytes::{discard_bytes_at, find_bytes, read_bytes_at, zero_bytes_at};
-pub use export::{export_file, export_path, export_stream};
+pub use export::{NewFile, export_file, export_path, export_stream};
 pub use import::{import_file, import_stream};
 pub use nbd::NbdAccess;
 pub(crate) use nbd::translate;

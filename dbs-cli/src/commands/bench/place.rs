@@ -4,15 +4,12 @@ use crate::context::{Context, typed};
 use crate::old;
 use crate::target::Target;
 use dbs_core::info::StoreInfo;
-use dbs_core::io::probe::{PROBE_BYTES, in_use, signature};
-use dbs_core::{Error, ErrorKind, Result};
+use dbs_core::io::open::claim;
+use dbs_core::{ErrorKind, Result};
 use dbs_server::any_store::AnyStore;
 use dbs_server::api::Request;
 use dbs_server::bench::{Ground, NbdSubject, Room, Subject, VolumeSubject};
 use dbs_server::serve::Housekeeping;
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -144,25 +141,10 @@ impl Drop for Keeper {
     }
 }
 
-/// Refuses what the system uses; says what is on the rest, if that is known.
+/// Refuses what the system uses, or has open as a store; says what is on the rest, if that is known.
 ///
 /// # Errors
 /// `Busy`, `NotFound`, `Io`.
 pub fn check_unused(path: &Path) -> Result<Option<&'static str>> {
-    let failed = |e: io::Error| match e.kind() {
-        io::ErrorKind::NotFound => {
-            Error::not_found(format!("no file or device {}", path.display()))
-        }
-        _ => Error::io(e, format!("looking at {}", path.display())),
-    };
-    let mut file = File::open(path).map_err(failed)?;
-    if let Some(user) = in_use(path)? {
-        return Err(Error::busy(user));
-    }
-    let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
-    let length = size.min(PROBE_BYTES as u64);
-    let (mut head, mut tail) = (vec![0; length as usize], vec![0; length as usize]);
-    file.read_exact_at(&mut head, 0).map_err(failed)?;
-    file.read_exact_at(&mut tail, size - length).map_err(failed)?;
-    Ok(signature(&head, &tail, size))
+    claim(path)?.content()
 }
