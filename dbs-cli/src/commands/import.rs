@@ -4,14 +4,15 @@ use crate::context::{Context, typed};
 use crate::progress::Unit;
 use crate::spec;
 use crate::target::Target;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use dbs_core::info::VolumeInfo;
+use dbs_core::io::probe::{IMAGE_BYTES, image_format};
 use dbs_core::units::SECTOR_BYTES;
 use dbs_core::{Error, Result, format_size};
 use dbs_server::api::Request;
 use dbs_server::transfer::{Copied, import_file, import_stream};
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 /// Size of a volume while it is filled from a pipe whose length nobody knows.
@@ -27,12 +28,23 @@ pub struct Import {
     /// Size of the volume, at least that of the image; by default just that
     #[arg(long, value_parser = spec::size)]
     size: Option<u64>,
+    /// What the image is: by default a raw one, and refused if it begins like another
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+}
+
+/// Formats of images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// The bytes of the disk and nothing else, whatever they look like
+    Raw,
 }
 
 /// The image.
 enum Source {
     File(File),
-    Pipe,
+    /// What was read of the standard input to look at it; the rest follows.
+    Pipe(Vec<u8>),
 }
 
 impl Import {
@@ -66,7 +78,11 @@ impl Import {
 
     fn open(&self) -> Result<(Source, Option<u64>)> {
         if self.file.as_os_str() == "-" {
-            return Ok((Source::Pipe, None));
+            let mut head = Vec::new();
+            let read = io::stdin().lock().take(IMAGE_BYTES as u64).read_to_end(&mut head);
+            read.map_err(|e| Error::io(e, "reading the standard input"))?;
+            self.check_format(&head, "the standard input")?;
+            return Ok((Source::Pipe(head), None));
         }
         let name = self.file.display();
         let failed = |e: io::Error| match e.kind() {
@@ -83,11 +99,26 @@ impl Import {
                 "{name} is no file or block device; use `- < {name}`"
             )));
         };
-        file.rewind().map_err(failed)?;
         if length == 0 {
             return Err(Error::invalid(format!("{name} is empty")));
         }
+        file.rewind().map_err(failed)?;
+        let mut head = Vec::new();
+        (&file).take(IMAGE_BYTES as u64).read_to_end(&mut head).map_err(failed)?;
+        self.check_format(&head, &name.to_string())?;
+        file.rewind().map_err(failed)?;
         Ok((Source::File(file), Some(length.next_multiple_of(SECTOR_BYTES))))
+    }
+
+    /// Refuses an image that is not raw: a volume of its bytes is of no use to anybody.
+    fn check_format(&self, head: &[u8], name: &str) -> Result<()> {
+        match image_format(head) {
+            Some(what) if self.format != Some(Format::Raw) => Err(Error::invalid(format!(
+                "{name} is {what}, not a raw one: convert it with `qemu-img convert -O raw IMAGE \
+                 IMAGE.raw` and import that, or import its bytes as they are with --format raw"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn fill(
@@ -103,7 +134,7 @@ impl Import {
             |done, total| meter.update(done, if known || self.size.is_some() { total } else { 0 });
         match source {
             Source::File(file) => import_file(file, &*volume, &mut progress),
-            Source::Pipe => import_stream(io::stdin(), &*volume, &mut progress),
+            Source::Pipe(head) => import_stream(head.chain(io::stdin()), &*volume, &mut progress),
         }
     }
 

@@ -172,6 +172,37 @@ fn a_send_that_fails_leaves_no_file() {
     assert_eq!(fs::read(place.path("stream")).unwrap(), sent);
 }
 
+#[test]
+fn images_of_other_formats_are_recognised() {
+    let place = Place::new();
+    place.init();
+    let heads: [(&str, usize, &[u8]); 4] = [
+        ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
+        ("VMDK", 0, b"KDMV\x01\0\0\0"),
+        ("VDI", 64, b"\x7f\x10\xda\xbe"),
+        ("VHDX", 0, b"vhdxfile"),
+    ];
+    for (name, at, magic) in heads {
+        let mut image = vec![0; 64 << 10];
+        image[at..at + magic.len()].copy_from_slice(magic);
+        fs::write(place.path("image"), &image).unwrap();
+        let refused = [place.dbs("volume import v image"), place.pipe("volume import v -", &image)];
+        for refused in refused {
+            let refused = refused.exits(2, name);
+            let text = refused.stderr;
+            assert!(text.contains(name) && text.contains("qemu-img convert"), "{text}");
+        }
+        assert_eq!(place.json("volume list").as_array().unwrap().len(), 0);
+        place.dbs("volume import v image --format raw").ok("as it is");
+        place.pipe("volume import w - --format raw", &image).ok("as it is");
+        for volume in ["v", "w"] {
+            let out = place.dbs(&format!("volume export {volume} -")).ok("export").stdout;
+            assert_eq!(out, image, "{name} in {volume}");
+            place.dbs(&format!("--yes volume delete {volume}")).ok("delete");
+        }
+    }
+}
+
 /// Lets user nobody into a place's directory, to run `dbs` there.
 fn open_to_all(place: &Place) -> std::path::PathBuf {
     let open = |path: &Path| {

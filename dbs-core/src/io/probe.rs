@@ -5,6 +5,9 @@ pub use super::in_use::in_use;
 /// Bytes at the start, and as many at the end, that [`signature`] wants to see.
 pub const PROBE_BYTES: usize = 128 << 10;
 
+/// Bytes at the start that [`image_format`] wants to see.
+pub const IMAGE_BYTES: usize = 512;
+
 /// Bytes at a fixed place that tell what is there.
 struct Magic {
     what: &'static str,
@@ -19,6 +22,7 @@ const fn magic(what: &'static str, offset: usize, bytes: &'static [u8]) -> Magic
 /// Signatures counted from the start. Order matters where one thing contains another.
 const MAGICS: &[Magic] = &[
     magic("a qcow2 image", 0, b"QFI\xfb"),
+    magic("a QED image", 0, b"QED\0"),
     magic("a VMDK image", 0, b"KDMV"),
     magic("a VMDK image", 0, b"COWD"),
     magic("a VMDK image", 0, b"# Disk DescriptorFile"),
@@ -84,6 +88,17 @@ pub fn signature(head: &[u8], tail: &[u8], size: u64) -> Option<&'static str> {
         .or_else(|| zfs(head, tail))
         .or_else(|| has(head, 510, b"\x55\xaa").then_some("an MBR partition table or boot sector"))
         .or_else(|| at_the_end(tail, size))
+}
+
+/// The format of an image of a disk that is not raw, as words with an article, by how it begins
+/// ([`IMAGE_BYTES`] are enough).
+#[must_use]
+pub fn image_format(head: &[u8]) -> Option<&'static str> {
+    MAGICS
+        .iter()
+        .filter(|magic| magic.what.ends_with(" image"))
+        .find(|magic| has(head, magic.offset, magic.bytes))
+        .map(|magic| magic.what)
 }
 
 /// Whether `bytes` holds `pattern` at `offset`.
