@@ -566,6 +566,7 @@ mod tests {
             mark: 1,
             store: "s".into(),
             store_uuid: devices.store.info().uuid,
+            store_key: devices.store.key().unwrap(),
             volume: "a".to_owned(),
             volume_uuid: String::new(),
             snapshot: None,
