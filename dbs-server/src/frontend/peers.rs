@@ -232,14 +232,18 @@ impl<P: Protocol> Peers<P> {
     pub fn settle(&mut self, io: &mut Io, mut gone: impl FnMut(P)) {
         let mut touched = std::mem::take(&mut self.touched);
         for number in touched.drain(..) {
-            if let Some(protocol) = self.settle_one(io, number) {
-                gone(protocol);
+            if let Some(peer) = self.settle_one(io, number) {
+                let socket = peer.socket;
+                // Before the client sees the end: then nothing of it is held any more.
+                gone(peer.protocol);
+                io.shutdown(socket);
+                io.remove(socket);
             }
         }
         self.touched = touched;
     }
 
-    fn settle_one(&mut self, io: &mut Io, number: u32) -> Option<P> {
+    fn settle_one(&mut self, io: &mut Io, number: u32) -> Option<Peer<P>> {
         let peer = self.peers.get_mut(number)?;
         if !peer.broken {
             peer.prepare_goodbye(&mut self.batches);
@@ -255,9 +259,7 @@ impl<P: Protocol> Peers<P> {
         if !peer.is_over() {
             return None;
         }
-        io.shutdown(peer.socket);
-        io.remove(peer.socket);
-        self.peers.remove(number).map(|peer| peer.protocol)
+        self.peers.remove(number)
     }
 
     /// Ends connections that `which` holds for: when what is in flight is answered, with a word of

@@ -366,7 +366,12 @@ impl Front for Clients {
             self.go_on(io, carrier, ticket);
         }
         let shared = &self.shared;
-        self.peers.settle(io, |client| shared.forget(client.known.peer.id));
+        self.peers.settle(io, |client| {
+            let id = client.known.peer.id;
+            // Whoever waits for its end finds that it holds nothing.
+            drop(client);
+            shared.forget(id);
+        });
     }
 
     fn tick(&mut self, io: &mut Io) {

@@ -262,8 +262,8 @@ impl Transmission {
         let steps = Steps::new(&session, &admitted, payload.as_deref().unwrap_or_default());
         let known = Arc::clone(known);
         let client = known.peer.id;
-        let state = Some(JobState { admitted, payload, steps });
-        let job = Job { peer: number, known, session, remote, state };
+        let state = Some(JobState { session, admitted, payload, steps });
+        let job = Job { peer: number, known, remote, state };
         self.shared.pool.submit(client, job);
     }
 
@@ -280,6 +280,8 @@ impl Transmission {
         let (volume, remote) = (held.volume.clone(), self.remote.clone());
         self.shared.pool.submit_first(move || {
             let result = catch_unwind(AssertUnwindSafe(|| volume.flush()));
+            // When the answer is there, nothing holds the volume but its client.
+            drop(volume);
             let crashed = |_| Err(dbs_core::Error::invalid("internal error of the server"));
             remote.send(Message::Committed(result.unwrap_or_else(crashed)));
         });
@@ -374,7 +376,12 @@ impl Handler for Transmission {
 
     fn turn(&mut self, io: &mut Io) {
         let shared = &self.shared;
-        self.peers.settle(io, |client| shared.forget(client.known.peer.id));
+        self.peers.settle(io, |client| {
+            let id = client.known.peer.id;
+            // Whoever waits for its end finds that it holds nothing.
+            drop(client);
+            shared.forget(id);
+        });
     }
 
     fn tick(&mut self, io: &mut Io) {
@@ -386,13 +393,13 @@ impl Handler for Transmission {
 struct Job {
     peer: u32,
     known: Arc<Known>,
-    session: Arc<Session>,
     remote: Remote<Message>,
     /// Until it is over.
     state: Option<JobState>,
 }
 
 struct JobState {
+    session: Arc<Session>,
     admitted: Admitted,
     payload: Option<Buf>,
     steps: Steps,
@@ -401,8 +408,10 @@ struct JobState {
 impl Job {
     /// The next step, so that a bug in an export costs one reply, not a worker.
     fn next(&mut self) -> Progress {
-        let Self { known, session, state, .. } = self;
-        let Some(JobState { admitted, payload, steps }) = state else { return Progress::More };
+        let Self { known, state, .. } = self;
+        let Some(JobState { session, admitted, payload, steps }) = state else {
+            return Progress::More;
+        };
         if known.drops(steps.is_long()) {
             let failure = Failure::new(Errno::Shutdown, "the connection ends before this is done");
             return Progress::Reply(Reply::refused(admitted, &failure));
@@ -425,8 +434,12 @@ impl Work for Job {
         if matches!(progress, Progress::More) {
             return self.state.is_some();
         }
-        // Its memory is free before the reply makes room for the next request.
-        let Some(JobState { admitted, .. }) = self.state.take() else { return false };
+        // Its memory is free before the reply makes room for the next request, and its volume before the
+        // client knows that it is done.
+        let Some(JobState { session, admitted, payload, steps }) = self.state.take() else {
+            return false;
+        };
+        drop((session, payload, steps));
         let (peer, cost) = (self.peer, admitted.cost_bytes);
         self.remote.send(match progress {
             Progress::Reply(reply) => Message::Reply { peer, cost, reply },

@@ -20,7 +20,7 @@ const ZERO_FLAG: u32 = 2;
 /// Most connections kept for the next request.
 const IDLE_MAX: usize = 8;
 /// How long the end of connections waits for the server to let go of the volume.
-const GOODBYE_TIME: Duration = Duration::from_millis(500);
+const GOODBYE_TIME: Duration = Duration::from_secs(10);
 
 type Connection = nbd::Client<Buffered<UnixStream>>;
 
