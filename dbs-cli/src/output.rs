@@ -1,6 +1,6 @@
 //! Tables, sizes and times for people; JSON for programs.
 
-use dbs_core::{Error, Result, format_size};
+use dbs_core::{Error, Result, format_size, is_hidden};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
@@ -95,9 +95,9 @@ pub fn time(ns: u64) -> String {
     }
 }
 
-/// Text without anything that moves a terminal's cursor.
+/// Text without anything that moves a terminal's cursor, or turns what stands beside it.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if is_hidden(c) { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ pub mod volume;
 
 pub use error::{Damage, Error, ErrorKind, Result};
 pub use io::DirectIo;
+pub use meta::names::is_hidden;
 pub use store::{InitOptions, IoDriver, OpenOptions, Store, TailPlace};
 pub use units::{format_size, format_time, parse_size};
 pub use volume::Volume;

@@ -16,6 +16,7 @@ use crate::meta::names;
 use crate::store::{SnapshotOptions, Store};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use unicode_normalization::UnicodeNormalization;
 
 /// Label that keeps a snapshot's id in the image.
 const ID_LABEL: &str = "v1.id";
@@ -257,7 +258,7 @@ fn snapshot_options(snapshot: &Snapshot, last_ns: &mut u64) -> SnapshotOptions {
     let mut labels = snapshot.labels.clone();
     labels.insert(ID_LABEL.into(), snapshot.id.to_string());
     labels.insert(CREATED_LABEL.into(), snapshot.created.to_string());
-    SnapshotOptions { labels, system: !snapshot.user_created, created_ns }
+    SnapshotOptions { labels, system: !snapshot.user_created, created_ns, ..Default::default() }
 }
 
 /// The name, if a store allows it.
@@ -267,8 +268,8 @@ pub(super) fn usable_name(name: &str) -> Option<String> {
 
 /// The volume's name, or the closest to it that a store allows.
 fn allowed_name(volume: &Volume) -> String {
-    let forbidden = |c: char| c.is_control() || c == '@';
-    let name = volume.name.trim().replace(forbidden, "_");
+    let forbidden = |c: char| names::is_hidden(c) || c == '@';
+    let name: String = volume.name.trim().replace(forbidden, "_").nfc().collect();
     usable_name(&name).unwrap_or_else(|| format!("volume-{}", volume.slot))
 }
 

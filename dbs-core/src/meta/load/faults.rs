@@ -46,7 +46,7 @@ impl fmt::Display for VolumeFault {
 pub fn volume(slot: &VolumeSlot, index: u32, geometry: &Geometry) -> Vec<VolumeFault> {
     let mut faults = Vec::new();
     let name = slots::decode_name(&slot.name, slot.name_bytes);
-    if name.is_none_or(|name| names::check("volume", name).is_err()) {
+    if name.is_none_or(|name| names::check_stored("volume", name).is_err()) {
         faults.push(VolumeFault::Name);
     }
     if !is_size(slot.size.get()) {
@@ -137,7 +137,7 @@ pub fn snapshot(
         if name != Some("") {
             faults.push(SnapshotFault::Named);
         }
-    } else if name.is_none_or(|name| names::check("snapshot", name).is_err()) {
+    } else if name.is_none_or(|name| names::check_stored("snapshot", name).is_err()) {
         faults.push(SnapshotFault::Name);
     }
     let volume = slot.volume.get();

@@ -439,6 +439,6 @@ fn another_name(name: &str, is_free: impl Fn(&str) -> bool) -> String {
         format!("{}{suffix}", &name[..end])
     };
     let new = (1..).map(with).find(|new| is_free(new)).unwrap_or_else(|| with(0));
-    debug_assert!(names::check("volume", &new).is_ok());
+    debug_assert!(names::check_stored("volume", &new).is_ok());
     new
 }
