@@ -334,3 +334,36 @@ fn a_dump_takes_no_more_memory_than_it_is_worth() {
         assert!(most < 384 << 20, "{name}: {most} bytes");
     }
 }
+
+/// It was built as a tree of JSON, with the metadata locked: half a gigabyte for 262,144 extents.
+#[test]
+fn a_dump_is_written_as_it_is_read() {
+    let (store, volume) = bench(false);
+    for extent in 0..EXTENTS {
+        for block in (0..EXTENT / BLOCK).step_by(2) {
+            volume.write_at(extent * EXTENT + block * BLOCK, &CONTENT, false).unwrap();
+        }
+    }
+    store.flush().unwrap();
+    MOST.set(HELD.get());
+    let before = HELD.get();
+    let mut bytes = 0;
+    store.dump(&mut Counted(&mut bytes)).unwrap();
+    let (most, journal) = (MOST.get() - before, 1 << 20);
+    println!("{bytes} bytes of JSON took {most} bytes of memory");
+    assert!(bytes > 2 << 20, "too little to tell: {bytes}");
+    assert!(most < journal + 512 * EXTENTS as i64, "{most}");
+}
+
+struct Counted<'a>(&'a mut u64);
+
+impl io::Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        *self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

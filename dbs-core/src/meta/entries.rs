@@ -111,7 +111,7 @@ impl Entries {
 
     fn count(&self) -> Counts {
         let mut counts = Counts::started();
-        for id in used(&self.data, 0) {
+        for id in used(&self.data, 0, 0) {
             counts.add(self.get(id).snapshot, self.data_blocks(id));
         }
         counts
@@ -159,8 +159,13 @@ impl Entries {
 
     /// Ids in use, data extents first.
     pub fn used(&self) -> impl Iterator<Item = u32> {
-        let data = used(&self.data, 0);
-        data.chain(used(&self.spares, SPARE_BASE))
+        self.used_from(0)
+    }
+
+    /// As [`Entries::used`], of those from `first` on.
+    pub fn used_from(&self, first: u32) -> impl Iterator<Item = u32> {
+        let data = used(&self.data, 0, first);
+        data.chain(used(&self.spares, SPARE_BASE, first))
     }
 
     /// Makes an entry a layer of `snapshot` at `logical`, all blocks absent.
@@ -531,9 +536,10 @@ fn spare(id: u32) -> usize {
     (id - SPARE_BASE) as usize
 }
 
-fn used(table: &Table<Entry>, base: u32) -> impl Iterator<Item = u32> {
-    let used = table.iter().filter(|(_, entry)| entry.snapshot != 0);
-    used.map(move |(index, _)| base + index as u32)
+fn used(table: &Table<Entry>, base: u32, first: u32) -> impl Iterator<Item = u32> {
+    let from = first.saturating_sub(base) as usize;
+    let used = table.iter_from(from).filter(|(_, entry)| entry.snapshot != 0);
+    used.map(move |(index, _)| base + index as u32).filter(move |id| *id >= first)
 }
 
 #[cfg(test)]
@@ -549,6 +555,10 @@ mod tests {
             entries.assign(id, 1, id);
         }
         entries.assign_run(SPARE_BASE + 5000, 1, 7, 2);
+        for first in [0, 3, 4, 200, 201, 1000, 1001, SPARE_BASE, SPARE_BASE + 5000, u32::MAX] {
+            let from: Vec<_> = entries.used().filter(|id| *id >= first).collect();
+            assert_eq!(Vec::from_iter(entries.used_from(first)), from, "{first}");
+        }
         assert_eq!(entries.last_extent(), Some(1000));
         let counts = [0, 3, 4, 64, 65, 1000, 1001, 5000].map(|id| entries.extents_from(id));
         assert_eq!(counts, [4, 4, 3, 3, 2, 1, 0, 0]);

@@ -42,9 +42,10 @@ impl<T: Copy> Table<T> {
         self.pieces.resize_with(last + 1, || None);
     }
 
-    /// The items of all pieces that are there, with their index, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, T)> {
-        let pieces = self.pieces.iter().enumerate();
+    /// The items of all pieces that are there, with their index, in order; from the piece on in which an
+    /// index lies.
+    pub fn iter_from(&self, index: usize) -> impl Iterator<Item = (usize, T)> {
+        let pieces = self.pieces.iter().enumerate().skip(index / PIECE);
         let there = pieces.filter_map(|(at, piece)| Some((at * PIECE, piece.as_ref()?)));
         there.flat_map(|(first, piece)| (first..).zip(piece.iter().copied()))
     }
@@ -65,8 +66,9 @@ mod tests {
             (table.get(299), table.get(300), table.get(last), table.get(last + 1)),
             (7, 8, 1, 7)
         );
-        let used: Vec<_> = table.iter().filter(|(_, item)| *item != 7).collect();
+        let used: Vec<_> = table.iter_from(0).filter(|(_, item)| *item != 7).collect();
         assert_eq!(used, [(300, 8), (last, 1)]);
-        assert_eq!(table.iter().count(), 2 * PIECE);
+        assert_eq!(table.iter_from(0).count(), 2 * PIECE);
+        assert_eq!(table.iter_from(3 * PIECE).count(), PIECE);
     }
 }

@@ -1,52 +1,115 @@
 //! All metadata as JSON, for people and tools.
 
-use super::Store;
 use super::identity::uuid_text;
-use crate::error::{Error, Result};
+use super::{Store, recover};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::{RegionKind, labels};
 use crate::meta::Meta;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
+use std::iter;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+/// Entries made into JSON under one look at the metadata.
+const ENTRIES_PER_LOOK: usize = 1024;
+
+/// Lets somebody look at the metadata, which is the same each time.
+type Look<'a> = &'a dyn Fn(&mut dyn FnMut(&Meta));
 
 impl Store {
-    /// All metadata as text for people and tools: one JSON object.
+    /// All metadata as text for people and tools, of one moment: one JSON object. Of a store that is
+    /// open for writing, what is durable is read from the device, while writes and commits go on; it
+    /// takes as much memory meanwhile as the open store's metadata do.
     ///
     /// # Errors
-    /// `Io` if `out` fails.
+    /// `Io` if `out` fails, or the device; `Poisoned` if the store is closed meanwhile.
     pub fn dump(&self, out: &mut dyn std::io::Write) -> Result<()> {
-        let created_ns =
-            self.inner.superblock.lock().unwrap_or_else(PoisonError::into_inner).created_ns;
-        let meta = self.inner.meta();
-        let regions: Vec<_> = RegionKind::ALL
-            .into_iter()
-            .map(|kind| (kind, meta.geometry.region(kind)))
-            .filter(|(_, region)| region.length > 0)
-            .map(|(kind, region)| {
-                json!({"name": kind.name(), "offset": region.offset, "length": region.length})
-            })
-            .collect();
-        let value = json!({
-            "format": "2.0.0",
-            "uuid": uuid_text(&meta.identity()),
-            "metadata_uuid": uuid_text(&meta.uuid),
-            "created_ns": created_ns,
-            "size": meta.geometry.size,
-            "extent_size": meta.geometry.extent_bytes,
-            "volumes_max": meta.geometry.volumes,
-            "snapshots_max": meta.geometry.snapshots,
-            "spares_max": meta.geometry.spares,
-            "extents_max": meta.geometry.extents_max,
-            "sequence": meta.log.durable,
-            "marks": meta.marks(),
-            "regions": regions,
-            "volumes": volumes(&meta),
-            "snapshots": snapshots(&meta),
-            "entries": entries(&meta),
+        let inner = &*self.inner;
+        if inner.check_sound().is_err() {
+            // Nothing changes any more, and what was replayed from a tail is in memory alone.
+            let superblock = inner.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+            let created_ns = superblock.created_ns;
+            drop(superblock);
+            return write(out, created_ns, &|look| look(&inner.meta()));
+        }
+        inner.commit()?;
+        let loaded = inner.read_still(|still| {
+            let (superblock, _) = recover::read_superblock(still)?;
+            let mut loader = recover::load(still, &superblock)?;
+            recover::load_labels(still, &superblock.geometry, &mut loader)?;
+            Ok((superblock.created_ns, loader))
         });
-        drop(meta);
-        serde_json::to_writer_pretty(&mut *out, &value)
-            .map_err(|error| Error::io(error.into(), "writing the dump failed"))?;
-        writeln!(out).map_err(|error| Error::io(error, "writing the dump failed"))
+        if inner.closing.load(Ordering::Relaxed) {
+            // Its next owner may have changed what was read.
+            return Err(Error::new(ErrorKind::Poisoned, "the store is being closed"));
+        }
+        let (created_ns, loader) = loaded?;
+        let (meta, _) = loader.finish(0, [0; 16])?;
+        write(out, created_ns, &|look| look(&meta))
+    }
+}
+
+fn write(out: &mut dyn std::io::Write, created_ns: u64, look: Look<'_>) -> Result<()> {
+    let mut head = None;
+    look(&mut |meta| head = Some(Head::new(meta, created_ns)));
+    let dump = Dump { head, entries: Entries(look) };
+    serde_json::to_writer_pretty(&mut *out, &dump)
+        .map_err(|error| Error::io(error.into(), "writing the dump failed"))?;
+    writeln!(out).map_err(|error| Error::io(error, "writing the dump failed"))
+}
+
+#[derive(Serialize)]
+struct Dump<'a> {
+    #[serde(flatten)]
+    head: Option<Head>,
+    entries: Entries<'a>,
+}
+
+/// All but the entries, which are many.
+#[derive(Serialize)]
+struct Head {
+    format: &'static str,
+    uuid: String,
+    metadata_uuid: String,
+    created_ns: u64,
+    size: u64,
+    extent_size: u64,
+    volumes_max: u32,
+    snapshots_max: u32,
+    spares_max: u32,
+    extents_max: u32,
+    sequence: u64,
+    marks: [u32; 4],
+    regions: Vec<Value>,
+    volumes: Vec<Value>,
+    snapshots: Vec<Value>,
+}
+
+impl Head {
+    fn new(meta: &Meta, created_ns: u64) -> Self {
+        let geometry = meta.geometry;
+        let regions = RegionKind::ALL.into_iter().map(|kind| (kind, geometry.region(kind)));
+        let regions = regions.filter(|(_, region)| region.length > 0).map(|(kind, region)| {
+            json!({"name": kind.name(), "offset": region.offset, "length": region.length})
+        });
+        Self {
+            format: "2.0.0",
+            uuid: uuid_text(&meta.identity()),
+            metadata_uuid: uuid_text(&meta.uuid),
+            created_ns,
+            size: geometry.size,
+            extent_size: geometry.extent_bytes,
+            volumes_max: geometry.volumes,
+            snapshots_max: geometry.snapshots,
+            spares_max: geometry.spares,
+            extents_max: geometry.extents_max,
+            sequence: meta.log.durable,
+            marks: meta.marks(),
+            regions: regions.collect(),
+            volumes: volumes(meta),
+            snapshots: snapshots(meta),
+        }
     }
 }
 
@@ -86,24 +149,39 @@ fn snapshots(meta: &Meta) -> Vec<Value> {
         .collect()
 }
 
-fn entries(meta: &Meta) -> Vec<Value> {
+/// The entries, some at a time.
+struct Entries<'a>(Look<'a>);
+
+impl Serialize for Entries<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut next = Some(0);
+        let some = iter::from_fn(|| {
+            let (first, mut entries) = (next?, Vec::new());
+            (self.0)(&mut |meta| next = entries_from(meta, first, &mut entries));
+            Some(entries)
+        });
+        serializer.collect_seq(some.flatten())
+    }
+}
+
+/// Some entries, by their ids from `first` on, and with which one to go on.
+fn entries_from(meta: &Meta, first: u32, out: &mut Vec<Value>) -> Option<u32> {
     let blocks = meta.blocks_per_extent();
     let runs = |bits: crate::meta::entries::Bits| -> Vec<_> {
         bits.runs(blocks).map(|run| [run.start, run.end]).collect()
     };
-    meta.entries
-        .used()
-        .filter_map(|id| {
-            let (snapshot, logical) = meta.entries.owner(id)?;
-            Some(json!({
-                "entry": id,
-                "snapshot": snapshot,
-                "extent": logical,
-                "zero_run": meta.entries.run(id),
-                "lost": meta.entries.is_lost(id),
-                "data": runs(meta.entries.data_bits(id)),
-                "zero": runs(meta.entries.zero_bits(id)),
-            }))
-        })
-        .collect()
+    let mut ids = meta.entries.used_from(first);
+    for id in ids.by_ref().take(ENTRIES_PER_LOOK) {
+        let Some((snapshot, logical)) = meta.entries.owner(id) else { continue };
+        out.push(json!({
+            "entry": id,
+            "snapshot": snapshot,
+            "extent": logical,
+            "zero_run": meta.entries.run(id),
+            "lost": meta.entries.is_lost(id),
+            "data": runs(meta.entries.data_bits(id)),
+            "zero": runs(meta.entries.zero_bits(id)),
+        }));
+    }
+    ids.next()
 }
