@@ -21,6 +21,8 @@ const NOT_FOUND: u8 = 10;
 const BUSY: u8 = 11;
 /// No space is left.
 const NO_SPACE: u8 = 12;
+/// The name is taken.
+const EXISTS: u8 = 13;
 /// The user or a signal stopped it.
 pub const INTERRUPTED: u8 = 130;
 
@@ -34,6 +36,7 @@ pub const HELP: &str = "Exit codes:
   10   no such store, volume or snapshot
   11   busy: in use, open or protected
   12   no space left
+  13   the name is taken: such a volume, snapshot or file exists already
   130  interrupted";
 
 /// The exit code for an error.
@@ -44,6 +47,7 @@ fn code(kind: ErrorKind) -> u8 {
         ErrorKind::NotFound => NOT_FOUND,
         ErrorKind::Busy => BUSY,
         ErrorKind::NoSpace => NO_SPACE,
+        ErrorKind::Exists => EXISTS,
         ErrorKind::Interrupted => INTERRUPTED,
         _ => FAILED,
     }
@@ -57,6 +61,7 @@ pub fn kind(code: i32) -> ErrorKind {
         Ok(NOT_FOUND) => ErrorKind::NotFound,
         Ok(BUSY) => ErrorKind::Busy,
         Ok(NO_SPACE) => ErrorKind::NoSpace,
+        Ok(EXISTS) => ErrorKind::Exists,
         Ok(INTERRUPTED) => ErrorKind::Interrupted,
         _ => ErrorKind::Io,
     }
@@ -98,14 +103,16 @@ mod tests {
 
     #[test]
     fn codes_and_kinds_agree() {
-        for number in [FAILED, USAGE, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, INTERRUPTED] {
+        for number in [FAILED, USAGE, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, EXISTS, INTERRUPTED] {
             assert_eq!(code(kind(number.into())), number);
         }
     }
 
     #[test]
     fn every_code_is_documented() {
-        for code in [FAILED, USAGE, FINDINGS, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, INTERRUPTED] {
+        for code in
+            [FAILED, USAGE, FINDINGS, CORRUPT, NOT_FOUND, BUSY, NO_SPACE, EXISTS, INTERRUPTED]
+        {
             assert!(HELP.contains(&format!("\n  {code} ")), "{code}");
         }
     }

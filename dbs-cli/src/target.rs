@@ -116,13 +116,17 @@ fn is_long(request: &Request) -> bool {
     use Request as R;
     matches!(
         request,
-        R::Vacuum | R::Scrub { .. } | R::VolumeFlatten { .. } | R::VolumeTrim | R::Work { .. }
+        R::Vacuum { .. }
+            | R::Scrub { .. }
+            | R::VolumeFlatten { .. }
+            | R::VolumeTrim
+            | R::Work { .. }
     )
 }
 
 fn label(request: &Request) -> &'static str {
     match request {
-        Request::Vacuum => "compacting",
+        Request::Vacuum { .. } => "compacting",
         Request::VolumeFlatten { .. } => "flattening",
         Request::Scrub { .. } => "scrubbing",
         Request::VolumeTrim => "reclaiming space",

@@ -30,6 +30,9 @@ pub struct StoreInfo {
     pub extents_pending: u64,
     /// Bytes of data extents in use.
     pub allocated: u64,
+    /// Bytes of data extents that can be allocated now.
+    #[serde(default)]
+    pub free: u64,
     /// Bytes before the data region: superblock, tables, journal, extent status.
     pub metadata: u64,
     /// Volumes in use and the table's capacity.
@@ -154,6 +157,19 @@ pub struct VolumeInfo {
     pub revision: u64,
     /// Space.
     pub usage: Usage,
+}
+
+/// What was read from a volume and its snapshots, and written to it, since the store was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeIo {
+    /// Reads.
+    pub reads: u64,
+    /// Writes; neither discards nor zeros.
+    pub writes: u64,
+    /// Bytes read, in whole blocks.
+    pub read_bytes: u64,
+    /// Bytes written, in whole blocks.
+    pub written_bytes: u64,
 }
 
 /// A snapshot.
@@ -314,7 +330,7 @@ pub struct CheckReport {
     pub extents_checked: u64,
     /// Volumes in use.
     pub volumes_checked: u64,
-    /// Snapshot slots in use.
+    /// Snapshots; neither heads nor deleted ones.
     pub snapshots_checked: u64,
 }
 

@@ -10,6 +10,7 @@ mod run;
 
 use dbs_core::info::{Labels, MapRange};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use run::execute;
 
@@ -33,7 +34,11 @@ pub enum Request {
     },
     /// Compacts and shortens a file: [`Vacuumed`].
     #[serde(rename = "vacuum")]
-    Vacuum,
+    Vacuum {
+        /// Bytes to leave free for new data; if absent a sixteenth of those in use, at least 64 MiB.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        keep: Option<u64>,
+    },
     /// Checks all metadata: `CheckReport`.
     #[serde(rename = "check")]
     Check,
@@ -83,6 +88,15 @@ pub enum Request {
         volume: String,
         /// Provisioned size, a multiple of 512.
         size: u64,
+        /// It is about to be filled: nobody else can open it before [`Request::VolumeComplete`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        rebuilding: bool,
+    },
+    /// Says that a volume that was being filled is complete: `VolumeInfo`.
+    #[serde(rename = "volume.complete")]
+    VolumeComplete {
+        /// Volume.
+        volume: String,
     },
     /// Renames a volume: `VolumeInfo`.
     #[serde(rename = "volume.rename")]
@@ -194,6 +208,9 @@ pub enum Request {
         /// Taken by the system, not by a person.
         #[serde(default)]
         system: bool,
+        /// Whether the volume is being filled from then on; as it was if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rebuilding: Option<bool>,
     },
     /// Snapshots of a volume, oldest first: array of `SnapshotInfo`.
     #[serde(rename = "snapshot.list")]
@@ -324,6 +341,25 @@ fn yes() -> bool {
 }
 
 impl Request {
+    /// A request as it is written on the wire. A method without parameters takes an empty object of them,
+    /// and one whose parameters may all be absent takes none.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_wire(mut value: Value) -> serde_json::Result<Self> {
+        let error = match Self::deserialize(&value) {
+            Ok(request) => return Ok(request),
+            Err(error) => error,
+        };
+        let Some(members) = value.as_object_mut() else { return Err(error) };
+        match members.remove("params") {
+            None => drop(members.insert("params".to_owned(), Value::Object(Map::new()))),
+            Some(Value::Object(params)) if params.is_empty() => {}
+            Some(_) => return Err(error),
+        }
+        Self::deserialize(&value).map_err(|_| error)
+    }
+
     /// Whether it changes the store, and so needs it open for writing.
     #[must_use]
     pub fn writes(&self) -> bool {
@@ -376,6 +412,9 @@ pub struct Vacuumed {
     pub before: u64,
     /// Size of the store now.
     pub after: u64,
+    /// Free for new data.
+    #[serde(default)]
+    pub free: u64,
 }
 
 /// Result of [`Request::VolumeDelete`] and [`Request::SnapshotDelete`].

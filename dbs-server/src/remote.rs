@@ -51,10 +51,6 @@ impl Place {
         }
         client.of_store(&self.key).map_err(|e| e.context(self.socket.display()))
     }
-
-    fn connect_nbd(&self) -> Result<UnixStream> {
-        self.connect()?.into_nbd()
-    }
 }
 
 impl RemoteStore {
@@ -108,7 +104,7 @@ impl RemoteStore {
     /// # Errors
     /// As [`Client::connect_to`].
     pub fn connect_nbd(&self) -> Result<UnixStream> {
-        self.server.connect_nbd()
+        self.server.connect()?.into_nbd()
     }
 
     fn with<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
@@ -155,6 +151,14 @@ impl RemoteStore {
         uuid.ok_or_else(|| Error::new(ErrorKind::Io, "the server's answer has no uuid"))
     }
 
+    /// Whether what there is of this name is a volume that is being filled.
+    fn is_incomplete(&self, spec: &str) -> Result<bool> {
+        match spec.contains('@') {
+            true => self.uuid(spec).map(|_| false),
+            false => self.volume_info(spec).map(|volume| volume.rebuilding),
+        }
+    }
+
     fn run(&self, request: &Request) -> Result<()> {
         self.call(request, &mut |_| true).map(drop)
     }
@@ -169,8 +173,12 @@ impl StoreAccess for RemoteStore {
         self.get(&Request::SnapshotList { volume: volume.to_owned(), usage: false })
     }
 
-    fn create_volume(&self, name: &str, size: u64) -> Result<()> {
-        self.run(&Request::VolumeCreate { volume: name.to_owned(), size })
+    fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
+        self.run(&Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true })
+    }
+
+    fn complete(&self, volume: &str) -> Result<()> {
+        self.run(&Request::VolumeComplete { volume: volume.to_owned() })
     }
 
     fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
@@ -183,12 +191,18 @@ impl StoreAccess for RemoteStore {
             snapshot: name.to_owned(),
             labels: options.labels.clone(),
             system: options.system,
+            rebuilding: options.rebuilding,
         })
     }
 
     fn delete_snapshot(&self, volume: &str, name: &str) -> Result<()> {
         let (volume, snapshot) = (volume.to_owned(), name.to_owned());
         self.run(&Request::SnapshotDelete { volume, snapshot })
+    }
+
+    fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
+        self.run(&Request::SnapshotRollback { volume, snapshot })
     }
 
     fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
@@ -207,7 +221,7 @@ impl StoreAccess for RemoteStore {
     fn diff(
         &self,
         volume: &str,
-        from: &str,
+        from: Option<&str>,
         to: Option<&str>,
         offset: u64,
         length: u64,
@@ -218,7 +232,7 @@ impl StoreAccess for RemoteStore {
         while let Some(offset) = next {
             let part: Ranges = self.get(&Request::VolumeDiff {
                 volume: volume.to_owned(),
-                from: Some(from.to_owned()),
+                from: from.map(str::to_owned),
                 to: to.map(str::to_owned),
                 offset,
                 length: Some(end - offset),
@@ -233,7 +247,11 @@ impl StoreAccess for RemoteStore {
     }
 
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
-        Ok(Box::new(RemoteVolume::open(self, spec)?))
+        Ok(Box::new(RemoteVolume::open(self, spec, Client::into_nbd)?))
+    }
+
+    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>> {
+        Ok(Box::new(RemoteVolume::open(self, volume, Client::into_fill)?))
     }
 }
 

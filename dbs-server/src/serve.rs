@@ -3,14 +3,14 @@
 
 use crate::api::{self, Progress, Request};
 use crate::clients;
-use crate::control::{self, Extra, Service, socket_path};
+use crate::control::{self, Extra, Service, Session, socket_path};
 use crate::interpose::Between;
 use crate::log;
 use crate::nbd::{self, ExportRules, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
 use crate::ublk::{AttachOptions, Devices};
 use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
 use serde_json::Value;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -133,7 +133,9 @@ impl Serving {
             options.workers,
         ));
         let exports = StoreExports::new(store.clone(), options.open.read_only);
-        let exports = Arc::new(exports.with_rules(options.exports.clone()));
+        let exports = exports.with_rules(options.exports.clone());
+        let filling = Arc::new(exports.to_fill());
+        let exports = Arc::new(exports);
         let defaults = ServerOptions::default();
         let server_options = ServerOptions {
             reactors: options.reactors.unwrap_or(defaults.reactors),
@@ -149,6 +151,7 @@ impl Serving {
         let service = Arc::new(StoreService {
             store: store.clone(),
             nbd: Arc::clone(&nbd),
+            filling,
             devices: Arc::clone(&devices),
             extension: extension.clone(),
         });
@@ -241,6 +244,8 @@ fn reactor_driver(open: &OpenOptions) -> dbs_reactor::Driver {
 struct StoreService {
     store: Store,
     nbd: Arc<ServerHandle>,
+    /// What connections that fill a volume may open.
+    filling: Arc<StoreExports>,
     devices: Arc<Devices>,
     extension: Option<Arc<dyn Extension>>,
 }
@@ -317,13 +322,22 @@ impl Service for StoreService {
     }
 
     fn nbd(&self, stream: UnixStream) {
-        if let Err(e) = self.nbd.adopt(stream) {
-            log::warn("nbd", &[("error", &e)]);
-        }
+        log_failure(self.nbd.adopt(stream));
+    }
+
+    fn fill(&self) -> Result<Session> {
+        let (nbd, filling) = (Arc::clone(&self.nbd), Arc::clone(&self.filling));
+        Ok(Box::new(move |stream| log_failure(nbd.adopt_for(stream, filling))))
     }
 
     fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>> {
         self.extension.as_ref().map_or(Ok(None), |extension| extension.extra(method, params))
+    }
+}
+
+fn log_failure(adopted: io::Result<()>) {
+    if let Err(e) = adopted {
+        log::warn("nbd", &[("error", &e)]);
     }
 }
 

@@ -4,7 +4,7 @@ use crate::agent::jobs::Jobs;
 use crate::data::{DataStats, Kind, LATENCY_BOUNDS};
 use crate::replica::Replica;
 use dbs_core::Store;
-use dbs_server::metrics::{Text, quoted, store_metrics};
+use dbs_server::metrics::{Text, quoted, store_metrics, volume_metrics};
 
 /// What one replica contributes.
 #[derive(Debug)]
@@ -57,6 +57,7 @@ pub fn text(store: Option<&Store>, replicas: &[Source], released: u64) -> String
     let mut out = Text::default();
     let stores: Vec<_> = store.map(|store| (String::new(), store.info())).into_iter().collect();
     store_metrics(&mut out, &stores);
+    volume_metrics(&mut out, &store.map(Store::volume_io).unwrap_or_default());
     out.head("dbs_handovers_total", "counter", "Stores given up to a newer process.");
     out.line("dbs_handovers_total", "", released);
     let replicas: Vec<_> = replicas.iter().collect();

@@ -8,15 +8,21 @@ use clap::{Args, ValueEnum};
 use dbs_core::info::VolumeInfo;
 use dbs_core::io::probe::{IMAGE_BYTES, image_format};
 use dbs_core::units::SECTOR_BYTES;
-use dbs_core::{Error, Result, format_size};
+use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_server::api::Request;
 use dbs_server::transfer::{Copied, import_file, import_stream};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Size of a volume while it is filled from a pipe whose length nobody knows.
 const UNKNOWN_SIZE_BYTES: u64 = 16 << 40;
+
+/// How long a server may take to notice that a connection of ours has ended.
+const OWN_END_TIME: Duration = Duration::from_secs(30);
+const OWN_END_POLL: Duration = Duration::from_millis(10);
 
 /// Create a volume from a raw image.
 #[derive(Debug, Args)]
@@ -31,6 +37,9 @@ pub struct Import {
     /// What the image is: by default a raw one, and refused if it begins like another
     #[arg(long, value_enum)]
     format: Option<Format>,
+    /// Begin again: replace what an import that was stopped half way has left under this name
+    #[arg(long)]
+    restart: bool,
 }
 
 /// Formats of images.
@@ -54,8 +63,7 @@ impl Import {
         context.stop.on_signals()?;
         let size = self.size.or(length).unwrap_or(UNKNOWN_SIZE_BYTES);
         let (value, copied) = context.with(true, |target| {
-            let create = Request::VolumeCreate { volume: self.name.clone(), size };
-            target.call(context, &create)?;
+            self.create(context, target, size)?;
             let filled = self.fill(context, target, &source, length.is_some());
             match filled {
                 Ok(copied) => Ok((self.finish(context, target, &copied, length)?, copied)),
@@ -121,6 +129,29 @@ impl Import {
         }
     }
 
+    /// Makes the volume, which is incomplete until [`Import::finish`].
+    fn create(&self, context: &Context, target: &Target, size: u64) -> Result<()> {
+        let create = Request::VolumeCreate { volume: self.name.clone(), size, rebuilding: true };
+        let taken = match target.call(context, &create) {
+            Err(error) if error.kind() == ErrorKind::Exists => error,
+            made => return made.map(drop),
+        };
+        let there = target.access()?.volume_info(&self.name)?;
+        if !there.rebuilding || there.snapshots > 0 {
+            return Err(taken);
+        }
+        if !self.restart {
+            return Err(taken.context(format!(
+                "an import of volume {} is not complete: if it does not run any more, begin again \
+                 with `--restart`, or delete the volume",
+                self.name
+            )));
+        }
+        // One that is still being filled is open, and stays.
+        target.call(context, &Request::VolumeDelete { volume: self.name.clone() })?;
+        target.call(context, &create).map(drop)
+    }
+
     fn fill(
         &self,
         context: &Context,
@@ -128,7 +159,7 @@ impl Import {
         source: &Source,
         known: bool,
     ) -> Result<Copied> {
-        let volume = target.open_spec(&self.name)?;
+        let volume = target.access()?.open_to_fill(&self.name)?;
         let mut meter = context.meter("importing", Unit::Bytes);
         let mut progress =
             |done, total| meter.update(done, if known || self.size.is_some() { total } else { 0 });
@@ -138,7 +169,7 @@ impl Import {
         }
     }
 
-    /// Gives a volume from a pipe the size of what came.
+    /// Gives a volume from a pipe the size of what came, and says that it is complete.
     fn finish(
         &self,
         context: &Context,
@@ -147,10 +178,19 @@ impl Import {
         length: Option<u64>,
     ) -> Result<serde_json::Value> {
         let volume = self.name.clone();
-        if self.size.is_some() || length.is_some() {
-            return target.call(context, &Request::VolumeShow { volume, usage: true });
+        if self.size.is_none() && length.is_none() {
+            let (volume, size) = (volume.clone(), copied.length.max(SECTOR_BYTES));
+            let resize = Request::VolumeResize { volume, size, shrink: true };
+            let deadline = Instant::now() + OWN_END_TIME;
+            // Nobody else can have it open; the server may not have noticed yet that we have closed it.
+            while let Err(error) = target.call(context, &resize) {
+                if error.kind() != ErrorKind::Busy || Instant::now() > deadline {
+                    return Err(error);
+                }
+                thread::sleep(OWN_END_POLL);
+            }
         }
-        let size = copied.length.max(SECTOR_BYTES);
-        target.call(context, &Request::VolumeResize { volume, size, shrink: true })
+        target.call(context, &Request::VolumeComplete { volume: volume.clone() })?;
+        target.call(context, &Request::VolumeShow { volume, usage: true })
     }
 }

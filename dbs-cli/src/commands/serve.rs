@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::exit;
 use crate::output::{print, print_json};
 use crate::spec;
-use clap::Args;
+use clap::{Args, FromArgMatches};
 use dbs_core::io::interpose::Interposer;
 use dbs_core::{Error, OpenOptions, Result};
 use dbs_server::control::Access;
@@ -80,11 +80,12 @@ pub struct Serve {
     /// How long a change may stay uncommitted if nobody flushes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = spec::duration)]
     commit_interval: Duration,
-    /// Memory for checksums, at least 256KiB; 64MiB hold those of about 64 GiB of data, and beyond
-    /// that each read takes another one. Nothing in a store without checksums
+    /// Memory for checksums of data, at least 256KiB. 64MiB hold the checksums of about 64 GiB of data;
+    /// for data whose checksums are not in memory the store reads those, too. A store without
+    /// checksums uses no memory for them
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = spec::checksum_cache)]
     checksum_cache: u64,
-    /// Serve metrics for Prometheus over HTTP
+    /// Serve metrics for Prometheus over HTTP, of the store and its volumes
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics: Option<ListenAddress>,
     /// Give up the rights of root once everything is open, and become this user: `dbs attach` does not
@@ -114,30 +115,11 @@ type Begin<'a> = &'a mut dyn FnMut(&Serving) -> Result<()>;
 impl Serve {
     /// As `dbs attach` serves a store in its own process.
     pub fn for_attach(checksum_cache: u64) -> Self {
-        Self {
-            nbd: Vec::new(),
-            export: Vec::new(),
-            read_only: false,
-            tls_cert: None,
-            tls_key: None,
-            tls_ca: None,
-            tls_dir: None,
-            control: None,
-            control_group: None,
-            control_mode: None,
-            reactors: None,
-            spin: Duration::ZERO,
-            workers: 16,
-            commit_interval: Duration::from_secs(1),
-            checksum_cache,
-            metrics: None,
-            user: None,
-            mount: None,
-            mount_options: Vec::new(),
-            while_attached: false,
-            inject_faults: None,
-            record_writes: None,
-        }
+        let serve = Self::augment_args(clap::Command::new("serve"));
+        let nothing =
+            serve.try_get_matches_from(["serve"]).and_then(|m| Self::from_arg_matches(&m));
+        let serve = nothing.expect("`serve` needs no arguments");
+        Self { checksum_cache, ..serve }
     }
 
     pub fn run(self, context: &Context) -> Result<()> {

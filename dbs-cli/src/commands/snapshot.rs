@@ -25,7 +25,8 @@ impl Create {
         let message = format!("created snapshot {}", self.snapshot);
         let SnapshotSpec { volume, snapshot } = self.snapshot;
         let labels = self.labels.into_iter().collect();
-        let request = Request::SnapshotCreate { volume, snapshot, labels, system: false };
+        let request =
+            Request::SnapshotCreate { volume, snapshot, labels, system: false, rebuilding: None };
         context.done(&context.call(&request)?, &message)
     }
 }

@@ -26,8 +26,8 @@ const UPGRADE_ROOM_BYTES: u64 = 256 << 20;
 /// Format a new store.
 #[derive(Debug, Args)]
 pub struct Init {
-    /// File (made if absent) or block device
-    path: PathBuf,
+    /// File (made if absent) or block device; by default what --store or DBS_STORE names
+    path: Option<PathBuf>,
     #[command(flatten)]
     format: Format,
 }
@@ -86,9 +86,13 @@ impl Format {
 
 impl Init {
     pub fn run(self, context: &Context) -> Result<()> {
-        let info = self.format.init(context, &self.path, self.format.size)?;
+        let path = match &self.path {
+            Some(path) => path,
+            None => context.store()?,
+        };
+        let info = self.format.init(context, path, self.format.size)?;
         let size = format_size(info.size);
-        context.done(&info, &format!("made the store {}, {size}", self.path.display()))
+        context.done(&info, &format!("made the store {}, {size}", path.display()))
     }
 }
 
@@ -113,6 +117,7 @@ fn describe(info: &StoreInfo) -> String {
         ("extent size", format_size(info.extent_size)),
         ("extents", format!("{used} of {} used", info.extents_total)),
         ("allocated", exact_size(info.allocated)),
+        ("free", exact_size(info.free)),
         ("metadata", format_size(info.metadata)),
         ("volumes", format!("{} of {}", info.volumes, info.volumes_max)),
         ("snapshots", format!("{} of {}, heads included", info.snapshots, info.snapshots_max)),
@@ -160,15 +165,28 @@ impl Grow {
 }
 
 /// Compact a store in a file and cut off its end. Can be interrupted and run again.
+///
+/// A store does not grow by itself: what is left free is all that can be written until `dbs grow`. When
+/// that is used up, writes of new data fail with "no space left".
 #[derive(Debug, Args)]
-pub struct Vacuum {}
+pub struct Vacuum {
+    /// Space to leave free for new data; by default a sixteenth of what is in use, at least 64MiB.
+    /// With 0 nothing new can be written until the store has grown
+    #[arg(long, value_name = "SIZE", value_parser = spec::size)]
+    keep: Option<u64>,
+}
 
 impl Vacuum {
     pub fn run(self, context: &Context) -> Result<()> {
-        let value = context.call(&Request::Vacuum)?;
-        let Vacuumed { before, after } = typed(value.clone())?;
-        let (before, after) = (format_size(before), format_size(after));
-        context.done(&value, &format!("the store had {before} and has {after} now"))
+        if self.keep == Some(0) {
+            let text = "Leave no free space? Writes of new data fail until `dbs grow`.";
+            confirm(context, text)?;
+        }
+        let value = context.call(&Request::Vacuum { keep: self.keep })?;
+        let Vacuumed { before, after, free } = typed(value.clone())?;
+        let [before, after, free] = [before, after, free].map(format_size);
+        let text = format!("the store had {before} and has {after} now, {free} of them free");
+        context.done(&value, &text)
     }
 }
 

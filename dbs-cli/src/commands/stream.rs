@@ -1,6 +1,7 @@
 //! `dbs send` and `dbs receive`.
 
 use super::export::refuse_terminal;
+use crate::confirm::confirm;
 use crate::context::Context;
 use crate::output::print_json;
 use crate::progress::Unit;
@@ -8,7 +9,9 @@ use crate::spec::{SnapshotSpec, Spec};
 use clap::Args;
 use dbs_core::{Error, Result, format_size};
 use dbs_server::api::Request;
-use dbs_server::transfer::{NewFile, Received, ResumeToken, SendOptions, pending, receive, send};
+use dbs_server::transfer::{
+    NewFile, Received, ResumeToken, SendOptions, pending, receive_over, send,
+};
 use serde_json::json;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
@@ -85,6 +88,10 @@ pub struct Receive {
     /// received in part
     #[arg(long)]
     token: bool,
+    /// Receive a difference whatever became of the volume since: roll it back to the snapshot that the
+    /// stream is the difference to. What was written after that snapshot is lost
+    #[arg(long, conflicts_with = "token")]
+    force: bool,
 }
 
 impl Receive {
@@ -93,12 +100,18 @@ impl Receive {
             return self.print_token(context);
         }
         let (input, name) = self.open()?;
+        if self.force {
+            let volume = &self.spec.volume;
+            let what = format!("Roll volume {volume} back to what the stream is based on?");
+            confirm(context, &what)?;
+        }
         context.stop.on_signals()?;
         let received = context.with(true, |target| {
             let mut meter = context.meter("receiving", Unit::Bytes);
             let mut progress = |done, total| meter.update(done, total);
             let volume = Some(self.spec.volume.as_str());
-            let mut received = receive(target.access()?, volume, input, &mut progress)
+            let access = target.access()?;
+            let mut received = receive_over(access, volume, self.force, input, &mut progress)
                 .map_err(|e| e.context(name))?;
             drop(meter);
             if let Some(new) = self.spec.snapshot.clone().filter(|new| *new != received.snapshot) {

@@ -21,7 +21,8 @@ pub struct Create {
 
 impl Create {
     pub fn run(self, context: &Context) -> Result<()> {
-        let request = Request::VolumeCreate { volume: self.name, size: self.size };
+        let request =
+            Request::VolumeCreate { volume: self.name, size: self.size, rebuilding: false };
         let value = context.call(&request)?;
         let volume: VolumeInfo = typed(value.clone())?;
         let size = format_size(volume.size);

@@ -114,9 +114,11 @@ impl Served {
 fn request(op: &Op) -> Option<Request> {
     let (volume, snapshot) = (volume_name, snapshot_name);
     Some(match *op {
-        Op::CreateVolume { vol, sectors } => {
-            Request::VolumeCreate { volume: volume(vol), size: u64::from(sectors) * SECTOR }
-        }
+        Op::CreateVolume { vol, sectors } => Request::VolumeCreate {
+            volume: volume(vol),
+            size: u64::from(sectors) * SECTOR,
+            rebuilding: false,
+        },
         Op::RenameVolume { vol, new } => {
             Request::VolumeRename { volume: volume(vol), new: volume(new) }
         }
@@ -135,6 +137,7 @@ fn request(op: &Op) -> Option<Request> {
             snapshot: snapshot(snap),
             labels: labels(number),
             system: number % 2 == 1,
+            rebuilding: None,
         },
         Op::RenameSnapshot { vol, snap, new } => Request::SnapshotRename {
             volume: volume(vol),
@@ -149,7 +152,7 @@ fn request(op: &Op) -> Option<Request> {
         }
         Op::Flush => Request::Flush,
         Op::Work { steps } => Request::Work { steps: u64::from(steps) },
-        Op::Vacuum { .. } => Request::Vacuum,
+        Op::Vacuum { .. } => Request::Vacuum { keep: Some(0) },
         _ => return None,
     })
 }
@@ -352,7 +355,8 @@ fn each_promise_rests_on_a_sync() {
             work();
             assert!(disk.syncs_from(before) > 0, "{io}: {what}: no sync reached the disk");
         };
-        let create = Request::VolumeCreate { volume: "v0".into(), size: 1 << 20 };
+        let create =
+            Request::VolumeCreate { volume: "v0".into(), size: 1 << 20, rebuilding: false };
         synced("a volume", &mut || served.call(&create).unwrap());
         let mut client = served.client(0).unwrap();
         synced("FUA, allocating", &mut || client.write_at(0, &[1; 4096], true).unwrap());
@@ -365,7 +369,8 @@ fn each_promise_rests_on_a_sync() {
         synced("a snapshot", &mut || {
             let (volume, snapshot) = ("v0".into(), "s".into());
             let (labels, system) = (Default::default(), false);
-            let take = Request::SnapshotCreate { volume, snapshot, labels, system };
+            let take =
+                Request::SnapshotCreate { volume, snapshot, labels, system, rebuilding: None };
             served.call(&take).unwrap();
         });
         client.write_at(0, &[5; 4096], false).unwrap();

@@ -26,7 +26,7 @@ const VOLATILE: &[&str] = &[
     "done",
     "freed",
     "blocks_checked",
-    "snapshots_checked",
+    "free",
 ];
 
 /// Runs commands and remembers what they answered.
@@ -159,7 +159,7 @@ fn data(s: &mut Script<'_>) {
     let out = std::fs::read(s.place.path("out")).unwrap();
     assert_eq!(out.len(), 9 << 20);
     assert!(out.starts_with(&image(2)));
-    s.run("volume export w out", 1);
+    s.run("volume export w out", 13);
     s.run("volume export w out --force", 0);
     std::fs::remove_file(s.place.path("out")).unwrap();
     let map = s.run("volume map w", 0);
@@ -185,7 +185,8 @@ fn refusals(s: &mut Script<'_>) {
     }
     s.run("volume export no -", 10);
     s.run("send v@no", 10);
-    s.run("volume create v 1MiB", 1);
+    s.run("volume create v 1MiB", 13);
+    s.run("volume create o\u{308} 1MiB", 2);
     s.run("volume create bad/\u{7}name 1MiB", 2);
     s.run("volume create odd 1000", 2);
     s.run("volume resize v 1MiB", 2);
@@ -441,7 +442,7 @@ fn people_get_tables() {
 fn init_refuses_what_is_there() {
     let place = Place::new();
     place.init();
-    place.dbs("init store.dbs --size 256MiB").exits(1, "a store");
+    place.dbs("init store.dbs --size 256MiB").exits(13, "a store");
     place.dbs("init store.dbs --size 256MiB --force").exits(2, "not confirmed");
     place.json("volume create v 1MiB");
     place.dbs("init store.dbs --size 256MiB --force --yes").ok("forced");
@@ -657,4 +658,94 @@ fn a_full_store_says_so() {
     full.exits(12, "no space");
     assert_eq!(place.json("volume list"), serde_json::json!([]));
     place.pipe("volume import v -", &noise(9, 8 << 20)).ok("space is back");
+}
+
+/// It counted heads, and deleted ones that were still being merged.
+#[test]
+fn a_check_counts_the_snapshots_that_are_listed() {
+    let place = Place::new();
+    place.init();
+    for volume in ["v", "w"] {
+        place.dbs(&format!("volume create {volume} 8MiB")).ok("create");
+    }
+    let checked = || place.json("check")["snapshots_checked"].clone();
+    assert_eq!(checked(), 0);
+    let server = place.serve("");
+    for name in ["v@a", "v@b", "w@a"] {
+        place.dbs(&format!("snapshot create {name}")).ok(name);
+    }
+    place.dbs("snapshot delete v@a --yes").ok("delete");
+    place.dbs("vacuum").ok("vacuum");
+    assert_eq!(checked(), 2);
+    assert_eq!(server.stop().0, Some(0));
+    assert_eq!(checked(), 2);
+}
+
+/// It cut off all free space, under clients that write.
+#[test]
+fn a_vacuum_leaves_room_for_new_data() {
+    let place = Place::new();
+    place.init();
+    place.pipe("volume import v -", &noise(3, 16 << 20)).ok("import");
+    let server = place.serve("--nbd unix:nbd.sock");
+    let vacuumed = place.json("vacuum");
+    assert_eq!(vacuumed["free"], 64 << 20, "{vacuumed}");
+    assert_eq!(place.json("info")["free"], 64 << 20);
+    assert!(vacuumed["after"].as_u64() < vacuumed["before"].as_u64());
+    place.pipe("volume import w -", &noise(4, 32 << 20)).ok("there is room");
+    assert_eq!(place.json("vacuum --keep 8MiB")["free"], 8 << 20);
+    let asks = place.dbs("vacuum --keep 0").exits(2, "asks").stderr;
+    assert!(asks.contains("dbs grow"), "{asks}");
+    assert_eq!(place.json("vacuum --keep 0 --yes")["free"], 0);
+    place.pipe("volume import x -", &noise(4, 4 << 20)).exits(12, "no room is left");
+    assert_eq!(server.stop().0, Some(0));
+    place.dbs("check").ok("check");
+}
+
+#[test]
+fn metrics_tell_of_every_volume() {
+    let place = Place::new();
+    place.init();
+    place.pipe("volume import v -", &noise(4, 8 << 20)).ok("import");
+    for read_only in ["", " --read-only"] {
+        let server = place.serve(&format!("--metrics 127.0.0.1:0{read_only}"));
+        // Beside a server that reads, a command opens the store itself.
+        place.dbs("volume export v -").ok("export");
+        let read = if read_only.is_empty() { 8 << 20 } else { 0 };
+        let address = server.ready["metrics"].as_str().expect("its address").to_owned();
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let get = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        std::io::Write::write_all(&mut stream, get).unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut text).unwrap();
+        let value = |name: &str| -> u64 {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("no {name} in {text}")).trim().parse().unwrap()
+        };
+        assert_eq!(value("dbs_store_snapshots "), 0);
+        assert_eq!(value("dbs_store_snapshot_slots "), 1);
+        assert_eq!(value("dbs_volume_size_bytes{volume=\"v\"} "), 8 << 20);
+        assert_eq!(value("dbs_volume_read_bytes_total{volume=\"v\"} "), read);
+        assert_eq!(value("dbs_volume_reads_total{volume=\"v\"} ") > 0, read > 0);
+        assert_eq!(value("dbs_volume_writes_total{volume=\"v\"} "), 0);
+        assert_eq!(server.stop().0, Some(0));
+    }
+}
+
+#[test]
+fn errors_blame_what_is_wrong() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 1MiB").ok("create");
+    place.dbs("snapshot create v@s").ok("snapshot");
+    let odd = place.dbs("volume diff v@s v --offset 3").exits(2, "odd").stderr;
+    assert!(odd.contains("multiples of 512"), "{odd}");
+    for args in ["volume create v 1MiB", "snapshot create v@s", "volume clone v@s v"] {
+        place.dbs(args).exits(13, args);
+    }
+    for name in ["a\u{202e}b", "e\u{301}"] {
+        place.dbs(&format!("volume create {name} 1MiB")).exits(2, name);
+        place.dbs(&format!("volume rename v {name}")).exits(2, name);
+        place.dbs(&format!("snapshot create v@{name}")).exits(2, name);
+    }
 }

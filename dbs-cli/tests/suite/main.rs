@@ -15,6 +15,7 @@ mod clients;
 mod documents;
 mod end_to_end;
 mod filesystem;
+mod filling;
 mod guards;
 mod readme;
 mod upgrade;

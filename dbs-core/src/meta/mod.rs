@@ -37,7 +37,7 @@ use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
 use crate::format::{Geometry, RegionKind};
-use crate::info::DataPlace;
+use crate::info::{DataPlace, VolumeIo};
 use crate::limits::ROOM_BLOCKS;
 use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
@@ -94,6 +94,8 @@ pub struct Volume {
     /// Changes of the content of its head, or of a snapshot, since the store was opened. Counted when they
     /// can be read.
     pub writes: u64,
+    /// What was read and written since the store was opened.
+    pub io: VolumeIo,
 }
 
 /// A snapshot or head.

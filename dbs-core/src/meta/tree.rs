@@ -61,6 +61,7 @@ impl Meta {
             head,
             snapshots: BTreeMap::new(),
             writes: 0,
+            io: Default::default(),
         };
         if self.volumes.len() <= slot as usize {
             self.volumes.resize_with(slot as usize + 1, || None);
@@ -108,11 +109,9 @@ impl Meta {
     /// # Errors
     /// `Busy` if it is open or has a protected snapshot.
     pub fn delete_volume(&mut self, id: VolumeId) -> Result<()> {
+        self.check_closed(id)?;
         let volume = self.volume(id);
         let name = volume.name.clone();
-        if self.open_volumes.contains_key(&id.0) {
-            return Err(self.open_error(&format!("volume `{name}`"), &Target::Volume(id)));
-        }
         for (snapshot, id) in &volume.snapshots {
             self.check_deletable(&name, snapshot, *id)?;
         }
@@ -294,9 +293,37 @@ impl Meta {
         }
     }
 
+    /// Counts a read of a volume or of its snapshots.
+    pub fn count_read(&mut self, volume: VolumeId, bytes: u64) {
+        if let Some(Some(volume)) = self.volumes.get_mut(volume.index() - 1) {
+            volume.io.reads += 1;
+            volume.io.read_bytes += bytes;
+        }
+    }
+
+    /// Counts a write of a volume.
+    pub fn count_write(&mut self, volume: VolumeId, bytes: u64) {
+        if let Some(Some(volume)) = self.volumes.get_mut(volume.index() - 1) {
+            volume.io.writes += 1;
+            volume.io.written_bytes += bytes;
+        }
+    }
+
     /// Whether somebody holds the volume's head open.
     pub fn is_open(&self, volume: VolumeId) -> bool {
         self.open_volumes.contains_key(&volume.0)
+    }
+
+    /// Refuses what cannot be done to a volume that somebody has open.
+    ///
+    /// # Errors
+    /// `Busy`.
+    pub fn check_closed(&self, volume: VolumeId) -> Result<()> {
+        if self.is_open(volume) {
+            let name = &self.volume(volume).name;
+            return Err(self.open_error(&format!("volume `{name}`"), &Target::Volume(volume)));
+        }
+        Ok(())
     }
 
     fn check_volume_name_free(&self, name: &str) -> Result<()> {

@@ -8,7 +8,8 @@ use crate::format::labels;
 use crate::format::slots::{
     SNAPSHOT_PROTECTED, SNAPSHOT_RETIRED, SNAPSHOT_USER_CREATED, VOLUME_REBUILDING,
 };
-use crate::info::{SnapshotInfo, StoreInfo, Usage, VolumeInfo};
+use crate::info::{SnapshotInfo, StoreInfo, Usage, VolumeInfo, VolumeIo};
+use crate::meta::locks::Space;
 use crate::meta::tree::Birth;
 use crate::meta::{Meta, Snapshot};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -36,6 +37,7 @@ impl Store {
             extents_free: free,
             extents_pending: pending,
             allocated: (total - free - pending) * geometry.extent_bytes,
+            free: free * geometry.extent_bytes,
             metadata: geometry.region(crate::format::RegionKind::Data).offset,
             volumes: meta.volumes().count() as u64,
             volumes_max: u64::from(geometry.volumes),
@@ -65,6 +67,13 @@ impl Store {
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
+    }
+
+    /// All volumes, with what was read and written of each since the store was opened.
+    #[must_use]
+    pub fn volume_io(&self) -> Vec<(VolumeInfo, VolumeIo)> {
+        let meta = self.inner.meta();
+        meta.volumes().map(|(id, volume)| (volume_info(&meta, id), volume.io)).collect()
     }
 
     /// One volume with its usage.
@@ -162,6 +171,20 @@ impl Store {
     /// `Exists`, `Invalid`, `NoSpace` when a table is full.
     pub fn create_volume(&self, name: &str, size: u64) -> Result<VolumeInfo> {
         self.create_volume_of(name, size, None)
+    }
+
+    /// As [`Store::create_volume`], of a volume that is to be filled: it is rebuilding from its first
+    /// moment until [`Store::set_rebuilding`] says that it is complete.
+    ///
+    /// # Errors
+    /// As [`Store::create_volume`].
+    pub fn create_rebuilding(&self, name: &str, size: u64) -> Result<VolumeInfo> {
+        let births = self.inner.births(None);
+        self.inner.command(|meta| {
+            let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
+            meta.set_rebuilding(id, true);
+            Ok(volume_info(meta, id))
+        })
     }
 
     /// As [`Store::create_volume`], of a time that is known from elsewhere.
@@ -289,7 +312,8 @@ impl Store {
     /// Takes a snapshot of the head.
     ///
     /// # Errors
-    /// `NotFound`, `Exists`, `Invalid`, `NoSpace` when a table is full.
+    /// `NotFound`, `Exists`, `Invalid`, `NoSpace` when a table is full; `Busy` if the volume is to
+    /// be rebuilding and somebody has it open.
     pub fn create_snapshot(
         &self,
         volume: &str,
@@ -303,16 +327,25 @@ impl Store {
             still_named(meta, volume, id)?;
             meta.prepare_snapshot(id, name, &options.labels)
         })?;
+        // Layers being written are written before the volume counts as complete.
+        let layers = (options.rebuilding == Some(false))
+            .then(|| self.inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true));
         // Only until writes in flight have ended: the commit goes on without stopping new ones.
         let hold = self.inner.hold_all(id);
         let created_ns = options.created_ns.unwrap_or(birth.now_ns);
         let created = self.inner.step(|meta| {
             still_named(meta, volume, id)?;
+            if options.rebuilding == Some(true) {
+                meta.check_closed(id)?;
+            }
             let (system, labels) = (options.system, &options.labels);
             let created = meta.create_snapshot(id, name, !system, labels, created_ns, birth)?;
+            if let Some(rebuilding) = options.rebuilding {
+                meta.set_rebuilding(id, rebuilding);
+            }
             Ok(snapshot_info(meta, created))
         });
-        drop(hold);
+        drop((layers, hold));
         let (info, _) = created?;
         self.inner.commit()?;
         self.inner.reserve_for_discards();

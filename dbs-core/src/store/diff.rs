@@ -77,9 +77,12 @@ impl Store {
         let from = from.map(|name| find(&meta, volume, Some(name))).transpose()?;
         same(looked_at, identity(&meta, from, to), volume)?;
         let size = meta.snapshot(to).size;
-        if !offset.is_multiple_of(SECTOR_BYTES)
-            || offset.checked_add(length).is_none_or(|end| end > size)
-        {
+        if !offset.is_multiple_of(SECTOR_BYTES) || !length.is_multiple_of(SECTOR_BYTES) {
+            return Err(Error::invalid(format!(
+                "offset {offset} and length {length} must be multiples of {SECTOR_BYTES}"
+            )));
+        }
+        if offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(Error::invalid(format!("range {offset}+{length} is outside {size} bytes")));
         }
         let end = (offset + length).div_ceil(BLOCK_BYTES);

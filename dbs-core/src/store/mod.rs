@@ -162,6 +162,9 @@ pub struct SnapshotOptions {
     /// Creation time in nanoseconds since the Unix epoch, where it is known from elsewhere; by
     /// default the clock's.
     pub created_ns: Option<u64>,
+    /// Says in the same step whether the volume is rebuilding from then on
+    /// ([`Store::set_rebuilding`]). That this begins needs that nobody has the volume open.
+    pub rebuilding: Option<bool>,
 }
 
 impl SnapshotOptions {

@@ -41,12 +41,24 @@ impl Store {
         Ok(())
     }
 
-    /// Moves extents towards the start and cuts a file's end off; returns the new size.
+    /// Moves extents towards the start and cuts a file's end off, all that is free; returns the new size.
+    ///
+    /// # Errors
+    /// As [`Store::vacuum_keeping`].
+    pub fn vacuum(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<u64> {
+        self.vacuum_keeping(0, progress)
+    }
+
+    /// As [`Store::vacuum`], but leaves this many bytes free for new data, if there are as many.
     /// Return `false` from `progress(done, total)` to stop.
     ///
     /// # Errors
     /// `Io`, `NoSpace` if the file system below has none, `Interrupted` if `progress` says so; what was moved until then stays moved.
-    pub fn vacuum(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<u64> {
+    pub fn vacuum_keeping(
+        &self,
+        keep: u64,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<u64> {
         while self.work(u64::MAX)?.remaining > 0 && self.work(1)?.done > 0 {}
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         self.inner.commit()?;
@@ -61,7 +73,7 @@ impl Store {
             self.inner.commit_if_long()?;
         }
         self.inner.commit()?;
-        self.inner.shrink()
+        self.inner.shrink(keep)
     }
 }
 
@@ -93,16 +105,18 @@ impl Inner {
         Ok(true)
     }
 
-    /// Cuts the free end off; returns the store's size.
-    fn shrink(&self) -> Result<u64> {
+    /// Cuts the free end off but for so many bytes; returns the store's size.
+    fn shrink(&self, keep: u64) -> Result<u64> {
         let (old, used) = {
             let mut meta = self.meta();
             meta.release_freed();
             (meta.geometry, meta.extents_end())
         };
-        let size = old.region(RegionKind::Data).offset
-            + u64::from(used.max(1)) * old.extent_bytes
-            + BLOCK_BYTES;
+        let extents = u64::from(used.max(1)).saturating_add(keep.div_ceil(old.extent_bytes));
+        if extents >= u64::from(old.data_extents()) {
+            return Ok(old.size);
+        }
+        let size = old.region(RegionKind::Data).offset + extents * old.extent_bytes + BLOCK_BYTES;
         if size >= old.size || self.is_device() {
             return Ok(old.size);
         }
@@ -110,7 +124,7 @@ impl Inner {
         self.reserve_superblock(&new, "shrinking the store failed")?;
         {
             let mut meta = self.meta();
-            if meta.extents_end() > used.max(1) {
+            if meta.extents_end() > new.data_extents() {
                 // Somebody wrote or freed meanwhile: leave the end to them.
                 return Ok(old.size);
             }

@@ -155,6 +155,7 @@ impl Image {
             extents_free: total - self.allocated,
             extents_pending: 0,
             allocated: self.allocated * EXTENT,
+            free: 0,
             metadata: self.tables.geometry.data,
             volumes: self.tables.volumes.len() as u64,
             volumes_max: VOLUMES as u64,

@@ -1,7 +1,7 @@
 //! Opening volumes in somebody's name.
 
 use super::{Handle, Volume};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::info::{Holder, HolderInfo};
 use crate::meta::holders::Target;
 use crate::meta::names;
@@ -39,6 +39,34 @@ impl Store {
         self.open_volume(spec, Some(holder))
     }
 
+    /// Opens a volume or snapshot for its users: as [`Store::volume`], but not a volume whose content
+    /// is incomplete. While the handle lives nobody begins to fill the volume.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid`; `Busy` for a volume that is rebuilding.
+    pub fn complete_volume(&self, spec: &str) -> Result<Volume> {
+        self.volume(spec)?.complete()
+    }
+
+    /// Opens a volume that is rebuilding, for the only one who fills it.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` if it is not rebuilding; `Busy` if somebody has it open.
+    pub fn open_to_fill(&self, name: &str, holder: Option<Holder>) -> Result<Volume> {
+        let since_ns = self.inner.now_ns();
+        let mut meta = self.inner.meta();
+        let volume = meta.find_volume(name)?;
+        if !meta.is_rebuilding(volume) {
+            return Err(Error::invalid(format!("volume `{name}` is complete: nobody may fill it")));
+        }
+        meta.check_closed(volume)?;
+        meta.opened(volume, None);
+        let holder = holder.map(|holder| meta.add_holder(Target::Volume(volume), holder, since_ns));
+        drop(meta);
+        let (store, spec) = (Arc::clone(&self.inner), name.to_owned());
+        Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot: None, spec, holder }) })
+    }
+
     /// Claims the volume of this name, now and should there be one later, for a holder who opens it
     /// by itself.
     #[must_use]
@@ -70,6 +98,28 @@ impl Store {
         drop(meta);
         let (store, spec) = (Arc::clone(&self.inner), spec.to_owned());
         Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot, spec, holder }) })
+    }
+}
+
+impl Volume {
+    /// The same, unless it is a volume whose content is incomplete. Nobody begins to fill it as long as
+    /// the handle lives.
+    ///
+    /// # Errors
+    /// `Busy` for a volume that is rebuilding.
+    pub fn complete(self) -> Result<Self> {
+        let (id, snapshot) = self.ids();
+        let meta = self.store().meta();
+        if snapshot.is_some() || !meta.is_rebuilding(id) {
+            drop(meta);
+            return Ok(self);
+        }
+        let name = meta.volume(id).name.clone();
+        drop(meta);
+        Err(Error::busy(format!(
+            "volume `{name}` is incomplete: an import, a receive or a rebuild fills it, or was \
+             stopped half way; finish that, or delete the volume"
+        )))
     }
 }
 

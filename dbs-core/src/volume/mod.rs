@@ -251,7 +251,9 @@ impl Volume {
             if checked {
                 self.check_range_in(meta, part.offset, length)?;
             }
-            meta.plan_read(self.source(meta), blocks_of(part.offset, length), pieces)
+            let blocks = blocks_of(part.offset, length);
+            meta.count_read(self.handle.volume, (blocks.end - blocks.start) * BLOCK_BYTES);
+            meta.plan_read(self.source(meta), blocks, pieces)
         })
     }
 

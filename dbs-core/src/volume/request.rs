@@ -302,6 +302,8 @@ impl Volume {
                 return Ok(Start::Blocked);
             }
         }
+        let blocks = blocks_of(offset, length);
+        meta.count_read(self.handle.volume, (blocks.end - blocks.start) * BLOCK_BYTES);
         drop(meta);
         Ok(self.begin_read(offset, length, fence, request))
     }
@@ -363,7 +365,12 @@ impl Volume {
     pub(super) fn plan_held(&self, blocks: Range<u64>, request: &mut Request) -> Result<()> {
         let volume = self.handle.volume;
         let writes = &mut request.writes;
-        let step = self.store().step(|meta| meta.plan_write(volume, blocks.clone(), writes));
+        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
+        let step = self.store().step(|meta| {
+            meta.plan_write(volume, blocks.clone(), writes)?;
+            meta.count_write(volume, length);
+            Ok(())
+        });
         match (step, &mut request.running) {
             (
                 Ok(((), early)),
@@ -390,6 +397,7 @@ impl Volume {
     ) -> Result<bool> {
         let volume = self.handle.volume;
         meta.requests += 1;
+        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
         let hold = meta.locks.queue(Space::Head(volume), blocks.clone(), false);
         let mut planned = if meta.locks.granted(hold) {
             meta.plan_write(volume, blocks, &mut request.writes)
@@ -402,6 +410,7 @@ impl Volume {
         }
         match planned {
             Ok(()) => {
+                meta.count_write(volume, length);
                 let early = meta.publish();
                 request.running = Some(self.writing(hold, true, early));
                 Ok(true)

@@ -110,3 +110,33 @@ fn what_is_deleted_while_its_creation_is_committed_was_made_all_the_same() {
     let made = make_while_deleted(|store| store.create_snapshot("v", "c", &options), "v").unwrap();
     assert_eq!((made.volume.as_str(), made.name.as_str()), ("v", "c"));
 }
+
+#[test]
+fn who_fills_a_volume_has_it_alone() {
+    let (_disk, store) = sample();
+    let kind = |result: dbs_core::Result<dbs_core::Volume>| result.err().unwrap().kind();
+    store.create_rebuilding("w", 1 << 20).unwrap();
+    assert!(store.volume_info("w").unwrap().rebuilding);
+    assert_eq!(kind(store.complete_volume("w")), ErrorKind::Busy);
+    let filling = store.open_to_fill("w", None).unwrap();
+    assert_eq!(kind(store.open_to_fill("w", None)), ErrorKind::Busy);
+    filling.write_at(0, &[1; 4096], false).unwrap();
+    drop(filling);
+    store.set_rebuilding("w", false).unwrap();
+    assert_eq!(kind(store.open_to_fill("w", None)), ErrorKind::Invalid);
+
+    // It begins and ends with a snapshot, in the same step; with nobody there when it begins.
+    let user = store.complete_volume("w").unwrap();
+    let begins = SnapshotOptions { rebuilding: Some(true), ..Default::default() };
+    let refused = store.create_snapshot("w", "begun", &begins).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    assert!(!store.volume_info("w").unwrap().rebuilding);
+    assert_eq!(store.snapshots("w", false).unwrap(), []);
+    drop(user);
+    store.create_snapshot("w", "begun", &begins).unwrap();
+    assert_eq!(kind(store.complete_volume("w")), ErrorKind::Busy);
+    store.complete_volume("w@begun").unwrap();
+    let ends = SnapshotOptions { rebuilding: Some(false), ..Default::default() };
+    store.create_snapshot("w", "ended", &ends).unwrap();
+    store.complete_volume("w").unwrap();
+}

@@ -138,6 +138,7 @@ fn the_list_is_the_tree_with_its_side_branches() {
         labels: [("k".to_owned(), "v".to_owned())].into(),
         system: true,
         created_ns: Some(5),
+        ..Default::default()
     };
     store.create_snapshot("v", "a", &options).unwrap();
     snapshot(&store, "v", "b");

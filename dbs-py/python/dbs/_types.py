@@ -110,6 +110,8 @@ class StoreInfo(_Record):
     """Data extents freed, but not yet reusable."""
     allocated: int
     """Bytes of data extents in use."""
+    free: int
+    """Bytes of data extents that can be allocated now."""
     metadata: int
     """Bytes before the data."""
     volumes: int

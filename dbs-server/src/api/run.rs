@@ -1,6 +1,7 @@
 //! Runs a request on an open store.
 
 use super::{Deleted, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
+use crate::transfer::MARKER;
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::Observer;
@@ -15,6 +16,11 @@ use std::time::{Duration, Instant};
 const WORK_STEPS: u64 = 64;
 /// Bytes of a volume compared by one call: bounds the ranges one call can return.
 const DIFF_WINDOW_BYTES: u64 = 1 << 30;
+
+/// What a vacuum leaves free unless it is told: this part of what is in use.
+const KEEP_PART: u64 = 16;
+/// At least this much.
+const KEEP_MIN_BYTES: u64 = 64 << 20;
 
 /// Longest rest of a scrub that is held back.
 const SCRUB_REST: Duration = Duration::from_millis(100);
@@ -38,7 +44,7 @@ pub fn execute(
     match request {
         R::Info => json(&store.info()),
         R::Grow { size } => store.grow(*size).and_then(|()| json(&store.info())),
-        R::Vacuum => vacuum(store, progress),
+        R::Vacuum { keep } => vacuum(store, *keep, progress),
         R::Check => json(&store.check()?),
         R::Scrub { rate, restart } => scrub(store, *rate, *restart, progress),
         R::Dump => dump(store),
@@ -48,7 +54,16 @@ pub fn execute(
         R::VolumeList { usage } => list(&store.volumes(*usage), *usage),
         R::VolumeShow { volume, usage: true } => json(&store.volume_info(volume)?),
         R::VolumeShow { volume, usage: false } => without_usage(&find_volume(store, volume)?),
-        R::VolumeCreate { volume, size } => without_usage(&store.create_volume(volume, *size)?),
+        R::VolumeCreate { volume, size, rebuilding: false } => {
+            without_usage(&store.create_volume(volume, *size)?)
+        }
+        R::VolumeCreate { volume, size, rebuilding: true } => {
+            without_usage(&store.create_rebuilding(volume, *size)?)
+        }
+        R::VolumeComplete { volume } => {
+            store.set_rebuilding(volume, false)?;
+            without_usage(&find_volume(store, volume)?)
+        }
         R::VolumeRename { volume, new } => {
             store.rename_volume(volume, new)?;
             without_usage(&find_volume(store, new)?)
@@ -82,9 +97,16 @@ pub fn execute(
 fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
     use Request as R;
     match request {
-        R::SnapshotCreate { volume, snapshot, labels, system } => {
-            let options =
-                SnapshotOptions { labels: labels.clone(), system: *system, ..Default::default() };
+        R::SnapshotCreate { volume, snapshot, labels, system, rebuilding } => {
+            if rebuilding.is_none() {
+                refuse_incomplete(store, volume, "its snapshot would be, too")?;
+            }
+            let options = SnapshotOptions {
+                labels: labels.clone(),
+                system: *system,
+                rebuilding: *rebuilding,
+                ..Default::default()
+            };
             without_usage(&store.create_snapshot(volume, snapshot, &options)?)
         }
         R::SnapshotList { volume, usage } => list(&store.snapshots(volume, *usage)?, *usage),
@@ -99,13 +121,13 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
             without_usage(&find_snapshot(store, volume, new)?)
         }
         R::SnapshotDelete { volume, snapshot } => {
+            if snapshot == MARKER {
+                refuse_incomplete(store, volume, "the snapshot tells how far it was received")?;
+            }
             store.delete_snapshot(volume, snapshot)?;
             json(&Deleted { deleted: spec(volume, Some(snapshot)) })
         }
-        R::SnapshotRollback { volume, snapshot } => {
-            store.rollback(volume, snapshot)?;
-            without_usage(&find_volume(store, volume)?)
-        }
+        R::SnapshotRollback { volume, snapshot } => roll_back(store, volume, snapshot),
         R::SnapshotProtect { volume, snapshot } => protect(store, volume, snapshot, true),
         R::SnapshotUnprotect { volume, snapshot } => protect(store, volume, snapshot, false),
         R::SnapshotLabel { volume, snapshot, set, remove } => {
@@ -158,14 +180,51 @@ fn find_snapshot(store: &Store, volume: &str, name: &str) -> Result<SnapshotInfo
     found.ok_or_else(|| Error::not_found(format!("no snapshot `{volume}@{name}` in this store")))
 }
 
+/// Refuses what makes no sense while a volume is being filled.
+fn refuse_incomplete(store: &Store, volume: &str, why: &str) -> Result<()> {
+    if !find_volume(store, volume)?.rebuilding {
+        return Ok(());
+    }
+    Err(Error::busy(format!(
+        "volume `{volume}` is incomplete, and {why}: finish the import or receive that fills it, or \
+         give it up (delete the volume, or roll it back)"
+    )))
+}
+
+fn roll_back(store: &Store, volume: &str, snapshot: &str) -> Result<Value> {
+    let before = find_volume(store, volume)?;
+    let received = before.rebuilding && store.snapshots(volume, false)?.iter().any(is_marker);
+    if received && before.open {
+        return Err(Error::busy(format!("volume `{volume}` is being received: stop that first")));
+    }
+    store.rollback(volume, snapshot)?;
+    if received {
+        // What was received in part is gone, and the snapshot was complete.
+        store.set_rebuilding(volume, false)?;
+    }
+    without_usage(&find_volume(store, volume)?)
+}
+
+fn is_marker(snapshot: &SnapshotInfo) -> bool {
+    snapshot.name == MARKER
+}
+
 fn spec(volume: &str, snapshot: Option<&str>) -> String {
     snapshot.map_or_else(|| volume.to_owned(), |snapshot| format!("{volume}@{snapshot}"))
 }
 
-fn vacuum(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Value> {
-    let before = store.info().size;
-    let after = store.vacuum(&mut |done, total| progress(Progress { done, total }))?;
-    json(&Vacuumed { before, after })
+fn vacuum(
+    store: &Store,
+    keep: Option<u64>,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    let before = store.info();
+    // Nothing makes a store grow by itself: who writes to it next finds this.
+    let keep = keep.unwrap_or((before.allocated / KEEP_PART).max(KEEP_MIN_BYTES));
+    let after =
+        store.vacuum_keeping(keep, &mut |done, total| progress(Progress { done, total }))?;
+    let now = store.info();
+    json(&Vacuumed { before: before.size, after, free: now.free })
 }
 
 fn scrub(

@@ -7,7 +7,7 @@ fn names_on_the_wire_are_stable() {
         (Request::Info, json!({"method": "info"})),
         (Request::Grow { size: 5 }, json!({"method": "grow", "params": {"size": 5}})),
         (
-            Request::VolumeCreate { volume: "a".into(), size: 1 },
+            Request::VolumeCreate { volume: "a".into(), size: 1, rebuilding: false },
             json!({"method": "volume.create", "params": {"volume": "a", "size": 1}}),
         ),
         (Request::VolumeTrim, json!({"method": "volume.trim"})),
@@ -36,6 +36,28 @@ fn optional_parameters_may_be_absent() {
 }
 
 #[test]
+fn no_parameters_may_be_written_either_way() {
+    for method in ["info", "flush", "volume.trim", "volume.list", "vacuum"] {
+        let plain = Request::from_wire(json!({"method": method})).unwrap();
+        let empty = Request::from_wire(json!({"method": method, "params": {}})).unwrap();
+        assert_eq!(plain, empty);
+    }
+    for wire in [
+        json!({"method": "info", "params": {"a": 1}}),
+        json!({"method": "grow", "params": {}}),
+        json!({"method": "grow"}),
+        json!({"method": "flush", "params": []}),
+        json!(["info"]),
+    ] {
+        let error = Request::from_wire(wire.clone()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            serde_json::from_value::<Request>(wire).unwrap_err().to_string()
+        );
+    }
+}
+
+#[test]
 fn unknown_methods_and_parameters_are_refused() {
     for wire in [
         json!({"method": "format"}),
@@ -58,5 +80,5 @@ fn readers_need_no_writing() {
     assert!(Request::Flush.writes());
     assert!(Request::VolumeTrim.writes());
     assert!(Request::VolumeDelete { volume: "a".into() }.leaves_work());
-    assert!(!Request::VolumeCreate { volume: "a".into(), size: 1 }.leaves_work());
+    assert!(!Request::VolumeComplete { volume: "a".into() }.leaves_work());
 }

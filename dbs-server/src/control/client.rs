@@ -1,7 +1,7 @@
 //! The client's side of the control socket.
 
 use super::line::{read_line, send};
-use super::{LINE_MAX_BYTES, NBD_METHOD, Reply, STORE_METHOD};
+use super::{FILL_METHOD, LINE_MAX_BYTES, NBD_METHOD, Reply, STORE_METHOD};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
 use nix::errno::Errno;
@@ -154,6 +154,14 @@ impl Client {
     /// The server's, or `Io`.
     pub fn into_nbd(self) -> Result<UnixStream> {
         self.into_session(NBD_METHOD, &Value::Null).map(|(_, stream)| stream)
+    }
+
+    /// As [`Client::into_nbd`], to fill a volume that is rebuilding.
+    ///
+    /// # Errors
+    /// As [`Client::into_nbd`].
+    pub fn into_fill(self) -> Result<UnixStream> {
+        self.into_session(FILL_METHOD, &Value::Null).map(|(_, stream)| stream)
     }
 
     fn call_into(

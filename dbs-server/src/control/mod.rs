@@ -17,9 +17,11 @@
 //! A result too long for a line comes as `part` lines, whose texts together are its JSON; the
 //! `result` after them is null. A client that closes its connection, or its sending side, stops the
 //! command that runs for it at the next safe point. The request `{"method":"nbd"}` is answered by
-//! `{"result":null}`, and what follows that line is NBD, which the server begins. The request
+//! `{"result":null}`, and what follows that line is NBD, which the server begins; `nbd.fill` is the same for
+//! who fills a volume that is rebuilding, which nobody else can open. The request
 //! `{"method":"store"}` is answered by `{"result":{"key":KEY}}`, which tells the store from every other
-//! on the machine, copies of it included: clients ask before anything else. A program that serves a store may offer further methods ([`Service::extra`]), which may take the connection
+//! on the machine, copies of it included: clients ask before anything else. A program that serves a store
+//! may offer further methods ([`Service::extra`]), which may take the connection
 //! over in the same way.
 
 mod client;
@@ -52,6 +54,8 @@ const PART_BYTES: usize = 128 << 10;
 const STORE_METHOD: &str = "store";
 /// The method that turns a connection into an NBD session.
 const NBD_METHOD: &str = "nbd";
+/// The same, to fill volumes that are incomplete.
+const FILL_METHOD: &str = "nbd.fill";
 
 /// One line of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The server's side of the control socket.
 
 use super::line::{PartWriter, read_line, send, send_result};
-use super::{Failure, NBD_METHOD, Reply, STORE_METHOD, place};
+use super::{FILL_METHOD, Failure, NBD_METHOD, Reply, STORE_METHOD, place};
 use crate::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, Result};
 use nix::errno::Errno;
@@ -56,6 +56,14 @@ pub trait Service: Send + Sync + 'static {
 
     /// Speaks NBD on the connection until it ends.
     fn nbd(&self, stream: UnixStream);
+
+    /// What speaks NBD on a connection whose client fills a volume that is rebuilding.
+    ///
+    /// # Errors
+    /// Sent to the client.
+    fn fill(&self) -> Result<Session> {
+        Err(Error::unsupported("this server lets nobody fill its volumes"))
+    }
 
     /// Answers a method that is no [`Request`]; `None` if there is no such method here either.
     ///
@@ -418,6 +426,9 @@ fn parse(line: &[u8], shared: &Shared) -> Result<Asked> {
             let session = Box::new(move |stream| service.nbd(stream));
             return Ok(Asked::Extra(Extra::Session(Value::Null, session)));
         }
+        if method == FILL_METHOD {
+            return Ok(Asked::Extra(Extra::Session(Value::Null, shared.service.fill()?)));
+        }
         if method == STORE_METHOD {
             return Ok(Asked::Extra(Extra::Answer(json!({ "key": shared.service.key()? }))));
         }
@@ -426,7 +437,7 @@ fn parse(line: &[u8], shared: &Shared) -> Result<Asked> {
             return Ok(Asked::Extra(extra));
         }
     }
-    serde_json::from_value(value).map(Asked::Command).map_err(no_request)
+    Request::from_wire(value).map(Asked::Command).map_err(no_request)
 }
 
 fn no_request(error: serde_json::Error) -> Error {
@@ -437,7 +448,7 @@ fn no_request(error: serde_json::Error) -> Error {
 #[doc(hidden)]
 pub fn decode_request(line: &[u8]) -> Result<Request> {
     let value: Value = serde_json::from_slice(line).map_err(no_request)?;
-    serde_json::from_value(value).map_err(no_request)
+    Request::from_wire(value).map_err(no_request)
 }
 
 fn run(request: &Request, stream: &mut UnixStream, shared: &Shared) -> Result<Value> {

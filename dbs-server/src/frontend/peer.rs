@@ -60,8 +60,9 @@ pub trait Charge {
 
 /// A connection.
 pub(super) struct Peer<P: Protocol> {
-    pub socket: Socket,
+    /// Dropped before the socket: who sees that closed may count on what it had open being closed, too.
     pub protocol: P,
+    pub socket: Socket,
     /// In a place of its own: it is large, and most connections have none.
     pub tls: Option<Box<TlsStream>>,
     pub out: Outgoing,

@@ -5,7 +5,7 @@ mod server;
 pub use server::{Collect, MetricsServer};
 
 use dbs_core::Store;
-use dbs_core::info::{ChecksumInfo, StoreInfo};
+use dbs_core::info::{ChecksumInfo, StoreInfo, VolumeInfo, VolumeIo};
 use std::fmt::{Display, Write};
 
 /// All metrics of a store.
@@ -13,18 +13,17 @@ use std::fmt::{Display, Write};
 pub fn text(store: &Store) -> String {
     let mut out = Text::default();
     store_metrics(&mut out, &[(String::new(), store.info())]);
+    volume_metrics(&mut out, &store.volume_io());
     out.into_string()
 }
 
 /// What stores contribute, each with the labels of its series.
 pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
     type Value = fn(&StoreInfo) -> u64;
-    let values: [(&str, &str, &str, Value); 10] = [
+    let values: [(&str, &str, &str, Value); 11] = [
         ("dbs_store_size_bytes", "gauge", "Size of the store.", |info| info.size),
         ("dbs_store_allocated_bytes", "gauge", "Extents in use.", |info| info.allocated),
-        ("dbs_store_free_bytes", "gauge", "Extents free.", |info| {
-            info.extents_free * info.extent_size
-        }),
+        ("dbs_store_free_bytes", "gauge", "Extents free.", |info| info.free),
         (
             "dbs_store_pending_bytes",
             "gauge",
@@ -32,7 +31,15 @@ pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
             |info| info.extents_pending * info.extent_size,
         ),
         ("dbs_store_volumes", "gauge", "Volumes.", |info| info.volumes),
-        ("dbs_store_snapshots", "gauge", "Snapshots and heads.", |info| info.snapshots),
+        ("dbs_store_snapshots", "gauge", "Snapshots, without heads and deleted ones.", |info| {
+            info.snapshots.saturating_sub(info.volumes + info.snapshots_deleting)
+        }),
+        (
+            "dbs_store_snapshot_slots",
+            "gauge",
+            "Slots in use: of snapshots, heads and deleted ones.",
+            |info| info.snapshots,
+        ),
         (
             "dbs_store_snapshots_deleting",
             "gauge",
@@ -59,6 +66,37 @@ pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
         }
     }
     checksum_metrics(out, stores);
+}
+
+/// Of the volumes of a store, whoever uses them.
+pub fn volume_metrics(out: &mut Text, volumes: &[(VolumeInfo, VolumeIo)]) {
+    type Value = fn(&VolumeInfo, &VolumeIo) -> u64;
+    let values: [(&str, &str, &str, Value); 7] = [
+        ("dbs_volume_size_bytes", "gauge", "Size of the volume.", |info, _| info.size),
+        ("dbs_volume_snapshots", "gauge", "Its snapshots.", |info, _| info.snapshots),
+        ("dbs_volume_open", "gauge", "Whether somebody has it open.", |info, _| {
+            u64::from(info.open)
+        }),
+        ("dbs_volume_reads_total", "counter", "Reads of the volume and its snapshots.", |_, io| {
+            io.reads
+        }),
+        ("dbs_volume_writes_total", "counter", "Writes of the volume.", |_, io| io.writes),
+        ("dbs_volume_read_bytes_total", "counter", "Bytes read, in whole blocks.", |_, io| {
+            io.read_bytes
+        }),
+        (
+            "dbs_volume_written_bytes_total",
+            "counter",
+            "Bytes written, in whole blocks.",
+            |_, io| io.written_bytes,
+        ),
+    ];
+    for (name, kind, help, value) in values {
+        out.head(name, kind, help);
+        for (info, io) in volumes {
+            out.line(name, &format!("volume={}", quoted(&info.name)), value(info, io));
+        }
+    }
 }
 
 /// Of those stores that have checksums.

@@ -185,7 +185,15 @@ impl ServerHandle {
     /// # Errors
     /// The server is stopping, or a thread cannot be started.
     pub fn adopt(&self, stream: UnixStream) -> io::Result<()> {
-        self.shared.admit(Socket::Unix(stream), "unix:handed over".to_owned(), true)
+        self.adopt_for(stream, Arc::clone(&self.shared.exports))
+    }
+
+    /// As [`ServerHandle::adopt`], for a client that finds other exports of the same store.
+    ///
+    /// # Errors
+    /// As [`ServerHandle::adopt`].
+    pub fn adopt_for(&self, stream: UnixStream, exports: Arc<dyn Exports>) -> io::Result<()> {
+        self.shared.admit(Socket::Unix(stream), "unix:handed over".to_owned(), Some(exports))
     }
 
     /// Who is connected.
@@ -358,15 +366,21 @@ impl Shared {
         };
         // Fails only if the peer is gone already, which its thread finds out.
         let _ = socket.tune();
-        if let Err(error) = self.admit(socket, peer, false)
+        if let Err(error) = self.admit(socket, peer, None)
             && !self.is_stopping()
         {
             self.log(|| format!("nbd: cannot serve a connection: {error}"));
         }
     }
 
-    /// Starts a connection's thread, to serve it or to tell it why not.
-    fn admit(self: &Arc<Self>, socket: Socket, address: String, trusted: bool) -> io::Result<()> {
+    /// Starts a connection's thread, to serve it or to tell it why not. One that was handed over comes
+    /// with its exports, and needs no TLS.
+    fn admit(
+        self: &Arc<Self>,
+        socket: Socket,
+        address: String,
+        handed: Option<Arc<dyn Exports>>,
+    ) -> io::Result<()> {
         let socket = Arc::new(socket);
         let mut registry = lock(&self.registry);
         if self.is_stopping() {
@@ -379,6 +393,7 @@ impl Shared {
         }
         let id = registry.next_id;
         registry.next_id += 1;
+        let trusted = handed.is_some();
         let peer = Peer { id, address, process: socket.peer_process(), trusted };
         let known = Arc::new(Known::new(peer.clone()));
         registry.clients.insert(id, Registered { known, socket: Some(socket.clone()) });
@@ -386,7 +401,7 @@ impl Shared {
         let shared = self.clone();
         let spawned = thread::Builder::new().name("nbd-handshake".into()).spawn(move || {
             let leaving = Leaving { shared: &shared, id };
-            if shared.serve(peer, Connection::new(socket), refused) {
+            if shared.serve(peer, Connection::new(socket), handed, refused) {
                 // From here on its reactor tells when it is over.
                 std::mem::forget(leaving);
             }
@@ -404,11 +419,17 @@ impl Shared {
     }
 
     /// The thread of a handshake; whether a reactor has taken the connection over.
-    fn serve(&self, peer: Peer, mut connection: Connection, refused: bool) -> bool {
+    fn serve(
+        &self,
+        peer: Peer,
+        mut connection: Connection,
+        handed: Option<Arc<dyn Exports>>,
+        refused: bool,
+    ) -> bool {
         let (id, options) = (peer.id, &self.options);
-        let mut handshake =
-            Handshake::new(self.exports.clone(), connection.initial_tls(options, peer.trusted))
-                .of(peer);
+        let tls = connection.initial_tls(options, peer.trusted);
+        let exports = handed.unwrap_or_else(|| self.exports.clone());
+        let mut handshake = Handshake::new(exports, tls).of(peer);
         let mut timeout = options.handshake_timeout;
         if refused {
             let message =

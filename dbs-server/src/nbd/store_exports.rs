@@ -22,19 +22,27 @@ pub struct StoreExports {
     store: Store,
     read_only: bool,
     rules: ExportRules,
+    /// Only volumes that are rebuilding, each for the only one who fills it.
+    filling: bool,
 }
 
 impl StoreExports {
     /// Serves all of `store`; with `read_only`, volumes too refuse writes.
     #[must_use]
     pub fn new(store: Store, read_only: bool) -> Self {
-        Self { store, read_only, rules: ExportRules::default() }
+        Self { store, read_only, rules: ExportRules::default(), filling: false }
     }
 
     /// Exports only what the rules allow.
     #[must_use]
     pub fn with_rules(self, rules: ExportRules) -> Self {
         Self { rules, ..self }
+    }
+
+    /// The exports of who fills a volume that is rebuilding, which is none for anybody else.
+    #[must_use]
+    pub fn to_fill(&self) -> Self {
+        Self { store: self.store.clone(), rules: ExportRules::default(), filling: true, ..*self }
     }
 
     /// What a client may do with a volume or with a snapshot of it.
@@ -83,7 +91,10 @@ impl Exports for StoreExports {
             alone: false,
             remedy: format!("disconnect it first, or have `dbs clients kick {}` do that", peer.id),
         };
-        let volume = self.store.volume_for(&spec, holder)?;
+        let volume = match self.filling {
+            true => self.store.open_to_fill(&spec, Some(holder))?,
+            false => self.store.volume_for(&spec, holder)?.complete()?,
+        };
         let read_only = read_only || volume.read_only() || self.is_written(&spec);
         Ok(Arc::new(StoreExport { store: self.store.clone(), volume, read_only }))
     }
@@ -102,7 +113,9 @@ impl Exports for StoreExports {
             let description = format!("volume of {}", format_size(volume.size));
             // A volume deleted since it was listed has no snapshots to show.
             let snapshots = self.store.snapshots(&volume.name, false).unwrap_or_default();
-            list.push((volume.name, description));
+            if !volume.rebuilding {
+                list.push((volume.name, description));
+            }
             for snapshot in snapshots {
                 let description = format!("snapshot of {}", format_size(snapshot.size));
                 list.push((format!("{}@{}", snapshot.volume, snapshot.name), description));

@@ -1,6 +1,7 @@
 //! The data of a volume or snapshot of a served store, over NBD.
 
 use super::{MAP_CONTEXT, Place, RemoteStore, lock, replaced};
+use crate::control::Client;
 use crate::nbd::wire::Errno;
 use crate::nbd::{self, Buffered, ClientOptions, Failure};
 use crate::transfer::{BlockAccess, write_around};
@@ -23,12 +24,15 @@ const IDLE_MAX: usize = 8;
 const GOODBYE_TIME: Duration = Duration::from_secs(10);
 
 type Connection = nbd::Client<Buffered<UnixStream>>;
+/// How a control connection becomes one that speaks NBD.
+type Speak = fn(Client) -> Result<UnixStream>;
 
 /// A volume or snapshot of a served store. Each of the threads that use it at once has a
 /// connection of its own; a server that was replaced meanwhile is connected to anew, if what has the
 /// name there is still the same.
 pub(super) struct RemoteVolume {
     server: Place,
+    speak: Speak,
     spec: String,
     uuid: String,
     size: u64,
@@ -39,15 +43,21 @@ pub(super) struct RemoteVolume {
 }
 
 impl RemoteVolume {
-    pub(super) fn open(store: &RemoteStore, spec: &str) -> Result<Self> {
-        let first = connect(store.connect_nbd()?, spec).map_err(|refused| {
-            // NBD has no word for "not found": the store says what is wrong, if it is that.
-            store.uuid(spec).err().unwrap_or_else(|| failed(refused, spec))
+    pub(super) fn open(store: &RemoteStore, spec: &str, speak: Speak) -> Result<Self> {
+        let stream = speak(store.server.connect()?)?;
+        let first = connect(stream, spec).map_err(|refused| {
+            // NBD has no words for "not found" and "busy": the store says whether it is that.
+            match store.is_incomplete(spec) {
+                Err(error) => error,
+                Ok(true) => Error::busy(failed(refused, spec).to_string()),
+                Ok(false) => failed(refused, spec),
+            }
         })?;
         Ok(Self {
             // From here on the connection keeps it from being deleted.
             uuid: store.uuid(spec)?,
             server: store.server.clone(),
+            speak,
             spec: spec.to_owned(),
             size: first.size(),
             idle: Mutex::new(vec![first]),
@@ -78,8 +88,8 @@ impl RemoteVolume {
 
     /// One connection more. It is by name, and what had the name may have been replaced.
     fn connect_again(&self) -> Result<Connection> {
-        let connection =
-            connect(self.server.connect_nbd()?, &self.spec).map_err(|e| failed(e, &self.spec))?;
+        let stream = (self.speak)(self.server.connect()?)?;
+        let connection = connect(stream, &self.spec).map_err(|e| failed(e, &self.spec))?;
         let uuid = RemoteStore::connect_as(self.server.clone())?.uuid(&self.spec)?;
         if uuid == self.uuid { Ok(connection) } else { Err(replaced(&self.spec)) }
     }

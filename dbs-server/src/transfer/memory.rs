@@ -117,6 +117,7 @@ struct MemoryVolume {
     /// Name of the snapshot below the head.
     parent: Option<String>,
     snapshots: Vec<(SnapshotInfo, Memory)>,
+    rebuilding: bool,
 }
 
 /// The store.
@@ -132,12 +133,9 @@ impl MemoryStore {
         Self { uuids: Mutex::new(seed << 16), ..Self::default() }
     }
 
-    pub(super) fn rollback(&self, volume: &str, snapshot: &str) {
-        let content = self.memory(&format!("{volume}@{snapshot}")).content().clone();
-        let mut volumes = self.volumes.lock().unwrap();
-        let volume = volumes.get_mut(volume).unwrap();
-        volume.head = Memory(Arc::new(Mutex::new(content)));
-        volume.parent = Some(snapshot.into());
+    pub(super) fn create_volume(&self, name: &str, size: u64) -> Result<()> {
+        self.create_rebuilding(name, size)?;
+        self.complete(name)
     }
 
     pub(super) fn delete_volume(&self, volume: &str) {
@@ -178,7 +176,7 @@ impl StoreAccess for MemoryStore {
                 snapshots: v.snapshots.len() as u64,
                 depth: 0,
                 open: false,
-                rebuilding: false,
+                rebuilding: v.rebuilding,
                 revision: 0,
                 usage: Usage::default(),
             })
@@ -189,12 +187,20 @@ impl StoreAccess for MemoryStore {
         self.with(volume, |v| Ok(v.snapshots.iter().map(|s| s.0.clone()).collect()))
     }
 
-    fn create_volume(&self, name: &str, size: u64) -> Result<()> {
-        let volume = MemoryVolume { head: Memory::new(size), parent: None, snapshots: Vec::new() };
+    fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
+        let (head, snapshots) = (Memory::new(size), Vec::new());
+        let volume = MemoryVolume { head, parent: None, snapshots, rebuilding: true };
         match self.volumes.lock().unwrap().insert(name.into(), volume) {
             None => Ok(()),
             Some(_) => Err(Error::exists(name)),
         }
+    }
+
+    fn complete(&self, volume: &str) -> Result<()> {
+        self.with(volume, |v| {
+            v.rebuilding = false;
+            Ok(())
+        })
     }
 
     fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
@@ -226,6 +232,7 @@ impl StoreAccess for MemoryStore {
             };
             v.snapshots.push((info, Memory(Arc::new(Mutex::new(content)))));
             v.parent = Some(name.into());
+            v.rebuilding = options.rebuilding.unwrap_or(v.rebuilding);
             Ok(())
         })
     }
@@ -247,6 +254,15 @@ impl StoreAccess for MemoryStore {
         })
     }
 
+    fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let content = self.find(&format!("{volume}@{snapshot}"))?.content().clone();
+        self.with(volume, |v| {
+            v.head = Memory(Arc::new(Mutex::new(content)));
+            v.parent = Some(snapshot.into());
+            Ok(())
+        })
+    }
+
     fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
         self.with(volume, |v| {
             let found = v.snapshots.iter_mut().find(|s| s.0.name == snapshot);
@@ -258,14 +274,17 @@ impl StoreAccess for MemoryStore {
     fn diff(
         &self,
         volume: &str,
-        from: &str,
+        from: Option<&str>,
         to: Option<&str>,
         offset: u64,
         length: u64,
     ) -> Result<Vec<MapRange>> {
-        let from = self.find(&format!("{volume}@{from}"))?.content().clone();
         let to = to.map_or_else(|| volume.to_owned(), |to| format!("{volume}@{to}"));
         let to = self.find(&to)?.content().clone();
+        let from = match from {
+            Some(from) => self.find(&format!("{volume}@{from}"))?.content().clone(),
+            None => Content::new(to.bytes.len() as u64),
+        };
         let mut ranges = Vec::new();
         for at in (offset..offset + length).step_by(BLOCK) {
             let end = (at as usize + BLOCK).min(to.bytes.len());
@@ -280,5 +299,10 @@ impl StoreAccess for MemoryStore {
 
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
         Ok(Box::new(self.find(spec)?))
+    }
+
+    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>> {
+        assert!(self.volume_info(volume)?.rebuilding, "{volume} is complete");
+        self.open(volume)
     }
 }

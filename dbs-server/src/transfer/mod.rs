@@ -21,9 +21,10 @@ pub use export::{NewFile, export_file, export_path, export_stream};
 pub use import::{import_file, import_stream};
 pub use nbd::NbdAccess;
 pub(crate) use nbd::translate;
+pub(crate) use stream::MARKER;
 pub use stream::{
     BaseSnapshot, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader, pending, receive,
-    send,
+    receive_over, send,
 };
 
 use dbs_core::info::{MapRange, RangeState};

@@ -74,7 +74,7 @@ impl Devices {
         options.check()?;
         let _changing = lock(&self.changing);
         let spec = spec(volume, snapshot);
-        let handle = self.store.volume(&spec)?;
+        let handle = self.store.complete_volume(&spec)?;
         let read_only = options.read_only || handle.read_only();
         if let Some(there) = self.attached_as(&spec) {
             if there.read_only == read_only {
@@ -407,7 +407,7 @@ impl Devices {
             alone: !record.read_only,
             remedy: format!("detach it first: `dbs detach {spec}`"),
         };
-        self.store.volume_for(&spec, holder)
+        self.store.volume_for(&spec, holder)?.complete()
     }
 
     /// Makes or renews the link, which a device can do without.

@@ -96,7 +96,8 @@ fn a_check_is_of_one_moment() {
             let report = store.check().unwrap();
             assert_eq!(report.findings, [], "changed after read {nth}");
             assert_eq!(report.volumes_checked, info.volumes, "changed after read {nth}");
-            assert_eq!(report.snapshots_checked, info.snapshots, "changed after read {nth}");
+            let snapshots = info.snapshots - info.volumes - info.snapshots_deleting;
+            assert_eq!(report.snapshots_checked, snapshots, "changed after read {nth}");
             if disk.awaits_read() {
                 assert!(nth >= 6, "a check makes {nth} reads");
                 break;

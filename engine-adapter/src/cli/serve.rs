@@ -32,7 +32,8 @@ pub struct ServeArgs {
     /// The store: a block device or file. `dbs init` makes it, `dbs` commands on it are answered here
     #[arg(long, env = "DBS_STORE", value_name = "PATH")]
     pub store: PathBuf,
-    /// How often to look for replicas whose directories were removed: their volumes are deleted
+    /// How often to look for replicas whose directory is gone. Who removes the directory of a replica
+    /// deletes the replica's volume, and this is how soon
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = golang::duration)]
     pub replica_check: Duration,
     /// How long a change may stay uncommitted

@@ -27,6 +27,7 @@ pub fn changed(request: &Request) -> Option<&str> {
         R::VolumeRename { volume, .. }
         | R::VolumeResize { volume, .. }
         | R::VolumeDelete { volume }
+        | R::VolumeComplete { volume }
         | R::VolumeClone { volume, .. }
         | R::VolumeFlatten { volume }
         | R::SnapshotCreate { volume, .. }
@@ -39,7 +40,7 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::DeviceAttach { volume, snapshot: None, read_only: false, .. } => Some(volume),
         R::Info
         | R::Grow { .. }
-        | R::Vacuum
+        | R::Vacuum { .. }
         | R::Check
         | R::Scrub { .. }
         | R::Dump
@@ -75,6 +76,6 @@ mod tests {
         assert_eq!(refused.kind(), ErrorKind::Busy);
         check(&delete, &|_| false).unwrap();
         check(&Request::VolumeShow { volume: volume(), usage: true }, &|_| true).unwrap();
-        check(&Request::Vacuum, &|_| true).unwrap();
+        check(&Request::Vacuum { keep: None }, &|_| true).unwrap();
     }
 }

@@ -308,7 +308,7 @@ impl Service for OwnerService {
         guard::check(request, &|volume| {
             replica.as_ref().is_some_and(|replica| replica.volume_name() == volume)
         })?;
-        if *request == Request::Vacuum {
+        if matches!(request, Request::Vacuum { .. }) {
             return Err(Error::unsupported(
                 "the store of a replica that is being served cannot be shortened; its file is \
                  sparse, and takes no more of the disk than what is stored",

@@ -25,7 +25,8 @@ impl Replica {
         let store = self.take_over()?;
         let mut labels = labels;
         let created_ns = Some(self::created(created, &mut labels));
-        let options = SnapshotOptions { labels, system: !user_created, created_ns };
+        let system = !user_created;
+        let options = SnapshotOptions { labels, system, created_ns, ..Default::default() };
         self.freeze(&store, name, &options)?;
         log::info("snapshot", &[("volume", &self.options.volume), ("name", &name)]);
         Ok(())

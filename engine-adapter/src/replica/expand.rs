@@ -57,7 +57,8 @@ impl Replica {
         let name = names::expansion_snapshot(size);
         self.clean_up(store, &name).map_err(unchanged)?;
         let labels = Labels::from([(EXPANSION_LABEL.to_owned(), size.to_string())]);
-        let options = SnapshotOptions { labels, system: true, created_ns: Some(time::now_ns()) };
+        let created_ns = Some(time::now_ns());
+        let options = SnapshotOptions { labels, system: true, created_ns, ..Default::default() };
         self.freeze(store, &name, &options).map_err(unchanged)?;
         let grown = store.resize_volume(&self.options.volume, size);
         if let Err(e) = grown {

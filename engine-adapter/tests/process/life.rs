@@ -255,7 +255,7 @@ fn commands_see_the_store_and_cannot_change_it_behind_the_engine_s_back() {
         assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
         assert!(refused.to_string().contains("through its engine"), "{refused}");
     }
-    assert_eq!(call(&Request::Vacuum).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(call(&Request::Vacuum { keep: None }).unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(call(&Request::Check).unwrap()["findings"].as_array().unwrap().is_empty());
     assert_eq!(call(&list).unwrap().as_array().unwrap().len(), 1);
 

@@ -242,7 +242,8 @@ fn a_newer_process_of_a_replica_takes_its_volume_over() {
 fn removed_directories_free_their_volumes() {
     let shared = Shared::new();
     let _server = shared.serve();
-    shared.remote().create_volume("mine", SIZE).unwrap();
+    let create = Request::VolumeCreate { volume: "mine".to_owned(), size: SIZE, rebuilding: false };
+    shared.remote().call(&create, &mut |_| true).unwrap();
     for name in ["gone", "kept"] {
         let mut replica = shared.start(name, &["--size", "64mb"]);
         write(&replica.open(), 1);

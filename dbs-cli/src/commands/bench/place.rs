@@ -66,7 +66,7 @@ impl<'a> StorePlace<'a> {
 impl Ground for StorePlace<'_> {
     fn create(&self, length: u64) -> Result<()> {
         let volume = self.name.clone();
-        self.call(&Request::VolumeCreate { volume, size: length }).map(drop)
+        self.call(&Request::VolumeCreate { volume, size: length, rebuilding: false }).map(drop)
     }
 
     fn open(&self) -> Result<Box<dyn Subject + '_>> {
@@ -76,7 +76,8 @@ impl Ground for StorePlace<'_> {
     fn snapshot(&self, name: &str) -> Result<()> {
         let (volume, snapshot) = (self.name.clone(), name.to_owned());
         let labels = Default::default();
-        let request = Request::SnapshotCreate { volume, snapshot, labels, system: true };
+        let request =
+            Request::SnapshotCreate { volume, snapshot, labels, system: true, rebuilding: None };
         self.call(&request).map(drop)
     }
 

@@ -27,15 +27,15 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// Show the volumes and snapshots of an idle store as files, for reading.
 ///
-/// Below DIR are volumes/NAME/head.raw, volumes/NAME/snapshots/SNAPSHOT.raw, and what is known of them
-/// as JSON and as extended attributes (user.dbs.*). Images are sparse files, which can be copied,
-/// searched and loop-mounted. The mount is served in the background, until `dbs umount DIR`, and the
-/// store is open for reading as long. A store that is being written is shown by its server: `dbs serve
-/// --mount DIR`.
+/// A volume is the file DIR/volumes/NAME/head.raw, a snapshot DIR/volumes/NAME/snapshots/SNAPSHOT.raw.
+/// They are sparse images, which can be copied, searched and loop-mounted; what is known of them is
+/// beside them as JSON, and in their extended attributes (user.dbs.*). A process in the background
+/// serves the mount until `dbs umount DIR`. Until then the store can be read by other commands, and
+/// not be written: to show a store that is written, use `dbs serve --mount DIR`.
 #[derive(Debug, Args)]
 #[command(override_usage = "dbs mount [OPTIONS] [STORE] <DIR>")]
 pub struct Mount {
-    /// A directory; in front of it the store, unless --store or DBS_STORE names it
+    /// The directory to mount on; before it the store, if neither --store nor DBS_STORE names it
     #[arg(value_name = "PATH", num_args = 1..=2, required = true)]
     places: Vec<PathBuf>,
     /// Serve it in this process, until it is unmounted, SIGINT or SIGTERM

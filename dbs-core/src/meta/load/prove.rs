@@ -49,7 +49,8 @@ impl Loader {
             blocks_checked: self.blocks_read,
             extents_checked: self.entries.used().count() as u64,
             volumes_checked: volumes.iter().flatten().count() as u64,
-            snapshots_checked: snapshots.iter().flatten().count() as u64,
+            snapshots_checked: snapshots.iter().flatten().filter(|s| s.live() && !s.head()).count()
+                as u64,
             findings: self.findings,
         }
     }
@@ -95,6 +96,7 @@ impl Loader {
                 head: SnapshotId(slot.head.get()),
                 snapshots: BTreeMap::new(),
                 writes: 0,
+                io: Default::default(),
             }));
         }
         (volumes, names)

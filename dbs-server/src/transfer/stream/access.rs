@@ -13,27 +13,33 @@ pub trait StoreAccess: Sync {
     fn volume_info(&self, volume: &str) -> Result<VolumeInfo>;
     /// As [`Store::snapshots`]; the usage is not looked at.
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>>;
-    /// As [`Store::create_volume`].
-    fn create_volume(&self, name: &str, size: u64) -> Result<()>;
+    /// As [`Store::create_rebuilding`].
+    fn create_rebuilding(&self, name: &str, size: u64) -> Result<()>;
+    /// As [`Store::set_rebuilding`], that a volume is complete.
+    fn complete(&self, volume: &str) -> Result<()>;
     /// As [`Store::resize_volume`].
     fn resize_volume(&self, name: &str, size: u64) -> Result<()>;
     /// As [`Store::create_snapshot`].
     fn create_snapshot(&self, volume: &str, name: &str, options: &SnapshotOptions) -> Result<()>;
     /// As [`Store::delete_snapshot`].
     fn delete_snapshot(&self, volume: &str, name: &str) -> Result<()>;
+    /// As [`Store::rollback`].
+    fn rollback(&self, volume: &str, snapshot: &str) -> Result<()>;
     /// As [`Store::set_labels`]; durable on return.
     fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()>;
     /// As [`Store::diff`].
     fn diff(
         &self,
         volume: &str,
-        from: &str,
+        from: Option<&str>,
         to: Option<&str>,
         offset: u64,
         length: u64,
     ) -> Result<Vec<MapRange>>;
-    /// As [`Store::volume`].
+    /// As [`Store::complete_volume`].
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>>;
+    /// As [`Store::open_to_fill`].
+    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>>;
 }
 
 impl StoreAccess for Store {
@@ -45,8 +51,12 @@ impl StoreAccess for Store {
         Store::snapshots(self, volume, false)
     }
 
-    fn create_volume(&self, name: &str, size: u64) -> Result<()> {
-        Store::create_volume(self, name, size).map(drop)
+    fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
+        Store::create_rebuilding(self, name, size).map(drop)
+    }
+
+    fn complete(&self, volume: &str) -> Result<()> {
+        self.set_rebuilding(volume, false)
     }
 
     fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
@@ -61,6 +71,10 @@ impl StoreAccess for Store {
         Store::delete_snapshot(self, volume, name)
     }
 
+    fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        Store::rollback(self, volume, snapshot)
+    }
+
     fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
         Store::set_labels(self, volume, snapshot, labels)?;
         self.flush()
@@ -69,15 +83,19 @@ impl StoreAccess for Store {
     fn diff(
         &self,
         volume: &str,
-        from: &str,
+        from: Option<&str>,
         to: Option<&str>,
         offset: u64,
         length: u64,
     ) -> Result<Vec<MapRange>> {
-        Store::diff(self, volume, Some(from), to, offset, length)
+        Store::diff(self, volume, from, to, offset, length)
     }
 
     fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
-        Ok(Box::new(self.volume(spec)?))
+        Ok(Box::new(self.complete_volume(spec)?))
+    }
+
+    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>> {
+        Ok(Box::new(Store::open_to_fill(self, volume, None)?))
     }
 }

@@ -10,7 +10,8 @@ mod tests;
 
 pub use access::StoreAccess;
 pub use header::{BaseSnapshot, ResumeToken, StreamHeader};
-pub use receive::{Received, pending, receive};
+pub(crate) use receive::MARKER;
+pub use receive::{Received, pending, receive, receive_over};
 pub use send::{SendOptions, send};
 
 use dbs_core::info::SnapshotInfo;

@@ -7,15 +7,15 @@ use super::header::{ResumeToken, StreamHeader};
 use super::record::{Decoder, Kind, Record};
 use super::{RECEIVED_LABEL, StoreAccess, identity};
 use crate::transfer::pipeline::pipeline;
-use crate::transfer::{Filler, Progress, holds_data, report};
-use dbs_core::info::{Labels, SnapshotInfo, VolumeInfo};
+use crate::transfer::{Filler, Progress, report};
+use dbs_core::info::{Labels, RangeState, SnapshotInfo, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::io::Read;
 
-/// Name of the marker snapshot.
-const MARKER: &str = "dbs-receiving";
+/// Name of the marker snapshot. A volume that has it and is rebuilding is being received.
+pub(crate) const MARKER: &str = "dbs-receiving";
 /// Its label with the token to resume with.
 const TOKEN_LABEL: &str = "dbs.receiving";
 /// Its label with the identity of the base; absent for a complete stream.
@@ -65,9 +65,26 @@ pub fn receive(
     input: impl Read + Send,
     progress: Progress<'_>,
 ) -> Result<Received> {
+    receive_over(store, volume, false, input, progress)
+}
+
+/// As [`receive`]. With `force` a difference is received whatever became of the volume since its base:
+/// it is rolled back to that, and what another, unfinished stream brought is given up.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_over(
+    store: &dyn StoreAccess,
+    volume: Option<&str>,
+    force: bool,
+    input: impl Read + Send,
+    progress: Progress<'_>,
+) -> Result<Received> {
     let (decoder, header) = Decoder::new(input)?;
+    // Not at the end, with all of it received.
+    SnapshotOptions::default().check(&header.snapshot)?;
     let volume = volume.unwrap_or(&header.volume).to_owned();
-    let mut target = Target { store, volume: &volume, header: &header, at: header.start };
+    let mut target = Target { store, volume: &volume, header: &header, force, at: header.start };
     if let Prepared::Done = target.prepare()? {
         return Ok(target.received(0));
     }
@@ -89,6 +106,8 @@ struct Target<'a> {
     store: &'a dyn StoreAccess,
     volume: &'a str,
     header: &'a StreamHeader,
+    /// What is in the way of a difference goes.
+    force: bool,
     /// Everything before this byte is applied.
     at: u64,
 }
@@ -102,7 +121,11 @@ impl Target<'_> {
             Err(error) if error.kind() == ErrorKind::NotFound => return self.create(),
             Err(error) => return Err(error),
         };
-        let snapshots = store.snapshots(volume)?;
+        let mut info = info;
+        let mut snapshots = store.snapshots(volume)?;
+        if self.clear_way(&info, &snapshots)? {
+            (info, snapshots) = (store.volume_info(volume)?, store.snapshots(volume)?);
+        }
         let marker = snapshots.iter().find(|s| s.name == MARKER);
         if snapshots.iter().any(|s| identity(s) == header.uuid) {
             if marker.map(token_of).transpose()?.is_some_and(|token| token.uuid == header.uuid) {
@@ -122,14 +145,7 @@ impl Target<'_> {
         }
         match marker {
             Some(marker) => self.check_marker(&info, marker)?,
-            None => {
-                self.check_start(0)?;
-                match &header.base {
-                    Some(_) => self.check_base(&info, &snapshots)?,
-                    None => self.check_pristine(&info)?,
-                }
-                self.mark_first()?;
-            }
+            None => self.begin(&info, &snapshots)?,
         }
         if info.size != header.size {
             store.resize_volume(volume, header.size)?;
@@ -146,9 +162,66 @@ impl Target<'_> {
             )));
         }
         self.check_start(0)?;
-        self.store.create_volume(self.volume, self.header.size)?;
+        self.store.create_rebuilding(self.volume, self.header.size)?;
         self.mark_first()?;
         Ok(Prepared::Ready)
+    }
+
+    /// Rolls the volume back to the base of a difference that would not fit, if that is wanted; whether
+    /// it did.
+    fn clear_way(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> Result<bool> {
+        let Self { store, volume, header, .. } = *self;
+        let Some(base) = header.base.as_ref().filter(|_| self.force) else { return Ok(false) };
+        let has = |wanted: &str| snapshots.iter().find(|s| identity(s) == wanted);
+        let marker = snapshots.iter().find(|s| s.name == MARKER);
+        let fits = match marker {
+            Some(marker) => self.check_marker(info, marker).is_ok(),
+            None => self
+                .check_base(info, snapshots, &base.uuid)
+                .and_then(|base| self.check_unchanged(info, Some(base), None))
+                .is_ok(),
+        };
+        // Without the base, or with the snapshot, there is nothing to do it for.
+        let Some(base) = has(&base.uuid).filter(|_| !fits && has(&header.uuid).is_none()) else {
+            return Ok(false);
+        };
+        if info.open {
+            return Err(Error::busy(format!(
+                "volume `{volume}` is open or exported: what was written to it cannot be given up"
+            )));
+        }
+        store.rollback(volume, &base.name)?;
+        if marker.is_some() {
+            store.complete(volume)?;
+            store.delete_snapshot(volume, MARKER)?;
+        }
+        Ok(true)
+    }
+
+    /// Begins to receive into a volume that is there.
+    fn begin(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> Result<()> {
+        let Self { store, volume, header, .. } = *self;
+        self.check_start(0)?;
+        let base = match &header.base {
+            Some(base) if info.rebuilding => {
+                return Err(Error::busy(format!(
+                    "volume `{volume}` is incomplete: what fills it must end before the difference \
+                     to `{}` can be received",
+                    base.snapshot
+                )));
+            }
+            Some(base) => Some(self.check_base(info, snapshots, &base.uuid)?),
+            None => self.check_pristine(info).map(|()| None)?,
+        };
+        let wanted = |at| self.check_unchanged(info, base, at);
+        wanted(None)?;
+        self.mark_first()?;
+        // Until then anybody could write; from then on nobody can.
+        wanted(Some(MARKER)).or_else(|changed| {
+            store.complete(volume)?;
+            store.delete_snapshot(volume, MARKER)?;
+            Err(changed)
+        })
     }
 
     /// A stream may repeat what was received, but not leave a gap.
@@ -167,7 +240,8 @@ impl Target<'_> {
 
     fn check_marker(&self, info: &VolumeInfo, marker: &SnapshotInfo) -> Result<()> {
         let Self { volume, header, .. } = *self;
-        if info.parent.as_deref() != Some(&format!("{volume}@{MARKER}")) {
+        // Rolled back even to the marker, the volume lacks what the token says it has.
+        if info.parent.as_deref() != Some(&format!("{volume}@{MARKER}")) || !info.rebuilding {
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!(
@@ -198,23 +272,28 @@ impl Target<'_> {
 
     /// A volume that nothing was ever done to is as good as a new one.
     fn check_pristine(&self, info: &VolumeInfo) -> Result<()> {
-        let untouched = info.snapshots == 0
-            && info.parent.is_none()
-            && info.size == self.header.size
-            && !holds_data(&*self.store.open(self.volume)?)?;
-        if untouched {
+        if info.snapshots == 0 && info.parent.is_none() && info.size == self.header.size {
             return Ok(());
         }
-        Err(Error::exists(format!(
+        Err(self.taken())
+    }
+
+    fn taken(&self) -> Error {
+        Error::exists(format!(
             "volume `{}` exists and the stream is complete in itself: receive it under another \
              name, or delete the volume",
             self.volume
-        )))
+        ))
     }
 
-    fn check_base(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> Result<()> {
-        let Self { store, volume, header, .. } = *self;
-        let wanted = header.base.as_ref().map_or("", |base| &base.uuid);
+    /// The snapshot that the stream is the difference to, which is right below the head.
+    fn check_base<'s>(
+        &self,
+        info: &VolumeInfo,
+        snapshots: &'s [SnapshotInfo],
+        wanted: &str,
+    ) -> Result<&'s SnapshotInfo> {
+        let volume = self.volume;
         let is_base = |s: &&SnapshotInfo| identity(s) == wanted || s.uuid == wanted;
         let Some(base) = snapshots.iter().find(is_base) else {
             return Err(Error::not_found(format!(
@@ -222,29 +301,43 @@ impl Target<'_> {
                  difference to; send a difference to one of its snapshots, or all"
             )));
         };
-        let roll_back =
-            format!("roll it back first: `dbs snapshot rollback {volume}@{}`", base.name);
         if info.parent.as_deref() != Some(&format!("{volume}@{}", base.name)) {
             return Err(Error::invalid(format!(
                 "the stream is the difference to `{}`, but that is not the snapshot below the \
-                 head of `{volume}`; {roll_back}",
-                base.name
+                 head of `{volume}`; {}",
+                base.name,
+                roll_back(volume, base)
             )));
         }
-        let mut changed = info.size != base.size;
+        Ok(base)
+    }
+
+    /// Whether the head, or a snapshot of it, shows what its base does, or nothing.
+    fn check_unchanged(
+        &self,
+        info: &VolumeInfo,
+        base: Option<&SnapshotInfo>,
+        snapshot: Option<&str>,
+    ) -> Result<()> {
+        let Self { store, volume, .. } = *self;
+        let mut changed = base.is_some_and(|base| info.size != base.size);
+        let base_name = base.map(|base| base.name.as_str());
         let mut at = 0;
         while at < info.size && !changed {
             let length = DIFF_BYTES.min(info.size - at);
-            changed = !store.diff(volume, &base.name, None, at, length)?.is_empty();
+            let ranges = store.diff(volume, base_name, snapshot, at, length)?;
+            changed = ranges.iter().any(|range| base.is_some() || range.state == RangeState::Data);
             at += length;
         }
-        if changed {
-            return Err(Error::invalid(format!(
-                "volume `{volume}` has changed since its snapshot `{}`; {roll_back}",
-                base.name
-            )));
+        match base {
+            _ if !changed => Ok(()),
+            None => Err(self.taken()),
+            Some(base) => Err(Error::invalid(format!(
+                "volume `{volume}` has changed since its snapshot `{}`; {}",
+                base.name,
+                roll_back(volume, base)
+            ))),
         }
-        Ok(())
     }
 
     /// The labels of the marker at the present offset.
@@ -258,7 +351,12 @@ impl Target<'_> {
     }
 
     fn mark_first(&self) -> Result<()> {
-        let options = SnapshotOptions { labels: self.mark(), system: true, ..Default::default() };
+        let options = SnapshotOptions {
+            labels: self.mark(),
+            system: true,
+            rebuilding: Some(true),
+            ..Default::default()
+        };
         self.store.create_snapshot(self.volume, MARKER, &options)
     }
 
@@ -268,7 +366,7 @@ impl Target<'_> {
         mut decoder: Decoder<impl Read + Send>,
         progress: Progress<'_>,
     ) -> Result<u64> {
-        let access = self.store.open(self.volume)?;
+        let access = self.store.open_to_fill(self.volume)?;
         let mut filler = Filler::new(&*access)?;
         let mut ended = false;
         let applied = pipeline(
@@ -322,8 +420,13 @@ impl Target<'_> {
         let Self { store, volume, header, .. } = *self;
         let mut labels = header.labels.clone();
         labels.insert(RECEIVED_LABEL.into(), header.uuid.clone());
-        let options =
-            SnapshotOptions { labels, system: !header.user_created, ..Default::default() };
+        let options = SnapshotOptions {
+            labels,
+            system: !header.user_created,
+            // With the snapshot: whoever can write comes later.
+            rebuilding: Some(false),
+            ..Default::default()
+        };
         store.create_snapshot(volume, &header.snapshot, &options)?;
         store.delete_snapshot(volume, MARKER)
     }
@@ -337,6 +440,10 @@ impl Target<'_> {
             data,
         }
     }
+}
+
+fn roll_back(volume: &str, base: &SnapshotInfo) -> String {
+    format!("roll it back first: `dbs snapshot rollback {volume}@{}`", base.name)
 }
 
 /// The token in the labels of the marker.

@@ -202,7 +202,7 @@ impl Differences<'_> {
             return Ok(false);
         }
         let SendOptions { volume, snapshot, .. } = self.options;
-        let found = self.store.diff(volume, self.base, Some(snapshot), self.at, length)?;
+        let found = self.store.diff(volume, Some(self.base), Some(snapshot), self.at, length)?;
         let mut at = self.at;
         for range in &found {
             let end = range.offset.checked_add(range.length);

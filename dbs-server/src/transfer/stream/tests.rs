@@ -296,22 +296,66 @@ fn what_does_not_fit_is_refused_with_the_way_out() {
     let volume = target.open("v").unwrap();
     volume.write_at(0, &[1; 512]).unwrap();
     fails(take(&target, &change), ErrorKind::Invalid, "dbs snapshot rollback v@a");
-    target.rollback("v", "a");
+    target.rollback("v", "a").unwrap();
     snapshot(&target, "mine");
     fails(take(&target, &change), ErrorKind::Invalid, "dbs snapshot rollback v@a");
-    target.rollback("v", "a");
+    target.rollback("v", "a").unwrap();
     snapshot(&target, "b");
     fails(take(&target, &change), ErrorKind::Exists, "rename it");
     target.delete_snapshot("v", "b").unwrap();
-    target.rollback("v", "a");
+    target.rollback("v", "a").unwrap();
 
     fails(take(&target, &change[..change.len() - 1]), ErrorKind::Corrupt, "ends early");
     let other = stream(&source, "c", Some("a"), None);
     fails(take(&target, &other), ErrorKind::Busy, "finish it with `send --resume");
-    target.rollback("v", "a");
+    target.rollback("v", "a").unwrap();
     fails(take(&target, &change), ErrorKind::Busy, "delete its snapshot `dbs-receiving`");
+    // As the command does.
+    target.complete("v").unwrap();
     target.delete_snapshot("v", "dbs-receiving").unwrap();
     take(&target, &change).unwrap();
+    assert_same(&source, &target, "b");
+}
+
+#[test]
+fn force_rolls_back_what_is_in_the_way() {
+    let source = small();
+    let [whole, change] = [("a", None), ("b", Some("a"))].map(|(n, b)| stream(&source, n, b, None));
+    let other = stream(&source, "c", Some("a"), None);
+    let force =
+        |target: &MemoryStore, bytes: &[u8]| receive_over(target, None, true, bytes, &mut always);
+    type Spoil<'a> = &'a dyn Fn(&MemoryStore);
+    let spoils: [(&str, Spoil<'_>); 4] = [
+        ("nothing", &|_| {}),
+        ("written", &|target| target.open("v").unwrap().write_at(0, &[1; 512]).unwrap()),
+        ("a newer snapshot", &|target| snapshot(target, "mine")),
+        ("another stream", &|target| {
+            fails(take(target, &other[..other.len() - 1]), ErrorKind::Corrupt, "ends early");
+        }),
+    ];
+    for (what, spoil) in spoils {
+        let target = MemoryStore::new(2);
+        take(&target, &whole).unwrap();
+        spoil(&target);
+        assert_eq!(take(&target, &change).is_err(), what != "nothing", "{what}");
+        if what == "nothing" {
+            continue;
+        }
+        force(&target, &change).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_same(&source, &target, "b");
+        assert!(!target.volume_info("v").unwrap().rebuilding, "{what}");
+        fails(force(&target, &change), ErrorKind::Exists, "already has snapshot");
+    }
+    // It is no way to lose a volume that has nothing to do with it, nor what is to be resumed.
+    let target = MemoryStore::new(2);
+    target.create_volume("v", 512).unwrap();
+    fails(force(&target, &change), ErrorKind::NotFound, "does not have snapshot");
+    fails(force(&target, &whole), ErrorKind::Exists, "under another name");
+    target.delete_volume("v");
+    take(&target, &whole).unwrap();
+    fails(take(&target, &change[..change.len() - 1]), ErrorKind::Corrupt, "ends early");
+    let token = pending(&target, "v").unwrap().unwrap().to_string();
+    force(&target, &stream(&source, "b", Some("a"), Some(&token))).unwrap();
     assert_same(&source, &target, "b");
 }
 

@@ -1,0 +1,212 @@
+//! Volumes that an import or a receive fills: nobody else sees or writes them before they are complete,
+//! and what is left of one that was killed can be told, taken up and removed.
+
+use crate::support::{Place, noise};
+use dbs_server::nbd::{Buffered, Client, ClientOptions};
+use serde_json::json;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ChildStdin, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// `dbs` with an input that stays open after what it was given.
+struct Fed {
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Fed {
+    fn new(place: &Place, store: &str, args: &str, input: &[u8]) -> Self {
+        let mut child = place
+            .bare()
+            .env("DBS_STORE", place.path(store))
+            .args(args.split_whitespace())
+            .stdin(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        // More than a pipe holds: most of it is taken when this returns.
+        stdin.write_all(input).unwrap();
+        Self { child, stdin: Some(stdin) }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn finish(mut self, rest: &[u8]) -> Option<i32> {
+        self.stdin.take().unwrap().write_all(rest).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Fed {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+/// A store `from.dbs` with a volume `v` and its snapshots `a` and `b`; the streams of both.
+fn source(place: &Place) -> [Vec<u8>; 2] {
+    let dbs = |args: &str| place.dbs(&format!("-s from.dbs {args}")).ok(args).stdout;
+    dbs("init from.dbs --size 256MiB");
+    place.pipe("-s from.dbs volume import v -", &noise(1, 8 * MIB)).ok("import");
+    dbs("snapshot create v@a");
+    std::fs::write(place.path("more"), noise(2, 4 * MIB)).unwrap();
+    let server = place.serve("-s from.dbs --nbd unix:from.sock");
+    let mut client = client(place, "from.sock", "v").unwrap();
+    client.write_at(0, &noise(2, 4 * MIB), true).unwrap();
+    drop(client);
+    server.stop();
+    dbs("snapshot create v@b");
+    [dbs("send v@a"), dbs("send v@b --from a")]
+}
+
+fn client(
+    place: &Place,
+    socket: &str,
+    export: &str,
+) -> std::io::Result<Client<Buffered<UnixStream>>> {
+    let stream = UnixStream::connect(place.path(socket))?;
+    Client::over(Buffered::new(stream), export, &ClientOptions::default())
+}
+
+fn exports(place: &Place, socket: &str) -> Vec<String> {
+    let stream = UnixStream::connect(place.path(socket)).unwrap();
+    let list = Client::list(Buffered::new(stream)).unwrap();
+    list.into_iter().map(|(name, _)| name).collect()
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "did not happen: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn state(place: &Place, volume: &str) -> (bool, bool) {
+    let run = place.dbs(&format!("--json volume show {volume}"));
+    if run.code != 0 {
+        return (false, false);
+    }
+    let shown = run.json();
+    (shown["rebuilding"] == json!(true), shown["open"] == json!(true))
+}
+
+/// What others may not do to the head of a volume that is being filled.
+fn nobody_uses(place: &Place, volume: &str) {
+    let Err(refused) = client(place, "nbd.sock", volume) else { panic!("it is exported") };
+    let refused = refused.to_string();
+    assert!(refused.contains("is incomplete"), "{refused}");
+    assert!(!exports(place, "nbd.sock").contains(&volume.to_owned()));
+    for command in [
+        format!("volume export {volume} -"),
+        format!("snapshot create {volume}@partial"),
+        format!("bench {volume} --time 20ms"),
+    ] {
+        let run = place.dbs(&format!("--yes {command}"));
+        assert!(run.code != 0 && run.stderr.contains("incomplete"), "{command}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn nobody_else_writes_a_volume_that_is_being_received() {
+    let place = Place::new();
+    let [whole, difference] = source(&place);
+    place.init();
+    let server = place.serve("--nbd unix:nbd.sock");
+    for (stream, snapshot) in [(&whole, "a"), (&difference, "b")] {
+        let half = stream.len() / 2;
+        let receive = Fed::new(&place, "store.dbs", "receive v", &stream[..half]);
+        until("it is received", || state(&place, "v") == (true, true));
+        nobody_uses(&place, "v");
+        place.dbs("--yes snapshot delete v@dbs-receiving").exits(11, "the marker");
+        place.dbs("--yes snapshot rollback v@dbs-receiving").exits(11, "while it is received");
+        receive.kill();
+        until("its server knows", || state(&place, "v") == (true, false));
+        nobody_uses(&place, "v");
+        // It is taken up where it was.
+        let token = place.json("receive --token v")["token"].as_str().unwrap().to_owned();
+        let from = if snapshot == "b" { " --from a" } else { "" };
+        let resume = format!("-s from.dbs send v@{snapshot}{from} --resume {token}");
+        let rest = place.dbs(&resume).ok("send").stdout;
+        let half = rest.len() / 2;
+        let receive = Fed::new(&place, "store.dbs", "receive v", &rest[..half]);
+        assert_eq!(receive.finish(&rest[half..]), Some(0));
+        let name = format!("v@{snapshot}");
+        let sent = place.dbs(&format!("-s from.dbs volume export {name} -")).ok("sent").stdout;
+        let received = place.dbs(&format!("volume export {name} -")).ok("received").stdout;
+        assert!(sent == received, "{name} is not the sender's");
+        assert!(!state(&place, "v").0);
+        let mut writer = client(&place, "nbd.sock", "v").unwrap();
+        // Who has it open keeps it from being received into.
+        if snapshot == "a" {
+            place.pipe("receive v", &difference).exits(11, "open");
+        }
+        writer.read_at(0, &mut [0; 4096]).unwrap();
+        drop(writer);
+        until("it is closed", || state(&place, "v") == (false, false));
+    }
+    assert_eq!(server.stop().0, Some(0));
+    place.dbs("check").ok("check");
+}
+
+#[test]
+fn a_received_difference_can_be_given_up() {
+    let place = Place::new();
+    let [whole, difference] = source(&place);
+    place.init();
+    place.pipe("receive v", &whole).ok("the base");
+    let half = &difference[..difference.len() / 2];
+    place.pipe("receive v", half).exits(4, "cut off");
+    assert!(state(&place, "v").0);
+    place.dbs("volume clone v@a c").exits(11, "its snapshots are part of it");
+    // Even to the marker: what was received is gone, so that it cannot be taken up.
+    place.dbs("--yes snapshot rollback v@dbs-receiving").ok("rollback");
+    assert!(!state(&place, "v").0);
+    let refused = place.pipe("receive v", &difference).exits(11, "given up").stderr;
+    assert!(refused.contains("delete its snapshot `dbs-receiving`"), "{refused}");
+    place.dbs("--yes snapshot delete v@dbs-receiving").ok("delete");
+    place.pipe("receive v", &difference).ok("again");
+    assert!(!state(&place, "v").0);
+}
+
+#[test]
+fn a_killed_import_is_told_hidden_and_begun_again() {
+    let image = noise(3, 8 * MIB);
+    for served in [false, true] {
+        let place = Place::new();
+        place.init();
+        let server = served.then(|| place.serve("--nbd unix:nbd.sock"));
+        let import = Fed::new(&place, "store.dbs", "volume import v -", &image[..4 * MIB]);
+        if served {
+            until("it is imported", || state(&place, "v") == (true, true));
+            place.pipe("volume import v - --restart", &image).exits(11, "it still runs");
+        }
+        import.kill();
+        until("it is told", || state(&place, "v") == (true, false));
+        let listed = place.dbs("volume list").ok("list").text();
+        assert!(listed.contains("rebuilding"), "{listed}");
+        if served {
+            nobody_uses(&place, "v");
+        }
+        place.dbs("volume export v -").exits(11, "incomplete");
+        let again = place.pipe("volume import v -", &image);
+        assert!(again.code != 0 && again.stderr.contains("--restart"), "{}", again.stderr);
+        place.pipe("volume import v - --restart", &image).ok("again");
+        assert_eq!(state(&place, "v"), (false, false));
+        assert!(place.dbs("volume export v -").ok("export").stdout == image);
+        // What is complete is never replaced.
+        let complete = place.pipe("volume import v - --restart", &image);
+        assert!(complete.code != 0 && complete.stderr.contains("exists already"));
+        assert!(server.is_none_or(|server| server.stop().0 == Some(0)));
+        place.dbs("check").ok("check");
+    }
+}
