@@ -31,7 +31,7 @@ export place
 
 # Messages of cargo: of each artifact, the manifest of its package and the program, if it is one of tests.
 "$cargo" test --locked --workspace --no-run --message-format=json >"$place/messages" || exit
-sed -n '/"test":true/ s/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"executable":"\([^"]*\)".*/\1\t\2/p' \
+sed -n '/"overflow_checks":[a-z]*,"test":true}/ s/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"executable":"\([^"]*\)".*/\1\t\2/p' \
     "$place/messages" >"$place/all"
 for name in $longest; do
     grep "/$name-[0-9a-f]*$" "$place/all"

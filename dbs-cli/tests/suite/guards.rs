@@ -145,7 +145,7 @@ fn init_spares_a_file_whose_data_comes_late() {
         let file = options.read(true).write(true).create_new(true).open(place.path(name)).unwrap();
         file.set_len(64 << 20).unwrap();
         file.write_all_at(b"precious", at).unwrap();
-        let refused = run(place.bare().args(["init", name])).exits(1, name);
+        let refused = run(place.bare().args(["init", name])).exits(13, name);
         assert!(refused.stderr.contains("contains data"), "{}", refused.stderr);
         let mut found = [0; 8];
         file.read_exact_at(&mut found, at).unwrap();
@@ -167,7 +167,7 @@ fn a_send_that_fails_leaves_no_file() {
     assert!(!place.path("stream").exists());
     place.dbs("send v@s stream").ok("the next try");
     let sent = fs::read(place.path("stream")).unwrap();
-    let refused = place.dbs("send v@typo stream").exits(1, "it exists");
+    let refused = place.dbs("send v@typo stream").exits(13, "it exists");
     assert!(refused.stderr.contains("stream exists"), "{}", refused.stderr);
     assert_eq!(fs::read(place.path("stream")).unwrap(), sent);
 }
