@@ -61,8 +61,11 @@ pub fn measure(bench: &Bench) -> Outcome<Table> {
 /// A store whose low extents are those of the volume `low`, and the others of `v`.
 fn filled(bench: &Bench, extents: u64) -> Outcome<Store> {
     let path = bench.dir.join("beside.dbs");
+    let size = Some((extents * 5 / 2 + 4096) * EXTENT_BYTES);
     let options = InitOptions {
-        size: Some((extents * 5 / 2 + 4096) * EXTENT_BYTES),
+        size,
+        max_size: size,
+        max_snapshots: Some(1024),
         extent_size: EXTENT_BYTES,
         ..InitOptions::default()
     };
