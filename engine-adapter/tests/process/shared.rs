@@ -49,8 +49,7 @@ impl Shared {
 
     fn start_with(&self, name: &str, more: &[&str]) -> Process {
         let store = self.store.to_str().unwrap();
-        self.place
-            .start_with(name, &[&["--store", store, "--listen", "127.0.0.1:0"], more].concat())
+        self.place.start_with(name, &[&["--store", store], more].concat())
     }
 
     /// The name of the volume of a replica.

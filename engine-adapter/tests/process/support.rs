@@ -12,10 +12,11 @@ use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::Status;
@@ -73,7 +74,7 @@ impl Place {
         self.command(super::PROGRAM)
     }
 
-    /// A replica on ports the system chooses, ready.
+    /// A replica on ports of its own, ready.
     pub fn start(&self, name: &str, more: &[&str]) -> Process {
         self.start_with(name, more).ready()
     }
@@ -82,7 +83,7 @@ impl Place {
         let mut command = self.program();
         command.args(super::REPLICA).arg(self.replica(name)).args(more);
         if !more.contains(&"--listen") {
-            command.args(["--listen", "127.0.0.1:0"]);
+            command.args(["--listen", &free_ports()]);
         }
         Process::spawn(command)
     }
@@ -91,6 +92,22 @@ impl Place {
     pub fn control(&self, name: &str) -> Client {
         let key = store_key(&self.replica(name).join("volume.dbs")).unwrap();
         Client::connect(&socket_path(&self.runtime_dir(), &key)).unwrap()
+    }
+}
+
+/// An address with all the ports that a replica takes. The system gives none of them to those who ask for any port, as
+/// other programs of tests do meanwhile.
+fn free_ports() -> String {
+    const PORTS: u16 = 16;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let number = number.wrapping_add(std::process::id().wrapping_mul(37)) % 1250;
+        let first = 12_000 + number as u16 * PORTS;
+        let mut ports = first..first + PORTS;
+        if ports.all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
+            return format!("127.0.0.1:{first}");
+        }
     }
 }
 
