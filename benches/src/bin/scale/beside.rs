@@ -69,7 +69,7 @@ fn filled(bench: &Bench, extents: u64) -> Outcome<Store> {
     let options = InitOptions {
         size,
         max_size: size,
-        max_snapshots: Some(1024),
+        max_snapshots: Some(16384),
         extent_size: EXTENT_BYTES,
         ..InitOptions::default()
     };
