@@ -10,6 +10,7 @@ mod disk;
 mod support;
 
 use dbs_core::io::Storage;
+use dbs_core::io::tail::default_candidates;
 use dbs_core::{Error, ErrorKind, Store};
 use dbs_server::api::Request;
 use dbs_server::control::{socket_path, store_key};
@@ -22,6 +23,7 @@ use dbs_sim::outcomes::{End, Outcomes};
 use dbs_sim::{CrashMode, Faults, Medium, Model, Op, SimDisk, SimEnv, verify};
 use disk::{Disk, NAME};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Place, can_mount};
@@ -54,6 +56,25 @@ fn make(place: &Place, mib: usize) -> (Disk, fuser::BackgroundSession) {
     let sizes = format!("--size {mib}MiB --extent-size 64KiB --journal-size 128KiB");
     place.dbs(&format!("init store.dbs {sizes} --force --yes")).ok("init");
     (disk, session)
+}
+
+/// The kernel may still close the files of a server that was killed: an unmount that is not lazy would fail then, and
+/// the disk with its record would stay in memory as long as the test runs.
+fn unmount(place: &Place, session: fuser::BackgroundSession) {
+    let unmounted = Command::new("umount").arg("--lazy").arg(place.path("mount")).status();
+    assert!(unmounted.unwrap().success());
+    session.join().unwrap();
+}
+
+/// A server that was killed leaves its tail for the next one. There is none, and the tail takes memory.
+fn remove_tail(uuid: &str) {
+    for directory in default_candidates() {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(uuid) {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+    }
 }
 
 impl Served {
@@ -185,7 +206,8 @@ fn run(seed: u64, steps: usize, cuts: usize, lies: bool) -> Result<Report, Strin
     drop(served);
     // As a power cut ends it, as far as it can tell.
     drop(server);
-    drop(session);
+    unmount(&place, session);
+    remove_tail(info["uuid"].as_str().unwrap());
     for _ in 0..cuts {
         let cut = rng.usize(done[0].from..=done.last().map_or(0, |last| last.to));
         look(&disk, cut, &done, metadata, &mut rng)
