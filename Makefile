@@ -121,14 +121,14 @@ bench: build
 
 # Our replica against that of Longhorn, whose binary LONGHORN_BIN names. 20 minutes.
 bench-replica:
-	$(CARGO) build --release --locked -p engine-adapter
+	$(CARGO) build --release --locked -p longhorn
 	$(CARGO) run --release --locked -p dbs-benches --bin replica -- --dir "$(DIR)" \
 		--json target/replica.json $(or $(ARGS),--document docs/performance.md)
 
 # The same for the whole engine, controller and replicas, through the socket frontend; and without
 # storage, and the frontend alone.
 bench-engine:
-	$(CARGO) build --release --locked -p engine-adapter
+	$(CARGO) build --release --locked -p longhorn
 	$(CARGO) run --release --locked -p dbs-benches --bin engine -- --dir "$(DIR)" \
 		--json target/engine.json $(or $(ARGS),--document docs/performance.md)
 

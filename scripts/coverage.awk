@@ -12,8 +12,8 @@ BEGIN {
     area("NBD, client", "dbs-server/src/nbd/client\\.rs")
     area("control socket", "dbs-server/src/control/(line|mod|server)\\.rs")
     area("streams", "dbs-server/src/transfer/stream/")
-    area("data connection", "engine-adapter/src/(wire/|data/request\\.rs|controller/path/link\\.rs)")
-    area("ssync", "engine-adapter/src/ssync/receive/")
+    area("data connection", "engine-adapter/(wire/src/frame/|data/src/request\\.rs|controller/src/path/link\\.rs)")
+    area("ssync", "engine-adapter/sync/src/ssync/receive/")
 }
 
 function area(name, files) {

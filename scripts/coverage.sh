@@ -25,7 +25,10 @@ suites=(
     "-p dbs-core --tests"
     "-p dbs-sim --lib --test histories --test suite"
     "-p dbs-server --lib --test nbd --test transfer"
-    "-p engine-adapter --lib --test ssync --test dataconn --test path"
+    "-p longhorn-wire --lib"
+    "-p longhorn-data --lib --test dataconn"
+    "-p longhorn-sync --lib --test ssync"
+    "-p longhorn-controller --lib --test path"
     "-p dbs-fuzz-targets --tests"
 )
 objects=()

@@ -9,7 +9,7 @@ target=$(uname -m)-unknown-linux-musl
 options=()
 for name in "${@:-longhorn}"; do
     case $name in
-    longhorn) options+=(-p engine-adapter --bin longhorn) ;;
+    longhorn) options+=(-p longhorn --bin longhorn) ;;
     dbs) options+=(-p dbs-cli --bin dbs) ;;
     *)
         echo "static.sh: no command $name" >&2

@@ -4,10 +4,10 @@ use crate::input::Input;
 use crate::peers::taken;
 use dbs_reactor::Batch;
 use dbs_server::frontend::Charge;
-use engine_adapter::controller::path::link::{Link, Reply};
-use engine_adapter::controller::rules::Slot;
-use engine_adapter::data::request::{Connection, Op, Request, beyond_end};
-use engine_adapter::wire::{HEADER_BYTES, Header, Hello, PAYLOAD_MAX_BYTES};
+use longhorn_controller::path::link::{Link, Reply};
+use longhorn_controller::rules::Slot;
+use longhorn_data::request::{Connection, Op, Request, beyond_end};
+use longhorn_wire::frame::{HEADER_BYTES, Header, Hello, PAYLOAD_MAX_BYTES};
 
 /// Size of the volume, of which ranges are checked.
 const SIZE: u64 = 1 << 20;

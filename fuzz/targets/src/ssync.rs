@@ -1,9 +1,9 @@
 //! Upstream's file transfer: a sender's HTTP, on a connection that is written down.
 
 use crate::input::Input;
-use engine_adapter::image::{Bytes, Source};
-use engine_adapter::ssync::serve_one;
 use hyper::rt::{Read, ReadBufCursor, Write};
+use longhorn_sync::image::{Bytes, Source};
+use longhorn_sync::ssync::serve_one;
 use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;

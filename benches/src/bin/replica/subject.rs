@@ -3,8 +3,8 @@
 use dbs_benches::Outcome;
 use dbs_benches::process::{Process, output, sleep};
 use dbs_server::frontend::Listen;
-use engine_adapter::proto::ptypes::replica_service_client::ReplicaServiceClient;
-use engine_adapter::proto::ptypes::{
+use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use longhorn_wire::proto::ptypes::{
     ReplicaCreateRequest, ReplicaOpenRequest, ReplicaSnapshotRequest,
 };
 use std::net::TcpStream;

@@ -1,7 +1,7 @@
 //! Seeds of what replicas and controllers speak.
 
 use super::Seed;
-use engine_adapter::wire::{Header, Hello, Type};
+use longhorn_wire::frame::{Header, Hello, Type};
 
 pub(super) fn seeds(seeds: &mut Vec<Seed>) {
     let mut requests = vec![0, 30];

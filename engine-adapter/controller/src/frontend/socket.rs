@@ -1,0 +1,262 @@
+//! The frontend `socket`: data connections on a unix socket, as replicas have them.
+//!
+//! What differs from a replica's: a volume without space says so with a type of its own, which block
+//! devices are given as such; a hello is answered, so that a client of DBS can flush.
+
+use crate::path::{Attached, Path};
+use dbs_reactor::{Batch, Io, Slab};
+use dbs_server::frontend::{
+    Acceptor, Action, Carrier, Carry, Charge, Event, Failure, FailureKind, Front, Limits, Listen,
+    Listener, Outcome, Peers, Ready, Socket,
+};
+use dbs_server::log;
+use longhorn_data::request::{Connection, Op, Request};
+use longhorn_wire::frame::Hello;
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Where upstream's clients look for a volume.
+const DIRECTORY: &str = "/var/run";
+/// What each connection may have in flight, however many there are.
+const SHARE_MIN_BYTES: u64 = 64 << 10;
+/// A client that takes its leave tells so by closing.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// Settings of the frontend.
+#[derive(Debug, Clone)]
+pub struct SocketOptions {
+    /// Where to listen.
+    pub address: Listen,
+    /// Connections at once; more are closed. Files are what there may be too few of: memory is bounded by
+    /// `bytes_max`.
+    pub max_connections: usize,
+    /// Requests of one connection in flight; beyond that it is not read from.
+    pub requests_max: usize,
+    /// Bytes of requests in flight, likewise. The first connection may have all of it, and each that comes
+    /// an equal share with those that are there, so that a hundred have a few times as much; each may have
+    /// one request, however long.
+    pub bytes_max: u64,
+    /// How long a client may leave its replies unread before it is disconnected.
+    pub write_timeout: Duration,
+    /// How long clients may take to receive their last replies when the frontend ends.
+    pub stop_grace: Duration,
+}
+
+impl SocketOptions {
+    /// The settings for a volume: its socket is `/var/run/longhorn-<volume>.sock`.
+    #[must_use]
+    pub fn new(volume: &str) -> Self {
+        Self::at(Listen::Unix(PathBuf::from(DIRECTORY).join(format!("longhorn-{volume}.sock"))))
+    }
+
+    /// The settings with another address.
+    #[must_use]
+    pub fn at(address: Listen) -> Self {
+        Self {
+            address,
+            max_connections: 16384,
+            requests_max: 1024,
+            bytes_max: 64 << 20,
+            write_timeout: Duration::from_secs(30),
+            stop_grace: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The frontend, running. Dropping it stops it.
+pub struct SocketFrontend {
+    acceptor: Acceptor,
+    address: Listen,
+    attached: Option<Arc<Attached>>,
+    stop_grace: Duration,
+}
+
+/// A new connection, for a reactor.
+struct Adopted {
+    socket: OwnedFd,
+    peer: String,
+}
+
+impl SocketFrontend {
+    /// Listens, and serves the volume behind a path. A socket file that nobody listens on is
+    /// replaced.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub fn start(path: &Arc<Path>, options: &SocketOptions) -> io::Result<Self> {
+        let listener = Listener::bind(&options.address)?;
+        let address = listener.address()?;
+        let connections = Arc::new(AtomicUsize::new(0));
+        let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
+        let write_timeout = options.write_timeout;
+        let attached = path.attach(|_| {
+            let connections = Arc::clone(&connections);
+            move |_: &mut Io, tags| -> Box<dyn Front> {
+                let peers = Peers::new(limits, write_timeout).tagged(tags);
+                let tickets = Slab::default();
+                Box::new(Clients { peers, limits, tickets, connections, stopping: false })
+            }
+        })?;
+        let attached = Arc::new(attached);
+        let acceptor = Acceptor::start("socket", IDLE, || {})?;
+        let (front, max) = (Arc::clone(&attached), options.max_connections);
+        let next = AtomicUsize::new(0);
+        let adopt = move |socket: Socket, peer: String| {
+            if connections.fetch_add(1, Ordering::SeqCst) >= max {
+                connections.fetch_sub(1, Ordering::SeqCst);
+                return log::warn("socket", &[("refused", &peer), ("connections", &max)]);
+            }
+            // Fails only if the peer is gone already, which its reactor finds out.
+            let _ = socket.tune();
+            let turn = next.fetch_add(1, Ordering::Relaxed);
+            front.send(turn, Box::new(Adopted { socket: socket.into(), peer }));
+        };
+        acceptor.add(0, vec![listener], adopt);
+        let attached = Some(attached);
+        Ok(Self { acceptor, address, attached, stop_grace: options.stop_grace })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> &Listen {
+        &self.address
+    }
+
+    /// Stops: no new connections and requests, those in flight are answered.
+    pub fn stop(self) {}
+}
+
+impl fmt::Debug for SocketFrontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SocketFrontend").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Drop for SocketFrontend {
+    fn drop(&mut self) {
+        // With its thread its handle of what is attached is gone.
+        self.acceptor.stop();
+        if let Some(attached) = self.attached.take().and_then(Arc::into_inner) {
+            attached.detach(self.stop_grace);
+        }
+    }
+}
+
+/// The connections of one reactor.
+struct Clients {
+    peers: Peers<Connection>,
+    /// Of all connections.
+    limits: Limits,
+    /// Requests that are being carried out, and whose they are.
+    tickets: Slab<(u32, Request)>,
+    /// Of all reactors.
+    connections: Arc<AtomicUsize>,
+    stopping: bool,
+}
+
+impl Clients {
+    fn start(
+        &mut self,
+        io: &mut Io,
+        carrier: &mut dyn Carrier,
+        number: u32,
+        ready: Ready<Request>,
+    ) {
+        let Ready { request, payload } = ready;
+        let action = match request.op {
+            Op::Read => Action::Read,
+            Op::Write => Action::Write { durable: false },
+            Op::Unmap => Action::Discard,
+            Op::Flush => Action::Flush,
+            Op::Ping => {
+                let hello = payload.as_deref().and_then(Hello::decode);
+                let greeted = hello.is_some_and(|hello| !hello.server);
+                return self.reply(number, &request, |batch| match greeted {
+                    true => request.reply_hello(batch, Hello::of_frontend()),
+                    false => request.reply_done(batch, 0),
+                });
+            }
+            // Nobody was told that it is known here.
+            Op::Heal | Op::Unknown => return self.peers.forget(number, &request),
+        };
+        let range = if action == Action::Flush { Ok((0, 0)) } else { request.range() };
+        match range {
+            Err(text) => self.reply(number, &request, |batch| request.reply_error(batch, &text)),
+            Ok((offset, length)) => {
+                let ticket = u64::from(self.tickets.insert((number, request)));
+                let carry = Carry { action, offset, length: length as u32 };
+                carrier.carry(io, carry, payload, ticket);
+            }
+        }
+    }
+
+    fn reply(&mut self, number: u32, request: &Request, reply: impl FnOnce(&mut Batch)) {
+        self.peers.answer(number, request.cost_bytes(), reply);
+    }
+}
+
+impl Front for Clients {
+    fn message(&mut self, io: &mut Io, carrier: &mut dyn Carrier, message: Box<dyn Any + Send>) {
+        let Ok(adopted) = message.downcast::<Adopted>() else { return };
+        if self.stopping {
+            self.connections.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+        let Adopted { socket, peer } = *adopted;
+        let connections = self.connections.load(Ordering::SeqCst).max(1) as u64;
+        let bytes = (self.limits.bytes / connections).max(SHARE_MIN_BYTES);
+        self.peers.limit(Limits { bytes, ..self.limits });
+        let number = self.peers.add(io, socket, Connection::new(0, 0, peer), None);
+        self.input(io, carrier, number, Event::Begun(&[]));
+    }
+
+    fn input(&mut self, io: &mut Io, carrier: &mut dyn Carrier, number: u32, event: Event<'_>) {
+        let (mut ready, failure) = self.peers.input(io, number, event);
+        if let Some(error) = failure {
+            let peer = self.peers.get(number).map_or("", |connection| &connection.peer);
+            log::warn("socket", &[("client", &peer), ("disconnected", &error)]);
+        }
+        for request in ready.drain(..) {
+            self.start(io, carrier, number, request);
+        }
+        self.peers.receive(io, number, ready);
+    }
+
+    fn answered(&mut self, _: &mut Io, ticket: u64, outcome: Outcome) {
+        let Some((number, request)) = self.tickets.remove(ticket as u32) else { return };
+        self.reply(number, &request, |batch| match outcome {
+            Outcome::Done(size) => request.reply_done(batch, size),
+            Outcome::Data(data) => request.reply_data(batch, data),
+            Outcome::Failed(Failure { kind: FailureKind::NoSpace, text }) => {
+                request.reply_no_space(batch, &text);
+            }
+            Outcome::Failed(Failure { text, .. }) => request.reply_error(batch, &text),
+        });
+    }
+
+    fn turn(&mut self, io: &mut Io, _: &mut dyn Carrier) {
+        let connections = &self.connections;
+        self.peers.settle(io, |_| {
+            connections.fetch_sub(1, Ordering::SeqCst);
+        });
+    }
+
+    fn tick(&mut self, io: &mut Io) {
+        self.peers.tick(io);
+    }
+
+    fn stop(&mut self, io: &mut Io, at_once: bool) {
+        self.stopping = true;
+        self.peers.end(io, at_once, |_| true);
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopping && self.peers.is_empty()
+    }
+}

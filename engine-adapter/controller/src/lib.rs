@@ -1,0 +1,23 @@
+//! The controller of a volume: what Longhorn calls its engine.
+//!
+//! This crate owns what is true of a volume over several replicas. [`rules`] decides and does nothing else;
+//! [`volume`] owns the volume's state and drives its replicas; [`path`] moves data between frontends ([`frontend`])
+//! and replicas; [`service`] is how a controller is talked to.
+//!
+//! Main types: [`volume::Controller`], the state of a volume; [`path::Path`], its data path;
+//! [`rules::fan_out::FanOut`], one change on its way to all replicas.
+//!
+//! Enter at [`rules`] for what is promised, at [`path`] for a request's way, at [`volume`] for what a manager asks.
+
+// Unit tests share fake replicas with the tests outside, which know the crate by this name.
+#[cfg(test)]
+extern crate self as longhorn_controller;
+
+pub mod frontend;
+pub mod path;
+pub mod rules;
+pub mod service;
+pub mod volume;
+
+#[cfg(test)]
+mod sim;

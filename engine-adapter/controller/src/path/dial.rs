@@ -1,0 +1,218 @@
+//! Connecting to a replica.
+
+use super::local::LocalReplica;
+use dbs_server::frontend::{Listen, Socket};
+use longhorn_wire::frame::{HEADER_BYTES, Header, Hello, Type, feature};
+use longhorn_wire::transport::DataLink;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// Longest answer to a greeting: a hello comes back, or an error's text.
+const ANSWER_MAX_BYTES: u32 = 1024;
+
+/// Where the data of a replica is.
+#[derive(Debug, Clone)]
+pub enum BackendAddress {
+    /// A data server, of ours or upstream's.
+    Remote(Listen),
+    /// In this process.
+    Local(LocalReplica),
+    /// Nowhere: writes are forgotten, reads give zeros. It measures everything else.
+    Null,
+}
+
+/// Connections to a replica, and what is known of it.
+pub(super) struct Dialled {
+    pub links: Vec<DataLink>,
+    /// It is of DBS and can flush.
+    pub flushes: bool,
+    /// It runs on this machine.
+    pub local: bool,
+}
+
+/// Connects so many times, and asks who that is: all of it within `timeout`, since whoever changes the
+/// volume waits for it. (How long names of hosts take is up to the system.)
+///
+/// # Errors
+/// Names the address.
+pub(super) fn dial(address: &Listen, connections: usize, timeout: Duration) -> io::Result<Dialled> {
+    let host = match address {
+        Listen::Tcp(host, _) => host,
+        Listen::Unix(_) => "",
+    };
+    let deadline = Instant::now() + timeout;
+    let mut place = None;
+    let connect = |_| {
+        let socket = connect(address, &mut place, deadline)?;
+        socket.tune()?;
+        let left = left(deadline)?;
+        socket.set_read_timeout(Some(left))?;
+        socket.set_write_timeout(Some(left))?;
+        DataLink::begin(socket, host, deadline)
+    };
+    let attempt = || {
+        let mut links = (0..connections).map(connect).collect::<io::Result<Vec<_>>>()?;
+        let first = links.first().ok_or(io::ErrorKind::InvalidInput)?;
+        let local = is_local(first.socket());
+        // On each: what a replica says on a connection depends on what it was told there.
+        let flushes = links.iter_mut().try_fold(true, |all, link| {
+            greet(&mut Timed { link, deadline }).map(|one| all && one)
+        })?;
+        for link in &links {
+            link.socket().set_read_timeout(None)?;
+            link.socket().set_write_timeout(None)?;
+        }
+        Ok(Dialled { links, flushes, local })
+    };
+    attempt().map_err(|error: io::Error| {
+        let kind = match error.kind() {
+            // So the system calls a timeout of a socket.
+            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut,
+            kind => kind,
+        };
+        let text = match kind {
+            io::ErrorKind::TimedOut => format!("it has not answered within {timeout:?}"),
+            _ => error.to_string(),
+        };
+        io::Error::new(kind, format!("cannot connect to the replica at {address}: {text}"))
+    })
+}
+
+/// The time until then.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Connects to the `place` that was connected to before, or finds one.
+fn connect(
+    address: &Listen,
+    place: &mut Option<SocketAddr>,
+    deadline: Instant,
+) -> io::Result<Socket> {
+    let Listen::Tcp(host, port) = address else { return address.connect() };
+    let addresses: Vec<_> = match *place {
+        Some(place) => vec![place],
+        None => (host.as_str(), *port).to_socket_addrs()?.collect(),
+    };
+    let stream = connect_any(&addresses, deadline, TcpStream::connect_timeout)?;
+    *place = Some(stream.peer_addr()?);
+    Ok(Socket::Tcp(stream))
+}
+
+/// Connects, with `connect`, to one of a host's addresses. Each may take its share of the time that is left:
+/// one that nobody answers at must not use up that of the next.
+fn connect_any<T>(
+    addresses: &[SocketAddr],
+    deadline: Instant,
+    connect: impl Fn(&SocketAddr, Duration) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut failure = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for (address, further) in addresses.iter().zip((1..=addresses.len()).rev()) {
+        let share = left(deadline)? / u32::try_from(further).unwrap_or(u32::MAX);
+        match connect(address, share) {
+            Ok(connected) => return Ok(connected),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+/// A connection that is read from until a deadline, however slowly it comes.
+struct Timed<'a> {
+    link: &'a mut DataLink,
+    deadline: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.link.socket().set_read_timeout(Some(left(self.deadline)?))?;
+        self.link.read(out)
+    }
+}
+
+/// Says hello: whether a replica of DBS answers that can flush. Upstream's sends the payload of a ping
+/// back as it is, or an error if it is not open.
+fn greet(timed: &mut Timed<'_>) -> io::Result<bool> {
+    let hello = Hello::of_client().encode();
+    let header = Header::with_payload(Type::Ping, 0, 0, hello.len() as u32);
+    timed.link.write_all(&[header.encode().as_slice(), &hello].concat())?;
+    let mut bytes = [0; HEADER_BYTES];
+    timed.read_exact(&mut bytes)?;
+    let header = Header::decode(&bytes)?;
+    if header.length > ANSWER_MAX_BYTES || header.sequence != 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no answer to a ping"));
+    }
+    let mut payload = vec![0; header.length as usize];
+    timed.read_exact(&mut payload)?;
+    let hello = Hello::decode(&payload).filter(|hello| hello.server);
+    let response = header.kind() == Some(Type::Response);
+    Ok(response && hello.is_some_and(|hello| hello.features & feature::FLUSH != 0))
+}
+
+/// Whether the other end is on this machine: it has the address that this end has.
+fn is_local(socket: &Socket) -> bool {
+    let Socket::Tcp(stream) = socket else { return true };
+    let address = |end: io::Result<SocketAddr>| end.ok().map(|address| address.ip());
+    let ends: (Option<IpAddr>, _) = (address(stream.local_addr()), address(stream.peer_addr()));
+    ends.0.is_some() && ends.0 == ends.1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::net::TcpListener;
+    use std::thread;
+
+    /// Found by review: the first of a host's addresses, at which nobody answered, used all of the time.
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let addresses: Vec<SocketAddr> =
+            (1..=3).map(|last| SocketAddr::from(([127, 0, 0, last], 1))).collect();
+        let minutes = Duration::from_secs(600);
+        let tried = RefCell::new(Vec::new());
+        let connected = connect_any(&addresses, Instant::now() + minutes, |address, time| {
+            tried.borrow_mut().push(time);
+            match tried.borrow().len() {
+                3 => Ok(*address),
+                _ => Err(io::ErrorKind::TimedOut.into()),
+            }
+        });
+        assert_eq!(connected.unwrap(), addresses[2]);
+        for (time, share) in tried.into_inner().into_iter().zip([3, 2, 1]) {
+            assert!(!time.is_zero() && time <= minutes / share, "{time:?} of a share of {share}");
+        }
+        let late = connect_any(&addresses, Instant::now(), |_, _| Ok(()));
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let none = connect_any(&[], Instant::now() + minutes, |_, _| Ok(()));
+        assert_eq!(none.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Each byte comes in time; all of the answer would take seconds.
+    #[test]
+    fn one_who_drips_is_not_waited_for_longer_than_one_who_is_silent() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Listen::Tcp("127.0.0.1".into(), listener.local_addr().unwrap().port());
+        let dripping = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_nodelay(true).unwrap();
+            let mut greeting = [0; HEADER_BYTES + Hello::BYTES];
+            stream.read_exact(&mut greeting).unwrap();
+            let text = [b'x'; 200];
+            let header = Header::with_payload(Type::Error, 0, 0, text.len() as u32).encode();
+            for byte in header.iter().chain(&text) {
+                // Until it is given up.
+                if stream.write_all(&[*byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let dialled = dial(&address, 1, Duration::from_millis(300));
+        let error = dialled.err().expect("the answer does not come within the deadline");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        dripping.join().unwrap();
+    }
+}

@@ -1,0 +1,311 @@
+//! Requests in flight: a fixed array of them, and the sequence numbers they go under.
+//!
+//! A sequence number is a place in the array and how often that was used: a reply that comes late
+//! finds its place used for something else, and is ignored. The place behind the last is that of pings.
+
+use super::link::Ask;
+use super::sabotage::{Bug, is};
+use crate::rules::timeout::{Silence, Waits};
+use crate::rules::{FanOut, Read, Slot, Slots, Widened};
+use dbs_reactor::{Buf, SharedBuf};
+use dbs_server::frontend::{Action, Carry};
+use longhorn_wire::frame::Type;
+use std::time::Duration;
+
+/// Bits of a sequence number that say the place.
+const PLACE_BITS: u32 = 12;
+const PLACE_MASK: u32 = (1 << PLACE_BITS) - 1;
+/// Most requests in flight on one reactor.
+pub const FLIGHTS_MAX: usize = PLACE_MASK as usize;
+
+/// What a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Nothing: the place is free.
+    Free,
+    /// Data from one replica.
+    Read,
+    /// A block around an unaligned write, of those that [`Widened::reads`] says this one.
+    Edge(usize),
+    /// All replicas to have a change, or to have flushed.
+    Change,
+    /// All replicas to make durable what they have changed.
+    Durable,
+    /// Others to be done with changing a damaged block.
+    Claiming,
+    /// The content of a damaged block, from another replica.
+    Source,
+    /// The replica with a damaged block to have written it again.
+    Heal,
+}
+
+/// A block that a replica says is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Patient {
+    pub slot: Slot,
+    /// Of the replica: a slot is used again.
+    pub serial: u64,
+    /// First byte of the block.
+    pub offset: u64,
+}
+
+/// A request on its way.
+pub(super) struct Flight {
+    uses: u32,
+    pub stage: Stage,
+    /// Who to answer, and the number it goes under there.
+    pub front: u8,
+    pub ticket: u64,
+    pub request: Carry,
+    /// What is being asked of replicas: the request's range, or that of a widened write or its edge.
+    pub range: (u64, u32),
+    pub read: Option<Read>,
+    pub fan_out: Option<FanOut>,
+    /// All replicas that were asked.
+    pub sent: Slots,
+    /// What is to be written, until it is sent.
+    pub payload: Option<Buf>,
+    pub widened: Option<Widened>,
+    pub edges: [Option<Buf>; 2],
+    /// Blocks that nobody else changes until the end.
+    pub claim: Option<(u64, u64)>,
+    /// Most bytes that a replica said it freed.
+    pub freed: u32,
+    pub begun: Duration,
+    /// When replicas were asked last.
+    pub asked: Duration,
+    /// What replicas said that failed.
+    pub errors: Vec<(Slot, String)>,
+    /// A write that replicas may have to complete: what was sent, should it be sent as whole blocks.
+    pub resend: Option<SharedBuf>,
+    /// Damage that a read has met and that is to be healed; the last one is next.
+    pub patients: Vec<Patient>,
+    /// What is being healed.
+    pub patient: Option<Patient>,
+    /// Something was healed since replicas were asked.
+    pub healed: bool,
+    /// How often they were asked anew after that.
+    pub rounds: u8,
+    /// Who asked has its answer.
+    pub told: bool,
+}
+
+impl Flight {
+    fn new() -> Self {
+        let request = Carry { action: Action::Flush, offset: 0, length: 0 };
+        Self {
+            uses: 0,
+            stage: Stage::Free,
+            front: 0,
+            ticket: 0,
+            request,
+            range: (0, 0),
+            read: None,
+            fan_out: None,
+            sent: Slots::EMPTY,
+            payload: None,
+            widened: None,
+            edges: [None, None],
+            claim: None,
+            freed: 0,
+            begun: Duration::ZERO,
+            asked: Duration::ZERO,
+            errors: Vec::new(),
+            resend: None,
+            patients: Vec::new(),
+            patient: None,
+            healed: false,
+            rounds: 0,
+            told: false,
+        }
+    }
+
+    /// What replicas are being asked, as they were.
+    pub fn ask(&self) -> Ask {
+        let (offset, length) = self.range;
+        match (self.stage, self.request.action) {
+            (Stage::Free | Stage::Read | Stage::Edge(_) | Stage::Claiming | Stage::Source, _) => {
+                Ask { kind: Type::Read, offset, length }
+            }
+            (Stage::Heal, _) => Ask { kind: Type::Heal, offset, length },
+            (Stage::Change, Action::Discard) => Ask { kind: Type::Unmap, offset, length },
+            (Stage::Change, Action::Read | Action::Write { .. }) => {
+                Ask { kind: Type::Write, offset, length }
+            }
+            (Stage::Change, Action::Flush) | (Stage::Durable, _) => {
+                Ask { kind: Type::Flush, offset: 0, length: 0 }
+            }
+        }
+    }
+
+    /// Whether a reply of this replica is still to come.
+    pub fn waits_for(&self, slot: Slot) -> bool {
+        match self.stage {
+            Stage::Free | Stage::Claiming => false,
+            Stage::Read | Stage::Edge(_) | Stage::Source => {
+                self.read.is_some_and(|read| read.current() == slot)
+            }
+            Stage::Heal => self.patient.is_some_and(|patient| patient.slot == slot),
+            Stage::Change | Stage::Durable => {
+                self.fan_out.is_some_and(|fan_out| fan_out.waiting().contains(slot))
+            }
+        }
+    }
+}
+
+/// The array.
+pub(super) struct Flights {
+    all: Box<[Flight]>,
+    free: Vec<u32>,
+    pings: u32,
+}
+
+impl Flights {
+    /// Room for so many, at most [`FLIGHTS_MAX`].
+    pub fn new(depth: usize) -> Self {
+        let depth = depth.clamp(1, FLIGHTS_MAX);
+        Self {
+            all: (0..depth).map(|_| Flight::new()).collect(),
+            free: (0..depth as u32).rev().collect(),
+            pings: 0,
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.all.len() - self.free.len()
+    }
+
+    /// Whether nothing is in flight but flushes: they may take long, and change nothing.
+    pub fn is_quiet(&self) -> bool {
+        let flushes = |flight: &Flight| {
+            flight.stage == Stage::Free || flight.ask().kind == Type::Flush && !is(Bug::HoldLong)
+        };
+        self.in_flight() == 0 || self.all.iter().all(flushes)
+    }
+
+    /// Takes a free place.
+    #[inline]
+    pub fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, place: u32) -> Option<&mut Flight> {
+        self.all.get_mut(place as usize)
+    }
+
+    #[inline]
+    pub fn get(&self, place: u32) -> Option<&Flight> {
+        self.all.get(place as usize)
+    }
+
+    /// The sequence number that the request in a place goes under.
+    #[inline]
+    pub fn current(&self, place: u32) -> u32 {
+        self.get(place).map_or(0, |flight| flight.uses << PLACE_BITS | place)
+    }
+
+    /// All that are in flight, with their sequence numbers.
+    pub fn present(&self) -> impl Iterator<Item = (u32, &Flight)> {
+        let all = self.all.iter().zip(0..).filter(|(flight, _)| flight.stage != Stage::Free);
+        all.map(|(flight, place)| (flight.uses << PLACE_BITS | place, flight))
+    }
+
+    /// The places of requests that wait for a replica.
+    pub fn waiting_for(&self, slot: Slot) -> Vec<u32> {
+        let waiting = self.all.iter().zip(0..).filter(|(flight, _)| flight.waits_for(slot));
+        waiting.map(|(_, place)| place).collect()
+    }
+
+    /// What is waited for of a replica that has been silent like this.
+    pub fn waits(&self, slot: Slot, silence: Silence) -> Waits {
+        let mut waits = Waits { silence, ..Waits::default() };
+        for flight in self.all.iter().filter(|flight| flight.waits_for(slot)) {
+            let oldest = match flight.ask().is_urgent() {
+                true => &mut waits.oldest,
+                false => &mut waits.oldest_flush,
+            };
+            *oldest = Some(oldest.map_or(flight.asked, |oldest| oldest.min(flight.asked)));
+        }
+        waits
+    }
+
+    /// A new sequence number for the request in a place; replies to the last one are ignored from now
+    /// on.
+    #[inline]
+    pub fn sequence(&mut self, place: u32) -> u32 {
+        let Some(flight) = self.all.get_mut(place as usize) else { return PLACE_MASK };
+        flight.uses = flight.uses.wrapping_add(1);
+        flight.uses << PLACE_BITS | place
+    }
+
+    /// The place of a request by its sequence number, if that is its present one.
+    #[inline]
+    pub fn find(&self, sequence: u32) -> Option<u32> {
+        let place = sequence & PLACE_MASK;
+        let flight = self.all.get(place as usize)?;
+        let its_use = flight.uses << PLACE_BITS | place == sequence || is(Bug::AnyUse);
+        (flight.stage != Stage::Free && its_use).then_some(place)
+    }
+
+    /// A place is free again; what its request held must be taken out before.
+    #[inline]
+    pub fn give_back(&mut self, place: u32) {
+        let Some(flight) = self.all.get_mut(place as usize) else { return };
+        flight.stage = Stage::Free;
+        flight.uses = flight.uses.wrapping_add(1);
+        flight.read = None;
+        flight.fan_out = None;
+        flight.sent = Slots::EMPTY;
+        flight.payload = None;
+        if flight.widened.take().is_some() {
+            flight.edges = [None, None];
+        }
+        flight.freed = 0;
+        flight.resend = None;
+        flight.patients.clear();
+        flight.patient = None;
+        (flight.healed, flight.rounds, flight.told) = (false, 0, false);
+        flight.errors.clear();
+        self.free.push(place);
+    }
+
+    /// The sequence number of a new ping.
+    pub fn ping(&mut self) -> u32 {
+        self.pings = self.pings.wrapping_add(1);
+        self.pings << PLACE_BITS | PLACE_MASK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_replies_find_nothing() {
+        let mut flights = Flights::new(2);
+        let place = flights.take().unwrap();
+        flights.get_mut(place).unwrap().stage = Stage::Read;
+        let first = flights.sequence(place);
+        assert_eq!(flights.find(first), Some(place));
+        let second = flights.sequence(place);
+        assert_eq!((flights.find(first), flights.find(second)), (None, Some(place)));
+        flights.give_back(place);
+        assert_eq!(flights.find(second), None);
+        assert_eq!(flights.take(), Some(place));
+        flights.get_mut(place).unwrap().stage = Stage::Change;
+        assert_eq!((flights.find(first), flights.find(second)), (None, None));
+        assert_eq!((flights.take().is_some(), flights.take()), (true, None));
+    }
+
+    #[test]
+    fn pings_and_nonsense_are_nobodys() {
+        let mut flights = Flights::new(FLIGHTS_MAX + 5);
+        assert_eq!(flights.all.len(), FLIGHTS_MAX);
+        let (one, two) = (flights.ping(), flights.ping());
+        assert_ne!(one, two);
+        for sequence in [one, two, 0, u32::MAX, 77] {
+            assert_eq!(flights.find(sequence), None);
+        }
+    }
+}

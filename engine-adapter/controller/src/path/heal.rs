@@ -1,0 +1,174 @@
+//! One reactor's share of a path: damage that replicas of DBS tell of.
+//!
+//! The request that met it goes on: with another replica, and when that has answered, or if none has all
+//! that is asked for, with healing. A damaged block is claimed as by a change, so that nobody changes it from
+//! the moment it is read from another replica until the damaged one has written it; who asked was told
+//! before. If none could answer, those that have something to give to each other do, and are asked again.
+
+use super::flight::{Patient, Stage};
+use super::lane::{Asked, Lane};
+use super::link::Ask;
+use super::sabotage::{Bug, is};
+use crate::rules::widen::BLOCK;
+use crate::rules::{Answer, Read, Slot};
+use dbs_reactor::{Buf, Io};
+use dbs_server::frontend::{FailureKind, Outcome};
+use dbs_server::log;
+use longhorn_wire::frame::{Damaged, Type};
+use std::sync::atomic::Ordering;
+
+/// Blocks that one request has healed after it was answered; those behind them are met again.
+const PATIENTS_MAX: usize = 8;
+
+impl Lane {
+    /// A replica could not read, or could not complete a block, for what it holds is not what was
+    /// written.
+    pub(super) fn met_damage(
+        &mut self,
+        io: &mut Io,
+        place: u32,
+        (slot, serial): (Slot, u64),
+        damaged: &Damaged,
+    ) {
+        let Some(seat) = self.seated(slot, serial) else { return };
+        seat.replica.mismatches.fetch_add(1, Ordering::Relaxed);
+        let fields: [(&str, &dyn std::fmt::Display); 4] = [
+            ("replica", &seat.replica.name),
+            ("damaged", &damaged.offset),
+            ("snapshot", &damaged.in_snapshot),
+            ("error", &damaged.text),
+        ];
+        log::warn("path", &fields);
+        let modes = self.shared.modes.now();
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        flight.errors.push((slot, damaged.text.clone()));
+        if flight.stage == Stage::Change {
+            return self.answered(io, place, slot, Answer::Damaged);
+        }
+        let Some(mut read) = flight.read else { return };
+        // What is read around a write is written with it, and what a block is healed from is met again.
+        let patient = Patient { slot, serial, offset: damaged.offset };
+        if flight.stage == Stage::Read && flight.patients.len() < PATIENTS_MAX {
+            flight.patients.push(patient);
+        }
+        let next = read.retry_damaged(modes);
+        flight.read = Some(read);
+        self.read_goes_on(io, place, next, read.faulted());
+    }
+
+    /// Goes on with the next block to be healed, or ends.
+    pub(super) fn next_patient(&mut self, io: &mut Io, place: u32) {
+        let size = self.size();
+        loop {
+            let Some(flight) = self.flights.get_mut(place) else { return };
+            let Some(patient) = flight.patients.pop() else {
+                flight.patient = None;
+                return self.all_done(io, place);
+            };
+            flight.patient = Some(patient);
+            flight.read = None;
+            flight.stage = Stage::Claiming;
+            let length = size.saturating_sub(patient.offset).min(BLOCK);
+            flight.range = (patient.offset, length as u32);
+            if length > 0 && self.is_complete(patient) {
+                return self.claim_patient(io, place);
+            }
+        }
+    }
+
+    /// Whether the replica of a damaged block is there still, and complete.
+    fn is_complete(&mut self, patient: Patient) -> bool {
+        let complete = self.shared.modes.now().rw.contains(patient.slot);
+        complete && self.seated(patient.slot, patient.serial).is_some()
+    }
+
+    /// Claims a damaged block, now or later, and reads it from another replica.
+    pub(super) fn claim_patient(&mut self, io: &mut Io, place: u32) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let (Stage::Claiming, Some(patient)) = (flight.stage, flight.patient) else { return };
+        let range = (flight.range.0, u64::from(flight.range.1));
+        // Not even one that starves comes first: it may wait for the end of a hold, and that for this.
+        if !is(Bug::HealUnclaimed) {
+            if !self.shared.claims.claim(range.0, range.1) {
+                self.blocked = true;
+                self.claiming.push(place);
+                return;
+            }
+            flight.claim = Some(range);
+        }
+        let source = Read::begin_for(patient.slot, self.shared.modes.now(), &mut self.turn);
+        let Some(source) = source else { return self.patient_done(io, place) };
+        flight.stage = Stage::Source;
+        flight.read = Some(source);
+        self.ask_read(io, place, source.current());
+    }
+
+    /// Sends what a damaged block should hold to the replica that has it.
+    pub(super) fn send_healing(&mut self, io: &mut Io, place: u32, data: Buf) {
+        let now = self.now;
+        let sequence = self.flights.sequence(place);
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(patient) = flight.patient else { return };
+        flight.stage = Stage::Heal;
+        flight.asked = now;
+        let ask = Ask { kind: Type::Heal, offset: patient.offset, length: flight.range.1 };
+        let data = Some(data.share());
+        if !self.is_complete(patient)
+            || !matches!(self.ask(io, patient.slot, ask, sequence, data), Asked::Sent)
+        {
+            self.patient_done(io, place);
+        }
+    }
+
+    /// A replica has written a damaged block again, or found that it is well.
+    pub(super) fn healed(&mut self, io: &mut Io, place: u32, bytes: u32) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        flight.healed = true;
+        let Some(Patient { slot, serial, offset }) = flight.patient else { return };
+        if bytes > 0
+            && let Some(seat) = self.seated(slot, serial)
+        {
+            seat.replica.healed.fetch_add(1, Ordering::Relaxed);
+            let worth_it = seat.trust.healed();
+            log::info("path", &[("replica", &seat.replica.name), ("healed", &offset)]);
+            if !worth_it {
+                self.shared.fault_unless_last(slot, "too much of what it holds is damaged");
+            }
+        }
+        self.patient_done(io, place);
+    }
+
+    /// A replica refuses what others hold.
+    pub(super) fn not_healed(&mut self, io: &mut Io, place: u32, text: &str) {
+        let patient = self.flights.get(place).and_then(|flight| flight.patient);
+        if let Some(Patient { slot, serial, .. }) = patient
+            && self.seated(slot, serial).is_some()
+            && !is(Bug::KeepUnhealed)
+        {
+            self.shared.fault_unless_last(slot, text);
+        }
+        self.patient_done(io, place);
+    }
+
+    /// A damaged block is healed, or cannot be now.
+    pub(super) fn patient_done(&mut self, io: &mut Io, place: u32) {
+        self.give_blocks_back(place);
+        self.next_patient(io, place);
+    }
+
+    /// All has been tried: who waits for it has replicas asked again, if that may help.
+    fn all_done(&mut self, io: &mut Io, place: u32) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        if flight.told {
+            return self.end(place, Outcome::Done(0));
+        }
+        if !std::mem::take(&mut flight.healed) {
+            let text = self.texts(place);
+            return self.fail(place, FailureKind::Io, text);
+        }
+        flight.rounds += 1;
+        flight.errors.clear();
+        let range = (flight.request.offset, flight.request.length);
+        self.begin_read(io, place, Stage::Read, range);
+    }
+}

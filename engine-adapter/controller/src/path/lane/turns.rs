@@ -1,0 +1,143 @@
+//! What a lane does at the end of a turn, and by the clock.
+
+use super::super::sabotage::{Bug, is};
+use super::super::shared::Latch;
+use super::{Ask, Asker, Lane, Wait, Waiting, Way};
+use crate::rules::REPLICAS_MAX;
+use dbs_reactor::Io;
+use longhorn_wire::frame::Type;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A change that has waited for its blocks for so long comes before all others.
+const STARVING: Duration = Duration::from_millis(10);
+
+impl Lane {
+    /// Begins requests that have waited, as far as that is possible now.
+    fn pump(&mut self, io: &mut Io) {
+        self.retry = false;
+        self.blocked = false;
+        for place in std::mem::take(&mut self.claiming) {
+            self.claim_patient(io, place);
+        }
+        let mut rounds = self.waiting.len();
+        while rounds > 0 {
+            rounds -= 1;
+            let Some(waiting) = self.waiting.pop_front() else { break };
+            match self.begin(io, waiting) {
+                None => {}
+                Some(Wait::Room(waiting)) => {
+                    // Neither is there room for those behind it; they keep their order.
+                    self.waiting.push_front(waiting);
+                    self.waiting.rotate_left(rounds + 1);
+                    self.blocked |= self.waiting.len() > rounds + 1;
+                    return;
+                }
+                Some(Wait::Blocks(mut waiting)) => {
+                    self.blocked = true;
+                    self.starve(&mut waiting);
+                    self.waiting.push_back(waiting);
+                }
+            }
+        }
+    }
+
+    /// Lets a change that has waited for too long be the next one.
+    fn starve(&self, waiting: &mut Waiting) {
+        if is(Bug::Starve) || waiting.starving || self.now.saturating_sub(waiting.since) < STARVING
+        {
+            return;
+        }
+        let mine = self.index as u64 + 1;
+        let starving = &self.shared.starving;
+        let free = starving.compare_exchange(0, mine, Ordering::SeqCst, Ordering::SeqCst);
+        waiting.starving = free.is_ok();
+    }
+
+    /// The end of a turn: what has waited begins, who waits for the end of requests is told.
+    pub fn turn(&mut self, io: &mut Io) {
+        self.turns = self.turns.wrapping_add(1);
+        self.local_replies(io);
+        if self.retry {
+            self.pump(io);
+        }
+        if self.blocked {
+            // Once more after others know of it: what they gave back in between is seen.
+            self.shared.block(self.index);
+            self.pump(io);
+        }
+        if !self.draining.is_empty() && (self.flights.is_quiet() || is(Bug::HoldEarly)) {
+            self.draining.drain(..).for_each(|latch| latch.count_down());
+        }
+        self.locals.turn();
+    }
+
+    /// Whether there is something to be done at once, by another turn.
+    pub fn has_more(&self) -> bool {
+        self.retry || !self.ended.is_empty() || self.locals.has_replies()
+    }
+
+    /// Whether nothing runs any more on the way to replicas.
+    pub fn is_closed(&self) -> bool {
+        self.links.is_empty() && self.locals.is_empty()
+    }
+
+    pub fn hold(&mut self, latch: Arc<Latch>) {
+        self.holds += 1;
+        self.draining.push(latch);
+    }
+
+    pub fn release(&mut self) {
+        self.holds = self.holds.saturating_sub(1);
+        self.retry = true;
+    }
+
+    /// Looks at the clock: who has been silent for too long, who is to be pinged.
+    pub fn tick(&mut self, io: &mut Io) {
+        let limits = self.shared.limits();
+        let interval = limits.short.min(limits.flush) / 8;
+        let interval = interval.clamp(Duration::from_millis(5), Duration::from_secs(1));
+        self.due = self.now + interval;
+        // A request that waits for blocks is looked at again, whatever happened.
+        self.retry |= self.blocked;
+        self.locals.tick();
+        for index in 0..REPLICAS_MAX {
+            let Some(Some(seat)) = self.seats.get_mut(index) else { continue };
+            if seat.lost {
+                continue;
+            }
+            let mut waits = self.flights.waits(seat.replica.slot, seat.silence);
+            if is(Bug::IgnoreOldest) {
+                waits.oldest = None;
+            }
+            if !is(Bug::IgnoreTimeout) && limits.exceeded(&waits, self.now, false).is_some() {
+                self.shared.expire(seat.replica.slot, &waits, self.now);
+            }
+            // Without a mode it may not be open yet.
+            let used = self.shared.modes.of(seat.replica.slot).is_some();
+            if used && self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
+                let sequence = self.flights.ping();
+                seat.ping_asked = self.now;
+                let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
+                if let Some(link) = seat.link(self.turns) {
+                    seat.pinged = Some(sequence);
+                    self.links.tell(link, |batch| ask.append_to(batch, sequence, None));
+                } else if let Way::Local(number) = seat.way {
+                    seat.pinged = Some(sequence);
+                    let asker = Asker { slot: seat.replica.slot, serial: seat.replica.serial };
+                    self.locals.ask(io, (number, asker), ask, sequence, None);
+                }
+            }
+        }
+    }
+
+    /// Makes [`Self::now`] that of this turn.
+    #[inline]
+    pub fn look_at_clock(&mut self) {
+        if !self.looked {
+            self.looked = true;
+            self.now = Instant::now().saturating_duration_since(self.shared.epoch);
+        }
+    }
+}

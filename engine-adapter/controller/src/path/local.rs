@@ -1,0 +1,184 @@
+//! Replicas in this process: a request goes from a lane to the store and back on the lane's own
+//! reactor, without a socket and without a copy of what is written. What would have to wait goes to the
+//! replica's workers. All of that is the data server's way of doing it
+//! ([`longhorn_data`]'s runner); here it is asked, and its outcomes become replies like any other's.
+
+use super::lane::Lane;
+use super::link::{Ask, Reply};
+use super::reactor::Message;
+use crate::rules::Slot;
+use dbs_reactor::{Buf, Io, Payload, Remote, SharedBuf};
+use dbs_server::frontend::Pool;
+use longhorn_data::Gate;
+use longhorn_data::request::{Op, Request};
+use longhorn_data::runner::{Ended, Runner, Told};
+use longhorn_data::work::Outcome;
+use longhorn_wire::frame::Type;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+/// A replica in this process: what its requests may do, and workers of its own, so that one that hangs
+/// keeps no other from anything.
+#[derive(Clone)]
+pub struct LocalReplica {
+    gate: Arc<Gate>,
+    pool: Arc<Workers>,
+}
+
+/// Ends with the last handle of the replica.
+struct Workers(Arc<Pool>);
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+impl LocalReplica {
+    /// The replica behind a gate, with so many workers.
+    ///
+    /// # Errors
+    /// There are no threads to be had.
+    pub fn new(gate: Arc<Gate>, workers: usize) -> io::Result<Self> {
+        let pool = Arc::new(Pool::start("local-worker", workers.max(1))?);
+        Ok(Self { gate, pool: Arc::new(Workers(pool)) })
+    }
+}
+
+impl fmt::Debug for LocalReplica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalReplica").field("gate", &self.gate).finish_non_exhaustive()
+    }
+}
+
+/// Which replica was asked.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asker {
+    pub slot: Slot,
+    /// Of the replica: a slot is used again.
+    pub serial: u64,
+}
+
+/// The replicas of this process that a lane asks.
+pub(super) struct Locals {
+    runner: Runner<Asker>,
+    /// Handles of them, by their names in the runner: workers are there as long as requests are.
+    kept: Vec<(u64, LocalReplica)>,
+    /// Reused.
+    ended: Vec<Ended<Asker>>,
+}
+
+impl Locals {
+    pub fn new(remote: Remote<Message>) -> Self {
+        let tell = Arc::new(move |told| remote.send(Message::Local(told)));
+        Self { runner: Runner::new(tell), kept: Vec::new(), ended: Vec::new() }
+    }
+
+    /// Takes a replica in; its number.
+    pub fn take(&mut self, serial: u64, local: &LocalReplica) -> u32 {
+        self.kept.push((serial, local.clone()));
+        self.runner.insert(serial, Arc::clone(&local.gate), Arc::clone(&local.pool.0))
+    }
+
+    /// Lets go of a replica. Its requests in flight end in nothing.
+    pub fn let_go(&mut self, io: &mut Io, number: u32) {
+        self.runner.let_go(io, number);
+    }
+
+    /// Asks a replica for something. Its reply never comes before this returns.
+    pub fn ask(
+        &mut self,
+        io: &mut Io,
+        (number, asker): (u32, Asker),
+        ask: Ask,
+        sequence: u32,
+        payload: Option<SharedBuf>,
+    ) {
+        let op = match ask.kind {
+            Type::Read => Op::Read,
+            Type::Write => Op::Write,
+            Type::Unmap => Op::Unmap,
+            Type::Flush => Op::Flush,
+            Type::Heal => Op::Heal,
+            // Nothing else is asked.
+            _ => Op::Ping,
+        };
+        let request = Request::local(op, sequence, ask.offset, ask.length);
+        self.runner.start(io, number, request, payload.map(Payload::from), asker);
+    }
+
+    /// Whether there are replies that nobody has looked at.
+    pub fn has_replies(&self) -> bool {
+        !self.runner.ended.is_empty()
+    }
+
+    /// Whether nothing is left of any replica.
+    pub fn is_empty(&self) -> bool {
+        self.runner.is_empty()
+    }
+
+    /// The end of a turn.
+    pub fn turn(&mut self) {
+        self.runner.turn();
+        for gone in self.runner.gone.drain(..) {
+            self.kept.retain(|(serial, _)| *serial != gone);
+        }
+    }
+
+    /// About once a second: what was written is committed in the background.
+    pub fn tick(&mut self) {
+        if std::mem::take(&mut self.runner.written) {
+            self.runner.commit_due();
+        }
+    }
+}
+
+impl Lane {
+    /// Something that workers, or the replica itself, have told.
+    pub(super) fn told(&mut self, io: &mut Io, told: Told<Asker>) {
+        self.locals.runner.told(io, told);
+        self.local_replies(io);
+    }
+
+    /// Transfers of a replica in this process have ended.
+    pub(super) fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
+        self.locals.runner.moved(io, tag, buf, result);
+        self.local_replies(io);
+    }
+
+    /// Takes what replicas in this process have answered.
+    pub(super) fn local_replies(&mut self, io: &mut Io) {
+        if !self.locals.has_replies() {
+            return;
+        }
+        let idle = std::mem::take(&mut self.locals.ended);
+        let mut ended = std::mem::replace(&mut self.locals.runner.ended, idle);
+        for Ended { whose, request, outcome } in ended.drain(..) {
+            let (kind, size, payload) = match outcome {
+                Outcome::Done(size) => (Type::Response, size, None),
+                Outcome::Data(data, range) if range == (0..data.len()) => {
+                    (Type::Response, range.len() as u32, Some(data))
+                }
+                Outcome::Data(data, range) => {
+                    let part = copied(io, &data[range]);
+                    (Type::Response, part.len() as u32, Some(part))
+                }
+                Outcome::Damaged(damaged) => {
+                    (Type::Damaged, 0, Some(copied(io, &damaged.encode())))
+                }
+                Outcome::Failed(text) => (Type::Error, 0, Some(copied(io, text.as_bytes()))),
+            };
+            let length = payload.as_ref().map_or(0, |data| data.len() as u32);
+            let reply = Reply::local(&request, kind, size, length);
+            self.replied(io, (whose.slot, whose.serial), &reply, payload);
+        }
+        self.locals.ended = ended;
+    }
+}
+
+fn copied(io: &Io, bytes: &[u8]) -> Buf {
+    let mut buf = io.buffers().take(bytes.len());
+    buf.copy_from_slice(bytes);
+    buf
+}

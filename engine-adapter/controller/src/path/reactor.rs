@@ -1,0 +1,279 @@
+//! A reactor of a path: passes what happens to whom it concerns, by the bits of its tag.
+
+use super::journal::JournalEntry;
+use super::lane::{Ended, LINK_TAG, Lane};
+use super::local::Asker;
+use super::seat::Access;
+use super::shared::{Latch, Replica, Shared};
+use crate::rules::Slot;
+use dbs_reactor::ublk::{UblkQueue, UblkRequest};
+use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
+use dbs_server::frontend::{Carrier, Carry, Event, Front};
+use dbs_server::ublk::Queue;
+use longhorn_data::runner::Told;
+use std::any::Any;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+/// Bits of a tag below those that say whose it is.
+const NUMBER_BITS: u32 = 32;
+/// Whose tags those of the first frontend are.
+const FIRST_FRONT: u64 = (LINK_TAG >> NUMBER_BITS) + 1;
+/// How often frontends look at the clock.
+const FRONT_TICK: Duration = Duration::from_secs(1);
+
+type Make = Box<dyn FnOnce(&mut Io, u64) -> Box<dyn Front> + Send>;
+
+/// The number of the frontend that a transfer copies data of a block device for.
+fn copies_for(tag: u64) -> Option<usize> {
+    let whose = Queue::owner(tag)? >> NUMBER_BITS;
+    usize::try_from(whose.checked_sub(FIRST_FRONT)?).ok()
+}
+
+/// What other threads tell a reactor.
+pub(super) enum Message {
+    /// A replica is to be used once it has a mode.
+    Seat { replica: Arc<Replica>, access: Access, latch: Arc<Latch> },
+    /// Something about requests of replicas in this process.
+    Local(Told<Asker>),
+    /// A replica has become `ERR`.
+    Lost { slot: Slot, serial: u64, why: Arc<str> },
+    /// A replica is forgotten.
+    Remove { replica: Arc<Replica>, latch: Arc<Latch> },
+    /// Nothing is to begin; tell when nothing is in flight.
+    Hold { latch: Arc<Latch> },
+    /// The end of a hold.
+    Release,
+    /// Blocks were given back.
+    Retry,
+    /// Somebody wants to see the journal.
+    Journal(Sender<Vec<JournalEntry>>),
+    /// A frontend begins.
+    Attach { number: usize, make: Make },
+    /// Something for a frontend.
+    Front { number: usize, message: Box<dyn Any + Send> },
+    /// A frontend ends.
+    Detach { number: usize, at_once: bool, latch: Arc<Latch> },
+    /// Everything ends.
+    End,
+}
+
+/// A frontend's part here.
+struct Attached {
+    front: Box<dyn Front>,
+    /// Who waits for its end.
+    leaving: Vec<Arc<Latch>>,
+}
+
+/// A reactor.
+pub(super) struct Reactor {
+    lane: Lane,
+    fronts: Vec<Option<Attached>>,
+    /// Reused.
+    ended: Vec<Ended>,
+    front_tick: Duration,
+    ending: bool,
+    stopped: bool,
+}
+
+/// The lane, as a frontend sees it.
+struct Way<'a> {
+    lane: &'a mut Lane,
+    front: u8,
+}
+
+impl Carrier for Way<'_> {
+    fn size(&self) -> u64 {
+        self.lane.size()
+    }
+
+    fn carry(&mut self, io: &mut Io, request: Carry, payload: Option<Buf>, ticket: u64) {
+        self.lane.carry(io, self.front, request, payload, ticket);
+    }
+}
+
+impl Reactor {
+    pub fn new(shared: Arc<Shared>, index: usize, remote: Remote<Message>) -> Self {
+        #[cfg(test)]
+        super::sabotage::set(shared.options.bug);
+        Self {
+            lane: Lane::new(shared, index, remote),
+            fronts: Vec::new(),
+            ended: Vec::new(),
+            front_tick: Duration::ZERO,
+            ending: false,
+            stopped: false,
+        }
+    }
+
+    /// Calls a frontend, if there is one with this number.
+    fn front(&mut self, number: usize, call: impl FnOnce(&mut dyn Front, &mut Way<'_>)) {
+        let Self { lane, fronts, .. } = self;
+        if let Some(Some(attached)) = fronts.get_mut(number) {
+            call(&mut *attached.front, &mut Way { lane, front: number as u8 });
+        }
+    }
+
+    /// Hands something that happened to a socket to whom it belongs to.
+    fn socket(&mut self, io: &mut Io, tag: u64, event: Event<'_>) {
+        self.lane.look_at_clock();
+        let whose = tag >> NUMBER_BITS;
+        if whose == LINK_TAG >> NUMBER_BITS {
+            self.lane.input(io, tag as u32, event);
+        } else if let Some(number) = whose.checked_sub(FIRST_FRONT) {
+            self.front(number as usize, |front, way| front.input(io, way, tag as u32, event));
+        }
+        self.answer(io);
+    }
+
+    /// Tells frontends what has ended.
+    fn answer(&mut self, io: &mut Io) {
+        if self.lane.ended.is_empty() {
+            return;
+        }
+        let mut ended = std::mem::replace(&mut self.lane.ended, std::mem::take(&mut self.ended));
+        for Ended { front, ticket, outcome } in ended.drain(..) {
+            self.front(usize::from(front), |front, _| front.answered(io, ticket, outcome));
+        }
+        self.ended = ended;
+    }
+
+    fn attach(&mut self, io: &mut Io, number: usize, make: Make) {
+        let tags = (FIRST_FRONT + number as u64) << NUMBER_BITS;
+        let front = make(io, tags);
+        while self.fronts.len() <= number {
+            self.fronts.push(None);
+        }
+        if let Some(place) = self.fronts.get_mut(number) {
+            *place = Some(Attached { front, leaving: Vec::new() });
+        }
+    }
+
+    fn detach(&mut self, io: &mut Io, number: usize, at_once: bool, latch: Arc<Latch>) {
+        match self.fronts.get_mut(number) {
+            Some(Some(attached)) => {
+                attached.front.stop(io, at_once);
+                attached.leaving.push(latch);
+            }
+            _ => latch.count_down(),
+        }
+    }
+
+    /// Lets frontends end their turns, and forgets those that are over.
+    fn front_turns(&mut self, io: &mut Io) {
+        for number in 0..self.fronts.len() {
+            self.front(number, |front, way| front.turn(io, way));
+            let over =
+                |attached: &mut Attached| !attached.leaving.is_empty() && attached.front.is_over();
+            if let Some(attached) = self.fronts.get_mut(number).and_then(|f| f.take_if(over)) {
+                drop(attached.front);
+                attached.leaving.iter().for_each(|latch| latch.count_down());
+            }
+        }
+    }
+}
+
+impl Handler for Reactor {
+    type Message = Message;
+
+    fn message(&mut self, io: &mut Io, message: Message) {
+        self.lane.look_at_clock();
+        match message {
+            Message::Seat { replica, access, latch } => {
+                self.lane.seat(io, replica, access);
+                latch.count_down();
+            }
+            Message::Local(told) => self.lane.told(io, told),
+            Message::Lost { slot, serial, why } => self.lane.lose(io, slot, serial, &why),
+            Message::Remove { replica, latch } => self.lane.remove(io, &replica, &latch),
+            Message::Hold { latch } => self.lane.hold(latch),
+            Message::Release => self.lane.release(),
+            Message::Retry => self.lane.retry = true,
+            // Whoever asked may have given up.
+            Message::Journal(to) => drop(to.send(self.lane.take_journal())),
+            Message::Attach { number, make } => self.attach(io, number, make),
+            Message::Front { number, message } => {
+                self.front(number, |front, way| front.message(io, way, message));
+            }
+            Message::Detach { number, at_once, latch } => self.detach(io, number, at_once, latch),
+            Message::End => {
+                self.lane.close(io);
+                self.ending = true;
+            }
+        }
+        self.answer(io);
+    }
+
+    fn received(&mut self, io: &mut Io, tag: u64, data: io::Result<&[u8]>) {
+        self.socket(io, tag, Event::Received(data));
+    }
+
+    fn filled(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
+        self.socket(io, tag, Event::Filled(buf, result));
+    }
+
+    fn sent(&mut self, io: &mut Io, tag: u64, batch: Batch, result: io::Result<()>) {
+        self.socket(io, tag, Event::Sent(batch, result));
+    }
+
+    /// A copy for a block device, or a transfer of a replica in this process.
+    fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
+        self.lane.look_at_clock();
+        if let Some(number) = copies_for(tag) {
+            self.front(number, |front, way| front.moved(io, way, tag, buf, result));
+        } else {
+            self.lane.moved(io, tag, buf, result);
+        }
+        self.answer(io);
+    }
+
+    fn fetched(
+        &mut self,
+        io: &mut Io,
+        queue: UblkQueue,
+        tag: u16,
+        request: io::Result<UblkRequest>,
+    ) {
+        self.lane.look_at_clock();
+        let has = |attached: &Option<Attached>| {
+            attached.as_ref().is_some_and(|a| a.front.has_queue(queue))
+        };
+        if let Some(number) = self.fronts.iter().position(has) {
+            self.front(number, |front, way| front.fetched(io, way, queue, tag, request));
+        }
+        self.answer(io);
+    }
+
+    fn turn(&mut self, io: &mut Io) {
+        self.lane.look_at_clock();
+        self.lane.turn(io);
+        self.answer(io);
+        self.front_turns(io);
+        self.lane.links.settle(io, |_| {});
+        if self.ending && self.lane.is_closed() && !self.stopped {
+            self.stopped = true;
+            io.wake_at(None);
+            return io.stop();
+        }
+        self.lane.looked = false;
+        let more = self.lane.has_more();
+        let wait = if more { Duration::ZERO } else { self.lane.due.saturating_sub(self.lane.now) };
+        io.wake_at(Some(Instant::now() + wait));
+    }
+
+    fn tick(&mut self, io: &mut Io) {
+        self.lane.look_at_clock();
+        if self.lane.due <= self.lane.now {
+            self.lane.tick(io);
+        }
+        if self.front_tick <= self.lane.now {
+            self.front_tick = self.lane.now + FRONT_TICK;
+            for number in 0..self.fronts.len() {
+                self.front(number, |front, _| front.tick(io));
+            }
+        }
+        self.answer(io);
+    }
+}

@@ -1,0 +1,358 @@
+//! One reactor's share of a path: what becomes of replies, and of replicas that give none.
+
+use super::flight::Stage;
+use super::lane::Lane;
+use super::link::{Ask, Reply, damage};
+use super::sabotage::{Bug, is};
+use super::seat::{Seat, Way};
+use super::shared::{Latch, Replica};
+use crate::rules::heal::ROUNDS_MAX;
+use crate::rules::io::NO_BACKEND;
+use crate::rules::timeout::PING_INTERVAL;
+use crate::rules::{Answer, FanOut, Outcome as Decided, Slot, Slots};
+use dbs_reactor::{Buf, Io};
+use dbs_server::frontend::{Action, Event, FailureKind, Outcome, Ready};
+use longhorn_data::stats::add;
+use longhorn_wire::frame::{NO_SPACE_TEXT, Type};
+
+impl Lane {
+    /// Begins to receive on a connection.
+    pub(super) fn begin_link(&mut self, io: &mut Io, number: u32, received: &[u8]) {
+        self.input(io, number, Event::Begun(received));
+    }
+
+    /// Lets a connection to a replica take input.
+    pub(super) fn input(&mut self, io: &mut Io, number: u32, event: Event<'_>) {
+        let (mut ready, failure) = self.links.input(io, number, event);
+        for Ready { request: reply, payload } in ready.drain(..) {
+            self.links.forget(number, &reply);
+            self.reply(io, number, &reply, payload);
+        }
+        self.links.receive(io, number, ready);
+        if failure.is_some() || self.links.has_ended(number) {
+            let why = failure.map(|error| error.to_string());
+            self.link_ended(number, why.as_deref().unwrap_or("the connection is lost"));
+        }
+    }
+
+    /// A replica with a connection less is none.
+    fn link_ended(&mut self, number: u32, why: &str) {
+        let Some(link) = self.links.get(number) else { return };
+        let (slot, serial) = (link.slot, link.serial);
+        if self.seated(slot, serial).is_some() {
+            self.shared.fault(slot, why);
+        }
+    }
+
+    /// A replica that is not lost.
+    pub(super) fn seated(&mut self, slot: Slot, serial: u64) -> Option<&mut Seat> {
+        let seat = self.seats.get_mut(slot.index())?.as_mut()?;
+        (seat.replica.serial == serial && !seat.lost).then_some(seat)
+    }
+
+    fn reply(&mut self, io: &mut Io, number: u32, reply: &Reply, payload: Option<Buf>) {
+        let Some(link) = self.links.get(number) else { return };
+        let from = (link.slot, link.serial);
+        self.replied(io, from, reply, payload);
+    }
+
+    /// A replica has answered, whichever way.
+    pub(super) fn replied(
+        &mut self,
+        io: &mut Io,
+        (slot, serial): (Slot, u64),
+        reply: &Reply,
+        payload: Option<Buf>,
+    ) {
+        let now = self.now;
+        let Some(seat) = self.seated(slot, serial) else { return };
+        if seat.pinged == Some(reply.sequence) {
+            seat.pinged = None;
+            seat.ping_due = now + PING_INTERVAL;
+            let (target, asked) = (seat.target, seat.ping_asked);
+            self.note_ping(target, asked, reply);
+            let ping = Ask { kind: Type::Ping, offset: 0, length: 0 };
+            return match (reply.kind, reply.check(&ping)) {
+                (Some(Type::Error), Ok(())) => self.shared.fault(slot, &text(payload)),
+                (_, Ok(())) => {}
+                (_, Err(what)) => self.nonsense(io, slot, serial, &what),
+            };
+        }
+        // What nobody has asked for is ignored.
+        let Some(place) = self.flights.find(reply.sequence) else { return };
+        let Some(flight) = self.flights.get_mut(place).filter(|flight| flight.waits_for(slot))
+        else {
+            return;
+        };
+        let (stage, ask) = (flight.stage, flight.ask());
+        self.note(place, slot, reply.kind == Some(Type::Response));
+        if ask.is_urgent()
+            && let Some(seat) = self.seated(slot, serial)
+        {
+            seat.silence.answered(now);
+            if (ask.kind, reply.kind) == (Type::Read, Some(Type::Response)) {
+                seat.trust.read();
+            }
+        }
+        if let Err(what) = reply.check(&ask)
+            && !is(Bug::TrustReplies)
+        {
+            return self.nonsense(io, slot, serial, &what);
+        }
+        if reply.kind == Some(Type::Damaged) {
+            return match damage(&ask, payload.as_deref()) {
+                Ok(damaged) => self.met_damage(io, place, (slot, serial), &damaged),
+                Err(what) => self.nonsense(io, slot, serial, &what),
+            };
+        }
+        match (stage, reply.kind) {
+            (Stage::Free | Stage::Claiming, _) => {}
+            (Stage::Read | Stage::Edge(_) | Stage::Source, Some(Type::Response)) => {
+                self.read_ended(io, place, payload.unwrap_or_else(Buf::empty));
+            }
+            (Stage::Read | Stage::Edge(_) | Stage::Source, Some(Type::Eof)) => {
+                self.read_failed(io, place, longhorn_wire::frame::UNEXPECTED_EOF_TEXT);
+            }
+            (Stage::Read | Stage::Edge(_) | Stage::Source, _) => {
+                self.read_failed(io, place, &text(payload));
+            }
+            (Stage::Heal, Some(Type::Response)) => self.healed(io, place, reply.size),
+            (Stage::Heal, _) => self.not_healed(io, place, &text(payload)),
+            (Stage::Change | Stage::Durable, Some(Type::Response)) => {
+                if ask.kind == Type::Unmap
+                    && let Some(flight) = self.flights.get_mut(place)
+                {
+                    flight.freed = flight.freed.max(reply.size.min(ask.length));
+                }
+                self.answered(io, place, slot, Answer::Done);
+            }
+            (Stage::Change | Stage::Durable, Some(Type::NoSpace)) => {
+                self.failed(io, place, slot, NO_SPACE_TEXT.to_owned());
+            }
+            (Stage::Change | Stage::Durable, _) => self.failed(io, place, slot, text(payload)),
+        }
+    }
+
+    /// A replica that says what cannot be is not believed any more, nor is the rest of what has come
+    /// from it.
+    fn nonsense(&mut self, io: &mut Io, slot: Slot, serial: u64, what: &str) {
+        let why = format!("the replica does not keep to the protocol: {what}");
+        self.shared.fault(slot, &why);
+        self.lose(io, slot, serial, &why);
+    }
+
+    /// A replica does not have a change.
+    fn failed(&mut self, io: &mut Io, place: u32, slot: Slot, text: String) {
+        let full = text.contains(NO_SPACE_TEXT);
+        if let Some(flight) = self.flights.get_mut(place) {
+            flight.errors.push((slot, text));
+        }
+        // Nobody says how much of it was written.
+        let answer = if full { Answer::NoSpace { written: 0 } } else { Answer::Failed };
+        self.answered(io, place, slot, answer);
+    }
+
+    pub(super) fn answered(&mut self, io: &mut Io, place: u32, slot: Slot, answer: Answer) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(fan_out) = &mut flight.fan_out else { return };
+        if fan_out.answer(slot, answer) {
+            self.settle_change(io, place);
+        }
+    }
+
+    /// Everybody has answered: who missed it becomes `ERR`, then the request goes on or ends.
+    pub(super) fn settle_change(&mut self, io: &mut Io, place: u32) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(fan_out) = flight.fan_out.take() else { return };
+        if fan_out.met_damage() && self.widen_for_damage(io, place, &fan_out) {
+            return;
+        }
+        self.conclude(io, place, &fan_out);
+    }
+
+    /// What follows from all answers to a change.
+    pub(super) fn conclude(&mut self, io: &mut Io, place: u32, fan_out: &FanOut) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let outcome = if fan_out.is_clean() {
+            Decided::Done
+        } else if is(Bug::AcknowledgeFirst) {
+            fan_out.decide(self.shared.modes.now()).outcome
+        } else {
+            self.shared.decide(fan_out, &flight.errors).outcome
+        };
+        match outcome {
+            Decided::Done => {
+                let action = flight.request.action;
+                if (flight.stage, action) == (Stage::Change, Action::Write { durable: true }) {
+                    flight.errors.clear();
+                    return self.begin_flush(io, place, Stage::Durable);
+                }
+                let bytes = match action {
+                    Action::Write { .. } => flight.request.length,
+                    Action::Discard => flight.freed,
+                    Action::Read | Action::Flush => 0,
+                };
+                self.end(place, Outcome::Done(bytes));
+            }
+            Decided::NoSpace => self.fail(place, FailureKind::NoSpace, NO_SPACE_TEXT),
+            Decided::Failed => {
+                let text = self.texts(place);
+                self.fail(place, FailureKind::Io, text);
+            }
+        }
+    }
+
+    /// What replicas said of a request that failed.
+    pub(super) fn texts(&mut self, place: u32) -> String {
+        let Some(flight) = self.flights.get_mut(place) else { return String::new() };
+        let errors = std::mem::take(&mut flight.errors);
+        let texts =
+            errors.iter().map(|(slot, text)| format!("{}: {text}", self.shared.name(*slot)));
+        let texts: Vec<String> = texts.collect();
+        if texts.is_empty() { NO_BACKEND.to_owned() } else { texts.join("; ") }
+    }
+
+    /// What was read has come.
+    pub(super) fn read_ended(&mut self, io: &mut Io, place: u32, data: Buf) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let (stage, read) = (flight.stage, flight.read.take());
+        let failed = read.map_or(Slots::EMPTY, |read| read.faulted());
+        if !failed.is_empty() {
+            self.blame(place, failed);
+        }
+        match (stage, self.flights.get_mut(place)) {
+            (Stage::Edge(edge), Some(flight)) => {
+                if let Some(place) = flight.edges.get_mut(edge) {
+                    *place = Some(data);
+                }
+                self.next_edge(io, place, edge + 1);
+            }
+            (Stage::Source, Some(_)) => self.send_healing(io, place, data),
+            (_, Some(flight)) if !flight.patients.is_empty() => {
+                if !is(Bug::HealFirst) {
+                    self.tell(place, Outcome::Data(data));
+                }
+                self.next_patient(io, place);
+            }
+            _ => self.end(place, Outcome::Data(data)),
+        }
+    }
+
+    /// A replica could not read: the next one is asked.
+    pub(super) fn read_failed(&mut self, io: &mut Io, place: u32, text: &str) {
+        let modes = self.shared.modes.now();
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(mut read) = flight.read else { return };
+        flight.errors.push((read.current(), text.to_owned()));
+        let again = is(Bug::RetrySame) && flight.errors.len() == 1;
+        let next = if again { Some(read.current()) } else { read.retry(modes) };
+        flight.read = Some(read);
+        self.read_goes_on(io, place, next, read.faulted());
+    }
+
+    /// The next replica is asked for what one could not read, if there is one.
+    pub(super) fn read_goes_on(
+        &mut self,
+        io: &mut Io,
+        place: u32,
+        next: Option<Slot>,
+        failed: Slots,
+    ) {
+        if let Some(slot) = next {
+            add(&self.counters().retries, 1);
+            return self.ask_read(io, place, slot);
+        }
+        self.blame(place, failed);
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        match (flight.stage, flight.fan_out.take()) {
+            (Stage::Source, _) => self.patient_done(io, place),
+            // The change itself has gone out before: some may have it.
+            (Stage::Edge(_), Some(fan_out)) => {
+                flight.stage = Stage::Change;
+                self.conclude(io, place, &fan_out);
+            }
+            _ if !flight.patients.is_empty() && flight.rounds < ROUNDS_MAX => {
+                self.next_patient(io, place);
+            }
+            _ => {
+                let text = self.texts(place);
+                self.fail(place, FailureKind::Io, text);
+            }
+        }
+    }
+
+    /// Replicas that could not read become `ERR`.
+    fn blame(&mut self, place: u32, failed: Slots) {
+        let Some(flight) = self.flights.get_mut(place) else { return };
+        for slot in failed.iter() {
+            let said = flight.errors.iter().find(|(from, _)| *from == slot);
+            self.shared.fault(slot, said.map_or("a read failed", |(_, text)| text));
+        }
+    }
+
+    /// A replica is `ERR`: nothing more is heard of it, what waits for it fails.
+    pub(super) fn lose(&mut self, io: &mut Io, slot: Slot, serial: u64, why: &str) {
+        let Some(seat) = self.seated(slot, serial) else { return };
+        seat.lost = true;
+        if let Way::Local(number) = seat.way {
+            self.locals.let_go(io, number);
+        }
+        self.links.end(io, true, |link| link.serial == serial);
+        if is(Bug::KeepWaiting) {
+            return;
+        }
+        for place in self.flights.waiting_for(slot) {
+            let Some(flight) = self.flights.get_mut(place).filter(|flight| flight.waits_for(slot))
+            else {
+                continue;
+            };
+            let stage = flight.stage;
+            self.note(place, slot, false);
+            match stage {
+                Stage::Free | Stage::Claiming => {}
+                Stage::Read | Stage::Edge(_) | Stage::Source => self.read_failed(io, place, why),
+                Stage::Heal => self.patient_done(io, place),
+                Stage::Change | Stage::Durable => self.failed_for_good(io, place, slot, why),
+            }
+        }
+    }
+
+    fn failed_for_good(&mut self, io: &mut Io, place: u32, slot: Slot, why: &str) {
+        if let Some(flight) = self.flights.get_mut(place) {
+            flight.errors.push((slot, why.to_owned()));
+        }
+        self.answered(io, place, slot, Answer::Failed);
+    }
+
+    /// A replica is forgotten.
+    pub(super) fn remove(&mut self, io: &mut Io, replica: &Replica, latch: &Latch) {
+        self.lose(io, replica.slot, replica.serial, "the replica is removed");
+        if let Some(seat) = self.seats.get_mut(replica.slot.index())
+            && seat.as_ref().is_some_and(|seat| seat.replica.serial == replica.serial)
+        {
+            *seat = None;
+        }
+        latch.count_down();
+    }
+
+    /// Closes all connections, and lets go of replicas in this process.
+    pub(super) fn close(&mut self, io: &mut Io) {
+        self.links.end(io, true, |_| true);
+        for seat in self.seats.iter().flatten() {
+            if let Way::Local(number) = seat.way
+                && !seat.lost
+            {
+                self.locals.let_go(io, number);
+            }
+        }
+    }
+}
+
+/// The text of an error.
+fn text(payload: Option<Buf>) -> String {
+    let bytes = payload.as_deref().unwrap_or_default();
+    if bytes.is_empty() {
+        return "an error without a text".to_owned();
+    }
+    String::from_utf8_lossy(bytes).into_owned()
+}

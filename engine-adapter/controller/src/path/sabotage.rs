@@ -1,0 +1,74 @@
+//! Planted mistakes in the reactors' own code, for the test of its tests, as [`crate::rules`] has
+//! them for the rules: in a test build one can be switched on for the reactors of a path
+//! (`PathOptions::bug`); elsewhere every check is `false`.
+
+#[cfg(test)]
+pub use switch::{is, set};
+#[cfg(test)]
+mod tests;
+
+/// A planted mistake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// A change is acknowledged before the replicas that missed it are `ERR`.
+    AcknowledgeFirst,
+    /// A reply belongs to whatever request has its place in the array by now.
+    AnyUse,
+    /// A reply is believed whatever it is about.
+    TrustReplies,
+    /// Replicas that are being rebuilt are read from.
+    ReadFromWo,
+    /// Blocks are given back when a change is sent, not when it is done.
+    ReleaseEarly,
+    /// A hold has begun though requests are in flight.
+    HoldEarly,
+    /// A hold waits for flushes.
+    HoldLong,
+    /// A read that failed is tried on the same replica once more.
+    RetrySame,
+    /// Nobody is ever given up for taking too long.
+    IgnoreTimeout,
+    /// Any answer is proof that no request was lost.
+    IgnoreOldest,
+    /// A flush has to be answered as soon as a write.
+    HurryFlush,
+    /// So has a block that is to be healed.
+    HurryHealing,
+    /// What waits for a replica that is gone waits on.
+    KeepWaiting,
+    /// A change that has waited for its blocks for long waits like any other.
+    Starve,
+    /// What a damaged block is healed with is read and sent without claiming the block.
+    HealUnclaimed,
+    /// A replica that refuses to be healed stays.
+    KeepUnhealed,
+    /// The request that met damage is answered when that is healed.
+    HealFirst,
+}
+
+/// Whether this one is on: never, outside tests.
+#[cfg(not(test))]
+#[inline(always)]
+pub const fn is(_bug: Bug) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod switch {
+    use super::Bug;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Switches one on (or all off) for the calling thread.
+    pub fn set(bug: Option<Bug>) {
+        ACTIVE.set(bug);
+    }
+
+    /// Whether this one is on.
+    pub fn is(bug: Bug) -> bool {
+        ACTIVE.get() == Some(bug)
+    }
+}

@@ -1,0 +1,76 @@
+//! A replica as one reactor sees it.
+
+use super::local::LocalReplica;
+use super::shared::Replica;
+use crate::rules::heal::Trust;
+use crate::rules::timeout::{PING_INTERVAL, Silence};
+use longhorn_wire::transport::DataLink;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A reactor's share of the access to a replica.
+pub(super) enum Access {
+    /// These connections.
+    Links(Vec<DataLink>),
+    /// It is in this process.
+    Local(LocalReplica),
+    /// There is nothing.
+    Null,
+}
+
+/// How a replica is reached.
+pub(super) enum Way {
+    /// Over these connections: what a turn of the reactor has to say goes over one of them, so that it
+    /// costs one send here and one reception there; the next turn takes the next.
+    Links { numbers: Vec<u32>, next: usize, turn: u64 },
+    /// In this process, under this number of the runner.
+    Local(u32),
+    /// Not at all: everything succeeds at once, and reads as zeros.
+    Null,
+}
+
+/// A replica.
+pub(super) struct Seat {
+    pub replica: Arc<Replica>,
+    pub way: Way,
+    pub silence: Silence,
+    /// Nothing goes to it, and nothing that comes from it counts.
+    pub lost: bool,
+    /// Number of the ping that was sent and not answered.
+    pub pinged: Option<u32>,
+    /// When it was sent.
+    pub ping_asked: Duration,
+    /// When the next one is due.
+    pub ping_due: Duration,
+    /// The number of its name in the journal.
+    pub target: u16,
+    /// Whether it is worth healing.
+    pub trust: Trust,
+}
+
+impl Seat {
+    pub fn new(replica: Arc<Replica>, way: Way, now: Duration, target: u16) -> Self {
+        Self {
+            replica,
+            way,
+            silence: Silence::default(),
+            lost: false,
+            pinged: None,
+            ping_asked: now,
+            ping_due: now + PING_INTERVAL,
+            target,
+            trust: Trust::default(),
+        }
+    }
+
+    /// The connection to use in this turn, by the number of the turn.
+    #[inline]
+    pub fn link(&mut self, now: u64) -> Option<u32> {
+        let Way::Links { numbers, next, turn } = &mut self.way else { return None };
+        if *turn != now {
+            *turn = now;
+            *next = if *next + 1 < numbers.len() { *next + 1 } else { 0 };
+        }
+        numbers.get(*next).copied()
+    }
+}

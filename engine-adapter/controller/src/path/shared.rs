@@ -1,0 +1,341 @@
+//! What all reactors of a path share. None of it is locked while requests go well.
+
+use super::PathOptions;
+use super::reactor::Message;
+use super::stats::Counters;
+use crate::rules::timeout::{Limits, Waits};
+use crate::rules::{
+    Claims, FanOut, Mode, REPLICAS_MAX, ReplicaId, SharedModes, Slot, Slots, Verdict,
+};
+use dbs_reactor::Remote;
+use dbs_server::frontend::{lock, wait_while};
+use dbs_server::log;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// What a path tells its owner.
+pub trait Events: Send + Sync {
+    /// A replica is about to become [`Mode::Err`]: it does when this returns, and nobody is told of what
+    /// it missed before. May be called again for one that is so already. Called where requests are
+    /// carried out, with a lock held: it may write a small file, and not call the path.
+    fn faulting(&self, replica: ReplicaId) {
+        let _ = replica;
+    }
+
+    /// A replica has become [`Mode::Err`], for this reason. Called on a reactor or on a thread that
+    /// calls the path: it may not block, nor call the path.
+    fn faulted(&self, replica: ReplicaId, why: &str);
+}
+
+/// A replica of the path.
+pub(super) struct Replica {
+    pub id: ReplicaId,
+    /// Its place in the modes.
+    pub slot: Slot,
+    /// Never given to another, as `slot` is.
+    pub serial: u64,
+    /// As error texts have it.
+    pub name: String,
+    pub flushes: bool,
+    /// Why it became `ERR`.
+    pub why: OnceLock<String>,
+    /// Requests that met damaged data in it.
+    pub mismatches: AtomicU64,
+    /// Blocks of it that were healed.
+    pub healed: AtomicU64,
+}
+
+/// Waits for a number of others.
+pub(super) struct Latch {
+    left: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Latch {
+    pub fn new(count: usize) -> Arc<Self> {
+        Arc::new(Self { left: Mutex::new(count), changed: Condvar::new() })
+    }
+
+    pub fn count_down(&self) {
+        let mut left = lock(&self.left);
+        *left = left.saturating_sub(1);
+        self.changed.notify_all();
+    }
+
+    pub fn wait(&self) {
+        drop(wait_while(&self.changed, lock(&self.left), |left| *left > 0));
+    }
+
+    /// Whether all were done in this time.
+    pub fn wait_for(&self, timeout: Duration) -> bool {
+        let some = |left: &mut usize| *left > 0;
+        match self.changed.wait_timeout_while(lock(&self.left), timeout, some) {
+            Ok((left, _)) => *left == 0,
+            Err(poisoned) => *poisoned.into_inner().0 == 0,
+        }
+    }
+}
+
+/// The replicas by their slots.
+#[derive(Default)]
+struct Registry {
+    replicas: Vec<Arc<Replica>>,
+    last: usize,
+    serial: u64,
+}
+
+/// What reactors share.
+pub(super) struct Shared {
+    pub options: PathOptions,
+    pub epoch: Instant,
+    pub size: AtomicU64,
+    pub expanding: AtomicBool,
+    pub modes: SharedModes,
+    pub claims: Claims,
+    pub counters: Vec<Counters>,
+    /// Slots of replicas that are told to flush.
+    flushing: AtomicU64,
+    /// Slots of replicas that are preferred for reading.
+    preferred: AtomicU64,
+    /// Bits of reactors with requests that wait for others' claims.
+    blocked: AtomicU64,
+    /// The reactor, plus 1, with a request that has waited for its claim for too long: until it has
+    /// it, nobody begins a change.
+    pub starving: AtomicU64,
+    /// Held while faults are decided on and made, so that two reactors do not fault each other's last
+    /// replica.
+    deciding: Mutex<()>,
+    registry: Mutex<Registry>,
+    events: Arc<dyn Events>,
+    reactors: OnceLock<Vec<Remote<Message>>>,
+}
+
+impl Shared {
+    pub fn new(options: PathOptions, size: u64, events: Arc<dyn Events>) -> Self {
+        Self {
+            epoch: Instant::now(),
+            size: AtomicU64::new(size),
+            expanding: AtomicBool::new(false),
+            modes: SharedModes::default(),
+            claims: Claims::default(),
+            counters: (0..options.reactors).map(|_| Counters::default()).collect(),
+            flushing: AtomicU64::new(0),
+            preferred: AtomicU64::new(0),
+            blocked: AtomicU64::new(0),
+            starving: AtomicU64::new(0),
+            deciding: Mutex::default(),
+            registry: Mutex::default(),
+            events,
+            reactors: OnceLock::new(),
+            options,
+        }
+    }
+
+    pub fn connect(&self, reactors: Vec<Remote<Message>>) {
+        self.reactors.get_or_init(|| reactors);
+    }
+
+    /// Sends something to one reactor.
+    pub fn send(&self, index: usize, message: Message) {
+        if let Some(reactor) = self.reactors.get().and_then(|reactors| reactors.get(index)) {
+            reactor.send(message);
+        }
+    }
+
+    /// Sends something to all reactors.
+    pub fn tell(&self, message: impl Fn(usize) -> Message) {
+        let reactors = self.reactors.get().into_iter().flatten();
+        reactors.enumerate().for_each(|(index, reactor)| reactor.send(message(index)));
+    }
+
+    /// Those of the replicas that are told to flush.
+    pub fn flushing(&self) -> Slots {
+        Slots::from_bits(self.flushing.load(Ordering::SeqCst))
+    }
+
+    /// The replica to read from, if one is preferred that is complete.
+    #[inline]
+    pub fn preferred(&self, complete: Slots) -> Option<Slot> {
+        match self.preferred.load(Ordering::Relaxed) {
+            0 => None,
+            bits => Slots::from_bits(bits).and(complete).first(),
+        }
+    }
+
+    /// Finds a slot for a new replica, the one longest unused; it has no mode yet. `None` if there
+    /// are too many, or one with this number.
+    pub fn register(
+        &self,
+        id: ReplicaId,
+        name: &str,
+        flushes: bool,
+        preferred: bool,
+    ) -> Option<Arc<Replica>> {
+        let mut registry = lock(&self.registry);
+        if registry.replicas.iter().any(|replica| replica.id == id) {
+            return None;
+        }
+        let is_free = |slot: &Slot| registry.replicas.iter().all(|other| other.slot != *slot);
+        let from = registry.last;
+        let slot = (1..=REPLICAS_MAX)
+            .filter_map(|step| Slot::new((from + step) % REPLICAS_MAX))
+            .find(is_free)?;
+        registry.last = slot.index();
+        registry.serial += 1;
+        let replica = Arc::new(Replica {
+            id,
+            slot,
+            serial: registry.serial,
+            name: name.to_owned(),
+            flushes,
+            why: OnceLock::new(),
+            mismatches: AtomicU64::new(0),
+            healed: AtomicU64::new(0),
+        });
+        registry.replicas.push(Arc::clone(&replica));
+        let bit = Slots::of(slot).bits();
+        if flushes {
+            self.flushing.fetch_or(bit, Ordering::SeqCst);
+        }
+        if preferred {
+            self.preferred.fetch_or(bit, Ordering::SeqCst);
+        }
+        Some(replica)
+    }
+
+    /// Forgets a replica that no reactor uses.
+    pub fn unregister(&self, replica: &Replica) {
+        let bit = Slots::of(replica.slot).bits();
+        self.flushing.fetch_and(!bit, Ordering::SeqCst);
+        self.preferred.fetch_and(!bit, Ordering::SeqCst);
+        let mut registry = lock(&self.registry);
+        self.modes.clear(replica.slot);
+        registry.replicas.retain(|other| other.serial != replica.serial);
+    }
+
+    pub fn replica(&self, id: ReplicaId) -> Option<Arc<Replica>> {
+        lock(&self.registry).replicas.iter().find(|replica| replica.id == id).cloned()
+    }
+
+    pub fn replicas(&self) -> Vec<Arc<Replica>> {
+        lock(&self.registry).replicas.clone()
+    }
+
+    fn at(&self, slot: Slot) -> Option<Arc<Replica>> {
+        lock(&self.registry).replicas.iter().find(|replica| replica.slot == slot).cloned()
+    }
+
+    /// The name of the replica in a slot.
+    pub fn name(&self, slot: Slot) -> String {
+        self.at(slot).map_or_else(String::new, |replica| replica.name.clone())
+    }
+
+    /// Decides on a change that everybody has answered. When this returns, who has missed it is
+    /// `ERR`: then the change may be acknowledged.
+    pub fn decide(&self, fan_out: &FanOut, errors: &[(Slot, String)]) -> Verdict {
+        let deciding = lock(&self.deciding);
+        let verdict = fan_out.decide(self.modes.now());
+        let new: Vec<Slot> = verdict.faulted.iter().filter(|slot| self.make_err(*slot)).collect();
+        drop(deciding);
+        for slot in new {
+            let said = errors.iter().find(|(from, _)| *from == slot);
+            self.tell_fault(slot, said.map_or("it is full, and others are not", |(_, text)| text));
+        }
+        verdict
+    }
+
+    /// Makes a replica `ERR` once the owner has seen to it that nobody takes it for complete later; says
+    /// whether it was not so before.
+    fn make_err(&self, slot: Slot) -> bool {
+        if let Some(replica) = self.at(slot) {
+            self.events.faulting(replica.id);
+        }
+        self.modes.fault(slot)
+    }
+
+    /// Makes a replica `ERR`, whatever that means for the others.
+    pub fn fault(&self, slot: Slot, why: &str) {
+        let deciding = lock(&self.deciding);
+        let new = self.make_err(slot);
+        drop(deciding);
+        if new {
+            self.tell_fault(slot, why);
+        }
+    }
+
+    /// Makes a replica `ERR` if another one is complete; else it is better than none.
+    pub fn fault_unless_last(&self, slot: Slot, why: &str) {
+        let deciding = lock(&self.deciding);
+        let last = self.modes.now().rw.without(Slots::of(slot)).is_empty();
+        let new = !last && self.make_err(slot);
+        drop(deciding);
+        if new {
+            self.tell_fault(slot, why);
+        }
+    }
+
+    /// How long replicas may take.
+    pub fn limits(&self) -> Limits {
+        Limits { short: self.options.short_timeout, flush: self.options.flush_timeout }
+    }
+
+    /// Makes a replica `ERR` that takes too long; the last one may take longer.
+    pub fn expire(&self, slot: Slot, waits: &Waits, now: Duration) {
+        let deciding = lock(&self.deciding);
+        let alone = self.modes.now().written().without(Slots::of(slot)).is_empty();
+        let expired = self.limits().exceeded(waits, now, alone);
+        let new = expired.filter(|_| self.make_err(slot));
+        drop(deciding);
+        if let Some(why) = new {
+            self.tell_fault(slot, why);
+        }
+    }
+
+    /// Tells everybody who has to know that a replica has become `ERR`.
+    fn tell_fault(&self, slot: Slot, why: &str) {
+        let Some(replica) = self.at(slot) else { return };
+        log::error("path", &[("replica", &replica.name), ("mode", &"ERR"), ("error", &why)]);
+        replica.why.get_or_init(|| why.to_owned());
+        self.events.faulted(replica.id, why);
+        let why: Arc<str> = why.into();
+        self.tell(|_| Message::Lost { slot, serial: replica.serial, why: Arc::clone(&why) });
+    }
+
+    /// Sets a mode at the owner's wish, who needs not be told.
+    pub fn set_mode(&self, replica: &Replica, mode: Mode) {
+        if mode != Mode::Err {
+            self.modes.set(replica.slot, mode);
+        } else if self.make_err(replica.slot) {
+            self.drop_connections(replica, "it was set to ERR");
+        }
+    }
+
+    /// Lets reactors give up a replica.
+    fn drop_connections(&self, replica: &Replica, why: &str) {
+        replica.why.get_or_init(|| why.to_owned());
+        let (slot, serial) = (replica.slot, replica.serial);
+        let why: Arc<str> = why.into();
+        self.tell(|_| Message::Lost { slot, serial, why: Arc::clone(&why) });
+    }
+
+    /// A reactor has requests that wait for what others have claimed.
+    pub fn block(&self, index: usize) {
+        self.blocked.fetch_or(1 << index, Ordering::SeqCst);
+    }
+
+    /// Something was given back: whoever waits for it tries again.
+    #[inline]
+    pub fn unblock(&self, own: usize) {
+        if self.blocked.load(Ordering::SeqCst) & !(1 << own) == 0 {
+            return;
+        }
+        let blocked = self.blocked.swap(0, Ordering::SeqCst);
+        let reactors = self.reactors.get().map_or(&[][..], Vec::as_slice);
+        for (index, reactor) in reactors.iter().enumerate() {
+            if blocked & (1 << index) != 0 && index != own {
+                reactor.send(Message::Retry);
+            }
+        }
+    }
+}

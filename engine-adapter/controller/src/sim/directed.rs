@@ -1,0 +1,289 @@
+//! Single steps of a volume, each on simulated replicas to which nothing else happens.
+
+use super::parts::{Sim, controller, options};
+use super::replica::Replica;
+use super::world::{FLUSH, MS, Weather, World, address};
+use crate::rules::Mode;
+use crate::volume::{Controller, Frontend, Frontends, Offer, Parts};
+use dbs_core::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+const BLOCKS: usize = 8;
+const SIZE: u64 = BLOCKS as u64 * 4096;
+
+/// Replicas, of which the first so many are the volume's.
+fn volume(replicas: usize, used: usize) -> (Arc<Sim>, Arc<Controller>) {
+    let weather = Weather { faults_ms: 0, wishes_ms: 10, depth: 0, full: false, rot: 0 };
+    let replicas = (0..replicas).map(|_| Replica::new(BLOCKS, true)).collect();
+    let sim = Sim::new(World::new(1, replicas, weather));
+    let controller = controller(&sim, false, false);
+    let addresses: Vec<_> = (0..used).map(address).collect();
+    controller.start(&addresses, SIZE, SIZE).unwrap();
+    (sim, controller)
+}
+
+fn modes(controller: &Controller) -> Vec<Mode> {
+    controller.replicas().iter().map(|member| member.mode).collect()
+}
+
+fn snapshot(controller: &Controller, name: &str) -> Result<String> {
+    controller.snapshot(name, HashMap::new())
+}
+
+fn nothing_violated(sim: &Sim) {
+    let world = sim.world();
+    assert_eq!(world.violation, None, "{}", world.log.join("\n"));
+}
+
+#[test]
+fn a_snapshot_that_all_replicas_refuse_costs_none() {
+    let (sim, controller) = volume(2, 2);
+    snapshot(&controller, "one").unwrap();
+    for replica in &mut sim.world().replicas {
+        replica.table = 1;
+    }
+    let error = snapshot(&controller, "two").unwrap_err();
+    assert!(error.to_string().contains("the snapshot table is full"), "{error}");
+    controller.begin_expansion(2 * SIZE).unwrap();
+    controller.run_expansion(2 * SIZE);
+    assert!(controller.volume().last_expansion_error.contains("all replica expansion failed"));
+    assert_eq!((modes(&controller), controller.volume().size), (vec![Mode::Rw; 2], SIZE));
+    nothing_violated(&sim);
+}
+
+#[test]
+fn what_no_replica_can_have_is_refused_before_io_is_held() {
+    let (sim, controller) = volume(1, 1);
+    let labels = HashMap::from([("k".to_owned(), "v".repeat(8000))]);
+    for (name, labels) in
+        [("a@b", None), ("a/b", None), (" a", None), (".incoming-x", None), ("a", Some(labels))]
+    {
+        let error = controller.snapshot(name, labels.unwrap_or_default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
+    }
+    assert_eq!((sim.world().holds, modes(&controller)), (0, vec![Mode::Rw]));
+}
+
+/// Nobody knows what is on their disks: whoever reads any of them may see what is gone after its next start.
+#[test]
+fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {
+    let (sim, controller) = volume(2, 2);
+    snapshot(&controller, "one").unwrap();
+    for replica in &mut sim.world().replicas {
+        replica.failing_calls = 1;
+    }
+    let error = controller.revert("one").unwrap_err().to_string();
+    assert!(error.contains("on all replicas"), "{error}");
+    for replica in [0, 1] {
+        assert!(error.contains(&format!("{}: injected", address(replica))), "{error}");
+    }
+    assert_eq!(modes(&controller), [Mode::Err; 2]);
+    nothing_violated(&sim);
+}
+
+/// Those that the control path finds were not counted.
+#[test]
+fn each_replica_that_is_lost_is_counted_once_by_what_for() {
+    let (sim, controller) = volume(4, 4);
+    let lost = |controller: &Controller| -> Vec<_> {
+        let all = controller.faults().into_iter().filter(|(_, count)| *count > 0);
+        all.map(|(fault, count)| (fault.name(), count)).collect()
+    };
+    sim.world().replicas[0].failing_calls = 1;
+    snapshot(&controller, "one").unwrap();
+    assert_eq!(lost(&controller), [("snapshot", 1)]);
+    sim.world().replicas[1].failing_calls = 1;
+    controller.begin_expansion(2 * SIZE).unwrap();
+    controller.run_expansion(2 * SIZE);
+    assert_eq!(lost(&controller), [("snapshot", 1), ("expansion", 1)]);
+    sim.world().crash(2);
+    sim.run_for(1000 * MS);
+    controller.update_replica(&address(2), Mode::Err).unwrap();
+    assert_eq!(lost(&controller), [("data", 1), ("snapshot", 1), ("expansion", 1)]);
+    assert_eq!(modes(&controller), [Mode::Err, Mode::Err, Mode::Err, Mode::Rw]);
+    // One that leaves has not failed.
+    controller.delete_replica(&address(3)).unwrap();
+    controller.update_replica(&address(2), Mode::Err).unwrap();
+    assert_eq!(lost(&controller).iter().map(|(_, count)| count).sum::<u64>(), 3);
+}
+
+/// Its process has much to make durable; the new one is empty, and quick.
+#[test]
+fn the_last_complete_replica_is_waited_for_when_another_joins() {
+    let (sim, controller) = volume(2, 1);
+    let slow = |sim: &Sim| {
+        let mut world = sim.world();
+        let until = world.now + 10 * FLUSH;
+        world.slow_when_held = Some((0, until));
+    };
+    slow(&sim);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    // So it is with any snapshot meanwhile.
+    slow(&sim);
+    snapshot(&controller, "one").unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Wo]);
+    nothing_violated(&sim);
+}
+
+#[test]
+fn io_is_not_held_for_one_that_hangs_where_the_others_fail() {
+    let (sim, controller) = volume(2, 2);
+    {
+        let mut world = sim.world();
+        world.replicas[0].failing_calls = 1;
+        let until = world.now + 1_000_000 * MS;
+        world.slow_when_held = Some((1, until));
+    }
+    let begun = sim.world().now;
+    snapshot(&controller, "one").unwrap_err();
+    let took = sim.world().now - begun;
+    assert!(took < 3 * FLUSH, "{took}");
+}
+
+/// It answers as if it had done what it was asked; its state says that it has not.
+#[test]
+fn a_replica_that_somebody_closed_has_no_snapshot() {
+    let close = |sim: &Sim, replica: usize| {
+        let its = &mut sim.world().replicas[replica];
+        (its.open, its.blemished) = (false, true);
+    };
+    let (sim, controller) = volume(2, 2);
+    close(&sim, 1);
+    snapshot(&controller, "one").unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Err]);
+    nothing_violated(&sim);
+    type Change = fn(&Controller) -> String;
+    let changes: [Change; 3] = [
+        |controller| snapshot(controller, "two").unwrap_err().to_string(),
+        |controller| controller.revert("one").unwrap_err().to_string(),
+        |controller| {
+            controller.begin_expansion(2 * SIZE).unwrap();
+            controller.run_expansion(2 * SIZE);
+            controller.volume().last_expansion_error
+        },
+    ];
+    for change in changes {
+        let (sim, controller) = volume(1, 1);
+        snapshot(&controller, "one").unwrap();
+        let layers = sim.world().replicas[0].layers.clone();
+        // The controller asks it before, and would see that it is closed.
+        sim.world().close_when_held = Some(0);
+        let error = change(&controller);
+        assert!(error.contains("the replica is closed"), "{error}");
+        assert_eq!((modes(&controller), controller.volume().size), (vec![Mode::Err], SIZE));
+        assert!(sim.world().replicas[0].layers.keys().eq(layers.keys()));
+    }
+}
+
+#[test]
+fn a_replica_is_made_complete_between_two_writes() {
+    let (sim, controller) = volume(2, 1);
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.update_replica(&address(1), Mode::Rw).unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Rw]);
+    nothing_violated(&sim);
+}
+
+/// A block device whose kernel cannot change its size in use, unless it can.
+#[derive(Default)]
+struct Device {
+    offered: Mutex<Vec<u64>>,
+    up: Mutex<bool>,
+    grows: Mutex<bool>,
+}
+
+impl Frontend for Device {
+    fn name(&self) -> &str {
+        "device"
+    }
+
+    fn endpoint(&self) -> String {
+        String::new()
+    }
+
+    fn is_up(&self) -> bool {
+        *self.up.lock().unwrap()
+    }
+
+    fn start(&self, offer: &Offer) -> Result<()> {
+        self.offered.lock().unwrap().push(offer.size);
+        *self.up.lock().unwrap() = true;
+        Ok(())
+    }
+
+    fn expand(&self, size: u64) -> Result<()> {
+        if !*self.grows.lock().unwrap() {
+            return Err(Error::unsupported("before Linux 6.16"));
+        }
+        self.offered.lock().unwrap().push(size);
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<()> {
+        *self.up.lock().unwrap() = false;
+        Ok(())
+    }
+}
+
+struct Devices(Arc<Device>);
+
+impl Frontends for Devices {
+    fn create(&self, _kind: &str) -> Result<Arc<dyn Frontend>> {
+        Ok(Arc::clone(&self.0) as _)
+    }
+}
+
+/// A volume of the first of two replicas, with a device.
+fn volume_with_device() -> (Arc<Sim>, Arc<Controller>, Arc<Device>) {
+    let (sim, _) = volume(2, 0);
+    let device = Arc::<Device>::default();
+    let parts = Parts {
+        replicas: Arc::clone(&sim) as _,
+        path: Arc::clone(&sim) as _,
+        frontends: Arc::new(Devices(Arc::clone(&device))),
+        host: Arc::clone(&sim) as _,
+    };
+    let controller = Controller::new(options(false, false), parts, &sim.new_relay());
+    controller.start(&[address(0)], SIZE, SIZE).unwrap();
+    controller.start_frontend("device").unwrap();
+    (sim, controller, device)
+}
+
+/// It found nothing to do, and the device kept its size until its next start.
+#[test]
+fn an_expansion_that_its_device_did_not_show_is_finished_by_the_next_try() {
+    let (sim, controller, device) = volume_with_device();
+    let expand = |grows: bool| {
+        *device.grows.lock().unwrap() = grows;
+        assert!(controller.begin_expansion(2 * SIZE).unwrap());
+        controller.run_expansion(2 * SIZE);
+        controller.volume().last_expansion_error
+    };
+    assert!(expand(false).contains("before Linux 6.16"));
+    let holds = sim.world().holds;
+    assert!(expand(false).contains("before Linux 6.16"), "it is said again");
+    assert_eq!(expand(true), "");
+    assert_eq!(*device.offered.lock().unwrap(), [SIZE, 2 * SIZE]);
+    assert_eq!(sim.world().holds, holds, "replicas have nothing to do");
+    controller.shutdown_frontend().unwrap();
+    assert!(!controller.begin_expansion(2 * SIZE).unwrap(), "nobody is there to see it");
+}
+
+#[test]
+fn a_volume_has_the_size_of_its_replicas_whatever_its_device_shows() {
+    let (sim, controller, device) = volume_with_device();
+    assert!(controller.begin_expansion(2 * SIZE).unwrap());
+    controller.run_expansion(2 * SIZE);
+    let info = controller.volume();
+    assert_eq!((info.size, info.is_expanding), (2 * SIZE, false));
+    assert!(info.last_expansion_error.contains("before Linux 6.16"), "{info:?}");
+    assert_eq!(sim.world().path.size, 2 * SIZE);
+    // A replica of that size can join.
+    sim.world().replicas[1].size = 2 * BLOCKS;
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.shutdown_frontend().unwrap();
+    controller.start_frontend("device").unwrap();
+    assert_eq!(*device.offered.lock().unwrap(), [SIZE, 2 * SIZE]);
+}

@@ -1,0 +1,265 @@
+//! What a controller works with, on the simulated machines. A call that blocks lets time go on until it
+//! is answered: the user's requests, faults and answers happen meanwhile, on the same thread.
+
+use super::world::{FLUSH, MS, World};
+use crate::rules::limits::Limits;
+use crate::rules::patience::{Patience, Waiting};
+use crate::rules::start::Policy;
+use crate::rules::{Mode, ReplicaId};
+use crate::volume::{
+    Call, CallError, Called, Controller, DataPath, Events, Frontend, Frontends, Held, Host,
+    Options, Parts, RebuildStatus, Relay, Replicas, Target, Totals,
+};
+use dbs_core::{Error, Result};
+use std::fmt::Display;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long I/O may take to come to rest.
+const REST: u64 = 75_000 * MS;
+
+pub struct Sim {
+    world: Mutex<World>,
+    relay: Mutex<Arc<Relay>>,
+}
+
+impl Sim {
+    pub fn new(world: World) -> Arc<Self> {
+        Arc::new(Self { world: Mutex::new(world), relay: Mutex::default() })
+    }
+
+    pub fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another controller is to be told from now on.
+    pub fn new_relay(&self) -> Arc<Relay> {
+        let relay = Arc::<Relay>::default();
+        *self.relay.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&relay);
+        relay
+    }
+
+    /// Lets time go on until something is so, or for so long; says whether it is.
+    pub fn run_until(&self, time: u64, mut done: impl FnMut(&mut World) -> bool) -> bool {
+        let limit = self.world().now + time;
+        loop {
+            let faulted = std::mem::take(&mut self.world().faulted);
+            let relay = Arc::clone(&self.relay.lock().unwrap_or_else(PoisonError::into_inner));
+            for (id, why) in faulted {
+                relay.faulted(id, &why);
+            }
+            let mut world = self.world();
+            if done(&mut world) {
+                return true;
+            }
+            if !world.step(limit) {
+                return false;
+            }
+        }
+    }
+
+    pub fn run_for(&self, time: u64) {
+        self.run_until(time, |_| false);
+    }
+
+    fn latency(&self) -> u64 {
+        self.world().latency()
+    }
+}
+
+impl Replicas for Sim {
+    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Patience>) -> Vec<Called> {
+        let (numbers, begun, complete): (Vec<_>, _, Vec<_>) = {
+            let mut world = self.world();
+            let calls = calls.iter().cloned();
+            let numbers =
+                calls.map(|(target, call)| world.send_call(&target.address, call)).collect();
+            (numbers, world.now, world.path.complete().collect())
+        };
+        let mut waiting = Waiting::begin(patience);
+        let mut known = vec![false; numbers.len()];
+        self.run_until(u64::MAX / 2, |world| {
+            let now = Duration::from_micros(world.now - begun);
+            for (place, number) in numbers.iter().enumerate() {
+                if let Some(answer) = &world.calls[number]
+                    && !std::mem::replace(&mut known[place], true)
+                {
+                    waiting.answered(place, answer.is_ok(), now);
+                }
+            }
+            known.iter().all(|known| *known) || waiting.end().is_some_and(|end| end <= now)
+        });
+        let mut world = self.world();
+        let answers: Vec<_> =
+            numbers.iter().map(|number| world.calls.remove(number).flatten()).collect();
+        world.check_given_up(&calls, &answers, begun, &complete);
+        let late = Err(CallError::unknown("it did not answer"));
+        answers.into_iter().map(|answer| answer.unwrap_or_else(|| late.clone())).collect()
+    }
+
+    fn copy_file(
+        &self,
+        (from, _): (&Target, &str),
+        (to, _): (&Target, &str),
+    ) -> std::result::Result<(), CallError> {
+        let time = self.latency() + self.latency();
+        self.run_for(time);
+        let mut world = self.world();
+        let now = world.now;
+        let found = (world.replica_at(&from.address), world.replica_at(&to.address));
+        if let (Some(from), Some(to)) = found {
+            let well = |world: &World, replica: usize| {
+                world.replicas[replica].alive && world.replicas[replica].stalled_until <= now
+            };
+            if well(&world, from) && well(&world, to) {
+                let parent = world.replicas[from].head.parent.clone();
+                world.replicas[to].head.parent = parent;
+                return Ok(());
+            }
+        }
+        Err(CallError::unreachable("the file did not arrive"))
+    }
+
+    fn rebuild_status(&self, target: &Target) -> std::result::Result<RebuildStatus, CallError> {
+        let time = self.latency();
+        self.run_for(time);
+        let world = self.world();
+        match world.replica_at(&target.address).map(|replica| &world.replicas[replica]) {
+            Some(replica) if replica.alive => {
+                Ok(RebuildStatus { running: replica.syncing, error: replica.sync_error.clone() })
+            }
+            _ => Err(CallError::unreachable("connection refused")),
+        }
+    }
+
+    fn close_soon(&self, target: &Target) {
+        let number = self.world().send_call(&target.address, Call::Close);
+        self.run_until(1000 * MS, |world| world.calls[&number].is_some());
+    }
+}
+
+struct Hold<'a>(&'a Sim, u64);
+
+impl Held for Hold<'_> {}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.world().release(self.1);
+    }
+}
+
+impl DataPath for Sim {
+    fn connect(&self, replica: ReplicaId, address: &str) -> io::Result<()> {
+        let time = self.latency();
+        self.run_for(time);
+        let mut world = self.world();
+        let found = world.replica_at(address);
+        match found.is_some_and(|found| world.connect(replica, found)) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::ConnectionRefused.into()),
+        }
+    }
+
+    fn set_mode(&self, replica: ReplicaId, mode: Mode) -> bool {
+        let mut world = self.world();
+        let slot = world.path.slot_of(replica);
+        let before = slot.and_then(|slot| world.path.modes.of(slot));
+        if (before, mode) == (Some(Mode::Wo), Mode::Rw) && !world.path.held {
+            world.violated(format!("replica {replica} becomes complete amid writes"));
+        }
+        slot.is_some_and(|slot| world.path.modes.set(slot, mode))
+    }
+
+    fn remove(&self, replica: ReplicaId) {
+        self.world().disconnect(replica);
+    }
+
+    fn hold(&self) -> Box<dyn Held + '_> {
+        self.world().path.held = true;
+        let rests = self.run_until(REST, |world| world.path.is_quiet());
+        let mut world = self.world();
+        if !rests {
+            world.violated("I/O does not come to rest".to_owned());
+        }
+        world.held = world.client.content.clone();
+        world.holds += 1;
+        world.hang_somewhere();
+        let now = world.now;
+        drop(world);
+        Box::new(Hold(self, now))
+    }
+
+    fn resize(&self, size: u64) {
+        let mut world = self.world();
+        world.path.size = size;
+        world.client.content.grow(size as usize / 512);
+    }
+
+    fn set_expanding(&self, expanding: bool) {
+        self.world().path.expanding = expanding;
+    }
+
+    fn totals(&self) -> Totals {
+        Totals::default()
+    }
+}
+
+impl Frontends for Sim {
+    fn create(&self, kind: &str) -> Result<Arc<dyn Frontend>> {
+        Err(Error::unsupported(format!("no frontend {kind}")))
+    }
+}
+
+impl Host for Sim {
+    fn now_ns(&self) -> u64 {
+        1_800_000_000_000_000_000 + self.world().now * 1000
+    }
+
+    fn unique_name(&self) -> String {
+        let mut world = self.world();
+        world.names += 1;
+        format!("system-{}", world.names)
+    }
+
+    fn log(&self, _error: bool, event: &str, fields: &[(&str, &dyn Display)]) {
+        let fields: Vec<_> = fields.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        self.world().note(format!("{event} {}", fields.join(" ")));
+    }
+
+    fn sync(&self) -> Result<()> {
+        let time = self.latency();
+        self.run_for(time);
+        Ok(())
+    }
+
+    fn freeze(&self, _: &str) -> Result<Option<Box<dyn Held>>> {
+        Ok(None)
+    }
+}
+
+/// How a controller is started here.
+pub fn options(counters: bool, salvage: bool) -> Options {
+    Options {
+        volume: "v".to_owned(),
+        policy: Policy { upgrade: false, counter_disabled: !counters, salvage },
+        unmap_mark: false,
+        limits: Limits { count: 250, size: 0 },
+        sync_limit: 1,
+        frontend: None,
+        sync_before_snapshot: true,
+        short_timeout: crate::rules::timeout::DEFAULT,
+        flush_timeout: Duration::from_micros(FLUSH),
+    }
+}
+
+/// A new controller of what is there.
+pub fn controller(sim: &Arc<Sim>, counters: bool, salvage: bool) -> Arc<Controller> {
+    let parts = Parts {
+        replicas: Arc::clone(sim) as _,
+        path: Arc::clone(sim) as _,
+        frontends: Arc::clone(sim) as _,
+        host: Arc::clone(sim) as _,
+    };
+    Controller::new(options(counters, salvage), parts, &sim.new_relay())
+}

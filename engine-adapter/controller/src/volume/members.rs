@@ -1,0 +1,172 @@
+//! Replicas that come and go.
+
+use super::snapshot::usage;
+use super::start::must_be_closed;
+use super::{Call, Controller, Fault, Member, Target};
+use crate::rules::sabotage::{Bug, is};
+use crate::rules::{Mode, REPLICAS_MAX, ReplicaId, limits, rebuild};
+use dbs_core::{Error, Result};
+use std::collections::HashMap;
+
+impl Controller {
+    /// Connects to a replica, opens it and makes it part of the volume in this mode; with
+    /// `snapshot_required` all replicas take one in the same moment, from which on it gets what they
+    /// get. Nothing happens if it is known already.
+    ///
+    /// # Errors
+    /// Another one is being rebuilt, the volume is being expanded, a limit is reached; it is not closed,
+    /// not reached, of another size, or could not take the snapshot.
+    pub fn create_replica(
+        &self,
+        address: &str,
+        instance: &str,
+        snapshot_required: bool,
+        mode: Mode,
+    ) -> Result<()> {
+        let _work = self.work();
+        let (present, size, expanding) = {
+            let state = self.state();
+            if state.members.iter().any(|member| member.target.address == address) {
+                return Ok(());
+            }
+            if state.members.len() >= REPLICAS_MAX {
+                return Err(Error::invalid(format!(
+                    "a volume has at most {REPLICAS_MAX} replicas; remove one first"
+                )));
+            }
+            let modes: Vec<_> = state.members.iter().map(|member| member.mode).collect();
+            (modes, state.size, state.expanding)
+        };
+        rebuild::check_add(&present, expanding).map_err(Error::invalid)?;
+        let target = Target { address: address.to_owned(), instance: instance.to_owned() };
+        let info = self.call(&target, Call::Get).map_err(|e| super::failed(&target, &e))?;
+        must_be_closed(&info).map_err(Error::invalid)?;
+        rebuild::check_mode(&present, mode).map_err(Error::invalid)?;
+        let id = {
+            let mut state = self.state();
+            state.next_id += 1;
+            state.next_id
+        };
+        let connected = self.parts.path.connect(id, address);
+        connected.map_err(|error| Error::io(error, format!("the data port of {address}")))?;
+        let member = Member { id, target, mode };
+        let joined = self.open_new(&member, size).and_then(|(its_size, sector_size)| {
+            if size == 0 {
+                let mut state = self.state();
+                (state.size, state.sector_size) = (its_size, sector_size);
+                drop(state);
+                self.parts.path.resize(its_size);
+            }
+            self.join(&member, snapshot_required)
+        });
+        if joined.is_err() {
+            self.parts.path.remove(id);
+            self.parts.replicas.close_soon(&member.target);
+        }
+        joined
+    }
+
+    /// Opens a new replica, which must be of the volume's size if it has one; answers with that, and
+    /// with the size of a sector.
+    fn open_new(&self, member: &Member, size: u64) -> Result<(u64, u64)> {
+        let target = &member.target;
+        let upgrade = self.options.policy.upgrade;
+        let call = Call::Open { upgrade, expected_size: size };
+        self.call(target, call).map_err(|error| super::failed(target, &error))?;
+        let info = self.call(target, Call::Get).map_err(|error| super::failed(target, &error))?;
+        let its: u64 = info.size.parse().map_err(|_| {
+            let address = &target.address;
+            Error::invalid(format!("{address} says that its size is {:?}", info.size))
+        })?;
+        if size != 0 && its != size && !is(Bug::IgnoreSize) {
+            return Err(Error::invalid(format!(
+                "the size of {} is {its}, that of the volume {size}; expand it before it is added",
+                target.address
+            )));
+        }
+        Ok((its, u64::try_from(info.sector_size).unwrap_or(0)))
+    }
+
+    /// Makes an open replica part of the volume.
+    fn join(&self, member: &Member, snapshot_required: bool) -> Result<()> {
+        let before = self.active();
+        if snapshot_required && !before.is_empty() {
+            let limits = self.state().limits;
+            limits::check(usage(&self.ask_all()), limits).map_err(Error::invalid)?;
+        }
+        let name = self.parts.host.unique_name();
+        let (created, labels) = (self.now(), HashMap::new());
+        let call = Call::Snapshot { name, user_created: false, created, labels };
+        let _hold = self.parts.path.hold();
+        if snapshot_required {
+            let mut members = before.clone();
+            members.push(member.clone());
+            // That of the new one, which is empty, is nothing to go on with.
+            let patience = self.patience_for_all(&before);
+            let mut answers = self.call_each(&members, &call, Some(patience));
+            let own = answers.pop();
+            self.settle_first(&before, &answers)?;
+            if let Some(Err(error)) = own {
+                return Err(super::failed(&member.target, &error));
+            }
+        }
+        self.state().members.push(member.clone());
+        if !self.parts.path.set_mode(member.id, member.mode) {
+            self.fault(member.id, Fault::Data, "it failed before it was added");
+        }
+        Ok(())
+    }
+
+    /// What the replicas that were there before said, if there were any.
+    fn settle_first(&self, before: &[Member], answers: &[super::Called]) -> Result<()> {
+        match before.is_empty() {
+            true => Ok(()),
+            false => self.settle_snapshot(before, answers),
+        }
+    }
+
+    /// Takes a replica out of the volume and closes it, without waiting long. Nothing happens if it is
+    /// not known.
+    ///
+    /// # Errors
+    /// It is the last one, and the frontend is up.
+    pub fn delete_replica(&self, address: &str) -> Result<()> {
+        let _work = self.work();
+        let member = {
+            let mut state = self.state();
+            let place = state.members.iter().position(|member| member.target.address == address);
+            let Some(place) = place else { return Ok(()) };
+            let up = state.frontend.as_ref().is_some_and(|frontend| frontend.is_up());
+            if state.members.len() == 1 && up {
+                return Err(Error::busy("cannot remove last replica if volume is up"));
+            }
+            state.members.remove(place)
+        };
+        // First out of use: what is in flight to it fails there, and only there.
+        self.parts.path.set_mode(member.id, Mode::Err);
+        self.parts.path.remove(member.id);
+        self.parts.replicas.close_soon(&member.target);
+        Ok(())
+    }
+
+    /// Sets the mode of a replica, `RW` or `ERR`; one that is `ERR` stays so, silently.
+    ///
+    /// # Errors
+    /// Another mode, or an unknown replica.
+    pub fn update_replica(&self, address: &str, mode: Mode) -> Result<()> {
+        if mode == Mode::Wo {
+            return Err(Error::invalid(format!("cannot set to mode {mode}")));
+        }
+        let id: ReplicaId = self.replica(address)?.id;
+        if mode == Mode::Err {
+            // Does not wait for what may be waiting for this very replica.
+            self.fault(id, Fault::Request, "it was asked for");
+            return Ok(());
+        }
+        let _work = self.work();
+        // Between two writes, as at the end of a rebuild.
+        let _hold = self.parts.path.hold();
+        self.set_mode(id, mode);
+        Ok(())
+    }
+}

@@ -1,0 +1,374 @@
+//! The one owner of a volume's state: its replicas and their modes, its size, limits and frontend.
+//!
+//! [`Controller`]'s methods block; gRPC handlers call them where that is allowed. One change is made at a
+//! time (`work`). What the volume *is* lies in `state`, a leaf lock held for moments, so that the data
+//! path can say at any time that a replica failed. I/O is held ([`DataPath::hold`]) only around calls
+//! that must see no write in between: what can be asked, checked or copied before is.
+//!
+//! A replica becomes `ERR` in the data path first, then here, then in what callers are told.
+
+mod expand;
+mod host;
+mod members;
+mod metrics;
+pub mod parts;
+mod rebuild;
+pub mod remote;
+mod settings;
+mod snapshot;
+mod start;
+
+pub use host::Machine;
+pub use metrics::{Fault, LastSecond, Metrics};
+pub use parts::{
+    Call, CallError, Called, DataPath, Events, Frontend, Frontends, Held, Host, Offer,
+    RebuildStatus, Replicas, Target, Totals,
+};
+
+use super::rules::limits::Limits;
+use super::rules::patience::Patience;
+use super::rules::start::Policy;
+use super::rules::{Mode, Modes, ReplicaId, Slot};
+use dbs_core::{Error, Result};
+use longhorn_wire::proto::ptypes;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+/// How a controller is started.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Name of the volume.
+    pub volume: String,
+    /// Which replicas are taken at a start.
+    pub policy: Policy,
+    /// Whether a discard marks snapshots as removed.
+    pub unmap_mark: bool,
+    /// How many snapshots there may be.
+    pub limits: Limits,
+    /// From how many replicas at once a rebuild copies.
+    pub sync_limit: u32,
+    /// Frontend to be started with the volume.
+    pub frontend: Option<String>,
+    /// Whether a snapshot is preceded by a `sync` of this machine.
+    pub sync_before_snapshot: bool,
+    /// How long other replicas may take for a call when one has answered: as long as they may be silent
+    /// on the data path. See [`super::rules::timeout::short`].
+    pub short_timeout: Duration,
+    /// How long they may take for one that makes something durable, if that is longer.
+    pub flush_timeout: Duration,
+}
+
+/// What a controller works with.
+#[derive(Clone)]
+pub struct Parts {
+    /// Control of replicas.
+    pub replicas: Arc<dyn Replicas>,
+    /// Their data.
+    pub path: Arc<dyn DataPath>,
+    /// Frontends there are.
+    pub frontends: Arc<dyn Frontends>,
+    /// The machine.
+    pub host: Arc<dyn Host>,
+}
+
+/// A volume, as `VolumeGet` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// Its name.
+    pub name: String,
+    /// Its bytes; 0 before it is started.
+    pub size: u64,
+    /// Replicas in any mode.
+    pub replica_count: usize,
+    /// Where its frontend is.
+    pub endpoint: String,
+    /// Kind of the frontend; empty without one.
+    pub frontend: String,
+    /// `up`, `down`, or empty without a frontend.
+    pub frontend_state: &'static str,
+    /// Whether an expansion runs.
+    pub is_expanding: bool,
+    /// What went wrong at the last expansion, even if it succeeded.
+    pub last_expansion_error: String,
+    /// When.
+    pub last_expansion_failed_at: String,
+    /// Whether a discard marks snapshots as removed.
+    pub unmap_mark: bool,
+    /// How many snapshots there may be.
+    pub limits: Limits,
+}
+
+/// A replica of the volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its number in the data path.
+    pub id: ReplicaId,
+    /// Where it is, and who.
+    pub target: Target,
+    /// What it is used for.
+    pub mode: Mode,
+}
+
+struct State {
+    members: Vec<Member>,
+    next_id: ReplicaId,
+    size: u64,
+    sector_size: u64,
+    expanding: bool,
+    expansion_error: String,
+    expansion_failed_at: String,
+    unmap_mark: bool,
+    limits: Limits,
+    sync_limit: u32,
+    frontend: Option<Arc<dyn Frontend>>,
+}
+
+/// Passes what the data path says on to the controller, which is made after it.
+#[derive(Default)]
+pub struct Relay(OnceLock<Weak<Controller>>);
+
+impl Events for Relay {
+    fn faulted(&self, replica: ReplicaId, why: &str) {
+        if let Some(controller) = self.0.get().and_then(Weak::upgrade) {
+            controller.faulted(replica, why);
+        }
+    }
+}
+
+/// A volume over its replicas.
+pub struct Controller {
+    options: Options,
+    parts: Parts,
+    work: Mutex<()>,
+    state: Mutex<State>,
+    metrics: Mutex<LastSecond>,
+    faults: metrics::Faults,
+}
+
+impl Controller {
+    /// A controller without replicas; `relay` is what the path in `parts` tells its events to.
+    #[must_use]
+    pub fn new(options: Options, parts: Parts, relay: &Relay) -> Arc<Self> {
+        let state = State {
+            members: Vec::new(),
+            next_id: 0,
+            size: 0,
+            sector_size: 0,
+            expanding: false,
+            expansion_error: String::new(),
+            expansion_failed_at: String::new(),
+            unmap_mark: options.unmap_mark,
+            limits: options.limits,
+            sync_limit: options.sync_limit.max(1),
+            frontend: None,
+        };
+        let controller = Arc::new(Self {
+            options,
+            parts,
+            work: Mutex::new(()),
+            state: Mutex::new(state),
+            metrics: Mutex::default(),
+            faults: metrics::Faults::default(),
+        });
+        // A relay that has a controller keeps it.
+        let _ = relay.0.set(Arc::downgrade(&controller));
+        controller
+    }
+
+    /// Name of the volume.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.options.volume
+    }
+
+    /// The volume as it is now.
+    #[must_use]
+    pub fn volume(&self) -> VolumeInfo {
+        let state = self.state();
+        let frontend = state.frontend.as_ref();
+        VolumeInfo {
+            name: self.options.volume.clone(),
+            size: state.size,
+            replica_count: state.members.len(),
+            endpoint: frontend.map_or_else(String::new, |frontend| frontend.endpoint()),
+            frontend: frontend.map_or_else(String::new, |frontend| frontend.name().to_owned()),
+            frontend_state: match frontend.map(|frontend| frontend.is_up()) {
+                Some(true) => "up",
+                Some(false) => "down",
+                None => "",
+            },
+            is_expanding: state.expanding,
+            last_expansion_error: state.expansion_error.clone(),
+            last_expansion_failed_at: state.expansion_failed_at.clone(),
+            unmap_mark: state.unmap_mark,
+            limits: state.limits,
+        }
+    }
+
+    /// Its replicas, in the order they were added.
+    #[must_use]
+    pub fn replicas(&self) -> Vec<Member> {
+        self.state().members.clone()
+    }
+
+    /// The replica with this address.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn replica(&self, address: &str) -> Result<Member> {
+        let state = self.state();
+        let member = state.members.iter().find(|member| member.target.address == address);
+        member.cloned().ok_or_else(|| {
+            Error::not_found(format!(
+                "cannot find the replica with address {address} in the controller server of volume {}",
+                self.options.volume
+            ))
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other change is being made.
+    fn work(&self) -> MutexGuard<'_, ()> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The replicas that are part of the volume still.
+    fn active(&self) -> Vec<Member> {
+        let state = self.state();
+        state.members.iter().filter(|member| member.mode.is_written()).cloned().collect()
+    }
+
+    /// Makes a replica `ERR`.
+    fn fault(&self, replica: ReplicaId, fault: Fault, why: &str) {
+        self.parts.path.set_mode(replica, Mode::Err);
+        self.note_fault(replica, fault, why);
+    }
+
+    /// Notes that a replica has become `ERR`: counted and told once, whoever sees it first.
+    fn note_fault(&self, replica: ReplicaId, fault: Fault, why: &str) {
+        let address = {
+            let mut state = self.state();
+            let member = state.members.iter_mut().find(|member| member.id == replica);
+            member.filter(|member| member.mode != Mode::Err).map(|member| {
+                member.mode = Mode::Err;
+                member.target.address.clone()
+            })
+        };
+        if let Some(address) = address {
+            self.faults.count(fault);
+            self.log(true, "replica-faulted", &[("replica", &address), ("why", &why)]);
+        }
+    }
+
+    /// Gives a replica another mode, if it may have it.
+    fn set_mode(&self, replica: ReplicaId, mode: Mode) {
+        let may = {
+            let mut state = self.state();
+            let member = state.members.iter_mut().find(|member| member.id == replica);
+            let member = member.filter(|member| member.mode.may_become(mode));
+            member.map(|member| member.mode = mode).is_some()
+        };
+        // Where the data path has seen it fail, it may have said so before the mode was changed here.
+        if may && !self.parts.path.set_mode(replica, mode) {
+            self.faulted(replica, "it failed before");
+        }
+    }
+
+    /// One call to one replica.
+    fn call(&self, target: &Target, call: Call) -> Called {
+        self.call_within(target, call, None)
+    }
+
+    /// One call to one replica, which is given up when patience ends.
+    fn call_within(&self, target: &Target, call: Call, patience: Option<Patience>) -> Called {
+        let mut answers = self.parts.replicas.call_all(vec![(target.clone(), call)], patience);
+        answers.pop().unwrap_or_else(|| Err(CallError::unknown("the call was not made")))
+    }
+
+    /// The same call to several replicas.
+    fn call_each(
+        &self,
+        members: &[Member],
+        call: &Call,
+        patience: Option<Patience>,
+    ) -> Vec<Called> {
+        let calls = members.iter().map(|member| (member.target.clone(), call.clone())).collect();
+        self.parts.replicas.call_all(calls, patience)
+    }
+
+    /// Logs something of this volume.
+    fn log(&self, error: bool, event: &str, fields: &[(&str, &dyn fmt::Display)]) {
+        let mut all: Vec<(&str, &dyn fmt::Display)> = vec![("volume", &self.options.volume)];
+        all.extend_from_slice(fields);
+        self.parts.host.log(error, event, &all);
+    }
+
+    /// How long others are waited for once one has answered.
+    fn patience(&self) -> Option<Patience> {
+        Some(Patience::among_equals(self.options.short_timeout))
+    }
+
+    /// How long these are waited for in what all are to do, and make durable, while I/O is held.
+    fn patience_for_all(&self, members: &[Member]) -> Patience {
+        let Options { short_timeout, flush_timeout, .. } = self.options;
+        Patience::for_all(modes(members).rw, short_timeout, flush_timeout)
+    }
+
+    /// How long one replica is waited for while I/O is held and others are well.
+    fn patience_for_one(&self, durable: bool) -> Option<Patience> {
+        let Options { short_timeout, flush_timeout, .. } = self.options;
+        let time = if durable { short_timeout.max(flush_timeout) } else { short_timeout };
+        Some(Patience::at_most(time))
+    }
+
+    /// The time as upstream's metadata has it.
+    fn now(&self) -> String {
+        longhorn_wire::time::text(self.parts.host.now_ns())
+    }
+}
+
+impl Events for Controller {
+    fn faulted(&self, replica: ReplicaId, why: &str) {
+        self.note_fault(replica, Fault::Data, why);
+    }
+}
+
+impl fmt::Debug for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Controller").field("volume", &self.options.volume).finish_non_exhaustive()
+    }
+}
+
+/// The modes of these replicas, each in the slot of its place.
+fn modes(members: &[Member]) -> Modes {
+    let of = |mode: Mode| {
+        let those = members.iter().enumerate().filter(|(_, member)| member.mode == mode);
+        those.filter_map(|(index, _)| Slot::new(index)).collect()
+    };
+    Modes { rw: of(Mode::Rw), wo: of(Mode::Wo) }
+}
+
+/// A failed call, with who was called.
+fn failed(target: &Target, error: &CallError) -> Error {
+    Error::new(dbs_core::ErrorKind::Io, format!("{}: {error}", target.address))
+}
+
+/// Disks of a replica but head and backing file, with their sizes; and the head.
+fn disks(target: &Target, replica: &ptypes::Replica) -> Result<(BTreeMap<String, u64>, String)> {
+    let head = replica.chain.first().ok_or_else(|| {
+        let address = &target.address;
+        Error::invalid(format!("replica on {address} does not have any non-removed disks"))
+    })?;
+    let disks = replica
+        .disks
+        .iter()
+        .filter(|(name, _)| *name != head && **name != replica.backing_file)
+        .map(|(name, disk)| (name.clone(), disk.size.parse().unwrap_or(0)))
+        .collect();
+    Ok((disks, head.clone()))
+}

@@ -1,0 +1,213 @@
+//! Snapshots of all replicas at one moment, and the way back to one.
+
+use super::{Call, CallError, Called, Controller, Fault, Held, Member, modes};
+use crate::rules::limits::{self, Usage};
+use crate::rules::sabotage::{Bug, is};
+use crate::rules::snapshot::{self, Decision, Said};
+use crate::rules::start::State as ReplicaState;
+use crate::rules::{Mode, Slot};
+use dbs_core::{Error, Result};
+use longhorn_wire::names::{check_snapshot as check_snapshot_given, snapshot_disk};
+use longhorn_wire::proto::ptypes;
+use std::collections::HashMap;
+
+impl Controller {
+    /// Takes a snapshot of all replicas, between the same two writes on each; an empty name stands for
+    /// a new one. Answers with the name. With `sync_before_snapshot` this machine's file systems are
+    /// written out before, while I/O goes on.
+    ///
+    /// # Errors
+    /// The name or labels are impossible, a limit is reached, the name is taken, all replicas are full or
+    /// cannot do it, none is left.
+    pub fn snapshot(&self, name: &str, labels: HashMap<String, String>) -> Result<String> {
+        self.snapshot_frozen(name, labels, false)
+    }
+
+    /// The same; with `freeze`, the file systems on the frontend's block device are frozen meanwhile, so
+    /// that nothing of what they had written is missing, nor half there. Where that cannot be, the
+    /// snapshot is what it is without, as upstream's, and the log says so.
+    ///
+    /// # Errors
+    /// As [`Controller::snapshot`].
+    pub fn snapshot_frozen(
+        &self,
+        name: &str,
+        labels: HashMap<String, String>,
+        freeze: bool,
+    ) -> Result<String> {
+        let name = match name {
+            "" => self.parts.host.unique_name(),
+            name => name.to_owned(),
+        };
+        // What replicas would refuse, each in the middle of held I/O, is refused here.
+        check_snapshot_given(&name, labels.clone().into_iter().collect())?;
+        self.check_snapshot(&name)?;
+        if self.options.sync_before_snapshot
+            && let Err(error) = self.parts.host.sync()
+        {
+            self.log(false, "snapshot-without-sync", &[("why", &error)]);
+        }
+        let _work = self.work();
+        self.check_snapshot(&name)?;
+        let created = self.now();
+        let call = Call::Snapshot { name: name.clone(), user_created: true, created, labels };
+        // While I/O goes on: what they have in memory is written by it. It thaws last.
+        let _frozen = if freeze { self.freeze(&name) } else { None };
+        let hold = (!is(Bug::SnapshotWithoutHold)).then(|| self.parts.path.hold());
+        let members = self.active();
+        let patience = self.patience_for_all(&members);
+        let answers = self.call_each(&members, &call, Some(patience));
+        let outcome = self.settle_snapshot(&members, &answers);
+        drop(hold);
+        outcome.map(|()| name)
+    }
+
+    /// Freezes what is on the frontend's block device, if there is one.
+    fn freeze(&self, snapshot: &str) -> Option<Box<dyn Held>> {
+        let frontend = self.state().frontend.clone();
+        let endpoint = frontend.map_or_else(String::new, |frontend| frontend.endpoint());
+        match self.parts.host.freeze(&endpoint) {
+            Ok(Some(frozen)) => Some(frozen),
+            Ok(None) => {
+                let why = "no file system on a block device of this volume is mounted";
+                self.log(false, "not-frozen", &[("snapshot", &snapshot), ("why", &why)]);
+                None
+            }
+            Err(error) => {
+                self.log(false, "not-frozen", &[("snapshot", &snapshot), ("why", &error)]);
+                None
+            }
+        }
+    }
+
+    /// Whether one more snapshot, of this name, may be taken.
+    pub(super) fn check_snapshot(&self, name: &str) -> Result<()> {
+        let replicas = self.ask_all();
+        let limits = self.state().limits;
+        limits::check(usage(&replicas), limits).map_err(Error::invalid)?;
+        let disk = snapshot_disk(name);
+        if replicas.iter().any(|replica| replica.disks.contains_key(&disk)) {
+            return Err(Error::exists(format!("snapshot {disk} is already existing")));
+        }
+        Ok(())
+    }
+
+    /// What all replicas say of themselves that are part of the volume, and answer.
+    pub(super) fn ask_all(&self) -> Vec<ptypes::Replica> {
+        let answers = self.call_each(&self.active(), &Call::Get, self.patience());
+        answers.into_iter().filter_map(std::result::Result::ok).collect()
+    }
+
+    /// Faults those that lack the snapshot.
+    pub(super) fn settle_snapshot(&self, members: &[Member], answers: &[Called]) -> Result<()> {
+        let said: Vec<_> = answers
+            .iter()
+            .enumerate()
+            .filter_map(|(index, answer)| {
+                let said = match answer {
+                    Ok(_) => Said::Done,
+                    Err(error) => Said::of_error(&error.text, error.refused),
+                };
+                Some((Slot::new(index)?, said))
+            })
+            .collect();
+        let (decision, faulted) = snapshot::decide(modes(members), &said);
+        let texts: Vec<_> = members
+            .iter()
+            .zip(answers)
+            .filter_map(|(member, answer)| Some((member, answer.as_ref().err()?)))
+            .map(|(member, error)| super::failed(&member.target, error).to_string())
+            .collect();
+        let text = texts.join("; ");
+        for slot in faulted.iter() {
+            if let Some(member) = members.get(slot.index()) {
+                self.fault(member.id, Fault::Snapshot, &format!("snapshot: {text}"));
+            }
+        }
+        match decision {
+            Decision::Done => Ok(()),
+            Decision::Exists => Err(Error::exists(text)),
+            Decision::NoSpace => Err(Error::no_space(text)),
+            Decision::Refused => Err(Error::invalid(text)),
+            Decision::Failed if text.is_empty() => {
+                Err(Error::invalid(crate::rules::io::NO_BACKEND))
+            }
+            Decision::Failed => Err(Error::new(dbs_core::ErrorKind::Io, text)),
+        }
+    }
+
+    /// Makes a snapshot's content that of the volume. No frontend may be up.
+    ///
+    /// # Errors
+    /// A replica is being rebuilt, there is no such snapshot, the frontend is up, or no replica did it.
+    pub fn revert(&self, name: &str) -> Result<()> {
+        let _work = self.work();
+        let members = self.active();
+        if members.is_empty() || members.iter().any(|member| member.mode != Mode::Rw) {
+            return Err(Error::invalid(
+                "not valid state to revert, rebuilding in process or all replica are in ERR state",
+            ));
+        }
+        let disk = snapshot_disk(name);
+        self.check_revert(name, &disk, &members)?;
+        if self.state().frontend.as_ref().is_some_and(|frontend| frontend.is_up()) {
+            return Err(Error::busy("volume frontend enabled, aborting snapshot revert"));
+        }
+        let _hold = self.parts.path.hold();
+        let call = Call::Revert { disk: disk.clone(), created: self.now() };
+        let patience = self.patience_for_all(&members);
+        let answers = self.call_each(&members, &call, Some(patience));
+        self.settle_revert(&disk, &members, &answers)
+    }
+
+    /// Faults those that have not gone back, or of which that is not known.
+    fn settle_revert(&self, disk: &str, members: &[Member], answers: &[Called]) -> Result<()> {
+        let done = answers.iter().any(std::result::Result::is_ok);
+        let did_nothing = |error: &CallError| {
+            let said = Said::of_error(&error.text, error.refused);
+            matches!(said, Said::NoSpace | Said::Refused)
+        };
+        let mut texts = Vec::new();
+        for (member, answer) in members.iter().zip(answers) {
+            let Err(error) = answer else { continue };
+            texts.push(super::failed(&member.target, error).to_string());
+            // Who did nothing is as all are where nobody did it.
+            if (done || !did_nothing(error)) && !is(Bug::KeepUnreverted) {
+                self.fault(member.id, Fault::Revert, &format!("revert to {disk}: {error}"));
+            }
+        }
+        if done {
+            return Ok(());
+        }
+        let texts = texts.join("; ");
+        Err(Error::invalid(format!("failed to revert to {disk} on all replicas: {texts}")))
+    }
+
+    fn check_revert(&self, name: &str, disk: &str, members: &[Member]) -> Result<()> {
+        let mut found = None;
+        for (member, answer) in members.iter().zip(self.call_each(members, &Call::Get, None)) {
+            let replica = answer.map_err(|error| super::failed(&member.target, &error))?;
+            found = found.or_else(|| replica.disks.get(disk).map(|disk| disk.removed));
+        }
+        match found {
+            None => Err(Error::not_found(format!(
+                "cannot do revert since the target snapshot {name} is not found"
+            ))),
+            Some(true) => Err(Error::invalid(format!("cannot revert to removed snapshot {name}"))),
+            Some(false) => Ok(()),
+        }
+    }
+}
+
+/// The most that any of them says; those that do not know do not count.
+pub(super) fn usage(replicas: &[ptypes::Replica]) -> Option<Usage> {
+    let counting = replicas
+        .iter()
+        .filter(|r| ReplicaState::parse(&r.state).is_some_and(ReplicaState::counts_snapshots));
+    limits::usage(counting.map(|replica| Usage {
+        count: u32::try_from(replica.snapshot_count_usage).unwrap_or(0),
+        total: u32::try_from(replica.snapshot_count_total).unwrap_or(0),
+        size: u64::try_from(replica.snapshot_size_usage).unwrap_or(0),
+        head: u64::try_from(replica.head_file_size).unwrap_or(0),
+    }))
+}

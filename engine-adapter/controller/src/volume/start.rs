@@ -1,0 +1,328 @@
+//! Start and end of a volume.
+
+use super::{Call, Called, Controller, Fault, Member, Mode, Offer, Target};
+use crate::rules::start::{self, Facts, Probe, Start, StartError, State as ReplicaState};
+use crate::rules::{REPLICAS_MAX, ReplicaId};
+use dbs_core::{Error, Result};
+use longhorn_wire::proto::ptypes;
+
+/// A replica at a start.
+struct Candidate {
+    id: ReplicaId,
+    target: Target,
+    /// Whether it was opened, so that it is to be closed if it is not taken.
+    opened: bool,
+    probe: Probe,
+    info: ptypes::Replica,
+}
+
+impl Controller {
+    /// Connects to these replicas, opens them, and takes those that are fit and agree; the others are
+    /// listed as `ERR`. The volume is to have `size` bytes, and had `current_size` when it was last
+    /// seen (0 if that is not known). Does nothing without addresses or if there are replicas already.
+    /// The frontend starts last.
+    ///
+    /// # Errors
+    /// No replica is good; the frontend does not start. The replicas are closed again then.
+    pub fn start(
+        &self,
+        addresses: &[String],
+        size: u64,
+        current_size: u64,
+    ) -> std::result::Result<(), StartError> {
+        let _work = self.work();
+        if addresses.is_empty() || !self.state().members.is_empty() {
+            return Ok(());
+        }
+        start::check_addresses(addresses)?;
+        if addresses.len() > REPLICAS_MAX {
+            let text = format!("a volume has at most {REPLICAS_MAX} replicas");
+            return Err(StartError::Other(text));
+        }
+        let mut candidates = self.open_all(addresses, current_size);
+        let outcome = self
+            .choose(&mut candidates, addresses, size, current_size)
+            .and_then(|chosen| self.take(&candidates, chosen, addresses));
+        if let Err(error) = outcome {
+            self.state().members.clear();
+            for candidate in &candidates {
+                self.let_go(candidate);
+            }
+            return Err(error);
+        }
+        if let Some(kind) = self.options.frontend.clone()
+            && let Err(error) = self.bring_up(&kind, self.options.policy.upgrade)
+        {
+            // What went wrong first is what counts.
+            let _ = self.close_all();
+            return Err(StartError::Other(error.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Connects to and opens all of them, each as far as it goes.
+    fn open_all(&self, addresses: &[String], current_size: u64) -> Vec<Candidate> {
+        let mut candidates: Vec<_> = addresses
+            .iter()
+            .map(|address| {
+                let mut state = self.state();
+                state.next_id += 1;
+                Candidate {
+                    id: state.next_id,
+                    target: Target { address: address.clone(), instance: String::new() },
+                    opened: false,
+                    probe: Probe::Failed(String::new()),
+                    info: ptypes::Replica::default(),
+                }
+            })
+            .collect();
+        let mut going: Vec<_> = candidates.iter_mut().collect();
+        going = self.step(going, &Call::Get);
+        going.retain_mut(|candidate| {
+            let outcome = must_be_closed(&candidate.info).and_then(|()| {
+                let address = &candidate.target.address;
+                let connected = self.parts.path.connect(candidate.id, address);
+                connected.map_err(|error| format!("its data port: {error}"))
+            });
+            let failed = outcome.map_err(|why| candidate.probe = Probe::Failed(why));
+            failed.is_ok()
+        });
+        let upgrade = self.options.policy.upgrade;
+        going = self.step(going, &Call::Open { upgrade, expected_size: current_size });
+        for candidate in &mut going {
+            candidate.opened = true;
+        }
+        going = self.step(going, &Call::Get);
+        // Where nobody could rebuild it, it is taken as complete.
+        if addresses.len() == 1 && going.iter().any(|candidate| candidate.info.rebuilding) {
+            going = self.step(going, &Call::SetRebuilding(false));
+            going = self.step(going, &Call::Get);
+        }
+        for candidate in going {
+            candidate.probe = probe(&candidate.info);
+        }
+        candidates
+    }
+
+    /// Makes the call to all of them; those that answer stay.
+    fn step<'a>(&self, candidates: Vec<&'a mut Candidate>, call: &Call) -> Vec<&'a mut Candidate> {
+        let calls = candidates.iter().map(|c| (c.target.clone(), call.clone())).collect();
+        let answers = self.parts.replicas.call_all(calls, None);
+        let settle = |(candidate, answer): (&'a mut Candidate, Called)| match answer {
+            Ok(info) => {
+                candidate.info = info;
+                Some(candidate)
+            }
+            Err(error) => {
+                candidate.probe = match error.unavailable {
+                    true => Probe::Unavailable(error.text),
+                    false => Probe::Failed(error.text),
+                };
+                None
+            }
+        };
+        candidates.into_iter().zip(answers).filter_map(settle).collect()
+    }
+
+    /// Which of them are fit and agree.
+    fn choose(
+        &self,
+        candidates: &mut [Candidate],
+        addresses: &[String],
+        size: u64,
+        current_size: u64,
+    ) -> std::result::Result<Start, StartError> {
+        let probes: Vec<_> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
+        let chosen = start::choose(size, current_size, addresses, &probes);
+        let mut chosen = chosen.inspect_err(|_| {
+            self.log_refused(candidates, &start::weigh(size, current_size, &probes));
+        })?;
+        let fit = |chosen: &Start| -> Vec<usize> {
+            let all = chosen.refused.iter().enumerate();
+            all.filter(|(_, why)| why.is_none()).map(|(index, _)| index).collect()
+        };
+        let mark = self.state().unmap_mark;
+        for index in fit(&chosen) {
+            let Candidate { target, info, .. } = &candidates[index];
+            if info.unmap_mark_disk_chain_removed != mark {
+                let error = self.call(target, Call::SetUnmapMark(mark)).err();
+                chosen.refused[index] = error.map(|error| error.text);
+            }
+        }
+        let agreeing = fit(&chosen);
+        let facts: Vec<_> = agreeing.iter().map(|index| facts(&candidates[*index].info)).collect();
+        for (index, why) in agreeing.iter().zip(start::agree(self.options.policy, &facts)) {
+            chosen.refused[*index] = why;
+        }
+        if fit(&chosen).is_empty() {
+            self.log_refused(candidates, &chosen);
+            return Err(StartError::NoReplica(addresses.to_vec()));
+        }
+        Ok(chosen)
+    }
+
+    fn log_refused(&self, candidates: &[Candidate], weighed: &Start) {
+        for (candidate, refused) in candidates.iter().zip(&weighed.refused) {
+            if let Some(why) = refused {
+                let address = &candidate.target.address;
+                self.log(true, "replica-refused", &[("replica", address), ("why", why)]);
+            }
+        }
+    }
+
+    /// Makes them the volume's replicas.
+    fn take(
+        &self,
+        candidates: &[Candidate],
+        chosen: Start,
+        addresses: &[String],
+    ) -> std::result::Result<(), StartError> {
+        {
+            let mut state = self.state();
+            state.size = chosen.size;
+            state.sector_size = chosen.sector_size;
+            state.members = candidates
+                .iter()
+                .zip(&chosen.refused)
+                .map(|(candidate, refused)| Member {
+                    id: candidate.id,
+                    target: candidate.target.clone(),
+                    mode: if refused.is_some() { Mode::Err } else { Mode::Rw },
+                })
+                .collect();
+        }
+        self.parts.path.resize(chosen.size);
+        self.log_refused(candidates, &chosen);
+        for (candidate, refused) in candidates.iter().zip(&chosen.refused) {
+            match refused {
+                None => self.set_mode(candidate.id, Mode::Rw),
+                Some(_) => {
+                    self.faults.count(Fault::Start);
+                    self.let_go(candidate);
+                }
+            }
+        }
+        // One may have failed while the others were looked at.
+        match self.active().is_empty() {
+            true => Err(StartError::NoReplica(addresses.to_vec())),
+            false => Ok(()),
+        }
+    }
+
+    fn let_go(&self, candidate: &Candidate) {
+        self.parts.path.remove(candidate.id);
+        if candidate.opened {
+            self.parts.replicas.close_soon(&candidate.target);
+        }
+    }
+
+    /// Ends the frontend, then closes all replicas. The volume can be started again.
+    ///
+    /// # Errors
+    /// The frontend or a replica did not end well; they are given up nevertheless.
+    pub fn shutdown(&self) -> Result<()> {
+        let frontend = self.state().frontend.clone();
+        let stopped = frontend.map_or(Ok(()), |frontend| frontend.stop());
+        let _work = self.work();
+        let closed = self.close_all();
+        stopped.and(closed)
+    }
+
+    /// Closes all replicas and forgets them.
+    fn close_all(&self) -> Result<()> {
+        let members = std::mem::take(&mut self.state().members);
+        for member in &members {
+            self.parts.path.remove(member.id);
+        }
+        let active: Vec<_> =
+            members.into_iter().filter(|member| member.mode.is_written()).collect();
+        let answers = self.call_each(&active, &Call::Close, self.patience());
+        let failed = active.iter().zip(answers).find_map(|(member, answer)| {
+            answer.err().map(|error| super::failed(&member.target, &error))
+        });
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Starts a frontend of this kind, in place of one that is down.
+    ///
+    /// # Errors
+    /// Another one is up, there is no such kind, it does not start.
+    pub fn start_frontend(&self, kind: &str) -> Result<()> {
+        let _work = self.work();
+        {
+            let state = self.state();
+            if state.expanding {
+                return Err(Error::busy("cannot start frontend during the engine expansion"));
+            }
+            if kind.is_empty() {
+                return Err(Error::invalid("cannot start empty frontend"));
+            }
+            let other = state.frontend.as_ref().filter(|frontend| frontend.is_up());
+            match other {
+                Some(other) if other.name() == kind => return Ok(()),
+                Some(other) => {
+                    return Err(Error::busy(format!(
+                        "frontend {} is already started, cannot be set as {kind}",
+                        other.name()
+                    )));
+                }
+                None => {}
+            }
+        }
+        self.bring_up(kind, false)
+    }
+
+    /// Starts a frontend if there are replicas; without any it starts with the volume.
+    fn bring_up(&self, kind: &str, upgrade: bool) -> Result<()> {
+        let frontend = self.parts.frontends.create(kind)?;
+        let offer = {
+            let mut state = self.state();
+            state.frontend = Some(frontend.clone());
+            let volume = self.options.volume.clone();
+            let (size, sector_size) = (state.size, state.sector_size);
+            (!state.members.is_empty()).then_some(Offer { volume, size, sector_size, upgrade })
+        };
+        let what =
+            if upgrade { "failed to upgrade frontend" } else { "failed to start up frontend" };
+        match offer {
+            Some(offer) => frontend.start(&offer).map_err(|error| error.context(what)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the frontend; its kind is remembered.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub fn shutdown_frontend(&self) -> Result<()> {
+        let frontend = self.state().frontend.clone();
+        frontend.map_or(Ok(()), |frontend| frontend.stop())
+    }
+}
+
+pub(super) fn must_be_closed(info: &ptypes::Replica) -> std::result::Result<(), String> {
+    match ReplicaState::parse(&info.state) {
+        Some(ReplicaState::Closed) => Ok(()),
+        _ => Err(format!("replica must be closed, cannot add in state: {}", info.state)),
+    }
+}
+
+fn probe(info: &ptypes::Replica) -> Probe {
+    let sector_size = u64::try_from(info.sector_size).ok();
+    match (ReplicaState::parse(&info.state), info.size.parse(), sector_size) {
+        (Some(state), Ok(size), Some(sector_size)) => Probe::Open { state, size, sector_size },
+        _ => Probe::Failed(format!(
+            "state {:?}, size {:?}, sector size {}",
+            info.state, info.size, info.sector_size
+        )),
+    }
+}
+
+fn facts(info: &ptypes::Replica) -> Facts {
+    Facts {
+        counter_disabled: info.revision_counter_disabled,
+        counter: info.revision_counter,
+        modified_ns: info.last_modify_time,
+        head_bytes: info.head_file_size,
+    }
+}

@@ -1,0 +1,658 @@
+//! Replicas that die, hang, are full, or talk nonsense.
+
+use crate::data_support::{Replica, eventually, pattern};
+use crate::fake::{Do, Fake, done, message};
+use crate::local::local;
+use crate::support::{
+    Load, SHORT, SIZE, Volume, address, checked, content, impatient, options, refused, replicas,
+};
+use dbs_core::store::SnapshotOptions;
+use longhorn_controller::path::{BackendAddress, Mode, PathOptions, ReplicaId};
+use longhorn_data::ClientError;
+use longhorn_wire::frame::{Damaged, Header, Type};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const FULL: &str = "write volume-head-000.img: no space left on device";
+
+fn is(header: &Header, kind: Type) -> bool {
+    header.kind() == Some(kind)
+}
+
+#[test]
+fn a_replica_that_dies_under_load_is_not_missed() {
+    let volume = Volume::new(options(2));
+    let mut replicas = replicas(3);
+    for (replica, id) in replicas.iter().zip(0..) {
+        volume.add(id, &address(replica), Mode::Rw);
+    }
+    let image = Load { flushes: true, ..Load::default() }.during(&volume, |load| {
+        replicas[1].service = None;
+        volume.faulted(1);
+        load.some_more(300);
+        replicas[0].service = None;
+        volume.faulted(0);
+        load.some_more(300);
+    });
+    assert_eq!((volume.mode(2), volume.faults().len()), (Mode::Rw, 2));
+    assert!(content(&replicas[2]) == image);
+    // The last one dies as well.
+    replicas[2].service = None;
+    let client = volume.client(1);
+    volume.faulted(2);
+    assert_eq!(refused(client.write(0, &[1; 4096])), "no backend available");
+    assert_eq!(refused(client.read(0, 4096)), "no backend available");
+    assert_eq!(refused(client.unmap(0, 4096)), "no backend available");
+    assert_eq!(refused(client.flush()), "no backend available");
+    drop(volume);
+    replicas.into_iter().for_each(Replica::finish);
+}
+
+/// The list of complete replicas depends on it: as long as the owner has not seen to it, the replica is
+/// not `ERR`, and what it missed is not acknowledged.
+#[test]
+fn the_owner_hears_of_a_replica_before_it_is_err() {
+    let volume = Volume::new(options(1));
+    let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &two.address(), Mode::Rw);
+    let (asked, asks) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let before = move |replica| {
+        asked.send(replica).unwrap();
+        // At its end, no more is waited for.
+        let _ = released.recv_timeout(Duration::from_secs(30));
+    };
+    *volume.told.before.lock().unwrap() = Some(Box::new(before));
+    one.behave(|header| if is(header, Type::Write) { Do::Fail("no") } else { Do::Serve });
+    let client = volume.client(1);
+    let write = client.submit(Type::Write, 0, 4096, &[1; 4096]).unwrap();
+    assert_eq!(asks.recv_timeout(Duration::from_secs(30)).unwrap(), 1);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(volume.mode(1), Mode::Rw);
+    assert!(volume.faults().is_empty());
+    assert_eq!(volume.path.stats().requests[1], 0, "acknowledged");
+    drop(release);
+    write.wait().unwrap();
+    volume.faulted(1);
+    // By hand, too.
+    volume.path.set_mode(2, Mode::Err);
+    assert!(asks.try_iter().any(|replica| replica == 2));
+}
+
+#[test]
+fn a_replica_that_hangs_is_given_up_and_the_last_one_later() {
+    for reactors in [1, 2] {
+        let volume = Volume::new(impatient(reactors));
+        let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+        volume.add(1, &one.address(), Mode::Rw);
+        volume.add(2, &two.address(), Mode::Rw);
+        let load = Load { unmaps: false, ..Load::default() };
+        let image = load.during(&volume, |load| {
+            one.behave(|_| Do::Silence);
+            assert_eq!(volume.faulted(1), "r/w timeout");
+            load.some_more(100);
+        });
+        assert!(two.content() == image);
+        two.behave(|header| if is(header, Type::Ping) { Do::Serve } else { Do::Silence });
+        let client = volume.client(1);
+        let begun = Instant::now();
+        assert_eq!(refused(client.write(0, &[1; 4096])), "tcp://r2: r/w timeout");
+        assert!(begun.elapsed() > SHORT.mul_f32(1.8), "the last one gets twice as long");
+        assert_eq!(refused(client.write(0, &[1; 4096])), "no backend available");
+    }
+}
+
+/// Others are answered all the time; this one never is.
+#[test]
+fn one_lost_request_gives_its_replica_away() {
+    const LOST: i64 = 7 * 4096;
+    let short = Duration::from_secs(4);
+    let volume = Volume::new(PathOptions { short_timeout: short, ..options(1) });
+    let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &two.address(), Mode::Rw);
+    one.behave(|header| {
+        let lost = is(header, Type::Write) && header.offset == LOST;
+        if lost { Do::Silence } else { Do::Serve }
+    });
+    let (slow, quick) = (volume.client(1), volume.client(1));
+    let begun = Instant::now();
+    let pending = slow.submit(Type::Write, LOST, 4096, &[1; 4096]).unwrap();
+    while volume.mode(1) == Mode::Rw {
+        quick.write(0, &[2; 4096]).unwrap();
+        assert!(begun.elapsed() < 15 * short, "the request is waited for still");
+    }
+    assert!(begun.elapsed() > short.mul_f32(1.8), "it has twice as long as silence");
+    pending.wait().unwrap();
+    assert_eq!(volume.faulted(1), "r/w timeout");
+    assert_eq!((volume.mode(2), volume.faults().len()), (Mode::Rw, 1));
+}
+
+/// All that a disk has taken has to reach it: that may take long, and is no reason to lose a replica.
+#[test]
+fn a_slow_flush_is_not_a_dead_replica_but_has_a_limit() {
+    let short_timeout = Duration::from_secs(3);
+    for (flush_timeout, faulted) in [(60, false), (6, true)] {
+        let flush_timeout = Duration::from_secs(flush_timeout);
+        let volume = Volume::new(PathOptions { short_timeout, flush_timeout, ..options(1) });
+        let replicas = replicas(2);
+        for (replica, id) in replicas.iter().zip(0..) {
+            volume.add(id, &address(replica), Mode::Rw);
+        }
+        let client = volume.client(1);
+        client.write(0, &[1; 4096]).unwrap();
+        let held = replicas[0].events.delay.lock().unwrap();
+        let flush = client.submit(Type::Flush, 0, 0, &[]).unwrap();
+        if faulted {
+            assert_eq!(volume.faulted(0), "flush timeout");
+            flush.wait().unwrap();
+            drop(held);
+        } else {
+            std::thread::sleep(2 * short_timeout + short_timeout / 2);
+            drop(held);
+            flush.wait().unwrap();
+        }
+        assert_eq!(volume.mode(0), if faulted { Mode::Err } else { Mode::Rw });
+        assert_eq!(volume.mode(1), Mode::Rw);
+    }
+}
+
+#[test]
+fn silence_without_requests_is_none() {
+    let volume =
+        Volume::new(PathOptions { short_timeout: Duration::from_millis(100), ..options(1) });
+    let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &two.address(), Mode::Rw);
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!((volume.mode(1), volume.mode(2)), (Mode::Rw, Mode::Rw));
+}
+
+#[test]
+fn a_ping_that_fails_tells_of_a_replica_in_trouble() {
+    let volume = Volume::new(options(2));
+    let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &two.address(), Mode::Rw);
+    eventually("pings come", || one.seen(Type::Ping).len() > 2);
+    one.behave(|header| {
+        if is(header, Type::Ping) {
+            Do::Fail("ping failure: replica state error")
+        } else {
+            Do::Serve
+        }
+    });
+    assert_eq!(volume.faulted(1), "ping failure: replica state error");
+    assert_eq!(volume.mode(2), Mode::Rw);
+    assert_eq!(volume.client(1).write(0, &[1; 512]), Ok(()));
+}
+
+#[test]
+fn a_failed_write_faults_before_it_is_acknowledged() {
+    let volume = Volume::new(options(2));
+    let (good, bad) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &good.address(), Mode::Rw);
+    volume.add(2, &bad.address(), Mode::Rw);
+    bad.behave(
+        |header| if is(header, Type::Write) { Do::Fail("the disk is gone") } else { Do::Serve },
+    );
+    let client = volume.client(4);
+    client.write(4096, &[7; 4096]).unwrap();
+    assert_eq!(volume.mode(2), Mode::Err);
+    for _ in 0..50 {
+        assert_eq!(client.read(4096, 4096).unwrap(), [7; 4096]);
+    }
+    assert_eq!(volume.faulted(2), "the disk is gone");
+    assert_eq!(bad.seen(Type::Read).len(), 0);
+}
+
+#[test]
+fn a_failed_read_is_tried_elsewhere() {
+    let volume = Volume::new(options(1));
+    let fakes: Vec<Fake> = (0..3).map(|_| Fake::new(SIZE as usize)).collect();
+    for (fake, id) in fakes.iter().zip(0..) {
+        volume.add(id, &fake.address(), Mode::Rw);
+    }
+    let client = volume.client(1);
+    client.write(0, &[5; 8192]).unwrap();
+    for fake in &fakes[..2] {
+        fake.behave(
+            |header| if is(header, Type::Read) { Do::Fail("bad sector") } else { Do::Serve },
+        );
+    }
+    for _ in 0..6 {
+        assert_eq!(client.read(0, 8192).unwrap(), [5; 8192]);
+    }
+    assert_eq!((volume.faulted(0), volume.faulted(1)), ("bad sector".into(), "bad sector".into()));
+    assert!(volume.path.stats().retries > 0);
+    // And when there is no other.
+    fakes[2].behave(|_| Do::Fail("bad sector"));
+    assert_eq!(refused(client.read(0, 8192)), "tcp://r2: bad sector");
+    assert_eq!(volume.mode(2), Mode::Err);
+}
+
+#[test]
+fn a_full_replica_beside_one_that_is_not_is_faulted() {
+    let volume = Volume::new(options(1));
+    let (roomy, full, wo) =
+        (Fake::new(SIZE as usize), Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &roomy.address(), Mode::Rw);
+    volume.add(2, &full.address(), Mode::Rw);
+    volume.add(3, &wo.address(), Mode::Wo);
+    for fake in [&full, &wo] {
+        fake.behave(|header| if is(header, Type::Write) { Do::Fail(FULL) } else { Do::Serve });
+    }
+    volume.client(1).write(0, &[1; 4096]).unwrap();
+    assert_eq!([1, 2, 3].map(|id| volume.mode(id)), [Mode::Rw, Mode::Err, Mode::Err]);
+}
+
+#[test]
+fn a_volume_that_is_full_everywhere_can_be_read_and_written_later() {
+    let volume = Volume::new(options(2));
+    let (one, two, wo) =
+        (Fake::new(SIZE as usize), Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &two.address(), Mode::Rw);
+    volume.add(3, &wo.address(), Mode::Wo);
+    let client = volume.client(2);
+    client.write(0, &[1; 4096]).unwrap();
+    for fake in [&one, &two] {
+        fake.behave(|header| if is(header, Type::Write) { Do::Fail(FULL) } else { Do::Serve });
+    }
+    for _ in 0..3 {
+        let Err(ClientError::Unexpected(header)) = client.write(0, &[2; 4096]) else { panic!() };
+        assert_eq!(header.kind(), Some(Type::NoSpace));
+        assert_eq!(header.size, "no space left on device".len() as u32);
+    }
+    // What is being rebuilt has what the others lack.
+    assert_eq!([1, 2, 3].map(|id| volume.mode(id)), [Mode::Rw, Mode::Rw, Mode::Err]);
+    assert_eq!(client.read(0, 4096).unwrap(), [1; 4096]);
+    for fake in [&one, &two] {
+        fake.behave(|_| Do::Serve);
+    }
+    client.write(0, &[3; 4096]).unwrap();
+    assert!(one.content() == two.content());
+}
+
+#[test]
+fn replicas_that_talk_nonsense_are_faulted_and_their_requests_go_elsewhere() {
+    type Nonsense = fn(&Header) -> Vec<u8>;
+    const fn at(to: &Header, offset: i64) -> Header {
+        Header { offset, ..*to }
+    }
+    let cases: [(Type, Nonsense); 15] = [
+        // Of other places than were asked for, as if the request or the reply had been damaged.
+        (Type::Read, |to| message(Type::Response, &at(to, 0), &[6; 4096])),
+        (Type::Read, |to| message(Type::Error, &at(to, -1), b"who knows")),
+        (Type::Read, |to| {
+            let mut bytes = message(Type::Response, to, &[6; 4096]);
+            bytes[18] ^= 1;
+            bytes
+        }),
+        (Type::Write, |to| done(&at(to, 8192), 4096)),
+        (Type::Write, |to| message(Type::Response, to, &[6; 4096])),
+        (Type::Unmap, |to| done(&at(to, 0), 4096)),
+        (Type::Unmap, |to| message(Type::Response, to, &[6; 4096])),
+        (Type::Read, |_| vec![0xee; 64]),
+        (Type::Read, |to| message(Type::Response, to, &[1; 100])),
+        (Type::Read, |to| done(to, 4096)),
+        (Type::Read, |to| Header::new(Type::Close, to.sequence, 0, 0).encode().to_vec()),
+        (Type::Read, |to| message(Type::Eof, to, &[1; 100])),
+        (Type::Write, |to| done(to, 17)),
+        (Type::Write, |to| message(Type::Write, to, &[1; 100])),
+        (Type::Write, |to| {
+            let mut bytes = done(to, 4096);
+            bytes[22..26].fill(0xff);
+            bytes
+        }),
+    ];
+    for (index, (kind, nonsense)) in cases.into_iter().enumerate() {
+        let volume = Volume::new(options(1));
+        let (good, bad) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+        volume.add(1, &good.address(), Mode::Rw);
+        volume.add(2, &bad.address(), Mode::Rw);
+        let client = volume.client(1);
+        client.write(4096, &[9; 4096]).unwrap();
+        bad.behave(
+            move |header| {
+                if is(header, kind) { Do::Bytes(nonsense(header)) } else { Do::Serve }
+            },
+        );
+        for _ in 0..4 {
+            client.write(4096, &[9; 4096]).unwrap();
+            assert_eq!(client.read(4096, 4096).unwrap(), [9; 4096], "case {index}");
+            client.unmap(65536, 4096).unwrap();
+        }
+        volume.faulted(2);
+        assert_eq!(volume.mode(1), Mode::Rw, "case {index}");
+    }
+}
+
+#[test]
+fn replies_nobody_asked_for_are_ignored() {
+    let volume = Volume::new(options(1));
+    let fake = Fake::new(SIZE as usize);
+    volume.add(1, &fake.address(), Mode::Rw);
+    fake.behave(|header| {
+        let stray = |sequence| Header { sequence, ..*header };
+        let mut bytes = done(&stray(header.sequence ^ 0x1000), 4096);
+        bytes.extend(message(Type::Error, &stray(u32::MAX - 1), b"for nobody"));
+        bytes.extend(message(Type::Response, &stray(77), &[3; 5000]));
+        bytes.extend(message(Type::Response, header, &vec![4; header.size as usize]));
+        // Twice: the second finds nobody.
+        bytes.extend(message(Type::Response, header, &vec![5; header.size as usize]));
+        if is(header, Type::Read) { Do::Bytes(bytes) } else { Do::Serve }
+    });
+    let client = volume.client(1);
+    for _ in 0..200 {
+        assert_eq!(client.read(0, 4096).unwrap(), [4; 4096]);
+    }
+    assert_eq!(volume.mode(1), Mode::Rw);
+}
+
+#[test]
+fn a_connection_that_closes_takes_its_replica_along_and_nothing_else() {
+    let volume = Volume::new(options(2));
+    let replicas = replicas(1);
+    let fake = Fake::new(SIZE as usize);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    volume.add(2, &fake.address(), Mode::Rw);
+    let image =
+        Load { unmaps: false, ..Load::default() }.during(&volume, |load| {
+            let left = AtomicU32::new(40);
+            fake.behave(move |_| {
+                if left.fetch_sub(1, Ordering::SeqCst) == 1 { Do::Close } else { Do::Serve }
+            });
+            volume.faulted(2);
+            load.some_more(200);
+        });
+    assert!(content(&replicas[0]) == image);
+}
+
+#[test]
+fn nobody_who_cannot_be_reached_or_does_not_answer_is_added() {
+    let volume =
+        Volume::new(PathOptions { connect_timeout: Duration::from_millis(300), ..options(1) });
+    let mute = Fake::with(SIZE as usize, |_| Do::Silence);
+    let rude = Fake::with(SIZE as usize, |_| Do::Bytes(vec![0; 100]));
+    let gone = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    let gone = BackendAddress::Remote(dbs_server::frontend::Listen::Tcp("127.0.0.1".into(), gone));
+    for address in [mute.address(), rude.address(), gone] {
+        let error = volume.path.add(1, "tcp://r1", &address, Mode::Rw).unwrap_err();
+        assert!(error.to_string().starts_with("cannot connect to the replica at tcp:127.0.0.1:"));
+    }
+    assert_eq!(volume.path.mode(1), None);
+    // One that is not open answers with an error, and may be added.
+    let volume = Volume::new(options(1));
+    let closed = Fake::with(SIZE as usize, |_| Do::Fail("ping failure: replica state closed"));
+    volume.add(1, &closed.address(), Mode::Rw);
+    let again = volume.path.add(1, "tcp://r1", &BackendAddress::Null, Mode::Rw).unwrap_err();
+    assert_eq!(again.kind(), std::io::ErrorKind::AlreadyExists);
+}
+
+/// Its requests wait in the path as long as they may, and are answered in the end.
+#[test]
+fn more_requests_than_fit_wait_for_their_turn() {
+    let volume = Volume::new(PathOptions { queue_depth: 3, ..options(1) });
+    let fake = Fake::new(SIZE as usize);
+    volume.add(1, &fake.address(), Mode::Rw);
+    fake.behave(|header| if is(header, Type::Ping) { Do::Serve } else { Do::AtGate });
+    let client = volume.client(4);
+    let sent: Vec<_> = (0..200)
+        .map(|index| {
+            let data = pattern(index, 4096);
+            client.submit(Type::Write, index as i64 * 4096, 4096, &data).unwrap()
+        })
+        .collect();
+    eventually("all have come", || volume.path.stats().in_flight == 200);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(fake.seen(Type::Write).len() <= 3);
+    fake.open_gate();
+    sent.into_iter().for_each(|pending| drop(pending.wait().unwrap()));
+    for index in 0..200 {
+        assert_eq!(client.read(index * 4096, 4096).unwrap(), pattern(index, 4096));
+    }
+}
+
+#[test]
+fn a_hold_waits_for_a_replica_that_hangs_no_longer_than_requests_do() {
+    let volume = Volume::new(impatient(1));
+    let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &two.address(), Mode::Rw);
+    one.behave(|_| Do::Silence);
+    let client = volume.client(1);
+    let pending = client.submit(Type::Write, 0, 4096, &[1; 4096]).unwrap();
+    eventually("it is on its way", || !one.seen(Type::Write).is_empty());
+    let hold = volume.path.hold();
+    assert_eq!(volume.mode(1), Mode::Err);
+    pending.wait().unwrap();
+    drop(hold);
+    client.write(0, &[2; 4096]).unwrap();
+    assert_eq!(two.content()[..4096], [2; 4096]);
+}
+
+/// Of a replica: what it met, and what was healed.
+fn counted(volume: &Volume, id: ReplicaId) -> (u64, u64) {
+    let stats = volume.path.stats();
+    let replica = stats.replicas.iter().find(|replica| replica.id == id).unwrap();
+    (replica.mismatches, replica.healed)
+}
+
+/// In the head and in a snapshot, over a socket and in the controller's process: who reads gets what was
+/// written, and the replica has it again, on its own.
+#[test]
+fn a_damaged_block_is_healed_from_another_replica() {
+    for in_process in [false, true] {
+        let volume = Volume::new(options(2));
+        let replicas = checked(2);
+        let way = if in_process { local(&replicas[0]) } else { address(&replicas[0]) };
+        volume.add(1, &way, Mode::Rw);
+        volume.add(2, &address(&replicas[1]), Mode::Rw);
+        let client = volume.client(2);
+        let mut image = pattern(1, 64 << 10);
+        client.write(0, &image).unwrap();
+        let hold = volume.path.hold();
+        for replica in &replicas {
+            replica.store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+        }
+        drop(hold);
+        let frozen = image.clone();
+        image[..8192].copy_from_slice(&pattern(2, 8192));
+        client.write(0, &image[..8192]).unwrap();
+        // One of the head, one of the snapshot.
+        for (block, healed) in [(1, 1), (9, 2)] {
+            replicas[0].damage(block * 4096 + 1234);
+            let mut buf = [0; 4096];
+            let own = replicas[0].active.volume().unwrap();
+            own.read_at(block * 4096, &mut buf).unwrap_err();
+            while counted(&volume, 1).1 < healed {
+                assert!(client.read(0, 64 << 10).unwrap() == image);
+            }
+            own.read_at(block * 4096, &mut buf).unwrap();
+            assert!(buf == image[block as usize * 4096..][..4096]);
+        }
+        let mut buf = vec![0; 64 << 10];
+        replicas[0].store.volume("v@s").unwrap().read_at(0, &mut buf).unwrap();
+        assert!(buf == frozen);
+        assert!(content(&replicas[0]) == content(&replicas[1]));
+        assert_eq!(replicas[0].store.scrub(true, &mut |_| true).unwrap().damaged, 0);
+        assert_eq!(replicas[0].store.checksums().unwrap().healed, 2);
+        assert_eq!((volume.faults(), counted(&volume, 2)), (Vec::new(), (0, 0)));
+        let revision = |index: usize| replicas[index].events.revision.load(Ordering::SeqCst);
+        assert_eq!(revision(0), revision(1), "healing is no change");
+        drop((client, volume));
+        replicas.into_iter().for_each(Replica::finish);
+    }
+}
+
+/// Each has what the other lacks, and neither has all that one request wants.
+#[test]
+fn replicas_that_are_damaged_in_different_places_heal_each_other() {
+    let volume = Volume::new(options(1));
+    let replicas = checked(2);
+    for (replica, id) in replicas.iter().zip(1..) {
+        volume.add(id, &address(replica), Mode::Rw);
+    }
+    let client = volume.client(1);
+    let image = pattern(1, 64 << 10);
+    client.write(0, &image).unwrap();
+    for block in 0..16 {
+        replicas[usize::from(block % 3 == 0)].damage(block * 4096);
+    }
+    assert!(client.read(0, 64 << 10).unwrap() == image);
+    for (replica, id) in replicas.iter().zip(1..) {
+        eventually("all is healed", || {
+            // What one request does not need healed is met by the next one.
+            assert!(client.read(0, 64 << 10).unwrap() == image);
+            counted(&volume, id).1 == if id == 1 { 10 } else { 6 }
+        });
+        assert!(content(replica)[..64 << 10] == image);
+    }
+    assert_eq!(volume.faults(), []);
+    // In the same place neither helps the other: better both than none.
+    replicas.iter().for_each(|replica| replica.damage(8192));
+    let text = refused(client.read(0, 64 << 10));
+    assert!(text.contains("checksum") && text.contains("byte 8192 of `v`"), "{text}");
+    assert_eq!((volume.mode(1), volume.mode(2)), (Mode::Rw, Mode::Rw));
+    client.write(8192, &image[..4096]).unwrap();
+    assert!(client.read(8192, 4096).unwrap() == image[..4096]);
+}
+
+/// A write that leaves a part of a damaged block cannot be carried out there by itself, and is.
+#[test]
+fn a_write_into_a_damaged_block_is_completed_from_another_replica() {
+    let volume = Volume::new(options(1));
+    let replicas = checked(3);
+    for (replica, id) in replicas.iter().zip(1..) {
+        volume.add(id, &address(replica), Mode::Rw);
+    }
+    let client = volume.client(1);
+    let mut image = pattern(1, 64 << 10);
+    client.write(0, &image).unwrap();
+    // The first block of one write in one replica, its last in another; one that is both in the third.
+    replicas[0].damage(4096);
+    replicas[1].damage(3 * 4096 + 100);
+    replicas[2].damage(7 * 4096);
+    for (offset, length) in [(4096 + 512, 8192 + 512), (7 * 4096 + 1024, 512)] {
+        let data = pattern(offset as u64, length);
+        client.write(offset as u64, &data).unwrap();
+        image[offset..offset + length].copy_from_slice(&data);
+    }
+    assert!(client.read(0, 64 << 10).unwrap() == image);
+    for replica in &replicas {
+        assert!(content(replica)[..64 << 10] == image);
+    }
+    let revisions = replicas.iter().map(|r| r.events.revision.load(Ordering::SeqCst));
+    assert_eq!(revisions.collect::<Vec<_>>(), [3, 3, 3]);
+    replicas.iter().for_each(|replica| replica.damage(5 * 4096));
+    let text = refused(client.write(5 * 4096, &[1; 512]));
+    assert!(text.contains("checksum"), "{text}");
+    client.read(4 * 4096, 4096).unwrap();
+    client.write(5 * 4096, &[1; 4096]).unwrap();
+    assert_eq!(volume.faults(), []);
+    for replica in &replicas {
+        assert_eq!(content(replica)[5 * 4096..6 * 4096], [1; 4096]);
+    }
+}
+
+#[test]
+fn the_only_copy_stays_with_its_damage() {
+    let volume = Volume::new(options(1));
+    let replicas = checked(1);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    let client = volume.client(1);
+    client.write(0, &pattern(1, 16384)).unwrap();
+    replicas[0].damage(4096);
+    assert!(refused(client.read(0, 16384)).contains("byte 4096 of `v`"));
+    assert!(refused(client.write(4608, &[1; 512])).contains("byte 4096 of `v`"));
+    assert_eq!((volume.mode(1), volume.faults()), (Mode::Rw, Vec::new()));
+    assert_eq!(counted(&volume, 1), (3, 0));
+    assert!(client.read(8192, 4096).is_ok());
+}
+
+#[test]
+fn damage_under_load_is_healed() {
+    let volume = Volume::new(options(2));
+    let replicas = checked(3);
+    volume.add(0, &local(&replicas[0]), Mode::Rw);
+    volume.add(1, &address(&replicas[1]), Mode::Rw);
+    volume.add(2, &address(&replicas[2]), Mode::Rw);
+    let client = volume.client(1);
+    client.write(0, &pattern(7, SIZE as usize)).unwrap();
+    let load = Load { unmaps: false, flushes: true, ..Load::default() };
+    let image = load.during(&volume, |load| {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..30 {
+            // Not while the block is written: that would be damage that nobody can know of.
+            let hold = volume.path.hold();
+            replicas[random.usize(0..2)].damage(random.u64(0..SIZE));
+            drop(hold);
+            load.some_more(40);
+        }
+    });
+    for _ in 0..3 {
+        assert!(client.read(0, SIZE as u32).unwrap() == image);
+    }
+    for replica in &replicas {
+        eventually("all is healed or written", || {
+            // What one request does not heal, the next one does.
+            client.read(0, SIZE as u32).unwrap();
+            replica.store.scrub(true, &mut |_| true).unwrap().damaged == 0
+        });
+        assert!(content(replica) == image);
+    }
+    assert_eq!(volume.faults(), []);
+    let healed: u64 = volume.path.stats().replicas.iter().map(|replica| replica.healed).sum();
+    assert!(healed > 0, "{healed}");
+}
+
+fn damaged(header: &Header, offset: u64) -> Do {
+    let damaged = Damaged { offset, in_snapshot: false, text: "rotten".to_owned() };
+    Do::Bytes(message(Type::Damaged, header, &damaged.encode()))
+}
+
+#[test]
+fn a_replica_with_too_much_damage_is_given_up() {
+    let volume = Volume::new(options(1));
+    let (rotten, good) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &rotten.address(), Mode::Rw);
+    volume.add(2, &good.address(), Mode::Rw);
+    rotten.behave(|header| match header.kind() {
+        Some(Type::Read) => damaged(header, header.offset as u64),
+        Some(Type::Heal) => Do::Bytes(done(header, 4096)),
+        _ => Do::Serve,
+    });
+    let client = volume.client(1);
+    for _ in 0..200 {
+        client.read(0, 4096).unwrap();
+    }
+    assert_eq!(volume.faulted(1), "too much of what it holds is damaged");
+    assert_eq!((rotten.seen(Type::Heal).len(), volume.mode(2)), (33, Mode::Rw));
+}
+
+#[test]
+fn damage_that_cannot_be_is_nonsense() {
+    for place in [8192, 4097, u64::MAX - 4095] {
+        let volume = Volume::new(options(1));
+        let (bad, good) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+        volume.add(1, &bad.address(), Mode::Rw);
+        volume.add(2, &good.address(), Mode::Rw);
+        bad.behave(move |header| match header.kind() {
+            Some(Type::Read) => damaged(header, place),
+            _ => Do::Serve,
+        });
+        let client = volume.client(1);
+        for _ in 0..2 {
+            client.read(4608, 512).unwrap();
+        }
+        let why = volume.faulted(1);
+        assert!(why.contains(&format!("damage at {place} in a Read of 512 at 4608")), "{why}");
+        assert_eq!(volume.mode(2), Mode::Rw);
+    }
+}

@@ -1,0 +1,184 @@
+//! Where requests come from.
+
+use crate::data_support::{eventually, pattern};
+use crate::fake::Fake;
+use crate::support::{SIZE, Volume, address, options, replicas};
+use dbs_server::frontend::{Listen, Listener};
+use longhorn_controller::frontend::{NullLoad, SocketFrontend, SocketOptions, null};
+use longhorn_controller::path::{BackendAddress, Mode, PathOptions};
+use longhorn_wire::frame::{HEADER_BYTES, Header, Type};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+fn connect(volume: &Volume) -> UnixStream {
+    let Listen::Unix(path) = volume.frontend.as_ref().unwrap().address() else { panic!() };
+    let stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream
+}
+
+#[test]
+fn its_place_is_upstreams() {
+    let Listen::Unix(path) = SocketOptions::new("vol-1").address else { panic!() };
+    assert_eq!(path.to_str(), Some("/var/run/longhorn-vol-1.sock"));
+}
+
+#[test]
+fn clients_that_talk_nonsense_are_disconnected() {
+    let volume = Volume::new(options(1));
+    volume.add(1, &BackendAddress::Null, Mode::Rw);
+    let too_long = Header { length: u32::MAX, ..Header::new(Type::Write, 1, 0, 1) };
+    for bytes in [vec![0xee; HEADER_BYTES], too_long.encode().to_vec()] {
+        let mut stream = connect(&volume);
+        stream.write_all(&bytes).unwrap();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(rest.is_empty());
+    }
+    // Half a write is no write, and nobody else suffers.
+    let mut stream = connect(&volume);
+    let header = Header::with_payload(Type::Write, 1, 0, 4096).encode();
+    stream.write_all(&[&header[..], &[1; 100]].concat()).unwrap();
+    drop(stream);
+    volume.client(1).write(0, &[1; 4096]).unwrap();
+    eventually("nothing is left", || volume.path.stats().in_flight == 0);
+}
+
+#[test]
+fn a_flush_reaches_those_who_know_it() {
+    let volume = Volume::new(options(2));
+    let replicas = replicas(1);
+    // It panics when it is told to flush.
+    let stock = Fake::new(SIZE as usize);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    volume.add(2, &stock.address(), Mode::Rw);
+    let client = volume.client(2);
+    assert!(client.hello().unwrap().is_some(), "the frontend knows flushes");
+    client.ping().unwrap();
+    client.write(0, &[1; 4096]).unwrap();
+    let before = replicas[0].events.commits.load(Ordering::SeqCst);
+    client.flush().unwrap();
+    assert!(replicas[0].events.commits.load(Ordering::SeqCst) > before);
+    // Upstream's promise is its own.
+    volume.path.remove(1);
+    client.flush().unwrap();
+    assert_eq!(volume.mode(2), Mode::Rw);
+}
+
+#[test]
+fn a_frontend_that_stops_answers_what_it_has_begun() {
+    let mut volume = Volume::new(options(2));
+    let replicas = replicas(1);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    let path = volume.path.clone();
+    for round in 0..3 {
+        let client = volume.client(2);
+        let sent: Vec<_> = (0..32)
+            .map(|index| client.submit(Type::Write, index * 4096, 4096, &[1; 4096]).unwrap())
+            .collect();
+        eventually("they have come", || path.stats().requests[1] >= 32 * (round + 1));
+        let address = volume.frontend.as_ref().unwrap().address().clone();
+        volume.frontend = None;
+        sent.into_iter().for_each(|pending| drop(pending.wait().unwrap()));
+        assert!(address.connect().is_err());
+        let frontend = SocketFrontend::start(&path, &SocketOptions::at(address)).unwrap();
+        volume.frontend = Some(frontend);
+    }
+}
+
+#[test]
+fn two_frontends_may_serve_one_volume() {
+    let volume = Volume::new(options(2));
+    let replicas = replicas(2);
+    for (replica, id) in replicas.iter().zip(0..) {
+        volume.add(id, &address(replica), Mode::Rw);
+    }
+    let tcp = SocketOptions::at(Listen::Tcp("127.0.0.1".into(), 0));
+    let second = SocketFrontend::start(&volume.path, &tcp).unwrap();
+    let other = longhorn_data::DataClient::connect(second.address(), 2).unwrap();
+    let client = volume.client(1);
+    for index in 0..50 {
+        client.write(index * 4096, &pattern(index, 4096)).unwrap();
+        assert_eq!(other.read(index * 4096, 4096).unwrap(), pattern(index, 4096));
+    }
+    second.stop();
+    assert_eq!(client.read(0, 4096).unwrap(), pattern(0, 4096));
+}
+
+#[test]
+fn too_many_clients_are_turned_away() {
+    let volume = Volume::new(options(1));
+    volume.add(1, &BackendAddress::Null, Mode::Rw);
+    let address = Listen::Unix(volume.dir.path().join("few.sock"));
+    let few = SocketOptions { max_connections: 2, ..SocketOptions::at(address) };
+    let few = SocketFrontend::start(&volume.path, &few).unwrap();
+    let connect = || longhorn_data::DataClient::connect(few.address(), 1).unwrap();
+    let (one, two) = (connect(), connect());
+    one.ping().unwrap();
+    two.ping().unwrap();
+    assert!(connect().ping().is_err());
+    drop(one);
+    eventually("there is room again", || connect().ping().is_ok());
+}
+
+/// Found by upstream's suite, which connects a hundred clients: those beyond 64 were turned away.
+#[test]
+fn hundreds_of_clients_are_served_at_once() {
+    let volume = Volume::new(options(2));
+    let replicas = replicas(1);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    let clients: Vec<_> = (0..300).map(|_| volume.client(1)).collect();
+    // Each has far more in flight than its share, and all is answered.
+    let sent: Vec<_> = clients
+        .iter()
+        .zip(0..)
+        .flat_map(|(client, index)| {
+            (0..8).map(move |part| {
+                let at = (index as i64 % 64) * (64 << 10);
+                let data = pattern(index % 64, 64 << 10);
+                client.submit(Type::Write, at, 64 << 10, &data).map_err(|e| format!("{part}: {e}"))
+            })
+        })
+        .collect();
+    sent.into_iter().for_each(|pending| drop(pending.unwrap().wait().unwrap()));
+    for (client, index) in clients.iter().zip(0..) {
+        let at = index % 64 * (64 << 10);
+        assert!(client.read(at, 64 << 10).unwrap() == pattern(index % 64, 64 << 10));
+    }
+}
+
+#[test]
+fn load_without_a_socket() {
+    for reactors in [1, 2] {
+        let volume = Volume::new(PathOptions { queue_depth: 16, ..options(reactors) });
+        let load = NullLoad {
+            depth: 32,
+            length: 4096,
+            write_percent: 50,
+            sequential: false,
+            duration: Duration::from_millis(200),
+            seed: 3,
+        };
+        let failed = null::run(&volume.path, &load).unwrap();
+        assert_eq!((failed.requests, failed.error.as_deref()), (0, Some("no backend available")));
+        volume.add(1, &BackendAddress::Null, Mode::Rw);
+        let nothing = null::run(&volume.path, &load).unwrap();
+        assert!(nothing.requests >= 32 && nothing.errors == 0, "{nothing:?}");
+        let replicas = replicas(2);
+        for (replica, id) in replicas.iter().zip(2..) {
+            volume.add(id, &address(replica), Mode::Rw);
+        }
+        let report = null::run(&volume.path, &load).unwrap();
+        assert!(report.requests >= 32 && report.errors == 0, "{report:?}");
+        assert_eq!(volume.path.stats().in_flight, 0);
+    }
+}
+
+#[test]
+fn a_listener_in_use_is_not_taken() {
+    let volume = Volume::new(options(1));
+    let path = volume.dir.path().join("longhorn-v.sock");
+    assert!(Listener::bind(&Listen::Unix(path)).is_err());
+}

@@ -1,0 +1,15 @@
+//! The controller's data path over real sockets: our data server as replicas, and replicas written
+//! here that are slow, full, hostile or do not answer.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../../../data/tests/dataconn/support.rs"]
+mod data_support;
+mod fake;
+mod support;
+
+mod failures;
+mod frontends;
+mod local;
+mod nbd;
+mod rebuilding;
+mod verified;

@@ -1,0 +1,39 @@
+//! The data connection of a replica: reads, writes, unmaps and flushes, on reactors.
+//!
+//! This crate owns what happens between a replica's volume and whoever sends it requests:
+//!
+//! - [`gate`]: what a replica lets its connections do, and what they tell it;
+//! - [`server`]: threads and sockets. `reactor` serves connections; [`request`] are their messages (the
+//!   controller's frontend has the same);
+//! - [`runner`] carries requests out, on any reactor: that of connections, or of a controller with a
+//!   replica in its process. `slot` is what it knows of a replica, `later` what waits, [`work`] what
+//!   workers do for it;
+//! - [`stats`]: what is counted;
+//! - [`client`] and [`load`]: the other side, for tests, benches and controllers.
+//!
+//! Main types: [`Gate`], set by the replica; [`DataServer`], the server; [`runner::Runner`], the requests of one
+//! reactor.
+//!
+//! Enter at [`DataServer`].
+
+pub mod client;
+pub mod gate;
+mod later;
+pub mod load;
+mod reactor;
+pub mod request;
+pub mod runner;
+pub mod server;
+mod slot;
+pub mod stats;
+pub mod work;
+
+pub use client::{ClientError, DataClient};
+pub use gate::{
+    Access, Active, ActiveEvents, COMMIT_BYTES, Durability, Gate, Revision, Target, Wake,
+};
+pub use server::{DataOptions, DataServer, DataService};
+pub use stats::{DataStats, Kind, LATENCY_BOUNDS};
+
+/// Clients that are refused, or break off.
+static STRANGERS: longhorn_wire::log_limit::LogLimit = longhorn_wire::log_limit::LogLimit::new();

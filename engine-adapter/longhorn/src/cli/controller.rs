@@ -1,0 +1,314 @@
+//! `longhorn controller`: arguments to what is to be served.
+
+use super::args::{ChecksumArgs, DataProtocol, Size};
+use super::golang::{self, BooleanOption as _};
+use super::replica;
+use crate::process::{Failed, FrontendOptions, LocalOptions, Process};
+use clap::{ArgAction, Args};
+use dbs_core::{Error, Result};
+use dbs_reactor::ublk::DEPTH_MAX;
+use dbs_server::frontend::Listen;
+use dbs_server::frontend::ListenAddress;
+use dbs_server::frontend::tls::TlsConfig;
+use dbs_server::log;
+use dbs_server::ublk::QUEUES_MAX;
+use longhorn_controller::frontend::UblkOptions;
+use longhorn_controller::path::{FLIGHTS_MAX, PathOptions};
+use longhorn_controller::rules::limits::Limits;
+use longhorn_controller::rules::start::Policy;
+use longhorn_controller::rules::timeout;
+use longhorn_controller::volume::Options;
+use longhorn_data::{COMMIT_BYTES, DataOptions};
+use longhorn_replica::host::{options as host, sockets};
+use longhorn_wire::transport;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Heading of the options upstream does not have.
+const OURS: &str = "Options of DBS";
+/// Ports for receiving files of a replica in the controller's process.
+const RECEIVERS: u16 = 10;
+/// Longest name of a volume.
+const NAME_MAX: usize = 64;
+
+/// `longhorn controller`.
+#[derive(Debug, Args)]
+#[command(args_override_self = true)]
+pub struct ControllerArgs {
+    /// Name of the volume
+    pub volume: String,
+    /// Where to listen for gRPC
+    #[arg(long, value_name = "[HOST]:PORT", default_value = "localhost:9501")]
+    pub listen: ListenAddress,
+    /// Size of the volume: bytes, or 42kb, 42mb, 42gb
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = golang::size)]
+    pub size: Size,
+    /// Size it had when it was last seen
+    #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
+    #[arg(value_parser = golang::size)]
+    pub current_size: Size,
+    /// A replica: tcp://HOST:PORT, or local:DIRECTORY for one in this process; can be repeated
+    #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
+    pub replica: Vec<String>,
+    /// How the volume is offered: `tgt-blockdev` (a block device /dev/longhorn/VOLUME), `ublk` (the same
+    /// by its own name), `nbd` or `socket`
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub frontend: String,
+    /// Kinds of backends; `tcp` is the only one
+    #[arg(long, hide = true, default_value = "tcp")]
+    pub enable_backend: Vec<String>,
+    /// Another engine of the volume still runs and is to be taken over from
+    #[arg(long, boolean = "false")]
+    pub upgrade: bool,
+    /// Writes are not counted
+    #[arg(long = "disableRevCounter", boolean = "false")]
+    pub disable_rev_counter: bool,
+    /// All replicas have failed: keep the best one
+    #[arg(long = "salvageRequested", boolean = "false")]
+    pub salvage_requested: bool,
+    /// Mark the snapshots that an unmap reaches as removed
+    #[arg(long, boolean = "false")]
+    pub unmap_mark_snap_chain_removed: bool,
+    /// How to connect to replicas for data
+    #[arg(long, value_enum, default_value_t = DataProtocol::Tcp)]
+    pub data_server_protocol: DataProtocol,
+    /// Seconds of silence after which a replica is given up, 8 to 30; the last one has twice as long
+    #[arg(long, value_name = "SECONDS", default_value_t = 8)]
+    pub engine_replica_timeout: i64,
+    /// Seconds for each request of a file's transfer between replicas
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    pub file_sync_http_client_timeout: i32,
+    /// Most snapshots
+    #[arg(long, value_name = "N", default_value_t = 250)]
+    pub snapshot_max_count: u32,
+    /// Most bytes in snapshots, without a limit if 0: bytes, or 42kb, 42mb, 42gb
+    #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
+    #[arg(value_parser = golang::size)]
+    pub snapshot_max_size: Size,
+    /// From how many replicas at once one is rebuilt
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub rebuild_sync_concurrent_limit: u32,
+    /// How DBS is to do it.
+    #[command(flatten)]
+    pub ours: OurControllerArgs,
+}
+
+/// What upstream's controller has no options for.
+#[derive(Debug, Args)]
+#[command(next_help_heading = OURS)]
+pub struct OurControllerArgs {
+    /// Threads, each with its share of the frontend's connections and of those to replicas
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub reactors: u16,
+    /// Connections to each replica, at least one for each reactor
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub replica_connections: u16,
+    /// Requests in flight on each reactor; more wait
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=FLIGHTS_MAX as i64))]
+    pub queue_depth: u32,
+    /// Seconds that a replica may take for a flush
+    #[arg(long, value_name = "SECONDS", default_value_t = timeout::FLUSH_DEFAULT.as_secs())]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub flush_timeout: u64,
+    /// In place of --engine-replica-timeout, and any: for tests
+    #[arg(long, value_name = "MILLISECONDS", hide = true)]
+    pub replica_timeout_ms: Option<u64>,
+    /// Read from a replica on this machine while there is one that is complete
+    #[arg(long)]
+    pub prefer_local: bool,
+    /// Serve the replica in DIRECTORY in this process as well, for `add-replica`; can be repeated
+    #[arg(long, value_name = "DIRECTORY", action = ArgAction::Append)]
+    pub local: Vec<PathBuf>,
+    /// Where replicas of this process listen, for rebuilds and commands: with port 0 on any ports,
+    /// else on 13 from this one on, each
+    #[arg(long, value_name = "HOST:PORT", default_value = "localhost:0")]
+    pub local_listen: ListenAddress,
+    /// Checksums of replicas of this process.
+    #[command(flatten)]
+    pub checksums: ChecksumArgs,
+    /// Serve metrics for Prometheus over HTTP
+    #[arg(long, value_name = "[HOST]:PORT")]
+    pub metrics: Option<ListenAddress>,
+    /// Queues of the block device [default: one for each reactor]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+    pub frontend_queues: Option<u16>,
+    /// Requests of a queue of the block device at a time
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
+    pub frontend_depth: u16,
+    /// Where the frontend `nbd` listens besides its socket: tcp:PORT (loopback), tcp:HOST:PORT or
+    /// unix:PATH; can be repeated
+    #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
+    pub nbd_listen: Vec<Listen>,
+    /// Directory with server-cert.pem and server-key.pem: NBD clients over TCP must use TLS, and if there
+    /// is a ca-cert.pem, show a certificate that it has signed. Not that of --tls-dir, whose certificates
+    /// are for more
+    #[arg(long, value_name = "DIRECTORY")]
+    pub nbd_tls_dir: Option<PathBuf>,
+    /// Directory of the frontend's socket, and in its subdirectory `longhorn` of what the next controller
+    /// must know [default: /var/run]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub socket_dir: Option<PathBuf>,
+    /// Directory of nodes of block devices
+    #[arg(long, value_name = "DIRECTORY", default_value = "/dev/longhorn")]
+    pub device_dir: PathBuf,
+    /// Answer requests without replicas: reads give zeros, writes are lost. To measure what is in
+    /// front of them
+    #[arg(long, conflicts_with = "replica", requires = "size")]
+    pub null_backend: bool,
+}
+
+/// Serves a volume until a signal comes.
+///
+/// # Errors
+/// Why it cannot be served, or has ended.
+pub fn serve(args: &ControllerArgs, instance: &str) -> std::result::Result<(), Failed> {
+    warn_of_plain_nbd(&args.ours);
+    crate::process::run(&process(args, instance)?)
+}
+
+/// Tells who may think that NBD is with TLS, and it is not.
+fn warn_of_plain_nbd(ours: &OurControllerArgs) {
+    let tcp = ours.nbd_listen.iter().any(|address| matches!(address, Listen::Tcp(..)));
+    let text = match (tcp, ours.nbd_tls_dir.is_some()) {
+        (false, true) => "--nbd-tls-dir has no effect: it is for --nbd-listen tcp:...",
+        (true, false) if transport::is_tls() => {
+            "NBD over TCP is without TLS: --tls-dir is not for it, --nbd-tls-dir is"
+        }
+        _ => return,
+    };
+    log::warn("nbd", &[("message", &text)]);
+}
+
+/// Whether it is a volume's name: letters, digits, `_`, `.` and `-`, the first a letter or digit.
+fn is_name(name: &str) -> bool {
+    let valid = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+    (2..=NAME_MAX).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(valid)
+}
+
+fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
+    if !is_name(&args.volume) {
+        return Err(Error::invalid(format!(
+            "`{}` is no name of a volume: 2 to {NAME_MAX} letters, digits, `_`, `.` and `-`, the \
+             first a letter or digit",
+            args.volume
+        )));
+    }
+    let data_socket = match args.data_server_protocol {
+        DataProtocol::Tcp => None,
+        DataProtocol::Unix => {
+            let control = std::env::var_os("LONGHORN_CONTROL_PATH").map(PathBuf::from);
+            Some(sockets::unix_path(control.as_deref(), &args.volume)?)
+        }
+    };
+    let ours = &args.ours;
+    let short_timeout = match ours.replica_timeout_ms {
+        None => timeout::short(args.engine_replica_timeout),
+        Some(millis) => Duration::from_millis(millis.max(1)),
+    };
+    let flush_timeout = Duration::from_secs(ours.flush_timeout);
+    let nbd_tls = ours.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
+    let nbd_tls = nbd_tls.map_err(|e| Error::invalid(e.to_string()))?;
+    Ok(Process {
+        options: Options {
+            volume: args.volume.clone(),
+            policy: Policy {
+                upgrade: args.upgrade,
+                counter_disabled: args.disable_rev_counter,
+                salvage: args.salvage_requested,
+            },
+            unmap_mark: args.unmap_mark_snap_chain_removed,
+            limits: Limits {
+                count: args.snapshot_max_count,
+                size: args.snapshot_max_size.unwrap_or(0),
+            },
+            sync_limit: args.rebuild_sync_concurrent_limit,
+            frontend: Some(args.frontend.clone()).filter(|frontend| !frontend.is_empty()),
+            sync_before_snapshot: !args.frontend.is_empty(),
+            short_timeout,
+            flush_timeout,
+        },
+        path: PathOptions {
+            reactors: usize::from(ours.reactors),
+            connections_per_replica: usize::from(ours.replica_connections),
+            queue_depth: ours.queue_depth as usize,
+            short_timeout,
+            flush_timeout,
+            prefer_local: ours.prefer_local,
+            ..PathOptions::default()
+        },
+        instance: instance.to_owned(),
+        size: args.size.unwrap_or(0),
+        current_size: args.current_size.unwrap_or(0),
+        replicas: args.replica.clone(),
+        local: local(args),
+        null_backend: ours.null_backend,
+        data_socket,
+        http_timeout_s: args.file_sync_http_client_timeout,
+        listen: args.listen.clone(),
+        metrics: ours.metrics.clone(),
+        frontends: FrontendOptions {
+            sockets: ours.socket_dir.clone(),
+            nbd: ours.nbd_listen.clone(),
+            nbd_tls,
+            device: UblkOptions {
+                // No more threads than it has do anything for it.
+                queues: ours.frontend_queues.unwrap_or(ours.reactors).min(QUEUES_MAX),
+                depth: ours.frontend_depth,
+            },
+            nodes: ours.device_dir.clone(),
+        },
+    })
+}
+
+/// Replicas in the controller's process, with what its own options say.
+fn local(args: &ControllerArgs) -> LocalOptions {
+    LocalOptions {
+        standby: args.ours.local.clone(),
+        listen: args.ours.local_listen.clone(),
+        options: host::Options {
+            dir: PathBuf::new(),
+            volume_name: args.volume.clone(),
+            instance_name: String::new(),
+            size: args.size,
+            revision_counter: !args.disable_rev_counter,
+            unmap_mark: args.unmap_mark_snap_chain_removed,
+            snapshot_max_count: i32::try_from(args.snapshot_max_count).unwrap_or(i32::MAX),
+            snapshot_max_size: args.snapshot_max_size.unwrap_or(0),
+            encrypted: false,
+            durable_writes: false,
+            commit_bytes: COMMIT_BYTES,
+            null_storage: false,
+        },
+        receivers: RECEIVERS,
+        data: DataOptions {
+            reactors: 1,
+            workers: 4,
+            stop_grace: Duration::from_secs(2),
+            ..DataOptions::default()
+        },
+        runtime_dir: replica::runtime_dir(),
+        store: args.ours.checksums.store_options(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_volumes() {
+        for name in ["v1", "pvc-0a.b_C", &"x".repeat(64)] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", "v", "-v", ".v", "a b", "a/b", &"x".repeat(65)] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}

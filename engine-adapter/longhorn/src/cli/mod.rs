@@ -1,0 +1,126 @@
+//! The command `longhorn`.
+
+pub mod args;
+mod client;
+pub mod client_args;
+pub mod controller;
+pub mod golang;
+mod labels;
+mod output;
+mod replica;
+mod serve;
+mod version;
+
+pub use args::{Cli, Command, Globals, ReplicaArgs, TlsArgs};
+
+use crate::process;
+use clap::Parser;
+use clap::error::ErrorKind;
+use dbs_server::log;
+use output::Failure;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Commands of upstream for backups, which there are none of here.
+const BACKUP_COMMANDS: [&str; 5] =
+    ["backups", "backup", "system-backup", "export-volume", "export"];
+
+/// Why a command did not do what it should.
+enum Failed {
+    /// A process that serves, with its last line of log.
+    Serving(String),
+    /// A controller, whose exit code tells why.
+    Controlling(process::Failed),
+    /// A command, with upstream's.
+    Command(Failure),
+}
+
+impl Failed {
+    fn exit_code(&self) -> ExitCode {
+        let code = match self {
+            Self::Controlling(failed) => u8::try_from(failed.exit_code()).unwrap_or(1),
+            _ => 1,
+        };
+        ExitCode::from(code)
+    }
+
+    fn report(&self) {
+        match self {
+            Self::Serving(text) => log::error("failed", &[("error", text)]),
+            Self::Controlling(failed) => log::error("failed", &[("error", failed)]),
+            Self::Command(failure) => failure.report(),
+        }
+    }
+}
+
+/// Runs the command line and says how it ended: 0, or 1 as upstream has it for all errors but one:
+/// a controller without a good replica ends with 61.
+#[must_use]
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(golang::double_dashes(args)) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Nowhere to report that to.
+            let _ = e.print();
+            let asked = matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if asked { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        }
+    };
+    exit(run(cli))
+}
+
+fn exit(ended: Result<(), Failed>) -> ExitCode {
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failed) => {
+            failed.report();
+            failed.exit_code()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failed> {
+    let globals = &cli.globals;
+    let serving = |e: dbs_core::Error| Failed::Serving(e.to_string());
+    use Command::{Controller, Replica, Serve, SyncAgent};
+    let serves = matches!(cli.command, Controller(_) | Replica(_) | SyncAgent(_) | Serve(_));
+    globals.tls.choose(serves).map_err(serving)?;
+    match cli.command {
+        Command::Controller(args) => {
+            controller::serve(&args, &globals.engine_instance_name).map_err(Failed::Controlling)
+        }
+        Command::Replica(replica) => {
+            replica::serve(&replica.replica, replica.store.as_deref(), &globals.volume_name)
+                .map_err(serving)
+        }
+        Command::SyncAgent(args) => {
+            replica::sync_agent(&args, &globals.volume_name).map_err(serving)
+        }
+        Command::Serve(args) => serve::serve(&args).map_err(serving),
+        Command::Version(args) => version::run(&args, globals).map_err(Failed::Command),
+        Command::Client(command) => client::run(&command, globals).map_err(Failed::Command),
+        Command::Other(args) => Err(Failed::Serving(other(&args))),
+    }
+}
+
+/// Why a command that is not ours is not.
+fn other(args: &[OsString]) -> String {
+    let name = args.first().map(|name| name.to_string_lossy()).unwrap_or_default();
+    if BACKUP_COMMANDS.contains(&&*name) {
+        format!("`{name}` is not supported: there are no backups in this build")
+    } else {
+        format!("unrecognized command: {name}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_for_backups_are_told_from_typing_errors() {
+        let say = |name: &str| other(&[OsString::from(name)]);
+        assert!(say("backup").contains("not supported"));
+        assert_eq!(say("snapsots"), "unrecognized command: snapsots");
+    }
+}

@@ -1,0 +1,157 @@
+//! `longhorn serve`: a store that replicas share.
+
+use super::args::{OURS, Size, ThreadArgs, checksum_cache};
+use super::golang;
+use super::replica::{data_options, runtime_dir};
+use clap::Args;
+use dbs_core::{Error, OpenOptions, Result, Store};
+use dbs_server::control::Access;
+use dbs_server::frontend::tls::TlsConfig;
+use dbs_server::frontend::{Listen, ListenAddress};
+use dbs_server::log;
+use dbs_server::metrics::MetricsServer;
+use dbs_server::nbd::ExportRules;
+use dbs_server::notify::notify;
+use dbs_server::privileges::{self, Unprivileged};
+use dbs_server::serve::{Extension, ServeOptions, Serving};
+use longhorn_data::DataOptions;
+use longhorn_replica::host::hosting::Hosting;
+use longhorn_replica::host::signals;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Threads for what may block, of all replicas together.
+const WORKERS: u16 = 16;
+
+/// `longhorn serve`.
+#[derive(Debug, Args)]
+#[command(args_override_self = true, next_help_heading = OURS)]
+pub struct ServeArgs {
+    /// The store: a block device or file. `dbs init` makes it, `dbs` commands on it are answered here
+    #[arg(long, env = "DBS_STORE", value_name = "PATH")]
+    pub store: PathBuf,
+    /// How often to look for replicas whose directory is gone. Who removes the directory of a replica
+    /// deletes the replica's volume, and this is how soon
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = golang::duration)]
+    pub replica_check: Duration,
+    /// How long a change may stay uncommitted
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = golang::duration)]
+    pub commit_interval: Duration,
+    /// Threads.
+    #[command(flatten)]
+    pub threads: ThreadArgs,
+    /// Memory for checksums, at least 256kb; 64mb hold those of about 64 GiB of data
+    #[arg(long, value_name = "SIZE", default_value = "64mb", value_parser = checksum_cache)]
+    #[arg(env = "DBS_CHECKSUM_CACHE")]
+    pub checksum_cache: Size,
+    /// Serve metrics of the store and its replicas for Prometheus over HTTP
+    #[arg(long, value_name = "[HOST]:PORT")]
+    pub metrics: Option<ListenAddress>,
+    /// Serve the store's volumes over NBD as well: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can
+    /// be repeated. The volume of a replica that is served is read-only
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Vec<Listen>,
+    /// Directory with server-cert.pem and server-key.pem: NBD clients must use TLS, and if there is a
+    /// ca-cert.pem, show a certificate that it has signed
+    #[arg(long, value_name = "DIRECTORY", requires = "nbd")]
+    pub nbd_tls_dir: Option<PathBuf>,
+    /// A further control socket, beside the one in the runtime directory
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Give up the rights of root once everything is open, and become this user: replicas need
+    /// directories that this user may write
+    #[arg(long, value_name = "NAME[:GROUP]")]
+    pub user: Option<Unprivileged>,
+}
+
+/// Serves a store and the replicas in it until a signal comes.
+///
+/// # Errors
+/// Those of opening, serving and closing the store.
+pub fn serve(args: &ServeArgs) -> Result<()> {
+    if args.user.is_some() {
+        privileges::gain_none()?;
+    }
+    let options = options(args)?;
+    // Before the store is opened, so that no signal ends the process while it is open.
+    let signals = signals::watch()?;
+    let listener = args.metrics.as_ref().map(ListenAddress::bind).transpose();
+    let listener = listener.map_err(|e| Error::io(e, "serving metrics"))?;
+    let data = DataOptions {
+        reactor: options.reactor(),
+        stop_grace: DataOptions::default().stop_grace,
+        ..data_options(&args.threads, WORKERS, args.commit_interval)
+    };
+    let hosting: OnceLock<Arc<Hosting>> = OnceLock::new();
+    let extend = |store: &Store| -> Result<Arc<dyn Extension>> {
+        let started = Hosting::start(store.clone(), data.clone(), args.replica_check)?;
+        Ok(hosting.get_or_init(|| started).clone())
+    };
+    let serving = Serving::start_with(&options, Some(&extend))?;
+    let begun = serve_metrics(listener, hosting.get()).and_then(|metrics| {
+        args.user.as_ref().map_or(Ok(()), Unprivileged::become_it).map(|()| metrics)
+    });
+    let ended = begun.map(|metrics| {
+        announce(args, &serving, metrics.as_ref());
+        // An error: the thread that watches for signals is gone, and nothing else ends this.
+        let signal = signals.recv().unwrap_or_default();
+        log::info("stopping", &[("signal", &signal)]);
+        notify("STOPPING=1");
+    });
+    serving.stop().map_err(|e| e.context("closing the store"))?;
+    log::info("stopped", &[]);
+    ended
+}
+
+fn options(args: &ServeArgs) -> Result<ServeOptions> {
+    let tls = args.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
+    let open = OpenOptions { checksum_cache: args.checksum_cache, ..OpenOptions::default() };
+    Ok(ServeOptions {
+        store: args.store.clone(),
+        open,
+        nbd: args.nbd.clone(),
+        exports: ExportRules::default(),
+        tls: tls.map_err(|e| Error::invalid(format!("TLS: {e}")))?,
+        reactors: args.threads.reactors.map(usize::from),
+        spin: args.threads.spin,
+        workers: usize::from(args.threads.workers.unwrap_or(WORKERS)),
+        runtime_dir: runtime_dir(),
+        control: args.control.clone(),
+        access: Access { user: args.user.as_ref().map(Unprivileged::user), ..Access::default() },
+        commit_interval: args.commit_interval,
+    })
+}
+
+fn serve_metrics(
+    listener: Option<TcpListener>,
+    hosting: Option<&Arc<Hosting>>,
+) -> Result<Option<MetricsServer>> {
+    let (Some(listener), Some(hosting)) = (listener, hosting) else { return Ok(None) };
+    let hosting = Arc::clone(hosting);
+    MetricsServer::start(listener, Arc::new(move || hosting.metrics())).map(Some)
+}
+
+fn announce(args: &ServeArgs, serving: &Serving, metrics: Option<&MetricsServer>) {
+    let control: Vec<_> = serving.control().map(|path| path.display().to_string()).collect();
+    let nbd: Vec<_> = serving.nbd().iter().map(ToString::to_string).collect();
+    let info = serving.store().info();
+    for warning in &info.warnings {
+        log::warn("store", &[("warning", warning)]);
+    }
+    log::info(
+        "ready",
+        &[
+            ("store", &args.store.display()),
+            ("uuid", &info.uuid),
+            ("driver", &info.driver),
+            ("tail", &info.tail),
+            ("nbd", &nbd.join(",")),
+            ("control", &control.join(",")),
+            ("metrics", &metrics.map_or_else(|| "none".to_owned(), MetricsServer::address)),
+            ("pid", &std::process::id()),
+        ],
+    );
+    notify("READY=1");
+}

@@ -1,0 +1,78 @@
+//! Filling a volume with another's snapshot.
+
+use super::{ByReplica, CloneStatus, Engine, Failures, Listed, SyncOptions, each, mode_name};
+use dbs_core::{Error, ErrorKind, Result};
+use longhorn_wire::proto::controller::ReplicaMode;
+
+/// What is cloned, and how.
+#[derive(Debug, Clone)]
+pub struct CloneOptions {
+    /// Bare name of the snapshot.
+    pub snapshot: String,
+    /// Whether the source's backing image is part of it.
+    pub export_backing_image: bool,
+    /// How it is transferred.
+    pub sync: SyncOptions,
+}
+
+impl Engine {
+    /// Fills all replicas of this volume with a snapshot of another one, whose controller is `from`.
+    /// Whatever the volume held is lost; its frontend must not be up. Returns when that is done.
+    ///
+    /// # Errors
+    /// That a replica is not usable; what failed at which replica.
+    pub async fn clone_from(&self, from: &Engine, options: &CloneOptions) -> Result<()> {
+        let usable = |replica: &Listed| replica.mode == ReplicaMode::Rw;
+        let source = from.replicas().await?.into_iter().find(usable).ok_or_else(|| {
+            Error::not_found("cannot find a RW replica in the source volume for cloning")
+        })?;
+        let replicas = self.replicas().await?;
+        if let Some(other) = replicas.iter().find(|replica| !usable(replica)) {
+            let Listed { address, mode } = other;
+            let mode = mode_name(*mode);
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "cannot do snapshot clone because replica {address} in {mode} mode. All replicas \
+                     in the target volume must be in RW mode"
+                ),
+            ));
+        }
+        let (engine, options) = (self.clone(), options.clone());
+        let (source, volume) = (source.address, from.volume().to_owned());
+        let act = move |replica: Listed| {
+            let (engine, options) = (engine.clone(), options.clone());
+            let (source, volume) = (source.clone(), volume.clone());
+            async move {
+                let CloneOptions { snapshot, export_backing_image, sync } = options;
+                let link = replica.link(&engine)?;
+                link.clone_snapshot(&source, &volume, &snapshot, export_backing_image, &sync).await
+            }
+        };
+        let mut failures = Failures::default();
+        for (replica, result) in replicas.iter().zip(each(&replicas, act).await) {
+            if let Err(e) = result {
+                failures.add(replica, e);
+            }
+        }
+        failures.check()
+    }
+
+    /// How far replicas are with being filled from another volume.
+    ///
+    /// # Errors
+    /// Those of the controller; a replica's are in its status.
+    pub async fn clone_status(&self) -> Result<ByReplica<CloneStatus>> {
+        let mut statuses = ByReplica::new();
+        for replica in self.replicas().await? {
+            let at = &replica.address;
+            let status = replica.link(self)?.clone_status().await;
+            let status = status.unwrap_or_else(|e| CloneStatus {
+                error: format!("failed to get snapshot clone status of {at}: {e}"),
+                ..Default::default()
+            });
+            statuses.insert(replica.address, status);
+        }
+        Ok(statuses)
+    }
+}

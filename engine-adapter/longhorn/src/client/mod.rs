@@ -1,0 +1,82 @@
+//! What is done with a volume from outside: calls of its controller and, where the controller has no
+//! part in it, of its replicas and their sync agents.
+//!
+//! Upstream keeps these workflows in a library that its command line and its instance manager share:
+//! adding a replica, removing and purging snapshots, cloning, hashing. The controller alone does none
+//! of them. This is that library; it works with upstream's controllers and replicas as with ours, and
+//! its errors read as upstream's do, since callers match on them.
+
+mod clone;
+mod engine;
+mod hash;
+mod rebuild;
+mod replica;
+mod snapshots;
+mod status;
+
+pub use clone::CloneOptions;
+pub use engine::{Engine, Listed, mode_name, service_url};
+pub use rebuild::RebuildOptions;
+pub use replica::{ReplicaLink, SyncOptions};
+pub use status::{
+    CloneStatus, DiskInfo, HashStatus, PurgeStatus, RebuildStatus, Version, VolumeInfo,
+};
+
+use dbs_core::{Error, ErrorKind, Result};
+use longhorn_wire::remote;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use tonic::{Code, Response, Status};
+
+/// Something about each of some replicas, by their addresses.
+pub type ByReplica<T> = BTreeMap<String, T>;
+
+/// The answer to a call; if it failed, what was being done and what the status says, as a Go program
+/// prints that.
+fn answer<T>(reply: std::result::Result<Response<T>, Status>, what: impl Display) -> Result<T> {
+    let failed = |status: Status| {
+        let code = match status.code() {
+            // The one that Go spells otherwise.
+            Code::Cancelled => "Canceled".to_owned(),
+            code => format!("{code:?}"),
+        };
+        let text = remote::text(&status);
+        let text = format!("{what}: rpc error: code = {code} desc = {text}");
+        Error::new(remote::kind(&status), text)
+    };
+    reply.map(Response::into_inner).map_err(failed)
+}
+
+/// Does something with all of these replicas at once; results in their order.
+async fn each<T, F>(replicas: &[Listed], act: impl Fn(Listed) -> F) -> Vec<Result<T>>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    let tasks: Vec<_> = replicas.iter().cloned().map(|of| tokio::spawn(act(of))).collect();
+    let mut results = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        let ended = |e| Error::new(ErrorKind::Io, format!("a call ended early: {e}"));
+        results.push(task.await.map_err(ended).and_then(|result| result));
+    }
+    results
+}
+
+/// What failed at which replicas.
+#[derive(Default)]
+struct Failures(Vec<(String, Error)>);
+
+impl Failures {
+    fn add(&mut self, replica: &Listed, error: Error) {
+        self.0.push((replica.address.clone(), error));
+    }
+
+    /// # Errors
+    /// One for all of them.
+    fn check(self) -> Result<()> {
+        let Some((_, first)) = self.0.first() else { return Ok(()) };
+        let kind = first.kind();
+        let texts: Vec<_> = self.0.iter().map(|(at, error)| format!("{at}: {error}")).collect();
+        Err(Error::new(kind, texts.join("; ")))
+    }
+}

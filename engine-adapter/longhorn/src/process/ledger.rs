@@ -1,0 +1,245 @@
+//! Which replicas hold everything that was ever acknowledged, kept where the next controller finds it.
+//!
+//! A block device outlives its controller: the next one is given again what the dead one had not answered.
+//! What that *had* answered it does not know, and a replica that had missed some of it looks like any
+//! other. So the next controller takes a device over only if all its replicas stand in this list, and ends
+//! it otherwise: an error is seen by those who use the device, stale data by nobody.
+//!
+//! The order that makes the list true: a replica is off it, in the file, *before* it becomes `ERR`
+//! ([`Ledger::strike`]), and it is `ERR` before anybody is told of what it missed. A replica that becomes
+//! complete stands in it at any time after. If the list can be neither changed nor removed, the process
+//! ends there: nothing that the replica missed was acknowledged, and no dead process acknowledges it.
+
+use dbs_core::{Error, Result};
+use dbs_server::frontend::lock;
+use dbs_server::log;
+use longhorn_controller::rules::ReplicaId;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// The list as it is in its file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Listed {
+    /// The mark of the device.
+    mark: u64,
+    /// Addresses of the replicas that are complete.
+    complete: BTreeSet<String>,
+    /// Those of replicas that failed while the device was there.
+    failed: BTreeSet<String>,
+}
+
+#[derive(Default)]
+struct State {
+    addresses: BTreeMap<ReplicaId, String>,
+    complete: BTreeSet<ReplicaId>,
+    /// Struck off for good: numbers are not used again.
+    struck: BTreeSet<ReplicaId>,
+    failed: BTreeSet<String>,
+    /// The mark of the device that it is kept for.
+    mark: Option<u64>,
+}
+
+/// The list of one volume.
+pub(super) struct Ledger {
+    file: PathBuf,
+    state: Mutex<State>,
+    /// Ends the process.
+    last_resort: fn(&str) -> !,
+}
+
+/// Ends the process where going on could lose what was acknowledged.
+fn abort(why: &str) -> ! {
+    log::error("stopping", &[("error", &why)]);
+    std::process::abort();
+}
+
+impl Ledger {
+    /// An empty list that is not kept yet; its file is to be this one.
+    pub fn new(file: PathBuf) -> Self {
+        Self { file, state: Mutex::default(), last_resort: abort }
+    }
+
+    /// The address of a replica.
+    pub fn name(&self, replica: ReplicaId, address: &str) {
+        lock(&self.state).addresses.insert(replica, address.to_owned());
+    }
+
+    /// A replica holds everything, as long as it is not struck off.
+    pub fn complete(&self, replica: ReplicaId) {
+        let mut state = lock(&self.state);
+        if state.struck.contains(&replica) || !state.complete.insert(replica) {
+            return;
+        }
+        if let Err(error) = self.save(&state) {
+            // A list that lacks one only makes the next controller end the device.
+            log::warn("ledger", &[("error", &error)]);
+        }
+    }
+
+    /// Takes a replica off the list: when this returns, no later process believes that it is complete.
+    /// Called before it becomes `ERR`.
+    pub fn strike(&self, replica: ReplicaId) {
+        let mut state = lock(&self.state);
+        state.struck.insert(replica);
+        if !state.complete.remove(&replica) {
+            return;
+        }
+        if let Some(address) = state.addresses.get(&replica).cloned() {
+            state.failed.insert(address);
+        }
+        let Err(error) = self.save(&state) else { return };
+        log::error("ledger", &[("error", &error), ("what", &"it is removed")]);
+        if let Err(also) = self.remove() {
+            (self.last_resort)(&format!(
+                "a replica fails, and the list of complete ones can be neither changed ({error}) nor \
+                 removed ({also}): nothing that it missed is acknowledged"
+            ));
+        }
+    }
+
+    /// Keeps the list from now on, for a new device with this mark.
+    ///
+    /// # Errors
+    /// `Io`: it cannot be written, and is not kept.
+    pub fn begin(&self, mark: u64) -> Result<()> {
+        let mut state = lock(&self.state);
+        state.failed.clear();
+        self.keep(&mut state, mark)
+    }
+
+    /// Whether a device with this mark may be taken over with the replicas that are complete now: they
+    /// were complete to the end. With `moved`, replicas may have other ports than they had, as after an
+    /// upgrade.
+    ///
+    /// # Errors
+    /// `Busy` with the reason why not.
+    pub fn check(&self, mark: u64, moved: bool) -> Result<()> {
+        self.compare(&lock(&self.state), mark, moved).map(drop)
+    }
+
+    /// Keeps the list of a device with this mark that is taken over.
+    ///
+    /// # Errors
+    /// Those of [`Ledger::check`]; `Io`.
+    pub fn take_over(&self, mark: u64, moved: bool) -> Result<()> {
+        let mut state = lock(&self.state);
+        let listed = self.compare(&state, mark, moved)?;
+        state.failed.extend(listed.failed);
+        self.keep(&mut state, mark)
+    }
+
+    /// Keeps the list no more, and leaves it as it is to the next controller.
+    pub fn leave(&self) {
+        lock(&self.state).mark = None;
+    }
+
+    /// There is nothing to be taken over, or may not be: the device is gone, or the volume is used in
+    /// another way from now on.
+    pub fn end(&self) {
+        lock(&self.state).mark = None;
+        if let Err(error) = self.remove() {
+            // Its mark is no other device's.
+            log::warn("ledger", &[("error", &error)]);
+        }
+    }
+
+    fn keep(&self, state: &mut State, mark: u64) -> Result<()> {
+        let before = state.mark.replace(mark);
+        let saved = self.save(state);
+        if saved.is_err() {
+            state.mark = before;
+        }
+        let named = |e| Error::io(e, format!("writing {}", self.file.display()));
+        saved.map_err(named)
+    }
+
+    fn compare(&self, state: &State, mark: u64, moved: bool) -> Result<Listed> {
+        let refused = |why: String| Error::busy(format!("{}: {why}", self.file.display()));
+        let text = fs::read(&self.file).map_err(|e| refused(e.to_string()))?;
+        let listed: Listed = serde_json::from_slice(&text).map_err(|e| refused(e.to_string()))?;
+        if listed.mark != mark {
+            return Err(refused("it is of another device".to_owned()));
+        }
+        let unknown: Vec<&str> = self.addresses(state).filter(|a| !listed.has(a)).collect();
+        if unknown.is_empty() || moved && listed.has_hosts(self.addresses(state)) {
+            return Ok(listed);
+        }
+        Err(refused(format!("not known as complete to the end: {}", unknown.join(" "))))
+    }
+
+    /// Those of the replicas that are complete.
+    fn addresses<'a>(&self, state: &'a State) -> impl Iterator<Item = &'a str> {
+        let address = |replica| state.addresses.get(replica).map_or("", String::as_str);
+        state.complete.iter().map(address)
+    }
+
+    /// Has the file say what `state` does, durably, if it is kept.
+    fn save(&self, state: &State) -> io::Result<()> {
+        let Some(mark) = state.mark else { return Ok(()) };
+        let complete = self.addresses(state).map(str::to_owned).collect();
+        let listed = Listed { mark, complete, failed: state.failed.clone() };
+        write_durably(&self.file, &serde_json::to_vec(&listed)?)
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync_directory(&self.file),
+        }
+    }
+}
+
+impl Listed {
+    fn has(&self, address: &str) -> bool {
+        self.complete.contains(address)
+    }
+
+    /// Whether there is a complete replica for each of these on its host, and none that failed there.
+    fn has_hosts<'a>(&self, addresses: impl Iterator<Item = &'a str>) -> bool {
+        let mut left: Vec<&str> = self.complete.iter().map(|address| host(address)).collect();
+        let failed: BTreeSet<&str> = self.failed.iter().map(|address| host(address)).collect();
+        addresses.map(host).all(|host| {
+            let found = left.iter().position(|other| *other == host);
+            found.map(|place| left.swap_remove(place)).is_some() && !failed.contains(host)
+        })
+    }
+}
+
+/// The host of `tcp://HOST:PORT`. A replica in this process has no other ports than its directory.
+fn host(address: &str) -> &str {
+    if address.starts_with(super::LOCAL_PREFIX) {
+        return address;
+    }
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
+}
+
+/// Replaces a file in one step, durably.
+pub(super) fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut next = path.as_os_str().to_owned();
+    next.push(".new");
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    let mut file = File::create(&next)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&next, path)?;
+    sync_directory(path)
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    match path.parent().map(File::open) {
+        Some(Ok(directory)) => directory.sync_all(),
+        // Nothing in it is there either.
+        Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Some(Err(error)) => Err(error),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! A newer process on the directory of one that serves, as a live upgrade starts it: nothing is
+//! lost, whoever of the two is killed when.
+
+use crate::support::*;
+use longhorn_data::DataClient;
+use std::time::{Duration, Instant};
+
+const BLOCKS: u64 = 256;
+
+/// Checks that all blocks hold this version.
+fn check(data: &DataClient, version: u64) {
+    for number in 0..BLOCKS {
+        let content = data.read(number * BLOCK as u64, BLOCK as u32).unwrap();
+        assert_eq!(version_of(&content, number), Some(version), "block {number}");
+    }
+}
+
+fn write(data: &DataClient, version: u64) {
+    for number in 0..BLOCKS {
+        data.write(number * BLOCK as u64, &block(number, version)).unwrap();
+    }
+}
+
+#[test]
+fn each_newer_process_goes_on_where_the_older_one_was() {
+    let place = Place::new();
+    let mut old = place.start("r", &["--size", "64mb", "--metrics", "127.0.0.1:0"]);
+    let mut old_data = old.open();
+    write(&old_data, 1);
+    old.rpc().snapshot("s1").unwrap();
+    for round in 2..6 {
+        let new = place.start("r", &["--size", "64mb", "--metrics", "127.0.0.1:0"]);
+        assert_eq!(new.field("owner"), "false");
+        assert_eq!(new.rpc().state(), "closed", "what the engine insists on");
+        let new_data = new.data();
+        new.rpc().open(true).unwrap();
+        new_data.ping().unwrap();
+        // The old engine still works on the old one, and the new one knows what it does.
+        write(&old_data, round);
+        let name = format!("s{round}");
+        old.rpc().snapshot(&name).unwrap();
+        let disk = format!("volume-snap-{name}.img");
+        eventually("the snapshot shows", || new.rpc().get().unwrap().chain.contains(&disk));
+        assert_eq!(
+            new.rpc().get().unwrap().revision_counter,
+            old.rpc().get().unwrap().revision_counter
+        );
+
+        // The first I/O takes over.
+        check(&new_data, round);
+        let refused = old_data.read(0, 4096).unwrap_err();
+        assert!(refused.to_string().contains("handed over"), "{refused}");
+        assert!(old_data.ping().is_err() && old_data.write(0, &block(0, 99)).is_err());
+        assert!(old.rpc().get().is_err() || old.rpc().state() != "dirty");
+        assert!(old.rpc().snapshot("late").is_err() || !place_has(&new, "late"));
+        assert_eq!(old.metric("dbs_handovers_total"), 1.0);
+        write(&new_data, round + 100);
+        check(&new_data, round + 100);
+        old.stop();
+        write(&new_data, round);
+        (old, old_data) = (new, new_data);
+    }
+    let chain = old.rpc().get().unwrap().chain;
+    assert_eq!(chain.len(), 6, "{chain:?}");
+    drop(old_data);
+    old.stop();
+    let replica = place.start("r", &[]);
+    check(&replica.open(), 5);
+}
+
+fn place_has(process: &Process, snapshot: &str) -> bool {
+    process.rpc().get().unwrap().disks.contains_key(&format!("volume-snap-{snapshot}.img"))
+}
+
+#[test]
+fn a_process_that_is_not_used_takes_nothing() {
+    let place = Place::new();
+    let mut old = place.start("r", &["--size", "64mb"]);
+    let data = old.open();
+    write(&data, 1);
+    for end in [Process::stop as fn(&mut Process), Process::kill] {
+        let mut new = place.start("r", &[]);
+        new.data().ping().unwrap_err();
+        new.rpc().open(true).unwrap();
+        end(&mut new);
+        write(&data, 2);
+        check(&data, 2);
+        write(&data, 1);
+    }
+    old.stop();
+    check(&place.start("r", &[]).open(), 1);
+}
+
+#[test]
+fn a_killed_predecessor_loses_nothing() {
+    let place = Place::new();
+    let mut old = place.start("r", &["--size", "64mb"]);
+    let data = old.open();
+    write(&data, 1);
+    let mut new = place.start("r", &[]);
+    let new_data = new.data();
+    new.rpc().open(true).unwrap();
+    write(&data, 2);
+    // Acknowledged a moment ago and committed by nobody.
+    old.kill();
+    check(&new_data, 2);
+    write(&new_data, 3);
+    new.stop();
+    check(&place.start("r", &[]).open(), 3);
+}
+
+/// Kills the older or the newer process at some moment of the hand-over, again and again.
+#[test]
+fn kill_9_amid_the_handover() {
+    let place = Place::new();
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut version = 0;
+    for round in 0..12 {
+        let mut old = place.start("r", &["--size", "64mb"]);
+        let data = old.open();
+        version += 1;
+        write(&data, version);
+        let mut new = place.start("r", &[]);
+        let new_data = new.data();
+        new.rpc().open(true).unwrap();
+        let delay = Duration::from_micros(random.u64(0..20_000));
+        let kills_old = round % 2 == 0;
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                let begun = Instant::now();
+                let read = new_data.read(0, BLOCK as u32);
+                (read, begun.elapsed())
+            });
+            std::thread::sleep(delay);
+            if kills_old {
+                old.kill()
+            } else {
+                new.kill()
+            }
+            let (read, took) = first.join().unwrap();
+            if kills_old {
+                // The newer one gets there with or without the older one's help.
+                let content = read.unwrap_or_else(|e| panic!("{e} after {took:?}, {delay:?}"));
+                assert_eq!(version_of(&content, 0), Some(version));
+            }
+        });
+        if kills_old {
+            check(&new_data, version);
+            new.stop();
+        } else {
+            // It may or may not have given up its store, which it says truthfully.
+            match data.read(0, BLOCK as u32) {
+                Ok(content) => assert_eq!(version_of(&content, 0), Some(version)),
+                Err(e) => assert!(e.to_string().contains("handed over"), "{e}"),
+            }
+            old.stop();
+        }
+        let mut last = place.start("r", &[]);
+        check(&last.open(), version);
+        last.stop();
+    }
+}

@@ -1,0 +1,203 @@
+//! Clone: becoming what one reads through a snapshot of another volume.
+
+use super::Agent;
+use super::jobs::{Job, Kind};
+use super::peer::client::{Remote, Traffic, Transfer};
+use super::send::{blocking, broken};
+use super::shelf::StoreLayer;
+use crate::replica::meta::DiskMeta;
+use dbs_core::{Error, Result};
+use dbs_server::log;
+use longhorn_sync::image::Record;
+use longhorn_wire::proto::dbs::LayersRequest;
+use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
+use longhorn_wire::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
+use longhorn_wire::proto::ptypes::{SnapshotCloneRequest, VolumeExportRequest};
+use longhorn_wire::remote::{self, Address};
+use longhorn_wire::{names, time};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How often the progress is told.
+const TICK: Duration = Duration::from_millis(200);
+
+impl Agent {
+    /// Becomes a clone, to the end; a caller that goes away does not stop it.
+    ///
+    /// # Errors
+    /// `Busy` while it is at that already, `NotFound` without that snapshot; of the other replica,
+    /// of the store.
+    pub(super) async fn snapshot_clone(
+        self: &Arc<Self>,
+        request: SnapshotCloneRequest,
+    ) -> Result<()> {
+        let from = vec![request.from_address.clone()];
+        let job = self.jobs.begin(Kind::Clone, from, &request.snapshot_file_name)?;
+        let me = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let passed = Arc::<AtomicU64>::default();
+            let whole = Arc::<AtomicU64>::default();
+            let mut tick = tokio::time::interval(TICK);
+            let mut cloning = std::pin::pin!(me.clone_from(&request, &whole, &passed));
+            let outcome = loop {
+                tokio::select! {
+                    outcome = &mut cloning => break outcome,
+                    _ = tick.tick() => tell(&job, &whole, &passed),
+                }
+            };
+            let snapshot = &request.snapshot_file_name;
+            let volume = me.replica.volume_name();
+            if let Err(error) = &outcome {
+                let from = &request.from_address;
+                log::error(
+                    "clone",
+                    &[
+                        ("volume", &volume),
+                        ("from", from),
+                        ("snapshot", snapshot),
+                        ("error", error),
+                    ],
+                );
+            } else {
+                log::info("clone", &[("volume", &volume), ("snapshot", snapshot)]);
+            }
+            job.end(&outcome);
+            outcome
+        });
+        task.await.map_err(broken)?
+    }
+
+    async fn clone_from(
+        self: &Arc<Self>,
+        request: &SnapshotCloneRequest,
+        whole: &Arc<AtomicU64>,
+        passed: &Arc<AtomicU64>,
+    ) -> Result<()> {
+        let SnapshotCloneRequest { from_address, snapshot_file_name: snapshot, .. } = request;
+        let address = Address::parse(from_address)?;
+        let disk = names::snapshot_disk(snapshot);
+        let size = size_of_source(&address, request, &disk).await?;
+        let ours = {
+            let me = Arc::clone(self);
+            blocking(move || me.replica.store()?.volume_size(me.replica.volume_name())).await?
+        };
+        if size > ours {
+            return Err(Error::invalid(format!(
+                "the volume of {size} bytes cannot be cloned into one of {ours}"
+            )));
+        }
+        whole.store(size, Ordering::Relaxed);
+        let agent = address.agent()?;
+        let me = Arc::clone(self);
+        blocking(move || me.replica.incoming().begin_clone()).await?;
+        let met = Remote::meet(
+            &agent,
+            &request.from_volume_name,
+            self.short_rest(),
+            self.closing.subscribe(),
+        )
+        .await;
+        let moved = match met {
+            Ok(Some(peer)) => self.clone_by_blocks(&peer, &disk, passed).await,
+            Ok(None) => self.clone_by_file(&agent, request, &disk, passed).await,
+            Err(error) => Err(error),
+        };
+        let me = Arc::clone(self);
+        let created = time::text(time::now_ns());
+        blocking(move || {
+            let outcome = moved.and_then(|()| {
+                // As upstream's: with no parent, and nothing else known.
+                me.replica.incoming().put_meta(&disk, DiskMeta::default())
+            });
+            let ended = me.replica.incoming().end_clone(outcome.is_ok());
+            outcome.and(ended)?;
+            me.replica.revert(&disk, &created)
+        })
+        .await
+    }
+
+    /// From a replica of our kind.
+    async fn clone_by_blocks(
+        self: &Arc<Self>,
+        peer: &Remote,
+        disk: &str,
+        passed: &Arc<AtomicU64>,
+    ) -> Result<()> {
+        let request =
+            LayersRequest { disks: vec![disk.to_owned()], flattened: true, checksums: false };
+        let Some(info) = peer.layers(request).await?.pop() else {
+            return Err(Error::invalid("the other replica described nothing"));
+        };
+        let (me, name, size) = (Arc::clone(self), disk.to_owned(), info.size);
+        let target = blocking(move || {
+            Record::remove(&me.shelf.image(&name))?;
+            Ok(StoreLayer(me.replica.incoming().begin(&name, size)?))
+        });
+        let traffic = Arc::<Traffic>::default();
+        let transfer = Transfer {
+            info,
+            flattened: true,
+            target: Arc::new(target.await?),
+            traffic: Arc::clone(&traffic),
+            passed: Arc::clone(passed),
+        };
+        let outcome = peer.fetch(transfer).await;
+        self.totals.add(&traffic);
+        outcome
+    }
+
+    /// From a replica of upstream's kind.
+    async fn clone_by_file(
+        self: &Arc<Self>,
+        agent: &Address,
+        request: &SnapshotCloneRequest,
+        disk: &str,
+        passed: &Arc<AtomicU64>,
+    ) -> Result<()> {
+        let traffic = Arc::<Traffic>::default();
+        let receiver = self.receiver(disk, Arc::clone(&traffic), Arc::clone(passed)).await?;
+        let export = VolumeExportRequest {
+            snapshot_file_name: request.snapshot_file_name.clone(),
+            host: remote::bare_host(&request.to_host).to_owned(),
+            port: receiver.port.into(),
+            export_backing_image_if_exist: false,
+            file_sync_http_client_timeout: request.file_sync_http_client_timeout,
+        };
+        let calls = remote::calls(agent, &request.from_volume_name)?;
+        let export = remote::within(remote::LONG_CALL, export);
+        let mut client = SyncAgentServiceClient::new(calls);
+        let what = format!("having {agent} export the snapshot");
+        let exported = self.unless_closed(client.volume_export(export), &what).await;
+        let outcome = receiver.end(exported).await;
+        self.totals.add(&traffic);
+        outcome
+    }
+}
+
+/// The size of the volume of which a snapshot is to be cloned.
+async fn size_of_source(
+    address: &Address,
+    request: &SnapshotCloneRequest,
+    disk: &str,
+) -> Result<u64> {
+    let calls = remote::calls(address, &request.from_volume_name)?;
+    let call = remote::within(remote::SHORT_CALL, ());
+    let answer = ReplicaServiceClient::new(calls).replica_get(call).await;
+    let answer = answer.map_err(|status| {
+        remote::failed(&status, &format!("asking the source replica {address}"))
+    })?;
+    let replica = answer.into_inner().replica.unwrap_or_default();
+    if !replica.disks.contains_key(disk) {
+        return Err(Error::not_found(format!(
+            "cannot find snapshot {} in the source replica {}",
+            request.snapshot_file_name, request.from_address
+        )));
+    }
+    let size = replica.size.parse();
+    size.map_err(|_| Error::invalid(format!("{:?} is no size of a replica", replica.size)))
+}
+
+fn tell(job: &Job, whole: &AtomicU64, passed: &AtomicU64) {
+    job.progress(passed.load(Ordering::Relaxed), whole.load(Ordering::Relaxed));
+}

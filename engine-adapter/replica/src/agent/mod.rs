@@ -1,0 +1,213 @@
+//! The sync agent: what happens between replicas, and in the background of one.
+//!
+//! It runs in the process of its replica and on its own port: [`AgentRpc`] is upstream's
+//! `SyncAgentService`, [`peer`] what DBS replicas say to each other instead where both are of this
+//! kind. Upstream's agent works on files of the replica's directory; here a name of a file stands for
+//! a layer of the volume, its description, or its checksum.
+
+mod clone;
+mod files;
+pub mod hash;
+mod incoming;
+pub mod jobs;
+pub mod peer;
+pub mod ports;
+mod purge;
+mod queue;
+mod rebuild;
+mod receive;
+mod send;
+mod service;
+pub mod shelf;
+
+pub use peer::client::Traffic;
+pub use ports::ReceiverPorts;
+pub use service::AgentRpc;
+
+use crate::replica::Replica;
+use dbs_core::{Error, Result};
+use hash::{Hashes, Subject};
+use jobs::{Job, Jobs, Kind};
+use longhorn_sync::image::LayerSource;
+use longhorn_wire::control::Identity;
+use longhorn_wire::names;
+use longhorn_wire::proto::dbs::peer_server::{PeerServer, SERVICE_NAME as PEER};
+use longhorn_wire::proto::ptypes::sync_agent_service_server::SERVICE_NAME as AGENT;
+use peer::service::PeerService;
+use ports::Ports;
+use purge::Purge;
+use shelf::{ReplicaShelf, no_disk};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tonic::service::RoutesBuilder;
+
+/// Names of the services that an agent adds to its port.
+pub const SERVICE_NAMES: [&str; 2] = [AGENT, PEER];
+
+/// What an agent is started with.
+#[derive(Debug)]
+pub struct AgentOptions {
+    /// Name of the Longhorn volume, as other agents of it know it; empty if unknown. (That of the replica's volume
+    /// in the store is another one where replicas share a store.)
+    pub volume: String,
+    /// Where files are received.
+    pub ports: ReceiverPorts,
+    /// Where the lock of all replicas of the node is, see [`hash::lock_dir`].
+    pub lock_dir: PathBuf,
+    /// Where the node's own directories are to be seen, for a rebuild from files on the same node.
+    pub host: PathBuf,
+    /// The pause before the second attempt at something that failed in a rebuild; it grows.
+    pub rest: Duration,
+}
+
+impl AgentOptions {
+    /// With upstream's places, as the environment of this process has them.
+    #[must_use]
+    pub fn new(volume: &str, ports: ReceiverPorts) -> Self {
+        let control_path = std::env::var("LONGHORN_CONTROL_PATH").ok();
+        Self {
+            volume: volume.to_owned(),
+            ports,
+            lock_dir: hash::lock_dir(control_path.as_deref()),
+            host: PathBuf::from("/host"),
+            rest: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The agent of a replica.
+pub struct Agent {
+    replica: Arc<Replica>,
+    volume: String,
+    shelf: Arc<ReplicaShelf>,
+    ports: Arc<Ports>,
+    jobs: Jobs,
+    hashes: Arc<Hashes>,
+    totals: Arc<Traffic>,
+    /// Each receiver at work has one more of it.
+    receiving: Arc<()>,
+    host: PathBuf,
+    rest: Duration,
+    closing: watch::Sender<bool>,
+}
+
+impl Agent {
+    /// The agent of this replica. It does nothing by itself.
+    #[must_use]
+    pub fn new(replica: Arc<Replica>, options: AgentOptions) -> Arc<Self> {
+        Arc::new(Self {
+            shelf: Arc::new(ReplicaShelf::new(Arc::clone(&replica))),
+            ports: Ports::new(options.ports),
+            jobs: Jobs::default(),
+            hashes: Hashes::new(replica.dir(), &options.lock_dir),
+            totals: Arc::default(),
+            receiving: Arc::default(),
+            volume: options.volume,
+            host: options.host,
+            rest: options.rest,
+            closing: watch::Sender::new(false),
+            replica,
+        })
+    }
+
+    /// Adds its services to those of a port, for callers that mean this identity.
+    pub fn add_to(self: &Arc<Self>, routes: &mut RoutesBuilder, identity: &Identity) {
+        routes.add_service(AgentRpc::server(Arc::clone(self), identity.clone()));
+        let shelf: Arc<ReplicaShelf> = Arc::clone(&self.shelf);
+        let peer = PeerService::new(shelf);
+        routes.add_service(PeerServer::with_interceptor(peer, identity.clone()));
+    }
+
+    /// How its jobs are.
+    #[must_use]
+    pub fn jobs(&self) -> &Jobs {
+        &self.jobs
+    }
+
+    /// Gives up what reads the store for long: it is about to be closed.
+    pub fn let_go(&self) {
+        self.hashes.cancel_all();
+    }
+
+    /// What fetching layers and clones has cost since the start.
+    #[must_use]
+    pub fn traffic(&self) -> &Traffic {
+        &self.totals
+    }
+
+    /// Gives up what it is doing, for good, and waits until nothing more happens to the volume, at
+    /// most so long; says whether that is so. What has come in of a rebuild stays, for another.
+    pub fn shut_down(&self, patience: Duration) -> bool {
+        self.closing.send_replace(true);
+        self.hashes.cancel_all();
+        let begun = Instant::now();
+        let idle = || {
+            let busy = self.jobs.any_running() || self.hashes.any_running();
+            !busy && Arc::strong_count(&self.receiving) == 1
+        };
+        while !idle() && begun.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        idle()
+    }
+
+    /// Completes when the agent is shut down.
+    async fn closed(&self) {
+        // The sender lives as long as the agent.
+        let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
+    }
+
+    /// The pause before a lost connection is taken up again; it grows.
+    fn short_rest(&self) -> Duration {
+        self.rest / 20
+    }
+
+    /// Begins to purge; [`Agent::purge`] is to follow.
+    ///
+    /// # Errors
+    /// `Busy` while it is purging or rebuilding.
+    fn begin_purge(&self) -> Result<Job> {
+        if self.replica.get()?.rebuilding {
+            let text = "replica is rebuilding, snapshots cannot be purged";
+            return Err(Error::busy(text));
+        }
+        self.jobs.begin(Kind::Purge, Vec::new(), "")
+    }
+
+    /// Purges, to the end.
+    fn purge(&self, job: Job) {
+        let closing = || *self.closing.borrow();
+        let purge =
+            Purge { replica: &self.replica, hashes: &self.hashes, job: &job, closing: &closing };
+        let outcome = purge.run();
+        if let Err(error) = &outcome {
+            let volume = self.replica.volume_name();
+            dbs_server::log::error("purge", &[("volume", &volume), ("error", error)]);
+        }
+        job.end(&outcome);
+    }
+
+    /// Hashes a snapshot in the background. One that is being hashed already goes on.
+    fn begin_hash(&self, snapshot: &str, rehash: bool) {
+        let (replica, name) = (Arc::clone(&self.replica), snapshot.to_owned());
+        match self.hashes.begin(snapshot, rehash, move || Self::subject(replica, &name)) {
+            Ok(task) => drop(tokio::spawn(task)),
+            Err(error) => {
+                dbs_server::log::warn("hash", &[("snapshot", &snapshot), ("error", &error)]);
+            }
+        }
+    }
+
+    /// A snapshot's layer, for hashing.
+    fn subject(replica: Arc<Replica>, snapshot: &str) -> Result<Subject> {
+        let disk = names::snapshot_disk(snapshot);
+        if !replica.disks()?.contains_key(&disk) {
+            return Err(no_disk(&disk));
+        }
+        let source = LayerSource::to_hash(&replica.store()?, replica.volume_name(), snapshot)?;
+        let shelf = ReplicaShelf::new(replica);
+        Ok(Subject { source: Arc::new(source), stamp: Box::new(move || shelf.layer_stamp(&disk)) })
+    }
+}

@@ -1,0 +1,163 @@
+//! A store that is still with an older process of the same directory: an upgrade starts the new
+//! process while the old one serves, and ownership moves when the new one is first used.
+
+use super::{Place, Replica, ReplicaState};
+use dbs_core::{Result, Store};
+use dbs_server::log;
+use longhorn_data::Wake;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How old a copy of the state may be before the older process is asked again.
+const COPY_AGE: Duration = Duration::from_secs(2);
+
+/// The older process. Calls may block for as long as its requests in flight take.
+pub trait Predecessor: Send + Sync {
+    /// What it knows of the replica: [`Replica::export_state`] over there.
+    ///
+    /// # Errors
+    /// Of the connection to it.
+    fn state(&self) -> Result<ReplicaState>;
+
+    /// Makes it give up the store: [`Replica::surrender`] over there, and closing it.
+    ///
+    /// # Errors
+    /// Of the connection to it.
+    fn release(&self) -> Result<()>;
+}
+
+/// Opens the store once it has been released, and fails as long as the older process may still
+/// write to it.
+pub type OpenStore = Box<dyn Fn() -> Result<Store> + Send + Sync>;
+
+/// Where a replica has its store from.
+pub enum StoreSource {
+    /// It is open here.
+    Own(Store),
+    /// An older process has it.
+    HandOver {
+        /// That process.
+        predecessor: Box<dyn Predecessor>,
+        /// Opens the store once that has released it.
+        open: OpenStore,
+    },
+}
+
+impl fmt::Debug for StoreSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Own(_) => "Own",
+            Self::HandOver { .. } => "HandOver",
+        })
+    }
+}
+
+pub(super) struct Waiting {
+    predecessor: Box<dyn Predecessor>,
+    open: OpenStore,
+    copy: Mutex<(ReplicaState, Instant)>,
+}
+
+impl Waiting {
+    pub fn new(predecessor: Box<dyn Predecessor>, open: OpenStore) -> Result<Self> {
+        let copy = Mutex::new((predecessor.state()?, Instant::now()));
+        Ok(Self { predecessor, open, copy })
+    }
+
+    pub fn copy(&self) -> ReplicaState {
+        self.copy.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    fn keep(&self, state: Option<ReplicaState>) {
+        let mut copy = self.copy.lock().unwrap_or_else(PoisonError::into_inner);
+        copy.1 = Instant::now();
+        if let Some(state) = state {
+            copy.0 = state;
+        }
+    }
+
+    /// Asks again if the copy is older than that. Without an answer the copy stays: the older
+    /// process may have ended, and then nothing changes any more.
+    fn refresh(&self, age: Duration) {
+        let asked = self.copy.lock().unwrap_or_else(PoisonError::into_inner).1;
+        if asked.elapsed() < age {
+            return;
+        }
+        match self.predecessor.state() {
+            Ok(state) => self.keep(Some(state)),
+            Err(e) => {
+                log::warn("predecessor", &[("error", &e)]);
+                self.keep(None);
+            }
+        }
+    }
+}
+
+impl Replica {
+    /// Asks the older process, if there is one, how the replica is; not if it was asked just now.
+    pub(super) fn look_over(&self) {
+        self.refresh(COPY_AGE);
+    }
+
+    /// Asks the older process, if there is one, how the replica is.
+    pub(super) fn refresh_copy(&self) {
+        self.refresh(Duration::ZERO);
+    }
+
+    fn refresh(&self, age: Duration) {
+        let waiting = match &self.state().store {
+            Place::Waiting(waiting) => Arc::clone(waiting),
+            Place::Own(_) | Place::Surrendered => return,
+        };
+        waiting.refresh(age);
+    }
+
+    /// The store, taken over from the older process if it is there. Called under `work`.
+    ///
+    /// # Errors
+    /// `Busy` if a newer process has it, or the older one does not let go; those of opening it.
+    pub(super) fn take_over(&self) -> Result<Store> {
+        let waiting = match &self.state().store {
+            Place::Own(store) => return Ok(store.clone()),
+            Place::Surrendered => return Err(self.surrendered()),
+            Place::Waiting(waiting) => Arc::clone(waiting),
+        };
+        let begun = Instant::now();
+        if let Err(e) = waiting.predecessor.release() {
+            // It may have ended, or have given the store up before. If not, it cannot be opened.
+            log::warn("take-over", &[("error", &e)]);
+        }
+        let store = (waiting.open)()?;
+        self.state().store = Place::Own(store.clone());
+        let taken = self
+            .settle_in(&store)
+            .and_then(|()| if self.is_open() { self.open_here(&store) } else { Ok(()) });
+        if let Err(e) = taken {
+            // Whoever comes next tries again, from a store that is here.
+            log::error("take-over", &[("error", &e)]);
+            return Err(e);
+        }
+        let took = format!("{:.3}", begun.elapsed().as_secs_f64());
+        log::info("take-over", &[("volume", &self.options.volume), ("seconds", &took)]);
+        Ok(store)
+    }
+}
+
+/// Takes the store over at the first I/O.
+pub(super) struct Sleeper(pub Weak<Replica>);
+
+impl Wake for Sleeper {
+    fn wake(&self) -> std::result::Result<(), String> {
+        let replica = self.0.upgrade().ok_or("the replica has ended")?;
+        let _work = replica.work();
+        let asleep =
+            || replica.state().opened.as_ref().is_some_and(|opened| opened.volume.is_none());
+        // It may have been closed or woken meanwhile: the gate knows.
+        if !asleep() {
+            return Ok(());
+        }
+        let store = replica.take_over().map_err(|e| e.to_string())?;
+        if asleep() { replica.open_here(&store).map_err(|e| e.to_string()) } else { Ok(()) }
+    }
+}

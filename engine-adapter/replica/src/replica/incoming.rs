@@ -1,0 +1,337 @@
+//! Layers that come in from other replicas, unseen until they are all there.
+//!
+//! A layer of a snapshot that is here already is changed in place, as its volume is being rebuilt
+//! and nobody trusts it meanwhile. Others are staged as snapshots under a name of their own, which no
+//! listing of disks shows. Descriptions are kept in memory. [`Replica::reload`] gives everything its
+//! name and place; an interruption before costs no more than the descriptions, which are the least.
+
+use super::Replica;
+use super::change::created;
+use crate::replica::meta::DiskMeta;
+use dbs_core::info::LayerInfo;
+use dbs_core::store::{Link, SnapshotOptions};
+use dbs_core::volume::Layer;
+use dbs_core::{Error, ErrorKind, Result, Store};
+use dbs_server::log;
+use longhorn_wire::names;
+use std::collections::BTreeMap;
+use std::sync::{MutexGuard, PoisonError};
+
+/// Steps of background work at once while a merge is waited for.
+const WORK_STEPS: u64 = 64;
+
+/// What has come in besides layers.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    /// Descriptions of snapshots, by their names.
+    snapshots: BTreeMap<String, DiskMeta>,
+    /// Description of the head.
+    head: Option<DiskMeta>,
+    /// Snapshot that the described head has become since, with that description.
+    frozen: Option<(String, DiskMeta)>,
+    /// A snapshot of another volume is coming in, into a volume that is not being rebuilt.
+    cloning: bool,
+}
+
+impl Pending {
+    /// The head has become this snapshot: what is to be below it is to be below the snapshot now, and
+    /// the new head stays on that.
+    pub(super) fn head_frozen(&mut self, snapshot: &str) {
+        if let Some(head) = self.head.take() {
+            self.frozen = Some((snapshot.to_owned(), head));
+        }
+    }
+
+    /// The head is gone, and what was to be below it concerns nobody: the new one is where it should be.
+    pub(super) fn head_dropped(&mut self) {
+        self.head = None;
+    }
+}
+
+/// The receiving side of a replica.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    replica: &'a Replica,
+}
+
+impl Replica {
+    /// The receiving side.
+    #[must_use]
+    pub fn incoming(&self) -> Incoming<'_> {
+        Incoming { replica: self }
+    }
+}
+
+impl Incoming<'_> {
+    /// Size of what is here under this disk name: an older version, or what has come in of the
+    /// present one, be it before an interruption.
+    ///
+    /// # Errors
+    /// `Invalid` for a head, those of the store.
+    pub fn existing(&self, disk: &str) -> Result<Option<u64>> {
+        let snapshot = snapshot_of(disk)?;
+        let layers = self.layers()?;
+        Ok(find(&layers, snapshot).map(|layer| layer.size))
+    }
+
+    /// Opens the layer that is to become the one of this disk, `size` bytes long.
+    ///
+    /// # Errors
+    /// `Invalid` if nothing may come in or for a head, `Exists` for a snapshot of a volume that is
+    /// not being rebuilt, those of the store.
+    pub fn begin(&self, disk: &str, size: u64) -> Result<Layer> {
+        let snapshot = snapshot_of(disk)?;
+        let _work = self.replica.work();
+        let store = self.ready()?;
+        let volume = &self.replica.options.volume;
+        let layers = self.layers()?;
+        let Some(found) = find(&layers, snapshot) else {
+            let name = staged(snapshot);
+            let options = SnapshotOptions { system: true, ..Default::default() };
+            store.insert_snapshot(volume, &name, size, &options)?;
+            return store.layer(volume, Some(&name));
+        };
+        let name = found.name.clone().unwrap_or_default();
+        if !names::is_staging(&name) && !self.replica.state().rebuilding {
+            let text = format!("snapshot {disk} is already existing");
+            return Err(Error::new(ErrorKind::Exists, text));
+        }
+        self.replica.finish_merges(&store)?;
+        if found.size != size {
+            let head = layers.iter().find(|layer| layer.name.is_none());
+            let link = Link { size: Some(size), ..link_as_is(found) };
+            store.relink(volume, &[link], head.and_then(|head| head.parent.as_deref()))?;
+        }
+        store.layer(volume, Some(&name))
+    }
+
+    /// Takes the description of a disk, to hold from the next reload on; of a head, only its parent
+    /// counts, and nothing of one that has become a snapshot since: below that is what its sender
+    /// meant, and the present head would lose the snapshot as its parent.
+    ///
+    /// # Errors
+    /// `Invalid` if nothing may come in, or for a name that is no disk's.
+    pub fn put_meta(&self, disk: &str, meta: DiskMeta) -> Result<()> {
+        let _work = self.replica.work();
+        self.ready()?;
+        let present = self.replica.state().head;
+        let mut pending = self.replica.pending();
+        match names::head_number(disk) {
+            Some(number) if number == present => pending.head = Some(meta),
+            Some(_) => {
+                let volume = &self.replica.options.volume;
+                log::warn("incoming", &[("volume", volume), ("late", &disk)]);
+            }
+            None => {
+                pending.snapshots.insert(snapshot_of(disk)?.to_owned(), meta);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up what has come in for a disk and is not seen yet; whether there was something.
+    ///
+    /// # Errors
+    /// `Busy` while it is being received, those of the store.
+    pub fn discard(&self, disk: &str) -> Result<bool> {
+        let snapshot = snapshot_of(disk)?;
+        let _work = self.replica.work();
+        let described = self.replica.pending().snapshots.remove(snapshot).is_some();
+        let (store, name) = (self.replica.take_over()?, staged(snapshot));
+        let is_here = self.layers()?.iter().any(|layer| layer.name.as_deref() == Some(&name));
+        if is_here {
+            store.delete_snapshot(&self.replica.options.volume, &name)?;
+        }
+        Ok(is_here || described)
+    }
+
+    /// Lets a snapshot of another volume come in, beside what is here.
+    ///
+    /// # Errors
+    /// `Invalid` if the replica is not open, those of the store.
+    pub fn begin_clone(&self) -> Result<()> {
+        let replica = self.replica;
+        let Some(_work) = replica.begin()? else {
+            return Err(Error::invalid("the replica is not open"));
+        };
+        let store = replica.take_over()?;
+        if !replica.state().rebuilding {
+            // It may still tell of a rebuild that ended when there was no room to write it. The mark
+            // that follows would be taken for that rebuild's.
+            replica.write_meta()?;
+        }
+        store.set_rebuilding(&replica.options.volume, true)?;
+        *replica.pending() = Pending { cloning: true, ..Pending::default() };
+        Ok(())
+    }
+
+    /// Ends that, and shows what has come in if it went well.
+    ///
+    /// # Errors
+    /// Those of the store; nothing is seen then.
+    pub fn end_clone(&self, went_well: bool) -> Result<()> {
+        let replica = self.replica;
+        let _work = replica.work();
+        let store = replica.take_over()?;
+        let shown = if went_well { replica.show_incoming(&store) } else { Ok(()) };
+        let cleared = replica.drop_staged(&store);
+        *replica.pending() = Pending::default();
+        let rebuilding = replica.state().rebuilding;
+        if !rebuilding {
+            store.set_rebuilding(&replica.options.volume, false)?;
+        }
+        shown.and(cleared)
+    }
+
+    /// Makes what has come in durable.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn flush(&self) -> Result<()> {
+        self.replica.store()?.flush()
+    }
+
+    fn layers(&self) -> Result<Vec<LayerInfo>> {
+        self.replica.store()?.layers(&self.replica.options.volume)
+    }
+
+    /// The store, if something may come in.
+    fn ready(&self) -> Result<Store> {
+        let cloning = self.replica.pending().cloning;
+        let may = {
+            let state = self.replica.state();
+            state.opened.is_some() && (state.rebuilding || cloning)
+        };
+        if !may {
+            return Err(Error::invalid("nothing may come in: the replica is not being rebuilt"));
+        }
+        self.replica.take_over()
+    }
+}
+
+impl Replica {
+    pub(super) fn pending(&self) -> MutexGuard<'_, Pending> {
+        // Nothing that can panic leaves it inconsistent.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives everything that has come in its name and place.
+    ///
+    /// # Errors
+    /// `NotFound` for a description without its layer or a parent that is not here, those of the
+    /// store.
+    pub(super) fn show_incoming(&self, store: &Store) -> Result<()> {
+        let volume = &self.options.volume;
+        let (described, head, frozen) = {
+            let pending = self.pending();
+            (pending.snapshots.clone(), pending.head.clone(), pending.frozen.clone())
+        };
+        if described.is_empty() && head.is_none() && frozen.is_none() {
+            return Ok(());
+        }
+        self.finish_merges(store)?;
+        let layers = store.layers(volume)?;
+        for name in described.keys() {
+            let Some(layer) = find(&layers, name) else {
+                let disk = names::snapshot_disk(name);
+                let text = format!("there is a description of {disk}, but its content never came");
+                return Err(Error::not_found(text));
+            };
+            if let Some(staged) = layer.name.as_deref().filter(|name| names::is_staging(name)) {
+                // Seen from here on, without a parent as yet.
+                store.rename_snapshot(volume, staged, name)?;
+            }
+        }
+        let mut links: Vec<_> = described.iter().map(|(name, meta)| link(name, meta)).collect();
+        if let Some((name, meta)) = frozen
+            && !described.contains_key(&name)
+            && let Some(layer) = find(&layers, &name)
+        {
+            links.push(Link { parent: parent_of(&meta), ..link_as_is(layer) });
+        }
+        let present = layers.iter().find(|layer| layer.name.is_none());
+        let present = present.and_then(|head| head.parent.clone());
+        let parent = head.map_or(present, |head| parent_of(&head));
+        store.relink(volume, &links, parent.as_deref())?;
+        let count = links.len();
+        log::info("incoming", &[("volume", volume), ("snapshots", &count)]);
+        let mut pending = self.pending();
+        pending.snapshots.clear();
+        pending.head = None;
+        pending.frozen = None;
+        drop(pending);
+        self.drop_staged(store)?;
+        self.set_dirty();
+        Ok(())
+    }
+
+    /// Deletes what was staged and is of no use any more.
+    pub(super) fn drop_staged(&self, store: &Store) -> Result<()> {
+        for layer in store.layers(&self.options.volume)? {
+            if let Some(name) = layer.name.filter(|name| names::is_staging(name)) {
+                store.delete_snapshot(&self.options.volume, &name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until what deleted snapshots held has become part of their children: layers are
+    /// compared and changed only then.
+    fn finish_merges(&self, store: &Store) -> Result<()> {
+        while store.merging_remaining(&self.options.volume)? > 0 {
+            if store.work(WORK_STEPS)?.done == 0 {
+                let text = "deleted snapshots are still to be merged, and nothing moves";
+                return Err(Error::busy(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The snapshot of a disk that may come in.
+fn snapshot_of(disk: &str) -> Result<&str> {
+    names::snapshot_name(disk)
+        .filter(|name| !names::is_staging(name))
+        .ok_or_else(|| Error::invalid(format!("{disk:?} is not the disk of a snapshot")))
+}
+
+fn staged(snapshot: &str) -> String {
+    format!("{}{snapshot}", names::STAGING_PREFIX)
+}
+
+/// The layer of a snapshot, or the one that is to become it.
+fn find<'a>(layers: &'a [LayerInfo], snapshot: &str) -> Option<&'a LayerInfo> {
+    let named = |name: &str| layers.iter().find(|layer| layer.name.as_deref() == Some(name));
+    named(snapshot).or_else(|| named(&staged(snapshot)))
+}
+
+fn parent_of(meta: &DiskMeta) -> Option<String> {
+    names::snapshot_name(&meta.parent).map(str::to_owned)
+}
+
+/// What a description makes of a snapshot.
+fn link(name: &str, meta: &DiskMeta) -> Link {
+    let mut labels = meta.labels.clone();
+    let created_ns = created(&meta.created, &mut labels);
+    Link {
+        snapshot: name.to_owned(),
+        parent: parent_of(meta),
+        size: None,
+        user_created: meta.user_created,
+        retired: meta.removed,
+        created_ns,
+        labels,
+    }
+}
+
+fn link_as_is(layer: &LayerInfo) -> Link {
+    Link {
+        snapshot: layer.name.clone().unwrap_or_default(),
+        parent: layer.parent.clone(),
+        size: None,
+        user_created: layer.user_created,
+        retired: layer.retired,
+        created_ns: layer.created_ns,
+        labels: layer.labels.clone(),
+    }
+}

@@ -1,0 +1,434 @@
+//! A Longhorn replica: the state machine of section "ReplicaService", and one volume of a store
+//! seen as a chain of disks.
+//!
+//! What the volume looks like (size, tree, marks, content) is the store's alone, and nothing is
+//! remembered of it here. Beside it a replica has the number of its head, whether it was closed in
+//! good order (both in `volume.meta`), and its counters (`volume.counters`).
+//!
+//! **Locks.** `work` is held by whoever changes the replica, for as long as that takes. `state` is
+//! held for moments, and never across a call of the store or the gate. What data connections call
+//! (module `events`) takes `state` alone, so that [`Gate::set`] may be called under `work`.
+
+mod change;
+mod counters;
+mod events;
+mod expand;
+mod handover;
+mod incoming;
+mod lifecycle;
+pub mod meta;
+mod removal;
+mod service;
+mod view;
+
+pub use handover::{Predecessor, StoreSource};
+pub use incoming::Incoming;
+pub use service::{ReplicaRpc, SERVICE_NAME};
+pub use view::{Disk, ReplicaState};
+
+use counters::Counters;
+use dbs_core::{Error, ErrorKind, Result, Store, Volume};
+use handover::Waiting;
+use incoming::Pending;
+use longhorn_data::{Access, Durability, Gate, Revision};
+use longhorn_wire::proto::ptypes;
+use longhorn_wire::{names, time};
+use meta::VolumeMeta;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+use view::{Limits, SECTOR_SIZE};
+
+/// What a replica is started with.
+#[derive(Debug, Clone)]
+pub struct ReplicaOptions {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Name of its volume in the store.
+    pub volume: String,
+    /// The store's file, if it lies in the directory: when it is gone, the replica is in error.
+    pub store_file: Option<PathBuf>,
+    /// Whether writes and unmaps are counted.
+    pub revision_counter: bool,
+    /// Whether unmaps mark the snapshots they reach as removed.
+    pub unmap_mark: bool,
+    /// Most snapshots.
+    pub snapshot_max_count: i32,
+    /// Most bytes of snapshots; the engine watches it.
+    pub snapshot_max_size: i64,
+    /// Whether the content is encrypted: then opening may have to make room for the header.
+    pub encrypted: bool,
+    /// When writes are acknowledged.
+    pub durability: Durability,
+    /// Bytes written after which a commit begins.
+    pub commit_bytes: u64,
+    /// Data connections read and write nothing: it measures the protocol alone.
+    pub null_storage: bool,
+}
+
+impl ReplicaOptions {
+    /// A replica of this directory and volume with upstream's defaults.
+    #[must_use]
+    pub fn new(dir: &Path, volume: &str) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            volume: volume.to_owned(),
+            store_file: None,
+            revision_counter: true,
+            unmap_mark: false,
+            snapshot_max_count: 250,
+            snapshot_max_size: 0,
+            encrypted: false,
+            durability: Durability::default(),
+            commit_bytes: longhorn_data::COMMIT_BYTES,
+            null_storage: false,
+        }
+    }
+}
+
+/// One replica. All methods block; all are safe to call from many threads.
+pub struct Replica {
+    options: ReplicaOptions,
+    gate: Arc<Gate>,
+    counters: Arc<Counters>,
+    me: Weak<Self>,
+    /// One change at a time.
+    work: Mutex<()>,
+    state: Mutex<State>,
+    pending: Mutex<Pending>,
+}
+
+struct State {
+    store: Place,
+    /// Number of the head.
+    head: u64,
+    /// What `volume.meta` says: open, or not closed in good order.
+    dirty: bool,
+    /// As the store says.
+    rebuilding: bool,
+    /// Nothing if the replica is closed.
+    opened: Option<Opened>,
+    limits: Limits,
+    max_size: i64,
+    /// The head below which snapshots have been marked for unmaps; nothing if that is to be done.
+    marked: Option<u64>,
+    checked: Option<Instant>,
+}
+
+/// Where the store is.
+enum Place {
+    /// Here.
+    Own(Store),
+    /// Still with an older process of the same directory.
+    Waiting(Arc<Waiting>),
+    /// With a newer one.
+    Surrendered,
+}
+
+struct Opened {
+    /// Keeps the volume from being deleted; absent while the store is elsewhere.
+    volume: Option<Volume>,
+    /// Changed since it was opened, or not closed in good order before.
+    dirty: bool,
+    /// What is wrong with it, if something is.
+    error: String,
+    /// The files it depends on, as they were when it was opened.
+    files: Vec<(PathBuf, FileId)>,
+}
+
+/// Device and inode.
+type FileId = (u64, u64);
+
+impl Replica {
+    /// The replica of a directory and a store. It is closed, or initial if there is no volume yet.
+    ///
+    /// # Errors
+    /// `Io` if its files cannot be read or written, those of the store.
+    pub fn new(options: ReplicaOptions, source: StoreSource) -> Result<Arc<Self>> {
+        let counters = Arc::new(Counters::new(&options.dir));
+        let limits = Limits {
+            max_count: options.snapshot_max_count,
+            unmap_mark: options.unmap_mark,
+            revision: options.revision_counter,
+        };
+        let place = match source {
+            StoreSource::Own(store) => Place::Own(store),
+            StoreSource::HandOver { predecessor, open } => {
+                Place::Waiting(Arc::new(Waiting::new(predecessor, open)?))
+            }
+        };
+        let state = State {
+            store: place,
+            head: 0,
+            dirty: false,
+            rebuilding: false,
+            opened: None,
+            limits,
+            max_size: options.snapshot_max_size,
+            marked: None,
+            checked: None,
+        };
+        let replica = Arc::new_cyclic(|me| Self {
+            options,
+            gate: Gate::new(Access::not_open("initial")),
+            counters,
+            me: me.clone(),
+            work: Mutex::default(),
+            state: Mutex::new(state),
+            pending: Mutex::default(),
+        });
+        if let Some(store) = replica.owned() {
+            replica.settle_in(&store)?;
+        }
+        replica.shut();
+        Ok(replica)
+    }
+
+    /// What data connections may do.
+    #[must_use]
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
+    /// The store, if it is with this process.
+    ///
+    /// # Errors
+    /// `Busy` if it is with another.
+    pub fn store(&self) -> Result<Store> {
+        match &self.state().store {
+            Place::Own(store) => Ok(store.clone()),
+            Place::Waiting(_) => Err(Error::busy("the store is still with an older process")),
+            Place::Surrendered => Err(self.surrendered()),
+        }
+    }
+
+    /// The counter of writes and unmaps.
+    #[must_use]
+    pub fn revision_counter(&self) -> &dyn Revision {
+        &*self.counters
+    }
+
+    /// Name of its volume in the store.
+    #[must_use]
+    pub fn volume_name(&self) -> &str {
+        &self.options.volume
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.options.dir
+    }
+
+    /// The replica in Longhorn's words. Cheap: it is polled.
+    ///
+    /// # Errors
+    /// `Busy` once the store has gone to a newer process; those of the store.
+    pub fn get(&self) -> Result<ptypes::Replica> {
+        // A trouble that nobody has noticed yet shows in the state.
+        let _noticed = self.check_health();
+        self.look_over();
+        let facts = self.facts()?;
+        let state = self.state();
+        let limits = state.limits;
+        let Some(opened) = &state.opened else { return Ok(facts.closed(limits)) };
+        let name = state_name(opened, facts.rebuilding);
+        let facts = ReplicaState { dirty: opened.dirty, ..facts };
+        drop(state);
+        Ok(facts.open(name, limits))
+    }
+
+    /// The state's name, as in [`Replica::get`].
+    ///
+    /// # Errors
+    /// As [`Replica::get`].
+    pub fn state_name(&self) -> Result<String> {
+        Ok(self.get()?.state)
+    }
+
+    /// Whether it is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.state().opened.is_some()
+    }
+
+    /// Disks by name, whether it is open or not.
+    ///
+    /// # Errors
+    /// As [`Replica::get`].
+    pub fn disks(&self) -> Result<BTreeMap<String, Disk>> {
+        Ok(self.facts()?.disks())
+    }
+
+    /// Disk name of the head.
+    ///
+    /// # Errors
+    /// As [`Replica::get`].
+    pub fn head_disk(&self) -> Result<String> {
+        Ok(self.facts()?.head_disk())
+    }
+
+    /// What a newer process of the directory needs to know to answer for this one.
+    ///
+    /// # Errors
+    /// As [`Replica::get`].
+    pub fn export_state(&self) -> Result<ReplicaState> {
+        self.facts()
+    }
+
+    /// All that is known, from the store or from the copy.
+    fn facts(&self) -> Result<ReplicaState> {
+        let (store, mut facts) = {
+            let state = self.state();
+            match &state.store {
+                Place::Waiting(waiting) => return Ok(waiting.copy()),
+                Place::Surrendered => return Err(self.surrendered()),
+                Place::Own(store) => (
+                    store.clone(),
+                    ReplicaState {
+                        head: state.head,
+                        dirty: state.dirty,
+                        rebuilding: state.rebuilding,
+                        revision: self.counters.revision(),
+                        modified_ns: self.counters.modified_ns(),
+                        layers: Vec::new(),
+                    },
+                ),
+            }
+        };
+        facts.layers = match store.layers(&self.options.volume) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
+            layers => layers?,
+        };
+        Ok(facts)
+    }
+
+    /// Takes up what the directory and the store say.
+    fn settle_in(&self, store: &Store) -> Result<()> {
+        let name = &self.options.volume;
+        let Some(volume) = store.volumes(false).into_iter().find(|v| v.name == *name) else {
+            return Ok(());
+        };
+        let meta = VolumeMeta::read(&self.options.dir)?;
+        let head = meta.as_ref().and_then(|meta| names::head_number(&meta.head));
+        // A clone that was cut off: the store has its mark, but the replica was not rebuilding. Of a
+        // rebuild the file tells before the store does, and it may go on telling of it for want of
+        // room; so without the store's mark there is none, and nothing has been changed by one.
+        let cut_off = volume.rebuilding && meta.as_ref().is_some_and(|meta| !meta.rebuilding);
+        let rebuilding = volume.rebuilding && !cut_off;
+        {
+            let mut state = self.state();
+            state.head = head.unwrap_or(0);
+            state.dirty = meta.as_ref().is_none_or(|meta| meta.dirty);
+            state.rebuilding = rebuilding;
+        }
+        if cut_off {
+            self.drop_staged(store)?;
+            store.set_rebuilding(name, false)?;
+        }
+        self.counters.load(volume.revision, time::now_ns())?;
+        let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);
+        if told { Ok(()) } else { self.note_in_meta() }
+    }
+
+    /// Writes `volume.meta`.
+    fn write_meta(&self) -> Result<()> {
+        self.meta()?.write(&self.options.dir)
+    }
+
+    /// What `volume.meta` is to say.
+    fn meta(&self) -> Result<VolumeMeta> {
+        let facts = self.facts()?;
+        Ok(VolumeMeta {
+            size: facts.size(),
+            head: facts.head_disk(),
+            dirty: facts.dirty,
+            rebuilding: facts.rebuilding,
+            parent: facts.parent_disk(),
+            sector_size: SECTOR_SIZE,
+            encrypted: self.options.encrypted,
+            ..Default::default()
+        })
+    }
+
+    /// As [`Replica::write_meta`], but a file system without room is no reason to refuse what is being
+    /// done: who cannot open the volume can neither read it nor delete what takes the room.
+    ///
+    /// It is safe because the store is the truth. The file then tells of a head number that is too
+    /// small, which nobody depends on; of a replica that was closed in order though it was not, or the
+    /// other way round, which is shown and decides nothing (recovery is the store's, at each open); or
+    /// of a rebuild that is over, which the store contradicts. What a rebuild needs the file for is
+    /// written before it begins, or it does not.
+    fn note_in_meta(&self) -> Result<()> {
+        match self.write_meta() {
+            Err(e) if e.kind() == ErrorKind::NoSpace => {
+                dbs_server::log::warn("volume-meta", &[("error", &e)]);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    /// As [`Replica::write_meta`], after a change that is done and durable in the store: it only
+    /// repeats that.
+    fn repeat_in_meta(&self) {
+        if let Err(e) = self.write_meta() {
+            dbs_server::log::warn("volume-meta", &[("error", &e)]);
+        }
+    }
+
+    /// The store, if it is here.
+    fn owned(&self) -> Option<Store> {
+        match &self.state().store {
+            Place::Own(store) => Some(store.clone()),
+            Place::Waiting(_) | Place::Surrendered => None,
+        }
+    }
+
+    fn surrendered(&self) -> Error {
+        let dir = self.options.dir.display();
+        Error::busy(format!("the replica `{dir}` was handed over to a newer process"))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that can panic leaves it inconsistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a change of an open replica; nothing is to be done if it is not open.
+    ///
+    /// # Errors
+    /// `Busy` once the store has gone to a newer process.
+    fn begin(&self) -> Result<Option<MutexGuard<'_, ()>>> {
+        let work = self.work();
+        let state = self.state();
+        if matches!(state.store, Place::Surrendered) {
+            return Err(self.surrendered());
+        }
+        Ok(state.opened.is_some().then_some(work))
+    }
+
+    fn work(&self) -> MutexGuard<'_, ()> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Replica {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replica").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// The name of an open replica's state.
+fn state_name(opened: &Opened, rebuilding: bool) -> &'static str {
+    if !opened.error.is_empty() {
+        "error"
+    } else if rebuilding {
+        "rebuilding"
+    } else if opened.dirty {
+        "dirty"
+    } else {
+        "open"
+    }
+}

@@ -1,0 +1,83 @@
+//! Clone: a snapshot of another volume becomes this one's content.
+
+use crate::support::*;
+use longhorn_wire::proto::ptypes::*;
+use std::sync::atomic::Ordering;
+
+fn clone(source: &Node, target: &Node, snapshot: &str) -> Outcome<()> {
+    let request = SnapshotCloneRequest {
+        from_address: source.address.clone(),
+        to_host: "tcp://127.0.0.1".to_owned(),
+        snapshot_file_name: snapshot.to_owned(),
+        file_sync_http_client_timeout: 30,
+        from_volume_name: "origin".to_owned(),
+        ..Default::default()
+    };
+    target.call(|mut c| async move { c.snapshot_clone(request).await })
+}
+
+fn status(node: &Node) -> SnapshotCloneStatusResponse {
+    node.call(|mut c| async move { c.snapshot_clone_status(()).await }).unwrap()
+}
+
+fn origin() -> Setup {
+    Setup { volume: "origin", ..Setup::default() }
+}
+
+#[test]
+fn a_snapshot_is_cloned_with_its_holes() {
+    let runtime = runtime();
+    let source = Node::with(&runtime, origin());
+    let target = Node::new(&runtime);
+    source.write((0..4000).step_by(3), 1);
+    source.snapshot("a");
+    source.write(100..200, 2);
+    source.store.volume("origin").unwrap().discard(0, 300 * BLOCK).unwrap();
+    source.snapshot("b");
+    source.write(0..4000, 3);
+    assert_eq!(status(&target), Default::default());
+    clone(&source, &target, "b").unwrap();
+    let done = status(&target);
+    assert_eq!((done.state.as_str(), done.progress, done.is_cloning), ("complete", 100, false));
+    assert_eq!((&done.from_replica_address, done.snapshot_name.as_str()), (&source.address, "b"));
+    let wanted = source.content("origin@b");
+    assert!(target.content(VOLUME) == wanted);
+    assert!(target.content("vol@b") == wanted);
+    let disks = target.replica.disks().unwrap();
+    let disk = &disks["volume-snap-b.img"];
+    assert_eq!((disk.parent.as_str(), disk.removed, disk.user_created), ("", false, false));
+    // 1334 blocks less the 100 discarded; what was written in between is among those.
+    assert_eq!(disk.allocated, 1234 * BLOCK);
+    assert_eq!(target.agent.traffic().received.load(Ordering::Relaxed), 1234 * BLOCK);
+    let head = target.replica.head_disk().unwrap();
+    assert_eq!(disks[&head].parent, "volume-snap-b.img");
+    assert!(!target.replica.get().unwrap().rebuilding);
+    assert_eq!(target.store.check().unwrap().findings, []);
+    // It goes on as a volume of its own.
+    target.write(0..10, 9);
+    assert!(source.content("origin@b") == wanted);
+}
+
+#[test]
+fn what_cannot_be_cloned_is_refused_and_leaves_nothing() {
+    let runtime = runtime();
+    let source = Node::with(&runtime, origin());
+    let target = Node::new(&runtime);
+    let text = |outcome: Outcome<()>| outcome.unwrap_err().message().to_owned();
+    let refused = text(clone(&source, &target, "x"));
+    assert!(refused.contains("cannot find snapshot x in the source replica tcp://"), "{refused}");
+    let failed = status(&target);
+    assert_eq!((failed.state.as_str(), failed.is_cloning), ("error", false));
+    assert_eq!(failed.error, refused);
+    source.write(0..10, 1);
+    source.snapshot("a");
+    let small = Node::with(&runtime, Setup { size: 32 * MIB, ..Setup::default() });
+    assert!(text(clone(&source, &small, "a")).contains("cannot be cloned into"));
+    let other = Node::with(&runtime, Setup { volume: "third", ..Setup::default() });
+    assert!(text(clone(&other, &target, "a")).contains("incorrect volume name origin"));
+    assert!(target.snapshots().is_empty());
+    assert!(!target.replica.get().unwrap().rebuilding);
+    assert_eq!(target.content(VOLUME), vec![0; 64 * MIB as usize]);
+    clone(&source, &target, "a").unwrap();
+    assert_eq!(target.snapshots(), ["a"]);
+}

@@ -1,0 +1,180 @@
+//! A new process on the directory of one that still serves: who answers what, and when the store
+//! changes hands.
+
+use crate::support::*;
+use dbs_core::ErrorKind;
+use longhorn_data::Access;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tonic::Code;
+
+/// The first I/O on a data connection.
+fn wake(bench: &Bench) -> Result<(), String> {
+    match bench.replica.gate().access() {
+        Access::Dormant(wake) => wake.wake(),
+        other => panic!("not dormant: {other:?}"),
+    }
+}
+
+fn check_surrendered(old: &Bench) {
+    let text = "was handed over to a newer process";
+    let status = old.try_get().unwrap_err();
+    assert_eq!(status.code(), Code::Unknown);
+    assert!(status.message().contains(text), "{status}");
+    let refused = [
+        old.open_as(false, 0).unwrap_err(),
+        old.create("4096").unwrap_err(),
+        old.try_close().unwrap_err(),
+        old.reload().unwrap_err(),
+        old.snapshot_as("x", true, NOW, &[]).unwrap_err(),
+        old.revert_to("x", NOW).unwrap_err(),
+        old.expand(4096).unwrap_err(),
+        old.mark("a").unwrap_err(),
+        old.prepare("a").unwrap_err(),
+        old.remove("a", true).unwrap_err(),
+        old.replace("a", "b").unwrap_err(),
+        old.rebuilding(true).unwrap_err(),
+        old.revision(1).unwrap_err(),
+        old.delete().unwrap_err(),
+    ];
+    for status in refused {
+        assert!(status.message().contains(text), "{status}");
+    }
+    match old.replica.gate().access() {
+        Access::Refused { io, ping } => assert!(io.contains(text) && ping.contains(text)),
+        other => panic!("{other:?}"),
+    }
+    assert!(old.replica.store().is_err());
+    assert_eq!(old.replica.surrender().err().unwrap().kind(), ErrorKind::Busy);
+}
+
+#[test]
+fn an_upgrade_takes_the_store_at_the_first_request() {
+    let (old, new, older) = pair();
+    let closed = new.get();
+    assert_eq!((closed.state.as_str(), closed.dirty), ("closed", true));
+    assert_eq!(
+        (closed.head.as_str(), closed.parent.as_str()),
+        ("volume-head-001.img", "volume-snap-a.img")
+    );
+    assert_eq!((closed.size.as_str(), closed.sector_size), ("4194304", 512));
+    assert_eq!(new.create("4096").unwrap(), closed, "there is one");
+    // What happens over there meanwhile is seen when it is opened.
+    old.snapshot("b");
+    old.write(0, 3);
+    let opened = new.open_as(true, 0).unwrap();
+    assert_eq!((opened.state.as_str(), opened.revision_counter), ("dirty", 41));
+    assert_eq!(opened.chain, ["volume-head-002.img", "volume-snap-b.img", "volume-snap-a.img"]);
+    assert_eq!(opened.disks[&disk("a")].labels["k"], "v");
+    assert_eq!(opened, old.get(), "both say the same");
+    new.unmap_mark(true);
+    new.max_count(100);
+    assert_eq!(older.releases.load(Ordering::SeqCst), 0, "nothing of this takes it over");
+    old.write(0, 4);
+    let counters = old.replica.revision_counter();
+    counters.bump();
+
+    wake(&new).unwrap();
+    assert_eq!(older.releases.load(Ordering::SeqCst), 1);
+    assert_eq!(new.read(0), 4, "what the older one acknowledged last");
+    let after = new.get();
+    assert_eq!((after.state.as_str(), after.revision_counter), ("dirty", 42));
+    assert_eq!((after.chain, after.remain_snapshots), (opened.chain, 98));
+    assert!(after.unmap_mark_disk_chain_removed);
+    check_surrendered(&old);
+    new.write(1, 5);
+    assert_eq!(new.snapshot("c").head, "volume-head-003.img");
+    new.close();
+    assert_eq!(new.open().state, "open");
+    assert_eq!((new.read(0), new.read(1)), (4, 5));
+    assert_eq!(older.releases.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_copy_is_asked_for_again_while_it_waits() {
+    let (old, new, _older) = pair();
+    assert_eq!(new.get().head, "volume-head-001.img");
+    old.snapshot("b");
+    let until = Instant::now() + Duration::from_secs(120);
+    while new.get().head != "volume-head-002.img" {
+        assert!(Instant::now() < until, "the copy stays old");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_change_takes_the_store_as_well() {
+    type Change = fn(&Bench);
+    let changes: [Change; 8] = [
+        |new| assert_eq!(new.snapshot("b").chain.len(), 3),
+        |new| assert_eq!(new.revert("a").chain.len(), 2),
+        |new| assert_eq!(new.expand(2 * SIZE as i64).unwrap().chain.len(), 3),
+        |new| assert_eq!(new.mark("a").unwrap().chain.len(), 1),
+        |new| assert_eq!(new.remove(&disk("a"), false).unwrap().disks.len(), 1),
+        |new| assert_eq!(new.rebuilding(true).unwrap().state, "rebuilding"),
+        |new| assert_eq!(new.revision(7).unwrap().revision_counter, 7),
+        |new| new.delete().unwrap(),
+    ];
+    for change in changes {
+        let (old, new, older) = pair();
+        new.open_as(true, 0).unwrap();
+        change(&new);
+        assert_eq!(older.releases.load(Ordering::SeqCst), 1);
+        check_surrendered(&old);
+        if new.get().state != "initial" {
+            new.write(3, 3);
+            assert_eq!(new.read(3), 3);
+        }
+    }
+}
+
+#[test]
+fn opening_without_an_upgrade_takes_the_store_at_once() {
+    let (old, new, _older) = pair();
+    assert_eq!(new.open().state, "dirty");
+    assert_eq!(new.read(0), 2);
+    check_surrendered(&old);
+}
+
+#[test]
+fn closing_what_slept_leaves_the_older_one_alone() {
+    let (old, new, older) = pair();
+    new.open_as(true, 0).unwrap();
+    assert_eq!(new.open_as(true, 0).unwrap_err().message(), "replica is already open");
+    assert_eq!(new.close().state, "closed");
+    assert!(matches!(new.replica.gate().access(), Access::Refused { .. }));
+    old.write(0, 9);
+    assert_eq!(old.read(0), 9);
+    assert_eq!(older.releases.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn an_older_process_that_has_died_is_no_hindrance() {
+    let (old, new, older) = pair();
+    new.open_as(true, 0).unwrap();
+    *older.replica.lock().unwrap() = None;
+    // Alive after all: the store is locked, and nothing breaks.
+    let error = wake(&new).unwrap_err();
+    assert!(!error.is_empty());
+    assert_eq!(old.read(0), 2);
+    assert_eq!(new.get().state, "dirty");
+    assert_eq!(new.snapshot_as("x", true, NOW, &[]).unwrap_err().code(), Code::Unknown);
+    let _dir = old.kill();
+    wake(&new).unwrap();
+    assert_eq!(new.read(0), 2);
+}
+
+#[test]
+fn a_third_takes_over_from_one_that_never_did() {
+    let (old, new, _older) = pair();
+    new.open_as(true, 0).unwrap();
+    let between = Arc::new(Older::default());
+    *between.replica.lock().unwrap() = Some(Arc::clone(&new.replica));
+    let third = newer(&new, &between);
+    assert_eq!(third.open_as(true, 0).unwrap().chain.len(), 2);
+    wake(&third).unwrap();
+    assert_eq!(third.read(0), 2);
+    check_surrendered(&old);
+    check_surrendered(&new);
+}
