@@ -11,6 +11,7 @@ pub type Labels = BTreeMap<String, String>;
 
 /// The store as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct StoreInfo {
     /// On-disk format version, `2.0.0`.
     pub format: String,
@@ -63,6 +64,7 @@ pub struct StoreInfo {
 
 /// Checksums of data, counted since the store was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ChecksumInfo {
     /// Blocks read that were compared with their checksum, and equal.
     pub verified: u64,
@@ -102,6 +104,7 @@ impl fmt::Display for DataPlace {
 
 /// How far a scrub has come, and what it found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ScrubReport {
     /// Bytes of data compared with their checksums by this call.
     pub checked: u64,
@@ -161,6 +164,7 @@ pub struct VolumeInfo {
 
 /// What was read from a volume and its snapshots, and written to it, since the store was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct VolumeIo {
     /// Reads.
     pub reads: u64,
@@ -307,6 +311,7 @@ pub enum Severity {
 
 /// One thing a check found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Finding {
     /// How bad.
     pub severity: Severity,
@@ -321,6 +326,7 @@ pub struct Finding {
 
 /// Result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CheckReport {
     /// Everything found, worst first.
     pub findings: Vec<Finding>,
@@ -360,6 +366,7 @@ pub enum RepairKind {
 
 /// One thing a repair does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RepairStep {
     /// What it comes to.
     pub kind: RepairKind,
@@ -386,6 +393,7 @@ pub struct LostRange {
 
 /// A repair, planned or done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RepairReport {
     /// What a check found.
     pub findings: Vec<Finding>,
@@ -404,6 +412,7 @@ pub struct RepairReport {
 
 /// What a piece of background work did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct WorkReport {
     /// Steps done by this call (an extent merged, freed or moved is a step).
     pub done: u64,

@@ -6,6 +6,9 @@
 //!
 //! The store has no thread of its own: somebody calls [`Store::housekeep`] from time to time.
 //!
+//! `examples/` has a backup tool, a block server and an inspector. What this page shows is the interface that semantic
+//! versioning holds for. Other public modules are for the crates of DBS itself, and change without notice.
+//!
 //! ```
 //! use dbs_core::{InitOptions, OpenOptions, Store};
 //! use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,20 +47,26 @@
 //! ```
 
 pub mod error;
-pub mod format;
 pub mod info;
-pub mod io;
-pub mod limits;
-mod meta;
-pub mod sabotage;
 pub mod store;
 pub mod units;
-pub mod v1;
 pub mod volume;
+
+#[doc(hidden)]
+pub mod format;
+#[doc(hidden)]
+pub mod io;
+#[doc(hidden)]
+pub mod limits;
+mod meta;
+#[doc(hidden)]
+pub mod sabotage;
+#[doc(hidden)]
+pub mod v1;
 
 pub use error::{Damage, Error, ErrorKind, Result};
 pub use io::DirectIo;
 pub use meta::names::is_hidden;
-pub use store::{InitOptions, IoDriver, OpenOptions, Store, TailPlace};
+pub use store::{InitOptions, IoDriver, OpenOptions, SnapshotOptions, Store, TailPlace};
 pub use units::{format_size, format_time, parse_size};
 pub use volume::Volume;

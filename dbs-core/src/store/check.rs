@@ -31,6 +31,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::check_path`].
+    #[doc(hidden)]
     pub fn check_on(storage: &dyn Storage) -> Result<CheckReport> {
         let mut checked = Checked::of(storage)?;
         checked.check_sums(storage)?;

@@ -123,6 +123,7 @@ pub struct OpenOptions {
     /// 64 GiB of data. Nothing in a store without them.
     pub checksum_cache: Option<u64>,
     /// For tests: all I/O goes through it.
+    #[doc(hidden)]
     pub interposer: Option<Arc<Interposer>>,
 }
 
@@ -143,6 +144,7 @@ impl OpenOptions {
 }
 
 /// Source of time and identity, so that a simulation can repeat itself.
+#[doc(hidden)]
 pub trait Env: Send + Sync {
     /// Nanoseconds since the Unix epoch.
     fn now_ns(&self) -> u64;

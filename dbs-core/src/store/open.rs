@@ -92,6 +92,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::init`].
+    #[doc(hidden)]
     pub fn init_on(storage: &dyn Storage, options: &InitOptions, env: &dyn Env) -> Result<()> {
         let geometry = Geometry::plan(storage.size_bytes(), options)?;
         let failed = |error| Error::io(error, "formatting failed");
@@ -125,6 +126,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::open`].
+    #[doc(hidden)]
     pub fn open_on(
         storage: Arc<dyn Storage>,
         mut tail: Option<Box<dyn TailMemory>>,

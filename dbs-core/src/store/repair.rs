@@ -198,6 +198,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::plan_repair`].
+    #[doc(hidden)]
     pub fn plan_repair_on(
         storage: &dyn Storage,
         tail: Option<&mut (dyn TailMemory + 'static)>,
@@ -293,6 +294,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::undo_repair`].
+    #[doc(hidden)]
     pub fn undo_repair_on(storage: &dyn Storage, saved: &File, force: bool) -> Result<()> {
         aside::put_back(storage, saved, force)
     }

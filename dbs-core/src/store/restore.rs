@@ -127,6 +127,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::plan_restore`].
+    #[doc(hidden)]
     pub fn plan_restore_on(storage: &dyn Storage, dump: &[u8]) -> Result<Repair> {
         let (length, dump) = (dump.len() as u64, parse(dump)?);
         let superblock = superblock(&dump)?;

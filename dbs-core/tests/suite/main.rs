@@ -11,6 +11,7 @@ mod common;
 mod attributes;
 mod checksums;
 mod durability;
+mod examples;
 mod full;
 mod golden;
 mod held;
