@@ -10,6 +10,7 @@
 //! sent may still lie in a socket, or be on its way, when the next controller opens the replica, and
 //! must not be carried out for that one. Controllers connect before they open, so an open ends none.
 
+use super::plain::PlainFile;
 use super::stats::{Counters, DataStats};
 use dbs_core::{Error, Store, Volume};
 use std::fmt;
@@ -124,6 +125,8 @@ pub enum Target {
         /// The volume, opened for writing.
         volume: Volume,
     },
+    /// A plain file. Workers read and write it.
+    File(Arc<PlainFile>),
     /// Nothing: writes are forgotten, reads give zeros. It measures the protocol alone.
     Null {
         /// Its size in bytes.
@@ -193,7 +196,7 @@ impl Active {
     pub fn volume(&self) -> Option<&Volume> {
         match &self.target {
             Target::Volume { volume, .. } => Some(volume),
-            Target::Null { .. } => None,
+            Target::File(_) | Target::Null { .. } => None,
         }
     }
 
@@ -202,6 +205,7 @@ impl Active {
     pub fn size(&self) -> u64 {
         match &self.target {
             Target::Volume { volume, .. } => volume.size(),
+            Target::File(file) => file.size(),
             Target::Null { size } => *size,
         }
     }

@@ -5,6 +5,7 @@
 //! - [`gate`]: what a replica lets its connections do, and what they tell it;
 //! - [`server`]: threads and sockets. `reactor` serves connections; [`request`] are their messages (the
 //!   controller's frontend has the same);
+//! - [`plain`]: a plain file that requests work on, in place of a volume;
 //! - [`runner`] carries requests out, on any reactor: that of connections, or of a controller with a
 //!   replica in its process. `slot` is what it knows of a replica, `later` what waits, [`work`] what
 //!   workers do for it;
@@ -20,6 +21,7 @@ pub mod client;
 pub mod gate;
 mod later;
 pub mod load;
+pub mod plain;
 mod reactor;
 pub mod request;
 pub mod runner;

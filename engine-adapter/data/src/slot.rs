@@ -234,7 +234,7 @@ impl<T> Opened<T> {
     fn new(io: &mut Io, slot: u32, active: Arc<Active>) -> Self {
         let direct = match active.target() {
             Target::Volume { store, .. } => store.direct_io(),
-            Target::Null { .. } => Ok(None),
+            Target::File(_) | Target::Null { .. } => Ok(None),
         };
         // Without it, which takes a shortage of descriptors, the workers do all I/O.
         let direct = direct.unwrap_or_else(|error| {

@@ -113,22 +113,31 @@ fn unmap(active: &Active, offset: u64, length: u64) -> Result<Outcome, Error> {
 }
 
 fn read(active: &Active, offset: u64, length: u64, buffers: &Buffers) -> Result<Outcome, Error> {
+    if let Target::File(file) = active.target() {
+        let mut buf = buffers.take(length as usize);
+        file.read_at(offset, &mut buf)?;
+        return Ok(Outcome::Data(buf, 0..length as usize));
+    }
     let start = offset - offset % SECTOR_BYTES;
     // Sizes of volumes are of whole sectors: this stays inside.
     let end = (offset + length).next_multiple_of(SECTOR_BYTES);
     let mut buf = buffers.take((end - start) as usize);
     match active.target() {
         Target::Volume { volume, .. } => volume.read_at(start, &mut buf)?,
-        Target::Null { .. } => buf.fill(0),
+        Target::File(_) | Target::Null { .. } => buf.fill(0),
     }
     let skip = (offset - start) as usize;
     Ok(Outcome::Data(buf, skip..skip + length as usize))
 }
 
 fn write(active: &Active, offset: u64, payload: &[u8]) -> Result<Outcome, Error> {
-    if let Target::Volume { volume, .. } = active.target() {
-        try_edges(volume, offset, payload.len() as u64)?;
-        volume.write_bytes_at(offset, payload)?;
+    match active.target() {
+        Target::Volume { volume, .. } => {
+            try_edges(volume, offset, payload.len() as u64)?;
+            volume.write_bytes_at(offset, payload)?;
+        }
+        Target::File(file) => file.write_at(offset, payload)?,
+        Target::Null { .. } => {}
     }
     Ok(Outcome::Done(payload.len() as u32))
 }

@@ -8,6 +8,7 @@
 //! A replica becomes `ERR` in the data path first, then here, then in what callers are told.
 
 mod expand;
+pub mod file;
 mod host;
 mod members;
 mod metrics;

@@ -1,6 +1,7 @@
 //! Control of replicas over gRPC: `ReplicaService` on their port, `SyncAgentService` two above. What
-//! is in this process is called there.
+//! is in this process is called there, and so are files.
 
+use super::file::{Backends, Files};
 use super::parts::{Call, CallError, Called, RebuildStatus, Replicas, Target, done};
 use crate::rules::patience::{Patience, Waiting};
 use dbs_core::Error;
@@ -35,13 +36,15 @@ pub struct RemoteReplicas {
     http_timeout_s: i32,
     /// Replicas in this process, by their addresses.
     locals: Arc<HashMap<String, Arc<dyn ReplicaService>>>,
+    backends: Backends,
 }
 
 impl RemoteReplicas {
     /// Replicas of this volume; `http_timeout_s` is for each request of a file's transfer.
     #[must_use]
     pub fn new(runtime: Handle, volume: String, http_timeout_s: i32) -> Self {
-        Self { runtime, volume, http_timeout_s, locals: Arc::default() }
+        let (locals, backends) = (Arc::default(), Backends::default());
+        Self { runtime, volume, http_timeout_s, locals, backends }
     }
 
     /// Calls of the replicas at these addresses go to them directly: they are in this process.
@@ -50,19 +53,25 @@ impl RemoteReplicas {
         Self { locals: Arc::new(locals), ..self }
     }
 
+    /// Replicas are of these kinds, and of no others.
+    #[must_use]
+    pub fn with_backends(self, backends: Backends) -> Self {
+        Self { backends, ..self }
+    }
+
     /// One call of a replica's own service, wherever it is.
     fn one(&self, target: Target, call: Call) -> impl Future<Output = Called> + Send + use<> {
         let volume = self.volume.clone();
         let local = self.locals.get(&target.address).map(Arc::clone);
+        let files = match local {
+            Some(_) => Ok(None),
+            None => self.backends.find(&target.address).map(Option::<&Files>::cloned),
+        };
         async move {
-            match local {
-                None => remote_call(&volume, &target, call).await,
-                Some(replica) => match timeout(SHORT_CALL, local_call(replica, call)).await {
-                    Ok(called) => called,
-                    Err(_) => Err(CallError::unknown(format!(
-                        "it has not answered within {SHORT_CALL:?}"
-                    ))),
-                },
+            match (local, files.map_err(unusable)?) {
+                (Some(replica), _) => soon(local_call(replica, call)).await,
+                (None, Some(files)) => soon(file_call(files, target.address, call)).await,
+                (None, None) => remote_call(&volume, &target, call).await,
             }
         }
     }
@@ -210,6 +219,18 @@ async fn remote_call(volume: &str, target: &Target, call: Call) -> Called {
     // Some of upstream's replies leave the replica out.
     let answer = make_call!(call, ask).map(Option::unwrap_or_default).map_err(failed)?;
     done(needs_open, answer)
+}
+
+/// What a call of something in this process comes to, if it does in time.
+async fn soon(call: impl Future<Output = Called>) -> Called {
+    let late = || CallError::unknown(format!("it has not answered within {SHORT_CALL:?}"));
+    timeout(SHORT_CALL, call).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// The same of a file, which may wait for its disk.
+async fn file_call(files: Files, address: String, call: Call) -> Called {
+    let called = tokio::task::spawn_blocking(move || files.call(&address, call)).await;
+    called.unwrap_or_else(|error| Err(CallError::unknown(error.to_string())))
 }
 
 /// The same of a replica in this process: as its server does it, without what is in between.

@@ -18,6 +18,7 @@ use longhorn_controller::rules::limits::Limits;
 use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::timeout;
 use longhorn_controller::volume::Options;
+use longhorn_controller::volume::file::BackendKind;
 use longhorn_data::{COMMIT_BYTES, DataOptions};
 use longhorn_replica::host::{options as host, sockets};
 use longhorn_wire::transport;
@@ -47,16 +48,18 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
     #[arg(value_parser = golang::size)]
     pub current_size: Size,
-    /// A replica: tcp://HOST:PORT, or local:DIRECTORY for one in this process; can be repeated
+    /// A replica: tcp://HOST:PORT, local:DIRECTORY for one in this process, or file://PATH for a plain
+    /// file; can be repeated
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub replica: Vec<String>,
     /// How the volume is offered: `tgt-blockdev` (a block device /dev/longhorn/VOLUME), `ublk` (the same
     /// by its own name), `nbd` or `socket`
     #[arg(long, default_value = "", hide_default_value = true)]
     pub frontend: String,
-    /// Kinds of backends; `tcp` is the only one
-    #[arg(long, hide = true, default_value = "tcp")]
-    pub enable_backend: Vec<String>,
+    /// A kind of replicas that the volume may have: `tcp` or `file`; can be repeated. With `file`, whoever
+    /// reaches the port of gRPC can have any file of this machine written
+    #[arg(long, value_name = "KIND", action = ArgAction::Append, default_value = "tcp")]
+    pub enable_backend: Vec<BackendKind>,
     /// Another engine of the volume still runs and is to be taken over from
     #[arg(long, boolean = "false")]
     pub upgrade: bool,
@@ -247,6 +250,7 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         size: args.size.unwrap_or(0),
         current_size: args.current_size.unwrap_or(0),
         replicas: args.replica.clone(),
+        backends: args.enable_backend.clone(),
         local: local(args),
         null_backend: ours.null_backend,
         data_socket,

@@ -25,7 +25,7 @@ pub const PREFIX: &str = "local:";
 /// Ports of a replica besides those for receiving files.
 const SERVERS: u16 = 3;
 /// Threads for requests of one replica that have to wait, as `longhorn replica` has them.
-const WORKERS: usize = 8;
+pub(super) const WORKERS: usize = 8;
 
 /// Replicas that a controller is to have in its process.
 #[derive(Debug, Clone)]

@@ -21,6 +21,7 @@ use longhorn_controller::path::{BackendAddress, Path, PathOptions};
 use longhorn_controller::rules::Mode;
 use longhorn_controller::rules::start::{EXIT_FAILURE, StartError};
 use longhorn_controller::service;
+use longhorn_controller::volume::file::{BackendKind, Backends};
 use longhorn_controller::volume::remote::RemoteReplicas;
 use longhorn_controller::volume::{
     Controller, DataPath, Frontend, Frontends, Machine, Offer, Options, Parts, Relay,
@@ -59,9 +60,11 @@ pub struct Process {
     pub size: u64,
     /// See [`Process::size`].
     pub current_size: u64,
-    /// The replicas to start with, `tcp://HOST:PORT` or `local:DIRECTORY`; without any it is started
-    /// over gRPC.
+    /// The replicas to start with, `tcp://HOST:PORT`, `local:DIRECTORY` or `file://PATH`; without any it
+    /// is started over gRPC.
     pub replicas: Vec<String>,
+    /// The kinds that they may be of, at any time.
+    pub backends: Vec<BackendKind>,
     /// Those in this process.
     pub local: LocalOptions,
     /// Instead of replicas, nothing: to measure what is in front of them.
@@ -155,13 +158,20 @@ fn run_on(
         .map_err(|e| Error::io(e, "starting the data path"))?;
     let driver = path.driver();
     let (unix, local) = (process.data_socket.clone(), locals.data());
-    let of_data = Arc::clone(&ledger);
-    let data = Arc::new(Data { path: Arc::clone(&path), unix, ledger: of_data, locals: local });
+    let backends = Backends::new(&process.backends);
+    let data = Arc::new(Data {
+        path: Arc::clone(&path),
+        unix,
+        ledger: Arc::clone(&ledger),
+        locals: local,
+        backends: backends.clone(),
+    });
     let frontends = Arc::new(OnPath { path, options: process.frontends.clone(), ledger });
     let parts = Parts {
         replicas: Arc::new(
             RemoteReplicas::new(runtime.handle().clone(), volume, process.http_timeout_s)
-                .with_locals(locals.control()),
+                .with_locals(locals.control())
+                .with_backends(backends),
         ),
         path: Arc::clone(&data) as Arc<dyn DataPath>,
         frontends: Arc::clone(&frontends) as Arc<dyn Frontends>,

@@ -2,14 +2,15 @@
 
 use super::device::{DeviceVolume, Places, is_device};
 use super::ledger::Ledger;
-use super::local::Local;
+use super::local::{Local, WORKERS};
 use dbs_core::{Error, Result};
 use dbs_server::frontend::tls::TlsConfig;
 use dbs_server::frontend::{Listen, lock};
 use dbs_server::log;
 use longhorn_controller::frontend::{NbdFrontend, SocketFrontend, SocketOptions, UblkOptions};
-use longhorn_controller::path::{self, BackendAddress, Hold, Path, PathKind};
+use longhorn_controller::path::{self, BackendAddress, Hold, LocalReplica, Path, PathKind};
 use longhorn_controller::rules::{Mode, ReplicaId};
+use longhorn_controller::volume::file::Backends;
 use longhorn_controller::volume::{
     DataPath, Events, Frontend, Frontends, Held, Offer, Relay, Totals,
 };
@@ -50,6 +51,8 @@ pub(super) struct Data {
     pub ledger: Arc<Ledger>,
     /// Those of this process.
     pub locals: HashMap<String, Local>,
+    /// The kinds that there may be, and the files.
+    pub backends: Backends,
 }
 
 /// While it is there, the path holds all I/O.
@@ -66,6 +69,11 @@ impl DataPath for Data {
             self.ledger.name(replica, &local.name);
             let backend = BackendAddress::Local(local.replica.clone());
             return self.path.connect(replica, address, &backend);
+        }
+        if let Some(files) = self.backends.find(address).map_err(invalid)? {
+            let file = LocalReplica::new(files.gate(address), WORKERS)?;
+            self.ledger.name(replica, address);
+            return self.path.connect(replica, address, &BackendAddress::Local(file));
         }
         let listen = match &self.unix {
             Some(path) => Listen::Unix(path.clone()),

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A small file system of its own.
-struct Disk(PathBuf);
+pub struct Disk(PathBuf);
 
 impl Disk {
-    fn mount(path: &Path, size: &str) -> Option<Self> {
+    pub fn mount(path: &Path, size: &str) -> Option<Self> {
         fs::create_dir_all(path).unwrap();
         let options = format!("size={size}");
         let mounted =

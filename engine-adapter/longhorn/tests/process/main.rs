@@ -6,6 +6,7 @@ mod support;
 mod agent;
 mod checksums;
 mod controller;
+mod files;
 mod frontends;
 mod handover;
 mod life;
