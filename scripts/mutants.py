@@ -44,6 +44,10 @@ def powercut(*names: str) -> list[str]:
     return tests("dbs-cli", "powercut", *names)
 
 
+def replica(*names: str) -> list[str]:
+    return tests("longhorn", "process", *names)
+
+
 # Longer than any of them takes, but for a hang.
 LIMIT = 600
 # What is said of an edit that makes no program.
@@ -84,6 +88,8 @@ EDITS = [
      "if false && meta.extents_end() > new.data_extents() {", [sim("beside::a_write_amid_a_vacuum")]),
     ("m21-flush-without-sync", "io/file.rs", "|| self.file.sync_data())", "|| Ok(()))",
      [powercut("each_promise_rests_on_a_sync")]),
+    ("m21-flush-without-sync-of-a-replica", "io/file.rs", "|| self.file.sync_data())", "|| Ok(()))",
+     [replica("a_flush_of_a_volume_is_a_sync_of_its_replica")]),
     ("m23-merge-without-second-look-at-its-lock", "meta/merge.rs", "                && held()",
      "                && (held() || true)", [unit("nothing_is_merged_into_what_became_a_snapshot")]),
     ("m24-no-second-look-at-the-last-block", "store/commands.rs",

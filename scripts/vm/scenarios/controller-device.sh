@@ -23,6 +23,18 @@ cp "$work/data" /mnt/v/data
 sync
 ok "discarded, zeroed, ext4 made and mounted"
 
+# flushes: how many the replicas have been asked for.
+flushes() {
+    steer journal
+    until_true 30 "the journal" eval 'grep -q " [RWU]\[" "$controller_log"'
+    grep -c -- "->tcp://127.0.0.1:100[01]0 F\[" "$controller_log" || true
+}
+before=$(flushes)
+dd if=/dev/zero of=/mnt/v/synced bs=4k count=1 oflag=direct conv=fsync 2>/dev/null
+until_true 30 "a flush of both replicas" eval '[ "$(flushes)" -ge $((before + 2)) ]'
+rm /mnt/v/synced
+ok "a flush reaches the replicas"
+
 verified load --directory=/mnt/v --size=3m --rw=randwrite --bs=4k --direct=1 --ioengine=io_uring --iodepth=16 --loops=2 &
 load=$!
 until_true 30 "fio's file" test -s /mnt/v/load.0.0

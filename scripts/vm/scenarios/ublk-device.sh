@@ -28,6 +28,20 @@ verified raw --filename="$device" --size=8m --rw=randwrite --bsrange=512-64k --b
 verified raw --filename="$device" --offset=16m --size=16m --rw=write --bs=1m --ioengine=libaio --iodepth=4 --direct=1 --sync=dsync
 ok "writes of 512 bytes to 1 MiB, 32 at a time, with FUA"
 
+# synced TEXT CONV OFLAG: a write of that kind sends a flush to the store's disk before it is answered.
+synced() {
+    local flushes=/sys/block/${DBS_STORE##*/}/stat before
+    before=$(awk '{ print $16 }' "$flushes")
+    dd if=/dev/zero of="$device" bs=4k count=1 seek=20000 conv=notrunc,"$2" oflag="$3" 2>/dev/null
+    [ "$(awk '{ print $16 }' "$flushes")" -gt "$before" ] || fail "$1: no flush reached the store's disk"
+}
+is "/sys/block/${DBS_STORE##*/}/queue/write_cache" "write back"
+for place in allocating "in place"; do
+    synced "a flush, $place" fsync direct
+done
+synced "FUA" notrunc direct,dsync
+ok "flush and FUA reach the disk of the store"
+
 random_file "$work/a" 4
 dd if="$work/a" of="$device" bs=1M seek=64 oflag=direct conv=fsync 2>/dev/null
 blkdiscard --zeroout --offset $((65 << 20)) --length $((1 << 20)) "$device"

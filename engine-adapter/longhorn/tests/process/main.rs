@@ -7,12 +7,14 @@ mod agent;
 mod checksums;
 mod controller;
 mod files;
+mod flushes;
 mod frontends;
 mod handover;
 mod life;
 mod limits;
 mod local;
 mod shared;
+mod synced;
 mod tls;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");
