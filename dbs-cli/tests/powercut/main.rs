@@ -63,7 +63,8 @@ fn make(place: &Place, mib: usize) -> (Disk, fuser::BackgroundSession) {
 fn unmount(place: &Place, session: fuser::BackgroundSession) {
     let unmounted = Command::new("umount").arg("--lazy").arg(place.path("mount")).status();
     assert!(unmounted.unwrap().success());
-    session.join().unwrap();
+    // It may say that the connection was aborted.
+    let _ = session.join();
 }
 
 /// A server that was killed leaves its tail for the next one. There is none, and the tail takes memory.
