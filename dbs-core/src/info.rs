@@ -120,6 +120,23 @@ pub struct ScrubReport {
     pub total: u64,
 }
 
+/// How far a trim of a volume has come, and what it found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrimReport {
+    /// Bytes of data that were read.
+    pub checked: u64,
+    /// Of those, bytes of blocks that hold nothing but zeros, and are given up.
+    pub zeros: u64,
+    /// Bytes of extents that hold nothing any more, and become free.
+    pub freed: u64,
+    /// Bytes of data that were passed over, as some of their extent is damaged.
+    pub unreadable: u64,
+    /// Bytes of the volume that are done, of `total`.
+    pub done: u64,
+    /// Size of the volume.
+    pub total: u64,
+}
+
 /// Data that is not what was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamagedRange {

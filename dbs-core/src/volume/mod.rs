@@ -25,6 +25,7 @@ mod observer;
 mod read;
 mod request;
 mod sums;
+mod trim;
 mod zero;
 
 pub use holder::Claim;

@@ -23,3 +23,4 @@ mod rebuild;
 mod request;
 mod rollback;
 mod store;
+mod trim;
