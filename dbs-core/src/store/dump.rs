@@ -4,18 +4,87 @@ use super::identity::uuid_text;
 use super::{Store, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{RegionKind, labels};
+use crate::info::Labels;
 use crate::meta::Meta;
-use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize, Serializer};
 use std::iter;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+/// The version of dumps, which is that of the format.
+pub(super) const FORMAT: &str = "2.0.0";
 /// Entries made into JSON under one look at the metadata.
 const ENTRIES_PER_LOOK: usize = 1024;
 
 /// Lets somebody look at the metadata, which is the same each time.
 type Look<'a> = &'a dyn Fn(&mut dyn FnMut(&Meta));
+
+/// A dump, whose entries are made as it is written: there are many.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Dump<E> {
+    pub format: String,
+    pub uuid: String,
+    /// What the metadata was marked with, if that is not the uuid; so are the checksums, which stay.
+    pub metadata_uuid: Option<String>,
+    pub created_ns: u64,
+    pub size: u64,
+    pub extent_size: u64,
+    pub volumes_max: u32,
+    pub snapshots_max: u32,
+    pub spares_max: u32,
+    pub extents_max: u32,
+    pub sequence: u64,
+    pub marks: [u32; 4],
+    pub regions: Vec<DumpRegion>,
+    pub volumes: Vec<DumpVolume>,
+    pub snapshots: Vec<DumpSnapshot>,
+    pub entries: E,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct DumpRegion {
+    pub name: String,
+    pub offset: u64,
+    pub length: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct DumpVolume {
+    pub id: u32,
+    pub uuid: String,
+    pub name: String,
+    pub size: u64,
+    pub created_ns: u64,
+    pub revision: u64,
+    pub head: u32,
+    pub flags: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct DumpSnapshot {
+    pub id: u32,
+    pub uuid: String,
+    pub name: String,
+    pub size: u64,
+    pub created_ns: u64,
+    pub revision: u64,
+    pub volume: u32,
+    pub parent: u32,
+    pub flags: u32,
+    pub labels: Labels,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct DumpEntry {
+    pub entry: u32,
+    pub snapshot: u32,
+    pub extent: u32,
+    pub zero_run: u32,
+    #[serde(default)]
+    pub lost: bool,
+    pub data: Vec<[u32; 2]>,
+    pub zero: Vec<[u32; 2]>,
+}
 
 impl Store {
     /// All metadata as text for people and tools, of one moment: one JSON object. Of a store that is
@@ -51,102 +120,67 @@ impl Store {
 }
 
 fn write(out: &mut dyn std::io::Write, created_ns: u64, look: Look<'_>) -> Result<()> {
-    let mut head = None;
-    look(&mut |meta| head = Some(Head::new(meta, created_ns)));
-    let dump = Dump { head, entries: Entries(look) };
+    let mut dump = None;
+    look(&mut |meta| dump = Some(of(meta, created_ns, Entries(look))));
     serde_json::to_writer_pretty(&mut *out, &dump)
         .map_err(|error| Error::io(error.into(), "writing the dump failed"))?;
     writeln!(out).map_err(|error| Error::io(error, "writing the dump failed"))
 }
 
-#[derive(Serialize)]
-struct Dump<'a> {
-    #[serde(flatten)]
-    head: Option<Head>,
-    entries: Entries<'a>,
-}
-
-/// All but the entries, which are many.
-#[derive(Serialize)]
-struct Head {
-    format: &'static str,
-    uuid: String,
-    metadata_uuid: String,
-    created_ns: u64,
-    size: u64,
-    extent_size: u64,
-    volumes_max: u32,
-    snapshots_max: u32,
-    spares_max: u32,
-    extents_max: u32,
-    sequence: u64,
-    marks: [u32; 4],
-    regions: Vec<Value>,
-    volumes: Vec<Value>,
-    snapshots: Vec<Value>,
-}
-
-impl Head {
-    fn new(meta: &Meta, created_ns: u64) -> Self {
-        let geometry = meta.geometry;
-        let regions = RegionKind::ALL.into_iter().map(|kind| (kind, geometry.region(kind)));
-        let regions = regions.filter(|(_, region)| region.length > 0).map(|(kind, region)| {
-            json!({"name": kind.name(), "offset": region.offset, "length": region.length})
-        });
-        Self {
-            format: "2.0.0",
-            uuid: uuid_text(&meta.identity()),
-            metadata_uuid: uuid_text(&meta.uuid),
-            created_ns,
-            size: geometry.size,
-            extent_size: geometry.extent_bytes,
-            volumes_max: geometry.volumes,
-            snapshots_max: geometry.snapshots,
-            spares_max: geometry.spares,
-            extents_max: geometry.extents_max,
-            sequence: meta.log.durable,
-            marks: meta.marks(),
-            regions: regions.collect(),
-            volumes: volumes(meta),
-            snapshots: snapshots(meta),
-        }
+fn of<E>(meta: &Meta, created_ns: u64, entries: E) -> Dump<E> {
+    let geometry = meta.geometry;
+    let regions = RegionKind::ALL.into_iter().map(|kind| (kind, geometry.region(kind)));
+    let regions = regions.filter(|(_, region)| region.length > 0).map(|(kind, region)| {
+        DumpRegion { name: kind.name().to_owned(), offset: region.offset, length: region.length }
+    });
+    Dump {
+        format: FORMAT.to_owned(),
+        uuid: uuid_text(&meta.identity()),
+        metadata_uuid: Some(uuid_text(&meta.uuid)),
+        created_ns,
+        size: geometry.size,
+        extent_size: geometry.extent_bytes,
+        volumes_max: geometry.volumes,
+        snapshots_max: geometry.snapshots,
+        spares_max: geometry.spares,
+        extents_max: geometry.extents_max,
+        sequence: meta.log.durable,
+        marks: meta.marks(),
+        regions: regions.collect(),
+        volumes: volumes(meta),
+        snapshots: snapshots(meta),
+        entries,
     }
 }
 
-fn volumes(meta: &Meta) -> Vec<Value> {
-    meta.volumes()
-        .map(|(id, volume)| {
-            json!({
-                "id": id.0,
-                "uuid": uuid_text(&volume.uuid),
-                "name": volume.name,
-                "size": volume.size,
-                "created_ns": volume.created_ns,
-                "revision": volume.revision,
-                "head": volume.head.0,
-                "flags": volume.flags,
-            })
-        })
-        .collect()
+fn volumes(meta: &Meta) -> Vec<DumpVolume> {
+    let volumes = meta.volumes().map(|(id, volume)| DumpVolume {
+        id: id.0,
+        uuid: uuid_text(&volume.uuid),
+        name: volume.name.clone(),
+        size: volume.size,
+        created_ns: volume.created_ns,
+        revision: volume.revision,
+        head: volume.head.0,
+        flags: volume.flags,
+    });
+    volumes.collect()
 }
 
-fn snapshots(meta: &Meta) -> Vec<Value> {
-    meta.snapshots()
-        .map(|(id, snapshot)| {
-            json!({
-                "id": id.0,
-                "uuid": uuid_text(&snapshot.uuid),
-                "name": snapshot.name,
-                "size": snapshot.size,
-                "created_ns": snapshot.created_ns,
-                "revision": snapshot.revision,
-                "volume": snapshot.volume.0,
-                "parent": snapshot.parent.0,
-                "flags": snapshot.flags,
-                "labels": labels::decode(&snapshot.labels).unwrap_or_default(),
-            })
-        })
-        .collect()
+fn snapshots(meta: &Meta) -> Vec<DumpSnapshot> {
+    let snapshots = meta.snapshots().map(|(id, snapshot)| DumpSnapshot {
+        id: id.0,
+        uuid: uuid_text(&snapshot.uuid),
+        name: snapshot.name.clone(),
+        size: snapshot.size,
+        created_ns: snapshot.created_ns,
+        revision: snapshot.revision,
+        volume: snapshot.volume.0,
+        parent: snapshot.parent.0,
+        flags: snapshot.flags,
+        labels: labels::decode(&snapshot.labels).unwrap_or_default(),
+    });
+    snapshots.collect()
 }
 
 /// The entries, some at a time.
@@ -165,7 +199,7 @@ impl Serialize for Entries<'_> {
 }
 
 /// Some entries, by their ids from `first` on, and with which one to go on.
-fn entries_from(meta: &Meta, first: u32, out: &mut Vec<Value>) -> Option<u32> {
+fn entries_from(meta: &Meta, first: u32, out: &mut Vec<DumpEntry>) -> Option<u32> {
     let blocks = meta.blocks_per_extent();
     let runs = |bits: crate::meta::entries::Bits| -> Vec<_> {
         bits.runs(blocks).map(|run| [run.start, run.end]).collect()
@@ -173,15 +207,15 @@ fn entries_from(meta: &Meta, first: u32, out: &mut Vec<Value>) -> Option<u32> {
     let mut ids = meta.entries.used_from(first);
     for id in ids.by_ref().take(ENTRIES_PER_LOOK) {
         let Some((snapshot, logical)) = meta.entries.owner(id) else { continue };
-        out.push(json!({
-            "entry": id,
-            "snapshot": snapshot,
-            "extent": logical,
-            "zero_run": meta.entries.run(id),
-            "lost": meta.entries.is_lost(id),
-            "data": runs(meta.entries.data_bits(id)),
-            "zero": runs(meta.entries.zero_bits(id)),
-        }));
+        out.push(DumpEntry {
+            entry: id,
+            snapshot,
+            extent: logical,
+            zero_run: meta.entries.run(id),
+            lost: meta.entries.is_lost(id),
+            data: runs(meta.entries.data_bits(id)),
+            zero: runs(meta.entries.zero_bits(id)),
+        });
     }
     ids.next()
 }

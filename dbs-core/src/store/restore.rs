@@ -1,5 +1,6 @@
 //! Metadata from a dump, for a store whose own is lost and whose data is there.
 
+use super::dump::{DumpEntry, FORMAT};
 use super::identity::parse_uuid;
 use super::pages::Pages;
 use super::recover;
@@ -11,88 +12,21 @@ use crate::format::journal::Scan;
 use crate::format::slots::{self, SnapshotSlot, VolumeSlot};
 use crate::format::superblock::{INCOMPAT_LOST, Superblock};
 use crate::format::{Geometry, Region, RegionKind, entry, labels};
-use crate::info::{Labels, RepairKind, RepairReport, RepairStep};
+use crate::info::{RepairKind, RepairReport, RepairStep};
 use crate::io::reading::ReadBy;
 use crate::io::{ReadRequest, Storage, open as drivers};
 use crate::limits::SEQUENCE_START_MAX;
 use crate::meta::entries::SPARE_BASE;
 use crate::meta::load::Loader;
-use serde::Deserialize;
 use std::path::Path;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The version of dumps, which is that of the format.
-const FORMAT: &str = "2.0.0";
 /// Bytes of slots in memory that any dump may take: of three hundred thousand.
 const SLOTS_BYTES: u64 = 160 << 20;
 /// Bytes of slots for each byte of the dump, beyond that.
 const SLOTS_FACTOR: u64 = 16;
 
-#[derive(Deserialize)]
-struct Dump {
-    format: String,
-    uuid: String,
-    /// What the metadata was marked with, if that is not the uuid; so are the checksums, which stay.
-    metadata_uuid: Option<String>,
-    created_ns: u64,
-    size: u64,
-    extent_size: u64,
-    volumes_max: u32,
-    snapshots_max: u32,
-    spares_max: u32,
-    extents_max: u32,
-    sequence: u64,
-    marks: [u32; 4],
-    regions: Vec<DumpRegion>,
-    volumes: Vec<DumpVolume>,
-    snapshots: Vec<DumpSnapshot>,
-    entries: Vec<DumpEntry>,
-}
-
-#[derive(Deserialize)]
-struct DumpRegion {
-    name: String,
-    offset: u64,
-    length: u64,
-}
-
-#[derive(Deserialize)]
-struct DumpVolume {
-    id: u32,
-    uuid: String,
-    name: String,
-    size: u64,
-    created_ns: u64,
-    revision: u64,
-    head: u32,
-    flags: u32,
-}
-
-#[derive(Deserialize)]
-struct DumpSnapshot {
-    id: u32,
-    uuid: String,
-    name: String,
-    size: u64,
-    created_ns: u64,
-    revision: u64,
-    volume: u32,
-    parent: u32,
-    flags: u32,
-    labels: Labels,
-}
-
-#[derive(Deserialize)]
-struct DumpEntry {
-    entry: u32,
-    snapshot: u32,
-    extent: u32,
-    zero_run: u32,
-    #[serde(default)]
-    lost: bool,
-    data: Vec<[u32; 2]>,
-    zero: Vec<[u32; 2]>,
-}
+type Dump = super::dump::Dump<Vec<DumpEntry>>;
 
 impl Store {
     /// Locks the store at `path` and plans to give it the metadata of a dump. Where there is nothing, a new
