@@ -286,18 +286,30 @@ impl Store {
     /// `NotFound`, `Exists`, `Invalid` (a retired snapshot among others), `Busy` if the volume is
     /// being rebuilt, `NoSpace` when a table is full.
     pub fn clone_volume(&self, volume: &str, snapshot: &str, new: &str) -> Result<VolumeInfo> {
-        let info = self.clone_volume_of(volume, snapshot, new, None)?;
+        let info = self.clone_volume_of(volume, snapshot, new, None, false)?;
         self.inner.reserve_for_discards();
         Ok(info)
     }
 
-    /// As [`Store::clone_volume`], of a time that is known from elsewhere.
+    /// As [`Store::clone_volume`], of a volume that is to be filled: it is rebuilding from its first
+    /// moment until [`Store::set_rebuilding`] says that it is complete.
+    ///
+    /// # Errors
+    /// As [`Store::clone_volume`].
+    pub fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<VolumeInfo> {
+        let info = self.clone_volume_of(volume, snapshot, new, None, true)?;
+        self.inner.reserve_for_discards();
+        Ok(info)
+    }
+
+    /// As [`Store::clone_volume`], of a time that is known from elsewhere, and perhaps to be filled.
     pub(crate) fn clone_volume_of(
         &self,
         volume: &str,
         snapshot: &str,
         new: &str,
         created_ns: Option<u64>,
+        rebuilding: bool,
     ) -> Result<VolumeInfo> {
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
@@ -305,6 +317,9 @@ impl Store {
             meta.check_complete(origin)?;
             let size = meta.snapshot(parent).size;
             let id = meta.create_volume(new, size, parent, births)?;
+            if rebuilding {
+                meta.set_rebuilding(id, true);
+            }
             Ok(volume_info(meta, id))
         })
     }

@@ -18,7 +18,8 @@ struct Compared<'a> {
 
 impl Store {
     /// What differs between two points: ranges of `to` (the head if `None`) whose content may
-    /// differ from `from` (an empty volume if `None`), in block borders cut to the range. Much is looked
+    /// differ from `from` (an empty volume if `None`; a snapshot of another volume if it is
+    /// `volume@snapshot`), in block borders cut to the range. Much is looked
     /// at step by step: what is written to a head meanwhile may be missing.
     ///
     /// # Errors
@@ -74,7 +75,11 @@ impl Store {
         let Compared { volume, from, to, offset, length } = *compared;
         let meta = self.inner.meta();
         let to = find(&meta, volume, to)?;
-        let from = from.map(|name| find(&meta, volume, Some(name))).transpose()?;
+        let from = from.map(|name| match name.split_once('@') {
+            Some((other, name)) => find(&meta, other, Some(name)),
+            None => find(&meta, volume, Some(name)),
+        });
+        let from = from.transpose()?;
         same(looked_at, identity(&meta, from, to), volume)?;
         let size = meta.snapshot(to).size;
         if !offset.is_multiple_of(SECTOR_BYTES) || !length.is_multiple_of(SECTOR_BYTES) {

@@ -99,7 +99,7 @@ impl Target for Store {
     }
 
     fn clone_volume(&self, volume: &str, snapshot: &str, new: &NewVolume<'_>) -> Result<()> {
-        let made = self.clone_volume_of(volume, snapshot, new.name, new.created_ns)?;
+        let made = self.clone_volume_of(volume, snapshot, new.name, new.created_ns, false)?;
         if made.size == new.size { Ok(()) } else { self.resize_volume(new.name, new.size) }
     }
 
