@@ -6,7 +6,7 @@ use crate::progress::Unit;
 use crate::spec::Spec;
 use clap::Args;
 use dbs_core::io::open::claim;
-use dbs_core::store::peek_place;
+use dbs_core::store::is_same_place;
 use dbs_core::{Error, Result, format_size};
 use dbs_server::transfer::{export_path, export_stream};
 use std::io::{self, IsTerminal};
@@ -61,7 +61,7 @@ impl Export {
         if !kind.is_file() && !kind.file_type().is_block_device() {
             return Ok(());
         }
-        if peek_place(&self.file)? == peek_place(context.store()?)? {
+        if is_same_place(&self.file, context.store()?)? {
             return Err(Error::invalid(format!("{file} is the store itself: name another file")));
         }
         match claim(&self.file)?.content()? {

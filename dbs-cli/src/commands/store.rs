@@ -9,7 +9,7 @@ use crate::spec;
 use crate::target::{Target, watch};
 use clap::Args;
 use dbs_core::info::{CheckReport, ChecksumInfo, Severity, StoreInfo};
-use dbs_core::store::{parse_uuid, peek_place};
+use dbs_core::store::{is_same_place, parse_uuid};
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, ErrorKind, InitOptions, Result, Store, format_size};
 use dbs_server::any_store::AnyStore;
@@ -332,7 +332,7 @@ impl Upgrade {
     pub fn run(self, context: &Context) -> Result<()> {
         context.stop.on_signals()?;
         let image = Image::open(&self.old, None)?;
-        if self.new.exists() && peek_place(&self.old)? == peek_place(&self.new)? {
+        if self.new.exists() && is_same_place(&self.old, &self.new)? {
             return Err(Error::invalid(format!(
                 "{} is the image itself: name another file or device for the new store",
                 self.new.display()

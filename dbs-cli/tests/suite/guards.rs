@@ -137,6 +137,65 @@ fn no_export_overwrites_an_open_store() {
     place.dbs("volume export --force v other.dbs").ok("a raw image is overwritten unasked");
 }
 
+/// A loop device, detached when dropped.
+struct Loop(String);
+
+impl Loop {
+    /// Over a file, or `None` where there is none.
+    fn over(file: &Path) -> Option<Self> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        match made {
+            Ok(made) if made.status.success() => {
+                Some(Self(String::from_utf8(made.stdout).unwrap().trim_end().to_owned()))
+            }
+            _ => {
+                println!("SKIPPED: no loop device with `losetup` (it needs root)");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let detached = Command::new("losetup").args(["--detach", &self.0]).status();
+        assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}
+
+#[test]
+fn a_loop_device_is_the_store_behind_it() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 1MiB").ok("create");
+    place.dbs("init other.dbs --size 64MiB").ok("init");
+    on(&place, "other.dbs", "volume create w 1MiB").ok("create");
+    let Some(device) = Loop::over(&place.store()) else { return };
+    let device = &device.0;
+    let itself = |why: &str| {
+        let export = format!("--yes volume export --force v {device}");
+        let refused = place.dbs(&export).exits(2, why);
+        assert!(refused.stderr.contains("the store itself"), "{}", refused.stderr);
+    };
+    itself("idle");
+    let served = place.serve("");
+    itself("served");
+    // By its device nobody else writes over it, or opens it for writing.
+    let export = format!("--yes volume export --force w {device}");
+    let init = format!("--yes init --force {device}");
+    for refused in [on(&place, "other.dbs", &export), run(place.bare().args(init.split(' ')))] {
+        let refused = refused.exits(11, "a served store");
+        let text = refused.stderr;
+        assert!(text.contains(device) && text.contains("open for writing by process"), "{text}");
+    }
+    let refused = on(&place, device, "volume create x 1MiB").exits(11, "it is open as a file");
+    assert!(refused.stderr.contains("is a loop device"), "{}", refused.stderr);
+    served.stop();
+    on(&place, device, "volume create x 1MiB").ok("idle, by its device");
+    place.dbs("check").ok("it is whole");
+    assert_eq!(place.json("volume list").as_array().unwrap().len(), 2);
+}
+
 #[test]
 fn init_spares_a_file_whose_data_comes_late() {
     let place = Place::new();

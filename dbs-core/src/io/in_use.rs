@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use nix::sys::stat::{major, minor};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -61,6 +63,18 @@ pub fn in_use(path: &Path) -> Result<Option<String>> {
     }
     Ok(loop_device(path)
         .map(|device| format!("`{}` is behind `/dev/{device}`; detach that first", path.display())))
+}
+
+/// The file behind a loop device, or behind the one that a partition is on.
+pub fn backing_file(device: &fs::Metadata) -> Option<PathBuf> {
+    if !device.file_type().is_block_device() {
+        return None;
+    }
+    let sysfs = Device::of(device.rdev()).sysfs();
+    let tables = [sysfs.join("loop/backing_file"), sysfs.join("../loop/backing_file")];
+    let path = tables.iter().find_map(|table| fs::read(table).ok())?;
+    let path = path.strip_suffix(b"\n").unwrap_or(&path);
+    Some(PathBuf::from(OsStr::from_bytes(path)))
 }
 
 /// Number of a block device.

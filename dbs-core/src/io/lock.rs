@@ -21,6 +21,8 @@ const DEVICE_PAUSE: Duration = Duration::from_millis(25);
 #[derive(Debug)]
 pub(super) struct StoreLock {
     file: File,
+    /// That on the file behind a loop device: by its own name it is the same store.
+    behind: Option<Box<StoreLock>>,
     path: PathBuf,
     metadata: Metadata,
     read_only: bool,
@@ -36,7 +38,8 @@ impl StoreLock {
         check_type(&metadata, path)?;
         let attempts = if metadata.file_type().is_block_device() { DEVICE_ATTEMPTS } else { 1 };
         for attempt in 1..=attempts {
-            if let Some(lock) = Self::attempt(path, &metadata, read_only)? {
+            if let Some(mut lock) = Self::attempt(path, &metadata, read_only)? {
+                lock.behind = lock_behind(path, &metadata, read_only)?.map(Box::new);
                 return Ok(lock);
             }
             if attempt < attempts {
@@ -102,7 +105,8 @@ impl StoreLock {
                 return Err(Error::io(error, format!("cannot lock `{}`", path.display())));
             }
         }
-        let lock = Self { file, path: path.into(), metadata: metadata.clone(), read_only };
+        let lock =
+            Self { file, behind: None, path: path.into(), metadata: metadata.clone(), read_only };
         lock.check_same(&lock.file)?;
         Ok(Some(lock))
     }
@@ -114,6 +118,19 @@ impl Drop for StoreLock {
         // ours would not release it. There is nothing to do about an error.
         let _ = self.file.unlock();
     }
+}
+
+/// Locks the file behind a loop device, if the device is one and the file can be reached from here. The
+/// kernel holds no lock on it.
+fn lock_behind(path: &Path, device: &Metadata, read_only: bool) -> Result<Option<StoreLock>> {
+    let Some(file) = in_use::backing_file(device) else { return Ok(None) };
+    let Ok(metadata) = std::fs::metadata(&file) else { return Ok(None) };
+    let opened = if metadata.is_file() { File::open(&file).ok() } else { None };
+    let Some(opened) = opened else { return Ok(None) };
+    let lock = StoreLock::lock(opened, &file, &metadata, read_only)?;
+    lock.map(Some).ok_or_else(|| {
+        busy(&file, &metadata, read_only).context(format!("`{}` is a loop device", path.display()))
+    })
 }
 
 fn check_type(metadata: &Metadata, path: &Path) -> Result<()> {

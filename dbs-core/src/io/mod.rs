@@ -6,7 +6,7 @@ pub mod conformance;
 pub mod env;
 pub mod file;
 pub mod freeze;
-mod in_use;
+pub(crate) mod in_use;
 pub mod interpose;
 pub(crate) mod lock;
 pub mod open;

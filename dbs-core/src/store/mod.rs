@@ -30,7 +30,7 @@ mod sums;
 mod watch;
 mod work;
 
-pub use identity::{parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};
+pub use identity::{is_same_place, parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};
 pub use rebuild::Link;
 pub use repair::{OpenRepair, Repair, RepairOptions};
 
