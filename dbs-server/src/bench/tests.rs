@@ -206,7 +206,8 @@ fn requests_are_kept_in_flight() {
             assert_eq!(fake.in_flight.load(Ordering::SeqCst), 0, "all were waited for");
             assert_eq!(outcome.latencies.count(), fake.reads.load(Ordering::SeqCst));
             assert!(outcome.took >= Duration::from_millis(60), "{:?}", outcome.took);
-            assert!(outcome.latencies.min_ns() >= 100_000, "each waited that long");
+            // Known to three digits.
+            assert!(outcome.latencies.min_ns() >= 99_900, "each waited that long");
         }
     }
 }
