@@ -40,7 +40,7 @@ impl Target {
     /// The request's.
     pub fn call(&self, context: &Context, request: &Request) -> Result<Value> {
         let label = label(request);
-        let mut meter = context.meter(label, Unit::Steps);
+        let mut meter = context.meter(label, unit(request));
         if is_long(request) {
             context.stop.on_signals()?;
         }
@@ -120,6 +120,7 @@ fn is_long(request: &Request) -> bool {
             | R::Scrub { .. }
             | R::VolumeFlatten { .. }
             | R::VolumeTrim
+            | R::VolumeRelease { .. }
             | R::Work { .. }
     )
 }
@@ -130,6 +131,15 @@ fn label(request: &Request) -> &'static str {
         Request::VolumeFlatten { .. } => "flattening",
         Request::Scrub { .. } => "scrubbing",
         Request::VolumeTrim => "reclaiming space",
+        Request::VolumeRelease { .. } => "looking for zeros",
         _ => "working",
+    }
+}
+
+/// What its progress counts.
+fn unit(request: &Request) -> Unit {
+    match request {
+        Request::Scrub { .. } | Request::VolumeRelease { .. } => Unit::Bytes,
+        _ => Unit::Steps,
     }
 }

@@ -132,6 +132,9 @@ pub enum Request {
         snapshot: String,
         /// Name of the new volume.
         new: String,
+        /// It is about to be filled: nobody else can open it before [`Request::VolumeComplete`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        rebuilding: bool,
     },
     /// Makes a clone independent of its origin: `VolumeInfo`. Can be stopped and run again.
     #[serde(rename = "volume.flatten")]
@@ -177,7 +180,7 @@ pub enum Request {
     VolumeDiff {
         /// Volume.
         volume: String,
-        /// One of its snapshots, an empty volume if absent.
+        /// One of its snapshots, or `volume@snapshot` of another one; an empty volume if absent.
         #[serde(default)]
         from: Option<String>,
         /// One of its snapshots, the head if absent.
@@ -194,6 +197,15 @@ pub enum Request {
     /// discarded back to the file system or device: [`Trimmed`].
     #[serde(rename = "volume.trim")]
     VolumeTrim,
+    /// Gives up the blocks of a volume that hold nothing but zeros: `TrimReport`.
+    #[serde(rename = "volume.release")]
+    VolumeRelease {
+        /// Volume.
+        volume: String,
+        /// Only look for them.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        dry_run: bool,
+    },
 
     /// Takes a snapshot of the head: `SnapshotInfo`.
     #[serde(rename = "snapshot.create")]
@@ -374,6 +386,7 @@ impl Request {
                 | Self::VolumeDu { .. }
                 | Self::VolumeMap { .. }
                 | Self::VolumeDiff { .. }
+                | Self::VolumeRelease { dry_run: true, .. }
                 | Self::SnapshotList { .. }
                 | Self::SnapshotShow { .. }
                 | Self::DeviceList
@@ -390,13 +403,14 @@ impl Request {
             self,
             Self::VolumeDelete { .. }
                 | Self::VolumeResize { .. }
+                | Self::VolumeRelease { dry_run: false, .. }
                 | Self::SnapshotDelete { .. }
                 | Self::SnapshotRollback { .. }
         )
     }
 }
 
-/// How far a long command is; the unit is the command's (extents or steps).
+/// How far a long command is; the unit is the command's (bytes, extents or steps).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// Done so far.

@@ -169,12 +169,25 @@ impl StoreAccess for RemoteStore {
         self.get(&Request::VolumeShow { volume: volume.to_owned(), usage: false })
     }
 
+    fn volumes(&self) -> Result<Vec<VolumeInfo>> {
+        self.get(&Request::VolumeList { usage: false })
+    }
+
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>> {
         self.get(&Request::SnapshotList { volume: volume.to_owned(), usage: false })
     }
 
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
         self.run(&Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true })
+    }
+
+    fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()> {
+        self.run(&Request::VolumeClone {
+            volume: volume.to_owned(),
+            snapshot: snapshot.to_owned(),
+            new: new.to_owned(),
+            rebuilding: true,
+        })
     }
 
     fn complete(&self, volume: &str) -> Result<()> {

@@ -5,29 +5,37 @@ use crate::confirm::confirm;
 use crate::context::Context;
 use crate::output::print_json;
 use crate::progress::Unit;
-use crate::spec::{SnapshotSpec, Spec};
+use crate::spec::Spec;
 use clap::Args;
 use dbs_core::{Error, Result, format_size};
 use dbs_server::api::Request;
 use dbs_server::transfer::{
-    NewFile, Received, ResumeToken, SendOptions, pending, receive_over, send,
+    Copied, NewFile, ReceiveOptions, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader,
+    pending, plan, receive_all, send,
 };
 use serde_json::json;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Write a snapshot, or the difference between two, as a stream.
+/// Write a snapshot, the difference between two, or a volume with all there is below it, as a stream.
 #[derive(Debug, Args)]
 pub struct SendSnapshot {
-    /// VOLUME@SNAPSHOT
-    snapshot: SnapshotSpec,
-    /// Send only the difference to this snapshot of the same volume
+    /// VOLUME@SNAPSHOT; with --recursive VOLUME
+    spec: Spec,
+    /// Send only the difference to this snapshot of the same volume. VOLUME@SNAPSHOT of another volume,
+    /// such as the origin of a clone, makes a clone where it is received
     #[arg(long, value_name = "SNAPSHOT")]
     from: Option<String>,
     /// Continue where `dbs receive` stopped, with the token it printed
     #[arg(long, value_name = "TOKEN")]
     resume: Option<ResumeToken>,
+    /// Send all snapshots of the volume, and of all clones that depend on it, each as the difference to the
+    /// one that it builds on. What was written after the last snapshot of each is not sent
+    #[arg(long, short = 'R', conflicts_with_all = ["from", "resume"])]
+    recursive: bool,
     /// A new file, `-` for the standard output
     #[arg(default_value = "-")]
     file: PathBuf,
@@ -35,48 +43,88 @@ pub struct SendSnapshot {
 
 impl SendSnapshot {
     pub fn run(self, context: &Context) -> Result<()> {
-        let base = self.base()?;
+        let single = self.single()?;
         let to_stdout = is_standard(&self.file);
         refuse_terminal(to_stdout)?;
         context.stop.on_signals()?;
-        let name = self.snapshot.to_string();
-        let SnapshotSpec { volume, snapshot } = self.snapshot;
-        let options = SendOptions { volume, snapshot, base, resume: self.resume };
-        let copied = context.with(false, |target| {
+        let (copied, what) = context.with(false, |target| {
             let store = target.access()?;
-            let mut meter = context.meter("sending", Unit::Bytes);
-            let mut progress = |done, total| meter.update(done, total);
+            let streams = match &single {
+                Some(options) => vec![options.clone()],
+                None => plan(store, &self.spec.volume)?,
+            };
+            let what = if single.is_some() { self.spec.to_string() } else { describe(&streams) };
             if to_stdout {
-                return send(store, &options, io::stdout().lock(), &mut progress);
+                return Ok((send_all(context, store, &streams, io::stdout().lock())?, what));
             }
             let new = NewFile::create(&self.file)?;
-            let copied = send(store, &options, new.file(), &mut progress)?;
-            new.keep().map(|()| copied)
+            let copied = send_all(context, store, &streams, new.file())?;
+            new.keep().map(|()| (copied, what))
         })?;
         if to_stdout {
             return Ok(());
         }
-        context.done(&copied, &format!("sent {name}, {} of data", format_size(copied.data)))
+        context.done(&copied, &format!("sent {what}, {} of data", format_size(copied.data)))
     }
 
-    /// The base, which may be written with its volume.
-    fn base(&self) -> Result<Option<String>> {
-        let Some(from) = &self.from else { return Ok(None) };
-        match from.split_once('@') {
-            None => Ok(Some(from.clone())),
-            Some((volume, snapshot)) if volume == self.snapshot.volume => {
-                Ok(Some(snapshot.to_owned()))
-            }
-            Some((volume, _)) => Err(Error::invalid(format!(
-                "--from must be a snapshot of volume {}, not of {volume}",
-                self.snapshot.volume
+    /// What to send if it is one snapshot.
+    fn single(&self) -> Result<Option<SendOptions>> {
+        let Spec { volume, snapshot } = self.spec.clone();
+        match (snapshot, self.recursive) {
+            (Some(snapshot), false) => Ok(Some(SendOptions {
+                volume,
+                snapshot,
+                base: self.from.clone(),
+                resume: self.resume.clone(),
+                more: false,
+            })),
+            (None, true) => Ok(None),
+            (None, false) => Err(Error::invalid(format!(
+                "name a snapshot, as {volume}@SNAPSHOT, or send all of them with --recursive"
+            ))),
+            (Some(_), true) => Err(Error::invalid(format!(
+                "--recursive sends all snapshots: name volume {volume} alone"
             ))),
         }
     }
 }
 
-/// Make a snapshot from a stream. A complete stream makes the volume, a difference goes on top of
-/// the snapshot it was made against.
+fn send_all(
+    context: &Context,
+    store: &dyn StoreAccess,
+    streams: &[SendOptions],
+    mut output: impl Write,
+) -> Result<Copied> {
+    let mut all = Copied::default();
+    for options in streams {
+        let mut meter = context.meter(&format!("sending {}", spec_of(options)), Unit::Bytes);
+        let mut progress = |done, total| meter.update(done, total);
+        let copied = send(store, options, &mut output, &mut progress)?;
+        all = Copied { length: all.length + copied.length, data: all.data + copied.data };
+    }
+    Ok(all)
+}
+
+fn spec_of(options: &SendOptions) -> String {
+    format!("{}@{}", options.volume, options.snapshot)
+}
+
+/// What a sequence of streams carries.
+fn describe(streams: &[SendOptions]) -> String {
+    let volumes: BTreeSet<_> = streams.iter().map(|stream| &stream.volume).collect();
+    let root = streams.first().map_or("", |stream| &stream.volume);
+    let clones = match volumes.len() {
+        0 | 1 => String::new(),
+        2 => " and a clone".to_owned(),
+        n => format!(" and {} clones", n - 1),
+    };
+    let snapshots = if streams.len() == 1 { "snapshot" } else { "snapshots" };
+    format!("volume {root}{clones}, {} {snapshots}", streams.len())
+}
+
+/// Make snapshots from a stream. A complete stream makes the volume, a difference goes on top of the
+/// snapshot it was made against, or makes a clone of it. What `dbs send --recursive` wrote makes the volume
+/// and its clones; snapshots that are there already are passed over.
 #[derive(Debug, Args)]
 pub struct Receive {
     /// VOLUME to receive into, or VOLUME@SNAPSHOT to give the snapshot another name
@@ -92,6 +140,9 @@ pub struct Receive {
     /// stream is the difference to. What was written after that snapshot is lost
     #[arg(long, conflicts_with = "token")]
     force: bool,
+    /// Put PREFIX before the names of the clones that `dbs send --recursive` has sent
+    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    prefix: String,
 }
 
 impl Receive {
@@ -107,25 +158,44 @@ impl Receive {
         }
         context.stop.on_signals()?;
         let received = context.with(true, |target| {
-            let mut meter = context.meter("receiving", Unit::Bytes);
-            let mut progress = |done, total| meter.update(done, total);
-            let volume = Some(self.spec.volume.as_str());
-            let access = target.access()?;
-            let mut received = receive_over(access, volume, self.force, input, &mut progress)
-                .map_err(|e| e.context(name))?;
-            drop(meter);
-            if let Some(new) = self.spec.snapshot.clone().filter(|new| *new != received.snapshot) {
-                let (volume, snapshot) = (received.volume.clone(), received.snapshot);
+            let received = self.receive(context, target.access()?, input);
+            let mut received = received.map_err(|e| e.context(name))?;
+            if let (Some(new), [one]) = (&self.spec.snapshot, &mut received[..])
+                && *new != one.snapshot
+            {
+                let (volume, snapshot) = (one.volume.clone(), one.snapshot.clone());
                 let rename = Request::SnapshotRename { volume, snapshot, new: new.clone() };
                 target.call(context, &rename)?;
-                received.snapshot = new;
+                one.snapshot.clone_from(new);
             }
             target.settle(context)?;
             Ok(received)
         })?;
-        let Received { volume, snapshot, data, .. } = &received;
-        let data = format_size(*data);
-        context.done(&received, &format!("received {volume}@{snapshot}, {data} of data"))
+        show(context, &received)
+    }
+
+    fn receive(
+        &self,
+        context: &Context,
+        store: &dyn StoreAccess,
+        input: impl Read + Send,
+    ) -> Result<Vec<Received>> {
+        let options = ReceiveOptions {
+            volume: Some(&self.spec.volume),
+            prefix: &self.prefix,
+            force: self.force,
+            single: self.spec.snapshot.is_some(),
+        };
+        let meter = RefCell::new(None);
+        let mut began = |header: &StreamHeader| {
+            // Each has its own line.
+            drop(meter.take());
+            let label = format!("receiving {}@{}", header.volume, header.snapshot);
+            meter.replace(Some(context.meter(&label, Unit::Bytes)));
+        };
+        let mut progress =
+            |done, total| meter.borrow_mut().as_mut().is_none_or(|meter| meter.update(done, total));
+        receive_all(store, &options, input, &mut began, &mut progress)
     }
 
     fn open(&self) -> Result<(Box<dyn Read + Send>, String)> {
@@ -157,6 +227,24 @@ impl Receive {
                 "volume {} has received nothing in part",
                 self.spec.volume
             ))),
+        }
+    }
+}
+
+/// One stream as it is, a sequence with all that it brought.
+fn show(context: &Context, received: &[Received]) -> Result<()> {
+    let data: u64 = received.iter().map(|one| one.data).sum();
+    let bytes = format_size(data);
+    match received {
+        [one] => {
+            let Received { volume, snapshot, .. } = one;
+            context.done(one, &format!("received {volume}@{snapshot}, {bytes} of data"))
+        }
+        all => {
+            let names: Vec<_> =
+                all.iter().map(|one| format!("{}@{}", one.volume, one.snapshot)).collect();
+            let text = format!("received {}, {bytes} of data", names.join(", "));
+            context.done(&json!({ "received": all, "data": data }), &text)
         }
     }
 }

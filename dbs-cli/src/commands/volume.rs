@@ -5,7 +5,7 @@ use crate::context::{Context, typed};
 use crate::output::{Table, exact_size, facts, print, print_json, time};
 use crate::spec::{self, SnapshotSpec, Spec};
 use clap::Args;
-use dbs_core::info::{MapRange, RangeState, Usage, VolumeInfo};
+use dbs_core::info::{MapRange, RangeState, TrimReport, Usage, VolumeInfo};
 use dbs_core::{Error, Result, format_size};
 use dbs_server::api::{Ranges, Request, Trimmed};
 
@@ -213,7 +213,9 @@ impl CloneFrom {
     pub fn run(self, context: &Context) -> Result<()> {
         let message = format!("created volume {} on {}", self.new, self.snapshot);
         let SnapshotSpec { volume, snapshot } = self.snapshot;
-        let value = context.call(&Request::VolumeClone { volume, snapshot, new: self.new })?;
+        let new = self.new;
+        let request = Request::VolumeClone { volume, snapshot, new, rebuilding: false };
+        let value = context.call(&request)?;
         context.done(&value, &message)
     }
 }
@@ -265,16 +267,49 @@ impl Du {
     }
 }
 
-/// Give the space of what was deleted and discarded back to the file system or device.
+/// Give space back to the file system or device: that of blocks of zeros, if a volume is named, and that
+/// of what was deleted and discarded.
+///
+/// Clients may go on writing. Space comes back by whole extents (1 MiB by default). What the snapshots of
+/// the volume hold stays as it is.
 #[derive(Debug, Args)]
-pub struct Trim {}
+pub struct Trim {
+    /// Read the data of this volume and release the blocks that hold nothing but zeros
+    volume: Option<String>,
+    /// Release nothing; say how much there is
+    #[arg(long, short = 'n', requires = "volume")]
+    dry_run: bool,
+}
 
 impl Trim {
     pub fn run(self, context: &Context) -> Result<()> {
+        if let Some(volume) = &self.volume {
+            return self.release(context, volume);
+        }
         let value = context.call(&Request::VolumeTrim)?;
         let trimmed: Trimmed = typed(value.clone())?;
         let (freed, now) = (format_size(trimmed.freed), format_size(trimmed.allocated));
         context.done(&value, &format!("freed {freed}; {now} are in use"))
+    }
+
+    fn release(&self, context: &Context, volume: &str) -> Result<()> {
+        let dry_run = self.dry_run;
+        let request = Request::VolumeRelease { volume: volume.to_owned(), dry_run };
+        let value = context.call(&request)?;
+        let report: TrimReport = typed(value.clone())?;
+        let [checked, zeros, freed, unreadable] =
+            [report.checked, report.zeros, report.freed, report.unreadable].map(format_size);
+        let (would, how) = if dry_run { ("would release", "free") } else { ("released", "freed") };
+        let text = format!(
+            "volume {volume}: {would} {zeros} of zeros in {checked} of data, and {how} {freed}"
+        );
+        context.done(&value, &text)?;
+        if report.unreadable > 0 {
+            context.note(&format!(
+                "{unreadable} were left alone, as some of it is damaged: `dbs scrub` says where"
+            ));
+        }
+        Ok(())
     }
 }
 

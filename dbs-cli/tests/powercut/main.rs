@@ -150,9 +150,12 @@ fn request(op: &Op) -> Option<Request> {
             shrink: true,
         },
         Op::DeleteVolume { vol } => Request::VolumeDelete { volume: volume(vol) },
-        Op::Clone { vol, snap, new } => {
-            Request::VolumeClone { volume: volume(vol), snapshot: snapshot(snap), new: volume(new) }
-        }
+        Op::Clone { vol, snap, new } => Request::VolumeClone {
+            volume: volume(vol),
+            snapshot: snapshot(snap),
+            new: volume(new),
+            rebuilding: false,
+        },
         Op::Flatten { vol, .. } => Request::VolumeFlatten { volume: volume(vol) },
         Op::CreateSnapshot { vol, snap, labels: number } => Request::SnapshotCreate {
             volume: volume(vol),

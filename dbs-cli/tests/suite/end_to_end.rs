@@ -310,6 +310,7 @@ fn every_key_is_documented() {
         "volume map w",
         "volume du w",
         "volume trim",
+        "volume trim w",
         "volume export w file",
         "snapshot list w --usage",
         "snapshot show w@s",

@@ -210,3 +210,43 @@ fn a_killed_import_is_told_hidden_and_begun_again() {
         place.dbs("check").ok("check");
     }
 }
+
+#[test]
+fn a_volume_with_its_clones_is_sent_and_received() {
+    let place = Place::new();
+    source(&place);
+    let from = |args: &str| place.dbs(&format!("-s from.dbs {args}"));
+    from("volume clone v@a k").ok("clone");
+    let server = place.serve("-s from.dbs --nbd unix:from.sock");
+    client(&place, "from.sock", "k").unwrap().write_at(0, &noise(9, MIB), true).unwrap();
+    let refused = from("send -R v stream").exits(2, "a clone without snapshots").stderr;
+    assert!(refused.contains("dbs snapshot create k@NAME"), "{refused}");
+    from("snapshot create k@x").ok("snapshot");
+    let sent = from("send -R v all").ok("send, served").text();
+    assert!(sent.starts_with("sent volume v and a clone, 3 snapshots, 13.0 MiB"), "{sent}");
+    let alone = from("send k@x --from v@a").ok("send a clone").stdout;
+    assert!(alone.len() < 2 * MIB, "only what differs");
+    server.stop();
+
+    place.init();
+    place.dbs("receive w@new all").exits(2, "several have their names");
+    let received = place.dbs("receive w all").ok("receive, idle").text();
+    assert!(received.starts_with("received w@a, w@b, k@x, 13.0 MiB"), "{received}");
+    let again = place.json("receive w all --prefix copy-");
+    assert_eq!(again["data"], MIB, "all is there but the copy's clone: {again}");
+    let _server = place.serve("");
+    // The origin is called otherwise here.
+    assert_eq!(
+        place.pipe("--json receive alone", &alone).ok("receive, served").json()["data"],
+        MIB
+    );
+    for (volume, there) in [("v@b", "w@b"), ("k@x", "k@x"), ("k@x", "copy-k@x"), ("k@x", "alone@x")]
+    {
+        let content = from(&format!("volume export {volume} -")).ok("export").stdout;
+        let copy = place.dbs(&format!("volume export {there} -")).ok("export").stdout;
+        assert!(content == copy, "{volume} as {there}");
+    }
+    for clone in ["k", "copy-k", "alone"] {
+        assert_eq!(place.json(&format!("volume show {clone}"))["origin"], "w@a", "{clone}");
+    }
+}

@@ -18,4 +18,5 @@ mod filesystem;
 mod filling;
 mod guards;
 mod readme;
+mod space;
 mod upgrade;

@@ -51,6 +51,7 @@ pub fn execute(
         R::Flush => store.flush().map(|()| Value::Null),
         R::Work { steps } => json(&store.work(*steps)?),
         R::VolumeTrim => trim(store, progress),
+        R::VolumeRelease { volume, dry_run } => release(store, volume, *dry_run, progress),
         R::VolumeList { usage } => list(&store.volumes(*usage), *usage),
         R::VolumeShow { volume, usage: true } => json(&store.volume_info(volume)?),
         R::VolumeShow { volume, usage: false } => without_usage(&find_volume(store, volume)?),
@@ -73,8 +74,11 @@ pub fn execute(
             store.delete_volume(volume)?;
             json(&Deleted { deleted: volume.clone() })
         }
-        R::VolumeClone { volume, snapshot, new } => {
+        R::VolumeClone { volume, snapshot, new, rebuilding: false } => {
             without_usage(&store.clone_volume(volume, snapshot, new)?)
+        }
+        R::VolumeClone { volume, snapshot, new, rebuilding: true } => {
+            without_usage(&store.clone_rebuilding(volume, snapshot, new)?)
         }
         R::VolumeFlatten { volume } => {
             store.flatten(volume, &mut |done, total| progress(Progress { done, total }))?;
@@ -274,6 +278,20 @@ fn trim(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Val
     }
     let allocated = store.info().allocated;
     json(&Trimmed { done, freed: before.saturating_sub(allocated), allocated })
+}
+
+fn release(
+    store: &Store,
+    volume: &str,
+    dry_run: bool,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    // Not a snapshot.
+    store.volume_size(volume)?;
+    let volume = store.complete_volume(volume)?;
+    json(&volume.trim(dry_run, &mut |report| {
+        progress(Progress { done: report.done, total: report.total })
+    })?)
 }
 
 fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value> {

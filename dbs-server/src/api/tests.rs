@@ -12,6 +12,10 @@ fn names_on_the_wire_are_stable() {
         ),
         (Request::VolumeTrim, json!({"method": "volume.trim"})),
         (
+            Request::VolumeRelease { volume: "a".into(), dry_run: true },
+            json!({"method": "volume.release", "params": {"volume": "a", "dry_run": true}}),
+        ),
+        (
             Request::SnapshotRollback { volume: "a".into(), snapshot: "b".into() },
             json!({"method": "snapshot.rollback", "params": {"volume": "a", "snapshot": "b"}}),
         ),
@@ -79,6 +83,9 @@ fn readers_need_no_writing() {
     assert!(!Request::Check.writes());
     assert!(Request::Flush.writes());
     assert!(Request::VolumeTrim.writes());
+    let release = |dry_run| Request::VolumeRelease { volume: "a".into(), dry_run };
+    assert!(release(false).writes() && release(false).leaves_work());
+    assert!(!release(true).writes() && !release(true).leaves_work());
     assert!(Request::VolumeDelete { volume: "a".into() }.leaves_work());
     assert!(!Request::VolumeComplete { volume: "a".into() }.leaves_work());
 }

@@ -114,7 +114,7 @@ fn push(ranges: &mut Vec<MapRange>, at: u64, end: u64, state: RangeState) {
 
 struct MemoryVolume {
     head: Memory,
-    /// Name of the snapshot below the head.
+    /// The snapshot below the head, with its volume.
     parent: Option<String>,
     snapshots: Vec<(SnapshotInfo, Memory)>,
     rebuilding: bool,
@@ -164,15 +164,22 @@ impl MemoryStore {
 }
 
 impl StoreAccess for MemoryStore {
+    fn volumes(&self) -> Result<Vec<VolumeInfo>> {
+        let names: Vec<_> = self.volumes.lock().unwrap().keys().cloned().collect();
+        names.iter().map(|name| self.volume_info(name)).collect()
+    }
+
     fn volume_info(&self, volume: &str) -> Result<VolumeInfo> {
         self.with(volume, |v| {
+            let own = format!("{volume}@");
+            let parents = v.snapshots.iter().filter_map(|s| s.0.parent.clone());
             Ok(VolumeInfo {
                 name: volume.into(),
                 uuid: String::new(),
                 size: v.head.size(),
                 created_ns: 0,
-                parent: v.parent.as_ref().map(|parent| format!("{volume}@{parent}")),
-                origin: None,
+                parent: v.parent.clone(),
+                origin: parents.chain(v.parent.clone()).find(|spec| !spec.starts_with(&own)),
                 snapshots: v.snapshots.len() as u64,
                 depth: 0,
                 open: false,
@@ -194,6 +201,16 @@ impl StoreAccess for MemoryStore {
             None => Ok(()),
             Some(_) => Err(Error::exists(name)),
         }
+    }
+
+    fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()> {
+        let spec = format!("{volume}@{snapshot}");
+        let content = self.find(&spec)?.content().clone();
+        self.create_rebuilding(new, 0)?;
+        self.with(new, |v| {
+            (v.head, v.parent) = (Memory(Arc::new(Mutex::new(content))), Some(spec));
+            Ok(())
+        })
     }
 
     fn complete(&self, volume: &str) -> Result<()> {
@@ -222,7 +239,7 @@ impl StoreAccess for MemoryStore {
                 uuid: format!("00000000-0000-4000-8000-{:012x}", *uuids),
                 size: content.bytes.len() as u64,
                 created_ns: *uuids,
-                parent: v.parent.as_ref().map(|parent| format!("{volume}@{parent}")),
+                parent: v.parent.clone(),
                 children: Vec::new(),
                 protected: false,
                 retired: false,
@@ -231,7 +248,7 @@ impl StoreAccess for MemoryStore {
                 usage: Usage::default(),
             };
             v.snapshots.push((info, Memory(Arc::new(Mutex::new(content)))));
-            v.parent = Some(name.into());
+            v.parent = Some(format!("{volume}@{name}"));
             v.rebuilding = options.rebuilding.unwrap_or(v.rebuilding);
             Ok(())
         })
@@ -247,8 +264,8 @@ impl StoreAccess for MemoryStore {
                     info.parent.clone_from(&gone.parent);
                 }
             }
-            if v.parent.as_deref() == Some(name) {
-                v.parent = gone.parent.and_then(|p| p.split_once('@').map(|p| p.1.to_owned()));
+            if v.parent == Some(full) {
+                v.parent = gone.parent;
             }
             Ok(())
         })
@@ -258,7 +275,7 @@ impl StoreAccess for MemoryStore {
         let content = self.find(&format!("{volume}@{snapshot}"))?.content().clone();
         self.with(volume, |v| {
             v.head = Memory(Arc::new(Mutex::new(content)));
-            v.parent = Some(snapshot.into());
+            v.parent = Some(format!("{volume}@{snapshot}"));
             Ok(())
         })
     }
@@ -282,6 +299,7 @@ impl StoreAccess for MemoryStore {
         let to = to.map_or_else(|| volume.to_owned(), |to| format!("{volume}@{to}"));
         let to = self.find(&to)?.content().clone();
         let from = match from {
+            Some(from) if from.contains('@') => self.find(from)?.content().clone(),
             Some(from) => self.find(&format!("{volume}@{from}"))?.content().clone(),
             None => Content::new(to.bytes.len() as u64),
         };

@@ -23,8 +23,8 @@ pub use nbd::NbdAccess;
 pub(crate) use nbd::translate;
 pub(crate) use stream::MARKER;
 pub use stream::{
-    BaseSnapshot, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader, pending, receive,
-    receive_over, send,
+    BaseSnapshot, ReceiveOptions, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader,
+    pending, plan, receive, receive_all, send,
 };
 
 use dbs_core::info::{MapRange, RangeState};

@@ -36,6 +36,7 @@ fn stream(store: &Store, name: &str, base: Option<&str>, resume: Option<&str>) -
         snapshot: name.into(),
         base: base.map(Into::into),
         resume: resume.map(|token| token.parse().unwrap()),
+        more: false,
     };
     let mut bytes = Vec::new();
     send(store, &options, &mut bytes, &mut always).unwrap();

@@ -11,10 +11,14 @@ use dbs_core::{Result, Store};
 pub trait StoreAccess: Sync {
     /// As [`Store::volume_info`]; the usage is not looked at.
     fn volume_info(&self, volume: &str) -> Result<VolumeInfo>;
+    /// As [`Store::volumes`]; the usage is not looked at.
+    fn volumes(&self) -> Result<Vec<VolumeInfo>>;
     /// As [`Store::snapshots`]; the usage is not looked at.
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>>;
     /// As [`Store::create_rebuilding`].
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()>;
+    /// As [`Store::clone_rebuilding`].
+    fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()>;
     /// As [`Store::set_rebuilding`], that a volume is complete.
     fn complete(&self, volume: &str) -> Result<()>;
     /// As [`Store::resize_volume`].
@@ -47,12 +51,20 @@ impl StoreAccess for Store {
         Store::volume_info(self, volume)
     }
 
+    fn volumes(&self) -> Result<Vec<VolumeInfo>> {
+        Ok(Store::volumes(self, false))
+    }
+
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>> {
         Store::snapshots(self, volume, false)
     }
 
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
         Store::create_rebuilding(self, name, size).map(drop)
+    }
+
+    fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()> {
+        Store::clone_rebuilding(self, volume, snapshot, new).map(drop)
     }
 
     fn complete(&self, volume: &str) -> Result<()> {

@@ -12,6 +12,8 @@ use std::str::FromStr;
 pub(super) const MAGIC: [u8; 8] = *b"DBS-SEND";
 /// The version written and read.
 pub(super) const VERSION: u16 = 1;
+/// Feature bit: another stream of the same sequence follows this one.
+const MORE: u16 = 1;
 /// Bytes of magic, version, features and length.
 pub(super) const PREFIX_BYTES: usize = 16;
 /// Most bytes of the description.
@@ -40,6 +42,9 @@ pub struct StreamHeader {
     pub labels: Labels,
     /// Where the stream starts: 0, or the offset of the token it was resumed with.
     pub start: u64,
+    /// Another stream of the same sequence follows.
+    #[serde(skip)]
+    pub more: bool,
 }
 
 /// The snapshot a difference builds on.
@@ -49,6 +54,9 @@ pub struct BaseSnapshot {
     pub snapshot: String,
     /// Identity.
     pub uuid: String,
+    /// Its volume, if that is another one: the stream makes a clone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
 }
 
 impl StreamHeader {
@@ -63,14 +71,14 @@ impl StreamHeader {
         }
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
-        bytes.extend([0; 2]);
+        bytes.extend((if self.more { MORE } else { 0 }).to_le_bytes());
         bytes.extend((length as u32).to_le_bytes());
         bytes.extend(description);
         Ok(bytes)
     }
 
-    /// Judges the prefix; returns the length of the description.
-    pub(super) fn decode_prefix(prefix: &[u8; PREFIX_BYTES]) -> Result<usize> {
+    /// Judges the prefix; returns the length of the description, and whether another stream follows.
+    pub(super) fn decode_prefix(prefix: &[u8; PREFIX_BYTES]) -> Result<(usize, bool)> {
         let (magic, rest) = prefix.split_at(MAGIC.len());
         if magic != MAGIC {
             return Err(Error::invalid("the input is no stream made by `dbs send`"));
@@ -79,30 +87,36 @@ impl StreamHeader {
             return Err(Error::corrupt("the stream's prefix is short"));
         };
         let (version, features) = (u16::from_le_bytes([*v0, *v1]), u16::from_le_bytes([*f0, *f1]));
-        if version != VERSION || features != 0 {
+        if version != VERSION || features & !MORE != 0 {
             return Err(Error::unsupported(format!(
                 "the stream has version {version} and features {features:#x}; this program reads \
-                 version {VERSION} without features: use a newer one, or an older one to send"
+                 version {VERSION} with feature {MORE:#x} alone: use a newer one, or an older one to send"
             )));
         }
         let length = length.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
         if length > DESCRIPTION_MAX_BYTES {
             return Err(Error::corrupt(format!("the stream's description has {length} bytes")));
         }
-        Ok(length)
+        Ok((length, features & MORE != 0))
     }
 
     /// Reads the description, whose checksum was right.
-    pub(super) fn decode(description: &[u8]) -> Result<Self> {
+    pub(super) fn decode(description: &[u8], more: bool) -> Result<Self> {
         let header: Self = serde_json::from_slice(description)
             .map_err(|error| Error::corrupt(format!("the stream's description: {error}")))?;
+        let header = Self { more, ..header };
         header.validate()?;
         Ok(header)
     }
 
     fn validate(&self) -> Result<()> {
-        let names =
-            [Some(&self.volume), Some(&self.snapshot), self.base.as_ref().map(|b| &b.snapshot)];
+        let base = self.base.as_ref();
+        let names = [
+            Some(&self.volume),
+            Some(&self.snapshot),
+            base.map(|base| &base.snapshot),
+            base.and_then(|base| base.volume.as_ref()),
+        ];
         for name in names.into_iter().flatten() {
             if name.is_empty() || name.len() > NAME_MAX_BYTES || name.contains('@') {
                 return Err(Error::corrupt(format!(

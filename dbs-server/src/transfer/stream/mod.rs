@@ -1,18 +1,23 @@
 //! Snapshots on their way between stores: the stream that `docs/stream.md` specifies.
 
 mod access;
+mod fit;
 mod header;
+mod plan;
 mod receive;
 mod record;
 mod send;
+mod sequence;
 #[cfg(test)]
 mod tests;
 
 pub use access::StoreAccess;
 pub use header::{BaseSnapshot, ResumeToken, StreamHeader};
+pub use plan::plan;
 pub(crate) use receive::MARKER;
-pub use receive::{Received, pending, receive, receive_over};
+pub use receive::{Received, pending, receive};
 pub use send::{SendOptions, send};
+pub use sequence::{ReceiveOptions, receive_all};
 
 use dbs_core::info::SnapshotInfo;
 

@@ -3,12 +3,12 @@
 //! How far an unfinished stream was received is kept in the store itself, in the labels of a
 //! marker snapshot below the head that is being filled; `docs/stream.md` says why.
 
-use super::header::{ResumeToken, StreamHeader};
+use super::header::{BaseSnapshot, ResumeToken, StreamHeader};
 use super::record::{Decoder, Kind, Record};
 use super::{RECEIVED_LABEL, StoreAccess, identity};
 use crate::transfer::pipeline::pipeline;
 use crate::transfer::{Filler, Progress, report};
-use dbs_core::info::{Labels, RangeState, SnapshotInfo, VolumeInfo};
+use dbs_core::info::{Labels, SnapshotInfo, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -19,9 +19,7 @@ pub(crate) const MARKER: &str = "dbs-receiving";
 /// Its label with the token to resume with.
 const TOKEN_LABEL: &str = "dbs.receiving";
 /// Its label with the identity of the base; absent for a complete stream.
-const BASE_LABEL: &str = "dbs.receiving-base";
-/// Bytes of a volume searched for changes at once.
-const DIFF_BYTES: u64 = 256 << 20;
+pub(super) const BASE_LABEL: &str = "dbs.receiving-base";
 
 /// What was received.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -65,32 +63,49 @@ pub fn receive(
     input: impl Read + Send,
     progress: Progress<'_>,
 ) -> Result<Received> {
-    receive_over(store, volume, false, input, progress)
+    let (decoder, header) = Decoder::new(input)?;
+    let volume = volume.unwrap_or(&header.volume);
+    let base = header.base.as_ref().and_then(|base| base.volume.as_deref());
+    let place = Place { volume, base, force: false, in_sequence: false };
+    receive_one(store, &place, decoder, &header, progress)
 }
 
-/// As [`receive`]. With `force` a difference is received whatever became of the volume since its base:
-/// it is rolled back to that, and what another, unfinished stream brought is given up.
-///
-/// # Errors
-/// As [`receive`].
-pub fn receive_over(
+/// Receives one stream, or a part of a sequence.
+pub(super) fn receive_one(
     store: &dyn StoreAccess,
-    volume: Option<&str>,
-    force: bool,
-    input: impl Read + Send,
+    place: &Place<'_>,
+    mut decoder: Decoder<impl Read + Send>,
+    header: &StreamHeader,
     progress: Progress<'_>,
 ) -> Result<Received> {
-    let (decoder, header) = Decoder::new(input)?;
     // Not at the end, with all of it received.
     SnapshotOptions::default().check(&header.snapshot)?;
-    let volume = volume.unwrap_or(&header.volume).to_owned();
-    let mut target = Target { store, volume: &volume, header: &header, force, at: header.start };
+    let mut target = Target { store, volume: place.volume, header, place, at: header.start };
     if let Prepared::Done = target.prepare()? {
+        if place.in_sequence {
+            let mut record = Record::default();
+            while record.kind != Kind::End {
+                decoder.next(&mut record)?;
+                report(progress, record.offset.min(header.size), header.size)?;
+            }
+        }
         return Ok(target.received(0));
     }
     let data = target.fill(decoder, progress)?;
     target.finish()?;
     Ok(target.received(data))
+}
+
+/// Where a stream is received.
+pub(super) struct Place<'a> {
+    /// Into this volume.
+    pub volume: &'a str,
+    /// The volume of its base, if that is another one.
+    pub base: Option<&'a str>,
+    /// What is in the way of a difference goes.
+    pub force: bool,
+    /// Others of the same sequence come before or behind it: what is there already is passed over.
+    pub in_sequence: bool,
 }
 
 /// What preparing found.
@@ -102,14 +117,13 @@ enum Prepared {
 }
 
 /// The volume being received into.
-struct Target<'a> {
-    store: &'a dyn StoreAccess,
-    volume: &'a str,
-    header: &'a StreamHeader,
-    /// What is in the way of a difference goes.
-    force: bool,
+pub(super) struct Target<'a> {
+    pub store: &'a dyn StoreAccess,
+    pub volume: &'a str,
+    pub header: &'a StreamHeader,
+    pub place: &'a Place<'a>,
     /// Everything before this byte is applied.
-    at: u64,
+    pub at: u64,
 }
 
 impl Target<'_> {
@@ -127,10 +141,14 @@ impl Target<'_> {
             (info, snapshots) = (store.volume_info(volume)?, store.snapshots(volume)?);
         }
         let marker = snapshots.iter().find(|s| s.name == MARKER);
-        if snapshots.iter().any(|s| identity(s) == header.uuid) {
-            if marker.map(token_of).transpose()?.is_some_and(|token| token.uuid == header.uuid) {
+        if let Some(there) = snapshots.iter().find(|s| identity(s) == header.uuid) {
+            let marker = marker.map(token_of).transpose()?;
+            let of_stream = marker.as_ref().is_some_and(|token| token.uuid == header.uuid);
+            if of_stream {
                 store.delete_snapshot(volume, MARKER)?;
-                return Ok(Prepared::Done);
+            }
+            if of_stream || self.place.in_sequence {
+                return self.check_origin(there).map(|()| Prepared::Done);
             }
             return Err(Error::exists(format!(
                 "volume `{volume}` already has snapshot {} of the stream",
@@ -154,37 +172,51 @@ impl Target<'_> {
     }
 
     fn create(&self) -> Result<Prepared> {
-        if let Some(base) = &self.header.base {
-            return Err(Error::not_found(format!(
-                "there is no volume `{}` for the difference to snapshot `{}`; receive that \
-                 snapshot completely first",
-                self.volume, base.snapshot
-            )));
-        }
+        let Self { store, volume, header, .. } = *self;
         self.check_start(0)?;
-        self.store.create_rebuilding(self.volume, self.header.size)?;
+        match &header.base {
+            None => store.create_rebuilding(volume, header.size)?,
+            Some(BaseSnapshot { volume: Some(_), .. }) => {
+                let base = self.find_base(&[])?;
+                store.clone_rebuilding(&base.volume, &base.name, volume)?;
+            }
+            Some(base) => {
+                return Err(Error::not_found(format!(
+                    "there is no volume `{volume}` for the difference to snapshot `{}`; receive that \
+                     snapshot completely first",
+                    base.snapshot
+                )));
+            }
+        }
         self.mark_first()?;
+        if store.volume_info(volume)?.size != header.size {
+            store.resize_volume(volume, header.size)?;
+        }
         Ok(Prepared::Ready)
     }
 
-    /// Rolls the volume back to the base of a difference that would not fit, if that is wanted; whether
-    /// it did.
+    /// Rolls the volume back to the base of a difference that would not fit, if that is wanted or costs
+    /// nothing; whether it did.
     fn clear_way(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> Result<bool> {
-        let Self { store, volume, header, .. } = *self;
-        let Some(base) = header.base.as_ref().filter(|_| self.force) else { return Ok(false) };
+        let Self { store, volume, header, place, .. } = *self;
+        let Some(base) = &header.base else { return Ok(false) };
         let has = |wanted: &str| snapshots.iter().find(|s| identity(s) == wanted);
         let marker = snapshots.iter().find(|s| s.name == MARKER);
         let fits = match marker {
             Some(marker) => self.check_marker(info, marker).is_ok(),
             None => self
-                .check_base(info, snapshots, &base.uuid)
-                .and_then(|base| self.check_unchanged(info, Some(base), None))
+                .check_base(info, snapshots)
+                .and_then(|base| self.check_unchanged(info, Some(&base), None))
                 .is_ok(),
         };
         // Without the base, or with the snapshot, there is nothing to do it for.
         let Some(base) = has(&base.uuid).filter(|_| !fits && has(&header.uuid).is_none()) else {
             return Ok(false);
         };
+        let branches = || marker.is_none() && self.holds_nothing(info, snapshots);
+        if !place.force && !(place.in_sequence && branches()) {
+            return Ok(false);
+        }
         if info.open {
             return Err(Error::busy(format!(
                 "volume `{volume}` is open or exported: what was written to it cannot be given up"
@@ -202,18 +234,20 @@ impl Target<'_> {
     fn begin(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> Result<()> {
         let Self { store, volume, header, .. } = *self;
         self.check_start(0)?;
+        // A clone may have been made and not marked any more.
+        let is_new = info.snapshots == 0 && self.place.base.is_some();
         let base = match &header.base {
-            Some(base) if info.rebuilding => {
+            Some(base) if info.rebuilding && !is_new => {
                 return Err(Error::busy(format!(
                     "volume `{volume}` is incomplete: what fills it must end before the difference \
                      to `{}` can be received",
                     base.snapshot
                 )));
             }
-            Some(base) => Some(self.check_base(info, snapshots, &base.uuid)?),
+            Some(_) => Some(self.check_base(info, snapshots)?),
             None => self.check_pristine(info).map(|()| None)?,
         };
-        let wanted = |at| self.check_unchanged(info, base, at);
+        let wanted = |at| self.check_unchanged(info, base.as_ref(), at);
         wanted(None)?;
         self.mark_first()?;
         // Until then anybody could write; from then on nobody can.
@@ -222,122 +256,6 @@ impl Target<'_> {
             store.delete_snapshot(volume, MARKER)?;
             Err(changed)
         })
-    }
-
-    /// A stream may repeat what was received, but not leave a gap.
-    fn check_start(&self, received: u64) -> Result<()> {
-        let start = self.header.start;
-        if start <= received {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "the stream starts at {start}, but volume `{}` has received only {received} bytes of \
-             it; send again with `--resume {}`",
-            self.volume,
-            ResumeToken { uuid: self.header.uuid.clone(), offset: received }
-        )))
-    }
-
-    fn check_marker(&self, info: &VolumeInfo, marker: &SnapshotInfo) -> Result<()> {
-        let Self { volume, header, .. } = *self;
-        // Rolled back even to the marker, the volume lacks what the token says it has.
-        if info.parent.as_deref() != Some(&format!("{volume}@{MARKER}")) || !info.rebuilding {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!(
-                    "volume `{volume}` was rolled back in the middle of another stream: delete \
-                     its snapshot `{MARKER}` first"
-                ),
-            ));
-        }
-        let token = token_of(marker)?;
-        let base = header.base.as_ref().map(|base| &base.uuid);
-        if token.uuid == header.uuid && marker.labels.get(BASE_LABEL) == base {
-            return self.check_start(token.offset);
-        }
-        let give_up = match marker.labels.get(BASE_LABEL) {
-            None => format!("delete volume `{volume}`"),
-            Some(_) => format!(
-                "roll `{volume}` back to the snapshot before `{MARKER}` and delete that one"
-            ),
-        };
-        Err(Error::new(
-            ErrorKind::Busy,
-            format!(
-                "volume `{volume}` is in the middle of another stream: finish it with `send \
-                 --resume {token}`, or give it up: {give_up}"
-            ),
-        ))
-    }
-
-    /// A volume that nothing was ever done to is as good as a new one.
-    fn check_pristine(&self, info: &VolumeInfo) -> Result<()> {
-        if info.snapshots == 0 && info.parent.is_none() && info.size == self.header.size {
-            return Ok(());
-        }
-        Err(self.taken())
-    }
-
-    fn taken(&self) -> Error {
-        Error::exists(format!(
-            "volume `{}` exists and the stream is complete in itself: receive it under another \
-             name, or delete the volume",
-            self.volume
-        ))
-    }
-
-    /// The snapshot that the stream is the difference to, which is right below the head.
-    fn check_base<'s>(
-        &self,
-        info: &VolumeInfo,
-        snapshots: &'s [SnapshotInfo],
-        wanted: &str,
-    ) -> Result<&'s SnapshotInfo> {
-        let volume = self.volume;
-        let is_base = |s: &&SnapshotInfo| identity(s) == wanted || s.uuid == wanted;
-        let Some(base) = snapshots.iter().find(is_base) else {
-            return Err(Error::not_found(format!(
-                "volume `{volume}` does not have snapshot {wanted}, which the stream is the \
-                 difference to; send a difference to one of its snapshots, or all"
-            )));
-        };
-        if info.parent.as_deref() != Some(&format!("{volume}@{}", base.name)) {
-            return Err(Error::invalid(format!(
-                "the stream is the difference to `{}`, but that is not the snapshot below the \
-                 head of `{volume}`; {}",
-                base.name,
-                roll_back(volume, base)
-            )));
-        }
-        Ok(base)
-    }
-
-    /// Whether the head, or a snapshot of it, shows what its base does, or nothing.
-    fn check_unchanged(
-        &self,
-        info: &VolumeInfo,
-        base: Option<&SnapshotInfo>,
-        snapshot: Option<&str>,
-    ) -> Result<()> {
-        let Self { store, volume, .. } = *self;
-        let mut changed = base.is_some_and(|base| info.size != base.size);
-        let base_name = base.map(|base| base.name.as_str());
-        let mut at = 0;
-        while at < info.size && !changed {
-            let length = DIFF_BYTES.min(info.size - at);
-            let ranges = store.diff(volume, base_name, snapshot, at, length)?;
-            changed = ranges.iter().any(|range| base.is_some() || range.state == RangeState::Data);
-            at += length;
-        }
-        match base {
-            _ if !changed => Ok(()),
-            None => Err(self.taken()),
-            Some(base) => Err(Error::invalid(format!(
-                "volume `{volume}` has changed since its snapshot `{}`; {}",
-                base.name,
-                roll_back(volume, base)
-            ))),
-        }
     }
 
     /// The labels of the marker at the present offset.
@@ -411,6 +329,11 @@ impl Target<'_> {
     fn stopped(&self, error: Error) -> Error {
         let token = ResumeToken { uuid: self.header.uuid.clone(), offset: self.at };
         match self.store.set_labels(self.volume, MARKER, &self.mark()) {
+            Ok(()) if self.place.in_sequence => error.context(format!(
+                "stopped in {}@{}; to continue, send and receive all of it again: what is there is \
+                 passed over",
+                self.volume, self.header.snapshot
+            )),
             Ok(()) => error.context(format!("stopped; to continue, `send --resume {token}`")),
             Err(_) => error,
         }
@@ -442,12 +365,8 @@ impl Target<'_> {
     }
 }
 
-fn roll_back(volume: &str, base: &SnapshotInfo) -> String {
-    format!("roll it back first: `dbs snapshot rollback {volume}@{}`", base.name)
-}
-
 /// The token in the labels of the marker.
-fn token_of(marker: &SnapshotInfo) -> Result<ResumeToken> {
+pub(super) fn token_of(marker: &SnapshotInfo) -> Result<ResumeToken> {
     let token = marker.labels.get(TOKEN_LABEL).map(|token| token.parse());
     token.and_then(Result::ok).ok_or_else(|| {
         Error::invalid(format!(

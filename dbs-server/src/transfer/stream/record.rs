@@ -163,7 +163,7 @@ impl<R: Read> Decoder<R> {
         read_exact(&mut input, &mut bytes)?;
         let mut prefix = [0; PREFIX_BYTES];
         prefix.copy_from_slice(&bytes);
-        let length = StreamHeader::decode_prefix(&prefix)?;
+        let (length, more) = StreamHeader::decode_prefix(&prefix)?;
         bytes.resize(PREFIX_BYTES + length, 0);
         read_exact(&mut input, &mut bytes[PREFIX_BYTES..])?;
         let mut crc = [0; 4];
@@ -172,7 +172,7 @@ impl<R: Read> Decoder<R> {
         if u32::from_le_bytes(crc) != tally.seed {
             return Err(Error::corrupt("the stream is damaged in its description"));
         }
-        let header = StreamHeader::decode(&bytes[PREFIX_BYTES..])?;
+        let header = StreamHeader::decode(&bytes[PREFIX_BYTES..], more)?;
         let decoder = Self { input, tally, size: header.size, at: header.start };
         Ok((decoder, header))
     }
@@ -262,6 +262,7 @@ mod tests {
             user_created: true,
             labels: Default::default(),
             start: 0,
+            more: false,
         }
     }
 

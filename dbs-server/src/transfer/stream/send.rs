@@ -23,10 +23,13 @@ pub struct SendOptions {
     pub volume: String,
     /// Its snapshot to send.
     pub snapshot: String,
-    /// Send only the difference to this snapshot.
+    /// Send only the difference to this snapshot of the volume, or to `volume@snapshot` of another one:
+    /// that is received as a clone.
     pub base: Option<String>,
     /// Continue where a receiver stopped.
     pub resume: Option<ResumeToken>,
+    /// Another stream of the same sequence follows.
+    pub more: bool,
 }
 
 /// Sends a snapshot. The same snapshot, base and token give the same bytes.
@@ -83,10 +86,8 @@ pub fn send(
 fn describe(store: &dyn StoreAccess, options: &SendOptions) -> Result<StreamHeader> {
     let snapshots = store.snapshots(&options.volume)?;
     let snapshot = find(&snapshots, &options.volume, &options.snapshot)?;
-    let base = options.base.as_ref().map(|name| find(&snapshots, &options.volume, name));
-    let base = base
-        .transpose()?
-        .map(|base| BaseSnapshot { snapshot: base.name.clone(), uuid: identity(base).to_owned() });
+    let base = options.base.as_ref().map(|name| describe_base(store, options, &snapshots, name));
+    let base = base.transpose()?;
     let start = match &options.resume {
         None => 0,
         Some(token) if token.uuid == identity(snapshot) && token.offset <= snapshot.size => {
@@ -113,7 +114,29 @@ fn describe(store: &dyn StoreAccess, options: &SendOptions) -> Result<StreamHead
         user_created: snapshot.user_created,
         labels,
         start,
+        more: options.more,
     })
+}
+
+fn describe_base(
+    store: &dyn StoreAccess,
+    options: &SendOptions,
+    own: &[SnapshotInfo],
+    name: &str,
+) -> Result<BaseSnapshot> {
+    let describe = |base: &SnapshotInfo, volume| BaseSnapshot {
+        snapshot: base.name.clone(),
+        uuid: identity(base).to_owned(),
+        volume,
+    };
+    match name.split_once('@') {
+        Some((volume, name)) if volume != options.volume => {
+            let base = store.snapshots(volume)?;
+            Ok(describe(find(&base, volume, name)?, Some(volume.to_owned())))
+        }
+        Some((volume, name)) => Ok(describe(find(own, volume, name)?, None)),
+        None => Ok(describe(find(own, &options.volume, name)?, None)),
+    }
 }
 
 fn find<'a>(snapshots: &'a [SnapshotInfo], volume: &str, name: &str) -> Result<&'a SnapshotInfo> {

@@ -51,6 +51,7 @@ fn stream(store: &MemoryStore, name: &str, base: Option<&str>, resume: Option<&s
         snapshot: name.into(),
         base: base.map(Into::into),
         resume: resume.map(|token| token.parse().unwrap()),
+        more: false,
     };
     let mut bytes = Vec::new();
     send(store, &options, &mut bytes, &mut always).unwrap();
@@ -322,8 +323,11 @@ fn force_rolls_back_what_is_in_the_way() {
     let source = small();
     let [whole, change] = [("a", None), ("b", Some("a"))].map(|(n, b)| stream(&source, n, b, None));
     let other = stream(&source, "c", Some("a"), None);
-    let force =
-        |target: &MemoryStore, bytes: &[u8]| receive_over(target, None, true, bytes, &mut always);
+    let force = |target: &MemoryStore, bytes: &[u8]| {
+        let options = ReceiveOptions { force: true, ..ReceiveOptions::default() };
+        let received = receive_all(target, &options, bytes, &mut |_| {}, &mut always);
+        received.map(|mut all| all.remove(0))
+    };
     type Spoil<'a> = &'a dyn Fn(&MemoryStore);
     let spoils: [(&str, Spoil<'_>); 4] = [
         ("nothing", &|_| {}),
@@ -403,6 +407,7 @@ fn other_versions_and_other_files_are_refused() {
         snapshot: "b".into(),
         base: None,
         resume: Some(format!("{}:0", source.snapshots("v").unwrap()[0].uuid).parse().unwrap()),
+        more: false,
     };
     let error = send(&source, &options, Vec::new(), &mut always).unwrap_err();
     assert!(error.to_string().contains("does not belong to v@b"), "{error}");
@@ -516,12 +521,14 @@ fn documented_example_is_what_is_written() {
         base: Some(BaseSnapshot {
             snapshot: "b".into(),
             uuid: "00000000-0000-4000-8000-000000000002".into(),
+            volume: None,
         }),
         size: 8192,
         created_ns: 1_700_000_000_000_000_000,
         user_created: true,
         labels: Labels::from([("k".into(), "v".into())]),
         start: 0,
+        more: false,
     };
     let mut bytes = Vec::new();
     let mut encoder = Encoder::new(&mut bytes, &header).unwrap();

@@ -30,6 +30,7 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::VolumeComplete { volume }
         | R::VolumeClone { volume, .. }
         | R::VolumeFlatten { volume }
+        | R::VolumeRelease { volume, .. }
         | R::SnapshotCreate { volume, .. }
         | R::SnapshotRename { volume, .. }
         | R::SnapshotDelete { volume, .. }

@@ -233,6 +233,7 @@ fn control(seeds: &mut Vec<Seed>) {
 {"method":"volume.flatten","params":{"volume":"again"}}
 {"method":"volume.delete","params":{"volume":"newer"}}
 {"method":"volume.trim"}
+{"method":"volume.release","params":{"volume":"alpha"}}
 {"method":"grow","params":{"size":6291456}}
 {"method":"vacuum"}
 {"method":"work","params":{"steps":100}}
@@ -286,6 +287,7 @@ fn streams(seeds: &mut Vec<Seed>) {
             snapshot: snapshot.into(),
             base: base.map(Into::into),
             resume: resume.map(|at: u64| format!("{uuid}:{at}").parse().unwrap()),
+            more: false,
         };
         let mut bytes = vec![1];
         send(&store, &options, &mut bytes, &mut |_, _| true).unwrap();
@@ -300,7 +302,7 @@ fn streams(seeds: &mut Vec<Seed>) {
         volume: "copy".into(),
         snapshot: "y".into(),
         base: Some(base.name),
-        resume: None,
+        ..SendOptions::default()
     };
     let mut bytes = vec![1];
     send(&store, &options, &mut bytes, &mut |_, _| true).unwrap();
