@@ -109,7 +109,11 @@ impl Tree {
         let node = self.view.node(number)?;
         match &node.kind {
             Kind::Snapshot(image) | Kind::Head(image) => {
-                let settled = image.look().map_err(gone)?.settled;
+                let seen = image.look().map_err(gone)?;
+                if seen.incomplete {
+                    return Err(Errno::ESTALE);
+                }
+                let settled = seen.settled;
                 if settled && !node.settle() || !self.view.options.live {
                     return Ok((NO_HANDLE, FopenFlags::FOPEN_KEEP_CACHE));
                 }

@@ -4,7 +4,7 @@ use crate::names::{escape, unescape};
 use crate::node::{Kind, Node, Nodes};
 use crate::text;
 use crate::times::Times;
-use dbs_core::volume::Observed;
+use dbs_core::volume::{Observed, Observer};
 use dbs_core::{ErrorKind, Store};
 use fuser::{Errno, FileAttr, FileType, INodeNo};
 use std::ffi::OsStr;
@@ -108,6 +108,7 @@ impl View {
                 let volume = volume.clone();
                 volume.size().map_err(gone)?;
                 match known {
+                    "head.raw" | "map.json" if is_incomplete(&volume)? => Err(Errno::ENOENT),
                     "head.raw" => Ok(Kind::Head(volume)),
                     "info.json" => Ok(Kind::Info(volume)),
                     "map.json" => Ok(Kind::Map(volume)),
@@ -144,12 +145,17 @@ impl View {
             }
             Kind::Volume(volume) => {
                 let newest = volume.newest().map_err(gone)?;
-                entries.push(entry("head.raw", Kind::Head(volume.clone())));
+                let whole = !is_incomplete(volume)?;
+                if whole {
+                    entries.push(entry("head.raw", Kind::Head(volume.clone())));
+                }
                 entries.push(entry("info.json", Kind::Info(volume.clone())));
                 if newest.is_some() {
                     entries.push(entry("latest", Kind::Latest(volume.clone())));
                 }
-                entries.push(entry("map.json", Kind::Map(volume.clone())));
+                if whole {
+                    entries.push(entry("map.json", Kind::Map(volume.clone())));
+                }
                 entries.push(entry("snapshots", Kind::Snapshots(volume.clone())));
             }
             Kind::Snapshots(volume) => {
@@ -276,6 +282,11 @@ impl View {
         let changed = self.times.of(kind, hasher.finish(), false);
         changed.unwrap_or(self.times.written)
     }
+}
+
+/// Whether the head of a volume is nobody's but whose who fills it.
+fn is_incomplete(volume: &Observer) -> Result<bool> {
+    Ok(volume.look().map_err(gone)?.incomplete)
 }
 
 /// When a snapshot was taken, or a head begun.

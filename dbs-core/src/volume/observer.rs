@@ -48,6 +48,8 @@ pub struct Observed {
     /// Whether the content stays what it is: that of a snapshot, unless its volume is being rebuilt
     /// or it is retired.
     pub settled: bool,
+    /// A head whose content is incomplete: its volume is being rebuilt or filled, or that was stopped.
+    pub incomplete: bool,
     /// Changes of the content of the head and of snapshots that are not settled, of the whole volume, since
     /// the store was opened. The same number, the same content; another one, maybe another.
     pub writes: u64,
@@ -140,6 +142,7 @@ impl Observer {
             size: snapshot.size,
             created_ns: snapshot.created_ns,
             settled: still && !meta.is_rebuilding(snapshot.volume),
+            incomplete: snapshot.head() && meta.is_rebuilding(snapshot.volume),
             writes: meta.volume(snapshot.volume).writes,
         })
     }

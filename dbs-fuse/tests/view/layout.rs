@@ -79,6 +79,34 @@ fn the_tree_is_as_documented() {
 }
 
 #[test]
+fn the_head_of_an_incomplete_volume_is_not_shown() {
+    if !can_mount() {
+        return;
+    }
+    for live in [true, false] {
+        let mut server = sample();
+        server.ask(&json!(["snapshot", "v", "one"]));
+        let all = set(&["head.raw", "info.json", "latest", "map.json", "snapshots"]);
+        let without = set(&["info.json", "latest", "snapshots"]);
+        assert_eq!(names(&server.path("volumes/v")), all);
+        server.ask(&json!(["rebuilding", "v", true]));
+        if !live {
+            server = server.again(false);
+        }
+        assert_eq!(names(&server.path("volumes/v")), without, "live {live}");
+        for hidden in ["volumes/v/head.raw", "volumes/v/map.json"] {
+            let error = File::open(server.path(hidden)).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{hidden}");
+        }
+        assert_eq!(names(&server.path("volumes/v/snapshots")), set(&["one.raw"]));
+        if live {
+            server.ask(&json!(["rebuilding", "v", false]));
+            assert_eq!(names(&server.path("volumes/v")), all);
+        }
+    }
+}
+
+#[test]
 fn names_are_escaped_and_lead_back() {
     if !can_mount() {
         return;
