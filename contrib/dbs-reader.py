@@ -53,7 +53,7 @@ class Superblock:
         self.sequence, place, _, self.features, incompat, _, self.size, self.extent = facts
         self.clean, *self.marks = struct.unpack_from("<Q4I", block, 120)
         need(place == address, "superblock: written for another place")
-        need(incompat & ~1 == 0, f"superblock: unknown features {incompat:#x}, or a repair that was cut off")
+        need(incompat & ~5 == 0, f"superblock: unknown features {incompat:#x}, or a repair that was cut off")
         need(1 <= self.sequence <= SEQUENCE_MAX and self.clean <= SEQUENCE_MAX, "superblock: sequence")
         need(self.extent in [1 << n for n in range(16, 23)], "superblock: extent size")
         self.regions, end = {}, 65536
@@ -290,16 +290,24 @@ class Store:
                     return
             snapshot, steps = self.snapshots[snapshot][1], steps + 1
 
+    def page(self, page):
+        """Section 21: whether a page of checksums has sums, whether it is not one that says a group is closed, its bytes."""
+        address = self.super.regions[SUMS][0] + BLOCK * page
+        block = self.read(address, BLOCK)
+        head = self.header(block, b"DBSc", address)
+        state, group = struct.unpack_from("<II", head[1]) if head else (0, 0)
+        good = state in (1, 2) and group in (0, 1)
+        return good and state == 2, not good or group == 1, block
+
     def compare(self, first, data):
         """Section 21: blocks of the data region, from `first` on, with what their pages say."""
         for at in range(0, len(data), BLOCK):
             page, place = divmod(first + at // BLOCK, 1008)
             if page not in self.pages:
-                address = self.super.regions[SUMS][0] + BLOCK * page
-                block = self.read(address, BLOCK)
-                head = self.header(block, b"DBSc", address)
-                closed = head and head[1][0] == 2
-                self.pages[page] = struct.unpack_from("<1008I", block, 64) if closed else [0] * 1008
+                known, *_, block = self.page(page)
+                *_, group_open, leader = self.page(page // 16 * 16)
+                counts = known and (not group_open or not any(leader))
+                self.pages[page] = struct.unpack_from("<1008I", block, 64) if counts else [0] * 1008
             wanted = self.pages[page][place]
             right = wanted in (0, crc32c(data[at : at + BLOCK]) or 1)
             need(right, f"block {first + at // BLOCK} of the data region is not what was written")

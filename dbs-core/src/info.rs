@@ -75,10 +75,26 @@ pub struct ChecksumInfo {
     /// Damaged blocks written again from a copy that has their checksum.
     #[serde(default)]
     pub healed: u64,
-    /// Pages of checksums met that said nothing: in use when the last process died, or damaged.
+    /// Groups of checksums met that said nothing, as they were open when the last process ended, and
+    /// pages that are damaged.
     pub untrusted: u64,
     /// Bytes of memory they take.
     pub memory: u64,
+    /// Times that checksums were found in memory.
+    #[serde(default)]
+    pub hits: u64,
+    /// Pages of checksums read from the device.
+    #[serde(default)]
+    pub misses: u64,
+    /// Groups of checksums opened, each with a share in a flush.
+    #[serde(default)]
+    pub openings: u64,
+    /// Groups of checksums closed.
+    #[serde(default)]
+    pub closings: u64,
+    /// Groups of checksums that are open.
+    #[serde(default)]
+    pub open: u64,
 }
 
 /// A place in a volume or snapshot, by the layer that holds it.

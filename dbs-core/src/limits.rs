@@ -57,13 +57,15 @@ pub const EXTENTS_PER_WRITE: usize = 32;
 
 /// Memory for checksums, unless said otherwise: those of about 64 GiB of data.
 pub const SUMS_CACHE_BYTES: u64 = 64 << 20;
-/// Pages of checksums opened together, so that few writes wait for the flush: those of about 63 MiB.
+/// Pages of checksums loaded together: those of about 63 MiB.
 pub const SUMS_WINDOW: u32 = 16;
+/// Groups of checksums open at once, those of about 4 TiB: a crash costs no more checksums than theirs.
+pub const SUMS_OPEN_GROUPS: usize = 64 << 10;
 /// Least memory for checksums: what one request needs must not be forgotten while more of it is loaded,
 /// with its neighbours.
 pub const SUMS_CACHE_MIN_BYTES: u64 = 4 * SUMS_WINDOW as u64 * BLOCK_BYTES;
-/// How long a page of checksums stays open after its last change. Longer, and a crash costs the
-/// checksums of more data; shorter, and more writes wait for their page to be opened.
+/// How long a group of checksums stays open after its last change. Longer, and a crash costs the
+/// checksums of more data; shorter, and more writes wait for their group to be opened.
 pub const SUMS_IDLE: Duration = Duration::from_secs(30);
 
 const _: () = assert!(DATA_EXTENTS_MAX + SPARES_MAX < 1 << 31);

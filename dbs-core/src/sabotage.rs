@@ -59,10 +59,20 @@ pub enum Bug {
     RelinkWithoutCutting,
     /// A discard in a rebuilding volume marks nothing zero where there is no parent yet.
     ForgetZeroInRebuilding,
-    /// Blocks are written while their page of checksums is closed on the device.
-    SkipPageOpening,
-    /// A page of checksums is closed before what it speaks of is durable.
-    ClosePagesEarly,
+    /// Blocks are written while the device says that their group of checksums is closed.
+    LoseIntent,
+    /// Blocks are written before it is durable that their group of checksums is open.
+    LateIntent,
+    /// The device says that a group of checksums is closed before what it speaks of is durable.
+    ClearIntentEarly,
+    /// Checksums of a group that was open when the last process ended are believed.
+    TrustOpenGroup,
+    /// A group is closed with pages that nobody may believe.
+    CloseKeepsDoubts,
+    /// A page is written to a group that is not open, before what it speaks of is durable.
+    WriteFreshPages,
+    /// What the device says of a page is believed though later checksums of it were forgotten.
+    ForgetKeepsPage,
     /// Blocks that are copied keep the checksums of what they held.
     CopyKeepsSums,
     /// A write that failed leaves the checksum of what was there.
@@ -81,7 +91,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 41] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -109,8 +119,13 @@ impl Bug {
         Self::MergeBesideReads,
         Self::RelinkWithoutCutting,
         Self::ForgetZeroInRebuilding,
-        Self::SkipPageOpening,
-        Self::ClosePagesEarly,
+        Self::LoseIntent,
+        Self::LateIntent,
+        Self::ClearIntentEarly,
+        Self::TrustOpenGroup,
+        Self::CloseKeepsDoubts,
+        Self::WriteFreshPages,
+        Self::ForgetKeepsPage,
         Self::CopyKeepsSums,
         Self::FailedWriteKeepsSums,
         Self::CommitAfterFailure,

@@ -4,7 +4,20 @@ use crate::machine::Config;
 use crate::runner;
 use crate::step::images_taken;
 use crate::threshold::{self, Kind, cases};
-use dbs_core::sabotage::{Bug, set};
+use dbs_core::sabotage::{Bug, is, set};
+
+/// Bugs that histories of groups of checksums are for.
+const INTENT_BUGS: [Bug; 7] = [
+    Bug::LoseIntent,
+    Bug::LateIntent,
+    Bug::ClearIntentEarly,
+    Bug::TrustOpenGroup,
+    Bug::CloseKeepsDoubts,
+    Bug::WriteFreshPages,
+    Bug::ForgetKeepsPage,
+];
+/// Such histories within which one of them must show.
+const INTENTS: u64 = 200;
 
 /// Random histories within which a bug must show, or it is looked for in another way.
 const HISTORIES: u64 = 1000;
@@ -59,11 +72,22 @@ fn calm() -> Option<(String, String)> {
     let heal = || crate::heal::run(&Config { tail: false, ..Config::small(3) }).err();
     let named = |by: &str, message: Option<String>| message.map(|text| (by.to_owned(), text));
     named("a command without a crash", found)
+        .or_else(intents)
         .or_else(trees)
         .or_else(|| named("a long relink", relink()))
         .or_else(|| named("a flush beside one that fails", beside()))
         .or_else(|| named("a page opened beside a flush", shared()))
         .or_else(|| named("a block healed", heal()))
+}
+
+/// Histories of groups of checksums.
+fn intents() -> Option<(String, String)> {
+    if !INTENT_BUGS.iter().any(|bug| is(*bug)) {
+        return None;
+    }
+    let found = |seed| Some((seed, crate::intent::run(seed).err()?));
+    let (seed, message) = (0..INTENTS).find_map(found)?;
+    Some((format!("history of groups {seed}"), message))
 }
 
 /// Histories of trees within which a bug must show.

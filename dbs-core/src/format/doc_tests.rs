@@ -6,7 +6,7 @@ use super::geometry::{LABEL_BLOCKS, RegionKind, SLOTS_PER_BLOCK, SUPERBLOCK_REGI
 use super::journal::{GROUP_BLOCK_BYTES, GroupExtra, Stamp};
 use super::record::{FillState, Record};
 use super::slots::{self, SnapshotSlot, VolumeSlot};
-use super::sums::{SUMS_PER_PAGE, SumsExtra};
+use super::sums::{PAGES_PER_GROUP, SUMS_PER_PAGE, SumsExtra};
 use super::superblock::{self, RegionEntry, SuperblockBytes};
 use crate::limits;
 use std::fmt::Write;
@@ -54,7 +54,7 @@ fn layouts() -> Vec<Layout> {
         layout!(EntryHeader: snapshot logical run state),
         layout!(GroupExtra: index count crc bytes session),
         layout!(Stamp: sequence crc),
-        layout!(SumsExtra: state reserved),
+        layout!(SumsExtra: state group reserved),
     ]
 }
 
@@ -224,6 +224,7 @@ fn printed() -> String {
         ("slots per block", SLOTS_PER_BLOCK.into()),
         ("label blocks", LABEL_BLOCKS.into()),
         ("sums per page", SUMS_PER_PAGE as u64),
+        ("pages per group", PAGES_PER_GROUP.into()),
         ("first region", SUPERBLOCK_REGION_BYTES),
         ("labels", limits::LABELS_MAX_BYTES as u64),
         ("name", limits::NAME_MAX_BYTES as u64),

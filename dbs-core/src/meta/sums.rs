@@ -1,38 +1,44 @@
 //! Checksums of data blocks in memory: pages of them, as the device has them and as they are by
 //! now. `docs/format.md`, section 21, says why no crash makes one wrong.
 //!
-//! A page may be written to (its blocks, that is) only while it is *open* on the device. Blocks
-//! being written are *claimed*, each by one write at a time: of two in flight together nobody could
-//! say which is the last. A page that nobody claims may be closed, or forgotten; one that is
-//! forgotten while open has lost what was known, and nothing else.
+//! Blocks being written are *claimed*, each by one write at a time: of two in flight together nobody
+//! could say which is the last. A claim needs that the block's group is open (`groups`), and no page
+//! in memory: what is written to a page that nobody read is kept until the page is written
+//! (`memory`). A page that is forgotten while it knows more than the device has lost that, and
+//! nothing else.
+
+mod groups;
+mod memory;
+mod page;
 
 use super::bits::word_mask;
 use super::ids::IdMap;
-use crate::format::sums::{PageSums, SUMS_PER_PAGE, Stored, UNKNOWN};
+use crate::format::sums::{SUMS_PER_PAGE, UNKNOWN};
 use crate::format::{Geometry, RegionKind};
 use crate::info::ChecksumInfo;
-use crate::limits::{SUMS_CACHE_BYTES, SUMS_CACHE_MIN_BYTES, SUMS_WINDOW};
+use crate::limits::{SUMS_CACHE_BYTES, SUMS_CACHE_MIN_BYTES};
 use crate::units::BLOCK_BYTES;
+use groups::Group;
+pub use groups::{Closed, Closing, leader_of};
+use page::Page;
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Words of a bitmap with a bit for each block of a page.
 const WORDS: usize = SUMS_PER_PAGE.div_ceil(64);
-/// Changed pages looked at by one call, which bounds how long it holds the metadata lock.
+/// Pages or groups looked at by one call, which bounds how long it holds the metadata lock.
 const LOOKS: usize = 1024;
-/// Fewest pages kept in memory.
-const CAPACITY_MIN: usize = (SUMS_CACHE_MIN_BYTES / BLOCK_BYTES) as usize;
-/// Pages that one look for a victim passes by.
-const CLOCK_LOOKS: usize = 128;
-/// Times that pages are not closed to make room after that has failed.
-const CLOSE_PAUSE: u32 = 64;
 
 /// What is in the way of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// The page is not in memory, or is not open on the device: load it, or open it.
+    /// The page is not in memory: load it.
     Page(u32),
-    /// Somebody works on the page, or writes the blocks: wait for a change.
+    /// The group of this page is not open on the device, or not known: open it.
+    Group(u32),
+    /// Too much is known that the device does not know: write some.
+    Room,
+    /// Somebody works on the page or its group, or writes the blocks: wait for a change.
     Wait,
 }
 
@@ -51,16 +57,31 @@ pub struct Sums {
     data: u64,
     /// Pages of the region.
     count: u32,
-    pages: IdMap<Box<Page>>,
+    pages: IdMap<Page>,
+    groups: IdMap<Group>,
+    /// Blocks claimed, by page.
+    claims: IdMap<Claims>,
     /// Pages being read.
     loading: Vec<u32>,
-    /// Pages in memory, for the choice of one to forget.
+    /// Groups whose leaders are being read.
+    loading_groups: Vec<u32>,
+    /// Pages in memory, for the choice of one to write or to forget.
     ring: VecDeque<u32>,
-    /// Pages that know what the device does not, oldest change first.
-    changed: VecDeque<u32>,
+    /// Groups to be closed some time.
+    busy: VecDeque<u32>,
+    /// Groups that are open on the device.
+    open: usize,
+    /// Bytes of memory there may be.
     capacity: usize,
-    /// Times yet that pages are not closed to make room.
+    /// Bytes of the pages in memory, and of those that know what the device does not.
+    bytes: usize,
+    changed: usize,
+    /// Somebody writes pages to make room.
+    making_room: bool,
+    /// Times yet that pages are not written to make room.
     pause: u32,
+    /// The page behind the last ones loaded.
+    behind: u32,
     /// Reads with a lower fence number learn nothing: since they began a write has failed, or what
     /// was known of one was forgotten.
     learn_from: u64,
@@ -70,69 +91,17 @@ pub struct Sums {
     pub counters: ChecksumInfo,
 }
 
-struct Page {
-    sums: PageSums,
-    /// Claimed blocks.
-    claimed: [u64; WORDS],
-    /// Claims: one for each write and page.
-    claims: u32,
-    /// The device says, durably, that the page says nothing.
-    open: bool,
-    /// Reading it failed: the device may say what is not known here, and must not be made to
-    /// forget it by what is learnt.
-    unread: bool,
-    /// Being opened or closed.
-    moving: bool,
-    /// In `changed`.
-    changed: bool,
-    /// Used since somebody looked for a page to forget.
-    used: bool,
-    /// When something of it last changed.
-    changed_ns: u64,
+/// Claims of blocks of a page.
+#[derive(Debug, Default)]
+struct Claims {
+    blocks: [u64; WORDS],
+    /// One for each write.
+    count: u32,
 }
 
-impl Page {
-    fn new(stored: Option<&Stored>) -> Box<Self> {
-        let (sums, open) = match stored {
-            Some(Stored::Closed(sums)) => (**sums, false),
-            Some(Stored::Blank | Stored::Open) => ([UNKNOWN; SUMS_PER_PAGE], true),
-            // What it is read as the next time is not known.
-            Some(Stored::Damaged(_)) | None => ([UNKNOWN; SUMS_PER_PAGE], false),
-        };
-        Box::new(Self {
-            sums,
-            claimed: [0; WORDS],
-            claims: 0,
-            open,
-            unread: stored.is_none(),
-            moving: false,
-            changed: false,
-            used: true,
-            changed_ns: 0,
-        })
-    }
-
-    fn is_claimed(&self, blocks: &Range<u32>) -> bool {
-        words(blocks).any(|word| self.claimed[word] & word_mask(blocks, word) != 0)
-    }
-
-    fn set_claimed(&mut self, blocks: &Range<u32>, on: bool) {
-        for word in words(blocks) {
-            let mask = word_mask(blocks, word);
-            match on {
-                true => self.claimed[word] |= mask,
-                false => self.claimed[word] &= !mask,
-            }
-        }
-        if on {
-            self.claims += 1;
-        } else {
-            self.claims -= 1;
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.claims == 0 && !self.moving
+impl Claims {
+    fn has(&self, blocks: &Range<u32>) -> bool {
+        words(blocks).any(|word| self.blocks[word] & word_mask(blocks, word) != 0)
     }
 }
 
@@ -163,7 +132,7 @@ impl Sums {
         geometry.has_sums().then(|| {
             let data = geometry.region(RegionKind::Data).offset;
             let count = geometry.needed_blocks(RegionKind::Sums);
-            Box::new(Self::of(data, count, (SUMS_CACHE_BYTES / BLOCK_BYTES) as usize))
+            Box::new(Self::of(data, count, SUMS_CACHE_BYTES as usize))
         })
     }
 
@@ -172,20 +141,28 @@ impl Sums {
             data,
             count,
             pages: IdMap::default(),
+            groups: IdMap::default(),
+            claims: IdMap::default(),
             loading: Vec::new(),
+            loading_groups: Vec::new(),
             ring: VecDeque::new(),
-            changed: VecDeque::new(),
+            busy: VecDeque::new(),
+            open: 0,
             capacity,
+            bytes: 0,
+            changed: 0,
+            making_room: false,
             pause: 0,
+            behind: 0,
             learn_from: 0,
             now_ns: 0,
             counters: ChecksumInfo::default(),
         }
     }
 
-    /// Changes how many pages are kept in memory; it is enough for any one request.
-    pub fn set_capacity(&mut self, pages: usize) {
-        self.capacity = pages.max(CAPACITY_MIN);
+    /// Changes how much memory they may take.
+    pub fn set_capacity(&mut self, bytes: u64) {
+        self.capacity = bytes.max(SUMS_CACHE_MIN_BYTES) as usize;
     }
 
     /// The time now.
@@ -193,13 +170,26 @@ impl Sums {
         self.now_ns = now_ns;
     }
 
-    /// Whether the pages of these blocks are in memory.
+    /// Blocks of a page, from the start of the data region.
+    pub fn blocks_of(page: u32) -> Range<u64> {
+        let first = u64::from(page) * SUMS_PER_PAGE as u64;
+        first..first + SUMS_PER_PAGE as u64
+    }
+
+    /// Pages of blocks.
+    pub fn pages_at(&self, address: u64, blocks: usize) -> Range<u32> {
+        let per_page = SUMS_PER_PAGE as u64;
+        let first = (address - self.data) / BLOCK_BYTES;
+        (first / per_page) as u32..(first + blocks as u64).div_ceil(per_page) as u32
+    }
+
+    /// Whether the device need not be asked about these blocks.
     #[inline]
     pub fn knows(&mut self, address: u64, blocks: usize) -> bool {
-        split(self.data, address, blocks).all(|(page, _)| match self.pages.get_mut(&page) {
+        split(self.data, address, blocks).all(|(page, blocks)| match self.pages.get_mut(&page) {
             Some(page) => {
                 page.used = true;
-                true
+                page.covers(&blocks)
             }
             None => false,
         })
@@ -217,28 +207,21 @@ impl Sums {
         for (number, blocks) in split(self.data, address, found.len()) {
             let Some(page) = self.pages.get_mut(&number) else { return Err(Doubt::Page(number)) };
             page.used = true;
-            let known = &mut page.sums[blocks.start as usize..blocks.end as usize];
-            let found = &found[done..done + known.len()];
-            if *known == *found {
-                self.counters.verified += found.len() as u64;
-                done += found.len();
-                continue;
+            if !page.covers(&blocks) {
+                return Err(Doubt::Page(number));
             }
-            let differs = |(known, found): (&u32, &u32)| *known != UNKNOWN && known != found;
-            if let Some(block) = known.iter().zip(found).position(differs) {
-                return Err(Doubt::Block(done + block));
-            }
-            let new = known.iter().filter(|sum| **sum == UNKNOWN).count();
+            let found = &found[done..done + blocks.len()];
+            let new = page.compare(&blocks, found).map_err(|block| Doubt::Block(done + block))?;
+            self.counters.hits += 1;
             self.counters.unknown += new as u64;
             self.counters.verified += (found.len() - new) as u64;
             done += found.len();
-            if page.unread {
+            if new == 0 || page.unread {
                 continue;
             }
             unknown += new;
             if may_learn {
-                known.copy_from_slice(found);
-                note_changed(page, number, self.now_ns, &mut self.changed);
+                self.set(number, &blocks, |at| found[at]);
             }
         }
         Ok(unknown)
@@ -247,14 +230,8 @@ impl Sums {
     /// What is known of a block whose page is in memory.
     pub fn known(&mut self, address: u64) -> Option<u32> {
         let (number, blocks) = split(self.data, address, 1).next()?;
-        let sum = *self.pages.get(&number)?.sums.get(blocks.start as usize)?;
+        let sum = self.pages.get(&number)?.get(blocks.start);
         (sum != UNKNOWN).then_some(sum)
-    }
-
-    /// Blocks of a page, from the start of the data region.
-    pub fn blocks_of(page: u32) -> Range<u64> {
-        let first = u64::from(page) * SUMS_PER_PAGE as u64;
-        first..first + SUMS_PER_PAGE as u64
     }
 
     /// What is known of blocks whose content is copied elsewhere, put over what was `found`: a
@@ -264,21 +241,23 @@ impl Sums {
     /// The first [`Doubt`]: of a block the known sum is in place then, and of those behind it none.
     pub fn carry(&mut self, address: u64, found: &mut [u32]) -> Result<(), Doubt> {
         let parts = split(self.data, address, found.len());
-        if let Some((page, _)) = parts.clone().find(|(page, _)| !self.pages.contains_key(page)) {
-            return Err(Doubt::Page(page));
+        for (number, blocks) in parts.clone() {
+            let page = self.pages.get_mut(&number).ok_or(Doubt::Page(number))?;
+            page.used = true;
+            if !page.covers(&blocks) {
+                return Err(Doubt::Page(number));
+            }
         }
         let mut found = found.iter_mut().enumerate();
         for (number, blocks) in parts {
-            let Some(page) = self.pages.get_mut(&number) else { continue };
-            page.used = true;
-            let known = &page.sums[blocks.start as usize..blocks.end as usize];
-            for (known, (block, found)) in known.iter().zip(&mut found) {
-                match *known {
+            let Some(page) = self.pages.get(&number) else { continue };
+            for (block, (index, found)) in blocks.zip(&mut found) {
+                match page.get(block) {
                     UNKNOWN => self.counters.unknown += 1,
                     known if known == *found => self.counters.verified += 1,
                     known => {
                         *found = known;
-                        return Err(Doubt::Block(block));
+                        return Err(Doubt::Block(index));
                     }
                 }
             }
@@ -286,53 +265,70 @@ impl Sums {
         Ok(())
     }
 
-    /// Claims blocks that are about to be written, or none of them.
+    /// Claims blocks that are about to be written, or none of them. Who has made room, or tried to,
+    /// says so with `has_room`.
     ///
     /// # Errors
     /// What must come first.
     #[inline]
-    pub fn claim(&mut self, address: u64, blocks: usize) -> Result<(), Need> {
-        self.claim_pages(address, blocks, true)
+    pub fn claim(&mut self, address: u64, blocks: usize, has_room: bool) -> Result<(), Need> {
+        if !has_room {
+            self.check_room()?;
+        }
+        let parts = split(self.data, address, blocks);
+        for (number, blocks) in parts.clone() {
+            self.group_need(number)?;
+            self.check_free(number, &blocks)?;
+        }
+        parts.for_each(|(number, blocks)| self.set_claim(number, &blocks));
+        Ok(())
     }
 
-    /// Claims a block that is about to be read again, so that nobody writes it meanwhile.
+    /// Claims a block that is about to be read again, so that nobody writes it meanwhile, and its page
+    /// stays in memory.
     ///
     /// # Errors
     /// What must come first.
     pub fn claim_to_read(&mut self, address: u64) -> Result<(), Need> {
-        self.claim_pages(address, 1, false)
-    }
-
-    #[inline]
-    fn claim_pages(&mut self, address: u64, blocks: usize, write: bool) -> Result<(), Need> {
-        let parts = split(self.data, address, blocks);
-        for (number, blocks) in parts.clone() {
-            let Some(page) = self.pages.get(&number) else {
-                let loading = self.loading.contains(&number);
-                return Err(if loading { Need::Wait } else { Need::Page(number) });
-            };
-            if page.moving || page.is_claimed(&blocks) {
-                return Err(Need::Wait);
+        for (number, blocks) in split(self.data, address, 1) {
+            match self.pages.get(&number) {
+                Some(page) if page.covers(&blocks) => self.check_free(number, &blocks)?,
+                _ if self.loading.contains(&number) => return Err(Need::Wait),
+                _ => return Err(Need::Page(number)),
             }
-            if write && !page.open {
-                return Err(Need::Page(number));
-            }
-        }
-        for (number, blocks) in parts {
-            if let Some(page) = self.pages.get_mut(&number) {
-                page.set_claimed(&blocks, true);
-                page.used = true;
-            }
+            self.set_claim(number, &blocks);
         }
         Ok(())
+    }
+
+    fn check_free(&self, number: u32, blocks: &Range<u32>) -> Result<(), Need> {
+        let moving = self.pages.get(&number).is_some_and(|page| page.moving);
+        match self.claims.get(&number) {
+            _ if moving => Err(Need::Wait),
+            Some(claims) if claims.has(blocks) => Err(Need::Wait),
+            _ => Ok(()),
+        }
+    }
+
+    fn set_claim(&mut self, number: u32, blocks: &Range<u32>) {
+        let claims = self.claims.entry(number).or_default();
+        words(blocks).for_each(|word| claims.blocks[word] |= word_mask(blocks, word));
+        claims.count += 1;
+    }
+
+    fn end_claim(&mut self, number: u32, blocks: &Range<u32>) {
+        let Some(claims) = self.claims.get_mut(&number) else { return };
+        words(blocks).for_each(|word| claims.blocks[word] &= !word_mask(blocks, word));
+        claims.count -= 1;
+        if claims.count == 0 {
+            self.claims.remove(&number);
+        }
     }
 
     /// Gives claimed blocks back that were not written.
     pub fn unclaim(&mut self, address: u64, blocks: usize) {
         for (number, blocks) in split(self.data, address, blocks) {
-            if let Some(page) = self.pages.get_mut(&number) {
-                page.set_claimed(&blocks, false);
-            }
+            self.end_claim(number, &blocks);
         }
     }
 
@@ -341,14 +337,12 @@ impl Sums {
     pub fn written(&mut self, address: u64, sums: &[u32]) {
         let mut done = 0;
         for (number, blocks) in split(self.data, address, sums.len()) {
-            let Some(page) = self.pages.get_mut(&number) else { continue };
-            let count = blocks.len();
-            page.sums[blocks.start as usize..blocks.end as usize]
-                .copy_from_slice(&sums[done..done + count]);
-            page.set_claimed(&blocks, false);
-            note_changed(page, number, self.now_ns, &mut self.changed);
-            done += count;
+            self.make_page(number);
+            self.set(number, &blocks, |at| sums[done + at]);
+            done += blocks.len();
+            self.end_claim(number, &blocks);
         }
+        self.forget_some();
     }
 
     /// Gives claimed blocks back that may have been written, in part or not at all. Who reads under
@@ -356,299 +350,47 @@ impl Sums {
     pub fn failed(&mut self, address: u64, blocks: usize, fence: u64) {
         self.learn_from = fence;
         for (number, blocks) in split(self.data, address, blocks) {
-            let Some(page) = self.pages.get_mut(&number) else { continue };
-            page.sums[blocks.start as usize..blocks.end as usize].fill(UNKNOWN);
-            page.set_claimed(&blocks, false);
-            note_changed(page, number, self.now_ns, &mut self.changed);
+            self.make_page(number);
+            self.set(number, &blocks, |_| UNKNOWN);
+            self.end_claim(number, &blocks);
         }
     }
 
-    /// Pages around `page`, itself among them, that are opened together: where memory is full, and the
-    /// page before is not written to either, it is alone, as its neighbours would only push out others.
-    pub fn window(&self, page: u32) -> Range<u32> {
-        let before = page.checked_sub(1).and_then(|before| self.pages.get(&before));
-        let in_order = before.is_some_and(|before| before.open && before.changed);
-        if self.pages.len() >= self.capacity && !in_order {
-            return page..page + 1;
+    /// Changes a page in memory, keeping count of memory.
+    #[inline]
+    fn change<T>(&mut self, number: u32, change: impl FnOnce(&mut Page) -> T) -> Option<T> {
+        let page = self.pages.get_mut(&number)?;
+        let changed = |page: &Page| if page.changed { page.bytes() } else { 0 };
+        let before = (page.bytes(), changed(page));
+        let outcome = change(page);
+        self.bytes = self.bytes - before.0 + page.bytes();
+        self.changed = self.changed - before.1 + changed(page);
+        Some(outcome)
+    }
+
+    /// Sets sums of a page in memory that the device does not have.
+    #[inline]
+    fn set(&mut self, number: u32, blocks: &Range<u32>, sum: impl Fn(usize) -> u32) {
+        self.change(number, |page| {
+            page.set(blocks, sum);
+            (page.used, page.changed, page.unread) = (true, true, false);
+        });
+        self.note_busy(groups::group_of(number));
+    }
+
+    /// The device does not have what is known of the page.
+    fn note_changed(&mut self, number: u32) {
+        if self.change(number, |page| page.changed = true).is_some() {
+            self.note_busy(groups::group_of(number));
         }
-        let start = page / SUMS_WINDOW * SUMS_WINDOW;
-        start..(start + SUMS_WINDOW).min(self.count)
-    }
-
-    /// Of these pages the ones to be read by the caller, who says then what they are.
-    pub fn start_loading(&mut self, pages: Range<u32>) -> Vec<u32> {
-        let absent = |page: &u32| !self.pages.contains_key(page) && !self.loading.contains(page);
-        let pages: Vec<_> = pages.filter(absent).collect();
-        self.loading.extend(&pages);
-        pages
-    }
-
-    /// Whether somebody reads the page.
-    pub fn is_loading(&self, page: u32) -> bool {
-        self.loading.contains(&page)
-    }
-
-    /// The reading of these pages was given up.
-    pub fn not_loaded(&mut self, pages: &[u32]) {
-        self.loading.retain(|page| !pages.contains(page));
-    }
-
-    /// What a page that was read says; `None` if reading it failed.
-    pub fn loaded(&mut self, number: u32, stored: Option<&Stored>) {
-        self.loading.retain(|page| *page != number);
-        if matches!(stored, Some(Stored::Open | Stored::Damaged(_)) | None) {
-            self.counters.untrusted += 1;
-        }
-        self.pages.insert(number, Page::new(stored));
-        self.ring.push_back(number);
-    }
-
-    /// Of these pages the ones to be opened by the caller: those in memory that are closed. One
-    /// that could not be read is opened only if it is `wanted` itself.
-    pub fn start_opening(&mut self, pages: Range<u32>, wanted: u32) -> Vec<u32> {
-        let mut opening = Vec::new();
-        for number in pages {
-            let Some(page) = self.pages.get_mut(&number) else { continue };
-            if !page.open && !page.moving && (!page.unread || number == wanted) {
-                page.moving = true;
-                opening.push(number);
-            }
-        }
-        opening
-    }
-
-    /// Pages whose opening was tried: only then they are durably open.
-    pub fn opened(&mut self, pages: &[u32], done: bool) {
-        for number in pages {
-            let Some(page) = self.pages.get_mut(number) else { continue };
-            page.moving = false;
-            page.open = done;
-            page.unread &= !done;
-            if page.unread {
-                // The device may have it as it was.
-                continue;
-            }
-            // It is to be closed again, whether or not anybody writes to it.
-            note_changed(page, *number, self.now_ns, &mut self.changed);
-        }
-    }
-
-    /// Some pages, at most `most`, to be closed by the caller, with their sums: those that changed
-    /// and did so last at `until_ns` or before. Nobody writes to them until
-    /// [`Sums::closed`].
-    pub fn start_closing(&mut self, until_ns: u64, most: usize) -> Vec<(u32, Box<PageSums>)> {
-        let mut closing = Vec::new();
-        for _ in 0..self.changed.len().min(LOOKS) {
-            if closing.len() == most {
-                break;
-            }
-            let Some(number) = self.changed.pop_front() else { break };
-            let Some(page) = self.pages.get_mut(&number) else { continue };
-            if !page.is_idle() || page.changed_ns > until_ns {
-                self.changed.push_back(number);
-                continue;
-            }
-            (page.moving, page.changed) = (true, false);
-            closing.push((number, Box::new(page.sums)));
-        }
-        closing
-    }
-
-    /// Pages whose closing was tried. If it failed nobody knows what they are on the device.
-    pub fn closed(&mut self, pages: &[(u32, Box<PageSums>)], done: bool) {
-        self.pause = if done { 0 } else { CLOSE_PAUSE };
-        for (number, _) in pages {
-            let Some(page) = self.pages.get_mut(number) else { continue };
-            (page.moving, page.open) = (false, false);
-            if !done {
-                note_changed(page, *number, self.now_ns, &mut self.changed);
-            }
-        }
-    }
-
-    /// The closing of these pages was given up before any was written.
-    pub fn not_closed(&mut self, pages: &[(u32, Box<PageSums>)]) {
-        for (number, _) in pages {
-            let Some(page) = self.pages.get_mut(number) else { continue };
-            page.moving = false;
-            note_changed(page, *number, self.now_ns, &mut self.changed);
-        }
-    }
-
-    /// Whether closing pages to make room has failed a short while ago.
-    pub fn pauses_closing(&mut self) -> bool {
-        let pauses = self.pause > 0;
-        self.pause = self.pause.saturating_sub(1);
-        pauses
-    }
-
-    /// Forgets pages, but none of `keep`, until few enough are left; with `all`, also those that
-    /// know what the device does not. Who reads under a fence number below `fence`, the next one,
-    /// must not teach those anew what they held before. Whether there are still too many.
-    pub fn shrink(&mut self, all: bool, keep: &[u32], fence: u64) -> bool {
-        let mut looks = CLOCK_LOOKS;
-        while self.pages.len() > self.capacity && looks > 0 {
-            looks -= 1;
-            let Some(number) = self.ring.pop_front() else { break };
-            let Some(page) = self.pages.get_mut(&number) else { continue };
-            if keep.contains(&number) {
-                self.ring.push_back(number);
-                continue;
-            }
-            if page.used || !page.is_idle() || (page.changed && !all) {
-                page.used = false;
-                self.ring.push_back(number);
-                continue;
-            }
-            if page.changed {
-                self.learn_from = fence;
-                self.changed.retain(|changed| *changed != number);
-            }
-            self.pages.remove(&number);
-        }
-        self.pages.len() > self.capacity
     }
 
     /// What has been counted.
     pub fn info(&self) -> ChecksumInfo {
-        ChecksumInfo { memory: self.pages.len() as u64 * BLOCK_BYTES, ..self.counters }
-    }
-}
-
-#[inline]
-fn note_changed(page: &mut Page, number: u32, now_ns: u64, changed: &mut VecDeque<u32>) {
-    page.changed_ns = now_ns;
-    if !page.changed {
-        page.changed = true;
-        changed.push_back(number);
+        let (memory, open) = (self.bytes as u64, self.open as u64);
+        ChecksumInfo { memory, open, ..self.counters }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::format::BlockFault;
-
-    const PAGE_BYTES: u64 = SUMS_PER_PAGE as u64 * BLOCK_BYTES;
-
-    fn with_pages(count: u32, stored: Option<&Stored>) -> Sums {
-        let mut sums = Sums::of(0, 1000, CAPACITY_MIN);
-        let pages = sums.start_loading(0..count);
-        assert!(sums.is_loading(0) && sums.start_loading(0..count).is_empty());
-        pages.iter().for_each(|page| sums.loaded(*page, stored));
-        assert!(!sums.is_loading(0));
-        sums
-    }
-
-    #[test]
-    fn a_page_that_was_not_read_is_neither_learnt_nor_closed() {
-        let mut sums = with_pages(2, None);
-        assert_eq!(sums.check(0, &[5, 6], u64::MAX), Ok(0));
-        assert_eq!(sums.check(0, &[7, 8], u64::MAX), Ok(0));
-        assert!(sums.start_closing(u64::MAX, 9).is_empty());
-        // A neighbour is left alone, and the page itself as long as it cannot be opened.
-        assert_eq!(sums.claim(0, 1), Err(Need::Page(0)));
-        assert_eq!(sums.start_opening(0..2, 0), [0]);
-        sums.opened(&[0], false);
-        assert!(sums.start_closing(u64::MAX, 9).is_empty());
-        assert_eq!(sums.start_opening(0..2, 0), [0]);
-        sums.opened(&[0], true);
-        assert_eq!(sums.claim(0, 1), Ok(()));
-        sums.written(0, &[5]);
-        assert_eq!(sums.check(0, &[6, 6], u64::MAX), Err(Doubt::Block(0)));
-        assert_eq!(sums.check(0, &[5, 6], u64::MAX), Ok(1));
-        let closing = sums.start_closing(u64::MAX, 9);
-        assert_eq!(
-            (closing.len(), closing[0].0, closing[0].1[..3].to_vec()),
-            (1, 0, vec![5, 6, 0])
-        );
-        // One that was read, but damaged, is learnt.
-        let mut sums = with_pages(1, Some(&Stored::Damaged(BlockFault::Checksum)));
-        assert_eq!(sums.check(0, &[5, 6], u64::MAX), Ok(2));
-        assert_eq!(sums.start_closing(u64::MAX, 9).len(), 1);
-    }
-
-    #[test]
-    fn neighbours_are_opened_too_unless_they_push_out_others() {
-        let mut sums = with_pages(CAPACITY_MIN as u32 - 1, Some(&Stored::Open));
-        assert_eq!(sums.window(100), 96..112);
-        sums.start_loading(500..501);
-        sums.loaded(500, Some(&Stored::Open));
-        assert_eq!(
-            (sums.window(100), sums.window(501), sums.window(0)),
-            (100..101, 501..502, 0..1)
-        );
-        let last = 500 * PAGE_BYTES;
-        assert_eq!(sums.claim(last, 1), Ok(()));
-        sums.written(last, &[5]);
-        assert_eq!(sums.window(501), 496..512, "what is written in order goes on so");
-    }
-
-    #[test]
-    fn a_page_given_up_is_loaded_by_the_next() {
-        let mut sums = Sums::of(0, 1000, CAPACITY_MIN);
-        assert_eq!(sums.start_loading(0..2), [0, 1]);
-        sums.not_loaded(&[0]);
-        assert_eq!((sums.claim(0, 1), sums.is_loading(1)), (Err(Need::Page(0)), true));
-        assert_eq!(sums.start_loading(0..2), [0]);
-    }
-
-    #[test]
-    fn what_was_forgotten_is_not_learnt_from_before() {
-        let count = CAPACITY_MIN as u32 + 1;
-        let last = count - 1;
-        let mut sums = with_pages(count, Some(&Stored::Open));
-        for page in 0..last {
-            assert_eq!(sums.claim(u64::from(page) * PAGE_BYTES, 1), Ok(()));
-            sums.written(u64::from(page) * PAGE_BYTES, &[9]);
-        }
-        // All others know what the device does not, and the last one is needed.
-        for _ in 0..4 {
-            assert!(sums.shrink(false, &[last], 7));
-        }
-        assert_eq!(sums.learn_from, 0);
-        for _ in 0..4 {
-            sums.shrink(true, &[last], 7);
-        }
-        assert_eq!(sums.pages.len(), CAPACITY_MIN);
-        assert!(sums.pages.contains_key(&last));
-        let gone: Vec<_> = (0..last).filter(|page| !sums.pages.contains_key(page)).collect();
-        assert_eq!(gone.len(), 1);
-        let address = u64::from(gone[0]) * PAGE_BYTES;
-        assert_eq!(sums.start_loading(gone[0]..gone[0] + 1), gone);
-        sums.loaded(gone[0], Some(&Stored::Open));
-        // The first began before.
-        for (found, fence) in [(8, 6), (9, 7), (9, 8)] {
-            assert!(sums.check(address, &[found], fence).is_ok());
-        }
-        assert_eq!(sums.check(address, &[8], 8), Err(Doubt::Block(0)));
-    }
-
-    #[test]
-    fn after_a_page_was_not_closed_room_is_made_without_that() {
-        let mut sums = with_pages(1, Some(&Stored::Open));
-        assert_eq!(sums.check(0, &[5], 0), Ok(1));
-        assert!(!sums.pauses_closing());
-        let closing = sums.start_closing(u64::MAX, 9);
-        sums.closed(&closing, false);
-        assert!((0..CLOSE_PAUSE).all(|_| sums.pauses_closing()));
-        assert!(!sums.pauses_closing());
-        let closing = sums.start_closing(u64::MAX, 9);
-        assert_eq!(closing.len(), 1);
-        sums.closed(&closing, false);
-        let closing = sums.start_closing(u64::MAX, 9);
-        sums.closed(&closing, true);
-        assert!(!sums.pauses_closing());
-    }
-
-    #[test]
-    fn a_block_that_differs_is_carried_with_the_sum_that_is_known() {
-        let mut sums = with_pages(1, Some(&Stored::Open));
-        assert_eq!(sums.check(0, &[5, 6], 0), Ok(2));
-        let mut found = [5, 7, 8];
-        assert_eq!(sums.carry(0, &mut found), Err(Doubt::Block(1)));
-        assert_eq!(found, [5, 6, 8]);
-        assert_eq!(sums.carry(0, &mut found), Ok(()));
-        assert_eq!(sums.carry(PAGE_BYTES, &mut found), Err(Doubt::Page(1)));
-    }
-}
+mod tests;

@@ -34,7 +34,7 @@ impl Store {
     #[doc(hidden)]
     pub fn check_on(storage: &dyn Storage) -> Result<CheckReport> {
         let mut checked = Checked::of(storage)?;
-        checked.check_sums(storage)?;
+        checked.check_sums(storage, true)?;
         Ok(checked.into_report())
     }
 
@@ -65,7 +65,7 @@ impl Store {
             let now = |requests: &mut [ReadRequest<'_>]| {
                 end().and_then(|()| inner.storage.read_many(requests))
             };
-            checked.check_sums(&ReadBy::new(inner.storage.size_bytes(), now))?;
+            checked.check_sums(&ReadBy::new(inner.storage.size_bytes(), now), false)?;
             Ok(checked.into_report())
         };
         let mut report = check().map_err(|error| match end() {
@@ -156,9 +156,12 @@ impl Checked {
         Some(Pages::new(superblock, *extents))
     }
 
-    fn check_sums(&mut self, storage: &dyn Storage) -> Result<()> {
+    /// Checks pages of checksums; of an idle store, also whether groups were left open.
+    fn check_sums(&mut self, storage: &dyn Storage, idle: bool) -> Result<()> {
         let Some(pages) = self.pages() else { return Ok(()) };
-        self.report.findings.extend(pages.damaged(storage)?.findings());
+        let damaged = pages.damaged(storage)?;
+        self.report.findings.extend(damaged.findings());
+        self.report.findings.extend(damaged.left_open().filter(|_| idle));
         self.report.blocks_checked += u64::from(pages.count());
         Ok(())
     }

@@ -9,8 +9,8 @@ use crate::units::BLOCK_BYTES;
 
 impl Inner {
     /// Writes a block of the device again that is not what it is known to hold, from a copy of that;
-    /// whether it had to be. Nobody else writes the block meanwhile. Its page stays as it is on the
-    /// device: what is written is what a closed page says already, so that whatever a crash leaves of
+    /// whether it had to be. Nobody else writes the block meanwhile. Its group stays as it is on the
+    /// device: what is written is what a page says already, so that whatever a crash leaves of
     /// the write is either that or still known as damage.
     ///
     /// # Errors
@@ -18,14 +18,10 @@ impl Inner {
     /// take it. `Io`, `ReadOnly`, `Poisoned`.
     pub(crate) fn heal_block(&self, address: u64, copy: &[u8]) -> Result<bool> {
         self.check_writable()?;
-        let load = |page| {
-            self.load_page(page);
-            Ok(())
-        };
         if sabotage::is(Bug::HealOpensPage) {
             self.claim(address, 1)?;
         } else {
-            self.claim_with(|sums| sums.claim_to_read(address), load)?;
+            self.claim_to_read(address)?;
         }
         let healed = self.heal_claimed(address, copy);
         if let Some(sums) = &mut self.meta().sums {
@@ -57,7 +53,7 @@ impl Inner {
         aligned.copy_from_slice(copy);
         let written = self.storage.write_at(address, &aligned);
         written.map_err(|error| Error::io(error, "writing the block failed"))?;
-        // Somebody may open the page next, and from then on nothing would tell what a crash left.
+        // Somebody may open the group next, and from then on nothing would tell what a crash left.
         self.flush_storage()?;
         match is_right()? {
             true => Ok(true),

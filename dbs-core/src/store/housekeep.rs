@@ -4,12 +4,15 @@ use super::Store;
 use crate::error::Result;
 use std::time::{Duration, Instant};
 
+/// Pages looked at between two looks at the clock when checksums are made again.
+const RELEARN_PAGES: u32 = 512;
+
 /// Steps of background work between two looks at the clock: short enough to let requests through.
 const WORK_STEPS: u64 = 16;
 
 impl Store {
     /// Does what an open store needs from time to time: background work for about `most`, commits what no
-    /// flush has committed ([`Store::settle`]), and closes checksum pages ([`Store::settle_checksums`]).
+    /// flush has committed ([`Store::settle`]), and closes groups of checksums ([`Store::settle_checksums`]).
     /// Whether something is left that another call can go on with.
     ///
     /// Without it nothing is lost, but deleted snapshots keep their space, a crash leaves more to be redone
@@ -28,7 +31,8 @@ impl Store {
         Ok(more || dirty)
     }
 
-    /// Background work ([`Store::work`]) for about `most`; whether more can be done at once.
+    /// Background work ([`Store::work`], and after a crash [`Store::relearn_checksums`]) for about `most`;
+    /// whether more can be done at once.
     ///
     /// # Errors
     /// `Io`, `Poisoned`.
@@ -37,11 +41,17 @@ impl Store {
         loop {
             let report = self.work(WORK_STEPS)?;
             if report.remaining == 0 || report.waits {
-                return Ok(false);
+                break;
             }
             if begun.elapsed() >= most {
                 return Ok(true);
             }
         }
+        while self.relearn_checksums(RELEARN_PAGES)? {
+            if begun.elapsed() >= most {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }

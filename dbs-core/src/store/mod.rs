@@ -187,8 +187,8 @@ pub struct Store {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What all handles share. Locks are taken in this order: `scrub`, `stills`, `work`, `superblock`, `commits`,
-/// `flushes`, `meta`; `poison`, `warnings` and `still` are leaves. Held across I/O are `scrub` (one scrub),
+/// What all handles share. Locks are taken in this order: `scrub`, `relearn`, `stills`, `work`, `superblock`, `commits`,
+/// `flushes`, `meta`; `poison`, `warnings` and `still` are leaves. Held across I/O are `scrub` (one scrub), `relearn`,
 /// `stills` (one check), `work` (one job in the background), `superblock` (while it is updated) and `flushes`
 /// (while the storage flushes). `commits` and `meta`, which requests take, never are.
 pub(crate) struct Inner {
@@ -221,6 +221,8 @@ pub(crate) struct Inner {
     warnings: Mutex<Vec<String>>,
     /// The page a scrub goes on with.
     scrub: Mutex<u32>,
+    /// The page from which on checksums are to be made again that a crash has cost.
+    relearn: Mutex<Option<u32>>,
     watch: watch::Watch,
     /// Somebody reads the metadata as it was.
     still: Mutex<Option<Arc<still::Still>>>,

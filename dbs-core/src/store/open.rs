@@ -4,6 +4,7 @@ use super::identity::as_uuid;
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::{SUPERBLOCK_REGION_BYTES, SUPERBLOCK_SECOND};
+use crate::format::superblock::INCOMPAT_GROUPS;
 use crate::format::{Geometry, RegionKind, Superblock};
 use crate::info::{Severity, StoreInfo};
 use crate::io::env::SystemEnv;
@@ -114,7 +115,7 @@ impl Store {
             sequence: 1,
             created_ns: env.now_ns(),
             unknown_ro: 0,
-            incompat: 0,
+            incompat: if geometry.has_sums() { INCOMPAT_GROUPS } else { 0 },
             geometry,
             clean_sequence: 0,
             clean_marks: [0; 4],
@@ -168,6 +169,7 @@ impl Store {
         let ring = superblock.geometry.region(RegionKind::Journal).offset;
         let unread = loader.unneeded_ring().iter();
         let unread: Vec<_> = unread.map(|block| ring + u64::from(*block) * BLOCK_BYTES).collect();
+        let relearn = loader.last_session.is_some() && superblock.geometry.has_sums();
         let session = u64::from_le_bytes(env.random()[..8].try_into().unwrap_or_default());
         let (meta, findings) = loader.finish(session, env.boot_id())?;
         notes.extend(findings);
@@ -195,6 +197,7 @@ impl Store {
             poison: Default::default(),
             warnings: warnings.into(),
             scrub: Default::default(),
+            relearn: relearn.then_some(0).into(),
             watch: Default::default(),
             still: Default::default(),
             stills: Default::default(),
@@ -224,7 +227,7 @@ impl Store {
         // Those who go on writing would keep it from ever being done.
         self.inner.closing.store(true, Ordering::Relaxed);
         self.inner.commit()?;
-        while self.inner.close_pages(u64::MAX)? {}
+        while self.inner.close_groups(u64::MAX)? {}
         self.inner.without_commits(|| {
             let result = self.inner.check_sound().and_then(|()| self.inner.close());
             // Who waits for the turn finds that: nothing follows what closing has written.
@@ -245,6 +248,7 @@ impl Inner {
     ) -> Result<()> {
         self.heal_superblock(damaged_superblocks)?;
         self.heal_journal(unread_journal)?;
+        self.begin_groups()?;
         // A journal left short by processes that died right here gets no further group first,
         // unless a tail brought records that need one: the next time there is no such tail.
         let short = {
@@ -266,6 +270,18 @@ impl Inner {
         }
         // The group above said that there is no tail; from here on groups say there is.
         self.commit_once(WriteBack::Session)
+    }
+
+    /// Makes a store of before there were groups of checksums one that has them, all closed: what its
+    /// pages say stays right.
+    fn begin_groups(&self) -> Result<()> {
+        let superblock = self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = superblock.incompat & INCOMPAT_GROUPS != 0;
+        drop(superblock);
+        if known || !self.has_sums {
+            return Ok(());
+        }
+        self.update_superblock(|superblock| superblock.incompat |= INCOMPAT_GROUPS)
     }
 
     /// Writes all blocks back as of the last group and lets the superblock say so. That takes no

@@ -1,14 +1,14 @@
-//! Pages of checksums that are damaged: finding them for a check, and opening them for a repair. They
-//! cost checksums and no data.
+//! Pages of checksums that say nothing, as they are damaged or their group is open: finding them for a
+//! check, and mending them for a repair. They cost checksums and no data.
 
 use super::recover;
 use crate::error::{Error, Result};
-use crate::format::sums::{self, SUMS_PER_PAGE, Stored};
+use crate::format::sums::{self, PAGES_PER_GROUP, SUMS_PER_PAGE, Stored, StoredSums};
 use crate::format::{BlockFault, RegionKind, Superblock};
 use crate::info::{Finding, RepairKind, RepairStep, Severity};
 use crate::io::Storage;
 use crate::io::buffer::AlignedBuf;
-use crate::units::BLOCK_BYTES;
+use crate::units::{BLOCK_BYTES, format_size};
 
 /// Pages read at once.
 const PAGES_AT_ONCE: u32 = 256;
@@ -27,6 +27,8 @@ pub(super) struct Pages {
 pub(super) struct Damaged {
     listed: Vec<(u32, BlockFault)>,
     more: u64,
+    /// Groups that are open.
+    open: u64,
 }
 
 impl Pages {
@@ -56,14 +58,15 @@ impl Pages {
     /// `Io`.
     pub(super) fn damaged(&self, storage: &dyn Storage) -> Result<Damaged> {
         let mut damaged = Damaged::default();
-        self.each_damaged(storage, |page, fault| {
+        damaged.open = self.each_damaged(storage, |page, fault| {
             damaged.add(page, fault);
             Ok(())
         })?;
         Ok(damaged)
     }
 
-    /// Writes the damaged ones open, durably: they say nothing, as before, and nothing is wrong with them.
+    /// Writes the damaged ones, durably, so that they say nothing, as before, and nothing is wrong with
+    /// them. Of a group whose leader is damaged nobody knows whether it was open, so that it is now.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
@@ -72,7 +75,8 @@ impl Pages {
         let mut open = AlignedBuf::zeroed(BLOCK_BYTES as usize);
         self.each_damaged(storage, |page, _| {
             let at = self.address(page);
-            sums::encode(&self.superblock.uuid, at, None, &mut open);
+            let leads = page.is_multiple_of(PAGES_PER_GROUP);
+            sums::encode(&self.superblock.uuid, at, None, leads, &mut open);
             storage.write_at(at, &open).map_err(failed)
         })?;
         storage.flush().map_err(failed)
@@ -82,11 +86,14 @@ impl Pages {
         self.superblock.geometry.sums_address(page)
     }
 
+    /// Calls `act` for each damaged page that is not one of an open group; how many groups are open.
     fn each_damaged(
         &self,
         storage: &dyn Storage,
         mut act: impl FnMut(u32, BlockFault) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
+        // A whole number of groups is looked at together.
+        let (mut open, mut is_open) = (0, false);
         let block = BLOCK_BYTES as usize;
         let mut buf = AlignedBuf::zeroed(PAGES_AT_ONCE.min(self.count) as usize * block);
         let failed = |error| Error::io(error, "reading the checksums failed");
@@ -95,11 +102,16 @@ impl Pages {
             let part = &mut buf[..count as usize * block];
             let unreadable =
                 recover::read_blocks(storage, self.address(first), part).map_err(failed)?;
-            for page in unreadable {
-                act(first + page, BlockFault::Unreadable)?;
-            }
             for (page, bytes) in (first..).zip(part.chunks_exact_mut(block)) {
-                if self.fault(page, bytes).is_none() {
+                if page.is_multiple_of(PAGES_PER_GROUP) {
+                    is_open = self.said(page, bytes).group_open;
+                    open += u64::from(is_open);
+                }
+                if unreadable.contains(&(page - first)) {
+                    act(page, BlockFault::Unreadable)?;
+                    continue;
+                }
+                if is_open || self.fault(page, bytes).is_none() {
                     continue;
                 }
                 // In a store that is open it may have been written just now.
@@ -109,20 +121,25 @@ impl Pages {
                 }
             }
         }
-        Ok(())
+        Ok(open)
+    }
+
+    fn said(&self, page: u32, bytes: &[u8]) -> Stored {
+        sums::decode(&self.superblock.uuid, self.address(page), bytes)
     }
 
     /// What is wrong with a page. What is none of this store was never written: the region holds what
     /// the device held before.
     fn fault(&self, page: u32, bytes: &[u8]) -> Option<BlockFault> {
-        let uuid = &self.superblock.uuid;
-        match sums::decode(uuid, self.address(page), bytes) {
-            Stored::Damaged(BlockFault::Foreign | BlockFault::Kind) => None,
-            Stored::Damaged(fault) => Some(fault),
-            Stored::Blank | Stored::Open | Stored::Closed(_) => None,
+        match self.said(page, bytes).sums {
+            StoredSums::Damaged(BlockFault::Foreign | BlockFault::Kind) => None,
+            StoredSums::Damaged(fault) => Some(fault),
+            StoredSums::Blank | StoredSums::Silent | StoredSums::Known(_) => None,
         }
     }
 }
+
+const _: () = assert!(PAGES_AT_ONCE.is_multiple_of(PAGES_PER_GROUP));
 
 impl Damaged {
     fn add(&mut self, page: u32, fault: BlockFault) {
@@ -135,6 +152,23 @@ impl Damaged {
 
     pub(super) fn is_empty(&self) -> bool {
         self.listed.is_empty()
+    }
+
+    /// What a check of a store that nobody has open says of groups that are.
+    pub(super) fn left_open(&self) -> Option<Finding> {
+        let pages = u64::from(PAGES_PER_GROUP);
+        let bytes = self.open * pages * SUMS_PER_PAGE as u64 * BLOCK_BYTES;
+        (self.open > 0).then(|| Finding {
+            severity: Severity::Note,
+            region: RegionKind::Sums.name().to_owned(),
+            index: None,
+            message: format!(
+                "{} groups were in use when the last process ended without closing the store: of up to \
+                 {} of data no checksums are known until it is read, or `dbs scrub` has run",
+                self.open,
+                format_size(bytes)
+            ),
+        })
     }
 
     /// What a check says of them.

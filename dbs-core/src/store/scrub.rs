@@ -12,7 +12,7 @@ use crate::io::buffer::AlignedBuf;
 use crate::meta::Meta;
 use crate::meta::sums::Sums;
 use crate::units::BLOCK_BYTES;
-use std::sync::TryLockError;
+use std::sync::{PoisonError, TryLockError};
 
 /// Damaged ranges that a report has.
 const RANGES_MAX: usize = 1000;
@@ -65,6 +65,39 @@ impl Store {
             inner.scrub_page(*next, &mut report)?;
             *next += 1;
         }
+    }
+}
+
+impl Store {
+    /// After a crash: makes the checksums again of what was being written when the last process ended,
+    /// looking at so many pages of checksums and reading the data of at most one that lacks them.
+    /// Whether there is more. What is damaged is left for who reads it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn relearn_checksums(&self, pages: u32) -> Result<bool> {
+        let inner = &*self.inner;
+        let mut cursor = inner.relearn.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(first) = *cursor else { return Ok(false) };
+        let last = inner.meta().entries.last_extent();
+        let blocks =
+            last.map_or(0, |last| u64::from(last) + 1) * inner.extent_bytes as u64 / BLOCK_BYTES;
+        let end = blocks.div_ceil(SUMS_PER_PAGE as u64) as u32;
+        let stop = first.saturating_add(pages.max(1)).min(end);
+        if first < stop {
+            inner.load_groups(first..stop);
+        }
+        let doubtful =
+            |page: &u32| inner.meta().sums.as_ref().is_some_and(|sums| sums.is_doubtful(*page));
+        let next = match (first..stop).find(doubtful) {
+            Some(page) => {
+                inner.scrub_page(page, &mut ScrubReport::default())?;
+                page + 1
+            }
+            None => stop,
+        };
+        *cursor = (next < end).then_some(next);
+        Ok(cursor.is_some())
     }
 }
 

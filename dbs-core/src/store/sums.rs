@@ -1,23 +1,19 @@
-//! Checksums of data blocks: all I/O for them. A page is opened, durably, before any of its blocks
-//! is written, and closed when what was written to them is durable (`docs/format.md`, section 21,
-//! has the argument).
+//! Checksums of data blocks: who reads compares with them, who writes claims and records. The I/O for
+//! them is in `groups` and `memory`.
+
+mod groups;
+mod memory;
 
 use super::{Inner, Store};
 use crate::error::{Damage, Error, Result};
-use crate::format::RegionKind;
-use crate::format::sums::{self, PageSums, Stored};
+use crate::format::sums;
 use crate::info::ChecksumInfo;
+use crate::io::ReadRequest;
 use crate::io::buffer::AlignedBuf;
-use crate::io::{ReadRequest, WriteRequest};
 use crate::limits::SUMS_IDLE;
-use crate::meta::sums::{Need, Sums};
-use crate::sabotage::{self, Bug};
+use crate::meta::sums::Need;
 use crate::units::BLOCK_BYTES;
-use std::ops::Range;
 use std::time::Duration;
-
-/// Pages closed with one flush.
-const CLOSE_PAGES: usize = 256;
 
 /// Why data was not read.
 #[derive(Debug)]
@@ -36,26 +32,8 @@ impl From<std::io::Error> for ReadFault {
     }
 }
 
-/// Pages on their way into memory; if that ends early, somebody else may read them.
-struct Loading<'a> {
-    inner: &'a Inner,
-    pages: Vec<u32>,
-}
-
-impl Drop for Loading<'_> {
-    fn drop(&mut self) {
-        if self.pages.is_empty() {
-            return;
-        }
-        if let Some(sums) = &mut self.inner.meta().sums {
-            sums.not_loaded(&self.pages);
-        }
-        self.inner.wake();
-    }
-}
-
 impl Store {
-    /// Closes pages of checksums that have not changed for a while, so that a crash from now on
+    /// Closes groups of checksums that have not changed for a while, so that a crash from now on
     /// leaves what they say. For a server's spare moments; costs nothing when there is nothing to
     /// do, and in a store without checksums.
     ///
@@ -79,7 +57,7 @@ impl Store {
         if let Some(sums) = &mut self.inner.meta().sums {
             sums.tick(now);
         }
-        while self.inner.close_pages(until)? {}
+        while self.inner.close_groups(until)? {}
         Ok(())
     }
 
@@ -87,8 +65,29 @@ impl Store {
     /// is the least.
     pub fn set_checksum_cache(&self, bytes: u64) {
         if let Some(sums) = &mut self.inner.meta().sums {
-            sums.set_capacity((bytes / BLOCK_BYTES) as usize);
+            sums.set_capacity(bytes);
         }
+    }
+
+    /// As if there were no memory for checksums left: what is known of them is written, or not, and
+    /// forgotten. For tests.
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    #[doc(hidden)]
+    pub fn crowd_checksums(&self, write: bool) -> Result<()> {
+        if write && !self.inner.read_only {
+            self.inner.check_writable()?;
+            // If they cannot be written they are lost, as ever.
+            while self.inner.write_some().unwrap_or(false) {}
+            self.inner.check_sound()?;
+        }
+        let mut meta = self.inner.meta();
+        let fence = meta.fence.next();
+        if let Some(sums) = &mut meta.sums {
+            sums.forget_all(fence);
+        }
+        Ok(())
     }
 
     /// What has been counted of checksums since the store was opened; `None` if it has none.
@@ -118,7 +117,7 @@ impl Inner {
                 && (request.buf.len() as u64).is_multiple_of(BLOCK_BYTES)
         };
         if requests.iter().all(whole) {
-            self.storage.read_many(requests)?;
+            self.read_beside_sums(requests)?;
             return requests.iter_mut().try_for_each(|r| self.verify(r.offset, r.buf, fence));
         }
         for request in requests {
@@ -157,14 +156,7 @@ impl Inner {
         address: u64,
         block: &mut [u8],
     ) -> std::result::Result<(), ReadFault> {
-        let claimed = self.claim_with(
-            |sums| sums.claim_to_read(address),
-            |page| {
-                self.load_page(page);
-                Ok(())
-            },
-        );
-        claimed.map_err(ReadFault::Other)?;
+        self.claim_to_read(address).map_err(ReadFault::Other)?;
         let mut copy = AlignedBuf::zeroed(BLOCK_BYTES as usize);
         let read = self.storage.read_at(address, &mut copy);
         let found = sums::sum(&copy);
@@ -250,27 +242,39 @@ impl Inner {
 
     /// Claims blocks that are about to be written, waiting for what that takes.
     pub(crate) fn claim(&self, address: u64, blocks: usize) -> Result<()> {
-        if !self.has_sums {
-            return Ok(());
-        }
-        self.claim_with(|sums| sums.claim(address, blocks), |page| self.open_page(page))
-    }
-
-    pub(super) fn claim_with(
-        &self,
-        claim: impl Fn(&mut Sums) -> std::result::Result<(), Need>,
-        provide: impl Fn(u32) -> Result<()>,
-    ) -> Result<()> {
+        let mut has_room = false;
         loop {
             let mut meta = self.meta();
             let Some(sums) = &mut meta.sums else { return Ok(()) };
-            match claim(sums) {
+            match sums.claim(address, blocks, has_room) {
                 Ok(()) => return Ok(()),
                 Err(Need::Wait) => drop(self.wait(meta)),
+                Err(Need::Group(page)) => {
+                    drop(meta);
+                    self.open_group(page)?;
+                }
+                Err(Need::Room | Need::Page(_)) => {
+                    drop(meta);
+                    self.make_room(&[]);
+                    // What is in the way of that may be what the caller has claimed.
+                    has_room = true;
+                }
+            }
+        }
+    }
+
+    /// Claims a block that is about to be read again, with its page in memory.
+    pub(super) fn claim_to_read(&self, address: u64) -> Result<()> {
+        loop {
+            let mut meta = self.meta();
+            let Some(sums) = &mut meta.sums else { return Ok(()) };
+            match sums.claim_to_read(address) {
+                Ok(()) => return Ok(()),
                 Err(Need::Page(page)) => {
                     drop(meta);
-                    provide(page)?;
+                    self.load_page(page);
                 }
+                Err(_) => drop(self.wait(meta)),
             }
         }
     }
@@ -306,173 +310,5 @@ impl Inner {
             sums.unclaim(address, blocks);
         }
         self.wake();
-    }
-
-    /// Reads the page if it is not in memory, or waits while somebody else does. It may be gone
-    /// again, or on its way, when this returns: who needs it looks again.
-    pub(super) fn load_page(&self, page: u32) {
-        let mut meta = self.meta();
-        while meta.sums.as_ref().is_some_and(|sums| sums.is_loading(page)) {
-            meta = self.wait(meta);
-        }
-        drop(meta);
-        self.load_pages(page..page + 1);
-    }
-
-    /// Reads those of the pages that are neither in memory nor on their way there.
-    pub(super) fn load_pages(&self, pages: Range<u32>) {
-        let pages = match &mut self.meta().sums {
-            Some(sums) => sums.start_loading(pages),
-            None => return,
-        };
-        if pages.is_empty() {
-            return;
-        }
-        let mut loading = Loading { inner: self, pages };
-        let stored = self.read_pages(&loading.pages);
-        let (pages, crowded) = {
-            let mut meta = self.meta();
-            let fence = meta.fence.next();
-            let Some(sums) = &mut meta.sums else { return };
-            for (page, stored) in loading.pages.iter().zip(&stored) {
-                sums.loaded(*page, stored.as_ref());
-            }
-            // From here on somebody else may forget them, and read them again.
-            let pages = std::mem::take(&mut loading.pages);
-            let crowded = sums.shrink(self.read_only, &pages, fence);
-            (pages, crowded)
-        };
-        self.wake();
-        if crowded && !self.read_only {
-            self.make_room(&pages);
-        }
-    }
-
-    /// What these pages say; `None` of one that cannot be read.
-    fn read_pages(&self, pages: &[u32]) -> Vec<Option<Stored>> {
-        let (geometry, uuid) = {
-            let meta = self.meta();
-            (meta.geometry, meta.uuid)
-        };
-        let block = BLOCK_BYTES as usize;
-        let mut buf = AlignedBuf::zeroed(pages.len() * block);
-        let parts = pages.iter().zip(buf.chunks_exact_mut(block));
-        let mut requests: Vec<_> = parts
-            .map(|(page, buf)| ReadRequest { offset: geometry.sums_address(*page), buf })
-            .collect();
-        let read: Vec<bool> = match self.storage.read_many(&mut requests) {
-            Ok(()) => vec![true; pages.len()],
-            // One of them does not spoil the others.
-            Err(_) => {
-                let read = |r: &mut ReadRequest<'_>| self.storage.read_at(r.offset, r.buf).is_ok();
-                requests.iter_mut().map(read).collect()
-            }
-        };
-        drop(requests);
-        let parts = pages.iter().zip(buf.chunks_exact(block)).zip(read);
-        let decode = |((page, bytes), read): ((&u32, &[u8]), bool)| {
-            read.then(|| sums::decode(&uuid, geometry.sums_address(*page), bytes))
-        };
-        parts.map(decode).collect()
-    }
-
-    /// Closes pages so that there are some to forget, but none of `keep`: what is known must not be
-    /// forgotten before the device has it, unless that fails.
-    fn make_room(&self, keep: &[u32]) {
-        let pauses = self.meta().sums.as_mut().is_some_and(|sums| sums.pauses_closing());
-        let lost = pauses || !matches!(self.try_close_pages(u64::MAX), Ok(Some(_)));
-        let mut meta = self.meta();
-        let fence = meta.fence.next();
-        if let Some(sums) = &mut meta.sums {
-            sums.shrink(lost, keep, fence);
-        }
-    }
-
-    /// Opens the page, with its neighbours, so that their blocks may be written.
-    fn open_page(&self, page: u32) -> Result<()> {
-        let window = match &self.meta().sums {
-            Some(sums) => sums.window(page),
-            None => return Ok(()),
-        };
-        self.load_pages(window.clone());
-        let opening = match &mut self.meta().sums {
-            Some(sums) => sums.start_opening(window, page),
-            None => return Ok(()),
-        };
-        if opening.is_empty() {
-            return Ok(());
-        }
-        let pages: Vec<_> = opening.iter().map(|page| (*page, None)).collect();
-        let opened = self.check_sound().and_then(|()| match sabotage::is(Bug::SkipPageOpening) {
-            true => Ok(()),
-            false => {
-                // If only some were written too: what is read as open later is so durably.
-                let written = self.write_pages(&pages);
-                let flushed = self.flush_storage();
-                written.and(flushed)
-            }
-        });
-        if let Some(sums) = &mut self.meta().sums {
-            sums.opened(&opening, opened.is_ok());
-        }
-        self.wake();
-        opened
-    }
-
-    /// Closes some pages that have not changed since `until_ns`; whether there may be more.
-    pub(super) fn close_pages(&self, until_ns: u64) -> Result<bool> {
-        // Without them the sums are as after a crash: nothing is lost that was promised, and space
-        // for them may come.
-        Ok(self.try_close_pages(until_ns)? == Some(CLOSE_PAGES))
-    }
-
-    /// Closes some pages that have not changed since `until_ns`: how many, or `None` if they could
-    /// not be written.
-    fn try_close_pages(&self, until_ns: u64) -> Result<Option<usize>> {
-        let closing = match &mut self.meta().sums {
-            Some(sums) => sums.start_closing(until_ns, CLOSE_PAGES),
-            None => return Ok(Some(0)),
-        };
-        if closing.is_empty() {
-            return Ok(Some(0));
-        }
-        let flushed = self.check_sound().and_then(|()| {
-            // What the sums are of must not be lost once they say so.
-            if sabotage::is(Bug::ClosePagesEarly) { Ok(()) } else { self.flush_storage() }
-        });
-        if let Err(error) = flushed {
-            if let Some(sums) = &mut self.meta().sums {
-                sums.not_closed(&closing);
-            }
-            self.wake();
-            return Err(error);
-        }
-        let pages: Vec<_> = closing.iter().map(|(page, sums)| (*page, Some(&**sums))).collect();
-        let written = self.write_pages(&pages);
-        if let Some(sums) = &mut self.meta().sums {
-            sums.closed(&closing, written.is_ok());
-        }
-        self.wake();
-        Ok(written.is_ok().then_some(closing.len()))
-    }
-
-    fn write_pages(&self, pages: &[(u32, Option<&PageSums>)]) -> Result<()> {
-        let (geometry, uuid) = {
-            let meta = self.meta();
-            (meta.geometry, meta.uuid)
-        };
-        let block = BLOCK_BYTES as usize;
-        let mut buf = AlignedBuf::zeroed(pages.len() * block);
-        for ((page, sums), block) in pages.iter().zip(buf.chunks_exact_mut(block)) {
-            sums::encode(&uuid, geometry.sums_address(*page), *sums, block);
-        }
-        let writes: Vec<_> = pages
-            .iter()
-            .zip(buf.chunks_exact(block))
-            .map(|((page, _), buf)| WriteRequest { offset: geometry.sums_address(*page), buf })
-            .collect();
-        self.storage.write_many(&writes).map_err(|error| {
-            Error::io(error, format!("writing the {} failed", RegionKind::Sums.name()))
-        })
     }
 }

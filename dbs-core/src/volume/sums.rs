@@ -68,7 +68,8 @@ impl Request {
     #[inline]
     pub(super) fn try_claim(&mut self, meta: &mut Meta) -> bool {
         let Some(sums) = &mut meta.sums else { return true };
-        let mut free = |piece: &WritePiece| sums.claim(piece.address, piece.blocks.len()).is_ok();
+        let mut free =
+            |piece: &WritePiece| sums.claim(piece.address, piece.blocks.len(), false).is_ok();
         let claimed = self.writes.iter().take_while(|piece| free(piece)).count();
         if claimed == self.writes.len() {
             self.sums.claimed = claimed;

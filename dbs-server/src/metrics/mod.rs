@@ -99,22 +99,34 @@ pub fn volume_metrics(out: &mut Text, volumes: &[(VolumeInfo, VolumeIo)]) {
     }
 }
 
+const COUNTER: &str = "counter";
+
 /// Of those stores that have checksums.
 fn checksum_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
     type Value = fn(&ChecksumInfo) -> u64;
-    let values: [(&str, &str, Value); 5] = [
-        ("verified", "Blocks read whose checksum was compared, and equal.", |s| s.verified),
-        ("unknown", "Blocks read of which no checksum was known.", |s| s.unknown),
-        ("mismatches", "Times a damaged block was met.", |s| s.mismatches),
-        ("healed", "Damaged blocks written again from a copy.", |s| s.healed),
-        ("untrusted", "Pages of checksums met that said nothing.", |s| s.untrusted),
+    let values: [(&str, &str, &str, Value); 11] = [
+        ("verified_total", COUNTER, "Blocks read whose checksum was compared, and equal.", |s| {
+            s.verified
+        }),
+        ("unknown_total", COUNTER, "Blocks read of which no checksum was known.", |s| s.unknown),
+        ("mismatches_total", COUNTER, "Times a damaged block was met.", |s| s.mismatches),
+        ("healed_total", COUNTER, "Damaged blocks written again from a copy.", |s| s.healed),
+        ("untrusted_total", COUNTER, "Groups and pages of checksums met that said nothing.", |s| {
+            s.untrusted
+        }),
+        ("hits_total", COUNTER, "Times that checksums were found in memory.", |s| s.hits),
+        ("misses_total", COUNTER, "Pages of checksums read from the device.", |s| s.misses),
+        ("openings_total", COUNTER, "Groups of checksums opened for writing.", |s| s.openings),
+        ("closings_total", COUNTER, "Groups of checksums closed.", |s| s.closings),
+        ("memory_bytes", "gauge", "Memory of checksums.", |s| s.memory),
+        ("open_groups", "gauge", "Groups of checksums that are open.", |s| s.open),
     ];
-    for (name, help, value) in values {
-        let name = format!("dbs_store_checksums_{name}_total");
+    for (name, kind, help, value) in values {
+        let name = format!("dbs_store_checksums_{name}");
         let with = stores.iter().filter_map(|(labels, info)| Some((labels, info.checksums?)));
         for (at, (labels, sums)) in with.enumerate() {
             if at == 0 {
-                out.head(&name, "counter", help);
+                out.head(&name, kind, help);
             }
             out.line(&name, labels, value(&sums));
         }

@@ -5,6 +5,7 @@ mod beside;
 mod bit_rot;
 mod disk;
 mod hooked;
+mod intent;
 mod ops;
 mod regressions;
 mod reopen;
