@@ -123,6 +123,11 @@ impl Buf {
         Self { ptr: NonNull::dangling(), len: 0, home: Home::Nowhere }
     }
 
+    /// Gives up all bytes behind the first `len`; their memory stays with the buffer.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     fn on_heap(len: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), BUFFER_ALIGN);
         let Ok(layout) = layout else { panic!("a buffer of {len} bytes is out of range") };

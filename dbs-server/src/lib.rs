@@ -8,6 +8,7 @@ pub mod control;
 pub mod frontend;
 mod interpose;
 pub mod log;
+pub mod memory;
 pub mod metrics;
 pub mod nbd;
 pub mod notify;

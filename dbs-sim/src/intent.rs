@@ -104,7 +104,8 @@ fn judge(store: &Store, written: &Written) -> Result<(), String> {
     for (place, tags) in (0..).zip(&written.tags) {
         volume.read_at(place * STEP, &mut buf).map_err(|e| format!("place {place}: {e}"))?;
         let any = tags.iter().any(|tag| buf == content(place, *tag));
-        if !any && !(buf == [0; BLOCK as usize] && place >= OLD) {
+        let blank = place >= OLD && buf == [0; BLOCK as usize];
+        if !any && !blank {
             return Err(format!("place {place} holds {} {}", buf[0], buf[1]));
         }
     }

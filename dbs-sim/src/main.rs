@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const USAGE: &str = "usage: dbs-sim run --seed N [--steps N] [--images N] [--trees] [--shrink]
        dbs-sim soak --seconds N [--seed N] [--steps N] [--images N] [--trees] [--threads N]
+       dbs-sim groups --seconds N [--seed N]
        dbs-sim bugs [NAME]";
 
 #[derive(Default)]
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     match (command.as_str(), arguments.seed, arguments.seconds) {
         ("run", Some(seed), None) => run(seed, &arguments),
         ("soak", _, Some(seconds)) => soak(seconds, &arguments),
+        ("groups", _, Some(seconds)) => groups(seconds, arguments.seed.unwrap_or(0)),
         ("bugs", None, None) => bugs(arguments.bug.as_deref()),
         _ => {
             eprintln!("{USAGE}");
@@ -158,6 +160,24 @@ fn soak(seconds: u64, arguments: &Arguments) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Histories of groups of checksums, one after the other.
+fn groups(seconds: u64, first: u64) -> ExitCode {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let (mut seed, mut images) = (first, 0);
+    while Instant::now() < end {
+        match dbs_sim::intent::run(seed) {
+            Ok(more) => images += more,
+            Err(message) => {
+                println!("{message}");
+                return ExitCode::FAILURE;
+            }
+        }
+        seed += 1;
+    }
+    println!("{} histories from {first} on, {images} crash images", seed - first);
+    ExitCode::SUCCESS
 }
 
 /// Plants each bug and says how it was found, as a table.

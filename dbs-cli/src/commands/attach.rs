@@ -52,8 +52,8 @@ pub struct Attach {
     #[arg(long, value_name = "N")]
     id: Option<u32>,
     /// Memory for checksums of the server that is started, as for `dbs serve`; one that runs keeps its own
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = spec::checksum_cache)]
-    checksum_cache: u64,
+    #[arg(long, value_name = "SIZE", value_parser = spec::checksum_cache)]
+    checksum_cache: Option<u64>,
     /// Serve the store in this process, until SIGINT or SIGTERM
     #[arg(long)]
     foreground: bool,
@@ -100,7 +100,12 @@ fn connect(context: &Context, key: &str) -> Result<RemoteStore> {
 }
 
 /// Starts a server of the store in the background, and connects to it.
-fn start(context: &Context, store: &Path, key: &str, checksum_cache: u64) -> Result<RemoteStore> {
+fn start(
+    context: &Context,
+    store: &Path,
+    key: &str,
+    checksum_cache: Option<u64>,
+) -> Result<RemoteStore> {
     let log_path = socket_path(&context.runtime_dir(), key).with_extension("log");
     let starting = |e: io::Error| Error::io(e, "starting a server of the store");
     let runtime_dir = std::path::absolute(context.runtime_dir()).map_err(starting)?;
@@ -118,7 +123,7 @@ fn start(context: &Context, store: &Path, key: &str, checksum_cache: u64) -> Res
         .arg(store)
         .args(context.driver_arguments())
         .args(["--quiet", "serve", "--while-attached"])
-        .args(["--checksum-cache", &checksum_cache.to_string()])
+        .args(checksum_cache.map(|bytes| format!("--checksum-cache={bytes}")))
         .env("DBS_RUNTIME_DIR", &runtime_dir)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -11,6 +11,7 @@ use dbs_core::{Error, OpenOptions, Result};
 use dbs_server::control::Access;
 use dbs_server::frontend::ListenAddress;
 use dbs_server::log;
+use dbs_server::memory;
 use dbs_server::metrics::{self, MetricsServer};
 use dbs_server::nbd::{ExportRule, ExportRules, Listen, TlsConfig};
 use dbs_server::notify::notify;
@@ -80,11 +81,11 @@ pub struct Serve {
     /// How long a change may stay uncommitted if nobody flushes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = spec::duration)]
     commit_interval: Duration,
-    /// Memory for checksums of data, at least 256KiB. 64MiB hold the checksums of about 64 GiB of data;
-    /// for data whose checksums are not in memory the store reads those, too. A store without
-    /// checksums uses no memory for them
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = spec::checksum_cache)]
-    checksum_cache: u64,
+    /// Memory for checksums of data, at least 256KiB; by default a 32nd of the machine's, from 64MiB to
+    /// 4GiB. 64MiB hold the checksums of about 64 GiB of data; for data whose checksums are not in
+    /// memory the store reads those, too. A store without checksums uses no memory for them
+    #[arg(long, value_name = "SIZE", value_parser = spec::checksum_cache)]
+    checksum_cache: Option<u64>,
     /// Serve metrics for Prometheus over HTTP, of the store and its volumes
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics: Option<ListenAddress>,
@@ -114,7 +115,7 @@ type Begin<'a> = &'a mut dyn FnMut(&Serving) -> Result<()>;
 
 impl Serve {
     /// As `dbs attach` serves a store in its own process.
-    pub fn for_attach(checksum_cache: u64) -> Self {
+    pub fn for_attach(checksum_cache: Option<u64>) -> Self {
         let serve = Self::augment_args(clap::Command::new("serve"));
         let nothing =
             serve.try_get_matches_from(["serve"]).and_then(|m| Self::from_arg_matches(&m));
@@ -142,7 +143,7 @@ impl Serve {
         let options = ServeOptions {
             store: context.store()?.to_owned(),
             open: OpenOptions {
-                checksum_cache: Some(self.checksum_cache),
+                checksum_cache: self.checksum_cache.or_else(|| Some(memory::checksum_cache())),
                 interposer: interposer.clone(),
                 ..context.open_options(self.read_only)
             },

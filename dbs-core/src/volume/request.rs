@@ -137,11 +137,18 @@ impl Request {
     /// If no read is under way.
     pub fn finish_read(&mut self, outcome: io::Result<()>, buf: &[u8]) -> Result<Read> {
         let checks = self.running.as_ref().is_some_and(|running| running.handle.store.has_sums);
+        let mut stored = Vec::new();
         if checks && outcome.is_ok() {
             self.take_read_sums(buf);
+            stored = self.stored_beside(buf);
         }
+        // It may be a page that cannot be read.
+        let extra = self.extra_bytes() > 0;
         let (handle, fence) = self.end_read();
         let mut meta = handle.store.meta();
+        if extra {
+            self.end_beside(&mut meta, &stored);
+        }
         let good = outcome.is_err() || self.check_sums(&mut meta, fence);
         meta.fence.end(fence);
         drop(meta);
@@ -149,6 +156,7 @@ impl Request {
         match outcome {
             Ok(()) if good => Ok(Read::Done),
             Ok(()) => Ok(Read::Again),
+            Err(_) if extra => Ok(Read::Again),
             Err(error) => Err(Error::io(error, format!("reading `{}` failed", handle.spec))),
         }
     }
@@ -202,7 +210,10 @@ impl Request {
         let Some(Running { handle, kind }) = self.running.take() else { return };
         let mut meta = handle.store.meta();
         match kind {
-            Kind::Read { fence } => meta.fence.end(fence),
+            Kind::Read { fence } => {
+                meta.fence.end(fence);
+                self.end_beside(&mut meta, &[]);
+            }
             Kind::Write { hold, planned, .. } => {
                 self.end_claims(&mut meta, false);
                 if planned {
@@ -282,6 +293,34 @@ impl Volume {
     /// # Panics
     /// If the request is under way.
     pub fn start_read(&self, offset: u64, length: u64, request: &mut Request) -> Result<Start> {
+        self.start_read_as(offset, length, false, request)
+    }
+
+    /// As [`Volume::start_read`], by who has room for [`Request::extra_bytes`] behind the bytes asked
+    /// for: what is needed to check them is fetched beside them, as further segments. The buffer
+    /// given to [`Request::finish_read`] is the whole.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn start_read_beside(
+        &self,
+        offset: u64,
+        length: u64,
+        request: &mut Request,
+    ) -> Result<Start> {
+        self.start_read_as(offset, length, true, request)
+    }
+
+    fn start_read_as(
+        &self,
+        offset: u64,
+        length: u64,
+        beside: bool,
+        request: &mut Request,
+    ) -> Result<Start> {
         request.clear();
         let mut meta = self.store().meta();
         self.check_range_in(&meta, offset, length)?;
@@ -295,9 +334,11 @@ impl Volume {
         if self.store().has_sums
             && let Some(number) = fence
         {
-            // Checked are whole blocks only, and only by what is in memory.
+            // Checked are whole blocks only, and only by what is in memory by then.
             let whole = is_whole(offset) && is_whole(length);
-            if !whole || !request.knows_sums(&mut meta) {
+            let ready = request.knows_sums(&mut meta)
+                || (whole && beside && request.start_beside(&mut meta));
+            if !whole || !ready {
                 meta.fence.end(number);
                 return Ok(Start::Blocked);
             }
@@ -450,6 +491,7 @@ impl Volume {
         request: &mut Request,
     ) -> Start {
         request.lay_out_read(offset, length);
+        request.lay_out_beside(length);
         let Some(fence) = fence else { return Start::Done };
         let handle = Arc::clone(&self.handle);
         request.running = Some(Running { handle, kind: Kind::Read { fence } });

@@ -1,9 +1,9 @@
 //! Checksums of one read or write under way: taken from its bytes without a lock, and compared or
 //! recorded with the metadata lock that its end takes anyway.
 
-use super::{Request, Volume};
+use super::{Request, Segment, Volume};
 use crate::error::Result;
-use crate::format::sums::sum;
+use crate::format::sums::{Stored, decode, sum};
 use crate::meta::Meta;
 use crate::meta::plan::{ReadPiece, WritePiece};
 use crate::sabotage::{self, Bug};
@@ -18,7 +18,14 @@ pub(super) struct Sums {
     taken: Vec<u32>,
     /// Those of a write were taken.
     pub(super) sealed: bool,
+    /// Pages that a read fetches beside its data, which nobody else does: each and where it is.
+    beside: Vec<(u32, u64)>,
+    /// What they are marked with.
+    uuid: [u8; 16],
 }
+
+/// Most pages fetched beside data.
+const BESIDE_MAX: usize = 8;
 
 impl Request {
     /// Takes the checksums of what a started write is about to write, before its transfers begin;
@@ -34,10 +41,17 @@ impl Request {
         }
     }
 
+    /// Bytes that a read needs behind those asked for: [`Volume::start_read_beside`].
+    #[must_use]
+    pub fn extra_bytes(&self) -> usize {
+        self.sums.beside.len() * BLOCK_BYTES as usize
+    }
+
     /// Takes the checksums of what was read into `buf`.
     pub(super) fn take_read_sums(&mut self, buf: &[u8]) {
         self.sums.taken.clear();
-        for segment in &self.segments {
+        let data = self.segments.len() - self.sums.beside.len();
+        for segment in &self.segments[..data] {
             let bytes = &buf[segment.start..segment.start + segment.length];
             self.sums.taken.extend(bytes.chunks_exact(BLOCK_BYTES as usize).map(sum));
         }
@@ -62,6 +76,65 @@ impl Request {
             None => true,
         };
         self.reads.iter().all(known)
+    }
+
+    /// Begins to fetch the pages that are missing for what is to be read; `false` if somebody who may
+    /// wait is to do it.
+    pub(super) fn start_beside(&mut self, meta: &mut Meta) -> bool {
+        let (geometry, uuid) = (meta.geometry, meta.uuid);
+        let Some(sums) = &mut meta.sums else { return true };
+        let pages = |piece: &ReadPiece| {
+            piece.address.map(|address| sums.pages_at(address, piece.blocks as usize))
+        };
+        let all: Vec<_> = self.reads.iter().filter_map(pages).collect();
+        let count: usize = all.iter().map(ExactSizeIterator::len).sum();
+        if count > BESIDE_MAX || !all.iter().all(|pages| sums.can_load(pages.clone())) {
+            return false;
+        }
+        self.sums.uuid = uuid;
+        for pages in all {
+            let reading = sums.start_loading(pages);
+            let places = reading.into_iter().map(|page| (page, geometry.sums_address(page)));
+            self.sums.beside.extend(places);
+        }
+        true
+    }
+
+    /// Lays out the pages fetched beside `length` bytes of data: behind them.
+    pub(super) fn lay_out_beside(&mut self, length: u64) {
+        let mut start = length as usize;
+        for (_, device) in &self.sums.beside {
+            let length = BLOCK_BYTES as usize;
+            self.segments.push(Segment { device: *device, start, length });
+            start += length;
+        }
+    }
+
+    /// What the pages say that were fetched.
+    pub(super) fn stored_beside(&self, buf: &[u8]) -> Vec<Stored> {
+        let count = self.sums.beside.len();
+        let segments = &self.segments[self.segments.len() - count..];
+        let parts = self.sums.beside.iter().zip(segments);
+        let decode = |((_, address), segment): (&(u32, u64), &Segment)| {
+            let bytes = &buf[segment.start..segment.start + segment.length];
+            decode(&self.sums.uuid, *address, bytes)
+        };
+        parts.map(decode).collect()
+    }
+
+    /// Ends the fetching of pages, with what they say, or without.
+    pub(super) fn end_beside(&mut self, meta: &mut Meta, stored: &[Stored]) {
+        let beside = std::mem::take(&mut self.sums.beside);
+        self.segments.truncate(self.segments.len() - beside.len());
+        let Some(sums) = &mut meta.sums else { return };
+        if stored.len() == beside.len() {
+            let pages = beside.iter().zip(stored);
+            pages.for_each(|((page, _), stored)| sums.loaded(*page, Some(stored)));
+            sums.forget_some();
+        } else {
+            let pages: Vec<_> = beside.iter().map(|(page, _)| *page).collect();
+            sums.not_loaded(&pages);
+        }
     }
 
     /// Claims all blocks of a planned write, or none of them.

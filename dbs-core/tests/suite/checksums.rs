@@ -430,6 +430,164 @@ fn few_pages_in_memory_are_enough() {
     assert_eq!((report.damaged, report.learnt), (0, 0));
 }
 
+/// A store of 320 MiB, one volume in all of it that is written, and little memory for checksums.
+fn large(blocks: usize) -> (Arc<Mem>, Store, Volume) {
+    let disk = Mem::new(320 << 20);
+    let options = InitOptions { checksums: true, max_size: None, ..options() };
+    Store::init_on(&disk, &options, &FixedEnv::new(1)).unwrap();
+    let disk = Arc::new(disk);
+    let store = open(&disk);
+    store.create_volume("v", (blocks * BLOCK) as u64).unwrap();
+    let volume = store.volume("v").unwrap();
+    (0..blocks).step_by(16).for_each(|at| {
+        volume.write_at((at * BLOCK) as u64, &[1; 16 * BLOCK], false).unwrap();
+    });
+    drop(volume);
+    store.close().unwrap();
+    let store = open(&disk);
+    store.set_checksum_cache(0);
+    let volume = store.volume("v").unwrap();
+    (disk, store, volume)
+}
+
+/// It took one for most writes: a page was opened, and others were closed to make room.
+#[test]
+fn writes_over_more_than_the_memory_holds_settle_without_a_flush() {
+    const BLOCKS: usize = 64 << 10;
+    let (disk, store, volume) = large(BLOCKS);
+    let mut rng = fastrand::Rng::with_seed(5);
+    let mut last = vec![1; BLOCKS];
+    let mut write = |round: u8| {
+        let at = rng.usize(..BLOCKS / 8) * 8;
+        volume.write_at((at * BLOCK) as u64, &vec![round; 8 * BLOCK], false).unwrap();
+        last[at..at + 8].fill(round);
+    };
+    (0..2000).for_each(|_| write(2));
+    let opened = store.checksums().unwrap().openings;
+    assert!((4..=6).contains(&opened), "{opened}");
+    disk.take_events();
+    let before = store.checksums().unwrap();
+    (0..8000).for_each(|round| write(round as u8 | 1));
+    let (flushes, data): (Vec<_>, Vec<_>) =
+        disk.take_events().into_iter().partition(|event| *event == Event::Flush);
+    let after = store.checksums().unwrap();
+    assert_eq!((flushes.len(), after.openings), (0, before.openings));
+    // Pages are written, each with what has gathered, and read for that.
+    let pages = data.len() - 8000;
+    assert!((100..4000).contains(&pages), "{pages} writes of pages");
+    assert!(after.misses > before.misses && after.memory < 512 << 10, "{after:?}");
+    let mut buf = vec![0; BLOCK];
+    for at in (0..BLOCKS).step_by(97) {
+        volume.read_at((at * BLOCK) as u64, &mut buf).unwrap();
+        assert_eq!(buf, vec![last[at]; BLOCK], "block {at}");
+    }
+    drop(volume);
+    store.close().unwrap();
+    let store = open(&disk);
+    let report = scrub(&store);
+    assert_eq!((report.damaged, report.learnt), (0, 0));
+}
+
+#[test]
+fn a_read_fetches_the_page_that_it_lacks_beside_the_data() {
+    let (disk, store, volume) = large(4096);
+    let mut buf = vec![0; BLOCK];
+    // The group is known from here on, and nothing else.
+    volume.read_at(0, &mut buf).unwrap();
+    store.crowd_checksums(true).unwrap();
+    let mut request = Request::new();
+    let offset = 5 * BLOCK as u64;
+    assert_eq!(volume.start_read(offset, 4096, &mut request).unwrap(), Start::Blocked);
+    let read = |request: &Request, buf: &mut Vec<u8>| {
+        assert_eq!((request.segments().len(), request.extra_bytes()), (2, BLOCK));
+        buf.resize(2 * BLOCK, 0);
+        for part in request.segments() {
+            disk.read_at(part.device, &mut buf[part.start..][..part.length]).unwrap();
+        }
+    };
+    // Given up, failed, and done.
+    assert_eq!(volume.start_read_beside(offset, 4096, &mut request).unwrap(), Start::Io);
+    let mut other = Request::new();
+    assert_eq!(volume.start_read_beside(0, 4096, &mut other).unwrap(), Start::Blocked);
+    request.cancel();
+    assert_eq!(volume.start_read_beside(offset, 4096, &mut request).unwrap(), Start::Io);
+    read(&request, &mut buf);
+    let failed = Err(io::Error::from_raw_os_error(5));
+    assert_eq!(request.finish_read(failed, &buf).unwrap(), Read::Again);
+    assert_eq!(volume.start_read_beside(offset, 4096, &mut request).unwrap(), Start::Io);
+    read(&request, &mut buf);
+    buf[0] ^= 1;
+    assert_eq!(request.finish_read(Ok(()), &buf).unwrap(), Read::Again, "it is compared");
+    store.crowd_checksums(true).unwrap();
+    let misses = store.checksums().unwrap().misses;
+    assert_eq!(volume.start_read_beside(offset, 4096, &mut request).unwrap(), Start::Io);
+    read(&request, &mut buf);
+    assert_eq!(request.finish_read(Ok(()), &buf).unwrap(), Read::Done);
+    assert_eq!(store.checksums().unwrap().misses, misses + 1);
+    // From here on it is in memory.
+    assert_eq!(volume.start_read(offset, 4096, &mut request).unwrap(), Start::Io);
+    request.cancel();
+    assert_eq!(store.checksums().unwrap().unknown, 0);
+}
+
+/// Told apart, told of, and made again, without anybody who reads them.
+#[test]
+fn what_was_open_at_a_crash_is_told_of_and_learnt_in_the_background() {
+    let (disk, store, volume) = large(32 << 10);
+    volume.write_at(0, &[7; BLOCK], true).unwrap();
+    let crashed = Arc::new(disk.fork());
+    let report = Store::check_on(&*crashed).unwrap();
+    let notes: Vec<_> = report.findings.iter().map(|finding| &finding.message).collect();
+    assert!(notes.len() == 1 && notes[0].starts_with("1 groups were in use"), "{notes:?}");
+    assert_eq!(report.worst(), Some(Severity::Note));
+    assert!(store.check().unwrap().findings.is_empty(), "as long as it is open that is no news");
+    let store = open(&crashed);
+    let mut calls = 0;
+    while store.relearn_checksums(8).unwrap() {
+        calls += 1;
+    }
+    assert!(calls > 16 && calls < 64, "{calls}");
+    let counted = store.checksums().unwrap();
+    let group = 16 * 1008;
+    assert!((group - 512..=group).contains(&counted.unknown), "{counted:?}");
+    store.close().unwrap();
+    assert!(Store::check_on(&*crashed).unwrap().findings.is_empty());
+    let store = open(&crashed);
+    assert!(!store.relearn_checksums(8).unwrap(), "it was closed in good order");
+    let report = scrub(&store);
+    assert_eq!((report.damaged, report.learnt), (0, 0));
+}
+
+/// As made before there were groups: opened for writing it has them, and what it says is right.
+#[test]
+fn a_store_without_groups_gets_them() {
+    const INCOMPAT: usize = 64;
+    let (disk, store, volume, device) = bench();
+    drop(volume);
+    store.close().unwrap();
+    for address in [0, BLOCK as u64, SIZE - BLOCK as u64] {
+        let mut block = vec![0; BLOCK];
+        disk.read_at(address, &mut block).unwrap();
+        assert_eq!(block[INCOMPAT], 4);
+        block[INCOMPAT] = 0;
+        block[12..16].fill(0);
+        let crc = crc32c::crc32c(&block);
+        block[12..16].copy_from_slice(&crc.to_le_bytes());
+        disk.write_at(address, &block).unwrap();
+    }
+    disk.flip(device, 1);
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let mut buf = vec![0; BLOCK];
+    let read_only = Store::open_on(storage, None, Arc::new(FixedEnv::new(3)), true).unwrap();
+    assert_damaged(read_only.volume("v").unwrap().read_at(0, &mut buf), "byte 0 of `v`");
+    drop(read_only);
+    let store = open(&disk);
+    disk.read_at(0, &mut buf).unwrap();
+    assert_eq!(buf[INCOMPAT], 4, "before anything is written");
+    assert_damaged(store.volume("v").unwrap().read_at(0, &mut buf), "byte 0 of `v`");
+    store.close().unwrap();
+}
+
 #[test]
 fn a_check_notes_a_damaged_page_that_costs_no_data() {
     let (disk, store, volume, device) = bench();

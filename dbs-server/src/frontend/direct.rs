@@ -74,7 +74,7 @@ impl<T> Direct<T> {
     /// Plans a read; with `holes`, one that is stored in part only is [`Plan::Holes`].
     ///
     /// # Errors
-    /// Those of [`Volume::start_read`].
+    /// Those of [`Volume::start_read_beside`].
     pub fn plan_read(
         &mut self,
         volume: &Volume,
@@ -84,7 +84,7 @@ impl<T> Direct<T> {
     ) -> Result<Plan, Error> {
         let slot = self.take_slot();
         let request = &mut self.slots[slot as usize].request;
-        let plan = match volume.start_read(offset, length as u64, request) {
+        let plan = match volume.start_read_beside(offset, length as u64, request) {
             Ok(Start::Io) if holes && !request.zeros().is_empty() => {
                 request.cancel();
                 Ok(Plan::Holes)
@@ -108,7 +108,7 @@ impl<T> Direct<T> {
     pub fn read(&mut self, io: &mut Io, planned: Planned, length: usize, ticket: T) {
         let slot = &mut self.slots[planned.slot as usize];
         (slot.ticket, slot.write) = (Some(ticket), false);
-        let mut buf = io.buffers().take(length);
+        let mut buf = io.buffers().take(length + slot.request.extra_bytes());
         for zeros in slot.request.zeros() {
             buf[zeros.clone()].fill(0);
         }
@@ -156,7 +156,7 @@ impl<T> Direct<T> {
     pub fn moved(
         &mut self,
         tag: u64,
-        buf: Buf,
+        mut buf: Buf,
         result: io::Result<()>,
     ) -> Option<(T, Result<Ended, Error>)> {
         let slot = self.slots.get_mut(tag as usize)?;
@@ -166,8 +166,12 @@ impl<T> Direct<T> {
             drop(buf);
             slot.request.finish_write(result).map(Ended::Write)
         } else {
+            let length = buf.len() - slot.request.extra_bytes();
             slot.request.finish_read(result, &buf).map(|read| match read {
-                Read::Done => Ended::Read(buf),
+                Read::Done => {
+                    buf.truncate(length);
+                    Ended::Read(buf)
+                }
                 Read::Again => Ended::Again,
             })
         };

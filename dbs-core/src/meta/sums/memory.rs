@@ -50,6 +50,13 @@ impl Sums {
         reading
     }
 
+    /// Whether the pages can be read now without waiting for anybody.
+    pub fn can_load(&self, pages: Range<u32>) -> bool {
+        pages
+            .into_iter()
+            .all(|page| self.groups.contains_key(&group_of(page)) && !self.loading.contains(&page))
+    }
+
     /// Whether somebody reads the page.
     pub fn is_loading(&self, page: u32) -> bool {
         self.loading.contains(&page)
@@ -229,7 +236,7 @@ impl Sums {
 
     /// As [`Sums::shrink`], a few pages that the device has.
     #[inline]
-    pub(super) fn forget_some(&mut self) {
+    pub fn forget_some(&mut self) {
         if self.bytes > self.capacity {
             self.look_at_ring(CLOCK_LOOKS_FEW, false, &[], 0);
         }

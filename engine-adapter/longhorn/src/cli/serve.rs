@@ -9,6 +9,7 @@ use dbs_server::control::Access;
 use dbs_server::frontend::tls::TlsConfig;
 use dbs_server::frontend::{Listen, ListenAddress};
 use dbs_server::log;
+use dbs_server::memory;
 use dbs_server::metrics::MetricsServer;
 use dbs_server::nbd::ExportRules;
 use dbs_server::notify::notify;
@@ -42,10 +43,11 @@ pub struct ServeArgs {
     /// Threads.
     #[command(flatten)]
     pub threads: ThreadArgs,
-    /// Memory for checksums, at least 256kb; 64mb hold those of about 64 GiB of data
-    #[arg(long, value_name = "SIZE", default_value = "64mb", value_parser = checksum_cache)]
+    /// Memory for checksums, at least 256kb; by default a 32nd of the machine's, from 64mb to 4gb. 64mb hold
+    /// those of about 64 GiB of data
+    #[arg(long, value_name = "SIZE", value_parser = checksum_cache)]
     #[arg(env = "DBS_CHECKSUM_CACHE")]
-    pub checksum_cache: Size,
+    pub checksum_cache: Option<Size>,
     /// Serve metrics of the store and its replicas for Prometheus over HTTP
     #[arg(long, value_name = "[HOST]:PORT")]
     pub metrics: Option<ListenAddress>,
@@ -107,7 +109,8 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
 
 fn options(args: &ServeArgs) -> Result<ServeOptions> {
     let tls = args.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
-    let open = OpenOptions { checksum_cache: args.checksum_cache, ..OpenOptions::default() };
+    let checksum_cache = args.checksum_cache.unwrap_or_else(|| Some(memory::checksum_cache()));
+    let open = OpenOptions { checksum_cache, ..OpenOptions::default() };
     Ok(ServeOptions {
         store: args.store.clone(),
         open,
