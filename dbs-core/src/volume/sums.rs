@@ -61,11 +61,14 @@ impl Request {
     pub(super) fn check_sums(&self, meta: &mut Meta, fence: u64) -> bool {
         let Some(sums) = &mut meta.sums else { return true };
         let mut rest = &self.sums.taken[..];
-        self.segments.iter().all(|segment| {
+        let good = self.segments.iter().all(|segment| {
             let (found, after) = rest.split_at(segment.length / BLOCK_BYTES as usize);
             rest = after;
             sums.check(segment.device, found, fence).is_ok()
-        })
+        });
+        // Not before: it may be what has just been read.
+        sums.forget_some();
+        good
     }
 
     /// Whether the checksums of what is to be read are in memory.
@@ -130,7 +133,6 @@ impl Request {
         if stored.len() == beside.len() {
             let pages = beside.iter().zip(stored);
             pages.for_each(|((page, _), stored)| sums.loaded(*page, Some(stored)));
-            sums.forget_some();
         } else {
             let pages: Vec<_> = beside.iter().map(|(page, _)| *page).collect();
             sums.not_loaded(&pages);

@@ -12,6 +12,9 @@ use std::ops::Range;
 const CLOCK_LOOKS: usize = 128;
 /// As [`CLOCK_LOOKS`], of a write that made its page larger.
 const CLOCK_LOOKS_FEW: usize = 8;
+/// Pages written together to make room, with less and with more memory.
+const WRITE_MIN: usize = 16;
+const WRITE_MAX: usize = 256;
 /// Times that pages are not written to make room after that has failed.
 const WRITE_PAUSE: u32 = 64;
 
@@ -129,9 +132,11 @@ impl Sums {
         pauses
     }
 
-    /// Some pages, at most `most`, to be written by the caller, though their groups stay as they are:
-    /// those that know what the device does not. Nobody changes them until [`Sums::pages_written`].
-    pub fn start_writing(&mut self, most: usize) -> Vec<u32> {
+    /// Some pages to be written by the caller, though their groups stay as they are: those that know
+    /// what the device does not. Nobody changes them until [`Sums::pages_written`].
+    pub fn start_writing(&mut self) -> Vec<u32> {
+        // Those of which a part is known are read for that, and take memory meanwhile.
+        let most = (self.capacity / 4 / size_of::<PageSums>()).clamp(WRITE_MIN, WRITE_MAX);
         let mut writing = Vec::new();
         let mut passed = Vec::new();
         for _ in 0..self.ring.len().min(LOOKS) {
@@ -145,9 +150,11 @@ impl Sums {
             let is_held = self.claims.contains_key(&number) || self.loading.contains(&number);
             if page.changed && !page.moving && !group_moves && !is_held {
                 page.moving = true;
+                page.brief = page.sums().is_none();
                 writing.push(number);
+            } else {
+                passed.push(number);
             }
-            passed.push(number);
         }
         self.ring.extend(passed);
         // As they lie on the device.
@@ -222,6 +229,13 @@ impl Sums {
             });
             if is_written && let Some(group) = self.groups.get_mut(&group_of(*number)) {
                 group.page_written(*number);
+            }
+            // As a whole page it would take the memory of hundreds of sums, once one is written to it.
+            let brief = self.pages.get(number).is_some_and(|page| page.brief && !page.changed);
+            if brief && !self.is_held(*number, &[]) {
+                self.forget(*number, 0);
+            } else {
+                self.ring.push_back(*number);
             }
         }
     }

@@ -26,6 +26,8 @@ pub struct Page {
     pub changed: bool,
     /// Used since somebody looked for a page to forget.
     pub used: bool,
+    /// It is read only to be written.
+    pub brief: bool,
 }
 
 /// Bytes of a page beside its sums, its place in the maps among them.
@@ -35,7 +37,7 @@ impl Page {
     /// One of which nothing is known but what will be written.
     pub fn part() -> Self {
         let known = Known::Part(Vec::new());
-        Self { known, unread: false, moving: false, changed: false, used: true }
+        Self { known, unread: false, moving: false, changed: false, used: true, brief: false }
     }
 
     /// Bytes of memory.
@@ -117,6 +119,11 @@ impl Page {
         if places.len() == blocks.len() {
             part[places].iter_mut().zip(new).for_each(|(old, new)| *old = new);
         } else {
+            // Not twice as much at once: what is left over cannot be used for other pages.
+            let missing = blocks.len() - places.len();
+            if part.len() + missing > part.capacity() {
+                part.reserve_exact(missing.max(part.len() / 4 + 2));
+            }
             part.splice(places, new);
         }
         if part.len() == SUMS_PER_PAGE {

@@ -74,7 +74,7 @@ fn a_group_that_was_never_written_is_written_to_at_once() {
     assert_eq!(load(&mut sums, 0..4, None), 0, "there is nothing to be read");
     assert_eq!(sums.check(0, &[5, 6], 0), Ok(1));
     // Its pages are written when it is open, or for good.
-    assert_eq!(sums.start_writing(9), [0]);
+    assert_eq!(sums.start_writing(), [0]);
     assert_eq!(sums.closed_groups(&[0]), [0]);
     assert!(sums.to_write(&[0]).is_empty() && !sums.are_open(&[0]));
     assert!(sums.start_opening_for(0, &[]).is_none(), "somebody else writes its leader");
@@ -83,7 +83,7 @@ fn a_group_that_was_never_written_is_written_to_at_once() {
     let writing = sums.to_write(&[0]);
     assert_eq!((writing.len(), writing[0].0, writing[0].2), (1, 0, true));
     sums.pages_written(&[0], &[0], true);
-    assert!(sums.start_writing(9).is_empty());
+    assert!(sums.start_writing().is_empty());
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn what_is_learnt_of_a_group_with_a_damaged_leader_waits_for_its_opening() {
     let mut sums = with_groups(16, Some(&damaged()), false);
     assert_eq!(load(&mut sums, 0..2, Some(&known(7))), 0, "it may have been open");
     assert_eq!(sums.check(PAGE_BYTES, &[5], 0), Ok(1));
-    assert_eq!(sums.start_writing(9), [1]);
+    assert_eq!(sums.start_writing(), [1]);
     assert_eq!(sums.closed_groups(&[1]), [0]);
     assert!(sums.to_write(&[1]).is_empty());
     sums.pages_written(&[1], &[], true);
@@ -250,7 +250,7 @@ fn room_is_made_by_one_while_others_go_on() {
     let all: Vec<u32> = (0..page as u32).collect();
     let mut writing = Vec::new();
     loop {
-        let some = sums.start_writing(256);
+        let some = sums.start_writing();
         if some.is_empty() {
             break;
         }

@@ -10,8 +10,6 @@ use crate::meta::sums::leader_of;
 use crate::units::BLOCK_BYTES;
 use std::ops::Range;
 
-/// Pages written together to make room.
-const WRITE_PAGES: usize = 256;
 /// Pages read together with data.
 const BESIDE_PAGES: usize = 64;
 
@@ -242,7 +240,7 @@ impl Inner {
     /// Writes some pages; whether any could be.
     pub(super) fn write_some(&self) -> Result<bool> {
         let pages = match &mut self.meta().sums {
-            Some(sums) => sums.start_writing(WRITE_PAGES),
+            Some(sums) => sums.start_writing(),
             None => return Ok(false),
         };
         if pages.is_empty() {
