@@ -371,6 +371,10 @@ pub struct CheckReport {
     pub volumes_checked: u64,
     /// Snapshots; neither heads nor deleted ones.
     pub snapshots_checked: u64,
+    /// Of an idle store: bytes of data, at most, of which no checksums are known, as they were being
+    /// written when the last process ended without closing the store. No damage: they are made again.
+    #[serde(default)]
+    pub checksums_open: u64,
 }
 
 impl CheckReport {

@@ -266,6 +266,13 @@ fn findings(report: &CheckReport) -> String {
         let index = finding.index.map(|index| format!(" {index}")).unwrap_or_default();
         text += &format!("{severity}: {}{index}: {}\n", finding.region, finding.message);
     }
+    if report.checksums_open > 0 {
+        text += &format!(
+            "of up to {} of data no checksums are known, as the last process ended without closing the store: \
+             they are taken when it is read, by a server in the background, or at once by `dbs scrub`\n",
+            format_size(report.checksums_open)
+        );
+    }
     let verdict = match report.worst() {
         None => "no findings",
         Some(Severity::Note) => "nothing is wrong",

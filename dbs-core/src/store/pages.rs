@@ -8,7 +8,7 @@ use crate::format::{BlockFault, RegionKind, Superblock};
 use crate::info::{Finding, RepairKind, RepairStep, Severity};
 use crate::io::Storage;
 use crate::io::buffer::AlignedBuf;
-use crate::units::{BLOCK_BYTES, format_size};
+use crate::units::BLOCK_BYTES;
 
 /// Pages read at once.
 const PAGES_AT_ONCE: u32 = 256;
@@ -66,19 +66,34 @@ impl Pages {
     }
 
     /// Writes the damaged ones, durably, so that they say nothing, as before, and nothing is wrong with
-    /// them. Of a group whose leader is damaged nobody knows whether it was open, so that it is now.
+    /// them. Of a group whose leader is damaged nobody knows whether it was open: all its pages are
+    /// written so, the leader last, as from then on they count.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
-    pub(super) fn open_damaged(&self, storage: &dyn Storage) -> Result<()> {
+    pub(super) fn silence_damaged(&self, storage: &dyn Storage) -> Result<()> {
         let failed = |error| Error::io(error, "writing the checksums failed");
-        let mut open = AlignedBuf::zeroed(BLOCK_BYTES as usize);
-        self.each_damaged(storage, |page, _| {
+        let mut silent = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+        let mut write = |page| {
             let at = self.address(page);
-            let leads = page.is_multiple_of(PAGES_PER_GROUP);
-            sums::encode(&self.superblock.uuid, at, None, leads, &mut open);
-            storage.write_at(at, &open).map_err(failed)
+            sums::encode(&self.superblock.uuid, at, None, false, &mut silent);
+            storage.write_at(at, &silent).map_err(failed)
+        };
+        let mut leaders = Vec::new();
+        self.each_damaged(storage, |page, _| {
+            if page.is_multiple_of(PAGES_PER_GROUP) {
+                leaders.push(page);
+                return Ok(());
+            }
+            write(page)
         })?;
+        // Also those of extents that are not in use: they may come to be.
+        let all = self.superblock.geometry.needed_blocks(RegionKind::Sums);
+        for leader in &leaders {
+            (leader + 1..(leader + PAGES_PER_GROUP).min(all)).try_for_each(&mut write)?;
+        }
+        storage.flush().map_err(failed)?;
+        leaders.into_iter().try_for_each(&mut write)?;
         storage.flush().map_err(failed)
     }
 
@@ -154,21 +169,9 @@ impl Damaged {
         self.listed.is_empty()
     }
 
-    /// What a check of a store that nobody has open says of groups that are.
-    pub(super) fn left_open(&self) -> Option<Finding> {
-        let pages = u64::from(PAGES_PER_GROUP);
-        let bytes = self.open * pages * SUMS_PER_PAGE as u64 * BLOCK_BYTES;
-        (self.open > 0).then(|| Finding {
-            severity: Severity::Note,
-            region: RegionKind::Sums.name().to_owned(),
-            index: None,
-            message: format!(
-                "{} groups were in use when the last process ended without closing the store: of up to \
-                 {} of data no checksums are known until it is read, or `dbs scrub` has run",
-                self.open,
-                format_size(bytes)
-            ),
-        })
+    /// Bytes of data, at most, whose groups are open.
+    pub(super) fn open_bytes(&self) -> u64 {
+        self.open * u64::from(PAGES_PER_GROUP) * SUMS_PER_PAGE as u64 * BLOCK_BYTES
     }
 
     /// What a check says of them.

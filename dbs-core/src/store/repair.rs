@@ -162,7 +162,7 @@ impl Repair {
             rewrite(storage, meta, superblock)?;
         }
         if let Some(pages) = &self.pages {
-            pages.open_damaged(storage)?;
+            pages.silence_damaged(storage)?;
         }
         let done = self.plan.is_some() || self.pages.is_some();
         Ok(RepairReport { done, ..self.report })

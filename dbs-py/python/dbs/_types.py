@@ -238,6 +238,8 @@ class CheckReport:
     """Volumes in use."""
     snapshots_checked: int
     """Snapshots in use."""
+    checksums_open: int = 0
+    """Of an idle store: bytes of data, at most, of which no checksums are known since a crash."""
 
     @property
     def ok(self) -> bool:
@@ -295,7 +297,8 @@ def check_report(members: Mapping[str, Any]) -> CheckReport:
     """A report of its JSON."""
     findings = [Finding._of(finding) for finding in members["findings"]]
     counts = ("blocks_checked", "extents_checked", "volumes_checked", "snapshots_checked")
-    return CheckReport(findings, *(members[count] for count in counts))
+    opened = members.get("checksums_open", 0)
+    return CheckReport(findings, *(members[count] for count in counts), opened)
 
 
 def scrub_report(members: Mapping[str, Any]) -> ScrubReport:

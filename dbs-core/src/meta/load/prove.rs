@@ -52,6 +52,7 @@ impl Loader {
             snapshots_checked: snapshots.iter().flatten().filter(|s| s.live() && !s.head()).count()
                 as u64,
             findings: self.findings,
+            checksums_open: 0,
         }
     }
 
