@@ -1,8 +1,9 @@
 //! What a runner has others do besides requests: commits, by workers, and waking a replica; and the
 //! requests that wait for it.
 
-use super::runner::{Runner, Ticket, Told};
+use super::runner::{Runner, Told};
 use super::slot::{Parked, Seen};
+use super::ticket::Ticket;
 use dbs_core::{Error, ErrorKind};
 use dbs_reactor::Io;
 use dbs_server::log;

@@ -26,15 +26,18 @@ mod reactor;
 pub mod request;
 pub mod runner;
 pub mod server;
+mod shared;
 mod slot;
 pub mod stats;
+mod ticket;
 pub mod work;
 
 pub use client::{ClientError, DataClient};
 pub use gate::{
     Access, Active, ActiveEvents, COMMIT_BYTES, Durability, Gate, Revision, Target, Wake,
 };
-pub use server::{DataOptions, DataServer, DataService};
+pub use server::{DataServer, DataService};
+pub use shared::DataOptions;
 pub use stats::{DataStats, Kind, LATENCY_BOUNDS};
 
 /// Clients that are refused, or break off.

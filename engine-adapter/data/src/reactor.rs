@@ -2,8 +2,8 @@
 
 use super::STRANGERS;
 use super::request::{Connection, Op, Request};
-use super::runner::{Ended, Runner, Told};
-use super::server::{Service, Shared};
+use super::runner::{Ended, Runner};
+use super::shared::{Message, Service, Shared};
 use super::stats;
 use super::work::Outcome;
 use dbs_reactor::{Batch, Buf, Handler, Io, Payload, Remote};
@@ -16,27 +16,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// What other threads tell a reactor.
-pub(super) enum Message {
-    /// A connection to a replica.
-    Adopt {
-        service: Arc<Service>,
-        session: u64,
-        socket: OwnedFd,
-        /// At its start, if the client must use it.
-        tls: Option<Box<TlsStream>>,
-        peer: String,
-    },
-    /// Something about requests; whose each is says the number of its connection.
-    Told(Told<u32>),
-    /// Commit what has been written.
-    CommitDue,
-    /// The service ends: with its connections answered, or at once.
-    Leave { service: Arc<Service>, at_once: bool },
-    /// There is nothing left to serve.
-    End,
-}
 
 /// A replica whose connections this reactor has.
 struct Serving {

@@ -9,6 +9,7 @@ use super::gate::{Gate, Target};
 use super::request::{Op, Request, error_text};
 use super::slot::{Opened, Parked, Seen, Slots};
 use super::stats::{self, Counters};
+use super::ticket::Ticket;
 use super::work::{self, Outcome};
 use dbs_core::Error;
 use dbs_core::volume::Finish;
@@ -20,20 +21,6 @@ use std::time::{Duration, Instant};
 
 /// Direct I/O on a volume is of whole sectors of so many bytes.
 const SECTOR_BYTES: u64 = 512;
-
-/// What it takes to end a request.
-pub struct Ticket<T> {
-    whose: T,
-    opened: u32,
-    pub(super) request: Request,
-    begun: Instant,
-}
-
-impl<T> Ticket<T> {
-    pub(super) fn opened(&self) -> u32 {
-        self.opened
-    }
-}
 
 /// What other threads tell a runner, by way of its reactor.
 pub enum Told<T> {

@@ -3,7 +3,7 @@
 
 use super::gate::{Access, Active, Durability, Gate, Target, View, Watch};
 use super::request::Request;
-use super::runner::Ticket;
+use super::ticket::Ticket;
 use dbs_reactor::{Io, Payload, Slab};
 use dbs_server::frontend::{Commits, Pool, Storage};
 use dbs_server::log;

@@ -1,16 +1,20 @@
 //! One reactor's share of a path: from a request to what replicas are asked.
 
+mod journal;
+mod local;
 mod turns;
 mod widened;
 
 use super::flight::{Flights, Stage};
 use super::journal::Journal;
+use super::latch::Latch;
 use super::link::{Ask, Link};
 use super::local::{Asker, Locals};
-use super::reactor::Message;
+use super::message::Message;
+use super::replica::Replica;
 use super::sabotage::{Bug, is};
 use super::seat::{Access, Seat, Way};
-use super::shared::{Latch, Replica, Shared};
+use super::shared::Shared;
 use crate::rules::io::{self as rule, NO_BACKEND, Unmap};
 use crate::rules::{FanOut, REPLICAS_MAX, Read, Slot, Widened};
 use dbs_reactor::{Buf, Io, Remote, SharedBuf};
@@ -94,7 +98,7 @@ impl Lane {
         let depth = shared.options.queue_depth;
         Self {
             links: Peers::new(limits, NO_LIMIT).tagged(LINK_TAG),
-            locals: Locals::new(remote),
+            locals: Locals::new(Arc::new(move |told| remote.send(Message::Local(told)))),
             seats: [const { None }; REPLICAS_MAX],
             flights: Flights::new(depth),
             journal: Journal::new(shared.options.reactors),

@@ -3,16 +3,13 @@
 //! replica's workers. All of that is the data server's way of doing it
 //! ([`longhorn_data`]'s runner); here it is asked, and its outcomes become replies like any other's.
 
-use super::lane::Lane;
-use super::link::{Ask, Reply};
-use super::reactor::Message;
+use super::link::Ask;
 use crate::rules::Slot;
-use dbs_reactor::{Buf, Io, Payload, Remote, SharedBuf};
+use dbs_reactor::{Io, Payload, SharedBuf};
 use dbs_server::frontend::Pool;
 use longhorn_data::Gate;
 use longhorn_data::request::{Op, Request};
 use longhorn_data::runner::{Ended, Runner, Told};
-use longhorn_data::work::Outcome;
 use longhorn_wire::frame::Type;
 use std::fmt;
 use std::io;
@@ -62,16 +59,16 @@ pub(super) struct Asker {
 
 /// The replicas of this process that a lane asks.
 pub(super) struct Locals {
-    runner: Runner<Asker>,
+    pub(super) runner: Runner<Asker>,
     /// Handles of them, by their names in the runner: workers are there as long as requests are.
     kept: Vec<(u64, LocalReplica)>,
     /// Reused.
-    ended: Vec<Ended<Asker>>,
+    pub(super) ended: Vec<Ended<Asker>>,
 }
 
 impl Locals {
-    pub fn new(remote: Remote<Message>) -> Self {
-        let tell = Arc::new(move |told| remote.send(Message::Local(told)));
+    /// None so far. What is told of their requests, on whatever thread, goes to `tell`.
+    pub fn new(tell: Arc<dyn Fn(Told<Asker>) + Send + Sync>) -> Self {
         Self { runner: Runner::new(tell), kept: Vec::new(), ended: Vec::new() }
     }
 
@@ -132,53 +129,4 @@ impl Locals {
             self.runner.commit_due();
         }
     }
-}
-
-impl Lane {
-    /// Something that workers, or the replica itself, have told.
-    pub(super) fn told(&mut self, io: &mut Io, told: Told<Asker>) {
-        self.locals.runner.told(io, told);
-        self.local_replies(io);
-    }
-
-    /// Transfers of a replica in this process have ended.
-    pub(super) fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
-        self.locals.runner.moved(io, tag, buf, result);
-        self.local_replies(io);
-    }
-
-    /// Takes what replicas in this process have answered.
-    pub(super) fn local_replies(&mut self, io: &mut Io) {
-        if !self.locals.has_replies() {
-            return;
-        }
-        let idle = std::mem::take(&mut self.locals.ended);
-        let mut ended = std::mem::replace(&mut self.locals.runner.ended, idle);
-        for Ended { whose, request, outcome } in ended.drain(..) {
-            let (kind, size, payload) = match outcome {
-                Outcome::Done(size) => (Type::Response, size, None),
-                Outcome::Data(data, range) if range == (0..data.len()) => {
-                    (Type::Response, range.len() as u32, Some(data))
-                }
-                Outcome::Data(data, range) => {
-                    let part = copied(io, &data[range]);
-                    (Type::Response, part.len() as u32, Some(part))
-                }
-                Outcome::Damaged(damaged) => {
-                    (Type::Damaged, 0, Some(copied(io, &damaged.encode())))
-                }
-                Outcome::Failed(text) => (Type::Error, 0, Some(copied(io, text.as_bytes()))),
-            };
-            let length = payload.as_ref().map_or(0, |data| data.len() as u32);
-            let reply = Reply::local(&request, kind, size, length);
-            self.replied(io, (whose.slot, whose.serial), &reply, payload);
-        }
-        self.locals.ended = ended;
-    }
-}
-
-fn copied(io: &Io, bytes: &[u8]) -> Buf {
-    let mut buf = io.buffers().take(bytes.len());
-    buf.copy_from_slice(bytes);
-    buf
 }

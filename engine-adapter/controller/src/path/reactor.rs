@@ -1,20 +1,15 @@
 //! A reactor of a path: passes what happens to whom it concerns, by the bits of its tag.
 
-use super::journal::JournalEntry;
 use super::lane::{Ended, LINK_TAG, Lane};
-use super::local::Asker;
-use super::seat::Access;
-use super::shared::{Latch, Replica, Shared};
-use crate::rules::Slot;
+use super::latch::Latch;
+use super::message::{Make, Message};
+use super::shared::Shared;
 use dbs_reactor::ublk::{UblkQueue, UblkRequest};
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use dbs_server::frontend::{Carrier, Carry, Event, Front};
 use dbs_server::ublk::Queue;
-use longhorn_data::runner::Told;
-use std::any::Any;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// Bits of a tag below those that say whose it is.
@@ -24,40 +19,10 @@ const FIRST_FRONT: u64 = (LINK_TAG >> NUMBER_BITS) + 1;
 /// How often frontends look at the clock.
 const FRONT_TICK: Duration = Duration::from_secs(1);
 
-type Make = Box<dyn FnOnce(&mut Io, u64) -> Box<dyn Front> + Send>;
-
 /// The number of the frontend that a transfer copies data of a block device for.
 fn copies_for(tag: u64) -> Option<usize> {
     let whose = Queue::owner(tag)? >> NUMBER_BITS;
     usize::try_from(whose.checked_sub(FIRST_FRONT)?).ok()
-}
-
-/// What other threads tell a reactor.
-pub(super) enum Message {
-    /// A replica is to be used once it has a mode.
-    Seat { replica: Arc<Replica>, access: Access, latch: Arc<Latch> },
-    /// Something about requests of replicas in this process.
-    Local(Told<Asker>),
-    /// A replica has become `ERR`.
-    Lost { slot: Slot, serial: u64, why: Arc<str> },
-    /// A replica is forgotten.
-    Remove { replica: Arc<Replica>, latch: Arc<Latch> },
-    /// Nothing is to begin; tell when nothing is in flight.
-    Hold { latch: Arc<Latch> },
-    /// The end of a hold.
-    Release,
-    /// Blocks were given back.
-    Retry,
-    /// Somebody wants to see the journal.
-    Journal(Sender<Vec<JournalEntry>>),
-    /// A frontend begins.
-    Attach { number: usize, make: Make },
-    /// Something for a frontend.
-    Front { number: usize, message: Box<dyn Any + Send> },
-    /// A frontend ends.
-    Detach { number: usize, at_once: bool, latch: Arc<Latch> },
-    /// Everything ends.
-    End,
 }
 
 /// A frontend's part here.

@@ -2,10 +2,11 @@
 
 use super::flight::Stage;
 use super::lane::Lane;
+use super::latch::Latch;
 use super::link::{Ask, Reply, damage};
+use super::replica::Replica;
 use super::sabotage::{Bug, is};
 use super::seat::{Seat, Way};
-use super::shared::{Latch, Replica};
 use crate::rules::heal::ROUNDS_MAX;
 use crate::rules::io::NO_BACKEND;
 use crate::rules::timeout::PING_INTERVAL;

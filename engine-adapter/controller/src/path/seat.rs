@@ -1,7 +1,7 @@
 //! A replica as one reactor sees it.
 
 use super::local::LocalReplica;
-use super::shared::Replica;
+use super::replica::Replica;
 use crate::rules::heal::Trust;
 use crate::rules::timeout::{PING_INTERVAL, Silence};
 use longhorn_wire::transport::DataLink;

@@ -1,17 +1,18 @@
 //! What all reactors of a path share. None of it is locked while requests go well.
 
 use super::PathOptions;
-use super::reactor::Message;
+use super::message::Message;
+use super::replica::Replica;
 use super::stats::Counters;
 use crate::rules::timeout::{Limits, Waits};
 use crate::rules::{
     Claims, FanOut, Mode, REPLICAS_MAX, ReplicaId, SharedModes, Slot, Slots, Verdict,
 };
 use dbs_reactor::Remote;
-use dbs_server::frontend::{lock, wait_while};
+use dbs_server::frontend::lock;
 use dbs_server::log;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What a path tells its owner.
@@ -26,55 +27,6 @@ pub trait Events: Send + Sync {
     /// A replica has become [`Mode::Err`], for this reason. Called on a reactor or on a thread that
     /// calls the path: it may not block, nor call the path.
     fn faulted(&self, replica: ReplicaId, why: &str);
-}
-
-/// A replica of the path.
-pub(super) struct Replica {
-    pub id: ReplicaId,
-    /// Its place in the modes.
-    pub slot: Slot,
-    /// Never given to another, as `slot` is.
-    pub serial: u64,
-    /// As error texts have it.
-    pub name: String,
-    pub flushes: bool,
-    /// Why it became `ERR`.
-    pub why: OnceLock<String>,
-    /// Requests that met damaged data in it.
-    pub mismatches: AtomicU64,
-    /// Blocks of it that were healed.
-    pub healed: AtomicU64,
-}
-
-/// Waits for a number of others.
-pub(super) struct Latch {
-    left: Mutex<usize>,
-    changed: Condvar,
-}
-
-impl Latch {
-    pub fn new(count: usize) -> Arc<Self> {
-        Arc::new(Self { left: Mutex::new(count), changed: Condvar::new() })
-    }
-
-    pub fn count_down(&self) {
-        let mut left = lock(&self.left);
-        *left = left.saturating_sub(1);
-        self.changed.notify_all();
-    }
-
-    pub fn wait(&self) {
-        drop(wait_while(&self.changed, lock(&self.left), |left| *left > 0));
-    }
-
-    /// Whether all were done in this time.
-    pub fn wait_for(&self, timeout: Duration) -> bool {
-        let some = |left: &mut usize| *left > 0;
-        match self.changed.wait_timeout_while(lock(&self.left), timeout, some) {
-            Ok((left, _)) => *left == 0,
-            Err(poisoned) => *poisoned.into_inner().0 == 0,
-        }
-    }
 }
 
 /// The replicas by their slots.

@@ -1,8 +1,8 @@
 //! `longhorn controller`: arguments to what is to be served.
 
-use super::args::{ChecksumArgs, DataProtocol, Size};
 use super::golang::{self, BooleanOption as _};
 use super::replica;
+use super::replica_args::{ChecksumArgs, DataProtocol, Size};
 use crate::process::{Failed, FrontendOptions, LocalOptions, Process};
 use clap::{ArgAction, Args};
 use dbs_core::{Error, Result};

@@ -8,10 +8,12 @@ pub mod golang;
 mod labels;
 mod output;
 mod replica;
+mod replica_args;
 mod serve;
 mod version;
 
-pub use args::{Cli, Command, Globals, ReplicaArgs, TlsArgs};
+pub use args::{Cli, Command, Globals, TlsArgs};
+pub use replica_args::ReplicaArgs;
 
 use crate::process;
 use clap::Parser;

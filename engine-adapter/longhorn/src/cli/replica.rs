@@ -1,6 +1,8 @@
 //! `longhorn replica` and `longhorn sync-agent`: arguments to what is to be served.
 
-use super::args::{DataProtocol, DurabilityArg, OurArgs, ReplicaArgs, SyncAgentArgs, ThreadArgs};
+use super::replica_args::{
+    DataProtocol, DurabilityArg, OurArgs, ReplicaArgs, SyncAgentArgs, ThreadArgs,
+};
 use dbs_core::{Error, Result};
 use dbs_server::control;
 use longhorn_data::DataOptions;

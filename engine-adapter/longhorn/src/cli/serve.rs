@@ -1,8 +1,8 @@
 //! `longhorn serve`: a store that replicas share.
 
-use super::args::{OURS, Size, ThreadArgs, checksum_cache};
 use super::golang;
 use super::replica::{data_options, runtime_dir};
+use super::replica_args::{OURS, Size, ThreadArgs, checksum_cache};
 use clap::Args;
 use dbs_core::{Error, OpenOptions, Result, Store};
 use dbs_server::control::Access;

@@ -1,7 +1,7 @@
 //! A volume's controller, called by gRPC.
 
 use super::status::{Version, VolumeInfo};
-use super::{ReplicaLink, answer};
+use super::{ReplicaLink, answer, service_url};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::controller::controller_service_client::ControllerServiceClient;
 use longhorn_wire::proto::controller::*;
@@ -51,14 +51,6 @@ impl Listed {
 #[must_use]
 pub fn mode_name(mode: ReplicaMode) -> &'static str {
     mode.as_str_name()
-}
-
-/// An address as texts name it: without scheme and version.
-#[must_use]
-pub fn service_url(url: &str) -> &str {
-    let url = url.strip_prefix("tcp://").unwrap_or(url);
-    let url = url.strip_prefix("http://").unwrap_or(url);
-    url.strip_suffix("/v1").unwrap_or(url)
 }
 
 impl Engine {

@@ -15,7 +15,7 @@ mod snapshots;
 mod status;
 
 pub use clone::CloneOptions;
-pub use engine::{Engine, Listed, mode_name, service_url};
+pub use engine::{Engine, Listed, mode_name};
 pub use rebuild::RebuildOptions;
 pub use replica::{ReplicaLink, SyncOptions};
 pub use status::{
@@ -30,6 +30,14 @@ use tonic::{Code, Response, Status};
 
 /// Something about each of some replicas, by their addresses.
 pub type ByReplica<T> = BTreeMap<String, T>;
+
+/// An address as texts name it: without scheme and version.
+#[must_use]
+pub fn service_url(url: &str) -> &str {
+    let url = url.strip_prefix("tcp://").unwrap_or(url);
+    let url = url.strip_prefix("http://").unwrap_or(url);
+    url.strip_suffix("/v1").unwrap_or(url)
+}
 
 /// The answer to a call; if it failed, what was being done and what the status says, as a Go program
 /// prints that.

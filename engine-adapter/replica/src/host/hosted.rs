@@ -1,14 +1,13 @@
 //! What a server of a store serves for one shim, until that ends.
 
-use super::hosting::Hosting;
 use super::served::{Served, ServedAgent};
 use crate::replica::{Predecessor, Replica, ReplicaState, StoreSource};
 use dbs_core::{Error, Result, Store};
 use dbs_server::log;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A replica, or a sync agent alone, with its shim's connection.
 pub struct Hosted {
@@ -131,8 +130,8 @@ impl Hosted {
 pub struct OlderReplica {
     /// The older one.
     pub hosted: Arc<Hosted>,
-    /// Where both are.
-    pub hosting: Weak<Hosting>,
+    /// How often a volume has passed to a newer replica, for the metrics of the server.
+    pub handovers: Arc<AtomicU64>,
 }
 
 impl OlderReplica {
@@ -166,9 +165,7 @@ impl Predecessor for OlderReplica {
             return Err(e);
         }
         succeeded.store(true, Ordering::SeqCst);
-        if let Some(hosting) = self.hosting.upgrade() {
-            hosting.count_handover();
-        }
+        self.handovers.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 }
@@ -218,7 +215,7 @@ mod tests {
         old.create(1 << 20).unwrap();
         old.open(false, 0).unwrap();
         let older = hosted(&old);
-        let source = OlderReplica { hosted: Arc::clone(&older), hosting: Weak::new() };
+        let source = OlderReplica { hosted: Arc::clone(&older), handovers: Arc::default() };
         let new = Replica::new(options, source.source(store)).unwrap();
         new.open(true, 0).unwrap();
         // A reactor that has seen the older one open, and has a request.

@@ -50,7 +50,8 @@ pub struct Hosting {
     /// Held for writing while a replica is added: no command on its volume may run.
     commands: RwLock<()>,
     state: Mutex<State>,
-    released: AtomicU64,
+    /// How often a volume has passed to a newer replica.
+    handovers: Arc<AtomicU64>,
     watch: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
 }
 
@@ -80,7 +81,7 @@ impl Hosting {
             common: Mutex::default(),
             commands: RwLock::default(),
             state: Mutex::default(),
-            released: AtomicU64::new(0),
+            handovers: Arc::default(),
             watch: Mutex::default(),
         });
         let (stop, stopped) = mpsc::channel();
@@ -98,12 +99,7 @@ impl Hosting {
     pub fn metrics(&self) -> String {
         let replicas = self.replicas();
         let sources: Vec<_> = replicas.iter().filter_map(|hosted| hosted.measure()).collect();
-        metrics::text(Some(&self.store), &sources, self.released.load(Ordering::SeqCst))
-    }
-
-    /// A volume has passed to a newer replica.
-    pub fn count_handover(&self) {
-        self.released.fetch_add(1, Ordering::SeqCst);
+        metrics::text(Some(&self.store), &sources, self.handovers.load(Ordering::SeqCst))
     }
 
     /// What replicas share, started if it is not there yet.
@@ -242,7 +238,7 @@ impl Hosting {
             return Ok(StoreSource::Own(self.store.clone()));
         };
         log::info("predecessor", &[("volume", &volume)]);
-        let older = OlderReplica { hosted: older, hosting: self.me.clone() };
+        let older = OlderReplica { hosted: older, handovers: Arc::clone(&self.handovers) };
         Ok(older.source(self.store.clone()))
     }
 

@@ -1,7 +1,7 @@
 //! What a lane does at the end of a turn, and by the clock.
 
+use super::super::latch::Latch;
 use super::super::sabotage::{Bug, is};
-use super::super::shared::Latch;
 use super::{Ask, Asker, Lane, Wait, Waiting, Way};
 use crate::rules::REPLICAS_MAX;
 use dbs_reactor::Io;
