@@ -1,12 +1,15 @@
-//! The command line.
+//! The command line: which commands there are, and which code runs each.
 
 use crate::commands::{
     attach, bench, clients, export, import, mount, repair, scrub, serve, snapshot, store, stream,
     tools, volume,
 };
+use crate::context::Context;
 use crate::exit;
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::path::PathBuf;
+use crate::globals::Globals;
+use clap::{CommandFactory, Parser, Subcommand};
+use dbs_core::Result;
+use std::process::ExitCode;
 
 /// Thin volumes, snapshots and clones directly on one block device or file.
 #[derive(Debug, Parser)]
@@ -19,41 +22,6 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-}
-
-/// Options of every command.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Global options")]
-pub struct Globals {
-    /// The store: a block device or file. A store that `dbs serve` owns is asked through its server
-    #[arg(long, short, global = true, env = "DBS_STORE", value_name = "PATH")]
-    pub store: Option<PathBuf>,
-    /// Print JSON: the result on the standard output, an error on the standard error output
-    #[arg(long, global = true)]
-    pub json: bool,
-    /// Ask nothing: destroy what the command destroys
-    #[arg(long, short, global = true)]
-    pub yes: bool,
-    /// Print no messages and no progress
-    #[arg(long, short, global = true)]
-    pub quiet: bool,
-    /// Show progress even if the standard error output is no terminal
-    #[arg(long, global = true)]
-    pub progress: bool,
-    /// How to do I/O on an idle store
-    #[arg(long, global = true, value_enum, default_value_t = Driver::Auto)]
-    pub driver: Driver,
-}
-
-/// I/O drivers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Driver {
-    /// io_uring where the kernel allows it, else pread
-    Auto,
-    /// io_uring
-    Uring,
-    /// pread and pwrite
-    Pread,
 }
 
 /// All commands.
@@ -178,4 +146,75 @@ pub enum SnapshotCommand {
     Unprotect(snapshot::Unprotect),
     /// Set labels with KEY=VALUE, remove them with KEY-
     Label(snapshot::Label),
+}
+
+/// Runs the command; most only succeed or fail.
+///
+/// # Errors
+/// Those of the command.
+pub fn run(cli: Cli) -> Result<ExitCode> {
+    let context = &Context::new(cli.globals);
+    match cli.command {
+        Command::Init(command) => command.run(context),
+        Command::Info(command) => command.run(context),
+        Command::Grow(command) => command.run(context),
+        Command::Vacuum(command) => command.run(context),
+        Command::NewUuid(command) => command.run(context),
+        Command::Volume(command) => run_volume(command, context),
+        Command::Snapshot(command) => run_snapshot(command, context),
+        Command::Check(command) => return command.run(context),
+        Command::Scrub(command) => return command.run(context),
+        Command::Repair(command) => return command.run(context),
+        Command::RestoreMetadata(command) => command.run(context),
+        Command::Dump(command) => command.run(context),
+        Command::Upgrade(command) => command.run(context),
+        Command::Send(command) => command.run(context),
+        Command::Receive(command) => command.run(context),
+        Command::Mount(command) => command.run(context),
+        Command::Umount(command) => command.run(context),
+        Command::Serve(command) => command.run(context),
+        Command::Clients(command) => command.run(context),
+        Command::Attach(command) => command.run(context),
+        Command::Detach(command) => command.run(context),
+        Command::Attached(command) => command.run(context),
+        Command::Preflight(command) => command.run(context),
+        Command::Bench(command) => command.run(context),
+        Command::Completions(command) => command.run(&mut Cli::command()),
+        Command::Man(command) => command.run(Cli::command(), context),
+    }
+    .map(|()| ExitCode::SUCCESS)
+}
+
+fn run_volume(command: VolumeCommand, context: &Context) -> Result<()> {
+    match command {
+        VolumeCommand::Create(command) => command.run(context),
+        VolumeCommand::List(command) => command.run(context),
+        VolumeCommand::Show(command) => command.run(context),
+        VolumeCommand::Rename(command) => command.run(context),
+        VolumeCommand::Resize(command) => command.run(context),
+        VolumeCommand::Delete(command) => command.run(context),
+        VolumeCommand::Clone(command) => command.run(context),
+        VolumeCommand::Flatten(command) => command.run(context),
+        VolumeCommand::Children(command) => command.run(context),
+        VolumeCommand::Import(command) => command.run(context),
+        VolumeCommand::Export(command) => command.run(context),
+        VolumeCommand::Map(command) => command.run(context),
+        VolumeCommand::Diff(command) => command.run(context),
+        VolumeCommand::Du(command) => command.run(context),
+        VolumeCommand::Trim(command) => command.run(context),
+    }
+}
+
+fn run_snapshot(command: SnapshotCommand, context: &Context) -> Result<()> {
+    match command {
+        SnapshotCommand::Create(command) => command.run(context),
+        SnapshotCommand::List(command) => command.run(context),
+        SnapshotCommand::Show(command) => command.run(context),
+        SnapshotCommand::Rename(command) => command.run(context),
+        SnapshotCommand::Delete(command) => command.run(context),
+        SnapshotCommand::Rollback(command) => command.run(context),
+        SnapshotCommand::Protect(command) => command.run(context),
+        SnapshotCommand::Unprotect(command) => command.run(context),
+        SnapshotCommand::Label(command) => command.run(context),
+    }
 }

@@ -1,11 +1,9 @@
-//! What every command needs: the global options, and the store they name.
+//! What every command needs: the global options, and what is printed.
 
-use crate::args::{Driver, Globals};
+use crate::globals::{Driver, Globals};
 use crate::output;
 use crate::progress::{Meter, Stop, Unit};
-use crate::target::Target;
 use dbs_core::{Error, IoDriver, OpenOptions, Result};
-use dbs_server::api::Request;
 use dbs_server::control;
 use dbs_server::remote::fill_usage;
 use serde::Serialize;
@@ -88,29 +86,6 @@ impl Context {
             (false, false) => None,
         };
         Meter::new(label, unit, wanted, &self.stop)
-    }
-
-    /// Opens the store, or its server, runs `body` and closes it again. An error of closing is
-    /// one of the command: what it did may not be durable.
-    ///
-    /// # Errors
-    /// Those of opening and closing, and of `body`.
-    pub fn with<T>(&self, writes: bool, body: impl FnOnce(&Target) -> Result<T>) -> Result<T> {
-        let target = Target::open(self, writes)?;
-        let result = body(&target);
-        let closed = target.close().map_err(|e| e.context("closing the store"));
-        match (result, closed) {
-            (Ok(result), closed) => closed.map(|()| result),
-            (Err(error), _) => Err(error),
-        }
-    }
-
-    /// Runs one request.
-    ///
-    /// # Errors
-    /// As [`Context::with`].
-    pub fn call(&self, request: &Request) -> Result<Value> {
-        self.with(request.writes(), |target| target.call(self, request))
     }
 
     /// Prints a result: as JSON, or as `human` makes it of its type.

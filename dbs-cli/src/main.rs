@@ -5,11 +5,13 @@ mod commands;
 mod confirm;
 mod context;
 mod exit;
+mod globals;
 mod old;
 mod output;
 mod progress;
 mod spec;
 mod target;
+mod terminal;
 
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind as ClapKind};
@@ -19,7 +21,7 @@ fn main() -> ExitCode {
     match args::Cli::try_parse() {
         Ok(cli) => {
             let json = cli.globals.json;
-            match commands::run(cli) {
+            match args::run(cli) {
                 Ok(code) => code,
                 Err(error) => exit::report(&error, json),
             }

@@ -103,6 +103,31 @@ impl Target {
     }
 }
 
+impl Context {
+    /// Opens the store, or its server, runs `body` and closes it again. An error of closing is
+    /// one of the command: what it did may not be durable.
+    ///
+    /// # Errors
+    /// Those of opening and closing, and of `body`.
+    pub fn with<T>(&self, writes: bool, body: impl FnOnce(&Target) -> Result<T>) -> Result<T> {
+        let target = Target::open(self, writes)?;
+        let result = body(&target);
+        let closed = target.close().map_err(|e| e.context("closing the store"));
+        match (result, closed) {
+            (Ok(result), closed) => closed.map(|()| result),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Runs one request.
+    ///
+    /// # Errors
+    /// As [`Context::with`].
+    pub fn call(&self, request: &Request) -> Result<Value> {
+        self.with(request.writes(), |target| target.call(self, request))
+    }
+}
+
 /// Passes what a server tells on to a progress line.
 pub fn watch(meter: &mut Meter, progress: Option<Progress>) -> bool {
     match progress {

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::exit;
 use crate::output::{print, print_json};
 use crate::spec;
+use crate::terminal::leave_terminal;
 use clap::{Args, FromArgMatches};
 use dbs_core::io::interpose::Interposer;
 use dbs_core::{Error, OpenOptions, Result};
@@ -271,14 +272,6 @@ fn wait_while_attached(serving: &Serving, signals: &mut Signals) -> String {
         }
         thread::sleep(ATTACHED_POLL);
     }
-}
-
-/// Lets go of the terminal it was started from, and of the directory: a file system there could not
-/// be unmounted.
-pub fn leave_terminal() -> Result<()> {
-    // Fails only for who leads a group of processes, as nothing does that was just started.
-    let _ = nix::unistd::setsid();
-    std::env::set_current_dir("/").map_err(|e| Error::io(e, "leaving the current directory"))
 }
 
 /// Serves the metrics of the store that is served, if they are to be; else it is served no longer.

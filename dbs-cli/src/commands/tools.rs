@@ -1,9 +1,8 @@
 //! What belongs to the command itself: completions and manual pages.
 
-use crate::args::Cli;
 use crate::context::Context;
 use crate::output::print;
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 use dbs_core::{Error, Result};
 use std::path::PathBuf;
@@ -16,9 +15,10 @@ pub struct Completions {
 }
 
 impl Completions {
-    pub fn run(self) -> Result<()> {
+    /// Prints the script for `command`, the whole command line.
+    pub fn run(self, command: &mut Command) -> Result<()> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "dbs", &mut script);
+        clap_complete::generate(self.shell, command, "dbs", &mut script);
         print(&String::from_utf8_lossy(&script))
     }
 }
@@ -31,11 +31,12 @@ pub struct Man {
 }
 
 impl Man {
-    pub fn run(self, context: &Context) -> Result<()> {
+    /// Writes the pages of `command`, the whole command line.
+    pub fn run(self, command: Command, context: &Context) -> Result<()> {
         let failed =
             |e| Error::io(e, format!("writing manual pages to {}", self.directory.display()));
         std::fs::create_dir_all(&self.directory).map_err(failed)?;
-        let command = Cli::command().disable_help_subcommand(true);
+        let command = command.disable_help_subcommand(true);
         clap_mangen::generate_to(command, &self.directory).map_err(failed)?;
         let directory = self.directory.display().to_string();
         let message = format!("wrote the manual pages to {directory}");

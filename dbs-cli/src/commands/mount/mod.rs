@@ -6,10 +6,10 @@ mod umount;
 
 pub use umount::Umount;
 
-use super::serve::leave_terminal;
 use crate::context::Context;
 use crate::exit;
 use crate::spec::SnapshotSpec;
+use crate::terminal::leave_terminal;
 use background::Server;
 use clap::{Args, ValueEnum};
 use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};

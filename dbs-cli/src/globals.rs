@@ -1,0 +1,39 @@
+//! The options of every command.
+
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Options of every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Globals {
+    /// The store: a block device or file. A store that `dbs serve` owns is asked through its server
+    #[arg(long, short, global = true, env = "DBS_STORE", value_name = "PATH")]
+    pub store: Option<PathBuf>,
+    /// Print JSON: the result on the standard output, an error on the standard error output
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Ask nothing: destroy what the command destroys
+    #[arg(long, short, global = true)]
+    pub yes: bool,
+    /// Print no messages and no progress
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Show progress even if the standard error output is no terminal
+    #[arg(long, global = true)]
+    pub progress: bool,
+    /// How to do I/O on an idle store
+    #[arg(long, global = true, value_enum, default_value_t = Driver::Auto)]
+    pub driver: Driver,
+}
+
+/// I/O drivers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Driver {
+    /// io_uring where the kernel allows it, else pread
+    Auto,
+    /// io_uring
+    Uring,
+    /// pread and pwrite
+    Pread,
+}
