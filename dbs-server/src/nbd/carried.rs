@@ -7,9 +7,11 @@
 //! are carried out at a time; what is left of them is dropped when the client is gone.
 
 use super::export::{BlockSizes, Export, Exports, Extent, Failure, Peer, Result, ZeroOptions};
-use super::server::{Deliver, ServerHandle, ServerOptions, Shared, start_on};
+use super::options::ServerOptions;
+use super::server::{ServerHandle, start_on};
 use super::session::{Admitted, Operation, Reply};
-use super::transmission::{Adopted, Client, Message};
+use super::shared::{Adopted, Deliver, Message, Shared};
+use super::transmission::Client;
 use super::wire::Errno;
 use crate::frontend::{
     self, Action, Carrier, Carry, Event, FailureKind, Front, Limits, Listen, Outcome, Peers,

@@ -2,7 +2,7 @@
 
 use super::handshake::{Handshake, Step, TlsState};
 use super::input::Input;
-use super::server::ServerOptions;
+use super::options::ServerOptions;
 use super::session::Session;
 use super::wire::option::OptionHeader;
 use super::wire::{self, Malformed, OPTION_MAX_BYTES};

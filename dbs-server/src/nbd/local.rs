@@ -1,9 +1,10 @@
 //! A server of one connection that is driven step by step, for counting what that takes.
 
 use super::export::Exports;
-use super::server::{ServerOptions, Shared};
+use super::options::ServerOptions;
 use super::session::Session;
-use super::transmission::{Adopted, Message, Transmission};
+use super::shared::{Adopted, Message, Shared};
+use super::transmission::Transmission;
 use crate::frontend::Pool;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -30,7 +31,7 @@ impl LocalServer {
         let shared = Shared::new(exports, options, Pool::start("nbd-worker", 0)?);
         let reactor = shared.options.reactor.clone();
         let mut reactor =
-            dbs_reactor::Local::new(&reactor, |io, remote| shared.transmission(io, remote))?;
+            dbs_reactor::Local::new(&reactor, |io, remote| Transmission::on(shared, io, remote))?;
         let (socket, received) = (socket.into(), Vec::new());
         let known = Arc::default();
         let adopted = Adopted { known, socket, session, tls: None, received };

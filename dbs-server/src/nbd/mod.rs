@@ -18,9 +18,11 @@ pub mod handshake;
 mod input;
 mod known;
 mod local;
+mod options;
 mod rules;
 pub mod server;
 pub mod session;
+mod shared;
 mod steps;
 pub mod store_exports;
 mod transmission;
@@ -35,8 +37,9 @@ pub use export::{BlockSizes, Export, Exports, Extent, Failure, Peer, ZeroOptions
 pub use known::ClientInfo;
 #[doc(hidden)]
 pub use local::LocalServer;
+pub use options::{Log, ServerOptions};
 pub use rules::{Access, ExportRule, ExportRules};
-pub use server::{ServerHandle, ServerOptions, start};
+pub use server::{ServerHandle, start};
 pub use store_exports::StoreExports;
 #[doc(hidden)]
 pub use transmission::Client as OfflineClient;

@@ -2,7 +2,6 @@
 //! what they do to the export, and the bytes of the reply.
 
 use super::export::{Export, Failure, Result, ZeroOptions};
-use super::steps::{Progress, SPARSE_READ_BYTES, Steps};
 use super::wire::reply::{FLAG_DONE, Head, ReplyTo};
 use super::wire::request::{Request, Style};
 use super::wire::{CONTEXTS_MAX, Cursor, Errno, cmd, cmd_flag, flag};
@@ -10,6 +9,8 @@ use dbs_core::Volume;
 use dbs_reactor::Batch;
 use std::sync::Arc;
 
+/// Reads of at least this many bytes look for holes first.
+pub(super) const SPARSE_READ_BYTES: u64 = 64 << 10;
 /// Most extents of one context in a reply.
 pub(super) const EXTENTS_MAX: usize = 8192;
 /// Longest payload of `BLOCK_STATUS`: a length and the ids of contexts.
@@ -214,19 +215,6 @@ impl Session {
             payload_bytes: keep as usize,
             skip_bytes: payload - keep,
             cost_bytes: cost,
-        }
-    }
-
-    /// Does what an admitted request asks for, given its payload, and makes the reply.
-    #[must_use]
-    pub fn run(&self, admitted: &Admitted, payload: &[u8]) -> Reply {
-        let mut steps = Steps::new(self, admitted, payload);
-        loop {
-            match steps.step(self, payload) {
-                Progress::More => {}
-                Progress::Reply(reply) => return reply,
-                Progress::Commit => return self.commit(admitted),
-            }
         }
     }
 

@@ -2,7 +2,7 @@
 //! milliseconds on a usual disk, so that others have their turn between any two.
 
 use super::export::{BASE_ALLOCATION, Export, Extent, Failure, Result, ZeroOptions, push_extent};
-use super::session::{Admitted, EXTENTS_MAX, Operation, Reply, Session};
+use super::session::{Admitted, EXTENTS_MAX, Operation, Reply, SPARSE_READ_BYTES, Session};
 use super::wire::reply::{FLAG_DONE, ReplyTo};
 use super::wire::{Errno, extent_flag};
 use crate::frontend::{DISCARD_MAX_BYTES, ZEROES_MAX_BYTES, piece};
@@ -11,8 +11,6 @@ use std::vec;
 
 /// Bytes read or written in one step.
 const TRANSFER_MAX_BYTES: u64 = 4 << 20;
-/// Reads of at least this many bytes look for holes first.
-pub(super) const SPARSE_READ_BYTES: u64 = 64 << 10;
 /// Most extents of a read worth sending one by one.
 const SPARSE_EXTENTS_MAX: usize = 16;
 
@@ -152,6 +150,21 @@ impl Steps {
             },
         };
         Ok(Progress::Reply(Reply { parts }))
+    }
+}
+
+impl Session {
+    /// Does what an admitted request asks for, given its payload, and makes the reply.
+    #[must_use]
+    pub fn run(&self, admitted: &Admitted, payload: &[u8]) -> Reply {
+        let mut steps = Steps::new(self, admitted, payload);
+        loop {
+            match steps.step(self, payload) {
+                Progress::More => {}
+                Progress::Reply(reply) => return reply,
+                Progress::Commit => return self.commit(admitted),
+            }
+        }
     }
 }
 

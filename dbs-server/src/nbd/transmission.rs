@@ -7,13 +7,12 @@
 
 use super::export::Failure;
 use super::known::Known;
-use super::server::Shared;
 use super::session::{Admitted, Direct as Op, Reply, Session};
+use super::shared::{Adopted, Message, Shared};
 use super::steps::{Progress, Steps};
 use super::wire::Errno;
 use super::wire::request::Request;
 use super::wire::{Malformed, PAYLOAD_MAX_BYTES, cmd};
-use crate::frontend::tls::TlsStream;
 use crate::frontend::{
     Charge, Commits, Direct, Ended, Event, HEADER_MAX_BYTES, Limits, Peers, Plan, Protocol, Ready,
     Storage, Work,
@@ -22,7 +21,6 @@ use dbs_core::Volume;
 use dbs_core::volume::Finish;
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -30,36 +28,6 @@ use std::sync::Arc;
 const PAYLOAD_SKIP_MAX_BYTES: u64 = 2 * PAYLOAD_MAX_BYTES as u64;
 
 const _: () = assert!(Request::EXTENDED_BYTES <= HEADER_MAX_BYTES);
-
-/// What other threads tell a reactor.
-pub(super) enum Message {
-    /// A connection whose handshake is done.
-    Adopt(Box<Adopted>),
-    /// The reply that a worker has made.
-    Reply { peer: u32, cost: u64, reply: Reply },
-    /// A worker has done all of a request but the commit behind it.
-    Commit { peer: u32, admitted: Admitted },
-    /// A commit that requests waited for has ended.
-    Committed(Result<(), dbs_core::Error>),
-    /// Take no more requests; connections end when what is in flight is answered.
-    Stop,
-    /// Connections end at once.
-    Abort,
-    /// That of this client does.
-    Kick(u64),
-    /// All connections are gone: end.
-    End,
-}
-
-/// A connection that enters its transmission phase.
-pub(super) struct Adopted {
-    pub known: Arc<Known>,
-    pub socket: OwnedFd,
-    pub session: Session,
-    pub tls: Option<TlsStream>,
-    /// Bytes received already, as they came from the socket.
-    pub received: Vec<u8>,
-}
 
 /// A connection in its transmission phase.
 #[doc(hidden)]
@@ -140,7 +108,17 @@ struct Held {
 }
 
 impl Transmission {
-    pub fn new(shared: Arc<Shared>, remote: Remote<Message>, storage: Option<Storage>) -> Self {
+    /// What a reactor runs.
+    pub fn on(shared: Arc<Shared>, io: &mut Io, remote: Remote<Message>) -> Self {
+        let storage = shared.exports.direct_io().map(|direct| Storage {
+            file: io.add_file(direct.file),
+            offset_alignment: direct.offset_alignment,
+            memory_alignment: direct.memory_alignment,
+        });
+        Self::new(shared, remote, storage)
+    }
+
+    fn new(shared: Arc<Shared>, remote: Remote<Message>, storage: Option<Storage>) -> Self {
         let options = &shared.options;
         let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
         let peers = Peers::new(limits, options.write_timeout);

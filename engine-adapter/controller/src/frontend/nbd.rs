@@ -33,8 +33,7 @@ impl NbdFrontend {
     ) -> io::Result<Self> {
         let of: Weak<Path> = Arc::downgrade(path);
         let export = OneExport::new(name, move || of.upgrade().map_or(0, |path| path.size()));
-        let log: dbs_server::nbd::server::Log =
-            Arc::new(|line| log::warn("nbd", &[("what", &line)]));
+        let log: dbs_server::nbd::Log = Arc::new(|line| log::warn("nbd", &[("what", &line)]));
         let tls = tls.map(TlsConfig::tcp_only);
         let options = ServerOptions { log: Some(log), tls, ..ServerOptions::default() };
         let stop_grace = options.stop_grace;
