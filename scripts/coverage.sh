@@ -28,7 +28,7 @@ suites=(
     "-p longhorn-wire --lib"
     "-p longhorn-data --lib --test dataconn"
     "-p longhorn-sync --lib --test ssync"
-    "-p longhorn-controller --lib --test path"
+    "-p longhorn-controller --lib --test path --test sim"
     "-p dbs-fuzz-targets --tests"
 )
 objects=()

@@ -58,6 +58,7 @@ joined() {
 
 scripts/watched-test.sh
 step "programs" 35 scripts/programs.sh
+step "circles" 10 scripts/circles.py
 step "format" 15 "$cargo" fmt --all --check
 # It counts instructions, so that others may work beside it: it is built by one compiler at a time, mostly.
 beside "hot path" 60 scripts/guard.sh

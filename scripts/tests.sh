@@ -10,7 +10,7 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 
 # Those that take longest come first, so that none of them is left over at the end.
-longest="histories kill faults engine process sabotage view mount powercut interleave damage"
+longest="histories kill faults engine sim process sabotage view mount powercut interleave damage"
 
 # run DIRECTORY PROGRAM: as `cargo test` does it. Exit code 255 would end xargs.
 run() {

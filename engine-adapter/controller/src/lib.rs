@@ -9,15 +9,8 @@
 //!
 //! Enter at [`rules`] for what is promised, at [`path`] for a request's way, at [`volume`] for what a manager asks.
 
-// Unit tests share fake replicas with the tests outside, which know the crate by this name.
-#[cfg(test)]
-extern crate self as longhorn_controller;
-
 pub mod frontend;
 pub mod path;
 pub mod rules;
 pub mod service;
 pub mod volume;
-
-#[cfg(test)]
-mod sim;

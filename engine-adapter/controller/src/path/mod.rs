@@ -31,7 +31,7 @@ mod message;
 mod reactor;
 mod replica;
 mod replies;
-mod sabotage;
+pub mod sabotage;
 mod seat;
 mod shared;
 mod stats;
@@ -89,8 +89,8 @@ pub struct PathOptions {
     /// Reads from a replica on this machine while there is one that is complete.
     pub prefer_local: bool,
     /// A mistake to make.
-    #[cfg(test)]
-    pub(crate) bug: Option<sabotage::Bug>,
+    #[cfg(feature = "sabotage")]
+    pub bug: Option<sabotage::Bug>,
 }
 
 impl Default for PathOptions {
@@ -104,7 +104,7 @@ impl Default for PathOptions {
             flush_timeout: timeout::FLUSH_DEFAULT,
             connect_timeout: Duration::from_secs(10),
             prefer_local: false,
-            #[cfg(test)]
+            #[cfg(feature = "sabotage")]
             bug: None,
         }
     }

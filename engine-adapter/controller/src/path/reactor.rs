@@ -61,7 +61,7 @@ impl Carrier for Way<'_> {
 
 impl Reactor {
     pub fn new(shared: Arc<Shared>, index: usize, remote: Remote<Message>) -> Self {
-        #[cfg(test)]
+        #[cfg(feature = "sabotage")]
         super::sabotage::set(shared.options.bug);
         Self {
             lane: Lane::new(shared, index, remote),

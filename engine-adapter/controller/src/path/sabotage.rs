@@ -1,11 +1,9 @@
 //! Planted mistakes in the reactors' own code, for the test of its tests, as [`crate::rules`] has
-//! them for the rules: in a test build one can be switched on for the reactors of a path
-//! (`PathOptions::bug`); elsewhere every check is `false`.
+//! them for the rules: with the feature `sabotage` one can be switched on for the reactors of a path
+//! (`PathOptions::bug`); without it every check is `false`.
 
-#[cfg(test)]
+#[cfg(feature = "sabotage")]
 pub use switch::{is, set};
-#[cfg(test)]
-mod tests;
 
 /// A planted mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,14 +44,14 @@ pub enum Bug {
     HealFirst,
 }
 
-/// Whether this one is on: never, outside tests.
-#[cfg(not(test))]
+/// Whether this one is on: never, without the feature.
+#[cfg(not(feature = "sabotage"))]
 #[inline(always)]
 pub const fn is(_bug: Bug) -> bool {
     false
 }
 
-#[cfg(test)]
+#[cfg(feature = "sabotage")]
 mod switch {
     use super::Bug;
     use std::cell::Cell;

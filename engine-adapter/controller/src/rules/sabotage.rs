@@ -1,7 +1,7 @@
-//! Planted mistakes for the test of the simulation: in a test build one can be switched on for the
-//! calling thread; elsewhere every check is `false`.
+//! Planted mistakes for the test of the simulation: with the feature `sabotage` one can be switched on for the
+//! calling thread; without it every check is `false`.
 
-#[cfg(test)]
+#[cfg(feature = "sabotage")]
 pub use switch::{is, set};
 
 /// A planted mistake.
@@ -102,15 +102,15 @@ impl Bug {
     ];
 }
 
-/// Whether this one is on: never, outside tests.
-#[cfg(not(test))]
+/// Whether this one is on: never, without the feature.
+#[cfg(not(feature = "sabotage"))]
 #[must_use]
 #[inline(always)]
 pub const fn is(_bug: Bug) -> bool {
     false
 }
 
-#[cfg(test)]
+#[cfg(feature = "sabotage")]
 mod switch {
     use super::Bug;
     use std::cell::Cell;

@@ -26,8 +26,11 @@ impl Controller {
         Ok(())
     }
 
-    /// Notes that an expansion runs; says whether there is something to do.
-    pub(crate) fn begin_expansion(&self, size: u64) -> Result<bool> {
+    /// The first half of [`Controller::expand`]: notes that an expansion runs; says whether there is something to do.
+    ///
+    /// # Errors
+    /// As [`Controller::expand`].
+    pub fn begin_expansion(&self, size: u64) -> Result<bool> {
         let mut state = self.state();
         let up = state.frontend.as_ref().is_some_and(|frontend| frontend.is_up());
         let grows = match expand::begin(state.expanding, up, state.size, size) {
@@ -49,10 +52,10 @@ impl Controller {
         Ok(true)
     }
 
-    /// Expands all replicas, then the frontend. Where that cannot show the new size to its users, the
+    /// The second half, which takes long: expands all replicas, then the frontend. Where that cannot show the new size to its users, the
     /// volume has it nevertheless: replicas are as large, and the frontend's next start offers it, or it
     /// shows it when the same is asked for again.
-    pub(crate) fn run_expansion(&self, size: u64) {
+    pub fn run_expansion(&self, size: u64) {
         let grown = if self.state().size == size { Ok(()) } else { self.grow(size) };
         let outcome = grown.and_then(|()| {
             // Its users wait for I/O to see the new size: nothing may be held here.

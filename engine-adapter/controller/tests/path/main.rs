@@ -12,4 +12,5 @@ mod frontends;
 mod local;
 mod nbd;
 mod rebuilding;
+mod sabotage;
 mod verified;

@@ -1,11 +1,11 @@
 //! Clock, network, faults, and the machines on it: one thread, everything follows from the seed.
 
-use super::client::{Client, Content};
-use super::path::Path;
-use super::replica::{FULL_TABLE, Replica, Reply, Request};
-use crate::rules::ReplicaId;
-use crate::volume::parts::done;
-use crate::volume::{Call, CallError, Called, Target};
+use crate::client::{Client, Content};
+use crate::path::Path;
+use crate::replica::{FULL_TABLE, Replica, Reply, Request};
+use longhorn_controller::rules::ReplicaId;
+use longhorn_controller::volume::parts::done;
+use longhorn_controller::volume::{Call, CallError, Called, Target};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 

@@ -1,10 +1,10 @@
 //! Damaged blocks of a replica that are healed from another, as the real data path does it.
 
-use super::replica::{Reply, Request, SECTORS};
-use super::world::World;
-use crate::rules::sabotage::{Bug, is};
-use crate::rules::widen::BLOCK;
-use crate::rules::{Read, ReplicaId, Slot, Slots};
+use crate::replica::{Reply, Request, SECTORS};
+use crate::world::World;
+use longhorn_controller::rules::sabotage::{Bug, is};
+use longhorn_controller::rules::widen::BLOCK;
+use longhorn_controller::rules::{Read, ReplicaId, Slot, Slots};
 use std::collections::BTreeMap;
 
 /// Numbers of healings, apart from those of the user's requests.

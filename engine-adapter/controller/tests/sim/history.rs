@@ -1,14 +1,14 @@
 //! What a manager does with a volume, by chance.
 
-use super::client::Kind;
-use super::parts::{Sim, controller};
-use super::referee::{check_counters, check_healed, check_replica};
-use super::replica::{Replica, SECTORS, Staged};
-use super::world::{MS, Weather, World, address};
-use crate::rules::Mode;
-use crate::rules::patience::Patience;
-use crate::rules::start::StartError;
-use crate::volume::{Call, Controller, Replicas as _, Target};
+use crate::client::Kind;
+use crate::parts::{Sim, controller};
+use crate::referee::{check_counters, check_healed, check_replica};
+use crate::replica::{Replica, SECTORS, Staged};
+use crate::world::{MS, Weather, World, address};
+use longhorn_controller::rules::Mode;
+use longhorn_controller::rules::patience::Patience;
+use longhorn_controller::rules::start::StartError;
+use longhorn_controller::volume::{Call, Controller, Replicas as _, Target};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -227,7 +227,7 @@ impl History {
             let mut world = self.sim.world();
             world.busy = false;
             world.client.lose();
-            world.path = super::path::Path::after(&world.path);
+            world.path = crate::path::Path::after(&world.path);
             let now = world.now;
             for replica in &mut world.replicas {
                 replica.reset();

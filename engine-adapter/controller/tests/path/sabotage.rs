@@ -1,15 +1,10 @@
 //! Each planted mistake is found by the test for it, and nothing is found without one.
-#![allow(clippy::unwrap_used)]
 
-#[allow(dead_code)]
-#[path = "../../../tests/path/fake.rs"]
-mod fake;
-
-use super::Bug;
-use crate::frontend::{SocketFrontend, SocketOptions};
-use crate::path::{Events, Mode, Path, PathOptions, ReplicaId};
+use crate::fake::{Do, Fake, done, message};
 use dbs_server::frontend::Listen;
-use fake::{Do, Fake, done, message};
+use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
+use longhorn_controller::path::sabotage::Bug;
+use longhorn_controller::path::{Events, Mode, Path, PathOptions, ReplicaId};
 use longhorn_data::DataClient;
 use longhorn_wire::frame::{Damaged, Header, Hello, Type};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

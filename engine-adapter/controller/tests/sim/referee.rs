@@ -1,8 +1,8 @@
 //! What complete replicas must hold once nothing is in flight.
 
-use super::client::Content;
-use super::replica::SECTORS;
-use super::world::World;
+use crate::client::Content;
+use crate::replica::SECTORS;
+use crate::world::World;
 
 /// Compares a replica with the first complete one, and with what the volume may contain.
 pub fn check_replica(world: &World, first: usize, replica: usize) -> Result<(), String> {

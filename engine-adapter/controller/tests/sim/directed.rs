@@ -1,11 +1,11 @@
 //! Single steps of a volume, each on simulated replicas to which nothing else happens.
 
-use super::parts::{Sim, controller, options};
-use super::replica::Replica;
-use super::world::{FLUSH, MS, Weather, World, address};
-use crate::rules::Mode;
-use crate::volume::{Controller, Frontend, Frontends, Offer, Parts};
+use crate::parts::{Sim, controller, options};
+use crate::replica::Replica;
+use crate::world::{FLUSH, MS, Weather, World, address};
 use dbs_core::{Error, ErrorKind, Result};
+use longhorn_controller::rules::Mode;
+use longhorn_controller::volume::{Controller, Frontend, Frontends, Offer, Parts};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 

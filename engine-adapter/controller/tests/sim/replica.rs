@@ -1,6 +1,6 @@
 //! A simulated replica: its layers, its state, and what a request or call does to them.
 
-use crate::volume::Call;
+use longhorn_controller::volume::Call;
 use longhorn_wire::control::expansion::ExpandCode;
 use longhorn_wire::proto::ptypes;
 use std::collections::{BTreeMap, BTreeSet};

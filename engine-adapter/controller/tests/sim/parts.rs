@@ -1,16 +1,16 @@
 //! What a controller works with, on the simulated machines. A call that blocks lets time go on until it
 //! is answered: the user's requests, faults and answers happen meanwhile, on the same thread.
 
-use super::world::{FLUSH, MS, World};
-use crate::rules::limits::Limits;
-use crate::rules::patience::{Patience, Waiting};
-use crate::rules::start::Policy;
-use crate::rules::{Mode, ReplicaId};
-use crate::volume::{
+use crate::world::{FLUSH, MS, World};
+use dbs_core::{Error, Result};
+use longhorn_controller::rules::limits::Limits;
+use longhorn_controller::rules::patience::{Patience, Waiting};
+use longhorn_controller::rules::start::Policy;
+use longhorn_controller::rules::{Mode, ReplicaId};
+use longhorn_controller::volume::{
     Call, CallError, Called, Controller, DataPath, Events, Frontend, Frontends, Held, Host,
     Options, Parts, RebuildStatus, Relay, Replicas, Target, Totals,
 };
-use dbs_core::{Error, Result};
 use std::fmt::Display;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -248,7 +248,7 @@ pub fn options(counters: bool, salvage: bool) -> Options {
         sync_limit: 1,
         frontend: None,
         sync_before_snapshot: true,
-        short_timeout: crate::rules::timeout::DEFAULT,
+        short_timeout: longhorn_controller::rules::timeout::DEFAULT,
         flush_timeout: Duration::from_micros(FLUSH),
     }
 }

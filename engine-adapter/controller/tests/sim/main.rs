@@ -1,6 +1,7 @@
 //! Deterministic simulation of a volume: the controller and its rules as they are, on simulated replicas,
 //! network and clock, under a user who reads and writes, a manager who rebuilds and snapshots, and
 //! everything that can go wrong. `docs/testing.md` says how to use it.
+#![allow(clippy::unwrap_used, missing_docs)]
 
 mod client;
 mod directed;
@@ -12,8 +13,8 @@ mod referee;
 mod replica;
 mod world;
 
-use super::rules::sabotage::{Bug, set};
 use history::Stats;
+use longhorn_controller::rules::sabotage::{Bug, set};
 use std::time::Instant;
 
 /// Seeds of a normal run.

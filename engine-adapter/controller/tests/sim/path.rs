@@ -1,13 +1,13 @@
 //! A data path made of the rules: it does what the real one does, on the simulated network.
 
-use super::client::Kind;
-use super::heal::{HEALINGS, Healings};
-use super::replica::{Reply, Request, SECTORS};
-use super::world::{Event, MS, World};
-use crate::rules::heal::{ROUNDS_MAX, Trust};
-use crate::rules::sabotage::{Bug, is};
-use crate::rules::timeout::{DEFAULT, Silence};
-use crate::rules::{
+use crate::client::Kind;
+use crate::heal::{HEALINGS, Healings};
+use crate::replica::{Reply, Request, SECTORS};
+use crate::world::{Event, MS, World};
+use longhorn_controller::rules::heal::{ROUNDS_MAX, Trust};
+use longhorn_controller::rules::sabotage::{Bug, is};
+use longhorn_controller::rules::timeout::{DEFAULT, Silence};
+use longhorn_controller::rules::{
     Answer, Claims, FanOut, Modes, Outcome, Read, ReplicaId, SharedModes, Slot, Slots, Widened, io,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

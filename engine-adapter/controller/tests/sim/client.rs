@@ -3,8 +3,8 @@
 //! Of each sector it knows which contents it may have: the last one acknowledged, and any that is on its
 //! way or failed since. A read may return what was possible at any moment while it ran.
 
-use super::replica::SECTORS;
-use crate::rules::Outcome;
+use crate::replica::SECTORS;
+use longhorn_controller::rules::Outcome;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
