@@ -9,18 +9,15 @@
 //! - [`runner`] carries requests out, on any reactor: that of connections, or of a controller with a
 //!   replica in its process. `slot` is what it knows of a replica, `later` what waits, [`work`] what
 //!   workers do for it;
-//! - [`stats`]: what is counted;
-//! - [`client`] and [`load`]: the other side, for tests, benches and controllers.
+//! - [`stats`]: what is counted.
 //!
 //! Main types: [`Gate`], set by the replica; [`DataServer`], the server; [`runner::Runner`], the requests of one
 //! reactor.
 //!
 //! Enter at [`DataServer`].
 
-pub mod client;
 pub mod gate;
 mod later;
-pub mod load;
 pub mod plain;
 mod reactor;
 pub mod request;
@@ -32,7 +29,6 @@ pub mod stats;
 mod ticket;
 pub mod work;
 
-pub use client::{ClientError, DataClient};
 pub use gate::{
     Access, Active, ActiveEvents, COMMIT_BYTES, Durability, Gate, Revision, Target, Wake,
 };

@@ -2,18 +2,15 @@
 //!
 //! - [`socket`]: the data connection as a server, which `tgtd` and its like connect to;
 //! - [`nbd`]: an export for any NBD client;
-//! - [`ublk`]: a block device of this machine;
-//! - [`null`]: a load generator on the reactors themselves, to measure everything behind it.
+//! - [`ublk`]: a block device of this machine.
 //!
 //! Each is a [`Front`](dbs_server::frontend::Front) on every reactor of a
 //! [`Path`](crate::path::Path).
 
 pub mod nbd;
-pub mod null;
 pub mod socket;
 pub mod ublk;
 
 pub use nbd::NbdFrontend;
-pub use null::NullLoad;
 pub use socket::{SocketFrontend, SocketOptions};
 pub use ublk::{UblkFrontend, UblkOptions};

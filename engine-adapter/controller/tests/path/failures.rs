@@ -8,7 +8,7 @@ use crate::support::{
 };
 use dbs_core::store::SnapshotOptions;
 use longhorn_controller::path::{BackendAddress, Mode, PathOptions, ReplicaId};
-use longhorn_data::ClientError;
+use longhorn_testing::ClientError;
 use longhorn_wire::frame::{Damaged, Header, Type};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;

@@ -2,9 +2,10 @@
 
 use crate::data_support::{eventually, pattern};
 use crate::fake::Fake;
+use crate::null::{self, NullLoad};
 use crate::support::{SIZE, Volume, address, options, replicas};
 use dbs_server::frontend::{Listen, Listener};
-use longhorn_controller::frontend::{NullLoad, SocketFrontend, SocketOptions, null};
+use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
 use longhorn_controller::path::{BackendAddress, Mode, PathOptions};
 use longhorn_wire::frame::{HEADER_BYTES, Header, Type};
 use std::io::{Read, Write};
@@ -97,7 +98,7 @@ fn two_frontends_may_serve_one_volume() {
     }
     let tcp = SocketOptions::at(Listen::Tcp("127.0.0.1".into(), 0));
     let second = SocketFrontend::start(&volume.path, &tcp).unwrap();
-    let other = longhorn_data::DataClient::connect(second.address(), 2).unwrap();
+    let other = longhorn_testing::DataClient::connect(second.address(), 2).unwrap();
     let client = volume.client(1);
     for index in 0..50 {
         client.write(index * 4096, &pattern(index, 4096)).unwrap();
@@ -114,7 +115,7 @@ fn too_many_clients_are_turned_away() {
     let address = Listen::Unix(volume.dir.path().join("few.sock"));
     let few = SocketOptions { max_connections: 2, ..SocketOptions::at(address) };
     let few = SocketFrontend::start(&volume.path, &few).unwrap();
-    let connect = || longhorn_data::DataClient::connect(few.address(), 1).unwrap();
+    let connect = || longhorn_testing::DataClient::connect(few.address(), 1).unwrap();
     let (one, two) = (connect(), connect());
     one.ping().unwrap();
     two.ping().unwrap();

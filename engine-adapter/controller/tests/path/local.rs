@@ -4,7 +4,8 @@ use crate::data_support::{DRIVERS, MIB, Replica, Setup, eventually, pattern};
 use crate::support::{Load, SIZE, Volume, address, content, impatient, options, refused, replicas};
 use dbs_core::ErrorKind;
 use longhorn_controller::path::{BackendAddress, LocalReplica, Mode, PathOptions};
-use longhorn_data::{Access, ClientError, DataOptions, DataStats, Kind};
+use longhorn_data::{Access, DataOptions, DataStats, Kind};
+use longhorn_testing::ClientError;
 use longhorn_wire::frame::Type;
 use std::sync::atomic::Ordering;
 

@@ -11,6 +11,7 @@ mod failures;
 mod frontends;
 mod local;
 mod nbd;
+mod null;
 mod rebuilding;
 mod sabotage;
 mod verified;

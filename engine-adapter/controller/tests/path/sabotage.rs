@@ -5,7 +5,7 @@ use dbs_server::frontend::Listen;
 use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
 use longhorn_controller::path::sabotage::Bug;
 use longhorn_controller::path::{Events, Mode, Path, PathOptions, ReplicaId};
-use longhorn_data::DataClient;
+use longhorn_testing::DataClient;
 use longhorn_wire::frame::{Damaged, Header, Hello, Type};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

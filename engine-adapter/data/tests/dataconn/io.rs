@@ -1,8 +1,9 @@
 //! Data over the data connection: against a model, by many at once, under pressure, out of space.
 
 use crate::support::{BLOCK, DRIVERS, MIB, Setup, eventually, pattern};
-use longhorn_data::load::{Load, run};
-use longhorn_data::{ClientError, DataOptions};
+use longhorn_data::DataOptions;
+use longhorn_testing::ClientError;
+use longhorn_testing::load::{Load, run};
 use longhorn_wire::frame::{Header, Type};
 use std::collections::HashMap;
 use std::io::{Read, Write};

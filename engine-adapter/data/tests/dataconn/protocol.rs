@@ -2,7 +2,8 @@
 //! keep to it.
 
 use crate::support::{BLOCK, DRIVERS, MIB, Replica, Setup, eventually, pattern};
-use longhorn_data::{Access, ClientError, DataClient, DataOptions, DataStats, Kind};
+use longhorn_data::{Access, DataOptions, DataStats, Kind};
+use longhorn_testing::{ClientError, DataClient};
 use longhorn_wire::frame::{Damaged, Header, Hello, PAYLOAD_MAX_BYTES, Type};
 use std::io::Write;
 use std::sync::atomic::Ordering;

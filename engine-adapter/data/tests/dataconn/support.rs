@@ -8,9 +8,10 @@ use dbs_core::{Error, InitOptions, OpenOptions, Store, Volume};
 use dbs_reactor::Driver;
 use dbs_server::frontend::{Listen, Listener};
 use longhorn_data::{
-    Access, Active, ActiveEvents, DataClient, DataOptions, DataServer, DataService, Durability,
-    Gate, Revision, Target,
+    Access, Active, ActiveEvents, DataOptions, DataServer, DataService, Durability, Gate, Revision,
+    Target,
 };
+use longhorn_testing::DataClient;
 use longhorn_wire::frame::{HEADER_BYTES, Header, Type};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -3,7 +3,7 @@
 use crate::load::{Load, Report};
 use crate::support::{Place, Process, Rpc, eventually};
 use dbs_server::frontend::Listen;
-use longhorn_data::DataClient;
+use longhorn_testing::DataClient;
 use nix::sys::signal::Signal;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

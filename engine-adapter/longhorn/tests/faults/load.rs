@@ -4,7 +4,7 @@
 use crate::lab::SIZE;
 use crate::support::{BLOCK, block, eventually, version_of};
 use dbs_server::frontend::Listen;
-use longhorn_data::{ClientError, DataClient};
+use longhorn_testing::{ClientError, DataClient};
 use longhorn_wire::frame::Type;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,7 +3,7 @@
 use crate::PROGRAM;
 use crate::support::*;
 use dbs_server::frontend::Listen;
-use longhorn_data::DataClient;
+use longhorn_testing::DataClient;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;

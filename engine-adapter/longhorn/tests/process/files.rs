@@ -3,7 +3,7 @@
 use crate::controller::{TEXT_SIZE, check, client, modes, replica, run, write};
 use crate::limits::Disk;
 use crate::support::*;
-use longhorn_data::{ClientError, DataClient};
+use longhorn_testing::{ClientError, DataClient};
 use longhorn_wire::frame::Type;
 use longhorn_wire::proto::controller::controller_service_client::ControllerServiceClient;
 use longhorn_wire::proto::controller::*;

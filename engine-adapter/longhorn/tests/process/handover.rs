@@ -2,7 +2,7 @@
 //! lost, whoever of the two is killed when.
 
 use crate::support::*;
-use longhorn_data::DataClient;
+use longhorn_testing::DataClient;
 use std::time::{Duration, Instant};
 
 const BLOCKS: u64 = 256;

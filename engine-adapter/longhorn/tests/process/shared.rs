@@ -9,7 +9,7 @@ use dbs_server::frontend::Listen;
 use dbs_server::remote::RemoteStore;
 use dbs_server::serve::{ServeOptions, Serving};
 use dbs_server::transfer::StoreAccess;
-use longhorn_data::DataClient;
+use longhorn_testing::DataClient;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use std::fs;

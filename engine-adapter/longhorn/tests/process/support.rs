@@ -4,7 +4,7 @@
 
 use dbs_server::control::{Client, socket_path, store_key};
 use dbs_server::frontend::Listen;
-use longhorn_data::DataClient;
+use longhorn_testing::DataClient;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::*;
 use nix::sys::signal::{Signal, kill};

@@ -7,7 +7,7 @@ use crate::controller::{
 use crate::support::*;
 use dbs_server::frontend::Socket;
 use dbs_server::frontend::tls::{CA_CERT, CLIENT, SERVER, TlsClient, TlsSocket, TlsStream};
-use longhorn_data::DataClient;
+use longhorn_testing::DataClient;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

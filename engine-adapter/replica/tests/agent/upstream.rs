@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use dbs_server::frontend::Listen;
-use longhorn_data::DataClient;
+use longhorn_testing::DataClient;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::*;
 use std::net::TcpListener;

@@ -3,7 +3,8 @@
 
 use crate::support::*;
 use dbs_server::frontend::Listener;
-use longhorn_data::{ClientError, DataClient, DataOptions, DataServer, DataService};
+use longhorn_data::{DataOptions, DataServer, DataService};
+use longhorn_testing::{ClientError, DataClient};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,10 +1,10 @@
 //! The frontend `null`: requests made where they are carried out, to measure what is behind.
 
-use crate::path::Path;
 use dbs_reactor::Io;
 use dbs_server::bench::Histogram;
 use dbs_server::frontend::{Action, Carrier, Carry, Front, Outcome};
-use longhorn_data::load::{Draw, LoadReport};
+use longhorn_controller::path::Path;
+use longhorn_testing::load::{Draw, LoadReport};
 use longhorn_wire::frame::PAYLOAD_MAX_BYTES;
 use std::any::Any;
 use std::io;
@@ -133,7 +133,7 @@ impl Front for Generator {
         let now = Instant::now();
         if !self.stopping && now.saturating_duration_since(self.start) < self.load.duration {
             while let Some(number) = self.free.pop() {
-                let (write, offset) = self.draw.next();
+                let (write, offset) = self.draw.request();
                 let length = self.load.length;
                 // Whatever is in it.
                 let payload = write.then(|| io.buffers().take(length as usize));

@@ -141,7 +141,7 @@ impl Draw {
     }
 
     /// Whether to write, and where.
-    pub fn next(&mut self) -> (bool, u64) {
+    pub fn request(&mut self) -> (bool, u64) {
         let write = self.random() % 100 < u64::from(self.write_percent);
         let block = if self.sequential { self.next } else { self.random() % self.blocks };
         self.next = (self.next + 1) % self.blocks;
@@ -198,7 +198,7 @@ impl Generator {
 
     /// Adds a request to what is sent next.
     fn request(&mut self, io: &Io, number: u32, now: Instant) {
-        let (write, offset) = self.draw.next();
+        let (write, offset) = self.draw.request();
         let (length, offset) = (self.load.length, offset as i64);
         let connections = self.peers.len();
         let peer = &mut self.peers[number as usize % connections];
