@@ -23,8 +23,15 @@ struct State {
     left_out: u64,
 }
 
+impl Default for LogLimit {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl LogLimit {
     /// Nothing has been logged so far.
+    #[must_use]
     pub const fn new() -> Self {
         Self(Mutex::new(State { allowed: BURST, since: None, left_out: 0 }))
     }
