@@ -10,6 +10,7 @@
 //! sent may still lie in a socket, or be on its way, when the next controller opens the replica, and
 //! must not be carried out for that one. Controllers connect before they open, so an open ends none.
 
+use super::events::ActiveEvents;
 use super::plain::PlainFile;
 use super::stats::{Counters, DataStats};
 use dbs_core::{Error, Store, Volume};
@@ -71,33 +72,6 @@ pub trait Wake: Send + Sync {
     /// # Errors
     /// The text that requests which waited for it are answered with. A later request tries again.
     fn wake(&self) -> Result<(), String>;
-}
-
-/// What the data connections tell the replica that they work for, and ask of it. All methods are
-/// called on workers and may block; none may wait for a lock under which [`Gate::set`] is called,
-/// as that waits for them.
-pub trait ActiveEvents: Send + Sync {
-    /// The first write or unmap has come and will not be acknowledged before this returns.
-    fn first_change(&self);
-
-    /// Unmaps the whole 4 KiB blocks inside the range, which lies inside the volume.
-    /// Returns the bytes freed.
-    ///
-    /// # Errors
-    /// Those of the store.
-    fn unmap(&self, offset: u64, length: u64) -> Result<u64, Error>;
-
-    /// Makes everything acknowledged so far durable, the revision counter with it.
-    ///
-    /// # Errors
-    /// Those of the store.
-    fn commit(&self) -> Result<(), Error>;
-
-    /// What a ping is to say of the replica: a poisoned store, a directory that is gone.
-    ///
-    /// # Errors
-    /// The text the ping is answered with.
-    fn healthy(&self) -> Result<(), String>;
 }
 
 /// A count of changes that survives the process.

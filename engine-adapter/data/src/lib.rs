@@ -16,6 +16,7 @@
 //!
 //! Enter at [`DataServer`].
 
+mod events;
 pub mod gate;
 mod later;
 pub mod plain;
@@ -29,9 +30,8 @@ pub mod stats;
 mod ticket;
 pub mod work;
 
-pub use gate::{
-    Access, Active, ActiveEvents, COMMIT_BYTES, Durability, Gate, Revision, Target, Wake,
-};
+pub use events::ActiveEvents;
+pub use gate::{Access, Active, COMMIT_BYTES, Durability, Gate, Revision, Target, Wake};
 pub use server::{DataServer, DataService};
 pub use shared::DataOptions;
 pub use stats::{DataStats, Kind, LATENCY_BOUNDS};

@@ -4,7 +4,7 @@
 //! who interferes is looked for, so that the file is not believed: it was removed or replaced, or is
 //! shorter than the volume.
 
-use super::gate::ActiveEvents;
+use super::events::ActiveEvents;
 use dbs_core::{Error, ErrorKind, Result};
 use nix::libc;
 use std::fs::{self, File, Metadata, TryLockError};
