@@ -171,6 +171,7 @@ fn files_come_and_go_as_upstreams_do() {
     assert_eq!(modes(&engine), ["RW", "RW"]);
     let (_server, tcp) = replica(&place, "tcp");
     assert_eq!(service.create(&tcp).unwrap(), ReplicaMode::Wo, "a server beside files");
+    drop(service);
     engine.stop();
 }
 
@@ -192,6 +193,8 @@ fn without_the_flag_no_file_is_touched() {
     }
     let other = service.create("nvme://x").unwrap_err();
     assert!(other.message().contains("failed to find factory for nvme://x"), "{other}");
+    // Its connection would be waited for.
+    drop(service);
     engine.stop();
     assert!(!missing.exists() && fs::read(&paths[0]).unwrap() == vec![0; SIZE as usize]);
     // Nor servers, where only files were asked for.
@@ -246,6 +249,7 @@ fn what_is_no_plain_file_is_refused() {
     twice(&Service::of(&other));
     run(&engine, &["rm-replica", &address("link")]);
     assert_eq!(Service::of(&other).create(&good).unwrap(), ReplicaMode::Wo);
+    drop(service);
     other.stop();
     engine.stop();
 }
