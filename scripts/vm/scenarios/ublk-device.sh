@@ -28,18 +28,19 @@ verified raw --filename="$device" --size=8m --rw=randwrite --bsrange=512-64k --b
 verified raw --filename="$device" --offset=16m --size=16m --rw=write --bs=1m --ioengine=libaio --iodepth=4 --direct=1 --sync=dsync
 ok "writes of 512 bytes to 1 MiB, 32 at a time, with FUA"
 
-# synced TEXT CONV OFLAG: a write of that kind sends a flush to the store's disk before it is answered.
-synced() {
-    local flushes=/sys/block/${DBS_STORE##*/}/stat before
-    before=$(awk '{ print $16 }' "$flushes")
-    dd if=/dev/zero of="$device" bs=4k count=1 seek=20000 conv=notrunc,"$2" oflag="$3" 2>/dev/null
-    [ "$(awk '{ print $16 }' "$flushes")" -gt "$before" ] || fail "$1: no flush reached the store's disk"
+# flushed TEXT COMMAND...: it sends a flush to the store's disk before it has ended.
+flushed() {
+    local before text=$1
+    before=$(awk '{ print $16 }' "/sys/block/${DBS_STORE##*/}/stat")
+    shift
+    "$@" >"$work/flushed.log" 2>&1
+    [ "$(awk '{ print $16 }' "/sys/block/${DBS_STORE##*/}/stat")" -gt "$before" ] || fail "$text: no flush reached the store's disk"
 }
 is "/sys/block/${DBS_STORE##*/}/queue/write_cache" "write back"
 for place in allocating "in place"; do
-    synced "a flush, $place" fsync direct
+    flushed "a flush, $place" dd if=/dev/zero of="$device" bs=4k count=1 seek=20000 oflag=direct conv=notrunc,fsync
 done
-synced "FUA" notrunc direct,dsync
+flushed "FUA" fio --name=fua --filename="$device" --offset=80m --size=4k --rw=write --bs=4k --direct=1 --ioengine=psync --sync=dsync
 ok "flush and FUA reach the disk of the store"
 
 random_file "$work/a" 4
