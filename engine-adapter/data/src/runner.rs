@@ -5,7 +5,7 @@
 //! message. Who asks, over which way, and how it is told the outcome is not of interest: `T` says whose
 //! a request is, for servers of data connections and for controllers with a replica in their process.
 
-use super::gate::{Gate, Target};
+use super::gate::{Active, Gate, Target};
 use super::request::{Op, Request, error_text};
 use super::slot::{Opened, Parked, Seen, Slots};
 use super::stats::{self, Counters};
@@ -13,8 +13,8 @@ use super::ticket::Ticket;
 use super::work::{self, Outcome};
 use dbs_core::Error;
 use dbs_core::volume::Finish;
-use dbs_reactor::{Buf, Io, Payload};
-use dbs_server::frontend::{Direct, Ended as Moved, Plan, Pool};
+use dbs_reactor::{Buf, Buffers, Io, Payload};
+use dbs_server::frontend::{Direct, Ended as Moved, Plan, Pool, Work};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -219,14 +219,9 @@ impl<T: Send + 'static> Runner<T> {
         let Some(slot) = self.slots.slot_of(ticket.opened) else { return };
         let (active, tell) = (Arc::clone(&opened.active), Arc::clone(&self.tell));
         let buffers = io.buffers().clone();
-        slot.pool.submit_once(slot.id, move || {
-            let payload = payload;
-            let bytes = payload.as_deref().unwrap_or_default();
-            let outcome = work::execute(&active, &ticket.request, bytes, &buffers);
-            // Whoever waits for the end of the request finds nothing of it left.
-            drop((active, payload));
-            tell(Told::Worked(ticket, outcome));
-        });
+        let progress = work::Progress::default();
+        let job = Some(Job { active, tell, buffers, progress, payload, ticket });
+        slot.pool.submit(slot.id, Waiting(job));
     }
 
     fn worked(&mut self, io: &mut Io, ticket: Ticket<T>, outcome: Outcome) {
@@ -338,6 +333,36 @@ impl<T: Send + 'static> Runner<T> {
                 self.settle_later(number);
             }
         }
+    }
+}
+
+/// A request that a worker carries out.
+struct Job<T> {
+    active: Arc<Active>,
+    tell: Arc<dyn Fn(Told<T>) + Send + Sync>,
+    buffers: Buffers,
+    progress: work::Progress,
+    payload: Option<Payload>,
+    ticket: Ticket<T>,
+}
+
+/// The same, until it has ended.
+struct Waiting<T>(Option<Job<T>>);
+
+impl<T: Send> Work for Waiting<T> {
+    fn step(&mut self) -> bool {
+        let Some(job) = &mut self.0 else { return false };
+        let bytes = job.payload.as_deref().unwrap_or_default();
+        let (request, progress) = (&job.ticket.request, &mut job.progress);
+        let Some(outcome) = work::step(&job.active, request, progress, bytes, &job.buffers) else {
+            return true;
+        };
+        if let Some(Job { active, payload, tell, ticket, .. }) = self.0.take() {
+            // Whoever waits for the end of the request finds nothing of it left.
+            drop((active, payload));
+            tell(Told::Worked(ticket, outcome));
+        }
+        false
     }
 }
 
