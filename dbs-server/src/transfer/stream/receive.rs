@@ -214,7 +214,7 @@ impl Target<'_> {
             return Ok(false);
         };
         let branches = || marker.is_none() && self.holds_nothing(info, snapshots);
-        if !place.force && !(place.in_sequence && branches()) {
+        if !(place.force || place.in_sequence && branches()) {
             return Ok(false);
         }
         if info.open {
