@@ -21,12 +21,12 @@ pub struct ReceiveOptions<'a> {
     pub single: bool,
 }
 
-/// Receives a stream, or all streams of a sequence; see [`receive`](super::receive) for one of them. Of a
+/// Receives a stream, or all streams of a sequence; see [`receive`](super::receive()) for one of them. Of a
 /// sequence, snapshots that are there already are passed over: one that failed half way is sent and
 /// received again as a whole. `began` is told of each stream as it begins.
 ///
 /// # Errors
-/// As [`receive`](super::receive); `Invalid` for a sequence that is not wanted.
+/// As [`receive`](super::receive()); `Invalid` for a sequence that is not wanted.
 pub fn receive_all(
     store: &dyn StoreAccess,
     options: &ReceiveOptions<'_>,
