@@ -134,7 +134,7 @@ EDITS = [
     ("flatten-keeps-its-extent", "meta/flatten.rs", "            self.unallocate(plan.layer, plan.logical);\n", "",
      [suite("full::"), suite()]),
     ("reclaim-what-a-merge-copies", "meta/merge.rs", "self.snapshot(id).children.is_empty() && !self.in_use.contains(&id)",
-     "self.snapshot(id).children.is_empty()", [suite("full::"), suite(), sim(), tests("dbs-sim", "interleave")]),
+     "self.snapshot(id).children.is_empty()", [unit("what_a_merge_works_on")]),
     ("tail-that-is-gone", "meta/tail.rs", "if !self.memory.is_kept() && !sabotage::is(Bug::TrustLostTail) {",
      "if false {", [suite("durability::"), suite()]),
     ("tail-forgets-the-group-being-written", "meta/tail.rs", "        self.group += 1;\n        self.used = 0;",

@@ -323,19 +323,17 @@ fn batches(copies: &[Copy]) -> impl Iterator<Item = &[Copy]> {
 mod tests {
     use super::*;
     use crate::store::{InitOptions, OpenOptions, SnapshotOptions};
+    use crate::volume::Volume;
+    use std::path::Path;
 
     const BLOCK: usize = crate::units::BLOCK_BYTES as usize;
 
-    /// While it waits for blocks of the head, the head becomes a snapshot, which a rebuild writes to
-    /// under another lock.
-    #[test]
-    fn nothing_is_merged_into_what_became_a_snapshot_meanwhile() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
+    /// A store with a volume `v`, on a deleted snapshot that is to be merged into its head.
+    fn with_a_merge(path: &Path) -> (Store, Volume) {
         let (size, extent_size) = (Some(64 << 20), 64 << 10);
         let init = InitOptions { size, extent_size, checksums: false, ..InitOptions::default() };
-        Store::init(&path, &init).unwrap();
-        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        Store::init(path, &init).unwrap();
+        let store = Store::open(path, &OpenOptions::default()).unwrap();
         store.create_volume("v", 1 << 20).unwrap();
         store.set_rebuilding("v", true).unwrap();
         let volume = store.volume("v").unwrap();
@@ -343,6 +341,37 @@ mod tests {
         store.create_snapshot("v", "gone", &SnapshotOptions::default()).unwrap();
         volume.write_at(0, &[2; BLOCK], false).unwrap();
         store.delete_snapshot("v", "gone").unwrap();
+        (store, volume)
+    }
+
+    /// The volume is deleted amid the merge, and a writer finds the store full.
+    #[test]
+    fn what_a_merge_works_on_is_not_reclaimed_for_a_writer() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, volume) = with_a_merge(&directory.path().join("store"));
+        drop(volume);
+        let Work::Merge(merge) = store.inner.step(|meta| meta.next_work(64)).unwrap().0 else {
+            panic!("nothing to merge")
+        };
+        let plans = store.inner.meta().plan_merges(&merge);
+        assert!(!plans.is_empty());
+        store.delete_volume("v").unwrap();
+        assert!(!store.inner.meta().reclaim_leaves(64));
+        // It could not copy.
+        store.inner.meta().end_use();
+        while store.work(64).unwrap().done > 0 {}
+        store.flush().unwrap();
+        let info = store.info();
+        assert_eq!((info.snapshots, info.extents_free), (0, info.extents_total));
+        assert!(store.check().unwrap().findings.is_empty());
+    }
+
+    /// While it waits for blocks of the head, the head becomes a snapshot, which a rebuild writes to
+    /// under another lock.
+    #[test]
+    fn nothing_is_merged_into_what_became_a_snapshot_meanwhile() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _volume) = with_a_merge(&directory.path().join("store"));
         let Work::Merge(merge) = store.inner.step(|meta| meta.next_work(64)).unwrap().0 else {
             panic!("nothing to merge")
         };
