@@ -128,7 +128,9 @@ pub(crate) fn put_back(disk: &Disk, saved: &File, before: &Disk) {
     if disk.is_same(before) {
         return;
     }
-    let same = |now: &[u8], then: &[u8]| now == then || [now, then].iter().all(|b| b[..4] == PAGE);
+    // One that was never written is begun too, if the first page of its group is damaged.
+    let begun = |then: &[u8]| then[..4] == PAGE || then.iter().all(|byte| *byte == 0);
+    let same = |now: &[u8], then: &[u8]| now == then || (now[..4] == PAGE && begun(then));
     let (now, then) = (disk.bytes(), before.bytes());
     let mut blocks = now.chunks(BLOCK).zip(then.chunks(BLOCK));
     let all = now.len() == then.len() && blocks.all(|(now, then)| same(now, then));
