@@ -297,8 +297,10 @@ def check_report(members: Mapping[str, Any]) -> CheckReport:
     """A report of its JSON."""
     findings = [Finding._of(finding) for finding in members["findings"]]
     counts = ("blocks_checked", "extents_checked", "volumes_checked", "snapshots_checked")
-    opened = members.get("checksums_open", 0)
-    return CheckReport(findings, *(members[count] for count in counts), opened)
+    values = [members[count] for count in counts]
+    # Servers of before have none.
+    values.append(members.get("checksums_open", 0))
+    return CheckReport(findings, *values)
 
 
 def scrub_report(members: Mapping[str, Any]) -> ScrubReport:
