@@ -8,6 +8,8 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -30,12 +32,29 @@ enum Event {
     Sync,
 }
 
-#[derive(Default)]
 struct State {
-    bytes: Vec<u8>,
+    /// What the disk holds now: sparse, as a store may be larger than memory.
+    content: File,
     log: Vec<Event>,
     /// Syncs are answered and not done.
     lies: bool,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { content: tempfile::tempfile().unwrap(), log: Vec::new(), lies: false }
+    }
+}
+
+impl State {
+    fn size(&self) -> usize {
+        self.content.metadata().unwrap().len() as usize
+    }
+
+    fn resize(&mut self, size: usize) {
+        self.content.set_len(size as u64).unwrap();
+        self.log.push(Event::Size(size));
+    }
 }
 
 /// The disk. Cloning gives another handle.
@@ -108,7 +127,7 @@ impl Disk {
     }
 
     fn attributes(&self) -> FileAttr {
-        let size = self.state.lock().unwrap().bytes.len() as u64;
+        let size = self.state.lock().unwrap().size() as u64;
         attributes(FILE, size, FileType::RegularFile)
     }
 }
@@ -168,9 +187,7 @@ impl Filesystem for Disk {
         reply: ReplyAttr,
     ) {
         if let Some(size) = size {
-            let mut state = self.state.lock().unwrap();
-            state.bytes.resize(size as usize, 0);
-            state.log.push(Event::Size(size as usize));
+            self.state.lock().unwrap().resize(size as usize);
         }
         reply.attr(&TTL, &self.attributes());
     }
@@ -192,9 +209,10 @@ impl Filesystem for Disk {
         reply: ReplyData,
     ) {
         let state = self.state.lock().unwrap();
-        let start = (offset as usize).min(state.bytes.len());
-        let end = (start + size as usize).min(state.bytes.len());
-        reply.data(&state.bytes[start..end]);
+        let behind = (state.size() as u64).saturating_sub(offset);
+        let mut content = vec![0; u64::from(size).min(behind) as usize];
+        state.content.read_exact_at(&mut content, offset).unwrap();
+        reply.data(&content);
     }
 
     fn write(
@@ -210,12 +228,12 @@ impl Filesystem for Disk {
         reply: ReplyWrite,
     ) {
         let mut state = self.state.lock().unwrap();
-        let (offset, end) = (offset as usize, offset as usize + data.len());
-        if end > state.bytes.len() {
-            state.bytes.resize(end, 0);
-            state.log.push(Event::Size(end));
+        let end = offset as usize + data.len();
+        if end > state.size() {
+            state.resize(end);
         }
-        state.bytes[offset..end].copy_from_slice(data);
+        state.content.write_all_at(data, offset).unwrap();
+        let offset = offset as usize;
         state.log.push(Event::Write { offset, data: data.to_vec() });
         reply.written(data.len() as u32);
     }
@@ -241,14 +259,14 @@ impl Filesystem for Disk {
         let mut state = self.state.lock().unwrap();
         let (offset, length) = (offset as usize, length as usize);
         if mode & FALLOC_PUNCH_HOLE != 0 {
-            let end = (offset + length).min(state.bytes.len());
-            if offset < end {
-                state.bytes[offset..end].fill(0);
+            let end = (offset + length).min(state.size());
+            let zeros = [0; BLOCK];
+            for at in (offset..end).step_by(BLOCK) {
+                state.content.write_all_at(&zeros[..BLOCK.min(end - at)], at as u64).unwrap();
             }
             state.log.push(Event::Punch { offset, length });
-        } else if mode & FALLOC_KEEP_SIZE == 0 && offset + length > state.bytes.len() {
-            state.bytes.resize(offset + length, 0);
-            state.log.push(Event::Size(offset + length));
+        } else if mode & FALLOC_KEEP_SIZE == 0 && offset + length > state.size() {
+            state.resize(offset + length);
         }
         reply.ok();
     }
