@@ -5,7 +5,7 @@
 
 use super::parts::{Call, CallError, Called, done};
 use dbs_core::{Error, Result};
-use longhorn_data::plain::{self, PlainFile};
+use longhorn_data::plain::{self, HANDOVER, PlainFile};
 use longhorn_data::{Access, Active, Gate, Target};
 use longhorn_wire::control::expansion::{ExpandCode, ExpandError};
 use longhorn_wire::proto::ptypes;
@@ -14,6 +14,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// How their addresses begin.
 const FILE: &str = "file";
@@ -171,7 +172,8 @@ impl FileReplica {
                 if open.is_some() {
                     return Err(Error::busy("it is open already").into());
                 }
-                let file = Arc::new(PlainFile::open(&self.path, upgrade)?);
+                let handover = if upgrade { HANDOVER } else { Duration::ZERO };
+                let file = Arc::new(PlainFile::open(&self.path, handover)?);
                 let events = Arc::clone(&file);
                 let active = Active::new(Target::File(Arc::clone(&file)), events);
                 self.gate.set(Access::Open(Arc::new(active)));

@@ -70,8 +70,8 @@ impl Controller {
     /// with the size of a sector.
     fn open_new(&self, member: &Member, size: u64) -> Result<(u64, u64)> {
         let target = &member.target;
-        let upgrade = self.options.policy.upgrade;
-        let call = Call::Open { upgrade, expected_size: size };
+        // Only those of a start may be with an older controller.
+        let call = Call::Open { upgrade: false, expected_size: size };
         self.call(target, call).map_err(|error| super::failed(target, &error))?;
         let info = self.call(target, Call::Get).map_err(|error| super::failed(target, &error))?;
         let its: u64 = info.size.parse().map_err(|_| {

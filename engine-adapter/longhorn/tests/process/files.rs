@@ -254,6 +254,70 @@ fn what_is_no_plain_file_is_refused() {
     engine.stop();
 }
 
+/// With `--upgrade` the older controller may have the file a little longer. Nobody else may, and no other file.
+#[test]
+fn a_takeover_shares_a_file_with_the_older_controller_alone() {
+    let place = Place::new();
+    let (paths, [a, b]) = files(&place, ["a", "b"]);
+    let link = place.path().join("link");
+    symlink(&paths[0], &link).unwrap();
+    let link = format!("file://{}", link.display());
+    let mut old = over(&place, &[&a]);
+    let upgrade = ["--upgrade", "--frontend", "socket", "--enable-backend", "file"];
+    let twice = [&upgrade[..], &["--replica", &a, "--replica", &link]].concat();
+    let mut new = controller(&place, &twice).ready();
+    // One file is not two replicas.
+    let is_one = |modes: &[String]| modes.iter().filter(|mode| *mode == "RW").count() == 1;
+    assert!(is_one(&modes(&new)), "{:?}", modes(&new));
+    assert!(new.log().contains("is in use by another replica of this process"), "{}", new.log());
+    // A file that is added later is taken over from nobody.
+    let mut other = controller(&place, &["--enable-backend", "file"]).ready();
+    let others = Service::of(&other);
+    assert_eq!(others.create(&b).unwrap(), ReplicaMode::Wo);
+    let service = Service::of(&new);
+    let refused = service.create(&b).unwrap_err();
+    assert!(refused.message().contains("is in use by another backend"), "{refused}");
+    let data = client(&place);
+    write(&data, 1);
+    old.kill();
+    // The lock is the newer one's with the next I/O.
+    write(&data, 2);
+    check(&data, 2);
+    run(&other, &["rm-replica", &b]);
+    let refused = others.create(&a).unwrap_err();
+    assert!(refused.message().contains("is in use by another backend"), "{refused}");
+    drop((data, service, others));
+    other.stop();
+    new.stop();
+}
+
+/// Reads go to one or the other.
+#[test]
+fn a_file_and_a_server_agree_on_what_was_discarded() {
+    let place = Place::new();
+    let (_, [file]) = files(&place, ["a"]);
+    let (_server, tcp) = replica(&place, "r");
+    let backends = ["--enable-backend", "tcp", "--enable-backend", "file"];
+    let mut engine = controller(&place, &backends).ready();
+    let service = Service::of(&engine);
+    for address in [&file, &tcp] {
+        service.create(address).unwrap();
+        assert_eq!(service.update(address, ReplicaMode::Rw), ReplicaMode::Rw);
+    }
+    drop(service);
+    run(&engine, &["frontend", "start", "socket"]);
+    let data = client(&place);
+    write(&data, 1);
+    let length = 8 * BLOCK as u32;
+    data.unmap(0, length).unwrap();
+    for _ in 0..8 {
+        assert!(data.read(0, length).unwrap().iter().all(|byte| *byte == 0));
+    }
+    let behind = data.read(length.into(), BLOCK as u32).unwrap();
+    assert_eq!(version_of(&behind, 8), Some(1));
+    engine.stop();
+}
+
 #[test]
 fn a_file_that_goes_wrong_is_given_up() {
     let place = Place::new();
