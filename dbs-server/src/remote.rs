@@ -177,6 +177,15 @@ impl StoreAccess for RemoteStore {
         self.get(&Request::SnapshotList { volume: volume.to_owned(), usage: false })
     }
 
+    fn snapshot_info(&self, volume: &str, snapshot: &str) -> Result<SnapshotInfo> {
+        let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
+        self.get(&Request::SnapshotShow { volume, snapshot, usage: false })
+    }
+
+    fn children(&self, volume: &str) -> Result<Vec<String>> {
+        self.get(&Request::VolumeChildren { volume: volume.to_owned(), snapshot: None })
+    }
+
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
         self.run(&Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true })
     }
@@ -220,12 +229,7 @@ impl StoreAccess for RemoteStore {
 
     fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
         let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
-        let show = Request::SnapshotShow {
-            volume: volume.clone(),
-            snapshot: snapshot.clone(),
-            usage: false,
-        };
-        let old: SnapshotInfo = self.get(&show)?;
+        let old = self.snapshot_info(&volume, &snapshot)?;
         let remove = old.labels.into_keys().filter(|key| !labels.contains_key(key)).collect();
         self.run(&Request::SnapshotLabel { volume, snapshot, set: labels.clone(), remove })?;
         self.run(&Request::Flush)

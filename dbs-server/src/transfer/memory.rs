@@ -120,11 +120,15 @@ struct MemoryVolume {
     rebuilding: bool,
 }
 
+/// What others do while something is looked at.
+type Meanwhile = Box<dyn FnMut(&MemoryStore) + Send>;
+
 /// The store.
 #[derive(Default)]
 pub(super) struct MemoryStore {
     volumes: Mutex<BTreeMap<String, MemoryVolume>>,
     uuids: Mutex<u64>,
+    meanwhile: Mutex<Option<Meanwhile>>,
 }
 
 impl MemoryStore {
@@ -140,6 +144,17 @@ impl MemoryStore {
 
     pub(super) fn delete_volume(&self, volume: &str) {
         self.volumes.lock().unwrap().remove(volume).unwrap();
+    }
+
+    /// Has this done right before and right after each difference that is asked for.
+    pub(super) fn meanwhile(&self, others: impl FnMut(&Self) + Send + 'static) {
+        *self.meanwhile.lock().unwrap() = Some(Box::new(others));
+    }
+
+    fn others(&self) {
+        if let Some(others) = &mut *self.meanwhile.lock().unwrap() {
+            others(self);
+        }
     }
 
     pub(super) fn memory(&self, spec: &str) -> Memory {
@@ -192,6 +207,18 @@ impl StoreAccess for MemoryStore {
 
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>> {
         self.with(volume, |v| Ok(v.snapshots.iter().map(|s| s.0.clone()).collect()))
+    }
+
+    fn snapshot_info(&self, volume: &str, snapshot: &str) -> Result<SnapshotInfo> {
+        let found = self.snapshots(volume)?.into_iter().find(|s| s.name == snapshot);
+        found.ok_or_else(|| Error::not_found(snapshot))
+    }
+
+    fn children(&self, volume: &str) -> Result<Vec<String>> {
+        let own = format!("{volume}@");
+        let of_own = |info: &VolumeInfo| info.origin.as_ref().is_some_and(|o| o.starts_with(&own));
+        let all = self.volumes()?.into_iter();
+        Ok(all.filter(of_own).map(|info| info.name).collect())
     }
 
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
@@ -296,6 +323,7 @@ impl StoreAccess for MemoryStore {
         offset: u64,
         length: u64,
     ) -> Result<Vec<MapRange>> {
+        self.others();
         let to = to.map_or_else(|| volume.to_owned(), |to| format!("{volume}@{to}"));
         let to = self.find(&to)?.content().clone();
         let from = match from {
@@ -312,6 +340,7 @@ impl StoreAccess for MemoryStore {
                 push(&mut ranges, at, end as u64, to.states[at as usize / BLOCK]);
             }
         }
+        self.others();
         Ok(ranges)
     }
 

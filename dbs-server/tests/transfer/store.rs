@@ -4,7 +4,7 @@ use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, v1};
 use dbs_server::transfer::{
-    Received, SendOptions, export_path, export_stream, import_file, pending, receive, send,
+    Received, SendOptions, export_path, export_stream, import_file, pending, plan, receive, send,
 };
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -133,6 +133,58 @@ fn changed_heads_are_refused_and_rolled_back() {
     target.rollback("v", "a").unwrap();
     take(&target, &change).unwrap();
     assert!(content(&source, "v@b") == content(&target, "v@b"));
+}
+
+#[test]
+fn a_base_stays_until_its_difference_is_sent() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = source(directory.path());
+    let options = SendOptions {
+        volume: "v".into(),
+        snapshot: "b".into(),
+        base: Some("a".into()),
+        ..SendOptions::default()
+    };
+    let mut refusals = Vec::new();
+    let mut progress = |_, _| {
+        let deleted = ["a", "b"].map(|name| source.delete_snapshot("v", name));
+        refusals.push(deleted.map(|deleted| deleted.err().map(|error| error.kind())));
+        true
+    };
+    send(&source, &options, Vec::new(), &mut progress).unwrap();
+    assert!(!refusals.is_empty());
+    assert!(refusals.iter().flatten().all(|kind| *kind == Some(ErrorKind::Busy)), "{refusals:?}");
+    source.delete_snapshot("v", "a").unwrap();
+}
+
+#[test]
+fn a_clone_of_a_deleted_snapshot_is_not_left_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = source(directory.path());
+    store.clone_volume("v", "b", "k").unwrap();
+    store.create_snapshot("k", "x", &SnapshotOptions::default()).unwrap();
+    // One of another volume, whose origin is gone as well, is none of this one's business.
+    store.create_volume("other", MIB).unwrap();
+    store.create_snapshot("other", "a", &SnapshotOptions::default()).unwrap();
+    store.clone_volume("other", "a", "others").unwrap();
+    store.clone_volume("other", "a", "more").unwrap();
+    store.delete_volume("other").unwrap();
+    let volumes = |plan: Vec<SendOptions>| {
+        plan.into_iter()
+            .map(|step| format!("{}@{}", step.volume, step.snapshot))
+            .collect::<Vec<_>>()
+    };
+    let whole = volumes(plan(&store, "v").unwrap());
+    assert_eq!(whole, ["v@a", "v@b", "v@c", "k@x"]);
+    store.delete_snapshot("v", "b").unwrap();
+    assert_eq!(store.volume_info("k").unwrap().origin.as_deref(), Some("(hidden)"));
+    assert_eq!(store.volume_info("more").unwrap().origin.as_deref(), Some("(hidden)"));
+    let error = plan(&store, "v").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("dbs volume flatten k"), "{error}");
+    store.flatten("k", &mut always).unwrap();
+    assert_eq!(volumes(plan(&store, "v").unwrap()), ["v@a", "v@c"]);
+    assert_eq!(volumes(plan(&store, "k").unwrap()), ["k@x"]);
 }
 
 #[test]

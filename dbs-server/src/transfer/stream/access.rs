@@ -3,7 +3,7 @@
 use crate::transfer::BlockAccess;
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
-use dbs_core::{Result, Store};
+use dbs_core::{Error, Result, Store};
 
 /// A store, open in this process or served by another. Errors are those of the store or the
 /// connection.
@@ -15,6 +15,10 @@ pub trait StoreAccess: Sync {
     fn volumes(&self) -> Result<Vec<VolumeInfo>>;
     /// As [`Store::snapshots`]; the usage is not looked at.
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>>;
+    /// As [`Store::snapshot_info`]; the usage is not looked at.
+    fn snapshot_info(&self, volume: &str, snapshot: &str) -> Result<SnapshotInfo>;
+    /// As [`Store::children`], of all layers of the volume.
+    fn children(&self, volume: &str) -> Result<Vec<String>>;
     /// As [`Store::create_rebuilding`].
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()>;
     /// As [`Store::clone_rebuilding`].
@@ -57,6 +61,15 @@ impl StoreAccess for Store {
 
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>> {
         Store::snapshots(self, volume, false)
+    }
+
+    fn snapshot_info(&self, volume: &str, snapshot: &str) -> Result<SnapshotInfo> {
+        let found = self.observe(volume)?.snapshot(snapshot)?.snapshot_info()?;
+        found.ok_or_else(|| Error::not_found(format!("no snapshot `{volume}@{snapshot}`")))
+    }
+
+    fn children(&self, volume: &str) -> Result<Vec<String>> {
+        Store::children(self, volume, None)
     }
 
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {

@@ -29,3 +29,7 @@ const RECEIVED_LABEL: &str = "dbs.received-uuid";
 fn identity(snapshot: &SnapshotInfo) -> &str {
     snapshot.labels.get(RECEIVED_LABEL).unwrap_or(&snapshot.uuid)
 }
+
+fn spec_of(snapshot: &SnapshotInfo) -> String {
+    format!("{}@{}", snapshot.volume, snapshot.name)
+}

@@ -1,15 +1,19 @@
 //! Which streams carry a volume with all its snapshots, and the clones below it.
 
-use super::{MARKER, SendOptions, StoreAccess};
+use super::{MARKER, SendOptions, StoreAccess, spec_of};
 use dbs_core::info::{SnapshotInfo, VolumeInfo};
 use dbs_core::{Error, Result};
 use std::collections::HashSet;
+
+/// What stands for a snapshot that was deleted while something builds on it.
+const DELETED: &str = "(hidden)";
 
 /// The streams, in an order in which each base comes before what builds on it. Only snapshots can be
 /// sent: what was written to a head after its last one is not among them.
 ///
 /// # Errors
-/// `NotFound`; `Invalid` if the volume or a clone has no snapshot; `Busy` if one is incomplete; those of
+/// `NotFound`; `Invalid` if the volume or a clone has no snapshot, or a clone builds on one that was
+/// deleted; `Busy` if one is incomplete; those of
 /// the store.
 pub fn plan(store: &dyn StoreAccess, volume: &str) -> Result<Vec<SendOptions>> {
     let volumes = store.volumes()?;
@@ -19,6 +23,7 @@ pub fn plan(store: &dyn StoreAccess, volume: &str) -> Result<Vec<SendOptions>> {
     let mut waiting = vec![root];
     while let Some(volume) = waiting.pop() {
         plan.add(store, volume)?;
+        check_origins(store, volume, &volumes)?;
         let origin = format!("{}@", volume.name);
         let is_clone = |info: &&VolumeInfo| {
             info.origin.as_ref().is_some_and(|snapshot| snapshot.starts_with(&origin))
@@ -30,6 +35,26 @@ pub fn plan(store: &dyn StoreAccess, volume: &str) -> Result<Vec<SendOptions>> {
         others.iter_mut().for_each(|step| step.more = true);
     }
     Ok(plan.steps)
+}
+
+/// A clone whose origin was deleted would be missing from the sequence.
+fn check_origins(store: &dyn StoreAccess, of: &VolumeInfo, all: &[VolumeInfo]) -> Result<()> {
+    let children = store.children(&of.name)?;
+    let builds_on_it = |info: &VolumeInfo| {
+        let mut names = children.iter().map(|child| child.split('@').next().unwrap_or(child));
+        // A deleted layer of a clone has no name.
+        info.name != of.name && names.any(|name| name == info.name || name == DELETED)
+    };
+    let is_lost =
+        |info: &&VolumeInfo| info.origin.as_deref() == Some(DELETED) && builds_on_it(info);
+    match all.iter().find(is_lost) {
+        None => Ok(()),
+        Some(VolumeInfo { name, .. }) => Err(Error::invalid(format!(
+            "clone `{name}` builds on a deleted snapshot of `{}`, which cannot be sent: make the clone \
+             independent with `dbs volume flatten {name}`, and send it by itself",
+            of.name
+        ))),
+    }
 }
 
 struct Plan {
@@ -93,8 +118,4 @@ impl Plan {
         self.sent.insert(spec.clone());
         *last = Some(spec);
     }
-}
-
-fn spec_of(snapshot: &SnapshotInfo) -> String {
-    format!("{}@{}", snapshot.volume, snapshot.name)
 }

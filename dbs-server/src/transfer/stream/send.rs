@@ -2,13 +2,13 @@
 
 use super::header::{BaseSnapshot, ResumeToken, StreamHeader};
 use super::record::Encoder;
-use super::{RECEIVED_LABEL, StoreAccess, identity};
+use super::{RECEIVED_LABEL, StoreAccess, identity, spec_of};
 use crate::transfer::pipeline::pipeline;
 use crate::transfer::{
     BlockAccess, Copied, PIECE_BYTES, Piece, Progress, VolumeSource, read_part, report,
 };
 use dbs_core::info::{MapRange, SnapshotInfo};
-use dbs_core::{Error, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use std::io::{BufWriter, Write};
 
 /// Data after which a checkpoint is written: what a receiver has to be sent again at most.
@@ -35,7 +35,7 @@ pub struct SendOptions {
 /// Sends a snapshot. The same snapshot, base and token give the same bytes.
 ///
 /// # Errors
-/// `NotFound` for a snapshot; `Invalid` if the token belongs to another; `Interrupted`; those of
+/// `NotFound` for a snapshot, also if it or the base loses its name meanwhile; `Invalid` if the token belongs to another; `Interrupted`; those of
 /// the store and of the output.
 pub fn send(
     store: &dyn StoreAccess,
@@ -43,8 +43,11 @@ pub fn send(
     output: impl Write,
     progress: Progress<'_>,
 ) -> Result<Copied> {
-    let header = describe(store, options)?;
+    let (header, parts) = describe(store, options)?;
     let access = store.open(&format!("{}@{}", options.volume, options.snapshot))?;
+    // What is open is not deleted.
+    let _base = parts.get(1).map(|base| store.open(&spec_of(base))).transpose()?;
+    check_names(store, &parts)?;
     if access.size() != header.size {
         return Err(Error::corrupt(format!(
             "{} has {} bytes and not {}",
@@ -58,6 +61,7 @@ pub fn send(
         Some(base) => Source::Difference(Differences {
             store,
             options,
+            parts: &parts,
             base,
             access: &*access,
             at: header.start,
@@ -83,14 +87,24 @@ pub fn send(
     Ok(Copied { length: header.size, ..sender.copied })
 }
 
-fn describe(store: &dyn StoreAccess, options: &SendOptions) -> Result<StreamHeader> {
-    let snapshots = store.snapshots(&options.volume)?;
-    let snapshot = find(&snapshots, &options.volume, &options.snapshot)?;
-    let base = options.base.as_ref().map(|name| describe_base(store, options, &snapshots, name));
+/// What the stream says of itself, and what it is made of: the snapshot, and the base.
+fn describe(
+    store: &dyn StoreAccess,
+    options: &SendOptions,
+) -> Result<(StreamHeader, Vec<SnapshotInfo>)> {
+    let own = store.snapshots(&options.volume)?;
+    let snapshot = find(&own, &options.volume, &options.snapshot)?;
+    let base = options.base.as_ref().map(|base| match base.split_once('@') {
+        Some((volume, name)) if volume != options.volume => {
+            find(&store.snapshots(volume)?, volume, name)
+        }
+        Some((volume, name)) => find(&own, volume, name),
+        None => find(&own, &options.volume, base),
+    });
     let base = base.transpose()?;
     let start = match &options.resume {
         None => 0,
-        Some(token) if token.uuid == identity(snapshot) && token.offset <= snapshot.size => {
+        Some(token) if token.uuid == identity(&snapshot) && token.offset <= snapshot.size => {
             token.offset
         }
         Some(token) => {
@@ -98,52 +112,53 @@ fn describe(store: &dyn StoreAccess, options: &SendOptions) -> Result<StreamHead
                 "token {token} does not belong to {}@{}, whose tokens start with {}",
                 options.volume,
                 options.snapshot,
-                identity(snapshot)
+                identity(&snapshot)
             )));
         }
     };
     let mut labels = snapshot.labels.clone();
     labels.remove(RECEIVED_LABEL);
-    Ok(StreamHeader {
+    let header = StreamHeader {
         volume: options.volume.clone(),
         snapshot: snapshot.name.clone(),
-        uuid: identity(snapshot).to_owned(),
-        base,
+        uuid: identity(&snapshot).to_owned(),
+        base: base.as_ref().map(|base| BaseSnapshot {
+            snapshot: base.name.clone(),
+            uuid: identity(base).to_owned(),
+            volume: Some(base.volume.clone()).filter(|volume| *volume != options.volume),
+        }),
         size: snapshot.size,
         created_ns: snapshot.created_ns,
         user_created: snapshot.user_created,
         labels,
         start,
         more: options.more,
-    })
-}
-
-fn describe_base(
-    store: &dyn StoreAccess,
-    options: &SendOptions,
-    own: &[SnapshotInfo],
-    name: &str,
-) -> Result<BaseSnapshot> {
-    let describe = |base: &SnapshotInfo, volume| BaseSnapshot {
-        snapshot: base.name.clone(),
-        uuid: identity(base).to_owned(),
-        volume,
     };
-    match name.split_once('@') {
-        Some((volume, name)) if volume != options.volume => {
-            let base = store.snapshots(volume)?;
-            Ok(describe(find(&base, volume, name)?, Some(volume.to_owned())))
-        }
-        Some((volume, name)) => Ok(describe(find(own, volume, name)?, None)),
-        None => Ok(describe(find(own, &options.volume, name)?, None)),
-    }
+    Ok((header, std::iter::once(snapshot).chain(base).collect()))
 }
 
-fn find<'a>(snapshots: &'a [SnapshotInfo], volume: &str, name: &str) -> Result<&'a SnapshotInfo> {
-    snapshots
-        .iter()
-        .find(|snapshot| snapshot.name == name)
+fn find(snapshots: &[SnapshotInfo], volume: &str, name: &str) -> Result<SnapshotInfo> {
+    let found = snapshots.iter().find(|snapshot| snapshot.name == name);
+    found
+        .cloned()
         .ok_or_else(|| Error::not_found(format!("volume `{volume}` has no snapshot `{name}`")))
+}
+
+/// The store is asked by name: as long as the names mean the same snapshots, the answers are of those.
+fn check_names(store: &dyn StoreAccess, parts: &[SnapshotInfo]) -> Result<()> {
+    for part in parts {
+        match store.snapshot_info(&part.volume, &part.name) {
+            Ok(now) if now.uuid == part.uuid => {}
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {
+                return Err(Error::not_found(format!(
+                    "`{}` was deleted or renamed while it was needed for the stream: send again",
+                    spec_of(part)
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Turns pieces into records.
@@ -196,6 +211,7 @@ impl Source<'_> {
 struct Differences<'a> {
     store: &'a dyn StoreAccess,
     options: &'a SendOptions,
+    parts: &'a [SnapshotInfo],
     base: &'a str,
     access: &'a dyn BlockAccess,
     /// Up to where differences were asked for.
@@ -226,6 +242,8 @@ impl Differences<'_> {
         }
         let SendOptions { volume, snapshot, .. } = self.options;
         let found = self.store.diff(volume, Some(self.base), Some(snapshot), self.at, length)?;
+        // Before anything of it is sent: a receiver keeps what it got.
+        check_names(self.store, self.parts)?;
         let mut at = self.at;
         for range in &found {
             let end = range.offset.checked_add(range.length);

@@ -545,3 +545,27 @@ fn documented_example_is_what_is_written() {
     let (_, found) = Decoder::new(&bytes[..]).unwrap();
     assert_eq!(found, header);
 }
+
+#[test]
+fn a_base_that_is_replaced_ends_the_send() {
+    let source = small();
+    let mut done = false;
+    source.meanwhile(move |store| {
+        if !std::mem::replace(&mut done, true) {
+            store.delete_snapshot("v", "a").unwrap();
+            snapshot(store, "a");
+        }
+    });
+    let options = SendOptions {
+        volume: "v".into(),
+        snapshot: "c".into(),
+        base: Some("a".into()),
+        ..SendOptions::default()
+    };
+    let mut bytes = Vec::new();
+    let error = send(&source, &options, &mut bytes, &mut always).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains("`v@a` was deleted or renamed"), "{error}");
+    let (mut decoder, _) = Decoder::new(&bytes[..]).unwrap();
+    assert!(decoder.next(&mut Record::default()).is_err(), "nothing of a wrong difference is sent");
+}
