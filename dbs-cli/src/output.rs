@@ -96,7 +96,7 @@ pub fn time(ns: u64) -> String {
 }
 
 /// Text without anything that moves a terminal's cursor, or turns what stands beside it.
-fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if is_hidden(c) { '\u{fffd}' } else { c }).collect()
 }
 

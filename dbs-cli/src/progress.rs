@@ -1,5 +1,6 @@
 //! How far a long command is, on one line of the terminal, and the way to stop it.
 
+use crate::output::printable;
 use dbs_core::{Error, Result, format_size};
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -69,7 +70,8 @@ impl Meter {
     /// a terminal.
     pub fn new(label: &str, unit: Unit, wanted: Option<bool>, stop: &Stop) -> Self {
         Self {
-            label: label.to_owned(),
+            // Names in it may come from a file.
+            label: printable(label),
             unit,
             shown: wanted.unwrap_or_else(|| io::stderr().is_terminal()),
             stop: stop.clone(),
@@ -150,6 +152,12 @@ mod tests {
             "importing: 3.0 GiB of 4.0 GiB (75 %), 1.0 GiB/s, 1 s left"
         );
         assert_eq!(line("freeing", Unit::Steps, 5, 0, 5, second), "freeing: 5");
+    }
+
+    #[test]
+    fn names_in_it_do_not_move_the_cursor() {
+        let meter = Meter::new("receiving v@\u{1b}[2J", Unit::Bytes, Some(false), &Stop::default());
+        assert_eq!(meter.label, "receiving v@\u{fffd}[2J");
     }
 
     #[test]

@@ -120,7 +120,8 @@ impl StreamHeader {
         for name in names.into_iter().flatten() {
             if name.is_empty() || name.len() > NAME_MAX_BYTES || name.contains('@') {
                 return Err(Error::corrupt(format!(
-                    "the stream gives the impossible name `{name}`"
+                    "the stream gives the impossible name `{}`",
+                    name.escape_debug()
                 )));
             }
         }
