@@ -226,10 +226,17 @@ fn a_volume_with_its_clones_is_sent_and_received() {
     assert!(sent.starts_with("sent volume v and a clone, 3 snapshots, 13.0 MiB"), "{sent}");
     let alone = from("send k@x --from v@a").ok("send a clone").stdout;
     assert!(alone.len() < 2 * MIB, "only what differs");
+    from("snapshot delete v@a --yes").ok("delete the origin, served");
+    let refused = from("send -R v none").exits(2, "a clone of what was deleted").stderr;
+    assert!(refused.contains("dbs volume flatten k"), "{refused}");
     server.stop();
 
     place.init();
     place.dbs("receive w@new all").exits(2, "several have their names");
+    // A clone has the name that was chosen for the volume: its content does not land there.
+    let refused = place.dbs("receive k all").exits(13, "two volumes by one name").stderr;
+    assert!(refused.contains("another volume `k`"), "{refused}");
+    place.dbs("--yes volume delete k").ok("delete");
     let received = place.dbs("receive w all").ok("receive, idle").text();
     assert!(received.starts_with("received w@a, w@b, k@x, 13.0 MiB"), "{received}");
     let again = place.json("receive w all --prefix copy-");

@@ -1,8 +1,8 @@
 //! Whether a stream fits the volume that it is received into, and if not, what to do about it.
 
 use super::header::ResumeToken;
-use super::identity;
 use super::receive::{BASE_LABEL, MARKER, Target, token_of};
+use super::{identity, spec_of};
 use dbs_core::info::{RangeState, SnapshotInfo, VolumeInfo};
 use dbs_core::{Error, ErrorKind, Result};
 
@@ -115,6 +115,13 @@ impl Target<'_> {
     ) -> Result<SnapshotInfo> {
         let volume = self.volume;
         let base = self.find_base(snapshots)?;
+        if self.place.base.is_some() && base.volume == volume {
+            return Err(Error::exists(format!(
+                "the stream makes a clone of `{}`, and cannot be received into `{volume}` itself: \
+                 receive it under another name",
+                spec_of(&base)
+            )));
+        }
         if info.parent.as_ref() == Some(&spec_of(&base)) {
             return Ok(base);
         }
@@ -129,9 +136,11 @@ impl Target<'_> {
         })
     }
 
-    /// A clone that is passed over is one of the volume that the sequence means.
-    pub(super) fn check_origin(&self, there: &SnapshotInfo) -> Result<()> {
-        let (Some(origin), Some(parent)) = (self.place.base, &there.parent) else { return Ok(()) };
+    /// A clone that a sequence passes over or completes is one of the volume that the sequence means. Of
+    /// a single stream the origin may have any name here.
+    pub(super) fn check_origin(&self, first: &SnapshotInfo) -> Result<()> {
+        let origin = self.place.base.filter(|_| self.place.in_sequence);
+        let (Some(origin), Some(parent)) = (origin, &first.parent) else { return Ok(()) };
         match parent.split_once('@') {
             Some((found, _)) if found != origin => Err(Error::exists(format!(
                 "volume `{}` exists and builds on `{parent}`, not on volume `{origin}`: receive the \
@@ -173,17 +182,30 @@ impl Target<'_> {
         }
     }
 
-    /// Whether the head shows what the snapshot below it does.
-    pub(super) fn holds_nothing(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> bool {
-        let below = snapshots.iter().find(|s| info.parent.as_ref() == Some(&spec_of(s)));
-        below.is_some_and(|below| self.check_unchanged(info, Some(below), None).is_ok())
+    /// The snapshot that is `parent`, if this sequence has brought it.
+    pub(super) fn brought_below<'a>(
+        &self,
+        parent: Option<&String>,
+        snapshots: &'a [SnapshotInfo],
+    ) -> Option<&'a SnapshotInfo> {
+        let below = snapshots.iter().find(|s| parent == Some(&spec_of(s)))?;
+        let key = (self.volume.to_owned(), identity(below).to_owned());
+        self.place.brought.contains(&key).then_some(below)
+    }
+
+    /// Whether the marker was put on a head for this stream, and what is below shows what the head does:
+    /// neither a user nor a receiver has anything to lose.
+    pub(super) fn is_held(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> bool {
+        let Some(marker) = snapshots.iter().find(|s| s.name == MARKER) else { return false };
+        let ours = token_of(marker).is_ok_and(|token| token.uuid == self.header.uuid);
+        let below = self.brought_below(marker.parent.as_ref(), snapshots);
+        ours && info.rebuilding
+            && !info.open
+            && info.parent.as_ref() == Some(&spec_of(marker))
+            && below.is_some_and(|below| self.check_unchanged(info, Some(below), None).is_ok())
     }
 }
 
 fn roll_back(base: &SnapshotInfo) -> String {
     format!("roll it back first: `dbs snapshot rollback {}`", spec_of(base))
-}
-
-fn spec_of(snapshot: &SnapshotInfo) -> String {
-    format!("{}@{}", snapshot.volume, snapshot.name)
 }

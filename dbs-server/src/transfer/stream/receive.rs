@@ -12,6 +12,7 @@ use dbs_core::info::{Labels, SnapshotInfo, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
+use std::collections::HashSet;
 use std::io::Read;
 
 /// Name of the marker snapshot. A volume that has it and is rebuilding is being received.
@@ -48,7 +49,7 @@ pub fn pending(store: &dyn StoreAccess, volume: &str) -> Result<Option<ResumeTok
 /// Receives a stream into `volume`, or the volume it names. A complete stream makes the volume;
 /// a difference goes on top of the snapshot it was made against, which must be the newest, with
 /// an unchanged head. At the end the snapshot is taken. Nothing behind the stream is read: another
-/// one may follow.
+/// one may follow. A sequence is for [`receive_all`](super::receive_all).
 ///
 /// When it fails half way, what arrived is kept and [`pending`] gives the token with which `send`
 /// continues.
@@ -64,9 +65,13 @@ pub fn receive(
     progress: Progress<'_>,
 ) -> Result<Received> {
     let (decoder, header) = Decoder::new(input)?;
+    if header.more {
+        return Err(Error::invalid("the input carries several snapshots, and one is wanted"));
+    }
     let volume = volume.unwrap_or(&header.volume);
     let base = header.base.as_ref().and_then(|base| base.volume.as_deref());
-    let place = Place { volume, base, force: false, in_sequence: false };
+    let brought = &HashSet::new();
+    let place = Place { volume, base, force: false, in_sequence: false, brought };
     receive_one(store, &place, decoder, &header, progress)
 }
 
@@ -106,6 +111,8 @@ pub(super) struct Place<'a> {
     pub force: bool,
     /// Others of the same sequence come before or behind it: what is there already is passed over.
     pub in_sequence: bool,
+    /// What the sequence has brought so far: volumes and identities of snapshots.
+    pub brought: &'a HashSet<(String, String)>,
 }
 
 /// What preparing found.
@@ -142,13 +149,15 @@ impl Target<'_> {
         }
         let marker = snapshots.iter().find(|s| s.name == MARKER);
         if let Some(there) = snapshots.iter().find(|s| identity(s) == header.uuid) {
-            let marker = marker.map(token_of).transpose()?;
-            let of_stream = marker.as_ref().is_some_and(|token| token.uuid == header.uuid);
+            let token = marker.map(token_of).transpose()?;
+            let of_stream = token.is_some_and(|token| token.uuid == header.uuid);
+            // Until it goes the marker is between the snapshot and what that builds on.
+            self.check_origin(marker.filter(|_| of_stream).unwrap_or(there))?;
             if of_stream {
                 store.delete_snapshot(volume, MARKER)?;
             }
             if of_stream || self.place.in_sequence {
-                return self.check_origin(there).map(|()| Prepared::Done);
+                return Ok(Prepared::Done);
             }
             return Err(Error::exists(format!(
                 "volume `{volume}` already has snapshot {} of the stream",
@@ -162,7 +171,10 @@ impl Target<'_> {
             )));
         }
         match marker {
-            Some(marker) => self.check_marker(&info, marker)?,
+            Some(marker) => {
+                self.check_marker(&info, marker)?;
+                self.check_origin(marker)?;
+            }
             None => self.begin(&info, &snapshots)?,
         }
         if info.size != header.size {
@@ -188,7 +200,7 @@ impl Target<'_> {
                 )));
             }
         }
-        self.mark_first()?;
+        self.mark_first(self.mark())?;
         if store.volume_info(volume)?.size != header.size {
             store.resize_volume(volume, header.size)?;
         }
@@ -199,7 +211,10 @@ impl Target<'_> {
     /// nothing; whether it did.
     fn clear_way(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> Result<bool> {
         let Self { store, volume, header, place, .. } = *self;
-        let Some(base) = &header.base else { return Ok(false) };
+        // No rollback makes a clone of a volume.
+        let Some(base) = header.base.as_ref().filter(|_| place.base.is_none()) else {
+            return Ok(false);
+        };
         let has = |wanted: &str| snapshots.iter().find(|s| identity(s) == wanted);
         let marker = snapshots.iter().find(|s| s.name == MARKER);
         let fits = match marker {
@@ -213,21 +228,47 @@ impl Target<'_> {
         let Some(base) = has(&base.uuid).filter(|_| !fits && has(&header.uuid).is_none()) else {
             return Ok(false);
         };
-        let branches = || marker.is_none() && self.holds_nothing(info, snapshots);
-        if !(place.force || place.in_sequence && branches()) {
+        let held = !place.force && place.in_sequence && self.hold_unchanged(info, snapshots)?;
+        if !(place.force || held) {
             return Ok(false);
         }
-        if info.open {
+        if place.force && info.open {
             return Err(Error::busy(format!(
                 "volume `{volume}` is open or exported: what was written to it cannot be given up"
             )));
         }
         store.rollback(volume, &base.name)?;
-        if marker.is_some() {
+        if marker.is_some() || held {
             store.complete(volume)?;
             store.delete_snapshot(volume, MARKER)?;
         }
         Ok(true)
+    }
+
+    /// Marks a head that shows what the snapshot below it does, if this sequence has brought that one, so
+    /// that nobody writes to the head before it is rolled back; whether it did.
+    fn hold_unchanged(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> Result<bool> {
+        let Self { store, volume, .. } = *self;
+        if snapshots.iter().any(|s| s.name == MARKER) {
+            return Ok(self.is_held(info, snapshots));
+        }
+        let Some(below) = self.brought_below(info.parent.as_ref(), snapshots) else {
+            return Ok(false);
+        };
+        if self.check_unchanged(info, Some(below), None).is_err() {
+            return Ok(false);
+        }
+        // The marker is on that snapshot: no difference to another one is taken up there.
+        let mut labels = self.mark();
+        labels.insert(BASE_LABEL.into(), identity(below).to_owned());
+        self.mark_first(labels)?;
+        // Until then anybody could write; from then on nobody can.
+        let held = self.is_held(&store.volume_info(volume)?, &store.snapshots(volume)?);
+        if !held {
+            store.complete(volume)?;
+            store.delete_snapshot(volume, MARKER)?;
+        }
+        Ok(held)
     }
 
     /// Begins to receive into a volume that is there.
@@ -249,7 +290,7 @@ impl Target<'_> {
         };
         let wanted = |at| self.check_unchanged(info, base.as_ref(), at);
         wanted(None)?;
-        self.mark_first()?;
+        self.mark_first(self.mark())?;
         // Until then anybody could write; from then on nobody can.
         wanted(Some(MARKER)).or_else(|changed| {
             store.complete(volume)?;
@@ -268,13 +309,9 @@ impl Target<'_> {
         labels
     }
 
-    fn mark_first(&self) -> Result<()> {
-        let options = SnapshotOptions {
-            labels: self.mark(),
-            system: true,
-            rebuilding: Some(true),
-            ..Default::default()
-        };
+    fn mark_first(&self, labels: Labels) -> Result<()> {
+        let options =
+            SnapshotOptions { labels, system: true, rebuilding: Some(true), ..Default::default() };
         self.store.create_snapshot(self.volume, MARKER, &options)
     }
 

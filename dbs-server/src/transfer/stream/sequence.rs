@@ -5,6 +5,7 @@ use super::record::Decoder;
 use super::{StoreAccess, StreamHeader};
 use crate::transfer::Progress;
 use dbs_core::{Error, Result};
+use std::collections::HashSet;
 use std::io::Read;
 
 /// How to receive.
@@ -26,7 +27,8 @@ pub struct ReceiveOptions<'a> {
 /// received again as a whole. `began` is told of each stream as it begins.
 ///
 /// # Errors
-/// As [`receive`](super::receive()); `Invalid` for a sequence that is not wanted.
+/// As [`receive`](super::receive()); `Invalid` for a sequence that is not wanted, or that carries a snapshot
+/// twice; `Exists` if another volume of it would be the volume that the first stream is received into.
 pub fn receive_all(
     store: &dyn StoreAccess,
     options: &ReceiveOptions<'_>,
@@ -35,6 +37,7 @@ pub fn receive_all(
     progress: Progress<'_>,
 ) -> Result<Vec<Received>> {
     let mut all = Vec::new();
+    let mut brought = HashSet::new();
     let mut first = None;
     loop {
         let (decoder, header) = Decoder::new(&mut input)?;
@@ -52,6 +55,21 @@ pub fn receive_all(
             None => volume.to_owned(),
         };
         let volume = name_of(&header.volume);
+        if header.volume != *first && volume == name_of(first) {
+            return Err(Error::exists(format!(
+                "the input carries another volume `{}`, which is not the one that is received into \
+                 volume `{volume}`: choose another name, or a `--prefix` for the clones",
+                header.volume
+            )));
+        }
+        let key = (volume.clone(), header.uuid.clone());
+        // Each of them is in the store by then, which bounds what is kept of an input without end.
+        if brought.contains(&key) {
+            return Err(Error::invalid(format!(
+                "the input carries snapshot {} of volume `{volume}` twice",
+                header.uuid
+            )));
+        }
         let base = header.base.as_ref().and_then(|base| base.volume.as_deref());
         let base = base.map(|base| if in_sequence { name_of(base) } else { base.to_owned() });
         let place = Place {
@@ -60,8 +78,10 @@ pub fn receive_all(
             // What else an input names is not what the user has named.
             force: options.force && header.volume == *first,
             in_sequence,
+            brought: &brought,
         };
         all.push(receive_one(store, &place, decoder, &header, progress)?);
+        brought.insert(key);
         if !header.more {
             return Ok(all);
         }

@@ -198,7 +198,7 @@ fn nothing_that_was_written_is_lost_to_a_sequence() {
     let source = family();
     let bytes = all(&source);
     let target = MemoryStore::new(2);
-    receive(&target, None, &bytes[..], &mut always).unwrap();
+    receive(&target, None, &stream(&source, &one("v@a", ""))[..], &mut always).unwrap();
     target.open("v").unwrap().write_at(0, &[9; 512]).unwrap();
     let refused = take(&target, ReceiveOptions::default(), &bytes);
     fails(refused, ErrorKind::Invalid, "dbs snapshot rollback v@a");
@@ -229,4 +229,137 @@ fn what_cannot_be_sent_whole_is_refused() {
     let steps = plan(&source, "k").unwrap();
     assert_eq!(steps[0].base, None);
     assert_eq!(steps[2].base.as_deref(), Some("k@x"));
+}
+
+/// The streams of the family, each by itself.
+fn parts(source: &MemoryStore) -> Vec<Vec<u8>> {
+    plan(source, "v").unwrap().iter().map(|options| stream(source, options)).collect()
+}
+
+fn names(store: &MemoryStore, volume: &str) -> Vec<String> {
+    store.snapshots(volume).unwrap().into_iter().map(|s| s.name).collect()
+}
+
+#[test]
+fn a_clone_is_not_received_into_its_origin() {
+    let source = family();
+    let target = MemoryStore::new(2);
+    let as_clone = ReceiveOptions { volume: Some("k"), ..Default::default() };
+    fails(take(&target, as_clone, &all(&source)), ErrorKind::Exists, "another volume `k`");
+    assert_eq!(names(&target, "k"), ["a", "b", "c"], "of the origin alone");
+    target.delete_volume("k");
+
+    for options in [one("v@a", ""), one("v@b", "a")] {
+        receive(&target, None, &stream(&source, &options)[..], &mut always).unwrap();
+    }
+    let clone = stream(&source, &one("k@x", "v@b"));
+    let into_v = ReceiveOptions { volume: Some("v"), ..Default::default() };
+    fails(take(&target, into_v, &clone), ErrorKind::Exists, "makes a clone of `v@b`");
+    target.open("v").unwrap().write_at(0, &[9; 512]).unwrap();
+    let forced = ReceiveOptions { force: true, ..into_v };
+    fails(take(&target, forced, &clone), ErrorKind::Exists, "makes a clone of `v@b`");
+    assert_eq!(target.memory("v").content().bytes[..512], [9; 512]);
+    assert_eq!(names(&target, "v"), ["a", "b"]);
+}
+
+#[test]
+fn a_write_beside_a_rollback_is_kept() {
+    let source = family();
+    let parts = parts(&source);
+    let target = MemoryStore::new(2);
+    take(&target, ReceiveOptions::default(), &parts[..2].concat()).unwrap_err();
+    let mut calls = 0;
+    target.meanwhile(move |store| {
+        calls += 1;
+        // The head was found to be as the snapshot below it.
+        if calls == 2 && !store.volume_info("v").unwrap().rebuilding {
+            store.open("v").unwrap().write_at(0, &[9; 512]).unwrap();
+        }
+    });
+    let refused = take(&target, ReceiveOptions::default(), &parts.concat());
+    fails(refused, ErrorKind::Invalid, "dbs snapshot rollback v@a");
+    assert_eq!(target.memory("v").content().bytes[..512], [9; 512]);
+    assert_eq!(names(&target, "v"), ["a", "b"]);
+    assert!(!target.volume_info("v").unwrap().rebuilding);
+}
+
+#[test]
+fn a_head_elsewhere_is_left_there() {
+    let source = family();
+    let parts = parts(&source);
+    let target = MemoryStore::new(2);
+    take(&target, ReceiveOptions::default(), &parts[..2].concat()).unwrap_err();
+    target.create_snapshot("v", "mine", &SnapshotOptions::default()).unwrap();
+    let refused = take(&target, ReceiveOptions::default(), &parts.concat());
+    fails(refused, ErrorKind::Invalid, "dbs snapshot rollback v@a");
+    assert_eq!(target.volume_info("v").unwrap().parent.as_deref(), Some("v@mine"));
+}
+
+#[test]
+fn a_rollback_that_was_killed_is_made_again() {
+    let source = family();
+    let parts = parts(&source);
+    let target = MemoryStore::new(2);
+    take(&target, ReceiveOptions::default(), &parts[..2].concat()).unwrap_err();
+    // It had the head marked, for the snapshot that is to go on top of `a`.
+    let identity_of = |name: &str| {
+        let all = source.snapshots("v").unwrap();
+        all.into_iter().find(|s| s.name == name).unwrap().uuid
+    };
+    let labels = [
+        ("dbs.receiving".to_owned(), format!("{}:0", identity_of("c"))),
+        ("dbs.receiving-base".to_owned(), identity_of("b")),
+    ];
+    let options = SnapshotOptions {
+        labels: labels.into(),
+        system: true,
+        rebuilding: Some(true),
+        ..Default::default()
+    };
+    target.create_snapshot("v", "dbs-receiving", &options).unwrap();
+    let alone = receive(&target, None, &stream(&source, &one("v@c", "a"))[..], &mut always);
+    fails(alone, ErrorKind::Busy, "in the middle of another stream");
+    take(&target, ReceiveOptions::default(), &parts.concat()).unwrap();
+    for spec in ALL {
+        same(&source, &target, spec, spec);
+    }
+    assert_eq!(names(&target, "v"), ["a", "b", "c"]);
+}
+
+#[test]
+fn a_clone_is_completed_on_its_own_origin_alone() {
+    let source = family();
+    let parts = parts(&source);
+    let cut = [parts[..3].concat(), parts[3][..parts[3].len() - 1].to_vec()].concat();
+    let identity = source.snapshots("k").unwrap()[0].uuid.clone();
+    // Killed before it was complete, and right before the marker was deleted.
+    for killed_late in [false, true] {
+        let target = MemoryStore::new(2);
+        take(&target, ReceiveOptions::default(), &cut).unwrap_err();
+        if killed_late {
+            let labels = [("dbs.received-uuid".to_owned(), identity.clone())].into();
+            let rebuilding = Some(false);
+            let options = SnapshotOptions { labels, rebuilding, ..Default::default() };
+            target.create_snapshot("k", "x", &options).unwrap();
+        }
+        let elsewhere = ReceiveOptions { volume: Some("w"), ..Default::default() };
+        let refused = take(&target, elsewhere, &parts.concat());
+        fails(refused, ErrorKind::Exists, "builds on `v@b`, not on volume `w`");
+        assert!(pending(&target, "k").unwrap().is_some(), "as it was");
+        take(&target, ReceiveOptions::default(), &parts.concat()).unwrap();
+        same(&source, &target, "k@x", "k@x");
+        assert!(pending(&target, "k").unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_sequence_carries_each_snapshot_once() {
+    let source = family();
+    let parts = parts(&source);
+    let target = MemoryStore::new(2);
+    let twice = [&parts[0][..], &parts[0]].concat();
+    fails(take(&target, ReceiveOptions::default(), &twice), ErrorKind::Invalid, "twice");
+    let alone = receive(&target, Some("w"), &parts[0][..], &mut always);
+    fails(alone, ErrorKind::Invalid, "several snapshots");
+    assert!(target.volume_info("w").is_err(), "a part is not taken for the whole");
 }
