@@ -353,6 +353,23 @@ fn a_clone_is_completed_on_its_own_origin_alone() {
 }
 
 #[test]
+fn a_single_clone_is_cleaned_up_wherever_its_origin_is() {
+    let source = family();
+    let target = MemoryStore::new(2);
+    for options in [one("v@a", ""), one("v@b", "a")] {
+        receive(&target, Some("golden"), &stream(&source, &options)[..], &mut always).unwrap();
+    }
+    let clone = stream(&source, &one("k@x", "v@b"));
+    receive(&target, None, &clone[..clone.len() - 1], &mut always).unwrap_err();
+    let identity = source.snapshots("k").unwrap()[0].uuid.clone();
+    let labels = [("dbs.received-uuid".to_owned(), identity)].into();
+    let options = SnapshotOptions { labels, rebuilding: Some(false), ..Default::default() };
+    target.create_snapshot("k", "x", &options).unwrap();
+    assert_eq!(receive(&target, None, &clone[..], &mut always).unwrap().data, 0);
+    assert_eq!(names(&target, "k"), ["x"]);
+}
+
+#[test]
 fn a_sequence_carries_each_snapshot_once() {
     let source = family();
     let parts = parts(&source);
