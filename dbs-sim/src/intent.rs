@@ -8,7 +8,7 @@ use crate::disk::{CrashMode, Faults, Medium, SimDisk};
 use crate::env::SimEnv;
 use crate::step::count_image;
 use dbs_core::io::Storage;
-use dbs_core::{InitOptions, Store};
+use dbs_core::{ErrorKind, InitOptions, Store};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +74,12 @@ struct Written {
 }
 
 impl Written {
+    /// What [`prepare`] wrote.
+    fn new() -> Self {
+        let tags = (0..PLACES).map(|place| if place < OLD { vec![1] } else { Vec::new() });
+        Self { tags: tags.collect(), next: 1 }
+    }
+
     fn write(&mut self, place: u64) -> [u8; BLOCK as usize] {
         self.next += 1;
         self.tags[place as usize].push(self.next);
@@ -161,23 +167,70 @@ pub fn run(seed: u64) -> Result<u64, String> {
     rng.shuffle(&mut moments);
     moments.truncate(MOMENTS);
     disk.arm(Faults { captures_at: moments, ..Faults::default() });
-    let tags = (0..PLACES).map(|place| if place < OLD { vec![1] } else { Vec::new() });
-    let mut written = Written { tags: tags.collect(), next: 1 };
+    let mut written = Written::new();
     for _ in 0..STEPS {
         step(&store, &mut rng, &mut written).map_err(|e| format!("seed {seed}: {e}"))?;
     }
     judge(&store, &written).map_err(|e| format!("seed {seed}, without a crash: {e}"))?;
-    let mut images = 0;
     let mut moments = disk.take_captures();
     moments.push(disk.fork());
-    for moment in &moments {
+    let judged = crash(&moments, &env, &mut rng, &written);
+    judged.map_err(|e| format!("seed {seed}, {e}"))
+}
+
+/// As [`run`], on a disk that fails to write, or has no space, now and then.
+///
+/// # Errors
+/// As there.
+pub fn run_with_errors(seed: u64) -> Result<u64, String> {
+    let env = Arc::new(SimEnv::new(seed));
+    let disk = Arc::new(prepare(seed, &env)?);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let store = open(&disk, &env)?;
+    let mut written = Written::new();
+    let mut moments = Vec::new();
+    for number in 0..STEPS {
+        let at = Some(rng.u64(1..10));
+        disk.arm(match rng.u8(0..6) {
+            0 => Faults { eio_at: at, ..Faults::default() },
+            1 | 2 => Faults { refused_at: at, ..Faults::default() },
+            _ => Faults::default(),
+        });
+        match step(&store, &mut rng, &mut written) {
+            Err(error) if error.kind() == ErrorKind::Damaged => {
+                return Err(format!("seed {seed}, step {number}: {error}"));
+            }
+            _ => {}
+        }
+        if rng.u8(0..3) == 0 {
+            moments.push(disk.fork());
+        }
+    }
+    disk.arm(Faults::default());
+    judge(&store, &written).map_err(|e| format!("seed {seed}, without a crash: {e}"))?;
+    // What it could not write, or could: it says which it is.
+    let closed = store.close();
+    moments.push(disk.fork());
+    let judged = crash(&moments, &env, &mut rng, &written);
+    judged.map_err(|e| format!("seed {seed}, closed: {closed:?}, {e}"))
+}
+
+/// Lets the power be lost at each of these moments, and judges what is left: of how many images.
+fn crash(
+    moments: &[SimDisk],
+    env: &Arc<SimEnv>,
+    rng: &mut fastrand::Rng,
+    written: &Written,
+) -> Result<u64, String> {
+    let mut images = 0;
+    for (number, moment) in moments.iter().enumerate() {
         for _ in 0..IMAGES {
-            let mode = CrashMode::random(&mut rng);
+            let mode = CrashMode::random(rng);
             images += 1;
             env.reboot();
-            let image = moment.crash_image(&mut rng, mode);
-            survive(image, &env, &mut rng, &written)
-                .map_err(|e| format!("seed {seed}, {mode:?}: {e}"))?;
+            let image = moment.crash_image(rng, mode);
+            survive(image, env, rng, written)
+                .map_err(|e| format!("moment {number}, {mode:?}: {e}"))?;
         }
     }
     Ok(images)

@@ -167,7 +167,8 @@ fn groups(seconds: u64, first: u64) -> ExitCode {
     let end = Instant::now() + Duration::from_secs(seconds);
     let (mut seed, mut images) = (first, 0);
     while Instant::now() < end {
-        match dbs_sim::intent::run(seed) {
+        let run = dbs_sim::intent::run(seed);
+        match run.and_then(|images| Ok(images + dbs_sim::intent::run_with_errors(seed)?)) {
             Ok(more) => images += more,
             Err(message) => {
                 println!("{message}");

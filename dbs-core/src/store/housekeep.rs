@@ -25,10 +25,11 @@ impl Store {
         if self.inner.read_only {
             return Ok(false);
         }
-        let more = self.work_for(most)?;
+        // What has failed there keeps nothing from being committed.
+        let more = self.work_for(most);
         let dirty = self.settle()?;
         self.settle_checksums()?;
-        Ok(more || dirty)
+        Ok(more? || dirty)
     }
 
     /// Background work ([`Store::work`], and after a crash [`Store::relearn_checksums`]) for about `most`;

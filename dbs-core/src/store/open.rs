@@ -227,7 +227,7 @@ impl Store {
         // Those who go on writing would keep it from ever being done.
         self.inner.closing.store(true, Ordering::Relaxed);
         self.inner.commit()?;
-        while self.inner.close_groups(u64::MAX)? {}
+        self.inner.close_groups(u64::MAX)?;
         self.inner.without_commits(|| {
             let result = self.inner.check_sound().and_then(|()| self.inner.close());
             // Who waits for the turn finds that: nothing follows what closing has written.

@@ -3,7 +3,7 @@
 
 use super::sums::ReadFault;
 use super::{Inner, Store};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::RegionKind;
 use crate::format::sums::{self, SUMS_PER_PAGE};
 use crate::info::{DamagedRange, DataPlace, ScrubReport};
@@ -71,7 +71,7 @@ impl Store {
 impl Store {
     /// After a crash: makes the checksums again of what was being written when the last process ended,
     /// looking at so many pages of checksums and reading the data of at most one that lacks them.
-    /// Whether there is more. What is damaged is left for who reads it.
+    /// Whether there is more. What is damaged or cannot be read is left for who reads it.
     ///
     /// # Errors
     /// `Io`.
@@ -89,15 +89,13 @@ impl Store {
         }
         let doubtful =
             |page: &u32| inner.meta().sums.as_ref().is_some_and(|sums| sums.is_doubtful(*page));
-        let next = match (first..stop).find(doubtful) {
-            Some(page) => {
-                inner.scrub_page(page, &mut ScrubReport::default())?;
-                page + 1
-            }
-            None => stop,
-        };
+        let page = (first..stop).find(doubtful);
+        let next = page.map_or(stop, |page| page + 1);
         *cursor = (next < end).then_some(next);
-        Ok(cursor.is_some())
+        match page.map(|page| inner.scrub_page(page, &mut ScrubReport::default())) {
+            Some(Err(error)) if error.kind() != ErrorKind::Io => Err(error),
+            _ => Ok(cursor.is_some()),
+        }
     }
 }
 

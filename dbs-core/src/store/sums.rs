@@ -57,8 +57,7 @@ impl Store {
         if let Some(sums) = &mut self.inner.meta().sums {
             sums.tick(now);
         }
-        while self.inner.close_groups(until)? {}
-        Ok(())
+        self.inner.close_groups(until)
     }
 
     /// Bounds the memory for checksums as [`OpenOptions`](super::OpenOptions) do; less than the least

@@ -129,10 +129,11 @@ impl Request {
     pub(super) fn end_beside(&mut self, meta: &mut Meta, stored: &[Stored]) {
         let beside = std::mem::take(&mut self.sums.beside);
         self.segments.truncate(self.segments.len() - beside.len());
+        let fence = meta.fence.next();
         let Some(sums) = &mut meta.sums else { return };
         if stored.len() == beside.len() {
             let pages = beside.iter().zip(stored);
-            pages.for_each(|((page, _), stored)| sums.loaded(*page, Some(stored)));
+            pages.for_each(|((page, _), stored)| sums.loaded(*page, Some(stored), fence));
         } else {
             let pages: Vec<_> = beside.iter().map(|(page, _)| *page).collect();
             sums.not_loaded(&pages);

@@ -557,6 +557,23 @@ fn what_was_open_at_a_crash_is_told_of_and_learnt_in_the_background() {
     assert_eq!((report.damaged, report.learnt), (0, 0));
 }
 
+/// Pages of groups that were open need not be read, and are in memory all the same.
+#[test]
+fn what_is_learnt_in_the_background_takes_no_more_memory_than_there_may_be() {
+    const BLOCKS: usize = 72 << 10;
+    let (disk, _store, volume) = large(BLOCKS);
+    for at in (0..BLOCKS).step_by(16 * 1008) {
+        volume.write_at((at * BLOCK) as u64, &[7; BLOCK], true).unwrap();
+    }
+    let store = open(&Arc::new(disk.fork()));
+    store.set_checksum_cache(0);
+    while store.relearn_checksums(8).unwrap() {
+        let memory = store.checksums().unwrap().memory;
+        assert!(memory < 280 << 10, "{memory} bytes");
+    }
+    assert!(store.checksums().unwrap().unknown > 60 * 1008);
+}
+
 /// As made before there were groups: opened for writing it has them, and what it says is right.
 #[test]
 fn a_store_without_groups_gets_them() {

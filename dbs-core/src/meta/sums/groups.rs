@@ -60,9 +60,13 @@ impl Group {
 
     /// The device has the page as it is in memory.
     pub(super) fn page_written(&mut self, page: u32) {
-        let bit = bit(page);
-        self.stale &= !bit;
-        self.blank &= !bit;
+        self.page_tried(page);
+        self.stale &= !bit(page);
+    }
+
+    /// Writing the page was tried: the device may have it now, or a part, and what it says may get old.
+    pub(super) fn page_tried(&mut self, page: u32) {
+        self.blank &= !bit(page);
     }
 }
 
@@ -240,7 +244,7 @@ impl Sums {
         }
         // The device may have it by now, or not, or half of it. Where its pages count, that must not
         // stay so.
-        group.blank &= !bit(leader);
+        group.page_tried(leader);
         if group.state == State::Closed && !group.has_doubts() {
             self.note_changed(leader);
         }
@@ -249,6 +253,11 @@ impl Sums {
     /// Groups that are open on the device.
     pub fn open_groups(&self) -> usize {
         self.open
+    }
+
+    /// Calls of [`Sums::start_closing`], each for at most `most` groups, that look at all there are.
+    pub fn closing_rounds(&self, most: usize) -> usize {
+        self.busy.len() / most + self.busy.len() / LOOKS + 1
     }
 
     /// Some groups, at most `most`, to be closed by the caller: those that changed, and did so last at
@@ -301,7 +310,8 @@ impl Sums {
     pub fn take_closing(&mut self, number: u32) -> Option<Closing> {
         let group = self.groups.get(&number)?;
         let (leader, open) = (leader_of(number), group.state == State::Open);
-        let pages_first = open || group.has_doubts();
+        // Of a fresh group every page counts from when the device has it, also if opening it was tried.
+        let pages_first = open || (group.state == State::Closed && group.has_doubts());
         let keeps = sabotage::is(Bug::CloseKeepsDoubts);
         let doubts = if keeps { 0 } else { group.stale & !group.blank };
         let needed = self.needed_to_close(number);
@@ -332,8 +342,16 @@ impl Sums {
         let all = pages.chain(closing.leader.is_some().then_some(leader_of(closing.group)));
         if let Some(group) = self.groups.get_mut(&closing.group) {
             group.moving = false;
-            if how == Closed::Done {
-                all.clone().for_each(|page| group.page_written(page));
+            match how {
+                Closed::Done => all.clone().for_each(|page| group.page_written(page)),
+                Closed::NotBegun | Closed::Unknown => {
+                    all.clone().for_each(|page| group.page_tried(page));
+                }
+            }
+            if how == Closed::Unknown && closing.open {
+                // The device may have the leader as it was while the group was open.
+                group.page_tried(leader_of(closing.group));
+                group.stale |= bit(leader_of(closing.group));
             }
             // From here on its pages count, or may: also of one that was fresh.
             if how != Closed::NotBegun {

@@ -70,12 +70,14 @@ impl Sums {
         self.loading.retain(|page| !pages.contains(page));
     }
 
-    /// What a page that was read says; `None` if reading it failed.
-    pub fn loaded(&mut self, number: u32, stored: Option<&Stored>) {
+    /// What a page that was read says; `None` if reading it failed. `fence` is the next fence number.
+    pub fn loaded(&mut self, number: u32, stored: Option<&Stored>, fence: u64) {
         self.loading.retain(|page| *page != number);
         self.counters.misses += 1;
         if matches!(stored.map(|stored| &stored.sums), Some(StoredSums::Damaged(_)) | None) {
             self.counters.untrusted += 1;
+            // More may have been known of it when those began who read now.
+            self.learn_from = fence;
         }
         // What was known of it may have been forgotten meanwhile.
         let group = self.groups.get(&group_of(number));
@@ -179,7 +181,8 @@ impl Sums {
     /// sums of that. `None` if that cannot be now.
     pub fn start_opening_for(&mut self, group: u32, pages: &[u32]) -> Option<Box<PageSums>> {
         let leader = leader_of(group);
-        let known = self.groups.get(&group)?;
+        // A writer may have opened it meanwhile.
+        let known = self.groups.get(&group).filter(|group| group.must_open())?;
         let held = self.pages.get(&leader).is_none_or(|page| page.moving);
         if known.moving || self.loading.contains(&leader) || (held && !pages.contains(&leader)) {
             return None;
@@ -215,11 +218,12 @@ impl Sums {
         parts.collect()
     }
 
-    /// Pages that were being written: these `written` ones, if that is `done`.
-    pub fn pages_written(&mut self, pages: &[u32], written: &[u32], done: bool) {
+    /// Pages that were to be written: writing these `tried` ones was begun, and is `done` or has failed.
+    pub fn pages_written(&mut self, pages: &[u32], tried: &[u32], done: bool) {
         self.pause = if done { 0 } else { WRITE_PAUSE };
         for number in pages {
-            let is_written = done && written.binary_search(number).is_ok();
+            let is_tried = tried.binary_search(number).is_ok();
+            let is_written = done && is_tried;
             self.change(*number, |page| {
                 page.moving = false;
                 if is_written {
@@ -227,8 +231,12 @@ impl Sums {
                     (page.changed, page.used) = (false, false);
                 }
             });
-            if is_written && let Some(group) = self.groups.get_mut(&group_of(*number)) {
-                group.page_written(*number);
+            if let Some(group) = self.groups.get_mut(&group_of(*number)) {
+                match (is_written, is_tried) {
+                    (true, _) => group.page_written(*number),
+                    (false, true) => group.page_tried(*number),
+                    (false, false) => {}
+                }
             }
             // As a whole page it would take the memory of hundreds of sums, once one is written to it.
             let brief = self.pages.get(number).is_some_and(|page| page.brief && !page.changed);

@@ -36,7 +36,7 @@ fn with_groups(pages: u32, leader: Option<&Stored>, blank: bool) -> Sums {
 
 fn load(sums: &mut Sums, pages: Range<u32>, stored: Option<&Stored>) -> usize {
     let reading = sums.start_loading(pages);
-    reading.iter().for_each(|page| sums.loaded(*page, stored));
+    reading.iter().for_each(|page| sums.loaded(*page, stored, 0));
     reading.len()
 }
 
@@ -275,4 +275,85 @@ fn a_block_that_differs_is_carried_with_the_sum_that_is_known() {
     assert_eq!(found, [5, 6, 8]);
     assert_eq!(sums.carry(0, &mut found), Ok(()));
     assert_eq!(sums.carry(PAGE_BYTES, &mut found), Err(Doubt::Page(1)));
+}
+
+/// A page of a group that was never written may be on the device, if writing it has failed: what it said then
+/// is old by the time the group is closed.
+#[test]
+fn a_page_that_could_not_be_written_and_was_forgotten_is_written_anew() {
+    let mut sums = with_groups(16, Some(&known(7)), true);
+    sums.written(0, &[1]);
+    sums.written(3 * PAGE_BYTES, &[5]);
+    assert_eq!(sums.start_writing(), [0, 3]);
+    assert!(sums.start_opening_for(0, &[0, 3]).is_none(), "its leader is not whole");
+    load(&mut sums, 0..4, None);
+    assert!(sums.start_opening_for(0, &[0, 3]).is_some());
+    sums.opened(0, true);
+    assert!(sums.start_opening_for(0, &[0, 3]).is_none(), "it is open");
+    sums.pages_written(&[0, 3], &[0, 3], false);
+    sums.claim(3 * PAGE_BYTES, 1, false).unwrap();
+    sums.written(3 * PAGE_BYTES, &[6]);
+    sums.forget_all(1);
+    assert_eq!(sums.start_closing(u64::MAX, 9), [0]);
+    load(&mut sums, 0..1, None);
+    let closing = sums.take_closing(0).unwrap();
+    assert_eq!(closing.pages.iter().map(|(page, _)| *page).collect::<Vec<_>>(), [3]);
+    assert!(closing.pages[0].1.is_none() && closing.leader.is_some());
+}
+
+/// As long as its leader may say nothing, each of its pages would count from when the device has it.
+#[test]
+fn a_fresh_group_whose_opening_failed_is_closed_after_the_flush() {
+    let mut sums = with_groups(16, Some(&known(7)), true);
+    load(&mut sums, 0..2, None);
+    sums.written(PAGE_BYTES, &[5]);
+    assert_eq!(sums.start_writing(), [1]);
+    assert!(sums.start_opening_for(0, &[1]).is_some());
+    sums.opened(0, false);
+    sums.pages_written(&[1], &[], false);
+    assert_eq!(sums.start_closing(u64::MAX, 9), [0]);
+    let closing = sums.take_closing(0).unwrap();
+    assert!(!closing.pages_first && closing.leader.is_some());
+}
+
+/// The device may have the leader as it was while the group was open, with sums of before.
+#[test]
+fn a_leader_that_was_not_closed_is_not_believed_when_it_is_read() {
+    let mut sums = with_groups(16, Some(&known(7)), false);
+    load(&mut sums, 0..1, Some(&known(7)));
+    open(&mut sums, 0);
+    sums.claim(0, 1, false).unwrap();
+    sums.written(0, &[5]);
+    assert_eq!(sums.start_closing(u64::MAX, 9), [0]);
+    let closing = sums.take_closing(0).unwrap();
+    sums.closed(&closing, Closed::Unknown);
+    sums.forget_all(1);
+    assert_eq!(load(&mut sums, 0..1, Some(&known(7))), 0, "it says nothing");
+    assert_eq!(sums.check(0, &[5], 1), Ok(1));
+}
+
+/// Readers that began before it did may have seen what was there before the last write.
+#[test]
+fn a_page_that_is_found_damaged_is_learnt_by_those_who_read_later() {
+    let mut sums = with_groups(16, Some(&known(7)), false);
+    assert_eq!(sums.start_loading(1..2), [1]);
+    sums.loaded(1, Some(&damaged()), 9);
+    assert_eq!(sums.check(PAGE_BYTES, &[5], 8), Ok(1));
+    assert_eq!(sums.known(PAGE_BYTES), None);
+    assert_eq!(sums.check(PAGE_BYTES, &[6], 9), Ok(1));
+    assert_eq!(sums.known(PAGE_BYTES), Some(6));
+}
+
+/// However many groups there are that are not to be closed yet.
+#[test]
+fn all_groups_are_looked_at() {
+    let groups = 2 * LOOKS as u32;
+    let mut sums = Sums::of(0, groups * PAGES_PER_GROUP, SUMS_CACHE_MIN_BYTES as usize);
+    for group in sums.start_loading_groups(0..groups * PAGES_PER_GROUP) {
+        sums.tick(u64::from(group < groups - 1));
+        sums.group_loaded(group, Some(&silent(true)), false);
+    }
+    let rounds = sums.closing_rounds(128);
+    let closing: Vec<_> = (0..rounds).flat_map(|_| sums.start_closing(0, 128)).collect();
+    assert_eq!(closing, [groups - 1]);
 }

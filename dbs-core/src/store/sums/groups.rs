@@ -19,7 +19,7 @@ impl Inner {
         let crowded =
             self.meta().sums.as_ref().is_some_and(|s| s.open_groups() >= SUMS_OPEN_GROUPS);
         if crowded {
-            self.try_close_groups(u64::MAX)?;
+            self.close_some_groups(u64::MAX)?;
         }
         let mut meta = self.meta();
         let Some(sums) = &mut meta.sums else { return Ok(()) };
@@ -78,38 +78,41 @@ impl Inner {
         opened
     }
 
-    /// Closes some groups that have not changed since `until_ns`; whether there may be more.
-    pub(in crate::store) fn close_groups(&self, until_ns: u64) -> Result<bool> {
-        // Without them the sums are as after a crash: nothing is lost that was promised, and space
-        // for them may come.
-        Ok(self.try_close_groups(until_ns)? == Some(CLOSE_GROUPS))
+    /// Closes the groups that have not changed since `until_ns`. Those that cannot be written stay: without
+    /// them the sums are as after a crash, nothing is lost that was promised, and space for them may come.
+    ///
+    /// # Errors
+    /// Of a flush.
+    pub(in crate::store) fn close_groups(&self, until_ns: u64) -> Result<()> {
+        let rounds = self.meta().sums.as_ref().map_or(0, |sums| sums.closing_rounds(CLOSE_GROUPS));
+        (0..rounds).try_for_each(|_| self.close_some_groups(until_ns))
     }
 
-    /// Closes some groups that have not changed since `until_ns`: how many, or `None` if they could
-    /// not be written.
-    fn try_close_groups(&self, until_ns: u64) -> Result<Option<usize>> {
+    /// As [`Inner::close_groups`], at most [`CLOSE_GROUPS`] of them.
+    fn close_some_groups(&self, until_ns: u64) -> Result<()> {
         let groups = match &mut self.meta().sums {
             Some(sums) => sums.start_closing(until_ns, CLOSE_GROUPS),
-            None => return Ok(Some(0)),
+            None => return Ok(()),
         };
         if groups.is_empty() {
-            return Ok(Some(0));
+            return Ok(());
         }
         for group in &groups {
             let needed = self.meta().sums.as_ref().map(|sums| sums.needed_to_close(*group));
             needed.into_iter().flatten().for_each(|page| self.load_page(page));
         }
         let mut closing = Vec::with_capacity(groups.len());
-        if let Some(sums) = &mut self.meta().sums {
-            for group in &groups {
-                match sums.take_closing(*group) {
-                    Some(taken) => closing.push(taken),
-                    None => sums.not_closing(*group),
-                }
+        // One at a time: others need the metadata meanwhile.
+        for group in &groups {
+            let mut meta = self.meta();
+            let Some(sums) = &mut meta.sums else { continue };
+            match sums.take_closing(*group) {
+                Some(taken) => closing.push(taken),
+                None => sums.not_closing(*group),
             }
         }
         let (how, outcome) = match self.check_sound().and_then(|()| self.write_closing(&closing)) {
-            Ok(how) => (how, Ok((how == Closed::Done).then_some(groups.len()))),
+            Ok(how) => (how, Ok(())),
             Err(error) => (Closed::NotBegun, Err(error)),
         };
         if let Some(sums) = &mut self.meta().sums {

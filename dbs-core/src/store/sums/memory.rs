@@ -53,7 +53,7 @@ impl Inner {
         if missing.is_empty() {
             return self.storage.read_many(requests);
         }
-        let mut pages = Vec::new();
+        let (mut asked, mut pages) = (Vec::new(), Vec::new());
         for missing in missing {
             self.load_groups(missing.clone());
             if let Some(sums) = &mut self.meta().sums {
@@ -61,12 +61,13 @@ impl Inner {
                 let window = sums.window(missing.start);
                 let end = missing.end.max(window.end).min(missing.start + BESIDE_PAGES as u32);
                 pages.extend(sums.start_loading(missing.start..end));
+                asked.extend(missing.start..end);
             }
         }
         let mut loading = Loading { inner: self, pages, groups: Vec::new() };
         let mut stored = Vec::new();
         let read = self.read_with_pages(&loading.pages, requests, &mut stored);
-        self.take_loaded(&mut loading, &stored);
+        self.take_loaded(&mut loading, &stored, &asked);
         read
     }
 
@@ -84,44 +85,42 @@ impl Inner {
     /// Reads those of the pages that are neither in memory nor on their way there.
     pub(in crate::store) fn load_pages(&self, pages: Range<u32>) {
         self.load_groups(pages.clone());
+        let asked: Vec<_> = pages.clone().collect();
         let pages = match &mut self.meta().sums {
             Some(sums) => sums.start_loading(pages),
             None => return,
         };
-        self.load_started(pages);
+        self.load_started(pages, &asked);
     }
 
-    /// Reads pages of which it was said that this caller does.
-    fn load_started(&self, pages: Vec<u32>) {
-        if pages.is_empty() {
-            return;
-        }
+    /// Reads pages of which it was said that this caller does, of those `asked` for.
+    fn load_started(&self, pages: Vec<u32>, asked: &[u32]) {
         let mut loading = Loading { inner: self, pages, groups: Vec::new() };
         let mut stored = Vec::new();
         // Only pages: what becomes of each is in `stored`.
-        let _pages_alone = self.read_with_pages(&loading.pages, &mut [], &mut stored);
-        self.take_loaded(&mut loading, &stored);
+        if !loading.pages.is_empty() {
+            let _pages_alone = self.read_with_pages(&loading.pages, &mut [], &mut stored);
+        }
+        self.take_loaded(&mut loading, &stored, asked);
     }
 
-    fn take_loaded(&self, loading: &mut Loading<'_>, stored: &[Option<Stored>]) {
-        if loading.pages.is_empty() {
-            return;
-        }
-        let (pages, crowded) = {
+    /// Pages that were `asked` for are in memory, read or as those of which nothing is known: there may
+    /// be too many now, and others are forgotten.
+    fn take_loaded(&self, loading: &mut Loading<'_>, stored: &[Option<Stored>], asked: &[u32]) {
+        let crowded = {
             let mut meta = self.meta();
             let fence = meta.fence.next();
             let Some(sums) = &mut meta.sums else { return };
             for (page, stored) in loading.pages.iter().zip(stored) {
-                sums.loaded(*page, stored.as_ref());
+                sums.loaded(*page, stored.as_ref(), fence);
             }
             // From here on somebody else may forget them, and read them again.
-            let pages = std::mem::take(&mut loading.pages);
-            let crowded = sums.shrink(self.read_only, &pages, fence);
-            (pages, crowded)
+            loading.pages.clear();
+            sums.shrink(self.read_only, asked, fence)
         };
         self.wake();
         if crowded && !self.read_only {
-            self.make_room(&pages);
+            self.make_room(asked);
         }
     }
 
@@ -226,7 +225,7 @@ impl Inner {
         };
         let Some(pauses) = started else { return };
         // Without these sums it is as after a crash: nothing is lost that was promised.
-        let lost = pauses || !self.write_some().unwrap_or(false);
+        let lost = pauses || self.write_some().is_err();
         let mut meta = self.meta();
         let fence = meta.fence.next();
         if let Some(sums) = &mut meta.sums {
@@ -246,41 +245,38 @@ impl Inner {
         if pages.is_empty() {
             return Ok(false);
         }
-        let written = self.check_sound().and_then(|()| self.write_started(&pages));
-        let (numbers, done) = match &written {
-            Ok(written) => (&written[..], true),
-            Err(_) => (&[][..], false),
-        };
+        let mut tried = Vec::new();
+        let written = self.check_sound().and_then(|()| self.write_started(&pages, &mut tried));
         if let Some(sums) = &mut self.meta().sums {
-            sums.pages_written(&pages, numbers, done);
+            sums.pages_written(&pages, &tried, written.is_ok());
         }
         self.wake();
-        written.map(|written| !written.is_empty())
+        written.map(|()| !tried.is_empty())
     }
 
-    /// Writes these pages, which nobody changes: which ones.
+    /// Writes these pages, which nobody changes: of those in `tried` it began to.
     ///
     /// To a group that is open they may go at any time. A fresh one is opened first: a page of one that
     /// is not counts as soon as the device has it. Other groups count, but nobody writes to their blocks:
     /// what is learnt of them is right once they are durable.
-    fn write_started(&self, pages: &[u32]) -> Result<Vec<u32>> {
+    fn write_started(&self, pages: &[u32], tried: &mut Vec<u32>) -> Result<()> {
         let (parts, groups) = match &mut self.meta().sums {
             Some(sums) => (sums.parts_of(pages), sums.closed_groups(pages)),
-            None => return Ok(Vec::new()),
+            None => return Ok(()),
         };
-        self.load_started(parts);
+        self.load_started(parts, pages);
         let flushed = self.open_groups_of(&groups, pages)?;
         let (are_open, out) = match &self.meta().sums {
             Some(sums) => (sums.are_open(pages), sums.to_write(pages)),
-            None => return Ok(Vec::new()),
+            None => return Ok(()),
         };
         if !are_open && !flushed {
             self.flush_storage()?;
         }
         let writes: Vec<PageOut<'_>> =
             out.iter().map(|(page, sums, says)| (*page, Some(&**sums), *says)).collect();
-        self.write_pages(&writes)?;
-        Ok(out.iter().map(|(page, ..)| *page).collect())
+        tried.extend(out.iter().map(|(page, ..)| *page));
+        self.write_pages(&writes)
     }
 
     pub(super) fn write_pages(&self, pages: &[PageOut<'_>]) -> Result<()> {
