@@ -24,7 +24,9 @@ export DBS_SIM_IMAGES=${DBS_SIM_IMAGES:-5000}
 suites=(
     "-p dbs-core --tests"
     "-p dbs-sim --lib --test histories --test suite"
-    "-p dbs-server --lib --test nbd --test transfer"
+    "-p dbs-nbd --lib --test nbd"
+    "-p dbs-transfer --lib"
+    "-p dbs-control --lib"
     "-p longhorn-wire --lib"
     "-p longhorn-data --lib --test dataconn"
     "-p longhorn-sync --lib --test ssync"

@@ -2,7 +2,7 @@
 //! every engine.
 
 use crate::Outcome;
-use dbs_server::frontend::{Listen, Socket};
+use dbs_frontend::{Listen, Socket};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use serde::Serialize;

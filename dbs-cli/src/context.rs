@@ -3,9 +3,8 @@
 use crate::globals::{Driver, Globals};
 use crate::output;
 use crate::progress::{Meter, Stop, Unit};
+use dbs_client::remote::fill_usage;
 use dbs_core::{Error, IoDriver, OpenOptions, Result};
-use dbs_server::control;
-use dbs_server::remote::fill_usage;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -74,7 +73,7 @@ impl Context {
     /// Where control sockets are.
     pub fn runtime_dir(&self) -> PathBuf {
         let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        control::runtime_dir(path("DBS_RUNTIME_DIR"), path("XDG_RUNTIME_DIR"))
+        dbs_control::runtime_dir(path("DBS_RUNTIME_DIR"), path("XDG_RUNTIME_DIR"))
     }
 
     /// A progress line, and with it the way to stop a long command. With `--json` it is drawn only

@@ -1,7 +1,7 @@
 //! Exit codes, and the way errors leave.
 
+use dbs_control::Failure;
 use dbs_core::{Error, ErrorKind};
-use dbs_server::control::Failure;
 use serde_json::json;
 use std::error::Error as _;
 use std::io::{self, Write};

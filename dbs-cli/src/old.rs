@@ -1,10 +1,10 @@
 //! Commands on an image of format 1.0.0. They answer with the same types; what the old format
 //! does not know is empty or 0.
 
+use dbs_control::api::Request;
 use dbs_core::info::{SnapshotInfo, Usage, VolumeInfo};
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, Result};
-use dbs_server::api::Request;
 use serde::Serialize;
 use serde_json::Value;
 

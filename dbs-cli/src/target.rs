@@ -3,11 +3,11 @@
 use crate::context::Context;
 use crate::old;
 use crate::progress::{Meter, Unit};
+use dbs_client::any_store::AnyStore;
+use dbs_control::api::{Progress, Request};
 use dbs_core::v1::Image;
 use dbs_core::{ErrorKind, Result};
-use dbs_server::any_store::AnyStore;
-use dbs_server::api::{Progress, Request};
-use dbs_server::transfer::{BlockAccess, StoreAccess};
+use dbs_transfer::{BlockAccess, StoreAccess};
 use serde_json::Value;
 
 /// An open or a served store.

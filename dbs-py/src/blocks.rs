@@ -5,9 +5,7 @@ use crate::convert::Amount;
 use crate::error::{closed, invalid, raise};
 use crate::store::{RawStore, Shared, without_interpreter};
 use dbs_core::volume::ReadPart;
-use dbs_server::transfer::{
-    BlockAccess, discard_bytes_at, find_bytes, read_bytes_at, zero_bytes_at,
-};
+use dbs_transfer::{BlockAccess, discard_bytes_at, find_bytes, read_bytes_at, zero_bytes_at};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::mem::ManuallyDrop;

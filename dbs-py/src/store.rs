@@ -3,9 +3,9 @@
 use crate::blocks::{Access, Slot};
 use crate::convert::{Amount, to_json, to_python};
 use crate::error::{closed, invalid, raise};
+use dbs_client::any_store::AnyStore;
+use dbs_control::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, InitOptions, IoDriver, OpenOptions, Store};
-use dbs_server::any_store::AnyStore;
-use dbs_server::api::{Progress, Request};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Value, json};
@@ -163,7 +163,7 @@ impl RawStore {
         };
         let checksum_cache = checksum_cache.map(|amount| amount.0);
         let options = OpenOptions { read_only, driver, checksum_cache, ..OpenOptions::default() };
-        let runtime_dir = dbs_server::control::runtime_dir(runtime_dir, xdg_runtime_dir);
+        let runtime_dir = dbs_control::runtime_dir(runtime_dir, xdg_runtime_dir);
         let store = py.detach(|| AnyStore::open(&path, &options, &runtime_dir)).map_err(raise)?;
         Ok(Self {
             shared: Arc::new(Shared {

@@ -3,11 +3,11 @@
 
 use crate::{Outcome, Path, Request, Unavailable};
 use dbs_core::Store;
+use dbs_nbd::session::Session;
+use dbs_nbd::wire::request::{Request as Header, Style};
+use dbs_nbd::wire::{REQUEST_MAGIC, cmd};
+use dbs_nbd::{Exports, LocalServer, Peer, ServerOptions, StoreExports};
 use dbs_reactor::Driver;
-use dbs_server::nbd::session::Session;
-use dbs_server::nbd::wire::request::{Request as Header, Style};
-use dbs_server::nbd::wire::{REQUEST_MAGIC, cmd};
-use dbs_server::nbd::{Exports, LocalServer, Peer, ServerOptions, StoreExports};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

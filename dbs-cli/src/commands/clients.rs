@@ -4,8 +4,8 @@ use crate::context::{Context, typed};
 use crate::output::{Table, time};
 use crate::spec;
 use clap::{Args, Subcommand};
+use dbs_control::api::Request;
 use dbs_core::{Result, format_size};
-use dbs_server::api::Request;
 use dbs_server::clients::Client;
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use clap::Args;
 use dbs_core::io::open::claim;
 use dbs_core::store::is_same_place;
 use dbs_core::{Error, Result, format_size};
-use dbs_server::transfer::{export_path, export_stream};
+use dbs_transfer::{export_path, export_stream};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;

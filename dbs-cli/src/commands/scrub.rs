@@ -3,9 +3,9 @@
 use crate::context::{Context, typed};
 use crate::{exit, spec};
 use clap::Args;
+use dbs_control::api::Request;
 use dbs_core::info::ScrubReport;
 use dbs_core::{Result, format_size};
-use dbs_server::api::Request;
 use std::process::ExitCode;
 
 /// Compare all data with its checksums. On a served store one that was stopped is continued.

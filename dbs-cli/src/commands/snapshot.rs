@@ -6,9 +6,9 @@ use crate::context::{Context, typed};
 use crate::output::{Table, exact_size, facts, time};
 use crate::spec::{self, LabelChange, SnapshotSpec};
 use clap::Args;
+use dbs_control::api::Request;
 use dbs_core::info::{Labels, SnapshotInfo};
 use dbs_core::{Error, Result, format_size};
-use dbs_server::api::Request;
 
 /// Take a snapshot of a volume.
 #[derive(Debug, Args)]

@@ -7,9 +7,9 @@ use crate::output::print_json;
 use crate::progress::Unit;
 use crate::spec::Spec;
 use clap::Args;
+use dbs_control::api::Request;
 use dbs_core::{Error, Result, format_size};
-use dbs_server::api::Request;
-use dbs_server::transfer::{
+use dbs_transfer::{
     Copied, NewFile, ReceiveOptions, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader,
     pending, plan, receive_all, send,
 };

@@ -5,9 +5,9 @@ use crate::context::{Context, typed};
 use crate::output::{Table, exact_size, facts, print, print_json, time};
 use crate::spec::{self, SnapshotSpec, Spec};
 use clap::Args;
+use dbs_control::api::{Ranges, Request, Trimmed};
 use dbs_core::info::{MapRange, RangeState, TrimReport, Usage, VolumeInfo};
 use dbs_core::{Error, Result, format_size};
-use dbs_server::api::{Ranges, Request, Trimmed};
 
 /// Create an empty volume.
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 
 use crate::support::{Place, Served};
 use crate::{Random, connect, content, version_of};
-use dbs_server::nbd::Client;
+use dbs_nbd::Client;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;

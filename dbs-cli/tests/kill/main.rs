@@ -10,7 +10,7 @@ mod support;
 
 mod faults;
 
-use dbs_server::nbd::{Client, ClientOptions};
+use dbs_nbd::{Client, ClientOptions};
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -5,7 +5,7 @@
 //! again.
 
 use super::{PATIENCE, Site, can_mount, kill, wait};
-use dbs_server::nbd::{Client, ClientOptions};
+use dbs_nbd::{Client, ClientOptions};
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io;

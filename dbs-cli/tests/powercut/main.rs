@@ -9,13 +9,13 @@ mod disk;
 #[path = "../support/mod.rs"]
 mod support;
 
+use dbs_client::remote::RemoteStore;
+use dbs_control::api::Request;
+use dbs_control::{socket_path, store_key};
 use dbs_core::io::Storage;
 use dbs_core::io::tail::default_candidates;
 use dbs_core::{Error, ErrorKind, Store};
-use dbs_server::api::Request;
-use dbs_server::control::{socket_path, store_key};
-use dbs_server::nbd::client::{Client, ClientOptions};
-use dbs_server::remote::RemoteStore;
+use dbs_nbd::client::{Client, ClientOptions};
 use dbs_sim::content::fill;
 use dbs_sim::generate::Generator;
 use dbs_sim::op::{labels, snapshot_name, volume_name};

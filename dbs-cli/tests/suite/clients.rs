@@ -2,7 +2,7 @@
 //! shown what.
 
 use crate::support::{Place, Served};
-use dbs_server::nbd::{Client, ClientOptions};
+use dbs_nbd::{Client, ClientOptions};
 use serde_json::Value;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};

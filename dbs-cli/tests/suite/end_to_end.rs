@@ -464,7 +464,7 @@ fn a_second_writer_is_refused_and_told_of_the_owner() {
     let second = place.dbs("serve").exits(11, "second server");
     assert!(second.stderr.contains(&pid), "{}", second.stderr);
     // Without its socket the server is just somebody who holds the store.
-    let socket = dbs_server::control::store_key(&place.store()).unwrap() + ".sock";
+    let socket = dbs_control::store_key(&place.store()).unwrap() + ".sock";
     std::fs::remove_file(place.path("run").join(&socket)).unwrap();
     let run = place.dbs("volume list").exits(11, "no socket");
     assert!(run.stderr.contains(&socket), "{}", run.stderr);

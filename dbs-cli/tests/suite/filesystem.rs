@@ -4,7 +4,7 @@
 //! Beside the store lies a raw image that goes through the same changes: it is the reference.
 
 use crate::support::{Place, noise};
-use dbs_server::nbd::{Client, ClientOptions};
+use dbs_nbd::{Client, ClientOptions};
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;

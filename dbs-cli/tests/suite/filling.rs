@@ -2,7 +2,7 @@
 //! and what is left of one that was killed can be told, taken up and removed.
 
 use crate::support::{Place, noise};
-use dbs_server::nbd::{Buffered, Client, ClientOptions};
+use dbs_nbd::{Buffered, Client, ClientOptions};
 use serde_json::json;
 use std::io::Write;
 use std::os::unix::net::UnixStream;

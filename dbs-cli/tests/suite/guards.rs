@@ -46,7 +46,7 @@ fn a_copy_is_never_taken_for_its_original() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let socket = dbs_server::control::store_key(&place.path("copy.dbs")).unwrap() + ".sock";
+    let socket = dbs_control::store_key(&place.path("copy.dbs")).unwrap() + ".sock";
     while !place.path("run").join(&socket).exists() {
         assert!(copy.try_wait().unwrap().is_none(), "the copy is not served");
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -348,7 +348,7 @@ fn users_of_the_control_group_and_no_others_may_use_a_server() {
     served.stop();
     // A server that gives up root's rights is reached by the user it becomes, and by root.
     let served = place.serve(&format!("--user {NOBODY}:{NOBODY}"));
-    let key = dbs_server::control::store_key(&place.store()).unwrap();
+    let key = dbs_control::store_key(&place.store()).unwrap();
     let socket = fs::metadata(place.path("run").join(key + ".sock")).unwrap();
     assert_eq!((socket.uid(), socket.mode() & 0o777), (NOBODY, 0o600));
     as_nobody(&place, &program, "volume show v").ok("the server's user");

@@ -1,7 +1,7 @@
 //! `dbs volume trim VOLUME`, on an idle store and on a served one.
 
 use crate::support::{Place, noise};
-use dbs_server::nbd::{Buffered, Client, ClientOptions};
+use dbs_nbd::{Buffered, Client, ClientOptions};
 use std::os::unix::net::UnixStream;
 
 const MIB: usize = 1 << 20;

@@ -6,7 +6,7 @@ use super::slot::{Parked, Seen};
 use super::ticket::Ticket;
 use dbs_core::{Error, ErrorKind};
 use dbs_reactor::Io;
-use dbs_server::log;
+use dbs_service::log;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;

@@ -2,8 +2,8 @@
 
 use super::stats::Kind;
 use dbs_core::{Error, ErrorKind};
+use dbs_frontend::{Charge, Protocol};
 use dbs_reactor::{Batch, Buf};
-use dbs_server::frontend::{Charge, Protocol};
 use longhorn_wire::frame::{Damaged, HEADER_BYTES, Header, Hello, PAYLOAD_MAX_BYTES, Type};
 use std::io;
 

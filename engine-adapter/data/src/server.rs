@@ -3,9 +3,9 @@
 use super::gate::Gate;
 use super::reactor::Reactor;
 use super::shared::{DataOptions, Message, Service, Shared};
+use dbs_frontend::{Acceptor, Listen, Listener, Pool, Socket, lock};
 use dbs_reactor::Thread;
-use dbs_server::frontend::{Acceptor, Listen, Listener, Pool, Socket, lock};
-use dbs_server::log;
+use dbs_service::log;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -3,9 +3,9 @@
 use super::STRANGERS;
 use super::gate::Gate;
 use super::runner::Told;
+use dbs_frontend::tls::TlsStream;
+use dbs_frontend::{Pool, Socket, lock};
 use dbs_reactor::Remote;
-use dbs_server::frontend::tls::TlsStream;
-use dbs_server::frontend::{Pool, Socket, lock};
 use longhorn_wire::transport;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

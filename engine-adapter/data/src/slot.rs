@@ -4,9 +4,9 @@
 use super::gate::{Access, Active, Durability, Gate, Target, View, Watch};
 use super::request::Request;
 use super::ticket::Ticket;
+use dbs_frontend::{Commits, Pool, Storage};
 use dbs_reactor::{Io, Payload, Slab};
-use dbs_server::frontend::{Commits, Pool, Storage};
-use dbs_server::log;
+use dbs_service::log;
 use std::sync::Arc;
 
 /// A replica that this reactor has requests for.

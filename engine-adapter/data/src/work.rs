@@ -4,8 +4,8 @@
 use super::gate::{Active, Target};
 use super::request::{Op, Request, beyond_end, error_text};
 use dbs_core::{Damage, Error, Volume};
+use dbs_frontend::{DISCARD_MAX_BYTES, piece};
 use dbs_reactor::{Buf, Buffers};
-use dbs_server::frontend::{DISCARD_MAX_BYTES, piece};
 use longhorn_wire::frame::Damaged;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -3,7 +3,7 @@
 use crate::agent::jobs::Jobs;
 use crate::replica::Replica;
 use dbs_core::Store;
-use dbs_server::metrics::{Text, quoted, store_metrics, volume_metrics};
+use dbs_service::metrics::{Text, quoted, store_metrics, volume_metrics};
 use longhorn_data::{DataStats, Kind, LATENCY_BOUNDS};
 
 /// What one replica contributes.

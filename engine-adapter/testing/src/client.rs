@@ -4,7 +4,7 @@
 //! Each connection has a thread that receives. Callers send by themselves, so that one that waits
 //! for its reply costs two switches of threads: for load in quantity see the load generator.
 
-use dbs_server::frontend::{Listen, Socket, lock};
+use dbs_frontend::{Listen, Socket, lock};
 use longhorn_wire::frame::{Damaged, HEADER_BYTES, Header, Hello, Type};
 use std::collections::HashMap;
 use std::fmt;

@@ -2,9 +2,9 @@
 //! little of what a server costs, and is the same for every server.
 
 use super::client::ClientError;
+use dbs_bench::Histogram;
+use dbs_frontend::Listen;
 use dbs_reactor::{Batch, Handler, Io, Socket as Number};
-use dbs_server::bench::Histogram;
-use dbs_server::frontend::Listen;
 use longhorn_wire::frame::{HEADER_BYTES, Header, PAYLOAD_MAX_BYTES, Type};
 use std::io;
 use std::sync::mpsc;

@@ -1,6 +1,6 @@
 //! Lines of the log that strangers can cause: some at once, then one a second, which says how many were left out.
 
-use dbs_server::log;
+use dbs_service::log;
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

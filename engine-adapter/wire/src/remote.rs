@@ -2,7 +2,7 @@
 
 use crate::transport::{self, Line};
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use hyper_util::rt::TokioIo;
 use std::fmt;
 use std::io;

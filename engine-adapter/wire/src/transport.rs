@@ -9,11 +9,11 @@ mod handshakes;
 
 use crate::log_limit::LogLimit;
 use dbs_core::{Error, Result};
-use dbs_server::frontend::Socket;
-use dbs_server::frontend::tls::{
+use dbs_frontend::Socket;
+use dbs_frontend::tls::{
     CA_CERT, CLIENT, SERVER, TlsClient, TlsConfig, TlsSocket, TlsStream, server_name,
 };
-use dbs_server::log;
+use dbs_service::log;
 use handshakes::Handshakes;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

@@ -2,10 +2,10 @@
 
 use crate::input::Input;
 use crate::sample::{End, Sample, open};
+use dbs_control::api;
+use dbs_control::{Failure, LINE_MAX_BYTES, Reply, decode_request, read_line, send_result};
 use dbs_core::info::Severity;
 use dbs_core::{Error, ErrorKind};
-use dbs_server::api;
-use dbs_server::control::{Failure, LINE_MAX_BYTES, Reply, decode_request, read_line, send_result};
 use std::io::BufReader;
 use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 
 use crate::input::Input;
 use crate::peers::taken;
+use dbs_frontend::Charge;
 use dbs_reactor::Batch;
-use dbs_server::frontend::Charge;
 use longhorn_controller::path::link::{Link, Reply};
 use longhorn_controller::rules::Slot;
 use longhorn_data::request::{Connection, Op, Request, beyond_end};

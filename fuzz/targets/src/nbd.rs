@@ -3,14 +3,14 @@
 use crate::input::Input;
 use crate::peers::taken;
 use crate::sample::{empty, pattern};
-use dbs_server::frontend::Protocol;
-use dbs_server::nbd::handshake::{Handshake, Step, TlsState};
-use dbs_server::nbd::session::Session;
-use dbs_server::nbd::wire::option::{OptionHeader, OptionReplyHeader};
-use dbs_server::nbd::wire::reply::{ReplyHeader, chunk, decode_block_status, decode_error};
-use dbs_server::nbd::wire::request::{Request, Style};
-use dbs_server::nbd::wire::{OPTION_MAX_BYTES, PAYLOAD_MAX_BYTES, cmd, rep};
-use dbs_server::nbd::{Exports, OfflineClient, StoreExports};
+use dbs_frontend::Protocol;
+use dbs_nbd::handshake::{Handshake, Step, TlsState};
+use dbs_nbd::session::Session;
+use dbs_nbd::wire::option::{OptionHeader, OptionReplyHeader};
+use dbs_nbd::wire::reply::{ReplyHeader, chunk, decode_block_status, decode_error};
+use dbs_nbd::wire::request::{Request, Style};
+use dbs_nbd::wire::{OPTION_MAX_BYTES, PAYLOAD_MAX_BYTES, cmd, rep};
+use dbs_nbd::{Exports, OfflineClient, StoreExports};
 use std::sync::Arc;
 
 /// Options and requests of one input.

@@ -2,7 +2,7 @@
 
 use crate::input::Input;
 use dbs_core::io::queue::Action;
-use dbs_server::nbd::{Buffered, Client, ClientOptions, Pipeline};
+use dbs_nbd::{Buffered, Client, ClientOptions, Pipeline};
 use std::io::{self, Read, Write};
 
 /// Requests of one input.

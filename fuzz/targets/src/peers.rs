@@ -1,6 +1,6 @@
 //! A connection's bytes, cut into pieces, and what comes of them.
 
-use dbs_server::frontend::{Limits, Offline, Protocol, Ready};
+use dbs_frontend::{Limits, Offline, Protocol, Ready};
 
 /// What is taken of a connection.
 const LIMITS: Limits = Limits { requests: 4, bytes: 256 << 10 };

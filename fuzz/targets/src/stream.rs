@@ -4,7 +4,7 @@ use crate::input::Input;
 use crate::sample::{End, Sample, open};
 use dbs_core::ErrorKind;
 use dbs_core::info::Severity;
-use dbs_server::transfer::{pending, receive};
+use dbs_transfer::{pending, receive};
 use std::sync::Arc;
 
 const PREFIX_BYTES: usize = 16;

@@ -2,7 +2,7 @@
 
 use dbs_benches::Outcome;
 use dbs_benches::process::{Process, sleep};
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;

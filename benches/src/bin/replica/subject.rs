@@ -2,7 +2,7 @@
 
 use dbs_benches::Outcome;
 use dbs_benches::process::{Process, output, sleep};
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::{
     ReplicaCreateRequest, ReplicaOpenRequest, ReplicaSnapshotRequest,

@@ -12,7 +12,7 @@ use dbs_benches::{Bench, Outcome, open};
 use dbs_core::Store;
 use dbs_core::io::buffer::AlignedBuf;
 use dbs_core::store::SnapshotOptions;
-use dbs_server::nbd::{Client, ClientOptions};
+use dbs_nbd::{Client, ClientOptions};
 use fastrand::Rng;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -12,13 +12,13 @@ use crate::spec::{self, Spec};
 use crate::target::Target;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use dbs_core::{Error, Result, format_size};
-use dbs_server::any_store::AnyStore;
-use dbs_server::bench::{
-    self, Cpu, CpuOf, DEPTH, DEPTHS, DeviceSubject, Group, Measurement, Moment, NbdSubject,
-    Options, Report, Runner, Subject, TESTS, TargetKind, Test,
+use dbs_bench::{
+    Cpu, CpuOf, DEPTH, DEPTHS, DeviceSubject, Group, Measurement, Moment, NbdSubject, Options,
+    Report, Runner, Subject, TESTS, TargetKind, Test,
 };
-use dbs_server::nbd::NbdUri;
+use dbs_client::any_store::AnyStore;
+use dbs_core::{Error, Result, format_size};
+use dbs_nbd::NbdUri;
 use place::StorePlace;
 use std::fs::File;
 use std::io::Write;
@@ -245,7 +245,7 @@ impl Bench {
     fn report(&self, kind: TargetKind, name: String, length: u64, driver: String) -> Report {
         Report {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            target: bench::Target { kind, name, length, driver, cpu_of: None },
+            target: dbs_bench::Target { kind, name, length, driver, cpu_of: None },
             started_ns: 0,
             test_seconds: self.time().as_secs_f64(),
             depth: self.depth,

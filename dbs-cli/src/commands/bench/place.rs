@@ -3,12 +3,12 @@
 use crate::context::{Context, typed};
 use crate::old;
 use crate::target::Target;
+use dbs_bench::{Ground, NbdSubject, Room, Subject, VolumeSubject};
+use dbs_client::any_store::AnyStore;
+use dbs_control::api::Request;
 use dbs_core::info::StoreInfo;
 use dbs_core::io::open::claim;
 use dbs_core::{ErrorKind, Result};
-use dbs_server::any_store::AnyStore;
-use dbs_server::api::Request;
-use dbs_server::bench::{Ground, NbdSubject, Room, Subject, VolumeSubject};
 use dbs_server::serve::Housekeeping;
 use std::path::Path;
 use std::thread;

@@ -1,8 +1,8 @@
 //! The report as a picture: one panel for each group of tests, in SVG.
 
 use super::table::micros;
+use dbs_bench::{Group, Measurement, Operation, Pattern, Report};
 use dbs_core::format_size;
-use dbs_server::bench::{Group, Measurement, Operation, Pattern, Report};
 use std::fmt::Write;
 
 /// Pixels.

@@ -1,8 +1,8 @@
 //! The report for people.
 
 use crate::output::Table;
+use dbs_bench::{AFTER_SNAPSHOT, CpuOf, FIRST_WRITE, Measurement, OVERWRITE, Report};
 use dbs_core::format_size;
-use dbs_server::bench::{AFTER_SNAPSHOT, CpuOf, FIRST_WRITE, Measurement, OVERWRITE, Report};
 
 /// All of it.
 pub fn text(report: &Report) -> String {

@@ -4,7 +4,7 @@
 //! - [`nbd`]: an export for any NBD client;
 //! - [`ublk`]: a block device of this machine.
 //!
-//! Each is a [`Front`](dbs_server::frontend::Front) on every reactor of a
+//! Each is a [`Front`](dbs_frontend::Front) on every reactor of a
 //! [`Path`](crate::path::Path).
 
 pub mod nbd;

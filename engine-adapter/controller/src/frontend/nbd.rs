@@ -1,10 +1,10 @@
 //! The frontend `nbd`: the volume as an export, on a unix socket or TCP, for any NBD client.
 
 use crate::path::{Attached, Path};
+use dbs_frontend::{Front, Listen};
+use dbs_nbd::{Carried, OneExport, ServerHandle, ServerOptions, TlsConfig};
 use dbs_reactor::Io;
-use dbs_server::frontend::{Front, Listen};
-use dbs_server::log;
-use dbs_server::nbd::{Carried, OneExport, ServerHandle, ServerOptions, TlsConfig};
+use dbs_service::log;
 use std::any::Any;
 use std::fmt;
 use std::io;
@@ -33,7 +33,7 @@ impl NbdFrontend {
     ) -> io::Result<Self> {
         let of: Weak<Path> = Arc::downgrade(path);
         let export = OneExport::new(name, move || of.upgrade().map_or(0, |path| path.size()));
-        let log: dbs_server::nbd::Log = Arc::new(|line| log::warn("nbd", &[("what", &line)]));
+        let log: dbs_nbd::Log = Arc::new(|line| log::warn("nbd", &[("what", &line)]));
         let tls = tls.map(TlsConfig::tcp_only);
         let options = ServerOptions { log: Some(log), tls, ..ServerOptions::default() };
         let stop_grace = options.stop_grace;

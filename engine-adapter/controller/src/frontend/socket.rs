@@ -4,12 +4,12 @@
 //! devices are given as such; a hello is answered, so that a client of DBS can flush.
 
 use crate::path::{Attached, Path};
-use dbs_reactor::{Batch, Io, Slab};
-use dbs_server::frontend::{
+use dbs_frontend::{
     Acceptor, Action, Carrier, Carry, Charge, Event, Failure, FailureKind, Front, Limits, Listen,
     Listener, Outcome, Peers, Ready, Socket,
 };
-use dbs_server::log;
+use dbs_reactor::{Batch, Io, Slab};
+use dbs_service::log;
 use longhorn_data::request::{Connection, Op, Request};
 use longhorn_wire::frame::Hello;
 use std::any::Any;

@@ -7,7 +7,7 @@ use crate::path::{Attached, Path};
 use dbs_core::{Error, Result};
 use dbs_reactor::Io;
 use dbs_reactor::ublk::{Control, DeviceInfo, block_path};
-use dbs_server::ublk::{
+use dbs_ublk::{
     Deliver, Device, carried_device, carried_front, carried_params, carried_spawner, explain,
 };
 use std::any::Any;

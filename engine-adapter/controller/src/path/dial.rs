@@ -1,7 +1,7 @@
 //! Connecting to a replica.
 
 use super::local::LocalReplica;
-use dbs_server::frontend::{Listen, Socket};
+use dbs_frontend::{Listen, Socket};
 use longhorn_wire::frame::{HEADER_BYTES, Header, Hello, Type, feature};
 use longhorn_wire::transport::DataLink;
 use std::io::{self, Read, Write};

@@ -7,8 +7,8 @@ use super::link::Ask;
 use super::sabotage::{Bug, is};
 use crate::rules::timeout::{Silence, Waits};
 use crate::rules::{FanOut, Read, Slot, Slots, Widened};
+use dbs_frontend::{Action, Carry};
 use dbs_reactor::{Buf, SharedBuf};
-use dbs_server::frontend::{Action, Carry};
 use longhorn_wire::frame::Type;
 use std::time::Duration;
 

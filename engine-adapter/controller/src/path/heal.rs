@@ -11,9 +11,9 @@ use super::link::Ask;
 use super::sabotage::{Bug, is};
 use crate::rules::widen::BLOCK;
 use crate::rules::{Answer, Read, Slot};
+use dbs_frontend::{FailureKind, Outcome};
 use dbs_reactor::{Buf, Io};
-use dbs_server::frontend::{FailureKind, Outcome};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_wire::frame::{Damaged, Type};
 use std::sync::atomic::Ordering;
 

@@ -1,7 +1,7 @@
 //! The last requests to replicas, for whoever looks for what was slow. Each reactor keeps its own, in a
 //! ring it alone writes: for a request that is some words, without a lock or an allocation.
 
-use dbs_server::frontend::Action;
+use dbs_frontend::Action;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use std::fmt;

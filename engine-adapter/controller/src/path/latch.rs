@@ -1,6 +1,6 @@
 //! Waiting for all reactors.
 
-use dbs_server::frontend::{lock, wait_while};
+use dbs_frontend::{lock, wait_while};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 

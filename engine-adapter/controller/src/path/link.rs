@@ -3,8 +3,8 @@
 use super::sabotage::{Bug, is};
 use crate::rules::Slot;
 use crate::rules::widen::BLOCK;
+use dbs_frontend::{Charge, Protocol};
 use dbs_reactor::{Batch, SharedBuf};
-use dbs_server::frontend::{Charge, Protocol};
 use longhorn_data::request::Request;
 use longhorn_wire::frame::{Damaged, HEADER_BYTES, Header, Type};
 use std::io;

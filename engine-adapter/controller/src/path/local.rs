@@ -5,8 +5,8 @@
 
 use super::link::Ask;
 use crate::rules::Slot;
+use dbs_frontend::Pool;
 use dbs_reactor::{Io, Payload, SharedBuf};
-use dbs_server::frontend::Pool;
 use longhorn_data::Gate;
 use longhorn_data::request::{Op, Request};
 use longhorn_data::runner::{Ended, Runner, Told};

@@ -45,8 +45,8 @@ pub use shared::Events;
 pub use stats::{PathKind, PathStats, ReplicaStats};
 
 use crate::rules::timeout;
+use dbs_frontend::{Front, lock, wait_while};
 use dbs_reactor::{Io, Thread};
-use dbs_server::frontend::{Front, lock, wait_while};
 use latch::Latch;
 use longhorn_wire::transport::DataLink;
 use message::Message;

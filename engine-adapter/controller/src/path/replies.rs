@@ -11,8 +11,8 @@ use crate::rules::heal::ROUNDS_MAX;
 use crate::rules::io::NO_BACKEND;
 use crate::rules::timeout::PING_INTERVAL;
 use crate::rules::{Answer, FanOut, Outcome as Decided, Slot, Slots};
+use dbs_frontend::{Action, Event, FailureKind, Outcome, Ready};
 use dbs_reactor::{Buf, Io};
-use dbs_server::frontend::{Action, Event, FailureKind, Outcome, Ready};
 use longhorn_data::stats::add;
 use longhorn_wire::frame::{NO_SPACE_TEXT, Type};
 

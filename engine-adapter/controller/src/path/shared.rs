@@ -8,9 +8,9 @@ use crate::rules::timeout::{Limits, Waits};
 use crate::rules::{
     Claims, FanOut, Mode, REPLICAS_MAX, ReplicaId, SharedModes, Slot, Slots, Verdict,
 };
+use dbs_frontend::lock;
 use dbs_reactor::Remote;
-use dbs_server::frontend::lock;
-use dbs_server::log;
+use dbs_service::log;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! What a path has done: counted by each reactor for itself, added up on demand.
 
 use crate::rules::{Mode, ReplicaId};
-use dbs_server::frontend::Action;
+use dbs_frontend::Action;
 use longhorn_data::stats::add;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -1,13 +1,13 @@
 //! A controller's metrics for Prometheus.
 
 use super::{Control, Counters, DamageCount};
-use dbs_server::metrics::{Text, quoted};
+use dbs_service::metrics::{Text, quoted};
 use longhorn_wire::proto::controller::ReplicaMode;
 use std::time::Duration;
 
 const MODES: [ReplicaMode; 3] = [ReplicaMode::Wo, ReplicaMode::Rw, ReplicaMode::Err];
 
-/// How the controller is, in Prometheus' text format. Served by [`dbs_server::metrics::MetricsServer`].
+/// How the controller is, in Prometheus' text format. Served by [`dbs_service::metrics::MetricsServer`].
 #[must_use]
 pub fn text(control: &dyn Control) -> String {
     let volume = control.volume();

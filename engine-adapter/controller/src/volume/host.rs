@@ -2,7 +2,7 @@
 
 use super::{Held, Host};
 use dbs_core::{Error, Result};
-use dbs_server::log;
+use dbs_service::log;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;

@@ -140,7 +140,7 @@ impl Replicas for RemoteReplicas {
         let (close, address) = (self.one(target.clone(), Call::Close), target.address.clone());
         let task = self.runtime.spawn(async move {
             if let Err(error) = close.await {
-                dbs_server::log::warn("close", &[("replica", &address), ("error", &error)]);
+                dbs_service::log::warn("close", &[("replica", &address), ("error", &error)]);
             }
         });
         // It goes on without us.

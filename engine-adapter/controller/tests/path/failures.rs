@@ -381,7 +381,7 @@ fn nobody_who_cannot_be_reached_or_does_not_answer_is_added() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap().port()
     };
-    let gone = BackendAddress::Remote(dbs_server::frontend::Listen::Tcp("127.0.0.1".into(), gone));
+    let gone = BackendAddress::Remote(dbs_frontend::Listen::Tcp("127.0.0.1".into(), gone));
     for address in [mute.address(), rude.address(), gone] {
         let error = volume.path.add(1, "tcp://r1", &address, Mode::Rw).unwrap_err();
         assert!(error.to_string().starts_with("cannot connect to the replica at tcp:127.0.0.1:"));

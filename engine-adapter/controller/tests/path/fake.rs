@@ -1,6 +1,6 @@
 //! Replicas that do what a test wants.
 
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_controller::path::BackendAddress;
 use longhorn_wire::frame::{HEADER_BYTES, Header, Type};
 use std::io::{Read, Write};

@@ -4,7 +4,7 @@ use crate::data_support::{eventually, pattern};
 use crate::fake::Fake;
 use crate::null::{self, NullLoad};
 use crate::support::{SIZE, Volume, address, options, replicas};
-use dbs_server::frontend::{Listen, Listener};
+use dbs_frontend::{Listen, Listener};
 use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
 use longhorn_controller::path::{BackendAddress, Mode, PathOptions};
 use longhorn_wire::frame::{HEADER_BYTES, Header, Type};

@@ -3,9 +3,9 @@
 use crate::data_support::{MIB, pattern};
 use crate::fake::{Do, Fake};
 use crate::support::{SIZE, Volume, address, content, options, replicas};
-use dbs_server::frontend::Listen;
-use dbs_server::nbd::wire::cmd_flag;
-use dbs_server::nbd::{Client, ClientOptions};
+use dbs_frontend::Listen;
+use dbs_nbd::wire::cmd_flag;
+use dbs_nbd::{Client, ClientOptions};
 use longhorn_controller::frontend::NbdFrontend;
 use longhorn_controller::path::{BackendAddress, Mode};
 use longhorn_wire::frame::Type;

@@ -1,8 +1,8 @@
 //! The frontend `null`: requests made where they are carried out, to measure what is behind.
 
+use dbs_bench::Histogram;
+use dbs_frontend::{Action, Carrier, Carry, Front, Outcome};
 use dbs_reactor::Io;
-use dbs_server::bench::Histogram;
-use dbs_server::frontend::{Action, Carrier, Carry, Front, Outcome};
 use longhorn_controller::path::Path;
 use longhorn_testing::load::{Draw, LoadReport};
 use longhorn_wire::frame::PAYLOAD_MAX_BYTES;

@@ -1,7 +1,7 @@
 //! Each planted mistake is found by the test for it, and nothing is found without one.
 
 use crate::fake::{Do, Fake, done, message};
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
 use longhorn_controller::path::sabotage::Bug;
 use longhorn_controller::path::{Events, Mode, Path, PathOptions, ReplicaId};

@@ -1,7 +1,7 @@
 //! A path with a socket frontend, its replicas, and a load that knows what it must read.
 
 use crate::data_support::{MIB, Replica, Setup, eventually, pattern};
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
 use longhorn_controller::path::{BackendAddress, Events, Mode, Path, PathOptions, ReplicaId};
 use longhorn_data::DataOptions;

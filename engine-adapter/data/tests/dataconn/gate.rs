@@ -2,7 +2,7 @@
 
 use crate::support::{DRIVERS, Events, MIB, Replica, Setup, eventually, pattern};
 use dbs_core::{OpenOptions, Store, TailPlace};
-use dbs_server::frontend::{Listen, Listener};
+use dbs_frontend::{Listen, Listener};
 use longhorn_data::{Access, Active, DataOptions, DataServer, Durability, Gate, Target, Wake};
 use longhorn_testing::{ClientError, DataClient};
 use longhorn_wire::frame::{Header, Type};

@@ -5,8 +5,8 @@
 
 use dbs_core::volume::{Request, Start};
 use dbs_core::{Error, InitOptions, OpenOptions, Store, Volume};
+use dbs_frontend::{Listen, Listener};
 use dbs_reactor::Driver;
-use dbs_server::frontend::{Listen, Listener};
 use longhorn_data::{
     Access, Active, ActiveEvents, DataOptions, DataServer, DataService, Durability, Gate, Revision,
     Target,

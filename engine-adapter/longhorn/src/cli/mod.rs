@@ -18,7 +18,7 @@ pub use replica_args::ReplicaArgs;
 use crate::process;
 use clap::Parser;
 use clap::error::ErrorKind;
-use dbs_server::log;
+use dbs_service::log;
 use output::Failure;
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -4,7 +4,6 @@ use super::replica_args::{
     DataProtocol, DurabilityArg, OurArgs, ReplicaArgs, SyncAgentArgs, ThreadArgs,
 };
 use dbs_core::{Error, Result};
-use dbs_server::control;
 use longhorn_data::DataOptions;
 use longhorn_replica::host::file::StoreOptions;
 use longhorn_replica::host::options::Options;
@@ -105,7 +104,7 @@ pub(super) fn data_options(
 /// Directory of control sockets.
 pub(super) fn runtime_dir() -> PathBuf {
     let path = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    control::runtime_dir(path("DBS_RUNTIME_DIR"), path("XDG_RUNTIME_DIR"))
+    dbs_control::runtime_dir(path("DBS_RUNTIME_DIR"), path("XDG_RUNTIME_DIR"))
 }
 
 /// Serves a sync agent of the replica in the present directory, which another process serves,

@@ -4,7 +4,7 @@
 use super::golang::{self, BooleanOption as _};
 use clap::{ArgAction, Args, ValueEnum};
 use dbs_core::OpenOptions;
-use dbs_server::frontend::ListenAddress;
+use dbs_frontend::ListenAddress;
 use longhorn_replica::host::file::StoreOptions;
 use std::path::PathBuf;
 use std::time::Duration;

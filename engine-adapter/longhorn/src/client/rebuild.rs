@@ -2,7 +2,7 @@
 
 use super::{ByReplica, Engine, Listed, RebuildStatus, ReplicaLink, SyncOptions, mode_name};
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_wire::proto::controller::ReplicaMode;
 use longhorn_wire::proto::ptypes::{Replica, SyncFileInfo};
 

@@ -7,10 +7,10 @@
 
 use super::ledger::{Ledger, write_durably};
 use dbs_core::{Error, ErrorKind, Result};
+use dbs_frontend::lock;
 use dbs_reactor::ublk::{Control, DeviceInfo, DeviceState, block_path};
-use dbs_server::frontend::lock;
-use dbs_server::log;
-use dbs_server::ublk::explain;
+use dbs_service::log;
+use dbs_ublk::explain;
 use longhorn_controller::frontend::{UblkFrontend, UblkOptions};
 use longhorn_controller::path::Path;
 use longhorn_controller::volume::{Frontend, Offer};

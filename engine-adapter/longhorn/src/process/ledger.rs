@@ -11,8 +11,8 @@
 //! ends there: nothing that the replica missed was acknowledged, and no dead process acknowledges it.
 
 use dbs_core::{Error, Result};
-use dbs_server::frontend::lock;
-use dbs_server::log;
+use dbs_frontend::lock;
+use dbs_service::log;
 use longhorn_controller::rules::ReplicaId;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

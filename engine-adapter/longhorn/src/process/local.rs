@@ -5,8 +5,8 @@
 //! controller itself goes to it directly, for data and for control.
 
 use dbs_core::{Error, Result};
-use dbs_server::frontend::ListenAddress;
-use dbs_server::log;
+use dbs_frontend::ListenAddress;
+use dbs_service::log;
 use longhorn_controller::path::LocalReplica;
 use longhorn_data::DataOptions;
 use longhorn_replica::host::file::{STORE_FILE, StoreOptions};

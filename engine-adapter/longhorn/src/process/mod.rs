@@ -11,9 +11,9 @@ pub use parts::FrontendOptions;
 
 use control::Engine;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::frontend::ListenAddress;
-use dbs_server::log;
-use dbs_server::metrics::MetricsServer;
+use dbs_frontend::ListenAddress;
+use dbs_service::log;
+use dbs_service::metrics::MetricsServer;
 use device::is_device;
 use ledger::Ledger;
 use local::Locals;

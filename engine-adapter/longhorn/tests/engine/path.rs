@@ -2,7 +2,7 @@
 
 use crate::support::{Address, Image, Kind, Lab, Load, MIB, Mix, Replica, check_each, eventually};
 use crate::{each, replicas};
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
 use longhorn_controller::path::{
     BackendAddress, Events, Mode, Path, PathKind, PathOptions, ReplicaId,

@@ -2,7 +2,7 @@
 
 use crate::load::{Load, Report};
 use crate::support::{Place, Process, Rpc, eventually};
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_testing::DataClient;
 use nix::sys::signal::Signal;
 use std::io::Write;

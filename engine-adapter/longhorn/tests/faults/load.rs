@@ -3,7 +3,7 @@
 
 use crate::lab::SIZE;
 use crate::support::{BLOCK, block, eventually, version_of};
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_testing::{ClientError, DataClient};
 use longhorn_wire::frame::Type;
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 
 use crate::PROGRAM;
 use crate::support::*;
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_testing::DataClient;
 use std::net::TcpListener;
 use std::path::PathBuf;

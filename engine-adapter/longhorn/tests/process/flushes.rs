@@ -3,7 +3,7 @@
 use crate::controller::{client, controller_with, replica};
 use crate::support::*;
 use crate::synced::Disk;
-use dbs_server::nbd::{Client, ClientOptions};
+use dbs_nbd::{Client, ClientOptions};
 use longhorn_testing::DataClient;
 use std::fs::File;
 use std::os::unix::net::UnixStream;

@@ -1,10 +1,10 @@
 //! `longhorn replica` from start to end: orderly, killed, restarted; its ports, its arguments.
 
 use crate::support::*;
+use dbs_client::remote::RemoteStore;
+use dbs_control::api::Request;
 use dbs_core::ErrorKind;
-use dbs_server::api::Request;
-use dbs_server::remote::RemoteStore;
-use dbs_server::transfer::StoreAccess;
+use dbs_transfer::StoreAccess;
 use nix::sys::signal::Signal;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -260,8 +260,8 @@ fn commands_see_the_store_and_cannot_change_it_behind_the_engine_s_back() {
     assert_eq!(call(&list).unwrap().as_array().unwrap().len(), 1);
 
     // Data, over NBD: to be read only.
-    let key = dbs_server::control::store_key(&place.replica("r").join("volume.dbs")).unwrap();
-    let socket = dbs_server::control::socket_path(&place.runtime_dir(), &key);
+    let key = dbs_control::store_key(&place.replica("r").join("volume.dbs")).unwrap();
+    let socket = dbs_control::socket_path(&place.runtime_dir(), &key);
     let remote = RemoteStore::connect(&socket, &key).unwrap();
     let volume = StoreAccess::open(&remote, "vol").unwrap();
     let mut content = vec![0; BLOCK];

@@ -1,14 +1,14 @@
 //! `longhorn serve`: replicas in one store, each with a process of its own that keeps its sockets' place.
 
 use crate::support::*;
+use dbs_client::remote::RemoteStore;
+use dbs_control::api::Request;
+use dbs_control::{Client, socket_path, store_key};
 use dbs_core::info::VolumeInfo;
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Result, Store};
-use dbs_server::api::Request;
-use dbs_server::control::{Client, socket_path, store_key};
-use dbs_server::frontend::Listen;
-use dbs_server::remote::RemoteStore;
+use dbs_frontend::Listen;
 use dbs_server::serve::{ServeOptions, Serving};
-use dbs_server::transfer::StoreAccess;
+use dbs_transfer::StoreAccess;
 use longhorn_testing::DataClient;
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -351,7 +351,7 @@ fn a_server_without_replicas_is_told_from_one_that_has_them() {
         store: shared.store.clone(),
         open: OpenOptions::default(),
         nbd: Vec::new(),
-        exports: dbs_server::nbd::ExportRules::default(),
+        exports: dbs_nbd::ExportRules::default(),
         tls: None,
         reactors: Some(1),
         spin: Duration::ZERO,

@@ -2,8 +2,8 @@
 //! path in `PROGRAM`, and the arguments in front of a replica's directory in `REPLICA`.
 #![allow(dead_code, clippy::missing_panics_doc)]
 
-use dbs_server::control::{Client, socket_path, store_key};
-use dbs_server::frontend::Listen;
+use dbs_control::{Client, socket_path, store_key};
+use dbs_frontend::Listen;
 use longhorn_testing::DataClient;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::*;

@@ -5,8 +5,8 @@ use crate::controller::{
     TEXT_SIZE, check, client, controller, free_ports, modes_with, replica_with, run, write,
 };
 use crate::support::*;
-use dbs_server::frontend::Socket;
-use dbs_server::frontend::tls::{CA_CERT, CLIENT, SERVER, TlsClient, TlsSocket, TlsStream};
+use dbs_frontend::Socket;
+use dbs_frontend::tls::{CA_CERT, CLIENT, SERVER, TlsClient, TlsSocket, TlsStream};
 use longhorn_testing::DataClient;
 use std::fs;
 use std::io::{Read, Write};

@@ -7,7 +7,7 @@ use super::send::{blocking, broken};
 use super::shelf::StoreLayer;
 use crate::replica::meta::DiskMeta;
 use dbs_core::{Error, Result};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_sync::image::Record;
 use longhorn_wire::proto::dbs::LayersRequest;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;

@@ -2,7 +2,7 @@
 
 use super::jobs::{COMPLETE, ERROR, IN_PROGRESS};
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_sync::image::{HashOptions, Hashed, Record, Source, hash_recorded};
 use longhorn_wire::names;
 use longhorn_wire::proto::ptypes::SnapshotHashStatusResponse;

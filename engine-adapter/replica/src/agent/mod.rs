@@ -184,7 +184,7 @@ impl Agent {
         let outcome = purge.run();
         if let Err(error) = &outcome {
             let volume = self.replica.volume_name();
-            dbs_server::log::error("purge", &[("volume", &volume), ("error", error)]);
+            dbs_service::log::error("purge", &[("volume", &volume), ("error", error)]);
         }
         job.end(&outcome);
     }
@@ -195,7 +195,7 @@ impl Agent {
         match self.hashes.begin(snapshot, rehash, move || Self::subject(replica, &name)) {
             Ok(task) => drop(tokio::spawn(task)),
             Err(error) => {
-                dbs_server::log::warn("hash", &[("snapshot", &snapshot), ("error", &error)]);
+                dbs_service::log::warn("hash", &[("snapshot", &snapshot), ("error", &error)]);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The ports on which files are received: few, known to a firewall, one for each file under way.
 
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::frontend::ListenAddress;
+use dbs_frontend::ListenAddress;
 use std::collections::HashSet;
 use std::io;
 use std::net::TcpListener;

@@ -14,7 +14,7 @@ use super::hash::Hashes;
 use super::jobs::Job;
 use crate::replica::{Disk, Replica};
 use dbs_core::{Error, ErrorKind, Result, Store};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_sync::image::Record;
 use longhorn_wire::names;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! The files of a rebuild: who fetches which next, and how often one is tried.
 
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_wire::remote::Address;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

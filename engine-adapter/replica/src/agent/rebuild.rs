@@ -16,7 +16,7 @@ use super::shelf::StoreLayer;
 use crate::replica::meta::DiskMeta;
 use dbs_core::io::buffer::AlignedBuf;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_sync::image::{Checksum, GRAIN, Record, Sink, Source, SparseFile};
 use longhorn_wire::proto::dbs::{LayerInfo, LayersRequest};
 use longhorn_wire::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;

@@ -7,7 +7,7 @@ use super::peer::client::Traffic;
 use super::ports::Port;
 use super::send::{blocking, broken};
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_sync::image::Sink;
 use longhorn_sync::ssync::{self, ReceiveOptions, Received};
 use longhorn_wire::remote;

@@ -4,7 +4,7 @@ use super::Agent;
 use super::files::FileName;
 use super::shelf::{Flattened, disk_meta, no_disk};
 use dbs_core::{Error, Result};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_sync::image::{Bytes, GRAIN, LayerSource, Source};
 use longhorn_sync::ssync::{self, SendOptions, Sent};
 use longhorn_wire::names;

@@ -6,7 +6,7 @@ use dbs_core::io::tail;
 use dbs_core::limits::{JOURNAL_MAX_BYTES, STORE_MAX_BYTES};
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Error, ErrorKind, InitOptions, OpenOptions, Result, Store, TailPlace};
-use dbs_server::log;
+use dbs_service::log;
 use nix::errno::Errno;
 use std::fs::{self, File};
 use std::io;

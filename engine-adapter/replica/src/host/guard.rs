@@ -1,8 +1,8 @@
 //! What may not be done to a replica's volume behind its back: its engine keeps all replicas of a
 //! volume alike, and knows nothing of our commands.
 
+use dbs_control::api::Request;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::api::Request;
 
 /// Refuses a command that changes a volume for which `served` holds.
 ///

@@ -9,8 +9,8 @@
 //! After its release the older process refuses everything until it is stopped.
 
 use crate::replica::{Predecessor, ReplicaState};
+use dbs_control::Client;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::control::Client;
 use serde_json::Value;
 use std::fs::File;
 use std::os::fd::AsRawFd;

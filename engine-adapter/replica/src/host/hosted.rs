@@ -3,7 +3,7 @@
 use super::served::{Served, ServedAgent};
 use crate::replica::{Predecessor, Replica, ReplicaState, StoreSource};
 use dbs_core::{Error, Result, Store};
-use dbs_server::log;
+use dbs_service::log;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

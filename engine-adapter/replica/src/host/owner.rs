@@ -6,12 +6,12 @@ use super::guard;
 use super::handover::{RELEASE, STATE, SocketPath};
 use super::served::Served;
 use crate::replica::Replica;
+use dbs_control::api::{Progress, Request};
+use dbs_control::{Extra, Service, socket_path};
 use dbs_core::{Error, ErrorKind, Result, Store};
-use dbs_server::api::{Progress, Request};
-use dbs_server::control::{self, Extra, Service, socket_path};
-use dbs_server::log;
-use dbs_server::nbd::{self, ServerHandle, ServerOptions, StoreExports};
+use dbs_nbd::{ServerHandle, ServerOptions, StoreExports};
 use dbs_server::serve::{Housekeeping, execute_logged, key_of};
+use dbs_service::log;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -48,14 +48,14 @@ pub struct Owner {
 struct State {
     owned: Option<Owned>,
     /// Control servers of a store that was given up: they finish what they are at.
-    retired: Vec<control::Server>,
+    retired: Vec<dbs_control::Server>,
     ended: bool,
 }
 
 /// A store that is open here.
 struct Owned {
     store: Store,
-    control: Vec<control::Server>,
+    control: Vec<dbs_control::Server>,
     /// Keeps the path of one of them valid.
     _socket: Option<SocketPath>,
     housekeeping: Housekeeping,
@@ -161,17 +161,17 @@ impl Owner {
 
     /// Control sockets: in the runtime directory for commands, in the replica's for a successor.
     /// Without them the replica works as well.
-    fn listen(&self, store: &Store) -> (Vec<control::Server>, Option<SocketPath>) {
+    fn listen(&self, store: &Store) -> (Vec<dbs_control::Server>, Option<SocketPath>) {
         let service: Arc<dyn Service> = Arc::new(OwnerService { owner: self.me.clone() });
         let mut servers = Vec::new();
         let default = socket_path(&self.runtime_dir, &store.key().unwrap_or_default());
-        match control::Server::start(&default, Arc::clone(&service)) {
+        match dbs_control::Server::start(&default, Arc::clone(&service)) {
             Ok(server) => servers.push(server),
             Err(e) => log::error("control", &[("path", &default.display()), ("error", &e)]),
         }
         let directory = self.file.path.parent().unwrap_or(std::path::Path::new("."));
         let socket = SocketPath::of(directory).and_then(|socket| {
-            servers.push(control::Server::start_at(socket.as_path(), service)?);
+            servers.push(dbs_control::Server::start_at(socket.as_path(), service)?);
             Ok(socket)
         });
         match socket {
@@ -222,7 +222,7 @@ impl Owner {
         let Some(owned) = self.state().owned.take() else {
             return Err(Error::busy("the store is not open here"));
         };
-        owned.control.iter().for_each(control::Server::retire);
+        owned.control.iter().for_each(dbs_control::Server::retire);
         if let Some(served) = self.served.get().and_then(Weak::upgrade) {
             served.let_go();
         }
@@ -252,7 +252,7 @@ impl Owner {
             result => result,
         };
         let retired = std::mem::take(&mut self.state().retired);
-        retired.into_iter().for_each(control::Server::stop);
+        retired.into_iter().for_each(dbs_control::Server::stop);
         result
     }
 
@@ -271,7 +271,7 @@ impl Owner {
             log: Some(Arc::new(|line: &str| log::warn("nbd", &[("message", &line)]))),
             ..ServerOptions::default()
         };
-        let nbd = nbd::start(&[], exports, options);
+        let nbd = dbs_nbd::start(&[], exports, options);
         let nbd = Arc::new(nbd.map_err(|e| Error::io(e, "starting the NBD server"))?);
         owned.nbd = Some(Arc::clone(&nbd));
         Ok(nbd)

@@ -9,8 +9,8 @@
 //!    is nothing served any more.
 
 use super::options::Options;
+use dbs_control::Reply;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::control::Reply;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};

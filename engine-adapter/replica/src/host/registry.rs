@@ -8,7 +8,7 @@
 
 use crate::replica::meta::VOLUME_META;
 use dbs_core::{Error, ErrorKind, Result, Store};
-use dbs_server::log;
+use dbs_service::log;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsString;

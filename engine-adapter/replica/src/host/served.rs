@@ -6,7 +6,7 @@ use crate::agent::{Agent, AgentOptions, ReceiverPorts, SERVICE_NAMES};
 use crate::metrics;
 use crate::replica::{Replica, ReplicaRpc, SERVICE_NAME};
 use dbs_core::{Error, Result};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_data::{DataServer, DataService};
 use longhorn_wire::control::{ControlServer, Identity, routes};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};

@@ -3,8 +3,8 @@
 
 use crate::agent::ports::ReceiverPorts;
 use dbs_core::{Error, Result};
-use dbs_server::frontend::ListenAddress;
-use dbs_server::frontend::Listener;
+use dbs_frontend::ListenAddress;
+use dbs_frontend::Listener;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, getsockopt, listen, socket, sockopt,
 };

@@ -5,7 +5,7 @@ use super::view::{self, CREATED_LABEL};
 use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result, Store};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_wire::{names, time};
 
 impl Replica {

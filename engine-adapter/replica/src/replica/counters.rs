@@ -72,7 +72,7 @@ impl Counters {
         match self.start(revision, modified.unwrap_or(now_ns)) {
             Err(e) if e.kind() == ErrorKind::NoSpace => {
                 self.missing.store(true, Ordering::SeqCst);
-                dbs_server::log::warn("counters", &[("error", &e)]);
+                dbs_service::log::warn("counters", &[("error", &e)]);
                 Ok(())
             }
             started => started,
@@ -149,7 +149,7 @@ impl Counters {
             && !self.failed.swap(true, Ordering::SeqCst)
         {
             let path = self.path.display();
-            dbs_server::log::error("counters", &[("path", &path), ("error", &e)]);
+            dbs_service::log::error("counters", &[("path", &path), ("error", &e)]);
         }
     }
 

@@ -80,7 +80,7 @@ impl Replica {
         let Some((volume, files)) = volume else { return Ok(()) };
         let result = self.look(&volume, &files);
         if let (Err(error), Some(opened)) = (&result, &mut self.state().opened) {
-            dbs_server::log::error("unhealthy", &[("volume", &volume.spec()), ("error", error)]);
+            dbs_service::log::error("unhealthy", &[("volume", &volume.spec()), ("error", error)]);
             opened.error.clone_from(error);
         }
         result

@@ -5,7 +5,7 @@ use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Error, ErrorKind, Store};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_wire::control::expansion::{ExpandCode, ExpandError};
 use longhorn_wire::{names, time};
 use std::fmt;

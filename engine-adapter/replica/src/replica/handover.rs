@@ -3,7 +3,7 @@
 
 use super::{Place, Replica, ReplicaState};
 use dbs_core::{Result, Store};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_data::Wake;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -12,7 +12,7 @@ use dbs_core::info::LayerInfo;
 use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::volume::Layer;
 use dbs_core::{Error, ErrorKind, Result, Store};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_wire::names;
 use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};

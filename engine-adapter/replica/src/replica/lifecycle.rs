@@ -6,7 +6,7 @@ use super::incoming::Pending;
 use super::meta::VolumeMeta;
 use super::{Opened, Place, Replica, SECTOR_SIZE};
 use dbs_core::{Error, Result, Store};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_data::{Access, Active, Target};
 use longhorn_sync::image::Record;
 use longhorn_wire::time;

@@ -363,7 +363,7 @@ impl Replica {
     fn note_in_meta(&self) -> Result<()> {
         match self.write_meta() {
             Err(e) if e.kind() == ErrorKind::NoSpace => {
-                dbs_server::log::warn("volume-meta", &[("error", &e)]);
+                dbs_service::log::warn("volume-meta", &[("error", &e)]);
                 Ok(())
             }
             result => result,
@@ -374,7 +374,7 @@ impl Replica {
     /// repeats that.
     fn repeat_in_meta(&self) {
         if let Err(e) = self.write_meta() {
-            dbs_server::log::warn("volume-meta", &[("error", &e)]);
+            dbs_service::log::warn("volume-meta", &[("error", &e)]);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::Replica;
 use super::view::Disk;
 use dbs_core::{Error, Result, Store};
-use dbs_server::log;
+use dbs_service::log;
 use longhorn_sync::image::Record;
 use longhorn_wire::names;
 use longhorn_wire::proto::ptypes::PrepareRemoveAction;

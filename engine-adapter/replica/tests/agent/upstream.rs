@@ -2,7 +2,7 @@
 //! `LONGHORN_BIN`, a stock `longhorn` binary.
 
 use crate::support::*;
-use dbs_server::frontend::Listen;
+use dbs_frontend::Listen;
 use longhorn_testing::DataClient;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::*;

@@ -2,7 +2,7 @@
 //! in flight.
 
 use crate::support::*;
-use dbs_server::frontend::Listener;
+use dbs_frontend::Listener;
 use longhorn_data::{DataOptions, DataServer, DataService};
 use longhorn_testing::{ClientError, DataClient};
 use std::net::TcpListener;

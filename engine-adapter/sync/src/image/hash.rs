@@ -4,7 +4,7 @@ use crate::image::crc::Crc64;
 use crate::image::{Interval, METHOD, Record, Source};
 use dbs_core::io::buffer::AlignedBuf;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::log;
+use dbs_service::log;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

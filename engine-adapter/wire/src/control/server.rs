@@ -60,7 +60,7 @@ impl ControlServer {
                 let _ = stopped.wait_for(|stop| *stop).await;
             };
             if let Err(e) = server.serve_with_incoming_shutdown(incoming, asked).await {
-                dbs_server::log::error("grpc", &[("address", &address), ("error", &e)]);
+                dbs_service::log::error("grpc", &[("address", &address), ("error", &e)]);
             }
         });
         Ok(Self { runtime: runtime.clone(), address, stop, task })

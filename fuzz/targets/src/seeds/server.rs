@@ -2,14 +2,14 @@
 
 use super::Seed;
 use crate::sample::{End, Sample, empty, open};
-use dbs_server::nbd::export::BASE_ALLOCATION;
-use dbs_server::nbd::handshake::{Handshake, Step, TlsState};
-use dbs_server::nbd::session::Session;
-use dbs_server::nbd::wire::option::{InfoRequest, MetaRequest, OptionHeader, encode_option};
-use dbs_server::nbd::wire::request::{Request, Style};
-use dbs_server::nbd::wire::{cmd, cmd_flag, greeting, opt};
-use dbs_server::nbd::{Client, ClientOptions, StoreExports};
-use dbs_server::transfer::{SendOptions, send};
+use dbs_nbd::export::BASE_ALLOCATION;
+use dbs_nbd::handshake::{Handshake, Step, TlsState};
+use dbs_nbd::session::Session;
+use dbs_nbd::wire::option::{InfoRequest, MetaRequest, OptionHeader, encode_option};
+use dbs_nbd::wire::request::{Request, Style};
+use dbs_nbd::wire::{cmd, cmd_flag, greeting, opt};
+use dbs_nbd::{Client, ClientOptions, StoreExports};
+use dbs_transfer::{SendOptions, send};
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
 use std::rc::Rc;

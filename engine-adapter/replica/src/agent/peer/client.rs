@@ -191,7 +191,7 @@ impl Remote {
             }
             transfer.traffic.lost.fetch_add(1, Ordering::Relaxed);
             let error = remote::text(&status);
-            dbs_server::log::warn(
+            dbs_service::log::warn(
                 "fetch-resumed",
                 &[("from", &self.address), ("disk", &transfer.info.disk), ("error", &error)],
             );

@@ -7,7 +7,7 @@ mod transfer;
 use crate::image::Sink;
 use command::{Command, Refusal, parse};
 use dbs_core::{Error, Result};
-use dbs_server::log;
+use dbs_service::log;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};

@@ -1,0 +1,296 @@
+//! A store served by another process, through its control socket: the same calls as on an open
+//! [`Store`](dbs_core::Store), with data over NBD.
+
+mod volume;
+
+use dbs_control::api::{Ranges, Request};
+use dbs_control::{Client, Watch};
+use dbs_core::info::{Labels, MapRange, SnapshotInfo, Usage, VolumeInfo};
+use dbs_core::store::SnapshotOptions;
+use dbs_core::{Error, ErrorKind, Result};
+use dbs_transfer::{BlockAccess, StoreAccess};
+use nix::unistd::Uid;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use volume::RemoteVolume;
+
+/// The NBD context with a volume's map.
+const MAP_CONTEXT: &str = "base:allocation";
+/// Most control connections kept for the next command.
+const IDLE_MAX: usize = 4;
+
+/// A served store. Each of the threads that run commands at once has a connection of its own; a
+/// server that was replaced meanwhile is connected to anew.
+pub struct RemoteStore {
+    server: Place,
+    idle: Mutex<Vec<Client>>,
+}
+
+/// Where a server is, and which store it must serve.
+#[derive(Clone)]
+struct Place {
+    socket: PathBuf,
+    key: String,
+    /// Whose server is believed where anybody may listen; `None` where others cannot.
+    users: Option<Vec<Uid>>,
+}
+
+impl Place {
+    fn connect(&self) -> Result<Client> {
+        let client = Client::connect(&self.socket)?;
+        if self.users.as_ref().is_some_and(|users| !client.is_of(users)) {
+            return Err(Error::busy(format!(
+                "the server on {} is not one of root, of this user or of the user of the store, and is \
+                 not believed; if it should be, name its directory with DBS_RUNTIME_DIR",
+                self.socket.display()
+            )));
+        }
+        client.of_store(&self.key).map_err(|e| e.context(self.socket.display()))
+    }
+}
+
+impl RemoteStore {
+    /// Connects to the control socket at `path` of the store with this key
+    /// ([`dbs_core::Store::key`]), now and whenever it has to connect anew.
+    ///
+    /// # Errors
+    /// As [`Client::connect_to`].
+    pub fn connect(path: &Path, key: &str) -> Result<Self> {
+        Self::connect_as(Place { socket: path.to_owned(), key: key.to_owned(), users: None })
+    }
+
+    /// As [`RemoteStore::connect`], to a socket that anybody may have put there: the server must be of
+    /// one of these users.
+    ///
+    /// # Errors
+    /// As [`RemoteStore::connect`]; `Busy` if it is not.
+    pub(crate) fn connect_found(path: &Path, key: &str, users: Vec<Uid>) -> Result<Self> {
+        Self::connect_as(Place { socket: path.to_owned(), key: key.to_owned(), users: Some(users) })
+    }
+
+    fn connect_as(server: Place) -> Result<Self> {
+        let first = server.connect()?;
+        Ok(Self { server, idle: Mutex::new(vec![first]) })
+    }
+
+    /// Runs a command there. See [`Client::call`].
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn call(&self, request: &Request, watch: &mut Watch<'_>) -> Result<Value> {
+        self.with(|client| client.call(request, watch))
+    }
+
+    /// Writes the metadata to `out`. See [`Client::dump`].
+    ///
+    /// # Errors
+    /// As [`Client::dump`].
+    pub fn dump(&self, out: &mut dyn Write, watch: &mut Watch<'_>) -> Result<()> {
+        self.with(|client| client.dump(out, watch))
+    }
+
+    /// The server's process, if it can be seen from here.
+    #[must_use]
+    pub fn server_process(&self) -> Option<u32> {
+        self.with(|client| Ok(client.server_process())).ok().flatten()
+    }
+
+    /// A connection to the server that speaks NBD, which the server begins.
+    ///
+    /// # Errors
+    /// As [`Client::connect_to`].
+    pub fn connect_nbd(&self) -> Result<UnixStream> {
+        self.server.connect()?.into_nbd()
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
+        let idle = lock(&self.idle).pop();
+        let mut client = match idle.filter(Client::is_alive) {
+            Some(client) => client,
+            None => self.server.connect()?,
+        };
+        let result = call(&mut client);
+        let mut idle = lock(&self.idle);
+        match result.as_ref().map_err(Error::kind) {
+            // The connection may have failed, and the others with it.
+            Err(ErrorKind::Io) => idle.clear(),
+            // It is closed on our side.
+            Err(ErrorKind::Interrupted) => {}
+            _ if idle.len() < IDLE_MAX => idle.push(client),
+            _ => {}
+        }
+        result
+    }
+
+    fn get<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
+        let mut value = self.call(request, &mut |_| true)?;
+        fill_usage(&mut value);
+        serde_json::from_value(value)
+            .map_err(|e| Error::new(ErrorKind::Io, format!("the server's answer: {e}")))
+    }
+
+    /// Identity of a volume or snapshot.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the connection.
+    pub fn uuid(&self, spec: &str) -> Result<String> {
+        let show = match spec.split_once('@') {
+            None => Request::VolumeShow { volume: spec.to_owned(), usage: false },
+            Some((volume, snapshot)) => Request::SnapshotShow {
+                volume: volume.to_owned(),
+                snapshot: snapshot.to_owned(),
+                usage: false,
+            },
+        };
+        let answer = self.call(&show, &mut |_| true)?;
+        let uuid = answer["uuid"].as_str().map(str::to_owned);
+        uuid.ok_or_else(|| Error::new(ErrorKind::Io, "the server's answer has no uuid"))
+    }
+
+    /// Whether what there is of this name is a volume that is being filled.
+    fn is_incomplete(&self, spec: &str) -> Result<bool> {
+        match spec.contains('@') {
+            true => self.uuid(spec).map(|_| false),
+            false => self.volume_info(spec).map(|volume| volume.rebuilding),
+        }
+    }
+
+    fn run(&self, request: &Request) -> Result<()> {
+        self.call(request, &mut |_| true).map(drop)
+    }
+}
+
+impl StoreAccess for RemoteStore {
+    fn volume_info(&self, volume: &str) -> Result<VolumeInfo> {
+        self.get(&Request::VolumeShow { volume: volume.to_owned(), usage: false })
+    }
+
+    fn volumes(&self) -> Result<Vec<VolumeInfo>> {
+        self.get(&Request::VolumeList { usage: false })
+    }
+
+    fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>> {
+        self.get(&Request::SnapshotList { volume: volume.to_owned(), usage: false })
+    }
+
+    fn snapshot_info(&self, volume: &str, snapshot: &str) -> Result<SnapshotInfo> {
+        let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
+        self.get(&Request::SnapshotShow { volume, snapshot, usage: false })
+    }
+
+    fn children(&self, volume: &str) -> Result<Vec<String>> {
+        self.get(&Request::VolumeChildren { volume: volume.to_owned(), snapshot: None })
+    }
+
+    fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {
+        self.run(&Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true })
+    }
+
+    fn clone_rebuilding(&self, volume: &str, snapshot: &str, new: &str) -> Result<()> {
+        self.run(&Request::VolumeClone {
+            volume: volume.to_owned(),
+            snapshot: snapshot.to_owned(),
+            new: new.to_owned(),
+            rebuilding: true,
+        })
+    }
+
+    fn complete(&self, volume: &str) -> Result<()> {
+        self.run(&Request::VolumeComplete { volume: volume.to_owned() })
+    }
+
+    fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
+        self.run(&Request::VolumeResize { volume: name.to_owned(), size, shrink: true })
+    }
+
+    fn create_snapshot(&self, volume: &str, name: &str, options: &SnapshotOptions) -> Result<()> {
+        self.run(&Request::SnapshotCreate {
+            volume: volume.to_owned(),
+            snapshot: name.to_owned(),
+            labels: options.labels.clone(),
+            system: options.system,
+            rebuilding: options.rebuilding,
+        })
+    }
+
+    fn delete_snapshot(&self, volume: &str, name: &str) -> Result<()> {
+        let (volume, snapshot) = (volume.to_owned(), name.to_owned());
+        self.run(&Request::SnapshotDelete { volume, snapshot })
+    }
+
+    fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
+        self.run(&Request::SnapshotRollback { volume, snapshot })
+    }
+
+    fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {
+        let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
+        let old = self.snapshot_info(&volume, &snapshot)?;
+        let remove = old.labels.into_keys().filter(|key| !labels.contains_key(key)).collect();
+        self.run(&Request::SnapshotLabel { volume, snapshot, set: labels.clone(), remove })?;
+        self.run(&Request::Flush)
+    }
+
+    fn diff(
+        &self,
+        volume: &str,
+        from: Option<&str>,
+        to: Option<&str>,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<MapRange>> {
+        let end = offset.saturating_add(length);
+        let mut all = Vec::new();
+        let mut next = Some(offset);
+        while let Some(offset) = next {
+            let part: Ranges = self.get(&Request::VolumeDiff {
+                volume: volume.to_owned(),
+                from: from.map(str::to_owned),
+                to: to.map(str::to_owned),
+                offset,
+                length: Some(end - offset),
+            })?;
+            all.extend(part.ranges);
+            if part.next.is_some_and(|next| next <= offset || next > end) {
+                return Err(Error::new(ErrorKind::Io, "the server's differences do not end"));
+            }
+            next = part.next;
+        }
+        Ok(all)
+    }
+
+    fn open(&self, spec: &str) -> Result<Box<dyn BlockAccess>> {
+        Ok(Box::new(RemoteVolume::open(self, spec, Client::into_nbd)?))
+    }
+
+    fn open_to_fill(&self, volume: &str) -> Result<Box<dyn BlockAccess>> {
+        Ok(Box::new(RemoteVolume::open(self, volume, Client::into_fill)?))
+    }
+}
+
+/// The error for a name that something else has by now.
+pub(crate) fn replaced(spec: &str) -> Error {
+    Error::not_found(format!(
+        "`{spec}` was deleted or renamed, and something else has the name now; look it up again"
+    ))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives volumes and snapshots without usage an empty one, so that they read as their type.
+pub fn fill_usage(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(fill_usage),
+        Value::Object(item) if item.contains_key("created_ns") => {
+            let none = || serde_json::to_value(Usage::default()).unwrap_or_default();
+            item.entry("usage").or_insert_with(none);
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,201 @@
+//! The data of a volume or snapshot of a served store, over NBD.
+
+use super::{MAP_CONTEXT, Place, RemoteStore, lock, replaced};
+use dbs_control::Client;
+use dbs_core::info::{MapRange, RangeState};
+use dbs_core::units::SECTOR_BYTES;
+use dbs_core::volume::ReadPart;
+use dbs_core::{Error, ErrorKind, Result};
+use dbs_nbd::wire::Errno;
+use dbs_nbd::{Buffered, ClientOptions, Failure};
+use dbs_transfer::{BlockAccess, write_around};
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// Its flag for ranges that are not stored.
+const HOLE_FLAG: u32 = 1;
+/// Its flag for ranges that read as zeros.
+const ZERO_FLAG: u32 = 2;
+/// Most connections kept for the next request.
+const IDLE_MAX: usize = 8;
+/// How long the end of connections waits for the server to let go of the volume.
+const GOODBYE_TIME: Duration = Duration::from_secs(10);
+
+type Connection = dbs_nbd::Client<Buffered<UnixStream>>;
+/// How a control connection becomes one that speaks NBD.
+type Speak = fn(Client) -> Result<UnixStream>;
+
+/// A volume or snapshot of a served store. Each of the threads that use it at once has a
+/// connection of its own; a server that was replaced meanwhile is connected to anew, if what has the
+/// name there is still the same.
+pub(super) struct RemoteVolume {
+    server: Place,
+    speak: Speak,
+    spec: String,
+    uuid: String,
+    size: u64,
+    idle: Mutex<Vec<Connection>>,
+    /// Held by who changes sectors in part, against others of this process; shared by who changes
+    /// whole ones.
+    edges: RwLock<()>,
+}
+
+impl RemoteVolume {
+    pub(super) fn open(store: &RemoteStore, spec: &str, speak: Speak) -> Result<Self> {
+        let stream = speak(store.server.connect()?)?;
+        let first = connect(stream, spec).map_err(|refused| {
+            // NBD has no words for "not found" and "busy": the store says whether it is that.
+            match store.is_incomplete(spec) {
+                Err(error) => error,
+                Ok(true) => Error::busy(failed(refused, spec).to_string()),
+                Ok(false) => failed(refused, spec),
+            }
+        })?;
+        Ok(Self {
+            // From here on the connection keeps it from being deleted.
+            uuid: store.uuid(spec)?,
+            server: store.server.clone(),
+            speak,
+            spec: spec.to_owned(),
+            size: first.size(),
+            idle: Mutex::new(vec![first]),
+            edges: RwLock::new(()),
+        })
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut Connection) -> io::Result<T>) -> Result<T> {
+        let idle = lock(&self.idle).pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => self.connect_again()?,
+        };
+        let result = call(&mut connection);
+        let mut idle = lock(&self.idle);
+        if connection.is_broken() {
+            // The others are to the same server, which has gone.
+            let others = std::mem::take(&mut *idle);
+            drop((idle, others));
+        } else if idle.len() < IDLE_MAX {
+            idle.push(connection);
+        } else {
+            drop(idle);
+            goodbye(vec![connection]);
+        }
+        result.map_err(|e| failed(e, &self.spec))
+    }
+
+    /// One connection more. It is by name, and what had the name may have been replaced.
+    fn connect_again(&self) -> Result<Connection> {
+        let stream = (self.speak)(self.server.connect()?)?;
+        let connection = connect(stream, &self.spec).map_err(|e| failed(e, &self.spec))?;
+        let uuid = RemoteStore::connect_as(self.server.clone())?.uuid(&self.spec)?;
+        if uuid == self.uuid { Ok(connection) } else { Err(replaced(&self.spec)) }
+    }
+}
+
+impl Drop for RemoteVolume {
+    fn drop(&mut self) {
+        goodbye(std::mem::take(&mut *lock(&self.idle)));
+    }
+}
+
+fn connect(stream: UnixStream, spec: &str) -> io::Result<Connection> {
+    let options = ClientOptions { contexts: vec![MAP_CONTEXT.to_owned()], extended: true };
+    dbs_nbd::Client::over(Buffered::new(stream), spec, &options)
+}
+
+/// Ends connections, and waits until the server has: it then no longer holds the volume open.
+fn goodbye(connections: Vec<Connection>) {
+    let deadline = Instant::now() + GOODBYE_TIME;
+    let ending: Vec<_> = connections.into_iter().filter_map(|c| c.disconnect().ok()).collect();
+    for stream in ending {
+        let mut stream = stream.get_ref();
+        // No time at all would mean no limit.
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let limited = stream.set_read_timeout(Some(left));
+        // It ends one way or the other, and nobody is there to be told how.
+        let _end = limited.and_then(|()| stream.read(&mut [0; 16]));
+    }
+}
+
+impl BlockAccess for RemoteVolume {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.with(|client| client.read_at(offset, buf))
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
+        self.with(|client| client.write_at(offset, buf, false))
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64) -> Result<()> {
+        let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
+        self.with(|client| client.write_zeroes(offset, length, 0))
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> Result<()> {
+        let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
+        self.with(|client| client.trim(offset, length, false))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.with(dbs_nbd::Client::flush)
+    }
+
+    fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
+        let extents = self.with(|client| match limit {
+            1 => client.first_status(MAP_CONTEXT, offset, length),
+            _ => client.block_status(MAP_CONTEXT, offset, length),
+        })?;
+        let mut at = offset;
+        let ranges = extents.into_iter().take(limit).map(|extent| {
+            let range = MapRange { offset: at, length: extent.length, state: state(extent.flags) };
+            at = at.saturating_add(extent.length);
+            range
+        });
+        Ok(ranges.collect())
+    }
+
+    fn read_many(&self, reads: &mut [ReadPart<'_>]) -> Result<()> {
+        self.with(|client| client.read_many(reads))
+    }
+
+    fn write_bytes_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        if offset.is_multiple_of(SECTOR_BYTES) && (buf.len() as u64).is_multiple_of(SECTOR_BYTES) {
+            return self.write_at(offset, buf);
+        }
+        let _alone = self.edges.write().unwrap_or_else(PoisonError::into_inner);
+        write_around(self.size, offset, buf, &|at, part| self.read_at(at, part), &|at, part| {
+            self.with(|client| client.write_at(at, part, false))
+        })
+    }
+}
+
+fn state(flags: u32) -> RangeState {
+    match (flags & HOLE_FLAG != 0, flags & ZERO_FLAG != 0) {
+        (true, true) => RangeState::Hole,
+        (false, true) => RangeState::Zero,
+        (_, false) => RangeState::Data,
+    }
+}
+
+fn failed(error: io::Error, spec: &str) -> Error {
+    let failure = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
+    let kind = match failure.map(|failure| failure.errno) {
+        Some(Errno::NoSpace) => ErrorKind::NoSpace,
+        Some(Errno::Perm) => ErrorKind::ReadOnly,
+        Some(Errno::Invalid | Errno::Overflow) => ErrorKind::Invalid,
+        Some(Errno::NotSupported) => ErrorKind::Unsupported,
+        Some(Errno::Shutdown) => ErrorKind::Interrupted,
+        Some(Errno::Io) => ErrorKind::Io,
+        None => return Error::io(error, format!("{spec} on the server")),
+    };
+    Error::new(kind, failure.map(|failure| failure.message.clone()).unwrap_or_default())
+        .context(spec)
+}

@@ -1,0 +1,386 @@
+//! Runs a request on an open store.
+
+use super::{Deleted, MARKER, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
+use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo};
+use dbs_core::store::SnapshotOptions;
+use dbs_core::volume::Observer;
+use dbs_core::{Error, ErrorKind, Result, Store};
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Steps of background work between two calls of the progress function.
+const WORK_STEPS: u64 = 64;
+/// Bytes of a volume compared by one call: bounds the ranges one call can return.
+const DIFF_WINDOW_BYTES: u64 = 1 << 30;
+
+/// What a vacuum leaves free unless it is told: this part of what is in use.
+const KEEP_PART: u64 = 16;
+/// At least this much.
+const KEEP_MIN_BYTES: u64 = 64 << 20;
+
+/// Longest rest of a scrub that is held back.
+const SCRUB_REST: Duration = Duration::from_millis(100);
+
+/// Changing labels reads and replaces them all; two such changes must not interleave.
+static LABELS: Mutex<()> = Mutex::new(());
+
+/// Runs `request` on `store` and returns its result as JSON.
+///
+/// `progress` is called now and then by long commands; when it returns `false` the command stops
+/// at the next safe point.
+///
+/// # Errors
+/// Those of the store; `Interrupted` if `progress` stopped it.
+pub fn execute(
+    store: &Store,
+    request: &Request,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    use Request as R;
+    match request {
+        R::Info => json(&store.info()),
+        R::Grow { size } => store.grow(*size).and_then(|()| json(&store.info())),
+        R::Vacuum { keep } => vacuum(store, *keep, progress),
+        R::Check => json(&store.check()?),
+        R::Scrub { rate, restart } => scrub(store, *rate, *restart, progress),
+        R::Dump => dump(store),
+        R::Flush => store.flush().map(|()| Value::Null),
+        R::Work { steps } => json(&store.work(*steps)?),
+        R::VolumeTrim => trim(store, progress),
+        R::VolumeRelease { volume, dry_run } => release(store, volume, *dry_run, progress),
+        R::VolumeList { usage } => list(&store.volumes(*usage), *usage),
+        R::VolumeShow { volume, usage: true } => json(&store.volume_info(volume)?),
+        R::VolumeShow { volume, usage: false } => without_usage(&find_volume(store, volume)?),
+        R::VolumeCreate { volume, size, rebuilding: false } => {
+            without_usage(&store.create_volume(volume, *size)?)
+        }
+        R::VolumeCreate { volume, size, rebuilding: true } => {
+            without_usage(&store.create_rebuilding(volume, *size)?)
+        }
+        R::VolumeComplete { volume } => {
+            store.set_rebuilding(volume, false)?;
+            without_usage(&find_volume(store, volume)?)
+        }
+        R::VolumeRename { volume, new } => {
+            store.rename_volume(volume, new)?;
+            without_usage(&find_volume(store, new)?)
+        }
+        R::VolumeResize { volume, size, shrink } => resize(store, volume, *size, *shrink),
+        R::VolumeDelete { volume } => {
+            store.delete_volume(volume)?;
+            json(&Deleted { deleted: volume.clone() })
+        }
+        R::VolumeClone { volume, snapshot, new, rebuilding: false } => {
+            without_usage(&store.clone_volume(volume, snapshot, new)?)
+        }
+        R::VolumeClone { volume, snapshot, new, rebuilding: true } => {
+            without_usage(&store.clone_rebuilding(volume, snapshot, new)?)
+        }
+        R::VolumeFlatten { volume } => {
+            store.flatten(volume, &mut |done, total| progress(Progress { done, total }))?;
+            without_usage(&find_volume(store, volume)?)
+        }
+        R::VolumeChildren { volume, snapshot } => {
+            json(&store.children(volume, snapshot.as_deref())?)
+        }
+        R::VolumeDu { volume, snapshot } => json(&store.usage(volume, snapshot.as_deref())?),
+        R::VolumeMap { volume, snapshot, offset, length } => {
+            map(store, &spec(volume, snapshot.as_deref()), *offset, *length)
+        }
+        R::VolumeDiff { volume, from, to, offset, length } => {
+            diff(store, volume, from.as_deref(), to.as_deref(), *offset, *length)
+        }
+        snapshot => execute_snapshot(store, snapshot),
+    }
+}
+
+fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
+    use Request as R;
+    match request {
+        R::SnapshotCreate { volume, snapshot, labels, system, rebuilding } => {
+            if rebuilding.is_none() {
+                refuse_incomplete(store, volume, "its snapshot would be, too")?;
+            }
+            let options = SnapshotOptions {
+                labels: labels.clone(),
+                system: *system,
+                rebuilding: *rebuilding,
+                ..Default::default()
+            };
+            without_usage(&store.create_snapshot(volume, snapshot, &options)?)
+        }
+        R::SnapshotList { volume, usage } => list(&store.snapshots(volume, *usage)?, *usage),
+        R::SnapshotShow { volume, snapshot, usage: true } => {
+            json(&store.snapshot_info(volume, snapshot)?)
+        }
+        R::SnapshotShow { volume, snapshot, usage: false } => {
+            without_usage(&find_snapshot(store, volume, snapshot)?)
+        }
+        R::SnapshotRename { volume, snapshot, new } => {
+            store.rename_snapshot(volume, snapshot, new)?;
+            without_usage(&find_snapshot(store, volume, new)?)
+        }
+        R::SnapshotDelete { volume, snapshot } => {
+            if snapshot == MARKER {
+                refuse_incomplete(store, volume, "the snapshot tells how far it was received")?;
+            }
+            store.delete_snapshot(volume, snapshot)?;
+            json(&Deleted { deleted: spec(volume, Some(snapshot)) })
+        }
+        R::SnapshotRollback { volume, snapshot } => roll_back(store, volume, snapshot),
+        R::SnapshotProtect { volume, snapshot } => protect(store, volume, snapshot, true),
+        R::SnapshotUnprotect { volume, snapshot } => protect(store, volume, snapshot, false),
+        R::SnapshotLabel { volume, snapshot, set, remove } => {
+            label(store, volume, snapshot, set, remove)
+        }
+        // Nobody is connected to a store that is not served.
+        R::ClientList { .. } => Ok(Value::Array(Vec::new())),
+        R::ClientKick { client } => Err(Error::not_found(format!(
+            "no NBD client has the number {client}: the store is not served"
+        ))),
+        R::DeviceAttach { .. } | R::DeviceDetach { .. } | R::DeviceList => {
+            Err(Error::unsupported("block devices are made by the server of a store: `dbs serve`"))
+        }
+        other => Err(Error::unsupported(format!("no command {other:?}"))),
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value)
+        .map_err(|e| Error::new(ErrorKind::Io, format!("encoding a result as JSON: {e}")))
+}
+
+/// A list whose items have a `usage` only if it was asked for.
+fn list(items: &[impl Serialize], usage: bool) -> Result<Value> {
+    let item = |item| if usage { json(item) } else { without_usage(item) };
+    items.iter().map(item).collect::<Result<Vec<_>>>().map(Value::Array)
+}
+
+/// A volume or snapshot whose usage was not computed.
+fn without_usage(item: &impl Serialize) -> Result<Value> {
+    let mut item = json(item)?;
+    item.as_object_mut().map(|object| object.remove("usage"));
+    Ok(item)
+}
+
+/// Looks at a volume. A name that is none, as `volume@snapshot`, is refused as such.
+fn observe(store: &Store, volume: &str) -> Result<Observer> {
+    store.volume_size(volume)?;
+    store.observe(volume)
+}
+
+/// A volume without its usage, which takes a walk over every layer.
+fn find_volume(store: &Store, name: &str) -> Result<VolumeInfo> {
+    observe(store, name)?.volume_info()
+}
+
+/// A snapshot without its usage.
+fn find_snapshot(store: &Store, volume: &str, name: &str) -> Result<SnapshotInfo> {
+    let found = observe(store, volume)?.snapshot(name)?.snapshot_info()?;
+    found.ok_or_else(|| Error::not_found(format!("no snapshot `{volume}@{name}` in this store")))
+}
+
+/// Refuses what makes no sense while a volume is being filled.
+fn refuse_incomplete(store: &Store, volume: &str, why: &str) -> Result<()> {
+    if !find_volume(store, volume)?.rebuilding {
+        return Ok(());
+    }
+    Err(Error::busy(format!(
+        "volume `{volume}` is incomplete, and {why}: finish the import or receive that fills it, or \
+         give it up (delete the volume, or roll it back)"
+    )))
+}
+
+fn roll_back(store: &Store, volume: &str, snapshot: &str) -> Result<Value> {
+    let before = find_volume(store, volume)?;
+    let received = before.rebuilding && store.snapshots(volume, false)?.iter().any(is_marker);
+    if received && before.open {
+        return Err(Error::busy(format!("volume `{volume}` is being received: stop that first")));
+    }
+    store.rollback(volume, snapshot)?;
+    if received {
+        // What was received in part is gone, and the snapshot was complete.
+        store.set_rebuilding(volume, false)?;
+    }
+    without_usage(&find_volume(store, volume)?)
+}
+
+fn is_marker(snapshot: &SnapshotInfo) -> bool {
+    snapshot.name == MARKER
+}
+
+fn spec(volume: &str, snapshot: Option<&str>) -> String {
+    snapshot.map_or_else(|| volume.to_owned(), |snapshot| format!("{volume}@{snapshot}"))
+}
+
+fn vacuum(
+    store: &Store,
+    keep: Option<u64>,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    let before = store.info();
+    // Nothing makes a store grow by itself: who writes to it next finds this.
+    let keep = keep.unwrap_or((before.allocated / KEEP_PART).max(KEEP_MIN_BYTES));
+    let after =
+        store.vacuum_keeping(keep, &mut |done, total| progress(Progress { done, total }))?;
+    let now = store.info();
+    json(&Vacuumed { before: before.size, after, free: now.free })
+}
+
+fn scrub(
+    store: &Store,
+    rate: Option<u64>,
+    restart: bool,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    let begun = Instant::now();
+    json(&store.scrub(restart, &mut |report| {
+        let told = Progress { done: report.done, total: report.total };
+        let mut go_on = progress(told);
+        let due = rate.map_or(Duration::ZERO, |rate| {
+            Duration::from_secs_f64(report.checked as f64 / rate.max(1) as f64)
+        });
+        // In short rests, so that it can be stopped in each.
+        while let Some(rest) = due.checked_sub(begun.elapsed()).filter(|_| go_on) {
+            thread::sleep(rest.min(SCRUB_REST));
+            go_on = progress(told);
+        }
+        go_on
+    })?)
+}
+
+fn dump(store: &Store) -> Result<Value> {
+    let mut text = Vec::new();
+    store.dump(&mut text)?;
+    serde_json::from_slice(&text)
+        .map_err(|e| Error::new(ErrorKind::Io, format!("reading the dump back: {e}")))
+}
+
+fn trim(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Value> {
+    let before = store.info().allocated;
+    let mut done = 0;
+    loop {
+        let report = store.work(WORK_STEPS)?;
+        done += report.done;
+        if report.remaining == 0 {
+            break;
+        }
+        if !progress(Progress { done, total: done + report.remaining }) {
+            return Err(Error::new(
+                ErrorKind::Interrupted,
+                format!("stopped after {done} steps; the rest is done next time"),
+            ));
+        }
+    }
+    let allocated = store.info().allocated;
+    json(&Trimmed { done, freed: before.saturating_sub(allocated), allocated })
+}
+
+fn release(
+    store: &Store,
+    volume: &str,
+    dry_run: bool,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    // Not a snapshot.
+    store.volume_size(volume)?;
+    let volume = store.complete_volume(volume)?;
+    json(&volume.trim(dry_run, &mut |report| {
+        progress(Progress { done: report.done, total: report.total })
+    })?)
+}
+
+fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value> {
+    let old = find_volume(store, volume)?.size;
+    if size < old && !shrink {
+        return Err(Error::invalid(format!(
+            "volume {volume} has {old} bytes: resizing it to {size} destroys what lies beyond; \
+             say that this is meant"
+        )));
+    }
+    store.resize_volume(volume, size)?;
+    without_usage(&find_volume(store, volume)?)
+}
+
+fn protect(store: &Store, volume: &str, snapshot: &str, protected: bool) -> Result<Value> {
+    store.set_protected(volume, snapshot, protected)?;
+    without_usage(&find_snapshot(store, volume, snapshot)?)
+}
+
+fn label(
+    store: &Store,
+    volume: &str,
+    snapshot: &str,
+    set: &Labels,
+    remove: &[String],
+) -> Result<Value> {
+    let _one_at_a_time = LABELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut labels = find_snapshot(store, volume, snapshot)?.labels;
+    labels.retain(|key, _| !remove.contains(key));
+    labels.extend(set.clone());
+    store.set_labels(volume, snapshot, &labels)?;
+    without_usage(&find_snapshot(store, volume, snapshot)?)
+}
+
+/// Start and end of the part asked for, cut to the size.
+fn bounds(size: u64, offset: u64, length: Option<u64>) -> (u64, u64) {
+    let end = length.map_or(size, |length| offset.saturating_add(length).min(size));
+    (offset.min(end), end)
+}
+
+fn map(store: &Store, spec: &str, offset: u64, length: Option<u64>) -> Result<Value> {
+    let volume = store.volume(spec)?;
+    let (start, end) = bounds(volume.size(), offset, length);
+    let mut ranges = Vec::new();
+    if start < end {
+        ranges = volume.map(start, end - start, RANGES_MAX)?;
+    }
+    let reached = ranges.last().map_or(end, |last| last.offset + last.length);
+    json(&Ranges { ranges, next: (reached < end).then_some(reached) })
+}
+
+fn diff(
+    store: &Store,
+    volume: &str,
+    from: Option<&str>,
+    to: Option<&str>,
+    offset: u64,
+    length: Option<u64>,
+) -> Result<Value> {
+    let size = match to {
+        Some(snapshot) => find_snapshot(store, volume, snapshot)?.size,
+        None => find_volume(store, volume)?.size,
+    };
+    let (mut start, end) = bounds(size, offset, length);
+    let mut answer = Ranges::default();
+    while start < end {
+        let window = DIFF_WINDOW_BYTES.min(end - start);
+        for range in store.diff(volume, from, to, start, window)? {
+            if !append(&mut answer.ranges, range) {
+                answer.next = Some(range.offset);
+                return json(&answer);
+            }
+        }
+        start += window;
+    }
+    json(&answer)
+}
+
+/// Appends a range, joined with the last one where they touch; `false` if the answer is full.
+fn append(ranges: &mut Vec<MapRange>, range: MapRange) -> bool {
+    if let Some(last) = ranges.last_mut()
+        && last.offset + last.length == range.offset
+        && last.state == range.state
+    {
+        last.length += range.length;
+        return true;
+    }
+    if ranges.len() == RANGES_MAX {
+        return false;
+    }
+    ranges.push(range);
+    true
+}

@@ -1,0 +1,47 @@
+//! What servers of block protocols on a reactor have in common, whatever their messages look like.
+//!
+//! This crate owns the way of a request from a socket to a volume, and of the reply back:
+//!
+//! - [`Listener`], [`Acceptor`] and [`Socket`]: where clients come in, and what their connections are
+//!   set to;
+//! - [`Peers`]: the connections of one reactor. Bytes become requests as their [`Protocol`] says,
+//!   within the limits of what may be in flight; replies gather and go out together;
+//! - [`Direct`]: reads and writes of volumes that the reactor does by itself;
+//! - [`Front`] and [`Carrier`]: the seam between a protocol and what carries its requests out where
+//!   that is no volume of this process; [`Pieces`] of what is too long to be carried at once;
+//! - [`Commits`]: requests that wait for a commit, and share it;
+//! - [`Pool`]: threads for what may block, which clients share step by step.
+//!
+//! Main types: [`Peers`], the connections of a reactor; [`Direct`], their reads and writes; [`Pool`], the workers.
+//!
+//! Enter at [`Peers`] for a server of volumes, at [`Front`] for a protocol whose requests something else carries out.
+
+mod accept;
+mod address;
+mod carry;
+mod commits;
+mod direct;
+mod listen;
+#[cfg(feature = "testing")]
+mod offline;
+mod outgoing;
+mod peer;
+mod peers;
+mod pieces;
+mod pool;
+mod socket;
+pub mod tls;
+
+pub use accept::Acceptor;
+pub use address::ListenAddress;
+pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
+pub use commits::Commits;
+pub use direct::{Direct, Ended, Plan, Planned, Storage};
+pub use listen::{Listen, Listener};
+#[cfg(feature = "testing")]
+pub use offline::Offline;
+pub use peer::{Charge, HEADER_MAX_BYTES, Limits, Protocol, Ready};
+pub use peers::{Event, Peers};
+pub use pieces::{DISCARD_MAX_BYTES, Pieces, ZEROES_MAX_BYTES, piece};
+pub use pool::{Pool, Work, lock, wait_while};
+pub use socket::Socket;

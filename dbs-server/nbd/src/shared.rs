@@ -1,0 +1,287 @@
+//! What all threads of a server share: who is connected, and the way of a connection from the socket that accepted it
+//! over its handshake to a reactor.
+
+use super::connection::Connection;
+use super::export::{Exports, Peer};
+use super::handshake::Handshake;
+use super::known::Known;
+use super::options::ServerOptions;
+use super::session::{Admitted, Reply, Session};
+use super::wire::rep;
+use dbs_frontend::tls::TlsStream;
+use dbs_frontend::{Listener, Pool, Socket, lock};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+/// Connections beyond the maximum that are told so; more are closed at once.
+const REFUSALS_MAX: usize = 64;
+/// How long a refused client may take.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Rest after an accept that failed, for lack of descriptors mostly.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// What other threads tell a reactor.
+pub(super) enum Message {
+    /// A connection whose handshake is done.
+    Adopt(Box<Adopted>),
+    /// The reply that a worker has made.
+    Reply { peer: u32, cost: u64, reply: Reply },
+    /// A worker has done all of a request but the commit behind it.
+    Commit { peer: u32, admitted: Admitted },
+    /// A commit that requests waited for has ended.
+    Committed(Result<(), dbs_core::Error>),
+    /// Take no more requests; connections end when what is in flight is answered.
+    Stop,
+    /// Connections end at once.
+    Abort,
+    /// That of this client does.
+    Kick(u64),
+    /// All connections are gone: end.
+    End,
+}
+
+/// A connection that enters its transmission phase.
+pub(super) struct Adopted {
+    pub known: Arc<Known>,
+    pub socket: OwnedFd,
+    pub session: Session,
+    pub tls: Option<TlsStream>,
+    /// Bytes received already, as they came from the socket.
+    pub received: Vec<u8>,
+}
+
+/// Sends a message to a reactor.
+pub(super) type Deliver = Box<dyn Fn(Message) + Send + Sync>;
+
+/// What all threads of a server share.
+pub(crate) struct Shared {
+    pub(super) exports: Arc<dyn Exports>,
+    pub options: ServerOptions,
+    pub pool: Pool,
+    pub(super) reactors: OnceLock<Vec<Deliver>>,
+    pub(super) registry: Mutex<Registry>,
+    /// Signalled when a client leaves the registry.
+    pub(super) gone: Condvar,
+    pub(super) stopping: AtomicBool,
+}
+
+#[derive(Default)]
+pub(super) struct Registry {
+    next_id: u64,
+    pub clients: BTreeMap<u64, Registered>,
+}
+
+pub(super) struct Registered {
+    pub known: Arc<Known>,
+    /// During the handshake; afterwards it is its reactor's.
+    pub socket: Option<Arc<Socket>>,
+}
+
+impl Registry {
+    pub fn shutdown(&self, how: Shutdown) {
+        for client in self.clients.values() {
+            client.socket.iter().for_each(|socket| socket.shutdown(how));
+        }
+    }
+}
+
+impl Shared {
+    pub fn new(exports: Arc<dyn Exports>, options: ServerOptions, pool: Pool) -> Arc<Self> {
+        Arc::new(Self {
+            exports,
+            options,
+            pool,
+            reactors: OnceLock::new(),
+            registry: Mutex::default(),
+            gone: Condvar::new(),
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn log(&self, message: impl FnOnce() -> String) {
+        if let Some(log) = &self.options.log {
+            log(&message());
+        }
+    }
+
+    /// The accepting thread.
+    pub(super) fn accept(self: Arc<Self>, listeners: &[Listener], woken: &UnixStream) {
+        while !self.is_stopping() {
+            let mut fds: Vec<PollFd<'_>> = listeners
+                .iter()
+                .map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN))
+                .collect();
+            fds.push(PollFd::new(woken.as_fd(), PollFlags::POLLIN));
+            if let Err(error) = poll(&mut fds, PollTimeout::NONE)
+                && error != nix::errno::Errno::EINTR
+            {
+                self.log(|| format!("nbd: cannot wait for connections: {error}"));
+                thread::sleep(ACCEPT_RETRY);
+            }
+            for listener in listeners {
+                self.accept_one(listener);
+            }
+        }
+    }
+
+    fn accept_one(self: &Arc<Self>, listener: &Listener) {
+        let (socket, peer) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                let kind = error.kind();
+                if !matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) {
+                    self.log(|| format!("nbd: cannot accept a connection: {error}"));
+                    thread::sleep(ACCEPT_RETRY);
+                }
+                return;
+            }
+        };
+        // Fails only if the peer is gone already, which its thread finds out.
+        let _ = socket.tune();
+        if let Err(error) = self.admit(socket, peer, None)
+            && !self.is_stopping()
+        {
+            self.log(|| format!("nbd: cannot serve a connection: {error}"));
+        }
+    }
+
+    /// Starts a connection's thread, to serve it or to tell it why not. One that was handed over comes
+    /// with its exports, and needs no TLS.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        socket: Socket,
+        address: String,
+        handed: Option<Arc<dyn Exports>>,
+    ) -> io::Result<()> {
+        let socket = Arc::new(socket);
+        let mut registry = lock(&self.registry);
+        if self.is_stopping() {
+            return Err(io::Error::other("the NBD server is stopping"));
+        }
+        let (count, max) = (registry.clients.len(), self.options.max_connections);
+        let refused = count >= max;
+        if count >= max + REFUSALS_MAX {
+            return Ok(());
+        }
+        let id = registry.next_id;
+        registry.next_id += 1;
+        let trusted = handed.is_some();
+        let peer = Peer { id, address, process: socket.peer_process(), trusted };
+        let known = Arc::new(Known::new(peer.clone()));
+        registry.clients.insert(id, Registered { known, socket: Some(socket.clone()) });
+        drop(registry);
+        let shared = self.clone();
+        let spawned = thread::Builder::new().name("nbd-handshake".into()).spawn(move || {
+            let leaving = Leaving { shared: &shared, id };
+            if shared.serve(peer, Connection::new(socket), handed, refused) {
+                // From here on its reactor tells when it is over.
+                std::mem::forget(leaving);
+            }
+        });
+        if spawned.is_err() {
+            self.forget(id);
+        }
+        spawned.map(drop)
+    }
+
+    /// A connection is over.
+    pub fn forget(&self, id: u64) {
+        lock(&self.registry).clients.remove(&id);
+        self.gone.notify_all();
+    }
+
+    /// The thread of a handshake; whether a reactor has taken the connection over.
+    fn serve(
+        &self,
+        peer: Peer,
+        mut connection: Connection,
+        handed: Option<Arc<dyn Exports>>,
+        refused: bool,
+    ) -> bool {
+        let (id, options) = (peer.id, &self.options);
+        let tls = connection.initial_tls(options, peer.trusted);
+        let exports = handed.unwrap_or_else(|| self.exports.clone());
+        let mut handshake = Handshake::new(exports, tls).of(peer);
+        let mut timeout = options.handshake_timeout;
+        if refused {
+            let message =
+                format!("all {} connections of this server are in use", options.max_connections);
+            self.log(|| format!("nbd: a client is refused: {message}"));
+            handshake.refuse(rep::ERR_POLICY, message);
+            timeout = timeout.min(REFUSAL_TIMEOUT);
+        }
+        let result = connection.negotiate(handshake, timeout, options);
+        let handed = result.and_then(|session| match session {
+            Some(session) => self.hand_over(id, connection, session).map(|()| true),
+            None => Ok(false),
+        });
+        handed.unwrap_or_else(|error| {
+            self.client_failed(id, &error);
+            false
+        })
+    }
+
+    fn hand_over(&self, id: u64, connection: Connection, session: Session) -> io::Result<()> {
+        let stopping = || io::Error::other("the NBD server is stopping");
+        let mut registry = lock(&self.registry);
+        // Under the lock: whoever stops the server finds the socket here or with its reactor.
+        if self.is_stopping() {
+            return Err(stopping());
+        }
+        let client = registry.clients.get_mut(&id).ok_or_else(stopping)?;
+        client.known.uses(session.name(), session.read_only());
+        client.socket = None;
+        let known = Arc::clone(&client.known);
+        let (socket, tls, received) = connection.into_parts()?;
+        let adopted = Adopted { known, socket: socket.into(), session, tls, received };
+        let reactors = self.reactors.get().ok_or_else(stopping)?;
+        // Ids are dense, so that clients are spread evenly.
+        let reactor = reactors.get(id as usize % reactors.len().max(1)).ok_or_else(stopping)?;
+        reactor(Message::Adopt(Box::new(adopted)));
+        Ok(())
+    }
+
+    pub(super) fn tell_reactors(&self, message: impl Fn() -> Message) {
+        self.reactors.get().into_iter().flatten().for_each(|deliver| deliver(message()));
+    }
+
+    /// Tells why a client was disconnected, unless it just went away.
+    pub fn client_failed(&self, id: u64, error: &io::Error) {
+        if is_departure(error) || self.is_stopping() {
+            return;
+        }
+        let peer =
+            lock(&self.registry).clients.get(&id).map(|client| client.known.peer.address.clone());
+        self.log(|| format!("nbd: {} disconnected: {error}", peer.unwrap_or_default()));
+    }
+}
+
+/// Whether the client just went away, which is no news.
+fn is_departure(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
+}
+
+/// Takes a connection out of the registry whatever happens to its thread: stopping waits for that.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.shared.forget(self.id);
+    }
+}

@@ -1,0 +1,13 @@
+//! The process of `dbs serve`: NBD, block devices and the control socket on one store.
+//!
+//! This crate owns how these are started and stopped together ([`serve`]), the commands that only a server can carry
+//! out, and who uses the store ([`clients`]).
+//!
+//! Main types: [`serve::Serving`], a store that is being served; [`serve::ServeOptions`], how;
+//! [`clients::Client`], who uses it.
+//!
+//! Enter at [`serve::Serving::start`].
+
+pub mod clients;
+mod interpose;
+pub mod serve;

@@ -1,0 +1,490 @@
+//! Serving a store: its control socket, its NBD listeners and its housekeeping, from start to a
+//! clean end.
+
+use crate::clients;
+use crate::interpose::Between;
+use dbs_control::api::{self, Progress, Request};
+use dbs_control::{Extra, Service, Session, socket_path};
+use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
+use dbs_nbd::{ExportRules, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
+use dbs_service::log;
+use dbs_ublk::{AttachOptions, Devices};
+use serde_json::Value;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long a piece of background work goes on at least.
+const WORK_TIME: Duration = Duration::from_millis(4);
+/// Shortest rest between two pieces of background work: a request that comes shows in it.
+const WORK_PAUSE_MIN: Duration = Duration::from_millis(1);
+/// Rest after housekeeping failed.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
+
+/// What to serve and where.
+pub struct ServeOptions {
+    /// The store.
+    pub store: PathBuf,
+    /// How to open it.
+    pub open: OpenOptions,
+    /// Where to listen for NBD clients; may be empty.
+    pub nbd: Vec<Listen>,
+    /// Which volumes NBD clients are shown, and which only for reading.
+    pub exports: ExportRules,
+    /// TLS for NBD over TCP and unix sockets.
+    pub tls: Option<TlsConfig>,
+    /// Threads that serve connections; `None` for as many as suit the machine.
+    pub reactors: Option<usize>,
+    /// How long they look for the next event before they sleep.
+    pub spin: Duration,
+    /// Threads that execute NBD requests which have to wait.
+    pub workers: usize,
+    /// Directory for the control socket that every command looks for.
+    pub runtime_dir: PathBuf,
+    /// A further control socket.
+    pub control: Option<PathBuf>,
+    /// Who may use the control sockets.
+    pub access: dbs_control::Access,
+    /// How long a metadata change may stay uncommitted without a flush.
+    pub commit_interval: Duration,
+}
+
+impl ServeOptions {
+    /// How threads that serve connections do I/O.
+    #[must_use]
+    pub fn reactor(&self) -> dbs_reactor::Options {
+        let driver = reactor_driver(&self.open);
+        let interposer = self.open.interposer.clone().map(Between::arc);
+        let defaults = dbs_reactor::Options::default();
+        dbs_reactor::Options { driver, spin: self.spin, interposer, ..defaults }
+    }
+}
+
+/// What a program that serves a store adds to it.
+pub trait Extension: Send + Sync {
+    /// Runs a command that came over the control socket with `run`, or refuses it.
+    ///
+    /// # Errors
+    /// Those of `run`, or why it may not run now.
+    fn command(&self, request: &Request, run: &mut dyn FnMut() -> Result<Value>) -> Result<Value>;
+
+    /// As [`Service::extra`].
+    ///
+    /// # Errors
+    /// As [`Service::extra`].
+    fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>>;
+
+    /// Ends what it does with the store, which is closed next.
+    fn stop(&self);
+}
+
+/// Makes the extension of a store that was opened.
+pub type Extend<'a> = &'a dyn Fn(&Store) -> Result<Arc<dyn Extension>>;
+
+/// A store being served.
+pub struct Serving {
+    store: Store,
+    control: Vec<dbs_control::Server>,
+    service: Arc<StoreService>,
+    nbd: Arc<ServerHandle>,
+    devices: Arc<Devices>,
+    housekeeping: Housekeeping,
+    extension: Option<Arc<dyn Extension>>,
+}
+
+impl Serving {
+    /// Opens the store and starts everything; returns when clients can connect.
+    ///
+    /// # Errors
+    /// Those of opening the store and of listening.
+    pub fn start(options: &ServeOptions) -> Result<Self> {
+        Self::start_with(options, None)
+    }
+
+    /// As [`Serving::start`], with an extension.
+    ///
+    /// # Errors
+    /// As [`Serving::start`], and those of `extend`.
+    pub fn start_with(options: &ServeOptions, extend: Option<Extend<'_>>) -> Result<Self> {
+        // Before there are other threads, the store's among them.
+        dbs_ublk::serve_devices_from_here();
+        let store = Store::open(&options.store, &options.open)?;
+        match Self::start_on(store.clone(), options, extend) {
+            Ok(serving) => Ok(serving),
+            Err(e) => {
+                if let Err(close) = store.close() {
+                    log::error("close", &[("error", &close)]);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn start_on(store: Store, options: &ServeOptions, extend: Option<Extend<'_>>) -> Result<Self> {
+        let extension = extend.map(|extend| extend(&store)).transpose()?;
+        let devices = Arc::new(Devices::new(
+            store.clone(),
+            &options.store,
+            &options.runtime_dir,
+            options.reactor(),
+            options.workers,
+        ));
+        let exports = StoreExports::new(store.clone(), options.open.read_only);
+        let exports = exports.with_rules(options.exports.clone());
+        let filling = Arc::new(exports.to_fill());
+        let exports = Arc::new(exports);
+        let defaults = ServerOptions::default();
+        let server_options = ServerOptions {
+            reactors: options.reactors.unwrap_or(defaults.reactors),
+            reactor: options.reactor(),
+            workers: options.workers,
+            tls: options.tls.clone(),
+            log: Some(Arc::new(|line: &str| log::warn("nbd", &[("message", &line)]))),
+            ..defaults
+        };
+        let nbd = dbs_nbd::start(&options.nbd, exports, server_options)
+            .map_err(|e| Error::io(e, "starting the NBD server"))?;
+        let nbd = Arc::new(nbd);
+        let service = Arc::new(StoreService {
+            store: store.clone(),
+            nbd: Arc::clone(&nbd),
+            filling,
+            devices: Arc::clone(&devices),
+            extension: extension.clone(),
+        });
+        // Before anybody asks for anything: users of these devices have waited since the last
+        // server ended.
+        devices.recover()?;
+        let default = socket_path(&options.runtime_dir, &key_of(&store)?);
+        let mut control: Vec<dbs_control::Server> = Vec::new();
+        for path in std::iter::once(&default).chain(&options.control) {
+            let start = match *path == default {
+                true => dbs_control::Server::start_for,
+                false => dbs_control::Server::start_named,
+            };
+            match start(path, service.clone(), &options.access) {
+                Ok(server) => control.push(server),
+                Err(e) => {
+                    control.into_iter().for_each(dbs_control::Server::stop);
+                    devices.leave();
+                    return Err(e);
+                }
+            }
+        }
+        let interval = (!options.open.read_only).then_some(options.commit_interval);
+        let housekeeping = Housekeeping::start(store.clone(), interval)?;
+        Ok(Self { store, control, service, nbd, devices, housekeeping, extension })
+    }
+
+    /// The control sockets.
+    pub fn control(&self) -> impl Iterator<Item = &std::path::Path> {
+        self.control.iter().map(dbs_control::Server::path)
+    }
+
+    /// Where NBD clients can connect.
+    #[must_use]
+    pub fn nbd(&self) -> &[Listen] {
+        self.nbd.addresses()
+    }
+
+    /// Runs a command, as if it came over the control socket.
+    ///
+    /// # Errors
+    /// The command's.
+    pub fn execute(&self, request: &Request) -> Result<Value> {
+        self.service.execute(request, &mut |_| true)
+    }
+
+    /// The block devices of its volumes.
+    #[must_use]
+    pub fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// The store being served.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Ends everything in good order: no new clients, requests in flight finish, the store is
+    /// committed and closed. Users of block devices wait for the next server.
+    ///
+    /// # Errors
+    /// Those of closing the store.
+    pub fn stop(self) -> Result<()> {
+        self.control.into_iter().for_each(dbs_control::Server::stop);
+        if let Some(extension) = self.extension {
+            extension.stop();
+        }
+        self.devices.leave();
+        drop(self.service);
+        // The control connections, which shared it, are gone; if not, dropping it must do.
+        if let Some(nbd) = Arc::into_inner(self.nbd) {
+            nbd.stop();
+        }
+        self.housekeeping.stop();
+        self.store.close()
+    }
+}
+
+/// Who asks for plain reads and writes of the store gets them for sockets, too.
+fn reactor_driver(open: &OpenOptions) -> dbs_reactor::Driver {
+    match open.driver {
+        IoDriver::Auto => dbs_reactor::Driver::Auto,
+        IoDriver::Uring => dbs_reactor::Driver::Uring,
+        IoDriver::Pread => dbs_reactor::Driver::Epoll,
+    }
+}
+
+/// What the control socket offers.
+struct StoreService {
+    store: Store,
+    nbd: Arc<ServerHandle>,
+    /// What connections that fill a volume may open.
+    filling: Arc<StoreExports>,
+    devices: Arc<Devices>,
+    extension: Option<Arc<dyn Extension>>,
+}
+
+impl StoreService {
+    /// Runs a command on the store or on its devices.
+    fn run(&self, request: &Request, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Value> {
+        match request {
+            Request::DeviceAttach { volume, snapshot, queues, depth, read_only, id } => {
+                let defaults = AttachOptions::default();
+                let options = AttachOptions {
+                    queues: queues.unwrap_or(defaults.queues),
+                    depth: depth.unwrap_or(defaults.depth),
+                    read_only: *read_only,
+                    id: *id,
+                };
+                encode(&self.devices.attach(volume, snapshot.as_deref(), &options)?)
+            }
+            Request::DeviceDetach { target } => encode(&self.devices.detach(target)?),
+            Request::DeviceList => encode(&self.devices.list()),
+            Request::ClientList { interval_ms } => {
+                let interval = interval_ms.map(Duration::from_millis);
+                encode(&clients::list(&self.store, &self.nbd, interval, progress)?)
+            }
+            Request::ClientKick { client } => {
+                let kicked = clients::kick(&self.store, &self.nbd, *client)?;
+                log::info("kicked", &[("client", &kicked.who)]);
+                encode(&kicked)
+            }
+            _ => {
+                let settled = self.devices.settle_before(request);
+                let mut value = execute_logged(&self.store, request, progress)?;
+                drop(settled);
+                self.devices.follow(request);
+                if let Request::VolumeResize { volume, .. } = request
+                    && let Some(size) = self.devices.size(volume)
+                {
+                    // Not every kernel lets it follow.
+                    value["device_size"] = size.into();
+                }
+                Ok(value)
+            }
+        }
+    }
+}
+
+/// What a store in a file or on a device has.
+///
+/// # Errors
+/// `Unsupported` if it is on something else.
+pub fn key_of(store: &Store) -> Result<String> {
+    store.key().ok_or_else(|| Error::unsupported("a store that is neither file nor device"))
+}
+
+impl Service for StoreService {
+    fn key(&self) -> Result<String> {
+        key_of(&self.store)
+    }
+
+    fn execute(
+        &self,
+        request: &Request,
+        progress: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Value> {
+        let mut run = || self.run(request, progress);
+        match &self.extension {
+            Some(extension) => extension.command(request, &mut run),
+            None => run(),
+        }
+    }
+
+    fn dump(&self, out: &mut dyn Write) -> Result<()> {
+        self.store.dump(out)
+    }
+
+    fn nbd(&self, stream: UnixStream) {
+        log_failure(self.nbd.adopt(stream));
+    }
+
+    fn fill(&self) -> Result<Session> {
+        let (nbd, filling) = (Arc::clone(&self.nbd), Arc::clone(&self.filling));
+        Ok(Box::new(move |stream| log_failure(nbd.adopt_for(stream, filling))))
+    }
+
+    fn extra(&self, method: &str, params: &Value) -> Result<Option<Extra>> {
+        self.extension.as_ref().map_or(Ok(None), |extension| extension.extra(method, params))
+    }
+}
+
+fn log_failure(adopted: io::Result<()>) {
+    if let Err(e) = adopted {
+        log::warn("nbd", &[("error", &e)]);
+    }
+}
+
+/// Runs a command on a store, and logs it if it changes something.
+///
+/// # Errors
+/// The command's.
+pub fn execute_logged(
+    store: &Store,
+    request: &Request,
+    progress: &mut dyn FnMut(Progress) -> bool,
+) -> Result<Value> {
+    let begun = Instant::now();
+    let result = api::execute(store, request, progress);
+    if request.writes() {
+        let took = format!("{:.3}", begun.elapsed().as_secs_f64());
+        match &result {
+            Ok(_) => log::info("command", &[("request", &text(request)), ("seconds", &took)]),
+            Err(e) => log::warn("command", &[("request", &text(request)), ("error", e)]),
+        }
+    }
+    result
+}
+
+fn encode(value: &impl serde::Serialize) -> Result<Value> {
+    serde_json::to_value(value).map_err(|e| Error::invalid(format!("encoding a result: {e}")))
+}
+
+fn text(request: &Request) -> String {
+    serde_json::to_string(request).unwrap_or_default()
+}
+
+/// What else housekeeping does in each round, at least once in an interval.
+pub type Chore = Arc<dyn Fn() + Send + Sync>;
+
+/// The thread that commits what nobody flushed and does background work in small steps.
+pub struct Housekeeping {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Stop {
+    asked: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    /// Waits so long, or until asked to stop; says whether it was.
+    fn wait(&self, pause: Duration) -> bool {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(asked, pause, |asked| !*asked);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn ask(&self) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Housekeeping {
+    /// Keeps house from now on. With no interval there is nothing to keep: the store is read-only.
+    ///
+    /// # Errors
+    /// `Io` if there is no thread for it.
+    pub fn start(store: Store, interval: Option<Duration>) -> Result<Self> {
+        Self::start_with(store, interval, None)
+    }
+
+    /// As [`Housekeeping::start`], with something else to do.
+    ///
+    /// # Errors
+    /// As [`Housekeeping::start`].
+    pub fn start_with(
+        store: Store,
+        interval: Option<Duration>,
+        chore: Option<Chore>,
+    ) -> Result<Self> {
+        let stop = Arc::new(Stop::default());
+        let Some(interval) = interval else { return Ok(Self { stop, thread: None }) };
+        let thread = {
+            let stop = Arc::clone(&stop);
+            thread::Builder::new()
+                .name("dbs-housekeeping".to_owned())
+                .spawn(move || keep(&store, interval, chore.as_ref(), &stop))
+                .map_err(|e| Error::io(e, "starting the housekeeping thread"))?
+        };
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends it; returns when it has ended.
+    pub fn stop(self) {
+        self.stop.ask();
+        if let Some(Err(_)) = self.thread.map(JoinHandle::join) {
+            log::error("housekeeping", &[("error", &"the thread panicked")]);
+        }
+    }
+}
+
+/// What housekeeping remembers from round to round.
+struct Past {
+    committed: Instant,
+    /// Requests that the store had seen when the last work was done.
+    requests: u64,
+}
+
+fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
+    let mut pause = interval;
+    let mut past = Past { committed: Instant::now(), requests: 0 };
+    let mut failure = String::new();
+    while !stop.wait(pause) {
+        if let Some(chore) = chore {
+            chore();
+        }
+        pause = match step(store, interval, &mut past) {
+            Ok(pause) => {
+                failure.clear();
+                pause
+            }
+            Err(e) => {
+                // Once, and not each time it fails in the same way.
+                if failure != e.to_string() {
+                    failure = e.to_string();
+                    log::error("housekeeping", &[("error", &failure)]);
+                }
+                RETRY_PAUSE.max(interval)
+            }
+        };
+    }
+}
+
+/// One round; returns the rest before the next. While requests come in, background work takes at
+/// most a fifth of the time; alone it hardly rests.
+fn step(store: &Store, interval: Duration, past: &mut Past) -> Result<Duration> {
+    if past.committed.elapsed() >= interval {
+        store.settle()?;
+        store.settle_checksums()?;
+        past.committed = Instant::now();
+    }
+    let begun = Instant::now();
+    if !store.work_for(WORK_TIME)? {
+        return Ok(interval);
+    }
+    // Since the last round: its rest counts, too.
+    if store.requests() == std::mem::replace(&mut past.requests, store.requests()) {
+        return Ok(WORK_PAUSE_MIN);
+    }
+    Ok((begun.elapsed() * 4).clamp(WORK_PAUSE_MIN, interval.max(WORK_PAUSE_MIN)))
+}

@@ -1,0 +1,254 @@
+//! Transfers and upgrades with real stores.
+
+use crate::{
+    Received, SendOptions, export_path, export_stream, import_file, pending, plan, receive, send,
+};
+use dbs_core::info::Labels;
+use dbs_core::store::SnapshotOptions;
+use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, v1};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 24 * MIB;
+
+fn always(_: u64, _: u64) -> bool {
+    true
+}
+
+fn store(directory: &Path, name: &str) -> Store {
+    let path = directory.join(name);
+    let options = InitOptions { size: Some(256 * MIB), ..InitOptions::default() };
+    Store::init(&path, &options).unwrap();
+    Store::open(&path, &OpenOptions::default()).unwrap()
+}
+
+fn content(store: &Store, spec: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    export_stream(&store.volume(spec).unwrap(), &mut bytes, &mut always).unwrap();
+    bytes
+}
+
+fn stream(store: &Store, name: &str, base: Option<&str>, resume: Option<&str>) -> Vec<u8> {
+    let options = SendOptions {
+        volume: "v".into(),
+        snapshot: name.into(),
+        base: base.map(Into::into),
+        resume: resume.map(|token| token.parse().unwrap()),
+        more: false,
+    };
+    let mut bytes = Vec::new();
+    send(store, &options, &mut bytes, &mut always).unwrap();
+    bytes
+}
+
+fn take(store: &Store, bytes: &[u8]) -> dbs_core::Result<Received> {
+    receive(store, None, bytes, &mut always)
+}
+
+/// Volume `v` with snapshots `a`, `b`, `c`, each with changes of every kind.
+fn source(directory: &Path) -> Store {
+    let store = store(directory, "source");
+    store.create_volume("v", SIZE).unwrap();
+    let volume = store.volume("v").unwrap();
+    for (round, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let fill = round as u8 + 1;
+        volume.write_at(fill as u64 * MIB, &vec![fill; 300_032], false).unwrap();
+        volume.write_at(10 * MIB + 512 * u64::from(fill), &[fill; 1024], false).unwrap();
+        volume.write_at(20 * MIB, &vec![fill; 2 << 20], false).unwrap();
+        volume.discard(20 * MIB + u64::from(fill) * 65536, 65536).unwrap();
+        volume.write_zeroes(u64::from(fill) * MIB + 512, 9000 / 512 * 512, false).unwrap();
+        let labels = Labels::from([("round".into(), round.to_string())]);
+        store
+            .create_snapshot(
+                "v",
+                name,
+                &SnapshotOptions { labels, system: false, ..Default::default() },
+            )
+            .unwrap();
+    }
+    store
+}
+
+#[test]
+fn snapshots_travel_between_stores() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = source(directory.path());
+    let target = store(directory.path(), "target");
+    for (name, base) in [("a", None), ("b", Some("a")), ("c", Some("b"))] {
+        let bytes = stream(&source, name, base, None);
+        take(&target, &bytes).unwrap();
+        let spec = format!("v@{name}");
+        assert!(content(&source, &spec) == content(&target, &spec), "{name}");
+        let labels = target.snapshot_info("v", name).unwrap().labels;
+        assert_eq!(labels["round"], source.snapshot_info("v", name).unwrap().labels["round"]);
+        assert_eq!(pending(&target, "v").unwrap(), None);
+        assert_eq!(take(&target, &bytes).unwrap_err().kind(), ErrorKind::Exists);
+    }
+    while target.work(1000).unwrap().remaining > 0 {}
+    let names: Vec<_> = target.snapshots("v", false).unwrap().into_iter().map(|s| s.name).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert!(target.check().unwrap().worst().is_none());
+
+    target.volume("v").unwrap().write_at(0, &[1; 512], false).unwrap();
+    let back = stream(&source, "b", Some("c"), None);
+    assert_eq!(take(&target, &back).unwrap_err().kind(), ErrorKind::Exists);
+}
+
+#[test]
+fn interrupted_streams_are_resumed_after_reopening() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = source(directory.path());
+    let mut target = store(directory.path(), "target");
+    for (name, base) in [("a", None), ("b", Some("a"))] {
+        let whole = stream(&source, name, base, None);
+        for part in 1..8 {
+            let token = pending(&target, "v").ok().flatten().map(|token| token.to_string());
+            let rest = stream(&source, name, base, token.as_deref());
+            let length = (whole.len() * part / 8).min(rest.len() - 1);
+            assert_eq!(take(&target, &rest[..length]).unwrap_err().kind(), ErrorKind::Corrupt);
+            target.close().unwrap();
+            let path = directory.path().join("target");
+            target = Store::open(&path, &OpenOptions::default()).unwrap();
+        }
+        let token = pending(&target, "v").unwrap().unwrap();
+        assert!(token.offset > 0);
+        take(&target, &stream(&source, name, base, Some(&token.to_string()))).unwrap();
+        let spec = format!("v@{name}");
+        assert!(content(&source, &spec) == content(&target, &spec), "{name}");
+    }
+}
+
+#[test]
+fn changed_heads_are_refused_and_rolled_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = source(directory.path());
+    let target = store(directory.path(), "target");
+    take(&target, &stream(&source, "a", None, None)).unwrap();
+    target.volume("v").unwrap().write_at(0, &[1; 512], false).unwrap();
+    let change = stream(&source, "b", Some("a"), None);
+    let error = take(&target, &change).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    target.rollback("v", "a").unwrap();
+    take(&target, &change).unwrap();
+    assert!(content(&source, "v@b") == content(&target, "v@b"));
+}
+
+#[test]
+fn a_base_stays_until_its_difference_is_sent() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = source(directory.path());
+    let options = SendOptions {
+        volume: "v".into(),
+        snapshot: "b".into(),
+        base: Some("a".into()),
+        ..SendOptions::default()
+    };
+    let mut refusals = Vec::new();
+    let mut progress = |_, _| {
+        let deleted = ["a", "b"].map(|name| source.delete_snapshot("v", name));
+        refusals.push(deleted.map(|deleted| deleted.err().map(|error| error.kind())));
+        true
+    };
+    send(&source, &options, Vec::new(), &mut progress).unwrap();
+    assert!(!refusals.is_empty());
+    assert!(refusals.iter().flatten().all(|kind| *kind == Some(ErrorKind::Busy)), "{refusals:?}");
+    source.delete_snapshot("v", "a").unwrap();
+}
+
+#[test]
+fn a_clone_of_a_deleted_snapshot_is_not_left_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = source(directory.path());
+    store.clone_volume("v", "b", "k").unwrap();
+    store.create_snapshot("k", "x", &SnapshotOptions::default()).unwrap();
+    // One of another volume, whose origin is gone as well, is none of this one's business.
+    store.create_volume("other", MIB).unwrap();
+    store.create_snapshot("other", "a", &SnapshotOptions::default()).unwrap();
+    store.clone_volume("other", "a", "others").unwrap();
+    store.clone_volume("other", "a", "more").unwrap();
+    store.delete_volume("other").unwrap();
+    let volumes = |plan: Vec<SendOptions>| {
+        plan.into_iter()
+            .map(|step| format!("{}@{}", step.volume, step.snapshot))
+            .collect::<Vec<_>>()
+    };
+    let whole = volumes(plan(&store, "v").unwrap());
+    assert_eq!(whole, ["v@a", "v@b", "v@c", "k@x"]);
+    store.delete_snapshot("v", "b").unwrap();
+    assert_eq!(store.volume_info("k").unwrap().origin.as_deref(), Some("(hidden)"));
+    assert_eq!(store.volume_info("more").unwrap().origin.as_deref(), Some("(hidden)"));
+    let error = plan(&store, "v").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert!(error.to_string().contains("dbs volume flatten k"), "{error}");
+    store.flatten("k", &mut always).unwrap();
+    assert_eq!(volumes(plan(&store, "v").unwrap()), ["v@a", "v@c"]);
+    assert_eq!(volumes(plan(&store, "k").unwrap()), ["k@x"]);
+}
+
+#[test]
+fn images_go_in_and_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store(directory.path(), "store");
+    let image = directory.path().join("image");
+    let file = File::options().read(true).write(true).create_new(true).open(&image).unwrap();
+    file.set_len(SIZE - 100).unwrap();
+    file.write_all_at(&[7; 10_000], 3 * MIB).unwrap();
+    file.write_all_at(&[0; 1 << 20], 8 * MIB).unwrap();
+    store.create_volume("v", SIZE).unwrap();
+    let volume = store.volume("v").unwrap();
+    import_file(&file, &volume, &mut always).unwrap();
+    assert_eq!(store.usage("v", None).unwrap().referenced, 3 * 4096);
+    let out = directory.path().join("out");
+    export_path(&volume, &out, false, &mut always).unwrap();
+    let mut expected = std::fs::read(&image).unwrap();
+    expected.resize(SIZE as usize, 0);
+    assert!(std::fs::read(&out).unwrap() == expected);
+}
+
+/// An image of layout `main`: volume `old` of 3 MiB, snapshot 1, head 2; `branch` on snapshot 1.
+fn v1_image(path: &Path) {
+    let image = File::options().write(true).create_new(true).open(path).unwrap();
+    let put = |offset: u64, bytes: &[u8]| image.write_all_at(bytes, offset).unwrap();
+    image.set_len(100 * MIB).unwrap();
+    put(0, b"DBS@393!\0\0\x01\0\x03\0\0\0");
+    put(16, &(100 * MIB).to_le_bytes());
+    put(4096, b"\x02\0\0\0\x30\0\0\0\0\0old");
+    put(4096 + 266, b"\x03\0\0\0\x30\0\0\0\0\0branch");
+    put(72192, b"\0\0\x01\0\0\0\0\0\0\0");
+    put(72202, b"\x01\0\x02\0\0\0\0\0\0\0");
+    put(72212, b"\x01\0\x03\0\0\0\0\0\0\0");
+    // Snapshot 1 holds blocks 0 and 1 of extent 2; the head has lost 1 and has 2.
+    for (record, fields) in
+        [b"\x01\0\x02\0\0\0\x03", b"\x02\0\x02\0\0\0\x05", b"\x03\0\0\0\0\0\x01"]
+            .into_iter()
+            .enumerate()
+    {
+        put(729_088 + record as u64 * 38, fields);
+    }
+    put(MIB, &[1; 8192]);
+    put(2 * MIB, &[1; 4096]);
+    put(2 * MIB + 8192, &[3; 4096]);
+    put(3 * MIB, &[4; 4096]);
+}
+
+#[test]
+fn images_of_the_prototype_are_upgraded() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("v1");
+    v1_image(&path);
+    let image = v1::Image::open(&path, None).unwrap();
+    let store = store(directory.path(), "store");
+    let report = v1::upgrade(&image, &store, &mut always).unwrap();
+    assert_eq!(report.volumes.len(), 2);
+    assert_eq!(report.volumes[1].cloned_from.as_deref(), Some("old@v1-1"));
+    assert_eq!(store.children("old", Some("v1-1")).unwrap(), ["branch"]);
+    for spec in ["old", "old@v1-1", "branch"] {
+        let mut old = Vec::new();
+        export_stream(&image.open_spec(spec).unwrap(), &mut old, &mut always).unwrap();
+        assert!(old == content(&store, spec), "{spec}");
+    }
+    assert_eq!(store.snapshot_info("old", "v1-1").unwrap().labels["v1.created"], "1");
+    assert!(store.check().unwrap().worst().is_none());
+}

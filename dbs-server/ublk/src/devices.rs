@@ -1,0 +1,594 @@
+//! The block devices of one store: attaching, detaching, and taking over what a dead server left.
+
+use super::device::{Device, explain};
+use super::options::{AttachOptions, FLAGS, MAX_IO_BYTES, params};
+use super::record::{Attached, LINKS, Record, State, block_size, find, records, spec, state};
+use super::volume::{self, Target};
+use dbs_control::api::Request;
+use dbs_core::info::{Holder, HolderKind};
+use dbs_core::{Error, ErrorKind, Result, Store, Volume, format_size};
+use dbs_frontend::{Pool, lock};
+use dbs_reactor::ublk::{Control, DeviceInfo, NewDevice, Params, block_path};
+use dbs_service::log;
+use nix::libc;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::thread;
+
+/// The devices of one store, in the process that serves it.
+pub struct Devices {
+    store: Store,
+    path: PathBuf,
+    runtime_dir: PathBuf,
+    reactor: dbs_reactor::Options,
+    workers: usize,
+    pool: Mutex<Option<Arc<Pool>>>,
+    serving: Mutex<BTreeMap<u32, Serving>>,
+    /// Held while devices come and go, which may take long.
+    changing: Mutex<()>,
+    /// Set when no more is to be waited for.
+    leaving: AtomicBool,
+}
+
+struct Serving {
+    record: Record,
+    volume: Volume,
+    device: Device,
+}
+
+impl Devices {
+    /// None so far. `path` is the store's; what the next server must know is kept in `runtime_dir`.
+    #[must_use]
+    pub fn new(
+        store: Store,
+        path: &Path,
+        runtime_dir: &Path,
+        reactor: dbs_reactor::Options,
+        workers: usize,
+    ) -> Self {
+        Self {
+            store,
+            path: path.to_owned(),
+            runtime_dir: runtime_dir.to_owned(),
+            reactor,
+            workers: workers.max(1),
+            pool: Mutex::default(),
+            serving: Mutex::default(),
+            changing: Mutex::default(),
+            leaving: AtomicBool::new(false),
+        }
+    }
+
+    /// Attaches a volume or snapshot. What is attached already, in the same way, is left as it is.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid`; `Busy` if it is attached in another way; those of [`Device::start`].
+    pub fn attach(
+        &self,
+        volume: &str,
+        snapshot: Option<&str>,
+        options: &AttachOptions,
+    ) -> Result<Attached> {
+        options.check()?;
+        let _changing = lock(&self.changing);
+        let spec = spec(volume, snapshot);
+        let handle = self.store.complete_volume(&spec)?;
+        let read_only = options.read_only || handle.read_only();
+        if let Some(there) = self.attached_as(&spec) {
+            if there.read_only == read_only {
+                return Ok(there);
+            }
+            let device = there.device.display();
+            return Err(Error::busy(format!("{spec} is attached already, as {device}")));
+        }
+        let doing = format!("attaching {spec}");
+        let mut control = Control::open().map_err(|e| explain(e, &doing))?;
+        let new = NewDevice {
+            id: options.id,
+            queues: options.queues,
+            depth: options.depth,
+            max_io_bytes: MAX_IO_BYTES,
+            flags: FLAGS,
+            mark: fastrand::u64(1..),
+        };
+        let params = params(handle.size(), read_only);
+        let mut record = self.record(volume, snapshot, &new, &params)?;
+        self.check_left_over(&record)?;
+        let target = self.target(handle, read_only)?;
+        let device = {
+            let record = &mut record;
+            let added = |info: &DeviceInfo| {
+                (record.id, record.queues, record.depth) = (info.id, info.queues, info.depth);
+                // From here on the next server finds it, should this one die.
+                record.save(&self.runtime_dir)
+            };
+            Device::start(&mut control, &new, &params, added, &mut volume::spawner(&target))
+        };
+        let device = device.map_err(|e| {
+            record.forget(&self.runtime_dir);
+            e.context(&doing)
+        })?;
+        self.relink(&mut record);
+        log::info("attached", &[("volume", &spec), ("device", &block_path(record.id).display())]);
+        let attached = record.attached(State::Live, Some(std::process::id()));
+        let volume = self.hold(&record)?;
+        let serving = Serving { record, volume, device };
+        lock(&self.serving).insert(attached_id(&serving), serving);
+        Ok(attached)
+    }
+
+    /// Detaches what `target` names: a volume, a snapshot, or a device.
+    ///
+    /// # Errors
+    /// `NotFound`; the kernel's.
+    pub fn detach(&self, target: &str) -> Result<Attached> {
+        let _changing = lock(&self.changing);
+        let found = find(&self.list(), target)?;
+        let id = lock(&self.serving)
+            .iter()
+            .find(|(_, serving)| block_path(serving.record.id) == found.device)
+            .map(|(id, _)| *id);
+        let mut control =
+            Control::open().map_err(|e| explain(e, &format!("detaching {target}")))?;
+        let Some(serving) = id.and_then(|id| lock(&self.serving).remove(&id)) else {
+            return Err(Error::not_found(format!("{target} is not attached")));
+        };
+        let result = serving.device.remove(&mut control);
+        if result.is_ok() {
+            serving.record.forget(&self.runtime_dir);
+        }
+        // Its users' last requests are answered: what they wrote is to be durable.
+        let flushed = if self.store.info().read_only { Ok(()) } else { self.store.flush() };
+        log::info("detached", &[("volume", &found.spec()), ("device", &found.device.display())]);
+        result.and(flushed).map(|()| Attached { state: State::Dead, pid: None, ..found })
+    }
+
+    /// What is attached, by this server.
+    #[must_use]
+    pub fn list(&self) -> Vec<Attached> {
+        let pid = Some(std::process::id());
+        let attached = |serving: &Serving| {
+            let state = if serving.device.failure().is_some() { State::Dead } else { State::Live };
+            let mut attached = serving.record.attached(state, pid);
+            attached.size = block_size(serving.record.id).unwrap_or(attached.size);
+            attached
+        };
+        lock(&self.serving).values().map(attached).collect()
+    }
+
+    /// The size of a volume's block device, if it has one.
+    #[must_use]
+    pub fn size(&self, volume: &str) -> Option<u64> {
+        self.attached_as(volume).map(|attached| attached.size)
+    }
+
+    /// Whether nothing is attached, and nothing being so.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.changing.try_lock().is_ok() && lock(&self.serving).is_empty()
+    }
+
+    /// Waits, before a command that takes content from a volume, until devices that are coming or going, or
+    /// are being taken over, have the store know that they have it open. Until the guard is dropped, no
+    /// others come.
+    #[must_use]
+    pub fn settle_before(&self, request: &Request) -> Option<MutexGuard<'_, ()>> {
+        let takes = matches!(
+            request,
+            Request::VolumeResize { shrink: true, .. }
+                | Request::VolumeDelete { .. }
+                | Request::SnapshotRollback { .. }
+                | Request::SnapshotDelete { .. }
+        );
+        takes.then(|| lock(&self.changing))
+    }
+
+    /// Follows a command that succeeded: a new size reaches the device, a new name its link.
+    pub fn follow(&self, request: &Request) {
+        let named = match request {
+            Request::VolumeResize { volume, .. } => volume,
+            Request::VolumeRename { new, .. } => new,
+            Request::SnapshotRename { volume, .. } => volume,
+            _ => return,
+        };
+        let _changing = lock(&self.changing);
+        let mut serving = lock(&self.serving);
+        for serving in serving.values_mut() {
+            if let Request::VolumeRename { volume, new } = request
+                && serving.record.volume == *volume
+            {
+                serving.record.volume.clone_from(new);
+                self.relink(&mut serving.record);
+            }
+            if let Request::SnapshotRename { snapshot, new, .. } = request
+                && serving.record.volume == *named
+                && serving.record.snapshot.as_ref() == Some(snapshot)
+            {
+                serving.record.snapshot = Some(new.clone());
+                self.relink(&mut serving.record);
+            }
+            if serving.record.volume == *named && serving.record.snapshot.is_none() {
+                self.resize(serving);
+            }
+        }
+    }
+
+    /// Begins to take over the devices of the store whose server is gone, which may take a while if
+    /// it died a moment ago. Devices come and go only when that is done.
+    ///
+    /// # Errors
+    /// `Io` if there is no thread for it.
+    pub fn recover(self: &Arc<Self>) -> Result<()> {
+        let (devices, (begun, began)) = (Arc::clone(self), mpsc::sync_channel(1));
+        let thread = thread::Builder::new().name("ublk-recover".to_owned()).spawn(move || {
+            let _changing = lock(&devices.changing);
+            let _waited_for = begun.send(());
+            devices.recover_all();
+        });
+        thread.map_err(|e| Error::io(e, "starting a thread to take over block devices"))?;
+        let _nothing_to_wait_for = began.recv();
+        Ok(())
+    }
+
+    fn recover_all(&self) {
+        let Some(key) = self.store.key() else { return };
+        for record in records(&self.runtime_dir, Some(&key)) {
+            let device = block_path(record.id);
+            let spec = record.spec();
+            let fields: [(&str, &dyn std::fmt::Display); 2] =
+                [("volume", &spec), ("device", &device.display())];
+            match self.recover_one(record) {
+                Ok(true) => log::info("taken_over", &fields),
+                Ok(false) => {}
+                Err(error) => {
+                    log::error("taken_over", &[fields[0], fields[1], ("error", &error)]);
+                }
+            }
+        }
+    }
+
+    /// Stops serving; the devices and their users wait for the next server.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::SeqCst);
+        let _changing = lock(&self.changing);
+        let serving = std::mem::take(&mut *lock(&self.serving));
+        for (_, serving) in serving {
+            let device = block_path(serving.record.id);
+            serving.device.leave();
+            log::info("left", &[("volume", &serving.record.spec()), ("device", &device.display())]);
+        }
+        if let Some(pool) = lock(&self.pool).take() {
+            pool.stop();
+        }
+    }
+
+    fn recover_one(&self, mut record: Record) -> Result<bool> {
+        let doing = format!("taking {} over", record.spec());
+        let mut control = Control::open().map_err(|e| explain(e, &doing))?;
+        match control.info(record.id) {
+            Ok(info) if info.mark == record.mark => {
+                let alive = Path::new("/proc").join(info.pid.to_string()).exists();
+                if self.store.info().read_only && state(info.state) == State::Live && alive {
+                    // Several may serve a store that nobody writes.
+                    return Ok(false);
+                }
+                if state(info.state) == State::Dead {
+                    // It was not started, or not removed to the end.
+                    control.delete(record.id).map_err(|e| explain(e, &doing))?;
+                    record.forget(&self.runtime_dir);
+                    return Ok(false);
+                }
+            }
+            Ok(_) => {
+                record.forget(&self.runtime_dir);
+                return Ok(false);
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
+                record.forget(&self.runtime_dir);
+                return Ok(false);
+            }
+            Err(error) => return Err(explain(error, &doing)),
+        }
+        let handle = self.find_again(&mut record)?;
+        let target = self.target(handle, record.read_only)?;
+        let give_up = || self.leaving.load(Ordering::SeqCst);
+        let device =
+            Device::recover(&mut control, record.id, &give_up, &mut volume::spawner(&target))?;
+        self.relink(&mut record);
+        let volume = self.hold(&record)?;
+        let mut serving = Serving { record, volume, device };
+        // A resize may have been what the old server did last.
+        self.resize(&mut serving);
+        lock(&self.serving).insert(attached_id(&serving), serving);
+        Ok(true)
+    }
+
+    /// Refuses to attach what a device that could not be taken over is of.
+    fn check_left_over(&self, new: &Record) -> Result<()> {
+        let same = |record: &Record| {
+            record.volume_uuid == new.volume_uuid && record.snapshot_uuid == new.snapshot_uuid
+        };
+        let left = records(&self.runtime_dir, Some(&new.store_key)).into_iter().find(same);
+        match left {
+            None => Ok(()),
+            Some(record) => Err(Error::busy(format!(
+                "{} is attached as {}, which this server could not take over (its log says why): \
+                 start it again, or remove the device with `dbs detach --force`",
+                new.spec(),
+                block_path(record.id).display()
+            ))),
+        }
+    }
+
+    /// Opens what a device was made of, whatever it is called now.
+    fn find_again(&self, record: &mut Record) -> Result<Volume> {
+        let gone = || {
+            Error::not_found(format!(
+                "{} is not in the store any more; `dbs detach --force` removes its device",
+                block_path(record.id).display()
+            ))
+        };
+        let volumes = self.store.volumes(false);
+        let volume = volumes.into_iter().find(|v| v.uuid == record.volume_uuid).ok_or_else(gone)?;
+        let mut found = None;
+        if record.snapshot.is_some() {
+            let snapshots = self.store.snapshots(&volume.name, false)?;
+            let same = |uuid: &String| record.snapshot_uuid.as_ref() == Some(uuid);
+            let snapshot = snapshots.into_iter().find(|s| same(&s.uuid)).ok_or_else(gone)?;
+            found = Some(snapshot.name);
+        }
+        (record.volume, record.snapshot) = (volume.name, found);
+        self.store.volume(&record.spec())
+    }
+
+    fn record(
+        &self,
+        volume: &str,
+        snapshot: Option<&str>,
+        new: &NewDevice,
+        params: &Params,
+    ) -> Result<Record> {
+        let gone = || Error::not_found(format!("no volume {volume}"));
+        let volumes = self.store.volumes(false);
+        let found = volumes.into_iter().find(|v| v.name == volume).ok_or_else(gone)?;
+        let snapshot_uuid = match snapshot {
+            Some(name) => {
+                let snapshots = self.store.snapshots(volume, false)?;
+                snapshots.into_iter().find(|s| s.name == name).map(|s| s.uuid)
+            }
+            None => None,
+        };
+        Ok(Record {
+            id: 0,
+            mark: new.mark,
+            store: self.path.clone(),
+            store_uuid: self.store.info().uuid,
+            store_key: self.store.key().unwrap_or_default(),
+            volume: volume.to_owned(),
+            volume_uuid: found.uuid,
+            snapshot: snapshot.map(str::to_owned),
+            snapshot_uuid,
+            size: params.size,
+            read_only: params.read_only,
+            queues: new.queues,
+            depth: new.depth,
+            link: None,
+        })
+    }
+
+    fn target(&self, volume: Volume, read_only: bool) -> Result<Target> {
+        let mut pool = lock(&self.pool);
+        let pool = match &*pool {
+            Some(pool) => Arc::clone(pool),
+            None => {
+                let started = volume::start_pool(self.workers)
+                    .map_err(|e| Error::io(e, "starting the threads of block devices"))?;
+                Arc::clone(pool.insert(Arc::new(started)))
+            }
+        };
+        let (store, reactor) = (self.store.clone(), self.reactor.clone());
+        Ok(Target { store, volume, read_only, pool, reactor })
+    }
+
+    fn attached_as(&self, spec: &str) -> Option<Attached> {
+        self.list().into_iter().find(|attached| attached.spec() == spec)
+    }
+
+    /// A handle in the name of a device, of whose volume this is one.
+    fn hold(&self, record: &Record) -> Result<Volume> {
+        let spec = record.spec();
+        let holder = Holder {
+            kind: HolderKind::Device,
+            who: format!("the block device {}", block_path(record.id).display()),
+            id: None,
+            writes: !record.read_only,
+            alone: !record.read_only,
+            remedy: format!("detach it first: `dbs detach {spec}`"),
+        };
+        self.store.volume_for(&spec, holder)?.complete()
+    }
+
+    /// Makes or renews the link, which a device can do without.
+    fn relink(&self, record: &mut Record) {
+        if let Err(error) = record.link(Path::new(LINKS)) {
+            log::warn("link", &[("volume", &record.spec()), ("error", &error)]);
+        }
+        if let Err(error) = record.save(&self.runtime_dir) {
+            log::error("attached", &[("volume", &record.spec()), ("error", &error)]);
+        }
+    }
+
+    /// Tells the kernel a volume's size, if it does not know it.
+    fn resize(&self, serving: &mut Serving) {
+        let (id, size) = (serving.record.id, serving.volume.size());
+        if block_size(id).unwrap_or(serving.record.size) == size {
+            return;
+        }
+        let updated = Control::open().and_then(|mut control| control.update_size(id, size));
+        match updated {
+            Ok(()) => {
+                serving.record.size = size;
+                self.relink(&mut serving.record);
+                log::info(
+                    "resized",
+                    &[("device", &block_path(id).display()), ("size", &format_size(size))],
+                );
+            }
+            Err(error) => {
+                let hint = "it has the new size when it is detached and attached again; Linux 6.16 \
+                            can change it in use";
+                let error = explain(error, "changing the size of the block device");
+                let device = block_path(id);
+                let fields: [(&str, &dyn std::fmt::Display); 3] =
+                    [("device", &device.display()), ("error", &error), ("hint", &hint)];
+                log::warn("resized", &fields);
+            }
+        }
+    }
+}
+
+fn attached_id(serving: &Serving) -> u32 {
+    serving.device.info().id
+}
+
+/// Removes a device that no server serves: its users' requests fail.
+///
+/// # Errors
+/// `NotFound`; the kernel's.
+pub fn remove_unserved(runtime_dir: &Path, attached: &Attached) -> Result<()> {
+    let doing = format!("removing {}", attached.device.display());
+    let all = records(runtime_dir, Some(&attached.store_key));
+    let record = all.into_iter().find(|record| block_path(record.id) == attached.device);
+    let Some(record) = record else { return Err(Error::not_found(doing)) };
+    let mut control = Control::open().map_err(|e| explain(e, &doing))?;
+    let info = control.info(record.id).map_err(|e| explain(e, &doing))?;
+    if info.mark != record.mark {
+        return Err(Error::new(ErrorKind::NotFound, format!("{doing}: it is another device now")));
+    }
+    control.delete(record.id).map_err(|e| explain(e, &doing))?;
+    record.forget(runtime_dir);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dbs_core::{InitOptions, OpenOptions};
+
+    fn devices(dir: &Path) -> Arc<Devices> {
+        let path = dir.join("store");
+        let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        store.create_volume("a", 8 << 20).unwrap();
+        let reactor = dbs_reactor::Options::default();
+        Arc::new(Devices::new(store, &path, &dir.join("run"), reactor, 2))
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_before_anything_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = devices(dir.path());
+        let attach = |volume: &str, options: AttachOptions| {
+            devices.attach(volume, None, &options).unwrap_err().kind()
+        };
+        let options = AttachOptions::default();
+        assert_eq!(attach("missing", options.clone()), ErrorKind::NotFound);
+        assert_eq!(attach("a", AttachOptions { queues: 0, ..options.clone() }), ErrorKind::Invalid);
+        assert_eq!(attach("a", AttachOptions { depth: 5000, ..options }), ErrorKind::Invalid);
+        assert_eq!(devices.detach("a").unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(devices.list().is_empty() && devices.store.holders().is_empty());
+        devices.leave();
+    }
+
+    #[test]
+    fn without_the_driver_the_error_names_the_way_out() {
+        if Path::new(dbs_reactor::ublk::CONTROL_PATH).exists() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let devices = devices(dir.path());
+        let error = devices.attach("a", None, &AttachOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let text = error.to_string();
+        assert!(text.contains("attaching a") && text.contains("modprobe ublk_drv"), "{text}");
+        assert!(text.contains("--nbd"), "{text}");
+        assert!(records(&dir.path().join("run"), None).is_empty());
+        // Nor does a record of an earlier boot hold anything up.
+        let record = Record {
+            id: 12,
+            mark: 1,
+            store: "s".into(),
+            store_uuid: devices.store.info().uuid,
+            store_key: devices.store.key().unwrap(),
+            volume: "a".to_owned(),
+            volume_uuid: devices.store.volumes(false)[0].uuid.clone(),
+            snapshot: None,
+            snapshot_uuid: None,
+            size: 8 << 20,
+            read_only: false,
+            queues: 1,
+            depth: 1,
+            link: None,
+        };
+        record.save(&dir.path().join("run")).unwrap();
+        devices.recover().unwrap();
+        assert!(devices.list().is_empty());
+        // Nobody knows whether it is still there.
+        let refused = devices.check_left_over(&record).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy);
+        let other = Record { volume_uuid: "other".to_owned(), ..record };
+        devices.check_left_over(&other).unwrap();
+    }
+
+    #[test]
+    fn commands_that_take_content_wait_for_devices_that_come_and_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = devices(dir.path());
+        let shrink = Request::VolumeResize { volume: "a".to_owned(), size: 4096, shrink: true };
+        let settled = devices.settle_before(&shrink);
+        assert!(settled.is_some() && devices.changing.try_lock().is_err(), "no attach meanwhile");
+        drop(settled);
+        assert!(devices.settle_before(&Request::Info).is_none());
+        assert!(devices.changing.try_lock().is_ok());
+        devices.follow(&shrink);
+    }
+
+    #[test]
+    fn what_is_attached_is_neither_rolled_back_nor_shrunk_nor_deleted() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = devices(dir.path());
+        devices.store.create_snapshot("a", "s", &Default::default()).unwrap();
+        let record = Record {
+            id: 12,
+            mark: 1,
+            store: "s".into(),
+            store_uuid: devices.store.info().uuid,
+            store_key: devices.store.key().unwrap(),
+            volume: "a".to_owned(),
+            volume_uuid: String::new(),
+            snapshot: None,
+            snapshot_uuid: None,
+            size: 8 << 20,
+            read_only: false,
+            queues: 1,
+            depth: 1,
+            link: None,
+        };
+        let held = devices.hold(&record).unwrap();
+        for refused in [
+            devices.store.rollback("a", "s"),
+            devices.store.resize_volume("a", 4096),
+            devices.store.delete_volume("a"),
+        ] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy);
+            let text = error.to_string();
+            assert!(text.contains("/dev/ublkb12") && text.contains("`dbs detach a`"), "{text}");
+        }
+        drop(held);
+        devices.store.rollback("a", "s").unwrap();
+    }
+}
