@@ -91,13 +91,7 @@ impl Agent {
         let agent = address.agent()?;
         let me = Arc::clone(self);
         blocking(move || me.replica.incoming().begin_clone()).await?;
-        let met = Remote::meet(
-            &agent,
-            &request.from_volume_name,
-            self.short_rest(),
-            self.closing.subscribe(),
-        )
-        .await;
+        let met = Remote::meet(&agent, &request.from_volume_name, self.short_rest()).await;
         let moved = match met {
             Ok(Some(peer)) => self.clone_by_blocks(&peer, &disk, passed).await,
             Ok(None) => self.clone_by_file(&agent, request, &disk, passed).await,
@@ -168,8 +162,8 @@ impl Agent {
         let export = remote::within(remote::LONG_CALL, export);
         let mut client = SyncAgentServiceClient::new(calls);
         let what = format!("having {agent} export the snapshot");
-        let exported = self.unless_closed(client.volume_export(export), &what).await;
-        let outcome = receiver.end(exported).await;
+        let exported = client.volume_export(export).await.map(drop);
+        let outcome = receiver.end(exported.map_err(|status| remote::failed(&status, &what))).await;
         self.totals.add(&traffic);
         outcome
     }

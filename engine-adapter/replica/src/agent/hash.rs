@@ -155,12 +155,6 @@ impl Hashes {
         }
     }
 
-    /// Whether anything is being hashed, or waits for that.
-    #[must_use]
-    pub fn any_running(&self) -> bool {
-        self.jobs().iter().any(|job| job.is_running())
-    }
-
     /// Gives up all hashing.
     pub fn cancel_all(&self) {
         self.jobs().iter().for_each(|job| {

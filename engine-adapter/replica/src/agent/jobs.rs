@@ -116,13 +116,6 @@ impl Jobs {
         self.all().of(kind).running
     }
 
-    /// Whether there is any job at the moment.
-    #[must_use]
-    pub fn any_running(&self) -> bool {
-        let all = self.all();
-        all.purge.running || all.rebuild.running || all.clone.running
-    }
-
     /// Forgets how jobs have ended.
     pub fn reset(&self) {
         let mut all = self.all();

@@ -39,8 +39,7 @@ use purge::Purge;
 use shelf::{ReplicaShelf, no_disk};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use std::time::Duration;
 use tonic::service::RoutesBuilder;
 
 /// Names of the services that an agent adds to its port.
@@ -86,11 +85,8 @@ pub struct Agent {
     jobs: Jobs,
     hashes: Arc<Hashes>,
     totals: Arc<Traffic>,
-    /// Each receiver at work has one more of it.
-    receiving: Arc<()>,
     host: PathBuf,
     rest: Duration,
-    closing: watch::Sender<bool>,
 }
 
 impl Agent {
@@ -103,11 +99,9 @@ impl Agent {
             jobs: Jobs::default(),
             hashes: Hashes::new(replica.dir(), &options.lock_dir),
             totals: Arc::default(),
-            receiving: Arc::default(),
             volume: options.volume,
             host: options.host,
             rest: options.rest,
-            closing: watch::Sender::new(false),
             replica,
         })
     }
@@ -137,28 +131,6 @@ impl Agent {
         &self.totals
     }
 
-    /// Gives up what it is doing, for good, and waits until nothing more happens to the volume, at
-    /// most so long; says whether that is so. What has come in of a rebuild stays, for another.
-    pub fn shut_down(&self, patience: Duration) -> bool {
-        self.closing.send_replace(true);
-        self.hashes.cancel_all();
-        let begun = Instant::now();
-        let idle = || {
-            let busy = self.jobs.any_running() || self.hashes.any_running();
-            !busy && Arc::strong_count(&self.receiving) == 1
-        };
-        while !idle() && begun.elapsed() < patience {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        idle()
-    }
-
-    /// Completes when the agent is shut down.
-    async fn closed(&self) {
-        // The sender lives as long as the agent.
-        let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
-    }
-
     /// The pause before a lost connection is taken up again; it grows.
     fn short_rest(&self) -> Duration {
         self.rest / 20
@@ -178,10 +150,7 @@ impl Agent {
 
     /// Purges, to the end.
     fn purge(&self, job: Job) {
-        let closing = || *self.closing.borrow();
-        let purge =
-            Purge { replica: &self.replica, hashes: &self.hashes, job: &job, closing: &closing };
-        let outcome = purge.run();
+        let outcome = Purge { replica: &self.replica, hashes: &self.hashes, job: &job }.run();
         if let Err(error) = &outcome {
             let volume = self.replica.volume_name();
             dbs_service::log::error("purge", &[("volume", &volume), ("error", error)]);

@@ -38,8 +38,6 @@ pub struct Purge<'a> {
     pub hashes: &'a Hashes,
     /// To tell how far it is.
     pub job: &'a Job,
-    /// Whether to give up.
-    pub closing: &'a dyn Fn() -> bool,
 }
 
 type Disks = BTreeMap<String, Disk>;
@@ -131,7 +129,7 @@ impl Purge<'_> {
             if requests != before {
                 sleep((begun.elapsed() * REST).min(REST_MAX));
             }
-            if !self.replica.is_open() || (self.closing)() {
+            if !self.replica.is_open() {
                 let text = "the replica was closed; what is deleted is merged in the background";
                 return Err(Error::new(ErrorKind::Interrupted, text));
             }

@@ -161,8 +161,7 @@ impl Order {
         let mut attempt = 0;
         let peer = loop {
             attempt += 1;
-            let (rest, closing) = (self.agent.short_rest(), self.agent.closing.subscribe());
-            match Remote::meet(&agent, volume, rest, closing).await {
+            match Remote::meet(&agent, volume, self.agent.short_rest()).await {
                 Ok(peer) => break peer,
                 Err(error) if attempt >= FAILURES || error.kind() != ErrorKind::Io => {
                     let text = format!("replica {from} is no source for a rebuild");
@@ -175,13 +174,7 @@ impl Order {
             }
         };
         let mut failures = 0;
-        loop {
-            let item = tokio::select! {
-                biased;
-                () = self.agent.closed() => None,
-                item = self.queue.next(from) => item,
-            };
-            let Some(item) = item else { return Ok(()) };
+        while let Some(item) = self.queue.next(from).await {
             let outcome = match (&peer, FileName::parse(&item.from)) {
                 (Some(peer), Ok(FileName::Snapshot(_) | FileName::SnapshotMeta(_))) => {
                     self.fetch(peer, &item).await
@@ -200,6 +193,7 @@ impl Order {
                 return Err(Error::new(ErrorKind::Io, text));
             }
         }
+        Ok(())
     }
 
     /// Has a file sent by an agent of upstream's kind to a receiver here.
@@ -219,8 +213,8 @@ impl Order {
         let request = remote::within(self.call_timeout, request);
         let mut client = SyncAgentServiceClient::new(calls);
         let what = format!("having {} send {}", agent, item.from);
-        let sent = self.agent.unless_closed(client.file_send(request), &what).await;
-        receiver.end(sent).await
+        let sent = client.file_send(request).await.map(drop);
+        receiver.end(sent.map_err(|status| remote::failed(&status, &what))).await
     }
 
     /// Fetches what differs from a replica of our kind.

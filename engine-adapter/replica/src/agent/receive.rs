@@ -10,7 +10,6 @@ use dbs_core::{Error, ErrorKind, Result};
 use dbs_service::log;
 use longhorn_sync::image::Sink;
 use longhorn_sync::ssync::{self, ReceiveOptions, Received};
-use longhorn_wire::remote;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::oneshot;
@@ -76,24 +75,6 @@ enum What {
 }
 
 impl Agent {
-    /// Waits for a call of another agent, unless this one is shut down before.
-    ///
-    /// # Errors
-    /// Of the call, with `what` it is for; `Interrupted`.
-    pub(super) async fn unless_closed<T>(
-        &self,
-        call: impl Future<Output = std::result::Result<tonic::Response<T>, tonic::Status>>,
-        what: &str,
-    ) -> Result<()> {
-        tokio::select! {
-            answer = call => answer.map(drop).map_err(|status| remote::failed(&status, what)),
-            () = self.closed() => {
-                let text = format!("{what}: this replica is being shut down");
-                Err(Error::new(ErrorKind::Interrupted, text))
-            }
-        }
-    }
-
     /// Begins to receive a file, on a port of its own. `passed` counts the bytes of data.
     ///
     /// # Errors
@@ -151,14 +132,8 @@ impl Agent {
             What::Layer(sink) => Arc::clone(sink) as _,
             What::Meta(sink) => Arc::clone(sink) as _,
         };
-        let _at_work = Arc::clone(&self.receiving);
-        let stop = async {
-            // The first also when its other end is gone.
-            tokio::select! {
-                _ = stopped => {}
-                () = self.closed() => {}
-            }
-        };
+        // Also when the other end of `stopped` is gone.
+        let stop = async { drop(stopped.await) };
         let outcome = ssync::receive(listener, sink, options, stop).await;
         drop(port);
         let interrupted = |text: &str| Err(Error::new(ErrorKind::Interrupted, text));

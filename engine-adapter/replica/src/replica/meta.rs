@@ -10,8 +10,6 @@ use std::path::Path;
 
 /// File of a replica directory that says what the replica is.
 pub const VOLUME_META: &str = "volume.meta";
-/// Suffix of the name under which a disk's metadata goes.
-pub const META_SUFFIX: &str = ".meta";
 
 /// Longest metadata that is read: far above what labels can add up to.
 const META_MAX_BYTES: u64 = 1 << 20;

@@ -504,24 +504,3 @@ fn rebuilds_and_purges_exclude_each_other_and_bad_requests_say_why() {
     finish(&source, &target);
     assert_equal(&source, &target);
 }
-
-#[test]
-fn an_agent_that_is_shut_down_lets_go_of_the_volume() {
-    let runtime = runtime();
-    let (source, target) = (Node::new(&runtime), Node::new(&runtime));
-    source.write(0..8000, 1);
-    source.snapshot("a");
-    both(&source, &target, "now");
-    prepare(&source, &target);
-    // A source from which a part comes, and then nothing more.
-    let (cutter, address) = cutter(&source, 4 * MIB, STALLS);
-    let (client, request) = (target.client.clone(), request(&[&address], list(&source)));
-    let running = runtime.spawn(async move { client.clone().files_sync(request).await });
-    wait(|| Some(()).filter(|()| cutter.passed.load(Ordering::SeqCst) > 4 * MIB));
-    // A receiver that nobody comes to.
-    let receiver = ReceiverLaunchRequest { to_file_name: "volume-snap-x.img".to_owned() };
-    target.call(|mut c| async move { c.receiver_launch(receiver).await }).unwrap();
-    assert!(target.agent.shut_down(Duration::from_secs(120)));
-    assert!(runtime.block_on(running).unwrap().is_err());
-    assert_eq!(target.rebuild_status().state, "error");
-}

@@ -30,8 +30,6 @@ const PART_MIN: u64 = 64 << 20;
 const QUEUE: usize = 3;
 /// A source that says nothing for so long is taken for dead.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Why something was given up.
-const CLOSING: &str = "this replica is being shut down";
 /// Lost connections in a row, without anything received in between, before giving up.
 const LOSSES: u32 = 5;
 
@@ -67,7 +65,6 @@ pub struct Remote {
     calls: Calls,
     /// After the first connection lost in a row; it doubles.
     rest: Duration,
-    closing: watch::Receiver<bool>,
 }
 
 /// A layer there and the layer here that becomes it.
@@ -87,22 +84,17 @@ pub struct Transfer {
 
 impl Remote {
     /// Calls on a replica's sync agent; `None` if it is not one of ours. `rest` is the pause after
-    /// the first connection lost in a row; fetching is given up when `closing` becomes true.
+    /// the first connection lost in a row.
     ///
     /// # Errors
     /// `Io` if it cannot be reached, `Invalid` if it is of another volume.
-    pub async fn meet(
-        agent: &Address,
-        volume: &str,
-        rest: Duration,
-        closing: watch::Receiver<bool>,
-    ) -> Result<Option<Self>> {
+    pub async fn meet(agent: &Address, volume: &str, rest: Duration) -> Result<Option<Self>> {
         let calls = remote::calls(agent, volume)?;
         let hello = remote::within(remote::SHORT_CALL, HelloRequest { version: VERSION });
         match PeerClient::new(calls.clone()).hello(hello).await {
             Ok(answer) if answer.get_ref().version == VERSION => {
                 let (address, volume) = (agent.clone(), volume.to_owned());
-                Ok(Some(Self { address, volume, calls, rest, closing }))
+                Ok(Some(Self { address, volume, calls, rest }))
             }
             // One that speaks no version of ours can still send files.
             Ok(_) => Ok(None),
@@ -120,11 +112,7 @@ impl Remote {
         let request = remote::within(remote::SHORT_CALL, request);
         let what = format!("asking {} for its layers", self.address);
         let mut client = PeerClient::new(self.calls.clone());
-        let mut closing = self.closing.clone();
-        let answer = tokio::select! {
-            answer = client.layers(request) => answer,
-            _ = closing.wait_for(|closing| *closing) => Err(Status::cancelled(CLOSING)),
-        };
+        let answer = client.layers(request).await;
         let layers = answer.map_err(|status| remote::failed(&status, &what))?.into_inner().layers;
         if layers.len() != asked {
             let text = format!("{what}: {} answers instead of {asked}", layers.len());
@@ -148,7 +136,7 @@ impl Remote {
             let (parts, stopped) = (Arc::clone(&parts), stopped.clone());
             workers.spawn(async move {
                 let calls = remote::calls(&remote.address, &remote.volume)?;
-                let line = Line { calls, stopped, closing: remote.closing.clone() };
+                let line = Line { calls, stopped };
                 loop {
                     let part = parts.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                     let Some(part) = part.filter(|_| !*line.stopped.borrow()) else {
@@ -250,7 +238,6 @@ struct Line {
     calls: Calls,
     /// Another part of the layer has failed.
     stopped: watch::Receiver<bool>,
-    closing: watch::Receiver<bool>,
 }
 
 impl Line {
@@ -260,14 +247,11 @@ impl Line {
         requests: mpsc::Receiver<FetchRequest>,
         queue: mpsc::Sender<FetchResponse>,
     ) -> std::result::Result<(), Status> {
-        let (mut stopped, mut closing) = (self.stopped.clone(), self.closing.clone());
+        let mut stopped = self.stopped.clone();
         tokio::select! {
             outcome = hand_over(&self.calls, requests, queue) => outcome,
             _ = stopped.wait_for(|stopped| *stopped) => {
                 Err(Status::failed_precondition("another part of the layer has failed"))
-            }
-            _ = closing.wait_for(|closing| *closing) => {
-                Err(Status::failed_precondition(CLOSING))
             }
         }
     }
