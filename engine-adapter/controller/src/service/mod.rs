@@ -1,14 +1,13 @@
 //! What a controller shows: `ptypes.ControllerService`, beside health, reflection and the profiler's
 //! switch on one port, and metrics for Prometheus on another.
 
-mod control;
 mod metrics;
 mod rpc;
 
-pub use control::{Control, Counters, DamageCount};
 pub use metrics::text as metrics_text;
 pub use rpc::{ControllerRpc, SERVICE_NAME};
 
+use crate::volume::Controller;
 use dbs_core::Result;
 use longhorn_wire::control::{ControlServer, Identity, controller_routes};
 use std::net::TcpListener;
@@ -25,9 +24,9 @@ pub fn serve(
     runtime: &Handle,
     listener: TcpListener,
     identity: &Identity,
-    control: Arc<dyn Control>,
+    controller: Arc<Controller>,
 ) -> Result<ControlServer> {
     let mut routes = controller_routes(identity, &[SERVICE_NAME])?;
-    routes.add_service(ControllerRpc::server(control, identity.clone()));
+    routes.add_service(ControllerRpc::server(controller, identity.clone()));
     ControlServer::start(runtime, listener, routes)
 }

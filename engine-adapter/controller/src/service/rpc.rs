@@ -1,14 +1,16 @@
-//! `ptypes.ControllerService`: requests to calls of [`Control`], which block, off the runtime's
+//! `ptypes.ControllerService`: requests to calls of [`Controller`], which block, off the runtime's
 //! threads; errors to statuses.
 
-use super::Control;
-use dbs_core::Error;
+use crate::rules::Mode;
+use crate::volume::{Controller, Member, signed};
+use dbs_core::{Error, ErrorKind};
 use longhorn_wire::control::Identity;
 use longhorn_wire::proto::controller::controller_service_server::{
     ControllerService, ControllerServiceServer, SERVICE_NAME as NAME,
 };
 use longhorn_wire::proto::controller::*;
-use longhorn_wire::proto::ptypes::VersionOutput;
+use longhorn_wire::proto::ptypes::{SyncFileInfo, VersionOutput};
+use std::io::{self, Write};
 use std::sync::Arc;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
@@ -19,7 +21,7 @@ pub const SERVICE_NAME: &str = NAME;
 /// The service of one controller.
 #[derive(Clone)]
 pub struct ControllerRpc {
-    control: Arc<dyn Control>,
+    controller: Arc<Controller>,
 }
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -29,19 +31,19 @@ impl ControllerRpc {
     /// The service, for callers that mean this identity.
     #[must_use]
     pub fn server(
-        control: Arc<dyn Control>,
+        controller: Arc<Controller>,
         identity: Identity,
     ) -> InterceptedService<ControllerServiceServer<Self>, Identity> {
-        ControllerServiceServer::with_interceptor(Self { control }, identity)
+        ControllerServiceServer::with_interceptor(Self { controller }, identity)
     }
 
     /// Does something where it may block.
     async fn call<T: Send + 'static>(
         &self,
-        act: impl FnOnce(&dyn Control) -> Result<T, Status> + Send + 'static,
+        act: impl FnOnce(&Arc<Controller>) -> Result<T, Status> + Send + 'static,
     ) -> Reply<T> {
-        let control = Arc::clone(&self.control);
-        let done = tokio::task::spawn_blocking(move || act(&*control)).await;
+        let controller = Arc::clone(&self.controller);
+        let done = tokio::task::spawn_blocking(move || act(&controller)).await;
         let done =
             done.unwrap_or_else(|e| Err(Status::internal(format!("the call ended early: {e}"))));
         done.map(Response::new)
@@ -50,20 +52,20 @@ impl ControllerRpc {
     /// As [`Self::call`], and then says how the volume is.
     async fn change(
         &self,
-        act: impl FnOnce(&dyn Control) -> dbs_core::Result<()> + Send + 'static,
+        act: impl FnOnce(&Arc<Controller>) -> dbs_core::Result<()> + Send + 'static,
     ) -> Reply<Volume> {
-        self.call(|control| act(control).map(|()| control.volume()).map_err(failed)).await
+        self.call(|controller| act(controller).map(|()| controller.volume()).map_err(failed)).await
     }
 
     /// As [`Self::call`], and then says how that replica is.
     async fn change_replica(
         &self,
         address: String,
-        act: impl FnOnce(&dyn Control, &str) -> dbs_core::Result<()> + Send + 'static,
+        act: impl FnOnce(&Arc<Controller>, &str) -> dbs_core::Result<()> + Send + 'static,
     ) -> Reply<ControllerReplica> {
-        self.call(move |control| {
-            act(control, &address).map_err(failed)?;
-            replica(control, &address)
+        self.call(move |controller| {
+            act(controller, &address).map_err(failed)?;
+            replica(controller, &address)
         })
         .await
     }
@@ -74,26 +76,32 @@ fn failed(error: Error) -> Status {
     Status::unknown(error.to_string())
 }
 
-fn listed((address, mode): (String, ReplicaMode)) -> ControllerReplica {
-    let address = ReplicaAddress { address, instance_name: String::new() };
+fn listed(member: Member) -> ControllerReplica {
+    let mode = match member.mode {
+        Mode::Wo => ReplicaMode::Wo,
+        Mode::Rw => ReplicaMode::Rw,
+        Mode::Err => ReplicaMode::Err,
+    };
+    let address = ReplicaAddress { address: member.target.address, instance_name: String::new() };
     ControllerReplica { address: Some(address), mode: mode.into() }
 }
 
-fn replica(control: &dyn Control, address: &str) -> Result<ControllerReplica, Status> {
-    let found = control.replicas().into_iter().find(|(known, _)| known == address);
-    found.map(listed).ok_or_else(|| {
-        let volume = control.volume().name;
-        Status::not_found(format!(
-            "cannot find the replica with address {address} in the controller server of volume \
-             {volume}"
-        ))
-    })
+fn replica(controller: &Controller, address: &str) -> Result<ControllerReplica, Status> {
+    controller.replica(address).map(listed).map_err(|error| Status::not_found(error.to_string()))
 }
 
 /// The mode that a number in a request means.
-fn mode(number: i32) -> Result<ReplicaMode, Status> {
-    ReplicaMode::try_from(number)
-        .map_err(|_| Status::invalid_argument(format!("{number} is no mode of a replica")))
+fn mode(number: i32) -> Result<Mode, Status> {
+    match ReplicaMode::try_from(number) {
+        Ok(ReplicaMode::Wo) => Ok(Mode::Wo),
+        Ok(ReplicaMode::Rw) => Ok(Mode::Rw),
+        Ok(ReplicaMode::Err) => Ok(Mode::Err),
+        Err(_) => Err(Status::invalid_argument(format!("{number} is no mode of a replica"))),
+    }
+}
+
+fn bytes(size: i64) -> dbs_core::Result<u64> {
+    u64::try_from(size).map_err(|_| Error::invalid(format!("a size of {size} bytes")))
 }
 
 #[tonic::async_trait]
@@ -104,11 +112,15 @@ impl ControllerService for ControllerRpc {
 
     async fn volume_start(&self, request: Request<VolumeStartRequest>) -> Reply<Volume> {
         let VolumeStartRequest { replica_addresses, size, current_size } = request.into_inner();
-        self.change(move |control| control.start(&replica_addresses, size, current_size)).await
+        self.change(move |controller| {
+            let started = controller.start(&replica_addresses, bytes(size)?, bytes(current_size)?);
+            started.map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
+        })
+        .await
     }
 
     async fn volume_shutdown(&self, _: Request<Empty>) -> Reply<Volume> {
-        self.change(|control| control.shutdown()).await
+        self.change(|controller| controller.shutdown()).await
     }
 
     async fn volume_snapshot(
@@ -116,8 +128,8 @@ impl ControllerService for ControllerRpc {
         request: Request<VolumeSnapshotRequest>,
     ) -> Reply<VolumeSnapshotReply> {
         let VolumeSnapshotRequest { name, labels, freeze_filesystem } = request.into_inner();
-        self.call(move |control| {
-            let name = control.snapshot(&name, labels, freeze_filesystem).map_err(failed)?;
+        self.call(move |controller| {
+            let name = controller.snapshot(&name, labels, freeze_filesystem).map_err(failed)?;
             Ok(VolumeSnapshotReply { name })
         })
         .await
@@ -125,12 +137,12 @@ impl ControllerService for ControllerRpc {
 
     async fn volume_revert(&self, request: Request<VolumeRevertRequest>) -> Reply<Volume> {
         let name = request.into_inner().name;
-        self.change(move |control| control.revert(&name)).await
+        self.change(move |controller| controller.revert(&name)).await
     }
 
     async fn volume_expand(&self, request: Request<VolumeExpandRequest>) -> Reply<Volume> {
         let size = request.into_inner().size;
-        self.change(move |control| control.expand(size)).await
+        self.change(move |controller| controller.expand(bytes(size)?)).await
     }
 
     async fn volume_frontend_start(
@@ -138,11 +150,11 @@ impl ControllerService for ControllerRpc {
         request: Request<VolumeFrontendStartRequest>,
     ) -> Reply<Volume> {
         let frontend = request.into_inner().frontend;
-        self.change(move |control| control.start_frontend(&frontend)).await
+        self.change(move |controller| controller.start_frontend(&frontend)).await
     }
 
     async fn volume_frontend_shutdown(&self, _: Request<Empty>) -> Reply<Volume> {
-        self.change(|control| control.shutdown_frontend()).await
+        self.change(|controller| controller.shutdown_frontend()).await
     }
 
     async fn volume_unmap_mark_snap_chain_removed_set(
@@ -150,7 +162,7 @@ impl ControllerService for ControllerRpc {
         request: Request<VolumeUnmapMarkSnapChainRemovedSetRequest>,
     ) -> Reply<Volume> {
         let enabled = request.into_inner().enabled;
-        self.change(move |control| control.set_unmap_mark(enabled)).await
+        self.change(move |controller| controller.set_unmap_mark(enabled)).await
     }
 
     async fn volume_snapshot_max_count_set(
@@ -158,7 +170,11 @@ impl ControllerService for ControllerRpc {
         request: Request<VolumeSnapshotMaxCountSetRequest>,
     ) -> Reply<Volume> {
         let count = request.into_inner().count;
-        self.change(move |control| control.set_snapshot_max_count(count)).await
+        self.change(move |controller| {
+            let wrong = |_| Error::invalid(format!("a maximum of {count} snapshots"));
+            controller.set_snapshot_max_count(u32::try_from(count).map_err(wrong)?)
+        })
+        .await
     }
 
     async fn volume_snapshot_max_size_set(
@@ -166,7 +182,7 @@ impl ControllerService for ControllerRpc {
         request: Request<VolumeSnapshotMaxSizeSetRequest>,
     ) -> Reply<Volume> {
         let size = request.into_inner().size;
-        self.change(move |control| control.set_snapshot_max_size(size)).await
+        self.change(move |controller| controller.set_snapshot_max_size(bytes(size)?)).await
     }
 
     async fn volume_io(&self, _: Request<VolumeIoRequest>) -> Reply<VolumeIoReply> {
@@ -174,8 +190,8 @@ impl ControllerService for ControllerRpc {
     }
 
     async fn replica_list(&self, _: Request<Empty>) -> Reply<ReplicaListReply> {
-        self.call(|control| {
-            let replicas = control.replicas().into_iter().map(listed).collect();
+        self.call(|controller| {
+            let replicas = controller.replicas().into_iter().map(listed).collect();
             Ok(ReplicaListReply { replicas })
         })
         .await
@@ -191,15 +207,15 @@ impl ControllerService for ControllerRpc {
     ) -> Reply<ControllerReplica> {
         let request = request.into_inner();
         let (mode, snapshot) = (mode(request.mode)?, request.snapshot_required);
-        self.change_replica(request.address, move |control, address| {
-            control.create_replica(address, snapshot, mode)
+        self.change_replica(request.address, move |controller, address| {
+            controller.create_replica(address, "", snapshot, mode)
         })
         .await
     }
 
     async fn replica_delete(&self, request: Request<ReplicaAddress>) -> Reply<Empty> {
         let address = request.into_inner().address;
-        self.call(move |control| control.delete_replica(&address).map_err(failed)).await
+        self.call(move |controller| controller.delete_replica(&address).map_err(failed)).await
     }
 
     async fn replica_update(
@@ -209,8 +225,8 @@ impl ControllerService for ControllerRpc {
         let ControllerReplica { address, mode: number } = request.into_inner();
         let mode = mode(number)?;
         let address = address.ok_or_else(|| Status::invalid_argument("no replica is named"))?;
-        self.change_replica(address.address, move |control, address| {
-            control.update_replica(address, mode)
+        self.change_replica(address.address, move |controller, address| {
+            controller.update_replica(address, mode)
         })
         .await
     }
@@ -220,10 +236,15 @@ impl ControllerService for ControllerRpc {
         request: Request<ReplicaAddress>,
     ) -> Reply<ReplicaPrepareRebuildReply> {
         let ReplicaAddress { address, instance_name } = request.into_inner();
-        self.call(move |control| {
-            let sync_file_info_list =
-                control.prepare_rebuild(&address, &instance_name).map_err(failed)?;
-            let replica = Some(replica(control, &address)?);
+        self.call(move |controller| {
+            let files = controller.prepare_rebuild(&address, &instance_name).map_err(failed)?;
+            let same = files.into_iter().map(|file| SyncFileInfo {
+                from_file_name: file.name.clone(),
+                to_file_name: file.name,
+                actual_size: signed(file.size),
+            });
+            let sync_file_info_list = same.collect();
+            let replica = Some(replica(controller, &address)?);
             Ok(ReplicaPrepareRebuildReply { replica, sync_file_info_list })
         })
         .await
@@ -234,8 +255,8 @@ impl ControllerService for ControllerRpc {
         request: Request<ReplicaAddress>,
     ) -> Reply<ControllerReplica> {
         let ReplicaAddress { address, instance_name } = request.into_inner();
-        self.change_replica(address, move |control, address| {
-            control.verify_rebuild(address, &instance_name)
+        self.change_replica(address, move |controller, address| {
+            controller.verify_rebuild(address, &instance_name)
         })
         .await
     }
@@ -245,23 +266,27 @@ impl ControllerService for ControllerRpc {
         request: Request<ReplicaRebuildConcurrentSyncLimitSetRequest>,
     ) -> Reply<Empty> {
         let limit = request.into_inner().limit;
-        self.call(move |control| control.set_sync_limit(limit).map_err(failed)).await
+        self.call(move |controller| controller.set_sync_limit(limit).map_err(failed)).await
     }
 
     async fn replica_rebuild_concurrent_sync_limit_get(
         &self,
         _: Request<Empty>,
     ) -> Reply<ReplicaRebuildConcurrentSyncLimitGetReply> {
-        self.call(|control| {
-            Ok(ReplicaRebuildConcurrentSyncLimitGetReply { limit: control.sync_limit() })
+        self.call(|controller| {
+            let limit = i32::try_from(controller.sync_limit()).unwrap_or(i32::MAX);
+            Ok(ReplicaRebuildConcurrentSyncLimitGetReply { limit })
         })
         .await
     }
 
+    /// On the standard output, where upstream's has it.
     async fn journal_list(&self, request: Request<JournalListRequest>) -> Reply<Empty> {
         let limit = request.into_inner().limit;
-        self.call(move |control| {
-            control.journal(limit);
+        self.call(move |controller| {
+            let mut out = io::stdout().lock();
+            // Where nobody reads it, nobody misses it.
+            let _ = controller.journal(limit).iter().try_for_each(|entry| writeln!(out, "{entry}"));
             Ok(())
         })
         .await
@@ -272,6 +297,6 @@ impl ControllerService for ControllerRpc {
     }
 
     async fn metrics_get(&self, _: Request<Empty>) -> Reply<MetricsGetReply> {
-        self.call(|control| Ok(MetricsGetReply { metrics: Some(control.metrics()) })).await
+        self.call(|controller| Ok(MetricsGetReply { metrics: Some(controller.metrics()) })).await
     }
 }

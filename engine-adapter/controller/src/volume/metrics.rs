@@ -1,8 +1,11 @@
 //! What went through a volume within the last full second, and how many replicas it lost.
 
-use super::{Controller, Totals};
+use super::Controller;
+use crate::path::{JournalEntry, PathKind, PathStats};
+use longhorn_wire::proto::controller::Metrics;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What a replica became `ERR` for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,54 +67,38 @@ impl Faults {
     }
 }
 
-/// Rates over the last full second, as `MetricsGet` has them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Metrics {
-    /// Bytes read.
-    pub read_throughput: u64,
-    /// Bytes written.
-    pub write_throughput: u64,
-    /// Mean nanoseconds of a read.
-    pub read_latency: u64,
-    /// Mean nanoseconds of a write.
-    pub write_latency: u64,
-    /// Reads.
-    pub read_iops: u64,
-    /// Writes.
-    pub write_iops: u64,
-}
-
-/// Turns totals, looked at once a second, into rates.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LastSecond {
-    before: Totals,
+/// Turns what a data path has done, looked at once a second, into rates.
+#[derive(Debug, Default)]
+pub(super) struct LastSecond {
+    before: PathStats,
     rates: Metrics,
 }
 
 impl LastSecond {
     /// A second has passed since the last call.
-    pub fn tick(&mut self, now: Totals) {
+    fn tick(&mut self, now: PathStats) {
         let before = std::mem::replace(&mut self.before, now);
         // A path that began anew counts from 0.
         let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
-        let reads = since(now.reads, before.reads);
-        let writes = since(now.writes, before.writes);
-        let mean = |sum: u64, count: u64| sum.checked_div(count).unwrap_or(0);
+        let [read, write] = [PathKind::Read, PathKind::Write].map(|kind| {
+            let (at, now) = (kind as usize, &self.before);
+            let count = since(now.requests[at], before.requests[at]);
+            let took = since(nanos(now.time[at]), nanos(before.time[at]));
+            (since(now.bytes[at], before.bytes[at]), took.checked_div(count).unwrap_or(0), count)
+        });
         self.rates = Metrics {
-            read_throughput: since(now.read_bytes, before.read_bytes),
-            write_throughput: since(now.written_bytes, before.written_bytes),
-            read_latency: mean(since(now.read_ns, before.read_ns), reads),
-            write_latency: mean(since(now.write_ns, before.write_ns), writes),
-            read_iops: reads,
-            write_iops: writes,
+            read_throughput: read.0,
+            write_throughput: write.0,
+            read_latency: read.1,
+            write_latency: write.1,
+            read_iops: read.2,
+            write_iops: write.2,
         };
     }
+}
 
-    /// The rates of the last full second.
-    #[must_use]
-    pub const fn rates(&self) -> Metrics {
-        self.rates
-    }
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Controller {
@@ -123,14 +110,26 @@ impl Controller {
 
     /// To be called once a second.
     pub fn tick(&self) {
-        let totals = self.parts.path.totals();
-        self.metrics.lock().unwrap_or_else(PoisonError::into_inner).tick(totals);
+        let stats = self.stats();
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner).tick(stats);
     }
 
     /// What went through it within the last full second.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        self.metrics.lock().unwrap_or_else(PoisonError::into_inner).rates()
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner).rates
+    }
+
+    /// What its data path has done.
+    #[must_use]
+    pub fn stats(&self) -> PathStats {
+        self.parts.path.stats()
+    }
+
+    /// The last requests to replicas, at most so many, or all if 0.
+    #[must_use]
+    pub fn journal(&self, limit: i64) -> Vec<JournalEntry> {
+        self.parts.path.journal(limit)
     }
 }
 
@@ -141,23 +140,21 @@ mod tests {
     #[test]
     fn rates_are_what_came_since_the_last_second() {
         let mut second = LastSecond::default();
-        let totals = |n: u64| Totals {
-            reads: n,
-            read_bytes: n * 4096,
-            read_ns: n * 100,
-            writes: 2 * n,
-            written_bytes: n * 8192,
-            write_ns: n * 500,
+        let stats = |n: u64| PathStats {
+            requests: [n, 2 * n, 7, 7],
+            bytes: [n * 4096, n * 8192, 7, 7],
+            time: [n * 100, n * 500, 7, 7].map(Duration::from_nanos),
+            ..PathStats::default()
         };
-        second.tick(totals(10));
-        second.tick(totals(30));
-        let rates = second.rates();
+        second.tick(stats(10));
+        second.tick(stats(30));
+        let rates = second.rates;
         assert_eq!((rates.read_iops, rates.write_iops), (20, 40));
         assert_eq!((rates.read_throughput, rates.write_throughput), (20 * 4096, 20 * 8192));
         assert_eq!((rates.read_latency, rates.write_latency), (100, 250));
-        second.tick(totals(30));
-        assert_eq!(second.rates(), Metrics::default());
-        second.tick(totals(5));
-        assert_eq!(second.rates().read_iops, 5);
+        second.tick(stats(30));
+        assert_eq!(second.rates, Metrics::default());
+        second.tick(stats(5));
+        assert_eq!(second.rates.read_iops, 5);
     }
 }

@@ -20,10 +20,10 @@ mod snapshot;
 mod start;
 
 pub use host::Machine;
-pub use metrics::{Fault, LastSecond, Metrics};
+pub use metrics::Fault;
 pub use parts::{
     Call, CallError, Called, DataPath, Events, Frontend, Frontends, Held, Host, Offer,
-    RebuildStatus, Replicas, Target, Totals,
+    RebuildStatus, Replicas, Target,
 };
 
 use super::rules::limits::Limits;
@@ -31,6 +31,7 @@ use super::rules::patience::Patience;
 use super::rules::start::Policy;
 use super::rules::{Mode, Modes, ReplicaId, Slot};
 use dbs_core::{Error, Result};
+use longhorn_wire::proto::controller::Volume;
 use longhorn_wire::proto::ptypes;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -72,33 +73,6 @@ pub struct Parts {
     pub frontends: Arc<dyn Frontends>,
     /// The machine.
     pub host: Arc<dyn Host>,
-}
-
-/// A volume, as `VolumeGet` shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeInfo {
-    /// Its name.
-    pub name: String,
-    /// Its bytes; 0 before it is started.
-    pub size: u64,
-    /// Replicas in any mode.
-    pub replica_count: usize,
-    /// Where its frontend is.
-    pub endpoint: String,
-    /// Kind of the frontend; empty without one.
-    pub frontend: String,
-    /// `up`, `down`, or empty without a frontend.
-    pub frontend_state: &'static str,
-    /// Whether an expansion runs.
-    pub is_expanding: bool,
-    /// What went wrong at the last expansion, even if it succeeded.
-    pub last_expansion_error: String,
-    /// When.
-    pub last_expansion_failed_at: String,
-    /// Whether a discard marks snapshots as removed.
-    pub unmap_mark: bool,
-    /// How many snapshots there may be.
-    pub limits: Limits,
 }
 
 /// A replica of the volume.
@@ -144,7 +118,7 @@ pub struct Controller {
     parts: Parts,
     work: Mutex<()>,
     state: Mutex<State>,
-    metrics: Mutex<LastSecond>,
+    metrics: Mutex<metrics::LastSecond>,
     faults: metrics::Faults,
 }
 
@@ -186,25 +160,27 @@ impl Controller {
 
     /// The volume as it is now.
     #[must_use]
-    pub fn volume(&self) -> VolumeInfo {
+    pub fn volume(&self) -> Volume {
         let state = self.state();
         let frontend = state.frontend.as_ref();
-        VolumeInfo {
+        let frontend_state = match frontend.map(|frontend| frontend.is_up()) {
+            Some(true) => "up",
+            Some(false) => "down",
+            None => "",
+        };
+        Volume {
             name: self.options.volume.clone(),
-            size: state.size,
-            replica_count: state.members.len(),
+            size: signed(state.size),
+            replica_count: i32::try_from(state.members.len()).unwrap_or(i32::MAX),
             endpoint: frontend.map_or_else(String::new, |frontend| frontend.endpoint()),
             frontend: frontend.map_or_else(String::new, |frontend| frontend.name().to_owned()),
-            frontend_state: match frontend.map(|frontend| frontend.is_up()) {
-                Some(true) => "up",
-                Some(false) => "down",
-                None => "",
-            },
+            frontend_state: frontend_state.to_owned(),
             is_expanding: state.expanding,
             last_expansion_error: state.expansion_error.clone(),
             last_expansion_failed_at: state.expansion_failed_at.clone(),
-            unmap_mark: state.unmap_mark,
-            limits: state.limits,
+            unmap_mark_snap_chain_removed: state.unmap_mark,
+            snapshot_max_count: i32::try_from(state.limits.count).unwrap_or(i32::MAX),
+            snapshot_max_size: signed(state.limits.size),
         }
     }
 
@@ -343,6 +319,11 @@ impl fmt::Debug for Controller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Controller").field("volume", &self.options.volume).finish_non_exhaustive()
     }
+}
+
+/// Bytes as messages have them; what does not fit is as much as does.
+pub(crate) fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// The modes of these replicas, each in the slot of its place.

@@ -1,6 +1,7 @@
 //! What a controller works with, as traits: its replicas, the data path, frontends, the machine. The
 //! simulation has its own of each.
 
+use crate::path::{JournalEntry, PathStats};
 use crate::rules::patience::Patience;
 use crate::rules::start::State;
 use crate::rules::{Mode, ReplicaId};
@@ -115,11 +116,6 @@ pub struct CallError {
 }
 
 impl CallError {
-    /// The replica could not be reached.
-    pub fn unreachable(text: impl Into<String>) -> Self {
-        Self { unavailable: true, refused: false, text: text.into() }
-    }
-
     /// What the call has come to, if to anything, is not known.
     pub fn unknown(text: impl Into<String>) -> Self {
         Self { unavailable: false, refused: false, text: text.into() }
@@ -175,23 +171,6 @@ pub trait Replicas: Send + Sync {
 /// Keeps I/O from going on as long as it lives.
 pub trait Held {}
 
-/// What went through a data path since it began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Totals {
-    /// Finished reads.
-    pub reads: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Nanoseconds that reads took together.
-    pub read_ns: u64,
-    /// Finished writes.
-    pub writes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Nanoseconds that writes took together.
-    pub write_ns: u64,
-}
-
 /// The data side of a volume. It makes replicas `ERR` on its own, and says so to its [`Events`].
 pub trait DataPath: Send + Sync {
     /// Connects to the data port of a replica, which is not open yet. No request goes to it before it
@@ -217,8 +196,11 @@ pub trait DataPath: Send + Sync {
     /// Discards fail during an expansion.
     fn set_expanding(&self, expanding: bool);
 
-    /// What went through it.
-    fn totals(&self) -> Totals;
+    /// What it has done.
+    fn stats(&self) -> PathStats;
+
+    /// The last requests to replicas, see [`Path::journal`](crate::path::Path::journal).
+    fn journal(&self, limit: i64) -> Vec<JournalEntry>;
 }
 
 /// What a data path tells its volume, from any thread; must not wait.

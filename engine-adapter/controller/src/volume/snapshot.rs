@@ -16,20 +16,14 @@ impl Controller {
     /// a new one. Answers with the name. With `sync_before_snapshot` this machine's file systems are
     /// written out before, while I/O goes on.
     ///
+    /// With `freeze`, the file systems on the frontend's block device are frozen meanwhile, so that nothing
+    /// of what they had written is missing, nor half there. Where that cannot be, the snapshot is what it is
+    /// without, as upstream's, and the log says so.
+    ///
     /// # Errors
     /// The name or labels are impossible, a limit is reached, the name is taken, all replicas are full or
     /// cannot do it, none is left.
-    pub fn snapshot(&self, name: &str, labels: HashMap<String, String>) -> Result<String> {
-        self.snapshot_frozen(name, labels, false)
-    }
-
-    /// The same; with `freeze`, the file systems on the frontend's block device are frozen meanwhile, so
-    /// that nothing of what they had written is missing, nor half there. Where that cannot be, the
-    /// snapshot is what it is without, as upstream's, and the log says so.
-    ///
-    /// # Errors
-    /// As [`Controller::snapshot`].
-    pub fn snapshot_frozen(
+    pub fn snapshot(
         &self,
         name: &str,
         labels: HashMap<String, String>,

@@ -28,7 +28,7 @@ fn modes(controller: &Controller) -> Vec<Mode> {
 }
 
 fn snapshot(controller: &Controller, name: &str) -> Result<String> {
-    controller.snapshot(name, HashMap::new())
+    controller.snapshot(name, HashMap::new(), false)
 }
 
 fn nothing_violated(sim: &Sim) {
@@ -48,7 +48,7 @@ fn a_snapshot_that_all_replicas_refuse_costs_none() {
     controller.begin_expansion(2 * SIZE).unwrap();
     controller.run_expansion(2 * SIZE);
     assert!(controller.volume().last_expansion_error.contains("all replica expansion failed"));
-    assert_eq!((modes(&controller), controller.volume().size), (vec![Mode::Rw; 2], SIZE));
+    assert_eq!((modes(&controller), controller.volume().size as u64), (vec![Mode::Rw; 2], SIZE));
     nothing_violated(&sim);
 }
 
@@ -59,7 +59,7 @@ fn what_no_replica_can_have_is_refused_before_io_is_held() {
     for (name, labels) in
         [("a@b", None), ("a/b", None), (" a", None), (".incoming-x", None), ("a", Some(labels))]
     {
-        let error = controller.snapshot(name, labels.unwrap_or_default()).unwrap_err();
+        let error = controller.snapshot(name, labels.unwrap_or_default(), false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
     }
     assert_eq!((sim.world().holds, modes(&controller)), (0, vec![Mode::Rw]));
@@ -172,7 +172,7 @@ fn a_replica_that_somebody_closed_has_no_snapshot() {
         sim.world().close_when_held = Some(0);
         let error = change(&controller);
         assert!(error.contains("the replica is closed"), "{error}");
-        assert_eq!((modes(&controller), controller.volume().size), (vec![Mode::Err], SIZE));
+        assert_eq!((modes(&controller), controller.volume().size as u64), (vec![Mode::Err], SIZE));
         assert!(sim.world().replicas[0].layers.keys().eq(layers.keys()));
     }
 }
@@ -277,7 +277,7 @@ fn a_volume_has_the_size_of_its_replicas_whatever_its_device_shows() {
     assert!(controller.begin_expansion(2 * SIZE).unwrap());
     controller.run_expansion(2 * SIZE);
     let info = controller.volume();
-    assert_eq!((info.size, info.is_expanding), (2 * SIZE, false));
+    assert_eq!((info.size as u64, info.is_expanding), (2 * SIZE, false));
     assert!(info.last_expansion_error.contains("before Linux 6.16"), "{info:?}");
     assert_eq!(sim.world().path.size, 2 * SIZE);
     // A replica of that size can join.

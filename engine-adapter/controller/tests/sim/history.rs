@@ -143,7 +143,7 @@ impl History {
         self.names += 1;
         // Now and then one that is there already.
         let name = format!("s{}", self.names - u64::from(self.random.u32(0..10) == 0));
-        let taken = self.controller.snapshot(&name, HashMap::new());
+        let taken = self.controller.snapshot(&name, HashMap::new(), false);
         self.stats.snapshots += u64::from(taken.is_ok());
         self.note(&format!("snapshot {name}: {taken:?}"));
         self.check_kept(&before, "a snapshot")
@@ -151,7 +151,7 @@ impl History {
 
     fn expand(&mut self) -> Result<(), String> {
         let before = self.complete();
-        let size = self.controller.volume().size + self.random.u64(1..4) * BLOCK_BYTES;
+        let size = self.controller.volume().size as u64 + self.random.u64(1..4) * BLOCK_BYTES;
         if size > 40 * BLOCK_BYTES {
             return Ok(());
         }
@@ -249,7 +249,7 @@ impl History {
         self.controller = controller(&self.sim, self.counters, salvage);
         let size = match volume.size {
             0 => self.sim.world().replicas[0].sectors() as u64 * 512,
-            size => size,
+            size => size as u64,
         };
         self.start(&addresses, size)?;
         self.started(quiet && !salvage, &complete)?;
@@ -338,7 +338,7 @@ impl History {
         for stale in self.with_mode(Mode::Wo).into_iter().chain([replica]) {
             self.report("removed", stale, self.controller.delete_replica(&address(stale)));
         }
-        let size = (self.controller.volume().size / BLOCK_BYTES) as usize;
+        let size = self.controller.volume().size as usize / BLOCK_BYTES as usize;
         {
             let mut world = self.sim.world();
             let now = world.now;
@@ -532,7 +532,7 @@ impl History {
             if self.counters {
                 check_counters(&world, &complete)?;
             }
-            let sectors = (self.controller.volume().size / 512) as usize;
+            let sectors = self.controller.volume().size as usize / 512;
             for replica in &complete {
                 let its = &world.replicas[*replica];
                 if its.sectors() != sectors {

@@ -3,13 +3,14 @@
 
 use crate::world::{FLUSH, MS, World};
 use dbs_core::{Error, Result};
+use longhorn_controller::path::{JournalEntry, PathStats};
 use longhorn_controller::rules::limits::Limits;
 use longhorn_controller::rules::patience::{Patience, Waiting};
 use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::volume::{
     Call, CallError, Called, Controller, DataPath, Events, Frontend, Frontends, Held, Host,
-    Options, Parts, RebuildStatus, Relay, Replicas, Target, Totals,
+    Options, Parts, RebuildStatus, Relay, Replicas, Target,
 };
 use std::fmt::Display;
 use std::io;
@@ -18,6 +19,11 @@ use std::time::Duration;
 
 /// How long I/O may take to come to rest.
 const REST: u64 = 75_000 * MS;
+
+/// A replica that cannot be reached.
+pub fn unreachable(text: &str) -> CallError {
+    CallError { unavailable: true, ..CallError::unknown(text) }
+}
 
 pub struct Sim {
     world: Mutex<World>,
@@ -118,7 +124,7 @@ impl Replicas for Sim {
                 return Ok(());
             }
         }
-        Err(CallError::unreachable("the file did not arrive"))
+        Err(unreachable("the file did not arrive"))
     }
 
     fn rebuild_status(&self, target: &Target) -> std::result::Result<RebuildStatus, CallError> {
@@ -129,7 +135,7 @@ impl Replicas for Sim {
             Some(replica) if replica.alive => {
                 Ok(RebuildStatus { running: replica.syncing, error: replica.sync_error.clone() })
             }
-            _ => Err(CallError::unreachable("connection refused")),
+            _ => Err(unreachable("connection refused")),
         }
     }
 
@@ -200,8 +206,12 @@ impl DataPath for Sim {
         self.world().path.expanding = expanding;
     }
 
-    fn totals(&self) -> Totals {
-        Totals::default()
+    fn stats(&self) -> PathStats {
+        PathStats::default()
+    }
+
+    fn journal(&self, _: i64) -> Vec<JournalEntry> {
+        Vec::new()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Clock, network, faults, and the machines on it: one thread, everything follows from the seed.
 
 use crate::client::{Client, Content};
+use crate::parts::unreachable;
 use crate::path::Path;
 use crate::replica::{FULL_TABLE, Replica, Reply, Request};
 use longhorn_controller::rules::ReplicaId;
@@ -342,7 +343,7 @@ impl World {
                 self.after(delay, Event::Called { number, replica, session, holds, call });
             }
             None => {
-                let answer = Err(CallError::unreachable("unknown"));
+                let answer = Err(unreachable("unknown"));
                 self.after(delay, Event::Returned { number, answer });
             }
         }
@@ -362,7 +363,7 @@ impl World {
             return;
         }
         let answer = match there {
-            false => Err(CallError::unreachable("connection refused")),
+            false => Err(unreachable("connection refused")),
             true => {
                 let answer = its.call(call, self.now).and_then(|replica| {
                     done(call.needs_open(), replica).map_err(|error| error.text)

@@ -1,6 +1,5 @@
 //! The process of a controller: `longhorn controller`.
 
-mod control;
 mod device;
 mod ledger;
 mod local;
@@ -9,7 +8,6 @@ mod parts;
 pub use local::{LocalOptions, PREFIX as LOCAL_PREFIX};
 pub use parts::FrontendOptions;
 
-use control::Engine;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_frontend::ListenAddress;
 use dbs_service::log;
@@ -184,8 +182,7 @@ fn run_on(
         controller.start(replicas, process.size, process.current_size).map_err(Failed::Start)?;
         None
     };
-    let engine = Arc::new(Engine { controller: Arc::clone(&controller), data });
-    let outcome = serve(process, (replicas, locals), &runtime, &engine, driver, signals);
+    let outcome = serve(process, (replicas, locals), &runtime, &controller, driver, signals);
     if let Some(frontend) = alone {
         frontend.stop()?;
     }
@@ -217,16 +214,15 @@ fn serve(
     process: &Process,
     (replicas, locals): (&[String], &Locals),
     runtime: &Runtime,
-    engine: &Arc<Engine>,
+    controller: &Arc<Controller>,
     driver: &str,
     signals: &mpsc::Receiver<i32>,
 ) -> Result<()> {
     let volume = &process.options.volume;
     let identity = Identity::controller(volume, &process.instance);
     let listener = process.listen.bind().map_err(|e| Error::io(e, "serving gRPC"))?;
-    let control = Arc::clone(engine) as Arc<dyn service::Control>;
-    let server = service::serve(runtime.handle(), listener, &identity, control)?;
-    let metrics = start_metrics(process, locals, engine)?;
+    let server = service::serve(runtime.handle(), listener, &identity, Arc::clone(controller))?;
+    let metrics = start_metrics(process, locals, controller)?;
     log::info(
         "ready",
         &[
@@ -241,7 +237,7 @@ fn serve(
             ("pid", &std::process::id()),
         ],
     );
-    let ended = wait(engine, &server, signals);
+    let ended = wait(controller, &server, signals);
     drop(metrics);
     server.stop(PATIENCE);
     ended
@@ -250,16 +246,20 @@ fn serve(
 fn start_metrics(
     process: &Process,
     locals: &Locals,
-    engine: &Arc<Engine>,
+    controller: &Arc<Controller>,
 ) -> Result<Option<MetricsServer>> {
     let Some(address) = &process.metrics else { return Ok(None) };
     let listener = address.bind().map_err(|e| Error::io(e, "serving metrics"))?;
-    let (engine, locals) = (Arc::clone(engine), locals.measure());
-    let collect = Arc::new(move || service::metrics_text(engine.as_ref()) + &locals());
+    let (controller, locals) = (Arc::clone(controller), locals.measure());
+    let collect = Arc::new(move || service::metrics_text(&controller) + &locals());
     MetricsServer::start(listener, collect).map(Some)
 }
 
-fn wait(engine: &Engine, server: &ControlServer, signals: &mpsc::Receiver<i32>) -> Result<()> {
+fn wait(
+    controller: &Controller,
+    server: &ControlServer,
+    signals: &mpsc::Receiver<i32>,
+) -> Result<()> {
     loop {
         match signals.recv_timeout(SECOND) {
             Ok(SIGHUP) => {
@@ -270,7 +270,7 @@ fn wait(engine: &Engine, server: &ControlServer, signals: &mpsc::Receiver<i32>) 
                 log::info("stopping", &[("signal", &signal)]);
                 return Ok(());
             }
-            Err(RecvTimeoutError::Timeout) if server.is_running() => engine.controller.tick(),
+            Err(RecvTimeoutError::Timeout) if server.is_running() => controller.tick(),
             Err(_) => {
                 log::error("stopping", &[("error", &"a server has ended")]);
                 return Err(Error::new(ErrorKind::Io, "the server of the controller has ended"));

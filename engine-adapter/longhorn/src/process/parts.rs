@@ -8,12 +8,12 @@ use dbs_frontend::tls::TlsConfig;
 use dbs_frontend::{Listen, lock};
 use dbs_service::log;
 use longhorn_controller::frontend::{NbdFrontend, SocketFrontend, SocketOptions, UblkOptions};
-use longhorn_controller::path::{self, BackendAddress, Hold, LocalReplica, Path, PathKind};
+use longhorn_controller::path::{
+    self, BackendAddress, Hold, JournalEntry, LocalReplica, Path, PathStats,
+};
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::volume::file::Backends;
-use longhorn_controller::volume::{
-    DataPath, Events, Frontend, Frontends, Held, Offer, Relay, Totals,
-};
+use longhorn_controller::volume::{DataPath, Events, Frontend, Frontends, Held, Offer, Relay};
 use longhorn_wire::remote::Address;
 use std::collections::HashMap;
 use std::io;
@@ -108,23 +108,12 @@ impl DataPath for Data {
         self.path.set_expanding(expanding);
     }
 
-    fn totals(&self) -> Totals {
-        totals(&self.path)
+    fn stats(&self) -> PathStats {
+        self.path.stats()
     }
-}
 
-/// What went through a path.
-pub(super) fn totals(path: &Path) -> Totals {
-    let stats = path.stats();
-    let [read, write] = [PathKind::Read, PathKind::Write].map(|kind| kind as usize);
-    let nanos = |kind: usize| u64::try_from(stats.time[kind].as_nanos()).unwrap_or(u64::MAX);
-    Totals {
-        reads: stats.requests[read],
-        read_bytes: stats.bytes[read],
-        read_ns: nanos(read),
-        writes: stats.requests[write],
-        written_bytes: stats.bytes[write],
-        write_ns: nanos(write),
+    fn journal(&self, limit: i64) -> Vec<JournalEntry> {
+        self.path.journal(limit)
     }
 }
 

@@ -1,169 +1,243 @@
-//! `ControllerService` over a controller that only pretends: what it passes on and what it answers, who
-//! may call, and what else is on the port. Steered with our own command line as well.
+//! `ControllerService` of a controller whose replicas, data path and frontend only pretend: what reaches
+//! them and what is answered, who may call, and what else is on the port. Steered with our own command line
+//! as well.
 
 use dbs_core::{Error, Result};
 use longhorn::client::Engine;
-use longhorn_controller::service::{Control, Counters, DamageCount, metrics_text, serve};
+use longhorn_controller::path::{JournalEntry, PathStats, ReplicaStats};
+use longhorn_controller::rules::limits::Limits;
+use longhorn_controller::rules::patience::Patience;
+use longhorn_controller::rules::start::Policy;
+use longhorn_controller::rules::{Mode, ReplicaId};
+use longhorn_controller::service::{metrics_text, serve};
+use longhorn_controller::volume::{
+    Call, CallError, Called, Controller, DataPath, Frontend, Frontends, Held, Host, Offer, Options,
+    Parts, RebuildStatus, Relay, Replicas, Target,
+};
 use longhorn_wire::control::{ControlServer, Identity};
+use longhorn_wire::names::snapshot_disk;
 use longhorn_wire::proto::controller::controller_service_client::ControllerServiceClient;
 use longhorn_wire::proto::controller::*;
 use longhorn_wire::proto::health::health_check_response::ServingStatus;
 use longhorn_wire::proto::health::health_client::HealthClient;
 use longhorn_wire::proto::health::{HealthCheckRequest, HealthListRequest};
-use longhorn_wire::proto::ptypes::SyncFileInfo;
+use longhorn_wire::proto::ptypes::{DiskInfo, Replica};
 use longhorn_wire::remote::{Address, calls_of};
 use std::collections::HashMap;
+use std::fmt::Display;
+use std::io;
 use std::net::TcpListener;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tonic::Code;
 
+const HEAD: &str = "volume-head-000.img";
+
+/// Replicas by their addresses, a data path, a frontend and a machine. They do what they are told, and note it.
 #[derive(Default)]
 struct Fake {
     asked: Mutex<Vec<String>>,
-    replicas: Mutex<Vec<(String, ReplicaMode)>>,
-    refuses: Mutex<Option<&'static str>>,
+    replicas: Mutex<HashMap<String, Replica>>,
+    is_up: AtomicBool,
 }
 
 impl Fake {
-    fn ask(&self, what: String) -> Result<()> {
-        self.asked.lock().unwrap().push(what);
-        match *self.refuses.lock().unwrap() {
-            Some(text) => Err(Error::invalid(text)),
-            None => Ok(()),
-        }
+    fn note(&self, what: impl Into<String>) {
+        self.asked.lock().unwrap().push(what.into());
     }
 
+    /// What was noted since the last call.
     fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
+
+    /// What a replica does with a call.
+    fn called(&self, address: &str, call: Call) -> Replica {
+        if call != Call::Get {
+            self.note(format!("{address} {call:?}"));
+        }
+        let mut replicas = self.replicas.lock().unwrap();
+        let replica = replicas.entry(address.to_owned()).or_insert_with(|| Replica {
+            state: "closed".to_owned(),
+            size: "8192".to_owned(),
+            sector_size: 512,
+            revision_counter_disabled: true,
+            chain: vec![HEAD.to_owned()],
+            ..Replica::default()
+        });
+        match call {
+            Call::Open { .. } => replica.state = "open".to_owned(),
+            Call::Close => replica.state = "closed".to_owned(),
+            Call::Snapshot { name, .. } => {
+                let disk = DiskInfo { size: "4096".to_owned(), ..DiskInfo::default() };
+                replica.disks.insert(snapshot_disk(&name), disk);
+            }
+            Call::Expand(size) => replica.size = size.to_string(),
+            _ => {}
+        }
+        replica.clone()
+    }
 }
 
-impl Control for Fake {
-    fn volume(&self) -> Volume {
-        let replica_count = self.replicas.lock().unwrap().len() as i32;
-        Volume {
-            name: "vol".to_owned(),
-            size: 8192,
-            replica_count,
-            frontend_state: "up".to_owned(),
-            snapshot_max_count: 7,
-            snapshot_max_size: 9,
-            ..Volume::default()
-        }
+impl Replicas for Fake {
+    fn call_all(&self, calls: Vec<(Target, Call)>, _: Option<Patience>) -> Vec<Called> {
+        calls.into_iter().map(|(target, call)| Ok(self.called(&target.address, call))).collect()
     }
 
-    fn start(&self, replicas: &[String], size: i64, current_size: i64) -> Result<()> {
-        let new = replicas.iter().map(|address| (address.clone(), ReplicaMode::Rw));
-        self.replicas.lock().unwrap().extend(new);
-        self.ask(format!("start {replicas:?} {size} {current_size}"))
-    }
-
-    fn shutdown(&self) -> Result<()> {
-        self.ask("shutdown".to_owned())
-    }
-
-    fn snapshot(
+    fn copy_file(
         &self,
-        name: &str,
-        labels: HashMap<String, String>,
-        freeze: bool,
-    ) -> Result<String> {
-        self.ask(format!("snapshot {name:?} {labels:?} {freeze}"))?;
-        Ok(if name.is_empty() { "made-up".to_owned() } else { name.to_owned() })
-    }
-
-    fn revert(&self, snapshot: &str) -> Result<()> {
-        self.ask(format!("revert {snapshot}"))
-    }
-
-    fn expand(&self, size: i64) -> Result<()> {
-        self.ask(format!("expand {size}"))
-    }
-
-    fn start_frontend(&self, frontend: &str) -> Result<()> {
-        self.ask(format!("start_frontend {frontend}"))
-    }
-
-    fn shutdown_frontend(&self) -> Result<()> {
-        self.ask("shutdown_frontend".to_owned())
-    }
-
-    fn set_unmap_mark(&self, enabled: bool) -> Result<()> {
-        self.ask(format!("set_unmap_mark {enabled}"))
-    }
-
-    fn set_snapshot_max_count(&self, count: i32) -> Result<()> {
-        self.ask(format!("set_snapshot_max_count {count}"))
-    }
-
-    fn set_snapshot_max_size(&self, size: i64) -> Result<()> {
-        self.ask(format!("set_snapshot_max_size {size}"))
-    }
-
-    fn replicas(&self) -> Vec<(String, ReplicaMode)> {
-        self.replicas.lock().unwrap().clone()
-    }
-
-    fn create_replica(&self, address: &str, snapshot: bool, mode: ReplicaMode) -> Result<()> {
-        self.ask(format!("create_replica {address} {snapshot} {mode:?}"))?;
-        self.replicas.lock().unwrap().push((address.to_owned(), mode));
+        (from, _): (&Target, &str),
+        (to, name): (&Target, &str),
+    ) -> std::result::Result<(), CallError> {
+        self.note(format!("{} to {}: {name}", from.address, to.address));
         Ok(())
     }
 
-    fn delete_replica(&self, address: &str) -> Result<()> {
-        self.replicas.lock().unwrap().retain(|(known, _)| known != address);
-        self.ask(format!("delete_replica {address}"))
+    fn rebuild_status(&self, _: &Target) -> std::result::Result<RebuildStatus, CallError> {
+        Ok(RebuildStatus::default())
     }
 
-    fn update_replica(&self, address: &str, mode: ReplicaMode) -> Result<()> {
-        for (known, its) in &mut *self.replicas.lock().unwrap() {
-            if known == address {
-                *its = mode;
-            }
-        }
-        self.ask(format!("update_replica {address} {mode:?}"))
+    fn close_soon(&self, target: &Target) {
+        self.called(&target.address, Call::Close);
+    }
+}
+
+struct Still;
+
+impl Held for Still {}
+
+impl DataPath for Fake {
+    fn connect(&self, _: ReplicaId, _: &str) -> io::Result<()> {
+        Ok(())
     }
 
-    fn prepare_rebuild(&self, address: &str, instance: &str) -> Result<Vec<SyncFileInfo>> {
-        self.ask(format!("prepare_rebuild {address} {instance}"))?;
-        let name = || "volume-snap-a.img".to_owned();
-        Ok(vec![SyncFileInfo { from_file_name: name(), to_file_name: name(), actual_size: 4096 }])
+    fn set_mode(&self, _: ReplicaId, _: Mode) -> bool {
+        true
     }
 
-    fn verify_rebuild(&self, address: &str, instance: &str) -> Result<()> {
-        self.ask(format!("verify_rebuild {address} {instance}"))
+    fn remove(&self, _: ReplicaId) {}
+
+    fn hold(&self) -> Box<dyn Held + '_> {
+        Box::new(Still)
     }
 
-    fn sync_limit(&self) -> i32 {
-        3
-    }
+    fn resize(&self, _: u64) {}
 
-    fn set_sync_limit(&self, limit: i32) -> Result<()> {
-        self.ask(format!("set_sync_limit {limit}"))
-    }
+    fn set_expanding(&self, _: bool) {}
 
-    fn journal(&self, limit: i64) {
-        self.ask(format!("journal {limit}")).unwrap();
-    }
-
-    fn metrics(&self) -> Metrics {
-        Metrics { read_throughput: 1, write_iops: 6, ..Metrics::default() }
-    }
-
-    fn counters(&self) -> Counters {
-        Counters {
-            reads: 5,
-            write_bytes: 4096,
-            write_ns: 1_500_000_000,
-            write_errors: 3,
+    fn stats(&self) -> PathStats {
+        PathStats {
+            requests: [5, 6, 0, 0],
+            bytes: [1, 4096, 0, 0],
+            errors: [0, 3, 0, 0],
+            time: [0, 1500, 0, 0].map(Duration::from_millis),
             retries: 2,
-            faults: vec![("data", 1), ("snapshot", 0)],
-            damage: vec![DamageCount { replica: "tcp://a:1".to_owned(), mismatches: 3, healed: 2 }],
-            ..Counters::default()
+            replicas: vec![ReplicaStats {
+                id: 1,
+                name: "tcp://a:1".to_owned(),
+                mode: Mode::Rw,
+                flushes: false,
+                why: None,
+                mismatches: 3,
+                healed: 2,
+            }],
+            ..PathStats::default()
         }
     }
+
+    fn journal(&self, limit: i64) -> Vec<JournalEntry> {
+        self.note(format!("journal {limit}"));
+        Vec::new()
+    }
+}
+
+impl Host for Fake {
+    fn now_ns(&self) -> u64 {
+        1_000_000_000
+    }
+
+    fn unique_name(&self) -> String {
+        "made-up".to_owned()
+    }
+
+    fn log(&self, _: bool, _: &str, _: &[(&str, &dyn Display)]) {}
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Held>>> {
+        self.note(format!("freeze {device:?}"));
+        Ok(None)
+    }
+}
+
+struct FakeFrontend(Arc<Fake>);
+
+impl Frontend for FakeFrontend {
+    fn name(&self) -> &str {
+        "socket"
+    }
+
+    fn endpoint(&self) -> String {
+        "here".to_owned()
+    }
+
+    fn is_up(&self) -> bool {
+        self.0.is_up.load(Ordering::SeqCst)
+    }
+
+    fn start(&self, offer: &Offer) -> Result<()> {
+        self.0.note(format!("start {} bytes", offer.size));
+        self.0.is_up.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn expand(&self, size: u64) -> Result<()> {
+        self.0.note(format!("show {size} bytes"));
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<()> {
+        self.0.note("stop");
+        self.0.is_up.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+struct FakeFrontends(Arc<Fake>);
+
+impl Frontends for FakeFrontends {
+    fn create(&self, kind: &str) -> Result<Arc<dyn Frontend>> {
+        match kind {
+            "socket" => Ok(Arc::new(FakeFrontend(Arc::clone(&self.0)))),
+            _ => Err(Error::invalid(format!("no frontend {kind}"))),
+        }
+    }
+}
+
+fn controller(fake: &Arc<Fake>) -> Arc<Controller> {
+    let options = Options {
+        volume: "vol".to_owned(),
+        policy: Policy { upgrade: false, counter_disabled: true, salvage: false },
+        unmap_mark: false,
+        limits: Limits { count: 7, size: 9 },
+        sync_limit: 3,
+        frontend: None,
+        sync_before_snapshot: false,
+        short_timeout: Duration::from_secs(8),
+        flush_timeout: Duration::from_secs(8),
+    };
+    let parts = Parts {
+        replicas: Arc::clone(fake) as _,
+        path: Arc::clone(fake) as _,
+        frontends: Arc::new(FakeFrontends(Arc::clone(fake))),
+        host: Arc::clone(fake) as _,
+    };
+    Controller::new(options, parts, &Relay::default())
 }
 
 type Client = ControllerServiceClient<longhorn_wire::remote::Calls>;
@@ -171,6 +245,7 @@ type Client = ControllerServiceClient<longhorn_wire::remote::Calls>;
 struct Served {
     runtime: Runtime,
     fake: Arc<Fake>,
+    controller: Arc<Controller>,
     address: String,
     _server: ControlServer,
 }
@@ -180,13 +255,21 @@ impl Served {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.unwrap();
-        let fake = Arc::new(Fake::default());
+        let fake = Arc::<Fake>::default();
+        let controller = controller(&fake);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let identity = Identity::controller("vol", "e-1");
-        let control = Arc::<Fake>::clone(&fake);
-        let server = serve(runtime.handle(), listener, &identity, control).unwrap();
+        let server = serve(runtime.handle(), listener, &identity, Arc::clone(&controller)).unwrap();
         let address = server.address().to_string();
-        Self { runtime, fake, address, _server: server }
+        Self { runtime, fake, controller, address, _server: server }
+    }
+
+    /// With a replica.
+    fn started() -> Self {
+        let served = Self::new();
+        served.controller.start(&["tcp://a:1".to_owned()], 8192, 8192).unwrap();
+        served.fake.asked();
+        served
     }
 
     fn calls(&self, volume: &str, instance: &str) -> longhorn_wire::remote::Calls {
@@ -205,25 +288,27 @@ fn all_calls_are_passed_on() {
     let mut client = served.client();
     served.runtime.block_on(async {
         let volume = client.volume_get(()).await.unwrap().into_inner();
-        assert_eq!(
-            (volume.size, volume.snapshot_max_count, volume.snapshot_max_size),
-            (8192, 7, 9)
-        );
+        assert_eq!((volume.size, volume.snapshot_max_count, volume.snapshot_max_size), (0, 7, 9));
         let request = VolumeStartRequest {
             replica_addresses: vec!["tcp://a:1".to_owned()],
             size: 8192,
             current_size: 4096,
         };
-        assert_eq!(client.volume_start(request).await.unwrap().into_inner().replica_count, 1);
+        let started = client.volume_start(request).await.unwrap().into_inner();
+        assert_eq!((started.replica_count, started.size), (1, 8192));
         let request = VolumeSnapshotRequest { freeze_filesystem: true, ..Default::default() };
         let reply = client.volume_snapshot(request).await.unwrap().into_inner();
         assert_eq!(reply.name, "made-up");
         let set = VolumeSnapshotMaxCountSetRequest { count: 2 };
         client.volume_snapshot_max_count_set(set).await.unwrap();
         let set = VolumeSnapshotMaxSizeSetRequest { size: 3 };
-        client.volume_snapshot_max_size_set(set).await.unwrap();
+        let volume = client.volume_snapshot_max_size_set(set).await.unwrap().into_inner();
+        assert_eq!((volume.snapshot_max_count, volume.snapshot_max_size), (2, 3));
         let set = ReplicaRebuildConcurrentSyncLimitSetRequest { limit: 4 };
         client.replica_rebuild_concurrent_sync_limit_set(set).await.unwrap();
+        let limit = client.replica_rebuild_concurrent_sync_limit_get(()).await.unwrap();
+        assert_eq!(limit.into_inner().limit, 4);
+        served.controller.tick();
         let metrics = client.metrics_get(()).await.unwrap().into_inner().metrics.unwrap();
         assert_eq!((metrics.read_throughput, metrics.write_iops), (1, 6));
         client.volume_shutdown(()).await.unwrap();
@@ -233,19 +318,45 @@ fn all_calls_are_passed_on() {
     assert_eq!(
         served.fake.asked(),
         [
-            "start [\"tcp://a:1\"] 8192 4096",
-            "snapshot \"\" {} true",
-            "set_snapshot_max_count 2",
-            "set_snapshot_max_size 3",
-            "set_sync_limit 4",
-            "shutdown",
+            "tcp://a:1 Open { upgrade: false, expected_size: 4096 }",
+            "freeze \"\"",
+            "tcp://a:1 Snapshot { name: \"made-up\", user_created: true, \
+             created: \"1970-01-01T00:00:01Z\", labels: {} }",
+            "tcp://a:1 SetSnapshotMaxCount(2)",
+            "tcp://a:1 SetSnapshotMaxSize(3)",
+            "tcp://a:1 Close",
         ]
     );
 }
 
 #[test]
+fn numbers_that_cannot_be_are_refused() {
+    let served = Served::started();
+    let mut client = served.client();
+    served.runtime.block_on(async {
+        let expand = client.volume_expand(VolumeExpandRequest { size: -1 }).await.unwrap_err();
+        let set = VolumeSnapshotMaxSizeSetRequest { size: -1 };
+        let size = client.volume_snapshot_max_size_set(set).await.unwrap_err();
+        let set = VolumeSnapshotMaxCountSetRequest { count: -1 };
+        let count = client.volume_snapshot_max_count_set(set).await.unwrap_err();
+        let set = ReplicaRebuildConcurrentSyncLimitSetRequest { limit: 0 };
+        let limit = client.replica_rebuild_concurrent_sync_limit_set(set).await.unwrap_err();
+        for (refused, text) in [
+            (expand, "a size of -1 bytes"),
+            (size, "a size of -1 bytes"),
+            (count, "a maximum of -1 snapshots"),
+            (limit, "invalid concurrent sync limit 0"),
+        ] {
+            assert_eq!(refused.code(), Code::Unknown);
+            assert!(refused.message().starts_with(text), "{refused}");
+        }
+    });
+    assert!(served.fake.asked().is_empty());
+}
+
+#[test]
 fn replicas_are_answered_with_their_modes() {
-    let served = Served::new();
+    let served = Served::started();
     let mut client = served.client();
     let at = |address: &str| ReplicaAddress {
         address: address.to_owned(),
@@ -253,40 +364,45 @@ fn replicas_are_answered_with_their_modes() {
     };
     served.runtime.block_on(async {
         let request = ControllerReplicaCreateRequest {
-            address: "tcp://a:1".to_owned(),
+            address: "tcp://b:1".to_owned(),
             snapshot_required: true,
             mode: ReplicaMode::Wo.into(),
         };
         let replica = client.controller_replica_create(request).await.unwrap().into_inner();
         assert_eq!(replica.mode(), ReplicaMode::Wo);
-        let prepared = client.replica_prepare_rebuild(at("tcp://a:1")).await.unwrap().into_inner();
-        assert_eq!(prepared.sync_file_info_list[0].actual_size, 4096);
-        assert_eq!(prepared.replica.unwrap().address.unwrap().address, "tcp://a:1");
-        client.replica_verify_rebuild(at("tcp://a:1")).await.unwrap();
+        let prepared = client.replica_prepare_rebuild(at("tcp://b:1")).await.unwrap().into_inner();
+        let file = &prepared.sync_file_info_list[0];
+        assert_eq!((&*file.to_file_name, file.actual_size), ("volume-snap-made-up.img", 4096));
+        assert_eq!(prepared.replica.unwrap().address.unwrap().address, "tcp://b:1");
+        let verified = client.replica_verify_rebuild(at("tcp://b:1")).await.unwrap().into_inner();
+        assert_eq!(verified.mode(), ReplicaMode::Rw);
         let update =
-            ControllerReplica { address: Some(at("tcp://a:1")), mode: ReplicaMode::Err.into() };
+            ControllerReplica { address: Some(at("tcp://b:1")), mode: ReplicaMode::Err.into() };
         let replica = client.replica_update(update).await.unwrap().into_inner();
         assert_eq!(replica.mode(), ReplicaMode::Err);
         // Neither an unknown mode nor a missing address ends more than the call.
-        let update = ControllerReplica { address: Some(at("tcp://a:1")), mode: 3 };
+        let update = ControllerReplica { address: Some(at("tcp://b:1")), mode: 3 };
         assert_eq!(client.replica_update(update).await.unwrap_err().code(), Code::InvalidArgument);
         let update = ControllerReplica::default();
         assert_eq!(client.replica_update(update).await.unwrap_err().code(), Code::InvalidArgument);
-        let missing = client.replica_get(at("tcp://b:1")).await.unwrap_err();
+        let missing = client.replica_get(at("tcp://c:1")).await.unwrap_err();
         assert_eq!(missing.code(), Code::NotFound);
-        let text = "cannot find the replica with address tcp://b:1 in the controller server of";
+        let text = "cannot find the replica with address tcp://c:1 in the controller server of";
         assert!(missing.message().starts_with(text), "{missing}");
-        client.replica_delete(at("tcp://a:1")).await.unwrap();
-        assert!(client.replica_list(()).await.unwrap().into_inner().replicas.is_empty());
+        client.replica_delete(at("tcp://b:1")).await.unwrap();
+        let left = client.replica_list(()).await.unwrap().into_inner().replicas;
+        assert_eq!((left.len(), left[0].mode()), (1, ReplicaMode::Rw));
     });
     assert_eq!(
         served.fake.asked(),
         [
-            "create_replica tcp://a:1 true Wo",
-            "prepare_rebuild tcp://a:1 r-1",
-            "verify_rebuild tcp://a:1 r-1",
-            "update_replica tcp://a:1 Err",
-            "delete_replica tcp://a:1",
+            "tcp://b:1 Open { upgrade: false, expected_size: 8192 }",
+            "tcp://a:1 Snapshot { name: \"made-up\", user_created: false, \
+             created: \"1970-01-01T00:00:01Z\", labels: {} }",
+            "tcp://b:1 Snapshot { name: \"made-up\", user_created: false, \
+             created: \"1970-01-01T00:00:01Z\", labels: {} }",
+            "tcp://a:1 to tcp://b:1: volume-head-000.img.meta",
+            "tcp://b:1 Close",
         ]
     );
 }
@@ -352,9 +468,9 @@ fn health_and_reflection_are_on_the_port() {
 
 #[test]
 fn errors_keep_their_texts() {
-    let served = Served::new();
-    *served.fake.refuses.lock().unwrap() =
-        Some("volume frontend enabled, aborting snapshot revert");
+    let served = Served::started();
+    served.controller.snapshot("s", HashMap::new(), false).unwrap();
+    served.controller.start_frontend("socket").unwrap();
     let _context = served.runtime.enter();
     let engine = Engine::new(&served.address, "vol", "").unwrap();
     let text = served.runtime.block_on(engine.revert("s")).unwrap_err().to_string();
@@ -366,7 +482,7 @@ fn errors_keep_their_texts() {
 
 #[test]
 fn our_command_line_steers_it() {
-    let served = Served::new();
+    let served = Served::started();
     let run = |args: &[&str]| {
         let globals = ["--url", &served.address, "--volume-name", "vol"];
         let mut command = Command::new(env!("CARGO_BIN_EXE_longhorn"));
@@ -377,10 +493,15 @@ fn our_command_line_steers_it() {
     assert!(run(&["info"]).contains("\"SnapshotMaxSize\": 9\n"));
     assert!(run(&["version"]).contains("\"serverVersion\": {"));
     assert_eq!(run(&["profiler", "show"]), "Profiler is not enabled\n");
+    run(&["frontend", "start", "socket"]);
+    run(&["expand", "--size", "16384"]);
+    let begun = Instant::now();
+    while served.controller.volume().is_expanding {
+        assert!(begun.elapsed() < Duration::from_secs(120), "the expansion does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     for args in [
-        &["expand", "--size", "16384"][..],
-        &["frontend", "start", "socket"],
-        &["frontend", "shutdown"],
+        &["frontend", "shutdown"][..],
         &["unmap-mark-snap", "--enable"],
         &["journal", "--limit", "5"],
         &["snapshot", "create", "s", "--label", "a=b"],
@@ -390,21 +511,24 @@ fn our_command_line_steers_it() {
     assert_eq!(
         served.fake.asked(),
         [
-            "expand 16384",
-            "start_frontend socket",
-            "shutdown_frontend",
-            "set_unmap_mark true",
+            "start 8192 bytes",
+            "tcp://a:1 Expand(16384)",
+            "show 16384 bytes",
+            "stop",
+            "tcp://a:1 SetUnmapMark(true)",
             "journal 5",
-            "snapshot \"s\" {\"a\": \"b\"} false",
+            "tcp://a:1 Snapshot { name: \"s\", user_created: true, \
+             created: \"1970-01-01T00:00:01Z\", labels: {\"a\": \"b\"} }",
         ]
     );
 }
 
 #[test]
 fn metrics_name_the_volume_and_its_replicas() {
-    let fake = Fake::default();
-    fake.replicas.lock().unwrap().push(("tcp://a:1".to_owned(), ReplicaMode::Err));
-    let text = metrics_text(&fake);
+    let served = Served::started();
+    served.controller.start_frontend("socket").unwrap();
+    served.controller.update_replica("tcp://a:1", Mode::Err).unwrap();
+    let text = metrics_text(&served.controller);
     for line in [
         "dbs_volume_size_bytes{volume=\"vol\"} 8192",
         "dbs_volume_frontend_up{volume=\"vol\"} 1",
@@ -415,7 +539,7 @@ fn metrics_name_the_volume_and_its_replicas() {
         "dbs_volume_request_seconds_total{volume=\"vol\",type=\"write\"} 1.5",
         "dbs_volume_request_errors_total{volume=\"vol\",type=\"write\"} 3",
         "dbs_volume_read_retries_total{volume=\"vol\"} 2",
-        "dbs_volume_replica_faults_total{volume=\"vol\",reason=\"data\"} 1",
+        "dbs_volume_replica_faults_total{volume=\"vol\",reason=\"request\"} 1",
         "dbs_volume_replica_faults_total{volume=\"vol\",reason=\"snapshot\"} 0",
         "dbs_volume_checksum_mismatches_total{volume=\"vol\",replica=\"tcp://a:1\"} 3",
         "dbs_volume_healed_total{volume=\"vol\",replica=\"tcp://a:1\"} 2",

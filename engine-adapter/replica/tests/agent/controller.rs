@@ -2,12 +2,13 @@
 
 use crate::support::*;
 use dbs_core::{Error, ErrorKind};
+use longhorn_controller::path::{JournalEntry, PathStats};
 use longhorn_controller::rules::limits::Limits;
 use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::{Mode, ReplicaId, timeout};
 use longhorn_controller::volume::remote::RemoteReplicas;
 use longhorn_controller::volume::{
-    Controller, DataPath, Frontend, Frontends, Held, Machine, Offer, Options, Parts, Relay, Totals,
+    Controller, DataPath, Frontend, Frontends, Held, Machine, Offer, Options, Parts, Relay,
 };
 use longhorn_wire::proto::ptypes::{FilesSyncRequest, SyncFileInfo};
 use std::collections::{BTreeMap, HashMap};
@@ -59,8 +60,12 @@ impl DataPath for NoPath {
 
     fn set_expanding(&self, _: bool) {}
 
-    fn totals(&self) -> Totals {
-        Totals::default()
+    fn stats(&self) -> PathStats {
+        PathStats::default()
+    }
+
+    fn journal(&self, _: i64) -> Vec<JournalEntry> {
+        Vec::new()
     }
 }
 
@@ -148,7 +153,7 @@ impl Volume {
     }
 
     fn snapshot(&self, name: &str) -> dbs_core::Result<String> {
-        self.controller.snapshot(name, HashMap::new())
+        self.controller.snapshot(name, HashMap::new(), false)
     }
 }
 
@@ -180,7 +185,10 @@ fn a_volume_lives_on_real_replicas() {
     let size = 64 * MIB;
     controller.start(std::slice::from_ref(&a.address), size, size).unwrap();
     assert_eq!(volume.modes(), [Mode::Rw]);
-    assert_eq!((controller.volume().size, volume.path.size.load(Ordering::SeqCst)), (size, size));
+    assert_eq!(
+        (controller.volume().size, volume.path.size.load(Ordering::SeqCst)),
+        (size as i64, size)
+    );
     a.write(0..300, 1);
     assert_eq!(volume.snapshot("one").unwrap(), "one");
     let error = volume.snapshot("one").unwrap_err();
@@ -214,7 +222,7 @@ fn a_volume_lives_on_real_replicas() {
     controller.expand(80 * MIB).unwrap();
     wait(|| (!controller.volume().is_expanding).then_some(()));
     let info = controller.volume();
-    assert_eq!((info.size, info.last_expansion_error.as_str()), (80 * MIB, ""));
+    assert_eq!((info.size as u64, info.last_expansion_error.as_str()), (80 * MIB, ""));
     assert_eq!(b.replica.get().unwrap().size, (80 * MIB).to_string());
     assert!(controller.expand(4096).is_err());
 
