@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Crates in which a circle is a failure; in the others the circles are only listed.
-WITHOUT = ("engine-adapter/", "dbs-server", "dbs-cli")
+# Crates that have circles, which are only listed; in all others a circle is a failure.
+WITH = ("dbs-core", "dbs-reactor")
 
 
 def leaves(tree: str) -> list[str]:
@@ -137,7 +137,7 @@ def main() -> int:
     for folder in folders:
         crate = Crate(root / folder)
         for circle in crate.circles():
-            failed |= bool(named) or folder.startswith(WITHOUT)
+            failed |= bool(named) or folder not in WITH
             print(f"{folder}: a circle of {len(circle)} modules")
             for module in circle:
                 for to in sorted(crate.edges[module] & set(circle)):

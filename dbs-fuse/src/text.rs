@@ -1,23 +1,23 @@
 //! What is said of volumes and snapshots: JSON files and extended attributes.
 
-use crate::view::Options;
 use dbs_core::info::{MapRange, SnapshotInfo, VolumeInfo};
 use dbs_core::volume::Observer;
 use dbs_core::{Result, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// Ranges in a `map.json`: what bounds the memory it takes, some MiB.
 const MAP_RANGES: usize = 1 << 16;
 /// Bytes whose map is made under one hold of the metadata lock.
 const MAP_STEP: u64 = 1 << 30;
 
-/// `store.json`.
-pub fn store(store: &Store, options: &Options) -> Vec<u8> {
+/// `store.json`, of a store at this path; `live` if others work with it meanwhile.
+pub fn store(store: &Store, path: &Path, live: bool) -> Vec<u8> {
     let mount = json!({
         "pid": std::process::id(),
-        "store": options.store.display().to_string(),
-        "live": options.live,
+        "store": path.display().to_string(),
+        "live": live,
         "version": env!("CARGO_PKG_VERSION"),
     });
     encode(&json!({ "store": store.info(), "mount": mount }))

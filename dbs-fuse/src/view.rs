@@ -177,7 +177,7 @@ impl View {
     /// The text of a file that is made when it is read.
     pub fn text(&self, file: &Kind) -> Result<Vec<u8>> {
         match file {
-            Kind::StoreJson => Ok(text::store(&self.store, &self.options)),
+            Kind::StoreJson => Ok(text::store(&self.store, &self.options.store, self.options.live)),
             Kind::Info(volume) => text::info(volume).map_err(gone),
             Kind::Map(volume) => text::map(volume).map_err(gone),
             _ => Err(Errno::EINVAL),

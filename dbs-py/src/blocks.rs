@@ -3,52 +3,17 @@
 use crate::buffer::{Bytes, BytesMut};
 use crate::convert::Amount;
 use crate::error::{closed, invalid, raise};
+use crate::slot::{Access, Opened, Slot};
 use crate::store::{RawStore, Shared, without_interpreter};
 use dbs_core::volume::ReadPart;
 use dbs_transfer::{BlockAccess, discard_bytes_at, find_bytes, read_bytes_at, zero_bytes_at};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Most bytes that are read into new objects at once: a mistake must not take all memory.
 const NEW_BYTES_MAX: u64 = 1 << 30;
-
-/// An open volume or snapshot, as all calls that use it share it.
-pub type Access = Arc<Opened>;
-
-/// What a call has opened. Letting go of the last one may wait for a server.
-pub struct Opened(Box<dyn BlockAccess>);
-
-/// A volume that may be open.
-#[derive(Default)]
-pub struct Slot {
-    access: RwLock<Option<Access>>,
-    /// Held by who opens it. Nobody waits for it who has the interpreter.
-    opening: Mutex<()>,
-}
-
-impl Slot {
-    /// Opened, for who comes next.
-    pub fn set(&self, access: Access) {
-        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Some(access);
-    }
-
-    /// Lets go of the volume. Calls that run keep it until they end.
-    pub fn clear(&self) {
-        // Not with the lock in hand: others look there with the interpreter.
-        let access = self.take();
-        drop(access);
-    }
-
-    fn take(&self) -> Option<Access> {
-        self.access.write().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn get(&self) -> Option<Access> {
-        self.access.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
 
 /// A call's use of an open volume.
 struct Using<'py> {

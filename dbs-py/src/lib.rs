@@ -5,6 +5,7 @@ mod blocks;
 mod buffer;
 mod convert;
 mod error;
+mod slot;
 mod store;
 
 /// The module `dbs._dbs`.

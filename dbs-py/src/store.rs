@@ -1,8 +1,8 @@
 //! A store, open here or served, and who else holds on to it.
 
-use crate::blocks::{Access, Slot};
 use crate::convert::{Amount, to_json, to_python};
 use crate::error::{closed, invalid, raise};
+use crate::slot::{Access, Slot};
 use dbs_client::any_store::AnyStore;
 use dbs_control::api::{Progress, Request};
 use dbs_core::{Error, ErrorKind, InitOptions, IoDriver, OpenOptions, Store};

@@ -14,6 +14,19 @@ pub struct Tag(u64);
 /// The sectors of a block.
 pub type Tags = [Tag; SECTORS];
 
+/// The possible contents of a block.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Block {
+    /// What reads give.
+    pub now: Tags,
+    /// What may be there instead after a power loss.
+    pub older: Vec<Tags>,
+    /// It was given up: anything that was written there once may show.
+    pub any: bool,
+    /// It was so, and may be so again after a power loss.
+    pub older_any: bool,
+}
+
 impl Tag {
     /// Zeros.
     pub const ZERO: Self = Self(0);

@@ -3,7 +3,7 @@
 //! Each block of a head knows its newest content and, besides, the contents that a power loss may
 //! bring back: the last durable one and every later one that was not flushed.
 
-use crate::content::{SECTORS, Tag, Tags};
+use crate::content::{Block, SECTORS, Tag, Tags};
 use crate::op::{Op, labels, snapshot_name, volume_name};
 use crate::tree::Tree;
 use dbs_core::ErrorKind;
@@ -61,19 +61,6 @@ pub struct Content {
     /// Size in sectors.
     pub sectors: u64,
     blocks: Arc<Vec<Block>>,
-}
-
-/// The possible contents of a block.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Block {
-    /// What reads give.
-    pub now: Tags,
-    /// What may be there instead after a power loss.
-    pub older: Vec<Tags>,
-    /// It was given up: anything that was written there once may show.
-    pub any: bool,
-    /// It was so, and may be so again after a power loss.
-    pub older_any: bool,
 }
 
 /// Why the model expects a command to fail: any of these kinds will do.

@@ -1,8 +1,7 @@
 //! The layers of a volume whose tree is changed: what each snapshot and the head hold themselves,
 //! block by block, from which follows what they show once their parents are others.
 
-use crate::content::Tags;
-use crate::model::Block;
+use crate::content::{Block, Tags};
 use dbs_core::info::LayerState;
 use std::collections::BTreeMap;
 use std::ops::Range;
