@@ -59,9 +59,9 @@ impl Default for Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Socket(pub(crate) u32);
 
+#[cfg(feature = "testing")]
 impl Socket {
     /// The socket of no reactor, for code that is run without one.
-    #[doc(hidden)]
     #[must_use]
     pub const fn nowhere() -> Self {
         Self(u32::MAX)

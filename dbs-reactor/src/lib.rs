@@ -81,7 +81,7 @@ pub use handler::{Driver, File, Handler, Io, Options, Segment, Socket};
 pub use interpose::{Fate, Interpose, Part};
 pub use shared::{Payload, SharedBuf};
 pub use slab::Slab;
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub use thread::Local;
 pub use thread::{Remote, Thread, spawn};
 pub use uring::allowed as uring_allowed;

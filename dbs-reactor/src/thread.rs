@@ -4,7 +4,6 @@
 use super::handler::{Backend, Done, Handler, Io, Options, backend};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -135,11 +134,12 @@ pub fn spawn<H: Handler + 'static>(
 
 /// A reactor without a thread, which takes its turns when it is told to: for measuring what they
 /// cost. Nothing of it is ever given back, as the kernel may be using it.
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub struct Local<H: Handler> {
-    turns: ManuallyDrop<Turns<H>>,
+    turns: std::mem::ManuallyDrop<Turns<H>>,
 }
 
+#[cfg(feature = "testing")]
 impl<H: Handler> Local<H> {
     /// A reactor as [`spawn`] makes it.
     ///
@@ -154,7 +154,7 @@ impl<H: Handler> Local<H> {
         let handler = make(&mut io, Remote { inbox: Arc::clone(&inbox) });
         let spin = Spin::new(options.spin);
         let turns = Turns { io, handler, inbox, spin, batch: Vec::new() };
-        Ok(Self { turns: ManuallyDrop::new(turns) })
+        Ok(Self { turns: std::mem::ManuallyDrop::new(turns) })
     }
 
     /// Hands the handler a message.

@@ -17,7 +17,7 @@ mod buffers;
 mod receive;
 mod send;
 
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub use receive::serve_one;
 pub use receive::{ReceiveOptions, Received, receive};
 pub use send::{Retry, SendOptions, Sent, send};

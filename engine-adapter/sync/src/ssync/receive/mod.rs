@@ -106,7 +106,7 @@ pub async fn receive(
 }
 
 /// One connection of a receiver, whatever it is made of. For fuzzing.
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub async fn serve_one(
     sink: Arc<dyn Sink>,
     stream: impl hyper::rt::Read + hyper::rt::Write + Unpin,
