@@ -1,6 +1,6 @@
 //! A volume's controller, called by gRPC.
 
-use super::status::{Version, VolumeInfo};
+use super::status::Version;
 use super::{ReplicaLink, answer, service_url};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::controller::controller_service_client::ControllerServiceClient;
@@ -84,7 +84,7 @@ impl Engine {
     ///
     /// # Errors
     /// As all calls: what was being done, and what the controller or the connection says.
-    pub async fn volume_get(&self) -> Result<VolumeInfo> {
+    pub async fn volume_get(&self) -> Result<Volume> {
         let reply = self.client().volume_get(within(SHORT_CALL, ())).await;
         answer(reply, format_args!("failed to get volume {}", self.url))
     }

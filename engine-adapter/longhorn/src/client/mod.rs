@@ -18,9 +18,7 @@ pub use clone::CloneOptions;
 pub use engine::{Engine, Listed, mode_name};
 pub use rebuild::RebuildOptions;
 pub use replica::{ReplicaLink, SyncOptions};
-pub use status::{
-    CloneStatus, DiskInfo, HashStatus, PurgeStatus, RebuildStatus, Version, VolumeInfo,
-};
+pub use status::{CloneStatus, DiskInfo, HashStatus, PurgeStatus, RebuildStatus, Version};
 
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::remote;

@@ -5,8 +5,6 @@ use longhorn_wire::proto::ptypes;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A volume: `longhorn info`.
-pub use longhorn_wire::proto::controller::Volume as VolumeInfo;
 /// A replica's part in a clone: `longhorn snapshot clone-status`.
 pub use longhorn_wire::proto::ptypes::SnapshotCloneStatusResponse as CloneStatus;
 /// A replica's checksum of a snapshot: `longhorn snapshot hash-status`. Upstream's command line forgets

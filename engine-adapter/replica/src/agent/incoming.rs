@@ -1,7 +1,7 @@
 //! What comes in as a file: a layer, or the description of a disk.
 
 use super::peer::client::Traffic;
-use super::shelf::ReplicaShelf;
+use super::shelf::Shelf;
 use crate::replica::Replica;
 use crate::replica::meta::DiskMeta;
 use dbs_core::{Error, Result};
@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 /// Receives the layer of one disk, to be seen when the replica is reloaded.
 pub struct IncomingSink {
     replica: Arc<Replica>,
-    shelf: Arc<ReplicaShelf>,
+    shelf: Arc<Shelf>,
     disk: String,
     /// Size of what was here before: an older version, or what had come in of this one.
     before: Option<u64>,
@@ -27,7 +27,7 @@ impl IncomingSink {
     /// `Invalid` for what is no disk of a snapshot; of the store.
     pub fn new(
         replica: Arc<Replica>,
-        shelf: Arc<ReplicaShelf>,
+        shelf: Arc<Shelf>,
         disk: &str,
         traffic: Arc<Traffic>,
     ) -> Result<Self> {

@@ -36,7 +36,7 @@ use longhorn_wire::proto::ptypes::sync_agent_service_server::SERVICE_NAME as AGE
 use peer::service::PeerService;
 use ports::Ports;
 use purge::Purge;
-use shelf::{ReplicaShelf, no_disk};
+use shelf::{Shelf, no_disk};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl AgentOptions {
 pub struct Agent {
     replica: Arc<Replica>,
     volume: String,
-    shelf: Arc<ReplicaShelf>,
+    shelf: Arc<Shelf>,
     ports: Arc<Ports>,
     jobs: Jobs,
     hashes: Arc<Hashes>,
@@ -94,7 +94,7 @@ impl Agent {
     #[must_use]
     pub fn new(replica: Arc<Replica>, options: AgentOptions) -> Arc<Self> {
         Arc::new(Self {
-            shelf: Arc::new(ReplicaShelf::new(Arc::clone(&replica))),
+            shelf: Arc::new(Shelf::new(Arc::clone(&replica))),
             ports: Ports::new(options.ports),
             jobs: Jobs::default(),
             hashes: Hashes::new(replica.dir(), &options.lock_dir),
@@ -109,8 +109,7 @@ impl Agent {
     /// Adds its services to those of a port, for callers that mean this identity.
     pub fn add_to(self: &Arc<Self>, routes: &mut RoutesBuilder, identity: &Identity) {
         routes.add_service(AgentRpc::server(Arc::clone(self), identity.clone()));
-        let shelf: Arc<ReplicaShelf> = Arc::clone(&self.shelf);
-        let peer = PeerService::new(shelf);
+        let peer = PeerService::new(Arc::clone(&self.shelf));
         routes.add_service(PeerServer::with_interceptor(peer, identity.clone()));
     }
 
@@ -176,7 +175,7 @@ impl Agent {
             return Err(no_disk(&disk));
         }
         let source = LayerSource::to_hash(&replica.store()?, replica.volume_name(), snapshot)?;
-        let shelf = ReplicaShelf::new(replica);
+        let shelf = Shelf::new(replica);
         Ok(Subject { source: Arc::new(source), stamp: Box::new(move || shelf.layer_stamp(&disk)) })
     }
 }

@@ -1,7 +1,6 @@
 //! The layers of a replica, as other replicas and long jobs see them.
 
 use super::peer::layer::{DIGEST, Layer, LayerMut, Run, State, map_digest};
-use super::peer::service::Shelf;
 use crate::replica::meta::DiskMeta;
 use crate::replica::{Disk, Replica};
 use dbs_core::info::{self, LayerState, RangeState};
@@ -13,12 +12,12 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The layers of a replica.
-pub struct ReplicaShelf {
+/// The layers of a replica. All calls block.
+pub struct Shelf {
     replica: Arc<Replica>,
 }
 
-impl ReplicaShelf {
+impl Shelf {
     /// Of this replica.
     #[must_use]
     pub fn new(replica: Arc<Replica>) -> Self {
@@ -105,8 +104,12 @@ impl ReplicaShelf {
     }
 }
 
-impl Shelf for ReplicaShelf {
-    fn describe(&self, request: &LayersRequest) -> Result<Vec<LayerInfo>> {
+impl Shelf {
+    /// Describes layers.
+    ///
+    /// # Errors
+    /// `NotFound`, `Io`.
+    pub fn describe(&self, request: &LayersRequest) -> Result<Vec<LayerInfo>> {
         let store = self.replica.store()?;
         let volume = self.replica.volume_name();
         let disks = self.replica.disks()?;
@@ -139,7 +142,11 @@ impl Shelf for ReplicaShelf {
         request.disks.iter().map(describe).collect()
     }
 
-    fn open(&self, disk: &str, flattened: bool) -> Result<Arc<dyn Layer>> {
+    /// Opens a layer, or what one reads through it.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn open(&self, disk: &str, flattened: bool) -> Result<Arc<dyn Layer>> {
         let (store, snapshot, _) = self.find(disk)?;
         let volume = self.replica.volume_name();
         if flattened {
@@ -148,7 +155,11 @@ impl Shelf for ReplicaShelf {
         Ok(Arc::new(StoreLayer(store.layer(volume, Some(&snapshot))?)))
     }
 
-    fn stamp(&self, disk: &str, flattened: bool) -> Result<Vec<u8>> {
+    /// Names the state a layer is in.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn stamp(&self, disk: &str, flattened: bool) -> Result<Vec<u8>> {
         let (_, _, layer) = self.find(disk)?;
         Ok(stamp(&layer, flattened))
     }

@@ -1,12 +1,13 @@
 //! The server of [`dbs.Peer`](longhorn_wire::proto::dbs::peer_server::Peer).
 
-use super::layer::{BLOCK, Layer};
+use super::layer::BLOCK;
 use super::offer::Offer;
+use crate::agent::shelf::Shelf;
 use dbs_core::{Error, ErrorKind};
 use longhorn_wire::proto::dbs::fetch_request::Request as Fetch;
 use longhorn_wire::proto::dbs::peer_server::Peer;
 use longhorn_wire::proto::dbs::{
-    FetchRequest, FetchResponse, FetchStart, HelloRequest, HelloResponse, LayerInfo, LayersRequest,
+    FetchRequest, FetchResponse, FetchStart, HelloRequest, HelloResponse, LayersRequest,
     LayersResponse,
 };
 use std::sync::Arc;
@@ -24,38 +25,17 @@ const FETCHES: usize = 32;
 /// Responses that wait for the network; of at most 1 MiB each.
 const AHEAD: usize = 3;
 
-/// Layers to choose from. All calls block.
-pub trait Shelf: Send + Sync + 'static {
-    /// Describes layers.
-    ///
-    /// # Errors
-    /// `NotFound`, `Io`.
-    fn describe(&self, request: &LayersRequest) -> dbs_core::Result<Vec<LayerInfo>>;
-
-    /// Opens a layer, or what one reads through it.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    fn open(&self, disk: &str, flattened: bool) -> dbs_core::Result<Arc<dyn Layer>>;
-
-    /// Names the state a layer is in.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    fn stamp(&self, disk: &str, flattened: bool) -> dbs_core::Result<Vec<u8>>;
-}
-
 /// Gives layers to other replicas.
 #[derive(Clone)]
 pub struct PeerService {
-    shelf: Arc<dyn Shelf>,
+    shelf: Arc<Shelf>,
     slots: Arc<Semaphore>,
 }
 
 impl PeerService {
     /// Of this shelf.
     #[must_use]
-    pub fn new(shelf: Arc<dyn Shelf>) -> Self {
+    pub fn new(shelf: Arc<Shelf>) -> Self {
         Self { shelf, slots: Arc::new(Semaphore::new(FETCHES)) }
     }
 }
@@ -106,7 +86,7 @@ impl Peer for PeerService {
         tokio::task::spawn_blocking(move || {
             let _slot = slot;
             let next = || runtime.block_on(requests.message());
-            if let Err(status) = offer(&*shelf, &start, next, &sender) {
+            if let Err(status) = offer(&shelf, &start, next, &sender) {
                 // Nobody hears it if the caller has gone.
                 let _ = sender.blocking_send(Err(status));
             }
@@ -116,7 +96,7 @@ impl Peer for PeerService {
 }
 
 fn offer(
-    shelf: &dyn Shelf,
+    shelf: &Shelf,
     start: &FetchStart,
     mut next: impl FnMut() -> Result<Option<FetchRequest>, Status>,
     sender: &mpsc::Sender<Result<FetchResponse, Status>>,
