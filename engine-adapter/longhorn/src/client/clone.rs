@@ -1,6 +1,8 @@
 //! Filling a volume with another's snapshot.
 
-use super::{ByReplica, CloneStatus, Engine, Failures, Listed, SyncOptions, each, mode_name};
+use super::{
+    ByReplica, CloneStatus, Engine, Failures, Listed, ReplicaLink, SyncOptions, each, mode_name,
+};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::controller::ReplicaMode;
 
@@ -38,24 +40,14 @@ impl Engine {
                 ),
             ));
         }
-        let (engine, options) = (self.clone(), options.clone());
-        let (source, volume) = (source.address, from.volume().to_owned());
-        let act = move |replica: Listed| {
-            let (engine, options) = (engine.clone(), options.clone());
-            let (source, volume) = (source.clone(), volume.clone());
+        let act = |_, link: ReplicaLink| {
+            let CloneOptions { snapshot, export_backing_image, sync } = options.clone();
+            let (source, volume) = (source.address.clone(), from.volume().to_owned());
             async move {
-                let CloneOptions { snapshot, export_backing_image, sync } = options;
-                let link = replica.link(&engine)?;
                 link.clone_snapshot(&source, &volume, &snapshot, export_backing_image, &sync).await
             }
         };
-        let mut failures = Failures::default();
-        for (replica, result) in replicas.iter().zip(each(&replicas, act).await) {
-            if let Err(e) = result {
-                failures.add(replica, e);
-            }
-        }
-        failures.check()
+        Failures::of(&replicas, each(self, &replicas, act).await).check()
     }
 
     /// How far replicas are with being filled from another volume.

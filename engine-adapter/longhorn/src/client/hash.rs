@@ -1,6 +1,6 @@
 //! Checksums of snapshots, by which replicas are compared.
 
-use super::{ByReplica, Engine, Failures, HashStatus, Listed, each, mode_name};
+use super::{ByReplica, Engine, Failures, HashStatus, Listed, ReplicaLink, each, mode_name};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::controller::ReplicaMode;
 
@@ -28,12 +28,11 @@ impl Engine {
                 return Err(refuse(format!("{at} is hashing snapshot")));
             }
         }
-        let (engine, name) = (self.clone(), snapshot.to_owned());
-        let act = move |replica: Listed| {
-            let (engine, name) = (engine.clone(), name.clone());
-            async move { replica.link(&engine)?.hash(&name, rehash).await }
+        let act = |_, link: ReplicaLink| {
+            let name = snapshot.to_owned();
+            async move { link.hash(&name, rehash).await }
         };
-        all(&replicas, each(&replicas, act).await)
+        Failures::of(&replicas, each(self, &replicas, act).await).check()
     }
 
     /// Ends that.
@@ -42,12 +41,11 @@ impl Engine {
     /// What failed at which replica.
     pub async fn hash_cancel(&self, snapshot: &str) -> Result<()> {
         let replicas = self.replicas().await?;
-        let (engine, name) = (self.clone(), snapshot.to_owned());
-        let act = move |replica: Listed| {
-            let (engine, name) = (engine.clone(), name.clone());
-            async move { replica.link(&engine)?.hash_cancel(&name).await }
+        let act = |_, link: ReplicaLink| {
+            let name = snapshot.to_owned();
+            async move { link.hash_cancel(&name).await }
         };
-        all(&replicas, each(&replicas, act).await)
+        Failures::of(&replicas, each(self, &replicas, act).await).check()
     }
 
     /// The checksums, and how far they are.
@@ -56,13 +54,12 @@ impl Engine {
     /// Those of the controller; a replica's are in its status.
     pub async fn hash_status(&self, snapshot: &str) -> Result<ByReplica<HashStatus>> {
         let replicas = self.replicas().await?;
-        let (engine, name) = (self.clone(), snapshot.to_owned());
-        let act = move |replica: Listed| {
-            let (engine, name) = (engine.clone(), name.clone());
-            async move { status(&engine, &replica, &name).await }
+        let act = |replica, link| {
+            let name = snapshot.to_owned();
+            async move { status(&replica, &link, &name).await }
         };
         let mut statuses = ByReplica::new();
-        for (replica, status) in replicas.iter().zip(each(&replicas, act).await) {
+        for (replica, status) in replicas.iter().zip(each(self, &replicas, act).await) {
             let status = status.unwrap_or_else(|e| HashStatus {
                 state: "error".to_owned(),
                 error: e.to_string(),
@@ -74,14 +71,13 @@ impl Engine {
     }
 }
 
-async fn status(engine: &Engine, replica: &Listed, snapshot: &str) -> Result<HashStatus> {
+async fn status(replica: &Listed, link: &ReplicaLink, snapshot: &str) -> Result<HashStatus> {
     let at = &replica.address;
     if replica.mode != ReplicaMode::Rw {
         let mode = mode_name(replica.mode);
         let text = format!("replica {at} since it is in {mode} mode");
         return Err(Error::new(ErrorKind::Busy, text));
     }
-    let link = replica.link(engine)?;
     let state = link.get().await;
     let state =
         state.map_err(|e| e.context(format!("cannot get snapshot hashing status of {at}")))?;
@@ -90,14 +86,4 @@ async fn status(engine: &Engine, replica: &Listed, snapshot: &str) -> Result<Has
     }
     let status = link.hash_status(snapshot).await;
     status.map_err(|e| e.context(format!("failed to get snapshot hashing status of {at}")))
-}
-
-fn all(replicas: &[Listed], results: Vec<Result<()>>) -> Result<()> {
-    let mut failures = Failures::default();
-    for (replica, result) in replicas.iter().zip(results) {
-        if let Err(e) = result {
-            failures.add(replica, e);
-        }
-    }
-    failures.check()
 }

@@ -53,17 +53,25 @@ fn answer<T>(reply: std::result::Result<Response<T>, Status>, what: impl Display
     reply.map(Response::into_inner).map_err(failed)
 }
 
-/// Does something with all of these replicas at once; results in their order.
-async fn each<T, F>(replicas: &[Listed], act: impl Fn(Listed) -> F) -> Vec<Result<T>>
+/// Does something with all of these replicas of an engine at once; results in their order.
+async fn each<T, F>(
+    engine: &Engine,
+    replicas: &[Listed],
+    act: impl Fn(Listed, ReplicaLink) -> F,
+) -> Vec<Result<T>>
 where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
-    let tasks: Vec<_> = replicas.iter().cloned().map(|of| tokio::spawn(act(of))).collect();
+    let start = |of: &Listed| of.link(engine).map(|link| tokio::spawn(act(of.clone(), link)));
+    let tasks: Vec<_> = replicas.iter().map(start).collect();
     let mut results = Vec::with_capacity(tasks.len());
     for task in tasks {
         let ended = |e| Error::new(ErrorKind::Io, format!("a call ended early: {e}"));
-        results.push(task.await.map_err(ended).and_then(|result| result));
+        results.push(match task {
+            Ok(task) => task.await.map_err(ended).and_then(|result| result),
+            Err(error) => Err(error),
+        });
     }
     results
 }
@@ -73,6 +81,17 @@ where
 struct Failures(Vec<(String, Error)>);
 
 impl Failures {
+    /// Those among the results of these replicas.
+    fn of(replicas: &[Listed], results: Vec<Result<()>>) -> Self {
+        let mut failures = Self::default();
+        for (replica, result) in replicas.iter().zip(results) {
+            if let Err(error) = result {
+                failures.add(replica, error);
+            }
+        }
+        failures
+    }
+
     fn add(&mut self, replica: &Listed, error: Error) {
         self.0.push((replica.address.clone(), error));
     }

@@ -1,6 +1,8 @@
 //! Listing, removing and purging snapshots.
 
-use super::{ByReplica, DiskInfo, Engine, Failures, Listed, PurgeStatus, each, mode_name};
+use super::{
+    ByReplica, DiskInfo, Engine, Failures, Listed, PurgeStatus, ReplicaLink, each, mode_name,
+};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::names;
 use longhorn_wire::proto::controller::ReplicaMode;
@@ -142,13 +144,9 @@ impl Engine {
     }
 
     async fn start_purge(&self, replicas: &[Listed], skip: bool) -> Result<()> {
-        let engine = self.clone();
-        let act = move |replica: Listed| {
-            let engine = engine.clone();
-            async move { replica.link(&engine)?.purge().await }
-        };
+        let act = |_, link: ReplicaLink| async move { link.purge().await };
         let mut failures = Failures::default();
-        for (replica, result) in replicas.iter().zip(each(replicas, act).await) {
+        for (replica, result) in replicas.iter().zip(each(self, replicas, act).await) {
             let Err(e) = result else { continue };
             if skip && e.to_string().contains(ALREADY_PURGING) {
                 continue;
