@@ -1,6 +1,7 @@
 //! Where everything lies: region table and the arithmetic on it.
 
 use super::block::{BlockKind, PAYLOAD_BYTES};
+use super::init::InitOptions;
 use super::slots::SLOT_BYTES;
 use super::sums::SUMS_PER_PAGE;
 use crate::error::{Error, Result};
@@ -132,7 +133,7 @@ impl Geometry {
     ///
     /// # Errors
     /// `Invalid` if the numbers are impossible or leave no room for data.
-    pub fn plan(size: u64, options: &crate::store::InitOptions) -> Result<Self> {
+    pub fn plan(size: u64, options: &InitOptions) -> Result<Self> {
         let size = size / BLOCK_BYTES * BLOCK_BYTES;
         let extent_bytes = options.extent_size;
         check_extent_bytes(extent_bytes)?;
@@ -398,7 +399,6 @@ fn check_extent_bytes(bytes: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::InitOptions;
 
     const SIZE: u64 = 64 << 20;
 

@@ -5,6 +5,7 @@ pub mod block;
 mod doc_tests;
 pub mod entry;
 pub mod geometry;
+pub mod init;
 pub mod journal;
 pub mod labels;
 pub mod record;
@@ -14,6 +15,7 @@ pub mod superblock;
 
 pub use block::{BlockFault, BlockHeader, BlockKind, PAYLOAD_BYTES};
 pub use geometry::{Geometry, Region, RegionKind};
+pub use init::InitOptions;
 pub use record::Record;
 pub use slots::{SnapshotSlot, VolumeSlot};
 pub use superblock::Superblock;

@@ -302,7 +302,7 @@ impl Superblock {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
-    use crate::store::InitOptions;
+    use crate::format::InitOptions;
 
     fn sealed(change: impl FnOnce(&mut [u8])) -> Vec<u8> {
         let options = InitOptions { extent_size: 64 << 10, ..InitOptions::default() };

@@ -1,11 +1,21 @@
 //! The clock, the randomness and the boot of the running system.
 
 use crate::error::{Error, Result};
-use crate::store::Env;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Source of time and identity, so that a simulation can repeat itself.
+#[doc(hidden)]
+pub trait Env: Send + Sync {
+    /// Nanoseconds since the Unix epoch.
+    fn now_ns(&self) -> u64;
+    /// 16 random bytes.
+    fn random(&self) -> [u8; 16];
+    /// Identity of this boot.
+    fn boot_id(&self) -> [u8; 16];
+}
 
 /// The real [`Env`].
 #[derive(Debug)]

@@ -8,7 +8,6 @@ use super::lock::{StoreLock, open_failed};
 use super::probe::{PROBE_BYTES, in_use, signature};
 use super::uring::{UringFile, uring_available};
 use crate::error::{Error, Result};
-use crate::store::IoDriver;
 use crate::units::{SECTOR_BYTES, format_size};
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
@@ -22,6 +21,18 @@ use std::sync::Arc;
 const UNKNOWN: &str = "data of unknown kind";
 /// Bytes looked at at once whether they are zeros.
 const ZEROS_BYTES: usize = 1 << 20;
+
+/// Which I/O driver to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IoDriver {
+    /// io_uring where the kernel allows it, else `pread`.
+    #[default]
+    Auto,
+    /// io_uring with `O_DIRECT`.
+    Uring,
+    /// `pread`/`pwrite`, with `O_DIRECT` where the file system allows it.
+    Pread,
+}
 
 /// Storage that is locked for as long as it lives.
 pub struct OpenedStorage {

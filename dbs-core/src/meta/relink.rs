@@ -10,7 +10,6 @@ use crate::format::slots::{
 };
 use crate::info::Labels;
 use crate::sabotage::{self, Bug};
-use crate::store::Link;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,6 +18,25 @@ use std::ops::Range;
 const UNRUN_PER_STEP: usize = 64;
 /// Bytes of a record beside what it carries.
 const RECORD_BYTES: usize = 16;
+
+/// What [`Store::relink`](crate::Store::relink) makes of a snapshot. Its name and protection stay as they are.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Link {
+    /// Which one.
+    pub snapshot: String,
+    /// The snapshot it builds on; none for a root.
+    pub parent: Option<String>,
+    /// Size in bytes, if it is to change. What the layer holds behind the smaller size goes.
+    pub size: Option<u64>,
+    /// Taken by a person, not by the system.
+    pub user_created: bool,
+    /// Its owner has no more use for it.
+    pub retired: bool,
+    /// Creation time, nanoseconds since the Unix epoch.
+    pub created_ns: u64,
+    /// All its labels.
+    pub labels: Labels,
+}
 
 /// What a snapshot becomes.
 #[derive(Debug)]

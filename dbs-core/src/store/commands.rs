@@ -1,18 +1,15 @@
 //! Commands on volumes and snapshots. Each is durable when it returns, and after a crash wholly
 //! done or not at all.
 
+use super::facts::{snapshot_info, spec_of, volume_info};
 use super::identity::{as_uuid, uuid_text};
 use super::{Hold, Inner, SnapshotOptions, Store, still_named};
 use crate::error::{Error, Result};
-use crate::format::labels;
-use crate::format::slots::{
-    SNAPSHOT_PROTECTED, SNAPSHOT_RETIRED, SNAPSHOT_USER_CREATED, VOLUME_REBUILDING,
-};
 use crate::info::{SnapshotInfo, StoreInfo, Usage, VolumeInfo, VolumeIo};
 use crate::meta::locks::Space;
 use crate::meta::tree::Birth;
-use crate::meta::{Meta, Snapshot};
-use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+use crate::meta::Meta;
+use crate::units::{BLOCK_BYTES, SnapshotId};
 use crate::volume::Volume;
 use std::sync::PoisonError;
 
@@ -463,58 +460,5 @@ pub(super) fn find(meta: &Meta, volume: &str, snapshot: Option<&str>) -> Result<
     match snapshot {
         Some(snapshot) => Ok(meta.find_snapshot(volume, snapshot)?.1),
         None => Ok(meta.volume(meta.find_volume(volume)?).head),
-    }
-}
-
-/// `volume`, `volume@snapshot`, or `(hidden)`.
-pub(super) fn spec_of(meta: &Meta, snapshot: &Snapshot) -> String {
-    if !snapshot.live() {
-        return "(hidden)".to_owned();
-    }
-    let volume = &meta.volume(snapshot.volume).name;
-    if snapshot.head() { volume.clone() } else { format!("{volume}@{}", snapshot.name) }
-}
-
-fn parent_of(meta: &Meta, snapshot: &Snapshot) -> Option<String> {
-    (!snapshot.parent.is_none()).then(|| spec_of(meta, meta.snapshot(snapshot.parent)))
-}
-
-/// What is known of a volume, but for its usage.
-pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
-    let volume = meta.volume(id);
-    let foreign = meta.chain(volume.head).find(|at| meta.snapshot(*at).volume != id);
-    VolumeInfo {
-        name: volume.name.clone(),
-        uuid: uuid_text(&volume.uuid),
-        size: volume.size,
-        created_ns: volume.created_ns,
-        parent: parent_of(meta, meta.snapshot(volume.head)),
-        origin: foreign.map(|at| spec_of(meta, meta.snapshot(at))),
-        snapshots: volume.snapshots.len() as u64,
-        depth: meta.depth(volume.head),
-        open: meta.is_open(id),
-        rebuilding: volume.flags & VOLUME_REBUILDING != 0,
-        revision: volume.revision,
-        usage: Usage::default(),
-    }
-}
-
-/// What is known of a snapshot, but for its usage.
-pub(crate) fn snapshot_info(meta: &Meta, id: SnapshotId) -> SnapshotInfo {
-    let snapshot = meta.snapshot(id);
-    let children = snapshot.children.iter();
-    SnapshotInfo {
-        volume: meta.volume(snapshot.volume).name.clone(),
-        name: snapshot.name.clone(),
-        uuid: uuid_text(&snapshot.uuid),
-        size: snapshot.size,
-        created_ns: snapshot.created_ns,
-        parent: parent_of(meta, snapshot),
-        children: children.map(|child| spec_of(meta, meta.snapshot(SnapshotId(*child)))).collect(),
-        protected: snapshot.flags & SNAPSHOT_PROTECTED != 0,
-        user_created: snapshot.flags & SNAPSHOT_USER_CREATED != 0,
-        retired: snapshot.flags & SNAPSHOT_RETIRED != 0,
-        labels: labels::decode(&snapshot.labels).unwrap_or_default(),
-        usage: Usage::default(),
     }
 }

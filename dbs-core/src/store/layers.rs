@@ -1,7 +1,7 @@
 //! The layers of a volume, one by one.
 
 use super::Store;
-use super::commands::spec_of;
+use super::facts::spec_of;
 use super::identity::uuid_text;
 use crate::error::Result;
 use crate::format::labels;

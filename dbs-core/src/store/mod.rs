@@ -4,10 +4,11 @@ mod aside;
 mod ask;
 mod attributes;
 mod check;
-pub(crate) mod commands;
+mod commands;
 mod commit;
 mod diff;
 mod dump;
+pub(crate) mod facts;
 mod heal;
 mod housekeep;
 mod identity;
@@ -30,8 +31,12 @@ mod sums;
 mod watch;
 mod work;
 
+pub use crate::format::InitOptions;
+#[doc(hidden)]
+pub use crate::io::env::Env;
+pub use crate::io::open::IoDriver;
+pub use crate::meta::relink::Link;
 pub use identity::{is_same_place, parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};
-pub use rebuild::Link;
 pub use repair::{OpenRepair, Repair, RepairOptions};
 
 use crate::error::{Error, Result};
@@ -48,55 +53,6 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-
-/// How to format a store.
-#[derive(Debug, Clone)]
-pub struct InitOptions {
-    /// Size in bytes; required for a new file, for a device or an existing file its own size.
-    pub size: Option<u64>,
-    /// Extent size in bytes, a power of two from 64 KiB to 4 MiB.
-    pub extent_size: u64,
-    /// Volume table capacity; by default chosen by size.
-    pub max_volumes: Option<u32>,
-    /// Snapshot table capacity (heads included); by default chosen by size.
-    pub max_snapshots: Option<u32>,
-    /// Journal size in bytes; by default chosen by size.
-    pub journal_size: Option<u64>,
-    /// Size the store can grow to; by default 16 times its size, at most 64 TiB or its size.
-    pub max_size: Option<u64>,
-    /// Keep a checksum of each block of data, and compare it at each read: by default. It cannot be
-    /// changed later.
-    pub checksums: bool,
-    /// Format even over a known signature (never a mounted device or an open store).
-    pub force: bool,
-}
-
-impl Default for InitOptions {
-    fn default() -> Self {
-        Self {
-            size: None,
-            extent_size: 1 << 20,
-            max_volumes: None,
-            max_snapshots: None,
-            journal_size: None,
-            max_size: None,
-            checksums: true,
-            force: false,
-        }
-    }
-}
-
-/// Which I/O driver to use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum IoDriver {
-    /// io_uring where the kernel allows it, else `pread`.
-    #[default]
-    Auto,
-    /// io_uring with `O_DIRECT`.
-    Uring,
-    /// `pread`/`pwrite`, with `O_DIRECT` where the file system allows it.
-    Pread,
-}
 
 /// Where the tail lives.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -141,17 +97,6 @@ impl OpenOptions {
             format_size(SUMS_CACHE_MIN_BYTES)
         )))
     }
-}
-
-/// Source of time and identity, so that a simulation can repeat itself.
-#[doc(hidden)]
-pub trait Env: Send + Sync {
-    /// Nanoseconds since the Unix epoch.
-    fn now_ns(&self) -> u64;
-    /// 16 random bytes.
-    fn random(&self) -> [u8; 16];
-    /// Identity of this boot.
-    fn boot_id(&self) -> [u8; 16];
 }
 
 /// What a snapshot is created with.

@@ -1,33 +1,15 @@
 //! The tree of a volume that is being rebuilt. Its layers are written by [`crate::volume::Layer`].
 
-use super::commands::snapshot_info;
+use super::facts::snapshot_info;
 use super::{Inner, SnapshotOptions, Store};
 use crate::error::Result;
-use crate::info::{Labels, SnapshotInfo};
+use crate::info::SnapshotInfo;
 use crate::limits::EXTENTS_PER_STEP;
 use crate::meta::locks::Space;
+use crate::meta::relink::Link;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
 use std::sync::PoisonError;
-
-/// What [`Store::relink`] makes of a snapshot. Its name and protection stay as they are.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Link {
-    /// Which one.
-    pub snapshot: String,
-    /// The snapshot it builds on; none for a root.
-    pub parent: Option<String>,
-    /// Size in bytes, if it is to change. What the layer holds behind the smaller size goes.
-    pub size: Option<u64>,
-    /// Taken by a person, not by the system.
-    pub user_created: bool,
-    /// Its owner has no more use for it.
-    pub retired: bool,
-    /// Creation time, nanoseconds since the Unix epoch.
-    pub created_ns: u64,
-    /// All its labels.
-    pub labels: Labels,
-}
 
 impl Store {
     /// Adds an empty snapshot of `size` bytes to a volume that is being rebuilt. It has no parent,

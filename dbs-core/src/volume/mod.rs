@@ -24,7 +24,6 @@ mod many;
 mod observer;
 mod read;
 mod request;
-mod sums;
 mod trim;
 mod zero;
 

@@ -7,7 +7,7 @@ use crate::format::slots::SNAPSHOT_RETIRED;
 use crate::info::{MapRange, SnapshotInfo, VolumeInfo};
 use crate::meta::usage::Ranges;
 use crate::meta::{Meta, names};
-use crate::store::commands::{snapshot_info, volume_info};
+use crate::store::facts::{snapshot_info, volume_info};
 use crate::store::{Inner, Store};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
 use std::fmt;

@@ -2,7 +2,8 @@
 //! device, the caller does that I/O in its own way, and a second step ends the request. Each step
 //! takes the metadata lock once. The blocking calls of [`Volume`] are made of the same steps.
 
-use super::sums::Sums;
+mod sums;
+
 use super::{Handle, Volume, blocks_of, is_whole};
 use crate::error::{Error, Result};
 use crate::limits::EXTENTS_PER_WRITE;
@@ -13,6 +14,7 @@ use crate::units::BLOCK_BYTES;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use sums::Sums;
 
 /// A part of a request: contiguous on the device and in the caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

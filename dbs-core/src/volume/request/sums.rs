@@ -1,23 +1,24 @@
 //! Checksums of one read or write under way: taken from its bytes without a lock, and compared or
 //! recorded with the metadata lock that its end takes anyway.
 
-use super::{Request, Segment, Volume};
+use super::{Request, Segment};
 use crate::error::Result;
 use crate::format::sums::{Stored, decode, sum};
 use crate::meta::Meta;
 use crate::meta::plan::{ReadPiece, WritePiece};
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
+use crate::volume::Volume;
 
 /// What a request knows of checksums; it stays empty in a store without them.
 #[derive(Default)]
-pub(super) struct Sums {
+pub(in crate::volume) struct Sums {
     /// Of a write, how many of its pieces are claimed.
     claimed: usize,
     /// Of all blocks of a sealed write, or of a read, in their order.
     taken: Vec<u32>,
     /// Those of a write were taken.
-    pub(super) sealed: bool,
+    pub(in crate::volume) sealed: bool,
     /// Pages that a read fetches beside its data, which nobody else does: each and where it is.
     beside: Vec<(u32, u64)>,
     /// What they are marked with.
@@ -48,7 +49,7 @@ impl Request {
     }
 
     /// Takes the checksums of what was read into `buf`.
-    pub(super) fn take_read_sums(&mut self, buf: &[u8]) {
+    pub(in crate::volume) fn take_read_sums(&mut self, buf: &[u8]) {
         self.sums.taken.clear();
         let data = self.segments.len() - self.sums.beside.len();
         for segment in &self.segments[..data] {
@@ -58,7 +59,7 @@ impl Request {
     }
 
     /// Whether what was read under the fence number `fence` is what is known of it.
-    pub(super) fn check_sums(&self, meta: &mut Meta, fence: u64) -> bool {
+    pub(in crate::volume) fn check_sums(&self, meta: &mut Meta, fence: u64) -> bool {
         let Some(sums) = &mut meta.sums else { return true };
         let mut rest = &self.sums.taken[..];
         let good = self.segments.iter().all(|segment| {
@@ -72,7 +73,7 @@ impl Request {
     }
 
     /// Whether the checksums of what is to be read are in memory.
-    pub(super) fn knows_sums(&self, meta: &mut Meta) -> bool {
+    pub(in crate::volume) fn knows_sums(&self, meta: &mut Meta) -> bool {
         let Some(sums) = &mut meta.sums else { return true };
         let known = |piece: &ReadPiece| match piece.address {
             Some(address) => sums.knows(address, piece.blocks as usize),
@@ -83,7 +84,7 @@ impl Request {
 
     /// Begins to fetch the pages that are missing for what is to be read; `false` if somebody who may
     /// wait is to do it.
-    pub(super) fn start_beside(&mut self, meta: &mut Meta) -> bool {
+    pub(in crate::volume) fn start_beside(&mut self, meta: &mut Meta) -> bool {
         let (geometry, uuid) = (meta.geometry, meta.uuid);
         let Some(sums) = &mut meta.sums else { return true };
         let pages = |piece: &ReadPiece| {
@@ -104,7 +105,7 @@ impl Request {
     }
 
     /// Lays out the pages fetched beside `length` bytes of data: behind them.
-    pub(super) fn lay_out_beside(&mut self, length: u64) {
+    pub(in crate::volume) fn lay_out_beside(&mut self, length: u64) {
         let mut start = length as usize;
         for (_, device) in &self.sums.beside {
             let length = BLOCK_BYTES as usize;
@@ -114,7 +115,7 @@ impl Request {
     }
 
     /// What the pages say that were fetched.
-    pub(super) fn stored_beside(&self, buf: &[u8]) -> Vec<Stored> {
+    pub(in crate::volume) fn stored_beside(&self, buf: &[u8]) -> Vec<Stored> {
         let count = self.sums.beside.len();
         let segments = &self.segments[self.segments.len() - count..];
         let parts = self.sums.beside.iter().zip(segments);
@@ -126,7 +127,7 @@ impl Request {
     }
 
     /// Ends the fetching of pages, with what they say, or without.
-    pub(super) fn end_beside(&mut self, meta: &mut Meta, stored: &[Stored]) {
+    pub(in crate::volume) fn end_beside(&mut self, meta: &mut Meta, stored: &[Stored]) {
         let beside = std::mem::take(&mut self.sums.beside);
         self.segments.truncate(self.segments.len() - beside.len());
         let fence = meta.fence.next();
@@ -142,7 +143,7 @@ impl Request {
 
     /// Claims all blocks of a planned write, or none of them.
     #[inline]
-    pub(super) fn try_claim(&mut self, meta: &mut Meta) -> bool {
+    pub(in crate::volume) fn try_claim(&mut self, meta: &mut Meta) -> bool {
         let Some(sums) = &mut meta.sums else { return true };
         let mut free =
             |piece: &WritePiece| sums.claim(piece.address, piece.blocks.len(), false).is_ok();
@@ -158,7 +159,7 @@ impl Request {
     }
 
     /// Gives claimed blocks back that nobody wrote to.
-    pub(super) fn unclaim(&mut self) {
+    pub(in crate::volume) fn unclaim(&mut self) {
         let claimed = std::mem::take(&mut self.sums.claimed);
         let Some(running) = &self.running else { return };
         if let Some(sums) = &mut running.handle.store.meta().sums {
@@ -169,7 +170,7 @@ impl Request {
     }
 
     /// Gives claimed blocks back; `written` says that they hold what was sealed.
-    pub(super) fn end_claims(&mut self, meta: &mut Meta, written: bool) {
+    pub(in crate::volume) fn end_claims(&mut self, meta: &mut Meta, written: bool) {
         let claimed = std::mem::take(&mut self.sums.claimed);
         let fence = meta.fence.next();
         let Some(sums) = &mut meta.sums else { return };
@@ -192,7 +193,7 @@ impl Request {
 
 impl Volume {
     /// Claims the blocks of a planned write, waiting for what that takes.
-    pub(super) fn claim(&self, request: &mut Request) -> Result<()> {
+    pub(in crate::volume) fn claim(&self, request: &mut Request) -> Result<()> {
         if !self.store().has_sums {
             return Ok(());
         }

@@ -1,0 +1,63 @@
+//! What is known of volumes and snapshots, from the metadata.
+
+use super::identity::uuid_text;
+use crate::format::labels;
+use crate::format::slots::{
+    SNAPSHOT_PROTECTED, SNAPSHOT_RETIRED, SNAPSHOT_USER_CREATED, VOLUME_REBUILDING,
+};
+use crate::info::{SnapshotInfo, Usage, VolumeInfo};
+use crate::meta::{Meta, Snapshot};
+use crate::units::{SnapshotId, VolumeId};
+
+/// `volume`, `volume@snapshot`, or `(hidden)`.
+pub(super) fn spec_of(meta: &Meta, snapshot: &Snapshot) -> String {
+    if !snapshot.live() {
+        return "(hidden)".to_owned();
+    }
+    let volume = &meta.volume(snapshot.volume).name;
+    if snapshot.head() { volume.clone() } else { format!("{volume}@{}", snapshot.name) }
+}
+
+fn parent_of(meta: &Meta, snapshot: &Snapshot) -> Option<String> {
+    (!snapshot.parent.is_none()).then(|| spec_of(meta, meta.snapshot(snapshot.parent)))
+}
+
+/// What is known of a volume, but for its usage.
+pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
+    let volume = meta.volume(id);
+    let foreign = meta.chain(volume.head).find(|at| meta.snapshot(*at).volume != id);
+    VolumeInfo {
+        name: volume.name.clone(),
+        uuid: uuid_text(&volume.uuid),
+        size: volume.size,
+        created_ns: volume.created_ns,
+        parent: parent_of(meta, meta.snapshot(volume.head)),
+        origin: foreign.map(|at| spec_of(meta, meta.snapshot(at))),
+        snapshots: volume.snapshots.len() as u64,
+        depth: meta.depth(volume.head),
+        open: meta.is_open(id),
+        rebuilding: volume.flags & VOLUME_REBUILDING != 0,
+        revision: volume.revision,
+        usage: Usage::default(),
+    }
+}
+
+/// What is known of a snapshot, but for its usage.
+pub(crate) fn snapshot_info(meta: &Meta, id: SnapshotId) -> SnapshotInfo {
+    let snapshot = meta.snapshot(id);
+    let children = snapshot.children.iter();
+    SnapshotInfo {
+        volume: meta.volume(snapshot.volume).name.clone(),
+        name: snapshot.name.clone(),
+        uuid: uuid_text(&snapshot.uuid),
+        size: snapshot.size,
+        created_ns: snapshot.created_ns,
+        parent: parent_of(meta, snapshot),
+        children: children.map(|child| spec_of(meta, meta.snapshot(SnapshotId(*child)))).collect(),
+        protected: snapshot.flags & SNAPSHOT_PROTECTED != 0,
+        user_created: snapshot.flags & SNAPSHOT_USER_CREATED != 0,
+        retired: snapshot.flags & SNAPSHOT_RETIRED != 0,
+        labels: labels::decode(&snapshot.labels).unwrap_or_default(),
+        usage: Usage::default(),
+    }
+}
