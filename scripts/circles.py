@@ -2,7 +2,7 @@
 """circles.py [CRATE...]: modules of a crate that import each other in a circle, of every crate or of the named folders.
 
 An import is a `use`, or a path in the code. What a module takes from one that it is inside of does not count: a parent and
-its children are one part, and a child adds methods to its parent's types. Tests inside a file are left out.
+its children are one part, and a child adds methods to its parent's types. Tests inside a file are left out. Exit code 1 if there is a circle.
 """
 
 import doctest
@@ -10,9 +10,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-
-# Crates that have circles, which are only listed; in all others a circle is a failure.
-WITH = ("dbs-reactor",)
 
 
 def leaves(tree: str) -> list[str]:
@@ -137,7 +134,7 @@ def main() -> int:
     for folder in folders:
         crate = Crate(root / folder)
         for circle in crate.circles():
-            failed |= bool(named) or folder not in WITH
+            failed = True
             print(f"{folder}: a circle of {len(circle)} modules")
             for module in circle:
                 for to in sorted(crate.edges[module] & set(circle)):

@@ -3,9 +3,10 @@
 
 use super::batch::Batch;
 use super::buffer::Buf;
-use super::handler::{Bytes, Done, Segment, Targets};
+use super::done::{Bytes, Done};
 use super::interpose::Interpose;
 use super::shared::Payload;
+use super::targets::{Segment, Targets};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll as Instance, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::EventFd;

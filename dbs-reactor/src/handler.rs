@@ -5,7 +5,7 @@ use super::buffer::{Buf, Buffers};
 use super::epoll::Epoll;
 use super::interpose::Interpose;
 use super::shared::Payload;
-use super::slab::Slab;
+use super::targets::{File, Segment, Socket};
 use super::ublk::{UblkQueue, UblkRequest};
 use super::uring::Uring;
 use nix::sys::eventfd::EventFd;
@@ -53,34 +53,6 @@ impl Default for Options {
             interposer: None,
         }
     }
-}
-
-/// A socket of a reactor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Socket(pub(crate) u32);
-
-#[cfg(feature = "testing")]
-impl Socket {
-    /// The socket of no reactor, for code that is run without one.
-    #[must_use]
-    pub const fn nowhere() -> Self {
-        Self(u32::MAX)
-    }
-}
-
-/// A file or block device of a reactor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct File(pub(crate) u32);
-
-/// A part of a transfer between a buffer and a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// Byte offset in the file.
-    pub offset: u64,
-    /// First byte in the buffer.
-    pub start: usize,
-    /// Length in bytes, not 0.
-    pub len: usize,
 }
 
 /// A server, as its reactor sees it. Methods are called when an operation with that tag has ended
@@ -153,44 +125,6 @@ pub struct Io {
 pub(crate) enum Backend {
     Uring(Box<Uring>),
     Epoll(Box<Epoll>),
-}
-
-/// An operation that has ended.
-pub(crate) enum Done {
-    Received {
-        tag: u64,
-        result: io::Result<Bytes>,
-    },
-    Filled {
-        tag: u64,
-        buf: Buf,
-        result: io::Result<()>,
-    },
-    Sent {
-        tag: u64,
-        batch: Batch,
-        result: io::Result<()>,
-    },
-    Moved {
-        tag: u64,
-        buf: Buf,
-        result: io::Result<()>,
-    },
-    Fetched {
-        queue: UblkQueue,
-        tag: u16,
-        result: io::Result<UblkRequest>,
-    },
-    /// Only the end of a wait.
-    Woken,
-}
-
-/// Bytes received, in memory of the driver until they are given back.
-pub(crate) struct Bytes {
-    pub ptr: *const u8,
-    pub len: usize,
-    /// For the driver.
-    pub id: u16,
 }
 
 /// Calls the method of whichever driver is in use.
@@ -376,6 +310,3 @@ impl Io {
         self.stopping = true;
     }
 }
-
-/// Descriptors of a driver.
-pub(crate) type Targets = Slab<OwnedFd>;

@@ -66,21 +66,24 @@
 
 mod batch;
 mod buffer;
+mod done;
 mod epoll;
 mod handler;
 mod interpose;
 mod shared;
 mod slab;
+mod targets;
 mod thread;
 pub mod ublk;
 mod uring;
 
 pub use batch::Batch;
 pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
-pub use handler::{Driver, File, Handler, Io, Options, Segment, Socket};
+pub use handler::{Driver, Handler, Io, Options};
 pub use interpose::{Fate, Interpose, Part};
 pub use shared::{Payload, SharedBuf};
 pub use slab::Slab;
+pub use targets::{File, Segment, Socket};
 #[cfg(feature = "testing")]
 pub use thread::Local;
 pub use thread::{Remote, Thread, spawn};

@@ -1,7 +1,8 @@
 //! The thread of a reactor, and how others reach it.
 #![allow(unsafe_code)]
 
-use super::handler::{Backend, Done, Handler, Io, Options, backend};
+use super::done::Done;
+use super::handler::{Backend, Handler, Io, Options, backend};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

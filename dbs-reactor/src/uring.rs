@@ -7,10 +7,11 @@
 
 use super::batch::{Batch, Sending};
 use super::buffer::Buf;
-use super::handler::{Bytes, Done, Segment, Targets};
+use super::done::{Bytes, Done};
 use super::interpose::Interpose;
 use super::shared::Payload;
 use super::slab::Slab;
+use super::targets::{Segment, Targets};
 use super::ublk::Mapped;
 use io_uring::types::{Fd, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};

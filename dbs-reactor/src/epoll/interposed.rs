@@ -1,8 +1,8 @@
 //! Transfers that somebody in between delays, shortens or lets fail.
 
 use super::{Job, Move};
-use crate::handler::Segment;
 use crate::interpose::{Interpose, Part};
+use crate::targets::Segment;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::thread;

@@ -1,7 +1,7 @@
 //! One queue of a device: the requests its users make, as the kernel shows them.
 
 use super::abi::{IoCommand, RawRequest, SECTOR_BYTES, io_command};
-use crate::handler::File;
+use crate::targets::File;
 use io_uring::squeue::Entry;
 use io_uring::{opcode, types};
 use memmap2::{MmapOptions, MmapRaw};

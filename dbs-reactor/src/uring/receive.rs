@@ -2,7 +2,7 @@
 
 use super::{GROUP, RECEIVE_BYTES};
 use crate::buffer::{BUFFER_ALIGN, Buf, Buffers};
-use crate::handler::Bytes;
+use crate::done::Bytes;
 use io_uring::IoUring;
 use io_uring::types::BufRingEntry;
 use std::io;

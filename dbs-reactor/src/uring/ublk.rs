@@ -1,7 +1,7 @@
 //! Queues of ublk devices on the ring: each tag is with the kernel until it has a request for it.
 
 use super::Uring;
-use crate::handler::Done;
+use crate::done::Done;
 use crate::ublk::{Mapped, UblkQueue};
 use io_uring::types::Fd;
 use io_uring::{cqueue, squeue};
