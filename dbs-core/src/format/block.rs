@@ -1,6 +1,7 @@
 //! The metadata block: 4 KiB with a header that proves what it is, where it belongs and when it
 //! was written. Everything but the superblock lives in such blocks.
 
+use super::crc::{crc32c, crc32c_append};
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -113,7 +114,7 @@ pub fn seal(
         extra,
     };
     block[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-    let crc = crc32c::crc32c(block);
+    let crc = crc32c(block);
     block[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
@@ -158,9 +159,9 @@ pub fn is_blank(bytes: &[u8]) -> bool {
 }
 
 fn checksum(block: &[u8]) -> u32 {
-    let crc = crc32c::crc32c(&block[..4]);
-    let crc = crc32c::crc32c_append(crc, &[0; 4]);
-    crc32c::crc32c_append(crc, &block[8..])
+    let crc = crc32c(&block[..4]);
+    let crc = crc32c_append(crc, &[0; 4]);
+    crc32c_append(crc, &block[8..])
 }
 
 #[cfg(test)]

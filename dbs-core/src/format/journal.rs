@@ -4,6 +4,7 @@
 //! is not given up as torn when it is damaged.
 
 use super::block::{self, BLOCK, BlockFault, BlockHeader, BlockKind, HEADER_BYTES};
+use super::crc::{crc32c, crc32c_append};
 use crate::limits::SEQUENCE_MAX;
 use crate::sabotage::{self, Bug};
 use std::collections::BTreeMap;
@@ -137,7 +138,7 @@ pub fn encode_to(
 ) {
     let count = blocks_for(payload.len());
     debug_assert_eq!(out.len(), count as usize * BLOCK);
-    let crc = crc32c::crc32c(payload);
+    let crc = crc32c(payload);
     for (index, block) in out.chunks_exact_mut(BLOCK).enumerate() {
         let start = index * GROUP_BLOCK_BYTES;
         let end = (start + GROUP_BLOCK_BYTES).min(payload.len());
@@ -176,7 +177,7 @@ fn gather(block: &[u8]) -> Vec<u8> {
 
 fn stamp(sector: &mut [u8], sequence: u64) {
     let (content, end) = sector.split_at_mut(CONTENT);
-    let crc = crc32c::crc32c_append(crc32c::crc32c(content), &(sequence as u32).to_le_bytes());
+    let crc = crc32c_append(crc32c(content), &(sequence as u32).to_le_bytes());
     let stamp = Stamp { sequence: (sequence as u32).into(), crc: crc.into() };
     end.copy_from_slice(stamp.as_bytes());
 }
@@ -184,7 +185,7 @@ fn stamp(sector: &mut [u8], sequence: u64) {
 /// The sequence a sector is stamped with; `None` if the sector is broken.
 fn stamped(sector: &[u8]) -> Option<u32> {
     let (stamp, end) = Stamp::read_from_suffix(sector).map(|(rest, stamp)| (stamp, rest)).ok()?;
-    let crc = crc32c::crc32c_append(crc32c::crc32c(end), stamp.sequence.as_bytes());
+    let crc = crc32c_append(crc32c(end), stamp.sequence.as_bytes());
     (crc == stamp.crc.get()).then_some(stamp.sequence.get())
 }
 
@@ -293,7 +294,7 @@ fn assemble(
         payload.extend_from_slice(&gather(&ring[(position + index) * BLOCK..][..BLOCK]));
     }
     payload.truncate(bytes);
-    if crc32c::crc32c(&payload) != first.crc.get() && !careless {
+    if crc32c(&payload) != first.crc.get() && !careless {
         return None;
     }
     let session = first.session.get();

@@ -1,6 +1,7 @@
 //! The superblock: identity, geometry, feature masks. Three copies: at 0, at 4096, and in the
 //! store's last block; the valid one with the highest sequence counts.
 
+use super::crc::crc32c;
 use super::geometry::{Geometry, REGION_KINDS, Region, RegionKind};
 use crate::error::{Error, Result};
 use crate::limits::SEQUENCE_MAX;
@@ -188,7 +189,7 @@ impl Superblock {
             reserved1: [0; 3552],
         };
         let mut block = bytes.as_bytes().to_vec();
-        let crc = crc32c::crc32c(&block);
+        let crc = crc32c(&block);
         block[12..16].copy_from_slice(&crc.to_le_bytes());
         block
     }
@@ -199,7 +200,7 @@ impl Superblock {
         let bytes = SuperblockBytes::read_from_bytes(block).ok()?;
         let mut zeroed = block.to_vec();
         zeroed[12..16].fill(0);
-        let proven = bytes.magic == MAGIC && crc32c::crc32c(&zeroed) == bytes.crc.get();
+        let proven = bytes.magic == MAGIC && crc32c(&zeroed) == bytes.crc.get();
         proven.then(|| Claim {
             uuid: bytes.uuid,
             identity: bytes.given().unwrap_or(bytes.uuid),
@@ -237,7 +238,7 @@ impl Superblock {
         }
         let mut zeroed = block.to_vec();
         zeroed[12..16].fill(0);
-        if crc32c::crc32c(&zeroed) != bytes.crc.get() {
+        if crc32c(&zeroed) != bytes.crc.get() {
             return Err(Error::corrupt("superblock: checksum mismatch"));
         }
         if bytes.address.get() != address {
@@ -321,7 +322,7 @@ mod tests {
         assert_eq!(Superblock::decode(&block, 4096).unwrap(), superblock);
         change(&mut block);
         block[12..16].fill(0);
-        let crc = crc32c::crc32c(&block);
+        let crc = crc32c(&block);
         block[12..16].copy_from_slice(&crc.to_le_bytes());
         block
     }

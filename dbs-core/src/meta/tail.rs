@@ -1,6 +1,7 @@
 //! The tail: records acknowledged but not yet in a durable commit group, in memory that survives
 //! the process. Two halves: one for the group being committed, one for the next.
 
+use crate::format::crc::crc32c;
 use crate::io::TailMemory;
 use crate::sabotage::{self, Bug};
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -58,7 +59,7 @@ impl Tail {
         bytes[8..24].copy_from_slice(&key.store);
         bytes[24..40].copy_from_slice(&key.boot);
         bytes[40..48].copy_from_slice(&key.session.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[8..48]);
+        let crc = crc32c(&bytes[8..48]);
         bytes[48..52].copy_from_slice(&crc.to_le_bytes());
         compiler_fence(Ordering::SeqCst);
         bytes[..8].copy_from_slice(&MAGIC);
@@ -108,7 +109,7 @@ impl Tail {
             return false;
         }
         room[..4].copy_from_slice(&(records.len() as u32).to_le_bytes());
-        room[4..8].copy_from_slice(&crc32c::crc32c(records).to_le_bytes());
+        room[4..8].copy_from_slice(&crc32c(records).to_le_bytes());
         room[FRAME_BYTES..][..records.len()].copy_from_slice(records);
         self.used += FRAME_BYTES + records.len();
         // Published last: a process killed in between leaves the shorter, valid tail.
@@ -144,7 +145,7 @@ impl Tail {
 pub fn replay(memory: &mut dyn TailMemory, key: &TailKey, durable: u64) -> Option<Vec<Vec<u8>>> {
     let bytes = memory.bytes_mut();
     let crc = u32::from_le_bytes(bytes[48..52].try_into().ok()?);
-    if bytes[..8] != MAGIC || crc32c::crc32c(&bytes[8..48]) != crc {
+    if bytes[..8] != MAGIC || crc32c(&bytes[8..48]) != crc {
         return None;
     }
     let session = u64::from_le_bytes(bytes[40..48].try_into().ok()?);
@@ -165,7 +166,7 @@ pub fn replay(memory: &mut dyn TailMemory, key: &TailKey, durable: u64) -> Optio
             let length = u32::from_le_bytes(head[..4].try_into().ok()?) as usize;
             let crc = u32::from_le_bytes(head[4..].try_into().ok()?);
             let (records, next) = body.split_at_checked(length)?;
-            if crc32c::crc32c(records) != crc {
+            if crc32c(records) != crc {
                 return None;
             }
             batches.push(records.to_vec());

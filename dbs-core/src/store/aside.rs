@@ -7,6 +7,7 @@
 use super::open::write_superblock;
 use super::recover;
 use crate::error::{Error, Result};
+use crate::format::crc::{crc32c, crc32c_append};
 use crate::format::superblock::{Claim, INCOMPAT_REPAIRING, Superblock};
 use crate::format::{RegionKind, block};
 use crate::io::Storage;
@@ -79,7 +80,7 @@ impl Header {
             VERSION_1 => size_of::<Self>() - size_of::<After>(),
             _ => size_of::<Self>(),
         };
-        crc32c::crc32c(&bare.as_bytes()[..length])
+        crc32c(&bare.as_bytes()[..length])
     }
 
     fn ranges(&self) -> &[Saved] {
@@ -123,7 +124,7 @@ pub(super) fn save(
                     bytes[block as usize..][..known.len()].copy_from_slice(known);
                 }
             }
-            crc = crc32c::crc32c_append(crc, &bytes);
+            crc = crc32c_append(crc, &bytes);
             if bytes.iter().any(|byte| *byte != 0) {
                 file.write_all_at(&bytes, at + (part.start - range.start))?;
             }
@@ -286,7 +287,7 @@ fn verify(header: &Header, file: &File) -> Result<()> {
         each_step(&(at..at + saved.length.get()), |part| {
             let mut bytes = vec![0; (part.end - part.start) as usize];
             file.read_exact_at(&mut bytes, part.start)?;
-            crc = crc32c::crc32c_append(crc, &bytes);
+            crc = crc32c_append(crc, &bytes);
             Ok(())
         })
         .map_err(|error| Error::io(error, "reading the saved metadata failed"))?;

@@ -12,6 +12,7 @@ mod plant;
 mod repairs;
 
 use common::{BLOCK, FixedEnv, Mem, SIZE, contents, fill, init, open, pattern};
+use dbs_core::format::crc::crc32c;
 use dbs_core::format::{BlockKind, Record, block, journal, record, slots};
 use dbs_core::info::{CheckReport, Severity};
 use dbs_core::io::Storage;
@@ -330,7 +331,7 @@ impl Attacker {
                     disk.put(address + 12, &[0; 4]);
                     let mut block = vec![0; BLOCK];
                     disk.read_at(address, &mut block).unwrap();
-                    disk.put(address + 12, &crc32c::crc32c(&block).to_le_bytes());
+                    disk.put(address + 12, &crc32c(&block).to_le_bytes());
                 }
             }
             Hostile::Table(block, at, bytes) => self.reseal(disk, *block, *at as usize, bytes),

@@ -2,6 +2,7 @@
 //! field means can tell.
 
 use crate::common::{BLOCK, Mem, SIZE};
+use dbs_core::format::crc::crc32c;
 use dbs_core::format::{BlockHeader, BlockKind, Record, SnapshotSlot, VolumeSlot, block, journal};
 use dbs_core::format::{slots, superblock};
 use dbs_core::io::Storage;
@@ -68,7 +69,7 @@ impl Plant<'_> {
             let mut bytes = self.get(*at, BLOCK);
             edit(&mut bytes);
             bytes[12..16].fill(0);
-            let crc = crc32c::crc32c(&bytes);
+            let crc = crc32c(&bytes);
             bytes[12..16].copy_from_slice(&crc.to_le_bytes());
             self.disk.put(*at, &bytes);
         }

@@ -1,6 +1,7 @@
 //! Checksums of data: what is found by them, and what must come before what.
 
 use crate::common::{BLOCK, Event, FixedEnv, Mem, SIZE, finish_work, options, pattern};
+use dbs_core::format::crc::crc32c;
 use dbs_core::info::{ScrubReport, Severity};
 use dbs_core::io::{ReadRequest, Storage, WriteRequest};
 use dbs_core::store::SnapshotOptions;
@@ -587,7 +588,7 @@ fn a_store_without_groups_gets_them() {
         assert_eq!(block[INCOMPAT], 4);
         block[INCOMPAT] = 0;
         block[12..16].fill(0);
-        let crc = crc32c::crc32c(&block);
+        let crc = crc32c(&block);
         block[12..16].copy_from_slice(&crc.to_le_bytes());
         disk.write_at(address, &block).unwrap();
     }

@@ -2,6 +2,7 @@
 
 use crate::common::{FixedEnv, Mem, SIZE, contents, dump, fill, finish_work, init, open, pattern};
 use dbs_core::Store;
+use dbs_core::format::crc::crc32c;
 use dbs_core::store::SnapshotOptions;
 use flate2::Compression;
 use flate2::read::GzDecoder;
@@ -44,10 +45,7 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
 /// One line for each volume and snapshot: name, bytes, CRC32C of all of them.
 fn summary(store: &Store) -> String {
     let lines = contents(store);
-    lines
-        .iter()
-        .map(|(spec, b)| format!("{spec} {} {:08x}\n", b.len(), crc32c::crc32c(b)))
-        .collect()
+    lines.iter().map(|(spec, b)| format!("{spec} {} {:08x}\n", b.len(), crc32c(b))).collect()
 }
 
 /// Whether `found` says all that `expected` does; later versions may say more.

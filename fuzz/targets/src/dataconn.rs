@@ -3,6 +3,7 @@
 use crate::input::Input;
 use crate::peers::taken;
 use dbs_frontend::Charge;
+use dbs_core::format::crc::crc32c;
 use dbs_reactor::Batch;
 use longhorn_controller::path::link::{Link, Reply};
 use longhorn_controller::rules::Slot;
@@ -64,11 +65,11 @@ fn request(request: &Request, payload: Option<&[u8]>) -> String {
     let reply: Vec<u8> = batch.slices().flatten().copied().collect();
     let header = Header::decode(&reply[..HEADER_BYTES]).expect("replies are well-formed");
     assert_eq!(header.length as usize, reply.len() - HEADER_BYTES, "a reply of another length");
-    format!("{request:?} {length} {:x}", crc32c::crc32c(payload.unwrap_or_default()))
+    format!("{request:?} {length} {:x}", crc32c(payload.unwrap_or_default()))
 }
 
 fn reply(reply: &Reply, payload: Option<&[u8]>) -> String {
     let payload = payload.unwrap_or_default();
     assert_eq!(payload.len(), reply.payload_bytes(), "a payload of another length");
-    format!("{reply:?} {} {:x}", payload.len(), crc32c::crc32c(payload))
+    format!("{reply:?} {} {:x}", payload.len(), crc32c(payload))
 }

@@ -5,6 +5,7 @@ use crate::input::Input;
 use crate::sample::{End, Sample, contents};
 use dbs_core::Store;
 use dbs_core::format::block::{self, HEADER_BYTES};
+use dbs_core::format::crc::crc32c;
 use dbs_core::format::geometry::SUPERBLOCK_SECOND;
 use dbs_core::format::{BlockKind, RegionKind};
 use dbs_core::io::Storage;
@@ -173,7 +174,7 @@ fn superblock(sample: &Sample, disk: &Disk, input: &mut Input<'_>) {
             block[40..48].copy_from_slice(&address.to_le_bytes());
         }
         block[12..16].fill(0);
-        let crc = crc32c::crc32c(&block);
+        let crc = crc32c(&block);
         block[12..16].copy_from_slice(&crc.to_le_bytes());
         disk.put(address, &block);
     }

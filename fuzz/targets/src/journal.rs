@@ -4,6 +4,7 @@ use crate::disk::Disk;
 use crate::exercise::survive;
 use crate::input::Input;
 use crate::sample::{End, Sample, TAIL, attach};
+use dbs_core::format::crc::crc32c;
 use dbs_core::format::{Record, RegionKind, journal as groups};
 use std::sync::Arc;
 
@@ -78,7 +79,7 @@ fn tail(sample: &Sample, input: &mut Input<'_>) -> Option<Vec<u8>> {
     for _ in 0..count {
         let records = input.bounded(TAIL / 16);
         bytes[at..at + 4].copy_from_slice(&(records.len() as u32).to_le_bytes());
-        bytes[at + 4..at + 8].copy_from_slice(&crc32c::crc32c(records).to_le_bytes());
+        bytes[at + 4..at + 8].copy_from_slice(&crc32c(records).to_le_bytes());
         bytes[at + 8..at + 8 + records.len()].copy_from_slice(records);
         at += 8 + records.len();
     }

@@ -6,6 +6,7 @@ use crate::hostile::Hostile;
 use crate::input::Input;
 use crate::sample::{CONTENT_MAX_BYTES, FixedEnv, open};
 use dbs_core::format::BlockKind;
+use dbs_core::format::crc::crc32c;
 use dbs_core::info::{LostRange, RepairKind, RepairReport};
 use dbs_core::io::TailMemory;
 use dbs_core::store::Repair;
@@ -84,7 +85,7 @@ fn spoil(disk: &Disk, saved: &File, input: &mut Input<'_>) {
     let bytes = input.bytes(SAVED_HEADER.min(at + 8) - at);
     header[at..at + bytes.len()].copy_from_slice(bytes);
     header[SAVED_CRC].fill(0);
-    let crc = crc32c::crc32c(&header);
+    let crc = crc32c(&header);
     header[SAVED_CRC].copy_from_slice(&crc.to_le_bytes());
     saved.write_all_at(&header, 0).unwrap();
     if let Err(error) = Store::undo_repair_on(&copy, saved, false) {

@@ -1,6 +1,7 @@
 //! Small stores with something of everything, that inputs damage.
 
 use crate::disk::Disk;
+use dbs_core::format::crc::crc32c_append;
 use dbs_core::format::{Geometry, Record, RegionKind, Superblock, journal};
 use dbs_core::info::Labels;
 use dbs_core::io::{Storage, TailMemory};
@@ -242,7 +243,7 @@ pub(crate) fn contents(store: &Store) -> Contents {
             let end = open.size().min(CONTENT_MAX_BYTES);
             let crc = (0..end).step_by(buf.len()).try_fold(0, |crc, at| {
                 let part = &mut buf[..(end - at).min(64 << 10) as usize];
-                open.read_at(at, part).map(|()| crc32c::crc32c_append(crc, part))
+                open.read_at(at, part).map(|()| crc32c_append(crc, part))
             });
             if let Ok(crc) = crc {
                 contents.insert(spec, (open.size(), crc));

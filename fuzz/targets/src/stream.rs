@@ -3,6 +3,7 @@
 use crate::input::Input;
 use crate::sample::{End, Sample, open};
 use dbs_core::ErrorKind;
+use dbs_core::format::crc::{crc32c, crc32c_append};
 use dbs_core::info::Severity;
 use dbs_transfer::{pending, receive};
 use std::sync::Arc;
@@ -86,9 +87,9 @@ pub(crate) fn mend(bytes: &mut [u8]) {
     if head.saturating_add(4) > bytes.len() {
         return;
     }
-    let seed = crc32c::crc32c(&bytes[..head]);
+    let seed = crc32c(&bytes[..head]);
     bytes[head..head + 4].copy_from_slice(&seed.to_le_bytes());
-    let mut all = crc32c::crc32c_append(seed, &seed.to_le_bytes());
+    let mut all = crc32c_append(seed, &seed.to_le_bytes());
     let (mut at, mut number, mut data, mut zero) = (head + 4, 0u64, 0u64, 0u64);
     while at + RECORD_BYTES <= bytes.len() {
         let length = u64_at(bytes, at + 24);
@@ -106,9 +107,9 @@ pub(crate) fn mend(bytes: &mut [u8]) {
             bytes[body + 28..end].fill(0);
         }
         bytes[at + 8..at + 16].copy_from_slice(&number.to_le_bytes());
-        let crc = crc32c::crc32c_append(seed, &bytes[at + 4..end]);
+        let crc = crc32c_append(seed, &bytes[at + 4..end]);
         bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
-        all = crc32c::crc32c_append(all, &bytes[at..end]);
+        all = crc32c_append(all, &bytes[at..end]);
         number += 1;
         data = data.wrapping_add(if kind == 1 { length } else { 0 });
         zero = zero.wrapping_add(if kind == 2 { length } else { 0 });

@@ -2,7 +2,7 @@
 
 use super::header::{PREFIX_BYTES, StreamHeader};
 use crate::PIECE_BYTES;
-use crc32c::{crc32c, crc32c_append};
+use dbs_core::format::crc::{crc32c, crc32c_append};
 use dbs_core::units::SECTOR_BYTES;
 use dbs_core::{Error, Result};
 use std::io::{self, Read, Write};

@@ -4,6 +4,7 @@ use super::header::PREFIX_BYTES;
 use super::record::{Decoder, Encoder, Kind, Record};
 use super::*;
 use crate::memory::MemoryStore;
+use dbs_core::format::crc::{crc32c, crc32c_append};
 use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result};
@@ -443,7 +444,7 @@ proptest! {
         let mut bytes = b"DBS-SEND\x01\0\0\0".to_vec();
         bytes.extend((header.len() as u32).to_le_bytes());
         bytes.extend(header.as_bytes());
-        let seed = crc32c::crc32c(&bytes);
+        let seed = crc32c(&bytes);
         bytes.extend(seed.to_le_bytes());
         for (number, (kind, offset, length)) in records.into_iter().enumerate() {
             let mut record = vec![0; 4];
@@ -452,7 +453,7 @@ proptest! {
             record.extend(offset.to_le_bytes());
             record.extend(length.to_le_bytes());
             record.extend(vec![1; if kind == 1 { length.min(20_480) as usize } else { 0 }]);
-            let crc = crc32c::crc32c_append(seed, &record[4..]);
+            let crc = crc32c_append(seed, &record[4..]);
             record[..4].copy_from_slice(&crc.to_le_bytes());
             bytes.extend(record);
         }
