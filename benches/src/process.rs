@@ -1,6 +1,7 @@
 //! Child processes that end with their owner, and an interruption that ends everything.
 
 use crate::Outcome;
+use dbs_server::bench::Cpu;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -8,7 +9,7 @@ use std::fs::{File, read_to_string};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
@@ -21,8 +22,6 @@ const START: Duration = Duration::from_secs(300);
 const END: Duration = Duration::from_secs(120);
 /// Lines of a log that an error shows.
 const LOG_LINES: usize = 5;
-/// Ticks a second in `/proc/PID/stat`: the same on every Linux.
-const TICKS: f64 = 100.0;
 
 static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
@@ -39,6 +38,18 @@ pub fn catch_interrupts() -> Outcome<()> {
         signal_hook::flag::register(signal, Arc::clone(&INTERRUPTED))?;
     }
     Ok(())
+}
+
+/// How a measurement of this name ends its process, with a word about why it failed.
+#[must_use]
+pub fn exit(name: &str, outcome: Outcome<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Fails once the user has asked for the end.
@@ -159,15 +170,9 @@ impl Process {
     /// # Errors
     /// If it is gone.
     pub fn cpu_seconds(&self) -> Outcome<f64> {
-        let stat = read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name in brackets may hold spaces; user and system time are fields 14 and 15.
-        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let ticks: Vec<f64> =
-            fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse().ok()).collect();
-        match ticks[..] {
-            [user, system] => Ok((user + system) / TICKS),
-            _ => Err(format!("no CPU time of {}", self.name).into()),
-        }
+        let used = Cpu::of(self.child.id()).and_then(|cpu| cpu.used());
+        let used = used.ok_or_else(|| format!("no CPU time of {}", self.name))?;
+        Ok(used.as_secs_f64())
     }
 
     /// Bytes of memory it holds now.

@@ -1,6 +1,7 @@
 //! Markdown tables, and figures in them.
 
 use crate::Outcome;
+use serde::Serialize;
 use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
@@ -49,6 +50,15 @@ fn replace_between(document: &str, mark: &str, text: &str) -> Option<String> {
     let (before, rest) = document.split_once(&begin)?;
     let (_, after) = rest.split_once(&end)?;
     Some(format!("{before}{begin}\n{}\n\n{end}{after}", text.trim()))
+}
+
+/// Writes what was measured, run by run, as JSON.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_json(path: &Path, runs: &impl Serialize) -> Outcome<()> {
+    let text = serde_json::to_string_pretty(runs)?;
+    Ok(std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?)
 }
 
 /// Puts a text into a document, between its marks.

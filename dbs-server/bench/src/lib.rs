@@ -28,7 +28,7 @@ pub use catalog::{
 };
 pub use cpu::Cpu;
 pub use histogram::Histogram;
-pub use load::{Load, Outcome, Queue, Subject};
+pub use load::{Load, Outcome, Queue, Subject, run};
 pub use report::{CpuOf, Latency, Measurement, Report, Target, TargetKind};
 pub use runner::{Ground, LENGTH_MIN_BYTES, Moment, Options, Room, Runner};
 pub use subjects::{DeviceSubject, NbdSubject, VolumeSubject};

@@ -80,6 +80,8 @@ pub struct Load {
     pub length: u64,
     /// How long; without, until each place had its request.
     pub time: Option<Duration>,
+    /// Of a pattern that gives each place one request: how many places, if not all.
+    pub most: Option<u64>,
     /// Of offsets and contents.
     pub seed: u64,
 }
@@ -106,7 +108,7 @@ pub fn run(
     let queues = subject.queues(load.depth, load.block)?;
     let shared = Shared {
         load,
-        offsets: Offsets::new(load.pattern, load.block, load.length, load.seed),
+        offsets: Offsets::new(load.pattern, load.block, load.length, load.seed).at_most(load.most),
         stop: AtomicBool::new(false),
         begin: Barrier::new(queues.len()),
     };

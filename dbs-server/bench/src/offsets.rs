@@ -13,6 +13,8 @@ pub struct Offsets {
     pattern: Pattern,
     block: u64,
     blocks: u64,
+    /// Places that get a request, where each gets one.
+    most: u64,
     next: AtomicU64,
     order: Permutation,
 }
@@ -23,7 +25,12 @@ impl Offsets {
         let block = u64::from(block);
         let blocks = length / block;
         let order = Permutation::new(blocks, seed);
-        Self { pattern, block, blocks, next: AtomicU64::new(0), order }
+        Self { pattern, block, blocks, most: blocks, next: AtomicU64::new(0), order }
+    }
+
+    /// Where each place gets one request: of no more than so many places.
+    pub fn at_most(self, most: Option<u64>) -> Self {
+        Self { most: most.unwrap_or(self.blocks).min(self.blocks), ..self }
     }
 
     /// The next offset; `None` when each place had its request and none is to have two.
@@ -45,7 +52,7 @@ impl Offsets {
     }
 
     fn once(&self) -> Option<u64> {
-        Some(self.count()).filter(|index| *index < self.blocks)
+        Some(self.count()).filter(|index| *index < self.most)
     }
 }
 
@@ -118,6 +125,9 @@ mod tests {
                 assert_ne!(shuffled, all(Pattern::RandomOnce, blocks * 4096, 8));
             }
         }
+        let some = Offsets::new(Pattern::RandomOnce, 4096, 1 << 20, 7).at_most(Some(9));
+        let mut random = Rng::with_seed(7);
+        assert_eq!(std::iter::from_fn(|| some.next(&mut random)).count(), 9);
     }
 
     #[test]

@@ -290,6 +290,7 @@ impl<'a> Runner<'a> {
             // Whole requests: a shorter rest is not used either.
             length,
             time: None,
+            most: None,
             seed: self.options.seed,
         };
         self.run(test, &load, subject, false)?;
@@ -311,6 +312,7 @@ impl<'a> Runner<'a> {
             depth: test.depth(depth),
             length,
             time: Some(self.options.time),
+            most: None,
             seed: self.options.seed,
         };
         let before = self.cpu.and_then(|cpu| cpu.used());

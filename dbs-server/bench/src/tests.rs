@@ -176,7 +176,7 @@ impl Subject for ByReference<'_> {
 
 fn load(pattern: Pattern, operation: Operation, depth: u32) -> Load {
     let time = Some(Duration::from_millis(60));
-    Load { pattern, operation, block: 4096, depth, length: LENGTH, time, seed: 1 }
+    Load { pattern, operation, block: 4096, depth, length: LENGTH, time, most: None, seed: 1 }
 }
 
 fn options(only: &[&str]) -> Options {

@@ -9,7 +9,7 @@ mod stack;
 mod tables;
 
 use clap::Parser;
-use dbs_benches::report::rewrite;
+use dbs_benches::report::{rewrite, write_json};
 use dbs_benches::samples::{Results, progress};
 use dbs_benches::{Outcome, machine, process};
 use loads::Bench;
@@ -60,13 +60,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("engine: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit("engine", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Outcome<()> {
@@ -109,8 +103,7 @@ fn run(args: &Args) -> Outcome<()> {
     let text = format!("{about}\n{}", tables::all(&bench.results));
     println!("{text}");
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&bench.results.samples)?;
-        std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+        write_json(path, &bench.results.samples)?;
     }
     if let Some(path) = &args.document {
         rewrite(path, MARK, &text)?;

@@ -54,13 +54,7 @@ struct Args {
 type Figures = BTreeMap<(&'static str, &'static str), Vec<f64>>;
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("fuse: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit("fuse", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Outcome<()> {

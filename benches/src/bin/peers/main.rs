@@ -14,7 +14,7 @@ mod tables;
 
 use bench::{Bench, Sizes};
 use clap::Parser;
-use dbs_benches::report::rewrite;
+use dbs_benches::report::{rewrite, write_json};
 use dbs_benches::{Outcome, machine, process};
 use results::{Results, progress};
 use serde_json::json;
@@ -65,13 +65,7 @@ const SECTIONS: [(&str, Section); 8] = [
 ];
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("peers: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit("peers", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Outcome<()> {
@@ -145,8 +139,7 @@ fn report(args: &Args, tools: &Tools, about: &str, results: &Results, text: &str
             "systems": versions.collect::<Vec<_>>(),
             "results": results,
         });
-        let text = serde_json::to_string_pretty(&raw)?;
-        std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+        write_json(path, &raw)?;
     }
     if let Some(path) = &args.document {
         rewrite(path, MARK, text)?;

@@ -9,7 +9,7 @@ mod subject;
 mod tables;
 
 use clap::Parser;
-use dbs_benches::report::rewrite;
+use dbs_benches::report::{rewrite, write_json};
 use dbs_benches::samples::{Results, progress};
 use dbs_benches::{Outcome, machine, process};
 use std::path::{Path, PathBuf};
@@ -80,13 +80,7 @@ const SECTIONS: [(&str, Section); 4] = [
 ];
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("replica: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit("replica", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Outcome<()> {
@@ -129,8 +123,7 @@ fn run(args: &Args) -> Outcome<()> {
     let text = format!("{about}\n{}", tables::all(&bench.results));
     println!("{text}");
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&bench.results.samples)?;
-        std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+        write_json(path, &bench.results.samples)?;
     }
     if let Some(path) = &args.document {
         rewrite(path, MARK, &text)?;

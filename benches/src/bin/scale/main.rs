@@ -72,13 +72,7 @@ fn main() -> ExitCode {
         Some(store) => probe::answer(store),
         None => run(&args),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("scale: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    process::exit("scale", result)
 }
 
 fn run(args: &Args) -> Outcome<()> {
