@@ -276,6 +276,17 @@ struct Elsewhere {
     calls: Arc<AtomicU64>,
     /// Most that were begun at a time.
     most: Arc<AtomicU64>,
+    /// The test is over, however it went: nothing more is done.
+    over: Arc<AtomicBool>,
+}
+
+/// Says so when it is dropped.
+struct Over(Arc<AtomicBool>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 impl Carrier for Elsewhere {
@@ -322,7 +333,12 @@ impl Handler for Lane {
     fn turn(&mut self, io: &mut Io) {
         for (ticket, request) in std::mem::take(&mut self.elsewhere.begun) {
             thread::sleep(Duration::from_micros(200));
+            let over = self.elsewhere.over.load(Ordering::SeqCst);
             let outcome = match request.action {
+                _ if over => {
+                    let kind = dbs_server::frontend::FailureKind::Io;
+                    Outcome::Failed(dbs_server::frontend::Failure::new(kind, "the test is over"))
+                }
                 Action::Read => Outcome::Data(io.buffers().take(request.length as usize)),
                 _ => Outcome::Done(request.length),
             };
@@ -340,15 +356,18 @@ fn requests_carried_out_elsewhere_are_limited_and_dropped_as_well() {
     let carried = Carried::new(exports, ServerOptions::default()).unwrap();
     let front = carried.front();
     let (calls, most) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
-    let counts = (calls.clone(), most.clone());
+    let (counts, over) = ((calls.clone(), most.clone()), Arc::<AtomicBool>::default());
+    let ends = over.clone();
     let reactor = dbs_reactor::spawn("lane", &dbs_reactor::Options::default(), |_, remote| {
         let (calls, most) = counts;
-        Lane { front: front(0), elsewhere: Elsewhere { remote, begun: Vec::new(), calls, most } }
+        let elsewhere = Elsewhere { remote, begun: Vec::new(), calls, most, over: ends };
+        Lane { front: front(0), elsewhere }
     })
     .unwrap();
     let remote = reactor.remote();
     let deliver = move |_: usize, message| remote.send(Tell::Front(message));
     let handle = carried.start(&[Listen::Unix(path.clone())], 1, deliver).unwrap();
+    let _over = Over(over);
 
     let count = 500;
     let zeroes = (cmd::WRITE_ZEROES, cmd_flag::NO_HOLE);
