@@ -1,7 +1,7 @@
 //! What every command needs: the global options, and what is printed.
 
 use crate::globals::{Driver, Globals};
-use crate::output;
+use crate::output::{self, printable};
 use crate::progress::{Meter, Stop, Unit};
 use dbs_client::remote::fill_usage;
 use dbs_core::{Error, IoDriver, OpenOptions, Result};
@@ -107,7 +107,7 @@ impl Context {
     pub fn note(&self, text: &str) {
         if !self.quiet && !self.json {
             // Nowhere to report a failure to.
-            let _ = writeln!(std::io::stderr(), "dbs: note: {text}");
+            let _ = writeln!(std::io::stderr(), "dbs: note: {}", printable(text));
         }
     }
 

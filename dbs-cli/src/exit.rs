@@ -1,6 +1,7 @@
 //! Exit codes, and the way errors leave.
 
 use dbs_control::Failure;
+use crate::output::printable;
 use dbs_core::{Error, ErrorKind};
 use serde_json::json;
 use std::error::Error as _;
@@ -82,7 +83,8 @@ pub fn print_failure(kind: &str, message: &str, json: bool) {
     let text = if json {
         json!({ "error": { "kind": kind, "message": message } }).to_string()
     } else {
-        format!("dbs: {message}")
+        // What it names may come from a file.
+        format!("dbs: {}", printable(message))
     };
     // Nowhere to report that to.
     let _ = writeln!(io::stderr(), "{text}");

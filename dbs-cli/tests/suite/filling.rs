@@ -3,6 +3,7 @@
 
 use crate::support::{Place, noise};
 use dbs_nbd::{Buffered, Client, ClientOptions};
+use dbs_core::format::crc::crc32c;
 use serde_json::json;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -172,10 +173,54 @@ fn a_received_difference_can_be_given_up() {
     place.dbs("--yes snapshot rollback v@dbs-receiving").ok("rollback");
     assert!(!state(&place, "v").0);
     let refused = place.pipe("receive v", &difference).exits(11, "given up").stderr;
-    assert!(refused.contains("delete its snapshot `dbs-receiving`"), "{refused}");
+    assert!(refused.contains("with `dbs snapshot delete v@dbs-receiving`"), "{refused}");
     place.dbs("--yes snapshot delete v@dbs-receiving").ok("delete");
-    place.pipe("receive v", &difference).ok("again");
+    place.pipe("receive v", half).exits(4, "cut off again");
+    // As a process leaves it that is killed between rolling back and what comes then.
+    place.dbs("--yes snapshot rollback v@a").ok("to the base");
+    place.pipe("receive v", &difference).exits(11, "given up");
+    place.pipe("--yes receive v --force", &difference).ok("forced");
     assert!(!state(&place, "v").0);
+    assert_eq!(place.json("snapshot list v").as_array().unwrap().len(), 2, "the marker is gone");
+}
+
+#[test]
+fn what_somebody_has_open_is_not_rolled_back_to_receive_into_it() {
+    let place = Place::new();
+    let [whole, difference] = source(&place);
+    place.init();
+    let server = place.serve("--nbd unix:nbd.sock");
+    place.pipe("receive v", &whole).ok("the base");
+    let mut writer = client(&place, "nbd.sock", "v").unwrap();
+    writer.write_at(0, &noise(5, MIB), true).unwrap();
+    let refused = place.pipe("--yes receive v --force", &difference).exits(11, "open").stderr;
+    assert!(refused.contains("open by NBD client"), "{refused}");
+    let mut found = vec![0; MIB];
+    writer.read_at(0, &mut found).unwrap();
+    assert!(found == noise(5, MIB), "it was rolled back");
+    drop(writer);
+    until("it is closed", || !state(&place, "v").1);
+    place.pipe("--yes receive v --force", &difference).ok("closed");
+    server.stop();
+}
+
+#[test]
+fn names_of_a_stream_do_not_move_the_cursor_in_an_error() {
+    let place = Place::new();
+    place.init();
+    let uuid = "00000000-0000-4000-8000-000000000001";
+    let description = json!({
+        "volume": "v", "snapshot": "s", "uuid": uuid, "size": 512, "created_ns": 1,
+        "base": { "snapshot": "\u{1b}[2Jb\u{202e}", "uuid": uuid }, "user_created": true,
+        "labels": {}, "start": 0,
+    })
+    .to_string();
+    let mut stream = b"DBS-SEND\x01\0\0\0".to_vec();
+    stream.extend((description.len() as u32).to_le_bytes());
+    stream.extend(description.as_bytes());
+    stream.extend(crc32c(&stream).to_le_bytes());
+    let refused = place.pipe("receive v", &stream).exits(10, "no base").stderr;
+    assert!(refused.contains("to snapshot `\u{fffd}[2Jb\u{fffd}`"), "{refused:?}");
 }
 
 #[test]
@@ -198,6 +243,10 @@ fn a_killed_import_is_told_hidden_and_begun_again() {
             nobody_uses(&place, "v");
         }
         place.dbs("volume export v -").exits(11, "incomplete");
+        // The next writer waits for what the dead one had given to the kernel, but not for ever.
+        until("its I/O has ended", || {
+            !place.pipe("volume import v -", &image).stderr.contains("still under way")
+        });
         let again = place.pipe("volume import v -", &image);
         assert!(again.code != 0 && again.stderr.contains("--restart"), "{}", again.stderr);
         place.pipe("volume import v - --restart", &image).ok("again");

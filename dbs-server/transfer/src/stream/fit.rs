@@ -33,7 +33,7 @@ impl Target<'_> {
                 ErrorKind::Busy,
                 format!(
                     "volume `{volume}` was rolled back in the middle of another stream: delete \
-                     its snapshot `{MARKER}` first"
+                     its snapshot `{MARKER}` first, with `dbs snapshot delete {volume}@{MARKER}`"
                 ),
             ));
         }
