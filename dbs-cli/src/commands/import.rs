@@ -14,15 +14,9 @@ use dbs_transfer::{Copied, import_file, import_stream};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Size of a volume while it is filled from a pipe whose length nobody knows.
 const UNKNOWN_SIZE_BYTES: u64 = 16 << 40;
-
-/// How long a server may take to notice that a connection of ours has ended.
-const OWN_END_TIME: Duration = Duration::from_secs(30);
-const OWN_END_POLL: Duration = Duration::from_millis(10);
 
 /// Create a volume from a raw image.
 #[derive(Debug, Args)]
@@ -181,14 +175,8 @@ impl Import {
         if self.size.is_none() && length.is_none() {
             let (volume, size) = (volume.clone(), copied.length.max(SECTOR_BYTES));
             let resize = Request::VolumeResize { volume, size, shrink: true };
-            let deadline = Instant::now() + OWN_END_TIME;
-            // Nobody else can have it open; the server may not have noticed yet that we have closed it.
-            while let Err(error) = target.call(context, &resize) {
-                if error.kind() != ErrorKind::Busy || Instant::now() > deadline {
-                    return Err(error);
-                }
-                thread::sleep(OWN_END_POLL);
-            }
+            // Nobody has it open: when [`Import::fill`] returned, it was closed, by a server too.
+            target.call(context, &resize)?;
         }
         target.call(context, &Request::VolumeComplete { volume: volume.clone() })?;
         target.call(context, &Request::VolumeShow { volume, usage: true })

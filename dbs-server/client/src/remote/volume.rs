@@ -20,8 +20,9 @@ const HOLE_FLAG: u32 = 1;
 const ZERO_FLAG: u32 = 2;
 /// Most connections kept for the next request.
 const IDLE_MAX: usize = 8;
-/// How long the end of connections waits for the server to let go of the volume.
-const GOODBYE_TIME: Duration = Duration::from_secs(10);
+/// How long the end of connections waits for the server to let go of the volume: as long as a device may
+/// take for what is in flight, and again.
+const GOODBYE_TIME: Duration = Duration::from_secs(60);
 
 type Connection = dbs_nbd::Client<Buffered<UnixStream>>;
 /// How a control connection becomes one that speaks NBD.
@@ -106,7 +107,8 @@ fn connect(stream: UnixStream, spec: &str) -> io::Result<Connection> {
     dbs_nbd::Client::over(Buffered::new(stream), spec, &options)
 }
 
-/// Ends connections, and waits until the server has: it then no longer holds the volume open.
+/// Ends connections, and waits until the server has. A server closes what a connection had open before it
+/// closes the connection: whoever asks it next finds that nobody has the volume open any more.
 fn goodbye(connections: Vec<Connection>) {
     let deadline = Instant::now() + GOODBYE_TIME;
     let ending: Vec<_> = connections.into_iter().filter_map(|c| c.disconnect().ok()).collect();
