@@ -106,6 +106,20 @@ def test_the_life_of_volumes(store: dbs.Store) -> None:
     assert store.trim() == 0
 
 
+def test_blocks_of_zeros_are_given_up(store: dbs.Store) -> None:
+    volume = store.create_volume("v", "8MiB")
+    volume.pwrite(b"x" * MIB, 0)
+    volume.pwrite(bytes(2 * MIB), MIB)
+    found = volume.trim(dry_run=True)
+    assert found == dbs.TrimReport(3 * MIB, 2 * MIB, 2 * MIB, 0)
+    assert volume.du().referenced == 3 * MIB
+    # Also while it is open here.
+    assert volume.trim() == found
+    assert volume.du().referenced == MIB
+    assert volume.trim() == dbs.TrimReport(MIB, 0, 0, 0)
+    assert volume.pread(2 * MIB, 0) == b"x" * MIB + bytes(MIB)
+
+
 def test_a_snapshot_is_not_whatever_has_its_name_later(store: dbs.Store) -> None:
     volume = store.create_volume("v", "64MiB")
     volume.pwrite(b"one", 0)

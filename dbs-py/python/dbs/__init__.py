@@ -53,6 +53,7 @@ from dbs._types import (
     ScrubReport,
     SnapshotInfo,
     StoreInfo,
+    TrimReport,
     Usage,
     VolumeInfo,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "SnapshotInfo",
     "Store",
     "StoreInfo",
+    "TrimReport",
     "Unsupported",
     "Usage",
     "Volume",

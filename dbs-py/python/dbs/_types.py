@@ -14,6 +14,7 @@ __all__ = [
     "ScrubReport",
     "SnapshotInfo",
     "StoreInfo",
+    "TrimReport",
     "Usage",
     "VolumeInfo",
 ]
@@ -282,6 +283,20 @@ class ScrubReport:
     def ok(self) -> bool:
         """Whether nothing was damaged."""
         return self.damaged == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrimReport(_Record):
+    """What a trim of a volume found. All numbers are bytes."""
+
+    checked: int
+    """Data read."""
+    zeros: int
+    """Of that, blocks that hold nothing but zeros."""
+    freed: int
+    """Extents that hold nothing any more."""
+    unreadable: int
+    """Data that was left alone, as some of it is damaged."""
 
 
 def _refined(members: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dbs import _dbs
 from dbs._common import MissingItem, filled, size_of
 from dbs._errors import Busy, Invalid, NotFound, make
 from dbs._files import VolumeFile
-from dbs._types import Extent, SnapshotInfo, Usage, VolumeInfo
+from dbs._types import Extent, SnapshotInfo, TrimReport, Usage, VolumeInfo
 
 if TYPE_CHECKING:
     from dbs._store import Store
@@ -319,6 +319,18 @@ class Volume(_dbs.WritableBlocks):
         """Makes a clone independent of its origin, by copying. Ctrl-C stops it in good order; it
         can be run again."""
         self._call("volume.flatten")
+
+    def trim(self, *, dry_run: bool = False) -> TrimReport:
+        """Gives up its blocks that hold nothing but zeros, while others write; with `dry_run` it only
+        looks for them. What its snapshots hold stays. Ctrl-C stops it in good order.
+
+        >>> v = store.create_volume("zeros", "1MiB")
+        >>> v.pwrite(bytes(8192), 0)
+        8192
+        >>> v.trim()
+        TrimReport(checked=8192, zeros=8192, freed=1048576, unreadable=0)
+        """
+        return TrimReport._of(self._call("volume.release", dry_run=dry_run))
 
     def rollback(self, snapshot: str | Snapshot) -> None:
         """Gives it the content of one of its snapshots; what was written since is lost.
