@@ -218,5 +218,12 @@ mod tests {
         let found = volume.own(0).unwrap();
         store.create_snapshot("v", "s", &Default::default()).unwrap();
         assert!(volume.give_up_zeros(&found, &mut buf).unwrap().0.is_empty());
+        // Nor if the head has others there.
+        volume.write_at(0, &[0; 2 * BLOCK], false).unwrap();
+        let found = volume.zeros_of(&volume.own(0).unwrap(), &mut buf).unwrap();
+        store.create_snapshot("v", "t", &Default::default()).unwrap();
+        volume.write_at(BLOCK_BYTES, &[0; 2 * BLOCK], false).unwrap();
+        let (given_up, _) = volume.give_up_zeros(&found, &mut buf).unwrap();
+        assert_eq!(given_up, Bits::range(&(1..2)));
     }
 }

@@ -292,6 +292,7 @@ fn full_after_a_snapshot(env: &Arc<SimEnv>, reopened: bool) -> (Arc<SimDisk>, St
 fn a_discard_over_a_snapshot_has_space_on_a_full_file_system() {
     let env = Arc::new(SimEnv::new(1));
     let (disk, store) = full_after_a_snapshot(&env, false);
+    let allocated = store.info().allocated;
     let volume = store.volume("v").unwrap();
     volume.discard(0, 256 << 10).unwrap();
     volume.discard(300 << 10, 8 << 10).unwrap();
@@ -301,6 +302,8 @@ fn a_discard_over_a_snapshot_has_space_on_a_full_file_system() {
         volume.read_at(at, &mut found).unwrap();
         assert_eq!(found, [0; 4096], "at {at}");
     }
+    // Nor may it take an extent of data: where all of them are in use there is none.
+    assert_eq!(store.info().allocated, allocated);
     drop(volume);
     store.close().unwrap();
     assert!(Store::check_on(&*disk).unwrap().findings.is_empty());
