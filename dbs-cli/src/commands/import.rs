@@ -157,10 +157,13 @@ impl Import {
         let mut meter = context.meter("importing", Unit::Bytes);
         let mut progress =
             |done, total| meter.update(done, if known || self.size.is_some() { total } else { 0 });
-        match source {
+        let copied = match source {
             Source::File(file) => import_file(file, &*volume, &mut progress),
             Source::Pipe(head) => import_stream(head.chain(io::stdin()), &*volume, &mut progress),
-        }
+        }?;
+        // Also by a server: what follows is refused while it is open.
+        volume.close(&mut || !context.stop.asked())?;
+        Ok(copied)
     }
 
     /// Gives a volume from a pipe the size of what came, and says that it is complete.
@@ -175,7 +178,7 @@ impl Import {
         if self.size.is_none() && length.is_none() {
             let (volume, size) = (volume.clone(), copied.length.max(SECTOR_BYTES));
             let resize = Request::VolumeResize { volume, size, shrink: true };
-            // Nobody has it open: when [`Import::fill`] returned, it was closed, by a server too.
+            // Nobody has it open any more.
             target.call(context, &resize)?;
         }
         target.call(context, &Request::VolumeComplete { volume: volume.clone() })?;

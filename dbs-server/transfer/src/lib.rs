@@ -94,6 +94,16 @@ pub trait BlockAccess: Send + Sync {
     /// As above.
     fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>>;
 
+    /// Ends the access: on return nobody holds the volume open because of it. `go_on` is asked now and then
+    /// whether to wait for that, if it takes long.
+    ///
+    /// # Errors
+    /// `Interrupted` if it is not to be waited for.
+    fn close(self: Box<Self>, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+        let _ = go_on;
+        Ok(())
+    }
+
     /// Fills the buffers of all `reads`, at once where that can be done.
     ///
     /// # Errors

@@ -20,9 +20,10 @@ const HOLE_FLAG: u32 = 1;
 const ZERO_FLAG: u32 = 2;
 /// Most connections kept for the next request.
 const IDLE_MAX: usize = 8;
-/// How long the end of connections waits for the server to let go of the volume: as long as a device may
-/// take for what is in flight, and again.
-const GOODBYE_TIME: Duration = Duration::from_secs(60);
+/// How long the end of connections waits for the server to let go of the volume, where nobody says how long.
+const GOODBYE_TIME: Duration = Duration::from_secs(10);
+/// How often somebody is asked who says so.
+const GOODBYE_WATCH: Duration = Duration::from_millis(100);
 
 type Connection = dbs_nbd::Client<Buffered<UnixStream>>;
 /// How a control connection becomes one that speaks NBD.
@@ -82,7 +83,7 @@ impl RemoteVolume {
             idle.push(connection);
         } else {
             drop(idle);
-            goodbye(vec![connection]);
+            part(vec![connection]);
         }
         result.map_err(|e| failed(e, &self.spec))
     }
@@ -98,7 +99,7 @@ impl RemoteVolume {
 
 impl Drop for RemoteVolume {
     fn drop(&mut self) {
-        goodbye(std::mem::take(&mut *lock(&self.idle)));
+        part(std::mem::take(&mut *lock(&self.idle)));
     }
 }
 
@@ -107,19 +108,36 @@ fn connect(stream: UnixStream, spec: &str) -> io::Result<Connection> {
     dbs_nbd::Client::over(Buffered::new(stream), spec, &options)
 }
 
-/// Ends connections, and waits until the server has. A server closes what a connection had open before it
-/// closes the connection: whoever asks it next finds that nobody has the volume open any more.
-fn goodbye(connections: Vec<Connection>) {
+/// Ends connections, and waits for the server, but not for long.
+fn part(connections: Vec<Connection>) {
     let deadline = Instant::now() + GOODBYE_TIME;
+    goodbye(connections, &mut || Instant::now() < deadline);
+}
+
+/// Ends connections, and waits until the server has, as long as `go_on` says so; whether it has. A server
+/// closes what a connection had open before it closes the connection: whoever asks it next finds that the
+/// volume is not open because of this connection any more.
+fn goodbye(connections: Vec<Connection>, go_on: &mut dyn FnMut() -> bool) -> bool {
     let ending: Vec<_> = connections.into_iter().filter_map(|c| c.disconnect().ok()).collect();
-    for stream in ending {
+    ending.iter().all(|stream| {
         let mut stream = stream.get_ref();
-        // No time at all would mean no limit.
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let limited = stream.set_read_timeout(Some(left));
-        // It ends one way or the other, and nobody is there to be told how.
-        let _end = limited.and_then(|()| stream.read(&mut [0; 16]));
-    }
+        if stream.set_read_timeout(Some(GOODBYE_WATCH)).is_err() {
+            return false;
+        }
+        loop {
+            match stream.read(&mut [0; 16]) {
+                Err(error) if is_early(&error) && go_on() => {}
+                Err(error) if is_early(&error) => return false,
+                // It ends one way or the other, and nobody is there to be told how.
+                _ => return true,
+            }
+        }
+    })
+}
+
+fn is_early(error: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
 }
 
 impl BlockAccess for RemoteVolume {
@@ -162,6 +180,15 @@ impl BlockAccess for RemoteVolume {
             range
         });
         Ok(ranges.collect())
+    }
+
+    fn close(self: Box<Self>, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+        let connections = std::mem::take(&mut *lock(&self.idle));
+        if goodbye(connections, go_on) {
+            return Ok(());
+        }
+        let text = format!("the server has not closed {} yet", self.spec);
+        Err(Error::new(ErrorKind::Interrupted, text))
     }
 
     fn read_many(&self, reads: &mut [ReadPart<'_>]) -> Result<()> {

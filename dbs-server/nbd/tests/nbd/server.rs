@@ -1,18 +1,20 @@
 //! The NBD server with its own client: every style of headers, many requests at once, and the ways
 //! to stop.
 
-use crate::support::{DIFF, Disk, Server, disk, eventually, pattern};
+use crate::support::{Closed, DIFF, Disk, Server, disk, eventually, pattern};
 use dbs_nbd::export::BASE_ALLOCATION;
 use dbs_nbd::wire::option::{InfoRequest, MetaRequest, encode_option};
 use dbs_nbd::wire::reply::{ReplyHeader, chunk, decode_block_status, decode_error};
 use dbs_nbd::wire::request::{Request, Style};
 use dbs_nbd::wire::{Errno, cmd, cmd_flag, flag, opt};
-use dbs_nbd::{Client, ClientOptions, Extent, Failure, Listen, ServerOptions};
+use dbs_nbd::{
+    Client, ClientOptions, Export, Exports, Extent, Failure, Listen, Peer, ServerOptions, start,
+};
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,6 +37,38 @@ fn connect(server: &Server) -> Client<UnixStream> {
 fn errno(result: io::Result<()>) -> Errno {
     let error = result.unwrap_err();
     error.get_ref().unwrap().downcast_ref::<Failure>().unwrap().errno
+}
+
+/// A disk for each client.
+struct Own(Arc<AtomicBool>);
+
+impl Exports for Own {
+    fn open(&self, name: &str, _: &Peer) -> dbs_server::nbd::export::Result<Arc<dyn Export>> {
+        Ok(Arc::new(Disk { closed: Closed(Some(self.0.clone())), ..Disk::new(name, MIB) }))
+    }
+
+    fn list(&self, _: &Peer) -> Vec<(String, String)> {
+        Vec::new()
+    }
+}
+
+/// Found by an import from a pipe: it ended its connections, and found its volume still open.
+#[test]
+fn what_a_connection_has_open_is_closed_before_the_connection() {
+    let (dir, closed) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
+    let path = dir.path().join("nbd");
+    let options = ServerOptions::default();
+    let server = start(&[Listen::Unix(path.clone())], Arc::new(Own(closed.clone())), options);
+    let stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut client = Client::over(stream, "disk", &ClientOptions::default()).unwrap();
+    // By a worker.
+    client.write_at(512, &[1; 512], true).unwrap();
+    client.flush().unwrap();
+    let mut stream = client.disconnect().unwrap();
+    assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0);
+    assert!(closed.load(Ordering::SeqCst), "it is still open");
+    server.unwrap().stop();
 }
 
 fn exercise<S: Read + Write>(mut client: Client<S>, disk: &Disk) {

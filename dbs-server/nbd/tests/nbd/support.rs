@@ -32,6 +32,20 @@ pub struct Disk {
     pub delay_ms: AtomicU64,
     pub panics: AtomicBool,
     pub active: AtomicU64,
+    pub closed: Closed,
+}
+
+/// Says, not at once, that what it is part of was closed.
+#[derive(Default)]
+pub struct Closed(pub Option<Arc<AtomicBool>>);
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        if let Some(told) = &self.0 {
+            thread::sleep(Duration::from_millis(200));
+            told.store(true, Ordering::SeqCst);
+        }
+    }
 }
 
 impl Disk {
