@@ -197,7 +197,10 @@ impl Generator {
             }
             14 => {
                 let (at, len) = self.range(model, vol);
-                Op::WriteZeroes { vol, at, len, fua: self.rng.u8(0..12) == 0 }
+                match self.rng.u8(0..12) {
+                    8.. if !self.trees => Op::Blank { vol, at, len },
+                    kind => Op::WriteZeroes { vol, at, len, fua: kind == 0 },
+                }
             }
             15 => Op::Fill { vol },
             16 => Op::FlushVolume { vol },
@@ -205,7 +208,10 @@ impl Generator {
                 0 => Op::LoseTail,
                 _ => Op::Flush,
             },
-            18 => Op::Work { steps: self.rng.u8(1..24) },
+            18 => match self.rng.u8(1..24) {
+                limit @ 20.. if !self.trees => Op::Trim { vol, limit },
+                steps => Op::Work { steps },
+            },
             19 => match self.rng.u8(0..3) {
                 0 => Op::NewUuid { byte: 1 + vol },
                 extents => Op::Grow { extents },

@@ -635,5 +635,5 @@ impl Machine {
 
 /// Whether what was refused must go on where there is no space at all.
 fn must_go_on(op: &Op, error: &Error) -> bool {
-    matches!(op, Op::Discard { .. }) && error.kind() == ErrorKind::NoSpace
+    matches!(op, Op::Discard { .. } | Op::Trim { .. }) && error.kind() == ErrorKind::NoSpace
 }

@@ -127,7 +127,14 @@ impl Model {
                 let tag = self.tag(op, number);
                 self.write(vol, at, len, tag)
             }
-            Op::WriteZeroes { vol, at, len, .. } => self.write(vol, at, len, Tag::ZERO),
+            Op::WriteZeroes { vol, at, len, .. } | Op::Blank { vol, at, len } => {
+                self.write(vol, at, len, Tag::ZERO)
+            }
+            // What is read stays.
+            Op::Trim { vol, .. } => match self.volume_mut(vol)?.rebuilding {
+                true => Err(vec![ErrorKind::Busy]),
+                false => Ok(()),
+            },
             Op::Discard { vol, at, len } => self.discard(vol, at, len),
             Op::Prune { vol, at, len } => self.prune(vol, at, len),
             Op::Hold { vol } => {

@@ -94,6 +94,17 @@ pub enum Op {
         len: u16,
         fua: bool,
     },
+    /// Writes zeros as data.
+    Blank {
+        vol: u8,
+        at: u16,
+        len: u16,
+    },
+    /// Gives up blocks of zeros; stops after `limit` calls of its progress function.
+    Trim {
+        vol: u8,
+        limit: u8,
+    },
     Prune {
         vol: u8,
         at: u16,
@@ -216,6 +227,7 @@ impl Op {
             | Self::Write { vol, .. }
             | Self::Discard { vol, .. }
             | Self::WriteZeroes { vol, .. }
+            | Self::Blank { vol, .. }
             | Self::Prune { vol, .. }
             | Self::InsertSnapshot { vol, .. }
             | Self::WriteLayer { vol, .. }
@@ -292,6 +304,8 @@ pub fn strategy() -> impl Strategy<Value = Op> {
         5 => io().prop_map(|(vol, at, len)| Op::Discard { vol, at, len }),
         4 => (io(), any::<bool>())
             .prop_map(|((vol, at, len), fua)| Op::WriteZeroes { vol, at, len, fua }),
+        2 => io().prop_map(|(vol, at, len)| Op::Blank { vol, at, len }),
+        2 => (vol(), 0..8u8).prop_map(|(vol, limit)| Op::Trim { vol, limit }),
         2 => io().prop_map(|(vol, at, len)| Op::Prune { vol, at, len }),
         1 => vol().prop_map(|vol| Op::Fill { vol }),
         2 => vol().prop_map(|vol| Op::FlushVolume { vol }),

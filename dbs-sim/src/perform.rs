@@ -39,6 +39,15 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
         Op::WriteZeroes { vol, at, len, fua } => {
             store.volume(&volume_name(vol))?.write_zeroes(bytes(at), bytes(len), fua)
         }
+        Op::Blank { vol, at, len } => {
+            let zeros = vec![0; bytes(len) as usize];
+            store.volume(&volume_name(vol))?.write_at(bytes(at), &zeros, false)
+        }
+        Op::Trim { vol, limit } => {
+            let (volume, mut stop) = (store.complete_volume(&volume_name(vol))?, countdown(limit));
+            let trimmed = volume.trim(false, &mut |report| stop(report.done, report.total));
+            trimmed.map(drop).or_else(not_stopped)
+        }
         Op::Prune { vol, at, len } => {
             store.prune(&volume_name(vol), bytes(at), bytes(len)).map(drop)
         }

@@ -208,6 +208,7 @@ impl Volume {
         let unit = SECTORS as u64;
         match *op {
             Op::Write { at, len, .. } => write(tree, u64::from(at), u64::from(len), tag),
+            Op::Blank { at, len, .. } => write(tree, u64::from(at), u64::from(len), Tag::ZERO),
             Op::WriteZeroes { at, len, .. } => {
                 let (at, end) = (u64::from(at), u64::from(at) + u64::from(len));
                 write(tree, at, u64::from(len), Tag::ZERO);

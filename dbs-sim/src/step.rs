@@ -141,7 +141,7 @@ pub(crate) fn full(info: &StoreInfo, op: &Op) -> Result<(), String> {
         Op::Rollback { keep_size, .. } => {
             tables || (*keep_size && info.extents_free <= RESERVE_EXTENTS + 1)
         }
-        Op::Write { len, .. } | Op::WriteZeroes { len, .. } => {
+        Op::Write { len, .. } | Op::WriteZeroes { len, .. } | Op::Blank { len, .. } => {
             let needed = bytes(*len).div_ceil(info.extent_size) + 1;
             info.extents_free <= needed + RESERVE_EXTENTS
         }

@@ -99,6 +99,8 @@ pub fn cases() -> Vec<Case> {
         Op::Retire { vol: 0, snap: 2, on: true },
         Op::Write { vol: 0, at: 0, len: 200, fua: false },
     ];
+    // Data of the head alone, and above a snapshot's.
+    let blank = [Op::Blank { vol: 0, at: 0, len: 64 }, Op::Blank { vol: 0, at: 376, len: 136 }];
     let retired_run = [
         Op::Write { vol: 0, at: 0, len: 64, fua: false },
         Op::CreateSnapshot { vol: 0, snap: 4, labels: 0 },
@@ -151,6 +153,7 @@ pub fn cases() -> Vec<Case> {
             &[Op::Rollback { vol: 0, snap: 0, keep_size: false }, middle],
             Op::Work { steps: 100 },
         ),
+        after(&blank, Op::Trim { vol: 0, limit: u8::MAX }),
         after(&retired, Op::Prune { vol: 0, at: 0, len: 512 }),
         after(&shared, Op::Prune { vol: 0, at: 0, len: 512 }),
         after(&retired_run, Op::Prune { vol: 0, at: 0, len: 512 }),

@@ -40,6 +40,7 @@ fn firsts() -> Vec<Op> {
         Op::Work { steps: 100 },
         Op::ResizeVolume { vol: 0, sectors: 130 },
         Op::Vacuum { limit: u8::MAX },
+        Op::Trim { vol: 0, limit: u8::MAX },
     ]
 }
 
@@ -138,6 +139,7 @@ fn bench(with: With, tail: bool) -> Bench {
         Op::CreateSnapshot { vol: 1, snap: 3, labels: 0 },
         Op::Write { vol: 1, at: 0, len: 20, fua: false },
         Op::CreateSnapshot { vol: 0, snap: 3, labels: 0 },
+        Op::Blank { vol: 0, at: 8, len: 40 },
         Op::DeleteSnapshot { vol: 0, snap: 3 },
     ];
     let with = match with {
