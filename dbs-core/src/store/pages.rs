@@ -1,5 +1,5 @@
-//! Pages of checksums that say nothing, as they are damaged or their group is open: finding them for a
-//! check, and mending them for a repair. They cost checksums and no data.
+//! Damaged pages of checksums, and groups of pages that are open: a check finds and counts them, a repair
+//! empties the damaged pages. Both cost checksums, and no data.
 
 use super::recover;
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::units::BLOCK_BYTES;
 
 /// Pages read at once.
 const PAGES_AT_ONCE: u32 = 256;
-/// Damaged ones told of one by one.
+/// Damaged pages that are reported one by one.
 const PAGES_LISTED: usize = if cfg!(test) { 12 } else { 1000 };
 
 /// The pages that a store may use: those of the extents that have entries.
@@ -65,9 +65,9 @@ impl Pages {
         Ok(damaged)
     }
 
-    /// Writes the damaged ones, durably, so that they say nothing, as before, and nothing is wrong with
-    /// them. Of a group whose leader is damaged nobody knows whether it was open: all its pages are
-    /// written so, the leader last, as from then on they count.
+    /// Empties the damaged pages, durably: they say nothing of any block, and nothing is wrong with them.
+    /// If a leader is damaged, nobody knows whether its group was open. So all pages of the group are
+    /// emptied, the leader last, because from then on the pages count.
     ///
     /// # Errors
     /// `Io`, `NoSpace`.
@@ -143,8 +143,8 @@ impl Pages {
         sums::decode(&self.superblock.uuid, self.address(page), bytes)
     }
 
-    /// What is wrong with a page. What is none of this store was never written: the region holds what
-    /// the device held before.
+    /// What is wrong with a page. A block that is no page of this store was never written: the region
+    /// still holds what the device held before the store was made.
     fn fault(&self, page: u32, bytes: &[u8]) -> Option<BlockFault> {
         match self.said(page, bytes).sums {
             StoredSums::Damaged(BlockFault::Foreign | BlockFault::Kind) => None,
@@ -176,27 +176,50 @@ impl Damaged {
 
     /// What a check says of them.
     pub(super) fn findings(&self) -> impl Iterator<Item = Finding> {
-        self.told().map(|(index, what)| Finding {
+        self.told().map(|told| Finding {
             severity: Severity::Note,
             region: RegionKind::Sums.name().to_owned(),
-            index,
-            message: format!("{what}: what it is about is checked no more"),
+            index: told.index,
+            message: format!("{}: {} not compared with checksums", told.what, told.data_is),
         })
     }
 
     /// What a repair does about them.
     pub(super) fn steps(&self) -> impl Iterator<Item = RepairStep> {
-        self.told().map(|(index, what)| RepairStep {
+        self.told().map(|told| RepairStep {
             kind: RepairKind::Mended,
             region: RegionKind::Sums.name().to_owned(),
-            index,
-            message: format!("{what}: begun anew, with the checksums of what is there by then"),
+            index: told.index,
+            message: format!(
+                "{}: {} emptied; the checksums are made again from the data when it is read",
+                told.what, told.pages_are
+            ),
         })
     }
 
-    fn told(&self) -> impl Iterator<Item = (Option<u64>, String)> {
-        let more = (self.more > 0).then(|| (None, format!("{} more such pages", self.more)));
-        let listed = self.listed.iter();
-        listed.map(|(page, fault)| (Some(u64::from(*page)), fault.text().to_owned())).chain(more)
+    fn told(&self) -> impl Iterator<Item = Told> {
+        let listed = self.listed.iter().map(|(page, fault)| {
+            let (data_is, pages_are) = match page.is_multiple_of(PAGES_PER_GROUP) {
+                true => ("the data of this group of pages is", "all pages of this group are"),
+                false => ("the data of this page is", "this page is"),
+            };
+            let (index, what) = (Some(u64::from(*page)), fault.text().to_owned());
+            Told { index, what, data_is, pages_are }
+        });
+        let more = (self.more > 0).then(|| Told {
+            index: None,
+            what: format!("{} more such pages", self.more),
+            data_is: "their data is",
+            pages_are: "they are",
+        });
+        listed.chain(more)
     }
+}
+
+/// A damaged page, or how many there are beyond the listed ones, and what it concerns.
+struct Told {
+    index: Option<u64>,
+    what: String,
+    data_is: &'static str,
+    pages_are: &'static str,
 }

@@ -46,7 +46,7 @@ pub struct Repair {
     pub(super) report: RepairReport,
     /// What is to be there: none if nothing is to be done, or nothing can be.
     pub(super) plan: Option<(Box<Meta>, Superblock)>,
-    /// Where damaged pages of checksums are to be opened, if there are any.
+    /// The pages of checksums, if some of them are damaged and are to be emptied.
     pub(super) pages: Option<Pages>,
     /// What of the store it writes over.
     pub(super) ranges: Vec<Range<u64>>,
@@ -88,15 +88,15 @@ impl OpenRepair {
     }
 
     /// Whether metadata is written over, and saved before: not where there is none yet, nor where only
-    /// damaged checksums are begun anew.
+    /// damaged pages of checksums are emptied.
     #[must_use]
     pub fn saves(&self) -> bool {
         self.repair.plan.is_some() && matches!(self.target, RepairTarget::Opened(_))
     }
 
     /// Saves the metadata to the new file `save`, then repairs. Of a store that is to be made there is
-    /// none to save; if that fails nothing of it is left. Nor is there where only damaged checksums are
-    /// begun anew.
+    /// none to save; if that fails nothing of it is left. Nor is there where only damaged pages of
+    /// checksums are emptied.
     ///
     /// # Errors
     /// `Exists` if the file is there, `Invalid` if the plan is refused, `Io`, `NoSpace`.
@@ -268,7 +268,7 @@ impl Store {
             }
         }
         report.steps = steps;
-        let pages = open_pages(storage, pages, &mut report)?;
+        let pages = damaged_pages(storage, pages, &mut report)?;
         Ok(Repair { report, plan, pages, ranges, stand_ins, store: superblock.uuid })
     }
 
@@ -301,11 +301,12 @@ impl Store {
     }
 }
 
-/// Plans to open what is damaged of these pages; `None` if nothing is.
+/// Reports the damaged pages of checksums among `pages`. Returns `pages` if the repair is to empty damaged
+/// ones, `None` if none is damaged.
 ///
 /// # Errors
 /// `Io`.
-pub(super) fn open_pages(
+pub(super) fn damaged_pages(
     storage: &dyn Storage,
     pages: Option<Pages>,
     report: &mut RepairReport,

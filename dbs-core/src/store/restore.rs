@@ -121,7 +121,7 @@ impl Store {
             .chain(repair::superblocks_behind(storage, &geometry))
             .collect();
         let mut report = RepairReport { steps: vec![step], ..RepairReport::default() };
-        let pages = repair::open_pages(storage, Some(Pages::below_marks(&new)), &mut report)?;
+        let pages = repair::damaged_pages(storage, Some(Pages::below_marks(&new)), &mut report)?;
         Ok(Repair {
             report,
             plan: Some((Box::new(meta), new)),

@@ -124,7 +124,7 @@ fn outcome(kind: &Kind, sample: &Sample, disk: &Arc<Mem>) -> std::result::Result
     })
 }
 
-/// Whether metadata was saved: not where only pages of checksums are begun anew.
+/// Whether metadata was saved: not where only pages of checksums are emptied.
 fn saves(file: &std::fs::File) -> bool {
     file.metadata().unwrap().len() > 0
 }

@@ -123,7 +123,7 @@ pub(crate) fn carry_out(disk: &Arc<Disk>, plan: Repair, saved: &File) -> Option<
     Some(report)
 }
 
-/// What was there is there again, but for damaged pages of checksums that were begun anew.
+/// What was there is there again, but for damaged pages of checksums, which were emptied.
 pub(crate) fn put_back(disk: &Disk, saved: &File, before: &Disk) {
     Store::undo_repair_on(disk, saved, false).expect("what was saved is put back");
     if disk.is_same(before) {

@@ -143,7 +143,7 @@ fn blocks() -> Vec<Kind> {
 
 /// The page of checksums of a store that was closed: what it said is lost, and no data.
 fn pages() -> Vec<Kind> {
-    const CHECKED_NO_MORE: &str = "checked no more";
+    const NOT_COMPARED: &str = "the data of this group of pages is not compared";
     fn sealed(p: &Plant<'_>, away: u64, extra: u8) -> Option<u64> {
         let mut bytes = p.get(p.page(), BLOCK);
         block::seal(&mut bytes, BlockKind::Sums, &p.uuid(), p.page() + away, 0, [extra; 24]);
@@ -151,17 +151,14 @@ fn pages() -> Vec<Kind> {
         Some(0)
     }
     vec![
-        note(SUMS, "a rotten page of checksums", &["checksum mismatch", CHECKED_NO_MORE], |p| {
+        note(SUMS, "a rotten page of checksums", &["checksum mismatch", NOT_COMPARED], |p| {
             p.disk.flip(p.page() + 777, 0x10);
             Some(0)
         }),
-        note(
-            SUMS,
-            "a page of checksums of others",
-            &["for another address", CHECKED_NO_MORE],
-            |p| sealed(p, BLOCK as u64, 2),
-        ),
-        note(SUMS, "a page of no known state", &["no known state", CHECKED_NO_MORE], |p| {
+        note(SUMS, "a page of checksums of others", &["for another address", NOT_COMPARED], |p| {
+            sealed(p, BLOCK as u64, 2)
+        }),
+        note(SUMS, "a page of no known state", &["no known state", NOT_COMPARED], |p| {
             sealed(p, 0, 9)
         }),
     ]
