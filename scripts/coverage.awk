@@ -3,7 +3,7 @@ BEGIN {
     # Area, and the files it is: the first that fits counts.
     area("format", "dbs-core/src/format/")
     area("repair", "dbs-core/src/(meta/load/mend(/|\\.rs)|store/(repair|restore|aside|rewrite)\\.rs)")
-    area("checksums of data", "dbs-core/src/(meta|store)/(sums|scrub)\\.rs")
+    area("checksums of data", "dbs-core/src/((meta|store)/(sums(/|\\.rs)|scrub\\.rs)|store/pages\\.rs)")
     area("loading and proof", "dbs-core/src/meta/(load\\.rs|load/)")
     area("tail", "dbs-core/src/meta/tail\\.rs")
     area("recovery", "dbs-core/src/store/(recover|open)\\.rs")

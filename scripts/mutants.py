@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Edits of dbs-core, each of which some test must notice.
 
-Each edit is applied to a copy of the tree, and the tests that should fail are run, the quickest first. What
-prints is a table: the edit, the test that failed, and how long that took. Exit code 1 if an edit survives.
+The script applies each edit to a copy of the tree and runs the tests that should fail, the quickest first. It
+prints a table: the edit, the test that failed, and how long that took. Exit code 1 if an edit survives.
 
 usage: scripts/mutants.py [NAME ...]      those edits; all without a name
 """
@@ -55,8 +55,9 @@ LIMIT = 600
 # What is said of an edit that makes no program.
 BROKEN = "does not compile: mend the table"
 
-# Name, file below dbs-core/src, text that is there once, what it becomes, tests in this order: the quickest
-# that is known to fail first. Names that begin with a number are the edits that a reviewer planted, under his.
+# Name; file below dbs-core/src; text that the file has once; the text that replaces it; tests in the order in which
+# they are run: first the quickest test that is known to fail. Names that begin with m and a number are edits that a
+# reviewer planted, with the reviewer's numbers.
 EDITS = [
     ("m3-no-flush-at-open", "store/open.rs",
      """            storage.flush().map_err(|error| Error::io(error, "flush failed"))?;\n""", "",
@@ -170,6 +171,8 @@ def main() -> int:
     if unknown:
         print(f"no such edit: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
+    # An end by SIGTERM, too, kills the test that runs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # The same place each time, so that what is compiled stays.
     copy = ROOT / "target" / "mutants"
     survived = []
@@ -194,13 +197,19 @@ def main() -> int:
 
 
 def refresh(copy: pathlib.Path) -> None:
-    """Makes the copy what the tree is, but for what is built."""
+    """Makes the files of the copy those of the tree. What was compiled in the copy's own `target` stays."""
     copy.mkdir(parents=True, exist_ok=True)
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
-    for name in filter(None, files):
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    files = {name for name in names if name and (ROOT / name).is_file()}
+    for directory, below, there in os.walk(copy):
+        if pathlib.Path(directory) == copy:
+            below[:] = [name for name in below if name != "target"]
+        for path in (pathlib.Path(directory, name) for name in there):
+            if path.relative_to(copy).as_posix() not in files:
+                path.unlink()
+    for name in sorted(files):
         source, target = ROOT / name, copy / name
-        if not source.is_file():
-            continue
         data = source.read_bytes()
         if not target.exists() or target.read_bytes() != data:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -215,14 +224,17 @@ def kills(copy: pathlib.Path, test: list[str]) -> str | None:
         # Takes as long as it takes: on a machine that others load, longer than a test may.
         if subprocess.run(build, cwd=copy, stdout=output, stderr=subprocess.STDOUT).returncode != 0:
             return BROKEN
-        # A session of its own: a test that does not end must not outlive what started it.
+        # A session of its own, so that all processes of a test that does not end can be killed together.
         process = subprocess.Popen(test, cwd=copy, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             code = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             return f"`{described(test)}` does not end"
+        finally:
+            # Not ended: it took too long, or this script is being stopped.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         output.seek(0)
         text = output.read()
     if code == 0:

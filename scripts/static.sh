@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# static.sh [longhorn] [dbs]: the commands, statically linked, with their debug information in files of its own. Engine images need `longhorn` so, as it is copied
-# out of its image and run in others; virtual machines have no libraries to link to.
+# static.sh [longhorn] [dbs]: builds these commands, statically linked, and puts the debug information of each into
+# a file beside it. An engine image needs a static `longhorn`, because the file is copied out of the image and run in
+# other images. Virtual machines need static commands, because they have no libraries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
