@@ -30,21 +30,22 @@ const WORKERS: u16 = 16;
 #[derive(Debug, Args)]
 #[command(args_override_self = true, next_help_heading = OURS)]
 pub struct ServeArgs {
-    /// The store: a block device or file. `dbs init` makes it, `dbs` commands on it are answered here
+    /// The store: a block device or file, made with `dbs init`. While it is served, this process
+    /// answers `dbs` commands on the store
     #[arg(long, env = "DBS_STORE", value_name = "PATH")]
     pub store: PathBuf,
-    /// How often to look for replicas whose directory is gone. Who removes the directory of a replica
-    /// deletes the replica's volume, and this is how soon
+    /// How often to look for replicas whose directory is gone. A replica whose directory was removed
+    /// loses its volume in the store at the next look
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = golang::duration)]
     pub replica_check: Duration,
-    /// How long a change may stay uncommitted
+    /// Longest time until a change is committed
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = golang::duration)]
     pub commit_interval: Duration,
     /// Threads.
     #[command(flatten)]
     pub threads: ThreadArgs,
-    /// Memory for checksums, at least 256kb; by default a 32nd of the machine's, from 64mb to 4gb. 64mb hold
-    /// those of about 64 GiB of data
+    /// Memory for checksums, at least 256kb; by default a 32nd of the memory of the machine or container,
+    /// from 64mb to 4gb. 64mb hold the checksums of about 64 GiB of data
     #[arg(long, value_name = "SIZE", value_parser = checksum_cache)]
     #[arg(env = "DBS_CHECKSUM_CACHE")]
     pub checksum_cache: Option<Size>,
@@ -55,15 +56,15 @@ pub struct ServeArgs {
     /// be repeated. The volume of a replica that is served is read-only
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<Listen>,
-    /// Directory with server-cert.pem and server-key.pem: NBD clients must use TLS, and if there is a
-    /// ca-cert.pem, show a certificate that it has signed
+    /// Directory with server-cert.pem and server-key.pem. NBD clients must then use TLS. If the
+    /// directory has a ca-cert.pem, each client must show a certificate signed by it
     #[arg(long, value_name = "DIRECTORY", requires = "nbd")]
     pub nbd_tls_dir: Option<PathBuf>,
-    /// A further control socket, beside the one in the runtime directory
+    /// Path of a second control socket, in addition to the one in the runtime directory
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// Give up the rights of root once everything is open, and become this user: replicas need
-    /// directories that this user may write
+    /// Become this user once everything is open, and give up the rights of root. This user must be able
+    /// to write the directories of replicas
     #[arg(long, value_name = "NAME[:GROUP]")]
     pub user: Option<Unprivileged>,
 }
@@ -109,7 +110,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
 
 fn options(args: &ServeArgs) -> Result<ServeOptions> {
     let tls = args.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
-    let checksum_cache = args.checksum_cache.unwrap_or_else(|| Some(memory::checksum_cache()));
+    let checksum_cache = args.checksum_cache.flatten().or_else(|| Some(memory::checksum_cache()));
     let open = OpenOptions { checksum_cache, ..OpenOptions::default() };
     Ok(ServeOptions {
         store: args.store.clone(),
@@ -157,4 +158,21 @@ fn announce(args: &ServeArgs, serving: &Serving, metrics: Option<&MetricsServer>
         ],
     );
     notify("READY=1");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::FromArgMatches;
+
+    /// As `DBS_CHECKSUM_CACHE=` in a unit file gives it.
+    #[test]
+    fn an_empty_size_of_the_checksum_cache_is_the_default() {
+        for (given, bytes) in [("", memory::checksum_cache()), ("1mb", 1 << 20)] {
+            let line = ["serve", "--store", "s", "--checksum-cache", given];
+            let command = ServeArgs::augment_args(clap::Command::new("serve"));
+            let args = ServeArgs::from_arg_matches(&command.get_matches_from(line)).unwrap();
+            assert_eq!(options(&args).unwrap().open.checksum_cache, Some(bytes), "`{given}`");
+        }
+    }
 }
