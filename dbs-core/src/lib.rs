@@ -6,8 +6,8 @@
 //!
 //! The store has no thread of its own: somebody calls [`Store::housekeep`] from time to time.
 //!
-//! `examples/` has a backup tool, a block server and an inspector. What this page shows is the interface that semantic
-//! versioning holds for. Other public modules are for the crates of DBS itself, and change without notice.
+//! `examples/` has a backup tool, a block server and an inspector. Semantic versioning applies to the interface that
+//! this page shows. Other public modules are for the crates of DBS itself, and change without notice.
 //!
 //! ```
 //! use dbs_core::{InitOptions, OpenOptions, Store};

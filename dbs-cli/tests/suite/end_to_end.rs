@@ -289,7 +289,7 @@ fn the_cache_of_checksums_has_the_size_it_was_given() {
     served.stop();
     for command in ["serve --checksum-cache 255KiB", "attach v --checksum-cache 4096"] {
         let refused = place.dbs(command).exits(2, command);
-        assert!(refused.stderr.contains("it takes 256.0 KiB at least"), "{}", refused.stderr);
+        assert!(refused.stderr.contains("must be at least 256.0 KiB"), "{}", refused.stderr);
     }
 }
 

@@ -149,11 +149,14 @@ impl Geometry {
         let volumes = options.max_volumes.unwrap_or(clamp(size >> 22, 64, 16384));
         let snapshots = options.max_snapshots.unwrap_or(clamp(size >> 20, 256, 65536 + 16384));
         if volumes == 0 || volumes > limits::VOLUMES_MAX {
-            return Err(Error::invalid(format!("volumes: 1 to {}", limits::VOLUMES_MAX)));
+            return Err(Error::invalid(format!(
+                "the number of volumes must be 1 to {}",
+                limits::VOLUMES_MAX
+            )));
         }
         if snapshots < volumes || snapshots > limits::SNAPSHOTS_MAX {
             return Err(Error::invalid(format!(
-                "snapshot slots: {volumes} (one head a volume) to {}",
+                "the number of snapshots must be {volumes} (one head for each volume) to {}",
                 limits::SNAPSHOTS_MAX
             )));
         }
@@ -164,7 +167,9 @@ impl Geometry {
         if !journal.is_multiple_of(BLOCK_BYTES)
             || !(limits::JOURNAL_MIN_BYTES..=limits::JOURNAL_MAX_BYTES).contains(&journal)
         {
-            return Err(Error::invalid("journal size: 128 KiB to 256 MiB, a multiple of 4 KiB"));
+            return Err(Error::invalid(
+                "the size of the journal must be a multiple of 4 KiB, from 128 KiB to 256 MiB",
+            ));
         }
         let mut geometry = Self {
             size,
@@ -194,7 +199,7 @@ impl Geometry {
         if geometry.data_extents() == 0 {
             let needed = geometry.region(RegionKind::Data).offset + extent_bytes + BLOCK_BYTES;
             return Err(Error::invalid(format!(
-                "{size} bytes are too small for a store: its metadata alone needs {needed} bytes"
+                "the size is too small for a store: metadata and one extent need {needed} bytes"
             )));
         }
         Ok(geometry)
@@ -213,8 +218,8 @@ impl Geometry {
         if extents == 0 || extents > u64::from(self.extents_max) {
             let max = data.offset + u64::from(self.extents_max) * self.extent_bytes;
             return Err(Error::invalid(format!(
-                "{size} bytes: this store's metadata has room for at most {max} bytes; make a larger \
-                 store with --max-size and copy the volumes"
+                "the store cannot have {size} bytes: its metadata has room for at most {max} \
+                 bytes; make a new store with a larger --max-size, and copy the volumes"
             )));
         }
         data.length = extents * self.extent_bytes;
@@ -413,13 +418,17 @@ mod tests {
         let cases = [
             (above, plain(), "at most 64 TiB"),
             (SIZE, InitOptions { max_size: Some(above), ..plain() }, "beyond 64 TiB"),
-            (SIZE, InitOptions { max_volumes: Some(0), ..plain() }, "volumes: 1 to"),
-            (SIZE, InitOptions { max_volumes: Some(1 << 21), ..plain() }, "volumes: 1 to"),
-            (SIZE, InitOptions { max_snapshots: Some(3), ..plain() }, "one head a volume"),
-            (SIZE, InitOptions { max_snapshots: Some(most), ..plain() }, "snapshot slots"),
-            (SIZE, InitOptions { journal_size: Some(4096), ..plain() }, "journal size"),
-            (SIZE, InitOptions { journal_size: Some(1 << 29), ..plain() }, "journal size"),
-            (SIZE, InitOptions { journal_size: Some((1 << 20) + 512), ..plain() }, "journal size"),
+            (SIZE, InitOptions { max_volumes: Some(0), ..plain() }, "volumes must be 1 to"),
+            (SIZE, InitOptions { max_volumes: Some(1 << 21), ..plain() }, "volumes must be 1 to"),
+            (SIZE, InitOptions { max_snapshots: Some(3), ..plain() }, "one head for each volume"),
+            (SIZE, InitOptions { max_snapshots: Some(most), ..plain() }, "number of snapshots"),
+            (SIZE, InitOptions { journal_size: Some(4096), ..plain() }, "size of the journal"),
+            (SIZE, InitOptions { journal_size: Some(1 << 29), ..plain() }, "size of the journal"),
+            (
+                SIZE,
+                InitOptions { journal_size: Some((1 << 20) + 512), ..plain() },
+                "size of the journal",
+            ),
             (SIZE, InitOptions { extent_size: 3 << 16, ..plain() }, "power of two"),
             (SIZE, InitOptions { extent_size: 8 << 20, ..plain() }, "power of two"),
             (64 << 10, plain(), "too small"),

@@ -38,8 +38,9 @@ pub const INCOMPAT_REPAIRING: u64 = 1 << 1;
 pub const INCOMPAT_GROUPS: u64 = 1 << 2;
 
 /// What a store says in the middle of a repair.
-pub const INTERRUPTED: &str = "superblock: writing the metadata of this store anew was interrupted: \
-    put back what was saved with `dbs repair --undo FILE`, then begin again";
+pub const INTERRUPTED: &str = "superblock: a repair or restore-metadata of this store was \
+                               interrupted; put the saved metadata back with `dbs repair --undo \
+                               FILE`, then begin again";
 
 /// Entry of the region table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -232,7 +233,8 @@ impl Superblock {
             other => {
                 let (major, minor, patch) = (other >> 16, other >> 8 & 0xff, other & 0xff);
                 return Err(Error::unsupported(format!(
-                    "store format {major}.{minor}.{patch}: this version of dbs reads 2.0.0; use a newer one"
+                    "the store has format {major}.{minor}.{patch}, and this version of dbs reads \
+                     format 2.0.0; use a newer dbs"
                 )));
             }
         }

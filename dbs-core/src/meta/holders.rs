@@ -73,7 +73,7 @@ impl Meta {
         match self.who_holds(&Target::Volume(id)) {
             None => Ok(()),
             Some(who) => Err(Error::busy(format!(
-                "{doing} volume `{name}` takes content from its users: it is open by {who}"
+                "{doing} volume `{name}` would take content from its users: it is open by {who}"
             ))),
         }
     }

@@ -43,8 +43,8 @@ impl Meta {
         }
         if self.foreign_below(snapshot, snapshot.volume) {
             return Err(Error::busy(format!(
-                "snapshot `{}@{}` cannot change: another volume is a clone of it or of what is \
-                 above; flatten or delete that first",
+                "snapshot `{}@{}` cannot change: another volume is a clone of it or of a snapshot \
+                 above it; flatten or delete the clone first",
                 self.volume(snapshot.volume).name,
                 snapshot.name
             )));
@@ -82,7 +82,8 @@ impl Meta {
     fn still_merging(&self, owner: SnapshotId) -> Error {
         let owner = self.snapshot(owner);
         Error::busy(format!(
-            "a deleted snapshot below `{}@{}` has still to be merged; let background work end",
+            "a deleted snapshot below `{}@{}` is not merged yet; try again when background work \
+             has ended",
             self.volume(owner.volume).name,
             owner.name
         ))

@@ -81,7 +81,7 @@ impl Meta {
         };
         let block = u64::from(logical) * u64::from(self.blocks_per_extent()) + u64::from(block);
         Error::corrupt(format!(
-            "`{spec}`: what it held at byte {} is lost since the store was repaired",
+            "`{spec}`: the content at byte {} is lost, as the repair of the store reported",
             block * BLOCK_BYTES
         ))
     }
@@ -98,8 +98,8 @@ impl Meta {
         }
         let volume = self.volumes().find(|(volume, _)| *volume == snapshot.volume);
         Err(Error::read_only(format!(
-            "`{}` has lost ranges since the store was repaired and cannot be written; take a \
-             snapshot: what is written from then on is right, and the rest stays lost",
+            "`{}` has ranges that were lost before the store was repaired, and cannot be written; \
+             take a snapshot first: then new writes are kept, and the lost ranges stay lost",
             volume.map_or("", |(_, volume)| volume.name.as_str())
         )))
     }

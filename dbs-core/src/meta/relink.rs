@@ -197,14 +197,14 @@ impl Meta {
             let [Some(own), below] = owners else { continue };
             if below.is_some_and(|below| below != own) && (own == volume || below == Some(volume)) {
                 return Err(Error::busy(format!(
-                    "volume `{name}` is tied to another one by a clone; flatten or delete that \
-                     first, and let background work end"
+                    "volume `{name}` and another volume share snapshots through a clone; flatten \
+                     or delete the clone, and try again when background work has ended"
                 )));
             }
             if own == volume && !snapshot.live() {
                 return Err(Error::busy(format!(
-                    "a deleted snapshot of `{name}` is still in its tree; let background work end, \
-                     and delete what builds on it"
+                    "a deleted snapshot of `{name}` is still in its tree; delete the snapshots \
+                     and clones that build on it, and try again when background work has ended"
                 )));
             }
         }
@@ -322,7 +322,8 @@ impl Meta {
             self.try_snapshot(target.id).is_none_or(|s| !s.live() || s.volume != relink.volume)
         };
         if relink.targets.iter().any(|target| gone(&target)) {
-            let text = "a snapshot was deleted while the volume was linked anew; do it again";
+            let text = "a snapshot was deleted while the parents of the volume's snapshots were \
+                        set; try again";
             return Err(Stop::Error(Error::not_found(text)));
         }
         self.note_write(relink.head);

@@ -451,7 +451,8 @@ pub(crate) fn encode_labels(with: &Labels) -> Result<Vec<u8>> {
 pub(super) fn check_size(size: u64) -> Result<()> {
     if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > VOLUME_MAX_BYTES {
         return Err(Error::invalid(format!(
-            "volume size {size}: a multiple of 512 bytes up to 64 TiB"
+            "a volume cannot have {size} bytes: the size must be a multiple of 512 bytes, up to \
+             64 TiB"
         )));
     }
     Ok(())

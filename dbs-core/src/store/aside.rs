@@ -157,12 +157,12 @@ pub(super) fn put_back(storage: &dyn Storage, file: &File, force: bool) -> Resul
         && now.uuid != header.store
     {
         return Err(Error::invalid(
-            "the saved metadata is that of another store: its uuid is not the one of this store",
+            "the saved metadata belongs to another store: the uuids differ",
         ));
     }
     if header.size.get() != storage.size_bytes() {
         return Err(Error::invalid(format!(
-            "the metadata was saved of a store of {} bytes, and this one has {}",
+            "the metadata was saved from a store of {} bytes, and this store has {}",
             header.size.get(),
             storage.size_bytes()
         )));
@@ -171,9 +171,10 @@ pub(super) fn put_back(storage: &dyn Storage, file: &File, force: bool) -> Resul
     let failed = |error| Error::io(error, "putting the metadata back failed");
     if !force && !is_untouched(storage, &header, file).map_err(failed)? {
         return Err(Error::invalid(
-            "the store was written since this was saved, or is not what was written then: put back, it \
-             would lose what was written since, and where that used space again volumes would show it in \
-             place of what they held. `--force` does it nevertheless; copy what you need first",
+            "the store was written since the metadata was saved, or differs from what was written \
+             then. If the old metadata is put back, all later writes are lost, and volumes show \
+             newer content where space was used again. Copy what you need first; `--force` puts \
+             the metadata back all the same",
         ));
     }
     // A repaired store can be opened: not while it is half of one and half of the other.

@@ -212,7 +212,8 @@ impl Inner {
             find(Severity::Leak, None, text);
         }
         if !meta.entries.counts_are(&counting) {
-            let text = "the counts of data blocks by snapshot are wrong in memory: open again";
+            let text = "the counts of data blocks of each snapshot are wrong in memory: open the \
+                        store again";
             find(Severity::Corrupt, None, text.to_owned());
         }
         findings

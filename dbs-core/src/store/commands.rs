@@ -453,7 +453,9 @@ pub(super) fn same(
     if *begun.get_or_insert(now) == now {
         return Ok(());
     }
-    Err(Error::not_found(format!("{volume} is another one now; look again")))
+    Err(Error::not_found(format!(
+        "{volume} was deleted or renamed meanwhile, and something else has the name; try again"
+    )))
 }
 
 pub(super) fn find(meta: &Meta, volume: &str, snapshot: Option<&str>) -> Result<SnapshotId> {

@@ -17,8 +17,10 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 /// What is said when the file of the tail was removed.
-const TAIL_LOST: &str = "the file of the tail was removed while the store was open, and is made anew: what was \
-    acknowledged shortly before would have been lost had the process died; keep the tail where nobody removes it";
+const TAIL_LOST: &str = "the file of the tail was removed while the store was open, and was made \
+                         again. Had the process died in between, writes that it had just \
+                         acknowledged would have been lost. Keep the tail in a directory that \
+                         nobody removes";
 
 /// Who asked for a commit, and up to which request they are done.
 #[derive(Debug, Default)]

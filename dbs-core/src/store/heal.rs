@@ -14,7 +14,7 @@ impl Inner {
     /// the write is either that or still known as damage.
     ///
     /// # Errors
-    /// `Damaged`: the copy is not what the block held, nothing is known of it, or the storage did not
+    /// `Damaged`: the copy differs from what the block held, nothing is known of it, or the storage did not
     /// take it. `Io`, `ReadOnly`, `Poisoned`.
     pub(crate) fn heal_block(&self, address: u64, copy: &[u8]) -> Result<bool> {
         self.check_writable()?;
@@ -36,7 +36,7 @@ impl Inner {
         // While the block is claimed its page is in memory, and its sum stays.
         let known = self.meta().sums.as_mut().and_then(|sums| sums.known(address));
         let known = known
-            .ok_or_else(|| Error::damaged("nothing is known any more of what the block held"))?;
+            .ok_or_else(|| Error::damaged("the checksum of the block is not known any more"))?;
         let mut held = AlignedBuf::zeroed(BLOCK_BYTES as usize);
         let mut is_right = || -> Result<bool> {
             let read = self.storage.read_at(address, &mut held);
@@ -47,7 +47,7 @@ impl Inner {
             return Ok(false);
         }
         if sums::sum(copy) != known {
-            return Err(Error::damaged("the copy is not what the block held"));
+            return Err(Error::damaged("the copy differs from what the block held"));
         }
         let mut aligned = AlignedBuf::zeroed(BLOCK_BYTES as usize);
         aligned.copy_from_slice(copy);
@@ -57,7 +57,7 @@ impl Inner {
         self.flush_storage()?;
         match is_right()? {
             true => Ok(true),
-            false => Err(Error::damaged("the block does not keep what is written")),
+            false => Err(Error::damaged("the device does not keep what is written to the block")),
         }
     }
 }

@@ -93,7 +93,7 @@ impl OpenOptions {
             return Ok(());
         };
         Err(Error::invalid(format!(
-            "{bytes} bytes are too few for a cache of checksums: it takes {} at least",
+            "the memory for checksums must be at least {}, and not {bytes} bytes",
             format_size(SUMS_CACHE_MIN_BYTES)
         )))
     }
@@ -414,6 +414,7 @@ fn still_named(meta: &Meta, name: &str, held: VolumeId) -> Result<()> {
 }
 
 fn poisoned(why: &str) -> Error {
-    let text = format!("nothing is written any more: {why}; open the store again");
+    let text =
+        format!("the store takes no more writes since an error: {why}; open the store again");
     Error::new(crate::ErrorKind::Poisoned, text)
 }

@@ -343,8 +343,8 @@ impl Inner {
             if !self.write_copy(&superblock, *address)? {
                 self.last_copy_missing.store(true, Ordering::Relaxed);
                 self.warn(format!(
-                    "superblock: no space to write the copy at {address}; the others are good, and it \
-                     is written when there is space"
+                    "superblock: no space to write the copy at {address}; the other copies are \
+                     good, and this copy is written when there is space"
                 ));
             }
         }
@@ -460,7 +460,8 @@ impl WantedTail<'_> {
                 Err(error) => return Err(error),
             },
         };
-        let effect = "allocating writes commit before they are acknowledged";
+        let effect = "writes to new space are committed before they are acknowledged, which is \
+                      slower";
         Ok((None, Some(format!("{reason}: {effect}"))))
     }
 }

@@ -37,8 +37,8 @@ pub(super) fn read_superblock(storage: &dyn Storage) -> Result<(Superblock, Vec<
     let (best, mut seen) = newest(storage)?;
     if best.geometry.size > size {
         return Err(Error::corrupt(format!(
-            "the store was made with {} bytes but only {size} are here: the file or device is \
-             truncated and what was behind is lost",
+            "the store has {} bytes, but the file or device has only {size}: it is truncated, and \
+             the content behind its end is lost",
             best.geometry.size
         )));
     }
@@ -240,7 +240,7 @@ pub(super) fn load(storage: &dyn Storage, superblock: &Superblock) -> Result<Loa
 
 /// What a store says that has hardly a sequence left: it can be read, and not written.
 pub(super) const USED_UP: &str =
-    "impossible sequence: what is written after it might never be read; copy the volumes";
+    "impossible sequence: later writes might never be read; copy the volumes to another store";
 
 /// Whether there are sequences left for whoever writes, after the last group and the superblock's own.
 pub(super) fn is_used_up(superblock: &Superblock, durable: u64) -> bool {

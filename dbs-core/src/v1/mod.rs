@@ -337,7 +337,8 @@ fn detect(file: &File, superblock: &Superblock) -> Result<Tables> {
         // Neither has an extent or a second snapshot: both readings are the same.
         (Ok(main), Ok(_)) if main.fit >= 0 => Ok(main),
         (Ok(_), Ok(_)) => Err(Error::corrupt(
-            "its tables fit neither layout better than the other; say which one it has, main or dev",
+            "the tables of the image fit both layouts equally well; say which layout it has, main \
+             or dev",
         )),
         (Ok(tables), Err(_)) | (Err(_), Ok(tables)) => Ok(tables),
         (Err(error), Err(_)) => Err(error),

@@ -101,7 +101,7 @@ fn damage_is_healed_from_what_has_its_checksum_and_nothing_else() {
     assert_eq!(error.damage(), Some(damage));
     assert_eq!(volume.write_at(8704, &[1; 512], false).unwrap_err().damage(), Some(damage));
     // Neither another's content nor, where nothing is wrong, anything at all is written.
-    assert_damaged(volume.heal(8192, block(3)), "the copy is not what the block held");
+    assert_damaged(volume.heal(8192, block(3)), "the copy differs from what the block held");
     disk.take_events();
     assert_eq!(volume.heal(12288, block(2)).unwrap(), 0);
     assert_eq!(volume.heal(0, block(0)).unwrap(), 0, "what the head has is well");

@@ -136,14 +136,14 @@ impl Mender<'_> {
             format!("commit groups {first} to {last}")
         };
         let (kind, text) = if permit.lose_journal {
-            let text = "volumes are as of the group before, and as of later ones where that had been \
-                        written back: what was written since may be missing in any of them, and \
-                        space that was freed and used again since may show what replaced it. Check \
-                        what they hold";
+            let text = "volumes go back to the group before, or to a later group where its \
+                        metadata had been written back. Later writes may be missing in any \
+                        volume, and space that was used again since may show the newer content. \
+                        Check the content of all volumes";
             (RepairKind::Lost, format!("{groups} cannot be read: {text}"))
         } else {
-            let text = "going back to the state before needs `--lose-journal`, and loses what was \
-                        written since";
+            let text = "only `--lose-journal` goes back to the state before; what was written \
+                        since is lost then";
             (RepairKind::Refused, format!("{groups} cannot be read: {text}"))
         };
         self.step(kind, RegionKind::Journal, None, text);

@@ -10,7 +10,7 @@ use longhorn_wire::transport;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Longhorn's v1 data engine on DBS: replicas, and what steers a volume.
+/// Longhorn's v1 data engine on DBS: replicas, controllers, and the commands for a volume.
 #[derive(Debug, Parser)]
 #[command(name = "longhorn", version, max_term_width = 100, args_override_self = true)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -29,16 +29,16 @@ pub struct Globals {
     /// Address of the engine
     #[arg(long, default_value = "http://localhost:9501")]
     pub url: String,
-    /// Name of the volume, which callers that name another are refused by
+    /// Name of the volume; the process refuses callers that name another volume
     #[arg(long, default_value = "", hide_default_value = true)]
     pub volume_name: String,
-    /// Name of the engine's instance, likewise
+    /// Name of the engine's instance; the process refuses callers that name another instance
     #[arg(long, default_value = "", hide_default_value = true)]
     pub engine_instance_name: String,
     /// Accepted for upstream's sake
     #[arg(long, hide = true)]
     pub debug: bool,
-    /// How to meet others.
+    /// TLS between processes.
     #[command(flatten)]
     pub tls: TlsArgs,
 }
@@ -47,12 +47,13 @@ pub struct Globals {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = OURS)]
 pub struct TlsArgs {
-    /// TLS with certificates on both sides, for gRPC, data and files between controller, replicas, sync
-    /// agents and this command: ca-cert.pem, client-cert.pem and client-key.pem in this directory, of
-    /// who serves also server-cert.pem and server-key.pem. Upstream's engine does not speak it
+    /// Use TLS, with certificates on both sides, for gRPC, data and files between controller, replicas,
+    /// sync agents and this command. The directory has ca-cert.pem, client-cert.pem and client-key.pem;
+    /// for a process that serves also server-cert.pem and server-key.pem. Upstream's engine does not
+    /// support this TLS
     #[arg(long, global = true, value_name = "DIRECTORY", env = "DBS_TLS_DIR")]
     pub tls_dir: Option<PathBuf>,
-    /// What the certificates of servers are for, if not for the hosts of their addresses
+    /// Name in the certificates of servers, if it is not the host of their addresses
     #[arg(long, global = true, value_name = "NAME", env = "DBS_TLS_NAME")]
     pub tls_name: Option<String>,
 }
@@ -83,13 +84,13 @@ pub enum Command {
     Controller(Box<ControllerArgs>),
     /// Serve a replica until SIGINT or SIGTERM
     Replica(Box<LonghornReplica>),
-    /// Serve the sync agent of a replica that runs, until SIGINT or SIGTERM
+    /// Serve the sync agent of a running replica until SIGINT or SIGTERM
     SyncAgent(SyncAgentArgs),
     /// Serve a store that replicas share (`longhorn replica --store`), until SIGINT or SIGTERM
     Serve(Box<ServeArgs>),
     /// Print versions as JSON
     Version(VersionArgs),
-    /// What steers a volume.
+    /// Commands for a volume.
     #[command(flatten)]
     Client(ClientCommand),
     /// What upstream has besides.
@@ -104,8 +105,8 @@ pub struct LonghornReplica {
     /// The replica.
     #[command(flatten)]
     pub replica: ReplicaArgs,
-    /// Keep the replica in this store, which a running `longhorn serve` owns, and not in a file of its
-    /// own in DIRECTORY
+    /// Keep the replica in this store, which a running `longhorn serve` has open, and not in a file of
+    /// its own in DIRECTORY
     #[arg(long, value_name = "PATH", help_heading = OURS)]
     pub store: Option<PathBuf>,
 }
@@ -189,7 +190,7 @@ mod tests {
         assert!(given("longhorn replica d --checksums").0);
         assert!(given("longhorn replica d --checksums=").0);
         let refused = parse("longhorn replica d --checksum-cache 255kb").unwrap_err().to_string();
-        assert!(refused.contains("it takes 256.0 KiB at least"), "{refused}");
+        assert!(refused.contains("must be at least 256.0 KiB"), "{refused}");
     }
 
     fn client(line: &str) -> ClientCommand {
