@@ -7,13 +7,13 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct Globals {
-    /// The store: a block device or file. A store that `dbs serve` owns is asked through its server
+    /// The store: a block device or file. If a server has the store open, the command asks the server
     #[arg(long, short, global = true, env = "DBS_STORE", value_name = "PATH")]
     pub store: Option<PathBuf>,
     /// Print JSON: the result on the standard output, an error on the standard error output
     #[arg(long, global = true)]
     pub json: bool,
-    /// Ask nothing: destroy what the command destroys
+    /// Do not ask before data is destroyed
     #[arg(long, short, global = true)]
     pub yes: bool,
     /// Print no messages and no progress

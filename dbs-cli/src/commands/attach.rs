@@ -28,21 +28,22 @@ const START_PATIENCE: Duration = Duration::from_secs(120);
 const OTHER_PATIENCE: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Make a block device of a volume or snapshot, with the kernel's ublk driver.
+/// Make a block device of a volume or snapshot.
 ///
-/// The server of the store serves the device; if there is none, one is started in the background,
-/// which ends when the last device is detached. Should the server die, users of the device wait until
-/// a server of the store runs again: `dbs serve`, or another `dbs attach`. A link to the device is
-/// made as /dev/dbs/STORE/VOLUME, STORE being the last component of the store's path. What is attached
-/// already, in the same way, is left as it is.
+/// Uses the kernel's ublk driver. The server of the store serves the device. If no server runs, the
+/// command starts one in the background; that server ends when its last device is detached. If the
+/// server dies, users of the device wait until a server of the store runs again: `dbs serve`, or
+/// another `dbs attach`. The command also makes the link /dev/dbs/STORE/VOLUME to the device, where
+/// STORE is the last component of the store's path. If the volume is attached already with the same
+/// options, nothing changes.
 #[derive(Debug, Args)]
 pub struct Attach {
-    /// Volume, or for reading VOLUME@SNAPSHOT
+    /// VOLUME, or VOLUME@SNAPSHOT, whose device is read-only
     volume: Spec,
-    /// Queues, each with a thread of the server; no more than processors
+    /// Queues of the device, each with a thread of the server; at most one for each processor
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
     queues: u16,
-    /// Requests of a queue at a time
+    /// Requests that a queue holds at a time
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=4096))]
     depth: u16,
     /// Refuse writes
@@ -51,7 +52,8 @@ pub struct Attach {
     /// Number of the device, as in /dev/ublkbN; by default the first that is free
     #[arg(long, value_name = "N")]
     id: Option<u32>,
-    /// Memory for checksums of the server that is started, as for `dbs serve`; one that runs keeps its own
+    /// Memory for checksums, as for `dbs serve`, if the command starts the server. A server that runs
+    /// already keeps its own setting
     #[arg(long, value_name = "SIZE", value_parser = spec::checksum_cache)]
     checksum_cache: Option<u64>,
     /// Serve the store in this process, until SIGINT or SIGTERM
@@ -182,13 +184,13 @@ fn ended(child: &mut Child, log: &Path, before: u64) -> Result<Option<Error>> {
 
 /// Remove the block device of a volume or snapshot.
 ///
-/// A device that is in use stays, unless it is forced away: then what its users write is lost, with
-/// what they had not flushed.
+/// A device that is in use stays. With --force it is removed all the same: later writes of its users
+/// fail, and writes that they had not flushed are lost.
 #[derive(Debug, Args)]
 pub struct Detach {
     /// VOLUME, VOLUME@SNAPSHOT, or the path of the device or of a link to it
     target: String,
-    /// Even if it is in use, or its server is gone
+    /// Remove the device even if it is in use, or if its server is gone
     #[arg(long)]
     force: bool,
 }
@@ -211,8 +213,8 @@ impl Detach {
         let Some(server) = server else {
             if !self.force {
                 return Err(Error::busy(format!(
-                    "no server serves {device}, and its users wait for one: `dbs --store {} serve` \
-                     takes it over; --force removes it, and fails what they wait for",
+                    "no server serves {device}, and its users wait: `dbs --store {} serve` takes \
+                     the device over; --force removes it, and the requests of its users fail",
                     attached.store.display()
                 )));
             }
@@ -242,13 +244,13 @@ fn release(attached: &Attached) -> Result<()> {
     match opened {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::busy(format!(
-            "{} is in use, mounted perhaps: unmount it first; --force takes it away from its users, \
-             who lose what they have not flushed",
+            "{} is in use, perhaps mounted: unmount it first; --force removes it all the same, \
+             and its users lose writes that they have not flushed",
             device.display()
         ))),
         Err(error) => Err(Error::io(
             error,
-            format!("flushing {}, which --force leaves out", device.display()),
+            format!("flushing {} (--force leaves the flush out)", device.display()),
         )),
     }
 }
@@ -258,10 +260,10 @@ fn named_store(context: &Context) -> Result<Option<String>> {
     context.store().ok().map(store_key).transpose()
 }
 
-/// List volumes and snapshots that are block devices.
+/// List the block devices of volumes and snapshots.
 ///
-/// Of the store, if one is named; of all whose servers use this runtime directory otherwise. What
-/// waits for a server is listed, too.
+/// If a store is named, only devices of this store; else the devices of all stores whose servers use
+/// this runtime directory. Devices that wait for a server are listed, too.
 #[derive(Debug, Args)]
 pub struct List {}
 
@@ -296,10 +298,10 @@ impl List {
     }
 }
 
-/// Say what this machine lacks for block devices, and what works without.
+/// Say what this machine lacks for block devices, and what works all the same.
 ///
-/// Looks at the kernel, its drivers and what this user may do; changes nothing, and succeeds whatever
-/// it finds.
+/// Looks at the kernel, its drivers, and the rights of this user. Changes nothing. The exit code is 0
+/// even if something is missing.
 #[derive(Debug, Args)]
 pub struct Check {}
 

@@ -9,15 +9,15 @@ use dbs_core::{Result, format_size};
 use dbs_server::clients::Client;
 use std::time::Duration;
 
-/// List who uses the store's volumes, or disconnect an NBD client.
+/// List who uses the volumes of a served store, or disconnect an NBD client.
 ///
-/// Lists NBD clients, block devices and replicas: who it is, what it has open and whether only for
-/// reading, since when, what NBD clients have read and written since they connected, and how much they
-/// ask for now.
+/// Lists NBD clients, block devices and replicas, with the volume or snapshot that each has open,
+/// whether it is open for reading only, and since when. For NBD clients also lists the bytes read and
+/// written since they connected, and the requests per second now.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Clients {
-    /// How long to measure what clients ask for in a second; 0 measures nothing
+    /// How long to measure the requests per second; 0 measures nothing
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = spec::interval)]
     interval: Duration,
     #[command(subcommand)]
@@ -27,14 +27,13 @@ pub struct Clients {
 /// Commands on clients.
 #[derive(Debug, Subcommand)]
 enum ClientsCommand {
-    /// Disconnect an NBD client
     Kick(Kick),
 }
 
 /// Disconnect an NBD client.
 ///
-/// What it had asked for and was not yet told to be done may be done or not. Nothing keeps it from
-/// connecting again: for that, serve the store with `--export`, or with TLS.
+/// Requests that the server has not answered yet may or may not be carried out. The client can connect
+/// again. To keep a client away, serve the store with `--export`, or with TLS.
 #[derive(Debug, Args)]
 struct Kick {
     /// Number of the client, as `dbs clients` shows it

@@ -18,10 +18,10 @@ use std::path::PathBuf;
 pub struct Export {
     /// VOLUME, or VOLUME@SNAPSHOT
     spec: Spec,
-    /// A new file, `-` for the standard output; what holds no data becomes a hole
+    /// A new file, or `-` for the standard output. Blocks without data become holes
     file: PathBuf,
-    /// Overwrite an existing file or block device; never a mounted device, or a store that is open, and
-    /// any other store only after asking
+    /// Overwrite an existing file or block device. Mounted devices and open stores are never
+    /// overwritten, other stores only after a question
     #[arg(long)]
     force: bool,
 }

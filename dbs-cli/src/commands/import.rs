@@ -23,15 +23,16 @@ const UNKNOWN_SIZE_BYTES: u64 = 16 << 40;
 pub struct Import {
     /// Name of the new volume
     name: String,
-    /// A file or block device, `-` for the standard input
+    /// A file or block device, or `-` for the standard input
     file: PathBuf,
-    /// Size of the volume, at least that of the image; by default just that
+    /// Size of the volume, at least the size of the image; by default the size of the image
     #[arg(long, value_parser = spec::size)]
     size: Option<u64>,
-    /// What the image is: by default a raw one, and refused if it begins like another
+    /// Format of the image. Without this option, an image that looks like another format than raw is
+    /// refused
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Begin again: replace what an import that was stopped half way has left under this name
+    /// Begin again: replace the incomplete volume of this name that a stopped import has left
     #[arg(long)]
     restart: bool,
 }
@@ -39,7 +40,7 @@ pub struct Import {
 /// Formats of images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// The bytes of the disk and nothing else, whatever they look like
+    /// The bytes of a disk and nothing else, whatever they look like
     Raw,
 }
 
@@ -136,8 +137,8 @@ impl Import {
         }
         if !self.restart {
             return Err(taken.context(format!(
-                "an import of volume {} is not complete: if it does not run any more, begin again \
-                 with `--restart`, or delete the volume",
+                "an import of volume {} is not complete: if no import runs, begin again with \
+                 `--restart`, or delete the volume",
                 self.name
             )));
         }

@@ -16,24 +16,27 @@ use std::process::ExitCode;
 /// Lost ranges printed; far more of them are in the JSON.
 const RANGES_PRINTED: usize = 100;
 
-/// Repair a damaged store: prints what it will do, asks, saves the present metadata in a file, and
-/// mends what can be mended. What is lost is never read as something else: it fails from then on.
+/// Repair the metadata of a damaged store, or undo a repair.
+///
+/// Prints the plan, asks, saves the present metadata in a file, and mends what can be mended without a
+/// guess. Content that is lost is listed; reading it fails from then on.
 #[derive(Debug, Args)]
 pub struct Repair {
-    /// Print what would be done, and do nothing; exit codes as those of check
+    /// Print the plan and change nothing. The exit codes are those of `dbs check`
     #[arg(long)]
     dry_run: bool,
-    /// File to save the present metadata in; STORE.metadata-TIME if absent
+    /// File to save the present metadata in; by default STORE.metadata-TIME
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     save: Option<PathBuf>,
-    /// Go back to the state before the first commit group that cannot be read, and lose what was
-    /// written since
+    /// Go back to the state before the first commit group of the journal that cannot be read.
+    /// Everything written since is lost
     #[arg(long)]
     lose_journal: bool,
-    /// Put back the metadata that a repair saved in this file
+    /// Undo a repair: put back the metadata that it saved in this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["dry_run", "save", "lose_journal"])]
     undo: Option<PathBuf>,
-    /// Undo even though the store was written since: that is lost, and volumes may show what is not theirs
+    /// With --undo: go on even if the store was written since the repair. Those writes are lost, and
+    /// volumes may show content of other volumes
     #[arg(long, requires = "undo")]
     force: bool,
 }
@@ -48,15 +51,15 @@ impl Repair {
                 path.display(),
                 saved.display(),
                 if self.force {
-                    " What was written since is lost, and where the store has used space again volumes \
-                     show what is there now."
+                    " Everything written since is lost, and volumes show newer content where the \
+                     store has used space again."
                 } else {
                     ""
                 }
             );
             confirm(context, &what)?;
             Store::undo_repair(path, saved, driver, self.force)?;
-            let text = format!("the metadata is what it was in {}", saved.display());
+            let text = format!("put back the metadata from {}", saved.display());
             context.done(&serde_json::Value::Null, &text)?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -74,7 +77,9 @@ impl Repair {
             return Ok(ExitCode::from(code(report)));
         }
         if report.steps.iter().any(|step| step.kind == RepairKind::Refused) {
-            return Err(Error::corrupt("the store cannot be repaired so: see what is refused"));
+            return Err(Error::corrupt(
+                "the store cannot be repaired this way: see the lines that begin with `refused`",
+            ));
         }
         let save = match self.save {
             Some(save) => save,
@@ -87,7 +92,7 @@ impl Repair {
         confirm(context, &what)?;
         let report = plan.carry_out(&save)?;
         let text = match &report.saved {
-            Some(saved) => format!("repaired; the metadata as it was is in {saved}"),
+            Some(saved) => format!("repaired; the metadata from before the repair is in {saved}"),
             None => "repaired".to_owned(),
         };
         context.done(&report, &text)?;
@@ -95,13 +100,15 @@ impl Repair {
     }
 }
 
-/// Write the metadata of a dump over that of the store, whose data must be there; or into a new file,
-/// without data. The present metadata is saved in a file before.
+/// Write the metadata of a dump over the metadata of a store, or into a new file.
+///
+/// Of a damaged store the data must still be in its place. Its present metadata is saved in a file
+/// first. A new file gets the volumes and snapshots without their data.
 #[derive(Debug, Args)]
 pub struct RestoreMetadata {
-    /// What `dbs dump` printed
+    /// A file with the output of `dbs dump`
     dump: PathBuf,
-    /// File to save the present metadata in, if there is any; STORE.metadata-TIME if absent
+    /// File to save the present metadata in, if there is any; by default STORE.metadata-TIME
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
 }
@@ -122,7 +129,9 @@ impl RestoreMetadata {
         let (from, to) = (self.dump.display(), path.display());
         let what = if path.exists() {
             let save = save.display();
-            format!("Write the metadata of {from} over that of {to}, and save that in {save}?")
+            format!(
+                "Save the metadata of {to} in {save}, and write the metadata of {from} over it?"
+            )
         } else {
             format!("Make {to}, with the metadata of {from} and no data?")
         };
@@ -136,7 +145,7 @@ impl RestoreMetadata {
         }
         let report = plan.carry_out(&save)?;
         let text = match &report.saved {
-            Some(saved) => format!("restored; the metadata as it was is in {saved}"),
+            Some(saved) => format!("restored; the metadata from before is in {saved}"),
             None => "restored".to_owned(),
         };
         context.done(&report, &text)

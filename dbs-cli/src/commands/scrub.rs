@@ -8,13 +8,15 @@ use dbs_core::info::ScrubReport;
 use dbs_core::{Result, format_size};
 use std::process::ExitCode;
 
-/// Compare all data with its checksums. On a served store one that was stopped is continued.
+/// Compare all data with its checksums: exit code 4 for damage.
+///
+/// On a served store, a scrub that was stopped is continued where it stopped.
 #[derive(Debug, Args)]
 pub struct Scrub {
-    /// Most bytes to read in a second
+    /// Read at most this many bytes a second
     #[arg(long, value_parser = spec::size, value_name = "SIZE")]
     rate: Option<u64>,
-    /// Begin anew where an earlier one was stopped
+    /// Read everything, also what a stopped scrub has read already
     #[arg(long)]
     restart: bool,
 }

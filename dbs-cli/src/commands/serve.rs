@@ -30,71 +30,74 @@ use std::time::{Duration, Instant};
 
 /// Serve the store's volumes over NBD, until SIGINT or SIGTERM.
 ///
-/// Exports are `VOLUME`, and `VOLUME@SNAPSHOT` for reading; the empty name means the only volume.
-/// Meanwhile every dbs command on this store is answered by the server. A second signal ends it at
-/// once, which is safe.
+/// The exports are `VOLUME`, and `VOLUME@SNAPSHOT` for reading. If the store has a single volume, the
+/// empty export name means this volume. While the server runs, it answers all dbs commands on the
+/// store. A second signal ends the server at once, which is safe.
 #[derive(Debug, Args)]
 pub struct Serve {
     /// Listen for NBD clients: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can be repeated
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Listen>,
-    /// Export only these volumes, with their snapshots: a name with * and ? for any characters, then
-    /// `,ro` for reading only, and `,from=CLIENT` for clients of such addresses alone, as `tcp:10.0.*`
-    /// or `unix:*`; can be repeated: the first that fits volume and client counts
+    /// Export only volumes with such a name, and their snapshots. PATTERN is a name, in which * and ?
+    /// stand for any characters. `,ro` makes the exports read-only. `,from=CLIENT` is for clients with
+    /// such an address only, as `tcp:10.0.*` or `unix:*`. Can be repeated: the first rule that fits the
+    /// volume and the client counts
     #[arg(long, value_name = "PATTERN[,ro][,from=CLIENT]")]
     export: Vec<ExportRule>,
-    /// Open the store for reading; all exports are read-only
+    /// Open the store read-only; all exports are read-only
     #[arg(long)]
     read_only: bool,
-    /// Certificate chain (PEM): NBD clients must use TLS
+    /// Certificate chain of the server (PEM). NBD clients must then use TLS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Private key of the certificate (PEM)
+    /// Private key of the server's certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Certificates of those who may sign a client's (PEM): clients must have one
+    /// Certificates of the authorities that sign certificates of clients (PEM). Each client must then
+    /// show such a certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
-    /// Directory with server-cert.pem and server-key.pem, as for qemu and nbdkit: NBD clients must use
-    /// TLS, and if there is a ca-cert.pem, show a certificate that it has signed
+    /// Directory with server-cert.pem and server-key.pem, as for qemu and nbdkit. NBD clients must then
+    /// use TLS. If the directory has a ca-cert.pem, each client must show a certificate signed by it
     #[arg(long, value_name = "DIR", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
     tls_dir: Option<PathBuf>,
-    /// A further control socket, beside the one in the runtime directory
+    /// Path of a second control socket, in addition to the one in the runtime directory
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// Group whose members may use the control sockets, and with them do anything to the store; by
-    /// default only the server's user and root
+    /// Group whose members may use the control sockets, and so do anything to the store. By default
+    /// only root and the server's user may
     #[arg(long, value_name = "GROUP", value_parser = privileges::group_of)]
     control_group: Option<Gid>,
-    /// Mode of the control sockets, in octal; 0660 with --control-group, else 0600
+    /// Mode of the control sockets, in octal; by default 0660 with --control-group, else 0600
     #[arg(long, value_name = "MODE", value_parser = spec::socket_mode)]
     control_mode: Option<u32>,
     /// Threads that serve connections; by default one for each core, at most 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     reactors: Option<u16>,
-    /// How long such a thread looks for the next event before it sleeps, while they come quickly;
-    /// costs CPU, lowers latency on some machines
+    /// How long a thread of --reactors polls for the next event before it sleeps, while events come
+    /// quickly. Costs CPU, and lowers latency on some machines
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = spec::short_duration)]
     spin: Duration,
-    /// Threads that execute NBD requests which have to wait
+    /// Threads for NBD requests that have to wait: discards, flushes, and requests for parts of blocks
+    /// of 4 KiB
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
-    /// How long a change may stay uncommitted if nobody flushes
+    /// Longest time until a change is committed if no client flushes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = spec::duration)]
     commit_interval: Duration,
-    /// Memory for checksums of data, at least 256KiB; by default a 32nd of the machine's, from 64MiB to
-    /// 4GiB. 64MiB hold the checksums of about 64 GiB of data; for data whose checksums are not in
-    /// memory the store reads those, too. A store without checksums uses no memory for them
+    /// Memory for checksums of data, at least 256KiB; by default a 32nd of the memory of the machine or
+    /// container, from 64MiB to 4GiB. 64MiB hold the checksums of about 64 GiB of data. Checksums that
+    /// are not in memory are read from the store. A store without checksums uses no memory for them
     #[arg(long, value_name = "SIZE", value_parser = spec::checksum_cache)]
     checksum_cache: Option<u64>,
-    /// Serve metrics for Prometheus over HTTP, of the store and its volumes
+    /// Serve metrics of the store and its volumes over HTTP, for Prometheus
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics: Option<ListenAddress>,
-    /// Give up the rights of root once everything is open, and become this user: `dbs attach` does not
+    /// Become this user once everything is open, and give up the rights of root. `dbs attach` does not
     /// work then
     #[arg(long, value_name = "NAME[:GROUP]", conflicts_with = "mount")]
     user: Option<Unprivileged>,
-    /// Show volumes and snapshots as files in this directory, for reading, as `dbs mount` does
+    /// Show volumes and snapshots as read-only files in this directory, as `dbs mount` does
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
     /// Options of the mount, separated by commas; can be repeated

@@ -36,7 +36,7 @@ impl Create {
 pub struct List {
     /// Volume
     volume: String,
-    /// Compute the space of each, which takes longer
+    /// Also show the space of each snapshot, which takes longer
     #[arg(long, short)]
     usage: bool,
 }
@@ -152,9 +152,10 @@ impl Delete {
     }
 }
 
-/// Return a volume to a snapshot.
+/// Return a volume to a snapshot: what was written since is lost, later snapshots stay.
 ///
-/// Refused while a client, a block device or a replica has the volume open: `dbs clients` says who.
+/// The command is refused while a client, a block device or a replica has the volume open. `dbs
+/// clients` lists who has.
 #[derive(Debug, Args)]
 pub struct Rollback {
     /// VOLUME@SNAPSHOT
@@ -164,9 +165,11 @@ pub struct Rollback {
 impl Rollback {
     pub fn run(self, context: &Context) -> Result<()> {
         let spec = &self.snapshot;
-        let message = format!("volume {} is as in snapshot {}", spec.volume, spec.snapshot);
-        let question =
-            format!("Lose all that was written to volume {} and is in no snapshot?", spec.volume);
+        let message = format!("rolled back volume {} to snapshot {}", spec.volume, spec.snapshot);
+        let question = format!(
+            "Roll back volume {}? Everything written to it since its last snapshot is lost.",
+            spec.volume
+        );
         let SnapshotSpec { volume, snapshot } = self.snapshot;
         let request = Request::SnapshotRollback { volume, snapshot };
         destroy(context, &request, &question, &message)
@@ -206,7 +209,7 @@ impl Protect {
     }
 }
 
-/// Take the protection away.
+/// Remove the protection of a snapshot, so that it can be deleted.
 #[derive(Debug, Args)]
 pub struct Unprotect {
     /// VOLUME@SNAPSHOT

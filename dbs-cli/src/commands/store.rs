@@ -26,7 +26,7 @@ const UPGRADE_ROOM_BYTES: u64 = 256 << 20;
 /// Format a new store.
 #[derive(Debug, Args)]
 pub struct Init {
-    /// File (made if absent) or block device; by default what --store or DBS_STORE names
+    /// File, which is made if absent, or block device; by default what --store or DBS_STORE names
     path: Option<PathBuf>,
     #[command(flatten)]
     format: Format,
@@ -35,28 +35,31 @@ pub struct Init {
 /// How a store is formatted.
 #[derive(Debug, Args)]
 struct Format {
-    /// Size; needed for a new file, which is sparse and may be larger than the disk below
+    /// Size of the store. Needed for a new file, which is sparse and may be larger than the disk below
+    /// it
     #[arg(long, value_parser = spec::size)]
     size: Option<u64>,
     /// Unit of allocation, a power of two from 64KiB to 4MiB
     #[arg(long, value_parser = spec::size, value_name = "SIZE", default_value = "1MiB")]
     extent_size: u64,
-    /// Format even over something that looks used; never over a mounted device or an open store
+    /// Format even if the file or device looks used. Mounted devices and open stores are never
+    /// formatted
     #[arg(long)]
     force: bool,
-    /// Most volumes; chosen by size if absent
+    /// Highest number of volumes; by default chosen by the size of the store
     #[arg(long, value_name = "N")]
     max_volumes: Option<u32>,
-    /// Most snapshots, volumes included; chosen by size if absent
+    /// Highest number of snapshots, where each volume counts as one more; by default chosen by the size
+    /// of the store
     #[arg(long, value_name = "N")]
     max_snapshots: Option<u32>,
-    /// Size the store can grow to
+    /// Size that the store can grow to; by default 16 times its size
     #[arg(long, value_parser = spec::size, value_name = "SIZE")]
     max_size: Option<u64>,
-    /// Size of the journal; chosen by size if absent
+    /// Size of the journal; by default chosen by the size of the store
     #[arg(long, value_parser = spec::size, value_name = "SIZE")]
     journal_size: Option<u64>,
-    /// Keep no checksums of data: what rots on the medium is then returned as it is
+    /// Keep no checksums of data. Data that the medium has damaged is then returned without an error
     #[arg(long)]
     no_checksums: bool,
 }
@@ -151,7 +154,7 @@ fn checksums(sums: &ChecksumInfo) -> String {
 /// Grow the store in place.
 #[derive(Debug, Args)]
 pub struct Grow {
-    /// New size; a file is extended, a device must have it already
+    /// New size. A file is extended; a device must have this size already
     #[arg(value_parser = spec::size)]
     size: u64,
 }
@@ -164,14 +167,15 @@ impl Grow {
     }
 }
 
-/// Compact a store in a file and cut off its end. Can be interrupted and run again.
+/// Compact a store in a file and cut off its end.
 ///
-/// A store does not grow by itself: what is left free is all that can be written until `dbs grow`. When
-/// that is used up, writes of new data fail with "no space left".
+/// The command can be interrupted and run again. A store does not grow by itself: only the space that
+/// the command leaves free can be written, until `dbs grow` adds more. When this space is used up,
+/// writes of new data fail with "no space left".
 #[derive(Debug, Args)]
 pub struct Vacuum {
-    /// Space to leave free for new data; by default a sixteenth of what is in use, at least 64MiB.
-    /// With 0 nothing new can be written until the store has grown
+    /// Space to leave free for new data; by default a sixteenth of the space in use, at least 64MiB.
+    /// With 0, no new data can be written until `dbs grow`
     #[arg(long, value_name = "SIZE", value_parser = spec::size)]
     keep: Option<u64>,
 }
@@ -190,13 +194,14 @@ impl Vacuum {
     }
 }
 
-/// Give an idle store a new uuid: to a copy of a store, which has the other's.
+/// Give an idle store a new uuid.
 ///
-/// Only the superblock changes, and a crash leaves the one uuid or the other. Volumes and snapshots keep
-/// theirs, so that differences can still be sent from one copy to the other.
+/// A copy of a store has the uuid of its original; give the copy its own. Only the superblock changes,
+/// and a crash leaves the old uuid or the new one. Volumes and snapshots keep their uuids, so that
+/// differences can still be sent from one copy to the other.
 #[derive(Debug, Args)]
 pub struct NewUuid {
-    /// The new uuid; a random one if absent
+    /// The new uuid; by default a random one
     #[arg(value_parser = parse_uuid)]
     uuid: Option<Uuid>,
 }
@@ -210,7 +215,7 @@ impl NewUuid {
         let attached = list(&context.runtime_dir(), Some(&store_key(path)?));
         if let Some(device) = attached.first() {
             return Err(Error::busy(format!(
-                "{} is attached as {}, which would not be known as the store's any more: detach it first",
+                "{} is attached as {}, which would lose its store: detach it first",
                 device.spec(),
                 device.device.display()
             )));
@@ -230,8 +235,10 @@ impl NewUuid {
     }
 }
 
-/// Check all metadata, changing nothing. Of a served store that is its metadata as it was on the device
-/// when the check began; commits go on.
+/// Check all metadata, changing nothing: exit code 3 for leaks, 4 for damage.
+///
+/// Of a served store, the command checks the metadata as it was on the device when the check began,
+/// while commits go on.
 #[derive(Debug, Args)]
 pub struct Check {}
 
@@ -268,8 +275,8 @@ fn findings(report: &CheckReport) -> String {
     }
     if report.checksums_open > 0 {
         text += &format!(
-            "of up to {} of data no checksums are known, as the last process ended without closing the store: \
-             they are taken when it is read, by a server in the background, or at once by `dbs scrub`\n",
+            "up to {} of data has no checksums, because the last process ended without closing \
+             the store. A server makes them again in the background, `dbs scrub` at once\n",
             format_size(report.checksums_open)
         );
     }

@@ -20,23 +20,25 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Write a snapshot, the difference between two, or a volume with all there is below it, as a stream.
+/// Write a snapshot, or the difference between two snapshots, as a stream.
+///
+/// With --recursive, writes all snapshots of a volume and of the clones that build on them.
 #[derive(Debug, Args)]
 pub struct SendSnapshot {
-    /// VOLUME@SNAPSHOT; with --recursive VOLUME
+    /// VOLUME@SNAPSHOT, or with --recursive VOLUME
     spec: Spec,
-    /// Send only the difference to this snapshot of the same volume. VOLUME@SNAPSHOT of another volume,
-    /// such as the origin of a clone, makes a clone where it is received
+    /// Send only the difference to this snapshot of the same volume. If it is VOLUME@SNAPSHOT of
+    /// another volume, such as the origin of a clone, `dbs receive` makes a clone
     #[arg(long, value_name = "SNAPSHOT")]
     from: Option<String>,
     /// Continue where `dbs receive` stopped, with the token it printed
     #[arg(long, value_name = "TOKEN")]
     resume: Option<ResumeToken>,
-    /// Send all snapshots of the volume, and of all clones that depend on it, each as the difference to the
-    /// one that it builds on. What was written after the last snapshot of each is not sent
+    /// Send all snapshots of the volume, and of all clones that build on them, each as the difference
+    /// to the snapshot before it. Data written after the last snapshot of a volume or clone is not sent
     #[arg(long, short = 'R', conflicts_with_all = ["from", "resume"])]
     recursive: bool,
-    /// A new file, `-` for the standard output
+    /// A new file, or `-` for the standard output
     #[arg(default_value = "-")]
     file: PathBuf,
 }
@@ -122,25 +124,27 @@ fn describe(streams: &[SendOptions]) -> String {
     format!("volume {root}{clones}, {} {snapshots}", streams.len())
 }
 
-/// Make snapshots from a stream. A complete stream makes the volume, a difference goes on top of the
-/// snapshot it was made against, or makes a clone of it. What `dbs send --recursive` wrote makes the volume
-/// and its clones; snapshots that are there already are passed over.
+/// Make snapshots from a stream.
+///
+/// A complete stream makes the volume. A difference is added to the volume that has the snapshot which
+/// the difference was made against, or makes a clone of this snapshot. A stream of `dbs send
+/// --recursive` makes the volume and its clones; snapshots that exist already are skipped.
 #[derive(Debug, Args)]
 pub struct Receive {
     /// VOLUME to receive into, or VOLUME@SNAPSHOT to give the snapshot another name
     spec: Spec,
-    /// A file, `-` for the standard input
+    /// A file, or `-` for the standard input
     #[arg(default_value = "-")]
     file: PathBuf,
     /// Receive nothing; print the token with which `dbs send --resume` continues a stream that was
     /// received in part
     #[arg(long)]
     token: bool,
-    /// Receive a difference whatever became of the volume since: roll it back to the snapshot that the
-    /// stream is the difference to. What was written after that snapshot is lost
+    /// Roll the volume back to the snapshot that the difference was made against, then receive. Data
+    /// written to the volume after that snapshot is lost
     #[arg(long, conflicts_with = "token")]
     force: bool,
-    /// Put PREFIX before the names of the clones that `dbs send --recursive` has sent
+    /// Put PREFIX before the names of the clones in a stream of `dbs send --recursive`
     #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
     prefix: String,
 }
@@ -153,7 +157,9 @@ impl Receive {
         let (input, name) = self.open()?;
         if self.force {
             let volume = &self.spec.volume;
-            let what = format!("Roll volume {volume} back to what the stream is based on?");
+            let what = format!(
+                "Roll volume {volume} back to the snapshot that the stream was made against?"
+            );
             confirm(context, &what)?;
         }
         context.stop.on_signals()?;
@@ -224,7 +230,7 @@ impl Receive {
         match token {
             Some(token) => crate::output::print(&format!("{token}\n")),
             None => Err(Error::not_found(format!(
-                "volume {} has received nothing in part",
+                "volume {} has no interrupted receive to continue",
                 self.spec.volume
             ))),
         }

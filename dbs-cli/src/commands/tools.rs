@@ -26,7 +26,7 @@ impl Completions {
 /// Write the manual pages, one for each command.
 #[derive(Debug, Args)]
 pub struct Man {
-    /// Directory, which is made if absent
+    /// Directory for the pages; it is made if absent
     directory: PathBuf,
 }
 

@@ -14,7 +14,7 @@ use dbs_core::{Error, Result, format_size};
 pub struct Create {
     /// Name of the new volume
     name: String,
-    /// Size, such as 10GiB; space is taken as data is written
+    /// Size, such as 10GiB. The volume takes space only for what is written
     #[arg(value_parser = spec::size)]
     size: u64,
 }
@@ -33,7 +33,7 @@ impl Create {
 /// List all volumes.
 #[derive(Debug, Args)]
 pub struct List {
-    /// Compute the space of each, which takes longer
+    /// Also show the space of each volume, which takes longer
     #[arg(long, short)]
     usage: bool,
 }
@@ -136,13 +136,13 @@ impl Rename {
 
 /// Change the size of a volume.
 ///
-/// Making it smaller is refused while a client, a block device or a replica has it open: `dbs clients` says
-/// who.
+/// A volume cannot be made smaller while a client, a block device or a replica has it open. `dbs
+/// clients` lists who has.
 #[derive(Debug, Args)]
 pub struct Resize {
     /// Volume
     name: String,
-    /// New size; a smaller one destroys what lies beyond it
+    /// New size. A smaller size destroys the content beyond it
     #[arg(value_parser = spec::size)]
     size: u64,
 }
@@ -167,15 +167,15 @@ impl Resize {
         if let Some(on_device) = on_device {
             let old = format_size(on_device);
             context.note(&format!(
-                "its block device keeps {old} until it is detached and attached again: this kernel \
-                 cannot change that in use, Linux 6.16 can"
+                "its block device keeps the size {old} until it is detached and attached again: \
+                 Linux 6.16 can change the size of a device in use, this kernel cannot"
             ));
         }
         Ok(())
     }
 }
 
-/// Delete a volume and its snapshots.
+/// Delete a volume and its snapshots; clones of the snapshots stay.
 #[derive(Debug, Args)]
 pub struct Delete {
     /// Volume
@@ -200,7 +200,7 @@ impl Delete {
     }
 }
 
-/// Create a volume on a snapshot.
+/// Create a volume that starts with the content of a snapshot, without a copy.
 #[derive(Debug, Args)]
 pub struct CloneFrom {
     /// Snapshot, as VOLUME@SNAPSHOT
@@ -220,7 +220,7 @@ impl CloneFrom {
     }
 }
 
-/// Make a clone independent of its origin.
+/// Make a clone independent of its origin, by a copy of the data that both share.
 #[derive(Debug, Args)]
 pub struct Flatten {
     /// Volume
@@ -229,7 +229,7 @@ pub struct Flatten {
 
 impl Flatten {
     pub fn run(self, context: &Context) -> Result<()> {
-        let message = format!("volume {} depends on no other now", self.name);
+        let message = format!("volume {} is independent of its origin now", self.name);
         let value = context.call(&Request::VolumeFlatten { volume: self.name })?;
         context.done(&value, &message)
     }
@@ -267,16 +267,16 @@ impl Du {
     }
 }
 
-/// Give space back to the file system or device: that of blocks of zeros, if a volume is named, and that
-/// of what was deleted and discarded.
+/// Give the space of deleted and discarded data back to the file system or device.
 ///
-/// Clients may go on writing. Space comes back by whole extents (1 MiB by default). What the snapshots of
-/// the volume hold stays as it is.
+/// If a volume is named, its blocks that hold only zeros are released first. Clients can go on writing
+/// meanwhile. Space is given back in whole extents (1 MiB by default). The content of the volume's
+/// snapshots stays allocated.
 #[derive(Debug, Args)]
 pub struct Trim {
-    /// Read the data of this volume and release the blocks that hold nothing but zeros
+    /// Also read the data of this volume, and release the blocks that hold only zeros
     volume: Option<String>,
-    /// Release nothing; say how much there is
+    /// Release nothing; say how much would be released
     #[arg(long, short = 'n', requires = "volume")]
     dry_run: bool,
 }
@@ -306,7 +306,8 @@ impl Trim {
         context.done(&value, &text)?;
         if report.unreadable > 0 {
             context.note(&format!(
-                "{unreadable} were left alone, as some of it is damaged: `dbs scrub` says where"
+                "{unreadable} were left as they are, because some of the data is damaged: `dbs \
+                 scrub` says where"
             ));
         }
         Ok(())
@@ -316,10 +317,10 @@ impl Trim {
 /// A part of a volume.
 #[derive(Debug, Args)]
 struct Part {
-    /// Begin here
+    /// Offset at which to begin
     #[arg(long, value_parser = spec::size, default_value = "0")]
     offset: u64,
-    /// Show only so much
+    /// Length of the part to show; by default all
     #[arg(long, value_parser = spec::size)]
     length: Option<u64>,
 }
@@ -360,7 +361,8 @@ impl Diff {
     pub fn run(self, context: &Context) -> Result<()> {
         if self.from.volume != self.to.volume {
             return Err(Error::invalid(format!(
-                "{} and {} are of different volumes: only points of one volume can be compared",
+                "{} and {} belong to different volumes: only snapshots of one volume, and the \
+                 volume itself, can be compared",
                 self.from, self.to
             )));
         }

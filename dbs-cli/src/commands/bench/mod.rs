@@ -34,44 +34,45 @@ const NBD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Measure how fast a store, an NBD export or a device is.
 ///
-/// Without a target, a temporary volume `dbs-bench-...` is made in the store, measured and deleted;
-/// if the store is served, through its server. What is there already (a volume, an NBD export, a
-/// device or file) is only read, unless `--write` allows its content to be destroyed.
+/// Without a target, the command makes a temporary volume `dbs-bench-...` in the store, measures it and
+/// deletes it. If the store is served, all requests go through its server. A target that exists already
+/// (a volume, an NBD export, a device or file) is only read, unless `--write` allows its content to be
+/// destroyed.
 ///
-/// Measured are requests a second (4 KiB, many in flight), bandwidth (128 KiB random, 1 MiB
+/// The tests measure requests a second (4 KiB, many in flight), bandwidth (128 KiB random, 1 MiB
 /// sequential) and latency (4 KiB, one in flight), random and sequential, reading and writing; first
 /// writes, overwrites and writes after a snapshot; writes with a flush each; and reads through chains
-/// of snapshots. What a target cannot do is not measured, and the report says why.
+/// of snapshots. A test that the target does not support is left out, and the report says why.
 #[derive(Debug, Args)]
 pub struct Bench {
     /// VOLUME or VOLUME@SNAPSHOT of the store, nbd://HOST:PORT/EXPORT or
     /// nbd+unix:///EXPORT?socket=PATH
     target: Option<Place>,
-    /// Measure this block device or file itself
+    /// Measure this block device or file directly
     #[arg(long, value_name = "PATH", conflicts_with = "target")]
     device: Option<PathBuf>,
-    /// Also write to a target that was there before; its content is lost
+    /// Also measure writes to an existing target; its content is lost
     #[arg(long)]
     write: bool,
-    /// One second a test on 128 MiB, instead of five on 1 GiB
+    /// Take one second for each test on 128 MiB, instead of five seconds on 1 GiB
     #[arg(long)]
     quick: bool,
     /// How long each test takes, such as 500ms or 10s
     #[arg(long, value_parser = spec::duration)]
     time: Option<Duration>,
-    /// Bytes measured, from the start of the target; if it is only read, all of it by default
+    /// Bytes to measure, from the start of the target; by default all of a target that is only read
     #[arg(long, value_parser = spec::size)]
     size: Option<u64>,
-    /// Requests in flight where there are many; half of that for large ones
+    /// Requests in flight in tests with many at once; half as many in tests with large requests
     #[arg(long, value_name = "N", default_value_t = DEPTH, value_parser = depth())]
     depth: u32,
-    /// Only these tests, or groups of tests; can be repeated
+    /// Run only these tests or groups of tests; can be repeated
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = names())]
     only: Vec<String>,
-    /// Seed of the offsets: the same gives the same ones
+    /// Seed of the random offsets; the same seed gives the same offsets
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Also draw the results into this SVG file; one that exists is replaced
+    /// Also draw the results into this SVG file; an existing file is replaced
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }

@@ -142,7 +142,7 @@ fn mount_part(image: &Path, part: &Part, point: &Path) -> Result<Mounted> {
         let kind = if missing { ErrorKind::Unsupported } else { ErrorKind::Io };
         return Err(Error::new(kind, format!("mounting the {file_system}: {}", text.trim())));
     }
-    mounts::at(point)?.ok_or_else(|| Error::busy("it was unmounted at once"))
+    mounts::at(point)?.ok_or_else(|| Error::busy("somebody unmounted it at once"))
 }
 
 /// Waits until it is unmounted, by whomever; a signal does it here.
@@ -157,7 +157,10 @@ fn wait(mounted: &Mounted, server: &Server<'_>, signals: &mut Signals) -> Result
             end_on(asked);
             asked = true;
             if let Err(error) = mounts::unmount(&mounted.point, false) {
-                server.note(&format!("{error}; out of sight now, it ends with its last user"));
+                server.note(&format!(
+                    "{error}; the directory shows nothing any more, and the mount ends when its \
+                     last user closes the files"
+                ));
                 mounts::unmount(&mounted.point, true)?;
             }
         }

@@ -25,29 +25,30 @@ use std::time::Duration;
 /// How often to see whether somebody has unmounted it.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Show the volumes and snapshots of an idle store as files, for reading.
+/// Show the volumes and snapshots of an idle store as read-only files in a directory.
 ///
 /// A volume is the file DIR/volumes/NAME/head.raw, a snapshot DIR/volumes/NAME/snapshots/SNAPSHOT.raw.
-/// They are sparse images, which can be copied, searched and loop-mounted; what is known of them is
-/// beside them as JSON, and in their extended attributes (user.dbs.*). A process in the background
-/// serves the mount until `dbs umount DIR`. Until then the store can be read by other commands, and
-/// not be written: to show a store that is written, use `dbs serve --mount DIR`.
+/// The files are sparse images, which can be copied, searched and loop-mounted. JSON files beside them,
+/// and their extended attributes (user.dbs.*), describe them. A process in the background serves the
+/// mount until `dbs umount DIR`. Until then other commands can read the store, but not write it. To
+/// show a store while it is written, use `dbs serve --mount DIR`.
 #[derive(Debug, Args)]
 #[command(override_usage = "dbs mount [OPTIONS] [STORE] <DIR>")]
 pub struct Mount {
-    /// The directory to mount on; before it the store, if neither --store nor DBS_STORE names it
+    /// The directory to mount on. Put the store before it, if neither --store nor DBS_STORE names the
+    /// store
     #[arg(value_name = "PATH", num_args = 1..=2, required = true)]
     places: Vec<PathBuf>,
-    /// Serve it in this process, until it is unmounted, SIGINT or SIGTERM
+    /// Serve the mount in this process, until `dbs umount`, SIGINT or SIGTERM
     #[arg(long, short)]
     foreground: bool,
-    /// Options, separated by commas; can be repeated
+    /// Mount options, separated by commas; can be repeated
     #[arg(long = "options", short = 'o', value_name = "OPTION", value_enum, value_delimiter = ',')]
     options: Vec<MountOption>,
-    /// Mount the file system that is inside a snapshot. Needs root
+    /// Mount the file system inside this snapshot. Needs root
     #[arg(long, value_name = "VOLUME@SNAPSHOT")]
     files: Option<SnapshotSpec>,
-    /// The partition that has it, as the kernel counts them
+    /// Number of the partition with the file system, as the kernel counts partitions
     #[arg(long, value_name = "N", requires = "files")]
     partition: Option<u32>,
     /// The process that serves in the background
@@ -59,9 +60,9 @@ pub struct Mount {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum MountOption {
-    /// Other users may look at it, too
+    /// Let other users read the files, too
     AllowOther,
-    /// For reading only, as it always is
+    /// Read-only, as every mount is
     Ro,
 }
 
@@ -99,7 +100,10 @@ impl Mount {
                 end_on(asked);
                 asked = true;
                 if let Err(error) = mount.unmount(false) {
-                    server.note(&format!("{error}; out of sight now, it ends with its last user"));
+                    server.note(&format!(
+                        "{error}; the directory shows nothing any more, and the mount ends when \
+                         its last user closes the files"
+                    ));
                     mount.unmount(true)?;
                 }
             }

@@ -17,14 +17,15 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// Unmount what `dbs mount` has mounted.
 ///
-/// Returns when the process that served it has ended, so that the store is free for others. A mount
-/// whose process is dead is taken away, too.
+/// The command returns when the process that served the mount has ended, so that other commands can
+/// write the store. A mount whose process is dead is removed, too.
 #[derive(Debug, Args)]
 pub struct Umount {
-    /// The directory
+    /// The directory that is mounted on
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Even if it is in use: it goes out of sight now, and ends with its last user
+    /// Unmount even if the files are in use: the directory is empty at once, and the mount ends when
+    /// its last user closes the files
     #[arg(long, short)]
     lazy: bool,
 }

@@ -1,4 +1,4 @@
-//! The commands that steer a volume.
+//! The commands for a volume.
 
 use super::args::Globals;
 use super::client_args::*;

@@ -1,4 +1,4 @@
-//! The arguments of the commands that steer a volume: names and defaults are upstream's.
+//! The arguments of the commands for a volume: names and defaults are upstream's.
 //!
 //! Positional arguments that must be there are asked for by the commands themselves: upstream's take
 //! any number and use the first.
@@ -6,13 +6,13 @@
 use super::golang::BooleanOption as _;
 use clap::{Args, Subcommand};
 
-/// Commands that steer a volume through its controller, at `--url`.
+/// Commands for a volume, which go to its controller at `--url`.
 #[derive(Debug, Subcommand)]
 pub enum ClientCommand {
     /// List the replicas of the volume
     #[command(visible_alias = "ls")]
     LsReplica(NoArgs),
-    /// Add a replica and fill it, or start the volume with it
+    /// Add a replica and rebuild it; start the volume with it if the volume has no replica
     #[command(visible_alias = "add")]
     AddReplica(AddReplicaArgs),
     /// Remove a replica from the volume
@@ -21,40 +21,40 @@ pub enum ClientCommand {
     /// Set the mode of a replica
     #[command(visible_alias = "update")]
     UpdateReplica(UpdateReplicaArgs),
-    /// Have a replica that was filled checked and used
+    /// Check a replica after its rebuild, and use it from then on
     #[command(visible_alias = "verify-rebuild")]
     VerifyRebuildReplica(VerifyRebuildArgs),
-    /// Print how far replicas are with being filled
+    /// Print the progress of rebuilds
     #[command(visible_alias = "rebuild-status")]
     ReplicaRebuildStatus(NoArgs),
     /// Start the volume with these replicas
     #[command(visible_alias = "start")]
     StartWithReplicas(StartArgs),
-    /// Snapshots of the volume; by itself, list them
+    /// Work with the snapshots of the volume; without a subcommand, list them
     #[command(visible_alias = "snapshot")]
     Snapshots(Snapshots),
     /// Compute the checksum of a snapshot
     Hash(HashArgs),
-    /// End computing it
+    /// Stop computing the checksum of a snapshot
     HashCancel(Operands),
-    /// Print the checksums of a snapshot
+    /// Print the checksum of a snapshot on each replica
     HashStatus(Operands),
     /// Make the volume larger
     Expand(ExpandArgs),
-    /// Print how the volume is
+    /// Print the state of the volume
     Info(NoArgs),
-    /// The frontend of the volume
+    /// Start or stop the frontend of the volume
     #[command(subcommand)]
     Frontend(FrontendCommand),
-    /// Whether an unmap marks the snapshots it reaches as removed
+    /// Choose whether an unmap marks the snapshots that it reaches as removed
     #[command(visible_alias = "unmap-mark-snap")]
     UnmapMarkSnapChainRemoved(UnmapMarkArgs),
-    /// Have the controller log its last requests
+    /// Make the controller log its last requests
     Journal(JournalArgs),
-    /// The profiler of the process at `--url`
+    /// Start, stop or show the profiler of the process at `--url`
     #[command(subcommand)]
     Profiler(ProfilerCommand),
-    /// Have all sync agents forget the restoration of a backup
+    /// Reset the state of a backup's restoration in all sync agents
     SyncAgentServerReset(NoArgs),
 }
 
@@ -78,10 +78,10 @@ pub struct Operands {
 /// How files are transferred.
 #[derive(Debug, Args)]
 pub struct SyncArgs {
-    /// Seconds a request between a sender and a receiver may take
+    /// Seconds that a request between the sender and the receiver of a file may take
     #[arg(long, value_name = "SECONDS", default_value_t = 5, allow_negative_numbers = true)]
     pub file_sync_http_client_timeout: i32,
-    /// Seconds the whole may take; 24 hours if 0
+    /// Seconds that the whole transfer may take; 0 stands for 24 hours
     #[arg(long, value_name = "SECONDS", default_value_t = 0, allow_negative_numbers = true)]
     pub grpc_timeout_seconds: i64,
 }
@@ -93,13 +93,13 @@ pub struct AddReplicaArgs {
     /// Address of the replica
     #[arg(value_name = "tcp://HOST:PORT")]
     pub replica: Vec<String>,
-    /// The volume is one that a backup is restored to, which fills the replica
+    /// The volume is being restored from a backup, and the restoration fills the replica
     #[arg(long, boolean = "false")]
     pub restore: bool,
     /// Sizes of the volume.
     #[command(flatten)]
     pub sizes: SizeArgs,
-    /// Leave files of equal checksum as they are
+    /// Do not transfer files whose checksums are equal
     #[arg(long, boolean = "false")]
     pub fast_sync: bool,
     /// Upstream takes and ignores it, too
@@ -108,7 +108,7 @@ pub struct AddReplicaArgs {
     /// How files are transferred.
     #[command(flatten)]
     pub sync: SyncArgs,
-    /// Name of the replica's instance, which refuses if it is another
+    /// Name of the replica's instance; a replica with another instance name refuses the request
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub replica_instance_name: String,
 }
@@ -119,7 +119,7 @@ pub struct SizeArgs {
     /// Size the volume is to have: bytes, or 42kb, 42mb, 42gb
     #[arg(long, default_value = "", hide_default_value = true)]
     pub size: String,
-    /// Size it has
+    /// Size that the volume has now
     #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
     pub current_size: String,
 }
@@ -131,7 +131,7 @@ pub struct UpdateReplicaArgs {
     /// Address of the replica
     #[arg(value_name = "tcp://HOST:PORT")]
     pub replica: Vec<String>,
-    /// RW or ERR; the controller takes no other
+    /// New mode: RW or ERR
     #[arg(long, default_value = "", hide_default_value = true)]
     pub mode: String,
 }
@@ -143,7 +143,7 @@ pub struct VerifyRebuildArgs {
     /// Address of the replica
     #[arg(value_name = "tcp://HOST:PORT")]
     pub replica: Vec<String>,
-    /// Name of the replica's instance, which refuses if it is another
+    /// Name of the replica's instance; a replica with another instance name refuses the request
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub replica_instance_name: String,
 }
@@ -172,29 +172,29 @@ pub struct Snapshots {
 /// `snapshots ...`.
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
-    /// Take a snapshot and print its name, which is made up if not given
+    /// Take a snapshot and print its name; without NAME, the command chooses a name
     Create(CreateArgs),
-    /// Go back to a snapshot; the frontend must be down
+    /// Return the volume to a snapshot; the frontend must be down
     Revert(Operands),
-    /// List the snapshots under the head that all replicas have
+    /// List the snapshots in the chain of the head that all replicas have
     Ls(NoArgs),
     /// Mark snapshots as removed
     Rm(Operands),
-    /// Begin to remove what is marked as removed
+    /// Start to delete the snapshots that are marked as removed
     Purge(PurgeArgs),
-    /// Print how far that is
+    /// Print the progress of the purge
     PurgeStatus(NoArgs),
-    /// Print all snapshots and how they are related
+    /// Print all snapshots, with the parent and children of each
     Info(NoArgs),
-    /// Fill this volume with a snapshot of another
+    /// Fill this volume with a snapshot of another volume
     Clone(CloneArgs),
-    /// Print how far that is
+    /// Print the progress of the clone
     CloneStatus(NoArgs),
     /// Compute the checksum of a snapshot
     Hash(HashArgs),
-    /// End computing it
+    /// Stop computing the checksum of a snapshot
     HashCancel(Operands),
-    /// Print the checksums of a snapshot
+    /// Print the checksum of a snapshot on each replica
     HashStatus(Operands),
 }
 
@@ -205,10 +205,10 @@ pub struct CreateArgs {
     /// Name of the snapshot
     #[arg(value_name = "NAME")]
     pub name: Vec<String>,
-    /// A label of the snapshot; may be given again
+    /// A label of the snapshot; can be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub label: Vec<String>,
-    /// Freeze the file system on the volume meanwhile
+    /// Freeze the file system on the volume while the snapshot is taken
     #[arg(long, boolean = "false")]
     pub freeze_fs: bool,
 }
@@ -217,7 +217,7 @@ pub struct CreateArgs {
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub struct PurgeArgs {
-    /// A purge that goes on already is no error
+    /// Succeed if a purge is in progress already
     #[arg(long, boolean = "false")]
     pub skip_if_in_progress: bool,
 }
@@ -229,16 +229,16 @@ pub struct CloneArgs {
     /// Name of the snapshot
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub snapshot_name: String,
-    /// Address of the controller of the volume it is of
+    /// Address of the controller of the snapshot's volume
     #[arg(long, value_name = "tcp://HOST:PORT", default_value = "", hide_default_value = true)]
     pub from_controller_address: String,
-    /// Name of that volume, which refuses if it is another
+    /// Name of the snapshot's volume; a controller of another volume refuses the request
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub from_volume_name: String,
-    /// Name of that controller's instance, likewise
+    /// Name of that controller's instance; a controller with another instance name refuses the request
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub from_controller_instance_name: String,
-    /// Clone what is in a backing image as well
+    /// Also clone the content of a backing image
     #[arg(long, boolean = "false")]
     pub export_backing_image_if_exist: bool,
     /// How files are transferred.
@@ -253,7 +253,7 @@ pub struct HashArgs {
     /// Name of the snapshot
     #[arg(value_name = "NAME")]
     pub snapshot: Vec<String>,
-    /// Even if there is one
+    /// Compute the checksum even if the snapshot has one
     #[arg(long, boolean = "false")]
     pub rehash: bool,
 }
@@ -262,7 +262,7 @@ pub struct HashArgs {
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub struct ExpandArgs {
-    /// Bytes the volume is to have
+    /// New size of the volume in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 0, allow_negative_numbers = true)]
     pub size: i64,
     #[arg(hide = true)]
@@ -272,9 +272,9 @@ pub struct ExpandArgs {
 /// `frontend ...`.
 #[derive(Debug, Subcommand)]
 pub enum FrontendCommand {
-    /// Start it
+    /// Start the frontend
     Start(Operands),
-    /// End it
+    /// Stop the frontend
     Shutdown(NoArgs),
 }
 
@@ -282,10 +282,10 @@ pub enum FrontendCommand {
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub struct UnmapMarkArgs {
-    /// It does
+    /// An unmap marks the snapshots that it reaches as removed
     #[arg(long, boolean = "false")]
     pub enable: bool,
-    /// It does not
+    /// An unmap marks no snapshots as removed
     #[arg(long, boolean = "false")]
     pub disable: bool,
 }
@@ -294,7 +294,7 @@ pub struct UnmapMarkArgs {
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub struct JournalArgs {
-    /// Most requests; all if 0
+    /// Number of requests to log; 0 stands for all
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub limit: i64,
 }
@@ -302,11 +302,11 @@ pub struct JournalArgs {
 /// `profiler ...`.
 #[derive(Debug, Subcommand)]
 pub enum ProfilerCommand {
-    /// Print where it listens
+    /// Print the port on which the profiler listens
     Show(NoArgs),
-    /// Start it
+    /// Start the profiler
     Enable(ProfilerEnableArgs),
-    /// End it
+    /// Stop the profiler
     Disable(NoArgs),
 }
 
@@ -314,7 +314,7 @@ pub enum ProfilerCommand {
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub struct ProfilerEnableArgs {
-    /// Where it is to listen, above 30000; by default that of `--url` and 20001
+    /// Port on which the profiler is to listen, above 30000; by default the port of `--url` plus 20001
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub port: i32,
 }

@@ -38,57 +38,58 @@ const NAME_MAX: usize = 64;
 pub struct ControllerArgs {
     /// Name of the volume
     pub volume: String,
-    /// Where to listen for gRPC
+    /// Address to listen on for gRPC
     #[arg(long, value_name = "[HOST]:PORT", default_value = "localhost:9501")]
     pub listen: ListenAddress,
     /// Size of the volume: bytes, or 42kb, 42mb, 42gb
     #[arg(long, default_value = "", hide_default_value = true, value_parser = golang::size)]
     pub size: Size,
-    /// Size it had when it was last seen
+    /// Size that the volume had when it last ran
     #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
     #[arg(value_parser = golang::size)]
     pub current_size: Size,
-    /// A replica: tcp://HOST:PORT, local:DIRECTORY for one in this process, or file://PATH for a plain
-    /// file; can be repeated
+    /// Address of a replica: tcp://HOST:PORT; local:DIRECTORY for a replica in this process; or
+    /// file://PATH for a plain file. Can be repeated
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub replica: Vec<String>,
-    /// How the volume is offered: `tgt-blockdev` (a block device /dev/longhorn/VOLUME), `ublk` (the same
-    /// by its own name), `nbd` or `socket`
+    /// How users connect to the volume: `tgt-blockdev` (the block device /dev/longhorn/VOLUME), `ublk`
+    /// (another name for the same), `nbd` or `socket`
     #[arg(long, default_value = "", hide_default_value = true)]
     pub frontend: String,
-    /// A kind of replicas that the volume may have: `tcp` or `file`; can be repeated. With `file`, whoever
-    /// reaches the port of gRPC can have any file of this machine written
+    /// Kind of replicas that the volume may have: `tcp` or `file`; can be repeated. With `file`,
+    /// everybody who can reach the gRPC port can write any file of this machine
     #[arg(long, value_name = "KIND", action = ArgAction::Append, default_value = "tcp")]
     pub enable_backend: Vec<BackendKind>,
-    /// Another engine of the volume still runs and is to be taken over from
+    /// Take the volume over from another engine that still runs
     #[arg(long, boolean = "false")]
     pub upgrade: bool,
-    /// Writes are not counted
+    /// Do not count writes
     #[arg(long = "disableRevCounter", boolean = "false")]
     pub disable_rev_counter: bool,
-    /// All replicas have failed: keep the best one
+    /// Start although all replicas have failed, with the best of them
     #[arg(long = "salvageRequested", boolean = "false")]
     pub salvage_requested: bool,
     /// Mark the snapshots that an unmap reaches as removed
     #[arg(long, boolean = "false")]
     pub unmap_mark_snap_chain_removed: bool,
-    /// How to connect to replicas for data
+    /// How to connect to the data ports of replicas
     #[arg(long, value_enum, default_value_t = DataProtocol::Tcp)]
     pub data_server_protocol: DataProtocol,
-    /// Seconds of silence after which a replica is given up, 8 to 30; the last one has twice as long
+    /// Seconds without an answer after which a replica becomes ERR, 8 to 30; twice as long for the last
+    /// complete replica
     #[arg(long, value_name = "SECONDS", default_value_t = 8)]
     pub engine_replica_timeout: i64,
-    /// Seconds for each request of a file's transfer between replicas
+    /// Seconds that a request of a file's transfer between replicas may take
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub file_sync_http_client_timeout: i32,
-    /// Most snapshots
+    /// Highest number of snapshots
     #[arg(long, value_name = "N", default_value_t = 250)]
     pub snapshot_max_count: u32,
-    /// Most bytes in snapshots, without a limit if 0: bytes, or 42kb, 42mb, 42gb
+    /// Highest size of all snapshots together: bytes, or 42kb, 42mb, 42gb; 0 stands for no limit
     #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
     #[arg(value_parser = golang::size)]
     pub snapshot_max_size: Size,
-    /// From how many replicas at once one is rebuilt
+    /// Highest number of replicas that send data at once when a replica is rebuilt
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub rebuild_sync_concurrent_limit: u32,
     /// How DBS is to do it.
@@ -100,7 +101,7 @@ pub struct ControllerArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = OURS)]
 pub struct OurControllerArgs {
-    /// Threads, each with its share of the frontend's connections and of those to replicas
+    /// Threads; the connections of the frontend and those to the replicas are spread over them
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: u16,
@@ -108,7 +109,7 @@ pub struct OurControllerArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub replica_connections: u16,
-    /// Requests in flight on each reactor; more wait
+    /// Requests in flight on each reactor; further requests wait
     #[arg(long, value_name = "N", default_value_t = 1024)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=FLIGHTS_MAX as i64))]
     pub queue_depth: u32,
@@ -119,14 +120,15 @@ pub struct OurControllerArgs {
     /// In place of --engine-replica-timeout, and any: for tests
     #[arg(long, value_name = "MILLISECONDS", hide = true)]
     pub replica_timeout_ms: Option<u64>,
-    /// Read from a replica on this machine while there is one that is complete
+    /// Read from a replica on this machine as long as one is complete
     #[arg(long)]
     pub prefer_local: bool,
-    /// Serve the replica in DIRECTORY in this process as well, for `add-replica`; can be repeated
+    /// Also serve the replica in DIRECTORY in this process, so that `add-replica` can add it; can be
+    /// repeated
     #[arg(long, value_name = "DIRECTORY", action = ArgAction::Append)]
     pub local: Vec<PathBuf>,
-    /// Where replicas of this process listen, for rebuilds and commands: with port 0 on any ports,
-    /// else on 13 from this one on, each
+    /// Address on which replicas in this process listen, for rebuilds and commands. Port 0 stands for
+    /// any free ports; with another port, each replica takes 13 ports, counted from this one
     #[arg(long, value_name = "HOST:PORT", default_value = "localhost:0")]
     pub local_listen: ListenAddress,
     /// Checksums of replicas of this process.
@@ -139,28 +141,28 @@ pub struct OurControllerArgs {
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
     pub frontend_queues: Option<u16>,
-    /// Requests of a queue of the block device at a time
+    /// Requests that a queue of the block device holds at a time
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
     pub frontend_depth: u16,
-    /// Where the frontend `nbd` listens besides its socket: tcp:PORT (loopback), tcp:HOST:PORT or
+    /// Further address on which the frontend `nbd` listens: tcp:PORT (loopback), tcp:HOST:PORT or
     /// unix:PATH; can be repeated
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub nbd_listen: Vec<Listen>,
-    /// Directory with server-cert.pem and server-key.pem: NBD clients over TCP must use TLS, and if there
-    /// is a ca-cert.pem, show a certificate that it has signed. Not that of --tls-dir, whose certificates
-    /// are for more
+    /// Directory with server-cert.pem and server-key.pem. NBD clients over TCP must then use TLS. If
+    /// the directory has a ca-cert.pem, each client must show a certificate signed by it. Use another
+    /// directory than that of --tls-dir, whose certificates also give access to replicas
     #[arg(long, value_name = "DIRECTORY")]
     pub nbd_tls_dir: Option<PathBuf>,
-    /// Directory of the frontend's socket, and in its subdirectory `longhorn` of what the next controller
+    /// Directory of the frontend's socket. Its subdirectory `longhorn` holds what the next controller
     /// must know [default: /var/run]
     #[arg(long, value_name = "DIRECTORY")]
     pub socket_dir: Option<PathBuf>,
-    /// Directory of nodes of block devices
+    /// Directory for the nodes of block devices
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/longhorn")]
     pub device_dir: PathBuf,
-    /// Answer requests without replicas: reads give zeros, writes are lost. To measure what is in
-    /// front of them
+    /// Answer requests without replicas: reads give zeros, and written data is lost. Only for measuring
+    /// frontends
     #[arg(long, conflicts_with = "replica", requires = "size")]
     pub null_backend: bool,
 }

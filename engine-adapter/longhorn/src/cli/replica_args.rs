@@ -17,20 +17,20 @@ pub(super) const OURS: &str = "Options of DBS";
 pub struct ReplicaArgs {
     /// Directory of the replica, made if absent
     pub directory: PathBuf,
-    /// Where to listen: gRPC here, data on the next port, the sync agent on the one after that, its
-    /// receivers on those behind
+    /// Address to listen on for gRPC. The next port is for data, the one after it for the sync agent,
+    /// the ports after that for the sync agent's receivers
     #[arg(long, value_name = "[HOST]:PORT", default_value = "localhost:9502")]
     pub listen: ListenAddress,
     /// Size of the volume if the replica is new: bytes, or 42kb, 42mb, 42gb
     #[arg(long, default_value = "", hide_default_value = true, value_parser = golang::size)]
     pub size: Size,
-    /// Backing images are not supported: only an empty value is
+    /// Backing images are not supported: the value must be empty
     #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
     pub backing_file: String,
     /// Whether to serve the sync agent
     #[arg(long, boolean = "true")]
     pub sync_agent: bool,
-    /// Ports for receiving files, behind the sync agent's
+    /// Number of ports for receiving files, after the sync agent's port
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub sync_agent_port_count: u16,
     /// Do not count writes
@@ -39,20 +39,20 @@ pub struct ReplicaArgs {
     /// How the engine connects for data
     #[arg(long, value_enum, default_value_t = DataProtocol::Tcp)]
     pub data_server_protocol: DataProtocol,
-    /// Mark the snapshots under the head as removed before an unmap
+    /// Before an unmap, mark the snapshots below the head as removed
     #[arg(long, boolean = "false")]
     pub unmap_mark_disk_chain_removed: bool,
-    /// Name of the replica's instance, which callers that name another are refused by
+    /// Name of the replica's instance; the process refuses callers that name another instance
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub replica_instance_name: String,
-    /// Most snapshots
+    /// Highest number of snapshots
     #[arg(long, value_name = "N", default_value_t = 250)]
     pub snapshot_max_count: i32,
-    /// Most bytes in snapshots, without a limit if 0: bytes, or 42kb, 42mb, 42gb
+    /// Highest size of all snapshots together: bytes, or 42kb, 42mb, 42gb; 0 stands for no limit
     #[arg(long, value_name = "SIZE", default_value = "", hide_default_value = true)]
     #[arg(value_parser = golang::size)]
     pub snapshot_max_size: Size,
-    /// The volume is encrypted, and 16 MiB larger for it
+    /// The volume is encrypted, and therefore 16 MiB larger
     #[arg(long, boolean = "false")]
     pub encrypted: bool,
     /// Upstream takes and ignores it, too
@@ -73,15 +73,15 @@ pub type Size = Option<u64>;
 #[derive(Debug, Args)]
 #[command(next_help_heading = OURS)]
 pub struct OurArgs {
-    /// What an acknowledged write survives: the end of the process (`interval`), with a commit for
-    /// power loss in the background, or power loss (`power`), with a commit before each
-    /// acknowledgement
+    /// What an acknowledged write survives. `interval`: a crash of the process; a commit in the
+    /// background makes the write survive power loss. `power`: power loss, as each write is committed
+    /// before it is acknowledged
     #[arg(long, value_enum, default_value_t = DurabilityArg::Interval)]
     pub durability: DurabilityArg,
-    /// How long a write may stay uncommitted
+    /// Longest time until a write is committed
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = golang::duration)]
     pub commit_interval: Duration,
-    /// Bytes after which a commit begins earlier
+    /// Uncommitted bytes at which a commit begins earlier
     #[arg(long, value_name = "SIZE", default_value = "64mb", value_parser = golang::size)]
     pub commit_bytes: Size,
     /// Serve metrics for Prometheus over HTTP
@@ -96,12 +96,12 @@ pub struct OurArgs {
     /// Checksums of data.
     #[command(flatten)]
     pub checksums: ChecksumArgs,
-    /// Directory on tmpfs for what is not committed yet; by default one of the host's, if it is to be
-    /// seen under /host, else of this system
+    /// Directory on tmpfs for changes that are not committed yet; by default a directory of the host,
+    /// if the host's file system is below /host, else of this system
     #[arg(long, value_name = "DIRECTORY")]
     pub tail: Option<PathBuf>,
-    /// Answer data requests without touching data: reads give zeros, writes are lost. To measure the
-    /// protocol alone
+    /// Answer requests without touching data: reads give zeros, and written data is lost. Only for
+    /// measuring the protocol
     #[arg(long)]
     pub null_storage: bool,
 }
@@ -113,10 +113,11 @@ pub struct ThreadArgs {
     /// Threads that serve data connections; by default one for each core, at most 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub reactors: Option<u16>,
-    /// Threads that execute requests which have to wait; by default 8, of `serve` 16
+    /// Threads for requests that have to wait; by default 8, with `longhorn serve` 16
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
-    /// How long a reactor looks for the next request before it sleeps, while they come quickly
+    /// How long a thread of --reactors polls for the next request before it sleeps, while requests come
+    /// quickly
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = golang::duration)]
     pub spin: Duration,
 }
@@ -130,12 +131,13 @@ fn if_given(text: &str) -> Result<bool, String> {
 #[derive(Debug, Args)]
 #[command(next_help_heading = OURS)]
 pub struct ChecksumArgs {
-    /// Whether a new store in DIRECTORY keeps a checksum of each block of data and compares it at each read
+    /// Whether a new store in DIRECTORY keeps a checksum of each block of data, and compares the
+    /// checksum at each read
     #[arg(long, value_name = "BOOL", default_value = "true", value_parser = if_given)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(action = ArgAction::Set, env = "DBS_CHECKSUMS")]
     pub checksums: bool,
-    /// Memory for checksums, at least 256kb; 64mb hold those of about 64 GiB of data
+    /// Memory for checksums, at least 256kb; 64mb hold the checksums of about 64 GiB of data
     #[arg(long, value_name = "SIZE", default_value = "64mb", value_parser = checksum_cache)]
     #[arg(env = "DBS_CHECKSUM_CACHE")]
     pub checksum_cache: Size,
@@ -178,16 +180,16 @@ pub enum DurabilityArg {
 #[derive(Debug, Args)]
 #[command(args_override_self = true)]
 pub struct SyncAgentArgs {
-    /// Where to listen
+    /// Address to listen on
     #[arg(long, value_name = "[HOST]:PORT", default_value = "localhost:9504")]
     pub listen: ListenAddress,
     /// Ports of receivers
     #[arg(long, value_name = "FIRST-LAST", default_value = "9700-9800", value_parser = port_range)]
     pub listen_port_range: (u16, u16),
-    /// gRPC address of the replica; it is the one of the present directory
+    /// gRPC address of the replica, whose directory must be the current directory
     #[arg(long, value_name = "ADDRESS", default_value = "", hide_default_value = true)]
     pub replica: String,
-    /// Name of the replica's instance, which callers that name another are refused by
+    /// Name of the replica's instance; the process refuses callers that name another instance
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     pub replica_instance_name: String,
 }

@@ -34,8 +34,8 @@ pub struct ServeArgs {
     /// answers `dbs` commands on the store
     #[arg(long, env = "DBS_STORE", value_name = "PATH")]
     pub store: PathBuf,
-    /// How often to look for replicas whose directory is gone. A replica whose directory was removed
-    /// loses its volume in the store at the next look
+    /// How often to look whether a replica's directory was removed. When it is gone twice in a row, the
+    /// replica's volume is deleted
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = golang::duration)]
     pub replica_check: Duration,
     /// Longest time until a change is committed
