@@ -129,7 +129,7 @@ pub fn find_server(path: &Path, runtime_dir: &Path) -> Result<RemoteStore> {
         key => Some(key?),
     };
     let Ok(place) = store_place(path) else {
-        return Err(Error::not_found("which server to look for cannot be seen"));
+        return Err(Error::not_found("the store cannot be read, so its server cannot be found"));
     };
     let socket = socket_path(runtime_dir, known.as_deref().unwrap_or(&place));
     if let Some(key) = &known {

@@ -44,8 +44,8 @@ impl Place {
         let client = Client::connect(&self.socket)?;
         if self.users.as_ref().is_some_and(|users| !client.is_of(users)) {
             return Err(Error::busy(format!(
-                "the server on {} is not one of root, of this user or of the user of the store, and is \
-                 not believed; if it should be, name its directory with DBS_RUNTIME_DIR",
+                "the server on {} runs neither as root, nor as this user, nor as the owner of the \
+                 store, and is not trusted; to trust it, name its directory with DBS_RUNTIME_DIR",
                 self.socket.display()
             )));
         }

@@ -62,7 +62,7 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// Sent to the client.
     fn fill(&self) -> Result<Session> {
-        Err(Error::unsupported("this server lets nobody fill its volumes"))
+        Err(Error::unsupported("this server does not support filling volumes"))
     }
 
     /// Answers a method that is no [`Request`]; `None` if there is no such method here either.

@@ -437,8 +437,8 @@ impl Devices {
                 );
             }
             Err(error) => {
-                let hint = "it has the new size when it is detached and attached again; Linux 6.16 \
-                            can change it in use";
+                let hint = "the device gets the new size when it is detached and attached again; \
+                            Linux 6.16 can change the size in use";
                 let error = explain(error, "changing the size of the block device");
                 let device = block_path(id);
                 let fields: [(&str, &dyn std::fmt::Display); 3] =

@@ -127,7 +127,7 @@ fn ublk_config(config: &Config, kernel: &str) -> Check {
         Some(_) => (false, "a module, not installed"),
         None if listed => (true, "a module, installed"),
         None if config.known => (false, "left out of this kernel"),
-        None => (false, "not known: the kernel's configuration is not to be found"),
+        None => (false, "not known: the kernel's configuration was not found"),
     };
     let remedy = "install the package with the kernel's further modules, or a kernel with \
                   CONFIG_BLK_DEV_UBLK (Linux 6.5 or later)";
@@ -176,7 +176,7 @@ fn ublk_features(features: &std::io::Result<u64>) -> Check {
 
 fn resize(features: &std::io::Result<u64>) -> Check {
     let ok = features.as_ref().is_ok_and(|bits| bits & feature::UPDATE_SIZE != 0);
-    let found = if ok { "the driver can" } else { "the driver cannot, or is not to be asked" };
+    let found = if ok { "the driver can" } else { "the driver cannot do this, or cannot be asked" };
     let remedy = "Linux 6.16 or later; until then a new size shows when a volume is detached and \
                   attached again";
     check("ublk_resize", ok, found, remedy)

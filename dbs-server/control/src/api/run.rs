@@ -102,7 +102,7 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
     match request {
         R::SnapshotCreate { volume, snapshot, labels, system, rebuilding } => {
             if rebuilding.is_none() {
-                refuse_incomplete(store, volume, "its snapshot would be, too")?;
+                refuse_incomplete(store, volume, "its snapshot would be incomplete, too")?;
             }
             let options = SnapshotOptions {
                 labels: labels.clone(),
@@ -297,8 +297,8 @@ fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value>
     let old = find_volume(store, volume)?.size;
     if size < old && !shrink {
         return Err(Error::invalid(format!(
-            "volume {volume} has {old} bytes: resizing it to {size} destroys what lies beyond; \
-             say that this is meant"
+            "volume {volume} has {old} bytes: a size of {size} destroys the content beyond it; \
+             allow that with `shrink`"
         )));
     }
     store.resize_volume(volume, size)?;

@@ -37,7 +37,7 @@ pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
         (
             "dbs_store_snapshot_slots",
             "gauge",
-            "Slots in use: of snapshots, heads and deleted ones.",
+            "Slots in use: by snapshots, heads and deleted snapshots.",
             |info| info.snapshots,
         ),
         (
@@ -49,11 +49,16 @@ pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
         ("dbs_store_commits_total", "counter", "Durable commit groups, ever.", |info| {
             info.sequence
         }),
-        ("dbs_store_tail", "gauge", "Whether there is a tail.", |info| u64::from(info.tail)),
+        (
+            "dbs_store_tail",
+            "gauge",
+            "1 if there is a tail, with which writes survive kill -9 without a commit.",
+            |info| u64::from(info.tail),
+        ),
         (
             "dbs_store_warnings",
             "gauge",
-            "Things that an operator should know; the log has them.",
+            "Warnings about the store; the log has their texts.",
             |info| info.warnings.len() as u64,
         ),
     ];
@@ -109,16 +114,19 @@ fn checksum_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
             s.verified
         }),
         ("unknown_total", COUNTER, "Blocks read of which no checksum was known.", |s| s.unknown),
-        ("mismatches_total", COUNTER, "Times a damaged block was met.", |s| s.mismatches),
+        ("mismatches_total", COUNTER, "How often a damaged block was met.", |s| s.mismatches),
         ("healed_total", COUNTER, "Damaged blocks written again from a copy.", |s| s.healed),
-        ("untrusted_total", COUNTER, "Groups and pages of checksums met that said nothing.", |s| {
-            s.untrusted
-        }),
-        ("hits_total", COUNTER, "Times that checksums were found in memory.", |s| s.hits),
+        (
+            "untrusted_total",
+            COUNTER,
+            "Groups and pages of checksums that could not be used after a crash or damage.",
+            |s| s.untrusted,
+        ),
+        ("hits_total", COUNTER, "How often checksums were found in memory.", |s| s.hits),
         ("misses_total", COUNTER, "Pages of checksums read from the device.", |s| s.misses),
         ("openings_total", COUNTER, "Groups of checksums opened for writing.", |s| s.openings),
         ("closings_total", COUNTER, "Groups of checksums closed.", |s| s.closings),
-        ("memory_bytes", "gauge", "Memory of checksums.", |s| s.memory),
+        ("memory_bytes", "gauge", "Memory that holds checksums.", |s| s.memory),
         ("open_groups", "gauge", "Groups of checksums that are open.", |s| s.open),
     ];
     for (name, kind, help, value) in values {

@@ -275,8 +275,8 @@ impl Target<'_> {
         let base = match &header.base {
             Some(base) if info.rebuilding && !is_new => {
                 return Err(Error::busy(format!(
-                    "volume `{volume}` is incomplete: what fills it must end before the difference \
-                     to `{}` can be received",
+                    "volume `{volume}` is incomplete: the import or receive that fills it must \
+                     end before the difference to `{}` can be received",
                     base.snapshot
                 )));
             }
@@ -362,8 +362,8 @@ impl Target<'_> {
         let token = ResumeToken { uuid: self.header.uuid.clone(), offset: self.at };
         match self.store.set_labels(self.volume, MARKER, &self.mark()) {
             Ok(()) if self.place.in_sequence => error.context(format!(
-                "stopped in {}@{}; to continue, send and receive all of it again: what is there is \
-                 passed over",
+                "stopped in {}@{}; to continue, send and receive the whole stream again: \
+                 snapshots that are there already are skipped",
                 self.volume, self.header.snapshot
             )),
             Ok(()) => error.context(format!("stopped; to continue, `send --resume {token}`")),
