@@ -313,7 +313,7 @@ pub fn incoming(
                     line = secure(stream, config) => line,
                     () = place.displaced() => {
                         let peer = from.map_or_else(|e| e.to_string(), |from| from.to_string());
-                        let why = "it was silent, and others came";
+                        let why = "the client sent nothing, and its place was needed for others";
                         REFUSALS.warn("tls", &[("client", &peer), ("refused", &why)]);
                         None
                     }

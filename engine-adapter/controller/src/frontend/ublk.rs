@@ -84,8 +84,8 @@ impl UblkFrontend {
     /// # Errors
     /// `Unsupported` before Linux 6.16.
     pub fn resize(&self, size: u64) -> Result<()> {
-        let doing = "changing the size of the block device, which has the new one when its frontend is \
-                     started again; Linux 6.16 can change it in use";
+        let doing = "changing the size of the block device, which gets the new size when its \
+                     frontend is started again; Linux 6.16 can change the size in use";
         let id = self.device.info().id;
         let updated = Control::open().and_then(|mut control| match control.params(id) {
             Ok((known, _)) if known.size == size => Ok(()),

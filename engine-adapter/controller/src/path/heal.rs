@@ -82,12 +82,13 @@ impl Lane {
         complete && self.seated(patient.slot, patient.serial).is_some()
     }
 
-    /// Claims a damaged block, now or later, and reads it from another replica.
+    /// Locks a damaged block, now or later, and reads it from another replica.
     pub(super) fn claim_patient(&mut self, io: &mut Io, place: u32) {
         let Some(flight) = self.flights.get_mut(place) else { return };
         let (Stage::Claiming, Some(patient)) = (flight.stage, flight.patient) else { return };
         let range = (flight.range.0, u64::from(flight.range.1));
-        // Not even one that starves comes first: it may wait for the end of a hold, and that for this.
+        // Not even a starving request comes first: it may wait for the end of a pause, which may wait for
+        // this heal.
         if !is(Bug::HealUnclaimed) {
             if !self.shared.claims.claim(range.0, range.1) {
                 self.blocked = true;
@@ -132,7 +133,7 @@ impl Lane {
             let worth_it = seat.trust.healed();
             log::info("path", &[("replica", &seat.replica.name), ("healed", &offset)]);
             if !worth_it {
-                self.shared.fault_unless_last(slot, "too much of what it holds is damaged");
+                self.shared.fault_unless_last(slot, "too many of its blocks are damaged");
             }
         }
         self.patient_done(io, place);

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 /// In the tags of operations on connections to replicas.
 pub(super) const LINK_TAG: u64 = 1 << 32;
-/// A connection to a replica is given up by the rules' timeout, not for being slow to take requests.
+/// A connection to a replica ends by the rules' timeout, not because it is slow to take requests.
 const NO_LIMIT: Duration = Duration::from_secs(1 << 30);
 
 /// A request that cannot begin yet.
@@ -51,7 +51,7 @@ pub(super) struct Ended {
 
 /// Why a request waits.
 enum Wait {
-    /// For a place, or the end of a hold.
+    /// For a place, or the end of a pause.
     Room(Waiting),
     /// For blocks that others are changing.
     Blocks(Waiting),

@@ -28,7 +28,7 @@ pub(super) enum Message {
     Remove { replica: Arc<Replica>, latch: Arc<Latch> },
     /// Nothing is to begin; tell when nothing is in flight.
     Hold { latch: Arc<Latch> },
-    /// The end of a hold.
+    /// The end of the pause.
     Release,
     /// Blocks were given back.
     Retry,

@@ -79,8 +79,8 @@ pub struct PathOptions {
     pub connections_per_replica: usize,
     /// Requests in flight on each reactor, at most [`FLIGHTS_MAX`]; more wait.
     pub queue_depth: usize,
-    /// Silence after which a replica with requests in flight is given up, if it is not the last one;
-    /// that has twice as long, and so has a single request while others are answered.
+    /// Silence after which a replica with requests in flight becomes `ERR`. The last replica has twice
+    /// as long, and so has a single request while others are answered.
     pub short_timeout: Duration,
     /// What a replica may take for a flush.
     pub flush_timeout: Duration,

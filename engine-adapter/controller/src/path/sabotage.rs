@@ -18,13 +18,13 @@ pub enum Bug {
     ReadFromWo,
     /// Blocks are given back when a change is sent, not when it is done.
     ReleaseEarly,
-    /// A hold has begun though requests are in flight.
+    /// A pause has begun though requests are in flight.
     HoldEarly,
-    /// A hold waits for flushes.
+    /// A pause waits for flushes.
     HoldLong,
     /// A read that failed is tried on the same replica once more.
     RetrySame,
-    /// Nobody is ever given up for taking too long.
+    /// No replica ever becomes `ERR` because it takes too long.
     IgnoreTimeout,
     /// Any answer is proof that no request was lost.
     IgnoreOldest,

@@ -50,13 +50,13 @@ pub(super) struct Shared {
     flushing: AtomicU64,
     /// Slots of replicas that are preferred for reading.
     preferred: AtomicU64,
-    /// Bits of reactors with requests that wait for others' claims.
+    /// Bits of reactors with requests that wait for blocks which others have locked.
     blocked: AtomicU64,
-    /// The reactor, plus 1, with a request that has waited for its claim for too long: until it has
-    /// it, nobody begins a change.
+    /// The reactor, plus 1, with a request that has waited too long for its blocks: until it has locked
+    /// them, nobody begins a change.
     pub starving: AtomicU64,
-    /// Held while faults are decided on and made, so that two reactors do not fault each other's last
-    /// replica.
+    /// Locked while it is decided which replicas become `ERR` and until they are, so that two reactors do
+    /// not make each other's last replica `ERR`.
     deciding: Mutex<()>,
     registry: Mutex<Registry>,
     events: Arc<dyn Events>,
@@ -192,7 +192,10 @@ impl Shared {
         drop(deciding);
         for slot in new {
             let said = errors.iter().find(|(from, _)| *from == slot);
-            self.tell_fault(slot, said.map_or("it is full, and others are not", |(_, text)| text));
+            self.report_fault(
+                slot,
+                said.map_or("it is full, and others are not", |(_, text)| text),
+            );
         }
         verdict
     }
@@ -212,7 +215,7 @@ impl Shared {
         let new = self.make_err(slot);
         drop(deciding);
         if new {
-            self.tell_fault(slot, why);
+            self.report_fault(slot, why);
         }
     }
 
@@ -223,7 +226,7 @@ impl Shared {
         let new = !last && self.make_err(slot);
         drop(deciding);
         if new {
-            self.tell_fault(slot, why);
+            self.report_fault(slot, why);
         }
     }
 
@@ -240,12 +243,12 @@ impl Shared {
         let new = expired.filter(|_| self.make_err(slot));
         drop(deciding);
         if let Some(why) = new {
-            self.tell_fault(slot, why);
+            self.report_fault(slot, why);
         }
     }
 
     /// Tells everybody who has to know that a replica has become `ERR`.
-    fn tell_fault(&self, slot: Slot, why: &str) {
+    fn report_fault(&self, slot: Slot, why: &str) {
         let Some(replica) = self.at(slot) else { return };
         log::error("path", &[("replica", &replica.name), ("mode", &"ERR"), ("error", &why)]);
         replica.why.get_or_init(|| why.to_owned());
@@ -263,7 +266,7 @@ impl Shared {
         }
     }
 
-    /// Lets reactors give up a replica.
+    /// Makes the reactors end their connections to a replica.
     fn drop_connections(&self, replica: &Replica, why: &str) {
         replica.why.get_or_init(|| why.to_owned());
         let (slot, serial) = (replica.slot, replica.serial);
@@ -271,7 +274,7 @@ impl Shared {
         self.tell(|_| Message::Lost { slot, serial, why: Arc::clone(&why) });
     }
 
-    /// A reactor has requests that wait for what others have claimed.
+    /// A reactor has requests that wait for blocks which others have locked.
     pub fn block(&self, index: usize) {
         self.blocked.fetch_or(1 << index, Ordering::SeqCst);
     }

@@ -1,7 +1,7 @@
-//! How long a replica that holds damaged data is healed, and when it is given up.
+//! How long a replica with damaged data is healed, and when it becomes `ERR`.
 //!
 //! A replica of DBS that finds a block which is not what was written says so, and where. The block is read
-//! from another complete replica while it is claimed, as by a change, and sent to the damaged one, which
+//! from another complete replica while it is locked, as by a change, and sent to the damaged one, which
 //! writes it if its checksum is the one that it knows: neither older content than the replica
 //! has acknowledged nor that of a replica which differs can get in. One that refuses differs from the
 //! others or has forgotten what it held, and becomes `ERR`, unless it is the last.

@@ -1,19 +1,18 @@
-//! How long calls that were made of several replicas at once are waited for, while users may be kept from
-//! I/O.
+//! Timeouts of calls that go to several replicas at once, while I/O of the volume may be paused.
 //!
-//! - The first *success of a complete replica* starts the clock for the others: there is one to go on
-//!   with. What a replica being rebuilt says starts nothing, and so the last complete one is waited for
-//!   as long as a call may take.
-//! - Where complete replicas have only *failed* so far, one that has not answered may be the last that is
-//!   good. It gets twice as long, as it does on the data path ([`super::timeout::long`]); but a replica
-//!   that hangs does not keep I/O waiting for as long as a call may take.
+//! - The first *success of a complete replica* starts the clock for the others, because the volume can go
+//!   on with this replica. An answer of a replica that is being rebuilt starts no clock. So the last
+//!   complete replica has as long as a call may take.
+//! - If complete replicas have only *failed* so far, a replica that has not answered may be the last good
+//!   one. It has twice as long, as on the data path ([`super::timeout::long`]). But a replica that hangs
+//!   does not keep I/O paused for as long as a call may take.
 
 use super::mode::{Slot, Slots};
 use super::sabotage::{Bug, is};
 use super::timeout::long;
 use std::time::Duration;
 
-/// How long some calls are waited for.
+/// The timeouts of some calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// Those whose answers count, by their places among the calls.
@@ -43,7 +42,7 @@ impl Patience {
         Self { counted, others, failed: long(others), all: None }
     }
 
-    /// For calls that are given up after this time.
+    /// For calls that fail after this time.
     #[must_use]
     pub const fn at_most(time: Duration) -> Self {
         Self { all: Some(time), ..Self::among_equals(time) }

@@ -182,11 +182,11 @@ pub fn weigh(size: u64, current: u64, probes: &[Probe]) -> Start {
             Probe::Open { state, .. } if !state.is_complete() => {
                 Some(format!("it is in the invalid state {state:?}").to_lowercase())
             }
-            Probe::Open { sector_size: its, .. } if *its != sector_size => {
-                Some(format!("its sector size is {its}, that of others {sector_size}"))
-            }
+            Probe::Open { sector_size: its, .. } if *its != sector_size => Some(format!(
+                "its sector size is {its}, the sector size of the others is {sector_size}"
+            )),
             Probe::Open { size: its, .. } if *its != size && !is(Bug::IgnoreSize) => {
-                Some(format!("its size is {its}, that of the volume {size}"))
+                Some(format!("its size is {its}, the size of the volume is {size}"))
             }
             Probe::Open { .. } => None,
             Probe::Failed(why) | Probe::Unavailable(why) => Some(why.clone()),
@@ -235,7 +235,7 @@ pub fn agree(policy: Policy, replicas: &[Facts]) -> Vec<Option<String>> {
         if facts.counter_disabled != policy.counter_disabled {
             let counts = |disabled: bool| if disabled { "does not count" } else { "counts" };
             let (its, ours) = (counts(facts.counter_disabled), counts(policy.counter_disabled));
-            Some(format!("it {its} revisions, the engine {ours} them"))
+            Some(format!("it {its} revisions, and the engine {ours} them"))
         } else if !policy.counter_disabled {
             let conflict = facts.counter != highest && !is(Bug::IgnoreCounters);
             conflict.then(|| format!("its revision is {}, the newest is {highest}", facts.counter))
@@ -290,7 +290,10 @@ mod tests {
         let start = choose(100, 100, &[], &probes).unwrap();
         assert_eq!((start.size, start.sector_size), (100, 512));
         assert_eq!(refused(&start), [1, 2, 3, 5, 6]);
-        assert_eq!(start.refused[3].as_deref(), Some("its size is 200, that of the volume 100"));
+        assert_eq!(
+            start.refused[3].as_deref(),
+            Some("its size is 200, the size of the volume is 100")
+        );
     }
 
     #[test]

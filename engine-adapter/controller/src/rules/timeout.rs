@@ -1,4 +1,4 @@
-//! When a replica that does not answer is given up. It has
+//! When a replica that does not answer becomes `ERR`. These times count:
 //!
 //! - *silence*: the time since its last answer to a read, write or discard, or since the first of those
 //!   in flight was sent to an idle replica. Pings do not count, they have no timeout;
@@ -61,7 +61,7 @@ pub struct Waits {
 }
 
 impl Limits {
-    /// Why a replica is to be given up, if it is; `alone` if no other replica is connected.
+    /// Why a replica is to become `ERR`, if it is; `alone` if no other replica is connected.
     #[must_use]
     pub fn exceeded(&self, waits: &Waits, now: Duration, alone: bool) -> Option<&'static str> {
         let over = |since: Option<Duration>, limit| {
@@ -103,14 +103,14 @@ impl Silence {
         self.in_flight
     }
 
-    /// Whether it is to be given up; `alone` if no other replica is connected.
+    /// Whether it is to become `ERR`; `alone` if no other replica is connected.
     #[must_use]
     pub fn expired(&self, now: Duration, short: Duration, alone: bool) -> bool {
         expired(now, self.since, self.in_flight, short, alone)
     }
 }
 
-/// Whether a replica that was last heard of at `last` is to be given up.
+/// Whether a replica that was last heard of at `last` is to become `ERR`.
 #[must_use]
 pub fn expired(
     now: Duration,

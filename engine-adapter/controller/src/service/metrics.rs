@@ -20,7 +20,11 @@ pub fn text(controller: &Controller) -> String {
             "Whether the frontend is up.",
             i64::from(volume.frontend_state == "up"),
         ),
-        ("dbs_volume_expanding", "Whether an expansion goes on.", i64::from(volume.is_expanding)),
+        (
+            "dbs_volume_expanding",
+            "Whether an expansion is in progress.",
+            i64::from(volume.is_expanding),
+        ),
         (
             "dbs_volume_expansion_failed",
             "Whether the last expansion failed.",
@@ -41,7 +45,7 @@ pub fn text(controller: &Controller) -> String {
     }
     counters(&mut out, &of, &controller.stats());
     let name = "dbs_volume_replica_faults_total";
-    out.head(name, "counter", "Replicas that became ERR, by what for.");
+    out.head(name, "counter", "Replicas that became ERR, by reason.");
     for (fault, count) in controller.faults() {
         out.line(name, &format!("{of},reason=\"{}\"", fault.name()), count);
     }
@@ -70,12 +74,12 @@ fn counters(out: &mut Text, of: &str, stats: &PathStats) {
         out.line(name, &format!("{of},type=\"{kind}\""), stats.time[at].as_secs_f64());
     }
     let name = "dbs_volume_read_retries_total";
-    out.head(name, "counter", "Reads that a replica failed and another was asked for.");
+    out.head(name, "counter", "Reads that failed on the replica and were repeated on another one.");
     out.line(name, of, stats.retries);
     for (name, help, value) in [
         (
             "dbs_volume_checksum_mismatches_total",
-            "Requests that met data in the replica which is not what was written.",
+            "Requests that met damaged data in the replica.",
             (|replica| replica.mismatches) as fn(&ReplicaStats) -> u64,
         ),
         (

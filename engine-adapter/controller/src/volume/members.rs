@@ -80,7 +80,8 @@ impl Controller {
         })?;
         if size != 0 && its != size && !is(Bug::IgnoreSize) {
             return Err(Error::invalid(format!(
-                "the size of {} is {its}, that of the volume {size}; expand it before it is added",
+                "the size of {} is {its}, the size of the volume is {size}; expand the replica \
+                 before it is added",
                 target.address
             )));
         }

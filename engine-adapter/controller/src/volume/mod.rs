@@ -261,7 +261,7 @@ impl Controller {
         self.call_within(target, call, None)
     }
 
-    /// One call to one replica, which is given up when patience ends.
+    /// One call to one replica, with a timeout.
     fn call_within(&self, target: &Target, call: Call, patience: Option<Patience>) -> Called {
         let mut answers = self.parts.replicas.call_all(vec![(target.clone(), call)], patience);
         answers.pop().unwrap_or_else(|| Err(CallError::unknown("the call was not made")))

@@ -219,7 +219,7 @@ impl Controller {
     /// Ends the frontend, then closes all replicas. The volume can be started again.
     ///
     /// # Errors
-    /// The frontend or a replica did not end well; they are given up nevertheless.
+    /// The frontend or a replica did not end well; the volume is shut down nevertheless.
     pub fn shutdown(&self) -> Result<()> {
         let frontend = self.state().frontend.clone();
         let stopped = frontend.map_or(Ok(()), |frontend| frontend.stop());

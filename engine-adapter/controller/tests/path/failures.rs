@@ -632,7 +632,7 @@ fn a_replica_with_too_much_damage_is_given_up() {
     for _ in 0..200 {
         client.read(0, 4096).unwrap();
     }
-    assert_eq!(volume.faulted(1), "too much of what it holds is damaged");
+    assert_eq!(volume.faulted(1), "too many of its blocks are damaged");
     assert_eq!((rotten.seen(Type::Heal).len(), volume.mode(2)), (33, Mode::Rw));
 }
 

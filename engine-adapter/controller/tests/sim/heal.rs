@@ -142,7 +142,7 @@ impl World {
                 let peer = self.path.peers.get_mut(&from.index());
                 if had_to_be && peer.is_some_and(|peer| !peer.trust.healed()) {
                     self.blemish(slot);
-                    self.fault_unless_last(slot, "too much of what it holds is damaged");
+                    self.fault_unless_last(slot, "too many of its blocks are damaged");
                 }
                 self.end_healing(id, true);
             }
