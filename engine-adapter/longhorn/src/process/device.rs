@@ -221,7 +221,8 @@ impl DeviceVolume {
             Err(error) if error.kind() != ErrorKind::Busy => Err(error),
             Err(why) => {
                 let device = block_path(record.device);
-                let what = "the device ends: what its last controller answered may be missing";
+                let what = "the device is removed: writes that its last controller acknowledged \
+                            may be missing";
                 let fields: [(&str, &dyn std::fmt::Display); 3] =
                     [("device", &device.display()), ("error", &why), ("what", &what)];
                 log::error("not-taken-over", &fields);

@@ -1,14 +1,16 @@
 //! Which replicas hold everything that was ever acknowledged, kept where the next controller finds it.
 //!
-//! A block device outlives its controller: the next one is given again what the dead one had not answered.
-//! What that *had* answered it does not know, and a replica that had missed some of it looks like any
-//! other. So the next controller takes a device over only if all its replicas stand in this list, and ends
-//! it otherwise: an error is seen by those who use the device, stale data by nobody.
+//! A block device outlives its controller. The kernel gives the requests that a dead controller had not
+//! answered to the next controller. But the next controller does not know which requests *were* answered,
+//! and a replica that missed some of them looks like any other. So it takes a device over only if all its
+//! replicas are in this list. Otherwise it removes the device: the device's users see an error, and nobody
+//! reads stale data.
 //!
-//! The order that makes the list true: a replica is off it, in the file, *before* it becomes `ERR`
-//! ([`Ledger::strike`]), and it is `ERR` before anybody is told of what it missed. A replica that becomes
-//! complete stands in it at any time after. If the list can be neither changed nor removed, the process
-//! ends there: nothing that the replica missed was acknowledged, and no dead process acknowledges it.
+//! The order that makes the list true: a replica is removed from the list, in the file, *before* it becomes
+//! `ERR` ([`Ledger::remove_replica`]), and it is `ERR` before a change that it missed is acknowledged. A
+//! replica that becomes complete is added at any time after. If the list can be neither changed nor removed,
+//! the process ends: nothing that the replica missed was acknowledged, and a dead process acknowledges
+//! nothing.
 
 use dbs_core::{Error, Result};
 use dbs_frontend::lock;
@@ -36,8 +38,8 @@ struct Listed {
 struct State {
     addresses: BTreeMap<ReplicaId, String>,
     complete: BTreeSet<ReplicaId>,
-    /// Struck off for good: numbers are not used again.
-    struck: BTreeSet<ReplicaId>,
+    /// Removed for good: numbers are not used again.
+    removed: BTreeSet<ReplicaId>,
     failed: BTreeSet<String>,
     /// The mark of the device that it is kept for.
     mark: Option<u64>,
@@ -68,10 +70,10 @@ impl Ledger {
         lock(&self.state).addresses.insert(replica, address.to_owned());
     }
 
-    /// A replica holds everything, as long as it is not struck off.
+    /// A replica holds everything, unless the replica was removed from the list.
     pub fn complete(&self, replica: ReplicaId) {
         let mut state = lock(&self.state);
-        if state.struck.contains(&replica) || !state.complete.insert(replica) {
+        if state.removed.contains(&replica) || !state.complete.insert(replica) {
             return;
         }
         if let Err(error) = self.save(&state) {
@@ -82,9 +84,9 @@ impl Ledger {
 
     /// Takes a replica off the list: when this returns, no later process believes that it is complete.
     /// Called before it becomes `ERR`.
-    pub fn strike(&self, replica: ReplicaId) {
+    pub fn remove_replica(&self, replica: ReplicaId) {
         let mut state = lock(&self.state);
-        state.struck.insert(replica);
+        state.removed.insert(replica);
         if !state.complete.remove(&replica) {
             return;
         }
@@ -92,11 +94,15 @@ impl Ledger {
             state.failed.insert(address);
         }
         let Err(error) = self.save(&state) else { return };
-        log::error("ledger", &[("error", &error), ("what", &"it is removed")]);
+        log::error(
+            "ledger",
+            &[("error", &error), ("what", &"the list of complete replicas is removed")],
+        );
         if let Err(also) = self.remove() {
             (self.last_resort)(&format!(
-                "a replica fails, and the list of complete ones can be neither changed ({error}) nor \
-                 removed ({also}): nothing that it missed is acknowledged"
+                "a replica failed, and the list of complete replicas can be neither changed \
+                 ({error}) nor removed ({also}): the writes that the replica missed are not \
+                 acknowledged"
             ));
         }
     }
@@ -162,13 +168,16 @@ impl Ledger {
         let text = fs::read(&self.file).map_err(|e| refused(e.to_string()))?;
         let listed: Listed = serde_json::from_slice(&text).map_err(|e| refused(e.to_string()))?;
         if listed.mark != mark {
-            return Err(refused("it is of another device".to_owned()));
+            return Err(refused("it belongs to another device".to_owned()));
         }
         let unknown: Vec<&str> = self.addresses(state).filter(|a| !listed.has(a)).collect();
         if unknown.is_empty() || moved && listed.has_hosts(self.addresses(state)) {
             return Ok(listed);
         }
-        Err(refused(format!("not known as complete to the end: {}", unknown.join(" "))))
+        Err(refused(format!(
+            "these replicas may have missed the last writes: {}",
+            unknown.join(" ")
+        )))
     }
 
     /// Those of the replicas that are complete.

@@ -173,7 +173,7 @@ fn check_new(members: usize, planned: &[Planned], local: &LocalOptions) -> Resul
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "`{}` is new, and with --disableRevCounter it could not be told from complete replicas: serve \
+        "`{}` is new, and with --disableRevCounter nothing tells it from complete replicas: serve \
          it with --local, then add it with `add-replica`",
         first.dir.display()
     )))
@@ -211,8 +211,8 @@ fn listen(index: usize, local: &LocalOptions) -> Result<ListenAddress> {
     let ListenAddress { host, port } = &local.listen;
     if host.is_empty() || matches!(host.as_str(), "0.0.0.0" | "::") {
         return Err(Error::invalid(format!(
-            "replicas of this process are known by the address they listen on: `{}` is none of one \
-             machine",
+            "replicas in this process are identified by the address that they listen on, and `{}` \
+             is not an address of one machine",
             local.listen
         )));
     }

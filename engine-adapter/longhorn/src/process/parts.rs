@@ -35,7 +35,7 @@ pub(super) struct Faults {
 
 impl path::Events for Faults {
     fn faulting(&self, replica: ReplicaId) {
-        self.ledger.strike(replica);
+        self.ledger.remove_replica(replica);
     }
 
     fn faulted(&self, replica: ReplicaId, why: &str) {

@@ -76,7 +76,7 @@ fn a_new_local_replica_is_filled_before_it_counts() {
     let here = directory(&place, "here");
     let mut refused = controller(&place, &[&remote, &here], &[]);
     assert_eq!(refused.wait().code(), Some(1));
-    assert!(refused.log().contains("could not be told from complete"), "{}", refused.log());
+    assert!(refused.log().contains("nothing tells it from complete"), "{}", refused.log());
     let path = place.replica("here");
     let standby = ["--local", path.to_str().unwrap()];
     let listen = format!("127.0.0.1:{}", free_ports());

@@ -32,7 +32,7 @@ fn who_was_complete_to_the_end_may_go_on() {
     let first = ledger(&file, &[A, B, C]);
     assert!(first.check(MARK, false).is_err(), "nothing is kept yet");
     first.begin(MARK).unwrap();
-    first.strike(2);
+    first.remove_replica(2);
     assert_eq!(listed(&file).complete.len(), 2);
     // Any of the complete ones, but not with the other, nor for another device.
     for replicas in [&[A, C][..], &[C], &[]] {
@@ -52,7 +52,7 @@ fn who_was_complete_to_the_end_may_go_on() {
 }
 
 #[test]
-fn a_rebuilt_replica_comes_in_and_a_struck_one_never_does() {
+fn a_rebuilt_replica_comes_in_and_a_removed_one_never_does() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("list");
     let kept = ledger(&file, &[A]);
@@ -63,10 +63,10 @@ fn a_rebuilt_replica_comes_in_and_a_struck_one_never_does() {
     assert_eq!(listed(&file).complete.len(), 2);
     // It failed before somebody called it complete: the later word does not count.
     kept.name(3, C);
-    kept.strike(3);
+    kept.remove_replica(3);
     kept.complete(3);
     assert!(!listed(&file).has(C));
-    kept.strike(2);
+    kept.remove_replica(2);
     kept.complete(2);
     assert!(!listed(&file).has(B));
     // At the same address, another one.
@@ -81,7 +81,7 @@ fn replicas_that_moved_are_known_by_their_hosts() {
     let file = dir.path().join("list");
     let kept = ledger(&file, &[A, B, C]);
     kept.begin(MARK).unwrap();
-    kept.strike(2);
+    kept.remove_replica(2);
     let moved = |addresses: &[&str]| ledger(&file, addresses).check(MARK, true).is_ok();
     assert!(moved(&["tcp://10.0.0.1:10100", "tcp://10.0.0.3:10100"]));
     assert!(!moved(&["tcp://10.0.0.2:10100"]), "one failed there");
@@ -102,7 +102,7 @@ fn a_replica_of_this_process_moves_nowhere() {
     }
 }
 
-/// Whatever goes wrong with the file: when a strike returns, nobody takes the replica for complete.
+/// Whatever goes wrong with the file: when a removal returns, nobody takes the replica for complete.
 #[test]
 fn a_list_that_cannot_be_changed_is_removed_or_the_process_ends() {
     let dir = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn a_list_that_cannot_be_changed_is_removed_or_the_process_ends() {
     kept.begin(MARK).unwrap();
     // Where the new list would be written there is a directory.
     fs::create_dir(dir.path().join("list.new")).unwrap();
-    kept.strike(2);
+    kept.remove_replica(2);
     assert!(!file.exists(), "rather none than a stale one");
     assert!(ledger(&file, &[B]).check(MARK, false).is_err());
     // Neither does it come back later without being true.
@@ -122,7 +122,7 @@ fn a_list_that_cannot_be_changed_is_removed_or_the_process_ends() {
     // Nor can it be removed: a directory is in its place.
     fs::remove_file(&file).unwrap();
     fs::create_dir_all(file.join("x")).unwrap();
-    let ended = catch_unwind(AssertUnwindSafe(|| kept.strike(1)));
+    let ended = catch_unwind(AssertUnwindSafe(|| kept.remove_replica(1)));
     let why = ended.unwrap_err().downcast::<String>().unwrap();
     assert!(why.contains("neither"), "{why}");
 }
