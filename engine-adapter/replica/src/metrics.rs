@@ -58,7 +58,7 @@ pub fn text(store: Option<&Store>, replicas: &[Source], released: u64) -> String
     let stores: Vec<_> = store.map(|store| (String::new(), store.info())).into_iter().collect();
     store_metrics(&mut out, &stores);
     volume_metrics(&mut out, &store.map(Store::volume_io).unwrap_or_default());
-    out.head("dbs_handovers_total", "counter", "Stores given up to a newer process.");
+    out.head("dbs_handovers_total", "counter", "Stores handed over to a newer process.");
     out.line("dbs_handovers_total", "", released);
     let replicas: Vec<_> = replicas.iter().collect();
     replica_metrics(&mut out, &replicas);

@@ -86,7 +86,8 @@ impl StoreFile {
         let store = self.open_with_tail()?;
         if self.options.checksums && store.checksums().is_none() {
             let path = self.path.display();
-            let text = "the store was made without checksums and stays so; a new replica has them";
+            let text = "the store was made without checksums and stays without; a new replica has \
+                        them";
             log::warn("checksums", &[("store", &path), ("message", &text)]);
         }
         Ok(store)

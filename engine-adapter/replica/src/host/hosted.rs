@@ -144,7 +144,10 @@ impl OlderReplica {
             if hosted.replica.has_surrendered() {
                 return Ok(store.clone());
             }
-            let text = format!("the older replica of `{}` has not let go of it", hosted.volume);
+            let text = format!(
+                "the older process of the replica `{}` still uses its volume",
+                hosted.volume
+            );
             Err(Error::busy(text))
         });
         StoreSource::HandOver { predecessor: Box::new(self), open }
@@ -222,7 +225,7 @@ mod tests {
         let watch = old.gate().watch(Arc::new(|| {}));
         for _ in 0..2 {
             let text = new.gate().wake().unwrap_err();
-            assert!(text.contains("has not let go"), "{text}");
+            assert!(text.contains("still uses its volume"), "{text}");
             assert!(matches!(new.gate().access(), Access::Dormant(_)));
             assert_eq!(old.surrender().err().unwrap().kind(), ErrorKind::Busy);
             assert!(!old.has_surrendered() && !older.is_succeeded());

@@ -203,7 +203,7 @@ impl Incoming<'_> {
             state.opened.is_some() && (state.rebuilding || cloning)
         };
         if !may {
-            return Err(Error::invalid("nothing may come in: the replica is not being rebuilt"));
+            return Err(Error::invalid("cannot receive content: the replica is not being rebuilt"));
         }
         self.replica.take_over()
     }
@@ -234,7 +234,9 @@ impl Replica {
         for name in described.keys() {
             let Some(layer) = find(&layers, name) else {
                 let disk = names::snapshot_disk(name);
-                let text = format!("there is a description of {disk}, but its content never came");
+                let text = format!(
+                    "the replica has a description of {disk}, but never received its content"
+                );
                 return Err(Error::not_found(text));
             };
             if let Some(staged) = layer.name.as_deref().filter(|name| names::is_staging(name)) {
@@ -280,7 +282,7 @@ impl Replica {
     fn finish_merges(&self, store: &Store) -> Result<()> {
         while store.merging_remaining(&self.options.volume)? > 0 {
             if store.work(WORK_STEPS)?.done == 0 {
-                let text = "deleted snapshots are still to be merged, and nothing moves";
+                let text = "deleted snapshots are not merged yet, and the merge makes no progress";
                 return Err(Error::busy(text));
             }
         }

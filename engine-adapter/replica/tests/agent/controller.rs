@@ -267,7 +267,7 @@ fn replicas_that_do_not_fit_are_told_apart() {
     assert!(first.controller.replica(&nobody).is_err_and(|e| e.kind() == ErrorKind::NotFound));
     first.controller.delete_replica(&small.address).unwrap();
     let error = first.controller.create_replica(&small.address, "", true, Mode::Wo).unwrap_err();
-    assert!(error.to_string().contains("expand it before"), "{error}");
+    assert!(error.to_string().contains("expand the replica before"), "{error}");
     assert_eq!(small.replica.get().unwrap().state, "closed");
     first.controller.delete_replica(&open.address).unwrap();
     first.controller.start_frontend("flag").unwrap();
