@@ -16,13 +16,13 @@ impl Store {
         self.inner.check_writable()?;
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.inner.meta().geometry;
-        let new = old.resized(size)?;
-        if new.size < old.size {
+        if size < old.size {
             return Err(Error::invalid(format!(
                 "the store has {} bytes already; `vacuum` makes a file smaller",
                 old.size
             )));
         }
+        let new = old.resized(size)?;
         if self.inner.storage.size_bytes() < new.size {
             self.inner
                 .storage

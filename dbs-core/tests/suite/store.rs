@@ -116,6 +116,11 @@ fn growing_and_vacuum_keep_content() {
     store.create_volume("v", 1 << 30).unwrap();
     let volume = store.volume("v").unwrap();
     store.grow(256 << 20).unwrap();
+    // Also if not even the metadata would fit.
+    for smaller in [4096, 128 << 20] {
+        let refused = store.grow(smaller).unwrap_err().to_string();
+        assert!(refused.contains("268435456 bytes already"), "{refused}");
+    }
     for extent in 0..200 {
         volume.write_at(extent << 20, &pattern(extent as u8, 8192), false).unwrap();
     }
