@@ -88,7 +88,7 @@ pub fn choose(parts: &[Part], number: Option<u32>) -> Result<&Part> {
     if let Some(number) = number {
         let found = parts.iter().find(|part| part.number == Some(number));
         return found.ok_or_else(|| {
-            Error::invalid(format!("there is no partition {number} in it, but: {}", known()))
+            Error::invalid(format!("there is no partition {number} in it; it has: {}", known()))
         });
     }
     let mut usable = parts.iter().filter(|part| part.file_system.is_some());

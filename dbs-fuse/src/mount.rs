@@ -150,7 +150,7 @@ fn prepare(directory: &Path) -> Result<PathBuf> {
                 .map_err(|e| e.context("a mount whose server is gone is in the way"))?;
         } else if mounted.file_system == FILE_SYSTEM {
             return Err(Error::busy(format!(
-                "a store is mounted at {} already; `dbs umount` takes it away",
+                "a store is mounted at {} already; `dbs umount` unmounts it",
                 point.display()
             )));
         } else {

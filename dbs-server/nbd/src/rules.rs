@@ -64,7 +64,7 @@ impl FromStr for ExportRule {
                 Some(("from", from)) if !from.is_empty() => rule.from = Some(from.to_owned()),
                 _ => {
                     return Err(format!(
-                        "`{part}` says nothing of an export; write PATTERN[,ro][,from=CLIENT]"
+                        "`{part}` is no part of an export rule; write PATTERN[,ro][,from=CLIENT]"
                     ));
                 }
             }

@@ -89,7 +89,7 @@ impl Exports for StoreExports {
             id: Some(peer.id),
             writes: !read_only,
             alone: false,
-            remedy: format!("disconnect it first, or have `dbs clients kick {}` do that", peer.id),
+            remedy: format!("disconnect it first, for example with `dbs clients kick {}`", peer.id),
         };
         let volume = match self.filling {
             true => self.store.open_to_fill(&spec, Some(holder))?,

@@ -216,7 +216,7 @@ impl Bench {
         {
             let percent = share * 100.0;
             report.notes.push(format!(
-                "only {percent:.0} % of it holds data: to read the rest costs no I/O"
+                "only {percent:.0} % of the target holds data: reading the rest costs no I/O"
             ));
         }
         context.stop.on_signals()?;

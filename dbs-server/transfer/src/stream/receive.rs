@@ -159,8 +159,8 @@ impl Target<'_> {
                 return Ok(Prepared::Done);
             }
             return Err(Error::exists(format!(
-                "volume `{volume}` already has snapshot {} of the stream",
-                header.uuid
+                "volume `{volume}` already has snapshot `{}` of the stream",
+                there.name
             )));
         }
         if snapshots.iter().any(|s| s.name == header.snapshot) {
