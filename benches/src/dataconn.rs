@@ -254,7 +254,7 @@ impl Queue for Connection<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dbs_server::frontend::Listen;
+    use dbs_frontend::Listen;
     use std::io::Write;
     use std::os::unix::net::UnixListener;
     use std::thread;

@@ -1,7 +1,7 @@
 //! Child processes that end with their owner, and an interruption that ends everything.
 
 use crate::Outcome;
-use dbs_server::bench::Cpu;
+use dbs_bench::Cpu;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

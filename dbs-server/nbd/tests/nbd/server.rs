@@ -43,7 +43,7 @@ fn errno(result: io::Result<()>) -> Errno {
 struct Own(Arc<AtomicBool>);
 
 impl Exports for Own {
-    fn open(&self, name: &str, _: &Peer) -> dbs_server::nbd::export::Result<Arc<dyn Export>> {
+    fn open(&self, name: &str, _: &Peer) -> dbs_nbd::export::Result<Arc<dyn Export>> {
         Ok(Arc::new(Disk { closed: Closed(Some(self.0.clone())), ..Disk::new(name, MIB) }))
     }
 

@@ -336,8 +336,8 @@ impl Handler for Lane {
             let over = self.elsewhere.over.load(Ordering::SeqCst);
             let outcome = match request.action {
                 _ if over => {
-                    let kind = dbs_server::frontend::FailureKind::Io;
-                    Outcome::Failed(dbs_server::frontend::Failure::new(kind, "the test is over"))
+                    let kind = dbs_frontend::FailureKind::Io;
+                    Outcome::Failed(dbs_frontend::Failure::new(kind, "the test is over"))
                 }
                 Action::Read => Outcome::Data(io.buffers().take(request.length as usize)),
                 _ => Outcome::Done(request.length),
