@@ -1,0 +1,317 @@
+//! Locks of volumes: files that say who works on a volume, and that go out of date.
+//!
+//! Source: upstream's `lock.go` (longhorn/backupstore, commit `ab5179e`). Backups and restores share; a deletion excludes
+//! both.
+
+use crate::config;
+use crate::names;
+use crate::objects::Objects;
+use dbs_core::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+/// A lock file is small.
+const LIMIT: u64 = 64 << 10;
+
+/// What a lock is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Creating and restoring, any number at once.
+    Work = 1,
+    /// Deleting, while nobody creates or restores.
+    Deletion = 2,
+}
+
+/// How long things take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    /// From the writing of a lock to the look at the others: two who come at the same time both see both.
+    pub wait: Duration,
+    /// Between two writings of a lock that is held.
+    pub refresh: Duration,
+    /// When a lock that is not written any more means nothing.
+    pub expiry: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            wait: Duration::from_secs(2),
+            refresh: Duration::from_secs(60),
+            expiry: Duration::from_secs(150),
+        }
+    }
+}
+
+/// The content of a lock file.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Content {
+    name: String,
+    r#type: i64,
+    acquired: bool,
+}
+
+/// A lock that is held until it is dropped.
+pub(crate) struct Lock {
+    shared: Arc<Shared>,
+    /// Dropping it ends the thread.
+    end: Option<Sender<()>>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    objects: Arc<dyn Objects>,
+    path: String,
+    content: Content,
+    times: Times,
+    kept: Mutex<Kept>,
+}
+
+/// When the lock was last written, by two clocks: one of them goes on while the machine sleeps.
+struct Kept {
+    at: (Instant, SystemTime),
+    lapsed: bool,
+}
+
+impl Lock {
+    /// Takes a lock, or fails at once if somebody has one that excludes it.
+    ///
+    /// # Errors
+    /// `Busy` with upstream's words, old and new, which Longhorn's manager looks for.
+    pub fn take(
+        objects: &Arc<dyn Objects>,
+        volume: &str,
+        kind: Kind,
+        times: Times,
+    ) -> Result<Self> {
+        let name = names::random("lock")?;
+        let path = names::lock(volume, &name);
+        let mut content = Content { name, r#type: kind as i64, acquired: false };
+        let taken = acquire(objects, volume, &path, &mut content, times);
+        if let Err(error) = taken {
+            // It goes out of date if it stays.
+            let _ = objects.remove(&path);
+            return Err(error);
+        }
+        let kept = Mutex::new(Kept { at: now(), lapsed: false });
+        let shared = Arc::new(Shared { objects: Arc::clone(objects), path, content, times, kept });
+        let (end, ended) = channel::<()>();
+        let other = Arc::clone(&shared);
+        let keeper = std::thread::Builder::new().name("backup-lock".to_owned()).spawn(move || {
+            // After a failure it is tried sooner.
+            let mut wait = other.times.refresh;
+            while ended.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                let refreshed = other.refresh();
+                wait = other.times.refresh / if refreshed.is_ok() { 1 } else { 6 };
+            }
+        });
+        let keeper = keeper.map_err(|e| Error::io(e, "starting a thread"));
+        let mut lock = Self { shared, end: Some(end), keeper: None };
+        lock.keeper = Some(keeper?);
+        Ok(lock)
+    }
+
+    /// Refuses to go on if the lock was out of date at any time: others may have taken it for gone.
+    ///
+    /// # Errors
+    /// `Busy`.
+    pub fn check(&self) -> Result<()> {
+        if !self.shared.kept().is_lapsed(self.shared.times.expiry) {
+            return Ok(());
+        }
+        Err(Error::busy(format!(
+            "the lock {} was out of date for a while, so that somebody else may have deleted blocks. Try again: what \
+             is in the backup store already is used again",
+            self.shared.path
+        )))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(keeper) = self.keeper.take() {
+            // A panic there says nothing of the work here.
+            let _ = keeper.join();
+        }
+        // It goes out of date if it stays.
+        let _ = self.shared.objects.remove(&self.shared.path);
+    }
+}
+
+impl Shared {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refresh(&self) -> Result<()> {
+        let at = now();
+        self.objects.put(&self.path, &config::encode(&self.content)?)?;
+        let mut kept = self.kept();
+        kept.lapsed = kept.is_lapsed(self.times.expiry);
+        kept.at = at;
+        Ok(())
+    }
+}
+
+impl Kept {
+    fn is_lapsed(&self, expiry: Duration) -> bool {
+        let slept = self.at.1.elapsed().unwrap_or_default();
+        self.lapsed || self.at.0.elapsed().max(slept) > expiry
+    }
+}
+
+fn now() -> (Instant, SystemTime) {
+    (Instant::now(), SystemTime::now())
+}
+
+fn acquire(
+    objects: &Arc<dyn Objects>,
+    volume: &str,
+    path: &str,
+    content: &mut Content,
+    times: Times,
+) -> Result<()> {
+    objects.put(path, &config::encode(content)?)?;
+    let written = Instant::now();
+    std::thread::sleep(times.wait);
+    let Some(own) = objects.stat(path)? else {
+        return Err(refused(path, content, "somebody removed it"));
+    };
+    for name in objects.list(&names::locks(volume))? {
+        let Some(other) = names::lock_of(&name).filter(|other| *other != content.name) else {
+            continue;
+        };
+        let file = names::lock(volume, other);
+        let Some((found, modified)) = read(objects, &file)? else { continue };
+        // By the clock of whoever keeps the objects: that of this machine may be another.
+        let age = own.modified.duration_since(modified).unwrap_or_default() + written.elapsed();
+        let first = found.acquired
+            || (modified, found.name.as_str()).cmp(&(own.modified, content.name.as_str()))
+                == Ordering::Less;
+        if found.r#type != content.r#type && age <= times.expiry && first {
+            return Err(refused(path, content, &format!("{file} is there")));
+        }
+    }
+    content.acquired = true;
+    objects.put(path, &config::encode(content)?)
+}
+
+/// Another lock; none if it is gone or cannot be understood, as for upstream.
+fn read(objects: &Arc<dyn Objects>, file: &str) -> Result<Option<(Content, SystemTime)>> {
+    let found = objects.get(file, LIMIT).and_then(|bytes| config::parse::<Content>(file, &bytes));
+    match (found, objects.stat(file)?) {
+        (Ok(content), Some(stat)) => Ok(Some((content, stat.modified))),
+        (Err(error), _) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
+            Err(error)
+        }
+        _ => Ok(None),
+    }
+}
+
+fn refused(path: &str, content: &Content, why: &str) -> Error {
+    let operation =
+        if content.r#type == Kind::Deletion as i64 { "delete" } else { "create/restore" };
+    Error::busy(format!(
+        "failed to acquire lock {path} when performing backup {operation}, please try again later: {why}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::Directory;
+
+    const VOLUME: &str = "vol-1";
+
+    fn quick() -> Times {
+        Times { wait: Duration::ZERO, ..Times::default() }
+    }
+
+    fn store() -> (tempfile::TempDir, Arc<dyn Objects>) {
+        let root = tempfile::tempdir().unwrap();
+        let objects = Arc::new(Directory::open(root.path()).unwrap());
+        (root, objects)
+    }
+
+    /// A lock of somebody else, `age` old.
+    fn foreign(root: &tempfile::TempDir, objects: &Arc<dyn Objects>, text: &str, age: u64) {
+        let path = names::lock(VOLUME, "lock_foreign");
+        objects.put(&path, text.as_bytes()).unwrap();
+        let file = std::fs::File::options().write(true).open(root.path().join(path)).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+    }
+
+    #[test]
+    fn work_shares_and_deletion_excludes() {
+        let (_root, objects) = store();
+        let take = |kind| Lock::take(&objects, VOLUME, kind, quick());
+        let work = take(Kind::Work).unwrap();
+        drop(take(Kind::Work).unwrap());
+        let error = take(Kind::Deletion).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.to_string().contains("when performing backup delete, please try again"));
+        work.check().unwrap();
+        drop(work);
+        let deletion = take(Kind::Deletion).unwrap();
+        assert!(take(Kind::Work).is_err());
+        drop(deletion);
+        assert!(objects.list(&names::locks(VOLUME)).unwrap().is_empty(), "nothing stays");
+    }
+
+    #[test]
+    fn locks_of_others() {
+        let (root, objects) = store();
+        let deletion = r#"{"Name":"lock_foreign","Type":2,"Acquired":true}"#;
+        for (text, age, free) in [
+            (deletion, 0, false),
+            (deletion, 100, false),
+            (deletion, 151, true),
+            (r#"{"Name":"lock_foreign","Type":1,"Acquired":true}"#, 0, true),
+            // It came first, and will be acquired.
+            (r#"{"Name":"lock_foreign","Type":2,"Acquired":false}"#, 100, false),
+            ("{corrupt", 0, true),
+            ("", 0, true),
+        ] {
+            foreign(&root, &objects, text, age);
+            let taken = Lock::take(&objects, VOLUME, Kind::Work, quick());
+            assert_eq!(taken.is_ok(), free, "{text} {age}");
+        }
+    }
+
+    #[test]
+    fn a_lock_is_kept_and_notices_that_it_was_not() {
+        let (root, objects) = store();
+        let short = Duration::from_millis(10);
+        let times =
+            Times { wait: Duration::ZERO, refresh: short, expiry: Duration::from_secs(600) };
+        let lock = Lock::take(&objects, VOLUME, Kind::Work, times).unwrap();
+        let path = root.path().join(&lock.shared.path);
+        let begun = Instant::now();
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        while std::fs::metadata(&path).unwrap().modified().unwrap() == SystemTime::UNIX_EPOCH {
+            assert!(begun.elapsed() < Duration::from_secs(120), "it is not written again");
+            std::thread::sleep(short);
+        }
+        lock.check().unwrap();
+        lock.shared.kept().at.1 -= Duration::from_secs(3600);
+        let begun = Instant::now();
+        while lock.check().is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(120), "a gap is forgotten");
+            // Written again before anybody looked; then once more.
+            lock.shared.kept().at.1 -= Duration::from_secs(3600);
+        }
+        std::thread::sleep(short * 3);
+        assert_eq!(lock.check().unwrap_err().kind(), ErrorKind::Busy);
+    }
+}

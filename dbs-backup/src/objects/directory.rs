@@ -1,0 +1,275 @@
+//! Objects as files in a directory: `vfs://`, and what is mounted for `nfs://` and `cifs://`.
+
+use super::{Objects, Stat, missing, too_long};
+use crate::names::{BASE, TEMPORARY};
+use dbs_core::{Error, Result};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Parents that are removed with their last child: more than any path has.
+const DEPTH: usize = 10;
+/// Times that a file is made again whose folder somebody removed meanwhile.
+const TRIES: usize = 10;
+
+/// A directory.
+#[derive(Debug)]
+pub struct Directory {
+    root: PathBuf,
+    /// Makes the names of temporary files different.
+    count: AtomicU64,
+}
+
+impl Directory {
+    /// The directory at `root`, which is there.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not, or is no directory.
+    pub fn open(root: &Path) -> Result<Self> {
+        match fs::metadata(root) {
+            Ok(metadata) if metadata.is_dir() => {
+                Ok(Self { root: root.to_owned(), count: AtomicU64::new(0) })
+            }
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(failed(error, "opening", root))
+            }
+            _ => Err(Error::not_found(format!(
+                "VFS path {} doesn't exist or is not a directory: make it first",
+                root.display()
+            ))),
+        }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        debug_assert!(
+            Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+        );
+        self.root.join(path)
+    }
+
+    /// Makes a folder and its parents durably.
+    fn make(&self, folder: &Path) -> io::Result<()> {
+        match DirBuilder::new().mode(0o700).create(folder) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound && folder != self.root => {
+                self.make(folder.parent().unwrap_or(&self.root))?;
+                match DirBuilder::new().mode(0o700).create(folder) {
+                    Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+                    _ => {}
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        sync_folder(folder.parent().unwrap_or(&self.root))
+    }
+
+    /// A new file beside `target`, as upstream names it.
+    fn temporary(&self, target: &Path) -> io::Result<(PathBuf, File)> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let folder = target.parent().unwrap_or(&self.root);
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        let mut name = target.as_os_str().to_owned();
+        name.push(format!("{TEMPORARY}{}", now + u128::from(count)));
+        let path = PathBuf::from(name);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        for _ in 0..TRIES {
+            match options.open(&path) {
+                // Somebody removed the last file in the folder, and with it the folder.
+                Err(error) if error.kind() == ErrorKind::NotFound => self.make(folder)?,
+                opened => return opened.map(|file| (path, file)),
+            }
+        }
+        Err(io::Error::other("its folder disappears again and again"))
+    }
+
+    fn write(&self, target: &Path, content: &[u8]) -> io::Result<()> {
+        let (temporary, mut file) = self.temporary(target)?;
+        // The content is durable before it has its name: a file with the name is complete. The name is durable when
+        // this returns, so that what is written next may rely on it.
+        let written = file
+            .write_all(content)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&temporary, target))
+            .and_then(|()| sync_folder(target.parent().unwrap_or(&self.root)));
+        if written.is_err() {
+            // It may be there or not; garbage is collected later.
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+
+    /// Removes folders that have become empty, up to the base.
+    fn prune(&self, path: &Path) {
+        let base = self.root.join(BASE);
+        for folder in path.ancestors().skip(1).take(DEPTH) {
+            if folder == base || !folder.starts_with(&base) || fs::remove_dir(folder).is_err() {
+                break;
+            }
+        }
+    }
+
+    fn walk_folder(
+        &self,
+        folder: &Path,
+        prefix: &str,
+        found: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
+        for (name, is_folder) in entries(folder)? {
+            let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}/{name}") };
+            // Three levels are the deepest that there are; what is deeper is none of ours.
+            if !is_folder {
+                found(&path)?;
+            } else if path.matches('/').count() < DEPTH {
+                self.walk_folder(&folder.join(&name), &path, found)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Objects for Directory {
+    fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
+        let file = match File::open(self.at(path)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing(path)),
+            opened => opened.map_err(|e| failed(e, "opening", &self.at(path)))?,
+        };
+        let mut content = Vec::new();
+        let read = file.take(limit + 1).read_to_end(&mut content);
+        read.map_err(|e| failed(e, "reading", &self.at(path)))?;
+        if content.len() as u64 > limit {
+            return Err(too_long(path, limit));
+        }
+        Ok(content)
+    }
+
+    fn put(&self, path: &str, content: &[u8]) -> Result<()> {
+        let target = self.at(path);
+        self.write(&target, content).map_err(|e| failed(e, "writing", &target))
+    }
+
+    fn stat(&self, path: &str) -> Result<Option<Stat>> {
+        let file = self.at(path);
+        match fs::metadata(&file) {
+            Ok(metadata) if metadata.is_file() => {
+                let modified = metadata.modified().map_err(|e| failed(e, "looking at", &file))?;
+                Ok(Some(Stat { size: metadata.len(), modified }))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(failed(error, "looking at", &file)),
+        }
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<String>> {
+        Ok(entries(&self.at(folder))?.into_iter().map(|(name, _)| name).collect())
+    }
+
+    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+        self.walk_folder(&self.at(folder), "", found)
+    }
+
+    fn remove(&self, path: &str) -> Result<()> {
+        let file = self.at(path);
+        match fs::remove_file(&file) {
+            Err(error) if !is_absent(&error) => return Err(failed(error, "removing", &file)),
+            _ => self.prune(&file),
+        }
+        Ok(())
+    }
+
+    fn remove_all(&self, folder: &str) -> Result<()> {
+        let path = self.at(folder);
+        match fs::remove_dir_all(&path) {
+            Err(error) if !is_absent(&error) => return Err(failed(error, "removing", &path)),
+            _ => self.prune(&path),
+        }
+        Ok(())
+    }
+
+    /// Upstream does not sync its files, and a program that was killed may not have come to it.
+    fn settle(&self) -> Result<()> {
+        let root = File::open(&self.root).map_err(|e| failed(e, "opening", &self.root))?;
+        nix::unistd::syncfs(&root).map_err(|e| failed(e.into(), "syncing", &self.root))
+    }
+}
+
+/// Names below a folder, and whether each is a folder. Names that are no UTF-8 are none of ours.
+fn entries(folder: &Path) -> Result<Vec<(String, bool)>> {
+    let read = match fs::read_dir(folder) {
+        Err(error) if is_absent(&error) => return Ok(Vec::new()),
+        read => read.map_err(|e| failed(e, "listing", folder))?,
+    };
+    let mut all = Vec::new();
+    for entry in read {
+        let entry = entry.map_err(|e| failed(e, "listing", folder))?;
+        let kind = match entry.file_type() {
+            Err(error) if is_absent(&error) => continue,
+            kind => kind.map_err(|e| failed(e, "listing", folder))?,
+        };
+        all.extend(entry.file_name().to_str().map(|name| (name.to_owned(), kind.is_dir())));
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    match synced {
+        // Some network file systems have nothing to sync there.
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
+        synced => synced,
+    }
+}
+
+fn failed(error: io::Error, what: &str, path: &Path) -> Error {
+    Error::io(error, format!("{what} {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_in_a_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let objects = Directory::open(root.path()).unwrap();
+        assert!(Directory::open(&root.path().join("absent")).is_err());
+        objects.put("backupstore/a/b/one", b"1").unwrap();
+        objects.put("backupstore/a/b/one", b"one").unwrap();
+        objects.put("backupstore/a/two", b"two").unwrap();
+        assert_eq!(objects.get("backupstore/a/b/one", 3).unwrap(), b"one");
+        assert_eq!(
+            objects.get("backupstore/a/b/one", 2).unwrap_err().kind(),
+            dbs_core::ErrorKind::Corrupt
+        );
+        assert_eq!(objects.list("backupstore/a").unwrap(), ["b", "two"]);
+        assert!(objects.list("backupstore/x").unwrap().is_empty());
+        let mut all = Vec::new();
+        objects
+            .walk("backupstore", &mut |path| {
+                all.push(path.to_owned());
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(all, ["a/b/one", "a/two"]);
+        assert_eq!(objects.stat("backupstore/a/two").unwrap().unwrap().size, 3);
+        assert_eq!(objects.stat("backupstore/a").unwrap(), None);
+        objects.remove("backupstore/a/b/one").unwrap();
+        objects.remove("backupstore/a/b/one").unwrap();
+        assert!(!root.path().join("backupstore/a/b").exists(), "empty folders go");
+        objects.remove_all("backupstore/a").unwrap();
+        objects.settle().unwrap();
+        assert!(root.path().join("backupstore").exists());
+        let absent = objects.get("backupstore/a/two", 3).unwrap_err();
+        assert_eq!(absent.to_string(), "cannot find backupstore/a/two in backupstore");
+    }
+}

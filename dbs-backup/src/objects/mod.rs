@@ -1,0 +1,51 @@
+//! Where the files of a backup store are: one small trait, whatever keeps them.
+
+mod directory;
+
+pub use directory::Directory;
+
+use dbs_core::{Error, Result};
+use std::time::SystemTime;
+
+/// Size and time of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// Bytes.
+    pub size: u64,
+    /// When it was last written, by the clock of whoever keeps it.
+    pub modified: SystemTime,
+}
+
+/// Keeps objects: byte strings under paths. Many threads may use it at once.
+///
+/// Errors are `NotFound` where said so, `Io` for whatever may be better later, and others.
+#[allow(clippy::missing_errors_doc)]
+pub trait Objects: Send + Sync {
+    /// The whole object, which has at most `limit` bytes: a longer one is `Corrupt`, none is `NotFound`.
+    fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>>;
+    /// Writes an object, or writes it anew. A reader finds the old or the new content and nothing between, also after
+    /// a power loss. On return the new one is durable.
+    fn put(&self, path: &str, content: &[u8]) -> Result<()>;
+    /// Whether there is such an object.
+    fn stat(&self, path: &str) -> Result<Option<Stat>>;
+    /// The names right below a folder, of objects and of folders. A folder that is not there is empty.
+    fn list(&self, folder: &str) -> Result<Vec<String>>;
+    /// Calls `found` with the path, below the folder, of every object below a folder.
+    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()>;
+    /// Removes an object, if it is there.
+    fn remove(&self, path: &str) -> Result<()>;
+    /// Removes everything below a folder, and the folder.
+    fn remove_all(&self, folder: &str) -> Result<()>;
+    /// Makes durable what others have written, as far as this side can.
+    fn settle(&self) -> Result<()>;
+}
+
+/// Upstream's words for an object that is not there; Longhorn's manager looks for them.
+pub(crate) fn missing(path: &str) -> Error {
+    Error::not_found(format!("cannot find {path} in backupstore"))
+}
+
+/// An object is longer than it may be.
+pub(crate) fn too_long(path: &str, limit: u64) -> Error {
+    Error::corrupt(format!("{path} in the backup store is damaged: it has more than {limit} bytes"))
+}
