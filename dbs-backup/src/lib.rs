@@ -1,7 +1,28 @@
-//! Backups of volumes, in the layout of Longhorn's backup store.
+//! Backups of volumes, in the layout of Longhorn's backup store: what Longhorn's engine has written can be restored
+//! here, and the other way round. `docs/backup.md` describes the bytes.
+//!
+//! [`BackupStore`] is a place with backups, which a [`url::Url`] names. A backup is made from a [`Source`], and restored
+//! to a [`Target`]. All calls block. An operation uses several threads until it returns; it reports progress on the
+//! thread of its caller, who may end it there.
+
+mod blocks;
 pub mod codec;
 pub mod config;
+mod create;
 mod lock;
 pub mod names;
 pub mod objects;
+mod pool;
+mod remove;
+mod restore;
+mod store;
 pub mod url;
+mod verify;
+
+pub use blocks::{Source, Target};
+pub use create::{CreateOptions, Created, Creation};
+pub use pool::Work;
+pub use remove::Removed;
+pub use restore::{Onto, Restoration, Restored};
+pub use store::BackupStore;
+pub use verify::{BadBlock, Verified};

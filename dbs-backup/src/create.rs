@@ -1,0 +1,405 @@
+//! Creating a backup.
+//!
+//! What is written in which order, and why a backup never refers to a block that is not there:
+//!
+//! 1. The lock, which keeps everybody from deleting blocks of the volume.
+//! 2. `volume.cfg`, if it is not there.
+//! 3. The backup's facts without blocks, *in progress*. While they are there, upstream deletes no block of the volume
+//!    either, even if it took the lock for one out of date.
+//! 4. The blocks that are there are listed: after 3, so that none of them is deleted any more.
+//! 5. Blocks that are not there. Each is durable before the call ends that writes it.
+//! 6. What was found in 4 is made durable: whoever wrote it may not have come to that.
+//! 7. The lock is looked at: if it was out of date at any time, the list of 4 means nothing.
+//! 8. The backup's facts, complete. From here on there is a backup. Its blocks were all found in 4 or written in 5, also
+//!    those that come from an earlier backup: what that has lost is read from the snapshot again.
+//! 9. `volume.cfg`, in which the backup is the last one.
+//!
+//! Cut off before 8, blocks stay that the next run uses again, or the next deletion collects. Cut off before 9, the
+//! backup is there, and the next one is made from the differences to an earlier one.
+
+use crate::blocks::{Source, is_zero};
+use crate::codec::Method;
+use crate::config::{
+    self, BLOCK_SIZE, BackupConfig, Block, Map, PARAMETER_BLOCK_SIZE, PARAMETER_MODE, VolumeConfig,
+};
+use crate::lock::{Kind, Lock};
+use crate::names::{self, BlockName};
+use crate::pool::{self, Rate, Work};
+use crate::store::BackupStore;
+use dbs_core::{Error, ErrorKind, Result};
+use jiff::Timestamp;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+/// What to back up, and how.
+#[derive(Debug, Clone, Default)]
+pub struct CreateOptions {
+    /// The volume's name in the backup store.
+    pub volume: String,
+    /// The snapshot's name.
+    pub snapshot: String,
+    /// The backup's name; by default a random one.
+    pub backup: Option<String>,
+    /// How blocks are compressed, if it is the first backup of the volume.
+    pub method: Method,
+    /// The size of blocks; by default 2 MiB.
+    pub block_size: Option<u64>,
+    /// Read everything, and write every block again, also those that are there: this mends a damaged backup store.
+    pub full: bool,
+    /// Keep blocks of zeros: what the volume is based on has something else there.
+    pub keep_zeros: bool,
+    /// Labels.
+    pub labels: Map,
+    /// The image that the volume is based on.
+    pub backing_image_name: String,
+    /// Its SHA-512.
+    pub backing_image_checksum: String,
+    /// For Kubernetes.
+    pub storage_class_name: String,
+}
+
+/// A backup that was created.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Created {
+    /// The backup, as commands name it.
+    pub url: String,
+    /// Volume.
+    pub volume: String,
+    /// Backup.
+    pub backup: String,
+    /// The backup to which it has the differences.
+    pub base: Option<String>,
+    /// Bytes of the blocks of the backup.
+    pub size: u64,
+    /// Bytes read from the volume.
+    pub read: u64,
+    /// Bytes written to the backup store, compressed.
+    pub uploaded: u64,
+}
+
+/// A backup that has begun: the volume is locked, and it is known whether the backup is incremental.
+pub struct Creation<'a, S: Source> {
+    store: &'a BackupStore,
+    source: &'a S,
+    options: CreateOptions,
+    name: String,
+    asked_at: String,
+    block_size: u64,
+    method: Method,
+    base: Option<BackupConfig>,
+    /// Blocks that hold data or differences.
+    changed: Vec<bool>,
+    lock: Lock,
+}
+
+/// What became of one block.
+struct Done {
+    offset: u64,
+    /// None if it is zeros.
+    name: Option<BlockName>,
+    /// Bytes written.
+    uploaded: Option<u64>,
+    /// It was there.
+    again: bool,
+}
+
+impl BackupStore {
+    /// Begins a backup: locks the volume in the backup store, and looks what there is.
+    ///
+    /// # Errors
+    /// `Busy` if somebody deletes backups of the volume; `Exists` if there is such a backup; those of both sides.
+    pub fn create<'a, S: Source>(
+        &'a self,
+        source: &'a S,
+        options: CreateOptions,
+    ) -> Result<Creation<'a, S>> {
+        self.begin();
+        let asked_at = now();
+        let block_size = options.block_size.unwrap_or(BLOCK_SIZE);
+        config::block_size(Some(&block_size_parameter(block_size)))?;
+        names::check("volume", &options.volume)?;
+        let name = options.backup.clone().map_or_else(|| names::random("backup"), Ok)?;
+        names::check("backup", &name)?;
+        let lock = self.lock(&options.volume, Kind::Work)?;
+        let volume = self.volume_for(source, &options, block_size, &asked_at)?;
+        let method = volume.method()?;
+        self.refuse_complete(&options.volume, &name, volume.backup_limit())?;
+        let blocks = source.size().div_ceil(block_size);
+        let mut creation = Creation {
+            store: self,
+            source,
+            options,
+            name,
+            asked_at,
+            block_size,
+            method,
+            base: None,
+            changed: vec![false; blocks as usize],
+            lock,
+        };
+        match creation.find_base(&volume) {
+            Some(base) if creation.look(Some(&base))? => creation.base = Some(base),
+            _ => {
+                creation.look(None)?;
+            }
+        }
+        Ok(creation)
+    }
+
+    /// The volume's facts, written if there are none.
+    fn volume_for<S: Source>(
+        &self,
+        source: &S,
+        options: &CreateOptions,
+        block_size: u64,
+        now: &str,
+    ) -> Result<VolumeConfig> {
+        match self.volume(&options.volume) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            volume => return volume,
+        }
+        let volume = VolumeConfig {
+            name: options.volume.clone(),
+            size: source.size().next_multiple_of(block_size),
+            labels: Some(options.labels.clone()),
+            created_time: now.to_owned(),
+            compression_method: options.method.name().to_owned(),
+            ..VolumeConfig::default()
+        };
+        self.save_volume(&volume)?;
+        Ok(volume)
+    }
+
+    fn refuse_complete(&self, volume: &str, backup: &str, limit: u64) -> Result<()> {
+        match self.load(volume, backup, limit) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Ok(config) if config.is_in_progress() => Ok(()),
+            Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
+            _ => Err(Error::new(
+                ErrorKind::Exists,
+                format!(
+                    "volume {volume} has a backup {backup} already: choose another name, or delete it"
+                ),
+            )),
+        }
+    }
+}
+
+impl<S: Source> Creation<'_, S> {
+    /// The backup's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is made from the differences to an earlier backup.
+    #[must_use]
+    pub fn is_incremental(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// Makes the lock one out of date: for tests.
+    #[doc(hidden)]
+    pub fn age_lock(&self) {
+        self.lock.age();
+    }
+
+    /// The last backup, if this one may build on it. That it cannot be read is no reason to have no backup.
+    fn find_base(&self, volume: &VolumeConfig) -> Option<BackupConfig> {
+        let last = &volume.last_backup_name;
+        if self.options.full || last.is_empty() {
+            return None;
+        }
+        let base = self.store.load(&self.options.volume, last, volume.backup_limit()).ok()?;
+        let fits = !base.is_in_progress()
+            && !base.snapshot_name.is_empty()
+            && base.snapshot_name != self.options.snapshot
+            && base.block_size().ok() == Some(self.block_size);
+        fits.then_some(base)
+    }
+
+    /// Marks the blocks that hold data or differences; false if the base is not known.
+    fn look(&mut self, base: Option<&BackupConfig>) -> Result<bool> {
+        let (size, block_size, changed) = (self.source.size(), self.block_size, &mut self.changed);
+        self.source.ranges(base, &mut |range| {
+            let end = range.end.min(size);
+            if range.start < end {
+                let (first, last) = (range.start / block_size, (end - 1) / block_size);
+                // Inside the size, for which there is room.
+                changed[first as usize..=last as usize].fill(true);
+            }
+            Ok(())
+        })
+    }
+
+    /// Creates it. If that fails, what was begun goes again where that is possible; the next run uses the blocks.
+    ///
+    /// # Errors
+    /// Those of both sides; `Interrupted`; `Busy` if the lock could not be kept.
+    pub fn run(mut self, work: &mut Work<'_>) -> Result<Created> {
+        let volume = self.options.volume.clone();
+        let path = names::backup_config(&volume, &self.name);
+        let begun = BackupConfig::in_progress(&self.name, &volume, self.method);
+        let made = self
+            .store
+            .objects
+            .put(&path, &config::encode(&begun)?)
+            .and_then(|()| self.make(&path, work));
+        let (backup, created, new_blocks) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                // It stops the collection of blocks as long as it stays, and can be deleted as any backup.
+                let _ = self.store.objects.remove(&path);
+                return Err(error);
+            }
+        };
+        self.finish(&backup, new_blocks).map_err(|error| {
+            error.context(format!(
+                "backup {} is complete, but volume.cfg does not say so",
+                self.name
+            ))
+        })?;
+        Ok(created)
+    }
+
+    /// Writes the blocks and then the facts.
+    fn make(&mut self, path: &str, work: &mut Work<'_>) -> Result<(BackupConfig, Created, u64)> {
+        let present = self.store.blocks(&self.options.volume)?;
+        let carried = self.carried(&present);
+        let done = self.upload(&present, work)?;
+        let again: u64 = done.iter().filter(|d| d.again).filter_map(|d| d.uploaded).sum();
+        let new: u64 = done.iter().filter(|d| !d.again).filter_map(|d| d.uploaded).sum();
+        let new_blocks = done.iter().filter(|d| !d.again && d.uploaded.is_some()).count() as u64;
+        let read = done.len() as u64 * self.block_size;
+        let mut blocks = carried;
+        blocks.extend(done.iter().filter_map(|d| Some(Block { offset: d.offset, name: d.name? })));
+        blocks.sort_unstable_by_key(|block| block.offset);
+        let mut backup = BackupConfig::in_progress(&self.name, &self.options.volume, self.method);
+        backup.snapshot_name.clone_from(&self.options.snapshot);
+        backup.snapshot_created_at.clone_from(&self.asked_at);
+        backup.created_time = now();
+        backup.size = blocks.len() as u64 * self.block_size;
+        backup.labels = Some(self.options.labels.clone());
+        backup.parameters = Some(self.parameters());
+        backup.set_incremental(self.base.is_some());
+        backup.newly_uploaded_data_size = new;
+        backup.re_uploaded_data_size = again;
+        backup.blocks = blocks;
+        let facts = config::encode(&backup)?;
+        self.store.objects.settle()?;
+        self.lock.check()?;
+        self.store.objects.put(path, &facts)?;
+        let created = Created {
+            url: self.store.url.with(&self.options.volume, Some(&self.name)).to_string(),
+            volume: self.options.volume.clone(),
+            backup: self.name.clone(),
+            base: self.base.as_ref().map(|base| base.name.clone()),
+            size: backup.size,
+            read,
+            uploaded: new + again,
+        };
+        Ok((backup, created, new_blocks))
+    }
+
+    /// The blocks of the base that did not change. Those that the backup store has lost are read again.
+    fn carried(&mut self, present: &HashSet<BlockName>) -> Vec<Block> {
+        let Some(base) = &self.base else { return Vec::new() };
+        let mut carried = Vec::new();
+        for block in &base.blocks {
+            match self.changed.get_mut((block.offset / self.block_size) as usize) {
+                // The volume is smaller now, or the block has other content.
+                None | Some(true) => {}
+                Some(_) if present.contains(&block.name) => carried.push(*block),
+                Some(changed) => *changed = true,
+            }
+        }
+        carried
+    }
+
+    fn upload(&self, present: &HashSet<BlockName>, work: &mut Work<'_>) -> Result<Vec<Done>> {
+        let stop = &*self.store.stop;
+        let rate = Rate::new(work.rate, stop);
+        let begun = Mutex::new(HashSet::new());
+        let offsets = self.changed.iter().enumerate().filter(|(_, changed)| **changed);
+        let offsets = offsets.map(|(index, _)| index as u64 * self.block_size);
+        let total = offsets.clone().count() as u64 * self.block_size;
+        let mut all = Vec::new();
+        pool::each(
+            work.workers,
+            stop,
+            offsets,
+            |offset| self.block(offset, present, &begun, &rate),
+            |done| {
+                all.extend(done);
+                let done = all.len() as u64 * self.block_size;
+                if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
+            },
+        )?;
+        Ok(all)
+    }
+
+    /// Reads one block, and writes it if it is not there.
+    fn block(
+        &self,
+        offset: u64,
+        present: &HashSet<BlockName>,
+        begun: &Mutex<HashSet<BlockName>>,
+        rate: &Rate<'_>,
+    ) -> Result<Done> {
+        let mut content = vec![0; self.block_size as usize];
+        let length = self.block_size.min(self.source.size() - offset);
+        self.source.read_at(offset, &mut content[..length as usize])?;
+        if !self.options.keep_zeros && is_zero(&content) {
+            return Ok(Done { offset, name: None, uploaded: None, again: false });
+        }
+        let name = BlockName::of(&content);
+        // Who comes second relies on the first: if that one fails, the backup does. In full mode each block is written
+        // once, whether it is there or not.
+        let is_there = present.contains(&name);
+        let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
+        if (is_there && !self.options.full) || !begun.insert(name) {
+            return Ok(Done { offset, name: Some(name), uploaded: None, again: false });
+        }
+        drop(begun);
+        let stored = self.method.compress(&content)?;
+        rate.wait(stored.len() as u64);
+        self.store.objects.put(&names::block(&self.options.volume, name), &stored)?;
+        Ok(Done { offset, name: Some(name), uploaded: Some(stored.len() as u64), again: is_there })
+    }
+
+    fn parameters(&self) -> Map {
+        let mode = if self.options.full { "full" } else { "incremental" };
+        let mut parameters = block_size_parameter(self.block_size);
+        parameters.insert(PARAMETER_MODE.to_owned(), mode.to_owned());
+        parameters
+    }
+
+    /// Makes it the volume's last backup.
+    fn finish(&self, backup: &BackupConfig, new_blocks: u64) -> Result<()> {
+        let options = &self.options;
+        let mut volume = self.store.volume(&options.volume)?;
+        volume.last_backup_name.clone_from(&backup.name);
+        volume.last_backup_at.clone_from(&backup.snapshot_created_at);
+        volume.block_count = volume.block_count.saturating_add(new_blocks);
+        volume.size = self.source.size().next_multiple_of(self.block_size);
+        volume.labels = Some(options.labels.clone());
+        volume.backing_image_name.clone_from(&options.backing_image_name);
+        volume.backing_image_checksum.clone_from(&options.backing_image_checksum);
+        self.method.name().clone_into(&mut volume.compression_method);
+        volume.storage_class_name.clone_from(&options.storage_class_name);
+        if volume.data_engine.is_empty() {
+            "v1".clone_into(&mut volume.data_engine);
+        }
+        self.store.save_volume(&volume)
+    }
+}
+
+fn block_size_parameter(block_size: u64) -> Map {
+    [(PARAMETER_BLOCK_SIZE.to_owned(), block_size.to_string())].into()
+}
+
+/// The time as upstream writes it.
+fn now() -> String {
+    Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}

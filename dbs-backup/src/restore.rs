@@ -1,0 +1,284 @@
+//! Restoring a backup.
+
+use crate::blocks::{Target, is_zero};
+use crate::codec::{self, Method};
+use crate::config::{BackupConfig, Block, VolumeConfig};
+use crate::lock::{Kind, Lock};
+use crate::names::{self, BlockName};
+use crate::pool::{self, Rate, Work};
+use crate::store::BackupStore;
+use dbs_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+
+/// What is written at once, or is not if it is zeros.
+const PART: usize = 4096;
+
+/// What the target holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Onto<'a> {
+    /// Zeros: only blocks of the backup are written.
+    Empty,
+    /// Anything. What is right already is not read from the backup store: a restore that was cut off goes on in this
+    /// way.
+    Anything,
+    /// What this backup of the same volume holds: only the differences are written.
+    Backup(&'a str),
+}
+
+/// What a restore has moved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Restored {
+    /// Bytes of blocks that were looked at.
+    pub length: u64,
+    /// Bytes written to the volume.
+    pub data: u64,
+    /// Bytes read from the backup store, compressed.
+    pub downloaded: u64,
+}
+
+/// A restore that has begun: the volume is locked in the backup store.
+pub struct Restoration<'a> {
+    store: &'a BackupStore,
+    volume: VolumeConfig,
+    backup: BackupConfig,
+    block_size: u64,
+    method: Method,
+    _lock: Lock,
+}
+
+enum Job {
+    Write(Block),
+    Zero(u64, u64),
+}
+
+impl BackupStore {
+    /// Begins a restore.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` if somebody deletes backups of the volume, or if the backup is in progress; `Corrupt`.
+    pub fn restore(&self, volume: &str, backup: &str) -> Result<Restoration<'_>> {
+        self.begin();
+        names::check("volume", volume)?;
+        let lock = self.lock(volume, Kind::Work)?;
+        let config = self.volume(volume).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                error.context(format!("Source volume doesn't exist in backupstore: {volume}"))
+            }
+            _ => error,
+        })?;
+        if config.size == 0 {
+            return Err(Error::corrupt(format!("volume {volume}: invalid volume size 0")));
+        }
+        let backup = self.complete_backup(volume, backup)?;
+        let (block_size, method) = (backup.block_size()?, backup.method()?);
+        if !config.size.is_multiple_of(block_size) {
+            return Err(Error::corrupt(format!(
+                "volume size {} is not a multiple of block size {block_size}",
+                config.size
+            )));
+        }
+        Ok(Restoration { store: self, volume: config, backup, block_size, method, _lock: lock })
+    }
+}
+
+impl Restoration<'_> {
+    /// The facts of the backup.
+    #[must_use]
+    pub fn backup(&self) -> &BackupConfig {
+        &self.backup
+    }
+
+    /// The facts of its volume.
+    #[must_use]
+    pub fn volume(&self) -> &VolumeConfig {
+        &self.volume
+    }
+
+    /// Restores it. On success everything is durable.
+    ///
+    /// # Errors
+    /// `Invalid` if the target is too small, or if `onto` is a backup of which this one cannot be the difference;
+    /// `Corrupt` if a block is not what its name says; `NotFound` if it is not there; `Interrupted`; those of both sides.
+    pub fn run(
+        &self,
+        target: &impl Target,
+        onto: Onto<'_>,
+        work: &mut Work<'_>,
+    ) -> Result<Restored> {
+        let end = self.backup.blocks.last().map_or(0, |block| block.offset + self.block_size);
+        if end >= target.size() + self.block_size {
+            return Err(Error::invalid(format!(
+                "the target has {} bytes, and backup {} has data up to {end}",
+                target.size(),
+                self.backup.name
+            )));
+        }
+        let jobs = match onto {
+            Onto::Empty => self.backup.blocks.iter().copied().map(Job::Write).collect(),
+            Onto::Anything => self.everything(target.size()),
+            Onto::Backup(base) => self.differences(base)?,
+        };
+        let total = jobs.iter().map(|job| job.length(self.block_size)).sum();
+        let (stop, mut all) = (&*self.store.stop, Restored::default());
+        let rate = Rate::new(work.rate, stop);
+        pool::each(
+            work.workers,
+            stop,
+            jobs.into_iter(),
+            |job| self.carry_out(&job, target, onto, &rate),
+            |done: Option<Restored>| {
+                if let Some(done) = done {
+                    all.length += done.length;
+                    all.data += done.data;
+                    all.downloaded += done.downloaded;
+                }
+                if (work.progress)(all.length, total) { Ok(()) } else { Err(pool::interrupted()) }
+            },
+        )?;
+        target.flush()?;
+        Ok(all)
+    }
+
+    /// All blocks, and zeros between them, up to `end`.
+    fn everything(&self, end: u64) -> Vec<Job> {
+        let (mut jobs, mut at) = (Vec::new(), 0);
+        for block in &self.backup.blocks {
+            if block.offset > at {
+                jobs.push(Job::Zero(at, block.offset - at));
+            }
+            jobs.push(Job::Write(*block));
+            at = block.offset + self.block_size;
+        }
+        if end > at {
+            jobs.push(Job::Zero(at, end - at));
+        }
+        jobs
+    }
+
+    /// What differs from an earlier backup: blocks that only that one has are zeros now.
+    fn differences(&self, base: &str) -> Result<Vec<Job>> {
+        let base = self.store.complete_backup(&self.volume.name, base)?;
+        let base_size = base.block_size()?;
+        if base_size != self.block_size {
+            return Err(Error::invalid(format!(
+                "backup block size is changed from {base_size} to {}: restore the whole backup",
+                self.block_size
+            )));
+        }
+        let (mut jobs, mut old) = (Vec::new(), base.blocks.iter().peekable());
+        for block in &self.backup.blocks {
+            while let Some(gone) = old.next_if(|old| old.offset < block.offset) {
+                jobs.push(Job::Zero(gone.offset, self.block_size));
+            }
+            if old.next_if(|old| old.offset == block.offset) != Some(block) {
+                jobs.push(Job::Write(*block));
+            }
+        }
+        jobs.extend(old.map(|gone| Job::Zero(gone.offset, self.block_size)));
+        Ok(jobs)
+    }
+
+    fn carry_out(
+        &self,
+        job: &Job,
+        target: &impl Target,
+        onto: Onto<'_>,
+        rate: &Rate<'_>,
+    ) -> Result<Restored> {
+        let length = job.length(self.block_size);
+        match job {
+            Job::Zero(offset, length) => {
+                let end = (offset + length).min(target.size());
+                if *offset < end {
+                    target.zero(*offset, end - offset)?;
+                }
+                Ok(Restored { length: *length, ..Restored::default() })
+            }
+            Job::Write(block) if onto == Onto::Anything && self.is_there(block, target)? => {
+                Ok(Restored { length, ..Restored::default() })
+            }
+            Job::Write(block) => {
+                let (content, downloaded) = self.store.fetch(
+                    &self.volume.name,
+                    block.name,
+                    self.method,
+                    self.block_size,
+                    rate,
+                )?;
+                let data = write(target, block.offset, &content, onto != Onto::Empty)?;
+                Ok(Restored { length, data, downloaded })
+            }
+        }
+    }
+
+    /// Whether the target has the block already.
+    fn is_there(&self, block: &Block, target: &impl Target) -> Result<bool> {
+        let mut content = vec![0; self.block_size as usize];
+        let length = self.block_size.min(target.size() - block.offset);
+        target.read_at(block.offset, &mut content[..length as usize])?;
+        Ok(BlockName::of(&content) == block.name)
+    }
+}
+
+impl Job {
+    fn length(&self, block_size: u64) -> u64 {
+        match self {
+            Self::Write(_) => block_size,
+            Self::Zero(_, length) => *length,
+        }
+    }
+}
+
+impl BackupStore {
+    /// The content of a block, which has its name, and the bytes that were read.
+    pub(crate) fn fetch(
+        &self,
+        volume: &str,
+        name: BlockName,
+        method: Method,
+        size: u64,
+        rate: &Rate<'_>,
+    ) -> Result<(Vec<u8>, u64)> {
+        let path = names::block(volume, name);
+        // Compressed blocks that are longer than blocks are so by their headers.
+        let limit = size + size / 16 + 4096;
+        let mut downloaded = 0;
+        let mut once = || {
+            let stored = self.objects.get(&path, limit)?;
+            downloaded += stored.len() as u64;
+            rate.wait(stored.len() as u64);
+            codec::open(&stored, method, name, size)
+        };
+        let content = match once() {
+            // What was damaged on its way may come through when it is sent again.
+            Err(error) if error.kind() == ErrorKind::Corrupt => once(),
+            content => content,
+        };
+        content.map(|content| (content, downloaded))
+    }
+}
+
+/// Writes a block, as far as the target reaches; returns the bytes of data in it.
+fn write(target: &impl Target, offset: u64, content: &[u8], zeros: bool) -> Result<u64> {
+    let length = (content.len() as u64).min(target.size() - offset) as usize;
+    let (content, beyond) = content.split_at(length);
+    if !is_zero(beyond) {
+        return Err(Error::invalid(format!(
+            "the backup has data beyond the {} bytes of the target",
+            target.size()
+        )));
+    }
+    let (mut at, mut data) = (0, 0);
+    for run in content.chunks(PART).collect::<Vec<_>>().chunk_by(|a, b| is_zero(a) == is_zero(b)) {
+        let length: usize = run.iter().map(|part| part.len()).sum();
+        let place = offset + at as u64;
+        if !is_zero(run[0]) {
+            target.write_at(place, &content[at..at + length])?;
+            data += length as u64;
+        } else if zeros {
+            target.zero(place, length as u64)?;
+        }
+        at += length;
+    }
+    Ok(data)
+}

@@ -1,0 +1,186 @@
+//! A backup store: what is in it.
+
+use crate::config::{self, BackupConfig, VolumeConfig};
+use crate::lock::{Kind, Lock, Times};
+use crate::names::{self, BlockName};
+use crate::objects::{Directory, Objects};
+use crate::pool;
+use crate::url::Url;
+use dbs_core::{Error, ErrorKind, Result};
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes of `volume.cfg`: most of it are labels.
+const VOLUME_LIMIT: u64 = 4 << 20;
+/// Bytes of a backup's facts if it is not known how large the volume is.
+const BACKUP_LIMIT: u64 = 1 << 30;
+/// Folders listed at once.
+const LISTS: usize = 16;
+
+/// A backup store. One operation on it at a time: open it once more for another.
+pub struct BackupStore {
+    pub(crate) objects: Arc<dyn Objects>,
+    pub(crate) url: Url,
+    /// The operation that runs is to end.
+    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) times: Times,
+}
+
+impl BackupStore {
+    /// Opens the store that a URL names. Credentials, endpoints and certificates come from `variable`, which gives the
+    /// value of an environment variable.
+    ///
+    /// # Errors
+    /// `Unsupported` for a scheme that nobody knows; those of reaching the store.
+    pub fn open(url: &Url, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let _ = variable;
+        let objects: Arc<dyn Objects> = match url.scheme.as_str() {
+            "vfs" if !url.host.is_empty() => {
+                return Err(Error::invalid("VFS path must follow: vfs:///path/ format"));
+            }
+            "vfs" if url.path.is_empty() => return Err(Error::invalid("cannot find vfs path")),
+            "vfs" => Arc::new(Directory::open(Path::new(&url.path))?),
+            other => {
+                return Err(Error::unsupported(format!("driver {other} is not supported")));
+            }
+        };
+        Ok(Self { stop, ..Self::on(url, objects) })
+    }
+
+    /// A store on objects of the caller's, which `url` names.
+    #[must_use]
+    pub fn on(url: &Url, objects: Arc<dyn Objects>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        Self { objects, url: url.store(), stop, times: Times::default() }
+    }
+
+    /// Without the pause in which two who take a lock at the same time see each other: for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_waiting(mut self) -> Self {
+        self.times.wait = std::time::Duration::ZERO;
+        self
+    }
+
+    /// What names it.
+    #[must_use]
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// The names of all volumes, sorted.
+    ///
+    /// # Errors
+    /// Those of the store, here and below.
+    pub fn volumes(&self) -> Result<Vec<String>> {
+        self.stop.store(false, Ordering::SeqCst);
+        let mut folders = vec![names::volumes()];
+        for _ in 0..3 {
+            let mut below = Vec::new();
+            let list = |folder: String| {
+                let names = self.objects.list(&folder)?;
+                Ok(names.into_iter().map(|name| format!("{folder}/{name}")).collect::<Vec<_>>())
+            };
+            pool::each(LISTS, &self.stop, folders.into_iter(), list, |found| {
+                below.extend(found.into_iter().flatten());
+                Ok(())
+            })?;
+            folders = below;
+        }
+        let mut found: Vec<String> = folders
+            .iter()
+            .filter_map(|path| {
+                let name = path.rsplit('/').next().filter(|name| names::is_valid(name))?;
+                // Whatever else is there is at another place than its name says.
+                (names::volume(name) == *path).then(|| name.to_owned())
+            })
+            .collect();
+        found.sort();
+        Ok(found)
+    }
+
+    /// The facts of a volume.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt`.
+    pub fn volume(&self, volume: &str) -> Result<VolumeConfig> {
+        names::check("volume", volume)?;
+        let path = names::volume_config(volume);
+        VolumeConfig::parse(&path, &self.objects.get(&path, VOLUME_LIMIT)?)
+    }
+
+    /// The names of a volume's backups, complete or not, sorted.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn backups(&self, volume: &str) -> Result<Vec<String>> {
+        names::check("volume", volume)?;
+        let files = self.objects.list(&names::backups(volume))?;
+        let mut found: Vec<String> =
+            files.iter().filter_map(|file| names::backup_of(file)).map(str::to_owned).collect();
+        found.sort();
+        Ok(found)
+    }
+
+    /// The facts of a backup, complete or not.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt`.
+    pub fn backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
+        names::check("volume", volume)?;
+        let limit = match self.volume(volume) {
+            Ok(config) => config.backup_limit(),
+            Err(error) if error.kind() == ErrorKind::NotFound => BACKUP_LIMIT,
+            Err(error) if error.kind() == ErrorKind::Corrupt => BACKUP_LIMIT,
+            Err(error) => return Err(error),
+        };
+        self.load(volume, backup, limit)
+    }
+
+    /// The facts of a backup that is complete.
+    ///
+    /// # Errors
+    /// As [`BackupStore::backup`]; `Busy` if it is not.
+    pub fn complete_backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
+        let config = self.backup(volume, backup)?;
+        if config.is_in_progress() {
+            return Err(Error::busy(format!(
+                "backup {backup} is still in progress, or was cut off: create it again under this name, or delete it"
+            )));
+        }
+        Ok(config)
+    }
+
+    /// A backup's facts of at most `limit` bytes.
+    pub(crate) fn load(&self, volume: &str, backup: &str, limit: u64) -> Result<BackupConfig> {
+        names::check("backup", backup)?;
+        let path = names::backup_config(volume, backup);
+        BackupConfig::parse(&path, &self.objects.get(&path, limit)?)
+    }
+
+    pub(crate) fn save_volume(&self, volume: &VolumeConfig) -> Result<()> {
+        self.objects.put(&names::volume_config(&volume.name), &config::encode(volume)?)
+    }
+
+    /// The blocks that are there.
+    pub(crate) fn blocks(&self, volume: &str) -> Result<HashSet<BlockName>> {
+        let mut found = HashSet::new();
+        self.objects.walk(&names::blocks(volume), &mut |path| {
+            found.extend(names::block_of(path));
+            if self.stop.load(Ordering::SeqCst) { Err(pool::interrupted()) } else { Ok(()) }
+        })?;
+        Ok(found)
+    }
+
+    pub(crate) fn lock(&self, volume: &str, kind: Kind) -> Result<Lock> {
+        Lock::take(&self.objects, volume, kind, self.times)
+    }
+
+    /// A new operation is not stopped.
+    pub(crate) fn begin(&self) {
+        self.stop.store(false, Ordering::SeqCst);
+    }
+}

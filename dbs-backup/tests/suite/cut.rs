@@ -1,0 +1,166 @@
+//! An operation that fails, or is cut off, at each of its calls of the store of objects: what is there then is whole,
+//! everything works again, and nothing stays that a deletion does not collect.
+
+use crate::support::*;
+use dbs_backup::{BackupStore, Onto, Work};
+use dbs_core::ErrorKind;
+use std::sync::Arc;
+
+const FAULTS: [Fault; 3] = [Fault::Fail, Fault::Cut, Fault::CutAfter];
+
+/// Lets `operation` fail at its first, second, ... call until it succeeds, and looks at what each failure leaves.
+fn at_every_call(
+    prepare: impl Fn(&BackupStore, &Snapshots),
+    operation: impl Fn(&BackupStore, &Snapshots) -> dbs_core::Result<()>,
+) {
+    let mut volume = volume(7, 5);
+    volume.push("two", BLOCK - 3, &[5; BLOCK as usize]);
+    volume.push("three", 0, &[0; BLOCK as usize]);
+    for fault in FAULTS {
+        for call in 0.. {
+            let objects = Arc::new(Memory::default());
+            let store = store(&objects);
+            prepare(&store, &volume);
+            let before = objects.calls();
+            objects.set_fault(Some((call, fault)));
+            let outcome = operation(&store, &volume);
+            let calls = objects.calls() - before;
+            objects.set_fault(None);
+            objects.age();
+            after(&store, &objects, &volume, &format!("{fault:?} {call}"));
+            if calls <= call {
+                outcome.unwrap();
+                assert!(call > 5, "it makes calls");
+                break;
+            }
+        }
+    }
+}
+
+/// What must hold whatever happened.
+fn after(store: &BackupStore, objects: &Memory, volume: &Snapshots, case: &str) {
+    let restores = |backup: &str| {
+        let config = store.backup(VOLUME, backup).unwrap();
+        if config.is_in_progress() {
+            let error = restore(store, backup, &Disk::new(Vec::new()), Onto::Empty).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy, "{case}");
+            return;
+        }
+        let content = volume.get(&config.snapshot_name).content();
+        let disk = Disk::new(vec![0; content.len()]);
+        restore(store, backup, &disk, Onto::Empty).expect(case);
+        assert!(disk.content() == content, "{case}: {backup}");
+    };
+    let there = store.backups(VOLUME).unwrap();
+    there.iter().for_each(|backup| restores(backup));
+    create(store, "backup-new", &volume.get("three")).expect(case);
+    restores("backup-new");
+    // A locks' holder that was killed is out of date by now.
+    objects.age();
+    for backup in &there {
+        remove(store, backup).expect(case);
+        restores("backup-new");
+    }
+    let last = remove(store, "backup-new").expect(case);
+    assert_eq!((last.blocks_left, last.kept), (0, None), "{case}");
+    let left: Vec<_> =
+        objects.paths().into_iter().filter(|path| !path.contains("/locks/")).collect();
+    assert!(matches!(&left[..], [one] if one.ends_with("volume.cfg")), "{case}: {left:?}");
+    assert_eq!(store.volume(VOLUME).unwrap().block_count, 0, "{case}");
+    store.remove_volume(VOLUME).expect(case);
+    assert_eq!(objects.paths(), [""; 0], "{case}");
+}
+
+#[test]
+fn a_first_backup() {
+    at_every_call(
+        |_, _| (),
+        |store, volume| create(store, "backup-1", &volume.get("one")).map(drop),
+    );
+}
+
+#[test]
+fn an_incremental_backup() {
+    at_every_call(
+        |store, volume| drop(create(store, "backup-1", &volume.get("one")).unwrap()),
+        |store, volume| create(store, "backup-2", &volume.get("two")).map(drop),
+    );
+}
+
+#[test]
+fn a_deletion() {
+    at_every_call(
+        |store, volume| {
+            create(store, "backup-1", &volume.get("one")).unwrap();
+            create(store, "backup-2", &volume.get("two")).unwrap();
+        },
+        |store, _| remove(store, "backup-2").map(drop),
+    );
+}
+
+#[test]
+fn a_restore() {
+    let volume = volume(8, 5);
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let content = volume.get("one").content();
+    for call in 0.. {
+        let disk = Disk::new(vec![0; content.len()]);
+        let before = objects.calls();
+        objects.set_fault(Some((call, Fault::Cut)));
+        let outcome = restore(&store, "backup-1", &disk, Onto::Empty);
+        let calls = objects.calls() - before;
+        objects.set_fault(None);
+        objects.delete("/locks/");
+        // It goes on where it was.
+        restore(&store, "backup-1", &disk, Onto::Anything).unwrap();
+        assert!(disk.content() == content);
+        if calls <= call {
+            outcome.unwrap();
+            return;
+        }
+    }
+}
+
+/// A backup that another process has begun, and may still complete, stops the collection.
+#[test]
+fn an_unfinished_backup_keeps_blocks() {
+    let volume = volume(9, 4);
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    objects.edit("backup_backup-1.cfg", |content| {
+        let text = String::from_utf8(content.clone()).unwrap();
+        let at = text.find("\"CreatedTime\":\"").unwrap() + 15;
+        *content = format!("{}{}", &text[..at], &text[at + 20..]).into_bytes();
+    });
+    assert!(store.backup(VOLUME, "backup-1").unwrap().is_in_progress());
+    let source = volume.get("one");
+    let created = create(&store, "backup-2", &source).unwrap();
+    assert_eq!((created.base, created.uploaded), (None, 0));
+    let removed = remove(&store, "backup-2").unwrap();
+    assert_eq!(removed.blocks, 0);
+    assert!(removed.kept.unwrap().contains("backup-1"));
+    // Created again under its name, it is complete.
+    create(&store, "backup-1", &source).unwrap();
+    assert!(store.complete_backup(VOLUME, "backup-1").is_ok());
+    assert_eq!(remove(&store, "backup-1").unwrap().blocks_left, 0);
+    let absent = remove(&store, "backup-1").unwrap();
+    assert!(!absent.found);
+}
+
+/// A holder that slept too long may not complete a backup whose blocks others may have deleted.
+#[test]
+fn a_lock_that_is_taken_away() {
+    let volume = volume(10, 4);
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    let source = volume.get("one");
+    let creation = store.create(&source, options("backup-1", "one")).unwrap();
+    creation.age_lock();
+    let mut progress = |_, _| true;
+    let error = creation.run(&mut Work::new(&mut progress)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(store.backups(VOLUME).unwrap().is_empty());
+}

@@ -1,0 +1,114 @@
+//! Damaged and hostile content of a backup store: an error that names it, or nothing that matters; never a panic, and
+//! never wrong data.
+
+use crate::support::*;
+use dbs_backup::{Onto, Work};
+use dbs_core::ErrorKind;
+use std::sync::Arc;
+
+#[test]
+fn every_byte_of_the_facts() {
+    let volume = volume(11, 2);
+    let content = volume.get("one").content().to_vec();
+    for part in ["volume.cfg", "backup_backup-1.cfg"] {
+        let objects = Arc::new(Memory::default());
+        let store = store(&objects);
+        create(&store, "backup-1", &volume.get("one")).unwrap();
+        let mut length = 0;
+        objects.edit(part, |content| length = content.len());
+        for at in 0..length {
+            let mut good = Vec::new();
+            for change in [0, 0xff, b'0', b'"', b'9'] {
+                objects.edit(part, |content| {
+                    good.clone_from(content);
+                    content[at] = change;
+                });
+                let disk = Disk::new(vec![0; content.len()]);
+                let restored = restore(&store, "backup-1", &disk, Onto::Empty);
+                let blocks = store.backup(VOLUME, "backup-1").map(|backup| backup.blocks);
+                // Facts that are no longer true cannot be told from others: there is no checksum of them.
+                if let (Err(error), _) = (restored, blocks) {
+                    assert!(!error.to_string().is_empty());
+                }
+                objects.edit(part, |content| content.clone_from(&good));
+            }
+            objects.edit(part, |content| content.truncate(at));
+            assert!(restore(&store, "backup-1", &Disk::new(content.clone()), Onto::Empty).is_err());
+            objects.edit(part, |content| content.clone_from(&good));
+        }
+    }
+}
+
+#[test]
+fn damaged_blocks_are_never_restored() {
+    let volume = volume(12, 4);
+    let content = volume.get("one").content();
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    for change in [
+        (|content: &mut Vec<u8>| content.clear()) as fn(&mut Vec<u8>),
+        |content| content.truncate(content.len() / 2),
+        |content| content.truncate(content.len() - 5),
+        |content| content.extend([0; 1 << 16]),
+        |content| content.fill(0),
+        |content| *content = vec![0xff; 100],
+    ] {
+        let mut good = Vec::new();
+        assert!(
+            objects.edit(".blk", |content| {
+                good.push(content.clone());
+            }) > 0
+        );
+        objects.edit(".blk", change);
+        let disk = Disk::new(vec![0; content.len()]);
+        if restore(&store, "backup-1", &disk, Onto::Empty).is_ok() {
+            assert!(disk.content() == content);
+        }
+        let verified =
+            store.verify(VOLUME, "backup-1", true, &mut Work::new(&mut |_, _| true)).unwrap();
+        let restored = restore(&store, "backup-1", &disk, Onto::Empty);
+        assert_eq!(verified.bad.is_empty(), restored.is_ok());
+        if let Err(error) = restored {
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        }
+        let mut back = good.into_iter();
+        objects.edit(".blk", |content| *content = back.next().unwrap());
+    }
+}
+
+/// A backup whose facts cannot be read can be deleted, and stops the collection until it is.
+#[test]
+fn corrupt_facts_are_deleted() {
+    let mut volume = volume(13, 4);
+    volume.push("two", 0, b"two");
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    create(&store, "backup-2", &volume.get("two")).unwrap();
+    objects.edit("backup_backup-1.cfg", |content| *content = b"{corrupt: definitely".to_vec());
+    let error = store.backup(VOLUME, "backup-1").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    let kept = remove(&store, "backup-2").unwrap().kept.unwrap();
+    assert!(kept.contains("Delete backup backup-1"), "{kept}");
+    let removed = remove(&store, "backup-1").unwrap();
+    assert_eq!((removed.blocks, removed.blocks_left), (4, 0));
+    // Without the facts of the volume.
+    create(&store, "backup-3", &volume.get("two")).unwrap();
+    objects.delete("volume.cfg");
+    let error = remove(&store, "backup-3").unwrap_err();
+    assert!(error.to_string().starts_with("cannot find volume in backupstore: cannot find "));
+    assert_eq!(store.volumes().unwrap(), [VOLUME]);
+    store.remove_volume(VOLUME).unwrap();
+    assert!(store.volumes().unwrap().is_empty() && objects.paths().is_empty());
+}
+
+#[test]
+fn names_that_leave_the_store() {
+    let store = store(&Arc::new(Memory::default()));
+    for name in ["../../etc", "", "a/b", ".", "x"] {
+        assert_eq!(store.volume(name).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(store.backup(VOLUME, name).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(store.remove_volume(name).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}

@@ -1,0 +1,285 @@
+//! Objects in memory that fail when told to, and volumes in memory.
+
+use dbs_backup::config::BackupConfig;
+use dbs_backup::objects::{Objects, Stat};
+use dbs_backup::url::Url;
+use dbs_backup::{BackupStore, CreateOptions, Created, Onto, Restored, Source, Target, Work};
+use dbs_core::{Error, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+pub const BLOCK: u64 = 8192;
+pub const VOLUME: &str = "vol-1";
+
+/// What happens at the n-th call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails, and later ones do not.
+    Fail,
+    /// It and all later ones fail: the process was killed.
+    Cut,
+    /// It is carried out; then as `Cut`.
+    CutAfter,
+}
+
+#[derive(Default)]
+pub struct Memory {
+    objects: Mutex<BTreeMap<String, (Vec<u8>, SystemTime)>>,
+    calls: AtomicU64,
+    fault: Mutex<Option<(u64, Fault)>>,
+}
+
+impl Memory {
+    /// Lets the call fail that comes after `calls` further ones.
+    pub fn set_fault(&self, fault: Option<(u64, Fault)>) {
+        let calls = self.calls.load(Ordering::SeqCst);
+        *self.fault.lock().unwrap() = fault.map(|(after, fault)| (calls + after, fault));
+    }
+
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    pub fn paths(&self) -> Vec<String> {
+        self.objects.lock().unwrap().keys().cloned().collect()
+    }
+
+    pub fn edit(&self, part: &str, mut change: impl FnMut(&mut Vec<u8>)) -> usize {
+        let mut objects = self.objects.lock().unwrap();
+        let found = objects.iter_mut().filter(|(path, _)| path.contains(part));
+        found.map(|(_, (content, _))| change(content)).count()
+    }
+
+    pub fn delete(&self, part: &str) -> usize {
+        let mut objects = self.objects.lock().unwrap();
+        let before = objects.len();
+        objects.retain(|path, _| !path.contains(part));
+        before - objects.len()
+    }
+
+    /// Everything that is there is old: locks mean nothing any more.
+    pub fn age(&self) {
+        for (_, modified) in self.objects.lock().unwrap().values_mut() {
+            *modified -= Duration::from_secs(3600);
+        }
+    }
+
+    fn call<T>(&self, body: impl FnOnce() -> T) -> Result<T> {
+        let call = self.calls.fetch_add(1, Ordering::SeqCst);
+        let fault = *self.fault.lock().unwrap();
+        let failed = || Err(Error::io(std::io::Error::other("told to fail"), "the store"));
+        match fault {
+            Some((at, Fault::Fail)) if call == at => failed(),
+            Some((at, Fault::Cut)) if call >= at => failed(),
+            Some((at, Fault::CutAfter)) if call == at => {
+                body();
+                failed()
+            }
+            Some((at, Fault::CutAfter)) if call > at => failed(),
+            _ => Ok(body()),
+        }
+    }
+}
+
+impl Objects for Memory {
+    fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
+        let found = self.call(|| self.objects.lock().unwrap().get(path).map(|o| o.0.clone()))?;
+        let found =
+            found.ok_or_else(|| Error::not_found(format!("cannot find {path} in backupstore")))?;
+        if found.len() as u64 > limit { Err(Error::corrupt("too long")) } else { Ok(found) }
+    }
+
+    fn put(&self, path: &str, content: &[u8]) -> Result<()> {
+        let object = (content.to_vec(), SystemTime::now());
+        self.call(|| drop(self.objects.lock().unwrap().insert(path.to_owned(), object)))
+    }
+
+    fn stat(&self, path: &str) -> Result<Option<Stat>> {
+        self.call(|| {
+            let objects = self.objects.lock().unwrap();
+            objects.get(path).map(|o| Stat { size: o.0.len() as u64, modified: o.1 })
+        })
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<String>> {
+        self.call(|| {
+            let mut names = Vec::new();
+            for path in self.objects.lock().unwrap().keys() {
+                if let Some(rest) = path.strip_prefix(&format!("{folder}/")) {
+                    names.push(rest.split('/').next().unwrap().to_owned());
+                }
+            }
+            names.dedup();
+            names
+        })
+    }
+
+    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+        let paths = self.call(|| self.paths())?;
+        let below = paths.iter().filter_map(|path| path.strip_prefix(&format!("{folder}/")));
+        below.into_iter().try_for_each(found)
+    }
+
+    fn remove(&self, path: &str) -> Result<()> {
+        self.call(|| drop(self.objects.lock().unwrap().remove(path)))
+    }
+
+    fn remove_all(&self, folder: &str) -> Result<()> {
+        let prefix = format!("{folder}/");
+        self.call(|| self.objects.lock().unwrap().retain(|path, _| !path.starts_with(&prefix)))
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.call(|| ())
+    }
+}
+
+pub fn url() -> Url {
+    Url::parse("vfs:///memory").unwrap()
+}
+
+pub fn store(objects: &Arc<Memory>) -> BackupStore {
+    BackupStore::on(&url(), Arc::clone(objects) as Arc<dyn Objects>).without_waiting()
+}
+
+/// Snapshots of a volume, oldest first.
+#[derive(Default, Clone)]
+pub struct Snapshots(pub Vec<(String, Vec<u8>)>);
+
+impl Snapshots {
+    pub fn get(&self, name: &str) -> Snapshot<'_> {
+        let at = self.0.iter().position(|(found, _)| found == name).expect(name);
+        Snapshot { all: self, at, read: Mutex::default() }
+    }
+
+    /// The newest, changed at `offset`.
+    pub fn push(&mut self, name: &str, offset: u64, bytes: &[u8]) {
+        let mut content = self.0.last().unwrap().1.clone();
+        content[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+        self.0.push((name.to_owned(), content));
+    }
+}
+
+pub struct Snapshot<'a> {
+    all: &'a Snapshots,
+    at: usize,
+    /// Bytes that were read.
+    pub read: Mutex<u64>,
+}
+
+impl<'a> Snapshot<'a> {
+    pub fn name(&self) -> &'a str {
+        &self.all.0[self.at].0
+    }
+
+    pub fn content(&self) -> &'a [u8] {
+        &self.all.0[self.at].1
+    }
+}
+
+impl Source for Snapshot<'_> {
+    fn size(&self) -> u64 {
+        self.content().len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        *self.read.lock().unwrap() += buf.len() as u64;
+        buf.copy_from_slice(&self.content()[offset as usize..offset as usize + buf.len()]);
+        Ok(())
+    }
+
+    fn ranges(
+        &self,
+        base: Option<&BackupConfig>,
+        found: &mut dyn FnMut(Range<u64>) -> Result<()>,
+    ) -> Result<bool> {
+        let empty = vec![0; self.content().len()];
+        let base = match base {
+            None => &empty,
+            Some(base) => match self.all.0.iter().find(|(name, _)| *name == base.snapshot_name) {
+                None => return Ok(false),
+                Some((_, content)) => content,
+            },
+        };
+        for (index, part) in self.content().chunks(512).enumerate() {
+            let at = index * 512;
+            if base.get(at..at + part.len()) != Some(part) {
+                found(at as u64..(at + part.len()) as u64)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// A volume that is restored to.
+pub struct Disk(pub Mutex<Vec<u8>>);
+
+impl Disk {
+    pub fn new(content: Vec<u8>) -> Self {
+        Self(Mutex::new(content))
+    }
+
+    pub fn content(&self) -> Vec<u8> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Target for Disk {
+    fn size(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        buf.copy_from_slice(&self.0.lock().unwrap()[offset as usize..offset as usize + buf.len()]);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        self.0.lock().unwrap()[offset as usize..offset as usize + buf.len()].copy_from_slice(buf);
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, length: u64) -> Result<()> {
+        self.0.lock().unwrap()[offset as usize..(offset + length) as usize].fill(0);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+pub fn options(backup: &str, snapshot: &str) -> CreateOptions {
+    CreateOptions {
+        volume: VOLUME.to_owned(),
+        snapshot: snapshot.to_owned(),
+        backup: Some(backup.to_owned()),
+        block_size: Some(BLOCK),
+        ..CreateOptions::default()
+    }
+}
+
+pub fn create(store: &BackupStore, backup: &str, source: &Snapshot<'_>) -> Result<Created> {
+    store.create(source, options(backup, source.name()))?.run(&mut Work::new(&mut |_, _| true))
+}
+
+pub fn restore(store: &BackupStore, backup: &str, disk: &Disk, onto: Onto<'_>) -> Result<Restored> {
+    store.restore(VOLUME, backup)?.run(disk, onto, &mut Work::new(&mut |_, _| true))
+}
+
+pub fn remove(store: &BackupStore, backup: &str) -> Result<dbs_backup::Removed> {
+    store.remove(VOLUME, backup, &mut Work::new(&mut |_, _| true))
+}
+
+/// A volume of `blocks` blocks and a half, with different content in every second one.
+pub fn volume(seed: u64, blocks: u64) -> Snapshots {
+    let mut content = vec![0; (blocks * BLOCK + BLOCK / 2) as usize];
+    let mut random = fastrand::Rng::with_seed(seed);
+    for block in content.chunks_mut(BLOCK as usize).step_by(2) {
+        random.fill(block);
+    }
+    Snapshots(vec![("one".to_owned(), content)])
+}

@@ -1,0 +1,1 @@
+//! Against what upstream's own code has written.
