@@ -271,6 +271,20 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(path: &str, bytes: &'a [u8]) -> Resu
     }
 }
 
+/// Facts read and written again, and as they were: for tests.
+///
+/// # Errors
+/// `Corrupt`.
+#[doc(hidden)]
+pub fn again(path: &str, bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+    let encoded = if path.ends_with("volume.cfg") {
+        encode(&VolumeConfig::parse(path, bytes)?)
+    } else {
+        encode(&BackupConfig::parse(path, bytes)?)
+    };
+    Ok((encoded?, bytes.to_vec()))
+}
+
 fn bad(path: &str, what: &str) -> Error {
     Error::corrupt(format!("{path} in the backup store is damaged: {what}"))
 }
