@@ -102,6 +102,10 @@ pub(crate) fn each<J: Send, R: Send>(
             let news = match results.recv_timeout(TICK) {
                 Ok(result) => result.map(Some),
                 Err(RecvTimeoutError::Timeout) => Ok(None),
+                // Whoever stopped it from outside has jobs left.
+                Err(RecvTimeoutError::Disconnected) if stop.load(Ordering::SeqCst) => {
+                    return outcome.and_then(|()| Err(interrupted()));
+                }
                 Err(RecvTimeoutError::Disconnected) => return outcome,
             };
             if outcome.is_ok() {

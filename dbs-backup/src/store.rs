@@ -3,7 +3,7 @@
 use crate::config::{self, BackupConfig, VolumeConfig};
 use crate::lock::{Kind, Lock, Times};
 use crate::names::{self, BlockName};
-use crate::objects::{Directory, Objects};
+use crate::objects::{Azure, Directory, Objects, S3, mount};
 use crate::pool;
 use crate::url::Url;
 use dbs_core::{Error, ErrorKind, Result};
@@ -36,13 +36,15 @@ impl BackupStore {
     /// `Unsupported` for a scheme that nobody knows; those of reaching the store.
     pub fn open(url: &Url, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let _ = variable;
         let objects: Arc<dyn Objects> = match url.scheme.as_str() {
             "vfs" if !url.host.is_empty() => {
                 return Err(Error::invalid("VFS path must follow: vfs:///path/ format"));
             }
             "vfs" if url.path.is_empty() => return Err(Error::invalid("cannot find vfs path")),
             "vfs" => Arc::new(Directory::open(Path::new(&url.path))?),
+            "nfs" | "cifs" => Arc::new(mount::open(url, variable)?),
+            "azblob" => Arc::new(Azure::open(url, variable, &stop)?),
+            "s3" => Arc::new(S3::open(url, variable, &stop)?),
             other => {
                 return Err(Error::unsupported(format!("driver {other} is not supported")));
             }

@@ -1,7 +1,9 @@
 //! Backups to objects in memory and in a directory.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod cut;
 mod hostile;
 mod round;
+mod s3;
 mod support;
 mod upstream;

@@ -1,0 +1,227 @@
+//! Who signs requests: keys from the environment, or what a cloud gives to a pod or machine.
+//!
+//! Source: AWS's documentation of web identities (IAM roles for service accounts), container credentials (pod identity)
+//! and the instance metadata service, version 2. The names of the variables are those of AWS's own tools.
+
+use super::xml;
+use crate::objects::http::{Answer, Http, Variables};
+use crate::url::encode;
+use dbs_core::{Error, Result};
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use ureq::http::Request;
+
+/// New ones are asked for before the old ones end.
+const AHEAD: SignedDuration = SignedDuration::from_secs(300);
+const LIMIT: u64 = 1 << 20;
+
+/// A key, and for how long it is valid.
+#[derive(Clone)]
+pub struct Credentials {
+    pub access: String,
+    pub secret: String,
+    pub token: Option<String>,
+    pub expires: Option<Timestamp>,
+}
+
+/// Where credentials come from.
+pub struct Provider {
+    source: Source,
+    http: Http,
+    now: Mutex<Option<Credentials>>,
+}
+
+enum Source {
+    Fixed,
+    WebIdentity { role: String, session: String, file: String, endpoint: String },
+    Container { url: String, token: Option<String>, token_file: Option<String> },
+    Instance { endpoint: String },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Given {
+    access_key_id: String,
+    secret_access_key: String,
+    #[serde(alias = "SessionToken")]
+    token: Option<String>,
+    expiration: Option<String>,
+}
+
+impl Provider {
+    /// From the environment.
+    ///
+    /// # Errors
+    /// `Invalid` if half of a key is missing.
+    pub fn new(variable: Variables<'_>, region: &str, stop: &Arc<AtomicBool>) -> Result<Self> {
+        let keys = (variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY"));
+        let mut now = None;
+        let source = match keys {
+            (Some(access), Some(secret)) => {
+                let token = variable("AWS_SESSION_TOKEN");
+                now = Some(Credentials { access, secret, token, expires: None });
+                Source::Fixed
+            }
+            (None, Some(_)) => {
+                return Err(Error::invalid(
+                    "s3 credential access key not found: set AWS_ACCESS_KEY_ID",
+                ));
+            }
+            (Some(_), None) => {
+                return Err(Error::invalid(
+                    "s3 credential secret access key not found: set AWS_SECRET_ACCESS_KEY",
+                ));
+            }
+            (None, None) => given_source(variable, region),
+        };
+        let secure = match &source {
+            Source::WebIdentity { endpoint, .. } => endpoint.starts_with("https:"),
+            Source::Container { url, .. } => url.starts_with("https:"),
+            _ => false,
+        };
+        // What is beside the machine is not behind a proxy.
+        let none = |_: &str| None;
+        let variable: Variables<'_> =
+            if matches!(source, Source::WebIdentity { .. }) { variable } else { &none };
+        let http = Http::new(variable, "sts.amazonaws.com", secure, None, stop)?;
+        Ok(Self { source, http, now: Mutex::new(now) })
+    }
+
+    /// Credentials that are valid for a while.
+    ///
+    /// # Errors
+    /// Those of reaching who gives them.
+    pub fn get(&self) -> Result<Credentials> {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &*now {
+            let ends = known.expires.is_some_and(|end| end - AHEAD < Timestamp::now());
+            if !ends {
+                return Ok(known.clone());
+            }
+        }
+        let given = self.ask().map_err(|e| {
+            e.context(
+                "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role",
+            )
+        })?;
+        let expires = given.expiration.as_deref().and_then(|text| text.parse().ok());
+        let credentials = Credentials {
+            access: given.access_key_id,
+            secret: given.secret_access_key,
+            token: given.token,
+            expires,
+        };
+        Ok(now.insert(credentials).clone())
+    }
+
+    /// Forgets those that were refused, unless there are no others.
+    pub fn forget(&self) -> bool {
+        if matches!(self.source, Source::Fixed) {
+            return false;
+        }
+        *self.now.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        true
+    }
+
+    fn ask(&self) -> Result<Given> {
+        match &self.source {
+            Source::Fixed => Err(Error::invalid("there is only one key")),
+            Source::WebIdentity { role, session, file, endpoint } => {
+                let token = read(file)?;
+                let query = format!(
+                    "Action=AssumeRoleWithWebIdentity&RoleArn={}&RoleSessionName={}&Version=2011-06-15&WebIdentityToken={}",
+                    encode(role, ""),
+                    encode(session, ""),
+                    encode(&token, "")
+                );
+                let url = format!("{endpoint}/?{query}");
+                let body = self.request("GET", &url, &[])?;
+                let answer: AssumeRoleAnswer = xml::parse(&body, "the answer of STS")?;
+                Ok(answer.assume_role_with_web_identity_result.credentials)
+            }
+            Source::Container { url, token, token_file } => {
+                let token = match token_file {
+                    Some(file) => Some(read(file)?),
+                    None => token.clone(),
+                };
+                let header = token.iter().map(|token| ("authorization", token.as_str()));
+                json(&self.request("GET", url, &header.collect::<Vec<_>>())?)
+            }
+            Source::Instance { endpoint } => {
+                let ttl = [("x-aws-ec2-metadata-token-ttl-seconds", "21600")];
+                let token = self.request("PUT", &format!("{endpoint}/latest/api/token"), &ttl)?;
+                let header = [("x-aws-ec2-metadata-token", token.trim())];
+                let folder = format!("{endpoint}/latest/meta-data/iam/security-credentials/");
+                let role = self.request("GET", &folder, &header)?;
+                let role = role.lines().next().unwrap_or_default().trim().to_owned();
+                json(&self.request("GET", &format!("{folder}{}", encode(&role, "")), &header)?)
+            }
+        }
+    }
+
+    fn request(&self, method: &str, url: &str, headers: &[(&str, &str)]) -> Result<String> {
+        let mut request = Request::builder().method(method).uri(url);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request =
+            request.body(Vec::new()).map_err(|e| Error::invalid(format!("{url}: {e}")))?;
+        let Answer { status, body, .. } = self.http.send(request, LIMIT)?;
+        let text = String::from_utf8_lossy(&body).into_owned();
+        if status == 200 {
+            return Ok(text);
+        }
+        let place = url.split('?').next().unwrap_or(url);
+        Err(Error::invalid(format!("{place} answers {status}: {:.300}", xml::error_text(&text))))
+    }
+}
+
+/// What there is if the environment has no keys.
+fn given_source(variable: Variables<'_>, region: &str) -> Source {
+    if let (Some(file), Some(role)) =
+        (variable("AWS_WEB_IDENTITY_TOKEN_FILE"), variable("AWS_ROLE_ARN"))
+    {
+        let session = variable("AWS_ROLE_SESSION_NAME").unwrap_or_else(|| "dbs".to_owned());
+        let endpoint = variable("AWS_ENDPOINT_URL_STS")
+            .unwrap_or_else(|| format!("https://sts.{region}.{}", super::domain(region)));
+        return Source::WebIdentity { role, session, file, endpoint };
+    }
+    let url = variable("AWS_CONTAINER_CREDENTIALS_FULL_URI").or_else(|| {
+        let path = variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")?;
+        Some(format!("http://169.254.170.2{path}"))
+    });
+    if let Some(url) = url {
+        return Source::Container {
+            url,
+            token: variable("AWS_CONTAINER_AUTHORIZATION_TOKEN"),
+            token_file: variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+        };
+    }
+    let endpoint = variable("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+    Source::Instance { endpoint: endpoint.unwrap_or_else(|| "http://169.254.169.254".to_owned()) }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct AssumeRoleAnswer {
+    assume_role_with_web_identity_result: AssumeRoleResult,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct AssumeRoleResult {
+    credentials: Given,
+}
+
+fn read(file: &str) -> Result<String> {
+    let text =
+        std::fs::read_to_string(file).map_err(|e| Error::io(e, format!("reading {file}")))?;
+    Ok(text.trim().to_owned())
+}
+
+fn json(text: &str) -> Result<Given> {
+    serde_json::from_str(text)
+        .map_err(|e| Error::invalid(format!("credentials that cannot be understood: {e}")))
+}
