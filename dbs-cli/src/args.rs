@@ -1,8 +1,8 @@
 //! The command line: which commands there are, and which code runs each.
 
 use crate::commands::{
-    attach, bench, clients, export, import, mount, repair, scrub, serve, snapshot, store, stream,
-    tools, volume,
+    attach, backup, bench, clients, export, import, mount, repair, scrub, serve, snapshot, store,
+    stream, tools, volume,
 };
 use crate::context::Context;
 use crate::exit;
@@ -47,6 +47,9 @@ pub enum Command {
     Upgrade(store::Upgrade),
     Send(stream::SendSnapshot),
     Receive(stream::Receive),
+    /// Back up snapshots to S3, a directory or NFS, in Longhorn's layout, and restore them
+    #[command(subcommand)]
+    Backup(BackupCommand),
     Attach(attach::Attach),
     Detach(attach::Detach),
     Attached(attach::List),
@@ -100,6 +103,26 @@ pub enum SnapshotCommand {
     Label(snapshot::Label),
 }
 
+/// Commands on backups.
+#[derive(Debug, Subcommand)]
+pub enum BackupCommand {
+    /// Back up a snapshot
+    Create(backup::Create),
+    /// List the volumes of a backup store, or the backups of one volume
+    #[command(visible_alias = "ls")]
+    List(backup::List),
+    /// Show a backup, or a volume in a backup store
+    #[command(visible_alias = "inspect")]
+    Show(backup::Show),
+    /// Make a volume from a backup
+    Restore(backup::Restore),
+    /// Look whether a backup can be restored: exit code 4 for damage
+    Verify(backup::Verify),
+    /// Delete a backup, or a volume with all its backups
+    #[command(visible_alias = "rm")]
+    Delete(backup::Delete),
+}
+
 /// Runs the command; most only succeed or fail.
 ///
 /// # Errors
@@ -122,6 +145,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Upgrade(command) => command.run(context),
         Command::Send(command) => command.run(context),
         Command::Receive(command) => command.run(context),
+        Command::Backup(command) => return run_backup(command, context),
         Command::Mount(command) => command.run(context),
         Command::Umount(command) => command.run(context),
         Command::Serve(command) => command.run(context),
@@ -169,4 +193,16 @@ fn run_snapshot(command: SnapshotCommand, context: &Context) -> Result<()> {
         SnapshotCommand::Unprotect(command) => command.run(context),
         SnapshotCommand::Label(command) => command.run(context),
     }
+}
+
+fn run_backup(command: BackupCommand, context: &Context) -> Result<ExitCode> {
+    match command {
+        BackupCommand::Create(command) => command.run(context),
+        BackupCommand::List(command) => command.run(context),
+        BackupCommand::Show(command) => command.run(context),
+        BackupCommand::Restore(command) => command.run(context),
+        BackupCommand::Verify(command) => return command.run(context),
+        BackupCommand::Delete(command) => command.run(context),
+    }
+    .map(|()| ExitCode::SUCCESS)
 }

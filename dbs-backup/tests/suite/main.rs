@@ -1,6 +1,7 @@
 //! Backups to objects in memory and in a directory.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod cut;
 mod hostile;
 mod round;

@@ -1,6 +1,7 @@
 //! The commands: each its arguments and what it does.
 
 pub mod attach;
+pub mod backup;
 pub mod bench;
 pub mod clients;
 pub mod export;

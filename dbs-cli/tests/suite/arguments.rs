@@ -36,6 +36,8 @@ const COMMANDS: &[&str] = &[
     "dump",
     "send a@s out",
     "receive a stream",
+    "backup create a@s vfs:///",
+    "backup restore vfs:///?backup=b1&volume=v1",
     "serve",
     "attach a",
     "mount .",
@@ -51,14 +53,19 @@ const STORELESS: &[&str] = &[
     "umount x",
     "attached",
     "preflight",
+    "backup list vfs:///",
+    "backup show vfs:///?volume=v1",
+    "backup verify vfs:///?volume=v1",
+    "backup delete vfs:///?volume=v1",
     "completions bash",
     "man x",
 ];
 
 /// The words of a command before its arguments.
 fn name(command: &str) -> String {
-    let words =
-        if command.starts_with("volume") || command.starts_with("snapshot") { 2 } else { 1 };
+    let grouped =
+        ["volume ", "snapshot ", "backup "].iter().any(|group| command.starts_with(group));
+    let words = if grouped { 2 } else { 1 };
     command.split_whitespace().take(words).collect::<Vec<_>>().join(" ")
 }
 
@@ -101,7 +108,7 @@ fn unknown_options_and_missing_arguments() {
             place.dbs(&name).exits(2, &name);
         }
     }
-    for args in ["", "volume", "snapshot", "no-such-command", "volume no-such-command"] {
+    for args in ["", "volume", "snapshot", "backup", "no-such-command", "volume no-such-command"] {
         place.dbs(args).exits(2, args);
     }
     assert_eq!(listing(place.dir.path()), ["image", "stream"], "nothing was made");

@@ -10,6 +10,7 @@ mod support;
 
 mod arguments;
 mod attach;
+mod backup;
 mod bench;
 mod clients;
 mod documents;

@@ -1,0 +1,322 @@
+//! `dbs backup`: backups in Longhorn's layout, of stores that are idle or served.
+
+mod show;
+mod volume;
+
+use crate::confirm::confirm;
+use crate::context::Context;
+use crate::exit;
+use crate::output;
+use crate::progress::{Meter, Unit};
+use crate::spec::{self, SnapshotSpec};
+use clap::Args;
+use dbs_backup::codec::Method;
+use dbs_backup::url::Url;
+use dbs_backup::{BackupStore, CreateOptions, Onto, Restored, Verified, Work};
+use dbs_core::{Error, ErrorKind, Result, format_size};
+use dbs_server::api::Request;
+use serde_json::json;
+use std::num::NonZeroU64;
+use std::process::ExitCode;
+use volume::{Filled, LABEL_SIZE, SnapshotSource};
+
+pub use show::{List, Show};
+
+/// The sizes of blocks that Longhorn's manager allows.
+const BLOCK_SIZES: [u64; 2] = [2 << 20, 16 << 20];
+/// Bad blocks that are printed.
+const SHOWN: usize = 20;
+
+/// How much at once.
+#[derive(Debug, Args)]
+pub struct Pace {
+    /// Most bytes to or from the backup store in a second
+    #[arg(long, value_parser = spec::size, value_name = "SIZE")]
+    rate: Option<u64>,
+    /// Blocks on their way at once: each takes memory for two blocks
+    #[arg(long, default_value_t = 4, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=64))]
+    parallel: u8,
+}
+
+impl Pace {
+    fn work<'a>(&self, progress: &'a mut dyn FnMut(u64, u64) -> bool) -> Work<'a> {
+        let rate = self.rate.and_then(NonZeroU64::new);
+        Work { workers: self.parallel.into(), rate, progress }
+    }
+}
+
+/// Opens the backup store that a URL names; credentials come from the environment.
+fn open(url: &Url) -> Result<BackupStore> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let store = BackupStore::open(url, &variable)?;
+    // For tests, which are alone and do not wait for others who take a lock at the same time.
+    Ok(if variable("DBS_TEST_ALONE").is_some() { store.without_waiting() } else { store })
+}
+
+/// Parses a URL, for clap.
+fn url(text: &str) -> std::result::Result<Url, String> {
+    Url::parse(text).map_err(|e| e.to_string())
+}
+
+/// Back up a snapshot. The first backup of a volume reads all its data, later ones what changed since the last.
+/// Blocks that are in the backup store already are not written again, also after a backup that was cut off.
+#[derive(Debug, Args)]
+pub struct Create {
+    /// VOLUME@SNAPSHOT. Keep the snapshot until the next backup, which is made from the difference to it
+    spec: SnapshotSpec,
+    /// The backup store: s3://BUCKET@REGION/PATH, vfs:///PATH, nfs://HOST:/PATH, cifs://HOST/SHARE
+    #[arg(value_parser = url)]
+    url: Url,
+    /// Name of the backup; by default a random one
+    #[arg(long)]
+    name: Option<String>,
+    /// The volume's name in the backup store; by default its own
+    #[arg(long, value_name = "VOLUME")]
+    to: Option<String>,
+    /// Read everything, and write every block again: this mends a damaged backup store
+    #[arg(long)]
+    full: bool,
+    /// How blocks are compressed: lz4, gzip or none. The first backup of a volume decides
+    #[arg(long, default_value = "lz4", value_name = "METHOD")]
+    compression: Method,
+    /// Size of blocks: 2MiB or 16MiB. Another size than that of the last backup makes a full one
+    #[arg(long, value_parser = spec::size, default_value = "2MiB", value_name = "SIZE")]
+    block_size: u64,
+    /// A label; may be given several times
+    #[arg(long = "label", value_parser = spec::label, value_name = "KEY=VALUE")]
+    labels: Vec<(String, String)>,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+impl Create {
+    pub fn run(self, context: &Context) -> Result<()> {
+        if !BLOCK_SIZES.contains(&self.block_size) {
+            return Err(Error::invalid("a size of blocks is 2MiB or 16MiB"));
+        }
+        context.stop.on_signals()?;
+        let created = context.with(false, |target| {
+            let source = SnapshotSource::open(target.access()?, &self.spec)?;
+            let backups = open(&self.url)?;
+            let mut labels = source.labels(self.block_size);
+            labels.extend(self.labels.iter().cloned());
+            let options = CreateOptions {
+                volume: self.to.clone().unwrap_or_else(|| self.spec.volume.clone()),
+                snapshot: self.spec.snapshot.clone(),
+                backup: self.name.clone(),
+                method: self.compression,
+                block_size: Some(self.block_size),
+                full: self.full,
+                labels,
+                ..CreateOptions::default()
+            };
+            let creation = backups.create(&source, options)?;
+            let mut meter = context.meter(&format!("backing up {}", self.spec), Unit::Bytes);
+            creation.run(&mut self.pace.work(&mut |done, total| meter.update(done, total)))
+        })?;
+        let (read, uploaded) = (format_size(created.read), format_size(created.uploaded));
+        let text =
+            format!("backed up {}, {read} read, {uploaded} written\n{}", self.spec, created.url);
+        context.done(&created, &text)
+    }
+}
+
+/// Make a volume from a backup. It is incomplete until all of it is there.
+#[derive(Debug, Args)]
+pub struct Restore {
+    /// The backup, as `dbs backup list` prints it
+    #[arg(value_parser = url)]
+    url: Url,
+    /// Name of the new volume; by default that of the volume that was backed up
+    volume: Option<String>,
+    /// Go on with a restore that was cut off: what is right already is not read again
+    #[arg(long)]
+    resume: bool,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+impl Restore {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let (from, backup) = self.url.need_backup()?;
+        let name = self.volume.clone().unwrap_or_else(|| from.to_owned());
+        context.stop.on_signals()?;
+        let (value, restored) = context.with(true, |target| {
+            let backups = open(&self.url)?;
+            let restoration = backups.restore(from, backup)?;
+            let facts = restoration.backup();
+            let size = facts.labels.as_ref().and_then(|labels| labels.get(LABEL_SIZE));
+            let size = match size.map(|text| text.parse()) {
+                None => restoration.volume().size,
+                Some(Ok(size)) if size <= restoration.volume().size.max(facts.size) => size,
+                Some(_) => return Err(Error::corrupt(format!("label {LABEL_SIZE} of the backup is no size"))),
+            };
+            let onto = self.prepare(context, target, &name, size)?;
+            let filled = Filled::open(target.access()?, &name)?;
+            let mut meter = context.meter(&format!("restoring {name}"), Unit::Bytes);
+            let mut progress = |done, total| meter.update(done, total);
+            let restored = restoration
+                .run(&filled, onto, &mut self.pace.work(&mut progress))
+                .map_err(|error| error.context(format!(
+                    "volume {name} is incomplete: go on with `dbs backup restore --resume`, or delete it"
+                )))?;
+            drop((meter, filled));
+            target.call(context, &Request::VolumeComplete { volume: name.clone() })?;
+            let show = Request::VolumeShow { volume: name.clone(), usage: true };
+            Ok((target.call(context, &show)?, restored))
+        })?;
+        let Restored { data, downloaded, .. } = restored;
+        let (data, downloaded) = (format_size(data), format_size(downloaded));
+        context.done(&value, &format!("restored volume {name}, {data} written, {downloaded} read"))
+    }
+
+    /// Makes the volume, or finds the one that is to be filled further.
+    fn prepare(
+        &self,
+        context: &Context,
+        target: &crate::target::Target,
+        name: &str,
+        size: u64,
+    ) -> Result<Onto<'static>> {
+        if self.resume {
+            let there = target.access()?.volume_info(name)?;
+            if !there.rebuilding || there.snapshots > 0 || there.size != size {
+                return Err(Error::invalid(format!(
+                    "volume {name} is not what a restore of this backup has left: restore to another name"
+                )));
+            }
+            return Ok(Onto::Anything);
+        }
+        let create = Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true };
+        match target.call(context, &create) {
+            Err(error) if error.kind() == ErrorKind::Exists => Err(error.context(
+                "name another volume, or go on with a restore that was cut off with --resume",
+            )),
+            made => made.map(|_| Onto::Empty),
+        }
+    }
+}
+
+/// Look whether a backup can be restored: whether all its blocks are there, and with --data whether each is
+/// what it was: exit code 4 for damage. A full backup of the same snapshot (`create --full`) mends blocks.
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// The backup, as `dbs backup list` prints it; without a backup, all of the volume
+    #[arg(value_parser = url)]
+    url: Url,
+    /// Read all blocks and compare them with their checksums
+    #[arg(long)]
+    data: bool,
+    #[command(flatten)]
+    pace: Pace,
+}
+
+impl Verify {
+    pub fn run(self, context: &Context) -> Result<ExitCode> {
+        let volume = self.url.need_volume()?;
+        context.stop.on_signals()?;
+        let backups = open(&self.url)?;
+        let names = match &self.url.backup {
+            Some(backup) => vec![backup.clone()],
+            None => backups.backups(volume)?,
+        };
+        let (mut all, mut bad, mut text) = (Vec::new(), false, String::new());
+        for name in names {
+            let mut meter = context.meter(&format!("verifying {name}"), Unit::Bytes);
+            let mut progress = |done, total| meter.update(done, total);
+            let found =
+                backups.verify(volume, &name, self.data, &mut self.pace.work(&mut progress));
+            drop(meter);
+            let problem = match &found {
+                Ok(verified) => {
+                    bad |= !verified.bad.is_empty();
+                    text += &describe(&name, verified);
+                    None
+                }
+                Err(error) if self.url.backup.is_none() && is_finding(error.kind()) => {
+                    bad |= error.kind() == ErrorKind::Corrupt;
+                    text += &format!("{name}: {error}\n");
+                    Some(error.to_string())
+                }
+                Err(_) => None,
+            };
+            if problem.is_none() {
+                all.push(json!({ "backup": name, "verified": found?, "problem": null }));
+            } else {
+                all.push(json!({ "backup": name, "verified": null, "problem": problem }));
+            }
+        }
+        if context.json {
+            output::print_json(&all)?
+        } else {
+            output::print(&text)?
+        }
+        Ok(if bad { ExitCode::from(exit::CORRUPT) } else { ExitCode::SUCCESS })
+    }
+}
+
+/// What is said of one backup while others are looked at.
+fn is_finding(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Busy | ErrorKind::Unsupported
+    )
+}
+
+fn describe(name: &str, verified: &Verified) -> String {
+    let mut text = String::new();
+    for block in verified.bad.iter().take(SHOWN) {
+        text += &format!("{name}: block {} at {}: {}\n", block.block, block.offset, block.problem);
+    }
+    if verified.bad.len() > SHOWN {
+        text += &format!("{name}: {} further bad blocks\n", verified.bad.len() - SHOWN);
+    }
+    let verdict = match verified.bad.len() {
+        0 => "nothing is missing or damaged".to_owned(),
+        bad => format!("{bad} are MISSING OR DAMAGED"),
+    };
+    text + &format!(
+        "{name}: {} blocks, {} different: {verdict}\n",
+        verified.blocks, verified.different
+    )
+}
+
+/// Delete a backup, and the blocks that no other backup needs; or a volume with all its backups.
+#[derive(Debug, Args)]
+pub struct Delete {
+    /// The backup or the volume, as `dbs backup list` prints it
+    #[arg(value_parser = url)]
+    url: Url,
+}
+
+impl Delete {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let volume = self.url.need_volume()?;
+        let backups = open(&self.url)?;
+        let Some(backup) = &self.url.backup else {
+            if backups.volume(volume).is_err_and(|e| e.kind() == ErrorKind::NotFound)
+                && !backups.volumes()?.iter().any(|name| name == volume)
+            {
+                return Err(Error::not_found(format!("no volume {volume} in the backup store")));
+            }
+            confirm(context, &format!("Delete all backups of volume {volume}?"))?;
+            backups.remove_volume(volume)?;
+            return context
+                .done(&json!({ "volume": volume }), &format!("deleted all backups of {volume}"));
+        };
+        confirm(context, &format!("Delete backup {backup} of volume {volume}?"))?;
+        context.stop.on_signals()?;
+        let mut meter: Meter = context.meter("deleting blocks", Unit::Steps);
+        let mut progress = |done, total| meter.update(done, total);
+        let removed = backups.remove(volume, backup, &mut Work::new(&mut progress))?;
+        drop(meter);
+        if let Some(why) = &removed.kept {
+            context.note(&format!("no blocks were deleted: {why}"));
+        }
+        if !removed.found {
+            return Err(Error::not_found(format!("volume {volume} has no backup {backup}")));
+        }
+        let text = format!("deleted backup {backup} and {} blocks", removed.blocks);
+        context.done(&removed, &text)
+    }
+}

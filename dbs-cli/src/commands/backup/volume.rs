@@ -1,0 +1,201 @@
+//! Snapshots and volumes of a store, as backups need them.
+
+use crate::spec::SnapshotSpec;
+use dbs_backup::config::{BackupConfig, Map};
+use dbs_backup::{Source, Target};
+use dbs_core::info::{MapRange, RangeState, SnapshotInfo};
+use dbs_core::{Error, ErrorKind, Result};
+use dbs_server::transfer::{BlockAccess, StoreAccess};
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The label with the identity of the snapshot: names are used again.
+const LABEL_UUID: &str = "dbs-snapshot-uuid";
+/// The label with the size of the volume: the layout knows whole blocks alone.
+pub const LABEL_SIZE: &str = "dbs-volume-size";
+/// Bytes whose differences are asked for at once, which bounds the answer.
+const DIFF_BYTES: u64 = 256 << 20;
+/// Entries of a map asked for at once.
+const MAP_LIMIT: usize = 4096;
+
+/// A snapshot that is backed up.
+pub struct SnapshotSource<'a> {
+    store: &'a (dyn StoreAccess + Sync),
+    snapshot: SnapshotInfo,
+    access: Box<dyn BlockAccess>,
+    /// What it is compared with: while it is open it is not deleted.
+    base: Mutex<Option<(SnapshotInfo, Box<dyn BlockAccess>)>>,
+}
+
+impl<'a> SnapshotSource<'a> {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// `NotFound`; those of the store.
+    pub fn open(store: &'a (dyn StoreAccess + Sync), spec: &SnapshotSpec) -> Result<Self> {
+        let snapshot = store.snapshot_info(&spec.volume, &spec.snapshot)?;
+        let access = store.open(&spec.to_string())?;
+        let source = Self { store, snapshot, access, base: Mutex::new(None) };
+        source.check_names()?;
+        Ok(source)
+    }
+
+    /// What the backup says of it for the next one, and for a restore.
+    pub fn labels(&self, block_size: u64) -> Map {
+        let mut labels = Map::from([(LABEL_UUID.to_owned(), self.snapshot.uuid.clone())]);
+        if !self.access.size().is_multiple_of(block_size) {
+            labels.insert(LABEL_SIZE.to_owned(), self.access.size().to_string());
+        }
+        labels
+    }
+
+    /// The store is asked by name: as long as the names mean the same snapshots, the answers are of those.
+    fn check_names(&self) -> Result<()> {
+        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        for part in std::iter::once(&self.snapshot).chain(base.iter().map(|(base, _)| base)) {
+            match self.store.snapshot_info(&part.volume, &part.name) {
+                Ok(now) if now.uuid == part.uuid => {}
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {
+                    return Err(Error::not_found(format!(
+                        "`{}@{}` was deleted or renamed while it was backed up: try again",
+                        part.volume, part.name
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the snapshot of an earlier backup, if it is the very same one.
+    fn open_base(&self, base: &BackupConfig) -> Result<bool> {
+        let (volume, name) = (&self.snapshot.volume, &base.snapshot_name);
+        let uuid = base.labels.as_ref().and_then(|labels| labels.get(LABEL_UUID));
+        let found = self.store.snapshots(volume)?.into_iter().find(|snapshot| {
+            // What a retired one held may be gone.
+            snapshot.name == *name && Some(&snapshot.uuid) == uuid && !snapshot.retired
+        });
+        let Some(found) = found else { return Ok(false) };
+        let access = match self.store.open(&format!("{volume}@{name}")) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            access => access?,
+        };
+        *self.base.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, access));
+        Ok(true)
+    }
+
+    fn differences(
+        &self,
+        base: &str,
+        found: &mut dyn FnMut(Range<u64>) -> Result<()>,
+    ) -> Result<()> {
+        let (size, mut at) = (self.access.size(), 0);
+        while at < size {
+            let length = DIFF_BYTES.min(size - at);
+            let (volume, name) = (&self.snapshot.volume, Some(&*self.snapshot.name));
+            for range in self.store.diff(volume, Some(base), name, at, length)? {
+                found(range.offset..range.offset.saturating_add(range.length))?;
+            }
+            at += length;
+        }
+        self.check_names()
+    }
+}
+
+impl Source for SnapshotSource<'_> {
+    fn size(&self) -> u64 {
+        self.access.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.access.read_at(offset, buf)
+    }
+
+    fn ranges(
+        &self,
+        base: Option<&BackupConfig>,
+        found: &mut dyn FnMut(Range<u64>) -> Result<()>,
+    ) -> Result<bool> {
+        match base {
+            Some(base) if !self.open_base(base)? => return Ok(false),
+            Some(base) => self.differences(&base.snapshot_name, found)?,
+            None => each_data(&*self.access, 0, self.access.size(), &mut |range| {
+                found(range.offset..range.offset + range.length)
+            })?,
+        }
+        Ok(true)
+    }
+}
+
+/// A new volume that is filled from a backup, by one thread at a time: a server lets only one connection fill a volume.
+pub struct Filled {
+    size: u64,
+    access: Mutex<Box<dyn BlockAccess>>,
+}
+
+impl Filled {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn open(store: &dyn StoreAccess, volume: &str) -> Result<Self> {
+        let access = store.open_to_fill(volume)?;
+        Ok(Self { size: access.size(), access: Mutex::new(access) })
+    }
+
+    fn access(&self) -> MutexGuard<'_, Box<dyn BlockAccess>> {
+        self.access.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Target for Filled {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.access().read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        self.access().write_at(offset, buf)
+    }
+
+    /// What holds no data reads as zeros already.
+    fn zero(&self, offset: u64, length: u64) -> Result<()> {
+        let access = self.access();
+        each_data(&**access, offset, length, &mut |range| {
+            access.write_zeroes(range.offset, range.length)
+        })
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.access().flush()
+    }
+}
+
+/// Calls `found` for ranges with data. A server is not trusted to give a map that is complete and in order.
+fn each_data(
+    access: &dyn BlockAccess,
+    offset: u64,
+    length: u64,
+    found: &mut dyn FnMut(&MapRange) -> Result<()>,
+) -> Result<()> {
+    let (mut at, end) = (offset, offset + length);
+    while at < end {
+        let before = at;
+        for range in access.map(at, end - at, MAP_LIMIT)? {
+            if range.offset != at || !(1..=end - at).contains(&range.length) {
+                break;
+            }
+            at += range.length;
+            if range.state == RangeState::Data {
+                found(&range)?;
+            }
+        }
+        if at == before {
+            return Err(Error::corrupt(format!("the map of the volume breaks off at {at}")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! `dbs backup` on idle and served stores, to a directory.
+
+use crate::support::{Place, Run, run};
+use dbs_core::{OpenOptions, Store};
+use serde_json::Value;
+
+fn backup(place: &Place, args: &str) -> Run {
+    let mut command = place.bare();
+    command.env("DBS_STORE", place.store()).env("DBS_TEST_ALONE", "1");
+    run(command.args(["--json", "--yes", "backup"]).args(args.split_whitespace()))
+}
+
+fn json(place: &Place, args: &str) -> Value {
+    backup(place, args).ok(args).json()
+}
+
+fn write(place: &Place, offset: u64, bytes: &[u8]) {
+    let store = Store::open(&place.store(), &OpenOptions::default()).unwrap();
+    store.volume("vol").unwrap().write_at(offset, bytes, false).unwrap();
+    store.close().unwrap();
+}
+
+fn exported(place: &Place, spec: &str) -> Vec<u8> {
+    let file = place.path("exported");
+    place.dbs(&format!("volume export {spec} exported --force")).ok(spec);
+    std::fs::read(file).unwrap()
+}
+
+#[test]
+fn backups_of_idle_and_served_stores() {
+    let place = Place::new();
+    place.init();
+    let root = place.path("backups");
+    std::fs::create_dir(&root).unwrap();
+    let url = format!("vfs://{}", root.display());
+    // No multiple of the size of blocks.
+    place.dbs("volume create vol 9000KiB").ok("create");
+    write(&place, 0, &[1; 8192]);
+    write(&place, 5 << 20, &[2; 3 << 20]);
+    place.dbs("snapshot create vol@one").ok("snapshot");
+    let first = json(&place, &format!("create vol@one {url} --name backup-1"));
+    assert_eq!((&first["base"], first["size"].as_u64()), (&Value::Null, Some(6 << 20)));
+    write(&place, 4096, &[3; 4096]);
+    write(&place, 5 << 20, &[0; 3 << 20]);
+    place.dbs("snapshot create vol@two").ok("snapshot");
+    place.dbs("snapshot create vol@three").ok("snapshot");
+
+    let served = place.serve("");
+    let second = json(&place, &format!("create vol@two {url} --name backup-2"));
+    assert_eq!((&second["base"], second["read"].as_u64()), (&"backup-1".into(), Some(6 << 20)));
+    assert_eq!(second["size"].as_u64(), Some(2 << 20), "zeros are left out");
+    let restored = json(&place, &format!("restore {url}?backup=backup-1&volume=vol back1"));
+    assert_eq!((&restored["size"], &restored["rebuilding"]), (&9_216_000.into(), &false.into()));
+    let taken = backup(&place, &format!("restore {url}?backup=backup-1&volume=vol back1"));
+    assert!(taken.exits(13, "taken").stderr.contains("--resume"));
+    served.stop();
+
+    json(&place, &format!("restore {url}?backup=backup-2&volume=vol back2"));
+    for (volume, snapshot) in [("back1", "vol@one"), ("back2", "vol@two")] {
+        assert!(exported(&place, volume) == exported(&place, snapshot), "{volume}");
+    }
+    // Another snapshot of the name is another one: what differs from it is not what is to be backed up.
+    place.dbs("--yes snapshot delete vol@two").ok("delete");
+    write(&place, 0, &[9; 512]);
+    place.dbs("snapshot create vol@two").ok("snapshot");
+    let third = json(&place, &format!("create vol@three {url} --name backup-3"));
+    assert_eq!(third["base"], Value::Null);
+    json(&place, &format!("restore {url}?backup=backup-3&volume=vol back3"));
+    assert!(exported(&place, "back3") == exported(&place, "vol@three"));
+
+    let list = json(&place, &format!("list {url}"));
+    assert_eq!((&list[0]["volume"], &list[0]["backups"]), (&"vol".into(), &3.into()));
+    let list = json(&place, &format!("list {url}?volume=vol"));
+    let names: Vec<_> = list.as_array().unwrap().iter().map(|b| b["backup"].clone()).collect();
+    assert_eq!(names, ["backup-1", "backup-2", "backup-3"]);
+    assert_eq!(list[1]["state"], "complete");
+    let shown = json(&place, &format!("show {}", first["url"].as_str().unwrap()));
+    assert_eq!(
+        (&shown["snapshot"], &shown["labels"]["dbs-volume-size"]),
+        (&"one".into(), &"9216000".into())
+    );
+    json(&place, &format!("show {url}?volume=vol"));
+    damage(&place, &url);
+}
+
+/// What is wrong is found, and what can be deleted is.
+fn damage(place: &Place, url: &str) {
+    let verified = json(place, &format!("verify {url}?volume=vol --data"));
+    assert_eq!(verified[0]["verified"]["bad"], Value::Array(vec![]));
+    let facts = json(place, &format!("show {url}?volume=vol&backup=backup-1"));
+    assert_eq!(facts["state"], "complete");
+    let block = files(&place.path("backups"), ".blk").pop().unwrap();
+    std::fs::write(&block, b"torn").unwrap();
+    backup(place, &format!("verify {url}?volume=vol")).ok("structure");
+    let found = backup(place, &format!("verify {url}?volume=vol --data")).exits(4, "damage");
+    assert!(String::from_utf8_lossy(&found.stdout).contains("checksum verification failed"));
+    std::fs::remove_file(&block).unwrap();
+    backup(place, &format!("verify {url}?volume=vol")).exits(4, "missing");
+
+    json(place, &format!("delete {url}?volume=vol&backup=backup-1"));
+    backup(place, &format!("delete {url}?volume=vol&backup=backup-1")).exits(10, "again");
+    json(place, &format!("delete {url}?volume=vol"));
+    backup(place, &format!("delete {url}?volume=vol")).exits(10, "again");
+    assert_eq!(json(place, &format!("list {url}")), Value::Array(vec![]));
+    assert!(files(&place.path("backups"), "").is_empty());
+    for (args, code) in [
+        (format!("list {url}/absent"), 10),
+        ("list ftp://x/y".to_owned(), 1),
+        ("list x".to_owned(), 2),
+        (format!("show {url}?volume=vol&backup=absent"), 10),
+        (format!("create vol@absent {url}"), 10),
+        (format!("create vol@three {url} --block-size 1MiB"), 2),
+        (format!("restore {url}?volume=vol"), 2),
+    ] {
+        backup(place, &args).exits(code, &args);
+    }
+}
+
+fn files(folder: &std::path::Path, end: &str) -> Vec<std::path::PathBuf> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(files(&path, end));
+        } else if path.to_str().unwrap().ends_with(end) {
+            all.push(path);
+        }
+    }
+    all
+}
