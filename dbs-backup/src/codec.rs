@@ -2,7 +2,7 @@
 //!
 //! Source: upstream's `util/util.go` and `util.go` (longhorn/backupstore, commit `ab5179e`).
 
-use crate::names::BlockName;
+use crate::names::{BlockName, plain};
 use dbs_core::{Error, Result};
 use flate2::read::MultiGzDecoder;
 use flate2::{Compression, GzBuilder};
@@ -45,7 +45,9 @@ impl Method {
             "none" => Ok(Self::None),
             "lz4" => Ok(Self::Lz4),
             "gzip" | "" => Ok(Self::Gzip),
-            _ => Err(Error::unsupported(format!("unsupported compression method: {name}"))),
+            _ => {
+                Err(Error::unsupported(format!("unsupported compression method: {}", plain(name))))
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! the same facts is the same bytes.
 
 use crate::codec::Method;
-use crate::names::BlockName;
+use crate::names::{BlockName, plain};
 use dbs_core::{Error, Result};
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -193,6 +193,11 @@ impl BackupConfig {
         self.created_time.is_empty()
     }
 
+    /// Whether it is one file of the oldest versions, and not made of blocks.
+    pub(crate) fn is_single_file(&self) -> bool {
+        !self.single_file.file_path.is_empty()
+    }
+
     /// The size of its blocks.
     ///
     /// # Errors
@@ -286,7 +291,7 @@ pub fn again(path: &str, bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
 }
 
 fn bad(path: &str, what: &str) -> Error {
-    Error::corrupt(format!("{path} in the backup store is damaged: {what}"))
+    Error::corrupt(format!("{path} in the backup store is damaged: {}", plain(what)))
 }
 
 fn or_default<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<Block>, D::Error> {

@@ -9,6 +9,8 @@ mod blocks;
 pub mod codec;
 pub mod config;
 mod create;
+#[doc(hidden)]
+pub mod hostile;
 mod lock;
 pub mod names;
 pub mod objects;

@@ -61,6 +61,11 @@ impl fmt::Debug for BlockName {
     }
 }
 
+/// Text from outside, on one line of a terminal.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().take(300).map(|c| if dbs_core::is_hidden(c) { '\u{fffd}' } else { c }).collect()
+}
+
 /// Bytes as hexadecimal digits in lower case.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2);

@@ -94,6 +94,17 @@ impl Restoration<'_> {
         &self.volume
     }
 
+    /// Bytes that a volume needs: those of the volume, or more if the volume was larger when it was backed up.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.volume.size.max(self.end())
+    }
+
+    /// Where the last block ends.
+    fn end(&self) -> u64 {
+        self.backup.blocks.last().map_or(0, |block| block.offset + self.block_size)
+    }
+
     /// Restores it. On success everything is durable.
     ///
     /// # Errors
@@ -105,7 +116,7 @@ impl Restoration<'_> {
         onto: Onto<'_>,
         work: &mut Work<'_>,
     ) -> Result<Restored> {
-        let end = self.backup.blocks.last().map_or(0, |block| block.offset + self.block_size);
+        let end = self.end();
         if end >= target.size() + self.block_size {
             return Err(Error::invalid(format!(
                 "the target has {} bytes, and backup {} has data up to {end}",

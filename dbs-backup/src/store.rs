@@ -145,12 +145,17 @@ impl BackupStore {
     /// The facts of a backup that is complete.
     ///
     /// # Errors
-    /// As [`BackupStore::backup`]; `Busy` if it is not.
+    /// As [`BackupStore::backup`]; `Busy` if it is not; `Unsupported` if it is not made of blocks.
     pub fn complete_backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
         let config = self.backup(volume, backup)?;
         if config.is_in_progress() {
             return Err(Error::busy(format!(
                 "backup {backup} is still in progress, or was cut off: create it again under this name, or delete it"
+            )));
+        }
+        if config.is_single_file() {
+            return Err(Error::unsupported(format!(
+                "backup {backup} is one file, as Longhorn's first versions made them: restore it with Longhorn"
             )));
         }
         Ok(config)

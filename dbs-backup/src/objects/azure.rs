@@ -181,7 +181,7 @@ impl Azure {
         if answer.status == 404 && call.path.is_some() && !is_container {
             return Ok(Verdict::Done(answer));
         }
-        let what = call.path.unwrap_or("");
+        let what = call.path.unwrap_or("a list");
         let message = format!("{} {what} answers {} {code}", call.method, answer.status);
         let io = Error::io(
             std::io::Error::other(message.clone()),
@@ -313,4 +313,9 @@ impl Objects for Azure {
     fn settle(&self) -> Result<()> {
         Ok(())
     }
+}
+
+/// Reads an answer, for the fuzzer.
+pub(super) fn hostile_answer(text: &str) {
+    let _ = quick_xml::de::from_str::<Page>(text);
 }

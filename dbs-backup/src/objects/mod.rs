@@ -46,6 +46,12 @@ pub trait Objects: Send + Sync {
     fn settle(&self) -> Result<()>;
 }
 
+/// Reads answers of servers, for the fuzzer.
+pub(crate) fn hostile_answer(text: &str) {
+    s3::hostile_answer(text);
+    azure::hostile_answer(text);
+}
+
 /// Upstream's words for an object that is not there; Longhorn's manager looks for them.
 pub(crate) fn missing(path: &str) -> Error {
     Error::not_found(format!("cannot find {path} in backupstore"))

@@ -103,6 +103,35 @@ fn corrupt_facts_are_deleted() {
     assert!(store.volumes().unwrap().is_empty() && objects.paths().is_empty());
 }
 
+/// What has no blocks for another reason than that it is empty is not restored as zeros.
+#[test]
+fn a_single_file_is_refused() {
+    let volume = volume(14, 2);
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    objects.edit("backup_backup-1.cfg", |content| {
+        let text = String::from_utf8(content.clone()).unwrap();
+        *content = text.replace("\"FilePath\":\"\"", "\"FilePath\":\"x.bak\"").into_bytes();
+    });
+    let error = restore(&store, "backup-1", &Disk::new(Vec::new()), Onto::Empty).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+/// Texts of a backup store do not move the cursor of who reads an error.
+#[test]
+fn errors_are_plain() {
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    create(&store, "backup-1", &volume(15, 1).get("one")).unwrap();
+    for text in [r#"{"Size":"\u001b[2J"}"#, r#"{"CompressionMethod":"\u001b[2J"}"#] {
+        objects.edit("backup_backup-1.cfg", |content| *content = text.as_bytes().to_vec());
+        let backup = store.backup(VOLUME, "backup-1");
+        let error = backup.and_then(|backup| backup.method()).unwrap_err().to_string();
+        assert!(error.contains("[2J") && !error.contains('\u{1b}'), "{error}");
+    }
+}
+
 #[test]
 fn names_that_leave_the_store() {
     let store = store(&Arc::new(Memory::default()));

@@ -89,6 +89,15 @@ fn damage(place: &Place, url: &str) {
     assert_eq!(verified[0]["verified"]["bad"], Value::Array(vec![]));
     let facts = json(place, &format!("show {url}?volume=vol&backup=backup-1"));
     assert_eq!(facts["state"], "complete");
+    // What Longhorn has backed up above an image is not all there is.
+    let config = files(&place.path("backups"), "volume.cfg").pop().unwrap();
+    let good = std::fs::read_to_string(&config).unwrap();
+    let (none, image) = (r#""BackingImageName":"\"\"""#, r#""BackingImageName":"\"img\"""#);
+    assert!(good.contains(none), "{good}");
+    std::fs::write(&config, good.replace(none, image)).unwrap();
+    let refused = backup(place, &format!("restore {url}?volume=vol&backup=backup-1 image"));
+    assert!(refused.exits(1, "image").stderr.contains("backing image `img`"));
+    std::fs::write(&config, good).unwrap();
     let block = files(&place.path("backups"), ".blk").pop().unwrap();
     std::fs::write(&block, b"torn").unwrap();
     backup(place, &format!("verify {url}?volume=vol")).ok("structure");
@@ -114,6 +123,34 @@ fn damage(place: &Place, url: &str) {
     ] {
         backup(place, &args).exits(code, &args);
     }
+}
+
+/// A restore that fails half way goes on where it was, and nobody takes what it has left for a volume.
+#[test]
+fn a_restore_that_was_cut_off_goes_on() {
+    let place = Place::new();
+    place.init();
+    let root = place.path("backups");
+    std::fs::create_dir(&root).unwrap();
+    let url = format!("vfs://{}", root.display());
+    place.dbs("volume create vol 8MiB").ok("create");
+    for block in 0..4 {
+        write(&place, block << 21, &[block as u8 + 1; 4096]);
+    }
+    place.dbs("snapshot create vol@one").ok("snapshot");
+    let created = json(&place, &format!("create vol@one {url}"));
+    let from = created["url"].as_str().unwrap();
+    let block = files(&root, ".blk").pop().unwrap();
+    let aside = place.path("aside");
+    std::fs::rename(&block, &aside).unwrap();
+    let failed = backup(&place, &format!("restore {from} back")).exits(10, "a block is missing");
+    assert!(failed.stderr.contains("--resume"), "{}", failed.stderr);
+    place.dbs("volume export back exported").exits(11, "incomplete");
+    std::fs::rename(&aside, &block).unwrap();
+    backup(&place, &format!("restore {from} other --resume")).exits(10, "no such volume");
+    backup(&place, &format!("restore {from} vol --resume")).exits(2, "a volume of its own");
+    json(&place, &format!("restore {from} back --resume"));
+    assert!(exported(&place, "back") == exported(&place, "vol@one"));
 }
 
 fn files(folder: &std::path::Path, end: &str) -> Vec<std::path::PathBuf> {

@@ -150,7 +150,7 @@ impl S3 {
         }
         let text = String::from_utf8_lossy(&answer.body).into_owned();
         let problem: Problem = quick_xml::de::from_str(&text).unwrap_or_default();
-        let what = call.path.unwrap_or("");
+        let what = call.path.unwrap_or("a list");
         let said = if text.is_empty() { String::new() } else { xml::error_text(&text) };
         let message = format!("AWS Error: {} {what} answers {} {said}", call.method, answer.status);
         let io = |text: String| {
@@ -346,6 +346,11 @@ impl Objects for S3 {
     fn settle(&self) -> Result<()> {
         Ok(())
     }
+}
+
+/// Reads an answer, for the fuzzer.
+pub(super) fn hostile_answer(text: &str) {
+    let _ = (xml::parse::<Page>(text, "a list"), xml::error_text(text), parse_date(text));
 }
 
 /// The domain of a region's services.

@@ -1,5 +1,6 @@
 //! What an S3 server says.
 
+use crate::names::plain;
 use dbs_core::{Error, Result};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -47,8 +48,10 @@ pub fn parse<T: DeserializeOwned>(text: &str, what: &str) -> Result<T> {
 /// An error as one line.
 pub fn error_text(text: &str) -> String {
     match quick_xml::de::from_str::<Problem>(text) {
-        Ok(Problem { code, message, .. }) if !code.is_empty() => format!("{code}: {message}"),
-        _ => text.lines().next().unwrap_or_default().to_owned(),
+        Ok(Problem { code, message, .. }) if !code.is_empty() => {
+            plain(&format!("{code}: {message}"))
+        }
+        _ => plain(text.lines().next().unwrap_or_default()),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::spec::{self, SnapshotSpec};
 use clap::Args;
 use dbs_backup::codec::Method;
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, CreateOptions, Onto, Restored, Verified, Work};
+use dbs_backup::{BackupStore, CreateOptions, Onto, Restoration, Restored, Verified, Work};
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_server::api::Request;
 use serde_json::json;
@@ -98,7 +98,7 @@ impl Create {
         let created = context.with(false, |target| {
             let source = SnapshotSource::open(target.access()?, &self.spec)?;
             let backups = open(&self.url)?;
-            let mut labels = source.labels(self.block_size);
+            let mut labels = source.labels();
             labels.extend(self.labels.iter().cloned());
             let options = CreateOptions {
                 volume: self.to.clone().unwrap_or_else(|| self.spec.volume.clone()),
@@ -144,13 +144,7 @@ impl Restore {
         let (value, restored) = context.with(true, |target| {
             let backups = open(&self.url)?;
             let restoration = backups.restore(from, backup)?;
-            let facts = restoration.backup();
-            let size = facts.labels.as_ref().and_then(|labels| labels.get(LABEL_SIZE));
-            let size = match size.map(|text| text.parse()) {
-                None => restoration.volume().size,
-                Some(Ok(size)) if size <= restoration.volume().size.max(facts.size) => size,
-                Some(_) => return Err(Error::corrupt(format!("label {LABEL_SIZE} of the backup is no size"))),
-            };
+            let size = size(&restoration)?;
             let onto = self.prepare(context, target, &name, size)?;
             let filled = Filled::open(target.access()?, &name)?;
             let mut meter = context.meter(&format!("restoring {name}"), Unit::Bytes);
@@ -194,6 +188,22 @@ impl Restore {
             )),
             made => made.map(|_| Onto::Empty),
         }
+    }
+}
+
+/// The size of the volume that a backup makes.
+fn size(restoration: &Restoration<'_>) -> Result<u64> {
+    let image = &restoration.volume().backing_image_name;
+    if !image.is_empty() {
+        return Err(Error::unsupported(format!(
+            "the volume is based on the backing image `{image}`, which no backup holds: restore it with Longhorn"
+        )));
+    }
+    let labels = restoration.backup().labels.as_ref();
+    match labels.and_then(|labels| labels.get(LABEL_SIZE)).map(|text| text.parse()) {
+        None => Ok(restoration.size()),
+        Some(Ok(size)) if size <= restoration.size() => Ok(size),
+        Some(_) => Err(Error::corrupt(format!("label {LABEL_SIZE} of the backup is no size"))),
     }
 }
 

@@ -41,12 +41,11 @@ impl<'a> SnapshotSource<'a> {
     }
 
     /// What the backup says of it for the next one, and for a restore.
-    pub fn labels(&self, block_size: u64) -> Map {
-        let mut labels = Map::from([(LABEL_UUID.to_owned(), self.snapshot.uuid.clone())]);
-        if !self.access.size().is_multiple_of(block_size) {
-            labels.insert(LABEL_SIZE.to_owned(), self.access.size().to_string());
-        }
-        labels
+    pub fn labels(&self) -> Map {
+        Map::from([
+            (LABEL_UUID.to_owned(), self.snapshot.uuid.clone()),
+            (LABEL_SIZE.to_owned(), self.access.size().to_string()),
+        ])
     }
 
     /// The store is asked by name: as long as the names mean the same snapshots, the answers are of those.
