@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 seconds=$1
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(image repair restore journal ops v1 nbd control stream dataconn ssync)
+[ ${#targets[@]} -gt 0 ] || targets=(image repair restore journal ops v1 backup nbd control stream dataconn ssync)
 
 command -v cargo-fuzz >/dev/null || cargo install cargo-fuzz --locked
 if rustup toolchain list 2>/dev/null | grep -q '^nightly'; then
@@ -33,6 +33,7 @@ trap 'rm -rf "$logs"' EXIT
 options() {
     case $1 in
     image | repair | restore | ops | journal | v1) echo --no-trace-compares ;;
+    backup) echo --features=backup ;;
     nbd | control | stream) echo --features=server ;;
     *) echo --features=engine ;;
     esac

@@ -5,6 +5,8 @@
 //! `fuzz/regressions` within `cargo test`. `docs/testing.md` says how to run them.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a target fails by panicking")]
 
+#[cfg(feature = "backup")]
+mod backup;
 #[cfg(feature = "server")]
 mod control;
 #[cfg(feature = "engine")]
@@ -32,6 +34,8 @@ mod ssync;
 mod stream;
 mod v1;
 
+#[cfg(feature = "backup")]
+pub use backup::backup;
 #[cfg(feature = "server")]
 pub use control::control;
 #[cfg(feature = "engine")]
@@ -60,6 +64,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("v1", v1),
     ("repair", repair),
     ("restore", restore),
+    #[cfg(feature = "backup")]
+    ("backup", backup),
     #[cfg(feature = "server")]
     ("nbd", nbd),
     #[cfg(feature = "server")]

@@ -37,11 +37,38 @@ pub fn seeds() -> Vec<Seed> {
         let parent = [3, 0, 1, 3, 0, 0, 0, 0, 0, 0, 0];
         seeds.push(("v1", format!("{name}-cycle"), [&[flags][..], &parent].concat()));
     }
+    backups(&mut seeds);
     #[cfg(feature = "server")]
     server::seeds(&mut seeds);
     #[cfg(feature = "engine")]
     engine::seeds(&mut seeds);
     seeds
+}
+
+/// What each kind of file in a backup store looks like.
+fn backups(seeds: &mut Vec<Seed>) {
+    if cfg!(not(feature = "backup")) {
+        return;
+    }
+    let name = "cf83e1357eefb8bdf1542850d66d8007d620e4050b5715dc83f4a921d36ce9ce";
+    let volume = r#"{"Name":"v1","Size":"4194304","Labels":{"k":"v"},"CreatedTime":"2026-11-25T11:00:00Z","LastBackupName":"b1","LastBackupAt":"","BlockCount":"1","CompressionMethod":"\"lz4\"","DataEngine":"\"\""}"#;
+    let backup = format!(
+        r#"{{"Name":"b1","VolumeName":"v1","CreatedTime":"x","Size":"2097152","Parameters":{{"backup-block-size":"2Mi"}},"Blocks":[{{"Offset":2097152,"BlockChecksum":"{name}"}}]}}"#
+    );
+    let s3 = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x&amp;</NextContinuationToken><Contents><Key>a</Key></Contents><CommonPrefixes><Prefix>b/</Prefix></CommonPrefixes></ListBucketResult>";
+    let azure = "<EnumerationResults><Blobs><Blob><Name>a</Name></Blob><BlobPrefix><Name>b/</Name></BlobPrefix></Blobs><NextMarker/></EnumerationResults>";
+    let lz4 = [4, 0x22, 0x4d, 0x18, 0x64, 0x70, 0xb9, 0, 0, 0, 0, 5, 0x5d, 0xcc, 2];
+    for (file, kind, bytes) in [
+        ("volume", 0, volume.as_bytes()),
+        ("backup", 1, backup.as_bytes()),
+        ("url", 2, b"s3://bucket@region/p%20q/?backup=b1&nfsOptions=a%2Cb&volume=v1"),
+        ("lz4", 3, &lz4),
+        ("s3", 4, s3.as_bytes()),
+        ("azure", 4, azure.as_bytes()),
+        ("name", 5, format!("cf/83/{name}.blk").as_bytes()),
+    ] {
+        seeds.push(("backup", file.to_owned(), [&[kind], bytes].concat()));
+    }
 }
 
 /// Steps on a store that was opened: a bit of everything.
