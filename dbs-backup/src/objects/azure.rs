@@ -319,3 +319,33 @@ impl Objects for Azure {
 pub(super) fn hostile_answer(text: &str) {
     let _ = quick_xml::de::from_str::<Page>(text);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The signature was made by other code, of which Azurite takes such ones.
+    #[test]
+    fn signatures() {
+        let stop = Arc::new(AtomicBool::new(false));
+        let azure = Azure {
+            http: Http::new(&|_| None, "localhost", false, None, &stop).unwrap(),
+            account: "devstoreaccount1".into(),
+            key: hmac::Key::new(hmac::HMAC_SHA256, b"secret"),
+            container: "cont".into(),
+            prefix: "p/".into(),
+            origin: "http://localhost".into(),
+            root: "/devstoreaccount1/cont".into(),
+            stop,
+        };
+        let query = vec![("comp", "x".to_owned()), ("prefix", "a/b".to_owned())];
+        let call = Call { method: "PUT", path: Some("a b"), query, body: b"abc", limit: 0 };
+        let headers = [
+            ("x-ms-blob-type", "BlockBlob".to_owned()),
+            ("x-ms-date", "Wed, 25 Nov 2026 12:00:00 GMT".to_owned()),
+            ("x-ms-version", VERSION.to_owned()),
+        ];
+        let signature = azure.signature(&call, "/devstoreaccount1/cont/p/a%20b", &headers);
+        assert_eq!(signature, "OcP8FXxD8JbDdQWd0Xv9QIQ9ZjjtoAZ8HoeHCPUVkxY=");
+    }
+}

@@ -23,6 +23,10 @@ enum Manner {
     Hangup,
     /// Carries the request out, and ends the connection in the middle of the answer.
     Truncated,
+    /// Is in another region, and takes no signature for ours.
+    Elsewhere,
+    /// Has a clock that is a day ahead, and takes no signature of ours.
+    Ahead,
 }
 
 /// A bucket `bucket` with objects in memory.
@@ -82,7 +86,7 @@ impl Server {
                 _ => self.answer(&request),
             };
             let is_head = request.method == "HEAD";
-            let time = "Wed, 25 Nov 2026 12:00:00 GMT";
+            let time = now(self.manner);
             let head = format!(
                 "HTTP/1.1 {status}\r\nContent-Length: {}\r\nDate: {time}\r\nLast-Modified: {time}\r\n\r\n",
                 body.len()
@@ -101,6 +105,21 @@ impl Server {
         if !request.headers["authorization"].starts_with("AWS4-HMAC-SHA256 Credential=key/") {
             return ("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>".to_vec());
         }
+        let refused = |code: &str| {
+            ("400 Bad Request", format!("<Error><Code>{code}</Code><Region>other</Region></Error>"))
+        };
+        let refused = match self.manner {
+            Manner::Elsewhere if !request.headers["authorization"].contains("/other/s3/") => {
+                Some(refused("AuthorizationHeaderMalformed"))
+            }
+            Manner::Ahead if !request.headers["x-amz-date"].starts_with("20400102T") => {
+                Some(refused("RequestTimeTooSkewed"))
+            }
+            _ => None,
+        };
+        if let Some((status, text)) = refused {
+            return (status, text.into_bytes());
+        }
         let Some(key) = request.path.strip_prefix("/bucket") else {
             return ("404 Not Found", b"<Error><Code>NoSuchBucket</Code></Error>".to_vec());
         };
@@ -118,6 +137,14 @@ impl Server {
             "GET" if key.is_empty() => ("200 OK", page(&objects, &request.query)),
             _ => objects.get(&key).map_or(absent, |content| ("200 OK", content.clone())),
         }
+    }
+}
+
+/// The server's clock.
+fn now(manner: Manner) -> &'static str {
+    match manner {
+        Manner::Ahead => "Mon, 02 Jan 2040 12:00:00 GMT",
+        _ => "Wed, 25 Nov 2026 12:00:00 GMT",
     }
 }
 
@@ -211,7 +238,8 @@ fn all_operations(store: &BackupStore, name: &str) {
 
 #[test]
 fn a_server_that_behaves_badly() {
-    let manners = [Manner::Well, Manner::Busy, Manner::Hangup, Manner::Truncated];
+    use Manner as M;
+    let manners = [M::Well, M::Busy, M::Hangup, M::Truncated, M::Elsewhere, M::Ahead];
     thread::scope(|scope| {
         for manner in manners {
             scope.spawn(move || {

@@ -225,3 +225,87 @@ fn json(text: &str) -> Result<Given> {
     serde_json::from_str(text)
         .map_err(|e| Error::invalid(format!("credentials that cannot be understood: {e}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+
+    const KEYS: &str = r#"{"AccessKeyId":"a","SecretAccessKey":"s","Token":"t","Expiration":"2040-01-01T00:00:00Z"}"#;
+
+    /// Answers requests in order; what was asked comes back as lines.
+    fn serve(answers: Vec<String>) -> (String, std::thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let mut asked = Vec::new();
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut text = String::new();
+                for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                    let line = line.unwrap();
+                    if line.is_empty() {
+                        break;
+                    }
+                    text += &(line + "\n");
+                }
+                asked.push(text.to_ascii_lowercase());
+                let length = answer.len();
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+                );
+                stream.write_all((head + &answer).as_bytes()).unwrap();
+            }
+            asked
+        });
+        (address, server)
+    }
+
+    fn provider(variables: &[(&str, String)]) -> Provider {
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
+        };
+        Provider::new(&variable, "eu-west-1", &Arc::new(AtomicBool::new(false))).unwrap()
+    }
+
+    #[test]
+    fn the_role_of_a_machine() {
+        let (address, server) = serve(vec!["token".into(), "role\n".into(), KEYS.into()]);
+        let provider = provider(&[("AWS_EC2_METADATA_SERVICE_ENDPOINT", address)]);
+        let given = provider.get().unwrap();
+        assert_eq!((&*given.access, given.token.as_deref()), ("a", Some("t")));
+        // Known until they end.
+        assert_eq!(provider.get().unwrap().secret, "s");
+        let asked = server.join().unwrap();
+        assert!(asked[0].starts_with("put /latest/api/token"));
+        assert!(asked[2].starts_with("get /latest/meta-data/iam/security-credentials/role"));
+        assert!(asked[2].contains("x-aws-ec2-metadata-token: token"));
+    }
+
+    #[test]
+    fn a_web_identity_and_a_container() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "jwt+/\n").unwrap();
+        let path = file.path().to_str().unwrap().to_owned();
+        let xml = "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+                   <AccessKeyId>a</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>\
+                   <Expiration>2040-01-01T00:00:00Z</Expiration></Credentials>\
+                   </AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>";
+        let (address, server) = serve(vec![xml.to_owned()]);
+        let identity = provider(&[
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", path.clone()),
+            ("AWS_ROLE_ARN", "arn:aws:iam::1:role/r".to_owned()),
+            ("AWS_ENDPOINT_URL_STS", address),
+        ]);
+        assert_eq!(identity.get().unwrap().token.as_deref(), Some("t"));
+        assert!(server.join().unwrap()[0].contains("webidentitytoken=jwt%2b%2f"));
+        let (address, server) = serve(vec![KEYS.to_owned()]);
+        let container = provider(&[
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", format!("{address}/v1")),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", path),
+        ]);
+        assert_eq!(container.get().unwrap().access, "a");
+        assert!(server.join().unwrap()[0].contains("authorization: jwt+/"));
+    }
+}
