@@ -1,11 +1,13 @@
 //! HTTP requests to object stores.
 
+use super::tls::{self, TlsConnector};
 use dbs_core::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use ureq::http::{HeaderMap, Request};
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector, TcpConnector};
 use ureq::{Agent, Proxy};
 
 /// Gives the value of an environment variable.
@@ -60,7 +62,7 @@ impl Http {
         certificates: Option<&str>,
         stop: &Arc<AtomicBool>,
     ) -> Result<Self> {
-        let mut config = Agent::config_builder()
+        let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -72,15 +74,18 @@ impl Http {
             .max_idle_connections(IDLE)
             .max_idle_connections_per_host(IDLE)
             .proxy(proxy(variable, host, is_secure)?);
-        if is_secure {
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let tls = TlsConfig::builder()
-                .root_certs(RootCerts::new_with_certs(&roots(certificates)?))
-                .unversioned_rustls_crypto_provider(provider)
-                .build();
-            config = config.tls_config(tls);
-        }
-        let agent = Agent::new_with_config(config.build());
+        let config = config.build();
+        // Without TLS nothing asks for certificates.
+        let agent = if is_secure {
+            let tls = TlsConnector(Arc::new(tls::config(certificates)?));
+            let connector =
+                ().chain(ConnectProxyConnector::default())
+                    .chain(TcpConnector::default())
+                    .chain(tls);
+            Agent::with_parts(config, connector, DefaultResolver::default())
+        } else {
+            Agent::new_with_config(config)
+        };
         Ok(Self { agent, tries: FIRST_TRIES, stop: Arc::clone(stop) })
     }
 
@@ -173,32 +178,6 @@ fn failed(what: &str, error: ureq::Error) -> Error {
     }
 }
 
-/// The certificates of the system, and further ones.
-fn roots(more: Option<&str>) -> Result<Vec<Certificate<'static>>> {
-    let system = rustls_native_certs::load_native_certs().certs;
-    let mut roots: Vec<_> =
-        system.iter().map(|der| Certificate::from_der(der.as_ref()).to_owned()).collect();
-    let Some(more) = more else { return Ok(roots) };
-    let before = roots.len();
-    for item in parse_pem(more.as_bytes()) {
-        match item {
-            Ok(PemItem::Certificate(certificate)) => roots.push(certificate),
-            Ok(_) => {}
-            Err(error) => {
-                return Err(Error::invalid(format!(
-                    "the given certificates cannot be read: {error}"
-                )));
-            }
-        }
-    }
-    if roots.len() == before {
-        return Err(Error::invalid(
-            "the given certificates have no certificate in them: PEM is needed",
-        ));
-    }
-    Ok(roots)
-}
-
 /// The proxy for requests to a host, as other programs understand the variables.
 fn proxy(variable: Variables<'_>, host: &str, is_secure: bool) -> Result<Option<Proxy>> {
     let either = |upper: &str, lower: &str| variable(upper).or_else(|| variable(lower));
@@ -247,17 +226,5 @@ mod tests {
             assert_eq!(proxy(&variable, host, true).unwrap().is_some(), through, "{host}");
         }
         assert!(proxy(&variable, "s3.amazonaws.com", false).unwrap().is_none());
-    }
-
-    #[test]
-    fn certificates_that_are_none() {
-        assert!(roots(None).is_ok());
-        for text in ["x", "-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n"] {
-            assert_eq!(
-                roots(Some(text)).map(drop).unwrap_err().kind(),
-                ErrorKind::Invalid,
-                "{text}"
-            );
-        }
     }
 }

@@ -5,6 +5,7 @@ mod directory;
 mod http;
 pub(crate) mod mount;
 mod s3;
+mod tls;
 
 pub use azure::Azure;
 pub use directory::Directory;
