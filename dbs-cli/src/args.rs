@@ -106,19 +106,13 @@ pub enum SnapshotCommand {
 /// Commands on backups.
 #[derive(Debug, Subcommand)]
 pub enum BackupCommand {
-    /// Back up a snapshot
     Create(backup::Create),
-    /// List the volumes of a backup store, or the backups of one volume
     #[command(visible_alias = "ls")]
     List(backup::List),
-    /// Show a backup, or a volume in a backup store
     #[command(visible_alias = "inspect")]
     Show(backup::Show),
-    /// Make a volume from a backup
     Restore(backup::Restore),
-    /// Look whether a backup can be restored: exit code 4 for damage
     Verify(backup::Verify),
-    /// Delete a backup, or a volume with all its backups
     #[command(visible_alias = "rm")]
     Delete(backup::Delete),
 }

@@ -14,7 +14,7 @@ use dbs_backup::codec::Method;
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, CreateOptions, Onto, Restoration, Restored, Verified, Work};
 use dbs_core::{Error, ErrorKind, Result, format_size};
-use dbs_server::api::Request;
+use dbs_control::api::Request;
 use serde_json::json;
 use std::num::NonZeroU64;
 use std::process::ExitCode;

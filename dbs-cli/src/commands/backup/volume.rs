@@ -5,7 +5,7 @@ use dbs_backup::config::{BackupConfig, Map};
 use dbs_backup::{Source, Target};
 use dbs_core::info::{MapRange, RangeState, SnapshotInfo};
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_server::transfer::{BlockAccess, StoreAccess};
+use dbs_transfer::{BlockAccess, StoreAccess};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
