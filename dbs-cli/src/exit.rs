@@ -1,7 +1,7 @@
 //! Exit codes, and the way errors leave.
 
-use dbs_control::Failure;
 use crate::output::printable;
+use dbs_control::Failure;
 use dbs_core::{Error, ErrorKind};
 use serde_json::json;
 use std::error::Error as _;

@@ -2,8 +2,8 @@
 //! and what is left of one that was killed can be told, taken up and removed.
 
 use crate::support::{Place, noise};
-use dbs_nbd::{Buffered, Client, ClientOptions};
 use dbs_core::format::crc::crc32c;
+use dbs_nbd::{Buffered, Client, ClientOptions};
 use serde_json::json;
 use std::io::Write;
 use std::os::unix::net::UnixStream;

@@ -2,8 +2,8 @@
 
 use crate::input::Input;
 use crate::peers::taken;
-use dbs_frontend::Charge;
 use dbs_core::format::crc::crc32c;
+use dbs_frontend::Charge;
 use dbs_reactor::Batch;
 use longhorn_controller::path::link::{Link, Reply};
 use longhorn_controller::rules::Slot;
