@@ -30,10 +30,10 @@ const SHOWN: usize = 20;
 /// How much at once.
 #[derive(Debug, Args)]
 pub struct Pace {
-    /// Most bytes to or from the backup store in a second
+    /// Send and read at most this many bytes a second
     #[arg(long, value_parser = spec::size, value_name = "SIZE")]
     rate: Option<u64>,
-    /// Blocks on their way at once: each takes memory for two blocks
+    /// Blocks in flight at once; each takes memory for two blocks
     #[arg(long, default_value_t = 4, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=64))]
     parallel: u8,
 }
@@ -58,11 +58,14 @@ fn url(text: &str) -> std::result::Result<Url, String> {
     Url::parse(text).map_err(|e| e.to_string())
 }
 
-/// Back up a snapshot. The first backup of a volume reads all its data, later ones what changed since the last.
-/// Blocks that are in the backup store already are not written again, also after a backup that was cut off.
+/// Back up a snapshot.
+///
+/// The first backup of a volume reads all its data, later backups only what changed since the last one.
+/// Blocks that are in the backup store already are not written again, also after a backup that was cut
+/// off.
 #[derive(Debug, Args)]
 pub struct Create {
-    /// VOLUME@SNAPSHOT. Keep the snapshot until the next backup, which is made from the difference to it
+    /// VOLUME@SNAPSHOT. Keep the snapshot until the next backup, which needs the difference to it
     spec: SnapshotSpec,
     /// The backup store: s3://BUCKET@REGION/PATH, vfs:///PATH, nfs://HOST:/PATH, cifs://HOST/SHARE
     #[arg(value_parser = url)]
@@ -70,19 +73,19 @@ pub struct Create {
     /// Name of the backup; by default a random one
     #[arg(long)]
     name: Option<String>,
-    /// The volume's name in the backup store; by default its own
+    /// Name of the volume in the backup store; by default its name here
     #[arg(long, value_name = "VOLUME")]
     to: Option<String>,
-    /// Read everything, and write every block again: this mends a damaged backup store
+    /// Read everything, and write every block again. This mends damaged blocks in the backup store
     #[arg(long)]
     full: bool,
     /// How blocks are compressed: lz4, gzip or none. The first backup of a volume decides
     #[arg(long, default_value = "lz4", value_name = "METHOD")]
     compression: Method,
-    /// Size of blocks: 2MiB or 16MiB. Another size than that of the last backup makes a full one
+    /// Size of blocks: 2MiB or 16MiB. A size other than that of the last backup makes a full backup
     #[arg(long, value_parser = spec::size, default_value = "2MiB", value_name = "SIZE")]
     block_size: u64,
-    /// A label; may be given several times
+    /// A label; can be repeated
     #[arg(long = "label", value_parser = spec::label, value_name = "KEY=VALUE")]
     labels: Vec<(String, String)>,
     #[command(flatten)]
@@ -121,7 +124,9 @@ impl Create {
     }
 }
 
-/// Make a volume from a backup. It is incomplete until all of it is there.
+/// Make a volume from a backup.
+///
+/// Until everything is restored, the volume is incomplete: no client can open it.
 #[derive(Debug, Args)]
 pub struct Restore {
     /// The backup, as `dbs backup list` prints it
@@ -129,7 +134,7 @@ pub struct Restore {
     url: Url,
     /// Name of the new volume; by default that of the volume that was backed up
     volume: Option<String>,
-    /// Go on with a restore that was cut off: what is right already is not read again
+    /// Continue a restore that was cut off: blocks that are right already are not read again
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -207,11 +212,13 @@ fn size(restoration: &Restoration<'_>) -> Result<u64> {
     }
 }
 
-/// Look whether a backup can be restored: whether all its blocks are there, and with --data whether each is
-/// what it was: exit code 4 for damage. A full backup of the same snapshot (`create --full`) mends blocks.
+/// Check whether a backup can be restored: exit code 4 for damage.
+///
+/// The command checks that all blocks of the backup are there, and with --data that each block has its
+/// content. A full backup of the same snapshot (`dbs backup create --full`) mends damaged blocks.
 #[derive(Debug, Args)]
 pub struct Verify {
-    /// The backup, as `dbs backup list` prints it; without a backup, all of the volume
+    /// The backup, as `dbs backup list` prints it; or a volume, for all its backups
     #[arg(value_parser = url)]
     url: Url,
     /// Read all blocks and compare them with their checksums
@@ -291,7 +298,7 @@ fn describe(name: &str, verified: &Verified) -> String {
     )
 }
 
-/// Delete a backup, and the blocks that no other backup needs; or a volume with all its backups.
+/// Delete a backup and the blocks that no other backup needs, or a volume with all its backups.
 #[derive(Debug, Args)]
 pub struct Delete {
     /// The backup or the volume, as `dbs backup list` prints it
