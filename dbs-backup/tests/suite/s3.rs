@@ -34,6 +34,7 @@ struct Server {
     objects: Mutex<BTreeMap<String, Vec<u8>>>,
     manner: Manner,
     requests: AtomicU64,
+    connections: AtomicU64,
     /// Each request that came.
     log: Mutex<Vec<String>>,
 }
@@ -53,6 +54,7 @@ impl Server {
             objects: Mutex::default(),
             manner,
             requests: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
             log: Mutex::default(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -68,6 +70,7 @@ impl Server {
     }
 
     fn serve(&self, mut stream: TcpStream) -> Option<()> {
+        self.connections.fetch_add(1, Ordering::SeqCst);
         let mut input = BufReader::new(stream.try_clone().ok()?);
         loop {
             let mut request = head(&mut input)?;
@@ -247,6 +250,12 @@ fn a_server_that_behaves_badly() {
                 let store = open(&endpoint, "s3://bucket@region/some/path/").unwrap();
                 all_operations(&store, &format!("{manner:?}"));
                 assert!(server.objects.lock().unwrap().is_empty(), "{manner:?}");
+                let connections = server.connections.load(Ordering::SeqCst);
+                let requests = server.requests.load(Ordering::SeqCst);
+                assert!(
+                    manner != M::Well || connections * 4 < requests,
+                    "{connections} connections for {requests} requests: they are not kept"
+                );
                 let log = server.log.lock().unwrap();
                 let block = "/bucket/some/path/backupstore/volumes/5e/23/vol-1/blocks/";
                 assert!(log.iter().any(|line| line.starts_with(&format!("PUT {block}"))));
