@@ -29,8 +29,14 @@ use crate::store::BackupStore;
 use dbs_core::{Error, ErrorKind, Result};
 use jiff::Timestamp;
 use serde::Serialize;
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
+
+thread_local! {
+    /// The block that a thread has in hand: allocators give little of such large buffers back.
+    static CONTENT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// What to back up, and how.
 #[derive(Debug, Clone, Default)]
@@ -347,13 +353,28 @@ impl<S: Source> Creation<'_, S> {
         begun: &Mutex<HashSet<BlockName>>,
         rate: &Rate<'_>,
     ) -> Result<Done> {
-        let mut content = vec![0; self.block_size as usize];
-        let length = self.block_size.min(self.source.size() - offset);
-        self.source.read_at(offset, &mut content[..length as usize])?;
-        if !self.options.keep_zeros && is_zero(&content) {
+        CONTENT.with_borrow_mut(|content| {
+            let length = self.block_size.min(self.source.size() - offset);
+            content.clear();
+            content.resize(length as usize, 0);
+            self.source.read_at(offset, content)?;
+            content.resize(self.block_size as usize, 0);
+            self.write(offset, content, present, begun, rate)
+        })
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        content: &[u8],
+        present: &HashSet<BlockName>,
+        begun: &Mutex<HashSet<BlockName>>,
+        rate: &Rate<'_>,
+    ) -> Result<Done> {
+        if !self.options.keep_zeros && is_zero(content) {
             return Ok(Done { offset, name: None, uploaded: None, again: false });
         }
-        let name = BlockName::of(&content);
+        let name = BlockName::of(content);
         // Who comes second relies on the first: if that one fails, the backup does. In full mode each block is written
         // once, whether it is there or not.
         let is_there = present.contains(&name);
@@ -362,7 +383,7 @@ impl<S: Source> Creation<'_, S> {
             return Ok(Done { offset, name: Some(name), uploaded: None, again: false });
         }
         drop(begun);
-        let stored = self.method.compress(&content)?;
+        let stored = self.method.compress(content)?;
         rate.wait(stored.len() as u64);
         self.store.objects.put(&names::block(&self.options.volume, name), &stored)?;
         Ok(Done { offset, name: Some(name), uploaded: Some(stored.len() as u64), again: is_there })

@@ -12,7 +12,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// How an operation works.
 pub struct Work<'a> {
-    /// Blocks on their way at once: each takes memory for two blocks.
+    /// Blocks on their way at once: each takes memory for some twelve blocks, with what reads and compresses it.
     pub workers: usize,
     /// Bytes to or from the backup store in a second, at most.
     pub rate: Option<NonZeroU64>,

@@ -33,7 +33,7 @@ pub struct Pace {
     /// Send and read at most this many bytes a second
     #[arg(long, value_parser = spec::size, value_name = "SIZE")]
     rate: Option<u64>,
-    /// Blocks in flight at once; each takes memory for two blocks
+    /// Blocks in flight at once; each takes memory for about twelve blocks
     #[arg(long, default_value_t = 4, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=64))]
     parallel: u8,
 }
