@@ -17,6 +17,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// A lock file is small.
 const LIMIT: u64 = 64 << 10;
 
+/// A lock that was not written for so long is that of a process that was killed: its file is removed.
+const FORGOTTEN: Duration = Duration::from_secs(3600);
+
 /// What a lock is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -188,8 +191,9 @@ fn acquire(
     let Some(own) = objects.stat(path)? else {
         return Err(refused(path, content, "somebody removed it"));
     };
-    for name in objects.list(&names::locks(volume))? {
-        let Some(other) = names::lock_of(&name).filter(|other| *other != content.name) else {
+    let files = objects.list(&names::locks(volume))?;
+    for name in &files {
+        let Some(other) = names::lock_of(name).filter(|other| *other != content.name) else {
             continue;
         };
         let file = names::lock(volume, other);
@@ -204,7 +208,24 @@ fn acquire(
         }
     }
     content.acquired = true;
-    objects.put(path, &config::encode(content)?)
+    objects.put(path, &config::encode(content)?)?;
+    if content.r#type == Kind::Deletion as i64 {
+        forget(objects, volume, &files, own.modified);
+    }
+    Ok(())
+}
+
+/// Removes what processes that were killed have left. It means nothing, so that it does not matter if it stays.
+fn forget(objects: &Arc<dyn Objects>, volume: &str, files: &[String], now: SystemTime) {
+    for name in files {
+        let file = format!("{}/{name}", names::locks(volume));
+        let is_ours = names::lock_of(name).is_some() || name.contains(names::TEMPORARY);
+        if let (true, Ok(Some(stat))) = (is_ours, objects.stat(&file))
+            && now.duration_since(stat.modified).is_ok_and(|age| age > FORGOTTEN)
+        {
+            let _ = objects.remove(&file);
+        }
+    }
 }
 
 /// Another lock; none if it is gone or cannot be understood, as for upstream.

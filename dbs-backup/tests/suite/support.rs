@@ -63,7 +63,7 @@ impl Memory {
     /// Everything that is there is old: locks mean nothing any more.
     pub fn age(&self) {
         for (_, modified) in self.objects.lock().unwrap().values_mut() {
-            *modified -= Duration::from_secs(3600);
+            *modified -= Duration::from_secs(4000);
         }
     }
 
