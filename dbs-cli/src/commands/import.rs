@@ -115,13 +115,18 @@ impl Import {
 
     /// Refuses an image that is not raw: a volume of its bytes is of no use to anybody.
     fn check_format(&self, head: &[u8], name: &str) -> Result<()> {
-        match image_format(head) {
-            Some(what) if self.format != Some(Format::Raw) => Err(Error::invalid(format!(
-                "{name} is {what}, not a raw one: convert it with `qemu-img convert -O raw IMAGE \
-                 IMAGE.raw` and import that, or import its bytes as they are with --format raw"
-            ))),
-            _ => Ok(()),
-        }
+        let Some(what) = image_format(head).filter(|_| self.format != Some(Format::Raw)) else {
+            return Ok(());
+        };
+        let remedy = if what.starts_with("a DBS store") {
+            "copy a volume of it with `dbs -s STORE send VOLUME@SNAPSHOT | dbs receive`"
+        } else {
+            "convert it with `qemu-img convert -O raw IMAGE IMAGE.raw` and import that"
+        };
+        Err(Error::invalid(format!(
+            "{name} is {what}, not a raw image: {remedy}, or import its bytes as they are with \
+             --format raw"
+        )))
     }
 
     /// Makes the volume, which is incomplete until [`Import::finish`].

@@ -260,6 +260,8 @@ fn images_of_other_formats_are_recognised() {
             place.dbs(&format!("--yes volume delete {volume}")).ok("delete");
         }
     }
+    let refused = place.dbs("volume import v store.dbs").exits(2, "a store").stderr;
+    assert!(refused.contains("a DBS store") && refused.contains("send"), "{refused}");
 }
 
 /// Lets user nobody into a place's directory, to run `dbs` there.

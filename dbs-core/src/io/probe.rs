@@ -91,14 +91,12 @@ pub fn signature(head: &[u8], tail: &[u8], size: u64) -> Option<&'static str> {
 }
 
 /// The format of an image of a disk that is not raw, as words with an article, by how it begins
-/// ([`IMAGE_BYTES`] are enough).
+/// ([`IMAGE_BYTES`] are enough). A DBS store is one.
 #[must_use]
 pub fn image_format(head: &[u8]) -> Option<&'static str> {
-    MAGICS
-        .iter()
-        .filter(|magic| magic.what.ends_with(" image"))
-        .find(|magic| has(head, magic.offset, magic.bytes))
-        .map(|magic| magic.what)
+    let mut images = MAGICS.iter().filter(|magic| magic.what.ends_with(" image"));
+    let image = images.find(|magic| has(head, magic.offset, magic.bytes));
+    dbs(head).or(image.map(|magic| magic.what))
 }
 
 /// Whether `bytes` holds `pattern` at `offset`.

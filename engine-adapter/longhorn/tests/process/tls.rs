@@ -187,6 +187,6 @@ fn strangers_who_say_nothing_keep_nobody_out() {
     let mut engine = controller(&place, &[&address], &with(&ours)).ready();
     write(&client(&place), 1);
     engine.stop();
-    replica.wait_for("others came");
+    replica.wait_for("its place was needed for others");
     drop(silent);
 }
