@@ -118,9 +118,23 @@ impl Dbs {
     /// # Errors
     /// If the server does not start.
     pub fn serve(&self, store: &Path, export: &str, socket: &Path) -> Outcome<Served> {
+        self.serve_with(store, export, socket, &[])
+    }
+
+    /// As [`Dbs::serve`], with more options.
+    ///
+    /// # Errors
+    /// If the server does not start.
+    pub fn serve_with(
+        &self,
+        store: &Path,
+        export: &str,
+        socket: &Path,
+        options: &[&str],
+    ) -> Outcome<Served> {
         let mut command = Command::new(&self.binary);
         command.args([OsStr::new("--store"), store.as_os_str(), "serve".as_ref()]);
-        command.arg("--nbd").arg(format!("unix:{}", socket.display()));
+        command.arg("--nbd").arg(format!("unix:{}", socket.display())).args(options);
         Served::start("dbs serve", command, socket, export)
     }
 
