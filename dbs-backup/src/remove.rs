@@ -1,12 +1,13 @@
 //! Deleting backups, and the blocks that nothing refers to any more.
 //!
-//! In this order: `volume.cfg` names another backup as the last one; the backup's facts go; blocks go to which no
-//! facts refer; `volume.cfg` counts what is left. So no facts ever refer to a block that was deleted, whenever it is cut
+//! In this order: `volume.cfg` names another backup as the last one; the backup's facts go, durably; blocks go to which
+//! no facts refer; `volume.cfg` counts what is left. So no facts ever refer to a block that was deleted, whenever it is cut
 //! off. What stays then goes with the next deletion.
 
 use crate::config::BackupConfig;
 use crate::lock::{Kind, Lock};
 use crate::names::{self, BlockName, TEMPORARY};
+use crate::objects::Objects;
 use crate::pool::{self, Work};
 use crate::store::BackupStore;
 use dbs_core::{ErrorKind, Result};
@@ -40,7 +41,8 @@ impl BackupStore {
     /// Deletes a backup, complete or not, and the blocks to which no other backup refers.
     ///
     /// # Errors
-    /// `Busy` if somebody creates or restores a backup of the volume; `NotFound` if there is no such volume; `Interrupted`, after which the next deletion deletes the rest.
+    /// `Busy` if somebody creates or restores a backup of the volume; `NotFound` if there is no such volume;
+    /// `Interrupted`, after which the next deletion deletes the rest.
     pub fn remove(&self, volume: &str, backup: &str, work: &mut Work<'_>) -> Result<Removed> {
         self.begin();
         names::check("volume", volume)?;
@@ -64,7 +66,7 @@ impl BackupStore {
                 last.map(|(_, at, name)| (at, name)).unwrap_or_default();
             self.save_volume(&config)?;
         }
-        self.objects.remove(&path)?;
+        self.remove_facts(|objects| objects.remove(&path))?;
         let mut removed = self.collect(volume, &others, &lock, work)?;
         removed.found = found;
         if removed.kept.is_none() {
@@ -87,11 +89,17 @@ impl BackupStore {
         }
         let _lock = self.lock(volume, Kind::Deletion)?;
         // Facts before blocks, and the lock last.
-        self.objects.remove_all(&names::backups(volume))?;
+        self.remove_facts(|objects| objects.remove_all(&names::backups(volume)))?;
         self.objects.remove_all(&names::blocks(volume))?;
         self.objects.remove(&names::volume_config(volume))?;
         self.objects.remove_all(&names::locks(volume))?;
         self.objects.remove_all(&folder)
+    }
+
+    /// Removes facts, durably: a power loss must not bring them back without their blocks.
+    fn remove_facts(&self, remove: impl FnOnce(&dyn Objects) -> Result<()>) -> Result<()> {
+        remove(&*self.objects)?;
+        self.objects.settle()
     }
 
     fn others(&self, volume: &str, without: &str, limit: u64) -> Result<Others> {

@@ -43,7 +43,7 @@ pub trait Objects: Send + Sync {
     fn remove(&self, path: &str) -> Result<()>;
     /// Removes everything below a folder, and the folder.
     fn remove_all(&self, folder: &str) -> Result<()>;
-    /// Makes durable what others have written, as far as this side can.
+    /// Makes durable what was removed, and what others have written, as far as this side can.
     fn settle(&self) -> Result<()>;
 }
 

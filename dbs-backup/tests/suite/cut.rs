@@ -122,6 +122,39 @@ fn a_restore() {
     }
 }
 
+/// A power loss may bring back what was removed, and not the rest of it: facts come with their blocks.
+#[test]
+fn a_deletion_and_a_power_loss() {
+    let volume = volume(12, 4);
+    let deletions: [fn(&BackupStore) -> dbs_core::Result<()>; 2] =
+        [|store| remove(store, "backup-1").map(drop), |store| store.remove_volume(VOLUME)];
+    for deletion in deletions {
+        for call in 0.. {
+            let objects = Arc::new(Memory::default());
+            let store = store(&objects);
+            create(&store, "backup-1", &volume.get("one")).unwrap();
+            let before = objects.calls();
+            objects.set_fault(Some((call, Fault::Cut)));
+            let outcome = deletion(&store);
+            let calls = objects.calls() - before;
+            objects.set_fault(None);
+            objects.lose_power(".cfg");
+            objects.age();
+            if store.backup(VOLUME, "backup-1").is_ok() {
+                let content = volume.get("one").content();
+                let disk = Disk::new(vec![0; content.len()]);
+                restore(&store, "backup-1", &disk, Onto::Empty)
+                    .unwrap_or_else(|error| panic!("{call}: {error}"));
+                assert!(disk.content() == content, "{call}");
+            }
+            if calls <= call {
+                outcome.unwrap();
+                break;
+            }
+        }
+    }
+}
+
 /// A backup that another process has begun, and may still complete, stops the collection.
 #[test]
 fn an_unfinished_backup_keeps_blocks() {

@@ -28,6 +28,8 @@ pub enum Fault {
 #[derive(Default)]
 pub struct Memory {
     objects: Mutex<BTreeMap<String, (Vec<u8>, SystemTime)>>,
+    /// Removed since the last `settle`.
+    removed: Mutex<BTreeMap<String, (Vec<u8>, SystemTime)>>,
     calls: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
 }
@@ -65,6 +67,22 @@ impl Memory {
         for (_, modified) in self.objects.lock().unwrap().values_mut() {
             *modified -= Duration::from_secs(4000);
         }
+    }
+
+    /// A power loss: what was removed and not settled is there again, if its path contains this.
+    pub fn lose_power(&self, part: &str) {
+        let removed = std::mem::take(&mut *self.removed.lock().unwrap());
+        let back = removed.into_iter().filter(|(path, _)| path.contains(part));
+        self.objects.lock().unwrap().extend(back);
+    }
+
+    /// Removes objects, which a power loss may bring back.
+    fn take(&self, is_gone: impl Fn(&str) -> bool) {
+        let mut objects = self.objects.lock().unwrap();
+        let (gone, left): (BTreeMap<_, _>, _) =
+            std::mem::take(&mut *objects).into_iter().partition(|(path, _)| is_gone(path));
+        *objects = left;
+        self.removed.lock().unwrap().extend(gone);
     }
 
     fn call<T>(&self, body: impl FnOnce() -> T) -> Result<T> {
@@ -124,16 +142,16 @@ impl Objects for Memory {
     }
 
     fn remove(&self, path: &str) -> Result<()> {
-        self.call(|| drop(self.objects.lock().unwrap().remove(path)))
+        self.call(|| self.take(|there| there == path))
     }
 
     fn remove_all(&self, folder: &str) -> Result<()> {
         let prefix = format!("{folder}/");
-        self.call(|| self.objects.lock().unwrap().retain(|path, _| !path.starts_with(&prefix)))
+        self.call(|| self.take(|there| there.starts_with(&prefix)))
     }
 
     fn settle(&self) -> Result<()> {
-        self.call(|| ())
+        self.call(|| self.removed.lock().unwrap().clear())
     }
 }
 
