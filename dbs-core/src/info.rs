@@ -126,7 +126,7 @@ pub struct ScrubReport {
     pub checked: u64,
     /// Of those, bytes of which no checksum was known: it is known now.
     pub learnt: u64,
-    /// Bytes found damaged.
+    /// Bytes found damaged: they differ from their checksums, or the device does not read them.
     pub damaged: u64,
     /// Where; at most a thousand ranges.
     pub ranges: Vec<DamagedRange>,

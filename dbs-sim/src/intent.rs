@@ -178,17 +178,18 @@ pub fn run(seed: u64) -> Result<u64, String> {
     judged.map_err(|e| format!("seed {seed}, {e}"))
 }
 
-/// As [`run`], on a disk that fails to write, or has no space, now and then.
+/// As [`run`], on a disk that fails to write, or has no space, now and then; also which part of the steps
+/// succeeded.
 ///
 /// # Errors
 /// As there.
-pub fn run_with_errors(seed: u64) -> Result<u64, String> {
+pub fn run_with_errors(seed: u64) -> Result<(u64, f64), String> {
     let env = Arc::new(SimEnv::new(seed));
     let disk = Arc::new(prepare(seed, &env)?);
     let mut rng = fastrand::Rng::with_seed(seed);
     let store = open(&disk, &env)?;
     let mut written = Written::new();
-    let mut moments = Vec::new();
+    let (mut moments, mut done) = (Vec::new(), 0);
     for number in 0..STEPS {
         let at = Some(rng.u64(1..10));
         disk.arm(match rng.u8(0..6) {
@@ -200,7 +201,7 @@ pub fn run_with_errors(seed: u64) -> Result<u64, String> {
             Err(error) if error.kind() == ErrorKind::Damaged => {
                 return Err(format!("seed {seed}, step {number}: {error}"));
             }
-            _ => {}
+            outcome => done += usize::from(outcome.is_ok()),
         }
         if rng.u8(0..3) == 0 {
             moments.push(disk.fork());
@@ -212,7 +213,8 @@ pub fn run_with_errors(seed: u64) -> Result<u64, String> {
     let closed = store.close();
     moments.push(disk.fork());
     let judged = crash(&moments, &env, &mut rng, &written);
-    judged.map_err(|e| format!("seed {seed}, closed: {closed:?}, {e}"))
+    let images = judged.map_err(|e| format!("seed {seed}, closed: {closed:?}, {e}"))?;
+    Ok((images, done as f64 / STEPS as f64))
 }
 
 /// Lets the power be lost at each of these moments, and judges what is left: of how many images.

@@ -168,7 +168,7 @@ fn groups(seconds: u64, first: u64) -> ExitCode {
     let (mut seed, mut images) = (first, 0);
     while Instant::now() < end {
         let run = dbs_sim::intent::run(seed);
-        match run.and_then(|images| Ok(images + dbs_sim::intent::run_with_errors(seed)?)) {
+        match run.and_then(|images| Ok(images + dbs_sim::intent::run_with_errors(seed)?.0)) {
             Ok(more) => images += more,
             Err(message) => {
                 println!("{message}");

@@ -73,6 +73,8 @@ pub struct Sums {
     open: usize,
     /// Bytes of memory there may be.
     capacity: usize,
+    /// Nothing can be written: what is learnt is kept as long as there is room.
+    read_only: bool,
     /// Bytes of the pages in memory, and of those that know what the device does not.
     bytes: usize,
     changed: usize,
@@ -149,6 +151,7 @@ impl Sums {
             busy: VecDeque::new(),
             open: 0,
             capacity,
+            read_only: false,
             bytes: 0,
             changed: 0,
             making_room: false,
@@ -163,6 +166,11 @@ impl Sums {
     /// Changes how much memory they may take.
     pub fn set_capacity(&mut self, bytes: u64) {
         self.capacity = bytes.max(SUMS_CACHE_MIN_BYTES) as usize;
+    }
+
+    /// Whether nothing can be written.
+    pub fn set_read_only(&mut self, read_only: bool) {
+        self.read_only = read_only;
     }
 
     /// The time now.
@@ -195,15 +203,15 @@ impl Sums {
         })
     }
 
-    /// Compares blocks read from `address` on with what is known, and learns what is not: of how
-    /// many that was. They were read under the fence number `fence`.
+    /// Compares blocks read from `address` on with what is known, and learns what is not: how many that
+    /// were. They were read under the fence number `fence`.
     ///
     /// # Errors
     /// The first [`Doubt`].
     #[inline]
     pub fn check(&mut self, address: u64, found: &[u32], fence: u64) -> Result<usize, Doubt> {
         let may_learn = fence >= self.learn_from;
-        let (mut done, mut unknown) = (0, 0);
+        let (mut done, mut learnt) = (0, 0);
         for (number, blocks) in split(self.data, address, found.len()) {
             let Some(page) = self.pages.get_mut(&number) else { return Err(Doubt::Page(number)) };
             page.used = true;
@@ -216,15 +224,12 @@ impl Sums {
             self.counters.unknown += new as u64;
             self.counters.verified += (found.len() - new) as u64;
             done += found.len();
-            if new == 0 || page.unread {
-                continue;
-            }
-            unknown += new;
-            if may_learn {
+            if new > 0 && may_learn && !page.unread {
+                learnt += new;
                 self.set(number, &blocks, |at| found[at]);
             }
         }
-        Ok(unknown)
+        Ok(learnt)
     }
 
     /// What is known of a block whose page is in memory.

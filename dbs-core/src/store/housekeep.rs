@@ -39,20 +39,28 @@ impl Store {
     /// `Io`, `Poisoned`.
     pub fn work_for(&self, most: Duration) -> Result<bool> {
         let begun = Instant::now();
+        let worked = self.work_until(begun, most);
+        if matches!(worked, Ok(true)) {
+            return worked;
+        }
+        // What has failed may fail each time: nothing else waits for it.
+        while self.relearn_checksums(RELEARN_PAGES)? {
+            if begun.elapsed() >= most {
+                return worked.map(|_| true);
+            }
+        }
+        worked
+    }
+
+    fn work_until(&self, begun: Instant, most: Duration) -> Result<bool> {
         loop {
             let report = self.work(WORK_STEPS)?;
             if report.remaining == 0 || report.waits {
-                break;
+                return Ok(false);
             }
             if begun.elapsed() >= most {
                 return Ok(true);
             }
         }
-        while self.relearn_checksums(RELEARN_PAGES)? {
-            if begun.elapsed() >= most {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 }

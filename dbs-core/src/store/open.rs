@@ -205,6 +205,7 @@ impl Store {
         });
         if let Some(sums) = &mut inner.meta().sums {
             sums.tick(inner.env.now_ns());
+            sums.set_read_only(read_only);
         }
         if !read_only {
             inner.begin_session(tail, &damaged, &unread)?;

@@ -3,7 +3,7 @@
 
 use super::sums::ReadFault;
 use super::{Inner, Store};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::format::RegionKind;
 use crate::format::sums::{self, SUMS_PER_PAGE};
 use crate::info::{DamagedRange, DataPlace, ScrubReport};
@@ -16,15 +16,17 @@ use std::sync::{PoisonError, TryLockError};
 
 /// Damaged ranges that a report has.
 const RANGES_MAX: usize = 1000;
+/// Blocks that a call passes over as it cannot read them; more is no damage, but a device that is gone.
+const UNREADABLE_MAX: usize = 4096;
 
 impl Store {
-    /// Reads all data in use and compares it with its checksums; what is damaged is reported, and
-    /// left as it is. Goes on where an earlier call on this open store was stopped, unless
+    /// Reads all data in use and compares it with its checksums; what is damaged, or cannot be read, is
+    /// reported and left as it is. Goes on where an earlier call on this open store was stopped, unless
     /// `restart`; return `false` from `progress` to stop. Safe to call beside any I/O.
     ///
     /// # Errors
-    /// `Unsupported` in a store without checksums, `Busy` if one runs, `Io`, `Interrupted` if
-    /// `progress` says so.
+    /// `Unsupported` in a store without checksums, `Busy` if one runs, `Io` if more cannot be read than
+    /// 16 MiB, `Interrupted` if `progress` says so.
     pub fn scrub(
         &self,
         restart: bool,
@@ -45,7 +47,7 @@ impl Store {
         if restart {
             *next = 0;
         }
-        let mut report = ScrubReport::default();
+        let (mut report, mut unreadable) = (ScrubReport::default(), 0);
         loop {
             // Extents come into use, or into place, while it goes on.
             let last = inner.meta().entries.last_extent();
@@ -62,7 +64,7 @@ impl Store {
                 *next = 0;
                 return Ok(report);
             }
-            inner.scrub_page(*next, &mut report)?;
+            inner.scrub_page(*next, &mut report, &mut unreadable)?;
             *next += 1;
         }
     }
@@ -74,7 +76,7 @@ impl Store {
     /// Whether there is more. What is damaged or cannot be read is left for who reads it.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Poisoned`.
     pub fn relearn_checksums(&self, pages: u32) -> Result<bool> {
         let inner = &*self.inner;
         let mut cursor = inner.relearn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,10 +94,10 @@ impl Store {
         let page = (first..stop).find(doubtful);
         let next = page.map_or(stop, |page| page + 1);
         *cursor = (next < end).then_some(next);
-        match page.map(|page| inner.scrub_page(page, &mut ScrubReport::default())) {
-            Some(Err(error)) if error.kind() != ErrorKind::Io => Err(error),
-            _ => Ok(cursor.is_some()),
+        if let Some(page) = page {
+            inner.scrub_page(page, &mut ScrubReport::default(), &mut 0)?;
         }
+        Ok(cursor.is_some())
     }
 }
 
@@ -103,22 +105,36 @@ impl Store {
 type Run = (u64, usize);
 
 impl Inner {
-    fn scrub_page(&self, page: u32, report: &mut ScrubReport) -> Result<()> {
-        let (runs, fenced, window) = {
-            let mut meta = self.meta();
-            let runs = meta.runs_in_use(page);
-            let window = meta.sums.as_ref().map(|sums| sums.window(page));
-            (runs, self.fence(&mut meta), window)
+    fn scrub_page(
+        &self,
+        page: u32,
+        report: &mut ScrubReport,
+        unreadable: &mut usize,
+    ) -> Result<()> {
+        let window = {
+            let meta = self.meta();
+            if meta.runs_in_use(page).is_empty() {
+                return Ok(());
+            }
+            meta.sums.as_ref().map(|sums| sums.window(page))
         };
-        if runs.is_empty() {
-            return Ok(());
-        }
-        // What is read one after the other comes into memory together.
+        // What is read one after the other comes into memory together. First, as what is found damaged
+        // there is learnt only by those who begin to read later.
         self.load_pages(window.unwrap_or(page..page + 1));
-        self.scrub_runs(&runs, fenced.id, report)
+        let (runs, fenced) = {
+            let mut meta = self.meta();
+            (meta.runs_in_use(page), self.fence(&mut meta))
+        };
+        self.scrub_runs(&runs, fenced.id, report, unreadable)
     }
 
-    fn scrub_runs(&self, runs: &[Run], fence: u64, report: &mut ScrubReport) -> Result<()> {
+    fn scrub_runs(
+        &self,
+        runs: &[Run],
+        fence: u64,
+        report: &mut ScrubReport,
+        unreadable: &mut usize,
+    ) -> Result<()> {
         let bytes = |run: &Run| run.1 * BLOCK_BYTES as usize;
         let mut buf = AlignedBuf::zeroed(runs.iter().map(bytes).sum());
         let mut rest = &mut buf[..];
@@ -128,10 +144,28 @@ impl Inner {
             requests.push(ReadRequest { offset: run.0, buf: part });
             rest = after;
         }
-        let failed = |error| Error::io(error, "reading data to be scrubbed failed");
-        self.storage.read_many(&mut requests).map_err(failed)?;
+        let together = self.storage.read_many(&mut requests).is_ok();
         for request in requests {
-            self.scrub_run(request.offset, request.buf, fence, report)?;
+            if together {
+                self.scrub_run(request.offset, request.buf, fence, report)?;
+                continue;
+            }
+            // Some block cannot be read: the others are.
+            for (at, block) in
+                (request.offset..).step_by(BLOCK_BYTES as usize).zip(blocks(request.buf))
+            {
+                match self.storage.read_at(at, block) {
+                    Ok(()) => self.scrub_run(at, block, fence, report)?,
+                    Err(_) if *unreadable < UNREADABLE_MAX => {
+                        *unreadable += 1;
+                        self.note_damage(at, report);
+                    }
+                    Err(error) => {
+                        let text = "the device fails to read, here and at 4096 blocks before";
+                        return Err(Error::io(error, text));
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -150,9 +184,9 @@ impl Inner {
         let asked = self.ask_sums(
             address,
             &mut found,
-            |sums, at, found| sums.check(at, found, fence).map(|unknown| learnt = unknown as u64),
+            |sums, at, found| sums.check(at, found, fence).map(|new| learnt = new as u64),
             |at, block, _| match self.read_again(at, &mut buf[block]) {
-                Err(ReadFault::Damaged(at)) => {
+                Err(ReadFault::Damaged(_) | ReadFault::Io(_)) => {
                     self.note_damage(at, report);
                     Ok(())
                 }
@@ -177,6 +211,10 @@ impl Inner {
             None => {}
         }
     }
+}
+
+fn blocks(buf: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
+    buf.chunks_exact_mut(BLOCK_BYTES as usize)
 }
 
 impl Meta {

@@ -37,6 +37,8 @@ pub struct Mem {
     discard_hook: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// Blocks that cannot be read until they are written.
     bad: Mutex<BTreeSet<u64>>,
+    /// Blocks that cannot be written.
+    refused: Mutex<BTreeSet<u64>>,
 }
 
 impl Mem {
@@ -53,6 +55,7 @@ impl Mem {
             read_hook: None.into(),
             discard_hook: None.into(),
             bad: Mutex::default(),
+            refused: Mutex::default(),
         }
     }
 
@@ -74,6 +77,7 @@ impl Mem {
                 read_hook: None.into(),
                 discard_hook: None.into(),
                 bad: Mutex::default(),
+                refused: Mutex::default(),
             };
         }
         Self::from_bytes(self.bytes())
@@ -121,9 +125,15 @@ impl Mem {
         self.bad.lock().unwrap().insert(offset / BLOCK as u64);
     }
 
-    /// All blocks can be read: what could not was not of the medium.
+    /// From now on the block at `offset` cannot be written.
+    pub fn refuse(&self, offset: u64) {
+        self.refused.lock().unwrap().insert(offset / BLOCK as u64);
+    }
+
+    /// All blocks can be read and written: what could not was not of the medium.
     pub fn recover(&self) {
         self.bad.lock().unwrap().clear();
+        self.refused.lock().unwrap().clear();
     }
 
     /// Blocks that cannot be read.
@@ -194,6 +204,10 @@ impl Storage for Mem {
         for request in requests {
             if request.offset + request.buf.len() as u64 > changes.size {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "behind the end"));
+            }
+            let written = blocks(request.offset, request.buf);
+            if self.refused.lock().unwrap().range(written).next().is_some() {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
             }
             changes.events.push(Event::Write(request.offset, request.buf.len()));
             let written = blocks(request.offset, request.buf);

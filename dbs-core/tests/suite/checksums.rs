@@ -20,7 +20,7 @@ fn init() -> Arc<Mem> {
     Arc::new(disk)
 }
 
-fn open(disk: &Arc<Mem>) -> Store {
+pub fn open(disk: &Arc<Mem>) -> Store {
     let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
     Store::open_on(storage, None, Arc::new(FixedEnv::new(2)), false).unwrap()
 }
@@ -36,7 +36,7 @@ fn bench() -> (Arc<Mem>, Store, Volume, u64) {
     (disk, store, volume, device)
 }
 
-fn device(volume: &Volume, offset: u64) -> u64 {
+pub fn device(volume: &Volume, offset: u64) -> u64 {
     let mut request = Request::new();
     assert_eq!(volume.start_read(offset, BLOCK as u64, &mut request).unwrap(), Start::Io);
     let device = request.segments()[0].device;
@@ -44,11 +44,11 @@ fn device(volume: &Volume, offset: u64) -> u64 {
     device
 }
 
-fn scrub(store: &Store) -> ScrubReport {
+pub fn scrub(store: &Store) -> ScrubReport {
     store.scrub(true, &mut |_| true).unwrap()
 }
 
-fn assert_damaged<T>(result: dbs_core::Result<T>, place: &str) {
+pub fn assert_damaged<T>(result: dbs_core::Result<T>, place: &str) {
     let Err(error): Result<T, Error> = result else { panic!("{place} was read") };
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains(place), "{error} does not name {place}");
@@ -432,7 +432,7 @@ fn few_pages_in_memory_are_enough() {
 }
 
 /// A store of 320 MiB, one volume in all of it that is written, and little memory for checksums.
-fn large(blocks: usize) -> (Arc<Mem>, Store, Volume) {
+pub fn large(blocks: usize) -> (Arc<Mem>, Store, Volume) {
     let disk = Mem::new(320 << 20);
     let options = InitOptions { checksums: true, max_size: None, ..options() };
     Store::init_on(&disk, &options, &FixedEnv::new(1)).unwrap();

@@ -9,6 +9,7 @@
 mod common;
 
 mod attributes;
+mod checksum_faults;
 mod checksums;
 mod durability;
 mod examples;

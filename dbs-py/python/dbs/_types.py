@@ -271,7 +271,7 @@ class ScrubReport:
     learnt: int
     """Of that, data of which no checksum was known: it is known now."""
     damaged: int
-    """Data found damaged."""
+    """Data that differs from its checksums, or that the device does not read."""
     ranges: list[DamagedRange]
     """Where; at most a thousand."""
     done: int

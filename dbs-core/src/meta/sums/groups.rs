@@ -255,20 +255,25 @@ impl Sums {
         self.open
     }
 
-    /// Calls of [`Sums::start_closing`], each for at most `most` groups, that look at all there are.
-    pub fn closing_rounds(&self, most: usize) -> usize {
-        self.busy.len() / most + self.busy.len() / LOOKS + 1
+    /// Groups that may be closed.
+    pub fn busy_groups(&self) -> usize {
+        self.busy.len()
     }
 
     /// Some groups, at most `most`, to be closed by the caller: those that changed, and did so last at
-    /// `until_ns` or before. Nobody writes to them until [`Sums::closed`].
-    pub fn start_closing(&mut self, until_ns: u64, most: usize) -> Vec<u32> {
+    /// `until_ns` or before. Nobody writes to them until [`Sums::closed`]. Of `looks`, those at groups
+    /// that may still be looked at, the ones taken are subtracted.
+    pub fn start_closing(&mut self, until_ns: u64, most: usize, looks: &mut usize) -> Vec<u32> {
         let mut closing = Vec::new();
-        for _ in 0..self.busy.len().min(LOOKS) {
+        for _ in 0..(*looks).min(LOOKS) {
             if closing.len() == most {
                 break;
             }
-            let Some(number) = self.busy.pop_front() else { break };
+            let Some(number) = self.busy.pop_front() else {
+                *looks = 0;
+                break;
+            };
+            *looks -= 1;
             let late = |group: &Group| group.moving || group.changed_ns > until_ns;
             if self.groups.get(&number).is_none_or(late) || !self.is_idle(number) {
                 self.busy.push_back(number);

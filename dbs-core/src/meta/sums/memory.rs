@@ -248,6 +248,11 @@ impl Sums {
         }
     }
 
+    /// Whether so much is known that the device does not know that nobody may add to it.
+    pub fn is_crowded(&self) -> bool {
+        !self.read_only && self.changed >= self.capacity / 8 * 6
+    }
+
     /// Forgets pages, but none of `keep`, until few enough are left; with `all`, also those that
     /// know what the device does not. Who reads under a fence number below `fence`, the next one,
     /// must not teach those anew what they held before. Whether there are still too many.
@@ -265,6 +270,7 @@ impl Sums {
     }
 
     fn look_at_ring(&mut self, mut looks: usize, all: bool, keep: &[u32], fence: u64) {
+        let all = all || self.read_only;
         while self.bytes > self.capacity && looks > 0 {
             looks -= 1;
             let Some(number) = self.ring.pop_front() else { break };
@@ -293,7 +299,7 @@ impl Sums {
             return;
         }
         self.changed -= page.bytes();
-        self.learn_from = fence;
+        self.learn_from = self.learn_from.max(fence);
         if let Some(group) = self.groups.get_mut(&group_of(number))
             && group.state != super::groups::State::Closed
             && !sabotage::is(Bug::ForgetKeepsPage)

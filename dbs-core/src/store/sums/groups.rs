@@ -19,7 +19,8 @@ impl Inner {
         let crowded =
             self.meta().sums.as_ref().is_some_and(|s| s.open_groups() >= SUMS_OPEN_GROUPS);
         if crowded {
-            self.close_some_groups(u64::MAX)?;
+            let mut looks = usize::MAX;
+            self.close_some_groups(u64::MAX, &mut looks)?;
         }
         let mut meta = self.meta();
         let Some(sums) = &mut meta.sums else { return Ok(()) };
@@ -84,14 +85,18 @@ impl Inner {
     /// # Errors
     /// Of a flush.
     pub(in crate::store) fn close_groups(&self, until_ns: u64) -> Result<()> {
-        let rounds = self.meta().sums.as_ref().map_or(0, |sums| sums.closing_rounds(CLOSE_GROUPS));
-        (0..rounds).try_for_each(|_| self.close_some_groups(until_ns))
+        // Each once: one that cannot be written is put behind the others.
+        let mut looks = self.meta().sums.as_ref().map_or(0, |sums| sums.busy_groups());
+        while looks > 0 {
+            self.close_some_groups(until_ns, &mut looks)?;
+        }
+        Ok(())
     }
 
-    /// As [`Inner::close_groups`], at most [`CLOSE_GROUPS`] of them.
-    fn close_some_groups(&self, until_ns: u64) -> Result<()> {
+    /// As [`Inner::close_groups`], at most [`CLOSE_GROUPS`] of them, after some of `looks`.
+    fn close_some_groups(&self, until_ns: u64, looks: &mut usize) -> Result<()> {
         let groups = match &mut self.meta().sums {
-            Some(sums) => sums.start_closing(until_ns, CLOSE_GROUPS),
+            Some(sums) => sums.start_closing(until_ns, CLOSE_GROUPS, looks),
             None => return Ok(()),
         };
         if groups.is_empty() {
@@ -113,38 +118,66 @@ impl Inner {
         }
         let (how, outcome) = match self.check_sound().and_then(|()| self.write_closing(&closing)) {
             Ok(how) => (how, Ok(())),
-            Err(error) => (Closed::NotBegun, Err(error)),
+            Err(error) => (vec![Closed::NotBegun; closing.len()], Err(error)),
         };
         if let Some(sums) = &mut self.meta().sums {
-            closing.iter().for_each(|closing| sums.closed(closing, how));
+            closing.iter().zip(how).for_each(|(closing, how)| sums.closed(closing, how));
         }
         self.wake();
         outcome
     }
 
     /// First all pages that do not count yet. Then a flush: these are durable, and so is what was
-    /// written to the blocks of all groups. Then what makes pages count.
+    /// written to the blocks of all groups. Then what makes pages count. How each group ended.
     ///
     /// # Errors
     /// Of the flush.
-    fn write_closing(&self, closing: &[Closing]) -> Result<Closed> {
-        let early = sabotage::is(Bug::ClearIntentEarly);
-        let late = closing.iter().filter(|closing| closing.pages_first);
-        let pages: Vec<_> = late.flat_map(pages_of).collect();
-        let mut counts: Vec<_> =
-            closing.iter().filter(|closing| !closing.pages_first).flat_map(pages_of).collect();
-        counts.extend(closing.iter().filter_map(|closing| {
-            Some((leader_of(closing.group), Some(&**closing.leader.as_ref()?), false))
-        }));
-        counts.sort_unstable_by_key(|(page, ..)| *page);
-        if self.write_pages(&pages).is_err() {
-            return Ok(Closed::NotBegun);
+    fn write_closing(&self, closing: &[Closing]) -> Result<Vec<Closed>> {
+        let mut how = vec![Closed::Done; closing.len()];
+        self.write_each(closing, &mut how, before_flush, Closed::NotBegun);
+        if how.iter().all(|how| *how == Closed::NotBegun) {
+            return Ok(how);
         }
-        if !early {
+        if !sabotage::is(Bug::ClearIntentEarly) {
             self.flush_storage()?;
         }
-        Ok(if self.write_pages(&counts).is_ok() { Closed::Done } else { Closed::Unknown })
+        self.write_each(closing, &mut how, after_flush, Closed::Unknown);
+        Ok(how)
     }
+
+    /// Writes pages of all groups that are being closed, together; if that fails, of each by itself, so that
+    /// one that cannot be written does not keep the others open.
+    fn write_each(
+        &self,
+        closing: &[Closing],
+        how: &mut [Closed],
+        pages: fn(&Closing) -> Vec<PageOut<'_>>,
+        failed: Closed,
+    ) {
+        let going = closing.iter().zip(&*how).filter(|(_, how)| **how == Closed::Done);
+        let mut all: Vec<_> = going.flat_map(|(closing, _)| pages(closing)).collect();
+        all.sort_unstable_by_key(|(page, ..)| *page);
+        if self.write_pages(&all).is_ok() {
+            return;
+        }
+        for (closing, how) in closing.iter().zip(how).filter(|(_, how)| **how == Closed::Done) {
+            if self.write_pages(&pages(closing)).is_err() {
+                *how = failed;
+            }
+        }
+    }
+}
+
+/// Pages of a group that do not count before its leader says so.
+fn before_flush(closing: &Closing) -> Vec<PageOut<'_>> {
+    if closing.pages_first { pages_of(closing).collect() } else { Vec::new() }
+}
+
+/// What counts from when the device has it.
+fn after_flush(closing: &Closing) -> Vec<PageOut<'_>> {
+    let leader =
+        closing.leader.as_deref().map(|sums| (leader_of(closing.group), Some(sums), false));
+    pages_of(closing).filter(|_| !closing.pages_first).chain(leader).collect()
 }
 
 /// Pages of a group but for its leader.

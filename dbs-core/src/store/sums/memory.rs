@@ -116,7 +116,7 @@ impl Inner {
             }
             // From here on somebody else may forget them, and read them again.
             loading.pages.clear();
-            sums.shrink(self.read_only, asked, fence)
+            sums.shrink(false, asked, fence)
         };
         self.wake();
         if crowded && !self.read_only {

@@ -92,7 +92,11 @@ impl Request {
         };
         let all: Vec<_> = self.reads.iter().filter_map(pages).collect();
         let count: usize = all.iter().map(ExactSizeIterator::len).sum();
-        if count > BESIDE_MAX || !all.iter().all(|pages| sums.can_load(pages.clone())) {
+        // A part of a page becomes a whole one, which somebody has to write first where there are many.
+        if count > BESIDE_MAX
+            || sums.is_crowded()
+            || !all.iter().all(|pages| sums.can_load(pages.clone()))
+        {
             return false;
         }
         self.sums.uuid = uuid;

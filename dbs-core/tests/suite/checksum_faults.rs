@@ -1,0 +1,153 @@
+//! Checksums of a device that fails to read or to write here and there: what is well is found, learnt and
+//! kept all the same, in the memory that there may be.
+
+use crate::checksums::{assert_damaged, large, open, scrub};
+use crate::common::{BLOCK, Event, FixedEnv, Mem, finish_work};
+use dbs_core::io::Storage;
+use dbs_core::store::SnapshotOptions;
+use dbs_core::volume::{Read, Request, Start};
+use dbs_core::{ErrorKind, Store, Volume};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Blocks of a page, and of a group.
+const PAGE: usize = 1008;
+const GROUP: usize = 16 * PAGE;
+
+fn at(block: usize) -> u64 {
+    (block * BLOCK) as u64
+}
+
+/// The place of a block on the device.
+fn device(volume: &Volume, block: usize) -> u64 {
+    volume.read_at(at(block), &mut [0; BLOCK]).unwrap();
+    crate::checksums::device(volume, at(block))
+}
+
+fn read(store: &Store, block: usize) -> dbs_core::Result<()> {
+    store.volume("v").unwrap().read_at(at(block), &mut [0; BLOCK])
+}
+
+#[test]
+fn a_scrub_goes_on_behind_what_cannot_be_read() {
+    let (disk, store, volume) = large(4 * PAGE);
+    disk.spoil(device(&volume, 5));
+    disk.flip(device(&volume, 9), 1);
+    disk.flip(device(&volume, 3 * PAGE), 1);
+    let report = scrub(&store);
+    assert_eq!((report.damaged, report.ranges.len()), (3 * BLOCK as u64, 3));
+    assert_eq!(report.ranges[0].place.to_string(), "byte 20480 of `v`");
+    assert_eq!(report.done, report.total);
+    // A device that is gone is not damaged data.
+    let (disk, store, volume) = large(5 * PAGE);
+    let first = device(&volume, 0);
+    (0..5 * PAGE).for_each(|block| disk.spoil(first + at(block)));
+    let error = store.scrub(true, &mut |_| true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+}
+
+/// A merge that cannot read its block fails each time it is tried.
+#[test]
+fn neither_failed_work_nor_a_block_that_cannot_be_read_keeps_checksums_from_being_learnt() {
+    let (disk, store, volume) = large(2 * PAGE);
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    let below = device(&volume, 1);
+    volume.write_at(0, &[2; BLOCK], false).unwrap();
+    volume.write_at(at(PAGE), &[2; BLOCK], false).unwrap();
+    store.delete_snapshot("v", "s").unwrap();
+    store.flush().unwrap();
+    let (above, unread) = (device(&volume, 0), device(&volume, PAGE + 20));
+    let learnt = device(&volume, PAGE + 21);
+    let disk = Arc::new(disk.fork());
+    [below, above, unread].into_iter().for_each(|address| disk.spoil(address));
+    let store = open(&disk);
+    let failed = (0..100).filter(|_| store.housekeep(Duration::from_millis(5)).is_err()).count();
+    assert!(failed > 0, "the merge can be done");
+    disk.recover();
+    disk.flip(learnt, 1);
+    assert_damaged(read(&store, PAGE + 21), "of `v");
+    read(&store, PAGE + 20).unwrap();
+}
+
+/// What is said to be learnt is known to the next.
+#[test]
+fn a_scrub_learns_what_it_says_though_it_finds_a_damaged_page() {
+    let (disk, store, volume) = large(3 * PAGE);
+    disk.take_events();
+    volume.write_at(at(PAGE), &[3; BLOCK], false).unwrap();
+    let Event::Write(leader, _) = disk.take_events()[0] else { panic!("no group was opened") };
+    // Nothing is left of what is of the leader, so that the damaged page is the first that is looked at.
+    volume.discard(0, at(PAGE)).unwrap();
+    drop(volume);
+    finish_work(&store);
+    store.close().unwrap();
+    disk.flip(leader + at(1) + 100, 1);
+    let store = open(&disk);
+    let learnt = scrub(&store).learnt;
+    assert!(learnt > at(PAGE - 200), "{learnt}");
+    assert_eq!(scrub(&store).learnt, 0);
+    store.close().unwrap();
+    assert_eq!(scrub(&open(&disk)).learnt, 0);
+}
+
+#[test]
+fn a_group_that_cannot_be_written_is_left_open_alone() {
+    for is_leader in [true, false] {
+        let (disk, store, volume) = large(2 * GROUP);
+        disk.take_events();
+        volume.write_at(at(PAGE), &[3; BLOCK], false).unwrap();
+        let Event::Write(leader, _) = disk.take_events()[0] else { panic!("no group was opened") };
+        volume.write_at(at(GROUP + PAGE), &[3; BLOCK], true).unwrap();
+        let places = [PAGE, GROUP + PAGE].map(|block| device(&volume, block));
+        disk.refuse(if is_leader { leader } else { leader + at(1) });
+        drop(volume);
+        store.close().unwrap();
+        disk.recover();
+        places.iter().for_each(|place| disk.flip(*place, 1));
+        let store = open(&disk);
+        read(&store, PAGE).unwrap();
+        assert_damaged(read(&store, GROUP + PAGE), "of `v`");
+    }
+}
+
+fn read_beside(disk: &Mem, volume: &Volume, block: usize) {
+    let (mut request, mut buf) = (Request::new(), Vec::new());
+    match volume.start_read_beside(at(block), BLOCK as u64, &mut request).unwrap() {
+        Start::Io => {}
+        // Somebody who may wait does it.
+        _ => return volume.read_at(at(block), &mut [0; BLOCK]).unwrap(),
+    }
+    buf.resize(BLOCK + request.extra_bytes(), 0);
+    for part in request.segments() {
+        disk.read_at(part.device, &mut buf[part.start..][..part.length]).unwrap();
+    }
+    assert_eq!(request.finish_read(Ok(()), &buf).unwrap(), Read::Done);
+}
+
+/// A page of which one block was written is small, and becomes a whole one that the device does not have.
+#[test]
+fn reads_beside_writes_take_no_more_memory_than_there_may_be() {
+    const PAGES: usize = 72;
+    let (disk, store, volume) = large(PAGES * PAGE);
+    store.set_checksum_cache(0);
+    for page in 0..PAGES {
+        volume.write_at(at(page * PAGE), &[2; BLOCK], false).unwrap();
+    }
+    for page in 0..PAGES {
+        read_beside(&disk, &volume, page * PAGE + 16);
+        let memory = store.checksums().unwrap().memory;
+        assert!(memory < 276 << 10, "{memory} bytes after page {page}");
+    }
+    // After a crash, read-only: what is learnt cannot be written.
+    store.flush().unwrap();
+    let disk = Arc::new(disk.fork());
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let store = Store::open_on(storage, None, Arc::new(FixedEnv::new(5)), true).unwrap();
+    store.set_checksum_cache(0);
+    let volume = store.volume("v").unwrap();
+    for page in 0..PAGES {
+        read_beside(&disk, &volume, page * PAGE + 16);
+        let memory = store.checksums().unwrap().memory;
+        assert!(memory < 276 << 10, "{memory} bytes after page {page}, read-only");
+    }
+}
