@@ -182,8 +182,9 @@ impl StoreAccess for RemoteStore {
         self.get(&Request::SnapshotShow { volume, snapshot, usage: false })
     }
 
-    fn children(&self, volume: &str) -> Result<Vec<String>> {
-        self.get(&Request::VolumeChildren { volume: volume.to_owned(), snapshot: None })
+    fn children(&self, volume: &str, snapshot: Option<&str>) -> Result<Vec<String>> {
+        let (volume, snapshot) = (volume.to_owned(), snapshot.map(str::to_owned));
+        self.get(&Request::VolumeChildren { volume, snapshot })
     }
 
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {

@@ -1,6 +1,6 @@
 //! A store in memory, for tests: the semantics of the real one, as far as transfers need them.
 
-use super::{BlockAccess, StoreAccess};
+use super::{BlockAccess, SendOptions, StoreAccess, send};
 use dbs_core::info::{Labels, MapRange, RangeState, SnapshotInfo, Usage, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, Result};
@@ -8,6 +8,25 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const BLOCK: usize = 4096;
+
+/// The stream of this snapshot of volume `v`.
+pub(super) fn sent(
+    store: &dyn StoreAccess,
+    name: &str,
+    base: Option<&str>,
+    resume: Option<&str>,
+) -> Vec<u8> {
+    let options = SendOptions {
+        volume: "v".into(),
+        snapshot: name.into(),
+        base: base.map(Into::into),
+        resume: resume.map(|token| token.parse().unwrap()),
+        more: false,
+    };
+    let mut bytes = Vec::new();
+    send(store, &options, &mut bytes, &mut |_, _| true).unwrap();
+    bytes
+}
 
 /// Content of a volume or snapshot: its bytes, and what each block is.
 #[derive(Clone, PartialEq)]
@@ -214,7 +233,8 @@ impl StoreAccess for MemoryStore {
         found.ok_or_else(|| Error::not_found(snapshot))
     }
 
-    fn children(&self, volume: &str) -> Result<Vec<String>> {
+    fn children(&self, volume: &str, snapshot: Option<&str>) -> Result<Vec<String>> {
+        assert_eq!(snapshot, None, "nothing here has no name");
         let own = format!("{volume}@");
         let of_own = |info: &VolumeInfo| info.origin.as_ref().is_some_and(|o| o.starts_with(&own));
         let all = self.volumes()?.into_iter();

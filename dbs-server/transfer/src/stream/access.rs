@@ -17,8 +17,8 @@ pub trait StoreAccess: Sync {
     fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotInfo>>;
     /// As [`Store::snapshot_info`]; the usage is not looked at.
     fn snapshot_info(&self, volume: &str, snapshot: &str) -> Result<SnapshotInfo>;
-    /// As [`Store::children`], of all layers of the volume.
-    fn children(&self, volume: &str) -> Result<Vec<String>>;
+    /// As [`Store::children`].
+    fn children(&self, volume: &str, snapshot: Option<&str>) -> Result<Vec<String>>;
     /// As [`Store::create_rebuilding`].
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()>;
     /// As [`Store::clone_rebuilding`].
@@ -68,8 +68,8 @@ impl StoreAccess for Store {
         found.ok_or_else(|| Error::not_found(format!("no snapshot `{volume}@{snapshot}`")))
     }
 
-    fn children(&self, volume: &str) -> Result<Vec<String>> {
-        Store::children(self, volume, None)
+    fn children(&self, volume: &str, snapshot: Option<&str>) -> Result<Vec<String>> {
+        Store::children(self, volume, snapshot)
     }
 
     fn create_rebuilding(&self, name: &str, size: u64) -> Result<()> {

@@ -40,22 +40,60 @@ pub fn plan(store: &dyn StoreAccess, volume: &str) -> Result<Vec<SendOptions>> {
 
 /// A clone whose origin was deleted would be missing from the sequence.
 fn check_origins(store: &dyn StoreAccess, of: &VolumeInfo, all: &[VolumeInfo]) -> Result<()> {
-    let children = store.children(&of.name)?;
-    let builds_on_it = |info: &VolumeInfo| {
-        let mut names = children.iter().map(|child| child.split('@').next().unwrap_or(child));
-        // A deleted layer of a clone has no name.
-        info.name != of.name && names.any(|name| name == info.name || name == DELETED)
-    };
-    let is_lost =
-        |info: &&VolumeInfo| info.origin.as_deref() == Some(DELETED) && builds_on_it(info);
-    match all.iter().find(is_lost) {
-        None => Ok(()),
-        Some(VolumeInfo { name, .. }) => Err(Error::invalid(format!(
-            "clone `{name}` builds on a deleted snapshot of `{}`, which cannot be sent: make the clone \
-             independent with `dbs volume flatten {name}`, and send it by itself",
-            of.name
+    let of = &of.name;
+    let lost = lost_clones(store, of, all)?;
+    let names: Vec<_> = lost.iter().map(|name| format!("`{name}`")).collect();
+    match &names[..] {
+        [] => Ok(()),
+        [name] => Err(Error::invalid(format!(
+            "clone {name} builds on a deleted snapshot of `{of}`, which cannot be sent: make the clone \
+             independent with `dbs volume flatten {}`, and send it by itself",
+            lost[0]
+        ))),
+        names => Err(Error::invalid(format!(
+            "a clone builds on a deleted snapshot of `{of}`, which cannot be sent; the clone is perhaps \
+             {}: make these independent with `dbs volume flatten`, and send them by themselves",
+            names.join(" or ")
         ))),
     }
+}
+
+/// Clones of which one or more build on a deleted snapshot of a volume; of several, not all need do so.
+fn lost_clones<'a>(
+    store: &dyn StoreAccess,
+    of: &str,
+    all: &'a [VolumeInfo],
+) -> Result<Vec<&'a str>> {
+    let is_lost = |info: &&VolumeInfo| info.name != of && info.origin.as_deref() == Some(DELETED);
+    let mut lost: Vec<_> = all.iter().filter(is_lost).map(|info| info.name.as_str()).collect();
+    if lost.is_empty() {
+        return Ok(lost);
+    }
+    let children = store.children(of, None)?;
+    if let Some(name) = lost.iter().find(|name| is_among(name, &children)) {
+        return Ok(vec![name]);
+    }
+    // A deleted layer of a clone has no name. What builds on snapshots that are there is sent.
+    let unnamed = |children: &[String]| children.iter().filter(|child| *child == DELETED).count();
+    let mut left = unnamed(&children);
+    for snapshot in store.snapshots(of)? {
+        if left == 0 {
+            break;
+        }
+        left = left.saturating_sub(unnamed(&store.children(of, Some(&snapshot.name))?));
+    }
+    if left == 0 {
+        return Ok(Vec::new());
+    }
+    for other in all {
+        let children = store.children(&other.name, None)?;
+        lost.retain(|name| !is_among(name, &children));
+    }
+    Ok(lost)
+}
+
+fn is_among(volume: &str, children: &[String]) -> bool {
+    children.iter().any(|child| child.split('@').next() == Some(volume))
 }
 
 struct Plan {

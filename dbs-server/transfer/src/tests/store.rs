@@ -1,5 +1,6 @@
 //! Transfers and upgrades with real stores.
 
+use crate::memory::sent;
 use crate::{
     Received, SendOptions, export_path, export_stream, import_file, pending, plan, receive, send,
 };
@@ -27,19 +28,6 @@ fn store(directory: &Path, name: &str) -> Store {
 fn content(store: &Store, spec: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     export_stream(&store.volume(spec).unwrap(), &mut bytes, &mut always).unwrap();
-    bytes
-}
-
-fn stream(store: &Store, name: &str, base: Option<&str>, resume: Option<&str>) -> Vec<u8> {
-    let options = SendOptions {
-        volume: "v".into(),
-        snapshot: name.into(),
-        base: base.map(Into::into),
-        resume: resume.map(|token| token.parse().unwrap()),
-        more: false,
-    };
-    let mut bytes = Vec::new();
-    send(store, &options, &mut bytes, &mut always).unwrap();
     bytes
 }
 
@@ -77,7 +65,7 @@ fn snapshots_travel_between_stores() {
     let source = source(directory.path());
     let target = store(directory.path(), "target");
     for (name, base) in [("a", None), ("b", Some("a")), ("c", Some("b"))] {
-        let bytes = stream(&source, name, base, None);
+        let bytes = sent(&source, name, base, None);
         take(&target, &bytes).unwrap();
         let spec = format!("v@{name}");
         assert!(content(&source, &spec) == content(&target, &spec), "{name}");
@@ -92,7 +80,7 @@ fn snapshots_travel_between_stores() {
     assert!(target.check().unwrap().worst().is_none());
 
     target.volume("v").unwrap().write_at(0, &[1; 512], false).unwrap();
-    let back = stream(&source, "b", Some("c"), None);
+    let back = sent(&source, "b", Some("c"), None);
     assert_eq!(take(&target, &back).unwrap_err().kind(), ErrorKind::Exists);
 }
 
@@ -102,10 +90,10 @@ fn interrupted_streams_are_resumed_after_reopening() {
     let source = source(directory.path());
     let mut target = store(directory.path(), "target");
     for (name, base) in [("a", None), ("b", Some("a"))] {
-        let whole = stream(&source, name, base, None);
+        let whole = sent(&source, name, base, None);
         for part in 1..8 {
             let token = pending(&target, "v").ok().flatten().map(|token| token.to_string());
-            let rest = stream(&source, name, base, token.as_deref());
+            let rest = sent(&source, name, base, token.as_deref());
             let length = (whole.len() * part / 8).min(rest.len() - 1);
             assert_eq!(take(&target, &rest[..length]).unwrap_err().kind(), ErrorKind::Corrupt);
             target.close().unwrap();
@@ -114,7 +102,7 @@ fn interrupted_streams_are_resumed_after_reopening() {
         }
         let token = pending(&target, "v").unwrap().unwrap();
         assert!(token.offset > 0);
-        take(&target, &stream(&source, name, base, Some(&token.to_string()))).unwrap();
+        take(&target, &sent(&source, name, base, Some(&token.to_string()))).unwrap();
         let spec = format!("v@{name}");
         assert!(content(&source, &spec) == content(&target, &spec), "{name}");
     }
@@ -125,9 +113,9 @@ fn changed_heads_are_refused_and_rolled_back() {
     let directory = tempfile::tempdir().unwrap();
     let source = source(directory.path());
     let target = store(directory.path(), "target");
-    take(&target, &stream(&source, "a", None, None)).unwrap();
+    take(&target, &sent(&source, "a", None, None)).unwrap();
     target.volume("v").unwrap().write_at(0, &[1; 512], false).unwrap();
-    let change = stream(&source, "b", Some("a"), None);
+    let change = sent(&source, "b", Some("a"), None);
     let error = take(&target, &change).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     target.rollback("v", "a").unwrap();
@@ -157,6 +145,10 @@ fn a_base_stays_until_its_difference_is_sent() {
     source.delete_snapshot("v", "a").unwrap();
 }
 
+fn volumes(plan: Vec<SendOptions>) -> Vec<String> {
+    plan.into_iter().map(|step| format!("{}@{}", step.volume, step.snapshot)).collect()
+}
+
 #[test]
 fn a_clone_of_a_deleted_snapshot_is_not_left_out() {
     let directory = tempfile::tempdir().unwrap();
@@ -169,11 +161,6 @@ fn a_clone_of_a_deleted_snapshot_is_not_left_out() {
     store.clone_volume("other", "a", "others").unwrap();
     store.clone_volume("other", "a", "more").unwrap();
     store.delete_volume("other").unwrap();
-    let volumes = |plan: Vec<SendOptions>| {
-        plan.into_iter()
-            .map(|step| format!("{}@{}", step.volume, step.snapshot))
-            .collect::<Vec<_>>()
-    };
     let whole = volumes(plan(&store, "v").unwrap());
     assert_eq!(whole, ["v@a", "v@b", "v@c", "k@x"]);
     store.delete_snapshot("v", "b").unwrap();
@@ -185,6 +172,42 @@ fn a_clone_of_a_deleted_snapshot_is_not_left_out() {
     store.flatten("k", &mut always).unwrap();
     assert_eq!(volumes(plan(&store, "v").unwrap()), ["v@a", "v@c"]);
     assert_eq!(volumes(plan(&store, "k").unwrap()), ["k@x"]);
+}
+
+#[test]
+fn a_clone_that_nothing_names_is_perhaps_one_of_several() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = source(directory.path());
+    let snapshot = |volume: &str, name: &str| {
+        store.create_snapshot(volume, name, &SnapshotOptions::default()).unwrap();
+    };
+    // The first layers of `k` and `n` are deleted, and stay, as two heads build on each.
+    for (origin, volume, second) in [("a", "k", "l"), ("b", "n", "o")] {
+        store.clone_volume("v", origin, volume).unwrap();
+        snapshot(volume, "x");
+        store.clone_volume(volume, "x", second).unwrap();
+        snapshot(volume, "y");
+        store.delete_snapshot(volume, "x").unwrap();
+        store.flatten(second, &mut always).unwrap();
+    }
+    // Unrelated ones, in front of the others in the alphabet: of a volume that is there, and of one that is not.
+    store.create_volume("0", MIB).unwrap();
+    snapshot("0", "a");
+    snapshot("0", "b");
+    store.clone_volume("0", "a", "1").unwrap();
+    store.delete_snapshot("0", "a").unwrap();
+    // Their origins have names.
+    let specs = volumes(plan(&store, "v").unwrap());
+    assert_eq!(specs, ["v@a", "v@b", "v@c", "k@y", "n@y"]);
+    store.delete_snapshot("v", "a").unwrap();
+    let refused = || plan(&store, "v").unwrap_err().to_string();
+    assert!(
+        refused().starts_with("clone `k` builds on a deleted snapshot of `v`"),
+        "{}",
+        refused()
+    );
+    store.delete_volume("0").unwrap();
+    assert!(refused().contains("perhaps `1` or `k`: make"), "{}", refused());
 }
 
 #[test]
