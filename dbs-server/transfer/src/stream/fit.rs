@@ -27,15 +27,27 @@ impl Target<'_> {
 
     pub(super) fn check_marker(&self, info: &VolumeInfo, marker: &SnapshotInfo) -> Result<()> {
         let Self { volume, header, .. } = *self;
+        let on_marker = info.parent.as_ref() == Some(&spec_of(marker));
         // Rolled back even to the marker, the volume lacks what the token says it has.
-        if info.parent.as_deref() != Some(&format!("{volume}@{MARKER}")) || !info.rebuilding {
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!(
-                    "volume `{volume}` was rolled back in the middle of another stream: delete \
-                     its snapshot `{MARKER}` first, with `dbs snapshot delete {volume}@{MARKER}`"
+        if !on_marker || !info.rebuilding {
+            let delete = format!("with `dbs snapshot delete {volume}@{MARKER}`");
+            // Whoever rolled it back did not come to complete it; the command does.
+            let remedy = match &info.parent {
+                Some(parent) if info.rebuilding && parent.starts_with(&format!("{volume}@")) => {
+                    format!(
+                        "complete the rollback first with `dbs snapshot rollback {parent}`, then \
+                         delete the snapshot `{MARKER}` {delete}"
+                    )
+                }
+                _ if info.rebuilding => format!(
+                    "roll it back to one of its snapshots first, then delete the snapshot \
+                     `{MARKER}` {delete}"
                 ),
-            ));
+                _ => format!("delete its snapshot `{MARKER}` first, {delete}"),
+            };
+            return Err(Error::busy(format!(
+                "volume `{volume}` was rolled back in the middle of another stream: {remedy}"
+            )));
         }
         let token = token_of(marker)?;
         let base = header.base.as_ref().map(|base| &base.uuid);

@@ -83,7 +83,7 @@ pub(super) fn receive_one(
     progress: Progress<'_>,
 ) -> Result<Received> {
     // Not at the end, with all of it received.
-    SnapshotOptions::default().check(&header.snapshot)?;
+    let options = final_options(header)?;
     let mut target = Target { store, volume: place.volume, header, place, at: header.start };
     if let Prepared::Done = target.prepare()? {
         if place.in_sequence {
@@ -96,8 +96,32 @@ pub(super) fn receive_one(
         return Ok(target.received(0));
     }
     let data = target.fill(decoder, progress)?;
-    target.finish()?;
+    store.create_snapshot(place.volume, &header.snapshot, &options)?;
+    store.delete_snapshot(place.volume, MARKER)?;
     Ok(target.received(data))
+}
+
+/// What the snapshot is taken with once all of the stream is there, if it can be.
+fn final_options(header: &StreamHeader) -> Result<SnapshotOptions> {
+    let mut labels = header.labels.clone();
+    labels.insert(RECEIVED_LABEL.into(), header.uuid.clone());
+    let options = SnapshotOptions {
+        labels,
+        system: !header.user_created,
+        // With the snapshot: whoever can write comes later.
+        rebuilding: Some(false),
+        ..Default::default()
+    };
+    let cannot = |error: Error| {
+        error.context(format!("snapshot `{}` of the stream cannot be received", header.snapshot))
+    };
+    options.check(&header.snapshot).map_err(cannot)?;
+    if header.snapshot == MARKER {
+        return Err(cannot(Error::invalid(
+            "snapshots of this name mark unfinished streams; rename it where it is sent",
+        )));
+    }
+    Ok(options)
 }
 
 /// Where a stream is received.
@@ -231,11 +255,13 @@ impl Target<'_> {
         if !(place.force || held) {
             return Ok(false);
         }
-        // Refused while somebody has it open.
-        store.rollback(volume, &base.name)?;
+        // Refused while a client, a block device or a replica has the volume.
+        if let Err(error) = store.rollback(volume, &base.name) {
+            // The head is as it was, which is complete.
+            return if held { self.release().and(Err(error)) } else { Err(error) };
+        }
         if marker.is_some() || held {
-            store.complete(volume)?;
-            store.delete_snapshot(volume, MARKER)?;
+            self.release()?;
         }
         Ok(true)
     }
@@ -246,6 +272,10 @@ impl Target<'_> {
         let Self { store, volume, .. } = *self;
         if snapshots.iter().any(|s| s.name == MARKER) {
             return Ok(self.is_held(info, snapshots));
+        }
+        // Whoever fills it says when it is complete.
+        if info.rebuilding {
+            return Ok(false);
         }
         let Some(below) = self.brought_below(info.parent.as_ref(), snapshots) else {
             return Ok(false);
@@ -260,15 +290,20 @@ impl Target<'_> {
         // Until then anybody could write; from then on nobody can.
         let held = self.is_held(&store.volume_info(volume)?, &store.snapshots(volume)?);
         if !held {
-            store.complete(volume)?;
-            store.delete_snapshot(volume, MARKER)?;
+            self.release()?;
         }
         Ok(held)
     }
 
+    /// Gives up the marker, with the volume complete.
+    fn release(&self) -> Result<()> {
+        self.store.complete(self.volume)?;
+        self.store.delete_snapshot(self.volume, MARKER)
+    }
+
     /// Begins to receive into a volume that is there.
     fn begin(&self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> Result<()> {
-        let Self { store, volume, header, .. } = *self;
+        let Self { volume, header, .. } = *self;
         self.check_start(0)?;
         // A clone may have been made and not marked any more.
         let is_new = info.snapshots == 0 && self.place.base.is_some();
@@ -288,8 +323,7 @@ impl Target<'_> {
         self.mark_first(self.mark())?;
         // Until then anybody could write; from then on nobody can.
         wanted(Some(MARKER)).or_else(|changed| {
-            store.complete(volume)?;
-            store.delete_snapshot(volume, MARKER)?;
+            self.release()?;
             Err(changed)
         })
     }
@@ -369,21 +403,6 @@ impl Target<'_> {
             Ok(()) => error.context(format!("stopped; to continue, `send --resume {token}`")),
             Err(_) => error,
         }
-    }
-
-    fn finish(&self) -> Result<()> {
-        let Self { store, volume, header, .. } = *self;
-        let mut labels = header.labels.clone();
-        labels.insert(RECEIVED_LABEL.into(), header.uuid.clone());
-        let options = SnapshotOptions {
-            labels,
-            system: !header.user_created,
-            // With the snapshot: whoever can write comes later.
-            rebuilding: Some(false),
-            ..Default::default()
-        };
-        store.create_snapshot(volume, &header.snapshot, &options)?;
-        store.delete_snapshot(volume, MARKER)
     }
 
     fn received(&self, data: u64) -> Received {

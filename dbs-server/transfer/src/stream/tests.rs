@@ -3,7 +3,7 @@
 use super::header::PREFIX_BYTES;
 use super::record::{Decoder, Encoder, Kind, Record};
 use super::*;
-use crate::memory::MemoryStore;
+use crate::memory::{MemoryStore, sent};
 use dbs_core::format::crc::{crc32c, crc32c_append};
 use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
@@ -46,19 +46,6 @@ fn small() -> MemoryStore {
     store
 }
 
-fn stream(store: &MemoryStore, name: &str, base: Option<&str>, resume: Option<&str>) -> Vec<u8> {
-    let options = SendOptions {
-        volume: "v".into(),
-        snapshot: name.into(),
-        base: base.map(Into::into),
-        resume: resume.map(|token| token.parse().unwrap()),
-        more: false,
-    };
-    let mut bytes = Vec::new();
-    send(store, &options, &mut bytes, &mut always).unwrap();
-    bytes
-}
-
 fn take(store: &MemoryStore, bytes: &[u8]) -> Result<Received> {
     receive(store, None, bytes, &mut always)
 }
@@ -85,8 +72,8 @@ fn complete_streams_and_differences_round_trip() {
     let source = small();
     let target = MemoryStore::new(2);
     for (name, base) in [("a", None), ("b", Some("a")), ("c", Some("b"))] {
-        let bytes = stream(&source, name, base, None);
-        assert_eq!(bytes, stream(&source, name, base, None), "the same stream again");
+        let bytes = sent(&source, name, base, None);
+        assert_eq!(bytes, sent(&source, name, base, None), "the same stream again");
         let received = take(&target, &bytes).unwrap();
         assert_eq!(received.snapshot, name);
         assert_same(&source, &target, name);
@@ -97,9 +84,9 @@ fn complete_streams_and_differences_round_trip() {
     for (name, base) in [("a", None), ("c", Some("a"))] {
         target.delete_volume("v");
         if base.is_some() {
-            take(&target, &stream(&source, "a", None, None)).unwrap();
+            take(&target, &sent(&source, "a", None, None)).unwrap();
         }
-        take(&target, &stream(&source, name, base, None)).unwrap();
+        take(&target, &sent(&source, name, base, None)).unwrap();
         assert_same(&source, &target, name);
     }
     // Zeros and holes of a complete stream take no space.
@@ -110,9 +97,9 @@ fn complete_streams_and_differences_round_trip() {
 fn identity_survives_a_second_hop() {
     let source = small();
     let [second, third] = [MemoryStore::new(2), MemoryStore::new(3)];
-    take(&second, &stream(&source, "a", None, None)).unwrap();
-    take(&third, &stream(&second, "a", None, None)).unwrap();
-    take(&third, &stream(&source, "b", Some("a"), None)).unwrap();
+    take(&second, &sent(&source, "a", None, None)).unwrap();
+    take(&third, &sent(&second, "a", None, None)).unwrap();
+    take(&third, &sent(&source, "b", Some("a"), None)).unwrap();
     assert_same(&source, &third, "b");
 }
 
@@ -120,8 +107,8 @@ fn identity_survives_a_second_hop() {
 fn streams_follow_each_other_in_one_input() {
     let source = small();
     let target = MemoryStore::new(2);
-    let mut bytes = stream(&source, "a", None, None);
-    bytes.extend(stream(&source, "b", Some("a"), None));
+    let mut bytes = sent(&source, "a", None, None);
+    bytes.extend(sent(&source, "b", Some("a"), None));
     let mut input = Cursor::new(bytes);
     for name in ["a", "b"] {
         receive(&target, None, &mut input, &mut always).unwrap();
@@ -132,7 +119,7 @@ fn streams_follow_each_other_in_one_input() {
 /// Receives the rest of an interrupted stream.
 fn resume(source: &MemoryStore, target: &MemoryStore, name: &str, base: Option<&str>) {
     let token = pending(target, "v").unwrap().map(|token| token.to_string());
-    take(target, &stream(source, name, base, token.as_deref())).unwrap();
+    take(target, &sent(source, name, base, token.as_deref())).unwrap();
     assert_same(source, target, name);
     assert_eq!(pending(target, "v").unwrap(), None);
 }
@@ -140,7 +127,7 @@ fn resume(source: &MemoryStore, target: &MemoryStore, name: &str, base: Option<&
 #[test]
 fn streams_cut_at_every_byte_are_recognised_and_resumed() {
     let source = small();
-    let whole = stream(&source, "a", None, None);
+    let whole = sent(&source, "a", None, None);
     for length in 0..whole.len() {
         let target = MemoryStore::new(2);
         fails(take(&target, &whole[..length]), ErrorKind::Corrupt, "ends early");
@@ -150,7 +137,7 @@ fn streams_cut_at_every_byte_are_recognised_and_resumed() {
             resume(&source, &target, "a", None);
         }
     }
-    let change = stream(&source, "b", Some("a"), None);
+    let change = sent(&source, "b", Some("a"), None);
     for length in 0..change.len() {
         let target = MemoryStore::new(2);
         take(&target, &whole).unwrap();
@@ -164,8 +151,8 @@ fn every_flipped_byte_is_detected_before_it_is_applied() {
     let source = small();
     let before = source.memory("v@a").content().bytes.clone();
     let after = source.memory("v@b").content().bytes.clone();
-    let whole = stream(&source, "a", None, None);
-    let change = stream(&source, "b", Some("a"), None);
+    let whole = sent(&source, "a", None, None);
+    let change = sent(&source, "b", Some("a"), None);
     for (bytes, base, old, new) in
         [(&whole, false, &vec![0; before.len()], &before), (&change, true, &before, &after)]
     {
@@ -225,7 +212,7 @@ fn receiving_resumes_after_each_record() {
         volume.write_at(index * 3 * BLOCK, &data).unwrap();
     }
     snapshot(&source, "a");
-    let whole = stream(&source, "a", None, None);
+    let whole = sent(&source, "a", None, None);
     let ends = boundaries(&whole);
     assert_eq!(ends.len(), 61);
     let header = ends[0].0;
@@ -235,7 +222,7 @@ fn receiving_resumes_after_each_record() {
         let token = pending(&target, "v").unwrap().unwrap();
         assert_eq!(token.offset, at);
         assert!(error.to_string().contains(&token.to_string()), "{error}");
-        let rest = stream(&source, "a", None, Some(&token.to_string()));
+        let rest = sent(&source, "a", None, Some(&token.to_string()));
         // Only the digits of the start are more than what is left.
         assert!(rest.len() <= whole.len() - (length - header) + 6);
         take(&target, &rest).unwrap();
@@ -247,7 +234,7 @@ fn receiving_resumes_after_each_record() {
 fn stops_and_second_interruptions_can_be_resumed() {
     let source = small();
     let target = MemoryStore::new(2);
-    let whole = stream(&source, "a", None, None);
+    let whole = sent(&source, "a", None, None);
     let mut records = 0;
     let stopped = receive(&target, None, &whole[..], &mut |_, _| {
         records += 1;
@@ -255,7 +242,7 @@ fn stops_and_second_interruptions_can_be_resumed() {
     });
     fails(stopped, ErrorKind::Interrupted, "send --resume");
     let token = pending(&target, "v").unwrap().unwrap().to_string();
-    let rest = stream(&source, "a", None, Some(&token));
+    let rest = sent(&source, "a", None, Some(&token));
     fails(take(&target, &rest[..rest.len() - 1]), ErrorKind::Corrupt, "ends early");
     // Sending all of it again is as good.
     take(&target, &whole).unwrap();
@@ -270,7 +257,7 @@ fn checkpoints_are_kept_while_the_stream_runs() {
     snapshot(&source, "a");
     let target = MemoryStore::new(2);
     let mut seen = std::collections::BTreeSet::new();
-    receive(&target, None, &stream(&source, "a", None, None)[..], &mut |_, _| {
+    receive(&target, None, &sent(&source, "a", None, None)[..], &mut |_, _| {
         seen.extend(pending(&target, "v").unwrap().map(|token| token.offset));
         true
     })
@@ -283,14 +270,14 @@ fn checkpoints_are_kept_while_the_stream_runs() {
 fn what_does_not_fit_is_refused_with_the_way_out() {
     let source = small();
     let [whole, change, last] =
-        [("a", None), ("b", Some("a")), ("c", Some("b"))].map(|(n, b)| stream(&source, n, b, None));
+        [("a", None), ("b", Some("a")), ("c", Some("b"))].map(|(n, b)| sent(&source, n, b, None));
     let target = MemoryStore::new(2);
     fails(take(&target, &change), ErrorKind::NotFound, "receive that snapshot completely first");
     target.create_volume("v", 512).unwrap();
     fails(take(&target, &whole), ErrorKind::Exists, "under another name");
     target.delete_volume("v");
     let uuid = source.snapshots("v").unwrap()[0].uuid.clone();
-    let part = stream(&source, "a", None, Some(&format!("{uuid}:{BLOCK}")));
+    let part = sent(&source, "a", None, Some(&format!("{uuid}:{BLOCK}")));
     fails(take(&target, &part), ErrorKind::Invalid, "received only 0 bytes");
 
     take(&target, &whole).unwrap();
@@ -308,10 +295,10 @@ fn what_does_not_fit_is_refused_with_the_way_out() {
     target.rollback("v", "a").unwrap();
 
     fails(take(&target, &change[..change.len() - 1]), ErrorKind::Corrupt, "ends early");
-    let other = stream(&source, "c", Some("a"), None);
+    let other = sent(&source, "c", Some("a"), None);
     fails(take(&target, &other), ErrorKind::Busy, "finish it with `send --resume");
     target.rollback("v", "a").unwrap();
-    fails(take(&target, &change), ErrorKind::Busy, "delete its snapshot `dbs-receiving`");
+    fails(take(&target, &change), ErrorKind::Busy, "dbs snapshot rollback v@a");
     // As the command does.
     target.complete("v").unwrap();
     target.delete_snapshot("v", "dbs-receiving").unwrap();
@@ -320,10 +307,27 @@ fn what_does_not_fit_is_refused_with_the_way_out() {
 }
 
 #[test]
+fn what_the_header_makes_impossible_is_refused_at_the_start() {
+    let source = small();
+    // The receiver adds a label of its own.
+    let labels = Labels::from([("k".into(), "x".repeat(7980))]);
+    let long = SnapshotOptions { labels, ..Default::default() };
+    long.check("long").unwrap();
+    source.create_snapshot("v", "long", &long).unwrap();
+    source.create_snapshot("v", "dbs-receiving", &SnapshotOptions::default()).unwrap();
+    let target = MemoryStore::new(2);
+    for (name, text) in [("long", "the labels need more"), ("dbs-receiving", "rename")] {
+        let whole = sent(&source, name, None, None);
+        fails(take(&target, &whole), ErrorKind::Invalid, text);
+        assert!(target.volume_info("v").is_err(), "nothing was made");
+    }
+}
+
+#[test]
 fn force_rolls_back_what_is_in_the_way() {
     let source = small();
-    let [whole, change] = [("a", None), ("b", Some("a"))].map(|(n, b)| stream(&source, n, b, None));
-    let other = stream(&source, "c", Some("a"), None);
+    let [whole, change] = [("a", None), ("b", Some("a"))].map(|(n, b)| sent(&source, n, b, None));
+    let other = sent(&source, "c", Some("a"), None);
     let force = |target: &MemoryStore, bytes: &[u8]| {
         let options = ReceiveOptions { force: true, ..ReceiveOptions::default() };
         let received = receive_all(target, &options, bytes, &mut |_| {}, &mut always);
@@ -360,7 +364,7 @@ fn force_rolls_back_what_is_in_the_way() {
     take(&target, &whole).unwrap();
     fails(take(&target, &change[..change.len() - 1]), ErrorKind::Corrupt, "ends early");
     let token = pending(&target, "v").unwrap().unwrap().to_string();
-    force(&target, &stream(&source, "b", Some("a"), Some(&token))).unwrap();
+    force(&target, &sent(&source, "b", Some("a"), Some(&token))).unwrap();
     assert_same(&source, &target, "b");
 }
 
@@ -369,7 +373,7 @@ fn an_empty_volume_of_the_size_takes_a_complete_stream() {
     let source = small();
     let target = MemoryStore::new(2);
     target.create_volume("v", 3 * BLOCK + 512).unwrap();
-    take(&target, &stream(&source, "a", None, None)).unwrap();
+    take(&target, &sent(&source, "a", None, None)).unwrap();
     assert_same(&source, &target, "a");
 }
 
@@ -377,7 +381,7 @@ fn an_empty_volume_of_the_size_takes_a_complete_stream() {
 fn a_crash_before_the_marker_is_deleted_is_cleaned_up() {
     let source = small();
     let target = MemoryStore::new(2);
-    let whole = stream(&source, "a", None, None);
+    let whole = sent(&source, "a", None, None);
     take(&target, &whole[..whole.len() - 1]).unwrap_err();
     let uuid = source.snapshots("v").unwrap()[0].uuid.clone();
     let labels = Labels::from([(RECEIVED_LABEL.into(), uuid)]);
@@ -392,7 +396,7 @@ fn a_crash_before_the_marker_is_deleted_is_cleaned_up() {
 fn other_versions_and_other_files_are_refused() {
     let source = small();
     let target = MemoryStore::new(2);
-    let whole = stream(&source, "a", None, None);
+    let whole = sent(&source, "a", None, None);
     for (at, kind) in [
         (0, ErrorKind::Invalid),
         (8, ErrorKind::Unsupported),
@@ -482,8 +486,8 @@ proptest! {
             snapshot(&source, name);
         }
         let target = MemoryStore::new(2);
-        take(&target, &stream(&source, "a", None, None)).unwrap();
-        take(&target, &stream(&source, "b", Some("a"), None)).unwrap();
+        take(&target, &sent(&source, "a", None, None)).unwrap();
+        take(&target, &sent(&source, "b", Some("a"), None)).unwrap();
         assert_same(&source, &target, "a");
         assert_same(&source, &target, "b");
     }
@@ -492,7 +496,7 @@ proptest! {
 #[test]
 fn records_before_a_checkpoint_or_out_of_order_are_refused() {
     let source = small();
-    let whole = stream(&source, "a", None, None);
+    let whole = sent(&source, "a", None, None);
     let (_, header) = Decoder::new(&whole[..]).unwrap();
     type Write = fn(&mut Encoder<&mut Vec<u8>>) -> Result<()>;
     let orders: [(Write, bool); 5] = [

@@ -2,7 +2,8 @@
 
 use crate::memory::sent;
 use crate::{
-    Received, SendOptions, export_path, export_stream, import_file, pending, plan, receive, send,
+    ReceiveOptions, Received, SendOptions, export_path, export_stream, import_file, pending, plan,
+    receive, receive_all, send,
 };
 use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
@@ -121,6 +122,54 @@ fn changed_heads_are_refused_and_rolled_back() {
     target.rollback("v", "a").unwrap();
     take(&target, &change).unwrap();
     assert!(content(&source, "v@b") == content(&target, "v@b"));
+}
+
+#[test]
+fn a_rollback_that_fails_leaves_the_volume_complete() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = source(directory.path());
+    source.rollback("v", "a").unwrap();
+    source.create_snapshot("v", "branch", &SnapshotOptions::default()).unwrap();
+    let steps = plan(&source, "v").unwrap();
+    let parts = steps.iter().map(|step| {
+        let mut bytes = Vec::new();
+        send(&source, step, &mut bytes, &mut always).unwrap();
+        bytes
+    });
+    let parts: Vec<_> = parts.collect();
+    let path = directory.path().join("target");
+    let [max_volumes, max_snapshots] = [Some(2), Some(8)];
+    let options =
+        InitOptions { size: Some(256 * MIB), max_volumes, max_snapshots, ..Default::default() };
+    Store::init(&path, &options).unwrap();
+    let target = Store::open(&path, &OpenOptions::default()).unwrap();
+    let work = || while target.work(1000).unwrap().remaining > 0 {};
+    let take = |parts: &[Vec<u8>]| {
+        let options = ReceiveOptions::default();
+        receive_all(&target, &options, &parts.concat()[..], &mut |_| {}, &mut always)
+    };
+    // All but the branch, of which the first part is not the last of the sequence.
+    take(&parts[..3]).unwrap_err();
+    work();
+    // One slot is left: the marker takes it, and the new head finds none.
+    target.create_volume("other", MIB).unwrap();
+    let fill = |name: &str| target.create_snapshot("other", name, &SnapshotOptions::default());
+    let filled: Vec<_> = (0..8).map(|n| n.to_string()).take_while(|n| fill(n).is_ok()).collect();
+    target.delete_snapshot("other", filled.last().unwrap()).unwrap();
+    work();
+    let error = take(&parts).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    target.complete_volume("v").unwrap();
+    let names = || -> Vec<_> {
+        target.snapshots("v", false).unwrap().into_iter().map(|s| s.name).collect()
+    };
+    assert_eq!(names(), ["a", "b", "c"]);
+    // With room it goes on.
+    target.delete_volume("other").unwrap();
+    work();
+    take(&parts).unwrap();
+    assert_eq!(names(), ["a", "b", "c", "branch"]);
+    assert!(content(&source, "v@branch") == content(&target, "v@branch"));
 }
 
 #[test]

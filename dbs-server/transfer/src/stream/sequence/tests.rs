@@ -319,11 +319,38 @@ fn a_rollback_that_was_killed_is_made_again() {
     target.create_snapshot("v", "dbs-receiving", &options).unwrap();
     let alone = receive(&target, None, &stream(&source, &one("v@c", "a"))[..], &mut always);
     fails(alone, ErrorKind::Busy, "in the middle of another stream");
+    // Killed after the rollback: the marker cannot be deleted while the volume is incomplete.
+    target.rollback("v", "a").unwrap();
+    let refused = take(&target, ReceiveOptions::default(), &parts.concat());
+    let rollback = "complete the rollback first with `dbs snapshot rollback v@a`, then";
+    fails(refused, ErrorKind::Busy, rollback);
+    // As the command does.
+    target.complete("v").unwrap();
+    let refused = take(&target, ReceiveOptions::default(), &parts.concat());
+    fails(refused, ErrorKind::Busy, "with `dbs snapshot delete v@dbs-receiving`");
+    target.rollback("v", "b").unwrap();
+    target.delete_snapshot("v", "dbs-receiving").unwrap();
+    target.create_snapshot("v", "dbs-receiving", &options).unwrap();
     take(&target, ReceiveOptions::default(), &parts.concat()).unwrap();
     for spec in ALL {
         same(&source, &target, spec, spec);
     }
     assert_eq!(names(&target, "v"), ["a", "b", "c"]);
+}
+
+#[test]
+fn a_volume_that_somebody_fills_is_not_completed() {
+    let source = family();
+    let parts = parts(&source);
+    let target = MemoryStore::new(2);
+    take(&target, ReceiveOptions::default(), &parts[..2].concat()).unwrap_err();
+    let rebuilding = SnapshotOptions { rebuilding: Some(true), ..Default::default() };
+    target.create_snapshot("v", "gone", &rebuilding).unwrap();
+    target.delete_snapshot("v", "gone").unwrap();
+    let refused = take(&target, ReceiveOptions::default(), &parts.concat());
+    fails(refused, ErrorKind::Busy, "volume `v` is incomplete");
+    assert!(target.volume_info("v").unwrap().rebuilding);
+    assert_eq!(names(&target, "v"), ["a", "b"]);
 }
 
 #[test]
