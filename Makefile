@@ -137,8 +137,8 @@ bench-fuse: build
 	$(CARGO) run --release --locked -p dbs-benches --bin fuse -- --dir "$(DIR)" \
 		$(or $(ARGS),--document docs/performance.md)
 
-# Snapshots, volumes, clones, clients and extents by the thousand: tables into docs/performance.md,
-# plots into docs/scale. 20 minutes.
+# Snapshots, volumes, clones, clients and extents by the thousand, and less memory for checksums than data
+# needs: tables into docs/performance.md, plots into docs/scale. 35 to 40 minutes.
 scale: build
 	$(CARGO) run --release --locked -p dbs-benches --bin scale -- --dir "$(DIR)" \
 		$(or $(ARGS),--document docs/performance.md --plots docs/scale)
