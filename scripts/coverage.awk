@@ -12,6 +12,7 @@ BEGIN {
     area("NBD, client", "dbs-server/nbd/src/client\\.rs")
     area("control socket", "dbs-server/control/src/(line|lib|server)\\.rs")
     area("streams", "dbs-server/transfer/src/stream/")
+    area("backups", "dbs-backup/src/((codec|config|names|url)\\.rs|objects/(azure|http)\\.rs|objects/s3/)")
     area("data connection", "engine-adapter/(wire/src/frame/|data/src/request\\.rs|controller/src/path/link\\.rs)")
     area("ssync", "engine-adapter/sync/src/ssync/receive/")
 }

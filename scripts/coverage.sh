@@ -27,6 +27,7 @@ suites=(
     "-p dbs-nbd --lib --test nbd"
     "-p dbs-transfer --lib"
     "-p dbs-control --lib"
+    "-p dbs-backup --lib --test suite"
     "-p longhorn-wire --lib"
     "-p longhorn-data --lib --test dataconn"
     "-p longhorn-sync --lib --test ssync"
