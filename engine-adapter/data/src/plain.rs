@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 pub const HANDOVER: Duration = Duration::from_secs(120);
 /// Bytes looked at at once where zeros must be written.
 const ZEROS_BYTES: usize = 1 << 20;
+/// What a file system takes space for, or for less.
+const BLOCK_BYTES: usize = 4096;
 
 /// The files that this process has open. Locks do not keep them apart while an older process has those.
 static OPEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
@@ -38,6 +40,8 @@ pub struct PlainFile {
     deadline: Instant,
     /// Makes all durable that must be there for the content to be read: the size as well.
     sync: fn(&File) -> io::Result<()>,
+    /// Makes a hole of this offset and length.
+    punch: fn(&File, u64, u64) -> io::Result<()>,
     /// Why nothing of it is believed any more. The system says only once that a sync has failed.
     broken: OnceLock<String>,
     /// Behind `file`: whoever opens it next finds it unlocked.
@@ -81,6 +85,7 @@ impl PlainFile {
             locked: AtomicBool::new(locked),
             deadline: Instant::now() + handover,
             sync: File::sync_data,
+            punch,
             broken: OnceLock::new(),
             _claim: claim,
         })
@@ -207,7 +212,8 @@ impl PlainFile {
         })
     }
 
-    /// Makes it zeros where the file system has no holes: it takes no space where zeros were already.
+    /// Makes it zeros where no hole can be made. That takes no space: what is zeros already, as holes are,
+    /// is not written.
     fn write_zeros(&self, offset: u64, length: u64) -> io::Result<()> {
         let (mut at, end) = (offset, offset + length);
         let mut content = vec![0; ZEROS_BYTES];
@@ -215,11 +221,15 @@ impl PlainFile {
             let part = usize::try_from(end - at).map_or(ZEROS_BYTES, |left| left.min(ZEROS_BYTES));
             let part = &mut content[..part];
             self.file.read_exact_at(part, at)?;
-            if part.iter().any(|byte| *byte != 0) {
-                part.fill(0);
-                self.file.write_all_at(part, at)?;
+            let first = BLOCK_BYTES - (at % BLOCK_BYTES as u64) as usize;
+            let (first, rest) = part.split_at_mut(first.min(part.len()));
+            for block in std::iter::once(first).chain(rest.chunks_mut(BLOCK_BYTES)) {
+                if block.iter().any(|byte| *byte != 0) {
+                    block.fill(0);
+                    self.file.write_all_at(block, at)?;
+                }
+                at += block.len() as u64;
             }
-            at += part.len() as u64;
         }
         Ok(())
     }
@@ -232,16 +242,9 @@ impl ActiveEvents for PlainFile {
     /// system does not say; upstream's does nothing, and answers the same.
     fn unmap(&self, offset: u64, length: u64) -> Result<u64> {
         self.check_usable()?;
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let punched = loop {
-            match fallocate(&self.file, flags, offset.cast_signed(), length.cast_signed()) {
-                Err(Errno::EINTR) => {}
-                other => break other,
-            }
-        };
-        let zeroed = match punched {
-            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => self.write_zeros(offset, length),
-            other => other.map_err(io::Error::from),
+        let zeroed = match (self.punch)(&self.file, offset, length) {
+            Err(error) if needs_zeros(&error) => self.write_zeros(offset, length),
+            other => other,
         };
         zeroed.map_err(|e| failed(e, "discarding in", &self.path)).map(|()| 0)
     }
@@ -253,6 +256,23 @@ impl ActiveEvents for PlainFile {
     fn healthy(&self) -> std::result::Result<(), String> {
         self.check().map_err(|error| format!("ping failure due to {error}"))
     }
+}
+
+fn punch(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    loop {
+        match fallocate(file, flags, offset.cast_signed(), length.cast_signed()) {
+            Err(Errno::EINTR) => {}
+            other => return other.map_err(io::Error::from),
+        }
+    }
+}
+
+/// Whether zeros are to be written instead: the file system has no holes, or is so full that it cannot
+/// note one.
+fn needs_zeros(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    [libc::EOPNOTSUPP, libc::ENOSYS, libc::ENOSPC].iter().any(|known| number == Some(*known))
 }
 
 /// That a file is open in this process.
@@ -445,5 +465,26 @@ mod tests {
         check(&|offset, length| assert_eq!(file.unmap(offset, length).unwrap(), 0));
         check(&|offset, length| file.write_zeros(offset, length).unwrap());
         assert_eq!(file.metadata().unwrap().len(), SIZE);
+    }
+
+    #[test]
+    fn a_discard_on_a_full_file_system_takes_no_space() {
+        let (_place, path) = make();
+        let mut file = PlainFile::open(&path, Duration::ZERO).unwrap();
+        file.punch = |_, _, _| Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        // Of neighbours one has data, the other is a hole.
+        for at in (0..SIZE).step_by(4 * BLOCK_BYTES) {
+            file.write_at(at, &[1; BLOCK_BYTES]).unwrap();
+        }
+        file.commit().unwrap();
+        let before = file.metadata().unwrap().blocks();
+        file.unmap(512, SIZE - 1024).unwrap();
+        file.commit().unwrap();
+        assert!(file.metadata().unwrap().blocks() <= before);
+        let mut content = vec![2; SIZE as usize];
+        file.read_at(0, &mut content).unwrap();
+        assert!(content[512..].iter().all(|byte| *byte == 0) && content[..512] == [1; 512]);
+        file.punch = |_, _, _| Err(io::Error::from_raw_os_error(libc::EIO));
+        assert_eq!(file.unmap(0, SIZE).unwrap_err().kind(), ErrorKind::Io);
     }
 }
