@@ -50,8 +50,8 @@ impl Source {
 /// States, each of which is a series of its own.
 const STATES: [&str; 7] = ["initial", "closed", "open", "dirty", "rebuilding", "error", "released"];
 
-/// All metrics, of a store if it is here and of replicas. `released` counts stores given up to
-/// newer processes.
+/// All metrics, of a store if it is here and of replicas. `released` counts stores handed
+/// over to newer processes.
 #[must_use]
 pub fn text(store: Option<&Store>, replicas: &[Source], released: u64) -> String {
     let mut out = Text::default();

@@ -102,9 +102,7 @@ impl Shelf {
         let (store, snapshot, _) = self.find(disk)?;
         layer_stamp(&store, self.replica.volume_name(), &snapshot)
     }
-}
 
-impl Shelf {
     /// Describes layers.
     ///
     /// # Errors

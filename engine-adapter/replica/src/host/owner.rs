@@ -1,5 +1,5 @@
 //! Who owns the store in a replica's directory: its control sockets and housekeeping, from the
-//! moment it is opened to the moment it is closed or given up.
+//! moment it is opened to the moment it is closed or handed over.
 
 use super::file::{Growth, StoreFile};
 use super::guard;
@@ -40,14 +40,14 @@ pub struct Owner {
     /// One end at a time.
     giving: Mutex<()>,
     state: Mutex<State>,
-    /// Stores given up on request.
+    /// Stores handed over on request.
     released: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     owned: Option<Owned>,
-    /// Control servers of a store that was given up: they finish what they are at.
+    /// Control servers of a store that was handed over: they finish what they are at.
     retired: Vec<dbs_control::Server>,
     ended: bool,
 }
@@ -96,7 +96,7 @@ impl Owner {
         let _once = self.offer.set(offer);
     }
 
-    /// Stores given up on request.
+    /// Stores handed over on request.
     #[must_use]
     pub fn released(&self) -> u64 {
         self.released.load(Ordering::SeqCst)

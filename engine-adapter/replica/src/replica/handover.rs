@@ -20,7 +20,7 @@ pub trait Predecessor: Send + Sync {
     /// Of the connection to it.
     fn state(&self) -> Result<ReplicaState>;
 
-    /// Makes it give up the store: [`Replica::surrender`] over there, and closing it.
+    /// Makes it hand the store over: [`Replica::surrender`] over there, and closing it.
     ///
     /// # Errors
     /// Of the connection to it.

@@ -17,8 +17,8 @@ use std::time::Duration;
 /// What an encrypted volume needs beyond its size.
 const LUKS2_HEADER_BYTES: u64 = 16 << 20;
 
-/// How long requests in flight may take to end when the store is given up. Tests have some that do
-/// not.
+/// How long requests in flight may take to end when the store is handed over. Tests have some that
+/// do not.
 const SURRENDER_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 30_000 });
 
 impl Replica {
@@ -295,12 +295,12 @@ impl Replica {
         self.state().max_size
     }
 
-    /// Gives the store up to a newer process of the directory: refuses I/O from now on, waits for
+    /// Hands the store over to a newer process of the directory: refuses I/O from now on, waits for
     /// what is in flight, and makes it durable. The caller closes the store. All calls are errors
     /// afterwards.
     ///
     /// # Errors
-    /// `Busy` if it has been given up already, or if what is in flight does not end: then it still
+    /// `Busy` if it was handed over already, or if what is in flight does not end: then it still
     /// has the store, refuses I/O, and may be asked again. Those of taking it over first.
     pub fn surrender(&self) -> Result<Store> {
         let _work = self.work();
@@ -334,7 +334,7 @@ impl Replica {
         }
     }
 
-    /// Whether the store has been given up to a newer process.
+    /// Whether the store was handed over to a newer process.
     #[must_use]
     pub fn has_surrendered(&self) -> bool {
         matches!(self.state().store, Place::Surrendered)
