@@ -487,6 +487,26 @@ mod tests {
         Arc::new(Devices::new(store, &path, &dir.join("run"), reactor, 2))
     }
 
+    /// Device 12 of volume `a`.
+    fn record(devices: &Devices) -> Record {
+        Record {
+            id: 12,
+            mark: 1,
+            store: "s".into(),
+            store_uuid: devices.store.info().uuid,
+            store_key: devices.store.key().unwrap(),
+            volume: "a".to_owned(),
+            volume_uuid: devices.store.volumes(false)[0].uuid.clone(),
+            snapshot: None,
+            snapshot_uuid: None,
+            size: 8 << 20,
+            read_only: false,
+            queues: 1,
+            depth: 1,
+            link: None,
+        }
+    }
+
     #[test]
     fn what_cannot_be_is_refused_before_anything_is_made() {
         let dir = tempfile::tempdir().unwrap();
@@ -517,22 +537,7 @@ mod tests {
         assert!(text.contains("--nbd"), "{text}");
         assert!(records(&dir.path().join("run"), None).is_empty());
         // Nor does a record of an earlier boot hold anything up.
-        let record = Record {
-            id: 12,
-            mark: 1,
-            store: "s".into(),
-            store_uuid: devices.store.info().uuid,
-            store_key: devices.store.key().unwrap(),
-            volume: "a".to_owned(),
-            volume_uuid: devices.store.volumes(false)[0].uuid.clone(),
-            snapshot: None,
-            snapshot_uuid: None,
-            size: 8 << 20,
-            read_only: false,
-            queues: 1,
-            depth: 1,
-            link: None,
-        };
+        let record = record(&devices);
         record.save(&dir.path().join("run")).unwrap();
         devices.recover().unwrap();
         assert!(devices.list().is_empty());
@@ -561,23 +566,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let devices = devices(dir.path());
         devices.store.create_snapshot("a", "s", &Default::default()).unwrap();
-        let record = Record {
-            id: 12,
-            mark: 1,
-            store: "s".into(),
-            store_uuid: devices.store.info().uuid,
-            store_key: devices.store.key().unwrap(),
-            volume: "a".to_owned(),
-            volume_uuid: String::new(),
-            snapshot: None,
-            snapshot_uuid: None,
-            size: 8 << 20,
-            read_only: false,
-            queues: 1,
-            depth: 1,
-            link: None,
-        };
-        let held = devices.hold(&record).unwrap();
+        let held = devices.hold(&record(&devices)).unwrap();
         for refused in [
             devices.store.rollback("a", "s"),
             devices.store.resize_volume("a", 4096),
