@@ -53,7 +53,7 @@ pub fn text(controller: &Controller) -> String {
 }
 
 fn counters(out: &mut Text, of: &str, stats: &PathStats) {
-    let kinds = [("read", PathKind::Read as usize), ("write", PathKind::Write as usize)];
+    let kinds = [PathKind::Read, PathKind::Write];
     for (name, help, counts) in [
         ("dbs_volume_requests_total", "Requests answered.", stats.requests),
         ("dbs_volume_bytes_total", "Bytes read and written.", stats.bytes),
@@ -64,14 +64,15 @@ fn counters(out: &mut Text, of: &str, stats: &PathStats) {
         ),
     ] {
         out.head(name, "counter", help);
-        for (kind, at) in kinds {
-            out.line(name, &format!("{of},type=\"{kind}\""), counts[at]);
+        for kind in kinds {
+            out.line(name, &format!("{of},type=\"{}\"", kind.name()), counts[kind as usize]);
         }
     }
     let name = "dbs_volume_request_seconds_total";
     out.head(name, "counter", "From the reception of a request to its reply, summed.");
-    for (kind, at) in kinds {
-        out.line(name, &format!("{of},type=\"{kind}\""), stats.time[at].as_secs_f64());
+    for kind in kinds {
+        let seconds = stats.time[kind as usize].as_secs_f64();
+        out.line(name, &format!("{of},type=\"{}\"", kind.name()), seconds);
     }
     let name = "dbs_volume_read_retries_total";
     out.head(name, "counter", "Reads that failed on the replica and were repeated on another one.");

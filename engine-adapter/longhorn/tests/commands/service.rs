@@ -55,12 +55,12 @@ impl Fake {
     }
 
     /// What a replica does with a call.
-    fn called(&self, address: &str, call: Call) -> Replica {
+    fn called(&self, target: &Target, call: Call) -> Replica {
         if call != Call::Get {
-            self.note(format!("{address} {call:?}"));
+            self.note(format!("{} {call:?}", whom(target)));
         }
         let mut replicas = self.replicas.lock().unwrap();
-        let replica = replicas.entry(address.to_owned()).or_insert_with(|| Replica {
+        let replica = replicas.entry(target.address.clone()).or_insert_with(|| Replica {
             state: "closed".to_owned(),
             size: "8192".to_owned(),
             sector_size: 512,
@@ -82,9 +82,17 @@ impl Fake {
     }
 }
 
+/// A replica as it is called: by its address, and by who it is meant to be if that is said.
+fn whom(target: &Target) -> String {
+    match &target.instance[..] {
+        "" => target.address.clone(),
+        instance => format!("{} ({instance})", target.address),
+    }
+}
+
 impl Replicas for Fake {
     fn call_all(&self, calls: Vec<(Target, Call)>, _: Option<Patience>) -> Vec<Called> {
-        calls.into_iter().map(|(target, call)| Ok(self.called(&target.address, call))).collect()
+        calls.into_iter().map(|(target, call)| Ok(self.called(&target, call))).collect()
     }
 
     fn copy_file(
@@ -92,16 +100,17 @@ impl Replicas for Fake {
         (from, _): (&Target, &str),
         (to, name): (&Target, &str),
     ) -> std::result::Result<(), CallError> {
-        self.note(format!("{} to {}: {name}", from.address, to.address));
+        self.note(format!("{} to {}: {name}", whom(from), whom(to)));
         Ok(())
     }
 
-    fn rebuild_status(&self, _: &Target) -> std::result::Result<RebuildStatus, CallError> {
+    fn rebuild_status(&self, of: &Target) -> std::result::Result<RebuildStatus, CallError> {
+        self.note(format!("status of {}", whom(of)));
         Ok(RebuildStatus::default())
     }
 
     fn close_soon(&self, target: &Target) {
-        self.called(&target.address, Call::Close);
+        self.called(target, Call::Close);
     }
 }
 
@@ -358,10 +367,11 @@ fn numbers_that_cannot_be_are_refused() {
 fn replicas_are_answered_with_their_modes() {
     let served = Served::started();
     let mut client = served.client();
-    let at = |address: &str| ReplicaAddress {
+    let called = |address: &str, instance: &str| ReplicaAddress {
         address: address.to_owned(),
-        instance_name: "r-1".to_owned(),
+        instance_name: instance.to_owned(),
     };
+    let at = |address| called(address, "r-1");
     served.runtime.block_on(async {
         let request = ControllerReplicaCreateRequest {
             address: "tcp://b:1".to_owned(),
@@ -374,7 +384,8 @@ fn replicas_are_answered_with_their_modes() {
         let file = &prepared.sync_file_info_list[0];
         assert_eq!((&*file.to_file_name, file.actual_size), ("volume-snap-made-up.img", 4096));
         assert_eq!(prepared.replica.unwrap().address.unwrap().address, "tcp://b:1");
-        let verified = client.replica_verify_rebuild(at("tcp://b:1")).await.unwrap().into_inner();
+        let verified =
+            client.replica_verify_rebuild(called("tcp://b:1", "r-2")).await.unwrap().into_inner();
         assert_eq!(verified.mode(), ReplicaMode::Rw);
         let update =
             ControllerReplica { address: Some(at("tcp://b:1")), mode: ReplicaMode::Err.into() };
@@ -401,8 +412,9 @@ fn replicas_are_answered_with_their_modes() {
              created: \"1970-01-01T00:00:01Z\", labels: {} }",
             "tcp://b:1 Snapshot { name: \"made-up\", user_created: false, \
              created: \"1970-01-01T00:00:01Z\", labels: {} }",
-            "tcp://a:1 to tcp://b:1: volume-head-000.img.meta",
-            "tcp://b:1 Close",
+            "tcp://a:1 to tcp://b:1 (r-1): volume-head-000.img.meta",
+            "status of tcp://b:1 (r-2)",
+            "tcp://b:1 (r-2) Close",
         ]
     );
 }
