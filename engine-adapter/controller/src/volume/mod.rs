@@ -35,6 +35,7 @@ use longhorn_wire::proto::controller::Volume;
 use longhorn_wire::proto::ptypes;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -116,6 +117,8 @@ impl Events for Relay {
 pub struct Controller {
     options: Options,
     parts: Parts,
+    /// Whether the next start takes the volume over from an older controller: the first one does it.
+    takes_over: AtomicBool,
     work: Mutex<()>,
     state: Mutex<State>,
     metrics: Mutex<metrics::LastSecond>,
@@ -140,6 +143,7 @@ impl Controller {
             frontend: None,
         };
         let controller = Arc::new(Self {
+            takes_over: AtomicBool::new(options.policy.upgrade),
             options,
             parts,
             work: Mutex::new(()),
@@ -150,12 +154,6 @@ impl Controller {
         // A relay that has a controller keeps it.
         let _ = relay.0.set(Arc::downgrade(&controller));
         controller
-    }
-
-    /// Name of the volume.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.options.volume
     }
 
     /// The volume as it is now.

@@ -1,10 +1,11 @@
 //! Start and end of a volume.
 
 use super::{Call, Called, Controller, Fault, Member, Mode, Offer, Target};
-use crate::rules::start::{self, Facts, Probe, Start, StartError, State as ReplicaState};
+use crate::rules::start::{self, Facts, Policy, Probe, Start, StartError, State as ReplicaState};
 use crate::rules::{REPLICAS_MAX, ReplicaId};
 use dbs_core::{Error, Result};
 use longhorn_wire::proto::ptypes;
+use std::sync::atomic::Ordering;
 
 /// A replica at a start.
 struct Candidate {
@@ -39,9 +40,12 @@ impl Controller {
             let text = format!("a volume has at most {REPLICAS_MAX} replicas");
             return Err(StartError::Other(text));
         }
-        let mut candidates = self.open_all(addresses, current_size);
+        // Later ones have nobody to share anything with.
+        let upgrade = self.takes_over.swap(false, Ordering::SeqCst);
+        let policy = Policy { upgrade, ..self.options.policy };
+        let mut candidates = self.open_all(addresses, current_size, upgrade);
         let outcome = self
-            .choose(&mut candidates, addresses, size, current_size)
+            .choose(&mut candidates, addresses, (size, current_size), policy)
             .and_then(|chosen| self.take(&candidates, chosen, addresses));
         if let Err(error) = outcome {
             self.state().members.clear();
@@ -51,7 +55,7 @@ impl Controller {
             return Err(error);
         }
         if let Some(kind) = self.options.frontend.clone()
-            && let Err(error) = self.bring_up(&kind, self.options.policy.upgrade)
+            && let Err(error) = self.bring_up(&kind, upgrade)
         {
             // What went wrong first is what counts.
             let _ = self.close_all();
@@ -61,7 +65,7 @@ impl Controller {
     }
 
     /// Connects to and opens all of them, each as far as it goes.
-    fn open_all(&self, addresses: &[String], current_size: u64) -> Vec<Candidate> {
+    fn open_all(&self, addresses: &[String], current_size: u64, upgrade: bool) -> Vec<Candidate> {
         let mut candidates: Vec<_> = addresses
             .iter()
             .map(|address| {
@@ -87,7 +91,6 @@ impl Controller {
             let failed = outcome.map_err(|why| candidate.probe = Probe::Failed(why));
             failed.is_ok()
         });
-        let upgrade = self.options.policy.upgrade;
         going = self.step(going, &Call::Open { upgrade, expected_size: current_size });
         for candidate in &mut going {
             candidate.opened = true;
@@ -129,8 +132,8 @@ impl Controller {
         &self,
         candidates: &mut [Candidate],
         addresses: &[String],
-        size: u64,
-        current_size: u64,
+        (size, current_size): (u64, u64),
+        policy: Policy,
     ) -> std::result::Result<Start, StartError> {
         let probes: Vec<_> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
         let chosen = start::choose(size, current_size, addresses, &probes);
@@ -151,7 +154,7 @@ impl Controller {
         }
         let agreeing = fit(&chosen);
         let facts: Vec<_> = agreeing.iter().map(|index| facts(&candidates[*index].info)).collect();
-        for (index, why) in agreeing.iter().zip(start::agree(self.options.policy, &facts)) {
+        for (index, why) in agreeing.iter().zip(start::agree(policy, &facts)) {
             chosen.refused[*index] = why;
         }
         if fit(&chosen).is_empty() {

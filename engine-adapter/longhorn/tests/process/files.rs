@@ -72,12 +72,18 @@ impl Service {
         self.runtime.block_on(client.replica_update(request)).unwrap().into_inner().mode()
     }
 
-    fn start(&self, addresses: &[String]) -> i32 {
+    fn start(&self, addresses: &[String]) -> Result<i32, Status> {
         let size = SIZE.cast_signed();
         let replica_addresses = addresses.to_vec();
         let request = VolumeStartRequest { replica_addresses, size, current_size: size };
         let mut client = self.client.clone();
-        self.runtime.block_on(client.volume_start(request)).unwrap().into_inner().replica_count
+        let started = self.runtime.block_on(client.volume_start(request))?;
+        Ok(started.into_inner().replica_count)
+    }
+
+    fn shutdown(&self) {
+        let mut client = self.client.clone();
+        self.runtime.block_on(client.volume_shutdown(())).unwrap();
     }
 }
 
@@ -167,7 +173,7 @@ fn files_come_and_go_as_upstreams_do() {
         run(&engine, &["rm-replica", address]);
     }
     assert!(modes(&engine).is_empty());
-    assert_eq!(service.start(&addresses), 2);
+    assert_eq!(service.start(&addresses).unwrap(), 2);
     assert_eq!(modes(&engine), ["RW", "RW"]);
     let (_server, tcp) = replica(&place, "tcp");
     assert_eq!(service.create(&tcp).unwrap(), ReplicaMode::Wo, "a server beside files");
@@ -289,6 +295,30 @@ fn a_takeover_shares_a_file_with_the_older_controller_alone() {
     drop((data, service, others));
     other.stop();
     new.stop();
+}
+
+/// A volume that is shut down and started again has no older controller any more.
+#[test]
+fn only_the_first_start_of_a_takeover_shares_a_file() {
+    let place = Place::new();
+    let (_, [a, b]) = files(&place, ["a", "b"]);
+    let mut old = controller(&place, &["--enable-backend", "file"]).ready();
+    let olds = Service::of(&old);
+    assert_eq!(olds.create(&a).unwrap(), ReplicaMode::Wo);
+    let mut new = controller(&place, &["--upgrade", "--enable-backend", "file"]).ready();
+    let service = Service::of(&new);
+    assert_eq!(
+        service.start(std::slice::from_ref(&a)).unwrap(),
+        1,
+        "the start without replicas was none"
+    );
+    service.shutdown();
+    service.start(&[a]).unwrap_err();
+    assert!(new.log().contains("is in use by another backend"), "{}", new.log());
+    assert_eq!(service.start(&[b]).unwrap(), 1);
+    drop((service, olds));
+    new.stop();
+    old.stop();
 }
 
 /// Reads go to one or the other.
