@@ -118,10 +118,15 @@ impl Import {
         let Some(what) = image_format(head).filter(|_| self.format != Some(Format::Raw)) else {
             return Ok(());
         };
-        let remedy = if what.starts_with("a DBS store") {
-            "copy a volume of it with `dbs -s STORE send VOLUME@SNAPSHOT | dbs receive`"
-        } else {
-            "convert it with `qemu-img convert -O raw IMAGE IMAGE.raw` and import that"
+        let remedy = match what {
+            "a DBS store" => {
+                "copy a volume of it with `dbs -s STORE send VOLUME@SNAPSHOT | dbs receive`"
+            }
+            "a DBS store of version 1" => "convert the store with `dbs upgrade IMAGE NEW`",
+            what if what.starts_with("a DBS store") => {
+                "copy a volume of it with the newer `dbs` that made it"
+            }
+            _ => "convert it with `qemu-img convert -O raw IMAGE IMAGE.raw` and import that",
         };
         Err(Error::invalid(format!(
             "{name} is {what}, not a raw image: {remedy}, or import its bytes as they are with \

@@ -9,6 +9,8 @@ use dbs_core::info::{LostRange, RepairKind, RepairReport, Severity};
 use dbs_core::store::RepairOptions;
 use dbs_core::{Error, Result, Store, TailPlace, format_size};
 use jiff::Zoned;
+use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -46,6 +48,8 @@ impl Repair {
         let path = context.store()?;
         let driver = context.open_options(false).driver;
         if let Some(saved) = &self.undo {
+            // Before anybody is asked.
+            File::open(saved).map_err(|error| unreadable(saved, error))?;
             let what = format!(
                 "Put back the metadata of {} from {}?{}",
                 path.display(),
@@ -116,12 +120,7 @@ pub struct RestoreMetadata {
 impl RestoreMetadata {
     pub fn run(self, context: &Context) -> Result<()> {
         let path = context.store()?;
-        let dump = std::fs::read(&self.dump).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => {
-                Error::not_found(format!("no file `{}`", self.dump.display()))
-            }
-            _ => Error::io(error, format!("cannot read `{}`", self.dump.display())),
-        })?;
+        let dump = std::fs::read(&self.dump).map_err(|error| unreadable(&self.dump, error))?;
         let save = match self.save {
             Some(save) => save,
             None => beside(path)?,
@@ -149,6 +148,13 @@ impl RestoreMetadata {
             None => "restored".to_owned(),
         };
         context.done(&report, &text)
+    }
+}
+
+fn unreadable(path: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::NotFound => Error::not_found(format!("no file `{}`", path.display())),
+        _ => Error::io(error, format!("cannot read `{}`", path.display())),
     }
 }
 

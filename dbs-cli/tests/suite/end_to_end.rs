@@ -402,6 +402,9 @@ fn a_damaged_store_is_checked_repaired_and_put_back() {
     let again = place.dbs("repair").ok("again").text();
     assert_eq!(again, "nothing to repair\n");
     let saved = done["saved"].as_str().unwrap();
+    // Nobody is asked about a file that is not there.
+    let missing = place.dbs("repair --undo missing").exits(10, "undo without its file").stderr;
+    assert!(missing.contains("no file `missing`"), "{missing}");
     place.dbs(&format!("repair --yes --undo {saved}")).ok("undo");
     assert_eq!(place.dbs("check").exits(4, "check after the undo").text(), found);
     let later = place.path("later").display().to_string();

@@ -262,6 +262,12 @@ fn images_of_other_formats_are_recognised() {
     }
     let refused = place.dbs("volume import v store.dbs").exits(2, "a store").stderr;
     assert!(refused.contains("a DBS store") && refused.contains("send"), "{refused}");
+    for (version, remedy) in [(1, "dbs upgrade IMAGE NEW"), (9, "the newer `dbs`")] {
+        fs::write(place.path("image"), [&b"DBS@393!\0\0"[..], &[version, 0], &[0; 500]].concat())
+            .unwrap();
+        let refused = place.dbs("volume import v image").exits(2, "another version").stderr;
+        assert!(refused.contains(remedy) && !refused.contains("send"), "{refused}");
+    }
 }
 
 /// Lets user nobody into a place's directory, to run `dbs` there.
