@@ -19,7 +19,11 @@ pub const BLOCK_SIZE: u64 = 2 << 20;
 /// Larger blocks than Longhorn's manager allows are not read: they are held in memory.
 const LARGEST_BLOCK: u64 = 64 << 20;
 /// The largest volume: as large as a DBS store can be.
-const LARGEST_VOLUME: u64 = 64 << 40;
+pub const LARGEST_VOLUME: u64 = 64 << 40;
+/// Bytes of a backup's facts: those of the largest volume with blocks of the usual size, each in 128 bytes of JSON. The
+/// size in `volume.cfg` is no measure: it is that of the last backup, and earlier ones may be larger. No memory is taken
+/// before the bytes are there.
+pub(crate) const BACKUP_LIMIT: u64 = LARGEST_VOLUME / BLOCK_SIZE * 128;
 /// The parameter with the size of a backup's blocks.
 pub(crate) const PARAMETER_BLOCK_SIZE: &str = "backup-block-size";
 /// The parameter that says whether a backup was to be full or incremental.
@@ -142,11 +146,6 @@ impl VolumeConfig {
     pub fn method(&self) -> Result<Method> {
         Method::parse(&self.compression_method)
     }
-
-    /// Bytes that its largest backup's facts may have.
-    pub(crate) fn backup_limit(&self) -> u64 {
-        (16 << 20) + self.size / BLOCK_SIZE * 256
-    }
 }
 
 impl BackupConfig {
@@ -167,6 +166,12 @@ impl BackupConfig {
                 return Err(bad(path, &what));
             }
             next = offset + block_size;
+        }
+        let size = backup.blocks.len() as u64 * block_size;
+        // The facts have no checksum. Without its blocks a backup would be restored as zeros.
+        if !backup.is_in_progress() && !backup.is_single_file() && backup.size != size {
+            let what = format!("its blocks have {size} bytes, and it says {}", backup.size);
+            return Err(bad(path, &what));
         }
         Ok(backup)
     }
@@ -194,7 +199,8 @@ impl BackupConfig {
     }
 
     /// Whether it is one file of the oldest versions, and not made of blocks.
-    pub(crate) fn is_single_file(&self) -> bool {
+    #[must_use]
+    pub fn is_single_file(&self) -> bool {
         !self.single_file.file_path.is_empty()
     }
 
@@ -280,7 +286,7 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(path: &str, bytes: &'a [u8]) -> Resu
 ///
 /// # Errors
 /// `Corrupt`.
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub fn again(path: &str, bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
     let encoded = if path.ends_with("volume.cfg") {
         encode(&VolumeConfig::parse(path, bytes)?)

@@ -10,7 +10,7 @@
 //! 5. Blocks that are not there. Each is durable before the call ends that writes it.
 //! 6. What was found in 4 is made durable: whoever wrote it may not have come to that.
 //! 7. The lock is looked at: if it was out of date at any time, the list of 4 means nothing.
-//! 8. The backup's facts, complete. From here on there is a backup. Its blocks were all found in 4 or written in 5, also
+//! 8. The backup's facts, complete, and the lock once more: if it was out of date by then, the facts go again. From here on there is a backup. Its blocks were all found in 4 or written in 5, also
 //!    those that come from an earlier backup: what that has lost is read from the snapshot again.
 //! 9. `volume.cfg`, in which the backup is the last one.
 //!
@@ -126,11 +126,11 @@ impl BackupStore {
         config::block_size(Some(&block_size_parameter(block_size)))?;
         names::check("volume", &options.volume)?;
         let name = options.backup.clone().map_or_else(|| names::random("backup"), Ok)?;
-        names::check("backup", &name)?;
+        names::check_new("backup", &name)?;
         let lock = self.lock(&options.volume, Kind::Work)?;
         let volume = self.volume_for(source, &options, block_size, &asked_at)?;
         let method = volume.method()?;
-        self.refuse_complete(&options.volume, &name, volume.backup_limit())?;
+        self.refuse_complete(&options.volume, &name)?;
         let blocks = source.size().div_ceil(block_size);
         let mut creation = Creation {
             store: self,
@@ -163,22 +163,34 @@ impl BackupStore {
     ) -> Result<VolumeConfig> {
         match self.volume(&options.volume) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Ok(volume) if volume.backing_image_name != options.backing_image_name => {
+                return Err(Error::invalid(format!(
+                    "volume {} in the backup store is based on {}, and this one on {}: back it up under another name",
+                    volume.name,
+                    image(&volume.backing_image_name),
+                    image(&options.backing_image_name)
+                )));
+            }
             volume => return volume,
         }
+        names::check_new("volume", &options.volume)?;
         let volume = VolumeConfig {
             name: options.volume.clone(),
             size: source.size().next_multiple_of(block_size),
             labels: Some(options.labels.clone()),
             created_time: now.to_owned(),
             compression_method: options.method.name().to_owned(),
+            backing_image_name: options.backing_image_name.clone(),
+            backing_image_checksum: options.backing_image_checksum.clone(),
+            storage_class_name: options.storage_class_name.clone(),
             ..VolumeConfig::default()
         };
         self.save_volume(&volume)?;
         Ok(volume)
     }
 
-    fn refuse_complete(&self, volume: &str, backup: &str, limit: u64) -> Result<()> {
-        match self.load(volume, backup, limit) {
+    fn refuse_complete(&self, volume: &str, backup: &str) -> Result<()> {
+        match self.backup(volume, backup) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Ok(config) if config.is_in_progress() => Ok(()),
             Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
@@ -205,10 +217,10 @@ impl<S: Source> Creation<'_, S> {
         self.base.is_some()
     }
 
-    /// Makes the lock one out of date: for tests.
-    #[doc(hidden)]
-    pub fn age_lock(&self) {
-        self.lock.age();
+    /// Makes the lock one out of date, when called: for tests.
+    #[cfg(feature = "testing")]
+    pub fn aging(&self) -> impl Fn() + Send + 'static {
+        self.lock.aging()
     }
 
     /// The last backup, if this one may build on it. That it cannot be read is no reason to have no backup.
@@ -217,7 +229,7 @@ impl<S: Source> Creation<'_, S> {
         if self.options.full || last.is_empty() {
             return None;
         }
-        let base = self.store.load(&self.options.volume, last, volume.backup_limit()).ok()?;
+        let base = self.store.backup(&self.options.volume, last).ok()?;
         let fits = !base.is_in_progress()
             && !base.snapshot_name.is_empty()
             && base.snapshot_name != self.options.snapshot
@@ -247,19 +259,22 @@ impl<S: Source> Creation<'_, S> {
         let volume = self.options.volume.clone();
         let path = names::backup_config(&volume, &self.name);
         let begun = BackupConfig::in_progress(&self.name, &volume, self.method);
-        let made = self
-            .store
-            .objects
-            .put(&path, &config::encode(&begun)?)
-            .and_then(|()| self.make(&path, work));
-        let (backup, created, new_blocks) = match made {
+        // Locks of backups share: another may have completed one of this name.
+        self.store.refuse_complete(&volume, &self.name)?;
+        let mut facts = None;
+        let made = self.store.objects.put(&path, &config::encode(&begun)?).and_then(|()| {
+            let (backup, created, new_blocks) = self.make(work)?;
+            self.complete(&path, facts.insert(backup))?;
+            Ok((created, new_blocks))
+        });
+        let (created, new_blocks) = match made {
             Ok(made) => made,
             Err(error) => {
-                // It stops the collection of blocks as long as it stays, and can be deleted as any backup.
-                let _ = self.store.objects.remove(&path);
+                self.undo(&path, facts.as_ref());
                 return Err(error);
             }
         };
+        let backup = facts.unwrap_or(begun);
         self.finish(&backup, new_blocks).map_err(|error| {
             error.context(format!(
                 "backup {} is complete, but volume.cfg does not say so",
@@ -269,9 +284,33 @@ impl<S: Source> Creation<'_, S> {
         Ok(created)
     }
 
-    /// Writes the blocks and then the facts.
-    fn make(&mut self, path: &str, work: &mut Work<'_>) -> Result<(BackupConfig, Created, u64)> {
-        let present = self.store.blocks(&self.options.volume)?;
+    /// Writes the facts of a backup whose blocks are there.
+    fn complete(&self, path: &str, backup: &BackupConfig) -> Result<()> {
+        let facts = config::encode(backup)?;
+        self.store.objects.settle()?;
+        self.store.refuse_complete(&self.options.volume, &self.name)?;
+        self.lock.check()?;
+        self.store.objects.put(path, &facts)?;
+        // The writing may have taken longer than the lock is good for.
+        self.lock.check()
+    }
+
+    /// Removes what a backup that failed has begun: it would stop the collection of blocks. What somebody else has
+    /// completed under the name stays; so does what is complete here, unless its blocks may have been deleted.
+    fn undo(&self, path: &str, facts: Option<&BackupConfig>) {
+        // What stopped the backup does not stop this.
+        self.store.begin();
+        let Ok(there) = self.store.backup(&self.options.volume, &self.name) else { return };
+        let is_unsafe = facts == Some(&there) && self.lock.check().is_err();
+        if there.is_in_progress() || is_unsafe {
+            // If that fails, it can be deleted as any backup.
+            let _ = self.store.remove_facts(|objects| objects.remove(path));
+        }
+    }
+
+    /// Writes the blocks.
+    fn make(&mut self, work: &mut Work<'_>) -> Result<(BackupConfig, Created, u64)> {
+        let present = self.store.blocks(&self.options.volume, work)?;
         let carried = self.carried(&present);
         let done = self.upload(&present, work)?;
         let again: u64 = done.iter().filter(|d| d.again).filter_map(|d| d.uploaded).sum();
@@ -292,10 +331,6 @@ impl<S: Source> Creation<'_, S> {
         backup.newly_uploaded_data_size = new;
         backup.re_uploaded_data_size = again;
         backup.blocks = blocks;
-        let facts = config::encode(&backup)?;
-        self.store.objects.settle()?;
-        self.lock.check()?;
-        self.store.objects.put(path, &facts)?;
         let created = Created {
             url: self.store.url.with(&self.options.volume, Some(&self.name)).to_string(),
             volume: self.options.volume.clone(),
@@ -413,6 +448,14 @@ impl<S: Source> Creation<'_, S> {
             "v1".clone_into(&mut volume.data_engine);
         }
         self.store.save_volume(&volume)
+    }
+}
+
+fn image(name: &str) -> String {
+    if name.is_empty() {
+        "no backing image".to_owned()
+    } else {
+        format!("the backing image `{}`", names::plain(name))
     }
 }
 

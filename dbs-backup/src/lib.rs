@@ -9,7 +9,7 @@ mod blocks;
 pub mod codec;
 pub mod config;
 mod create;
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod hostile;
 mod lock;
 pub mod names;

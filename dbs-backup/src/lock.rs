@@ -95,13 +95,14 @@ impl Lock {
         let name = names::random("lock")?;
         let path = names::lock(volume, &name);
         let mut content = Content { name, r#type: kind as i64, acquired: false };
+        let begun = now();
         let taken = acquire(objects, volume, &path, &mut content, times);
         if let Err(error) = taken {
             // It goes out of date if it stays.
             let _ = objects.remove(&path);
             return Err(error);
         }
-        let kept = Mutex::new(Kept { at: now(), lapsed: false });
+        let kept = Mutex::new(Kept { at: begun, lapsed: false });
         let shared = Arc::new(Shared { objects: Arc::clone(objects), path, content, times, kept });
         let (end, ended) = channel::<()>();
         let other = Arc::clone(&shared);
@@ -116,12 +117,16 @@ impl Lock {
         let keeper = keeper.map_err(|e| Error::io(e, "starting a thread"));
         let mut lock = Self { shared, end: Some(end), keeper: None };
         lock.keeper = Some(keeper?);
+        // The taking may have taken so long that others saw a lock out of date.
+        lock.check()?;
         Ok(lock)
     }
 
-    /// As if it had not been written for a long time.
-    pub fn age(&self) {
-        self.shared.kept().at.1 -= self.shared.times.expiry * 2;
+    /// Makes it one that has not been written for a long time, when called: for tests.
+    #[cfg(feature = "testing")]
+    pub fn aging(&self) -> impl Fn() + Send + 'static {
+        let shared = Arc::clone(&self.shared);
+        move || shared.kept().at.1 -= shared.times.expiry * 2
     }
 
     /// Refuses to go on if the lock was out of date at any time: others may have taken it for gone.
@@ -308,6 +313,17 @@ mod tests {
             let taken = Lock::take(&objects, VOLUME, Kind::Work, quick());
             assert_eq!(taken.is_ok(), free, "{text} {age}");
         }
+    }
+
+    /// Others saw a lock out of date before it was acquired.
+    #[test]
+    fn a_lock_that_took_too_long_is_none() {
+        let (_root, objects) = store();
+        let (wait, expiry) = (Duration::from_millis(20), Duration::from_millis(10));
+        let times = Times { wait, expiry, ..Times::default() };
+        let error = Lock::take(&objects, VOLUME, Kind::Work, times).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(objects.list(&names::locks(VOLUME)).unwrap().is_empty(), "nothing stays");
     }
 
     #[test]

@@ -12,6 +12,8 @@ const BACKUP_PREFIX: &str = "backup_";
 const CONFIG_SUFFIX: &str = ".cfg";
 const BLOCK_SUFFIX: &str = ".blk";
 const LOCK_SUFFIX: &str = ".lck";
+/// Letters in a new name: it is a part of a file name.
+const LONGEST: usize = 200;
 /// Part of the name of a file that is still being written.
 pub const TEMPORARY: &str = ".tmp.";
 
@@ -83,8 +85,7 @@ pub fn is_valid(name: &str) -> bool {
     let mut bytes = name.bytes();
     let first = bytes.next().is_some_and(|b| b.is_ascii_alphanumeric());
     let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
-    // A name is a part of a file name.
-    first && (2..=200).contains(&name.len()) && bytes.all(inner)
+    first && name.len() > 1 && bytes.all(inner)
 }
 
 /// Refuses what cannot be the name of a volume or backup.
@@ -93,8 +94,19 @@ pub(crate) fn check(what: &str, name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "`{name}` cannot be the name of a {what} in a backup store: it needs 2 to 200 letters, digits, `_`, `.` and `-`, \
+        "`{name}` cannot be the name of a {what} in a backup store: it needs 2 or more letters, digits, `_`, `.` and `-`, \
          of which the first is a letter or digit"
+    )))
+}
+
+/// Refuses what shall not be the name of a new volume or backup. Longer names that are there already, others have given.
+pub(crate) fn check_new(what: &str, name: &str) -> Result<()> {
+    check(what, name)?;
+    if name.len() <= LONGEST {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the name of a {what} has at most {LONGEST} letters: `{name:.50}...`"
     )))
 }
 
@@ -196,12 +208,14 @@ mod tests {
 
     #[test]
     fn names_that_are_valid() {
-        for name in ["ab", "a.", "0-", "pvc-1234_x.y"] {
+        for name in ["ab", "a.", "0-", "pvc-1234_x.y", &"x".repeat(253)] {
             assert!(is_valid(name), "{name}");
         }
-        for name in ["", "a", ".a", "-a", "a/b", "a b", "ä1", "..", "a\n", &"x".repeat(201)] {
+        for name in ["", "a", ".a", "-a", "a/b", "a b", "ä1", "..", "a\n"] {
             assert!(!is_valid(name), "{name}");
         }
+        assert!(check_new("backup", &"x".repeat(200)).is_ok());
+        assert!(check_new("backup", &"x".repeat(201)).is_err());
         assert_eq!(backup_of("backup_b-1.cfg"), Some("b-1"));
         for file in [
             "backup_1234@failure.cfg",

@@ -59,13 +59,14 @@ impl BackupStore {
             Err(error) => return Err(error),
         };
         let found = self.objects.stat(&path)?.is_some();
-        let others = self.others(volume, backup, config.backup_limit())?;
+        let others = self.others(volume, backup)?;
         if config.last_backup_name == backup {
             let last = others.last.clone().filter(|_| others.kept.is_none());
             (config.last_backup_at, config.last_backup_name) =
                 last.map(|(_, at, name)| (at, name)).unwrap_or_default();
             self.save_volume(&config)?;
         }
+        lock.check()?;
         self.remove_facts(|objects| objects.remove(&path))?;
         let mut removed = self.collect(volume, &others, &lock, work)?;
         removed.found = found;
@@ -79,35 +80,44 @@ impl BackupStore {
     /// Deletes a volume with all its backups. One that is not there is no error.
     ///
     /// # Errors
-    /// `Busy` if somebody creates or restores a backup of it.
-    pub fn remove_volume(&self, volume: &str) -> Result<()> {
+    /// `Busy` if somebody creates or restores a backup of it; `Interrupted`, after which the next deletion deletes the
+    /// rest.
+    pub fn remove_volume(&self, volume: &str, work: &mut Work<'_>) -> Result<()> {
         self.begin();
         names::check("volume", volume)?;
         let folder = names::volume(volume);
         if self.objects.list(&folder)?.is_empty() {
             return Ok(());
         }
-        let _lock = self.lock(volume, Kind::Deletion)?;
-        // Facts before blocks, and the lock last.
-        self.remove_facts(|objects| objects.remove_all(&names::backups(volume)))?;
-        self.objects.remove_all(&names::blocks(volume))?;
+        let lock = self.lock(volume, Kind::Deletion)?;
+        // Facts before blocks, durably, and the lock last.
+        for folder in [names::backups(volume), names::blocks(volume)] {
+            let mut all = Vec::new();
+            self.walk(&folder, work, &mut |path| all.push(path.to_owned()))?;
+            self.sweep(&folder, all, &lock, work)?;
+            self.objects.settle()?;
+        }
+        lock.check()?;
         self.objects.remove(&names::volume_config(volume))?;
         self.objects.remove_all(&names::locks(volume))?;
         self.objects.remove_all(&folder)
     }
 
     /// Removes facts, durably: a power loss must not bring them back without their blocks.
-    fn remove_facts(&self, remove: impl FnOnce(&dyn Objects) -> Result<()>) -> Result<()> {
+    pub(crate) fn remove_facts(
+        &self,
+        remove: impl FnOnce(&dyn Objects) -> Result<()>,
+    ) -> Result<()> {
         remove(&*self.objects)?;
         self.objects.settle()
     }
 
-    fn others(&self, volume: &str, without: &str, limit: u64) -> Result<Others> {
+    fn others(&self, volume: &str, without: &str) -> Result<Others> {
         let mut names = self.backups(volume)?;
         names.retain(|name| name != without);
         let mut others = Others { names, referenced: HashSet::new(), last: None, kept: None };
         for name in others.names.clone() {
-            match self.load(volume, &name, limit) {
+            match self.backup(volume, &name) {
                 Ok(backup) if backup.is_in_progress() => {
                     others.kept = Some(format!(
                         "backup {name} is in progress, or was cut off: delete it if nobody creates it"
@@ -137,14 +147,11 @@ impl BackupStore {
         }
         let folder = names::blocks(volume);
         let mut garbage = Vec::new();
-        self.objects.walk(&folder, &mut |path| {
-            match names::block_of(path) {
-                Some(name) if others.referenced.contains(&name) => removed.blocks_left += 1,
-                Some(_) => garbage.push(path.to_owned()),
-                None if path.contains(TEMPORARY) => garbage.push(path.to_owned()),
-                None => {}
-            }
-            Ok(())
+        self.walk(&folder, work, &mut |path| match names::block_of(path) {
+            Some(name) if others.referenced.contains(&name) => removed.blocks_left += 1,
+            Some(_) => garbage.push(path.to_owned()),
+            None if path.contains(TEMPORARY) => garbage.push(path.to_owned()),
+            None => {}
         })?;
         for file in self.objects.list(&names::backups(volume))? {
             if file.contains(TEMPORARY) {
@@ -156,23 +163,34 @@ impl BackupStore {
             removed.kept = Some("a new backup was begun meanwhile".to_owned());
             return Ok(removed);
         }
-        let (total, mut done) = (garbage.len() as u64, 0);
+        removed.blocks =
+            garbage.iter().filter(|path| names::block_of(path).is_some()).count() as u64;
+        self.sweep(&folder, garbage, lock, work)?;
+        Ok(removed)
+    }
+
+    /// Removes objects in a folder for as long as the lock is good.
+    fn sweep(
+        &self,
+        folder: &str,
+        paths: Vec<String>,
+        lock: &Lock,
+        work: &mut Work<'_>,
+    ) -> Result<()> {
+        let (total, mut done) = (paths.len() as u64, 0);
         pool::each(
             work.workers,
             &self.stop,
-            garbage.into_iter(),
+            paths.into_iter(),
             |path| {
                 lock.check()?;
-                self.objects.remove(&format!("{folder}/{path}"))?;
-                Ok(u64::from(names::block_of(&path).is_some()))
+                self.objects.remove(&format!("{folder}/{path}"))
             },
-            |deleted| {
-                done += u64::from(deleted.is_some());
-                removed.blocks += deleted.unwrap_or(0);
+            |removed| {
+                done += u64::from(removed.is_some());
                 if (work.progress)(done, total) { Ok(()) } else { Err(pool::interrupted()) }
             },
-        )?;
-        Ok(removed)
+        )
     }
 }
 

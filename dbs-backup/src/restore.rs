@@ -71,12 +71,6 @@ impl BackupStore {
         }
         let backup = self.complete_backup(volume, backup)?;
         let (block_size, method) = (backup.block_size()?, backup.method()?);
-        if !config.size.is_multiple_of(block_size) {
-            return Err(Error::corrupt(format!(
-                "volume size {} is not a multiple of block size {block_size}",
-                config.size
-            )));
-        }
         Ok(Restoration { store: self, volume: config, backup, block_size, method, _lock: lock })
     }
 }

@@ -1,21 +1,20 @@
 //! A backup store: what is in it.
 
-use crate::config::{self, BackupConfig, VolumeConfig};
+use crate::config::{self, BACKUP_LIMIT, BackupConfig, VolumeConfig};
 use crate::lock::{Kind, Lock, Times};
 use crate::names::{self, BlockName};
 use crate::objects::{Azure, Directory, Objects, S3, mount};
-use crate::pool;
+use crate::pool::{self, Work};
 use crate::url::Url;
 use dbs_core::{Error, ErrorKind, Result};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Bytes of `volume.cfg`: most of it are labels.
 const VOLUME_LIMIT: u64 = 4 << 20;
-/// Bytes of a backup's facts if it is not known how large the volume is.
-const BACKUP_LIMIT: u64 = 1 << 30;
 /// Folders listed at once.
 const LISTS: usize = 16;
 
@@ -26,6 +25,8 @@ pub struct BackupStore {
     /// The operation that runs is to end.
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) times: Times,
+    /// Bytes that a backup's facts may have.
+    limit: u64,
 }
 
 impl BackupStore {
@@ -56,7 +57,7 @@ impl BackupStore {
     #[must_use]
     pub fn on(url: &Url, objects: Arc<dyn Objects>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        Self { objects, url: url.store(), stop, times: Times::default() }
+        Self { objects, url: url.store(), stop, times: Times::default(), limit: BACKUP_LIMIT }
     }
 
     /// Without the pause in which two who take a lock at the same time see each other: for tests.
@@ -64,6 +65,14 @@ impl BackupStore {
     #[must_use]
     pub fn without_waiting(mut self) -> Self {
         self.times.wait = std::time::Duration::ZERO;
+        self
+    }
+
+    /// With another limit for the bytes of a backup's facts: for tests.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn with_limit(mut self, limit: u64) -> Self {
+        self.limit = limit;
         self
     }
 
@@ -107,11 +116,22 @@ impl BackupStore {
     /// The facts of a volume.
     ///
     /// # Errors
-    /// `NotFound`; `Corrupt`.
+    /// `NotFound`; `Corrupt`, also if they are those of another volume.
     pub fn volume(&self, volume: &str) -> Result<VolumeConfig> {
         names::check("volume", volume)?;
         let path = names::volume_config(volume);
-        VolumeConfig::parse(&path, &self.objects.get(&path, VOLUME_LIMIT)?)
+        let mut config = VolumeConfig::parse(&path, &self.objects.get(&path, VOLUME_LIMIT)?)?;
+        if config.name.is_empty() {
+            volume.clone_into(&mut config.name);
+        }
+        // The name is a part of the path that the facts are written to.
+        if config.name != volume {
+            return Err(Error::corrupt(format!(
+                "{path} in the backup store is damaged: it is of another volume, `{}`",
+                names::plain(&config.name)
+            )));
+        }
+        Ok(config)
     }
 
     /// The names of a volume's backups, complete or not, sorted.
@@ -130,16 +150,20 @@ impl BackupStore {
     /// The facts of a backup, complete or not.
     ///
     /// # Errors
-    /// `NotFound`; `Corrupt`.
+    /// `NotFound`; `Corrupt`; `Unsupported` if there is more of them than `dbs` reads.
     pub fn backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
         names::check("volume", volume)?;
-        let limit = match self.volume(volume) {
-            Ok(config) => config.backup_limit(),
-            Err(error) if error.kind() == ErrorKind::NotFound => BACKUP_LIMIT,
-            Err(error) if error.kind() == ErrorKind::Corrupt => BACKUP_LIMIT,
-            Err(error) => return Err(error),
-        };
-        self.load(volume, backup, limit)
+        names::check("backup", backup)?;
+        let path = names::backup_config(volume, backup);
+        let bytes = self.objects.get(&path, self.limit).map_err(|error| match error.kind() {
+            // Too much to read is no damage, for which users delete backups.
+            ErrorKind::Corrupt => Error::unsupported(format!(
+                "{path} in the backup store has more than {} bytes: restore the backup with Longhorn",
+                self.limit
+            )),
+            _ => error,
+        })?;
+        BackupConfig::parse(&path, &bytes)
     }
 
     /// The facts of a backup that is complete.
@@ -161,25 +185,37 @@ impl BackupStore {
         Ok(config)
     }
 
-    /// A backup's facts of at most `limit` bytes.
-    pub(crate) fn load(&self, volume: &str, backup: &str, limit: u64) -> Result<BackupConfig> {
-        names::check("backup", backup)?;
-        let path = names::backup_config(volume, backup);
-        BackupConfig::parse(&path, &self.objects.get(&path, limit)?)
-    }
-
     pub(crate) fn save_volume(&self, volume: &VolumeConfig) -> Result<()> {
         self.objects.put(&names::volume_config(&volume.name), &config::encode(volume)?)
     }
 
     /// The blocks that are there.
-    pub(crate) fn blocks(&self, volume: &str) -> Result<HashSet<BlockName>> {
+    pub(crate) fn blocks(&self, volume: &str, work: &mut Work<'_>) -> Result<HashSet<BlockName>> {
         let mut found = HashSet::new();
-        self.objects.walk(&names::blocks(volume), &mut |path| {
-            found.extend(names::block_of(path));
-            if self.stop.load(Ordering::SeqCst) { Err(pool::interrupted()) } else { Ok(()) }
-        })?;
+        self.walk(&names::blocks(volume), work, &mut |path| found.extend(names::block_of(path)))?;
         Ok(found)
+    }
+
+    /// Calls `found` with the path, below the folder, of every object below a folder, until the caller ends it.
+    pub(crate) fn walk(
+        &self,
+        folder: &str,
+        work: &mut Work<'_>,
+        found: &mut dyn FnMut(&str),
+    ) -> Result<()> {
+        // From time to time: a list has no end that is known.
+        let mut asked = Instant::now();
+        self.objects.walk(folder, &mut |path| {
+            found(path);
+            if asked.elapsed() >= pool::TICK {
+                asked = Instant::now();
+                if !(work.progress)(0, 0) {
+                    self.stop.store(true, Ordering::SeqCst);
+                    return Err(pool::interrupted());
+                }
+            }
+            Ok(())
+        })
     }
 
     pub(crate) fn lock(&self, volume: &str, kind: Kind) -> Result<Lock> {

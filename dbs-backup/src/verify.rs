@@ -81,7 +81,7 @@ impl BackupStore {
             )?;
             found.read = total;
         } else {
-            let present = self.blocks(volume)?;
+            let present = self.blocks(volume, work)?;
             let missing = different.iter().filter(|(name, _)| !present.contains(name));
             found.bad.extend(missing.map(|(name, offset)| bad(*name, *offset, "it is not there")));
         }

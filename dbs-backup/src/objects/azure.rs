@@ -316,6 +316,7 @@ impl Objects for Azure {
 }
 
 /// Reads an answer, for the fuzzer.
+#[cfg(feature = "testing")]
 pub(super) fn hostile_answer(text: &str) {
     let _ = quick_xml::de::from_str::<Page>(text);
 }

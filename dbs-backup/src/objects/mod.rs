@@ -48,6 +48,7 @@ pub trait Objects: Send + Sync {
 }
 
 /// Reads answers of servers, for the fuzzer.
+#[cfg(feature = "testing")]
 pub(crate) fn hostile_answer(text: &str) {
     s3::hostile_answer(text);
     azure::hostile_answer(text);

@@ -66,7 +66,7 @@ fn after(store: &BackupStore, objects: &Memory, volume: &Snapshots, case: &str) 
     let left = objects.paths();
     assert!(matches!(&left[..], [one] if one.ends_with("volume.cfg")), "{case}: {left:?}");
     assert_eq!(store.volume(VOLUME).unwrap().block_count, 0, "{case}");
-    store.remove_volume(VOLUME).expect(case);
+    remove_volume(store, VOLUME).expect(case);
     assert_eq!(objects.paths(), [""; 0], "{case}");
 }
 
@@ -127,7 +127,7 @@ fn a_restore() {
 fn a_deletion_and_a_power_loss() {
     let volume = volume(12, 4);
     let deletions: [fn(&BackupStore) -> dbs_core::Result<()>; 2] =
-        [|store| remove(store, "backup-1").map(drop), |store| store.remove_volume(VOLUME)];
+        [|store| remove(store, "backup-1").map(drop), |store| remove_volume(store, VOLUME)];
     for deletion in deletions {
         for call in 0.. {
             let objects = Arc::new(Memory::default());
@@ -190,7 +190,7 @@ fn a_lock_that_is_taken_away() {
     let store = store(&objects);
     let source = volume.get("one");
     let creation = store.create(&source, options("backup-1", "one")).unwrap();
-    creation.age_lock();
+    creation.aging()();
     let mut progress = |_, _| true;
     let error = creation.run(&mut Work::new(&mut progress)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);

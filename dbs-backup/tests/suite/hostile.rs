@@ -99,7 +99,7 @@ fn corrupt_facts_are_deleted() {
     let error = remove(&store, "backup-3").unwrap_err();
     assert!(error.to_string().starts_with("cannot find volume in backupstore: cannot find "));
     assert_eq!(store.volumes().unwrap(), [VOLUME]);
-    store.remove_volume(VOLUME).unwrap();
+    remove_volume(&store, VOLUME).unwrap();
     assert!(store.volumes().unwrap().is_empty() && objects.paths().is_empty());
 }
 
@@ -138,6 +138,6 @@ fn names_that_leave_the_store() {
     for name in ["../../etc", "", "a/b", ".", "x"] {
         assert_eq!(store.volume(name).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(store.backup(VOLUME, name).unwrap_err().kind(), ErrorKind::Invalid);
-        assert_eq!(store.remove_volume(name).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(remove_volume(&store, name).unwrap_err().kind(), ErrorKind::Invalid);
     }
 }

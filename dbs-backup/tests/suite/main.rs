@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cut;
+mod foreign;
 mod hostile;
 mod round;
 mod s3;

@@ -57,8 +57,8 @@ fn full_and_incremental_with_every_method() {
         assert_eq!(remove(&store, "backup-2").unwrap().blocks, 1);
         check(&store, "backup-3", volume.get("three").content());
         assert_eq!(remove(&store, "backup-3").unwrap().blocks, 6);
-        store.remove_volume(VOLUME).unwrap();
-        store.remove_volume(VOLUME).unwrap();
+        remove_volume(&store, VOLUME).unwrap();
+        remove_volume(&store, VOLUME).unwrap();
         let left = std::fs::read_dir(root.path().join("backupstore")).unwrap().count();
         assert_eq!(left, 0);
     }

@@ -235,7 +235,7 @@ fn all_operations(store: &BackupStore, name: &str) {
     assert_eq!(store.backups(VOLUME).expect(name), ["backup-1", "backup-2"]);
     assert_eq!(store.backup(VOLUME, "absent").unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(remove(store, "backup-1").expect(name).blocks, 1);
-    store.remove_volume(VOLUME).expect(name);
+    remove_volume(store, VOLUME).expect(name);
     assert!(store.volumes().expect(name).is_empty());
 }
 

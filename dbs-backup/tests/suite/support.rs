@@ -32,13 +32,21 @@ pub struct Memory {
     removed: Mutex<BTreeMap<String, (Vec<u8>, SystemTime)>>,
     calls: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
+    at_put: Mutex<Option<Box<AtPut>>>,
 }
+
+type AtPut = dyn Fn(&str, &[u8]) + Send;
 
 impl Memory {
     /// Lets the call fail that comes after `calls` further ones.
     pub fn set_fault(&self, fault: Option<(u64, Fault)>) {
         let calls = self.calls.load(Ordering::SeqCst);
         *self.fault.lock().unwrap() = fault.map(|(after, fault)| (calls + after, fault));
+    }
+
+    /// Calls this before each object is written.
+    pub fn at_put(&self, call: impl Fn(&str, &[u8]) + Send + 'static) {
+        *self.at_put.lock().unwrap() = Some(Box::new(call));
     }
 
     pub fn calls(&self) -> u64 {
@@ -111,6 +119,9 @@ impl Objects for Memory {
     }
 
     fn put(&self, path: &str, content: &[u8]) -> Result<()> {
+        if let Some(call) = &*self.at_put.lock().unwrap() {
+            call(path, content);
+        }
         let object = (content.to_vec(), SystemTime::now());
         self.call(|| drop(self.objects.lock().unwrap().insert(path.to_owned(), object)))
     }
@@ -290,6 +301,10 @@ pub fn restore(store: &BackupStore, backup: &str, disk: &Disk, onto: Onto<'_>) -
 
 pub fn remove(store: &BackupStore, backup: &str) -> Result<dbs_backup::Removed> {
     store.remove(VOLUME, backup, &mut Work::new(&mut |_, _| true))
+}
+
+pub fn remove_volume(store: &BackupStore, volume: &str) -> Result<()> {
+    store.remove_volume(volume, &mut Work::new(&mut |_, _| true))
 }
 
 /// A volume of `blocks` blocks and a half, with different content in every second one.

@@ -119,9 +119,44 @@ fn damage(place: &Place, url: &str) {
         (format!("show {url}?volume=vol&backup=absent"), 10),
         (format!("create vol@absent {url}"), 10),
         (format!("create vol@three {url} --block-size 1MiB"), 2),
+        (format!("create vol@three {url} --label dbs-volume-size=1"), 2),
+        (format!("verify {url}?volume=absent"), 10),
         (format!("restore {url}?volume=vol"), 2),
     ] {
         backup(place, &args).exits(code, &args);
+    }
+}
+
+/// A volume that was made smaller: the size in `volume.cfg` is that of the last backup.
+#[test]
+fn the_larger_of_two_backups_is_restored() {
+    let place = Place::new();
+    place.init();
+    let root = place.path("backups");
+    std::fs::create_dir(&root).unwrap();
+    let url = format!("vfs://{}", root.display());
+    place.dbs("volume create vol 9000KiB").ok("create");
+    write(&place, 0, &[1; 4096]);
+    place.dbs("snapshot create vol@one").ok("snapshot");
+    json(&place, &format!("create vol@one {url} --name backup-1"));
+    place.dbs("--yes volume resize vol 1000KiB").ok("resize");
+    place.dbs("snapshot create vol@two").ok("snapshot");
+    json(&place, &format!("create vol@two {url} --name backup-2"));
+    for (backup, size) in [("backup-1", 9_216_000), ("backup-2", 1_024_000)] {
+        let restored = json(&place, &format!("restore {url}?backup={backup}&volume=vol {backup}"));
+        assert_eq!(restored["size"], size, "{backup}");
+    }
+    // What cannot be read is a finding; what Longhorn's first versions have made is none.
+    let facts = files(&root, "backup_backup-2.cfg").pop().unwrap();
+    let good = std::fs::read_to_string(&facts).unwrap();
+    for (from, to, code) in [
+        (r#""CompressionMethod":"lz4""#, r#""CompressionMethod":"zzz""#, 4),
+        (r#""FilePath":"""#, r#""FilePath":"x""#, 0),
+    ] {
+        assert!(good.contains(from));
+        std::fs::write(&facts, good.replace(from, to)).unwrap();
+        let found = backup(&place, &format!("verify {url}?volume=vol"));
+        assert_eq!(found.code, code, "{to}: {}", found.stderr);
     }
 }
 

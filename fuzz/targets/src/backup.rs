@@ -1,6 +1,6 @@
 //! What a backup store holds, and what a server of objects says.
 
-/// Any bytes as the facts of a volume or backup, a lock, a block, a URL, or an answer of a server.
+/// Any bytes as the facts of a volume or backup, a block, a URL, or an answer of a server.
 ///
 /// The input: what the rest is (one byte), and the rest.
 pub fn backup(data: &[u8]) {

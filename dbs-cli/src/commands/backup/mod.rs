@@ -11,6 +11,7 @@ use crate::progress::{Meter, Unit};
 use crate::spec::{self, SnapshotSpec};
 use clap::Args;
 use dbs_backup::codec::Method;
+use dbs_backup::config::LARGEST_VOLUME;
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, CreateOptions, Onto, Restoration, Restored, Verified, Work};
 use dbs_control::api::Request;
@@ -22,6 +23,8 @@ use volume::{Filled, LABEL_SIZE, SnapshotSource};
 
 pub use show::{List, Show};
 
+/// How the labels begin that a backup has from `dbs`.
+const OWN_LABELS: &str = "dbs-";
 /// The sizes of blocks that Longhorn's manager allows.
 const BLOCK_SIZES: [u64; 2] = [2 << 20, 16 << 20];
 /// Bad blocks that are printed.
@@ -30,7 +33,7 @@ const SHOWN: usize = 20;
 /// How much at once.
 #[derive(Debug, Args)]
 pub struct Pace {
-    /// Send and read at most this many bytes a second
+    /// Send and read at most this many bytes a second; 0 means no limit
     #[arg(long, value_parser = spec::size, value_name = "SIZE")]
     rate: Option<u64>,
     /// Blocks in flight at once; each takes memory for about twelve blocks
@@ -68,7 +71,8 @@ fn url(text: &str) -> std::result::Result<Url, String> {
 pub struct Create {
     /// VOLUME@SNAPSHOT. Keep the snapshot until the next backup, which needs the difference to it
     spec: SnapshotSpec,
-    /// The backup store: s3://BUCKET@REGION/PATH, vfs:///PATH, nfs://HOST:/PATH, cifs://HOST/SHARE
+    /// The backup store: s3://BUCKET@REGION/PATH, vfs:///PATH, nfs://HOST:/PATH, cifs://HOST/SHARE,
+    /// azblob://CONTAINER/PATH
     #[arg(value_parser = url)]
     url: Url,
     /// Name of the backup; by default a random one
@@ -97,6 +101,11 @@ impl Create {
     pub fn run(self, context: &Context) -> Result<()> {
         if !BLOCK_SIZES.contains(&self.block_size) {
             return Err(Error::invalid("a size of blocks is 2MiB or 16MiB"));
+        }
+        if let Some((key, _)) = self.labels.iter().find(|(key, _)| key.starts_with(OWN_LABELS)) {
+            return Err(Error::invalid(format!(
+                "label `{key}`: labels that begin with `{OWN_LABELS}` are those of `dbs` itself"
+            )));
         }
         context.stop.on_signals()?;
         let created = context.with(false, |target| {
@@ -208,7 +217,9 @@ fn size(restoration: &Restoration<'_>) -> Result<u64> {
     let labels = restoration.backup().labels.as_ref();
     match labels.and_then(|labels| labels.get(LABEL_SIZE)).map(|text| text.parse()) {
         None => Ok(restoration.size()),
-        Some(Ok(size)) if size <= restoration.size() => Ok(size),
+        // The size in volume.cfg is that of the last backup: this one may be larger. What does not reach to the end of
+        // its blocks is refused when they are written.
+        Some(Ok(size)) if size <= LARGEST_VOLUME => Ok(size),
         Some(_) => Err(Error::corrupt(format!("label {LABEL_SIZE} of the backup is no size"))),
     }
 }
@@ -236,7 +247,7 @@ impl Verify {
         let backups = open(&self.url)?;
         let names = match &self.url.backup {
             Some(backup) => vec![backup.clone()],
-            None => backups.backups(volume)?,
+            None => names(&backups, volume)?,
         };
         let (mut all, mut bad, mut text) = (Vec::new(), false, String::new());
         for name in names {
@@ -252,7 +263,14 @@ impl Verify {
                     None
                 }
                 Err(error) if self.url.backup.is_none() && is_finding(error.kind()) => {
-                    bad |= error.kind() == ErrorKind::Corrupt;
+                    bad |= match error.kind() {
+                        ErrorKind::Corrupt => true,
+                        // The single files of Longhorn's first versions are none of ours.
+                        ErrorKind::Unsupported => {
+                            !backups.backup(volume, &name).is_ok_and(|b| b.is_single_file())
+                        }
+                        _ => false,
+                    };
                     text += &format!("{name}: {error}\n");
                     Some(error.to_string())
                 }
@@ -271,6 +289,15 @@ impl Verify {
         }
         Ok(if bad { ExitCode::from(exit::CORRUPT) } else { ExitCode::SUCCESS })
     }
+}
+
+/// The backups of a volume that is there.
+fn names(store: &BackupStore, volume: &str) -> Result<Vec<String>> {
+    let names = store.backups(volume)?;
+    if names.is_empty() {
+        store.volume(volume)?;
+    }
+    Ok(names)
 }
 
 /// What is said of one backup while others are looked at.
@@ -318,7 +345,11 @@ impl Delete {
                 return Err(Error::not_found(format!("no volume {volume} in the backup store")));
             }
             confirm(context, &format!("Delete all backups of volume {volume}?"))?;
-            backups.remove_volume(volume)?;
+            context.stop.on_signals()?;
+            let mut meter: Meter = context.meter("deleting backups", Unit::Steps);
+            let mut progress = |done, total| meter.update(done, total);
+            backups.remove_volume(volume, &mut Work::new(&mut progress))?;
+            drop(meter);
             return context
                 .done(&json!({ "volume": volume }), &format!("deleted all backups of {volume}"));
         };

@@ -1,6 +1,6 @@
 //! What is in a backup store.
 
-use super::{open, url};
+use super::{names, open, url};
 use crate::context::Context;
 use crate::output::{self, Table, exact_size, facts};
 use clap::Args;
@@ -66,11 +66,7 @@ impl List {
     pub fn run(self, context: &Context) -> Result<()> {
         let store = open(&self.url)?;
         if let Some(volume) = &self.url.volume {
-            let names = store.backups(volume)?;
-            if names.is_empty() {
-                store.volume(volume)?;
-            }
-            let mut all: Vec<BackupInfo> = names
+            let mut all: Vec<BackupInfo> = names(&store, volume)?
                 .iter()
                 .map(|name| backup_info(&store, volume, name))
                 .collect::<Result<_>>()?;
@@ -159,7 +155,12 @@ fn backup_info(store: &BackupStore, volume: &str, backup: &str) -> Result<Backup
 fn told<T: Default>(facts: Result<T>) -> Result<(T, Option<String>)> {
     match facts {
         Ok(facts) => Ok((facts, None)),
-        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unsupported
+            ) =>
+        {
             Ok((T::default(), Some(error.to_string())))
         }
         Err(error) => Err(error),
