@@ -31,6 +31,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 thread_local! {
@@ -298,14 +299,16 @@ impl<S: Source> Creation<'_, S> {
     /// Removes what a backup that failed has begun: it would stop the collection of blocks. What somebody else has
     /// completed under the name stays; so does what is complete here, unless its blocks may have been deleted.
     fn undo(&self, path: &str, facts: Option<&BackupConfig>) {
-        // What stopped the backup does not stop this.
-        self.store.begin();
-        let Ok(there) = self.store.backup(&self.options.volume, &self.name) else { return };
-        let is_unsafe = facts == Some(&there) && self.lock.check().is_err();
-        if there.is_in_progress() || is_unsafe {
-            // If that fails, it can be deleted as any backup.
-            let _ = self.store.remove_facts(|objects| objects.remove(path));
+        // What stopped the backup does not stop this. The lock, which goes out of date, is not worth such patience.
+        let stopped = self.store.stop.swap(false, Ordering::SeqCst);
+        if let Ok(there) = self.store.backup(&self.options.volume, &self.name) {
+            let is_unsafe = facts == Some(&there) && self.lock.check().is_err();
+            if there.is_in_progress() || is_unsafe {
+                // If that fails, it can be deleted as any backup.
+                let _ = self.store.remove_facts(|objects| objects.remove(path));
+            }
         }
+        self.store.stop.store(stopped, Ordering::SeqCst);
     }
 
     /// Writes the blocks.

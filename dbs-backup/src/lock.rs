@@ -9,6 +9,7 @@ use crate::objects::Objects;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering as Memory};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -65,6 +66,8 @@ pub(crate) struct Lock {
     /// Dropping it ends the thread.
     end: Option<Sender<()>>,
     keeper: Option<JoinHandle<()>>,
+    /// Ends the tries of a request.
+    stop: Arc<AtomicBool>,
 }
 
 struct Shared {
@@ -91,6 +94,7 @@ impl Lock {
         volume: &str,
         kind: Kind,
         times: Times,
+        stop: &Arc<AtomicBool>,
     ) -> Result<Self> {
         let name = names::random("lock")?;
         let path = names::lock(volume, &name);
@@ -115,7 +119,7 @@ impl Lock {
             }
         });
         let keeper = keeper.map_err(|e| Error::io(e, "starting a thread"));
-        let mut lock = Self { shared, end: Some(end), keeper: None };
+        let mut lock = Self { shared, end: Some(end), keeper: None, stop: Arc::clone(stop) };
         lock.keeper = Some(keeper?);
         // The taking may have taken so long that others saw a lock out of date.
         lock.check()?;
@@ -149,8 +153,10 @@ impl Drop for Lock {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(keeper) = self.keeper.take() {
-            // A panic there says nothing of the work here.
+            // What the keeper tries to write goes anyway. A panic there says nothing of the work here.
+            let before = self.stop.swap(true, Memory::SeqCst);
             let _ = keeper.join();
+            self.stop.store(before, Memory::SeqCst);
         }
         // It goes out of date if it stays.
         let _ = self.shared.objects.remove(&self.shared.path);
@@ -281,7 +287,7 @@ mod tests {
     #[test]
     fn work_shares_and_deletion_excludes() {
         let (_root, objects) = store();
-        let take = |kind| Lock::take(&objects, VOLUME, kind, quick());
+        let take = |kind| Lock::take(&objects, VOLUME, kind, quick(), &Arc::default());
         let work = take(Kind::Work).unwrap();
         drop(take(Kind::Work).unwrap());
         let error = take(Kind::Deletion).map(drop).unwrap_err();
@@ -310,7 +316,7 @@ mod tests {
             ("", 0, true),
         ] {
             foreign(&root, &objects, text, age);
-            let taken = Lock::take(&objects, VOLUME, Kind::Work, quick());
+            let taken = Lock::take(&objects, VOLUME, Kind::Work, quick(), &Arc::default());
             assert_eq!(taken.is_ok(), free, "{text} {age}");
         }
     }
@@ -321,7 +327,8 @@ mod tests {
         let (_root, objects) = store();
         let (wait, expiry) = (Duration::from_millis(20), Duration::from_millis(10));
         let times = Times { wait, expiry, ..Times::default() };
-        let error = Lock::take(&objects, VOLUME, Kind::Work, times).map(drop).unwrap_err();
+        let error =
+            Lock::take(&objects, VOLUME, Kind::Work, times, &Arc::default()).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(objects.list(&names::locks(VOLUME)).unwrap().is_empty(), "nothing stays");
     }
@@ -332,7 +339,7 @@ mod tests {
         let short = Duration::from_millis(10);
         let times =
             Times { wait: Duration::ZERO, refresh: short, expiry: Duration::from_secs(600) };
-        let lock = Lock::take(&objects, VOLUME, Kind::Work, times).unwrap();
+        let lock = Lock::take(&objects, VOLUME, Kind::Work, times, &Arc::default()).unwrap();
         let path = root.path().join(&lock.shared.path);
         let begun = Instant::now();
         std::fs::File::options()
@@ -355,5 +362,75 @@ mod tests {
         }
         std::thread::sleep(short * 3);
         assert_eq!(lock.check().unwrap_err().kind(), ErrorKind::Busy);
+    }
+
+    /// A server that has gone holds up the end of an operation only as long as one request takes.
+    #[test]
+    fn a_lock_is_dropped_while_it_is_written() {
+        let (_root, inner) = store();
+        let stop = Arc::new(AtomicBool::new(false));
+        let patient = Arc::new(Patient { inner, stop: Arc::clone(&stop), tries: Mutex::new(0) });
+        let objects: Arc<dyn Objects> = Arc::clone(&patient) as _;
+        let times = Times { refresh: Duration::from_millis(1), ..quick() };
+        let lock = Lock::take(&objects, VOLUME, Kind::Work, times, &stop).unwrap();
+        let begun = Instant::now();
+        // The two of the taking, and one of the keeper.
+        while *patient.tries.lock().unwrap() < 3 {
+            assert!(begun.elapsed() < Duration::from_secs(120), "it is not written again");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(lock);
+        assert!(!stop.load(Memory::SeqCst), "the store can be used further");
+        assert!(begun.elapsed() < Duration::from_secs(500), "all tries were waited for");
+    }
+
+    /// Tries to write for ten minutes, or until it is to stop.
+    struct Patient {
+        inner: Arc<dyn Objects>,
+        stop: Arc<AtomicBool>,
+        tries: Mutex<u32>,
+    }
+
+    impl Objects for Patient {
+        fn put(&self, path: &str, content: &[u8]) -> Result<()> {
+            let tries = {
+                let mut tries = self.tries.lock().unwrap();
+                *tries += 1;
+                *tries
+            };
+            if tries < 3 {
+                return self.inner.put(path, content);
+            }
+            crate::pool::pause(Duration::from_secs(600), &self.stop);
+            Err(Error::io(std::io::Error::other("gone"), "the server"))
+        }
+
+        fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
+            self.inner.get(path, limit)
+        }
+
+        fn stat(&self, path: &str) -> Result<Option<crate::objects::Stat>> {
+            self.inner.stat(path)
+        }
+
+        fn list(&self, folder: &str) -> Result<Vec<String>> {
+            self.inner.list(folder)
+        }
+
+        fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+            self.inner.walk(folder, found)
+        }
+
+        fn remove(&self, path: &str) -> Result<()> {
+            self.inner.remove(path)
+        }
+
+        fn remove_all(&self, folder: &str) -> Result<()> {
+            self.inner.remove_all(folder)
+        }
+
+        fn settle(&self) -> Result<()> {
+            self.inner.settle()
+        }
     }
 }

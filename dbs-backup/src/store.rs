@@ -3,15 +3,14 @@
 use crate::config::{self, BACKUP_LIMIT, BackupConfig, VolumeConfig};
 use crate::lock::{Kind, Lock, Times};
 use crate::names::{self, BlockName};
-use crate::objects::{Azure, Directory, Objects, S3, mount};
+use crate::objects::{Directory, Objects, azure, mount, s3};
 use crate::pool::{self, Work};
 use crate::url::Url;
 use dbs_core::{Error, ErrorKind, Result};
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of `volume.cfg`: most of it are labels.
 const VOLUME_LIMIT: u64 = 4 << 20;
@@ -44,8 +43,8 @@ impl BackupStore {
             "vfs" if url.path.is_empty() => return Err(Error::invalid("cannot find vfs path")),
             "vfs" => Arc::new(Directory::open(Path::new(&url.path))?),
             "nfs" | "cifs" => Arc::new(mount::open(url, variable)?),
-            "azblob" => Arc::new(Azure::open(url, variable, &stop)?),
-            "s3" => Arc::new(S3::open(url, variable, &stop)?),
+            "azblob" => Arc::new(azure::open(url, variable, &stop)?),
+            "s3" => Arc::new(s3::open(url, variable, &stop)?),
             other => {
                 return Err(Error::unsupported(format!("driver {other} is not supported")));
             }
@@ -196,30 +195,30 @@ impl BackupStore {
         Ok(found)
     }
 
-    /// Calls `found` with the path, below the folder, of every object below a folder, until the caller ends it.
+    /// Calls `found` with the path, below the folder, of every object below a folder. The caller can end it at any time:
+    /// a list can be long, and the server slow.
     pub(crate) fn walk(
         &self,
         folder: &str,
         work: &mut Work<'_>,
-        found: &mut dyn FnMut(&str),
+        found: &mut (dyn FnMut(&str) + Send),
     ) -> Result<()> {
-        // From time to time: a list has no end that is known.
-        let mut asked = Instant::now();
-        self.objects.walk(folder, &mut |path| {
-            found(path);
-            if asked.elapsed() >= pool::TICK {
-                asked = Instant::now();
-                if !(work.progress)(0, 0) {
-                    self.stop.store(true, Ordering::SeqCst);
-                    return Err(pool::interrupted());
-                }
-            }
-            Ok(())
+        let (found, stop) = (Mutex::new(found), &*self.stop);
+        let walk = |()| {
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            self.objects.walk(folder, &mut |path| {
+                found(path);
+                if stop.load(Ordering::SeqCst) { Err(pool::interrupted()) } else { Ok(()) }
+            })
+        };
+        pool::each(1, stop, std::iter::once(()), walk, |done| match done {
+            None if !(work.progress)(0, 0) => Err(pool::interrupted()),
+            _ => Ok(()),
         })
     }
 
     pub(crate) fn lock(&self, volume: &str, kind: Kind) -> Result<Lock> {
-        Lock::take(&self.objects, volume, kind, self.times)
+        Lock::take(&self.objects, volume, kind, self.times, &self.stop)
     }
 
     /// A new operation is not stopped.

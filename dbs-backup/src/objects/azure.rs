@@ -4,32 +4,26 @@
 //! `azblob/azblob_service.go` (longhorn/backupstore, commit `ab5179e`).
 
 use super::http::{Answer, Http, Variables, Verdict};
-use super::{Objects, Stat, missing};
-use crate::pool;
+use super::remote::{self, Call, Page, Remote, Service};
+use crate::names::plain;
 use crate::url::{Url, encode};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use dbs_core::{Error, ErrorKind, Result};
+use dbs_core::{Error, Result};
 use jiff::Timestamp;
-use jiff::fmt::rfc2822::{DateTimeParser, DateTimePrinter};
+use jiff::fmt::rfc2822::DateTimePrinter;
 use ring::hmac;
 use serde::Deserialize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::SystemTime;
 use ureq::http::Request;
 
 /// The version of the API whose requests these are.
 const VERSION: &str = "2021-08-06";
 /// The domain if neither the URL nor the environment names another.
 const DOMAIN: &str = "core.windows.net";
-/// Bytes of an answer that is a list or an error.
-const LIST_LIMIT: u64 = 16 << 20;
-/// Objects that are removed at once.
-const REMOVALS: usize = 16;
-
 /// A container, and what all names begin with.
-pub struct Azure {
+pub(crate) struct Azure {
     http: Http,
     account: String,
     key: hmac::Key,
@@ -39,23 +33,17 @@ pub struct Azure {
     origin: String,
     /// The path of the container.
     root: String,
-    stop: Arc<AtomicBool>,
 }
 
-/// What one request is about.
-struct Call<'a> {
-    method: &'static str,
-    /// Without the prefix of all names; none for the container.
-    path: Option<&'a str>,
-    /// Names and values, in the order of the names.
-    query: Vec<(&'static str, String)>,
-    body: &'a [u8],
-    limit: u64,
+/// An answer that is a page of a list, by the name of its element: anything else is none, an empty one least of all.
+#[derive(Deserialize)]
+enum List {
+    EnumerationResults(Listed),
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-struct Page {
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Listed {
     blobs: Blobs,
     next_marker: Option<String>,
 }
@@ -73,16 +61,23 @@ struct Named {
     name: String,
 }
 
+/// Opens the container that a URL names, and tries whether it can be listed.
+///
+/// # Errors
+/// `Invalid` for what is no such URL, and for wrong credentials; `NotFound` if there is no such container; `Io`.
+pub(crate) fn open(
+    url: &Url,
+    variable: Variables<'_>,
+    stop: &Arc<AtomicBool>,
+) -> Result<Remote<Azure>> {
+    let mut remote = Remote::open(Azure::new(url, variable, stop)?, stop)?;
+    remote.service().http.be_patient();
+    Ok(remote)
+}
+
 impl Azure {
-    /// Opens the container that a URL names, and tries whether it can be listed.
-    ///
-    /// # Errors
-    /// `Invalid` for what is no such URL, and for wrong credentials; `NotFound` if there is no such container; `Io`.
-    pub fn open(url: &Url, variable: Variables<'_>, stop: &Arc<AtomicBool>) -> Result<Self> {
-        let (container, domain) = match &url.user {
-            Some(container) => (container.clone(), Some(url.host.as_str())),
-            None => (url.host.clone(), None),
-        };
+    fn new(url: &Url, variable: Variables<'_>, stop: &Arc<AtomicBool>) -> Result<Self> {
+        let (container, domain) = remote::holder(url);
         if container.is_empty() || url.path.is_empty() {
             return Err(Error::invalid(
                 "invalid URL. Must be either azblob://container@serviceurl/path/, or azblob://container/path",
@@ -96,51 +91,32 @@ impl Azure {
         let key = STANDARD
             .decode(key.trim())
             .map_err(|_| Error::invalid("AZBLOB_ACCOUNT_KEY is no key: it is not in base64"))?;
-        let domain = domain.filter(|domain| !domain.is_empty()).unwrap_or(DOMAIN);
-        let (endpoint, root) = match variable("AZBLOB_ENDPOINT") {
-            Some(endpoint) => (endpoint, format!("/{account}/{container}")),
-            None => (format!("https://{account}.blob.{domain}"), format!("/{container}")),
+        let domain = domain.unwrap_or_else(|| DOMAIN.to_owned());
+        let root = match variable("AZBLOB_ENDPOINT") {
+            Some(_) => format!("/{account}/{container}"),
+            None => format!("/{container}"),
         };
-        let (scheme, host) = match endpoint.trim_end_matches('/').split_once("://") {
-            Some((scheme @ ("http" | "https"), host)) if !host.contains('/') => (scheme, host),
-            _ => {
-                return Err(Error::invalid(format!(
-                    "AZBLOB_ENDPOINT is `{endpoint}`: write it as https://HOST or http://HOST:PORT"
-                )));
-            }
-        };
+        let usual = || format!("https://{account}.blob.{domain}");
+        let (scheme, host) = remote::endpoint(variable, "AZBLOB_ENDPOINT", usual)?;
         let certificates = variable("AZBLOB_CERT");
-        let http = Http::new(variable, host, scheme == "https", certificates.as_deref(), stop)?;
-        let parts = url.path.split('/').filter(|part| !part.is_empty());
-        let mut azure = Self {
+        let http = Http::new(variable, &host, scheme == "https", certificates.as_deref(), stop)?;
+        Ok(Self {
             http,
             account,
             key: hmac::Key::new(hmac::HMAC_SHA256, &key),
             container,
-            prefix: parts.map(|part| format!("{part}/")).collect(),
+            prefix: remote::prefix(url),
             origin: format!("{scheme}://{host}"),
             root,
-            stop: Arc::clone(stop),
-        };
-        azure.page("", true, None, 1)?;
-        azure.http.be_patient();
-        Ok(azure)
-    }
-
-    fn call(&self, call: &Call<'_>) -> Result<Answer> {
-        self.http.call(call.limit, || self.request(call), |answer| self.judge(call, answer))
+        })
     }
 
     fn request(&self, call: &Call<'_>) -> Result<Request<Vec<u8>>> {
         let name = call.path.map_or_else(String::new, |path| format!("/{}{path}", self.prefix));
         let path = encode(&format!("{}{name}", self.root), "/");
-        let query: Vec<_> = call
-            .query
-            .iter()
-            .map(|(name, value)| format!("{name}={}", encode(value, "")))
-            .collect();
+        let query = call.query();
         let sign = if query.is_empty() { "" } else { "?" };
-        let uri = format!("{}{path}{sign}{}", self.origin, query.join("&"));
+        let uri = format!("{}{path}{sign}{query}", self.origin);
         let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&Timestamp::now());
         let date = date.map_err(|e| Error::invalid(format!("the clock is wrong: {e}")))?;
         // In the order of their names.
@@ -172,22 +148,20 @@ impl Azure {
         STANDARD.encode(hmac::sign(key, text.as_bytes()))
     }
 
-    fn judge(&self, call: &Call<'_>, answer: Answer) -> Result<Verdict<Answer>> {
+    fn judge(&self, call: &Call<'_>, answer: Answer) -> Result<Verdict<Option<Answer>>> {
         if matches!(answer.status, 200..=299) {
-            return Ok(Verdict::Done(answer));
+            return Ok(Verdict::Done(Some(answer)));
         }
         let code = answer.header("x-ms-error-code").unwrap_or_default().to_owned();
-        let is_container = code == "ContainerNotFound";
-        if answer.status == 404 && call.path.is_some() && !is_container {
-            return Ok(Verdict::Done(answer));
+        if answer.status == 404 && code == "BlobNotFound" && call.path.is_some() {
+            return Ok(Verdict::Done(None));
         }
-        let what = call.path.unwrap_or("a list");
-        let message = format!("{} {what} answers {} {code}", call.method, answer.status);
-        let io = Error::io(
-            std::io::Error::other(message.clone()),
-            format!("container {}", self.container),
-        );
-        if answer.is_passing() {
+        let what = call.what();
+        let message = format!("{} {what} answers {} {}", call.method, answer.status, plain(&code));
+        let io = Error::io(std::io::Error::other(message.clone()), self.place());
+        // A 404 that does not say what is not there comes from something between here and the server.
+        let is_strange = answer.status == 404 && code != "ContainerNotFound";
+        if answer.is_passing() || is_strange {
             return Ok(Verdict::Again { error: io, at_once: false });
         }
         Err(match answer.status {
@@ -200,125 +174,47 @@ impl Azure {
             _ => io,
         })
     }
+}
 
-    fn page(&self, folder: &str, delimited: bool, marker: Option<&str>, most: u32) -> Result<Page> {
-        let folder = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+impl Service for Azure {
+    fn call(&self, call: &Call<'_>) -> Result<Option<Answer>> {
+        self.http.call(call.limit, || self.request(call), |answer| self.judge(call, answer))
+    }
+
+    fn page(&self, prefix: &str, delimited: bool, token: Option<&str>, most: u32) -> Result<Page> {
         let mut query = vec![("comp", "list".to_owned())];
         query.extend(delimited.then(|| ("delimiter", "/".to_owned())));
-        query.extend(marker.map(|marker| ("marker", marker.to_owned())));
+        query.extend(token.map(|token| ("marker", token.to_owned())));
         query.push(("maxresults", most.to_string()));
-        query.push(("prefix", format!("{}{folder}", self.prefix)));
+        query.push(("prefix", prefix.to_owned()));
         query.push(("restype", "container".to_owned()));
-        let call = Call { method: "GET", path: None, query, body: &[], limit: LIST_LIMIT };
-        let answer = self.call(&call)?;
-        let text = String::from_utf8_lossy(&answer.body);
-        quick_xml::de::from_str(text.trim_start_matches('\u{feff}'))
-            .map_err(|e| Error::io(std::io::Error::other(e.to_string()), "reading a list of blobs"))
+        let answer = self.call(&Call::list(query))?;
+        let body = answer.map(|answer| answer.body).unwrap_or_default();
+        listed(&String::from_utf8_lossy(&body))
     }
 
-    /// Calls `found` with what each name or prefix has after the folder.
-    fn each(
-        &self,
-        folder: &str,
-        delimited: bool,
-        found: &mut dyn FnMut(&str) -> Result<()>,
-    ) -> Result<()> {
-        let before = format!("{}{folder}/", self.prefix);
-        let mut marker = None;
-        loop {
-            let page = self.page(folder, delimited, marker.as_deref(), 5000)?;
-            for named in page.blobs.blob.iter().chain(&page.blobs.blob_prefix) {
-                match named.name.strip_prefix(&before).map(|rest| rest.trim_end_matches('/')) {
-                    None | Some("") => {}
-                    Some(rest) => found(rest)?,
-                }
-            }
-            match page.next_marker.filter(|marker| !marker.is_empty()) {
-                None => return Ok(()),
-                // A server that gives the same page again does not end.
-                Some(next) if Some(&next) == marker.as_ref() => {
-                    return Err(Error::corrupt("the list of blobs goes in a circle"));
-                }
-                next => marker = next,
-            }
-        }
+    fn prefix(&self) -> &str {
+        &self.prefix
     }
 
-    fn simple<'a>(method: &'static str, path: &'a str, body: &'a [u8], limit: u64) -> Call<'a> {
-        Call { method, path: Some(path), query: Vec::new(), body, limit }
+    fn place(&self) -> String {
+        format!("container {}", self.container)
     }
 }
 
-impl Objects for Azure {
-    fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
-        let answer = self.call(&Self::simple("GET", path, &[], limit))?;
-        if answer.status == 404 { Err(missing(path)) } else { Ok(answer.body) }
-    }
-
-    fn put(&self, path: &str, content: &[u8]) -> Result<()> {
-        let answer = self.call(&Self::simple("PUT", path, content, LIST_LIMIT))?;
-        if answer.status == 404 {
-            return Err(Error::not_found(format!("container {} is not there", self.container)));
-        }
-        Ok(())
-    }
-
-    fn stat(&self, path: &str) -> Result<Option<Stat>> {
-        let answer = self.call(&Self::simple("HEAD", path, &[], 0))?;
-        if answer.status == 404 {
-            return Ok(None);
-        }
-        let size = answer.header("content-length").and_then(|text| text.parse().ok());
-        let modified = answer.header("last-modified");
-        let modified = modified.and_then(|text| DateTimeParser::new().parse_timestamp(text).ok());
-        match (size, modified) {
-            (Some(size), Some(modified)) => {
-                Ok(Some(Stat { size, modified: SystemTime::from(modified) }))
-            }
-            _ => Err(Error::new(
-                ErrorKind::Io,
-                format!("the server does not say how large {path} is, or when it was written"),
-            )),
-        }
-    }
-
-    fn list(&self, folder: &str) -> Result<Vec<String>> {
-        let mut all = Vec::new();
-        self.each(folder, true, &mut |name| {
-            all.push(name.to_owned());
-            Ok(())
+fn listed(text: &str) -> Result<Page> {
+    let List::EnumerationResults(Listed { blobs, next_marker }) =
+        quick_xml::de::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| {
+            Error::io(std::io::Error::other(e.to_string()), "reading a list of blobs")
         })?;
-        all.sort();
-        Ok(all)
-    }
-
-    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
-        self.each(folder, false, found)
-    }
-
-    fn remove(&self, path: &str) -> Result<()> {
-        self.call(&Self::simple("DELETE", path, &[], LIST_LIMIT)).map(drop)
-    }
-
-    fn remove_all(&self, folder: &str) -> Result<()> {
-        let mut all = Vec::new();
-        self.walk(folder, &mut |path| {
-            all.push(format!("{folder}/{path}"));
-            Ok(())
-        })?;
-        pool::each(REMOVALS, &self.stop, all.into_iter(), |path| self.remove(&path), |_| Ok(()))
-    }
-
-    /// An object is durable when its writing was acknowledged.
-    fn settle(&self) -> Result<()> {
-        Ok(())
-    }
+    let names = blobs.blob.into_iter().chain(blobs.blob_prefix).map(|named| named.name);
+    Ok(Page { names: names.collect(), next: next_marker.filter(|marker| !marker.is_empty()) })
 }
 
 /// Reads an answer, for the fuzzer.
 #[cfg(feature = "testing")]
 pub(super) fn hostile_answer(text: &str) {
-    let _ = quick_xml::de::from_str::<Page>(text);
+    let _ = listed(text);
 }
 
 #[cfg(test)]
@@ -337,7 +233,6 @@ mod tests {
             prefix: "p/".into(),
             origin: "http://localhost".into(),
             root: "/devstoreaccount1/cont".into(),
-            stop,
         };
         let query = vec![("comp", "x".to_owned()), ("prefix", "a/b".to_owned())];
         let call = Call { method: "PUT", path: Some("a b"), query, body: b"abc", limit: 0 };
@@ -348,5 +243,26 @@ mod tests {
         ];
         let signature = azure.signature(&call, "/devstoreaccount1/cont/p/a%20b", &headers);
         assert_eq!(signature, "OcP8FXxD8JbDdQWd0Xv9QIQ9ZjjtoAZ8HoeHCPUVkxY=");
+    }
+
+    #[test]
+    fn what_is_no_whole_list() {
+        let page = listed(
+            "\u{feff}<?xml version=\"1.0\"?><EnumerationResults ContainerName=\"c\"><Prefix>p/</Prefix><Blobs>\
+             <Blob><Name>p/a</Name></Blob><BlobPrefix><Name>p/x/</Name></BlobPrefix></Blobs>\
+             <NextMarker>m</NextMarker></EnumerationResults>",
+        );
+        let (names, next) = (vec!["p/a".to_owned(), "p/x/".to_owned()], Some("m".to_owned()));
+        assert_eq!(page.unwrap(), Page { names, next });
+        let empty = "<EnumerationResults><Blobs/><NextMarker/></EnumerationResults>";
+        assert_eq!(listed(empty).unwrap(), Page { names: Vec::new(), next: None });
+        for text in [
+            "",
+            "<html><body>Sign in</body></html>",
+            "<html><Blobs/></html>",
+            "<EnumerationResults><NextMarker/></EnumerationResults>",
+        ] {
+            assert!(listed(text).is_err(), "{text}");
+        }
     }
 }

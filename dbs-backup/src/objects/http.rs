@@ -171,7 +171,9 @@ fn failed(what: &str, error: ureq::Error) -> Error {
              the system's"
         )),
         E::Io(error) => Error::io(error, what),
-        E::BadUri(_) | E::Http(_) | E::InvalidProxyUrl | E::TlsRequired => {
+        // What it says can have the whole URL, in which there can be a secret.
+        E::BadUri(_) => Error::invalid(format!("{what}: its URL is none")),
+        E::Http(_) | E::InvalidProxyUrl | E::TlsRequired => {
             Error::invalid(format!("{what}: {error}"))
         }
         other => Error::io(std::io::Error::other(other.to_string()), what),
@@ -198,9 +200,13 @@ fn proxy(variable: Variables<'_>, host: &str, is_secure: bool) -> Result<Option<
         }
     }
     let proxy = if proxy.contains("://") { proxy } else { format!("http://{proxy}") };
-    Proxy::new(&proxy)
-        .map(Some)
-        .map_err(|e| Error::invalid(format!("the proxy {proxy} cannot be used: {e}")))
+    // Before the `@` there can be a password.
+    let place = proxy.rsplit(['@', '/']).next().unwrap_or_default();
+    Proxy::new(&proxy).map(Some).map_err(|_| {
+        Error::invalid(format!(
+            "the proxy at `{place}` cannot be used: write it as http://HOST:PORT"
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -226,5 +232,14 @@ mod tests {
             assert_eq!(proxy(&variable, host, true).unwrap().is_some(), through, "{host}");
         }
         assert!(proxy(&variable, "s3.amazonaws.com", false).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_password_of_a_proxy_is_not_told() {
+        for bad in ["ftp://user:secret@host:1", "http://user:secret@ho st", "user:secret@ho st"] {
+            let variable = |name: &str| (name == "HTTPS_PROXY").then(|| bad.to_owned());
+            let error = proxy(&variable, "s3.amazonaws.com", true).unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
     }
 }

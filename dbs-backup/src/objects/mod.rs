@@ -1,15 +1,14 @@
 //! Where the files of a backup store are: one small trait, whatever keeps them.
 
-mod azure;
+pub(crate) mod azure;
 mod directory;
 mod http;
 pub(crate) mod mount;
-mod s3;
+mod remote;
+pub(crate) mod s3;
 mod tls;
 
-pub use azure::Azure;
 pub use directory::Directory;
-pub use s3::S3;
 
 use dbs_core::{Error, Result};
 use std::time::SystemTime;

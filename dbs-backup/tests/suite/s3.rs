@@ -25,6 +25,10 @@ enum Manner {
     Truncated,
     /// Is in another region, and takes no signature for ours.
     Elsewhere,
+    /// Answers that there is no such page, as something between here and the server does.
+    Strange,
+    /// Has a list of blocks that goes on and on.
+    Endless,
     /// Has a clock that is a day ahead, and takes no signature of ours.
     Ahead,
 }
@@ -85,6 +89,10 @@ impl Server {
             input.read_exact(&mut request.body).ok()?;
             self.log.lock().unwrap().push(format!("{} {}", request.method, request.path));
             let (status, body) = match manner {
+                // A HEAD has no text that shows it.
+                Manner::Strange if request.method != "HEAD" => {
+                    ("404 Not Found", b"<html><body>no such page</body></html>".to_vec())
+                }
                 Manner::Busy => ("503 Slow Down", b"<Error><Code>SlowDown</Code></Error>".to_vec()),
                 _ => self.answer(&request),
             };
@@ -136,6 +144,19 @@ impl Server {
             "DELETE" => {
                 objects.remove(&key);
                 ("204 No Content", Vec::new())
+            }
+            "GET"
+                if key.is_empty()
+                    && self.manner == Manner::Endless
+                    && request.query.contains("blocks") =>
+            {
+                let token = self.requests.load(Ordering::SeqCst);
+                let text = format!(
+                    "<ListBucketResult><IsTruncated>true</IsTruncated>\
+                     <NextContinuationToken>{token}</NextContinuationToken><Contents><Key>{}</Key></Contents></ListBucketResult>",
+                    "backupstore/volumes/5e/23/vol-1/blocks/x"
+                );
+                ("200 OK", text.into_bytes())
             }
             "GET" if key.is_empty() => ("200 OK", page(&objects, &request.query)),
             _ => objects.get(&key).map_or(absent, |content| ("200 OK", content.clone())),
@@ -242,7 +263,7 @@ fn all_operations(store: &BackupStore, name: &str) {
 #[test]
 fn a_server_that_behaves_badly() {
     use Manner as M;
-    let manners = [M::Well, M::Busy, M::Hangup, M::Truncated, M::Elsewhere, M::Ahead];
+    let manners = [M::Well, M::Busy, M::Hangup, M::Truncated, M::Elsewhere, M::Ahead, M::Strange];
     thread::scope(|scope| {
         for manner in manners {
             scope.spawn(move || {
@@ -262,6 +283,19 @@ fn a_server_that_behaves_badly() {
             });
         }
     });
+}
+
+/// Whoever waits for a list that is long, or does not end, can stop it.
+#[test]
+fn a_list_is_stopped() {
+    let (_server, endpoint) = Server::start(Manner::Endless);
+    let store = open(&endpoint, "s3://bucket@region/").unwrap();
+    let volume = volume(21, 2);
+    let source = volume.get("one");
+    let creation = store.create(&source, options("backup-1", "one")).unwrap();
+    let error = creation.run(&mut Work::new(&mut |_, _| false)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted, "{error}");
+    assert!(store.backups(VOLUME).unwrap().is_empty(), "what was begun is removed all the same");
 }
 
 #[test]

@@ -15,6 +15,8 @@ use ureq::http::Request;
 
 /// New ones are asked for before the old ones end.
 const AHEAD: SignedDuration = SignedDuration::from_secs(300);
+/// After a failure they are asked for again as long as the old ones are valid.
+const AGAIN: SignedDuration = SignedDuration::from_secs(10);
 const LIMIT: u64 = 1 << 20;
 
 /// A key, and for how long it is valid.
@@ -24,6 +26,8 @@ pub struct Credentials {
     pub secret: String,
     pub token: Option<String>,
     pub expires: Option<Timestamp>,
+    /// When new ones are to be asked for.
+    pub renew: Option<Timestamp>,
 }
 
 /// Where credentials come from.
@@ -61,7 +65,7 @@ impl Provider {
         let source = match keys {
             (Some(access), Some(secret)) => {
                 let token = variable("AWS_SESSION_TOKEN");
-                now = Some(Credentials { access, secret, token, expires: None });
+                now = Some(Credentials { access, secret, token, expires: None, renew: None });
                 Source::Fixed
             }
             (None, Some(_)) => {
@@ -76,16 +80,17 @@ impl Provider {
             }
             (None, None) => given_source(variable, region),
         };
-        let secure = match &source {
-            Source::WebIdentity { endpoint, .. } => endpoint.starts_with("https:"),
-            Source::Container { url, .. } => url.starts_with("https:"),
-            _ => false,
-        };
         // What is beside the machine is not behind a proxy.
         let none = |_: &str| None;
-        let variable: Variables<'_> =
-            if matches!(source, Source::WebIdentity { .. }) { variable } else { &none };
-        let http = Http::new(variable, "sts.amazonaws.com", secure, None, stop)?;
+        let (variable, url): (Variables<'_>, _) = match &source {
+            Source::WebIdentity { endpoint, .. } => (variable, endpoint.as_str()),
+            Source::Container { url, .. } => (&none, url.as_str()),
+            _ => (&none, ""),
+        };
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        let host = rest.split('/').next().unwrap_or_default();
+        let certificates = variable("AWS_CERT");
+        let http = Http::new(variable, host, scheme == "https", certificates.as_deref(), stop)?;
         Ok(Self { source, http, now: Mutex::new(now) })
     }
 
@@ -96,22 +101,32 @@ impl Provider {
     pub fn get(&self) -> Result<Credentials> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = &*now {
-            let ends = known.expires.is_some_and(|end| end - AHEAD < Timestamp::now());
-            if !ends {
+            if known.renew.is_none_or(|renew| Timestamp::now() < renew) {
                 return Ok(known.clone());
             }
         }
-        let given = self.ask().map_err(|e| {
-            e.context(
-                "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role",
-            )
-        })?;
-        let expires = given.expiration.as_deref().and_then(|text| text.parse().ok());
+        let given = match (self.ask(), &mut *now) {
+            (Ok(given), _) => given,
+            // Who gives them may be back before they end.
+            (Err(_), Some(known)) if known.expires.is_some_and(|end| Timestamp::now() < end) => {
+                known.renew = Timestamp::now().checked_add(AGAIN).ok();
+                return Ok(known.clone());
+            }
+            (Err(error), _) => {
+                return Err(error.context(
+                    "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role",
+                ));
+            }
+        };
+        let expires: Option<Timestamp> =
+            given.expiration.as_deref().and_then(|text| text.parse().ok());
         let credentials = Credentials {
             access: given.access_key_id,
             secret: given.secret_access_key,
             token: given.token,
             expires,
+            // What ended at the beginning of time is asked for anew.
+            renew: expires.map(|end| end.checked_sub(AHEAD).unwrap_or(Timestamp::MIN)),
         };
         Ok(now.insert(credentials).clone())
     }
@@ -166,14 +181,16 @@ impl Provider {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request =
-            request.body(Vec::new()).map_err(|e| Error::invalid(format!("{url}: {e}")))?;
+        // The query of a URL can have a secret, and so can what an error says of it.
+        let place = url.split('?').next().unwrap_or(url);
+        let request = request
+            .body(Vec::new())
+            .map_err(|_| Error::invalid(format!("{place} is no URL that can be asked")))?;
         let Answer { status, body, .. } = self.http.send(request, LIMIT)?;
         let text = String::from_utf8_lossy(&body).into_owned();
         if status == 200 {
             return Ok(text);
         }
-        let place = url.split('?').next().unwrap_or(url);
         Err(Error::invalid(format!("{place} answers {status}: {:.300}", xml::error_text(&text))))
     }
 }
@@ -307,5 +324,68 @@ mod tests {
         ]);
         assert_eq!(container.get().unwrap().access, "a");
         assert!(server.join().unwrap()[0].contains("authorization: jwt+/"));
+    }
+
+    /// Credentials end by the clock of who gives them, which may say anything.
+    #[test]
+    fn the_end_of_credentials() {
+        let given = |end: &str| KEYS.replace("2040-01-01T00:00:00Z", end);
+        let soon = Timestamp::now() + SignedDuration::from_secs(100);
+        for (end, asked, valid) in [
+            ("-009999-01-02T01:59:59Z", 2, false),
+            ("9999-12-30T22:00:00Z", 1, true),
+            // They are to be renewed: whoever gives them is away by now.
+            (&*soon.to_string(), 1, true),
+            ("2020-01-01T00:00:00Z", 1, false),
+        ] {
+            let (address, server) = serve(vec![given(end); asked]);
+            let provider = provider(&[("AWS_CONTAINER_CREDENTIALS_FULL_URI", address)]);
+            assert_eq!(provider.get().unwrap().access, "a", "{end}");
+            let second = provider.get();
+            assert_eq!(second.is_ok(), valid || asked == 2, "{end}");
+            server.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_told() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "secret").unwrap();
+        for endpoint in ["sts.example.com", "http://ho st", "http://127.0.0.1:1", "nothing://x", ""]
+        {
+            let identity = provider(&[
+                ("AWS_WEB_IDENTITY_TOKEN_FILE", file.path().to_str().unwrap().to_owned()),
+                ("AWS_ROLE_ARN", "arn:aws:iam::1:role/r".to_owned()),
+                ("AWS_ENDPOINT_URL_STS", endpoint.to_owned()),
+            ]);
+            let error = identity.get().map(drop).unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    /// STS is reached as S3 is: past a proxy that is not for it, and by certificates of the user.
+    #[test]
+    fn the_way_to_sts() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let variables = |no_proxy: &str| {
+            vec![
+                ("AWS_WEB_IDENTITY_TOKEN_FILE", file.path().to_str().unwrap().to_owned()),
+                ("AWS_ROLE_ARN", "arn:aws:iam::1:role/r".to_owned()),
+                ("AWS_ENDPOINT_URL_STS", "https://sts.inner:1/".to_owned()),
+                ("HTTPS_PROXY", "no proxy".to_owned()),
+                ("NO_PROXY", no_proxy.to_owned()),
+            ]
+        };
+        let open = |variables: &[(&str, String)]| {
+            let variable = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
+            };
+            Provider::new(&variable, "eu-west-1", &Arc::default()).map(drop)
+        };
+        assert!(open(&variables("")).is_err(), "the proxy is none");
+        open(&variables("sts.inner")).unwrap();
+        let mut both = variables("sts.inner");
+        both.push(("AWS_CERT", "no certificate".to_owned()));
+        assert!(open(&both).is_err(), "the certificate is looked at");
     }
 }

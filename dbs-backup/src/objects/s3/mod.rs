@@ -8,28 +8,22 @@ mod sign;
 mod xml;
 
 use super::http::{Answer, Http, Variables, Verdict};
-use super::{Objects, Stat, missing};
-use crate::pool;
+use super::remote::{self, Call, Page, Remote, Service, parse_date};
 use crate::url::{Url, encode};
 use credentials::Provider;
-use dbs_core::{Error, ErrorKind, Result};
+use dbs_core::{Error, Result};
 use jiff::{SignedDuration, Timestamp};
 use sign::Signed;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 use ureq::http::Request;
-use xml::{Page, Problem};
+use xml::Problem;
 
-/// Bytes of an answer that is a list or an error.
-const LIST_LIMIT: u64 = 16 << 20;
-/// Objects that are removed at once.
-const REMOVALS: usize = 16;
 /// A clock that is so wrong is told from one that is not.
 const SKEW: SignedDuration = SignedDuration::from_secs(60);
 
 /// A bucket, and what all keys begin with.
-pub struct S3 {
+pub(crate) struct S3 {
     http: Http,
     credentials: Provider,
     bucket: String,
@@ -42,81 +36,58 @@ pub struct S3 {
     region: Mutex<String>,
     /// How far the server's clock is ahead.
     ahead: Mutex<SignedDuration>,
-    stop: Arc<AtomicBool>,
 }
 
-/// What one request is about.
-struct Call<'a> {
-    method: &'static str,
-    /// Without the prefix of all keys; none for the bucket.
-    path: Option<&'a str>,
-    query: String,
-    body: &'a [u8],
-    limit: u64,
+/// Opens the bucket that a URL names, and tries whether it can be listed.
+///
+/// # Errors
+/// `Invalid` for what is no such URL, and for wrong credentials; `NotFound` if there is no such bucket; `Io`.
+pub(crate) fn open(
+    url: &Url,
+    variable: Variables<'_>,
+    stop: &Arc<AtomicBool>,
+) -> Result<Remote<S3>> {
+    let mut remote = Remote::open(S3::new(url, variable, stop)?, stop)?;
+    remote.service().http.be_patient();
+    Ok(remote)
 }
 
 impl S3 {
-    /// Opens the bucket that a URL names, and tries whether it can be listed.
-    ///
-    /// # Errors
-    /// `Invalid` for what is no such URL, and for wrong credentials; `NotFound` if there is no such bucket; `Io`.
-    pub fn open(url: &Url, variable: Variables<'_>, stop: &Arc<AtomicBool>) -> Result<Self> {
-        let (bucket, region) = match &url.user {
-            Some(bucket) => (bucket.clone(), Some(url.host.clone())),
-            None => (url.host.clone(), None),
-        };
+    fn new(url: &Url, variable: Variables<'_>, stop: &Arc<AtomicBool>) -> Result<Self> {
+        let (bucket, region) = remote::holder(url);
         if bucket.is_empty() || url.path.is_empty() {
             return Err(Error::invalid(
                 "invalid URL. Must be either s3://bucket@region/path/, or s3://bucket/path",
             ));
         }
-        let region = region.filter(|region| !region.is_empty());
         let region =
             region.or_else(|| variable("AWS_REGION")).or_else(|| variable("AWS_DEFAULT_REGION"));
         let region = region.unwrap_or_else(|| "us-east-1".to_owned());
-        let endpoint = variable("AWS_ENDPOINTS");
         let in_path = match variable("VIRTUAL_HOSTED_STYLE").as_deref() {
             Some("true") => false,
             Some("false") => true,
             // A dot would not fit the certificate.
-            _ => endpoint.is_some() || bucket.contains('.'),
+            _ => variable("AWS_ENDPOINTS").is_some() || bucket.contains('.'),
         };
-        let endpoint =
-            endpoint.unwrap_or_else(|| format!("https://s3.{region}.{}", domain(&region)));
-        let (scheme, host) = match endpoint.trim_end_matches('/').split_once("://") {
-            Some((scheme @ ("http" | "https"), host)) if !host.contains('/') => (scheme, host),
-            _ => {
-                return Err(Error::invalid(format!(
-                    "AWS_ENDPOINTS is `{endpoint}`: write it as https://HOST or http://HOST:PORT"
-                )));
-            }
-        };
+        let (scheme, host) = remote::endpoint(variable, "AWS_ENDPOINTS", || {
+            format!("https://s3.{region}.{}", domain(&region))
+        })?;
         let usual = if scheme == "https" { ":443" } else { ":80" };
-        let host = host.strip_suffix(usual).unwrap_or(host);
+        let host = host.strip_suffix(usual).unwrap_or(&host);
         let host = if in_path { host.to_owned() } else { format!("{bucket}.{host}") };
         let http =
             Http::new(variable, &host, scheme == "https", variable("AWS_CERT").as_deref(), stop)?;
-        let parts: Vec<_> = url.path.split('/').filter(|part| !part.is_empty()).collect();
-        let mut s3 = Self {
+        Ok(Self {
             http,
             credentials: Provider::new(variable, &region, stop)?,
-            prefix: parts.iter().map(|part| format!("{part}/")).collect(),
+            prefix: remote::prefix(url),
             origin: format!("{scheme}://{host}"),
             root: if in_path { format!("/{}", encode(&bucket, "")) } else { String::new() },
             host,
             bucket,
             region: Mutex::new(region),
             ahead: Mutex::new(SignedDuration::ZERO),
-            stop: Arc::clone(stop),
-        };
-        s3.page("", Some("/"), None, 1)?;
-        s3.http.be_patient();
-        Ok(s3)
-    }
-
-    /// Carries a request out; the answer is a success, or that the object is not there.
-    fn call(&self, call: &Call<'_>) -> Result<Answer> {
-        self.http.call(call.limit, || self.request(call), |answer| self.judge(call, answer))
+        })
     }
 
     fn request(&self, call: &Call<'_>) -> Result<Request<Vec<u8>>> {
@@ -125,18 +96,21 @@ impl S3 {
         let path = if path.is_empty() { "/".to_owned() } else { path };
         let region = self.region.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let ahead = *self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let query = call.query();
+        // A clock at the end of time is no clock.
+        let now = Timestamp::now();
         let signed = Signed {
             method: call.method,
             path: &path,
-            query: &call.query,
+            query: &query,
             host: &self.host,
             // The server compares it with what it gets.
             body: &sign::sha256(call.body),
             region: &region,
-            time: Timestamp::now() + ahead,
+            time: now.checked_add(ahead).unwrap_or(now),
         };
-        let sign = if call.query.is_empty() { "" } else { "?" };
-        let uri = format!("{}{path}{sign}{}", self.origin, call.query);
+        let sign = if query.is_empty() { "" } else { "?" };
+        let uri = format!("{}{path}{sign}{query}", self.origin);
         let mut request = Request::builder().method(call.method).uri(&uri);
         for (name, value) in sign::headers(&signed, &self.credentials.get()?) {
             request = request.header(name, value);
@@ -144,20 +118,20 @@ impl S3 {
         request.body(call.body.to_vec()).map_err(|e| Error::invalid(format!("{uri}: {e}")))
     }
 
-    fn judge(&self, call: &Call<'_>, answer: Answer) -> Result<Verdict<Answer>> {
+    fn judge(&self, call: &Call<'_>, answer: Answer) -> Result<Verdict<Option<Answer>>> {
         if matches!(answer.status, 200..=299) {
-            return Ok(Verdict::Done(answer));
+            return Ok(Verdict::Done(Some(answer)));
         }
         let text = String::from_utf8_lossy(&answer.body).into_owned();
         let problem: Problem = quick_xml::de::from_str(&text).unwrap_or_default();
-        let what = call.path.unwrap_or("a list");
         let said = if text.is_empty() { String::new() } else { xml::error_text(&text) };
-        let message = format!("AWS Error: {} {what} answers {} {said}", call.method, answer.status);
-        let io = |text: String| {
-            Error::io(std::io::Error::other(text), format!("bucket {}", self.bucket))
-        };
-        if answer.status == 404 && problem.code != "NoSuchBucket" && call.path.is_some() {
-            return Ok(Verdict::Done(answer));
+        let message =
+            format!("AWS Error: {} {} answers {} {said}", call.method, call.what(), answer.status);
+        let io = |text: String| Error::io(std::io::Error::other(text), self.place());
+        // The answer to a HEAD has no text that says it.
+        let is_absent = problem.code == "NoSuchKey" || call.method == "HEAD";
+        if answer.status == 404 && is_absent && call.path.is_some() {
+            return Ok(Verdict::Done(None));
         }
         let wrong_region = matches!(
             problem.code.as_str(),
@@ -186,7 +160,10 @@ impl S3 {
         if again {
             return Ok(Verdict::Again { error: Error::invalid(message), at_once: true });
         }
-        if answer.is_passing() || problem.code == "RequestTimeout" || problem.code == "SlowDown" {
+        // A 404 that does not say what is not there comes from something between here and the server.
+        let is_strange = answer.status == 404 && problem.code != "NoSuchBucket";
+        let is_passing = matches!(problem.code.as_str(), "RequestTimeout" | "SlowDown");
+        if answer.is_passing() || is_strange || is_passing {
             return Ok(Verdict::Again { error: io(message), at_once: false });
         }
         Err(match answer.status {
@@ -207,151 +184,38 @@ impl S3 {
         *known = ahead;
         is_news
     }
-
-    fn page(
-        &self,
-        folder: &str,
-        delimiter: Option<&str>,
-        token: Option<&str>,
-        most: u32,
-    ) -> Result<Page> {
-        let folder = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        // In the order of their names.
-        let mut query = Vec::new();
-        query.extend(token.map(|token| format!("continuation-token={}", encode(token, ""))));
-        query.extend(delimiter.map(|delimiter| format!("delimiter={}", encode(delimiter, ""))));
-        query.push("list-type=2".to_owned());
-        query.push(format!("max-keys={most}"));
-        query.push(format!("prefix={}", encode(&format!("{}{folder}", self.prefix), "")));
-        let call = Call {
-            method: "GET",
-            path: None,
-            query: query.join("&"),
-            body: &[],
-            limit: LIST_LIMIT,
-        };
-        let answer = self.call(&call)?;
-        xml::parse(&String::from_utf8_lossy(&answer.body), "a list of objects")
-    }
-
-    /// Calls `found` with what each key or prefix has after the folder.
-    fn each(
-        &self,
-        folder: &str,
-        delimiter: Option<&str>,
-        found: &mut dyn FnMut(&str) -> Result<()>,
-    ) -> Result<()> {
-        let before = format!("{}{folder}/", self.prefix);
-        let mut token = None;
-        loop {
-            let page = self.page(folder, delimiter, token.as_deref(), 1000)?;
-            let keys = page.contents.iter().map(|object| &object.key);
-            for key in keys.chain(page.common_prefixes.iter().map(|prefix| &prefix.prefix)) {
-                match key.strip_prefix(&before).map(|rest| rest.trim_end_matches('/')) {
-                    None | Some("") => {}
-                    Some(rest) => found(rest)?,
-                }
-            }
-            match page.next_continuation_token.filter(|_| page.is_truncated) {
-                None => return Ok(()),
-                // A server that gives the same page again does not end.
-                Some(next) if Some(&next) == token.as_ref() => {
-                    return Err(Error::corrupt("the list of objects goes in a circle"));
-                }
-                next => token = next,
-            }
-        }
-    }
 }
 
-impl Objects for S3 {
-    fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
-        let call = Call { method: "GET", path: Some(path), query: String::new(), body: &[], limit };
-        let answer = self.call(&call)?;
-        if answer.status == 404 {
-            return Err(missing(path));
-        }
-        Ok(answer.body)
+impl Service for S3 {
+    fn call(&self, call: &Call<'_>) -> Result<Option<Answer>> {
+        self.http.call(call.limit, || self.request(call), |answer| self.judge(call, answer))
     }
 
-    fn put(&self, path: &str, content: &[u8]) -> Result<()> {
-        let call = Call {
-            method: "PUT",
-            path: Some(path),
-            query: String::new(),
-            body: content,
-            limit: LIST_LIMIT,
-        };
-        match self.call(&call)?.status {
-            404 => Err(Error::not_found(format!("bucket {} is not there", self.bucket))),
-            _ => Ok(()),
-        }
+    fn page(&self, prefix: &str, delimited: bool, token: Option<&str>, most: u32) -> Result<Page> {
+        let mut query = Vec::new();
+        query.extend(token.map(|token| ("continuation-token", token.to_owned())));
+        query.extend(delimited.then(|| ("delimiter", "/".to_owned())));
+        query.push(("list-type", "2".to_owned()));
+        query.push(("max-keys", most.to_string()));
+        query.push(("prefix", prefix.to_owned()));
+        let answer = self.call(&Call::list(query))?;
+        let body = answer.map(|answer| answer.body).unwrap_or_default();
+        xml::page(&String::from_utf8_lossy(&body))
     }
 
-    fn stat(&self, path: &str) -> Result<Option<Stat>> {
-        let call =
-            Call { method: "HEAD", path: Some(path), query: String::new(), body: &[], limit: 0 };
-        let answer = self.call(&call)?;
-        if answer.status == 404 {
-            return Ok(None);
-        }
-        let size = answer.header("content-length").and_then(|text| text.parse().ok());
-        let modified = answer.header("last-modified").and_then(parse_date);
-        match (size, modified) {
-            (Some(size), Some(modified)) => {
-                Ok(Some(Stat { size, modified: SystemTime::from(modified) }))
-            }
-            _ => Err(Error::new(
-                ErrorKind::Io,
-                format!("the server does not say how large {path} is, or when it was written"),
-            )),
-        }
+    fn prefix(&self) -> &str {
+        &self.prefix
     }
 
-    fn list(&self, folder: &str) -> Result<Vec<String>> {
-        let mut all = Vec::new();
-        self.each(folder, Some("/"), &mut |name| {
-            all.push(name.to_owned());
-            Ok(())
-        })?;
-        all.sort();
-        Ok(all)
-    }
-
-    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
-        self.each(folder, None, found)
-    }
-
-    fn remove(&self, path: &str) -> Result<()> {
-        let call = Call {
-            method: "DELETE",
-            path: Some(path),
-            query: String::new(),
-            body: &[],
-            limit: LIST_LIMIT,
-        };
-        self.call(&call).map(drop)
-    }
-
-    fn remove_all(&self, folder: &str) -> Result<()> {
-        let mut all = Vec::new();
-        self.walk(folder, &mut |path| {
-            all.push(format!("{folder}/{path}"));
-            Ok(())
-        })?;
-        pool::each(REMOVALS, &self.stop, all.into_iter(), |path| self.remove(&path), |_| Ok(()))
-    }
-
-    /// An object is durable when its writing was acknowledged.
-    fn settle(&self) -> Result<()> {
-        Ok(())
+    fn place(&self) -> String {
+        format!("bucket {}", self.bucket)
     }
 }
 
 /// Reads an answer, for the fuzzer.
 #[cfg(feature = "testing")]
 pub(super) fn hostile_answer(text: &str) {
-    let _ = (xml::parse::<Page>(text, "a list"), xml::error_text(text), parse_date(text));
+    let _ = (xml::page(text), xml::error_text(text), parse_date(text));
 }
 
 /// The domain of a region's services.
@@ -359,7 +223,19 @@ fn domain(region: &str) -> &'static str {
     if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" }
 }
 
-/// A time as HTTP has it.
-fn parse_date(text: &str) -> Option<Timestamp> {
-    jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server's clock may say anything.
+    #[test]
+    fn a_clock_at_the_end_of_time() {
+        let url = Url::parse("s3://bucket@region/path").unwrap();
+        let variable = |name: &str| name.contains("ACCESS_KEY").then(|| "key".to_owned());
+        let s3 = S3::new(&url, &variable, &Arc::default()).unwrap();
+        for ahead in [SignedDuration::MAX, SignedDuration::MIN] {
+            *s3.ahead.lock().unwrap() = ahead;
+            s3.request(&Call::list(Vec::new())).unwrap();
+        }
+    }
 }

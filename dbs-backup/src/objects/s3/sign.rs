@@ -79,6 +79,7 @@ mod tests {
             secret: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".into(),
             token: None,
             expires: None,
+            renew: None,
         };
         let request = Signed {
             method: "GET",

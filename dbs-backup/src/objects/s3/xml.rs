@@ -1,30 +1,40 @@
 //! What an S3 server says.
 
 use crate::names::plain;
+use crate::objects::remote::Page;
 use dbs_core::{Error, Result};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// One page of a list.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-pub struct Page {
-    pub is_truncated: bool,
-    pub next_continuation_token: Option<String>,
-    pub contents: Vec<Object>,
-    pub common_prefixes: Vec<Prefix>,
+const WHAT: &str = "a list of objects";
+
+/// An answer that is a page of a list, by the name of its element: anything else is none, an empty one least of all.
+#[derive(Deserialize)]
+enum List {
+    ListBucketResult(Listed),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Listed {
+    is_truncated: bool,
+    next_continuation_token: Option<String>,
+    #[serde(default)]
+    contents: Vec<Object>,
+    #[serde(default)]
+    common_prefixes: Vec<Prefix>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Object {
-    pub key: String,
+struct Object {
+    key: String,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Prefix {
-    pub prefix: String,
+struct Prefix {
+    prefix: String,
 }
 
 /// What went wrong.
@@ -34,6 +44,22 @@ pub struct Problem {
     pub code: String,
     pub message: String,
     pub region: Option<String>,
+}
+
+/// A page of a list.
+///
+/// # Errors
+/// `Io`, also if it has a next page that it does not name.
+pub fn page(text: &str) -> Result<Page> {
+    let List::ListBucketResult(listed) = parse(text, WHAT)?;
+    let next = listed.next_continuation_token.filter(|token| !token.is_empty());
+    if listed.is_truncated && next.is_none() {
+        let what = "it is not whole, and does not say where it goes on";
+        return Err(Error::io(std::io::Error::other(what), format!("reading {WHAT}")));
+    }
+    let keys = listed.contents.into_iter().map(|object| object.key);
+    let names = keys.chain(listed.common_prefixes.into_iter().map(|prefix| prefix.prefix));
+    Ok(Page { names: names.collect(), next: next.filter(|_| listed.is_truncated) })
 }
 
 /// Parses an answer.
@@ -61,23 +87,43 @@ mod tests {
 
     #[test]
     fn answers() {
-        let page: Page = parse(
+        let page = page(
             r#"<?xml version="1.0" encoding="UTF-8"?>
             <ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name>
             <IsTruncated>true</IsTruncated><NextContinuationToken>a&amp;b=</NextContinuationToken>
             <Contents><Key>p/a&lt;b</Key><Size>3</Size></Contents><CommonPrefixes><Prefix>p/x/</Prefix></CommonPrefixes>
             <Contents><Key>p/c</Key></Contents></ListBucketResult>"#,
-            "a list",
         )
         .unwrap();
-        assert!(page.is_truncated);
-        assert_eq!(page.next_continuation_token.as_deref(), Some("a&b="));
-        assert_eq!(page.contents.iter().map(|o| &*o.key).collect::<Vec<_>>(), ["p/a<b", "p/c"]);
-        assert_eq!(page.common_prefixes[0].prefix, "p/x/");
-        assert!(parse::<Page>("<ListBucketResult><Contents>", "a list").is_err());
-        assert!(parse::<Page>("", "a list").is_err());
+        assert_eq!(page.next.as_deref(), Some("a&b="));
+        assert_eq!(page.names, ["p/a<b", "p/c", "p/x/"]);
         let text = "<Error><Code>NoSuchKey</Code><Message>no</Message></Error>";
         assert_eq!(error_text(text), "NoSuchKey: no");
         assert_eq!(error_text("oops\nmore"), "oops");
+    }
+
+    /// What a deletion takes for a list of all blocks.
+    #[test]
+    fn what_is_no_whole_list() {
+        let list = |inner: &str| page(&format!("<ListBucketResult>{inner}</ListBucketResult>"));
+        let one = "<Contents><Key>a</Key></Contents>";
+        assert_eq!(list("<IsTruncated>false</IsTruncated>").unwrap().names, [""; 0]);
+        for inner in [
+            one.to_owned(),
+            format!("<IsTruncated>true</IsTruncated>{one}"),
+            format!("<IsTruncated>true</IsTruncated><NextContinuationToken/>{one}"),
+            format!("<IsTruncated/>{one}"),
+        ] {
+            assert!(list(&inner).is_err(), "{inner}");
+        }
+        for text in [
+            "",
+            "<ListBucketResult><Contents>",
+            "<html><body>Sign in</body></html>",
+            "<html><IsTruncated>false</IsTruncated></html>",
+            "<Error><Code>InternalError</Code></Error>",
+        ] {
+            assert!(page(text).is_err(), "{text}");
+        }
     }
 }
