@@ -19,6 +19,8 @@ const TRIES: usize = 10;
 #[derive(Debug)]
 pub struct Directory {
     root: PathBuf,
+    /// While it is open, what is mounted there stays.
+    open: File,
     /// Makes the names of temporary files different.
     count: AtomicU64,
 }
@@ -31,7 +33,8 @@ impl Directory {
     pub fn open(root: &Path) -> Result<Self> {
         match fs::metadata(root) {
             Ok(metadata) if metadata.is_dir() => {
-                Ok(Self { root: root.to_owned(), count: AtomicU64::new(0) })
+                let open = File::open(root).map_err(|e| failed(e, "opening", root))?;
+                Ok(Self { root: root.to_owned(), open, count: AtomicU64::new(0) })
             }
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(failed(error, "opening", root))
@@ -93,8 +96,8 @@ impl Directory {
         // this returns, so that what is written next may rely on it.
         let written = file
             .write_all(content)
-            .and_then(|()| file.sync_all())
-            .and_then(|()| fs::rename(&temporary, target))
+            .and_then(|()| sync_file(&file, &temporary))
+            .and_then(|()| rename(&temporary, target))
             .and_then(|()| sync_folder(target.parent().unwrap_or(&self.root)));
         if written.is_err() {
             // It may be there or not; garbage is collected later.
@@ -193,8 +196,14 @@ impl Objects for Directory {
 
     /// Upstream does not sync its files, and a program that was killed may not have come to it.
     fn settle(&self) -> Result<()> {
-        let root = File::open(&self.root).map_err(|e| failed(e, "opening", &self.root))?;
-        nix::unistd::syncfs(&root).map_err(|e| failed(e.into(), "syncing", &self.root))
+        // The folder can be on another file system than the one it is in.
+        let base = self.root.join(BASE);
+        let opened = match File::open(&base) {
+            Err(error) if is_absent(&error) => self.open.try_clone(),
+            opened => opened,
+        };
+        let folder = opened.map_err(|e| failed(e, "opening", &base))?;
+        sync_all(&folder, &base).map_err(|e| failed(e, "syncing", &base))
     }
 }
 
@@ -221,7 +230,38 @@ fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
+#[cfg(test)]
+thread_local! {
+    /// What was made durable or got its name, in order: nothing else shows it without a power loss.
+    static ORDER: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+#[cfg(test)]
+fn note(what: &str, path: &Path) {
+    ORDER.with_borrow_mut(|order| order.push(format!("{what} {}", path.display())));
+}
+
+#[cfg(not(test))]
+fn note(_: &str, _: &Path) {}
+
+fn sync_file(file: &File, path: &Path) -> io::Result<()> {
+    note("file", path);
+    file.sync_all()
+}
+
+/// The whole file system.
+fn sync_all(file: &File, path: &Path) -> io::Result<()> {
+    note("all", path);
+    nix::unistd::syncfs(file).map_err(io::Error::from)
+}
+
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    note("name", to);
+    fs::rename(from, to)
+}
+
 fn sync_folder(folder: &Path) -> io::Result<()> {
+    note("folder", folder);
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     match synced {
         // Some network file systems have nothing to sync there.
@@ -237,6 +277,7 @@ fn failed(error: io::Error, what: &str, path: &Path) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn objects_in_a_directory() {
@@ -271,5 +312,41 @@ mod tests {
         assert!(root.path().join("backupstore").exists());
         let absent = objects.get("backupstore/a/two", 3).unwrap_err();
         assert_eq!(absent.to_string(), "cannot find backupstore/a/two in backupstore");
+    }
+
+    /// Content before its name, the name before the return, and folders before what is in them.
+    #[test]
+    fn what_is_durable_when() {
+        let root = tempfile::tempdir().unwrap();
+        let objects = Directory::open(root.path()).unwrap();
+        let order = || {
+            let order = ORDER.take();
+            let root = format!("{}/", root.path().display());
+            // The number of a temporary file is none of it.
+            let plain = |line: &String| {
+                let line = format!("{line}/").replace(&root, "/");
+                line.split(TEMPORARY).next().unwrap().trim_end_matches('/').to_owned()
+            };
+            order.iter().map(plain).collect::<Vec<_>>()
+        };
+        order();
+        objects.put("backupstore/a/one", b"1").unwrap();
+        let file = ["file /backupstore/a/one", "name /backupstore/a/one", "folder /backupstore/a"];
+        assert_eq!(order(), [&["folder ", "folder /backupstore"], &file[..]].concat());
+        objects.put("backupstore/a/one", b"2").unwrap();
+        assert_eq!(order(), file);
+        objects.settle().unwrap();
+        assert_eq!(order(), ["all /backupstore"]);
+    }
+
+    /// What was opened stays mounted, and is not taken for what comes after it.
+    #[test]
+    fn the_directory_stays_open() {
+        let root = tempfile::tempdir().unwrap();
+        let objects = Directory::open(root.path()).unwrap();
+        let open =
+            std::fs::read_link(format!("/proc/self/fd/{}", objects.open.as_raw_fd())).unwrap();
+        assert_eq!(open, root.path().canonicalize().unwrap());
+        objects.settle().unwrap();
     }
 }

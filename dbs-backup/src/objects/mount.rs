@@ -40,11 +40,12 @@ pub fn open(url: &Url, variable: Variables<'_>) -> Result<Directory> {
     let mounts = fs::read_to_string("/proc/self/mounts")
         .map_err(|e| Error::io(e, "reading /proc/self/mounts"))?;
     match mounted(&mounts, &plan.place) {
-        Some(kind) if kind == plan.kind => {}
-        Some(kind) => {
-            let place = plan.place.display();
+        Some((source, kind)) if kind == plan.kind && is_same(&source, &plan.source) => {}
+        Some((source, kind)) => {
             return Err(Error::invalid(format!(
-                "{place} is a mount of {kind}, not of {}",
+                "{} is a mount of {source} ({kind}), not of {} ({}): unmount it",
+                plan.place.display(),
+                plan.source,
                 plan.kind
             )));
         }
@@ -99,15 +100,24 @@ fn place(url: &Url) -> PathBuf {
     Path::new(MOUNTS).join(host.trim_end_matches(':')).join(url.path.trim_start_matches('/'))
 }
 
-/// The type of what is mounted at a place, by the text of `/proc/self/mounts`.
-fn mounted<'a>(mounts: &'a str, place: &Path) -> Option<&'a str> {
+/// Source and type of what is mounted at a place, by the text of `/proc/self/mounts`.
+fn mounted<'a>(mounts: &'a str, place: &Path) -> Option<(String, &'a str)> {
     let place = place.to_str()?.trim_end_matches('/');
     // The last one covers the others.
     mounts.lines().rev().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let found = fields.next()?.replace("\\040", " ");
-        if found == place { fields.next() } else { None }
+        let mut fields = line.split(' ');
+        let (source, found) = (plain(fields.next()?), plain(fields.next()?));
+        if found == place { Some((source, fields.next()?)) } else { None }
     })
+}
+
+/// A field as it was before the kernel wrote a space in it as a number.
+fn plain(field: &str) -> String {
+    field.replace("\\040", " ")
+}
+
+fn is_same(one: &str, other: &str) -> bool {
+    one.trim_end_matches('/') == other.trim_end_matches('/')
 }
 
 fn mount(plan: &Plan) -> Result<()> {
@@ -176,8 +186,10 @@ mod tests {
     #[test]
     fn what_is_mounted() {
         let mounts = "a /x ext4 rw 0 0\nh:/e /y\\040z nfs4 rw 0 0\nb /x cifs rw 0 0\n";
-        assert_eq!(mounted(mounts, Path::new("/x/")), Some("cifs"));
-        assert_eq!(mounted(mounts, Path::new("/y z")), Some("nfs4"));
+        assert_eq!(mounted(mounts, Path::new("/x/")), Some(("b".to_owned(), "cifs")));
+        assert_eq!(mounted(mounts, Path::new("/y z")), Some(("h:/e".to_owned(), "nfs4")));
+        // Two servers can have one place: `a.b` and `a_b`.
+        assert!(is_same("h:/e/", "h:/e") && !is_same("a.b:/e", "a_b:/e"));
         assert_eq!(mounted(mounts, Path::new("/")), None);
     }
 }

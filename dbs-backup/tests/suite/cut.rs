@@ -155,6 +155,22 @@ fn a_deletion_and_a_power_loss() {
     }
 }
 
+/// What others have written, and not synced, is durable before facts refer to it.
+#[test]
+fn a_backup_of_blocks_that_others_have_written() {
+    let volume = volume(13, 4);
+    let content = volume.get("one").content();
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    objects.unsettle(".blk");
+    assert_eq!(create(&store, "backup-2", &volume.get("one")).unwrap().uploaded, 0);
+    objects.lose_power("nothing");
+    let disk = Disk::new(vec![0; content.len()]);
+    restore(&store, "backup-2", &disk, Onto::Empty).unwrap();
+    assert!(disk.content() == content);
+}
+
 /// A backup that another process has begun, and may still complete, stops the collection.
 #[test]
 fn an_unfinished_backup_keeps_blocks() {

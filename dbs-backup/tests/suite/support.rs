@@ -5,7 +5,7 @@ use dbs_backup::objects::{Objects, Stat};
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, CreateOptions, Created, Onto, Restored, Source, Target, Work};
 use dbs_core::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -30,6 +30,8 @@ pub struct Memory {
     objects: Mutex<BTreeMap<String, (Vec<u8>, SystemTime)>>,
     /// Removed since the last `settle`.
     removed: Mutex<BTreeMap<String, (Vec<u8>, SystemTime)>>,
+    /// Not durable before the next `settle`: somebody else has written them.
+    volatile: Mutex<BTreeSet<String>>,
     calls: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
     at_put: Mutex<Option<Box<AtPut>>>,
@@ -77,8 +79,18 @@ impl Memory {
         }
     }
 
-    /// A power loss: what was removed and not settled is there again, if its path contains this.
+    /// Objects whose paths contain this are as somebody else has written them who syncs nothing.
+    pub fn unsettle(&self, part: &str) {
+        let paths = self.paths().into_iter().filter(|path| path.contains(part));
+        self.volatile.lock().unwrap().extend(paths);
+    }
+
+    /// A power loss: what was written by others and not settled is gone, and what was removed and not settled is there
+    /// again, if its path contains this.
     pub fn lose_power(&self, part: &str) {
+        for path in std::mem::take(&mut *self.volatile.lock().unwrap()) {
+            self.objects.lock().unwrap().remove(&path);
+        }
         let removed = std::mem::take(&mut *self.removed.lock().unwrap());
         let back = removed.into_iter().filter(|(path, _)| path.contains(part));
         self.objects.lock().unwrap().extend(back);
@@ -123,7 +135,10 @@ impl Objects for Memory {
             call(path, content);
         }
         let object = (content.to_vec(), SystemTime::now());
-        self.call(|| drop(self.objects.lock().unwrap().insert(path.to_owned(), object)))
+        self.call(|| {
+            self.volatile.lock().unwrap().remove(path);
+            self.objects.lock().unwrap().insert(path.to_owned(), object);
+        })
     }
 
     fn stat(&self, path: &str) -> Result<Option<Stat>> {
@@ -162,7 +177,10 @@ impl Objects for Memory {
     }
 
     fn settle(&self) -> Result<()> {
-        self.call(|| self.removed.lock().unwrap().clear())
+        self.call(|| {
+            self.removed.lock().unwrap().clear();
+            self.volatile.lock().unwrap().clear();
+        })
     }
 }
 
