@@ -27,7 +27,7 @@ enum Manner {
     Elsewhere,
     /// Answers that there is no such page, as something between here and the server does.
     Strange,
-    /// Has a list of blocks that goes on and on.
+    /// Has a list of blocks that goes on and on, and is busy when an object is to be removed for the first time.
     Endless,
     /// Has a clock that is a day ahead, and takes no signature of ours.
     Ahead,
@@ -87,7 +87,13 @@ impl Server {
             let length = request.headers.get("content-length").map_or(0, |l| l.parse().unwrap());
             request.body = vec![0; length];
             input.read_exact(&mut request.body).ok()?;
-            self.log.lock().unwrap().push(format!("{} {}", request.method, request.path));
+            let line = format!("{} {}", request.method, request.path);
+            let is_first = !self.log.lock().unwrap().contains(&line);
+            self.log.lock().unwrap().push(line);
+            let manner = match self.manner {
+                Manner::Endless if is_first && request.method == "DELETE" => Manner::Busy,
+                _ => manner,
+            };
             let (status, body) = match manner {
                 // A HEAD has no text that shows it.
                 Manner::Strange if request.method != "HEAD" => {

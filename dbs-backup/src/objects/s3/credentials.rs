@@ -100,10 +100,10 @@ impl Provider {
     /// Those of reaching who gives them.
     pub fn get(&self) -> Result<Credentials> {
         let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = &*now {
-            if known.renew.is_none_or(|renew| Timestamp::now() < renew) {
-                return Ok(known.clone());
-            }
+        if let Some(known) = &*now
+            && known.renew.is_none_or(|renew| Timestamp::now() < renew)
+        {
+            return Ok(known.clone());
         }
         let given = match (self.ask(), &mut *now) {
             (Ok(given), _) => given,
