@@ -111,9 +111,6 @@ fn run(seed: u64, arguments: &Arguments) -> ExitCode {
 
 fn report(failure: Box<Failure>, arguments: &Arguments) {
     println!("{failure}");
-    if arguments.trees {
-        println!("        with --trees");
-    }
     if arguments.steps.is_some() {
         println!("        with --steps {}", arguments.steps());
     }

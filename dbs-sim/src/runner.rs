@@ -20,6 +20,8 @@ pub struct Failure {
     pub seed: u64,
     /// The machine it ran on.
     pub config: Config,
+    /// It came from a history of trees.
+    pub trees: bool,
     /// Steps up to and with the failing one.
     pub steps: Vec<Step>,
     /// What was wrong.
@@ -34,7 +36,8 @@ impl fmt::Display for Failure {
         for (i, step) in self.steps.iter().enumerate() {
             writeln!(f, "{:4} {:?} {:?} seed {:#x}", i + 1, step.op, step.fate, step.seed)?;
         }
-        write!(f, "replay: cargo run -p dbs-sim -- run --seed {}", self.seed)
+        let trees = if self.trees { " --trees" } else { "" };
+        write!(f, "replay: cargo run --release -p dbs-sim -- run --seed {}{trees}", self.seed)
     }
 }
 
@@ -67,7 +70,8 @@ pub fn run_on(config: &Config, steps: usize) -> Result<Stats, Box<Failure>> {
         Some(if layers { Step { op: Op::Flush, ..step } } else { step })
     };
     drive(config, next, &mut done).map_err(|(message, stats)| {
-        Box::new(Failure { seed, config: config.clone(), steps: done, message, stats })
+        let config = config.clone();
+        Box::new(Failure { seed, config, trees: false, steps: done, message, stats })
     })
 }
 
@@ -83,8 +87,9 @@ pub fn run_trees(seed: u64, steps: usize) -> Result<Stats, Box<Failure>> {
     let mut done = Vec::with_capacity(steps);
     let next =
         |machine: &Machine, done: usize| (done < steps).then(|| generator.step(&machine.model));
-    drive(&config, next, &mut done)
-        .map_err(|(message, stats)| Box::new(Failure { seed, config, steps: done, message, stats }))
+    drive(&config, next, &mut done).map_err(|(message, stats)| {
+        Box::new(Failure { seed, config, trees: true, steps: done, message, stats })
+    })
 }
 
 /// Runs the given steps on the machine of `seed`.
@@ -103,7 +108,7 @@ pub fn replay_on(config: &Config, steps: &[Step]) -> Result<Stats, Box<Failure>>
     let mut done = Vec::with_capacity(steps.len());
     drive(config, |_, i| steps.get(i).cloned(), &mut done).map_err(|(message, stats)| {
         let (seed, config) = (config.seed, config.clone());
-        Box::new(Failure { seed, config, steps: done, message, stats })
+        Box::new(Failure { seed, config, trees: false, steps: done, message, stats })
     })
 }
 
@@ -140,6 +145,7 @@ fn drive(
 /// Leaves out what the failure does not need: steps, and what happened during them.
 #[must_use]
 pub fn shrink(failure: Box<Failure>) -> Box<Failure> {
+    let trees = failure.trees;
     let mut best = failure;
     let mut runs = 0;
     let mut size = best.steps.len().div_ceil(2);
@@ -162,7 +168,10 @@ pub fn shrink(failure: Box<Failure>) -> Box<Failure> {
             size /= 2;
         }
     }
-    calm(best)
+    best = calm(best);
+    // The seed is still that of the whole history.
+    best.trees = trees;
+    best
 }
 
 fn calm(mut best: Box<Failure>) -> Box<Failure> {

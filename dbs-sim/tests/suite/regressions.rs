@@ -5,7 +5,7 @@ use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, InitOptions, Store};
 use dbs_sim::runner::replay_on;
-use dbs_sim::{Config, CrashMode, Fate, Faults, Medium, Op, SimDisk, SimEnv, Step};
+use dbs_sim::{Config, CrashMode, Failure, Fate, Faults, Medium, Op, SimDisk, SimEnv, Stats, Step};
 use std::sync::Arc;
 
 const SIZE: u64 = 4 << 20;
@@ -331,4 +331,14 @@ fn a_discard_without_space_for_it_succeeds() {
     drop(volume);
     store.close().unwrap();
     assert!(Store::check_on(&*disk).unwrap().findings.is_empty());
+}
+
+/// The command that a failing history of trees printed ran another history, which passed.
+#[test]
+fn a_failing_history_of_trees_prints_its_option() {
+    for (trees, option) in [(false, ""), (true, " --trees")] {
+        let (config, message, stats) = (Config::small(7), String::new(), Stats::default());
+        let failure = Failure { seed: 7, config, trees, steps: Vec::new(), message, stats };
+        assert!(failure.to_string().ends_with(&format!("run --seed 7{option}")), "{failure}");
+    }
 }
