@@ -30,12 +30,12 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// Make a block device of a volume or snapshot.
 ///
-/// Uses the kernel's ublk driver. The server of the store serves the device. If no server runs, the
-/// command starts one in the background; that server ends when its last device is detached. If the
-/// server dies, users of the device wait until a server of the store runs again: `dbs serve`, or
-/// another `dbs attach`. The command also makes the link /dev/dbs/STORE/VOLUME to the device, where
-/// STORE is the last component of the store's path. If the volume is attached already with the same
-/// options, nothing changes.
+/// The device is made with the kernel's ublk driver. The server of the store serves the device. If no
+/// server runs, the command starts one in the background; that server ends when its last device is
+/// detached. If the server dies, users of the device wait until a server of the store runs again: `dbs
+/// serve`, or another `dbs attach`. The command also makes the link /dev/dbs/STORE/VOLUME to the
+/// device, where STORE is the last component of the store's path. If the volume is attached already
+/// with the same options, nothing changes.
 #[derive(Debug, Args)]
 pub struct Attach {
     /// VOLUME, or VOLUME@SNAPSHOT, whose device is read-only
@@ -298,10 +298,10 @@ impl List {
     }
 }
 
-/// Say what this machine lacks for block devices, and what works all the same.
+/// Say what this machine lacks for block devices, and which other ways to use volumes work here.
 ///
-/// Looks at the kernel, its drivers, and the rights of this user. Changes nothing. The exit code is 0
-/// even if something is missing.
+/// The command looks at the kernel, its drivers, and the rights of this user. It changes nothing. The
+/// exit code is 0 even if something is missing.
 #[derive(Debug, Args)]
 pub struct Check {}
 

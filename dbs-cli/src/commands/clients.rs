@@ -11,9 +11,9 @@ use std::time::Duration;
 
 /// List who uses the volumes of a served store, or disconnect an NBD client.
 ///
-/// Lists NBD clients, block devices and replicas, with the volume or snapshot that each has open,
-/// whether it is open for reading only, and since when. For NBD clients also lists the bytes read and
-/// written since they connected, and the requests per second now.
+/// The list has NBD clients, block devices and replicas, with the volume or snapshot that each has
+/// open, whether it is open for reading only, and since when. For an NBD client it also has the bytes
+/// read and written since the client connected, and the requests per second now.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Clients {

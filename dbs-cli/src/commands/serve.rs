@@ -38,10 +38,10 @@ pub struct Serve {
     /// Listen for NBD clients: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can be repeated
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Listen>,
-    /// Export only volumes with such a name, and their snapshots. PATTERN is a name, in which * and ?
-    /// stand for any characters. `,ro` makes the exports read-only. `,from=CLIENT` is for clients with
-    /// such an address only, as `tcp:10.0.*` or `unix:*`. Can be repeated: the first rule that fits the
-    /// volume and the client counts
+    /// Export only volumes whose names match PATTERN, and their snapshots. In PATTERN, * stands for any
+    /// characters, ? for one. `,ro` makes the exports read-only. `,from=CLIENT` limits the rule to
+    /// clients with such an address, as `tcp:10.0.*` or `unix:*`. Can be repeated: the first rule that
+    /// fits the volume and the client counts
     #[arg(long, value_name = "PATTERN[,ro][,from=CLIENT]")]
     export: Vec<ExportRule>,
     /// Open the store read-only; all exports are read-only
@@ -82,7 +82,8 @@ pub struct Serve {
     /// of 4 KiB
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
-    /// Longest time until a change is committed if no client flushes
+    /// Longest time until changed metadata is committed if no client flushes. A write over data that
+    /// the volume has already changes no metadata: a flush makes it durable
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = spec::duration)]
     commit_interval: Duration,
     /// Memory for checksums of data, at least 256KiB; by default a 32nd of the memory of the machine or

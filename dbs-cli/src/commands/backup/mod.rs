@@ -65,8 +65,8 @@ fn url(text: &str) -> std::result::Result<Url, String> {
 /// Back up a snapshot.
 ///
 /// The first backup of a volume reads all its data, later backups only what changed since the last one.
-/// Blocks that are in the backup store already are not written again, also after a backup that was cut
-/// off.
+/// Blocks that are in the backup store already are not written again. If a backup was cut off, run the
+/// command again: it finds the blocks that were written.
 #[derive(Debug, Args)]
 pub struct Create {
     /// VOLUME@SNAPSHOT. Keep the snapshot until the next backup, which needs the difference to it
@@ -84,7 +84,8 @@ pub struct Create {
     /// Read everything, and write every block again. This mends damaged blocks in the backup store
     #[arg(long)]
     full: bool,
-    /// How blocks are compressed: lz4, gzip or none. The first backup of a volume decides
+    /// How blocks are compressed: lz4, gzip or none. The first backup of a volume decides for all later
+    /// ones
     #[arg(long, default_value = "lz4", value_name = "METHOD")]
     compression: Method,
     /// Size of blocks: 2MiB or 16MiB. A size other than that of the last backup makes a full backup

@@ -38,7 +38,7 @@ pub struct ServeArgs {
     /// replica's volume is deleted
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = golang::duration)]
     pub replica_check: Duration,
-    /// Longest time until a change is committed
+    /// Longest time until a write to a replica, or changed metadata, is committed
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = golang::duration)]
     pub commit_interval: Duration,
     /// Threads.
