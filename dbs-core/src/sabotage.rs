@@ -83,6 +83,12 @@ pub enum Bug {
     FlushBesideFailure,
     /// Who asks for a flush while one runs takes that one for its own.
     ShareRunningFlush,
+    /// Who asks for a flush while another one runs is answered at once.
+    AnswerAmidFlush,
+    /// A flush that a reactor does is taken for a success though it failed.
+    IgnoreFlushFailure,
+    /// A reactor flushes the storage, and no more, though there is something to commit.
+    FlushUncommitted,
     /// A block of the journal that cannot be read is one that nothing is in.
     PassOverUnreadable,
     /// The page of a block that is healed is opened first, as for any other write.
@@ -91,7 +97,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 44] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -131,6 +137,9 @@ impl Bug {
         Self::CommitAfterFailure,
         Self::FlushBesideFailure,
         Self::ShareRunningFlush,
+        Self::AnswerAmidFlush,
+        Self::IgnoreFlushFailure,
+        Self::FlushUncommitted,
         Self::PassOverUnreadable,
         Self::HealOpensPage,
     ];

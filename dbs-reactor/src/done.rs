@@ -26,6 +26,10 @@ pub(crate) enum Done {
         buf: Buf,
         result: io::Result<()>,
     },
+    Synced {
+        tag: u64,
+        result: io::Result<()>,
+    },
     Fetched {
         queue: UblkQueue,
         tag: u16,

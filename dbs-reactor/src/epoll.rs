@@ -124,6 +124,10 @@ impl Epoll {
         self.transfer(target, segments, Move::Write(payload), tag);
     }
 
+    pub fn sync(&mut self, target: u32, tag: u64) {
+        self.transfer(target, &[], Move::Sync, tag);
+    }
+
     fn transfer(&mut self, target: u32, segments: &[Segment], what: Move, tag: u64) {
         let len = what.len();
         let inside = |s: &Segment| s.start.checked_add(s.len).is_some_and(|end| end <= len);
@@ -132,8 +136,8 @@ impl Epoll {
         match self.files.open(target, &self.targets) {
             Ok(file) => self.files.submit(Job { file, segments: segments.to_vec(), what, tag }),
             Err(error) => {
-                let (buf, result) = (what.into_buf(), Err(error));
-                self.done.push_back(Done::Moved { tag, buf, result });
+                let ended = Finished { tag, buf: what.into_buf(), result: Err(error) };
+                self.done.push_back(ended.into());
             }
         }
     }
@@ -201,12 +205,7 @@ impl Epoll {
                 self.ready.push_back(event.data() as u32);
             }
         }
-        let finished = self.files.finished().into_iter();
-        self.done.extend(finished.map(|Finished { tag, buf, result }| Done::Moved {
-            tag,
-            buf,
-            result,
-        }));
+        self.done.extend(self.files.finished().into_iter().map(Done::from));
         Ok(())
     }
 
@@ -329,7 +328,7 @@ impl Epoll {
     }
 }
 
-/// The threads that read and write files.
+/// The threads that read, write and sync files.
 struct Files {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -350,11 +349,20 @@ struct Queue {
     stopping: bool,
 }
 
-/// A transfer that has ended.
+/// A transfer that has ended, with its memory; or a sync.
 struct Finished {
     tag: u64,
-    buf: Buf,
+    buf: Option<Buf>,
     result: io::Result<()>,
+}
+
+impl From<Finished> for Done {
+    fn from(Finished { tag, buf, result }: Finished) -> Self {
+        match buf {
+            Some(buf) => Self::Moved { tag, buf, result },
+            None => Self::Synced { tag, result },
+        }
+    }
 }
 
 struct Job {
@@ -364,10 +372,11 @@ struct Job {
     tag: u64,
 }
 
-/// Which way, with the memory.
+/// Which way, with the memory; or a sync.
 enum Move {
     Read(Buf),
     Write(Payload),
+    Sync,
 }
 
 impl Move {
@@ -375,13 +384,15 @@ impl Move {
         match self {
             Self::Read(buf) => buf.len(),
             Self::Write(payload) => payload.len(),
+            Self::Sync => 0,
         }
     }
 
-    fn into_buf(self) -> Buf {
+    fn into_buf(self) -> Option<Buf> {
         match self {
-            Self::Read(buf) => buf,
-            Self::Write(payload) => payload.into_buf(),
+            Self::Read(buf) => Some(buf),
+            Self::Write(payload) => Some(payload.into_buf()),
+            Self::Sync => None,
         }
     }
 }
@@ -464,11 +475,15 @@ impl Shared {
 
 impl Job {
     fn run(&mut self) -> io::Result<()> {
+        if let Move::Sync = self.what {
+            return self.file.sync_data();
+        }
         for Segment { offset, start, len } in &self.segments {
             let part = *start..start + len;
             match &mut self.what {
                 Move::Read(buf) => self.file.read_exact_at(&mut buf[part], *offset)?,
                 Move::Write(payload) => self.file.write_all_at(&payload[part], *offset)?,
+                Move::Sync => {}
             }
         }
         Ok(())

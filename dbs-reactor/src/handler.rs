@@ -39,7 +39,7 @@ pub struct Options {
     pub spin: Duration,
     /// Threads that read and write files with [`Driver::Epoll`].
     pub file_threads: usize,
-    /// For tests: decides what becomes of reads and writes of files.
+    /// For tests: decides what becomes of reads, writes and syncs of files.
     pub interposer: Option<Arc<dyn Interpose>>,
 }
 
@@ -86,6 +86,11 @@ pub trait Handler {
     /// [`Io::read`] or [`Io::write`]: all segments are complete, or the first failure.
     fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
         let _ = (io, tag, buf, result);
+    }
+
+    /// [`Io::sync`]: the file is synced, or what of it is durable nobody knows.
+    fn synced(&mut self, io: &mut Io, tag: u64, result: io::Result<()>) {
+        let _ = (io, tag, result);
     }
 
     /// [`Io::fetch`] or [`Io::commit`]: a user of the device has made a request, to be answered with
@@ -219,6 +224,12 @@ impl Io {
     ) {
         let payload = payload.into();
         backend!(self, driver => driver.write(file.0, segments, payload, tag));
+    }
+
+    /// Makes durable what has been written to a file and was complete before this call; ends in
+    /// [`Handler::synced`].
+    pub fn sync(&mut self, file: File, tag: u64) {
+        backend!(self, driver => driver.sync(file.0, tag));
     }
 
     /// Takes over a queue of a ublk device, of which `device` is the character device. All its tags

@@ -3,13 +3,15 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// A part of a transfer that is about to be handed to the kernel.
+/// A part of a transfer, or a sync, that is about to be handed to the kernel.
 #[derive(Debug, Clone, Copy)]
 pub enum Part<'a> {
     /// So many bytes are read.
     Read(usize),
     /// These bytes are written.
     Write(&'a [u8]),
+    /// What was written is made durable.
+    Sync,
 }
 
 /// What becomes of it.
@@ -25,11 +27,12 @@ pub struct Fate {
     pub ticket: u64,
 }
 
-/// Decides about reads and writes of files ([`crate::Io::read`], [`crate::Io::write`]).
+/// Decides about reads, writes and syncs of files ([`crate::Io::read`], [`crate::Io::write`],
+/// [`crate::Io::sync`]).
 pub trait Interpose: Send + Sync + Debug {
-    /// A part of a transfer is about to be handed to the kernel, or the rest of one is.
+    /// A part of a transfer is about to be handed to the kernel, or the rest of one is, or a sync.
     fn begin(&self, offset: u64, part: Part<'_>) -> Fate;
 
-    /// What had this ticket has ended; `done` says that the kernel moved some of it.
+    /// What had this ticket has ended; `done` says that the kernel moved some of it, or made it durable.
     fn end(&self, ticket: u64, done: bool);
 }

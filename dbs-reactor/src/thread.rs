@@ -242,6 +242,7 @@ impl<H: Handler> Turns<H> {
                 Done::Filled { tag, buf, result } => handler.filled(io, tag, buf, result),
                 Done::Sent { tag, batch, result } => handler.sent(io, tag, batch, result),
                 Done::Moved { tag, buf, result } => handler.moved(io, tag, buf, result),
+                Done::Synced { tag, result } => handler.synced(io, tag, result),
                 Done::Fetched { queue, tag, result } => handler.fetched(io, queue, tag, result),
                 Done::Woken => {}
             }

@@ -66,6 +66,7 @@ enum Op {
     Fill { target: u32, tag: u64, buf: Buf, at: usize },
     Send { target: u32, tag: u64, sending: Box<Sending> },
     Part { transfer: u32, segment: Segment },
+    Sync { target: u32, tag: u64 },
 }
 
 /// A transfer whose parts are in the kernel.
@@ -165,6 +166,11 @@ impl Uring {
     pub fn write(&mut self, target: u32, segments: &[Segment], memory: Payload, tag: u64) {
         let (write, left, result) = (true, segments.len(), Ok(()));
         self.transfer(segments, Transfer { target, tag, memory, write, left, result });
+    }
+
+    pub fn sync(&mut self, target: u32, tag: u64) {
+        let op = self.ops.insert(Op::Sync { target, tag });
+        self.push_op(op);
     }
 
     /// Reads only into memory that is the operation's alone.
@@ -275,11 +281,17 @@ impl Uring {
             None => result,
             Some(interposed) => interposed.ended(index, result),
         };
-        if again(&result) {
+        // A sync that failed is not repeated: what it should have kept may be gone.
+        if again(&result) && !matches!(self.ops.get_mut(index), Some(Op::Sync { .. })) {
             self.push_op(index);
             return None;
         }
         match self.ops.get_mut(index)? {
+            Op::Sync { tag, .. } => {
+                let tag = *tag;
+                self.ops.remove(index);
+                Some(Done::Synced { tag, result: result.map(drop) })
+            }
             Op::Receive { tag, .. } => {
                 let tag = *tag;
                 let buffer = cqueue::buffer_select(entry.flags());
@@ -397,6 +409,11 @@ impl Uring {
                 let entry =
                     opcode::SendMsg::new(raw(&self.targets, *target), header).flags(flags).build();
                 (entry, *target)
+            }
+            Some(Op::Sync { target, .. }) => {
+                let (fd, target) = (raw(&self.targets, *target), *target);
+                let sync = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC);
+                (if passage.barred { opcode::Nop::new().build() } else { sync.build() }, target)
             }
             Some(Op::Part { transfer, segment }) => {
                 let Some(transfer) = self.transfers.get(*transfer) else { return };

@@ -19,6 +19,7 @@ enum Ask {
     Send(u64, Vec<Vec<u8>>),
     Read(u64, Vec<Segment>, usize),
     Write(u64, Vec<Segment>, Vec<u8>),
+    Sync(u64),
     Shutdown,
     Remove,
     Wake(Duration),
@@ -32,6 +33,7 @@ enum Told {
     Filled(u64, Result<Vec<u8>, ErrorKind>),
     Sent(u64, Result<(), ErrorKind>),
     Moved(u64, Result<Vec<u8>, ErrorKind>),
+    Synced(u64, Result<(), ErrorKind>),
     Tick,
 }
 
@@ -85,6 +87,7 @@ impl Handler for Puppet {
                 buf.copy_from_slice(&bytes);
                 io.write(self.file.unwrap(), &segments, buf, tag);
             }
+            Ask::Sync(tag) => io.sync(self.file.unwrap(), tag),
             Ask::Shutdown => io.shutdown(self.socket.unwrap()),
             Ask::Remove => io.remove(self.socket.take().unwrap()),
             Ask::Wake(time) => io.wake_at(Some(Instant::now() + time)),
@@ -106,6 +109,10 @@ impl Handler for Puppet {
 
     fn moved(&mut self, _: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
         self.tell(Told::Moved(tag, result.map(|()| buf.to_vec()).map_err(|e| e.kind())));
+    }
+
+    fn synced(&mut self, _: &mut Io, tag: u64, result: io::Result<()>) {
+        self.tell(Told::Synced(tag, result.map_err(|e| e.kind())));
     }
 
     fn tick(&mut self, _: &mut Io) {
@@ -283,6 +290,19 @@ fn failures_of_a_file_are_told() {
         let segment = Segment { offset: 0, start: 0, len: 512 };
         stage.ask(Ask::Write(1, vec![segment; 5], pattern(512)));
         assert!(matches!(stage.next(), Told::Moved(1, Err(_))));
+    });
+}
+
+#[test]
+fn a_sync_is_told_and_so_is_its_failure() {
+    on_each_driver(|stage| {
+        stage.ask(Ask::File(tempfile::tempfile().unwrap().into()));
+        stage.ask(Ask::Sync(1));
+        assert_eq!(stage.next(), Told::Synced(1, Ok(())));
+        let (pipe, _other) = io::pipe().unwrap();
+        stage.ask(Ask::File(pipe.into()));
+        stage.ask(Ask::Sync(2));
+        assert_eq!(stage.next(), Told::Synced(2, Err(ErrorKind::InvalidInput)));
     });
 }
 

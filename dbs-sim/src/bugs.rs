@@ -26,7 +26,7 @@ const HISTORIES: u64 = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Every command without a crash; a long relink, and the healing of a block, cut off; flushes
-    /// beside one another.
+    /// beside one another, those of reactors among them.
     Calm,
     /// Random histories.
     Histories,
@@ -77,6 +77,7 @@ fn calm() -> Option<(String, String)> {
         .or_else(|| named("a long relink", relink()))
         .or_else(|| named("a flush beside one that fails", beside()))
         .or_else(|| named("a page opened beside a flush", shared()))
+        .or_else(ringed)
         .or_else(|| named("a block healed", heal()))
 }
 
@@ -88,6 +89,15 @@ fn intents() -> Option<(String, String)> {
     let found = |seed| Some((seed, crate::intent::run(seed).err()?));
     let (seed, message) = (0..INTENTS).find_map(found)?;
     Some((format!("history of groups {seed}"), message))
+}
+
+/// Histories of flushes that reactors do within which a bug of them must show.
+const RINGED: u64 = 200;
+
+fn ringed() -> Option<(String, String)> {
+    let found = |seed| Some((seed, crate::ringed::run(seed).err()?));
+    let (seed, message) = (0..RINGED).find_map(found)?;
+    Some((format!("history of flushes {seed}"), message))
 }
 
 /// Histories of trees within which a bug must show.

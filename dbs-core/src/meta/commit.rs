@@ -209,6 +209,13 @@ impl Meta {
         self.log.is_idle() && !self.has_staged()
     }
 
+    /// Whether all that was recorded is in groups that are durable: a commit would flush the device, and
+    /// might write metadata back.
+    pub fn is_committed(&self) -> bool {
+        let taken = self.log.next - 1;
+        self.log.pending_bytes() == 0 && !self.has_staged() && self.log.durable == taken
+    }
+
     /// Whether more than half of the journal is in use.
     pub fn journal_short(&self) -> bool {
         let (used, blocks) = self.log.ring_usage();

@@ -170,14 +170,9 @@ impl Checked {
 impl Inner {
     /// Runs `task` while no commit does.
     pub(super) fn without_commits<T>(&self, task: impl FnOnce() -> T) -> T {
-        let mut commits = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
-        while commits.begin().is_none() {
-            commits = self.commit_done.wait(commits).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(commits);
+        self.commits.take_alone();
         let value = task();
-        self.commits.lock().unwrap_or_else(PoisonError::into_inner).end_without_commit();
-        self.commit_done.notify_all();
+        self.commits.end(None);
         value
     }
 

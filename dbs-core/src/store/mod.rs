@@ -9,6 +9,7 @@ mod commit;
 mod diff;
 mod dump;
 pub(crate) mod facts;
+mod flush;
 mod heal;
 mod housekeep;
 mod identity;
@@ -28,6 +29,7 @@ mod scrub;
 mod space;
 mod still;
 mod sums;
+mod turns;
 mod watch;
 mod work;
 
@@ -36,8 +38,10 @@ pub use crate::format::InitOptions;
 pub use crate::io::env::Env;
 pub use crate::io::open::IoDriver;
 pub use crate::meta::relink::Link;
+pub use flush::{Asked, Flush, StartFlush};
 pub use identity::{is_same_place, parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};
 pub use repair::{OpenRepair, Repair, RepairOptions};
+pub use turns::Wake;
 
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
@@ -48,11 +52,11 @@ use crate::limits::SUMS_CACHE_MIN_BYTES;
 use crate::meta::locks::{HoldId, Space};
 use crate::meta::{Meta, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId, format_size};
-use commit::Commits;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use turns::Turns;
 
 /// Where the tail lives.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -132,10 +136,10 @@ pub struct Store {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What all handles share. Locks are taken in this order: `scrub`, `relearn`, `stills`, `work`, `superblock`, `commits`,
-/// `flushes`, `meta`; `poison`, `warnings` and `still` are leaves. Held across I/O are `scrub` (one scrub), `relearn`,
-/// `stills` (one check), `work` (one job in the background), `superblock` (while it is updated) and `flushes`
-/// (while the storage flushes). `commits` and `meta`, which requests take, never are.
+/// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
+/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `poison`, `warnings` and `still` are leaves. Held across
+/// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `superblock` (while
+/// it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
     pub(crate) storage: Arc<dyn Storage>,
     env: Arc<dyn Env>,
@@ -143,12 +147,9 @@ pub(crate) struct Inner {
     /// Something that others may wait for has changed in `meta`.
     changed: Condvar,
     waiting: AtomicUsize,
-    commits: Mutex<Commits>,
-    commit_done: Condvar,
-    /// Held around each flush of the storage: which of those asked for have been done.
-    flushes: Mutex<u64>,
-    /// Flushes asked for.
-    flushes_asked: AtomicU64,
+    commits: Turns,
+    /// Turns at flushing the storage.
+    flushes: Turns,
     /// One piece of background work at a time.
     work: Mutex<()>,
     superblock: Mutex<Superblock>,

@@ -185,8 +185,6 @@ impl Store {
             waiting: 0.into(),
             commits: Default::default(),
             flushes: Default::default(),
-            flushes_asked: Default::default(),
-            commit_done: Default::default(),
             work: Default::default(),
             superblock: superblock.into(),
             last_copy_missing: Default::default(),

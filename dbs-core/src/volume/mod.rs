@@ -33,6 +33,8 @@ pub use many::ReadPart;
 pub use observer::{Observed, Observer};
 pub use request::{Finish, Read, Request, Segment, Start};
 
+pub use crate::store::{Asked, Flush, StartFlush, Wake};
+
 /// An open volume or snapshot. Cloning the handle is cheap. Offsets and lengths are multiples of
 /// 512 bytes inside the size. All calls block and may be made from many threads at once.
 #[derive(Clone)]
@@ -136,6 +138,18 @@ impl Volume {
     /// `Io`, `Poisoned`.
     pub fn flush(&self) -> Result<()> {
         if self.read_only() { Ok(()) } else { self.store().commit() }
+    }
+
+    /// As [`Volume::flush`], for who may not wait, and flushes the storage itself: if nothing but a flush is
+    /// to be done. Who is to ask again later is told by `wake`, and asks with the same `asked`.
+    ///
+    /// # Errors
+    /// `Poisoned`.
+    pub fn start_flush(&self, asked: &mut Asked, wake: &Wake) -> Result<StartFlush> {
+        if self.read_only() {
+            return Ok(StartFlush::Done);
+        }
+        self.handle.store.start_flush(asked, wake)
     }
 
     /// The map of the range, in order and without gaps, at most `limit` entries (the last one

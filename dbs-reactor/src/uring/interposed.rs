@@ -1,4 +1,4 @@
-//! Parts of transfers that somebody in between delays, shortens or lets fail.
+//! Parts of transfers, and syncs, that somebody in between delays, shortens or lets fail.
 
 use super::{Op, Uring};
 use crate::interpose::{Interpose, Part};
@@ -53,19 +53,20 @@ impl Interposed {
 }
 
 impl Uring {
-    /// Asks about a part of a transfer that is to be queued next, and queues the time it waits for.
+    /// Asks about a part of a transfer, or a sync, that is to be queued next, and queues the time it waits for.
     pub(super) fn ask(&mut self, index: u32) -> Passage {
         let Some(interposed) = &mut self.interposed else { return Passage::FREE };
-        let Some(Op::Part { transfer, segment }) = self.ops.get_mut(index) else {
-            return Passage::FREE;
+        let (offset, part) = match self.ops.get_mut(index) {
+            Some(Op::Sync { .. }) => (0, Part::Sync),
+            Some(Op::Part { transfer, segment }) => {
+                let Some(transfer) = self.transfers.get(*transfer) else { return Passage::FREE };
+                let bytes = segment.start..segment.start + segment.len;
+                let write = transfer.write.then(|| Part::Write(&transfer.memory[bytes]));
+                (segment.offset, write.unwrap_or(Part::Read(segment.len)))
+            }
+            _ => return Passage::FREE,
         };
-        let Some(transfer) = self.transfers.get(*transfer) else { return Passage::FREE };
-        let part = if transfer.write {
-            Part::Write(&transfer.memory[segment.start..segment.start + segment.len])
-        } else {
-            Part::Read(segment.len)
-        };
-        let fate = interposed.by.begin(segment.offset, part);
+        let fate = interposed.by.begin(offset, part);
         let pause = (!fate.delay.is_zero()).then(|| Box::new(Timespec::from(fate.delay)));
         let time = pause.as_deref().map(std::ptr::from_ref);
         let decided = Decided { ticket: fate.ticket, errno: fate.errno, _pause: pause };

@@ -27,6 +27,12 @@ impl<T> Commits<T> {
         self.running.first()
     }
 
+    /// One of those that the commit is for, while one runs.
+    #[must_use]
+    pub fn running(&self) -> Option<&T> {
+        self.running.first()
+    }
+
     /// The commit has ended: who waited for it, to be handed back to [`Commits::ended`] empty.
     #[must_use]
     pub fn take(&mut self) -> Vec<T> {

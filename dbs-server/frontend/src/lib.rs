@@ -9,7 +9,7 @@
 //! - [`Direct`]: reads and writes of volumes that the reactor does by itself;
 //! - [`Front`] and [`Carrier`]: the seam between a protocol and what carries its requests out where
 //!   that is no volume of this process; [`Pieces`] of what is too long to be carried at once;
-//! - [`Commits`]: requests that wait for a commit, and share it;
+//! - [`Commits`]: requests that wait for a commit, and share it; [`Flushing`]: commits that are a flush alone;
 //! - [`Pool`]: threads for what may block, which clients share step by step.
 //!
 //! Main types: [`Peers`], the connections of a reactor; [`Direct`], their reads and writes; [`Pool`], the workers.
@@ -21,6 +21,7 @@ mod address;
 mod carry;
 mod commits;
 mod direct;
+mod flushing;
 mod listen;
 #[cfg(feature = "testing")]
 mod offline;
@@ -37,6 +38,7 @@ pub use address::ListenAddress;
 pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
+pub use flushing::{Flushing, Going};
 pub use listen::{Listen, Listener};
 #[cfg(feature = "testing")]
 pub use offline::Offline;

@@ -321,7 +321,8 @@ impl Front for Clients {
             Message::End
             | Message::Reply { .. }
             | Message::Commit { .. }
-            | Message::Committed(_) => {}
+            | Message::Committed(_)
+            | Message::Flushed => {}
         }
     }
 

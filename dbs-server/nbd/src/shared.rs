@@ -38,6 +38,8 @@ pub(super) enum Message {
     Commit { peer: u32, admitted: Admitted },
     /// A commit that requests waited for has ended.
     Committed(Result<(), dbs_core::Error>),
+    /// Somebody has flushed the storage, whom the commit of this reactor may wait for.
+    Flushed,
     /// Take no more requests; connections end when what is in flight is answered.
     Stop,
     /// Connections end at once.

@@ -16,8 +16,8 @@ use super::wire::{Malformed, PAYLOAD_MAX_BYTES, cmd};
 use dbs_core::Volume;
 use dbs_core::volume::Finish;
 use dbs_frontend::{
-    Charge, Commits, Direct, Ended, Event, HEADER_MAX_BYTES, Limits, Peers, Plan, Protocol, Ready,
-    Storage, Work,
+    Charge, Commits, Direct, Ended, Event, Flushing, Going, HEADER_MAX_BYTES, Limits, Peers, Plan,
+    Protocol, Ready, Storage, Work,
 };
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use std::io;
@@ -91,6 +91,7 @@ pub(super) struct Transmission {
     peers: Peers<Client>,
     direct: Direct<Running>,
     commits: Commits<Held>,
+    flushing: Flushing,
 }
 
 /// A read or write whose bytes are being transferred.
@@ -122,8 +123,11 @@ impl Transmission {
         let options = &shared.options;
         let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
         let peers = Peers::new(limits, options.write_timeout);
-        let (direct, commits) = (Direct::default(), Commits::default());
-        Self { shared, remote, storage, peers, direct, commits }
+        let other = remote.clone();
+        let wake = Arc::new(move || other.send(Message::Flushed));
+        let (direct, commits, flushing) =
+            (Direct::default(), Commits::default(), Flushing::new(wake));
+        Self { shared, remote, storage, peers, direct, commits, flushing }
     }
 
     fn adopt(&mut self, io: &mut Io, adopted: Adopted) {
@@ -162,7 +166,7 @@ impl Transmission {
             Op::Flush if client.session.read_only() => self.work(number, admitted, payload),
             Op::Flush => {
                 let volume = volume.clone();
-                self.commit(Held { peer: number, admitted, volume });
+                self.commit(io, Held { peer: number, admitted, volume });
             }
             Op::Read { offset, length, sparse } => {
                 self.read(io, number, admitted, (offset, length), sparse);
@@ -247,15 +251,26 @@ impl Transmission {
 
     /// Answers a request once everything acknowledged so far is durable; all that ask while a
     /// commit runs share the next one.
-    fn commit(&mut self, held: Held) {
+    fn commit(&mut self, io: &mut Io, held: Held) {
         if self.commits.add(held) {
-            self.start_commit();
+            self.start_commit(io);
         }
     }
 
-    fn start_commit(&mut self) {
-        let Some(held) = self.commits.begin() else { return };
-        let (volume, remote) = (held.volume.clone(), self.remote.clone());
+    fn start_commit(&mut self, io: &mut Io) {
+        if self.commits.begin().is_some() {
+            self.go_on(io);
+        }
+    }
+
+    fn go_on(&mut self, io: &mut Io) {
+        let Some(Held { volume, .. }) = self.commits.running() else { return };
+        match self.flushing.start(io, self.storage.as_ref(), volume, 0) {
+            Going::Ended(result) => return self.committed(io, &result),
+            Going::Flushing => return,
+            Going::Blocked => {}
+        }
+        let (volume, remote) = (volume.clone(), self.remote.clone());
         self.shared.pool.submit_first(move || {
             let result = catch_unwind(AssertUnwindSafe(|| volume.flush()));
             // When the answer is there, nothing holds the volume but its client.
@@ -265,7 +280,7 @@ impl Transmission {
         });
     }
 
-    fn committed(&mut self, result: &Result<(), dbs_core::Error>) {
+    fn committed(&mut self, io: &mut Io, result: &Result<(), dbs_core::Error>) {
         let mut committing = self.commits.take();
         for Held { peer, admitted, .. } in committing.drain(..) {
             match result {
@@ -279,7 +294,7 @@ impl Transmission {
             }
         }
         if self.commits.ended(committing) {
-            self.start_commit();
+            self.start_commit(io);
         }
     }
 
@@ -311,10 +326,12 @@ impl Handler for Transmission {
             }
             Message::Commit { peer, admitted } => {
                 if let Some(volume) = self.volume(peer).cloned() {
-                    self.commit(Held { peer, admitted, volume });
+                    self.commit(io, Held { peer, admitted, volume });
                 }
             }
-            Message::Committed(result) => self.committed(&result),
+            Message::Committed(result) => self.committed(io, &result),
+            Message::Flushed if self.flushing.is_waiting() => self.go_on(io),
+            Message::Flushed => {}
             Message::Stop => self.peers.end(io, false, |_| true),
             Message::Abort => self.peers.end(io, true, |_| true),
             Message::Kick(id) => self.peers.end(io, true, |client| client.known.peer.id == id),
@@ -330,7 +347,7 @@ impl Handler for Transmission {
         self.input(io, tag, Event::Filled(buf, result));
     }
 
-    fn moved(&mut self, _: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
+    fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
         let Some((running, ended)) = self.direct.moved(tag, buf, result) else { return };
         let Running { peer, admitted, fua } = running;
         match ended {
@@ -342,10 +359,15 @@ impl Handler for Transmission {
             }
             Ok(Ended::Write(_)) => {
                 if let Some(volume) = self.volume(peer).cloned() {
-                    self.commit(Held { peer, admitted, volume });
+                    self.commit(io, Held { peer, admitted, volume });
                 }
             }
         }
+    }
+
+    fn synced(&mut self, io: &mut Io, _: u64, result: io::Result<()>) {
+        let result = self.flushing.synced(result);
+        self.committed(io, &result);
     }
 
     fn sent(&mut self, io: &mut Io, tag: u64, batch: Batch, result: io::Result<()>) {

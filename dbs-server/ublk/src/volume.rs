@@ -8,7 +8,8 @@ use super::queue::{Event, Queue};
 use dbs_core::volume::Finish;
 use dbs_core::{Error, ErrorKind, Store, Volume};
 use dbs_frontend::{
-    Commits, DISCARD_MAX_BYTES, Direct, Ended, Plan, Pool, Storage, Work, ZEROES_MAX_BYTES, piece,
+    Commits, DISCARD_MAX_BYTES, Direct, Ended, Flushing, Going, Plan, Pool, Storage, Work,
+    ZEROES_MAX_BYTES, piece,
 };
 use dbs_reactor::ublk::{CONTROL_PATH, UblkOp, UblkQueue, UblkRequest, serve_io_for_others};
 use dbs_reactor::{Buf, Driver, Handler, Io, Remote, Thread};
@@ -43,6 +44,8 @@ enum Message {
     Read(u16, Buf, Result<(), i32>),
     /// A commit that requests waited for has ended.
     Committed(Result<(), i32>),
+    /// Somebody has flushed the storage, whom the queue's commit may wait for.
+    Flushed,
     /// Answer what is under way, take nothing more, end: another server goes on.
     Leave,
 }
@@ -119,6 +122,7 @@ struct VolumeQueue {
     storage: Option<Storage>,
     direct: Direct<Ticket>,
     commits: Commits<u16>,
+    flushing: Flushing,
     pool: Arc<Pool>,
     remote: Remote<Message>,
     health: Arc<Health>,
@@ -149,6 +153,8 @@ impl VolumeQueue {
             offset_alignment: direct.offset_alignment,
             memory_alignment: direct.memory_alignment,
         });
+        let other = remote.clone();
+        let wake = Arc::new(move || other.send(Message::Flushed));
         let queue = match io.add_ublk_queue(start.device, start.queue, start.depth) {
             Ok(queue) => Some(Queue::new(io, queue, 0, start.depth, 0)),
             Err(error) => {
@@ -164,6 +170,7 @@ impl VolumeQueue {
             storage,
             direct: Direct::default(),
             commits: Commits::default(),
+            flushing: Flushing::new(wake),
             pool: target.pool,
             remote,
             health: start.health,
@@ -197,7 +204,7 @@ impl VolumeQueue {
             (UblkOp::Read, _) => self.read(io, tag, offset, length),
             (UblkOp::Write, Some(payload)) => self.write(io, tag, offset, payload, fua),
             (UblkOp::Flush, _) if self.read_only => self.answer(io, tag, Ok(())),
-            (UblkOp::Flush, _) => self.commit(tag),
+            (UblkOp::Flush, _) => self.commit(io, tag),
             (UblkOp::Discard, _) => self.work_long(tag, Long::Discard, (offset, length), fua),
             (UblkOp::WriteZeroes, _) => {
                 let kind = if no_unmap { Long::KeepZeroes } else { Long::Zeroes };
@@ -267,15 +274,23 @@ impl VolumeQueue {
 
     /// Answers a request once everything acknowledged so far is durable; all that ask while a
     /// commit runs share the next one.
-    fn commit(&mut self, tag: u16) {
+    fn commit(&mut self, io: &mut Io, tag: u16) {
         if self.commits.add(tag) {
-            self.start_commit();
+            self.start_commit(io);
         }
     }
 
-    fn start_commit(&mut self) {
-        if self.commits.begin().is_none() {
-            return;
+    fn start_commit(&mut self, io: &mut Io) {
+        if self.commits.begin().is_some() {
+            self.go_on(io);
+        }
+    }
+
+    fn go_on(&mut self, io: &mut Io) {
+        match self.flushing.start(io, self.storage.as_ref(), &self.volume, 0) {
+            Going::Ended(result) => return self.committed(io, of_store(result)),
+            Going::Flushing => return,
+            Going::Blocked => {}
         }
         let (volume, remote) = (self.volume.clone(), self.remote.clone());
         self.pool.submit_first(move || {
@@ -290,7 +305,7 @@ impl VolumeQueue {
             self.answer(io, tag, result);
         }
         if self.commits.ended(committing) {
-            self.start_commit();
+            self.start_commit(io);
         }
     }
 
@@ -328,9 +343,11 @@ impl Handler for VolumeQueue {
             Message::Done(tag, result) => self.answer(io, tag, result),
             Message::Read(tag, data, Ok(())) => self.answer_read(io, tag, data),
             Message::Read(tag, _, Err(error)) => self.answer(io, tag, Err(error)),
-            Message::Commit(tag) => self.commit(tag),
+            Message::Commit(tag) => self.commit(io, tag),
             Message::Dropped => self.answered(io),
             Message::Committed(result) => self.committed(io, result),
+            Message::Flushed if self.flushing.is_waiting() => self.go_on(io),
+            Message::Flushed => {}
             Message::Leave => {
                 self.leaving = true;
                 self.dropping.store(true, Ordering::Relaxed);
@@ -358,8 +375,13 @@ impl Handler for VolumeQueue {
             Ok(Ended::Read(data)) => self.answer_read(io, tag, data),
             Ok(Ended::Again) => self.work_read(io, tag, range),
             Ok(Ended::Write(Finish::Done)) if !fua => self.answer(io, tag, Ok(())),
-            Ok(Ended::Write(_)) => self.commit(tag),
+            Ok(Ended::Write(_)) => self.commit(io, tag),
         }
+    }
+
+    fn synced(&mut self, io: &mut Io, _: u64, result: io::Result<()>) {
+        let result = self.flushing.synced(result);
+        self.committed(io, of_store(result));
     }
 }
 
@@ -429,10 +451,12 @@ impl Work for LongWork {
 
 /// Runs a job so that a bug in it costs one request, not a worker.
 fn run(job: impl FnOnce() -> dbs_core::Result<()>) -> Result<(), i32> {
-    match catch_unwind(AssertUnwindSafe(job)) {
-        Ok(result) => result.map_err(|error| errno(&error)),
-        Err(_) => Err(libc::EIO),
-    }
+    catch_unwind(AssertUnwindSafe(job)).map_or(Err(libc::EIO), of_store)
+}
+
+/// What a device's user is told.
+fn of_store(result: dbs_core::Result<()>) -> Result<(), i32> {
+    result.map_err(|error| errno(&error))
 }
 
 /// The error number a device's user sees.

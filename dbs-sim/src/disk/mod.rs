@@ -224,6 +224,23 @@ impl SimDisk {
         lock(&self.state).after_read.is_some()
     }
 
+    /// Which write comes next: a flush that begins now does not cover it.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        lock(&self.state).contents.next_write
+    }
+
+    /// A flush that began at this mark ends.
+    ///
+    /// # Errors
+    /// As of any flush.
+    pub fn flush_from(&self, mark: u64) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        state.counts.flushes += 1;
+        let verdict = state.before_change();
+        state.end_flush(verdict, mark)
+    }
+
     fn wait_at_gate(&self) {
         let gate = lock(&self.state).pause.clone();
         if let Some(gate) = gate {
@@ -287,19 +304,7 @@ impl Storage for SimDisk {
             hook();
             state = lock(&self.state);
         }
-        match verdict {
-            Verdict::Go if state.faults.forget_flush_at == Some(state.counts.flushes) => Ok(()),
-            Verdict::Go => {
-                state.contents.flush(asked);
-                Ok(())
-            }
-            Verdict::Stop => Err(stop_error()),
-            Verdict::Fail(error) => {
-                let mut rng = state.rng.fork();
-                state.contents.fail_flush(&mut rng);
-                Err(error)
-            }
-        }
+        state.end_flush(verdict, asked)
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
@@ -387,6 +392,23 @@ impl State {
         let verdict = self.faults.check_change(self.counts.changes);
         self.stopped = matches!(verdict, Verdict::Stop);
         verdict
+    }
+
+    /// A flush of what was written before the write of this number ends.
+    fn end_flush(&mut self, verdict: Verdict, until: u64) -> io::Result<()> {
+        match verdict {
+            Verdict::Go if self.faults.forget_flush_at == Some(self.counts.flushes) => Ok(()),
+            Verdict::Go => {
+                self.contents.flush(until);
+                Ok(())
+            }
+            Verdict::Stop => Err(stop_error()),
+            Verdict::Fail(error) => {
+                let mut rng = self.rng.fork();
+                self.contents.fail_flush(&mut rng);
+                Err(error)
+            }
+        }
     }
 
     fn needs_space(&mut self) -> io::Result<()> {

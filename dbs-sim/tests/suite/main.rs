@@ -10,4 +10,5 @@ mod ops;
 mod regressions;
 mod reopen;
 mod revision;
+mod ringed;
 mod still;
