@@ -64,7 +64,7 @@ use std::time::{Duration, Instant};
 /// Most reactors.
 const REACTORS_MAX: usize = 64;
 /// How long reactors have to show their journals.
-const JOURNAL_PATIENCE: Duration = Duration::from_secs(5);
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most frontends at once.
 const FRONTS_MAX: usize = 16;
 
@@ -290,7 +290,7 @@ impl Path {
         let (sender, receiver) = mpsc::channel();
         self.shared.tell(|_| Message::Journal(sender.clone()));
         drop(sender);
-        let until = Instant::now() + JOURNAL_PATIENCE;
+        let until = Instant::now() + JOURNAL_TIMEOUT;
         let mut all = Vec::new();
         while let Ok(part) = receiver.recv_timeout(until.saturating_duration_since(Instant::now()))
         {

@@ -5,6 +5,7 @@
 //! notice. Where ours are stricter, the module says why. All of them rest on one order: *a replica
 //! that missed something becomes `ERR` before anybody is told that it happened.*
 
+pub mod call_timeout;
 pub mod claims;
 pub mod expand;
 pub mod fan_out;
@@ -12,7 +13,6 @@ pub mod heal;
 pub mod io;
 pub mod limits;
 pub mod mode;
-pub mod patience;
 pub mod read;
 pub mod rebuild;
 pub mod sabotage;

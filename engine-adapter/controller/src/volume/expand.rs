@@ -97,8 +97,8 @@ impl Controller {
         limits::check(usage, limits).map_err(Error::invalid)?;
         let hold = self.parts.path.hold();
         let members = self.active();
-        let patience = self.patience_for_all(&members);
-        let answers = self.call_each(&members, &Call::Expand(size), Some(patience));
+        let timeout = self.timeout_for_all(&members);
+        let answers = self.call_each(&members, &Call::Expand(size), Some(timeout));
         let results: Vec<_> = members
             .iter()
             .zip(answers)

@@ -103,8 +103,8 @@ impl Controller {
             let mut members = before.clone();
             members.push(member.clone());
             // That of the new one, which is empty, is nothing to go on with.
-            let patience = self.patience_for_all(&before);
-            let mut answers = self.call_each(&members, &call, Some(patience));
+            let timeout = self.timeout_for_all(&before);
+            let mut answers = self.call_each(&members, &call, Some(timeout));
             let own = answers.pop();
             self.settle_first(&before, &answers)?;
             if let Some(Err(error)) = own {

@@ -26,8 +26,8 @@ pub use parts::{
     RebuildStatus, Replicas, Target,
 };
 
+use super::rules::call_timeout::CallTimeout;
 use super::rules::limits::Limits;
-use super::rules::patience::Patience;
 use super::rules::start::Policy;
 use super::rules::{Mode, Modes, ReplicaId, Slot};
 use dbs_core::{Error, Result};
@@ -260,8 +260,8 @@ impl Controller {
     }
 
     /// One call to one replica, with a timeout.
-    fn call_within(&self, target: &Target, call: Call, patience: Option<Patience>) -> Called {
-        let mut answers = self.parts.replicas.call_all(vec![(target.clone(), call)], patience);
+    fn call_within(&self, target: &Target, call: Call, timeout: Option<CallTimeout>) -> Called {
+        let mut answers = self.parts.replicas.call_all(vec![(target.clone(), call)], timeout);
         answers.pop().unwrap_or_else(|| Err(CallError::unknown("the call was not made")))
     }
 
@@ -270,10 +270,10 @@ impl Controller {
         &self,
         members: &[Member],
         call: &Call,
-        patience: Option<Patience>,
+        timeout: Option<CallTimeout>,
     ) -> Vec<Called> {
         let calls = members.iter().map(|member| (member.target.clone(), call.clone())).collect();
-        self.parts.replicas.call_all(calls, patience)
+        self.parts.replicas.call_all(calls, timeout)
     }
 
     /// Logs something of this volume.
@@ -284,21 +284,21 @@ impl Controller {
     }
 
     /// How long others are waited for once one has answered.
-    fn patience(&self) -> Option<Patience> {
-        Some(Patience::among_equals(self.options.short_timeout))
+    fn timeout(&self) -> Option<CallTimeout> {
+        Some(CallTimeout::among_equals(self.options.short_timeout))
     }
 
     /// How long these are waited for in what all are to do, and make durable, while I/O is held.
-    fn patience_for_all(&self, members: &[Member]) -> Patience {
+    fn timeout_for_all(&self, members: &[Member]) -> CallTimeout {
         let Options { short_timeout, flush_timeout, .. } = self.options;
-        Patience::for_all(modes(members).rw, short_timeout, flush_timeout)
+        CallTimeout::for_all(modes(members).rw, short_timeout, flush_timeout)
     }
 
     /// How long one replica is waited for while I/O is held and others are well.
-    fn patience_for_one(&self, durable: bool) -> Option<Patience> {
+    fn timeout_for_one(&self, durable: bool) -> Option<CallTimeout> {
         let Options { short_timeout, flush_timeout, .. } = self.options;
         let time = if durable { short_timeout.max(flush_timeout) } else { short_timeout };
-        Some(Patience::at_most(time))
+        Some(CallTimeout::at_most(time))
     }
 
     /// The time as upstream's metadata has it.

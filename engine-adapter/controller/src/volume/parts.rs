@@ -2,7 +2,7 @@
 //! simulation has its own of each.
 
 use crate::path::{JournalEntry, PathStats};
-use crate::rules::patience::Patience;
+use crate::rules::call_timeout::CallTimeout;
 use crate::rules::start::State;
 use crate::rules::{Mode, ReplicaId};
 use dbs_core::Result;
@@ -144,9 +144,9 @@ pub struct RebuildStatus {
 
 /// The control side of replicas. All methods block.
 pub trait Replicas: Send + Sync {
-    /// Makes all these calls at once; answers in the same order. With `patience`, those that have not
+    /// Makes all these calls at once; answers in the same order. With `timeout`, those that have not
     /// answered when it ends have failed; what becomes of them is not known.
-    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Patience>) -> Vec<Called>;
+    fn call_all(&self, calls: Vec<(Target, Call)>, timeout: Option<CallTimeout>) -> Vec<Called>;
 
     /// Has a file sent from one replica to another, where it gets this name.
     ///

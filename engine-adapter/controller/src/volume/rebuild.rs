@@ -103,7 +103,7 @@ impl Controller {
         let _hold = self.parts.path.hold();
         if !self.options.policy.counter_disabled && !is(Bug::SkipCounterCopy) {
             let (from, to) = (&source.target, &member.target);
-            let info = self.call_within(from, Call::Get, self.patience_for_one(false));
+            let info = self.call_within(from, Call::Get, self.timeout_for_one(false));
             let info = info.map_err(|error| super::failed(from, &error))?;
             let state = crate::rules::start::State::parse(&info.state);
             if !state.is_some_and(crate::rules::start::State::is_complete) {
@@ -113,7 +113,7 @@ impl Controller {
                 )));
             }
             let set = Call::SetCounter(info.revision_counter);
-            let set = self.call_within(to, set, self.patience_for_one(true));
+            let set = self.call_within(to, set, self.timeout_for_one(true));
             set.map_err(|e| super::failed(to, &e).context("failed to set revision counter"))?;
         }
         // The source may have failed meanwhile; what was compared with it is still what others have.

@@ -3,7 +3,7 @@
 
 use super::file::{Backends, Files};
 use super::parts::{Call, CallError, Called, RebuildStatus, Replicas, Target, done};
-use crate::rules::patience::{Patience, Waiting};
+use crate::rules::call_timeout::{CallTimeout, Waiting};
 use dbs_core::Error;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::replica_service_server::ReplicaService;
@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tonic::{Code, Request, Status};
 
 /// How long a replica that left is waited for, so that it can be added again at once.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Replicas as servers. Each call has a connection of its own, so that one that broke unseen is not
 /// used again. Not to be used on threads of the runtime.
@@ -78,7 +78,7 @@ impl RemoteReplicas {
 }
 
 impl Replicas for RemoteReplicas {
-    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Patience>) -> Vec<Called> {
+    fn call_all(&self, calls: Vec<(Target, Call)>, timeout: Option<CallTimeout>) -> Vec<Called> {
         let late = || Err(CallError::unknown("it has not answered in time"));
         let mut answers: Vec<_> = calls.iter().map(|_| late()).collect();
         self.runtime.block_on(async {
@@ -87,7 +87,7 @@ impl Replicas for RemoteReplicas {
                 let one = self.one(target, call);
                 tasks.spawn(async move { (index, one.await) });
             }
-            let (begun, mut waiting) = (Instant::now(), Waiting::begin(patience));
+            let (begun, mut waiting) = (Instant::now(), Waiting::begin(timeout));
             loop {
                 let next = match waiting.end() {
                     None => tasks.join_next().await,
@@ -144,7 +144,7 @@ impl Replicas for RemoteReplicas {
             }
         });
         // It goes on without us.
-        let _ = self.runtime.block_on(async { timeout(CLOSE_PATIENCE, task).await });
+        let _ = self.runtime.block_on(async { timeout(CLOSE_TIMEOUT, task).await });
     }
 }
 

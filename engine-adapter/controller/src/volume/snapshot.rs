@@ -49,8 +49,8 @@ impl Controller {
         let _frozen = if freeze { self.freeze(&name) } else { None };
         let hold = (!is(Bug::SnapshotWithoutHold)).then(|| self.parts.path.hold());
         let members = self.active();
-        let patience = self.patience_for_all(&members);
-        let answers = self.call_each(&members, &call, Some(patience));
+        let timeout = self.timeout_for_all(&members);
+        let answers = self.call_each(&members, &call, Some(timeout));
         let outcome = self.settle_snapshot(&members, &answers);
         drop(hold);
         outcome.map(|()| name)
@@ -88,7 +88,7 @@ impl Controller {
 
     /// What all replicas say of themselves that are part of the volume, and answer.
     pub(super) fn ask_all(&self) -> Vec<ptypes::Replica> {
-        let answers = self.call_each(&self.active(), &Call::Get, self.patience());
+        let answers = self.call_each(&self.active(), &Call::Get, self.timeout());
         answers.into_iter().filter_map(std::result::Result::ok).collect()
     }
 
@@ -149,8 +149,8 @@ impl Controller {
         }
         let _hold = self.parts.path.hold();
         let call = Call::Revert { disk: disk.clone(), created: self.now() };
-        let patience = self.patience_for_all(&members);
-        let answers = self.call_each(&members, &call, Some(patience));
+        let timeout = self.timeout_for_all(&members);
+        let answers = self.call_each(&members, &call, Some(timeout));
         self.settle_revert(&disk, &members, &answers)
     }
 

@@ -239,7 +239,7 @@ impl Controller {
         }
         let active: Vec<_> =
             members.into_iter().filter(|member| member.mode.is_written()).collect();
-        let answers = self.call_each(&active, &Call::Close, self.patience());
+        let answers = self.call_each(&active, &Call::Close, self.timeout());
         let failed = active.iter().zip(answers).find_map(|(member, answer)| {
             answer.err().map(|error| super::failed(&member.target, &error))
         });

@@ -4,7 +4,8 @@ use crate::data_support::{Replica, eventually, pattern};
 use crate::fake::{Do, Fake, done, message};
 use crate::local::local;
 use crate::support::{
-    Load, SHORT, SIZE, Volume, address, checked, content, impatient, options, refused, replicas,
+    Load, SHORT, SIZE, Volume, address, checked, content, options, refused, replicas,
+    short_timeouts,
 };
 use dbs_core::store::SnapshotOptions;
 use longhorn_controller::path::{BackendAddress, Mode, PathOptions, ReplicaId};
@@ -84,7 +85,7 @@ fn the_owner_hears_of_a_replica_before_it_is_err() {
 #[test]
 fn a_replica_that_hangs_is_given_up_and_the_last_one_later() {
     for reactors in [1, 2] {
-        let volume = Volume::new(impatient(reactors));
+        let volume = Volume::new(short_timeouts(reactors));
         let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
         volume.add(1, &one.address(), Mode::Rw);
         volume.add(2, &two.address(), Mode::Rw);
@@ -421,7 +422,7 @@ fn more_requests_than_fit_wait_for_their_turn() {
 
 #[test]
 fn a_hold_waits_for_a_replica_that_hangs_no_longer_than_requests_do() {
-    let volume = Volume::new(impatient(1));
+    let volume = Volume::new(short_timeouts(1));
     let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
     volume.add(1, &one.address(), Mode::Rw);
     volume.add(2, &two.address(), Mode::Rw);

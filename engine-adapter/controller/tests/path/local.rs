@@ -1,7 +1,9 @@
 //! Replicas in the controller's own process, beside others.
 
 use crate::data_support::{DRIVERS, MIB, Replica, Setup, eventually, pattern};
-use crate::support::{Load, SIZE, Volume, address, content, impatient, options, refused, replicas};
+use crate::support::{
+    Load, SIZE, Volume, address, content, options, refused, replicas, short_timeouts,
+};
 use dbs_core::ErrorKind;
 use longhorn_controller::path::{BackendAddress, LocalReplica, Mode, PathOptions};
 use longhorn_data::{Access, DataOptions, DataStats, Kind};
@@ -161,7 +163,7 @@ fn one_whose_store_is_cut_off_is_not_believed() {
 /// What hangs in it is given up as with any other, and ends in nothing.
 #[test]
 fn one_that_hangs_is_given_up() {
-    let volume = Volume::new(impatient(1));
+    let volume = Volume::new(short_timeouts(1));
     let replicas = replicas(2);
     volume.add(1, &local(&replicas[0]), Mode::Rw);
     volume.add(2, &address(&replicas[1]), Mode::Rw);

@@ -59,7 +59,7 @@ pub fn options(reactors: usize) -> PathOptions {
 /// Timeouts for tests that wait for them: far above what a busy machine takes for a reply.
 pub const SHORT: Duration = Duration::from_secs(5);
 
-pub fn impatient(reactors: usize) -> PathOptions {
+pub fn short_timeouts(reactors: usize) -> PathOptions {
     PathOptions { short_timeout: SHORT, ..options(reactors) }
 }
 

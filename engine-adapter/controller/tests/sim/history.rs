@@ -6,7 +6,7 @@ use crate::referee::{check_counters, check_healed, check_replica};
 use crate::replica::{Replica, SECTORS, Staged};
 use crate::world::{MS, Weather, World, address};
 use longhorn_controller::rules::Mode;
-use longhorn_controller::rules::patience::Patience;
+use longhorn_controller::rules::call_timeout::CallTimeout;
 use longhorn_controller::rules::start::StartError;
 use longhorn_controller::volume::{Call, Controller, Replicas as _, Target};
 use std::collections::HashMap;
@@ -422,7 +422,7 @@ impl History {
         }
         self.stats.rebuilds += 1;
         let call = vec![(target, Call::SetRebuilding(false))];
-        self.sim.call_all(call, Some(Patience::at_most(Duration::from_secs(1))));
+        self.sim.call_all(call, Some(CallTimeout::at_most(Duration::from_secs(1))));
         // Whoever asks for it asks until it is done.
         self.sim.world().replicas[replica].rebuilding = false;
         Ok(())

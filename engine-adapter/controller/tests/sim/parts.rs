@@ -4,8 +4,8 @@
 use crate::world::{FLUSH, MS, World};
 use dbs_core::{Error, Result};
 use longhorn_controller::path::{JournalEntry, PathStats};
+use longhorn_controller::rules::call_timeout::{CallTimeout, Waiting};
 use longhorn_controller::rules::limits::Limits;
-use longhorn_controller::rules::patience::{Patience, Waiting};
 use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::volume::{
@@ -75,7 +75,7 @@ impl Sim {
 }
 
 impl Replicas for Sim {
-    fn call_all(&self, calls: Vec<(Target, Call)>, patience: Option<Patience>) -> Vec<Called> {
+    fn call_all(&self, calls: Vec<(Target, Call)>, timeout: Option<CallTimeout>) -> Vec<Called> {
         let (numbers, begun, complete): (Vec<_>, _, Vec<_>) = {
             let mut world = self.world();
             let calls = calls.iter().cloned();
@@ -83,7 +83,7 @@ impl Replicas for Sim {
                 calls.map(|(target, call)| world.send_call(&target.address, call)).collect();
             (numbers, world.now, world.path.complete().collect())
         };
-        let mut waiting = Waiting::begin(patience);
+        let mut waiting = Waiting::begin(timeout);
         let mut known = vec![false; numbers.len()];
         self.run_until(u64::MAX / 2, |world| {
             let now = Duration::from_micros(world.now - begun);

@@ -179,7 +179,7 @@ impl World {
     }
 
     pub fn tick(&mut self) {
-        self.check_patience();
+        self.check_timeouts();
         if is(Bug::IgnoreTimeout) {
             return;
         }

@@ -16,10 +16,10 @@ pub const MS: u64 = 1000;
 const CALL_LIMIT: u64 = 180_000 * MS;
 /// How long a request of the user may take: two replicas that hang one after the other, a change that
 /// waits for one more, and some.
-const PATIENCE: u64 = 75_000 * MS;
+const TIMEOUT: u64 = 75_000 * MS;
 /// What a replica may take for what it makes durable.
 pub const FLUSH: u64 = 12_000 * MS;
-/// How long I/O may be held if a replica answers: the patience with others, twice.
+/// How long I/O may be held if a replica answers: the timeout of others, twice.
 const HELD: u64 = 2 * FLUSH + 1000 * MS;
 
 /// What happens at a moment.
@@ -437,11 +437,11 @@ impl World {
 
     /// Whether a request of the user waits for longer than it may; not while I/O is held, which may
     /// take as long as nobody answers.
-    pub fn check_patience(&mut self) {
+    pub fn check_timeouts(&mut self) {
         if self.path.held {
             return;
         }
-        let late = self.client.wishes.iter().find(|(_, wish)| self.now > wish.since + PATIENCE);
+        let late = self.client.wishes.iter().find(|(_, wish)| self.now > wish.since + TIMEOUT);
         if let Some((id, wish)) = late {
             let text = format!("request {id} {:?} is not answered since {}", wish.kind, wish.since);
             self.violated(text);

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 /// How long an older controller may take to end. If it had all tags of a queue, the
 /// kernel notices only when a request is 30 s old.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(20);
 /// Rights of the node: those of block devices.
 const NODE_MODE: u32 = 0o660;
@@ -304,7 +304,7 @@ impl DeviceVolume {
 
 /// Waits until the controller of a device has ended entirely: nothing that it does comes later.
 fn wait_until_left(control: &mut Control, record: &Record) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut live = || control.info(record.device).is_ok_and(|info| info.state == DeviceState::Live);
     while record.is_served() || live() {
         if Instant::now() >= deadline {

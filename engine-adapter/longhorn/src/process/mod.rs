@@ -38,7 +38,7 @@ use tokio::runtime::{Builder, Runtime};
 /// How often rates are taken, and whether the server still serves.
 const SECOND: Duration = Duration::from_secs(1);
 /// How long calls may take to end when the process does.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Threads of the control plane.
 const CONTROL_THREADS: usize = 2;
 /// Number and sector size of the backend that is none.
@@ -188,7 +188,7 @@ fn run_on(
     }
     let closed = controller.shutdown();
     // A call that hangs in a replica of this process does not keep it from ending.
-    runtime.shutdown_timeout(PATIENCE);
+    runtime.shutdown_timeout(TIMEOUT);
     outcome.and(closed).map_err(Failed::Other)
 }
 
@@ -239,7 +239,7 @@ fn serve(
     );
     let ended = wait(controller, &server, signals);
     drop(metrics);
-    server.stop(PATIENCE);
+    server.stop(TIMEOUT);
     ended
 }
 

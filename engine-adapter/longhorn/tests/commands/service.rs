@@ -5,8 +5,8 @@
 use dbs_core::{Error, Result};
 use longhorn::client::Engine;
 use longhorn_controller::path::{JournalEntry, PathStats, ReplicaStats};
+use longhorn_controller::rules::call_timeout::CallTimeout;
 use longhorn_controller::rules::limits::Limits;
-use longhorn_controller::rules::patience::Patience;
 use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::service::{metrics_text, serve};
@@ -91,7 +91,7 @@ fn whom(target: &Target) -> String {
 }
 
 impl Replicas for Fake {
-    fn call_all(&self, calls: Vec<(Target, Call)>, _: Option<Patience>) -> Vec<Called> {
+    fn call_all(&self, calls: Vec<(Target, Call)>, _: Option<CallTimeout>) -> Vec<Called> {
         calls.into_iter().map(|(target, call)| Ok(self.called(&target, call))).collect()
     }
 

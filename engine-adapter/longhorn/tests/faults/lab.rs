@@ -24,7 +24,7 @@ pub const LONGEST: Duration = Duration::from_secs(2 * 2 * 6 + 20);
 /// Ports of a replica that are to be free: gRPC, data, sync agent, and two receivers.
 const PORTS: u16 = 5;
 /// Longer than any command takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A directory with room for replicas, in memory where that can be: a disk that others keep busy is one more
 /// reason for a replica to be slow.
@@ -83,7 +83,7 @@ pub fn output(mut command: Command, dir: &Path) -> Result<String, String> {
     );
     command.stdin(Stdio::null()).stdout(out.reopen().unwrap()).stderr(err.reopen().unwrap());
     let mut child = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
@@ -174,7 +174,7 @@ impl Lab {
     }
 
     pub fn client(&self) -> DataClient {
-        DataClient::connect(&self.socket(), 1).unwrap().with_timeout(PATIENCE)
+        DataClient::connect(&self.socket(), 1).unwrap().with_timeout(TIMEOUT)
     }
 
     /// Begins verified I/O.
@@ -199,7 +199,7 @@ impl Lab {
 impl Replica {
     pub fn data(&self) -> DataClient {
         let listen = Listen::Tcp(self.host.clone(), self.port + 1);
-        DataClient::connect(&listen, 1).unwrap().with_timeout(PATIENCE)
+        DataClient::connect(&listen, 1).unwrap().with_timeout(TIMEOUT)
     }
 
     pub fn rpc(&self) -> Rpc {

@@ -27,7 +27,7 @@ fn agent(place: &Place, name: &str) -> Process {
 /// Whether the agent at this address does not purge, asked in the name of a volume.
 fn ask(address: &str, volume: &str) -> Result<bool, Status> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let endpoint = Channel::from_shared(format!("http://{address}")).unwrap().timeout(PATIENCE);
+    let endpoint = Channel::from_shared(format!("http://{address}")).unwrap().timeout(TIMEOUT);
     runtime.block_on(async {
         let mut client = SyncAgentServiceClient::new(endpoint.connect_lazy());
         let mut request = Request::new(());

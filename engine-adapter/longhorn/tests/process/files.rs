@@ -52,7 +52,7 @@ impl Service {
     fn of(engine: &Process) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let channel = Channel::from_shared(format!("http://{}", engine.field("grpc"))).unwrap();
-        let channel = runtime.block_on(async { channel.timeout(PATIENCE).connect_lazy() });
+        let channel = runtime.block_on(async { channel.timeout(TIMEOUT).connect_lazy() });
         Self { runtime, client: ControllerServiceClient::new(channel) }
     }
 

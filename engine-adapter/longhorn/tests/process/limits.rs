@@ -1,4 +1,4 @@
-//! What a replica's process does when something runs out: space, descriptors, patience.
+//! What a replica's process does when something runs out: space, descriptors, time.
 
 use crate::support::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -117,7 +117,7 @@ fn ten_thousand_connections_and_none_left_behind() {
         now == (CONNECTIONS + 2) as f64
     });
     for stream in connections.iter_mut().skip(1).step_by(3 * 97) {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut reply = [0; 26];
         stream.read_exact(&mut reply).unwrap();
         assert_eq!((reply[2], reply[6]), (9, 2), "a response to our ping");

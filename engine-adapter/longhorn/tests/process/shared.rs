@@ -294,7 +294,7 @@ fn shims_that_lie_are_turned_away() {
     let (answer, mut stream) = shared.control().into_session("replica", &request).unwrap();
     assert_eq!(answer["descriptors"], 3);
     stream.write_all(b"F").unwrap();
-    let error = longhorn_replica::host::protocol::read_reply(&stream, Some(PATIENCE)).unwrap_err();
+    let error = longhorn_replica::host::protocol::read_reply(&stream, Some(TIMEOUT)).unwrap_err();
     assert!(error.to_string().contains("expected 3 sockets"), "{error}");
     drop(shared.control().into_session("replica", &request).unwrap());
     for wrong in [json!(null), json!({}), json!({ "options": options })] {
@@ -308,7 +308,7 @@ fn shims_that_lie_are_turned_away() {
     let null = fs::File::open("/dev/null").unwrap();
     let files = [&null, &null, &null].map(std::os::fd::AsFd::as_fd);
     longhorn_replica::host::fds::send(&stream, &files).unwrap();
-    let error = longhorn_replica::host::protocol::read_reply(&stream, Some(PATIENCE)).unwrap_err();
+    let error = longhorn_replica::host::protocol::read_reply(&stream, Some(TIMEOUT)).unwrap_err();
     assert!(error.to_string().contains("does not see the directory"), "{error}");
     drop(stream);
     eventually("nothing is left of them", || of_shims(&server) <= before);

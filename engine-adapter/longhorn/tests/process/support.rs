@@ -23,7 +23,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 /// Long enough for anything on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const TIMEOUT: Duration = Duration::from_secs(180);
 /// Size of most volumes.
 pub const SIZE: u64 = 64 << 20;
 pub const BLOCK: usize = 4096;
@@ -176,7 +176,7 @@ impl Process {
         let (lines, _) = self
             .log
             .more
-            .wait_timeout_while(lines, PATIENCE, |lines| !found(lines) && !lines.1)
+            .wait_timeout_while(lines, TIMEOUT, |lines| !found(lines) && !lines.1)
             .unwrap();
         match lines.0.iter().find(|line| line.contains(text)) {
             Some(line) => line.clone(),
@@ -201,7 +201,7 @@ impl Process {
     }
 
     pub fn data(&self) -> DataClient {
-        DataClient::connect(&self.data_address(), 2).unwrap().with_timeout(PATIENCE)
+        DataClient::connect(&self.data_address(), 2).unwrap().with_timeout(TIMEOUT)
     }
 
     pub fn data_address(&self) -> Listen {
@@ -224,12 +224,12 @@ impl Process {
     }
 
     pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 // What it said last may still be on its way.
                 let lines = self.log.lines.lock().unwrap_or_else(PoisonError::into_inner);
-                let read = self.log.more.wait_timeout_while(lines, PATIENCE, |lines| !lines.1);
+                let read = self.log.more.wait_timeout_while(lines, TIMEOUT, |lines| !lines.1);
                 assert!(read.unwrap().0.1, "somebody else has the log open");
                 return status;
             }
@@ -276,7 +276,7 @@ impl Drop for Process {
 /// Status line and body.
 pub fn http_get(address: &str, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -297,7 +297,7 @@ impl Rpc {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
         let client = runtime.block_on(async {
-            ReplicaServiceClient::new(endpoint.timeout(PATIENCE).connect_lazy())
+            ReplicaServiceClient::new(endpoint.timeout(TIMEOUT).connect_lazy())
         });
         Self { runtime, client }
     }
@@ -363,7 +363,7 @@ pub fn version_of(content: &[u8], number: u64) -> Option<u64> {
 
 /// Whether a condition comes true in time.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(20));

@@ -78,7 +78,7 @@ fn a_volume_over_tls_outlives_a_replica_and_rebuilds_another() {
 /// A handshake, and then a read: what the other side says to this client.
 fn try_tls(address: &str, client: &TlsClient) -> String {
     let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let tls = TlsStream::client(client, "127.0.0.1").unwrap();
     let secured = TlsSocket::handshake(Socket::Tcp(stream), tls);
     let said = secured.and_then(|mut secured| {
@@ -123,7 +123,7 @@ fn strangers_are_refused_by_name() {
         assert!(!said.contains("ertificate"), "{said}");
         // Plain text.
         let mut plain = TcpStream::connect(port).unwrap();
-        plain.set_read_timeout(Some(PATIENCE)).unwrap();
+        plain.set_read_timeout(Some(TIMEOUT)).unwrap();
         plain.write_all(&[0x1b; 64]).unwrap();
         // An alert at most, and the end.
         let mut said = Vec::new();

@@ -24,7 +24,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a start waits for a process of the same directory that is about to end.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two attempts.
 const START_PAUSE: Duration = Duration::from_millis(50);
 /// How often is looked whether all servers still serve.
@@ -210,7 +210,7 @@ fn start_replica(
 
 /// The store of the directory, or the process that has it.
 fn source(owner: &Arc<Owner>, options: &Options) -> Result<StoreSource> {
-    let deadline = Instant::now() + START_PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     loop {
         let busy = match owner.open(options.size) {
             Ok(store) => return Ok(StoreSource::Own(store)),

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the store may be held by a process that is about to end.
-const OPEN_PATIENCE: Duration = Duration::from_secs(30);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two attempts at opening it.
 const OPEN_PAUSE: Duration = Duration::from_millis(20);
 
@@ -118,7 +118,7 @@ impl Owner {
     /// # Errors
     /// `Busy` if it does not, those of the store.
     pub fn open_released(&self) -> Result<Store> {
-        let deadline = Instant::now() + OPEN_PATIENCE;
+        let deadline = Instant::now() + OPEN_TIMEOUT;
         loop {
             match self.file.open() {
                 Err(e) if e.kind() == ErrorKind::Busy && Instant::now() < deadline => {

@@ -18,7 +18,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 /// Threads of the runtime of a process: only the control plane uses it.
 const RUNTIME_THREADS: usize = 2;
 /// How long calls in flight may take when a server ends.
-const CALL_PATIENCE: Duration = Duration::from_secs(2);
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What replicas of one process share.
 pub struct Common {
@@ -169,7 +169,7 @@ impl Served {
             agent.stop();
         }
         if let Some(grpc) = lock(&self.grpc).take() {
-            grpc.stop(CALL_PATIENCE);
+            grpc.stop(CALL_TIMEOUT);
         }
     }
 }
@@ -206,6 +206,6 @@ impl ServedAgent {
 
     /// Ends it in good order.
     pub fn stop(self) {
-        self.grpc.stop(CALL_PATIENCE);
+        self.grpc.stop(CALL_TIMEOUT);
     }
 }

@@ -80,9 +80,9 @@ impl ControlServer {
 
     /// Accepts no more, closes idle connections, and waits so long for calls in flight; says
     /// whether all have ended. Not to be called on a thread of the runtime.
-    pub fn stop(self, patience: Duration) -> bool {
+    pub fn stop(self, timeout: Duration) -> bool {
         self.stop.send_replace(true);
         let Self { runtime, task, .. } = self;
-        runtime.block_on(async { tokio::time::timeout(patience, task).await.is_ok() })
+        runtime.block_on(async { tokio::time::timeout(timeout, task).await.is_ok() })
     }
 }

@@ -14,7 +14,7 @@ const RESPONSE: u32 = 2;
 const UNMAP: u32 = 7;
 const HEADER: usize = 26;
 /// No request may take longer, not even while a replica is given up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where a data connection is found.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,12 +52,12 @@ impl Client {
             Address::Port(port) => {
                 let stream = TcpStream::connect(("127.0.0.1", *port))?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
                 Box::new(stream)
             }
             Address::Socket(path) => {
                 let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
                 Box::new(stream)
             }
         };

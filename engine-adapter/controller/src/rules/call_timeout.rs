@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// The timeouts of some calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct CallTimeout {
     /// Those whose answers count, by their places among the calls.
     counted: Slots,
     /// From the first success of one of them.
@@ -25,7 +25,7 @@ pub struct Patience {
     all: Option<Duration>,
 }
 
-impl Patience {
+impl CallTimeout {
     /// For calls whose answers are all worth the same.
     #[must_use]
     pub const fn among_equals(short: Duration) -> Self {
@@ -52,33 +52,33 @@ impl Patience {
 /// Calls that are being waited for.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting {
-    patience: Option<Patience>,
+    timeout: Option<CallTimeout>,
     succeeded: bool,
     end: Option<Duration>,
 }
 
 impl Waiting {
-    /// From now on; without patience until all have answered.
+    /// From now on; without a timeout until all have answered.
     #[must_use]
-    pub fn begin(patience: Option<Patience>) -> Self {
-        let end = patience.and_then(|patience| patience.all);
-        Self { patience, succeeded: false, end }
+    pub fn begin(timeout: Option<CallTimeout>) -> Self {
+        let end = timeout.and_then(|timeout| timeout.all);
+        Self { timeout, succeeded: false, end }
     }
 
     /// Notes the answer to the call at this place, so long after the beginning.
     pub fn answered(&mut self, place: usize, success: bool, now: Duration) {
-        let Some(patience) = self.patience else { return };
-        if !Slot::new(place).is_some_and(|place| patience.counted.contains(place)) {
+        let Some(timeout) = self.timeout else { return };
+        if !Slot::new(place).is_some_and(|place| timeout.counted.contains(place)) {
             return;
         }
         let limit = match (success, self.succeeded, self.end) {
-            (true, false, _) => patience.others,
-            (false, false, None) => patience.failed,
+            (true, false, _) => timeout.others,
+            (false, false, None) => timeout.failed,
             _ => return,
         };
         self.succeeded |= success;
         let end = now.saturating_add(limit);
-        self.end = Some(patience.all.map_or(end, |all| all.min(end)));
+        self.end = Some(timeout.all.map_or(end, |all| all.min(end)));
     }
 
     /// When the waiting ends, so long after the beginning, if that is known.
@@ -103,8 +103,8 @@ mod tests {
     /// When waiting for calls ends: the first so many are of complete replicas.
     fn end(complete: usize, answers: &[(usize, bool, u64)]) -> Option<u64> {
         let complete: Vec<_> = (0..complete).collect();
-        let patience = Patience::for_all(places(&complete), s(8), s(60));
-        let mut waiting = Waiting::begin(Some(patience));
+        let timeout = CallTimeout::for_all(places(&complete), s(8), s(60));
+        let mut waiting = Waiting::begin(Some(timeout));
         for (place, success, at) in answers {
             waiting.answered(*place, *success, s(*at));
         }
@@ -134,13 +134,13 @@ mod tests {
 
     #[test]
     fn a_call_waits_as_long_as_what_it_does_may_take() {
-        let mut waiting = Waiting::begin(Some(Patience::for_all(places(&[0]), s(30), s(10))));
+        let mut waiting = Waiting::begin(Some(CallTimeout::for_all(places(&[0]), s(30), s(10))));
         waiting.answered(0, true, s(1));
         assert_eq!(waiting.end(), Some(s(31)));
-        let mut waiting = Waiting::begin(Some(Patience::among_equals(s(8))));
+        let mut waiting = Waiting::begin(Some(CallTimeout::among_equals(s(8))));
         waiting.answered(5, true, s(1));
         assert_eq!(waiting.end(), Some(s(9)));
-        let mut waiting = Waiting::begin(Some(Patience::at_most(s(8))));
+        let mut waiting = Waiting::begin(Some(CallTimeout::at_most(s(8))));
         assert_eq!(waiting.end(), Some(s(8)));
         waiting.answered(0, false, s(7));
         assert_eq!(waiting.end(), Some(s(8)));
