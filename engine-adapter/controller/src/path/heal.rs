@@ -6,9 +6,9 @@
 //! before. If none could answer, those that have something to give to each other do, and are asked again.
 
 use super::flight::{Patient, Stage};
-use super::lane::{Asked, Lane};
 use super::link::Ask;
 use super::sabotage::{Bug, is};
+use super::shard::{Asked, Shard};
 use crate::rules::widen::BLOCK;
 use crate::rules::{Answer, Read, Slot};
 use dbs_frontend::{FailureKind, Outcome};
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 /// Blocks that one request has healed after it was answered; those behind them are met again.
 const PATIENTS_MAX: usize = 8;
 
-impl Lane {
+impl Shard {
     /// A replica could not read, or could not complete a block, for what it holds is not what was
     /// written.
     pub(super) fn met_damage(

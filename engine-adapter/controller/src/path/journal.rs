@@ -98,7 +98,7 @@ impl fmt::Display for JournalEntry {
     }
 }
 
-/// A request, as a lane keeps it: times since the path's epoch.
+/// A request, as a shard keeps it: times since the path's epoch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept {
     /// Number of the replica's name.

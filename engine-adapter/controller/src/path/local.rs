@@ -1,4 +1,4 @@
-//! Replicas in this process: a request goes from a lane to the store and back on the lane's own
+//! Replicas in this process: a request goes from a shard to the store and back on the shard's own
 //! reactor, without a socket and without a copy of what is written. What would have to wait goes to the
 //! replica's workers. All of that is the data server's way of doing it
 //! ([`longhorn_data`]'s runner); here it is asked, and its outcomes become replies like any other's.
@@ -57,7 +57,7 @@ pub(super) struct Asker {
     pub serial: u64,
 }
 
-/// The replicas of this process that a lane asks.
+/// The replicas of this process that a shard asks.
 pub(super) struct Locals {
     pub(super) runner: Runner<Asker>,
     /// Handles of them, by their names in the runner: workers are there as long as requests are.

@@ -6,7 +6,7 @@
 //! the replicas and the blocks that are being changed ([`crate::rules`]). Messages go
 //! between them when a replica fails, and when one waits for blocks that another has claimed.
 //!
-//! **A request.** `lane` takes it from a [`Front`], finds a place in the array (`flight`), asks
+//! **A request.** `shard` takes it from a [`Front`], finds a place in the array (`flight`), asks
 //! replicas (`seat`, `link`, `local`) and decides with the rules' `FanOut` and `Read` what their replies mean.
 //! All that is sent to a replica in one turn of a reactor goes out in one call; the payload of a write
 //! is one buffer, which all its sends share.
@@ -22,7 +22,6 @@ mod dial;
 mod flight;
 mod heal;
 mod journal;
-mod lane;
 mod latch;
 #[doc(hidden)]
 pub mod link;
@@ -33,6 +32,7 @@ mod replica;
 mod replies;
 pub mod sabotage;
 mod seat;
+mod shard;
 mod shared;
 mod stats;
 

@@ -1,8 +1,8 @@
 //! A reactor of a path: passes what happens to whom it concerns, by the bits of its tag.
 
-use super::lane::{Ended, LINK_TAG, Lane};
 use super::latch::Latch;
 use super::message::{Make, Message};
+use super::shard::{Ended, LINK_TAG, Shard};
 use super::shared::Shared;
 use dbs_frontend::{Carrier, Carry, Event, Front};
 use dbs_reactor::ublk::{UblkQueue, UblkRequest};
@@ -34,7 +34,7 @@ struct Attached {
 
 /// A reactor.
 pub(super) struct Reactor {
-    lane: Lane,
+    shard: Shard,
     fronts: Vec<Option<Attached>>,
     /// Reused.
     ended: Vec<Ended>,
@@ -43,19 +43,19 @@ pub(super) struct Reactor {
     stopped: bool,
 }
 
-/// The lane, as a frontend sees it.
+/// The shard, as a frontend sees it.
 struct Way<'a> {
-    lane: &'a mut Lane,
+    shard: &'a mut Shard,
     front: u8,
 }
 
 impl Carrier for Way<'_> {
     fn size(&self) -> u64 {
-        self.lane.size()
+        self.shard.size()
     }
 
     fn carry(&mut self, io: &mut Io, request: Carry, payload: Option<Buf>, ticket: u64) {
-        self.lane.carry(io, self.front, request, payload, ticket);
+        self.shard.carry(io, self.front, request, payload, ticket);
     }
 }
 
@@ -64,7 +64,7 @@ impl Reactor {
         #[cfg(feature = "sabotage")]
         super::sabotage::set(shared.options.bug);
         Self {
-            lane: Lane::new(shared, index, remote),
+            shard: Shard::new(shared, index, remote),
             fronts: Vec::new(),
             ended: Vec::new(),
             front_tick: Duration::ZERO,
@@ -75,18 +75,18 @@ impl Reactor {
 
     /// Calls a frontend, if there is one with this number.
     fn front(&mut self, number: usize, call: impl FnOnce(&mut dyn Front, &mut Way<'_>)) {
-        let Self { lane, fronts, .. } = self;
+        let Self { shard, fronts, .. } = self;
         if let Some(Some(attached)) = fronts.get_mut(number) {
-            call(&mut *attached.front, &mut Way { lane, front: number as u8 });
+            call(&mut *attached.front, &mut Way { shard, front: number as u8 });
         }
     }
 
     /// Hands something that happened to a socket to whom it belongs to.
     fn socket(&mut self, io: &mut Io, tag: u64, event: Event<'_>) {
-        self.lane.look_at_clock();
+        self.shard.look_at_clock();
         let whose = tag >> NUMBER_BITS;
         if whose == LINK_TAG >> NUMBER_BITS {
-            self.lane.input(io, tag as u32, event);
+            self.shard.input(io, tag as u32, event);
         } else if let Some(number) = whose.checked_sub(FIRST_FRONT) {
             self.front(number as usize, |front, way| front.input(io, way, tag as u32, event));
         }
@@ -95,10 +95,10 @@ impl Reactor {
 
     /// Tells frontends what has ended.
     fn answer(&mut self, io: &mut Io) {
-        if self.lane.ended.is_empty() {
+        if self.shard.ended.is_empty() {
             return;
         }
-        let mut ended = std::mem::replace(&mut self.lane.ended, std::mem::take(&mut self.ended));
+        let mut ended = std::mem::replace(&mut self.shard.ended, std::mem::take(&mut self.ended));
         for Ended { front, ticket, outcome } in ended.drain(..) {
             self.front(usize::from(front), |front, _| front.answered(io, ticket, outcome));
         }
@@ -144,27 +144,27 @@ impl Handler for Reactor {
     type Message = Message;
 
     fn message(&mut self, io: &mut Io, message: Message) {
-        self.lane.look_at_clock();
+        self.shard.look_at_clock();
         match message {
             Message::Seat { replica, access, latch } => {
-                self.lane.seat(io, replica, access);
+                self.shard.seat(io, replica, access);
                 latch.count_down();
             }
-            Message::Local(told) => self.lane.told(io, told),
-            Message::Lost { slot, serial, why } => self.lane.lose(io, slot, serial, &why),
-            Message::Remove { replica, latch } => self.lane.remove(io, &replica, &latch),
-            Message::Hold { latch } => self.lane.hold(latch),
-            Message::Release => self.lane.release(),
-            Message::Retry => self.lane.retry = true,
+            Message::Local(told) => self.shard.told(io, told),
+            Message::Lost { slot, serial, why } => self.shard.lose(io, slot, serial, &why),
+            Message::Remove { replica, latch } => self.shard.remove(io, &replica, &latch),
+            Message::Hold { latch } => self.shard.hold(latch),
+            Message::Release => self.shard.release(),
+            Message::Retry => self.shard.retry = true,
             // Whoever asked may have given up.
-            Message::Journal(to) => drop(to.send(self.lane.take_journal())),
+            Message::Journal(to) => drop(to.send(self.shard.take_journal())),
             Message::Attach { number, make } => self.attach(io, number, make),
             Message::Front { number, message } => {
                 self.front(number, |front, way| front.message(io, way, message));
             }
             Message::Detach { number, at_once, latch } => self.detach(io, number, at_once, latch),
             Message::End => {
-                self.lane.close(io);
+                self.shard.close(io);
                 self.ending = true;
             }
         }
@@ -185,11 +185,11 @@ impl Handler for Reactor {
 
     /// A copy for a block device, or a transfer of a replica in this process.
     fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
-        self.lane.look_at_clock();
+        self.shard.look_at_clock();
         if let Some(number) = copies_for(tag) {
             self.front(number, |front, way| front.moved(io, way, tag, buf, result));
         } else {
-            self.lane.moved(io, tag, buf, result);
+            self.shard.moved(io, tag, buf, result);
         }
         self.answer(io);
     }
@@ -201,7 +201,7 @@ impl Handler for Reactor {
         tag: u16,
         request: io::Result<UblkRequest>,
     ) {
-        self.lane.look_at_clock();
+        self.shard.look_at_clock();
         let has = |attached: &Option<Attached>| {
             attached.as_ref().is_some_and(|a| a.front.has_queue(queue))
         };
@@ -212,29 +212,30 @@ impl Handler for Reactor {
     }
 
     fn turn(&mut self, io: &mut Io) {
-        self.lane.look_at_clock();
-        self.lane.turn(io);
+        self.shard.look_at_clock();
+        self.shard.turn(io);
         self.answer(io);
         self.front_turns(io);
-        self.lane.links.settle(io, |_| {});
-        if self.ending && self.lane.is_closed() && !self.stopped {
+        self.shard.links.settle(io, |_| {});
+        if self.ending && self.shard.is_closed() && !self.stopped {
             self.stopped = true;
             io.wake_at(None);
             return io.stop();
         }
-        self.lane.looked = false;
-        let more = self.lane.has_more();
-        let wait = if more { Duration::ZERO } else { self.lane.due.saturating_sub(self.lane.now) };
+        self.shard.looked = false;
+        let more = self.shard.has_more();
+        let wait =
+            if more { Duration::ZERO } else { self.shard.due.saturating_sub(self.shard.now) };
         io.wake_at(Some(Instant::now() + wait));
     }
 
     fn tick(&mut self, io: &mut Io) {
-        self.lane.look_at_clock();
-        if self.lane.due <= self.lane.now {
-            self.lane.tick(io);
+        self.shard.look_at_clock();
+        if self.shard.due <= self.shard.now {
+            self.shard.tick(io);
         }
-        if self.front_tick <= self.lane.now {
-            self.front_tick = self.lane.now + FRONT_TICK;
+        if self.front_tick <= self.shard.now {
+            self.front_tick = self.shard.now + FRONT_TICK;
             for number in 0..self.fronts.len() {
                 self.front(number, |front, _| front.tick(io));
             }

@@ -1,12 +1,12 @@
 //! One reactor's share of a path: what becomes of replies, and of replicas that give none.
 
 use super::flight::Stage;
-use super::lane::Lane;
 use super::latch::Latch;
 use super::link::{Ask, Reply, damage};
 use super::replica::Replica;
 use super::sabotage::{Bug, is};
 use super::seat::{Seat, Way};
+use super::shard::Shard;
 use crate::rules::heal::ROUNDS_MAX;
 use crate::rules::io::NO_BACKEND;
 use crate::rules::timeout::PING_INTERVAL;
@@ -16,7 +16,7 @@ use dbs_reactor::{Buf, Io};
 use longhorn_data::stats::add;
 use longhorn_wire::frame::{NO_SPACE_TEXT, Type};
 
-impl Lane {
+impl Shard {
     /// Begins to receive on a connection.
     pub(super) fn begin_link(&mut self, io: &mut Io, number: u32, received: &[u8]) {
         self.input(io, number, Event::Begun(received));

@@ -2,14 +2,14 @@
 
 use super::super::link::Reply;
 use super::super::local::Asker;
-use super::Lane;
+use super::Shard;
 use dbs_reactor::{Buf, Io};
 use longhorn_data::runner::{Ended, Told};
 use longhorn_data::work::Outcome;
 use longhorn_wire::frame::Type;
 use std::io;
 
-impl Lane {
+impl Shard {
     /// Something that workers, or the replica itself, have told.
     pub(in super::super) fn told(&mut self, io: &mut Io, told: Told<Asker>) {
         self.locals.runner.told(io, told);

@@ -4,12 +4,12 @@ use super::super::flight::{Flight, Stage};
 use super::super::journal::{JournalEnd, JournalEntry, JournalKind, Kept};
 use super::super::link::Reply;
 use super::super::seat::Seat;
-use super::Lane;
+use super::Shard;
 use crate::rules::Slot;
 use longhorn_wire::frame::Type;
 use std::time::{Duration, SystemTime};
 
-impl Lane {
+impl Shard {
     /// Keeps what became of a request to a replica.
     #[inline]
     pub(in super::super) fn note(&mut self, place: u32, slot: Slot, well: bool) {

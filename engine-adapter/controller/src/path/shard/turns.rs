@@ -1,8 +1,8 @@
-//! What a lane does at the end of a turn, and by the clock.
+//! What a shard does at the end of a turn, and by the clock.
 
 use super::super::latch::Latch;
 use super::super::sabotage::{Bug, is};
-use super::{Ask, Asker, Lane, Wait, Waiting, Way};
+use super::{Ask, Asker, Shard, Wait, Waiting, Way};
 use crate::rules::REPLICAS_MAX;
 use dbs_reactor::Io;
 use longhorn_wire::frame::Type;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// A change that has waited for its blocks for so long comes before all others.
 const STARVING: Duration = Duration::from_millis(10);
 
-impl Lane {
+impl Shard {
     /// Begins requests that have waited, as far as that is possible now.
     fn pump(&mut self, io: &mut Io) {
         self.retry = false;

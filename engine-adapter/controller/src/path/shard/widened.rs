@@ -2,12 +2,12 @@
 //! damaged data where a write ends.
 
 use super::super::flight::{Flight, Stage};
-use super::Lane;
+use super::Shard;
 use crate::rules::{FanOut, Widened};
 use dbs_reactor::Io;
 use longhorn_data::stats::add;
 
-impl Lane {
+impl Shard {
     /// Reads the next block around a widened write, or writes if there is none left.
     pub(in super::super) fn next_edge(&mut self, io: &mut Io, place: u32, from: usize) {
         let Some(flight) = self.flights.get_mut(place) else { return };

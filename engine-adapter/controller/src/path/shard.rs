@@ -58,7 +58,7 @@ enum Wait {
 }
 
 /// One reactor's share.
-pub(super) struct Lane {
+pub(super) struct Shard {
     pub(super) shared: Arc<Shared>,
     pub(super) index: usize,
     pub(super) links: Peers<Link>,
@@ -92,7 +92,7 @@ pub(super) struct Lane {
     pub(super) due: Duration,
 }
 
-impl Lane {
+impl Shard {
     pub fn new(shared: Arc<Shared>, index: usize, remote: Remote<Message>) -> Self {
         let limits = Limits { requests: usize::MAX, bytes: u64::MAX };
         let depth = shared.options.queue_depth;
