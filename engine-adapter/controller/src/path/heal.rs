@@ -30,10 +30,10 @@ impl Shard {
         (slot, serial): (Slot, u64),
         damaged: &Damaged,
     ) {
-        let Some(seat) = self.seated(slot, serial) else { return };
-        seat.replica.mismatches.fetch_add(1, Ordering::Relaxed);
+        let Some(backend) = self.connected(slot, serial) else { return };
+        backend.replica.mismatches.fetch_add(1, Ordering::Relaxed);
         let fields: [(&str, &dyn std::fmt::Display); 4] = [
-            ("replica", &seat.replica.name),
+            ("replica", &backend.replica.name),
             ("damaged", &damaged.offset),
             ("snapshot", &damaged.in_snapshot),
             ("error", &damaged.text),
@@ -79,7 +79,7 @@ impl Shard {
     /// Whether the replica of a damaged block is there still, and complete.
     fn is_complete(&mut self, patient: Patient) -> bool {
         let complete = self.shared.modes.now().rw.contains(patient.slot);
-        complete && self.seated(patient.slot, patient.serial).is_some()
+        complete && self.connected(patient.slot, patient.serial).is_some()
     }
 
     /// Locks a damaged block, now or later, and reads it from another replica.
@@ -127,11 +127,11 @@ impl Shard {
         flight.healed = true;
         let Some(Patient { slot, serial, offset }) = flight.patient else { return };
         if bytes > 0
-            && let Some(seat) = self.seated(slot, serial)
+            && let Some(backend) = self.connected(slot, serial)
         {
-            seat.replica.healed.fetch_add(1, Ordering::Relaxed);
-            let worth_it = seat.trust.healed();
-            log::info("path", &[("replica", &seat.replica.name), ("healed", &offset)]);
+            backend.replica.healed.fetch_add(1, Ordering::Relaxed);
+            let worth_it = backend.trust.healed();
+            log::info("path", &[("replica", &backend.replica.name), ("healed", &offset)]);
             if !worth_it {
                 self.shared.fault_unless_last(slot, "too many of its blocks are damaged");
             }
@@ -143,7 +143,7 @@ impl Shard {
     pub(super) fn not_healed(&mut self, io: &mut Io, place: u32, text: &str) {
         let patient = self.flights.get(place).and_then(|flight| flight.patient);
         if let Some(Patient { slot, serial, .. }) = patient
-            && self.seated(slot, serial).is_some()
+            && self.connected(slot, serial).is_some()
             && !is(Bug::KeepUnhealed)
         {
             self.shared.fault_unless_last(slot, text);

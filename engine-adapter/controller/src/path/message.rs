@@ -1,10 +1,10 @@
 //! What the threads of a path tell its reactors.
 
+use super::backend::Access;
 use super::journal::JournalEntry;
 use super::latch::Latch;
 use super::local::Asker;
 use super::replica::Replica;
-use super::seat::Access;
 use crate::rules::Slot;
 use dbs_frontend::Front;
 use dbs_reactor::Io;
@@ -19,7 +19,7 @@ pub(super) type Make = Box<dyn FnOnce(&mut Io, u64) -> Box<dyn Front> + Send>;
 /// What other threads tell a reactor.
 pub(super) enum Message {
     /// A replica is to be used once it has a mode.
-    Seat { replica: Arc<Replica>, access: Access, latch: Arc<Latch> },
+    Add { replica: Arc<Replica>, access: Access, latch: Arc<Latch> },
     /// Something about requests of replicas in this process.
     Local(Told<Asker>),
     /// A replica has become `ERR`.

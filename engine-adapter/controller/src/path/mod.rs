@@ -7,7 +7,7 @@
 //! between them when a replica fails, and when one waits for blocks that another has claimed.
 //!
 //! **A request.** `shard` takes it from a [`Front`], finds a place in the array (`flight`), asks
-//! replicas (`seat`, `link`, `local`) and decides with the rules' `FanOut` and `Read` what their replies mean.
+//! replicas (`backend`, `link`, `local`) and decides with the rules' `FanOut` and `Read` what their replies mean.
 //! All that is sent to a replica in one turn of a reactor goes out in one call; the payload of a write
 //! is one buffer, which all its sends share.
 //!
@@ -18,6 +18,7 @@
 //! **Damage.** What a replica of DBS says is damaged is read from another one, and then written again there
 //! (`heal`): by the request that met it, which has its blocks then as a change would.
 
+mod backend;
 mod dial;
 mod flight;
 mod heal;
@@ -31,7 +32,6 @@ mod reactor;
 mod replica;
 mod replies;
 pub mod sabotage;
-mod seat;
 mod shard;
 mod shared;
 mod stats;
@@ -45,6 +45,7 @@ pub use shared::Events;
 pub use stats::{PathKind, PathStats, ReplicaStats};
 
 use crate::rules::timeout;
+use backend::Access;
 use dbs_frontend::{Front, lock, wait_while};
 use dbs_reactor::{Io, Thread};
 use latch::Latch;
@@ -52,7 +53,6 @@ use longhorn_wire::transport::DataLink;
 use message::Message;
 use reactor::Reactor;
 use replica::Replica;
-use seat::Access;
 use shared::Shared;
 use std::any::Any;
 use std::fmt;
@@ -208,7 +208,7 @@ impl Path {
         let latch = Latch::new(options.reactors);
         for (index, access) in shares.into_iter().enumerate() {
             let (replica, latch) = (Arc::clone(&replica), Arc::clone(&latch));
-            self.shared.send(index, Message::Seat { replica, access, latch });
+            self.shared.send(index, Message::Add { replica, access, latch });
         }
         latch.wait();
         Ok(())

@@ -146,8 +146,8 @@ impl Handler for Reactor {
     fn message(&mut self, io: &mut Io, message: Message) {
         self.shard.look_at_clock();
         match message {
-            Message::Seat { replica, access, latch } => {
-                self.shard.seat(io, replica, access);
+            Message::Add { replica, access, latch } => {
+                self.shard.add(io, replica, access);
                 latch.count_down();
             }
             Message::Local(told) => self.shard.told(io, told),

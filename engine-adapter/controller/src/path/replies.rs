@@ -1,11 +1,11 @@
 //! One reactor's share of a path: what becomes of replies, and of replicas that give none.
 
+use super::backend::{Backend, Way};
 use super::flight::Stage;
 use super::latch::Latch;
 use super::link::{Ask, Reply, damage};
 use super::replica::Replica;
 use super::sabotage::{Bug, is};
-use super::seat::{Seat, Way};
 use super::shard::Shard;
 use crate::rules::heal::ROUNDS_MAX;
 use crate::rules::io::NO_BACKEND;
@@ -40,15 +40,15 @@ impl Shard {
     fn link_ended(&mut self, number: u32, why: &str) {
         let Some(link) = self.links.get(number) else { return };
         let (slot, serial) = (link.slot, link.serial);
-        if self.seated(slot, serial).is_some() {
+        if self.connected(slot, serial).is_some() {
             self.shared.fault(slot, why);
         }
     }
 
     /// A replica that is not lost.
-    pub(super) fn seated(&mut self, slot: Slot, serial: u64) -> Option<&mut Seat> {
-        let seat = self.seats.get_mut(slot.index())?.as_mut()?;
-        (seat.replica.serial == serial && !seat.lost).then_some(seat)
+    pub(super) fn connected(&mut self, slot: Slot, serial: u64) -> Option<&mut Backend> {
+        let backend = self.backends.get_mut(slot.index())?.as_mut()?;
+        (backend.replica.serial == serial && !backend.lost).then_some(backend)
     }
 
     fn reply(&mut self, io: &mut Io, number: u32, reply: &Reply, payload: Option<Buf>) {
@@ -66,11 +66,11 @@ impl Shard {
         payload: Option<Buf>,
     ) {
         let now = self.now;
-        let Some(seat) = self.seated(slot, serial) else { return };
-        if seat.pinged == Some(reply.sequence) {
-            seat.pinged = None;
-            seat.ping_due = now + PING_INTERVAL;
-            let (target, asked) = (seat.target, seat.ping_asked);
+        let Some(backend) = self.connected(slot, serial) else { return };
+        if backend.pinged == Some(reply.sequence) {
+            backend.pinged = None;
+            backend.ping_due = now + PING_INTERVAL;
+            let (target, asked) = (backend.target, backend.ping_asked);
             self.note_ping(target, asked, reply);
             let ping = Ask { kind: Type::Ping, offset: 0, length: 0 };
             return match (reply.kind, reply.check(&ping)) {
@@ -88,11 +88,11 @@ impl Shard {
         let (stage, ask) = (flight.stage, flight.ask());
         self.note(place, slot, reply.kind == Some(Type::Response));
         if ask.is_urgent()
-            && let Some(seat) = self.seated(slot, serial)
+            && let Some(backend) = self.connected(slot, serial)
         {
-            seat.silence.answered(now);
+            backend.silence.answered(now);
             if (ask.kind, reply.kind) == (Type::Read, Some(Type::Response)) {
-                seat.trust.read();
+                backend.trust.read();
             }
         }
         if let Err(what) = reply.check(&ask)
@@ -293,9 +293,9 @@ impl Shard {
 
     /// A replica is `ERR`: nothing more is heard of it, what waits for it fails.
     pub(super) fn lose(&mut self, io: &mut Io, slot: Slot, serial: u64, why: &str) {
-        let Some(seat) = self.seated(slot, serial) else { return };
-        seat.lost = true;
-        if let Way::Local(number) = seat.way {
+        let Some(backend) = self.connected(slot, serial) else { return };
+        backend.lost = true;
+        if let Way::Local(number) = backend.way {
             self.locals.let_go(io, number);
         }
         self.links.end(io, true, |link| link.serial == serial);
@@ -328,10 +328,10 @@ impl Shard {
     /// A replica is forgotten.
     pub(super) fn remove(&mut self, io: &mut Io, replica: &Replica, latch: &Latch) {
         self.lose(io, replica.slot, replica.serial, "the replica is removed");
-        if let Some(seat) = self.seats.get_mut(replica.slot.index())
-            && seat.as_ref().is_some_and(|seat| seat.replica.serial == replica.serial)
+        if let Some(backend) = self.backends.get_mut(replica.slot.index())
+            && backend.as_ref().is_some_and(|backend| backend.replica.serial == replica.serial)
         {
-            *seat = None;
+            *backend = None;
         }
         latch.count_down();
     }
@@ -339,9 +339,9 @@ impl Shard {
     /// Closes all connections, and lets go of replicas in this process.
     pub(super) fn close(&mut self, io: &mut Io) {
         self.links.end(io, true, |_| true);
-        for seat in self.seats.iter().flatten() {
-            if let Way::Local(number) = seat.way
-                && !seat.lost
+        for backend in self.backends.iter().flatten() {
+            if let Way::Local(number) = backend.way
+                && !backend.lost
             {
                 self.locals.let_go(io, number);
             }

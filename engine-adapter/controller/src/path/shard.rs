@@ -5,6 +5,7 @@ mod local;
 mod turns;
 mod widened;
 
+use super::backend::{Access, Backend, Way};
 use super::flight::{Flights, Stage};
 use super::journal::Journal;
 use super::latch::Latch;
@@ -13,7 +14,6 @@ use super::local::{Asker, Locals};
 use super::message::Message;
 use super::replica::Replica;
 use super::sabotage::{Bug, is};
-use super::seat::{Access, Seat, Way};
 use super::shared::Shared;
 use crate::rules::io::{self as rule, NO_BACKEND, Unmap};
 use crate::rules::{FanOut, REPLICAS_MAX, Read, Slot, Widened};
@@ -64,7 +64,7 @@ pub(super) struct Shard {
     pub(super) links: Peers<Link>,
     /// Requests of replicas in this process.
     pub(super) locals: Locals,
-    pub(super) seats: [Option<Seat>; REPLICAS_MAX],
+    pub(super) backends: [Option<Backend>; REPLICAS_MAX],
     pub(super) flights: Flights,
     pub(super) journal: Journal,
     waiting: VecDeque<Waiting>,
@@ -99,7 +99,7 @@ impl Shard {
         Self {
             links: Peers::new(limits, NO_LIMIT).tagged(LINK_TAG),
             locals: Locals::new(Arc::new(move |told| remote.send(Message::Local(told)))),
-            seats: [const { None }; REPLICAS_MAX],
+            backends: [const { None }; REPLICAS_MAX],
             flights: Flights::new(depth),
             journal: Journal::new(shared.options.reactors),
             waiting: VecDeque::with_capacity(depth),
@@ -124,7 +124,7 @@ impl Shard {
     }
 
     /// Takes a replica in.
-    pub fn seat(&mut self, io: &mut Io, replica: Arc<Replica>, access: Access) {
+    pub fn add(&mut self, io: &mut Io, replica: Arc<Replica>, access: Access) {
         let slot = replica.slot;
         let mut begun = Vec::new();
         let way = match access {
@@ -140,9 +140,9 @@ impl Shard {
                 Way::Links { numbers, next: 0, turn: 0 }
             }
         };
-        if let Some(seat) = self.seats.get_mut(slot.index()) {
+        if let Some(backend) = self.backends.get_mut(slot.index()) {
             let target = self.journal.target(&replica.name);
-            *seat = Some(Seat::new(replica, way, self.now, target));
+            *backend = Some(Backend::new(replica, way, self.now, target));
         }
         // With nothing received as well: it arms the first reception.
         for (number, received) in begun {
@@ -456,22 +456,22 @@ impl Shard {
         sequence: u32,
         payload: Option<SharedBuf>,
     ) -> Asked {
-        let Self { seats, links, locals, now, turns, .. } = self;
-        let seat = seats.get_mut(slot.index()).and_then(Option::as_mut);
-        let Some(seat) = seat.filter(|seat| !seat.lost) else { return Asked::Lost };
-        match seat.way {
+        let Self { backends, links, locals, now, turns, .. } = self;
+        let backend = backends.get_mut(slot.index()).and_then(Option::as_mut);
+        let Some(backend) = backend.filter(|backend| !backend.lost) else { return Asked::Lost };
+        match backend.way {
             Way::Null => return Asked::Null,
             Way::Local(number) => {
-                let asker = Asker { slot, serial: seat.replica.serial };
+                let asker = Asker { slot, serial: backend.replica.serial };
                 locals.ask(io, (number, asker), ask, sequence, payload);
             }
             Way::Links { .. } => {
-                let Some(link) = seat.link(*turns) else { return Asked::Lost };
+                let Some(link) = backend.link(*turns) else { return Asked::Lost };
                 links.tell(link, |batch| ask.append_to(batch, sequence, payload));
             }
         }
         if ask.is_urgent() {
-            seat.silence.sent(*now);
+            backend.silence.sent(*now);
         }
         Asked::Sent
     }

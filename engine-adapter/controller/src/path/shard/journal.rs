@@ -1,9 +1,9 @@
 //! What goes into the journal of the last requests, and what is taken from it.
 
+use super::super::backend::Backend;
 use super::super::flight::{Flight, Stage};
 use super::super::journal::{JournalEnd, JournalEntry, JournalKind, Kept};
 use super::super::link::Reply;
-use super::super::seat::Seat;
 use super::Shard;
 use crate::rules::Slot;
 use longhorn_wire::frame::Type;
@@ -13,9 +13,9 @@ impl Shard {
     /// Keeps what became of a request to a replica.
     #[inline]
     pub(in super::super) fn note(&mut self, place: u32, slot: Slot, well: bool) {
-        let Some(Some(seat)) = self.seats.get(slot.index()) else { return };
+        let Some(Some(backend)) = self.backends.get(slot.index()) else { return };
         let Some(flight) = self.flights.get(place) else { return };
-        let mut kept = kept(flight, seat.target, self.flights.current(place));
+        let mut kept = kept(flight, backend.target, self.flights.current(place));
         let took = self.now.saturating_sub(flight.asked);
         kept.end = if well { JournalEnd::Done(took) } else { JournalEnd::Failed(took) };
         self.journal.keep(kept);
@@ -40,9 +40,10 @@ impl Shard {
     pub(in super::super) fn take_journal(&mut self) -> Vec<JournalEntry> {
         let mut all = self.journal.take();
         for (sequence, flight) in self.flights.present() {
-            let waits = |seat: &&Seat| !seat.lost && flight.waits_for(seat.replica.slot);
-            let waiting = self.seats.iter().flatten().filter(waits);
-            all.extend(waiting.map(|seat| kept(flight, seat.target, sequence)));
+            let waits =
+                |backend: &&Backend| !backend.lost && flight.waits_for(backend.replica.slot);
+            let waiting = self.backends.iter().flatten().filter(waits);
+            all.extend(waiting.map(|backend| kept(flight, backend.target, sequence)));
         }
         let epoch = SystemTime::now() - self.shared.epoch.elapsed();
         all.into_iter().map(|kept| self.journal.show(kept, epoch)).collect()

@@ -103,29 +103,30 @@ impl Shard {
         self.retry |= self.blocked;
         self.locals.tick();
         for index in 0..REPLICAS_MAX {
-            let Some(Some(seat)) = self.seats.get_mut(index) else { continue };
-            if seat.lost {
+            let Some(Some(backend)) = self.backends.get_mut(index) else { continue };
+            if backend.lost {
                 continue;
             }
-            let mut waits = self.flights.waits(seat.replica.slot, seat.silence);
+            let mut waits = self.flights.waits(backend.replica.slot, backend.silence);
             if is(Bug::IgnoreOldest) {
                 waits.oldest = None;
             }
             if !is(Bug::IgnoreTimeout) && limits.exceeded(&waits, self.now, false).is_some() {
-                self.shared.expire(seat.replica.slot, &waits, self.now);
+                self.shared.expire(backend.replica.slot, &waits, self.now);
             }
             // Without a mode it may not be open yet.
-            let used = self.shared.modes.of(seat.replica.slot).is_some();
-            if used && self.index == 0 && seat.pinged.is_none() && seat.ping_due <= self.now {
+            let used = self.shared.modes.of(backend.replica.slot).is_some();
+            if used && self.index == 0 && backend.pinged.is_none() && backend.ping_due <= self.now {
                 let sequence = self.flights.ping();
-                seat.ping_asked = self.now;
+                backend.ping_asked = self.now;
                 let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
-                if let Some(link) = seat.link(self.turns) {
-                    seat.pinged = Some(sequence);
+                if let Some(link) = backend.link(self.turns) {
+                    backend.pinged = Some(sequence);
                     self.links.tell(link, |batch| ask.append_to(batch, sequence, None));
-                } else if let Way::Local(number) = seat.way {
-                    seat.pinged = Some(sequence);
-                    let asker = Asker { slot: seat.replica.slot, serial: seat.replica.serial };
+                } else if let Way::Local(number) = backend.way {
+                    backend.pinged = Some(sequence);
+                    let asker =
+                        Asker { slot: backend.replica.slot, serial: backend.replica.serial };
                     self.locals.ask(io, (number, asker), ask, sequence, None);
                 }
             }

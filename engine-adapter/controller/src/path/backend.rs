@@ -30,7 +30,7 @@ pub(super) enum Way {
 }
 
 /// A replica.
-pub(super) struct Seat {
+pub(super) struct Backend {
     pub replica: Arc<Replica>,
     pub way: Way,
     pub silence: Silence,
@@ -48,7 +48,7 @@ pub(super) struct Seat {
     pub trust: Trust,
 }
 
-impl Seat {
+impl Backend {
     pub fn new(replica: Arc<Replica>, way: Way, now: Duration, target: u16) -> Self {
         Self {
             replica,
