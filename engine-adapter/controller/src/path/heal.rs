@@ -5,8 +5,8 @@
 //! the moment it is read from another replica until the damaged one has written it; who asked was told
 //! before. If none could answer, those that have something to give to each other do, and are asked again.
 
-use super::flight::{Patient, Stage};
 use super::link::Ask;
+use super::pending::{Patient, Stage};
 use super::sabotage::{Bug, is};
 use super::shard::{Asked, Shard};
 use crate::rules::widen::BLOCK;
@@ -40,19 +40,19 @@ impl Shard {
         ];
         log::warn("path", &fields);
         let modes = self.shared.modes.now();
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        flight.errors.push((slot, damaged.text.clone()));
-        if flight.stage == Stage::Change {
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        pending.errors.push((slot, damaged.text.clone()));
+        if pending.stage == Stage::Change {
             return self.answered(io, place, slot, Answer::Damaged);
         }
-        let Some(mut read) = flight.read else { return };
+        let Some(mut read) = pending.read else { return };
         // What is read around a write is written with it, and what a block is healed from is met again.
         let patient = Patient { slot, serial, offset: damaged.offset };
-        if flight.stage == Stage::Read && flight.patients.len() < PATIENTS_MAX {
-            flight.patients.push(patient);
+        if pending.stage == Stage::Read && pending.patients.len() < PATIENTS_MAX {
+            pending.patients.push(patient);
         }
         let next = read.retry_damaged(modes);
-        flight.read = Some(read);
+        pending.read = Some(read);
         self.read_goes_on(io, place, next, read.faulted());
     }
 
@@ -60,16 +60,16 @@ impl Shard {
     pub(super) fn next_patient(&mut self, io: &mut Io, place: u32) {
         let size = self.size();
         loop {
-            let Some(flight) = self.flights.get_mut(place) else { return };
-            let Some(patient) = flight.patients.pop() else {
-                flight.patient = None;
+            let Some(pending) = self.pending.get_mut(place) else { return };
+            let Some(patient) = pending.patients.pop() else {
+                pending.patient = None;
                 return self.all_done(io, place);
             };
-            flight.patient = Some(patient);
-            flight.read = None;
-            flight.stage = Stage::Claiming;
+            pending.patient = Some(patient);
+            pending.read = None;
+            pending.stage = Stage::Claiming;
             let length = size.saturating_sub(patient.offset).min(BLOCK);
-            flight.range = (patient.offset, length as u32);
+            pending.range = (patient.offset, length as u32);
             if length > 0 && self.is_complete(patient) {
                 return self.claim_patient(io, place);
             }
@@ -84,9 +84,9 @@ impl Shard {
 
     /// Locks a damaged block, now or later, and reads it from another replica.
     pub(super) fn claim_patient(&mut self, io: &mut Io, place: u32) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let (Stage::Claiming, Some(patient)) = (flight.stage, flight.patient) else { return };
-        let range = (flight.range.0, u64::from(flight.range.1));
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let (Stage::Claiming, Some(patient)) = (pending.stage, pending.patient) else { return };
+        let range = (pending.range.0, u64::from(pending.range.1));
         // Not even a starving request comes first: it may wait for the end of a pause, which may wait for
         // this heal.
         if !is(Bug::HealUnclaimed) {
@@ -95,24 +95,24 @@ impl Shard {
                 self.claiming.push(place);
                 return;
             }
-            flight.claim = Some(range);
+            pending.claim = Some(range);
         }
         let source = Read::begin_for(patient.slot, self.shared.modes.now(), &mut self.turn);
         let Some(source) = source else { return self.patient_done(io, place) };
-        flight.stage = Stage::Source;
-        flight.read = Some(source);
+        pending.stage = Stage::Source;
+        pending.read = Some(source);
         self.ask_read(io, place, source.current());
     }
 
     /// Sends what a damaged block should hold to the replica that has it.
     pub(super) fn send_healing(&mut self, io: &mut Io, place: u32, data: Buf) {
         let now = self.now;
-        let sequence = self.flights.sequence(place);
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let Some(patient) = flight.patient else { return };
-        flight.stage = Stage::Heal;
-        flight.asked = now;
-        let ask = Ask { kind: Type::Heal, offset: patient.offset, length: flight.range.1 };
+        let sequence = self.pending.sequence(place);
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let Some(patient) = pending.patient else { return };
+        pending.stage = Stage::Heal;
+        pending.asked = now;
+        let ask = Ask { kind: Type::Heal, offset: patient.offset, length: pending.range.1 };
         let data = Some(data.share());
         if !self.is_complete(patient)
             || !matches!(self.ask(io, patient.slot, ask, sequence, data), Asked::Sent)
@@ -123,9 +123,9 @@ impl Shard {
 
     /// A replica has written a damaged block again, or found that it is well.
     pub(super) fn healed(&mut self, io: &mut Io, place: u32, bytes: u32) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        flight.healed = true;
-        let Some(Patient { slot, serial, offset }) = flight.patient else { return };
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        pending.healed = true;
+        let Some(Patient { slot, serial, offset }) = pending.patient else { return };
         if bytes > 0
             && let Some(backend) = self.connected(slot, serial)
         {
@@ -141,7 +141,7 @@ impl Shard {
 
     /// A replica refuses what others hold.
     pub(super) fn not_healed(&mut self, io: &mut Io, place: u32, text: &str) {
-        let patient = self.flights.get(place).and_then(|flight| flight.patient);
+        let patient = self.pending.get(place).and_then(|pending| pending.patient);
         if let Some(Patient { slot, serial, .. }) = patient
             && self.connected(slot, serial).is_some()
             && !is(Bug::KeepUnhealed)
@@ -159,17 +159,17 @@ impl Shard {
 
     /// All has been tried: who waits for it has replicas asked again, if that may help.
     fn all_done(&mut self, io: &mut Io, place: u32) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        if flight.told {
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        if pending.told {
             return self.end(place, Outcome::Done(0));
         }
-        if !std::mem::take(&mut flight.healed) {
+        if !std::mem::take(&mut pending.healed) {
             let text = self.texts(place);
             return self.fail(place, FailureKind::Io, text);
         }
-        flight.rounds += 1;
-        flight.errors.clear();
-        let range = (flight.request.offset, flight.request.length);
+        pending.rounds += 1;
+        pending.errors.clear();
+        let range = (pending.request.offset, pending.request.length);
         self.begin_read(io, place, Stage::Read, range);
     }
 }

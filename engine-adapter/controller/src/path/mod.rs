@@ -6,7 +6,7 @@
 //! the replicas and the blocks that are being changed ([`crate::rules`]). Messages go
 //! between them when a replica fails, and when one waits for blocks that another has claimed.
 //!
-//! **A request.** `shard` takes it from a [`Front`], finds a place in the array (`flight`), asks
+//! **A request.** `shard` takes it from a [`Front`], finds a place in the array (`pending`), asks
 //! replicas (`backend`, `link`, `local`) and decides with the rules' `FanOut` and `Read` what their replies mean.
 //! All that is sent to a replica in one turn of a reactor goes out in one call; the payload of a write
 //! is one buffer, which all its sends share.
@@ -20,7 +20,6 @@
 
 mod backend;
 mod dial;
-mod flight;
 mod heal;
 mod journal;
 mod latch;
@@ -28,6 +27,7 @@ mod latch;
 pub mod link;
 mod local;
 mod message;
+mod pending;
 mod reactor;
 mod replica;
 mod replies;
@@ -38,9 +38,9 @@ mod stats;
 
 pub use crate::rules::{Mode, ReplicaId};
 pub use dial::BackendAddress;
-pub use flight::FLIGHTS_MAX;
 pub use journal::{JournalEnd, JournalEntry, JournalKind};
 pub use local::LocalReplica;
+pub use pending::QUEUE_DEPTH_MAX;
 pub use shared::Events;
 pub use stats::{PathKind, PathStats, ReplicaStats};
 
@@ -77,7 +77,7 @@ pub struct PathOptions {
     pub reactor: dbs_reactor::Options,
     /// Connections to each replica, at least one for each reactor.
     pub connections_per_replica: usize,
-    /// Requests in flight on each reactor, at most [`FLIGHTS_MAX`]; more wait.
+    /// Requests in flight on each reactor, at most [`QUEUE_DEPTH_MAX`]; more wait.
     pub queue_depth: usize,
     /// Silence after which a replica with requests in flight becomes `ERR`. The last replica has twice
     /// as long, and so has a single request while others are answered.

@@ -1,9 +1,9 @@
 //! One reactor's share of a path: what becomes of replies, and of replicas that give none.
 
 use super::backend::{Backend, Way};
-use super::flight::Stage;
 use super::latch::Latch;
 use super::link::{Ask, Reply, damage};
+use super::pending::Stage;
 use super::replica::Replica;
 use super::sabotage::{Bug, is};
 use super::shard::Shard;
@@ -80,12 +80,12 @@ impl Shard {
             };
         }
         // What nobody has asked for is ignored.
-        let Some(place) = self.flights.find(reply.sequence) else { return };
-        let Some(flight) = self.flights.get_mut(place).filter(|flight| flight.waits_for(slot))
+        let Some(place) = self.pending.find(reply.sequence) else { return };
+        let Some(pending) = self.pending.get_mut(place).filter(|pending| pending.waits_for(slot))
         else {
             return;
         };
-        let (stage, ask) = (flight.stage, flight.ask());
+        let (stage, ask) = (pending.stage, pending.ask());
         self.note(place, slot, reply.kind == Some(Type::Response));
         if ask.is_urgent()
             && let Some(backend) = self.connected(slot, serial)
@@ -121,9 +121,9 @@ impl Shard {
             (Stage::Heal, _) => self.not_healed(io, place, &text(payload)),
             (Stage::Change | Stage::Durable, Some(Type::Response)) => {
                 if ask.kind == Type::Unmap
-                    && let Some(flight) = self.flights.get_mut(place)
+                    && let Some(pending) = self.pending.get_mut(place)
                 {
-                    flight.freed = flight.freed.max(reply.size.min(ask.length));
+                    pending.freed = pending.freed.max(reply.size.min(ask.length));
                 }
                 self.answered(io, place, slot, Answer::Done);
             }
@@ -145,8 +145,8 @@ impl Shard {
     /// A replica does not have a change.
     fn failed(&mut self, io: &mut Io, place: u32, slot: Slot, text: String) {
         let full = text.contains(NO_SPACE_TEXT);
-        if let Some(flight) = self.flights.get_mut(place) {
-            flight.errors.push((slot, text));
+        if let Some(pending) = self.pending.get_mut(place) {
+            pending.errors.push((slot, text));
         }
         // Nobody says how much of it was written.
         let answer = if full { Answer::NoSpace { written: 0 } } else { Answer::Failed };
@@ -154,8 +154,8 @@ impl Shard {
     }
 
     pub(super) fn answered(&mut self, io: &mut Io, place: u32, slot: Slot, answer: Answer) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let Some(fan_out) = &mut flight.fan_out else { return };
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let Some(fan_out) = &mut pending.fan_out else { return };
         if fan_out.answer(slot, answer) {
             self.settle_change(io, place);
         }
@@ -163,8 +163,8 @@ impl Shard {
 
     /// Everybody has answered: who missed it becomes `ERR`, then the request goes on or ends.
     pub(super) fn settle_change(&mut self, io: &mut Io, place: u32) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let Some(fan_out) = flight.fan_out.take() else { return };
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let Some(fan_out) = pending.fan_out.take() else { return };
         if fan_out.met_damage() && self.widen_for_damage(io, place, &fan_out) {
             return;
         }
@@ -173,24 +173,24 @@ impl Shard {
 
     /// What follows from all answers to a change.
     pub(super) fn conclude(&mut self, io: &mut Io, place: u32, fan_out: &FanOut) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(pending) = self.pending.get_mut(place) else { return };
         let outcome = if fan_out.is_clean() {
             Decided::Done
         } else if is(Bug::AcknowledgeFirst) {
             fan_out.decide(self.shared.modes.now()).outcome
         } else {
-            self.shared.decide(fan_out, &flight.errors).outcome
+            self.shared.decide(fan_out, &pending.errors).outcome
         };
         match outcome {
             Decided::Done => {
-                let action = flight.request.action;
-                if (flight.stage, action) == (Stage::Change, Action::Write { durable: true }) {
-                    flight.errors.clear();
+                let action = pending.request.action;
+                if (pending.stage, action) == (Stage::Change, Action::Write { durable: true }) {
+                    pending.errors.clear();
                     return self.begin_flush(io, place, Stage::Durable);
                 }
                 let bytes = match action {
-                    Action::Write { .. } => flight.request.length,
-                    Action::Discard => flight.freed,
+                    Action::Write { .. } => pending.request.length,
+                    Action::Discard => pending.freed,
                     Action::Read | Action::Flush => 0,
                 };
                 self.end(place, Outcome::Done(bytes));
@@ -205,8 +205,8 @@ impl Shard {
 
     /// What replicas said of a request that failed.
     pub(super) fn texts(&mut self, place: u32) -> String {
-        let Some(flight) = self.flights.get_mut(place) else { return String::new() };
-        let errors = std::mem::take(&mut flight.errors);
+        let Some(pending) = self.pending.get_mut(place) else { return String::new() };
+        let errors = std::mem::take(&mut pending.errors);
         let texts =
             errors.iter().map(|(slot, text)| format!("{}: {text}", self.shared.name(*slot)));
         let texts: Vec<String> = texts.collect();
@@ -215,21 +215,21 @@ impl Shard {
 
     /// What was read has come.
     pub(super) fn read_ended(&mut self, io: &mut Io, place: u32, data: Buf) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let (stage, read) = (flight.stage, flight.read.take());
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let (stage, read) = (pending.stage, pending.read.take());
         let failed = read.map_or(Slots::EMPTY, |read| read.faulted());
         if !failed.is_empty() {
             self.blame(place, failed);
         }
-        match (stage, self.flights.get_mut(place)) {
-            (Stage::Edge(edge), Some(flight)) => {
-                if let Some(place) = flight.edges.get_mut(edge) {
+        match (stage, self.pending.get_mut(place)) {
+            (Stage::Edge(edge), Some(pending)) => {
+                if let Some(place) = pending.edges.get_mut(edge) {
                     *place = Some(data);
                 }
                 self.next_edge(io, place, edge + 1);
             }
             (Stage::Source, Some(_)) => self.send_healing(io, place, data),
-            (_, Some(flight)) if !flight.patients.is_empty() => {
+            (_, Some(pending)) if !pending.patients.is_empty() => {
                 if !is(Bug::HealFirst) {
                     self.tell(place, Outcome::Data(data));
                 }
@@ -242,12 +242,12 @@ impl Shard {
     /// A replica could not read: the next one is asked.
     pub(super) fn read_failed(&mut self, io: &mut Io, place: u32, text: &str) {
         let modes = self.shared.modes.now();
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let Some(mut read) = flight.read else { return };
-        flight.errors.push((read.current(), text.to_owned()));
-        let again = is(Bug::RetrySame) && flight.errors.len() == 1;
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let Some(mut read) = pending.read else { return };
+        pending.errors.push((read.current(), text.to_owned()));
+        let again = is(Bug::RetrySame) && pending.errors.len() == 1;
         let next = if again { Some(read.current()) } else { read.retry(modes) };
-        flight.read = Some(read);
+        pending.read = Some(read);
         self.read_goes_on(io, place, next, read.faulted());
     }
 
@@ -264,15 +264,15 @@ impl Shard {
             return self.ask_read(io, place, slot);
         }
         self.blame(place, failed);
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        match (flight.stage, flight.fan_out.take()) {
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        match (pending.stage, pending.fan_out.take()) {
             (Stage::Source, _) => self.patient_done(io, place),
             // The change itself has gone out before: some may have it.
             (Stage::Edge(_), Some(fan_out)) => {
-                flight.stage = Stage::Change;
+                pending.stage = Stage::Change;
                 self.conclude(io, place, &fan_out);
             }
-            _ if !flight.patients.is_empty() && flight.rounds < ROUNDS_MAX => {
+            _ if !pending.patients.is_empty() && pending.rounds < ROUNDS_MAX => {
                 self.next_patient(io, place);
             }
             _ => {
@@ -284,9 +284,9 @@ impl Shard {
 
     /// Replicas that could not read become `ERR`.
     fn blame(&mut self, place: u32, failed: Slots) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(pending) = self.pending.get_mut(place) else { return };
         for slot in failed.iter() {
-            let said = flight.errors.iter().find(|(from, _)| *from == slot);
+            let said = pending.errors.iter().find(|(from, _)| *from == slot);
             self.shared.fault(slot, said.map_or("a read failed", |(_, text)| text));
         }
     }
@@ -302,12 +302,13 @@ impl Shard {
         if is(Bug::KeepWaiting) {
             return;
         }
-        for place in self.flights.waiting_for(slot) {
-            let Some(flight) = self.flights.get_mut(place).filter(|flight| flight.waits_for(slot))
+        for place in self.pending.waiting_for(slot) {
+            let Some(pending) =
+                self.pending.get_mut(place).filter(|pending| pending.waits_for(slot))
             else {
                 continue;
             };
-            let stage = flight.stage;
+            let stage = pending.stage;
             self.note(place, slot, false);
             match stage {
                 Stage::Free | Stage::Claiming => {}
@@ -319,8 +320,8 @@ impl Shard {
     }
 
     fn failed_for_good(&mut self, io: &mut Io, place: u32, slot: Slot, why: &str) {
-        if let Some(flight) = self.flights.get_mut(place) {
-            flight.errors.push((slot, why.to_owned()));
+        if let Some(pending) = self.pending.get_mut(place) {
+            pending.errors.push((slot, why.to_owned()));
         }
         self.answered(io, place, slot, Answer::Failed);
     }

@@ -6,12 +6,12 @@ mod turns;
 mod widened;
 
 use super::backend::{Access, Backend, Way};
-use super::flight::{Flights, Stage};
 use super::journal::Journal;
 use super::latch::Latch;
 use super::link::{Ask, Link};
 use super::local::{Asker, Locals};
 use super::message::Message;
+use super::pending::{PendingTable, Stage};
 use super::replica::Replica;
 use super::sabotage::{Bug, is};
 use super::shared::Shared;
@@ -65,7 +65,7 @@ pub(super) struct Shard {
     /// Requests of replicas in this process.
     pub(super) locals: Locals,
     pub(super) backends: [Option<Backend>; REPLICAS_MAX],
-    pub(super) flights: Flights,
+    pub(super) pending: PendingTable,
     pub(super) journal: Journal,
     waiting: VecDeque<Waiting>,
     /// For the handler to answer.
@@ -100,7 +100,7 @@ impl Shard {
             links: Peers::new(limits, NO_LIMIT).tagged(LINK_TAG),
             locals: Locals::new(Arc::new(move |told| remote.send(Message::Local(told)))),
             backends: [const { None }; REPLICAS_MAX],
-            flights: Flights::new(depth),
+            pending: PendingTable::new(depth),
             journal: Journal::new(shared.options.reactors),
             waiting: VecDeque::with_capacity(depth),
             ended: Vec::with_capacity(depth),
@@ -194,23 +194,23 @@ impl Shard {
         if changes && self.shared.starving.load(Ordering::SeqCst) != 0 && !waiting.starving {
             return Some(Wait::Blocks(waiting));
         }
-        let Some(place) = self.flights.take() else { return Some(Wait::Room(waiting)) };
+        let Some(place) = self.pending.take() else { return Some(Wait::Room(waiting)) };
         let range = (offset, u64::from(length));
         if changes && !self.shared.claims.claim(range.0, range.1) {
-            self.flights.give_back(place);
+            self.pending.give_back(place);
             return Some(Wait::Blocks(waiting));
         }
         if waiting.starving {
             self.starved();
         }
-        let flight = self.flights.get_mut(place)?;
-        flight.front = waiting.front;
-        flight.ticket = waiting.ticket;
-        flight.request = waiting.request;
-        flight.range = (offset, length);
-        flight.payload = waiting.payload;
-        flight.claim = changes.then_some(range);
-        flight.begun = waiting.since;
+        let pending = self.pending.get_mut(place)?;
+        pending.front = waiting.front;
+        pending.ticket = waiting.ticket;
+        pending.request = waiting.request;
+        pending.range = (offset, length);
+        pending.payload = waiting.payload;
+        pending.claim = changes.then_some(range);
+        pending.begun = waiting.since;
         match action {
             Action::Read => self.begin_read(io, place, Stage::Read, (offset, length)),
             Action::Write { .. } => self.begin_write(io, place),
@@ -278,13 +278,13 @@ impl Shard {
     pub(super) fn end(&mut self, place: u32, outcome: Outcome) {
         self.give_blocks_back(place);
         self.tell(place, outcome);
-        self.flights.give_back(place);
+        self.pending.give_back(place);
         self.retry = true;
     }
 
     /// Gives back what a request has claimed.
     pub(super) fn give_blocks_back(&mut self, place: u32) {
-        let claim = self.flights.get_mut(place).and_then(|flight| flight.claim.take());
+        let claim = self.pending.get_mut(place).and_then(|pending| pending.claim.take());
         if let Some((offset, length)) = claim {
             self.shared.claims.release(offset, length);
             self.shared.unblock(self.index);
@@ -294,12 +294,12 @@ impl Shard {
 
     /// Answers a request that may go on, once.
     pub(super) fn tell(&mut self, place: u32, outcome: Outcome) {
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        if std::mem::replace(&mut flight.told, true) {
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        if std::mem::replace(&mut pending.told, true) {
             return;
         }
-        let (front, ticket, action) = (flight.front, flight.ticket, flight.request.action);
-        let begun = flight.begun;
+        let (front, ticket, action) = (pending.front, pending.ticket, pending.request.action);
+        let begun = pending.begun;
         self.count(action, &outcome, begun);
         self.ended.push(Ended { front, ticket, outcome });
     }
@@ -325,18 +325,18 @@ impl Shard {
         let Some(read) = Read::begin(modes, preferred, &mut self.turn) else {
             return self.fail(place, FailureKind::Io, NO_BACKEND);
         };
-        if let Some(flight) = self.flights.get_mut(place) {
-            (flight.stage, flight.range, flight.read) = (stage, range, Some(read));
+        if let Some(pending) = self.pending.get_mut(place) {
+            (pending.stage, pending.range, pending.read) = (stage, range, Some(read));
         }
         self.ask_read(io, place, read.current());
     }
 
     /// Asks a replica for what a request reads.
     pub(super) fn ask_read(&mut self, io: &mut Io, place: u32, slot: Slot) {
-        let sequence = self.flights.sequence(place);
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        flight.asked = self.now;
-        let (offset, length) = flight.range;
+        let sequence = self.pending.sequence(place);
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        pending.asked = self.now;
+        let (offset, length) = pending.range;
         match self.ask(io, slot, Ask { kind: Type::Read, offset, length }, sequence, None) {
             Asked::Sent => {}
             Asked::Null => {
@@ -351,13 +351,13 @@ impl Shard {
     fn begin_write(&mut self, io: &mut Io, place: u32) {
         let rebuilding = self.shared.modes.now().is_rebuilding();
         let size = self.size();
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let Carry { offset, length, .. } = flight.request;
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let Carry { offset, length, .. } = pending.request;
         let widened = rebuilding.then(|| Widened::new(offset, u64::from(length), size)).flatten();
         match widened {
             None => self.send_write(io, place),
             Some(_) => {
-                flight.widened = widened;
+                pending.widened = widened;
                 add(&self.counters().widened, 1);
                 self.next_edge(io, place, 0);
             }
@@ -366,30 +366,31 @@ impl Shard {
 
     /// Sends a write to all replicas that are to have it.
     pub(super) fn send_write(&mut self, io: &mut Io, place: u32) {
-        let first = self.flights.get_mut(place).and_then(|flight| flight.fan_out.take());
+        let first = self.pending.get_mut(place).and_then(|pending| pending.fan_out.take());
         let again = first.map(FanOut::again);
         let Some(fan_out) = again.or_else(|| FanOut::write(self.shared.modes.now())) else {
             return self.fail(place, FailureKind::Io, NO_BACKEND);
         };
-        let Some(flight) = self.flights.get_mut(place) else { return };
+        let Some(pending) = self.pending.get_mut(place) else { return };
         if is(Bug::ReleaseEarly)
-            && let Some((offset, length)) = flight.claim.take()
+            && let Some((offset, length)) = pending.claim.take()
         {
             self.shared.claims.release(offset, length);
             self.retry = true;
         }
-        let payload = flight.payload.take().map(Buf::share);
-        let (offset, length) = flight.range;
-        if flight.widened.is_none() && Widened::new(offset, u64::from(length), u64::MAX).is_some() {
-            flight.resend.clone_from(&payload);
+        let payload = pending.payload.take().map(Buf::share);
+        let (offset, length) = pending.range;
+        if pending.widened.is_none() && Widened::new(offset, u64::from(length), u64::MAX).is_some()
+        {
+            pending.resend.clone_from(&payload);
         }
         self.fan_out(io, place, Stage::Change, fan_out, (Type::Write, offset, length), payload);
     }
 
     fn begin_discard(&mut self, io: &mut Io, place: u32) {
         let modes = self.shared.modes.now();
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        let (offset, length) = flight.range;
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let (offset, length) = pending.range;
         let expanding = self.shared.expanding.load(Ordering::SeqCst);
         match (rule::unmap(modes, expanding, offset, u64::from(length)), FanOut::write(modes)) {
             (_, None) => self.fail(place, FailureKind::Io, NO_BACKEND),
@@ -422,7 +423,7 @@ impl Shard {
         payload: Option<SharedBuf>,
     ) {
         use crate::rules::Answer;
-        let sequence = self.flights.sequence(place);
+        let sequence = self.pending.sequence(place);
         let asked = fan_out.waiting();
         let mut gone = None;
         for slot in asked.iter() {
@@ -435,12 +436,12 @@ impl Shard {
                 }
             }
         }
-        let Some(flight) = self.flights.get_mut(place) else { return };
-        (flight.stage, flight.asked) = (stage, self.now);
-        flight.sent = flight.sent.or(asked);
-        flight.fan_out = Some(fan_out);
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        (pending.stage, pending.asked) = (stage, self.now);
+        pending.sent = pending.sent.or(asked);
+        pending.fan_out = Some(fan_out);
         if let Some(slot) = gone {
-            flight.errors.push((slot, "the replica is gone".to_owned()));
+            pending.errors.push((slot, "the replica is gone".to_owned()));
         }
         if fan_out.is_complete() {
             self.settle_change(io, place);

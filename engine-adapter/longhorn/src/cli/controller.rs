@@ -13,7 +13,7 @@ use dbs_reactor::ublk::DEPTH_MAX;
 use dbs_service::log;
 use dbs_ublk::QUEUES_MAX;
 use longhorn_controller::frontend::UblkOptions;
-use longhorn_controller::path::{FLIGHTS_MAX, PathOptions};
+use longhorn_controller::path::{PathOptions, QUEUE_DEPTH_MAX};
 use longhorn_controller::rules::limits::Limits;
 use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::timeout;
@@ -111,7 +111,7 @@ pub struct OurControllerArgs {
     pub replica_connections: u16,
     /// Requests in flight on each reactor; further requests wait
     #[arg(long, value_name = "N", default_value_t = 1024)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=FLIGHTS_MAX as i64))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=QUEUE_DEPTH_MAX as i64))]
     pub queue_depth: u32,
     /// Seconds that a replica may take for a flush
     #[arg(long, value_name = "SECONDS", default_value_t = timeout::FLUSH_DEFAULT.as_secs())]

@@ -1,9 +1,9 @@
 //! What goes into the journal of the last requests, and what is taken from it.
 
 use super::super::backend::Backend;
-use super::super::flight::{Flight, Stage};
 use super::super::journal::{JournalEnd, JournalEntry, JournalKind, Kept};
 use super::super::link::Reply;
+use super::super::pending::{Pending, Stage};
 use super::Shard;
 use crate::rules::Slot;
 use longhorn_wire::frame::Type;
@@ -14,9 +14,9 @@ impl Shard {
     #[inline]
     pub(in super::super) fn note(&mut self, place: u32, slot: Slot, well: bool) {
         let Some(Some(backend)) = self.backends.get(slot.index()) else { return };
-        let Some(flight) = self.flights.get(place) else { return };
-        let mut kept = kept(flight, backend.target, self.flights.current(place));
-        let took = self.now.saturating_sub(flight.asked);
+        let Some(pending) = self.pending.get(place) else { return };
+        let mut kept = kept(pending, backend.target, self.pending.current(place));
+        let took = self.now.saturating_sub(pending.asked);
         kept.end = if well { JournalEnd::Done(took) } else { JournalEnd::Failed(took) };
         self.journal.keep(kept);
     }
@@ -39,11 +39,11 @@ impl Shard {
     /// Takes what was kept, and adds what has not ended.
     pub(in super::super) fn take_journal(&mut self) -> Vec<JournalEntry> {
         let mut all = self.journal.take();
-        for (sequence, flight) in self.flights.present() {
+        for (sequence, pending) in self.pending.present() {
             let waits =
-                |backend: &&Backend| !backend.lost && flight.waits_for(backend.replica.slot);
+                |backend: &&Backend| !backend.lost && pending.waits_for(backend.replica.slot);
             let waiting = self.backends.iter().flatten().filter(waits);
-            all.extend(waiting.map(|backend| kept(flight, backend.target, sequence)));
+            all.extend(waiting.map(|backend| kept(pending, backend.target, sequence)));
         }
         let epoch = SystemTime::now() - self.shared.epoch.elapsed();
         all.into_iter().map(|kept| self.journal.show(kept, epoch)).collect()
@@ -51,17 +51,17 @@ impl Shard {
 }
 
 /// A request to a replica that has not ended.
-fn kept(flight: &Flight, target: u16, sequence: u32) -> Kept {
-    let kind = match flight.stage {
+fn kept(pending: &Pending, target: u16, sequence: u32) -> Kept {
+    let kind = match pending.stage {
         Stage::Edge(_) | Stage::Claiming | Stage::Source => JournalKind::Read,
         Stage::Heal => JournalKind::Heal,
         Stage::Durable => JournalKind::Flush,
-        Stage::Free | Stage::Read | Stage::Change => JournalKind::of(flight.request.action),
+        Stage::Free | Stage::Read | Stage::Change => JournalKind::of(pending.request.action),
     };
     let (offset, length) = match kind {
         JournalKind::Flush => (0, 0),
-        _ => flight.range,
+        _ => pending.range,
     };
-    let (asked, end) = (flight.asked, JournalEnd::Pending);
+    let (asked, end) = (pending.asked, JournalEnd::Pending);
     Kept { target, kind, sequence, length, offset, asked, end }
 }

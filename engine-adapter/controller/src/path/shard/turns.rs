@@ -67,7 +67,7 @@ impl Shard {
             self.shared.block(self.index);
             self.pump(io);
         }
-        if !self.draining.is_empty() && (self.flights.is_quiet() || is(Bug::HoldEarly)) {
+        if !self.draining.is_empty() && (self.pending.is_quiet() || is(Bug::HoldEarly)) {
             self.draining.drain(..).for_each(|latch| latch.count_down());
         }
         self.locals.turn();
@@ -107,7 +107,7 @@ impl Shard {
             if backend.lost {
                 continue;
             }
-            let mut waits = self.flights.waits(backend.replica.slot, backend.silence);
+            let mut waits = self.pending.waits(backend.replica.slot, backend.silence);
             if is(Bug::IgnoreOldest) {
                 waits.oldest = None;
             }
@@ -117,7 +117,7 @@ impl Shard {
             // Without a mode it may not be open yet.
             let used = self.shared.modes.of(backend.replica.slot).is_some();
             if used && self.index == 0 && backend.pinged.is_none() && backend.ping_due <= self.now {
-                let sequence = self.flights.ping();
+                let sequence = self.pending.ping();
                 backend.ping_asked = self.now;
                 let ask = Ask { kind: Type::Ping, offset: 0, length: 0 };
                 if let Some(link) = backend.link(self.turns) {

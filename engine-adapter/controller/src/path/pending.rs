@@ -16,7 +16,7 @@ use std::time::Duration;
 const PLACE_BITS: u32 = 12;
 const PLACE_MASK: u32 = (1 << PLACE_BITS) - 1;
 /// Most requests in flight on one reactor.
-pub const FLIGHTS_MAX: usize = PLACE_MASK as usize;
+pub const QUEUE_DEPTH_MAX: usize = PLACE_MASK as usize;
 
 /// What a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) struct Patient {
 }
 
 /// A request on its way.
-pub(super) struct Flight {
+pub(super) struct Pending {
     uses: u32,
     pub stage: Stage,
     /// Who to answer, and the number it goes under there.
@@ -90,7 +90,7 @@ pub(super) struct Flight {
     pub told: bool,
 }
 
-impl Flight {
+impl Pending {
     fn new() -> Self {
         let request = Carry { action: Action::Flush, offset: 0, length: 0 };
         Self {
@@ -154,18 +154,18 @@ impl Flight {
 }
 
 /// The array.
-pub(super) struct Flights {
-    all: Box<[Flight]>,
+pub(super) struct PendingTable {
+    all: Box<[Pending]>,
     free: Vec<u32>,
     pings: u32,
 }
 
-impl Flights {
-    /// Room for so many, at most [`FLIGHTS_MAX`].
+impl PendingTable {
+    /// Room for so many, at most [`QUEUE_DEPTH_MAX`].
     pub fn new(depth: usize) -> Self {
-        let depth = depth.clamp(1, FLIGHTS_MAX);
+        let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
         Self {
-            all: (0..depth).map(|_| Flight::new()).collect(),
+            all: (0..depth).map(|_| Pending::new()).collect(),
             free: (0..depth as u32).rev().collect(),
             pings: 0,
         }
@@ -177,8 +177,8 @@ impl Flights {
 
     /// Whether nothing is in flight but flushes: they may take long, and change nothing.
     pub fn is_quiet(&self) -> bool {
-        let flushes = |flight: &Flight| {
-            flight.stage == Stage::Free || flight.ask().kind == Type::Flush && !is(Bug::HoldLong)
+        let flushes = |pending: &Pending| {
+            pending.stage == Stage::Free || pending.ask().kind == Type::Flush && !is(Bug::HoldLong)
         };
         self.in_flight() == 0 || self.all.iter().all(flushes)
     }
@@ -190,42 +190,42 @@ impl Flights {
     }
 
     #[inline]
-    pub fn get_mut(&mut self, place: u32) -> Option<&mut Flight> {
+    pub fn get_mut(&mut self, place: u32) -> Option<&mut Pending> {
         self.all.get_mut(place as usize)
     }
 
     #[inline]
-    pub fn get(&self, place: u32) -> Option<&Flight> {
+    pub fn get(&self, place: u32) -> Option<&Pending> {
         self.all.get(place as usize)
     }
 
     /// The sequence number that the request in a place goes under.
     #[inline]
     pub fn current(&self, place: u32) -> u32 {
-        self.get(place).map_or(0, |flight| flight.uses << PLACE_BITS | place)
+        self.get(place).map_or(0, |pending| pending.uses << PLACE_BITS | place)
     }
 
     /// All that are in flight, with their sequence numbers.
-    pub fn present(&self) -> impl Iterator<Item = (u32, &Flight)> {
-        let all = self.all.iter().zip(0..).filter(|(flight, _)| flight.stage != Stage::Free);
-        all.map(|(flight, place)| (flight.uses << PLACE_BITS | place, flight))
+    pub fn present(&self) -> impl Iterator<Item = (u32, &Pending)> {
+        let all = self.all.iter().zip(0..).filter(|(pending, _)| pending.stage != Stage::Free);
+        all.map(|(pending, place)| (pending.uses << PLACE_BITS | place, pending))
     }
 
     /// The places of requests that wait for a replica.
     pub fn waiting_for(&self, slot: Slot) -> Vec<u32> {
-        let waiting = self.all.iter().zip(0..).filter(|(flight, _)| flight.waits_for(slot));
+        let waiting = self.all.iter().zip(0..).filter(|(pending, _)| pending.waits_for(slot));
         waiting.map(|(_, place)| place).collect()
     }
 
     /// What is waited for of a replica that has been silent like this.
     pub fn waits(&self, slot: Slot, silence: Silence) -> Waits {
         let mut waits = Waits { silence, ..Waits::default() };
-        for flight in self.all.iter().filter(|flight| flight.waits_for(slot)) {
-            let oldest = match flight.ask().is_urgent() {
+        for pending in self.all.iter().filter(|pending| pending.waits_for(slot)) {
+            let oldest = match pending.ask().is_urgent() {
                 true => &mut waits.oldest,
                 false => &mut waits.oldest_flush,
             };
-            *oldest = Some(oldest.map_or(flight.asked, |oldest| oldest.min(flight.asked)));
+            *oldest = Some(oldest.map_or(pending.asked, |oldest| oldest.min(pending.asked)));
         }
         waits
     }
@@ -234,39 +234,39 @@ impl Flights {
     /// on.
     #[inline]
     pub fn sequence(&mut self, place: u32) -> u32 {
-        let Some(flight) = self.all.get_mut(place as usize) else { return PLACE_MASK };
-        flight.uses = flight.uses.wrapping_add(1);
-        flight.uses << PLACE_BITS | place
+        let Some(pending) = self.all.get_mut(place as usize) else { return PLACE_MASK };
+        pending.uses = pending.uses.wrapping_add(1);
+        pending.uses << PLACE_BITS | place
     }
 
     /// The place of a request by its sequence number, if that is its present one.
     #[inline]
     pub fn find(&self, sequence: u32) -> Option<u32> {
         let place = sequence & PLACE_MASK;
-        let flight = self.all.get(place as usize)?;
-        let its_use = flight.uses << PLACE_BITS | place == sequence || is(Bug::AnyUse);
-        (flight.stage != Stage::Free && its_use).then_some(place)
+        let pending = self.all.get(place as usize)?;
+        let its_use = pending.uses << PLACE_BITS | place == sequence || is(Bug::AnyUse);
+        (pending.stage != Stage::Free && its_use).then_some(place)
     }
 
     /// A place is free again; what its request held must be taken out before.
     #[inline]
     pub fn give_back(&mut self, place: u32) {
-        let Some(flight) = self.all.get_mut(place as usize) else { return };
-        flight.stage = Stage::Free;
-        flight.uses = flight.uses.wrapping_add(1);
-        flight.read = None;
-        flight.fan_out = None;
-        flight.sent = Slots::EMPTY;
-        flight.payload = None;
-        if flight.widened.take().is_some() {
-            flight.edges = [None, None];
+        let Some(pending) = self.all.get_mut(place as usize) else { return };
+        pending.stage = Stage::Free;
+        pending.uses = pending.uses.wrapping_add(1);
+        pending.read = None;
+        pending.fan_out = None;
+        pending.sent = Slots::EMPTY;
+        pending.payload = None;
+        if pending.widened.take().is_some() {
+            pending.edges = [None, None];
         }
-        flight.freed = 0;
-        flight.resend = None;
-        flight.patients.clear();
-        flight.patient = None;
-        (flight.healed, flight.rounds, flight.told) = (false, 0, false);
-        flight.errors.clear();
+        pending.freed = 0;
+        pending.resend = None;
+        pending.patients.clear();
+        pending.patient = None;
+        (pending.healed, pending.rounds, pending.told) = (false, 0, false);
+        pending.errors.clear();
         self.free.push(place);
     }
 
@@ -283,29 +283,29 @@ mod tests {
 
     #[test]
     fn late_replies_find_nothing() {
-        let mut flights = Flights::new(2);
-        let place = flights.take().unwrap();
-        flights.get_mut(place).unwrap().stage = Stage::Read;
-        let first = flights.sequence(place);
-        assert_eq!(flights.find(first), Some(place));
-        let second = flights.sequence(place);
-        assert_eq!((flights.find(first), flights.find(second)), (None, Some(place)));
-        flights.give_back(place);
-        assert_eq!(flights.find(second), None);
-        assert_eq!(flights.take(), Some(place));
-        flights.get_mut(place).unwrap().stage = Stage::Change;
-        assert_eq!((flights.find(first), flights.find(second)), (None, None));
-        assert_eq!((flights.take().is_some(), flights.take()), (true, None));
+        let mut pending = PendingTable::new(2);
+        let place = pending.take().unwrap();
+        pending.get_mut(place).unwrap().stage = Stage::Read;
+        let first = pending.sequence(place);
+        assert_eq!(pending.find(first), Some(place));
+        let second = pending.sequence(place);
+        assert_eq!((pending.find(first), pending.find(second)), (None, Some(place)));
+        pending.give_back(place);
+        assert_eq!(pending.find(second), None);
+        assert_eq!(pending.take(), Some(place));
+        pending.get_mut(place).unwrap().stage = Stage::Change;
+        assert_eq!((pending.find(first), pending.find(second)), (None, None));
+        assert_eq!((pending.take().is_some(), pending.take()), (true, None));
     }
 
     #[test]
     fn pings_and_nonsense_are_nobodys() {
-        let mut flights = Flights::new(FLIGHTS_MAX + 5);
-        assert_eq!(flights.all.len(), FLIGHTS_MAX);
-        let (one, two) = (flights.ping(), flights.ping());
+        let mut pending = PendingTable::new(QUEUE_DEPTH_MAX + 5);
+        assert_eq!(pending.all.len(), QUEUE_DEPTH_MAX);
+        let (one, two) = (pending.ping(), pending.ping());
         assert_ne!(one, two);
         for sequence in [one, two, 0, u32::MAX, 77] {
-            assert_eq!(flights.find(sequence), None);
+            assert_eq!(pending.find(sequence), None);
         }
     }
 }
