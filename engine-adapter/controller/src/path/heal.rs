@@ -1,7 +1,7 @@
 //! One reactor's share of a path: damage that replicas of DBS tell of.
 //!
 //! The request that met it goes on: with another replica, and when that has answered, or if none has all
-//! that is asked for, with healing. A damaged block is claimed as by a change, so that nobody changes it from
+//! that is asked for, with healing. A damaged block is locked as by a change, so that nobody changes it from
 //! the moment it is read from another replica until the damaged one has written it; who asked was told
 //! before. If none could answer, those that have something to give to each other do, and are asked again.
 
@@ -67,11 +67,11 @@ impl Shard {
             };
             pending.patient = Some(patient);
             pending.read = None;
-            pending.stage = Stage::Claiming;
+            pending.stage = Stage::Locking;
             let length = size.saturating_sub(patient.offset).min(BLOCK);
             pending.range = (patient.offset, length as u32);
             if length > 0 && self.is_complete(patient) {
-                return self.claim_patient(io, place);
+                return self.lock_patient(io, place);
             }
         }
     }
@@ -83,19 +83,19 @@ impl Shard {
     }
 
     /// Locks a damaged block, now or later, and reads it from another replica.
-    pub(super) fn claim_patient(&mut self, io: &mut Io, place: u32) {
+    pub(super) fn lock_patient(&mut self, io: &mut Io, place: u32) {
         let Some(pending) = self.pending.get_mut(place) else { return };
-        let (Stage::Claiming, Some(patient)) = (pending.stage, pending.patient) else { return };
+        let (Stage::Locking, Some(patient)) = (pending.stage, pending.patient) else { return };
         let range = (pending.range.0, u64::from(pending.range.1));
         // Not even a starving request comes first: it may wait for the end of a pause, which may wait for
         // this heal.
-        if !is(Bug::HealUnclaimed) {
-            if !self.shared.claims.claim(range.0, range.1) {
+        if !is(Bug::HealUnlocked) {
+            if !self.shared.locks.try_lock(range.0, range.1) {
                 self.blocked = true;
-                self.claiming.push(place);
+                self.locking.push(place);
                 return;
             }
-            pending.claim = Some(range);
+            pending.locked = Some(range);
         }
         let source = Read::begin_for(patient.slot, self.shared.modes.now(), &mut self.turn);
         let Some(source) = source else { return self.patient_done(io, place) };

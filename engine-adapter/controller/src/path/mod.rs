@@ -4,7 +4,7 @@
 //! requests in flight, and the part of the frontend whose requests it carries out: a request never
 //! leaves the reactor that it came in on. What reactors share are a few words of atomics: the modes of
 //! the replicas and the blocks that are being changed ([`crate::rules`]). Messages go
-//! between them when a replica fails, and when one waits for blocks that another has claimed.
+//! between them when a replica fails, and when one waits for blocks that another has locked.
 //!
 //! **A request.** `shard` takes it from a [`Front`], finds a place in the array (`pending`), asks
 //! replicas (`backend`, `link`, `local`) and decides with the rules' `FanOut` and `Read` what their replies mean.

@@ -32,7 +32,7 @@ pub(super) enum Stage {
     /// All replicas to make durable what they have changed.
     Durable,
     /// Others to be done with changing a damaged block.
-    Claiming,
+    Locking,
     /// The content of a damaged block, from another replica.
     Source,
     /// The replica with a damaged block to have written it again.
@@ -68,7 +68,7 @@ pub(super) struct Pending {
     pub widened: Option<Widened>,
     pub edges: [Option<Buf>; 2],
     /// Blocks that nobody else changes until the end.
-    pub claim: Option<(u64, u64)>,
+    pub locked: Option<(u64, u64)>,
     /// Most bytes that a replica said it freed.
     pub freed: u32,
     pub begun: Duration,
@@ -106,7 +106,7 @@ impl Pending {
             payload: None,
             widened: None,
             edges: [None, None],
-            claim: None,
+            locked: None,
             freed: 0,
             begun: Duration::ZERO,
             asked: Duration::ZERO,
@@ -124,7 +124,7 @@ impl Pending {
     pub fn ask(&self) -> Ask {
         let (offset, length) = self.range;
         match (self.stage, self.request.action) {
-            (Stage::Free | Stage::Read | Stage::Edge(_) | Stage::Claiming | Stage::Source, _) => {
+            (Stage::Free | Stage::Read | Stage::Edge(_) | Stage::Locking | Stage::Source, _) => {
                 Ask { kind: Type::Read, offset, length }
             }
             (Stage::Heal, _) => Ask { kind: Type::Heal, offset, length },
@@ -141,7 +141,7 @@ impl Pending {
     /// Whether a reply of this replica is still to come.
     pub fn waits_for(&self, slot: Slot) -> bool {
         match self.stage {
-            Stage::Free | Stage::Claiming => false,
+            Stage::Free | Stage::Locking => false,
             Stage::Read | Stage::Edge(_) | Stage::Source => {
                 self.read.is_some_and(|read| read.current() == slot)
             }

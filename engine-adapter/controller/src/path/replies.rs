@@ -107,7 +107,7 @@ impl Shard {
             };
         }
         match (stage, reply.kind) {
-            (Stage::Free | Stage::Claiming, _) => {}
+            (Stage::Free | Stage::Locking, _) => {}
             (Stage::Read | Stage::Edge(_) | Stage::Source, Some(Type::Response)) => {
                 self.read_ended(io, place, payload.unwrap_or_else(Buf::empty));
             }
@@ -311,7 +311,7 @@ impl Shard {
             let stage = pending.stage;
             self.note(place, slot, false);
             match stage {
-                Stage::Free | Stage::Claiming => {}
+                Stage::Free | Stage::Locking => {}
                 Stage::Read | Stage::Edge(_) | Stage::Source => self.read_failed(io, place, why),
                 Stage::Heal => self.patient_done(io, place),
                 Stage::Change | Stage::Durable => self.failed_for_good(io, place, slot, why),

@@ -36,8 +36,8 @@ pub enum Bug {
     KeepWaiting,
     /// A change that has waited for its blocks for long waits like any other.
     Starve,
-    /// What a damaged block is healed with is read and sent without claiming the block.
-    HealUnclaimed,
+    /// What a damaged block is healed with is read and sent without locking the block.
+    HealUnlocked,
     /// A replica that refuses to be healed stays.
     KeepUnhealed,
     /// The request that met damage is answered when that is healed.

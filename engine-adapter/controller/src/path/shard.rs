@@ -79,7 +79,7 @@ pub(super) struct Shard {
     /// A request waits for blocks.
     pub(super) blocked: bool,
     /// Places of those that wait for the blocks that they are to heal.
-    pub(super) claiming: Vec<u32>,
+    pub(super) locking: Vec<u32>,
     /// The replica read from last.
     pub(super) turn: usize,
     /// Turns of the reactor so far.
@@ -108,7 +108,7 @@ impl Shard {
             draining: Vec::new(),
             retry: false,
             blocked: false,
-            claiming: Vec::new(),
+            locking: Vec::new(),
             turn: 0,
             turns: 0,
             now: Duration::ZERO,
@@ -196,7 +196,7 @@ impl Shard {
         }
         let Some(place) = self.pending.take() else { return Some(Wait::Room(waiting)) };
         let range = (offset, u64::from(length));
-        if changes && !self.shared.claims.claim(range.0, range.1) {
+        if changes && !self.shared.locks.try_lock(range.0, range.1) {
             self.pending.give_back(place);
             return Some(Wait::Blocks(waiting));
         }
@@ -209,7 +209,7 @@ impl Shard {
         pending.request = waiting.request;
         pending.range = (offset, length);
         pending.payload = waiting.payload;
-        pending.claim = changes.then_some(range);
+        pending.locked = changes.then_some(range);
         pending.begun = waiting.since;
         match action {
             Action::Read => self.begin_read(io, place, Stage::Read, (offset, length)),
@@ -282,11 +282,11 @@ impl Shard {
         self.retry = true;
     }
 
-    /// Gives back what a request has claimed.
+    /// Gives back what a request has locked.
     pub(super) fn give_blocks_back(&mut self, place: u32) {
-        let claim = self.pending.get_mut(place).and_then(|pending| pending.claim.take());
-        if let Some((offset, length)) = claim {
-            self.shared.claims.release(offset, length);
+        let locked = self.pending.get_mut(place).and_then(|pending| pending.locked.take());
+        if let Some((offset, length)) = locked {
+            self.shared.locks.unlock(offset, length);
             self.shared.unblock(self.index);
             self.retry = true;
         }
@@ -373,9 +373,9 @@ impl Shard {
         };
         let Some(pending) = self.pending.get_mut(place) else { return };
         if is(Bug::ReleaseEarly)
-            && let Some((offset, length)) = pending.claim.take()
+            && let Some((offset, length)) = pending.locked.take()
         {
-            self.shared.claims.release(offset, length);
+            self.shared.locks.unlock(offset, length);
             self.retry = true;
         }
         let payload = pending.payload.take().map(Buf::share);

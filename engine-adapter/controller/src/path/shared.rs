@@ -6,7 +6,7 @@ use super::replica::Replica;
 use super::stats::Counters;
 use crate::rules::timeout::{Limits, Waits};
 use crate::rules::{
-    Claims, FanOut, Mode, REPLICAS_MAX, ReplicaId, SharedModes, Slot, Slots, Verdict,
+    BlockLocks, FanOut, Mode, REPLICAS_MAX, ReplicaId, SharedModes, Slot, Slots, Verdict,
 };
 use dbs_frontend::lock;
 use dbs_reactor::Remote;
@@ -44,7 +44,7 @@ pub(super) struct Shared {
     pub size: AtomicU64,
     pub expanding: AtomicBool,
     pub modes: SharedModes,
-    pub claims: Claims,
+    pub locks: BlockLocks,
     pub counters: Vec<Counters>,
     /// Slots of replicas that are told to flush.
     flushing: AtomicU64,
@@ -70,7 +70,7 @@ impl Shared {
             size: AtomicU64::new(size),
             expanding: AtomicBool::new(false),
             modes: SharedModes::default(),
-            claims: Claims::default(),
+            locks: BlockLocks::default(),
             counters: (0..options.reactors).map(|_| Counters::default()).collect(),
             flushing: AtomicU64::new(0),
             preferred: AtomicU64::new(0),

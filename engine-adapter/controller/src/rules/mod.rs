@@ -5,8 +5,8 @@
 //! notice. Where ours are stricter, the module says why. All of them rest on one order: *a replica
 //! that missed something becomes `ERR` before anybody is told that it happened.*
 
+pub mod block_locks;
 pub mod call_timeout;
-pub mod claims;
 pub mod expand;
 pub mod fan_out;
 pub mod heal;
@@ -21,7 +21,7 @@ pub mod start;
 pub mod timeout;
 pub mod widen;
 
-pub use claims::Claims;
+pub use block_locks::BlockLocks;
 pub use fan_out::{Answer, FanOut, Outcome, Verdict};
 pub use mode::{Mode, Modes, REPLICAS_MAX, ReplicaId, SharedModes, Slot, Slots};
 pub use read::Read;

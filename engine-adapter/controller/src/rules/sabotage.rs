@@ -26,7 +26,7 @@ pub enum Bug {
     /// Unaligned writes go as they are to a replica being rebuilt.
     NoWidening,
     /// Requests that overlap are sent at once.
-    NoClaims,
+    NoBlockLocks,
     /// A discard goes to a replica being rebuilt.
     UnmapWhileRebuilding,
     /// A replica whose snapshot failed stays.
@@ -55,10 +55,10 @@ pub enum Bug {
     FaultRefusals,
     /// A replica that holds damaged data becomes `ERR` at the first block.
     BlameDamaged,
-    /// The content to heal a block with is read before the block is claimed.
+    /// The content to heal a block with is read before the block is locked.
     HealFromBefore,
-    /// The blocks that are healed are not claimed.
-    HealUnclaimed,
+    /// The blocks that are healed are not locked.
+    HealUnlocked,
     /// A damaged block is not healed.
     NeverHeal,
     /// A write that met damage is not made one of whole blocks.
@@ -79,7 +79,7 @@ impl Bug {
         Self::KeepWoAhead,
         Self::BlameFirst,
         Self::NoWidening,
-        Self::NoClaims,
+        Self::NoBlockLocks,
         Self::UnmapWhileRebuilding,
         Self::KeepWithoutSnapshot,
         Self::SnapshotWithoutHold,
@@ -95,7 +95,7 @@ impl Bug {
         Self::FaultRefusals,
         Self::BlameDamaged,
         Self::HealFromBefore,
-        Self::HealUnclaimed,
+        Self::HealUnlocked,
         Self::NeverHeal,
         Self::NoWideningForDamage,
         Self::WidenForAll,

@@ -3,7 +3,7 @@
 //! A replica completes a partial block with what it has; one being rebuilt may not have it yet, and
 //! what it would take from below is replaced when its layers come in, though the head now says that it
 //! has the block. So such a write is made one of whole blocks by reading the first and the last from a
-//! complete replica. Nothing else may be writing these blocks meanwhile: see [`super::claims`].
+//! complete replica. Nothing else may be writing these blocks meanwhile: see [`super::block_locks`].
 
 use super::sabotage::{Bug, is};
 

@@ -236,7 +236,7 @@ fn what_waits_for_one_that_is_gone_goes_on(bug: Option<Bug>) -> bool {
     on(bug, &[&gone, &good], 64, |volume| volume.client().write(0, &[1; 4096]).is_ok())
 }
 
-/// It needs all blocks; others change one after the other of them, so that some are always claimed.
+/// It needs all blocks; others change one after the other of them, so that some are always locked.
 fn a_large_change_has_its_turn(bug: Option<Bug>) -> bool {
     const STREAMS: u64 = 8;
     let slow = that(Type::Write, |_| {
@@ -356,7 +356,7 @@ const CHECKS: [(Bug, Check); 17] = [
     (Bug::HurryHealing, a_slow_healing_is_no_fault),
     (Bug::KeepWaiting, what_waits_for_one_that_is_gone_goes_on),
     (Bug::Starve, a_large_change_has_its_turn),
-    (Bug::HealUnclaimed, nobody_changes_what_is_being_healed),
+    (Bug::HealUnlocked, nobody_changes_what_is_being_healed),
     (Bug::KeepUnhealed, who_refuses_to_be_healed_is_out),
     (Bug::HealFirst, who_reads_does_not_wait_for_healing),
 ];

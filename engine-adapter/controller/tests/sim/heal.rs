@@ -16,7 +16,7 @@ pub type Patient = (Slot, ReplicaId, usize);
 /// Where a healing is.
 #[derive(Debug)]
 enum Phase {
-    Claiming,
+    Locking,
     Source(Read),
     Healing,
 }
@@ -27,8 +27,8 @@ pub struct Healing {
     /// The request that waits for it.
     parent: Option<u64>,
     phase: Phase,
-    claimed: bool,
-    /// Read before it was claimed: only with a planted mistake.
+    locked: bool,
+    /// Read before it was locked: only with a planted mistake.
     early: Option<Vec<u32>>,
 }
 
@@ -46,34 +46,34 @@ impl World {
         self.path.healings.last += 1;
         let id = HEALINGS + self.path.healings.last;
         let healing =
-            Healing { patient, parent, phase: Phase::Claiming, claimed: false, early: None };
+            Healing { patient, parent, phase: Phase::Locking, locked: false, early: None };
         self.path.healings.all.insert(id, healing);
         match is(Bug::HealFromBefore) {
             true => self.read_source(id),
-            false => self.claim_healing(id),
+            false => self.lock_healing(id),
         }
     }
 
     /// Tries again what waits for the end of changes.
-    pub fn claim_healings(&mut self) {
+    pub fn lock_healings(&mut self) {
         let all = self.path.healings.all.iter();
-        let waiting = all.filter(|(_, healing)| matches!(healing.phase, Phase::Claiming));
+        let waiting = all.filter(|(_, healing)| matches!(healing.phase, Phase::Locking));
         let waiting: Vec<_> = waiting.map(|(id, _)| *id).collect();
-        waiting.into_iter().for_each(|id| self.claim_healing(id));
+        waiting.into_iter().for_each(|id| self.lock_healing(id));
     }
 
-    fn claim_healing(&mut self, id: u64) {
+    fn lock_healing(&mut self, id: u64) {
         let Some(healing) = self.path.healings.all.get_mut(&id) else { return };
         let (slot, peer, block) = healing.patient;
         let there = self.path.peers.get(&slot.index()).is_some_and(|its| its.id == peer);
         if !there || !self.path.modes.now().rw.contains(slot) {
             return self.end_healing(id, false);
         }
-        if !is(Bug::HealUnclaimed) {
-            if !self.path.claims.claim(block as u64 * BLOCK, BLOCK) {
+        if !is(Bug::HealUnlocked) {
+            if !self.path.locks.try_lock(block as u64 * BLOCK, BLOCK) {
                 return;
             }
-            healing.claimed = true;
+            healing.locked = true;
         }
         match healing.early.take() {
             Some(data) => self.send_healing(id, data),
@@ -112,14 +112,14 @@ impl World {
         let Some(healing) = self.path.healings.all.get_mut(&id) else { return };
         let (slot, _, block) = healing.patient;
         match (&mut healing.phase, reply) {
-            (Phase::Claiming, _) => {}
+            (Phase::Locking, _) => {}
             (Phase::Source(read), Reply::Data(data)) => {
                 let faulted = read.faulted();
                 self.fault(faulted, "a read failed");
                 let Some(healing) = self.path.healings.all.get_mut(&id) else { return };
                 if is(Bug::HealFromBefore) {
-                    (healing.early, healing.phase) = (Some(data), Phase::Claiming);
-                    self.claim_healing(id);
+                    (healing.early, healing.phase) = (Some(data), Phase::Locking);
+                    self.lock_healing(id);
                 } else {
                     self.send_healing(id, data);
                 }
@@ -174,8 +174,8 @@ impl World {
         let Some(healing) = self.path.healings.all.remove(&id) else { return };
         let (slot, _, block) = healing.patient;
         self.note(format!("block {block} in slot {} healed: {well}", slot.index()));
-        if healing.claimed {
-            self.path.claims.release(block as u64 * BLOCK, BLOCK);
+        if healing.locked {
+            self.path.locks.unlock(block as u64 * BLOCK, BLOCK);
         }
         if let Some(parent) = healing.parent {
             self.mended(parent, well);

@@ -8,7 +8,8 @@ use longhorn_controller::rules::heal::{ROUNDS_MAX, Trust};
 use longhorn_controller::rules::sabotage::{Bug, is};
 use longhorn_controller::rules::timeout::{DEFAULT, Silence};
 use longhorn_controller::rules::{
-    Answer, Claims, FanOut, Modes, Outcome, Read, ReplicaId, SharedModes, Slot, Slots, Widened, io,
+    Answer, BlockLocks, FanOut, Modes, Outcome, Read, ReplicaId, SharedModes, Slot, Slots, Widened,
+    io,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -54,7 +55,7 @@ struct Task {
     length: u64,
     value: u32,
     phase: Phase,
-    claimed: bool,
+    locked: bool,
     /// Damage that it met: in which replicas, and blocks.
     met: BTreeSet<(usize, usize)>,
     /// What of it is to be healed.
@@ -72,7 +73,7 @@ pub struct Path {
     pub size: u64,
     pub expanding: bool,
     pub held: bool,
-    pub(super) claims: Claims,
+    pub(super) locks: BlockLocks,
     tasks: BTreeMap<u64, Task>,
     waiting: VecDeque<u64>,
     /// Messages on their way: the task and the slot.
@@ -236,7 +237,7 @@ impl World {
             length: count as u64 * SECTOR,
             value: self.client.wishes[&id].value,
             phase: Phase::Waiting,
-            claimed: false,
+            locked: false,
             met: BTreeSet::new(),
             patients: Vec::new(),
             rounds: 0,
@@ -252,11 +253,11 @@ impl World {
         let held = self.path.held;
         let Some(task) = self.path.tasks.get_mut(&id) else { return };
         let changes = task.kind != Kind::Read;
-        if held || changes && !self.path.claims.claim(task.offset, task.length) {
+        if held || changes && !self.path.locks.try_lock(task.offset, task.length) {
             self.path.waiting.push_back(id);
             return;
         }
-        task.claimed = changes;
+        task.locked = changes;
         let (kind, offset, length) = (task.kind, task.offset, task.length);
         let range = match kind {
             Kind::Read => io::Kind::Read,
@@ -538,8 +539,8 @@ impl World {
     fn end(&mut self, id: u64, outcome: Outcome, data: &[u32], changed: bool) {
         let Some(task) = self.path.tasks.remove(&id) else { return };
         let excused = self.all_met_damage(&task);
-        if task.claimed {
-            self.path.claims.release(task.offset, task.length);
+        if task.locked {
+            self.path.locks.unlock(task.offset, task.length);
         }
         if !(excused && outcome == Outcome::Failed) {
             self.check_outcome(task.kind, outcome);
@@ -574,7 +575,7 @@ impl World {
     }
 
     pub fn drain(&mut self) {
-        self.claim_healings();
+        self.lock_healings();
         for id in std::mem::take(&mut self.path.waiting) {
             self.begin(id);
         }

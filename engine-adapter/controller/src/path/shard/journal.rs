@@ -53,7 +53,7 @@ impl Shard {
 /// A request to a replica that has not ended.
 fn kept(pending: &Pending, target: u16, sequence: u32) -> Kept {
     let kind = match pending.stage {
-        Stage::Edge(_) | Stage::Claiming | Stage::Source => JournalKind::Read,
+        Stage::Edge(_) | Stage::Locking | Stage::Source => JournalKind::Read,
         Stage::Heal => JournalKind::Heal,
         Stage::Durable => JournalKind::Flush,
         Stage::Free | Stage::Read | Stage::Change => JournalKind::of(pending.request.action),

@@ -18,8 +18,8 @@ impl Shard {
     fn pump(&mut self, io: &mut Io) {
         self.retry = false;
         self.blocked = false;
-        for place in std::mem::take(&mut self.claiming) {
-            self.claim_patient(io, place);
+        for place in std::mem::take(&mut self.locking) {
+            self.lock_patient(io, place);
         }
         let mut rounds = self.waiting.len();
         while rounds > 0 {

@@ -1,14 +1,14 @@
-//! Blocks that a change is on its way to, so that no other one overtakes it.
+//! Locks of blocks that a change is on its way to, so that no other one overtakes it.
 //!
 //! Nothing orders two requests in flight to a replica, even if they overlap: one replica may apply them
 //! in this order, another in that, and both would be complete and different. Upstream leaves it at
-//! that. Here a change claims its blocks before it is sent, and one that overlaps waits until they are
-//! given back. A widened write, which reads before it writes, depends on it even more.
+//! that. Here a change locks its blocks before it is sent, and one that overlaps waits until they are
+//! unlocked. A widened write, which reads before it writes, depends on it even more.
 //!
-//! Claims are bits of a table by block number: threads share it without a lock, a 4 KiB write costs one
-//! atomic instruction to claim and one to give back. Far blocks share bits, which lets a change wait
-//! for one that it does not overlap, rarely, and for no longer than that takes. Who fails to claim has
-//! claimed nothing and tries again when something was given back, at the latest at its next turn: two
+//! Locks are bits of a table by block number: threads share it without a mutex, a 4 KiB write costs one
+//! atomic instruction to lock and one to unlock. Far blocks share bits, which lets a change wait
+//! for one that it does not overlap, rarely, and for no longer than that takes. Who fails to lock has
+//! locked nothing and tries again when something was unlocked, at the latest at its next turn: two
 //! that met each other half way have both failed.
 
 use super::sabotage::{Bug, is};
@@ -22,30 +22,30 @@ const WORDS: usize = 1024;
 
 /// The blocks of a volume that are being changed.
 #[derive(Debug)]
-pub struct Claims {
+pub struct BlockLocks {
     words: Box<[AtomicU64]>,
 }
 
-impl Default for Claims {
+impl Default for BlockLocks {
     fn default() -> Self {
         Self { words: (0..WORDS).map(|_| AtomicU64::new(0)).collect() }
     }
 }
 
-impl Claims {
-    /// Claims the blocks of this range, all or nothing; says whether they are claimed.
+impl BlockLocks {
+    /// Locks the blocks of this range, all or nothing; says whether they are locked.
     #[must_use]
-    pub fn claim(&self, offset: u64, length: u64) -> bool {
-        if is(Bug::NoClaims) {
+    pub fn try_lock(&self, offset: u64, length: u64) -> bool {
+        if is(Bug::NoBlockLocks) {
             return true;
         }
-        for (claimed, (word, mask)) in masks(offset, length).enumerate() {
+        for (locked, (word, mask)) in masks(offset, length).enumerate() {
             let before = self.words[word].fetch_or(mask, Ordering::SeqCst);
             if before & mask == 0 {
                 continue;
             }
             self.words[word].fetch_and(!(mask & !before), Ordering::SeqCst);
-            for (word, mask) in masks(offset, length).take(claimed) {
+            for (word, mask) in masks(offset, length).take(locked) {
                 self.words[word].fetch_and(!mask, Ordering::SeqCst);
             }
             return false;
@@ -53,9 +53,9 @@ impl Claims {
         true
     }
 
-    /// Gives back what was claimed with the same range.
-    pub fn release(&self, offset: u64, length: u64) {
-        if is(Bug::NoClaims) {
+    /// Unlocks what was locked with the same range.
+    pub fn unlock(&self, offset: u64, length: u64) {
+        if is(Bug::NoBlockLocks) {
             return;
         }
         for (word, mask) in masks(offset, length) {
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn what_overlaps_waits() {
-        let claims = Claims::default();
-        assert!(claims.claim(8192, 8192));
+        let locks = BlockLocks::default();
+        assert!(locks.try_lock(8192, 8192));
         for (offset, length, free) in [
             (0, 8192, true),
             (16384, 4096, true),
@@ -109,50 +109,50 @@ mod tests {
             (8192 + FAR, 1, false),
             (9000, 0, true),
         ] {
-            assert_eq!(claims.claim(offset, length), free, "{offset}+{length}");
+            assert_eq!(locks.try_lock(offset, length), free, "{offset}+{length}");
             if free {
-                claims.release(offset, length);
+                locks.unlock(offset, length);
             }
         }
-        claims.release(8192, 8192);
-        assert!(claims.claim(0, 65536));
+        locks.unlock(8192, 8192);
+        assert!(locks.try_lock(0, 65536));
     }
 
     #[test]
-    fn a_claim_that_fails_leaves_nothing_behind() {
-        let claims = Claims::default();
+    fn a_lock_that_fails_leaves_nothing_behind() {
+        let locks = BlockLocks::default();
         let (offset, length) = (60 * BLOCK, 200 * BLOCK);
-        assert!(claims.claim(259 * BLOCK, 1));
-        assert!(!claims.claim(offset, length));
-        assert!(claims.claim(offset, 199 * BLOCK));
-        assert!(claims.claim(260 * BLOCK, BLOCK));
+        assert!(locks.try_lock(259 * BLOCK, 1));
+        assert!(!locks.try_lock(offset, length));
+        assert!(locks.try_lock(offset, 199 * BLOCK));
+        assert!(locks.try_lock(260 * BLOCK, BLOCK));
     }
 
     #[test]
     fn a_range_may_be_longer_than_the_table() {
         for offset in [0, 5 * BLOCK, FAR - BLOCK, 63 * BLOCK + 17] {
-            let claims = Claims::default();
-            assert!(claims.claim(offset, 3 * FAR), "{offset}");
-            assert!(!claims.claim(12345 * BLOCK, 1));
-            claims.release(offset, 3 * FAR);
-            assert!(claims.words.iter().all(|word| word.load(Ordering::SeqCst) == 0));
+            let locks = BlockLocks::default();
+            assert!(locks.try_lock(offset, 3 * FAR), "{offset}");
+            assert!(!locks.try_lock(12345 * BLOCK, 1));
+            locks.unlock(offset, 3 * FAR);
+            assert!(locks.words.iter().all(|word| word.load(Ordering::SeqCst) == 0));
         }
     }
 
     #[test]
     fn threads_never_hold_the_same_block() {
-        let claims = Claims::default();
+        let locks = BlockLocks::default();
         let held: Vec<_> = (0..64).map(|_| AtomicU64::new(0)).collect();
         std::thread::scope(|scope| {
             for thread in 0..4 {
-                let (claims, held) = (&claims, &held);
+                let (locks, held) = (&locks, &held);
                 scope.spawn(move || {
                     let mut random = fastrand::Rng::with_seed(thread);
                     for _ in 0..20_000 {
                         let first = random.usize(0..60);
                         let count = random.usize(1..5);
                         let range = ((first as u64 + 40) * BLOCK, count as u64 * BLOCK);
-                        if !claims.claim(range.0, range.1) {
+                        if !locks.try_lock(range.0, range.1) {
                             continue;
                         }
                         for block in &held[first..first + count] {
@@ -161,11 +161,11 @@ mod tests {
                         for block in &held[first..first + count] {
                             block.fetch_sub(1, Ordering::SeqCst);
                         }
-                        claims.release(range.0, range.1);
+                        locks.unlock(range.0, range.1);
                     }
                 });
             }
         });
-        assert!(claims.words.iter().all(|word| word.load(Ordering::SeqCst) == 0));
+        assert!(locks.words.iter().all(|word| word.load(Ordering::SeqCst) == 0));
     }
 }
