@@ -27,9 +27,9 @@ pub(super) enum Message {
     /// A replica is forgotten.
     Remove { replica: Arc<Replica>, latch: Arc<Latch> },
     /// Nothing is to begin; tell when nothing is in flight.
-    Hold { latch: Arc<Latch> },
+    Pause { latch: Arc<Latch> },
     /// The end of the pause.
-    Release,
+    Resume,
     /// Blocks were given back.
     Retry,
     /// Somebody wants to see the journal.

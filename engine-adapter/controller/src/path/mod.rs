@@ -114,8 +114,8 @@ impl Default for PathOptions {
 pub struct Path {
     shared: Arc<Shared>,
     threads: Mutex<Vec<Thread<Message>>>,
-    /// Whether somebody holds it.
-    held: Arc<(Mutex<bool>, Condvar)>,
+    /// Whether somebody has paused it.
+    paused: Arc<(Mutex<bool>, Condvar)>,
     /// Numbers of frontends that are in use.
     fronts: Mutex<[bool; FRONTS_MAX]>,
 }
@@ -136,7 +136,7 @@ impl Path {
         let path = Self {
             shared: Arc::clone(&shared),
             threads: Mutex::default(),
-            held: Arc::default(),
+            paused: Arc::default(),
             fronts: Mutex::new([false; FRONTS_MAX]),
         };
         for index in 0..shared.options.reactors {
@@ -237,14 +237,14 @@ impl Path {
         self.shared.unregister(&replica);
     }
 
-    /// Holds all I/O: new requests wait. Returns when none but flushes is in flight, which a replica
-    /// that hangs delays until its timeout; waits for another [`Hold`] to end before.
+    /// Pauses all I/O: new requests wait. Returns when none but flushes is in flight, which a replica
+    /// that hangs delays until its timeout; waits for another [`Pause`] to end before.
     #[must_use]
-    pub fn hold(&self) -> Hold {
-        let (held, changed) = &*self.held;
-        *wait_while(changed, lock(held), |held| *held) = true;
-        self.ask(|latch| Message::Hold { latch }).wait();
-        Hold { shared: Arc::clone(&self.shared), held: Arc::clone(&self.held) }
+    pub fn pause(&self) -> Pause {
+        let (paused, changed) = &*self.paused;
+        *wait_while(changed, lock(paused), |paused| *paused) = true;
+        self.ask(|latch| Message::Pause { latch }).wait();
+        Pause { shared: Arc::clone(&self.shared), paused: Arc::clone(&self.paused) }
     }
 
     /// Sets the size of the volume in bytes.
@@ -347,23 +347,23 @@ impl Drop for Path {
     }
 }
 
-/// All I/O of a path is held until this is dropped.
-pub struct Hold {
+/// All I/O of a path is paused until this is dropped.
+pub struct Pause {
     shared: Arc<Shared>,
-    held: Arc<(Mutex<bool>, Condvar)>,
+    paused: Arc<(Mutex<bool>, Condvar)>,
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for Pause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").finish_non_exhaustive()
+        f.debug_struct("Pause").finish_non_exhaustive()
     }
 }
 
-impl Drop for Hold {
+impl Drop for Pause {
     fn drop(&mut self) {
-        self.shared.tell(|_| Message::Release);
-        let (held, changed) = &*self.held;
-        *lock(held) = false;
+        self.shared.tell(|_| Message::Resume);
+        let (paused, changed) = &*self.paused;
+        *lock(paused) = false;
         changed.notify_all();
     }
 }

@@ -178,7 +178,7 @@ impl PendingTable {
     /// Whether nothing is in flight but flushes: they may take long, and change nothing.
     pub fn is_quiet(&self) -> bool {
         let flushes = |pending: &Pending| {
-            pending.stage == Stage::Free || pending.ask().kind == Type::Flush && !is(Bug::HoldLong)
+            pending.stage == Stage::Free || pending.ask().kind == Type::Flush && !is(Bug::PauseLong)
         };
         self.in_flight() == 0 || self.all.iter().all(flushes)
     }

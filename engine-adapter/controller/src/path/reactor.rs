@@ -153,8 +153,8 @@ impl Handler for Reactor {
             Message::Local(told) => self.shard.told(io, told),
             Message::Lost { slot, serial, why } => self.shard.lose(io, slot, serial, &why),
             Message::Remove { replica, latch } => self.shard.remove(io, &replica, &latch),
-            Message::Hold { latch } => self.shard.hold(latch),
-            Message::Release => self.shard.release(),
+            Message::Pause { latch } => self.shard.pause(latch),
+            Message::Resume => self.shard.resume(),
             Message::Retry => self.shard.retry = true,
             // Whoever asked may have given up.
             Message::Journal(to) => drop(to.send(self.shard.take_journal())),

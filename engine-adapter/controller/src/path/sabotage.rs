@@ -19,9 +19,9 @@ pub enum Bug {
     /// Blocks are given back when a change is sent, not when it is done.
     ReleaseEarly,
     /// A pause has begun though requests are in flight.
-    HoldEarly,
+    PauseEarly,
     /// A pause waits for flushes.
-    HoldLong,
+    PauseLong,
     /// A read that failed is tried on the same replica once more.
     RetrySame,
     /// No replica ever becomes `ERR` because it takes too long.

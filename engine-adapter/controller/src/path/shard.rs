@@ -70,8 +70,8 @@ pub(super) struct Shard {
     waiting: VecDeque<Waiting>,
     /// For the handler to answer.
     pub(super) ended: Vec<Ended>,
-    /// Who holds all I/O.
-    holds: usize,
+    /// Who pauses all I/O.
+    pauses: usize,
     /// Who waits for the end of what is in flight.
     draining: Vec<Arc<Latch>>,
     /// Something was given back that a waiting request may want.
@@ -104,7 +104,7 @@ impl Shard {
             journal: Journal::new(shared.options.reactors),
             waiting: VecDeque::with_capacity(depth),
             ended: Vec::with_capacity(depth),
-            holds: 0,
+            pauses: 0,
             draining: Vec::new(),
             retry: false,
             blocked: false,
@@ -188,7 +188,7 @@ impl Shard {
             return None;
         }
         let changes = matches!(action, Action::Write { .. } | Action::Discard);
-        if self.holds > 0 {
+        if self.pauses > 0 {
             return Some(Wait::Room(waiting));
         }
         if changes && self.shared.starving.load(Ordering::SeqCst) != 0 && !waiting.starving {

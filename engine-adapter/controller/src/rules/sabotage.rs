@@ -31,8 +31,8 @@ pub enum Bug {
     UnmapWhileRebuilding,
     /// A replica whose snapshot failed stays.
     KeepWithoutSnapshot,
-    /// Snapshots are taken without holding I/O.
-    SnapshotWithoutHold,
+    /// Snapshots are taken without pausing I/O.
+    SnapshotWithoutPause,
     /// A rebuild is believed without comparing names of layers.
     SkipVerify,
     /// Layers that the source lacks stay in the rebuilt replica.
@@ -82,7 +82,7 @@ impl Bug {
         Self::NoBlockLocks,
         Self::UnmapWhileRebuilding,
         Self::KeepWithoutSnapshot,
-        Self::SnapshotWithoutHold,
+        Self::SnapshotWithoutPause,
         Self::SkipVerify,
         Self::KeepExtraLayers,
         Self::IgnoreCounters,

@@ -58,7 +58,7 @@ impl Controller {
     pub fn run_expansion(&self, size: u64) {
         let grown = if self.state().size == size { Ok(()) } else { self.grow(size) };
         let outcome = grown.and_then(|()| {
-            // Its users wait for I/O to see the new size: nothing may be held here.
+            // Its users wait for I/O to see the new size: nothing may be paused here.
             let frontend = self.state().frontend.clone().filter(|frontend| frontend.is_up());
             frontend.map_or(Ok(()), |frontend| frontend.expand(size))
         });
@@ -95,7 +95,7 @@ impl Controller {
         let limits = self.state().limits;
         let usage = super::snapshot::usage(&self.ask_all());
         limits::check(usage, limits).map_err(Error::invalid)?;
-        let hold = self.parts.path.hold();
+        let pause = self.parts.path.pause();
         let members = self.active();
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &Call::Expand(size), Some(timeout));
@@ -125,7 +125,7 @@ impl Controller {
         }
         self.state().size = size;
         self.parts.path.resize(size);
-        drop(hold);
+        drop(pause);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The machine a controller really runs on.
 
-use super::{Held, Host};
+use super::{Host, Paused};
 use dbs_core::{Error, Result};
 use dbs_service::log;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -59,7 +59,7 @@ impl Host for Machine {
             .map_err(|_| Error::busy(format!("sync took longer than {SYNC_LIMIT:?}")))
     }
 
-    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Held>>> {
+    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Paused>>> {
         if !std::fs::metadata(device).is_ok_and(|at| at.file_type().is_block_device()) {
             return Ok(None);
         }
@@ -74,7 +74,7 @@ struct Freeze {
     thawed: mpsc::Receiver<()>,
 }
 
-impl Held for Freeze {}
+impl Paused for Freeze {}
 
 impl Drop for Freeze {
     fn drop(&mut self) {
@@ -87,7 +87,7 @@ impl Drop for Freeze {
 /// Freezes what is on a device on a thread that thaws it when it is told to, when whoever should tell is
 /// gone, and when it has been frozen for too long: writing what a file system has in memory may take as
 /// long as it likes, and whoever waits for this may be hung up on that very file system.
-fn freeze(device: &str) -> Result<Option<Box<dyn Held>>> {
+fn freeze(device: &str) -> Result<Option<Box<dyn Paused>>> {
     let (said, frozen) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     let (thaw, thawed) = mpsc::channel::<()>();

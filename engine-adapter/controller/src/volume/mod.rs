@@ -2,7 +2,7 @@
 //!
 //! [`Controller`]'s methods block; gRPC handlers call them where that is allowed. One change is made at a
 //! time (`work`). What the volume *is* lies in `state`, a leaf lock held for moments, so that the data
-//! path can say at any time that a replica failed. I/O is held ([`DataPath::hold`]) only around calls
+//! path can say at any time that a replica failed. I/O is paused ([`DataPath::pause`]) only around calls
 //! that must see no write in between: what can be asked, checked or copied before is.
 //!
 //! A replica becomes `ERR` in the data path first, then here, then in what callers are told.
@@ -22,7 +22,7 @@ mod start;
 pub use host::Machine;
 pub use metrics::Fault;
 pub use parts::{
-    Call, CallError, Called, DataPath, Events, Frontend, Frontends, Held, Host, Offer,
+    Call, CallError, Called, DataPath, Events, Frontend, Frontends, Host, Offer, Paused,
     RebuildStatus, Replicas, Target,
 };
 
@@ -288,13 +288,13 @@ impl Controller {
         Some(CallTimeout::among_equals(self.options.short_timeout))
     }
 
-    /// How long these are waited for in what all are to do, and make durable, while I/O is held.
+    /// How long these are waited for in what all are to do, and make durable, while I/O is paused.
     fn timeout_for_all(&self, members: &[Member]) -> CallTimeout {
         let Options { short_timeout, flush_timeout, .. } = self.options;
         CallTimeout::for_all(modes(members).rw, short_timeout, flush_timeout)
     }
 
-    /// How long one replica is waited for while I/O is held and others are well.
+    /// How long one replica is waited for while I/O is paused and others are well.
     fn timeout_for_one(&self, durable: bool) -> Option<CallTimeout> {
         let Options { short_timeout, flush_timeout, .. } = self.options;
         let time = if durable { short_timeout.max(flush_timeout) } else { short_timeout };

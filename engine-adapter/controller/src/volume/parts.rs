@@ -169,7 +169,7 @@ pub trait Replicas: Send + Sync {
 }
 
 /// Keeps I/O from going on as long as it lives.
-pub trait Held {}
+pub trait Paused {}
 
 /// The data side of a volume. It makes replicas `ERR` on its own, and says so to its [`Events`].
 pub trait DataPath: Send + Sync {
@@ -188,7 +188,7 @@ pub trait DataPath: Send + Sync {
     fn remove(&self, replica: ReplicaId);
 
     /// Waits until no request is in flight and keeps new ones waiting. Not to be nested.
-    fn hold(&self) -> Box<dyn Held + '_>;
+    fn pause(&self) -> Box<dyn Paused + '_>;
 
     /// Sets the size in bytes; requests behind it fail.
     fn resize(&self, size: u64);
@@ -276,5 +276,5 @@ pub trait Host: Send + Sync {
     ///
     /// # Errors
     /// They cannot be frozen, or not soon; they are not frozen then.
-    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Held>>>;
+    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Paused>>>;
 }

@@ -1,6 +1,6 @@
 //! Snapshots of all replicas at one moment, and the way back to one.
 
-use super::{Call, CallError, Called, Controller, Fault, Held, Member, modes};
+use super::{Call, CallError, Called, Controller, Fault, Member, Paused, modes};
 use crate::rules::limits::{self, Usage};
 use crate::rules::sabotage::{Bug, is};
 use crate::rules::snapshot::{self, Decision, Said};
@@ -33,7 +33,7 @@ impl Controller {
             "" => self.parts.host.unique_name(),
             name => name.to_owned(),
         };
-        // What replicas would refuse, each in the middle of held I/O, is refused here.
+        // What replicas would refuse, each in the middle of a pause, is refused here.
         check_snapshot_given(&name, labels.clone().into_iter().collect())?;
         self.check_snapshot(&name)?;
         if self.options.sync_before_snapshot
@@ -47,17 +47,17 @@ impl Controller {
         let call = Call::Snapshot { name: name.clone(), user_created: true, created, labels };
         // While I/O goes on: what they have in memory is written by it. It thaws last.
         let _frozen = if freeze { self.freeze(&name) } else { None };
-        let hold = (!is(Bug::SnapshotWithoutHold)).then(|| self.parts.path.hold());
+        let pause = (!is(Bug::SnapshotWithoutPause)).then(|| self.parts.path.pause());
         let members = self.active();
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));
         let outcome = self.settle_snapshot(&members, &answers);
-        drop(hold);
+        drop(pause);
         outcome.map(|()| name)
     }
 
     /// Freezes what is on the frontend's block device, if there is one.
-    fn freeze(&self, snapshot: &str) -> Option<Box<dyn Held>> {
+    fn freeze(&self, snapshot: &str) -> Option<Box<dyn Paused>> {
         let frontend = self.state().frontend.clone();
         let endpoint = frontend.map_or_else(String::new, |frontend| frontend.endpoint());
         match self.parts.host.freeze(&endpoint) {
@@ -147,7 +147,7 @@ impl Controller {
         if self.state().frontend.as_ref().is_some_and(|frontend| frontend.is_up()) {
             return Err(Error::busy("volume frontend enabled, aborting snapshot revert"));
         }
-        let _hold = self.parts.path.hold();
+        let _pause = self.parts.path.pause();
         let call = Call::Revert { disk: disk.clone(), created: self.now() };
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));

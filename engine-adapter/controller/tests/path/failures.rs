@@ -421,7 +421,7 @@ fn more_requests_than_fit_wait_for_their_turn() {
 }
 
 #[test]
-fn a_hold_waits_for_a_replica_that_hangs_no_longer_than_requests_do() {
+fn a_pause_waits_for_a_replica_that_hangs_no_longer_than_requests_do() {
     let volume = Volume::new(short_timeouts(1));
     let (one, two) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
     volume.add(1, &one.address(), Mode::Rw);
@@ -430,10 +430,10 @@ fn a_hold_waits_for_a_replica_that_hangs_no_longer_than_requests_do() {
     let client = volume.client(1);
     let pending = client.submit(Type::Write, 0, 4096, &[1; 4096]).unwrap();
     eventually("it is on its way", || !one.seen(Type::Write).is_empty());
-    let hold = volume.path.hold();
+    let pause = volume.path.pause();
     assert_eq!(volume.mode(1), Mode::Err);
     pending.wait().unwrap();
-    drop(hold);
+    drop(pause);
     client.write(0, &[2; 4096]).unwrap();
     assert_eq!(two.content()[..4096], [2; 4096]);
 }
@@ -458,11 +458,11 @@ fn a_damaged_block_is_healed_from_another_replica() {
         let client = volume.client(2);
         let mut image = pattern(1, 64 << 10);
         client.write(0, &image).unwrap();
-        let hold = volume.path.hold();
+        let pause = volume.path.pause();
         for replica in &replicas {
             replica.store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
         }
-        drop(hold);
+        drop(pause);
         let frozen = image.clone();
         image[..8192].copy_from_slice(&pattern(2, 8192));
         client.write(0, &image[..8192]).unwrap();
@@ -591,9 +591,9 @@ fn damage_under_load_is_healed() {
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..30 {
             // Not while the block is written: that would be damage that nobody can know of.
-            let hold = volume.path.hold();
+            let pause = volume.path.pause();
             replicas[random.usize(0..2)].damage(random.u64(0..SIZE));
-            drop(hold);
+            drop(pause);
             load.some_more(40);
         }
     });

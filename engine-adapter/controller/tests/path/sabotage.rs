@@ -147,17 +147,17 @@ fn changes_of_one_block_go_one_by_one(bug: Option<Bug>) -> bool {
     })
 }
 
-fn a_hold_begins_when_nothing_is_in_flight(bug: Option<Bug>) -> bool {
+fn a_pause_begins_when_nothing_is_in_flight(bug: Option<Bug>) -> bool {
     let slow = that(Type::Write, |_| Do::AtGate);
     on(bug, &[&slow], 64, |volume| {
         let pending = volume.client().submit(Type::Write, 0, BLOCK, &[1; 4096]).unwrap();
         come(&slow);
         thread::scope(|scope| {
-            let holding = scope.spawn(|| drop(volume.path.hold()));
+            let pausing = scope.spawn(|| drop(volume.path.pause()));
             thread::sleep(MOMENT);
-            let early = holding.is_finished();
+            let early = pausing.is_finished();
             slow.open_gate();
-            holding.join().unwrap();
+            pausing.join().unwrap();
             drop(pending);
             !early
         })
@@ -210,16 +210,16 @@ fn flushing(takes: Duration) -> Fake {
     })
 }
 
-fn a_hold_does_not_wait_for_a_flush(bug: Option<Bug>) -> bool {
+fn a_pause_does_not_wait_for_a_flush(bug: Option<Bug>) -> bool {
     let slow = flushing(SHORT * 3);
     on(bug, &[&slow], 64, |volume| {
         thread::scope(|scope| {
             let (client, begun) = (volume.client(), Instant::now());
             let flush = scope.spawn(move || client.flush().is_ok());
             thread::sleep(MOMENT);
-            drop(volume.path.hold());
-            let held = begun.elapsed();
-            flush.join().unwrap() && held < SHORT * 2
+            drop(volume.path.pause());
+            let paused = begun.elapsed();
+            flush.join().unwrap() && paused < SHORT * 2
         })
     })
 }
@@ -347,8 +347,8 @@ const CHECKS: [(Bug, Check); 17] = [
     (Bug::TrustReplies, a_reply_is_about_what_was_asked),
     (Bug::ReadFromWo, nothing_is_read_from_one_being_rebuilt),
     (Bug::ReleaseEarly, changes_of_one_block_go_one_by_one),
-    (Bug::HoldEarly, a_hold_begins_when_nothing_is_in_flight),
-    (Bug::HoldLong, a_hold_does_not_wait_for_a_flush),
+    (Bug::PauseEarly, a_pause_begins_when_nothing_is_in_flight),
+    (Bug::PauseLong, a_pause_does_not_wait_for_a_flush),
     (Bug::RetrySame, a_failed_read_goes_elsewhere),
     (Bug::IgnoreTimeout, silence_ends),
     (Bug::IgnoreOldest, a_lost_request_is_noticed),

@@ -66,7 +66,7 @@ fn overlapping_writes_leave_the_same_on_all_replicas() {
 }
 
 #[test]
-fn a_hold_lets_nothing_through_and_loses_nothing() {
+fn a_pause_lets_nothing_through_and_loses_nothing() {
     let volume = Volume::new(options(2));
     let replicas = replicas(2);
     for (replica, id) in replicas.iter().zip(0..) {
@@ -75,16 +75,16 @@ fn a_hold_lets_nothing_through_and_loses_nothing() {
     let load = Load { flushes: true, ..Load::default() };
     let image = load.during(&volume, |load| {
         for _ in 0..5 {
-            let hold = volume.path.hold();
+            let pause = volume.path.pause();
             let (before, first) = (content(&replicas[0]), content(&replicas[1]));
             assert!(before == first, "nothing is on its way to only one of them");
             let requests = load.now();
             eventually("all clients wait", || volume.path.stats().in_flight >= 4);
             std::thread::sleep(std::time::Duration::from_millis(50));
-            // A hold does not wait for flushes: each client's may end yet, and then it waits.
+            // A pause does not wait for flushes: each client's may end yet, and then it waits.
             assert!(load.now() <= requests + load.clients);
             assert!(content(&replicas[0]) == before && content(&replicas[1]) == before);
-            drop(hold);
+            drop(pause);
             load.some_more(100);
         }
     });
@@ -92,7 +92,7 @@ fn a_hold_lets_nothing_through_and_loses_nothing() {
 }
 
 #[test]
-fn holds_come_one_after_the_other() {
+fn pauses_come_one_after_the_other() {
     let volume = Volume::new(options(2));
     volume.add(1, &longhorn_controller::path::BackendAddress::Null, Mode::Rw);
     let inside = std::sync::atomic::AtomicUsize::new(0);
@@ -100,7 +100,7 @@ fn holds_come_one_after_the_other() {
         for _ in 0..3 {
             scope.spawn(|| {
                 for _ in 0..20 {
-                    let _hold = volume.path.hold();
+                    let _pause = volume.path.pause();
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                     inside.fetch_sub(1, Ordering::SeqCst);
                 }
@@ -127,12 +127,12 @@ fn replicas_come_and_go_under_load() {
         volume.path.remove(0);
         assert_eq!(volume.path.mode(0), None);
         load.some_more(200);
-        // It comes back as one that is rebuilt: under a hold, its content copied.
-        let hold = volume.path.hold();
+        // It comes back as one that is rebuilt: under a pause, its content copied.
+        let pause = volume.path.pause();
         let now = content(&replicas[1]);
         replicas[0].active.volume().unwrap().write_at(0, &now, false).unwrap();
         volume.add(7, &address(&replicas[0]), Mode::Wo);
-        drop(hold);
+        drop(pause);
         load.some_more(200);
         volume.path.set_mode(7, Mode::Rw);
         load.some_more(200);

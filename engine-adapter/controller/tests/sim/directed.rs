@@ -53,7 +53,7 @@ fn a_snapshot_that_all_replicas_refuse_costs_none() {
 }
 
 #[test]
-fn what_no_replica_can_have_is_refused_before_io_is_held() {
+fn what_no_replica_can_have_is_refused_before_io_is_paused() {
     let (sim, controller) = volume(1, 1);
     let labels = HashMap::from([("k".to_owned(), "v".repeat(8000))]);
     for (name, labels) in
@@ -62,7 +62,7 @@ fn what_no_replica_can_have_is_refused_before_io_is_held() {
         let error = controller.snapshot(name, labels.unwrap_or_default(), false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{name}");
     }
-    assert_eq!((sim.world().holds, modes(&controller)), (0, vec![Mode::Rw]));
+    assert_eq!((sim.world().pauses, modes(&controller)), (0, vec![Mode::Rw]));
 }
 
 /// Nobody knows what is on their disks: whoever reads any of them may see what is gone after its next start.
@@ -115,7 +115,7 @@ fn the_last_complete_replica_is_waited_for_when_another_joins() {
     let slow = |sim: &Sim| {
         let mut world = sim.world();
         let until = world.now + 10 * FLUSH;
-        world.slow_when_held = Some((0, until));
+        world.slow_when_paused = Some((0, until));
     };
     slow(&sim);
     controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
@@ -128,13 +128,13 @@ fn the_last_complete_replica_is_waited_for_when_another_joins() {
 }
 
 #[test]
-fn io_is_not_held_for_one_that_hangs_where_the_others_fail() {
+fn io_is_not_paused_for_one_that_hangs_where_the_others_fail() {
     let (sim, controller) = volume(2, 2);
     {
         let mut world = sim.world();
         world.replicas[0].failing_calls = 1;
         let until = world.now + 1_000_000 * MS;
-        world.slow_when_held = Some((1, until));
+        world.slow_when_paused = Some((1, until));
     }
     let begun = sim.world().now;
     snapshot(&controller, "one").unwrap_err();
@@ -169,7 +169,7 @@ fn a_replica_that_somebody_closed_has_no_snapshot() {
         snapshot(&controller, "one").unwrap();
         let layers = sim.world().replicas[0].layers.clone();
         // The controller asks it before, and would see that it is closed.
-        sim.world().close_when_held = Some(0);
+        sim.world().close_when_paused = Some(0);
         let error = change(&controller);
         assert!(error.contains("the replica is closed"), "{error}");
         assert_eq!((modes(&controller), controller.volume().size as u64), (vec![Mode::Err], SIZE));
@@ -262,11 +262,11 @@ fn an_expansion_that_its_device_did_not_show_is_finished_by_the_next_try() {
         controller.volume().last_expansion_error
     };
     assert!(expand(false).contains("before Linux 6.16"));
-    let holds = sim.world().holds;
+    let pauses = sim.world().pauses;
     assert!(expand(false).contains("before Linux 6.16"), "it is said again");
     assert_eq!(expand(true), "");
     assert_eq!(*device.offered.lock().unwrap(), [SIZE, 2 * SIZE]);
-    assert_eq!(sim.world().holds, holds, "replicas have nothing to do");
+    assert_eq!(sim.world().pauses, pauses, "replicas have nothing to do");
     controller.shutdown_frontend().unwrap();
     assert!(!controller.begin_expansion(2 * SIZE).unwrap(), "nobody is there to see it");
 }

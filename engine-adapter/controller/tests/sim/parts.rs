@@ -9,8 +9,8 @@ use longhorn_controller::rules::limits::Limits;
 use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::volume::{
-    Call, CallError, Called, Controller, DataPath, Events, Frontend, Frontends, Held, Host,
-    Options, Parts, RebuildStatus, Relay, Replicas, Target,
+    Call, CallError, Called, Controller, DataPath, Events, Frontend, Frontends, Host, Options,
+    Parts, Paused, RebuildStatus, Relay, Replicas, Target,
 };
 use std::fmt::Display;
 use std::io;
@@ -145,11 +145,11 @@ impl Replicas for Sim {
     }
 }
 
-struct Hold<'a>(&'a Sim, u64);
+struct Pause<'a>(&'a Sim, u64);
 
-impl Held for Hold<'_> {}
+impl Paused for Pause<'_> {}
 
-impl Drop for Hold<'_> {
+impl Drop for Pause<'_> {
     fn drop(&mut self) {
         self.0.world().release(self.1);
     }
@@ -171,7 +171,7 @@ impl DataPath for Sim {
         let mut world = self.world();
         let slot = world.path.slot_of(replica);
         let before = slot.and_then(|slot| world.path.modes.of(slot));
-        if (before, mode) == (Some(Mode::Wo), Mode::Rw) && !world.path.held {
+        if (before, mode) == (Some(Mode::Wo), Mode::Rw) && !world.path.paused {
             world.violated(format!("replica {replica} becomes complete amid writes"));
         }
         slot.is_some_and(|slot| world.path.modes.set(slot, mode))
@@ -181,19 +181,19 @@ impl DataPath for Sim {
         self.world().disconnect(replica);
     }
 
-    fn hold(&self) -> Box<dyn Held + '_> {
-        self.world().path.held = true;
+    fn pause(&self) -> Box<dyn Paused + '_> {
+        self.world().path.paused = true;
         let rests = self.run_until(REST, |world| world.path.is_quiet());
         let mut world = self.world();
         if !rests {
             world.violated("I/O does not come to rest".to_owned());
         }
-        world.held = world.client.content.clone();
-        world.holds += 1;
+        world.at_pause = world.client.content.clone();
+        world.pauses += 1;
         world.hang_somewhere();
         let now = world.now;
         drop(world);
-        Box::new(Hold(self, now))
+        Box::new(Pause(self, now))
     }
 
     fn resize(&self, size: u64) {
@@ -243,7 +243,7 @@ impl Host for Sim {
         Ok(())
     }
 
-    fn freeze(&self, _: &str) -> Result<Option<Box<dyn Held>>> {
+    fn freeze(&self, _: &str) -> Result<Option<Box<dyn Paused>>> {
         Ok(None)
     }
 }

@@ -72,7 +72,7 @@ pub struct Path {
     pub peers: BTreeMap<usize, Peer>,
     pub size: u64,
     pub expanding: bool,
-    pub held: bool,
+    pub paused: bool,
     pub(super) locks: BlockLocks,
     tasks: BTreeMap<u64, Task>,
     waiting: VecDeque<u64>,
@@ -250,10 +250,10 @@ impl World {
 
     /// Sends what may be sent; what may not waits for its turn.
     fn begin(&mut self, id: u64) {
-        let held = self.path.held;
+        let paused = self.path.paused;
         let Some(task) = self.path.tasks.get_mut(&id) else { return };
         let changes = task.kind != Kind::Read;
-        if held || changes && !self.path.locks.try_lock(task.offset, task.length) {
+        if paused || changes && !self.path.locks.try_lock(task.offset, task.length) {
             self.path.waiting.push_back(id);
             return;
         }

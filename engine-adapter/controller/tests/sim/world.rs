@@ -19,7 +19,7 @@ const CALL_LIMIT: u64 = 180_000 * MS;
 const TIMEOUT: u64 = 75_000 * MS;
 /// What a replica may take for what it makes durable.
 pub const FLUSH: u64 = 12_000 * MS;
-/// How long I/O may be held if a replica answers: the timeout of others, twice.
+/// How long I/O may be paused if a replica answers: the timeout of others, twice.
 const HELD: u64 = 2 * FLUSH + 1000 * MS;
 
 /// What happens at a moment.
@@ -32,7 +32,7 @@ pub enum Event {
     /// The data path sees that connections are gone.
     Broken { replica: usize, session: u64 },
     /// A call reaches a replica.
-    Called { number: u64, replica: usize, session: u64, holds: u64, call: Call },
+    Called { number: u64, replica: usize, session: u64, pauses: u64, call: Call },
     /// The answer to a call is there.
     Returned { number: u64, answer: Called },
     /// The data path looks at its clock.
@@ -76,15 +76,15 @@ pub struct World {
     pub calm: bool,
     /// Whether the user asks for anything.
     pub busy: bool,
-    /// What the volume contained when I/O was held, and what snapshots therefore contain.
-    pub held: Content,
+    /// What the volume contained when I/O was paused, and what snapshots therefore contain.
+    pub at_pause: Content,
     pub snapshots: BTreeMap<String, (u64, Content)>,
-    /// How often I/O was held.
-    pub holds: u64,
-    /// A replica that hangs from the next hold on, until then.
-    pub slow_when_held: Option<(usize, u64)>,
-    /// A replica that somebody closes at the next hold.
-    pub close_when_held: Option<usize>,
+    /// How often I/O was paused.
+    pub pauses: u64,
+    /// A replica that hangs from the next pause on, until then.
+    pub slow_when_paused: Option<(usize, u64)>,
+    /// A replica that somebody closes at the next pause.
+    pub close_when_paused: Option<usize>,
     pub calls: BTreeMap<u64, Option<Called>>,
     last_call: u64,
     pub names: u64,
@@ -109,11 +109,11 @@ impl World {
             weather,
             calm: false,
             busy: false,
-            held: Content::default(),
+            at_pause: Content::default(),
             snapshots: BTreeMap::new(),
-            holds: 0,
-            slow_when_held: None,
-            close_when_held: None,
+            pauses: 0,
+            slow_when_paused: None,
+            close_when_paused: None,
             calls: BTreeMap::new(),
             last_call: 0,
             names: 0,
@@ -206,8 +206,8 @@ impl World {
                 self.answered(message, reply);
             }
             Event::Broken { replica, session } => self.broken(replica, session),
-            Event::Called { number, replica, session, holds, call } => {
-                self.called(number, replica, session, holds, &call);
+            Event::Called { number, replica, session, pauses, call } => {
+                self.called(number, replica, session, pauses, &call);
             }
             Event::Returned { number, answer } => {
                 if let Some(place) = self.calls.get_mut(&number) {
@@ -264,11 +264,11 @@ impl World {
 
     /// Now and then a replica hangs while nothing is in flight that would tell.
     pub fn hang_somewhere(&mut self) {
-        if let Some((replica, until)) = self.slow_when_held.take() {
+        if let Some((replica, until)) = self.slow_when_paused.take() {
             self.replicas[replica].stalled_until = until;
             self.replicas[replica].blemished = true;
         }
-        if let Some(replica) = self.close_when_held.take() {
+        if let Some(replica) = self.close_when_paused.take() {
             self.replicas[replica].open = false;
             self.replicas[replica].blemished = true;
         }
@@ -280,7 +280,7 @@ impl World {
         let its = &mut self.replicas[replica];
         its.stalled_until = its.stalled_until.max(self.now + stall);
         its.blemished = true;
-        self.note(format!("r{replica} hangs amid a hold, stall {stall}"));
+        self.note(format!("r{replica} hangs amid a pause, stall {stall}"));
     }
 
     fn fault_somewhere(&mut self) {
@@ -339,8 +339,8 @@ impl World {
         match self.replica_at(address) {
             Some(replica) => {
                 let session = self.replicas[replica].session;
-                let holds = self.holds;
-                self.after(delay, Event::Called { number, replica, session, holds, call });
+                let pauses = self.pauses;
+                self.after(delay, Event::Called { number, replica, session, pauses, call });
             }
             None => {
                 let answer = Err(unreachable("unknown"));
@@ -352,14 +352,14 @@ impl World {
         number
     }
 
-    fn called(&mut self, number: u64, replica: usize, session: u64, holds: u64, call: &Call) {
+    fn called(&mut self, number: u64, replica: usize, session: u64, pauses: u64, call: &Call) {
         let its = &mut self.replicas[replica];
         let there = its.alive && its.session == session;
         if let Some(wait) = its.stalled_until.checked_sub(self.now + 1)
             && there
         {
             let call = call.clone();
-            self.after(wait + 1, Event::Called { number, replica, session, holds, call });
+            self.after(wait + 1, Event::Called { number, replica, session, pauses, call });
             return;
         }
         let answer = match there {
@@ -376,10 +376,10 @@ impl World {
                 };
                 // A name may have meant another snapshot, which only replicas had that are gone.
                 if let Some(disk) = taken
-                    && holds == self.holds
-                    && self.snapshots.get(&disk).is_none_or(|(before, _)| *before < holds)
+                    && pauses == self.pauses
+                    && self.snapshots.get(&disk).is_none_or(|(before, _)| *before < pauses)
                 {
-                    self.snapshots.insert(disk, (holds, self.held.clone()));
+                    self.snapshots.insert(disk, (pauses, self.at_pause.clone()));
                 }
                 answer.map_err(|text| {
                     let refused = text == FULL_TABLE;
@@ -435,10 +435,10 @@ impl World {
         }
     }
 
-    /// Whether a request of the user waits for longer than it may; not while I/O is held, which may
+    /// Whether a request of the user waits for longer than it may; not while I/O is paused, which may
     /// take as long as nobody answers.
     pub fn check_timeouts(&mut self) {
-        if self.path.held {
+        if self.path.paused {
             return;
         }
         let late = self.client.wishes.iter().find(|(_, wish)| self.now > wish.since + TIMEOUT);
@@ -452,12 +452,12 @@ impl World {
 impl World {
     /// I/O goes on. It was not kept long if a replica was well all the time.
     pub fn release(&mut self, since: u64) {
-        self.path.held = false;
+        self.path.paused = false;
         let well = self.path.complete().find(|replica| !self.replicas[*replica].blemished);
         if let Some(well) = well
             && self.now - since > HELD
         {
-            self.violated(format!("I/O was held since {since}, though r{well} was well"));
+            self.violated(format!("I/O was paused since {since}, though r{well} was well"));
         }
         let now = self.now;
         self.client.wishes.values_mut().for_each(|wish| wish.since = wish.since.max(now));

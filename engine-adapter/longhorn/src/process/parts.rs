@@ -9,11 +9,11 @@ use dbs_frontend::{Listen, lock};
 use dbs_service::log;
 use longhorn_controller::frontend::{NbdFrontend, SocketFrontend, SocketOptions, UblkOptions};
 use longhorn_controller::path::{
-    self, BackendAddress, Hold, JournalEntry, LocalReplica, Path, PathStats,
+    self, BackendAddress, JournalEntry, LocalReplica, Path, PathStats, Pause,
 };
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::volume::file::Backends;
-use longhorn_controller::volume::{DataPath, Events, Frontend, Frontends, Held, Offer, Relay};
+use longhorn_controller::volume::{DataPath, Events, Frontend, Frontends, Offer, Paused, Relay};
 use longhorn_wire::remote::Address;
 use std::collections::HashMap;
 use std::io;
@@ -55,12 +55,12 @@ pub(super) struct Data {
     pub backends: Backends,
 }
 
-/// While it is there, the path holds all I/O.
-struct OnHold {
-    _hold: Hold,
+/// While it is there, the path pauses all I/O.
+struct PausedPath {
+    _pause: Pause,
 }
 
-impl Held for OnHold {}
+impl Paused for PausedPath {}
 
 impl DataPath for Data {
     fn connect(&self, replica: ReplicaId, address: &str) -> io::Result<()> {
@@ -96,8 +96,8 @@ impl DataPath for Data {
         self.path.remove(replica);
     }
 
-    fn hold(&self) -> Box<dyn Held + '_> {
-        Box::new(OnHold { _hold: self.path.hold() })
+    fn pause(&self) -> Box<dyn Paused + '_> {
+        Box::new(PausedPath { _pause: self.path.pause() })
     }
 
     fn resize(&self, size: u64) {

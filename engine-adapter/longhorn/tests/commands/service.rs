@@ -11,8 +11,8 @@ use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::service::{metrics_text, serve};
 use longhorn_controller::volume::{
-    Call, CallError, Called, Controller, DataPath, Frontend, Frontends, Held, Host, Offer, Options,
-    Parts, RebuildStatus, Relay, Replicas, Target,
+    Call, CallError, Called, Controller, DataPath, Frontend, Frontends, Host, Offer, Options,
+    Parts, Paused, RebuildStatus, Relay, Replicas, Target,
 };
 use longhorn_wire::control::{ControlServer, Identity};
 use longhorn_wire::names::snapshot_disk;
@@ -116,7 +116,7 @@ impl Replicas for Fake {
 
 struct Still;
 
-impl Held for Still {}
+impl Paused for Still {}
 
 impl DataPath for Fake {
     fn connect(&self, _: ReplicaId, _: &str) -> io::Result<()> {
@@ -129,7 +129,7 @@ impl DataPath for Fake {
 
     fn remove(&self, _: ReplicaId) {}
 
-    fn hold(&self) -> Box<dyn Held + '_> {
+    fn pause(&self) -> Box<dyn Paused + '_> {
         Box::new(Still)
     }
 
@@ -178,7 +178,7 @@ impl Host for Fake {
         Ok(())
     }
 
-    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Held>>> {
+    fn freeze(&self, device: &str) -> Result<Option<Box<dyn Paused>>> {
         self.note(format!("freeze {device:?}"));
         Ok(None)
     }

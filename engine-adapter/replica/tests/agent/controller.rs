@@ -8,7 +8,7 @@ use longhorn_controller::rules::start::Policy;
 use longhorn_controller::rules::{Mode, ReplicaId, timeout};
 use longhorn_controller::volume::remote::RemoteReplicas;
 use longhorn_controller::volume::{
-    Controller, DataPath, Frontend, Frontends, Held, Machine, Offer, Options, Parts, Relay,
+    Controller, DataPath, Frontend, Frontends, Machine, Offer, Options, Parts, Paused, Relay,
 };
 use longhorn_wire::proto::ptypes::{FilesSyncRequest, SyncFileInfo};
 use std::collections::{BTreeMap, HashMap};
@@ -21,16 +21,16 @@ use std::sync::{Arc, Mutex};
 struct NoPath {
     modes: Mutex<BTreeMap<ReplicaId, Option<Mode>>>,
     size: AtomicU64,
-    held: AtomicBool,
+    paused: AtomicBool,
 }
 
-struct Hold<'a>(&'a NoPath);
+struct Pause<'a>(&'a NoPath);
 
-impl Held for Hold<'_> {}
+impl Paused for Pause<'_> {}
 
-impl Drop for Hold<'_> {
+impl Drop for Pause<'_> {
     fn drop(&mut self) {
-        self.0.held.store(false, Ordering::SeqCst);
+        self.0.paused.store(false, Ordering::SeqCst);
     }
 }
 
@@ -49,9 +49,9 @@ impl DataPath for NoPath {
         self.modes.lock().unwrap().remove(&replica);
     }
 
-    fn hold(&self) -> Box<dyn Held + '_> {
-        assert!(!self.held.swap(true, Ordering::SeqCst), "held twice");
-        Box::new(Hold(self))
+    fn pause(&self) -> Box<dyn Paused + '_> {
+        assert!(!self.paused.swap(true, Ordering::SeqCst), "paused twice");
+        Box::new(Pause(self))
     }
 
     fn resize(&self, size: u64) {

@@ -67,7 +67,7 @@ impl Shard {
             self.shared.block(self.index);
             self.pump(io);
         }
-        if !self.draining.is_empty() && (self.pending.is_quiet() || is(Bug::HoldEarly)) {
+        if !self.draining.is_empty() && (self.pending.is_quiet() || is(Bug::PauseEarly)) {
             self.draining.drain(..).for_each(|latch| latch.count_down());
         }
         self.locals.turn();
@@ -83,13 +83,13 @@ impl Shard {
         self.links.is_empty() && self.locals.is_empty()
     }
 
-    pub fn hold(&mut self, latch: Arc<Latch>) {
-        self.holds += 1;
+    pub fn pause(&mut self, latch: Arc<Latch>) {
+        self.pauses += 1;
         self.draining.push(latch);
     }
 
-    pub fn release(&mut self) {
-        self.holds = self.holds.saturating_sub(1);
+    pub fn resume(&mut self) {
+        self.pauses = self.pauses.saturating_sub(1);
         self.retry = true;
     }
 
