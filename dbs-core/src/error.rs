@@ -76,7 +76,7 @@ impl ErrorKind {
     }
 }
 
-/// Where data is not what was written, as who read it or wrote into it sees the place.
+/// Where data is not what was written, or cannot be read, as who read it or wrote into it sees the place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damage {
     /// First byte of the damaged block in the volume or snapshot, a multiple of 4096.
@@ -131,7 +131,7 @@ impl Error {
     }
 
     /// Which block is damaged, for reads and writes of volumes that fail with
-    /// [`ErrorKind::Damaged`].
+    /// [`ErrorKind::Damaged`], or as the device cannot read that block ([`ErrorKind::Io`]).
     #[must_use]
     pub fn damage(&self) -> Option<Damage> {
         self.damage

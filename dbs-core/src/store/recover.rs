@@ -188,7 +188,7 @@ fn see(storage: &dyn Storage, address: u64) -> Result<Seen> {
 
 /// Whether the device says of some of the bytes that it cannot read them. Any other error is of the
 /// whole device, or of the system.
-fn is_unreadable(error: &io::Error) -> bool {
+pub(super) fn is_unreadable(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODATA | libc::EILSEQ))
 }
 

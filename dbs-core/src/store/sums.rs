@@ -4,6 +4,7 @@
 mod groups;
 mod memory;
 
+use super::recover::is_unreadable;
 use super::{Inner, Store};
 use crate::error::{Damage, Error, Result};
 use crate::format::sums;
@@ -24,6 +25,8 @@ pub(crate) enum ReadFault {
     Other(Error),
     /// The block at this byte of the device is not what was written there.
     Damaged(u64),
+    /// The device cannot read the block at this byte.
+    Unreadable(u64, std::io::Error),
 }
 
 impl From<std::io::Error> for ReadFault {
@@ -202,11 +205,43 @@ impl Inner {
         Ok(())
     }
 
+    /// Finds the block that the device cannot read, if that is why these reads failed. A read of one
+    /// block is not tried again: a device may take seconds for each try.
+    pub(crate) fn find_unreadable(&self, fault: ReadFault, reads: &[ReadRequest<'_>]) -> ReadFault {
+        let ReadFault::Io(error) = fault else { return fault };
+        if !is_unreadable(&error) {
+            return ReadFault::Io(error);
+        }
+        let blocks = |read: &ReadRequest<'_>| {
+            let end = read.offset + read.buf.len() as u64;
+            (read.offset - read.offset % BLOCK_BYTES..end).step_by(BLOCK_BYTES as usize)
+        };
+        let mut all = reads.iter().flat_map(blocks);
+        // With checksums it may as well be a page of them.
+        if let (Some(only), None, false) = (all.next(), all.next(), self.has_sums) {
+            return ReadFault::Unreadable(only, error);
+        }
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
+        for address in reads.iter().flat_map(blocks) {
+            match self.storage.read_at(address, &mut block) {
+                Err(error) if is_unreadable(&error) => {
+                    return ReadFault::Unreadable(address, error);
+                }
+                _ => {}
+            }
+        }
+        ReadFault::Io(error)
+    }
+
     /// What an error of reading data is called, where `what` was read.
     pub(crate) fn read_error(&self, fault: ReadFault, what: impl FnOnce() -> String) -> Error {
         match fault {
             ReadFault::Io(error) => Error::io(error, what()),
             ReadFault::Other(error) => error.context(what()),
+            ReadFault::Unreadable(address, error) => {
+                let place = self.meta().place_of(address);
+                Error::io(error, format!("{}: {place} cannot be read", what()))
+            }
             ReadFault::Damaged(address) => {
                 let place = self.meta().place_of(address);
                 Error::damaged(format!(
@@ -226,10 +261,11 @@ impl Inner {
         what: impl FnOnce() -> String,
     ) -> Error {
         let damage = match &fault {
-            ReadFault::Damaged(address) => offset(*address).map(|offset| Damage {
-                offset,
-                in_snapshot: self.meta().place_of(*address).snapshot.is_some(),
-            }),
+            ReadFault::Damaged(address) | ReadFault::Unreadable(address, _) => offset(*address)
+                .map(|offset| Damage {
+                    offset,
+                    in_snapshot: self.meta().place_of(*address).snapshot.is_some(),
+                }),
             ReadFault::Io(_) | ReadFault::Other(_) => None,
         };
         let error = self.read_error(fault, what);

@@ -1,15 +1,16 @@
 //! Damaged blocks written again from a copy that somebody else has kept.
 
-use super::{Volume, is_whole, outside};
+use super::{Request, Volume, is_whole, outside};
 use crate::error::{Error, Result};
 use crate::units::BLOCK_BYTES;
 
 impl Volume {
-    /// Writes blocks again that are not what was written, from `copy`, what the range should hold: so
-    /// many bytes had to be. Only a block whose checksum the copy has is written, where it lies, be it
-    /// the head's or a snapshot's: no content changes, and all who read the block read it right. What
-    /// is well is left alone, whatever the copy says of it. In a store without checksums nothing is
-    /// damaged as far as anybody knows.
+    /// Writes blocks again that are not what was written, or that the device cannot read, from `copy`,
+    /// what the range should hold: so many bytes had to be. Only a block whose checksum the copy has is
+    /// written, where it lies, be it the head's or a snapshot's: no content changes, and all who read
+    /// the block read it right. What is well is left alone, whatever the copy says of it. Where no
+    /// checksum is known, as in a store without them, only a block that cannot be read is written, and
+    /// the caller is believed.
     ///
     /// # Errors
     /// `Invalid` outside the volume or not of whole blocks; `Damaged` if a block stays so: its checksum
@@ -38,10 +39,12 @@ impl Volume {
 
     /// Heals the block at `offset`; whether it had to be.
     fn heal_block(&self, offset: u64, copy: &[u8]) -> Result<bool> {
-        if !self.store().has_sums {
-            return Ok(false);
-        }
         let block = offset / BLOCK_BYTES;
+        let mut held = Request::new();
+        if !self.store().has_sums {
+            // Nothing else keeps writes away from the block.
+            self.wait_hold(block..block + 1, true, &mut held);
+        }
         let mut pieces = Vec::new();
         // As a read: as long as it runs nobody else is given the block.
         let _fenced = {
@@ -50,9 +53,11 @@ impl Volume {
             meta.plan_read(source, block..block + 1, &mut pieces)?;
             self.store().fence(&mut meta)
         };
-        match pieces.first().and_then(|piece| piece.address) {
+        let healed = match pieces.first().and_then(|piece| piece.address) {
             Some(address) => self.store().heal_block(address, copy),
             None => Ok(false),
-        }
+        };
+        held.cancel();
+        healed
     }
 }

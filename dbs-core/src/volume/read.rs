@@ -70,6 +70,7 @@ impl Inner {
         }
         let Some(fenced) = fenced else { return Ok(()) };
         let outcome = self.read_data(&mut reads, fenced.id);
+        let outcome = outcome.map_err(|fault| self.find_unreadable(fault, &reads));
         drop((reads, fenced));
         outcome.map_err(|fault| {
             let place = |address| place_of(parts, &ends, &pieces, address);

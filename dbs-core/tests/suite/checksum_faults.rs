@@ -2,11 +2,11 @@
 //! kept all the same, in the memory that there may be.
 
 use crate::checksums::{assert_damaged, large, open, scrub};
-use crate::common::{BLOCK, Event, FixedEnv, Mem, finish_work};
+use crate::common::{BLOCK, Event, FixedEnv, Mem, finish_work, init, init_unchecked, pattern};
 use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::{Read, Request, Start};
-use dbs_core::{ErrorKind, Store, Volume};
+use dbs_core::{Damage, ErrorKind, Store, Volume};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -150,4 +150,73 @@ fn reads_beside_writes_take_no_more_memory_than_there_may_be() {
         let memory = store.checksums().unwrap().memory;
         assert!(memory < 276 << 10, "{memory} bytes after page {page}, read-only");
     }
+}
+
+/// With checksums or without, a read says which block cannot be read, and the block is healed from a copy.
+#[test]
+fn a_block_that_cannot_be_read_is_named_and_healed() {
+    for checked in [true, false] {
+        let disk = if checked { init(1) } else { init_unchecked(1) };
+        let store = open(&disk);
+        store.create_volume("v", 1 << 20).unwrap();
+        let volume = store.volume("v").unwrap();
+        let good = pattern(1, 16 * BLOCK);
+        let copy = |block: usize| &good[at(block) as usize..][..BLOCK];
+        volume.write_at(0, &good, true).unwrap();
+        store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+        volume.write_at(at(9), copy(9), true).unwrap();
+        let places = [5, 9].map(|block| device(&volume, block));
+        places.iter().for_each(|place| disk.spoil(*place));
+        let mut buf = vec![0; 16 * BLOCK];
+        for (block, first, length) in [(5, 0, 16), (5, 5, 1), (9, 6, 10)] {
+            let error = volume.read_at(at(first), &mut buf[..length * BLOCK]).unwrap_err();
+            let damage = Damage { offset: at(block), in_snapshot: block == 5 };
+            assert_eq!((error.kind(), error.damage()), (ErrorKind::Io, Some(damage)), "{error}");
+            let place = format!("byte {} of `v", at(block));
+            assert!(error.to_string().contains(&place), "{error}");
+        }
+        // What a write of a part of the block needs, too.
+        let error = volume.write_at(at(5) + 512, &[1; 512], false).unwrap_err();
+        assert_eq!(error.damage().map(|damage| damage.offset), Some(at(5)));
+        if checked {
+            assert_damaged(volume.heal(at(5), copy(6)), "the copy differs");
+        }
+        assert_eq!(volume.heal(at(6), copy(5)).unwrap(), 0, "it is well");
+        assert_eq!(volume.heal(0, &good).unwrap(), 2 * BLOCK as u64);
+        volume.read_at(0, &mut buf).unwrap();
+        assert!(buf == good);
+        // One that cannot be written either stays what it is.
+        disk.spoil(places[0]);
+        disk.refuse(places[0]);
+        assert_eq!(volume.heal(at(5), copy(5)).unwrap_err().kind(), ErrorKind::Io);
+        assert!(volume.read_at(at(5), &mut buf[..BLOCK]).is_err());
+        disk.recover();
+        volume.read_at(0, &mut buf).unwrap();
+        assert!(buf == good, "neither is it changed");
+    }
+}
+
+/// Without checksums nothing but the heal itself keeps a newer write from being undone.
+#[test]
+fn a_write_waits_for_the_heal_of_its_block() {
+    let disk = init_unchecked(1);
+    let store = open(&disk);
+    store.create_volume("v", 1 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(0, &[1; BLOCK], true).unwrap();
+    disk.spoil(device(&volume, 0));
+    let (writer, written) = (store.volume("v").unwrap(), std::sync::mpsc::channel());
+    let sender = written.0;
+    disk.on_read(move || {
+        std::thread::spawn(move || {
+            writer.write_at(0, &[2; BLOCK], false).unwrap();
+            sender.send(()).unwrap();
+        });
+        std::thread::sleep(Duration::from_millis(100));
+    });
+    assert_eq!(volume.heal(0, &[1; BLOCK]).unwrap(), BLOCK as u64);
+    written.1.recv().unwrap();
+    let mut buf = [0; BLOCK];
+    volume.read_at(0, &mut buf).unwrap();
+    assert_eq!(buf, [2; BLOCK]);
 }

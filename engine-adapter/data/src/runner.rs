@@ -11,8 +11,8 @@ use super::slot::{Opened, Parked, Seen, Slots};
 use super::stats::{self, Counters};
 use super::ticket::Ticket;
 use super::work::{self, Outcome};
-use dbs_core::Error;
 use dbs_core::volume::Finish;
+use dbs_core::{Error, ErrorKind};
 use dbs_frontend::{Direct, Ended as Moved, Plan, Pool, Work};
 use dbs_reactor::{Buf, Buffers, Io, Payload};
 use std::io;
@@ -242,6 +242,10 @@ impl<T: Send + 'static> Runner<T> {
             Ok(Moved::Read(buf)) => self.end_data(io, ticket, buf),
             Ok(Moved::Again) => self.work(io, ticket, None),
             Ok(Moved::Write(finish)) => self.finished(io, ticket, finish),
+            // Somebody who may wait finds out which block cannot be read: another replica has it.
+            Err(error) if ticket.request.op == Op::Read && error.kind() == ErrorKind::Io => {
+                self.work(io, ticket, None);
+            }
             Err(error) => self.fail(io, ticket, &error),
         }
     }

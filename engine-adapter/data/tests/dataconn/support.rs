@@ -154,7 +154,8 @@ impl Setup {
             .with_commit_bytes(self.commit_bytes);
         let active = Arc::new(active);
         let gate = Gate::new(Access::Open(active.clone()));
-        let reactor = dbs_reactor::Options { driver: self.driver, ..Default::default() };
+        let mut reactor = self.options.reactor.clone();
+        reactor.driver = self.driver;
         let server = match DataServer::start(DataOptions { reactor, ..self.options }) {
             Ok(server) => server,
             Err(error) => {
@@ -190,14 +191,20 @@ impl Replica {
         Raw { stream }
     }
 
-    /// Changes a bit of what the volume holds at this byte, behind the store's back.
-    pub fn damage(&self, offset: u64) {
+    /// Where a byte of the volume is on the device.
+    pub fn place(&self, offset: u64) -> u64 {
         let volume = self.active.volume().unwrap();
         let mut request = Request::new();
         let block = offset - offset % BLOCK;
         assert_eq!(volume.start_read(block, BLOCK, &mut request).unwrap(), Start::Io);
         let at = request.segments()[0].device + offset % BLOCK;
         request.cancel();
+        at
+    }
+
+    /// Changes a bit of what the volume holds at this byte, behind the store's back.
+    pub fn damage(&self, offset: u64) {
+        let at = self.place(offset);
         let file = std::fs::OpenOptions::new().read(true).write(true).open(&self.path).unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();

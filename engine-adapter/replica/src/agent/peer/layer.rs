@@ -1,7 +1,7 @@
 //! A layer by blocks, as two DBS replicas compare and copy it: what each block is, and its bytes.
 
 use dbs_core::io::buffer::AlignedBuf;
-use dbs_core::{ErrorKind, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -126,7 +126,7 @@ impl Window {
         let runs = self.runs.clone();
         match self.read(layer) {
             Ok(content) => return Ok(content.digests()),
-            Err(error) if error.kind() == ErrorKind::Damaged => {}
+            Err(error) if is_damage(&error) => {}
             Err(error) => return Err(error),
         }
         let mut digests = Vec::new();
@@ -136,7 +136,7 @@ impl Window {
                 let block = Run { offset: at, length, state: run.state };
                 match (Self { span: at..at + length, runs: vec![block] }).read(layer) {
                     Ok(content) => digests.extend(content.digests()),
-                    Err(error) if error.kind() == ErrorKind::Damaged => digests.extend(DAMAGED),
+                    Err(error) if is_damage(&error) => digests.extend(DAMAGED),
                     Err(error) => return Err(error),
                 }
             }
@@ -313,10 +313,15 @@ impl<'a> Cursor<'a> {
             Some(run) if run.offset == self.at => Ok(Some(*run)),
             _ => {
                 let text = format!("the map of a layer does not go on at {}", self.at);
-                Err(dbs_core::Error::new(ErrorKind::Corrupt, text))
+                Err(Error::new(ErrorKind::Corrupt, text))
             }
         }
     }
+}
+
+/// Whether some block is not what was written, or cannot be read: another replica may have it.
+pub fn is_damage(error: &Error) -> bool {
+    error.kind() == ErrorKind::Damaged || error.damage().is_some()
 }
 
 #[cfg(test)]

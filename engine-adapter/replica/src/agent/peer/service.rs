@@ -1,6 +1,6 @@
 //! The server of [`dbs.Peer`](longhorn_wire::proto::dbs::peer_server::Peer).
 
-use super::layer::BLOCK;
+use super::layer::{BLOCK, is_damage};
 use super::offer::Offer;
 use crate::agent::shelf::Shelf;
 use dbs_core::{Error, ErrorKind};
@@ -133,7 +133,7 @@ pub fn status(error: &Error) -> Status {
         ErrorKind::Busy | ErrorKind::Interrupted => Status::aborted(text),
         ErrorKind::Unsupported => Status::unimplemented(text),
         // Not to be tried again, as what comes over a bad connection is.
-        ErrorKind::Damaged => Status::data_loss(text),
+        _ if is_damage(error) => Status::data_loss(text),
         _ => Status::unknown(text),
     }
 }
