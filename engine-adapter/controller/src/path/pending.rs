@@ -230,6 +230,11 @@ impl PendingTable {
         waits
     }
 
+    /// So much time does not count for what is waited for.
+    pub fn excuse(&mut self, lost: Duration) {
+        self.all.iter_mut().for_each(|pending| pending.asked += lost);
+    }
+
     /// A new sequence number for the request in a place; replies to the last one are ignored from now
     /// on.
     #[inline]

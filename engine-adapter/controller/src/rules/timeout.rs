@@ -9,6 +9,9 @@
 //!   a block that is healed, which is durable when that is answered.
 //!
 //! The last replica gets twice as long for silence and requests: there is nobody to go on with.
+//!
+//! Time in which the controller itself did not run does not count ([`lost`]): its process was stopped, or
+//! its machine paused or starved, and nobody could have been heard meanwhile.
 
 use std::time::Duration;
 
@@ -97,6 +100,11 @@ impl Silence {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
+    /// So much time does not count.
+    pub fn excuse(&mut self, lost: Duration) {
+        self.since += lost;
+    }
+
     /// Requests that it has not answered.
     #[must_use]
     pub const fn in_flight(&self) -> u32 {
@@ -159,7 +167,7 @@ mod tests {
         let mut silence = Silence::default();
         silence.sent(s(99));
         let quiet = Waits { silence: Silence::default(), ..Waits::default() };
-        let busy = |oldest| Waits { silence, oldest: Some(s(oldest)), oldest_flush: None };
+        let busy = |oldest| Waits { silence, oldest: Some(s(oldest)), ..Waits::default() };
         let flush = |since| Waits { oldest_flush: Some(s(since)), ..quiet };
         for (waits, alone, why) in [
             (quiet, false, None),
@@ -173,6 +181,17 @@ mod tests {
         ] {
             assert_eq!(limits.exceeded(&waits, s(100), alone), why, "{waits:?}");
         }
+    }
+
+    #[test]
+    fn time_in_which_the_controller_did_not_run_is_no_silence() {
+        let mut silence = Silence::default();
+        silence.sent(s(1));
+        assert_eq!(lost(s(2) + LATE, s(2)), Duration::ZERO);
+        assert_eq!((lost(s(1), s(2)), lost(s(60), s(2))), (Duration::ZERO, s(58)));
+        silence.excuse(lost(s(60), s(2)));
+        assert!(!silence.expired(s(67), s(8), false));
+        assert!(silence.expired(s(68), s(8), false));
     }
 
     #[test]

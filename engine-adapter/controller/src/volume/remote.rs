@@ -4,6 +4,7 @@
 use super::file::{Backends, Files};
 use super::parts::{Call, CallError, Called, RebuildStatus, Replicas, Target, done};
 use crate::rules::call_timeout::{CallTimeout, Waiting};
+use crate::rules::timeout::lost;
 use dbs_core::Error;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::replica_service_server::ReplicaService;
@@ -26,6 +27,9 @@ use tonic::{Code, Request, Status};
 
 /// How long a replica that left is waited for, so that it can be added again at once.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often the clock is looked at while replicas are waited for.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Replicas as servers. Each call has a connection of its own, so that one that broke unseen is not
 /// used again. Not to be used on threads of the runtime.
@@ -87,11 +91,16 @@ impl Replicas for RemoteReplicas {
                 let one = self.one(target, call);
                 tasks.spawn(async move { (index, one.await) });
             }
-            let (begun, mut waiting) = (Instant::now(), Waiting::begin(timeout));
+            let (mut begun, mut waiting) = (Instant::now(), Waiting::begin(timeout));
             loop {
-                let next = match waiting.end() {
-                    None => tasks.join_next().await,
-                    Some(end) => timeout_at(begun + end, tasks.join_next()).await.unwrap_or(None),
+                let due = (begun.elapsed() + LOOK).min(waiting.end().unwrap_or(Duration::MAX));
+                let next = timeout_at(begun + due, tasks.join_next()).await;
+                begun += lost(begun.elapsed(), due);
+                let Ok(next) = next else {
+                    match waiting.end() {
+                        Some(end) if end <= begun.elapsed() => break,
+                        _ => continue,
+                    }
                 };
                 let Some(joined) = next else { break };
                 let Ok((index, answer)) = joined else { continue };

@@ -442,6 +442,45 @@ fn a_pause_waits_for_a_replica_that_hangs_no_longer_than_requests_do() {
     assert_eq!(two.content()[..4096], [2; 4096]);
 }
 
+/// Found by review: after its process was stopped, or starved, for longer than its timeouts, a controller
+/// made replicas `ERR` that it had not listened to.
+#[test]
+fn time_in_which_the_controller_did_not_run_is_no_replicas_fault() {
+    let short = Duration::from_secs(1);
+    let volume = Volume::new(PathOptions { short_timeout: short, ..options(1) });
+    let fakes: Arc<Vec<_>> = Arc::new((0..3).map(|_| Fake::new(SIZE as usize)).collect());
+    for (fake, id) in fakes.iter().zip(0..) {
+        volume.add(id, &fake.address(), Mode::Rw);
+    }
+    fakes[0].behave(|header| if is(header, Type::Write) { Do::Fail("no") } else { Do::Serve });
+    for fake in &fakes[1..] {
+        fake.behave(|header| if is(header, Type::Read) { Do::AtGate } else { Do::Serve });
+    }
+    // On the one thread that listens to replicas.
+    let late = Arc::clone(&fakes);
+    *volume.told.before.lock().unwrap() = Some(Box::new(move |_| {
+        std::thread::sleep(short * 5);
+        let late = Arc::clone(&late);
+        std::thread::spawn(move || {
+            std::thread::sleep(short / 4);
+            late.iter().for_each(Fake::open_gate);
+        });
+    }));
+    std::thread::scope(|scope| {
+        let reads: Vec<_> = (0..3)
+            .map(|_| {
+                let client = volume.client(1);
+                scope.spawn(move || client.read(0, 4096).map(drop))
+            })
+            .collect();
+        let seen = |fake: &Fake| !fake.seen(Type::Read).is_empty();
+        eventually("all have something to read", || fakes.iter().all(seen));
+        volume.client(1).write(0, &[1; 4096]).unwrap();
+        reads.into_iter().for_each(|read| read.join().unwrap().unwrap());
+    });
+    assert_eq!([0, 1, 2].map(|id| volume.mode(id)), [Mode::Err, Mode::Rw, Mode::Rw]);
+}
+
 /// Of a replica: what it met, and what was healed.
 fn counted(volume: &Volume, id: ReplicaId) -> (u64, u64) {
     let stats = volume.path.stats();

@@ -3,7 +3,7 @@
 use super::super::latch::Latch;
 use super::super::sabotage::{Bug, is};
 use super::{Ask, Asker, Shard, Wait, Waiting, Way};
-use crate::rules::REPLICAS_MAX;
+use crate::rules::{REPLICAS_MAX, timeout};
 use dbs_reactor::Io;
 use longhorn_wire::frame::Type;
 use std::sync::Arc;
@@ -139,6 +139,21 @@ impl Shard {
         if !self.looked {
             self.looked = true;
             self.now = Instant::now().saturating_duration_since(self.shared.epoch);
+            let lost = timeout::lost(self.now, self.due);
+            if !lost.is_zero() {
+                self.excuse(lost);
+            }
         }
+    }
+
+    /// This reactor has not run for so long: what has come meanwhile is not even read yet.
+    #[cold]
+    fn excuse(&mut self, lost: Duration) {
+        self.pending.excuse(lost);
+        for backend in self.backends.iter_mut().flatten() {
+            backend.silence.excuse(lost);
+            backend.ping_asked += lost;
+        }
+        self.due = self.now;
     }
 }
