@@ -26,8 +26,10 @@ pub(super) enum Message {
     Lost { slot: Slot, serial: u64, why: Arc<str> },
     /// A replica is forgotten.
     Remove { replica: Arc<Replica>, latch: Arc<Latch> },
-    /// Nothing is to begin; tell when nothing is in flight.
-    Pause { latch: Arc<Latch> },
+    /// Replicas are to make durable what they have taken; tell when they have.
+    Flush { latch: Arc<Latch> },
+    /// Nothing is to begin; tell when nothing is in flight, or nothing but what is being healed.
+    Pause { all: bool, latch: Arc<Latch> },
     /// The end of the pause.
     Resume,
     /// Blocks were given back.

@@ -237,13 +237,22 @@ impl Path {
         self.shared.unregister(&replica);
     }
 
+    /// Has replicas make durable what they have taken, while I/O goes on. Returns when all have that know
+    /// how to, or have become `ERR`.
+    pub fn flush(&self) {
+        let latch = Latch::new(1);
+        self.shared.send(0, Message::Flush { latch: Arc::clone(&latch) });
+        latch.wait();
+    }
+
     /// Pauses all I/O: new requests wait. Returns when none but flushes is in flight, which a replica
-    /// that hangs delays until its timeout; waits for another [`Pause`] to end before.
+    /// that hangs delays until its timeout; waits for another [`Pause`] to end before. Requests that
+    /// have a block healed, which may take as long as a flush, are waited for only if `all` says so.
     #[must_use]
-    pub fn pause(&self) -> Pause {
+    pub fn pause(&self, all: bool) -> Pause {
         let (paused, changed) = &*self.paused;
         *wait_while(changed, lock(paused), |paused| *paused) = true;
-        self.ask(|latch| Message::Pause { latch }).wait();
+        self.ask(|latch| Message::Pause { all, latch }).wait();
         Pause { shared: Arc::clone(&self.shared), paused: Arc::clone(&self.paused) }
     }
 

@@ -3,6 +3,7 @@
 //! A sequence number is a place in the array and how often that was used: a reply that comes late
 //! finds its place used for something else, and is ignored. The place behind the last is that of pings.
 
+use super::latch::Latch;
 use super::link::Ask;
 use super::sabotage::{Bug, is};
 use crate::rules::timeout::{Silence, Waits};
@@ -10,6 +11,7 @@ use crate::rules::{FanOut, Read, Slot, Slots, Widened};
 use dbs_frontend::{Action, Carry};
 use dbs_reactor::{Buf, SharedBuf};
 use longhorn_wire::frame::Type;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bits of a sequence number that say the place.
@@ -88,6 +90,8 @@ pub(super) struct Pending {
     pub rounds: u8,
     /// Who asked has its answer.
     pub told: bool,
+    /// Who waits for a flush that no frontend asked for.
+    pub latch: Option<Arc<Latch>>,
 }
 
 impl Pending {
@@ -117,6 +121,7 @@ impl Pending {
             healed: false,
             rounds: 0,
             told: false,
+            latch: None,
         }
     }
 
@@ -175,12 +180,15 @@ impl PendingTable {
         self.all.len() - self.free.len()
     }
 
-    /// Whether nothing is in flight but flushes: they may take long, and change nothing.
-    pub fn is_quiet(&self) -> bool {
-        let flushes = |pending: &Pending| {
-            pending.stage == Stage::Free || pending.ask().kind == Type::Flush && !is(Bug::PauseLong)
+    /// Whether nothing is in flight but flushes, and what is being healed, unless `all` says otherwise:
+    /// they may take long, and change nothing.
+    pub fn is_quiet(&self, all: bool) -> bool {
+        let changes_nothing = |pending: &Pending| match pending.stage {
+            Stage::Free => true,
+            Stage::Locking | Stage::Source | Stage::Heal => !all,
+            _ => pending.ask().kind == Type::Flush && !is(Bug::PauseLong),
         };
-        self.in_flight() == 0 || self.all.iter().all(flushes)
+        self.in_flight() == 0 || self.all.iter().all(changes_nothing)
     }
 
     /// Takes a free place.

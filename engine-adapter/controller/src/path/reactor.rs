@@ -153,7 +153,8 @@ impl Handler for Reactor {
             Message::Local(told) => self.shard.told(io, told),
             Message::Lost { slot, serial, why } => self.shard.lose(io, slot, serial, &why),
             Message::Remove { replica, latch } => self.shard.remove(io, &replica, &latch),
-            Message::Pause { latch } => self.shard.pause(latch),
+            Message::Flush { latch } => self.shard.flush(io, latch),
+            Message::Pause { all, latch } => self.shard.pause(all, latch),
             Message::Resume => self.shard.resume(),
             Message::Retry => self.shard.retry = true,
             // Whoever asked may have given up.

@@ -72,8 +72,8 @@ pub(super) struct Shard {
     pub(super) ended: Vec<Ended>,
     /// Who pauses all I/O.
     pauses: usize,
-    /// Who waits for the end of what is in flight.
-    draining: Vec<Arc<Latch>>,
+    /// Who waits for the end of what is in flight, and whether for what is being healed as well.
+    draining: Vec<(bool, Arc<Latch>)>,
     /// Something was given back that a waiting request may want.
     pub(super) retry: bool,
     /// A request waits for blocks.
@@ -298,6 +298,9 @@ impl Shard {
         if std::mem::replace(&mut pending.told, true) {
             return;
         }
+        if let Some(latch) = pending.latch.take() {
+            return latch.count_down();
+        }
         let (front, ticket, action) = (pending.front, pending.ticket, pending.request.action);
         let begun = pending.begun;
         self.count(action, &outcome, begun);
@@ -401,6 +404,17 @@ impl Shard {
                 self.fan_out(io, place, Stage::Change, fan_out, ask, None);
             }
         }
+    }
+
+    /// Flushes all replicas for who waits at the latch.
+    pub fn flush(&mut self, io: &mut Io, latch: Arc<Latch>) {
+        // Where there is no room, it does without: it is to keep a pause short.
+        let Some(place) = self.pending.take() else { return latch.count_down() };
+        let Some(pending) = self.pending.get_mut(place) else { return latch.count_down() };
+        pending.request = Carry { action: Action::Flush, offset: 0, length: 0 };
+        pending.range = (0, 0);
+        pending.latch = Some(latch);
+        self.begin_flush(io, place, Stage::Change);
     }
 
     /// Flushes all replicas that know how to.

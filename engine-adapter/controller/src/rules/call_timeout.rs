@@ -33,11 +33,12 @@ impl CallTimeout {
         Self { counted, others: short, failed: long(short), all: None }
     }
 
-    /// For calls that make something durable, which may take as long as a `flush`; `complete` are the
+    /// For calls that all replicas make while I/O is paused. They have flushed right before, so little is
+    /// left to make durable, and one that hangs must not keep I/O waiting; `complete` are the
     /// places of complete replicas among them.
     #[must_use]
-    pub fn for_all(complete: Slots, short: Duration, flush: Duration) -> Self {
-        let others = short.max(flush);
+    pub fn for_all(complete: Slots, short: Duration) -> Self {
+        let others = long(short);
         let counted = if is(Bug::HurryForAny) { Slots::from_bits(u64::MAX) } else { complete };
         Self { counted, others, failed: long(others), all: None }
     }
@@ -103,7 +104,7 @@ mod tests {
     /// When waiting for calls ends: the first so many are of complete replicas.
     fn end(complete: usize, answers: &[(usize, bool, u64)]) -> Option<u64> {
         let complete: Vec<_> = (0..complete).collect();
-        let timeout = CallTimeout::for_all(places(&complete), s(8), s(60));
+        let timeout = CallTimeout::for_all(places(&complete), s(8));
         let mut waiting = Waiting::begin(Some(timeout));
         for (place, success, at) in answers {
             waiting.answered(*place, *success, s(*at));
@@ -114,17 +115,17 @@ mod tests {
     #[test]
     fn only_a_complete_replica_starts_the_clock_of_others() {
         for (complete, answers, ends) in [
-            (2, &[(0, true, 3)][..], Some(63)),
-            (2, &[(0, true, 3), (1, true, 9)], Some(63)),
+            (2, &[(0, true, 3)][..], Some(19)),
+            (2, &[(0, true, 3), (1, true, 9)], Some(19)),
             // One that is rebuilt, or is empty and to join.
             (1, &[(1, true, 1)], None),
             (1, &[(1, true, 1), (2, false, 2)], None),
-            (1, &[(1, true, 1), (0, true, 20)], Some(80)),
+            (1, &[(1, true, 1), (0, true, 20)], Some(36)),
             // Nobody has it: the last one may be the good one.
-            (2, &[(0, false, 3)], Some(123)),
-            (3, &[(0, false, 3), (1, false, 70)], Some(123)),
-            (3, &[(0, false, 3), (1, true, 70)], Some(130)),
-            (3, &[(0, true, 3), (1, false, 70)], Some(63)),
+            (2, &[(0, false, 3)], Some(35)),
+            (3, &[(0, false, 3), (1, false, 30)], Some(35)),
+            (3, &[(0, false, 3), (1, true, 30)], Some(46)),
+            (3, &[(0, true, 3), (1, false, 10)], Some(19)),
             (1, &[(1, false, 1)], None),
             (0, &[(0, true, 1)], None),
         ] {
@@ -134,9 +135,9 @@ mod tests {
 
     #[test]
     fn a_call_waits_as_long_as_what_it_does_may_take() {
-        let mut waiting = Waiting::begin(Some(CallTimeout::for_all(places(&[0]), s(30), s(10))));
+        let mut waiting = Waiting::begin(Some(CallTimeout::for_all(places(&[0]), s(30))));
         waiting.answered(0, true, s(1));
-        assert_eq!(waiting.end(), Some(s(31)));
+        assert_eq!(waiting.end(), Some(s(61)));
         let mut waiting = Waiting::begin(Some(CallTimeout::among_equals(s(8))));
         waiting.answered(5, true, s(1));
         assert_eq!(waiting.end(), Some(s(9)));

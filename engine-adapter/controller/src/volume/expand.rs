@@ -95,7 +95,7 @@ impl Controller {
         let limits = self.state().limits;
         let usage = super::snapshot::usage(&self.ask_all());
         limits::check(usage, limits).map_err(Error::invalid)?;
-        let pause = self.parts.path.pause();
+        let pause = self.pause();
         let members = self.active();
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &Call::Expand(size), Some(timeout));

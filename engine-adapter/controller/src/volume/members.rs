@@ -98,7 +98,7 @@ impl Controller {
         let name = self.parts.host.unique_name();
         let (created, labels) = (self.now(), HashMap::new());
         let call = Call::Snapshot { name, user_created: false, created, labels };
-        let _pause = self.parts.path.pause();
+        let _pause = self.pause();
         if snapshot_required {
             let mut members = before.clone();
             members.push(member.clone());
@@ -166,7 +166,7 @@ impl Controller {
         }
         let _work = self.work();
         // Between two writes, as at the end of a rebuild.
-        let _pause = self.parts.path.pause();
+        let _pause = self.parts.path.pause(false);
         self.set_mode(id, mode);
         Ok(())
     }

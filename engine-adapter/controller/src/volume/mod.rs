@@ -29,7 +29,7 @@ pub use parts::{
 use super::rules::call_timeout::CallTimeout;
 use super::rules::limits::Limits;
 use super::rules::start::Policy;
-use super::rules::{Mode, Modes, ReplicaId, Slot};
+use super::rules::{Mode, Modes, ReplicaId, Slot, timeout};
 use dbs_core::{Error, Result};
 use longhorn_wire::proto::controller::Volume;
 use longhorn_wire::proto::ptypes;
@@ -57,10 +57,8 @@ pub struct Options {
     /// Whether a snapshot is preceded by a `sync` of this machine.
     pub sync_before_snapshot: bool,
     /// How long other replicas may take for a call when one has answered: as long as they may be silent
-    /// on the data path. See [`super::rules::timeout::short`].
+    /// on the data path, or twice as long while I/O is paused. See [`super::rules::timeout::short`].
     pub short_timeout: Duration,
-    /// How long they may take for one that makes something durable, if that is longer.
-    pub flush_timeout: Duration,
 }
 
 /// What a controller works with.
@@ -288,17 +286,22 @@ impl Controller {
         Some(CallTimeout::among_equals(self.options.short_timeout))
     }
 
-    /// How long these are waited for in what all are to do, and make durable, while I/O is paused.
+    /// Pauses I/O for calls to replicas that make something durable. What they have taken so far is made
+    /// durable before, while I/O goes on, and a replica that hangs becomes `ERR` meanwhile.
+    fn pause(&self) -> Box<dyn Paused + '_> {
+        self.parts.path.flush();
+        self.parts.path.pause(false)
+    }
+
+    /// How long these are waited for in what all are to do while I/O is paused.
     fn timeout_for_all(&self, members: &[Member]) -> CallTimeout {
-        let Options { short_timeout, flush_timeout, .. } = self.options;
-        CallTimeout::for_all(modes(members).rw, short_timeout, flush_timeout)
+        CallTimeout::for_all(modes(members).rw, self.options.short_timeout)
     }
 
     /// How long one replica is waited for while I/O is paused and others are well.
     fn timeout_for_one(&self, durable: bool) -> Option<CallTimeout> {
-        let Options { short_timeout, flush_timeout, .. } = self.options;
-        let time = if durable { short_timeout.max(flush_timeout) } else { short_timeout };
-        Some(CallTimeout::at_most(time))
+        let short = self.options.short_timeout;
+        Some(CallTimeout::at_most(if durable { timeout::long(short) } else { short }))
     }
 
     /// The time as upstream's metadata has it.

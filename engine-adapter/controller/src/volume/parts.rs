@@ -187,8 +187,13 @@ pub trait DataPath: Send + Sync {
     /// Nothing happens if there is none.
     fn remove(&self, replica: ReplicaId);
 
-    /// Waits until no request is in flight and keeps new ones waiting. Not to be nested.
-    fn pause(&self) -> Box<dyn Paused + '_>;
+    /// Has replicas make durable what they have taken, while I/O goes on; returns when all have, or have
+    /// become `ERR`.
+    fn flush(&self);
+
+    /// Waits until no request is in flight and keeps new ones waiting. What is being healed changes no
+    /// content, and goes on, unless `all` says otherwise. Not to be nested.
+    fn pause(&self, all: bool) -> Box<dyn Paused + '_>;
 
     /// Sets the size in bytes; requests behind it fail.
     fn resize(&self, size: u64);

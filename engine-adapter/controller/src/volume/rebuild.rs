@@ -100,7 +100,7 @@ impl Controller {
 
     /// Between two writes: the counters become equal, and the replica complete.
     fn promote(&self, member: &Member, source: &Member) -> Result<()> {
-        let _pause = self.parts.path.pause();
+        let _pause = self.pause();
         if !self.options.policy.counter_disabled && !is(Bug::SkipCounterCopy) {
             let (from, to) = (&source.target, &member.target);
             let info = self.call_within(from, Call::Get, self.timeout_for_one(false));

@@ -45,9 +45,13 @@ impl Controller {
         self.check_snapshot(&name)?;
         let created = self.now();
         let call = Call::Snapshot { name: name.clone(), user_created: true, created, labels };
-        // While I/O goes on: what they have in memory is written by it. It thaws last.
+        // While I/O goes on: what they have in memory is written by it. It thaws last. Nobody is to wait
+        // for a replica that hangs while they are frozen.
+        if freeze {
+            self.parts.path.flush();
+        }
         let _frozen = if freeze { self.freeze(&name) } else { None };
-        let pause = (!is(Bug::SnapshotWithoutPause)).then(|| self.parts.path.pause());
+        let pause = (!is(Bug::SnapshotWithoutPause)).then(|| self.pause());
         let members = self.active();
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));
@@ -147,7 +151,9 @@ impl Controller {
         if self.state().frontend.as_ref().is_some_and(|frontend| frontend.is_up()) {
             return Err(Error::busy("volume frontend enabled, aborting snapshot revert"));
         }
-        let _pause = self.parts.path.pause();
+        self.parts.path.flush();
+        // A block must not be healed with what it held before.
+        let _pause = self.parts.path.pause(true);
         let call = Call::Revert { disk: disk.clone(), created: self.now() };
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));

@@ -434,7 +434,7 @@ fn a_pause_waits_for_a_replica_that_hangs_no_longer_than_requests_do() {
     let client = volume.client(1);
     let pending = client.submit(Type::Write, 0, 4096, &[1; 4096]).unwrap();
     eventually("it is on its way", || !one.seen(Type::Write).is_empty());
-    let pause = volume.path.pause();
+    let pause = volume.path.pause(false);
     assert_eq!(volume.mode(1), Mode::Err);
     pending.wait().unwrap();
     drop(pause);
@@ -501,7 +501,7 @@ fn a_damaged_block_is_healed_from_another_replica() {
         let client = volume.client(2);
         let mut image = pattern(1, 64 << 10);
         client.write(0, &image).unwrap();
-        let pause = volume.path.pause();
+        let pause = volume.path.pause(false);
         for replica in &replicas {
             replica.store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
         }
@@ -733,7 +733,7 @@ fn damage_under_load_is_healed() {
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..30 {
             // Not while the block is written: that would be damage that nobody can know of.
-            let pause = volume.path.pause();
+            let pause = volume.path.pause(false);
             replicas[random.usize(0..2)].damage(random.u64(0..SIZE));
             drop(pause);
             load.some_more(40);
@@ -798,4 +798,53 @@ fn damage_that_cannot_be_is_nonsense() {
         assert!(why.contains(&format!("damage at {place} in a Read of 512 at 4608")), "{why}");
         assert_eq!(volume.mode(2), Mode::Rw);
     }
+}
+
+/// Found by review: I/O stood still around a snapshot for as long as a replica hung that was to heal a block.
+#[test]
+fn a_pause_does_not_wait_for_a_block_that_is_being_healed() {
+    let volume = Volume::new(PathOptions { flush_timeout: SHORT, ..options(1) });
+    let (rotten, good) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &rotten.address(), Mode::Rw);
+    volume.add(2, &good.address(), Mode::Rw);
+    rotten.behave(|header| match header.kind() {
+        Some(Type::Read) => damaged(header, header.offset as u64),
+        Some(Type::Heal) => Do::Silence,
+        _ => Do::Serve,
+    });
+    let client = volume.client(1);
+    for _ in 0..2 {
+        client.read(0, 4096).unwrap();
+    }
+    eventually("it is to heal the block", || !rotten.seen(Type::Heal).is_empty());
+    drop(volume.path.pause(false));
+    assert_eq!(volume.mode(1), Mode::Rw, "the pause began before the flush timeout");
+    // Content is about to change under the block: then it is waited for.
+    drop(volume.path.pause(true));
+    assert_eq!(volume.faulted(1), "flush timeout");
+}
+
+#[test]
+fn a_flush_for_nobody_lets_io_go_on() {
+    let volume = Volume::new(options(2));
+    let replicas = replicas(2);
+    for (replica, id) in replicas.iter().zip(1..) {
+        volume.add(id, &address(replica), Mode::Rw);
+    }
+    let client = volume.client(1);
+    client.write(0, &[1; 4096]).unwrap();
+    let held = replicas[0].events.delay.lock().unwrap();
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| volume.path.flush());
+        let commits = |index: usize| replicas[index].events.commits.load(Ordering::SeqCst);
+        eventually("both are flushed", || commits(0) + commits(1) == 2);
+        client.write(0, &[2; 4096]).unwrap();
+        drop(volume.path.pause(true));
+        assert!(!flush.is_finished());
+        drop(held);
+        flush.join().unwrap();
+    });
+    drop(client);
+    let stats = volume.path.stats();
+    assert_eq!((volume.faults(), stats.in_flight), (Vec::new(), 0));
 }

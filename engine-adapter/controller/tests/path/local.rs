@@ -32,7 +32,7 @@ fn it_holds_what_others_hold() {
         let load = Load { flushes: true, seed, ..Load::default() };
         let image = load.during(&volume, |load| {
             load.some_more(700);
-            let pause = volume.path.pause();
+            let pause = volume.path.pause(false);
             assert!(content(&replicas[0]) == content(&replicas[1]), "nothing is on its way");
             drop(pause);
             load.some_more(300);
@@ -80,7 +80,7 @@ fn it_comes_and_goes_under_load() {
         // Nothing of it is in use, so that it can be closed and opened.
         assert!(replicas[0].gate.set(Access::not_open("closed")));
         replicas[0].gate.set(Access::Open(replicas[0].active.clone()));
-        let pause = volume.path.pause();
+        let pause = volume.path.pause(false);
         let now = content(&replicas[1]);
         replicas[0].active.volume().unwrap().write_at(0, &now, false).unwrap();
         let reads = asked(&replicas[0], Kind::Read);

@@ -153,7 +153,7 @@ fn a_pause_begins_when_nothing_is_in_flight(bug: Option<Bug>) -> bool {
         let pending = volume.client().submit(Type::Write, 0, BLOCK, &[1; 4096]).unwrap();
         come(&slow);
         thread::scope(|scope| {
-            let pausing = scope.spawn(|| drop(volume.path.pause()));
+            let pausing = scope.spawn(|| drop(volume.path.pause(false)));
             thread::sleep(MOMENT);
             let early = pausing.is_finished();
             slow.open_gate();
@@ -217,7 +217,7 @@ fn a_pause_does_not_wait_for_a_flush(bug: Option<Bug>) -> bool {
             let (client, begun) = (volume.client(), Instant::now());
             let flush = scope.spawn(move || client.flush().is_ok());
             thread::sleep(MOMENT);
-            drop(volume.path.pause());
+            drop(volume.path.pause(false));
             let paused = begun.elapsed();
             flush.join().unwrap() && paused < SHORT * 2
         })

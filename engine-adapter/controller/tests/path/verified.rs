@@ -75,7 +75,7 @@ fn a_pause_lets_nothing_through_and_loses_nothing() {
     let load = Load { flushes: true, ..Load::default() };
     let image = load.during(&volume, |load| {
         for _ in 0..5 {
-            let pause = volume.path.pause();
+            let pause = volume.path.pause(false);
             let (before, first) = (content(&replicas[0]), content(&replicas[1]));
             assert!(before == first, "nothing is on its way to only one of them");
             let requests = load.now();
@@ -100,7 +100,7 @@ fn pauses_come_one_after_the_other() {
         for _ in 0..3 {
             scope.spawn(|| {
                 for _ in 0..20 {
-                    let _pause = volume.path.pause();
+                    let _pause = volume.path.pause(false);
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                     inside.fetch_sub(1, Ordering::SeqCst);
                 }
@@ -128,7 +128,7 @@ fn replicas_come_and_go_under_load() {
         assert_eq!(volume.path.mode(0), None);
         load.some_more(200);
         // It comes back as one that is rebuilt: under a pause, its content copied.
-        let pause = volume.path.pause();
+        let pause = volume.path.pause(false);
         let now = content(&replicas[1]);
         replicas[0].active.volume().unwrap().write_at(0, &now, false).unwrap();
         volume.add(7, &address(&replicas[0]), Mode::Wo);

@@ -2,7 +2,7 @@
 
 use crate::parts::{Sim, controller, options};
 use crate::replica::Replica;
-use crate::world::{FLUSH, MS, Weather, World, address};
+use crate::world::{MS, OTHERS, Weather, World, address};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_controller::rules::Mode;
 use longhorn_controller::volume::{Controller, Frontend, Frontends, Offer, Parts};
@@ -114,7 +114,7 @@ fn the_last_complete_replica_is_waited_for_when_another_joins() {
     let (sim, controller) = volume(2, 1);
     let slow = |sim: &Sim| {
         let mut world = sim.world();
-        let until = world.now + 10 * FLUSH;
+        let until = world.now + 10 * OTHERS;
         world.slow_when_paused = Some((0, until));
     };
     slow(&sim);
@@ -139,7 +139,7 @@ fn io_is_not_paused_for_one_that_hangs_where_the_others_fail() {
     let begun = sim.world().now;
     snapshot(&controller, "one").unwrap_err();
     let took = sim.world().now - begun;
-    assert!(took < 3 * FLUSH, "{took}");
+    assert!(took < 3 * OTHERS, "{took}");
 }
 
 /// It answers as if it had done what it was asked; its state says that it has not.

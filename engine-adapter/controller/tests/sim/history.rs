@@ -509,7 +509,7 @@ impl History {
                 }
             }
             self.rest()?;
-            let over = self.sim.run_until(REST, |world| world.path.is_quiet());
+            let over = self.sim.run_until(REST, |world| world.path.is_quiet(true));
             if !over {
                 return Err("healing does not come to an end".to_owned());
             }

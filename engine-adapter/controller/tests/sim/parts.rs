@@ -1,7 +1,7 @@
 //! What a controller works with, on the simulated machines. A call that blocks lets time go on until it
 //! is answered: the user's requests, faults and answers happen meanwhile, on the same thread.
 
-use crate::world::{FLUSH, MS, World};
+use crate::world::{MS, World};
 use dbs_core::{Error, Result};
 use longhorn_controller::path::{JournalEntry, PathStats};
 use longhorn_controller::rules::call_timeout::{CallTimeout, Waiting};
@@ -181,9 +181,13 @@ impl DataPath for Sim {
         self.world().disconnect(replica);
     }
 
-    fn pause(&self) -> Box<dyn Paused + '_> {
+    fn flush(&self) {
+        // Whatever replicas have taken is durable here.
+    }
+
+    fn pause(&self, all: bool) -> Box<dyn Paused + '_> {
         self.world().path.paused = true;
-        let rests = self.run_until(REST, |world| world.path.is_quiet());
+        let rests = self.run_until(REST, |world| world.path.is_quiet(all));
         let mut world = self.world();
         if !rests {
             world.violated("I/O does not come to rest".to_owned());
@@ -259,7 +263,6 @@ pub fn options(counters: bool, salvage: bool) -> Options {
         frontend: None,
         sync_before_snapshot: true,
         short_timeout: longhorn_controller::rules::timeout::DEFAULT,
-        flush_timeout: Duration::from_micros(FLUSH),
     }
 }
 

@@ -92,9 +92,13 @@ impl Path {
         Self { last_message: old.last_message, ..Self::default() }
     }
 
-    pub fn is_quiet(&self) -> bool {
-        self.tasks.values().all(|task| matches!(task.phase, Phase::Waiting))
-            && self.healings.all.is_empty()
+    pub fn is_quiet(&self, all: bool) -> bool {
+        let rests = |phase: &Phase| match phase {
+            Phase::Waiting => true,
+            Phase::Mending { .. } => !all,
+            _ => false,
+        };
+        self.tasks.values().all(|task| rests(&task.phase)) && (self.healings.all.is_empty() || !all)
     }
 
     /// The complete replicas.

@@ -17,10 +17,10 @@ const CALL_LIMIT: u64 = 180_000 * MS;
 /// How long a request of the user may take: two replicas that hang one after the other, a change that
 /// waits for one more, and some.
 const TIMEOUT: u64 = 75_000 * MS;
-/// What a replica may take for what it makes durable.
-pub const FLUSH: u64 = 12_000 * MS;
+/// What others may take for a call that a complete replica has done.
+pub const OTHERS: u64 = 16_000 * MS;
 /// How long I/O may be paused if a replica answers: the timeout of others, twice.
-const HELD: u64 = 2 * FLUSH + 1000 * MS;
+const HELD: u64 = 2 * OTHERS + 1000 * MS;
 
 /// What happens at a moment.
 #[derive(Debug)]
@@ -423,7 +423,7 @@ impl World {
                 of(target, before).is_some() && answer.as_ref().is_some_and(what)
             })
         };
-        let long = self.now - begun >= 2 * FLUSH;
+        let long = self.now - begun >= 2 * OTHERS;
         if !together || said(Called::is_ok) || said(Called::is_err) && long {
             return;
         }

@@ -237,7 +237,6 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
             frontend: Some(args.frontend.clone()).filter(|frontend| !frontend.is_empty()),
             sync_before_snapshot: !args.frontend.is_empty(),
             short_timeout,
-            flush_timeout,
         },
         path: PathOptions {
             reactors: usize::from(ours.reactors),

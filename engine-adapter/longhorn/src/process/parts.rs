@@ -96,8 +96,12 @@ impl DataPath for Data {
         self.path.remove(replica);
     }
 
-    fn pause(&self) -> Box<dyn Paused + '_> {
-        Box::new(PausedPath { _pause: self.path.pause() })
+    fn flush(&self) {
+        self.path.flush();
+    }
+
+    fn pause(&self, all: bool) -> Box<dyn Paused + '_> {
+        Box::new(PausedPath { _pause: self.path.pause(all) })
     }
 
     fn resize(&self, size: u64) {

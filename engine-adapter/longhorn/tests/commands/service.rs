@@ -129,7 +129,9 @@ impl DataPath for Fake {
 
     fn remove(&self, _: ReplicaId) {}
 
-    fn pause(&self) -> Box<dyn Paused + '_> {
+    fn flush(&self) {}
+
+    fn pause(&self, _: bool) -> Box<dyn Paused + '_> {
         Box::new(Still)
     }
 
@@ -238,7 +240,6 @@ fn controller(fake: &Arc<Fake>) -> Arc<Controller> {
         frontend: None,
         sync_before_snapshot: false,
         short_timeout: Duration::from_secs(8),
-        flush_timeout: Duration::from_secs(8),
     };
     let parts = Parts {
         replicas: Arc::clone(fake) as _,

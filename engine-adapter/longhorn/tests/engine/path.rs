@@ -41,7 +41,7 @@ fn our_path_over_upstreams_replicas() {
     assert!(path.stats().replicas.iter().all(|replica| !replica.flushes));
     let load = Load::start(&address, Image::zero(SIZE), Mix { unmaps: 5, ..Mix::default() });
     load.go_on(1000);
-    drop(path.pause());
+    drop(path.pause(false));
     load.go_on(200);
     replicas[2].kill();
     eventually("the killed replica is ERR", || path.mode(2) == Some(Mode::Err));

@@ -49,7 +49,11 @@ impl DataPath for NoPath {
         self.modes.lock().unwrap().remove(&replica);
     }
 
-    fn pause(&self) -> Box<dyn Paused + '_> {
+    fn flush(&self) {
+        assert!(!self.paused.load(Ordering::SeqCst), "flushed while I/O waits");
+    }
+
+    fn pause(&self, _: bool) -> Box<dyn Paused + '_> {
         assert!(!self.paused.swap(true, Ordering::SeqCst), "paused twice");
         Box::new(Pause(self))
     }
@@ -130,7 +134,6 @@ fn volume(node: &Node) -> Volume {
         frontend: None,
         sync_before_snapshot: false,
         short_timeout: timeout::DEFAULT,
-        flush_timeout: timeout::DEFAULT,
     };
     let parts = Parts {
         replicas: Arc::new(replicas),

@@ -67,8 +67,15 @@ impl Shard {
             self.shared.block(self.index);
             self.pump(io);
         }
-        if !self.draining.is_empty() && (self.pending.is_quiet() || is(Bug::PauseEarly)) {
-            self.draining.drain(..).for_each(|latch| latch.count_down());
+        if !self.draining.is_empty() {
+            let pending = &self.pending;
+            self.draining.retain(|(all, latch)| {
+                let quiet = pending.is_quiet(*all) || is(Bug::PauseEarly);
+                if quiet {
+                    latch.count_down();
+                }
+                !quiet
+            });
         }
         self.locals.turn();
     }
@@ -83,9 +90,9 @@ impl Shard {
         self.links.is_empty() && self.locals.is_empty()
     }
 
-    pub fn pause(&mut self, latch: Arc<Latch>) {
+    pub fn pause(&mut self, all: bool, latch: Arc<Latch>) {
         self.pauses += 1;
-        self.draining.push(latch);
+        self.draining.push((all, latch));
     }
 
     pub fn resume(&mut self) {
