@@ -1,12 +1,14 @@
 //! When a replica that does not answer becomes `ERR`. These times count:
 //!
 //! - *silence*: the time since its last answer to a read, write or discard, or since the first of those
-//!   in flight was sent to an idle replica. Pings do not count, they have no timeout;
+//!   in flight was sent to an idle replica. Pings do not count;
 //! - *the oldest request*: of a replica that answers others, one may be lost, and would be waited for
 //!   for ever. It may take twice as long, which a queue of requests on a slow disk may need;
 //! - *the oldest flush*: a limit of its own. All that a disk has taken is to be made durable, which may
 //!   take far longer than a request, and is no sign of trouble. Flushes are no silence either. So it is with
-//!   a block that is healed, which is durable when that is answered.
+//!   a block that is healed, which is durable when that is answered;
+//! - *a ping*: the only sign of life of an idle replica, and no more urgent than a flush, as the same
+//!   threads of a replica may be busy with one.
 //!
 //! The last replica gets twice as long for silence and requests: there is nobody to go on with.
 //!
@@ -27,6 +29,18 @@ pub const PING_INTERVAL: Duration = Duration::from_secs(2);
 pub const TEXT: &str = "r/w timeout";
 /// How a flush fails that took too long.
 pub const FLUSH_TEXT: &str = "flush timeout";
+/// Why a replica becomes `ERR` that does not answer a ping.
+pub const PING_TEXT: &str = "ping timeout";
+
+/// How late the controller may look at its clock: anything later is time in which it did not run.
+const LATE: Duration = Duration::from_millis(100);
+
+/// How long the controller did not run, which looks at its clock now and was to do so at `due`.
+#[must_use]
+pub fn lost(now: Duration, due: Duration) -> Duration {
+    let late = now.saturating_sub(due);
+    if late > LATE { late } else { Duration::ZERO }
+}
 
 /// The short timeout for a number of seconds that was asked for.
 #[must_use]
@@ -48,7 +62,7 @@ pub const fn long(short: Duration) -> Duration {
 pub struct Limits {
     /// The short timeout.
     pub short: Duration,
-    /// For a flush, and for healing a block.
+    /// For a flush, for healing a block, and for a ping.
     pub flush: Duration,
 }
 
@@ -61,6 +75,8 @@ pub struct Waits {
     pub oldest: Option<Duration>,
     /// When the oldest flush was, or the oldest block that is to be healed.
     pub oldest_flush: Option<Duration>,
+    /// When a ping was sent that it has not answered.
+    pub ping: Option<Duration>,
 }
 
 impl Limits {
@@ -74,7 +90,10 @@ impl Limits {
         if waits.silence.expired(now, self.short, alone) || over(waits.oldest, oldest) {
             return Some(TEXT);
         }
-        over(waits.oldest_flush, self.flush).then_some(FLUSH_TEXT)
+        if over(waits.oldest_flush, self.flush) {
+            return Some(FLUSH_TEXT);
+        }
+        over(waits.ping, self.flush).then_some(PING_TEXT)
     }
 }
 
@@ -178,6 +197,8 @@ mod tests {
             (flush(40), false, None),
             (flush(39), false, Some(FLUSH_TEXT)),
             (flush(39), true, Some(FLUSH_TEXT)),
+            (Waits { ping: Some(s(40)), ..quiet }, false, None),
+            (Waits { ping: Some(s(39)), ..quiet }, false, Some(PING_TEXT)),
         ] {
             assert_eq!(limits.exceeded(&waits, s(100), alone), why, "{waits:?}");
         }

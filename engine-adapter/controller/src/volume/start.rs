@@ -1,8 +1,9 @@
 //! Start and end of a volume.
 
 use super::{Call, Called, Controller, Fault, Member, Mode, Offer, Target};
+use crate::rules::call_timeout::CallTimeout;
 use crate::rules::start::{self, Facts, Policy, Probe, Start, StartError, State as ReplicaState};
-use crate::rules::{REPLICAS_MAX, ReplicaId};
+use crate::rules::{REPLICAS_MAX, ReplicaId, timeout};
 use dbs_core::{Error, Result};
 use longhorn_wire::proto::ptypes;
 use std::sync::atomic::Ordering;
@@ -107,10 +108,16 @@ impl Controller {
         candidates
     }
 
-    /// Makes the call to all of them; those that answer stay.
+    /// Makes the call to all of them; those that answer stay. One that hangs is not waited for long once
+    /// another has answered; opening a store may take as long as a flush.
     fn step<'a>(&self, candidates: Vec<&'a mut Candidate>, call: &Call) -> Vec<&'a mut Candidate> {
         let calls = candidates.iter().map(|c| (c.target.clone(), call.clone())).collect();
-        let answers = self.parts.replicas.call_all(calls, None);
+        let limit = match call {
+            Call::Get => timeout::long(self.options.short_timeout),
+            _ => timeout::FLUSH_DEFAULT,
+        };
+        let timeout = Some(CallTimeout::among_equals(limit));
+        let answers = self.parts.replicas.call_all(calls, timeout);
         let settle = |(candidate, answer): (&'a mut Candidate, Called)| match answer {
             Ok(info) => {
                 candidate.info = info;

@@ -25,6 +25,18 @@ fn is(header: &Header, kind: Type) -> bool {
     header.kind() == Some(kind)
 }
 
+/// Found by review: of an idle replica nobody saw that it was gone.
+#[test]
+fn an_idle_replica_that_does_not_answer_pings_is_given_up() {
+    let volume = Volume::new(PathOptions { flush_timeout: SHORT, ..options(1) });
+    let (dead, good) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &dead.address(), Mode::Rw);
+    volume.add(2, &good.address(), Mode::Rw);
+    dead.behave(|header| if is(header, Type::Ping) { Do::Silence } else { Do::Serve });
+    assert_eq!(volume.faulted(1), "ping timeout");
+    assert_eq!(volume.mode(2), Mode::Rw);
+}
+
 #[test]
 fn a_replica_that_dies_under_load_is_not_missed() {
     let volume = Volume::new(options(2));

@@ -65,6 +65,20 @@ fn what_no_replica_can_have_is_refused_before_io_is_paused() {
     assert_eq!((sim.world().pauses, modes(&controller)), (0, vec![Mode::Rw]));
 }
 
+/// Found by review: a start waited three minutes for one that hangs.
+#[test]
+fn a_start_does_not_wait_for_one_that_hangs() {
+    let (sim, controller) = volume(3, 0);
+    sim.world().replicas[1].stalled_until = u64::MAX / 4;
+    let begun = sim.world().now;
+    let addresses: Vec<_> = (0..3).map(address).collect();
+    controller.start(&addresses, SIZE, SIZE).unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Err, Mode::Rw]);
+    let took = sim.world().now - begun;
+    assert!(took < 2 * OTHERS, "{took}");
+    nothing_violated(&sim);
+}
+
 /// Nobody knows what is on their disks: whoever reads any of them may see what is gone after its next start.
 #[test]
 fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {

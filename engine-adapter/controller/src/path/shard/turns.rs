@@ -115,6 +115,7 @@ impl Shard {
                 continue;
             }
             let mut waits = self.pending.waits(backend.replica.slot, backend.silence);
+            waits.ping = backend.pinged.map(|_| backend.ping_asked);
             if is(Bug::IgnoreOldest) {
                 waits.oldest = None;
             }
