@@ -17,12 +17,12 @@ impl Controller {
     /// written out before, while I/O goes on.
     ///
     /// With `freeze`, the file systems on the frontend's block device are frozen meanwhile, so that nothing
-    /// of what they had written is missing, nor half there. Where that cannot be, the snapshot is what it is
-    /// without, as upstream's, and the log says so.
+    /// of what they had written is missing, nor half there; other file systems of the machine are left
+    /// alone then. Where there are none, the snapshot is what it is without, and the log says so.
     ///
     /// # Errors
-    /// The name or labels are impossible, a limit is reached, the name is taken, all replicas are full or
-    /// cannot do it, none is left.
+    /// The name or labels are impossible, a limit is reached, the name is taken, a file system cannot be
+    /// frozen, all replicas are full or cannot do it, none is left.
     pub fn snapshot(
         &self,
         name: &str,
@@ -36,10 +36,8 @@ impl Controller {
         // What replicas would refuse, each in the middle of a pause, is refused here.
         check_snapshot_given(&name, labels.clone().into_iter().collect())?;
         self.check_snapshot(&name)?;
-        if self.options.sync_before_snapshot
-            && let Err(error) = self.parts.host.sync()
-        {
-            self.log(false, "snapshot-without-sync", &[("why", &error)]);
+        if !freeze {
+            self.sync();
         }
         let _work = self.work();
         self.check_snapshot(&name)?;
@@ -50,32 +48,47 @@ impl Controller {
         if freeze {
             self.parts.path.flush();
         }
-        let _frozen = if freeze { self.freeze(&name) } else { None };
+        let frozen = if freeze { self.freeze(&name)? } else { None };
+        if freeze && frozen.is_none() {
+            self.sync();
+        }
         let pause = (!is(Bug::SnapshotWithoutPause)).then(|| self.pause());
         let members = self.active();
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));
         let outcome = self.settle_snapshot(&members, &answers);
         drop(pause);
+        drop(frozen);
         outcome.map(|()| name)
     }
 
+    /// Has this machine write out what its file systems have in memory, if that is asked for.
+    fn sync(&self) {
+        if self.options.sync_before_snapshot
+            && let Err(error) = self.parts.host.sync()
+        {
+            self.log(false, "snapshot-without-sync", &[("why", &error)]);
+        }
+    }
+
     /// Freezes what is on the frontend's block device, if there is one.
-    fn freeze(&self, snapshot: &str) -> Option<Box<dyn Paused>> {
+    ///
+    /// # Errors
+    /// A file system cannot be frozen: whoever asked for that is not to take the snapshot for more than
+    /// it is.
+    fn freeze(&self, snapshot: &str) -> Result<Option<Box<dyn Paused>>> {
         let frontend = self.state().frontend.clone();
         let endpoint = frontend.map_or_else(String::new, |frontend| frontend.endpoint());
-        match self.parts.host.freeze(&endpoint) {
-            Ok(Some(frozen)) => Some(frozen),
-            Ok(None) => {
-                let why = "no file system on a block device of this volume is mounted";
-                self.log(false, "not-frozen", &[("snapshot", &snapshot), ("why", &why)]);
-                None
-            }
-            Err(error) => {
-                self.log(false, "not-frozen", &[("snapshot", &snapshot), ("why", &error)]);
-                None
-            }
+        let frozen = self.parts.host.freeze(&endpoint).map_err(|error| {
+            error.context(format!(
+                "snapshot {snapshot} is not taken, as a file system of the volume cannot be frozen"
+            ))
+        })?;
+        if frozen.is_none() {
+            let why = "no file system on a block device of this volume is mounted";
+            self.log(false, "not-frozen", &[("snapshot", &snapshot), ("why", &why)]);
         }
+        Ok(frozen)
     }
 
     /// Whether one more snapshot, of this name, may be taken.

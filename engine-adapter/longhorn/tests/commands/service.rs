@@ -42,6 +42,8 @@ struct Fake {
     asked: Mutex<Vec<String>>,
     replicas: Mutex<HashMap<String, Replica>>,
     is_up: AtomicBool,
+    /// Whether a file system that is mounted can be frozen.
+    mounted: Mutex<Option<bool>>,
 }
 
 impl Fake {
@@ -177,12 +179,17 @@ impl Host for Fake {
     fn log(&self, _: bool, _: &str, _: &[(&str, &dyn Display)]) {}
 
     fn sync(&self) -> Result<()> {
+        self.note("sync");
         Ok(())
     }
 
     fn freeze(&self, device: &str) -> Result<Option<Box<dyn Paused>>> {
         self.note(format!("freeze {device:?}"));
-        Ok(None)
+        match *self.mounted.lock().unwrap() {
+            None => Ok(None),
+            Some(true) => Ok(Some(Box::new(Still))),
+            Some(false) => Err(Error::busy("it hangs")),
+        }
     }
 }
 
@@ -238,7 +245,7 @@ fn controller(fake: &Arc<Fake>) -> Arc<Controller> {
         limits: Limits { count: 7, size: 9 },
         sync_limit: 3,
         frontend: None,
-        sync_before_snapshot: false,
+        sync_before_snapshot: true,
         short_timeout: Duration::from_secs(8),
     };
     let parts = Parts {
@@ -330,6 +337,7 @@ fn all_calls_are_passed_on() {
         [
             "tcp://a:1 Open { upgrade: false, expected_size: 4096 }",
             "freeze \"\"",
+            "sync",
             "tcp://a:1 Snapshot { name: \"made-up\", user_created: true, \
              created: \"1970-01-01T00:00:01Z\", labels: {} }",
             "tcp://a:1 SetSnapshotMaxCount(2)",
@@ -337,6 +345,36 @@ fn all_calls_are_passed_on() {
             "tcp://a:1 Close",
         ]
     );
+}
+
+/// A snapshot that was to be of frozen file systems is that, or is not taken.
+#[test]
+fn a_file_system_that_cannot_be_frozen_is_an_error_to_who_asked() {
+    let served = Served::started();
+    let mut client = served.client();
+    let mut snapshot = |name: &str, freeze_filesystem| {
+        served.fake.asked();
+        let request = VolumeSnapshotRequest {
+            name: name.to_owned(),
+            freeze_filesystem,
+            ..Default::default()
+        };
+        let taken = served.runtime.block_on(client.volume_snapshot(request));
+        let asked = served.fake.asked();
+        let what = |asked: &String| asked.split(' ').nth(1).unwrap_or(asked).to_owned();
+        (taken.map(drop), asked.iter().map(what).collect::<Vec<_>>().join(" "))
+    };
+    *served.fake.mounted.lock().unwrap() = Some(false);
+    let (taken, asked) = snapshot("a", true);
+    let text = taken.unwrap_err().message().to_owned();
+    assert!(text.contains("snapshot a is not taken") && text.contains("it hangs"), "{text}");
+    assert_eq!(asked, "\"\"");
+    assert_eq!(snapshot("b", false).1, "sync Snapshot");
+    // Nothing of the machine that is not on the volume is written.
+    *served.fake.mounted.lock().unwrap() = Some(true);
+    let (taken, asked) = snapshot("c", true);
+    taken.unwrap();
+    assert_eq!(asked, "\"\" Snapshot");
 }
 
 #[test]
@@ -525,11 +563,13 @@ fn our_command_line_steers_it() {
         served.fake.asked(),
         [
             "start 8192 bytes",
+            "sync",
             "tcp://a:1 Expand(16384)",
             "show 16384 bytes",
             "stop",
             "tcp://a:1 SetUnmapMark(true)",
             "journal 5",
+            "sync",
             "tcp://a:1 Snapshot { name: \"s\", user_created: true, \
              created: \"1970-01-01T00:00:01Z\", labels: {\"a\": \"b\"} }",
         ]
