@@ -1,9 +1,9 @@
 //! `ptypes.SyncAgentService`: requests to calls of [`Agent`], errors to statuses.
 
 use super::Agent;
+use super::peer::layer::is_damage;
 use super::send::blocking;
-use dbs_core::{Error, ErrorKind};
-use longhorn_wire::control::Identity;
+use longhorn_wire::control::{Identity, is_refusal};
 use longhorn_wire::names;
 use longhorn_wire::proto::ptypes::sync_agent_service_server::{
     SyncAgentService, SyncAgentServiceServer,
@@ -46,12 +46,18 @@ impl AgentRpc {
     }
 }
 
-/// Upstream's callers go by the text, and by `Unavailable`, which none of these is; ours also by
-/// `DataLoss`.
+/// Upstream's callers go by the text, and by `Unavailable`, which none of these is; its manager also by
+/// the `FailedPrecondition` of a replica that another one was to be asked for; ours also by `DataLoss`.
 fn answer<T>(outcome: dbs_core::Result<T>) -> Reply<T> {
-    outcome.map(Response::new).map_err(|error: Error| match error.kind() {
-        ErrorKind::Damaged => Status::data_loss(error.to_string()),
-        _ => Status::unknown(error.to_string()),
+    outcome.map(Response::new).map_err(|error| {
+        let text = error.to_string();
+        if is_damage(&error) {
+            Status::data_loss(text)
+        } else if is_refusal(&text) {
+            Status::failed_precondition(text)
+        } else {
+            Status::unknown(text)
+        }
     })
 }
 

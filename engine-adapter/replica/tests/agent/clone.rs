@@ -3,6 +3,7 @@
 use crate::support::*;
 use longhorn_wire::proto::ptypes::*;
 use std::sync::atomic::Ordering;
+use tonic::Code;
 
 fn clone(source: &Node, target: &Node, snapshot: &str) -> Outcome<()> {
     let request = SnapshotCloneRequest {
@@ -74,7 +75,9 @@ fn what_cannot_be_cloned_is_refused_and_leaves_nothing() {
     let small = Node::with(&runtime, Setup { size: 32 * MIB, ..Setup::default() });
     assert!(text(clone(&source, &small, "a")).contains("cannot be cloned into"));
     let other = Node::with(&runtime, Setup { volume: "third", ..Setup::default() });
-    assert!(text(clone(&other, &target, "a")).contains("incorrect volume name origin"));
+    let refused = clone(&other, &target, "a").unwrap_err();
+    assert!(refused.message().contains("incorrect volume name origin"), "{refused}");
+    assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(target.snapshots().is_empty());
     assert!(!target.replica.get().unwrap().rebuilding);
     assert_eq!(target.content(VOLUME), vec![0; 64 * MIB as usize]);

@@ -49,6 +49,12 @@ impl Identity {
     }
 }
 
+/// Whether the text of an error is, or passes on, the refusal of another process's [`Identity`].
+#[must_use]
+pub fn is_refusal(text: &str) -> bool {
+    ["volume", "instance"].iter().any(|what| text.contains(&format!("incorrect {what} name ")))
+}
+
 /// The value of a key that occurs exactly once.
 fn only<'a>(metadata: &'a MetadataMap, key: &str) -> Option<&'a MetadataValue<Ascii>> {
     let mut all = metadata.get_all(key).iter();

@@ -8,7 +8,7 @@ mod profiler;
 mod server;
 
 pub use health::HealthService;
-pub use identity::Identity;
+pub use identity::{Identity, is_refusal};
 pub use profiler::ProfilerService;
 pub use server::ControlServer;
 
