@@ -68,6 +68,39 @@ fn each_newer_process_goes_on_where_the_older_one_was() {
     check(&replica.open(), 5);
 }
 
+/// The newer process is closed, ended, killed, or none of that: opening the older one takes the store back.
+#[test]
+fn an_upgrade_can_be_rolled_back() {
+    let place = Place::new();
+    let mut old = place.start("r", &["--size", "64mb"]);
+    let data = old.open();
+    write(&data, 1);
+    let ends: [fn(&mut Process); 4] =
+        [|new| drop(new.rpc().close()), Process::stop, Process::kill, |_| {}];
+    for (end, version) in ends.into_iter().zip(2..) {
+        let mut new = place.start("r", &[]);
+        let new_data = new.data();
+        new.rpc().open(true).unwrap();
+        check(&new_data, version - 1);
+        write(&new_data, version);
+        new.rpc().snapshot(&format!("s{version}")).unwrap();
+        let disk = format!("volume-snap-s{version}.img");
+        eventually("the older one knows", || old.rpc().get().unwrap().parent == disk);
+        assert_eq!(old.rpc().state(), "closed");
+        assert_ne!(new.rpc().state(), "closed");
+        end(&mut new);
+        let data = old.open();
+        check(&data, version);
+        write(&data, version);
+        if let Ok(replica) = new.rpc().get() {
+            assert_eq!(replica.state, "closed");
+            assert!(new_data.write(0, &block(0, 99)).is_err());
+        }
+    }
+    old.stop();
+    check(&place.start("r", &[]).open(), 5);
+}
+
 fn place_has(process: &Process, snapshot: &str) -> bool {
     process.rpc().get().unwrap().disks.contains_key(&format!("volume-snap-{snapshot}.img"))
 }

@@ -6,7 +6,7 @@
 //! | `replica.state` | [`ReplicaState`]: what the newer process answers from until it takes over |
 //! | `replica.release` | null, once the older process has closed the store |
 //!
-//! After its release the older process refuses everything until it is stopped.
+//! After its release the older process is closed. Opening it asks the newer one in the same way.
 
 use crate::replica::{Predecessor, ReplicaState};
 use dbs_control::Client;
@@ -56,20 +56,26 @@ impl SocketPath {
     }
 }
 
-/// An older process, found by its control socket. It is asked anew each time: between two questions
-/// the store may have passed to yet another one.
+/// The process that has the store, found by its control socket. It is asked anew each time: between two
+/// questions the store may have passed to yet another one.
 #[derive(Debug)]
-pub struct OlderProcess {
+pub struct OtherProcess {
     directory: PathBuf,
 }
 
-impl OlderProcess {
+impl OtherProcess {
+    /// Whoever serves the replica in `directory` when it is asked.
+    #[must_use]
+    pub fn of(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
     /// The one that serves the replica in `directory`.
     ///
     /// # Errors
     /// `NotFound` if nobody does; of the connection.
     pub fn find(directory: &Path) -> Result<Self> {
-        let this = Self { directory: directory.to_owned() };
+        let this = Self::of(directory);
         this.call(STATE, STATE_TIMEOUT).map(|_| this)
     }
 
@@ -78,15 +84,15 @@ impl OlderProcess {
         let mut client = Client::connect(socket.as_path())?;
         let deadline = Instant::now() + timeout;
         let answer = client.call_extra(method, &Value::Null, &mut |_| Instant::now() < deadline);
-        answer.map_err(|e| e.context(format!("asking the older process for `{method}`")))
+        answer.map_err(|e| e.context(format!("asking the other process for `{method}`")))
     }
 }
 
-impl Predecessor for OlderProcess {
+impl Predecessor for OtherProcess {
     fn state(&self) -> Result<ReplicaState> {
         let state = self.call(STATE, STATE_TIMEOUT)?;
         serde_json::from_value(state).map_err(|e| {
-            Error::new(ErrorKind::Io, format!("the older process answered something else: {e}"))
+            Error::new(ErrorKind::Io, format!("the other process answered something else: {e}"))
         })
     }
 

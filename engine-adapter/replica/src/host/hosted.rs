@@ -63,7 +63,7 @@ impl Hosted {
                 served.stop();
                 // One that waits for its store has nothing to give up.
                 if self.replica.store().is_ok()
-                    && let Err(e) = self.replica.surrender()
+                    && let Err(e) = self.replica.surrender(None)
                 {
                     log::warn("replica-end", &[("volume", &self.volume), ("error", &e)]);
                 }
@@ -162,7 +162,7 @@ impl Predecessor for OlderReplica {
     fn release(&self) -> Result<()> {
         let Hosted { replica, succeeded, .. } = &*self.hosted;
         // One that ends gives it up by itself.
-        if let Err(e) = replica.surrender()
+        if let Err(e) = replica.surrender(None)
             && !(self.hosted.is_ending() && replica.has_surrendered())
         {
             return Err(e);
@@ -227,7 +227,7 @@ mod tests {
             let text = new.gate().wake().unwrap_err();
             assert!(text.contains("still uses its volume"), "{text}");
             assert!(matches!(new.gate().access(), Access::Dormant(_)));
-            assert_eq!(old.surrender().err().unwrap().kind(), ErrorKind::Busy);
+            assert_eq!(old.surrender(None).err().unwrap().kind(), ErrorKind::Busy);
             assert!(!old.has_surrendered() && !older.is_succeeded());
             assert!(matches!(old.gate().access(), Access::Refused { .. }), "nothing new begins");
         }
@@ -249,7 +249,7 @@ mod tests {
         old.open(false, 0).unwrap();
         let watch = old.gate().watch(Arc::new(|| {}));
         let used = watch.look();
-        assert_eq!(old.surrender().err().unwrap().kind(), ErrorKind::Busy);
+        assert_eq!(old.surrender(None).err().unwrap().kind(), ErrorKind::Busy);
         old.let_go();
         assert!(old.has_surrendered());
         store.close().unwrap();

@@ -2,7 +2,7 @@
 
 use super::file::{STORE_FILE, StoreFile, StoreOptions};
 use super::guest;
-use super::handover::OlderProcess;
+use super::handover::OtherProcess;
 use super::options::Options;
 use super::owner::Owner;
 use super::served::{Common, Served};
@@ -217,7 +217,7 @@ fn source(owner: &Arc<Owner>, options: &Options) -> Result<StoreSource> {
             Err(e) if e.kind() == ErrorKind::Busy => e,
             Err(e) => return Err(e),
         };
-        match OlderProcess::find(&options.dir) {
+        match OtherProcess::find(&options.dir) {
             Ok(older) => {
                 log::info("predecessor", &[("replica", &options.dir.display())]);
                 let owner = Arc::clone(owner);

@@ -3,9 +3,9 @@
 
 use super::file::{Growth, StoreFile};
 use super::guard;
-use super::handover::{RELEASE, STATE, SocketPath};
+use super::handover::{OtherProcess, RELEASE, STATE, SocketPath};
 use super::served::Served;
-use crate::replica::Replica;
+use crate::replica::{OpenStore, Predecessor, Replica};
 use dbs_control::api::{Progress, Request};
 use dbs_control::{Extra, Service, socket_path};
 use dbs_core::{Error, ErrorKind, Result, Store};
@@ -208,14 +208,25 @@ impl Owner {
     /// loses nothing.
     pub fn release(&self) -> Result<()> {
         let begun = Instant::now();
-        self.give_up()?;
+        self.give_up(self.way_back())?;
         self.released.fetch_add(1, Ordering::SeqCst);
         let took = format!("{:.3}", begun.elapsed().as_secs_f64());
         log::info("released", &[("store", &self.file.path.display()), ("seconds", &took)]);
         Ok(())
     }
 
-    fn give_up(&self) -> Result<()> {
+    /// How the store is had again from the process that it goes to.
+    fn way_back(&self) -> Option<(Box<dyn Predecessor>, OpenStore)> {
+        let other = OtherProcess::of(self.file.path.parent()?);
+        let me = self.me.clone();
+        let open = Box::new(move || match me.upgrade() {
+            Some(owner) => owner.open_released(),
+            None => Err(Error::busy("the process is about to end")),
+        });
+        Some((Box::new(other), open))
+    }
+
+    fn give_up(&self, back: Option<(Box<dyn Predecessor>, OpenStore)>) -> Result<()> {
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let replica = self.replica.get().and_then(Weak::upgrade);
         // The state is not locked meanwhile: ending I/O may take calls that look for the store.
@@ -227,7 +238,7 @@ impl Owner {
             served.let_go();
         }
         if let Some(replica) = replica
-            && let Err(e) = replica.surrender()
+            && let Err(e) = replica.surrender(back)
         {
             log::warn("surrender", &[("error", &e)]);
             replica.let_go();
@@ -247,7 +258,7 @@ impl Owner {
     /// As [`Owner::release`].
     pub fn end(&self) -> Result<()> {
         self.state().ended = true;
-        let result = match self.give_up() {
+        let result = match self.give_up(None) {
             Err(e) if e.kind() == ErrorKind::Busy => Ok(()),
             result => result,
         };

@@ -1,5 +1,6 @@
-//! A store that is still with an older process of the same directory: an upgrade starts the new
-//! process while the old one serves, and ownership moves when the new one is first used.
+//! A store that is with another process of the same directory: an upgrade starts the new process
+//! while the old one serves, and ownership moves when the new one is first used. It moves back when the
+//! old one is opened again.
 
 use super::{Place, Replica, ReplicaState};
 use dbs_core::{Result, Store};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How old a copy of the state may be before the older process is asked again.
 const COPY_AGE: Duration = Duration::from_secs(2);
 
-/// The older process. Calls may block for as long as its requests in flight take.
+/// The process that has the store. Calls may block for as long as its requests in flight take.
 pub trait Predecessor: Send + Sync {
     /// What it knows of the replica: [`Replica::export_state`] over there.
     ///
@@ -61,8 +62,13 @@ pub(super) struct Waiting {
 
 impl Waiting {
     pub fn new(predecessor: Box<dyn Predecessor>, open: OpenStore) -> Result<Self> {
-        let copy = Mutex::new((predecessor.state()?, Instant::now()));
-        Ok(Self { predecessor, open, copy })
+        let state = predecessor.state()?;
+        Ok(Self::with(predecessor, open, state))
+    }
+
+    /// For a process of which `state` is known already.
+    pub fn with(predecessor: Box<dyn Predecessor>, open: OpenStore, state: ReplicaState) -> Self {
+        Self { predecessor, open, copy: Mutex::new((state, Instant::now())) }
     }
 
     pub fn copy(&self) -> ReplicaState {
@@ -107,21 +113,21 @@ impl Replica {
 
     fn refresh(&self, age: Duration) {
         let waiting = match &self.state().store {
-            Place::Waiting(waiting) => Arc::clone(waiting),
-            Place::Own(_) | Place::Surrendered => return,
+            Place::Waiting(waiting) | Place::Surrendered(Some(waiting)) => Arc::clone(waiting),
+            Place::Own(_) | Place::Surrendered(None) => return,
         };
         waiting.refresh(age);
     }
 
-    /// The store, taken over from the older process if it is there. Called under `work`.
+    /// The store, taken over from another process if it is there. Called under `work`.
     ///
     /// # Errors
-    /// `Busy` if a newer process has it, or the older one does not let go; those of opening it.
+    /// `Busy` if a newer process has it for good, or the other one does not let go; those of opening it.
     pub(super) fn take_over(&self) -> Result<Store> {
         let waiting = match &self.state().store {
             Place::Own(store) => return Ok(store.clone()),
-            Place::Surrendered => return Err(self.surrendered()),
-            Place::Waiting(waiting) => Arc::clone(waiting),
+            Place::Surrendered(None) => return Err(self.surrendered()),
+            Place::Waiting(waiting) | Place::Surrendered(Some(waiting)) => Arc::clone(waiting),
         };
         let begun = Instant::now();
         if let Err(e) = waiting.predecessor.release() {

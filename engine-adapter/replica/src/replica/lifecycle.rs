@@ -1,7 +1,7 @@
 //! Create, open, close, reload, delete.
 
 use super::events::Events;
-use super::handover::Sleeper;
+use super::handover::{OpenStore, Predecessor, Sleeper, Waiting};
 use super::incoming::Pending;
 use super::meta::VolumeMeta;
 use super::{Opened, Place, Replica, SECTOR_SIZE};
@@ -141,7 +141,10 @@ impl Replica {
     /// # Errors
     /// Those of the store: it is closed all the same, and dirty.
     pub fn close(&self) -> Result<()> {
-        let Some(_work) = self.begin()? else { return Ok(()) };
+        let _work = self.work();
+        if !self.is_open() {
+            return Ok(());
+        }
         match self.owned() {
             Some(store) => self.close_here(&store),
             None => {
@@ -296,14 +299,18 @@ impl Replica {
     }
 
     /// Hands the store over to a newer process of the directory: refuses I/O from now on, waits for
-    /// what is in flight, and makes it durable. The caller closes the store. All calls are errors
-    /// afterwards.
+    /// what is in flight, and makes it durable. The caller closes the store. With `back`, how that
+    /// process is asked and the store opened again, the replica is closed afterwards: it tells its state,
+    /// and opening it takes the store back. Without, all calls are errors.
     ///
     /// # Errors
     /// `Busy` if it was handed over already, or if what is in flight does not end: then it still
     /// has the store, refuses I/O, and may be asked again. Those of taking it over first.
-    pub fn surrender(&self) -> Result<Store> {
+    pub fn surrender(&self, back: Option<(Box<dyn Predecessor>, OpenStore)>) -> Result<Store> {
         let _work = self.work();
+        if self.has_surrendered() && !self.is_open() {
+            return Err(self.surrendered());
+        }
         let store = self.take_over()?;
         let text = self.surrendered().to_string();
         let refused = Access::Refused { io: text.clone(), ping: text };
@@ -317,8 +324,13 @@ impl Replica {
         if let Err(e) = self.commit_to(&store) {
             log::error("surrender", &[("error", &e)]);
         }
+        let facts = self.facts();
+        let back = back.zip(facts.ok()).map(|((other, open), facts)| {
+            // It is as the newer process finds it.
+            Arc::new(Waiting::with(other, open, facts))
+        });
         let mut state = self.state();
-        state.store = Place::Surrendered;
+        state.store = Place::Surrendered(back);
         state.opened = None;
         Ok(store)
     }
@@ -329,7 +341,7 @@ impl Replica {
         let _work = self.work();
         let mut state = self.state();
         if matches!(state.store, Place::Own(_)) {
-            state.store = Place::Surrendered;
+            state.store = Place::Surrendered(None);
             state.opened = None;
         }
     }
@@ -337,6 +349,6 @@ impl Replica {
     /// Whether the store was handed over to a newer process.
     #[must_use]
     pub fn has_surrendered(&self) -> bool {
-        matches!(self.state().store, Place::Surrendered)
+        matches!(self.state().store, Place::Surrendered(_))
     }
 }

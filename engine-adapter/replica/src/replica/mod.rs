@@ -21,7 +21,7 @@ mod removal;
 mod service;
 mod view;
 
-pub use handover::{Predecessor, StoreSource};
+pub use handover::{OpenStore, Predecessor, StoreSource};
 pub use incoming::Incoming;
 pub use service::{ReplicaRpc, SERVICE_NAME};
 pub use view::{Disk, ReplicaState};
@@ -122,8 +122,8 @@ enum Place {
     Own(Store),
     /// Still with an older process of the same directory.
     Waiting(Arc<Waiting>),
-    /// With a newer one.
-    Surrendered,
+    /// With a newer one, which can be asked to give it back if it is known how.
+    Surrendered(Option<Arc<Waiting>>),
 }
 
 struct Opened {
@@ -199,7 +199,7 @@ impl Replica {
         match &self.state().store {
             Place::Own(store) => Ok(store.clone()),
             Place::Waiting(_) => Err(Error::busy("the store is still with an older process")),
-            Place::Surrendered => Err(self.surrendered()),
+            Place::Surrendered(_) => Err(self.surrendered()),
         }
     }
 
@@ -282,8 +282,10 @@ impl Replica {
         let (store, mut facts) = {
             let state = self.state();
             match &state.store {
-                Place::Waiting(waiting) => return Ok(waiting.copy()),
-                Place::Surrendered => return Err(self.surrendered()),
+                Place::Waiting(waiting) | Place::Surrendered(Some(waiting)) => {
+                    return Ok(waiting.copy());
+                }
+                Place::Surrendered(None) => return Err(self.surrendered()),
                 Place::Own(store) => (
                     store.clone(),
                     ReplicaState {
@@ -382,7 +384,7 @@ impl Replica {
     fn owned(&self) -> Option<Store> {
         match &self.state().store {
             Place::Own(store) => Some(store.clone()),
-            Place::Waiting(_) | Place::Surrendered => None,
+            Place::Waiting(_) | Place::Surrendered(_) => None,
         }
     }
 
@@ -403,7 +405,7 @@ impl Replica {
     fn begin(&self) -> Result<Option<MutexGuard<'_, ()>>> {
         let work = self.work();
         let state = self.state();
-        if matches!(state.store, Place::Surrendered) {
+        if matches!(state.store, Place::Surrendered(_)) && state.opened.is_none() {
             return Err(self.surrendered());
         }
         Ok(state.opened.is_some().then_some(work))

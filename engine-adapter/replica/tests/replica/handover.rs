@@ -25,7 +25,6 @@ fn check_surrendered(old: &Bench) {
     let refused = [
         old.open_as(false, 0).unwrap_err(),
         old.create("4096").unwrap_err(),
-        old.try_close().unwrap_err(),
         old.reload().unwrap_err(),
         old.snapshot_as("x", true, NOW, &[]).unwrap_err(),
         old.revert_to("x", NOW).unwrap_err(),
@@ -46,7 +45,8 @@ fn check_surrendered(old: &Bench) {
         other => panic!("{other:?}"),
     }
     assert!(old.replica.store().is_err());
-    assert_eq!(old.replica.surrender().err().unwrap().kind(), ErrorKind::Busy);
+    assert_eq!(old.replica.surrender(None).err().unwrap().kind(), ErrorKind::Busy);
+    old.try_close().unwrap_err();
 }
 
 #[test]
@@ -177,4 +177,44 @@ fn a_third_takes_over_from_one_that_never_did() {
     assert_eq!(third.read(0), 2);
     check_surrendered(&old);
     check_surrendered(&new);
+}
+
+/// What upstream's test of upgrades does: the older process is used again after the newer one was.
+#[test]
+fn a_store_goes_back_when_the_older_one_is_opened_again() {
+    for upgrade in [false, true] {
+        let (old, new, older) = pair();
+        let newest = Arc::new(Older::default());
+        *newest.replica.lock().unwrap() = Some(Arc::clone(&new.replica));
+        *older.newer.lock().unwrap() = Some(Arc::clone(&newest));
+        *older.dir.lock().unwrap() = Some(Arc::clone(&old.dir));
+        assert_eq!(new.open().state, "dirty");
+        new.write(1, 5);
+        new.snapshot("b");
+        // The older one is closed, and tells of what the newer one does.
+        assert_eq!(old.try_close().unwrap().state, "closed");
+        let until = Instant::now() + Duration::from_secs(120);
+        while old.get().head != "volume-head-002.img" {
+            assert!(Instant::now() < until, "the copy stays old");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(
+            old.snapshot_as("x", true, NOW, &[]).unwrap_err().message().contains("handed over")
+        );
+        assert_eq!(newest.releases.load(Ordering::SeqCst), 0, "nothing of this takes it back");
+        new.write(1, 6);
+
+        let opened = old.open_as(upgrade, 0).unwrap();
+        assert_eq!(opened.chain.len(), 3);
+        if upgrade {
+            new.write(1, 7);
+            wake(&old).unwrap();
+        }
+        assert_eq!(newest.releases.load(Ordering::SeqCst), 1);
+        assert_eq!((old.read(0), old.read(1)), (2, if upgrade { 7 } else { 6 }));
+        check_surrendered(&new);
+        old.write(1, 8);
+        assert_eq!(old.snapshot("c").chain.len(), 4);
+        old.close();
+    }
 }

@@ -5,8 +5,8 @@ use dbs_core::io::interpose::Interposer;
 use dbs_core::{Error, ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
 use longhorn_data::{Access, Active};
 use longhorn_replica::replica::{
-    Predecessor, Replica as Engine, ReplicaOptions, ReplicaRpc, ReplicaState, SERVICE_NAME,
-    StoreSource,
+    OpenStore, Predecessor, Replica as Engine, ReplicaOptions, ReplicaRpc, ReplicaState,
+    SERVICE_NAME, StoreSource,
 };
 use longhorn_wire::control::{self, ControlServer, Identity};
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
@@ -360,6 +360,9 @@ pub fn channel(runtime: &Runtime, server: &ControlServer) -> Channel {
 pub struct Older {
     pub replica: Mutex<Option<Arc<Engine>>>,
     pub releases: AtomicUsize,
+    /// How the older replica is given its store back, if it is.
+    pub newer: Mutex<Option<Arc<Older>>>,
+    pub dir: Mutex<Option<Arc<TempDir>>>,
 }
 
 pub struct Line(pub Arc<Older>);
@@ -380,7 +383,13 @@ impl Predecessor for Line {
 
     fn release(&self) -> dbs_core::Result<()> {
         self.0.releases.fetch_add(1, Ordering::SeqCst);
-        self.replica()?.surrender()?.close()
+        let newer = self.0.newer.lock().unwrap().clone();
+        let back = newer.map(|newer| {
+            let dir = self.0.dir.lock().unwrap().clone().unwrap();
+            let open: OpenStore = Box::new(move || try_store(dir.path()));
+            (Box::new(Line(newer)) as Box<dyn Predecessor>, open)
+        });
+        self.replica()?.surrender(back)?.close()
     }
 }
 
