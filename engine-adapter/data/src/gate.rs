@@ -16,7 +16,7 @@ use super::stats::{Counters, DataStats};
 use dbs_core::{Error, Store, Volume};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How long [`Gate::set`] waits for requests in flight.
@@ -277,6 +277,8 @@ pub struct Gate {
     state: Mutex<State>,
     /// Held while a dormant replica is woken.
     waking: Mutex<()>,
+    /// Which replica it is, as controllers are told.
+    identity: OnceLock<[u8; 16]>,
     /// Signalled when a watcher has let go of something or is gone.
     released: Condvar,
 }
@@ -314,7 +316,18 @@ impl Gate {
             past: DataStats::default(),
         };
         let (state, waking) = (Mutex::new(state), Mutex::default());
-        Arc::new(Self { state, waking, released: Condvar::new() })
+        Arc::new(Self { state, waking, identity: OnceLock::new(), released: Condvar::new() })
+    }
+
+    /// Says which replica it is; the first word counts.
+    pub fn identify(&self, identity: [u8; 16]) {
+        let _first = self.identity.set(identity);
+    }
+
+    /// Which replica it is, if that was said.
+    #[must_use]
+    pub fn identity(&self) -> Option<[u8; 16]> {
+        self.identity.get().copied()
     }
 
     /// What holds now.

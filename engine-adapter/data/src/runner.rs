@@ -95,6 +95,11 @@ impl<T: Send + 'static> Runner<T> {
         self.slots.is_empty()
     }
 
+    /// Which replica it is, as controllers are told.
+    pub fn identity(&self, number: u32) -> Option<[u8; 16]> {
+        self.slots.get(number).and_then(|slot| slot.gate.identity())
+    }
+
     /// What is counted for a replica.
     pub fn counters(&self, number: u32) -> Option<&Counters> {
         self.slots.get(number).map(|slot| &*slot.watch.counters)

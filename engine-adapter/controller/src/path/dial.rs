@@ -29,6 +29,8 @@ pub(super) struct Dialled {
     pub flushes: bool,
     /// It runs on this machine.
     pub local: bool,
+    /// Which replica it is, if it says so.
+    pub identity: Option<[u8; 16]>,
 }
 
 /// Connects so many times, and asks who that is: all of it within `timeout`, since whoever changes the
@@ -56,14 +58,17 @@ pub(super) fn dial(address: &Listen, connections: usize, timeout: Duration) -> i
         let first = links.first().ok_or(io::ErrorKind::InvalidInput)?;
         let local = is_local(first.socket());
         // On each: what a replica says on a connection depends on what it was told there.
+        let mut identity = None;
         let flushes = links.iter_mut().try_fold(true, |all, link| {
-            greet(&mut Timed { link, deadline }).map(|one| all && one)
+            let hello = greet(&mut Timed { link, deadline })?;
+            identity = hello.and_then(|hello| hello.identity);
+            Ok::<_, io::Error>(all && hello.is_some_and(|hello| hello.has(feature::FLUSH)))
         })?;
         for link in &links {
             link.socket().set_read_timeout(None)?;
             link.socket().set_write_timeout(None)?;
         }
-        Ok(Dialled { links, flushes, local })
+        Ok(Dialled { links, flushes, local, identity })
     };
     attempt().map_err(|error: io::Error| {
         let kind = match error.kind() {
@@ -132,9 +137,9 @@ impl Read for Timed<'_> {
     }
 }
 
-/// Says hello: whether a replica of DBS answers that can flush. Upstream's sends the payload of a ping
-/// back as it is, or an error if it is not open.
-fn greet(timed: &mut Timed<'_>) -> io::Result<bool> {
+/// Says hello: what a replica of DBS answers. Upstream's sends the payload of a ping back as it is, or an
+/// error if it is not open.
+fn greet(timed: &mut Timed<'_>) -> io::Result<Option<Hello>> {
     let hello = Hello::of_client().encode();
     let header = Header::with_payload(Type::Ping, 0, 0, hello.len() as u32);
     timed.link.write_all(&[header.encode().as_slice(), &hello].concat())?;
@@ -146,9 +151,8 @@ fn greet(timed: &mut Timed<'_>) -> io::Result<bool> {
     }
     let mut payload = vec![0; header.length as usize];
     timed.read_exact(&mut payload)?;
-    let hello = Hello::decode(&payload).filter(|hello| hello.server);
     let response = header.kind() == Some(Type::Response);
-    Ok(response && hello.is_some_and(|hello| hello.features & feature::FLUSH != 0))
+    Ok(Hello::decode(&payload).filter(|hello| response && hello.server))
 }
 
 /// Whether the other end is on this machine: it has the address that this end has.

@@ -179,16 +179,24 @@ impl Path {
     }
 
     /// Connects to a replica, which is asked nothing before it has a [mode](Path::set_mode): it need not
-    /// be open yet. `name` stands in error texts, such as `tcp://127.0.0.1:10000`.
+    /// be open yet. `name` stands in error texts, such as `tcp://127.0.0.1:10000`. Answers with which
+    /// replica it is, if it says so: the same for each process of its directory.
     ///
     /// # Errors
     /// It cannot be reached or does not answer a ping; its number is in use, or 64 replicas are.
-    pub fn connect(&self, id: ReplicaId, name: &str, backend: &BackendAddress) -> io::Result<()> {
+    pub fn connect(
+        &self,
+        id: ReplicaId,
+        name: &str,
+        backend: &BackendAddress,
+    ) -> io::Result<Option<[u8; 16]>> {
         let options = &self.shared.options;
+        let mut identity = None;
         let (shares, flushes, local) = match backend {
             BackendAddress::Remote(address) => {
                 let connections = options.connections_per_replica.max(options.reactors);
                 let dialled = dial::dial(address, connections, options.connect_timeout)?;
+                identity = dialled.identity;
                 let shares = share(dialled.links, options.reactors).into_iter();
                 (shares.map(Access::Links).collect(), dialled.flushes, dialled.local)
             }
@@ -211,7 +219,7 @@ impl Path {
             self.shared.send(index, Message::Add { replica, access, latch });
         }
         latch.wait();
-        Ok(())
+        Ok(identity)
     }
 
     /// Sets the mode of a replica. [`Mode::Err`] is final until it is removed; [`Events::faulted`] is

@@ -200,7 +200,7 @@ fn a_lost_request_is_noticed(bug: Option<Bug>) -> bool {
 fn flushing(takes: Duration) -> Fake {
     Fake::with(SIZE, move |header| match header.kind() {
         Some(Type::Ping) if header.length > 0 => {
-            Do::Bytes(message(Type::Response, header, &Hello::of_server().encode()))
+            Do::Bytes(message(Type::Response, header, &Hello::of_server(None).encode()))
         }
         Some(Type::Flush) => {
             thread::sleep(takes);

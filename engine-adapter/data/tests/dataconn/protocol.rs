@@ -191,7 +191,7 @@ fn dbs_knows_its_own_kind_and_flushes() {
     for replica in replicas() {
         let client = replica.client(2);
         let hello = client.hello().unwrap().unwrap();
-        assert_eq!(hello, Hello::of_server());
+        assert_eq!(hello, Hello::of_server(None));
         client.write(4096, &[1; 4096]).unwrap();
         let before = replica.events.commits.load(Ordering::SeqCst);
         client.flush().unwrap();

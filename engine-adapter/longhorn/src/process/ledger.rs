@@ -28,15 +28,31 @@ use std::sync::Mutex;
 struct Listed {
     /// The mark of the device.
     mark: u64,
-    /// Addresses of the replicas that are complete.
+    /// The replicas that are complete: by their identities, or by the addresses of those that have none.
     complete: BTreeSet<String>,
-    /// Those of replicas that failed while the device was there.
+    /// Those that failed while the device was there, likewise, and were not rebuilt since.
     failed: BTreeSet<String>,
 }
 
+/// What a replica is called.
+struct Name {
+    address: String,
+    /// With [`IDENTITY`] in front.
+    identity: Option<String>,
+}
+
+impl Name {
+    fn in_list(&self) -> &str {
+        self.identity.as_ref().unwrap_or(&self.address)
+    }
+}
+
+/// In front of an identity. It stays the same when a replica comes back on other ports, as after an upgrade.
+const IDENTITY: &str = "id:";
+
 #[derive(Default)]
 struct State {
-    addresses: BTreeMap<ReplicaId, String>,
+    names: BTreeMap<ReplicaId, Name>,
     complete: BTreeSet<ReplicaId>,
     /// Removed for good: numbers are not used again.
     removed: BTreeSet<ReplicaId>,
@@ -65,9 +81,12 @@ impl Ledger {
         Self { file, state: Mutex::default(), last_resort: abort }
     }
 
-    /// The address of a replica.
-    pub fn name(&self, replica: ReplicaId, address: &str) {
-        lock(&self.state).addresses.insert(replica, address.to_owned());
+    /// The address of a replica, and its identity if it has one.
+    pub fn name(&self, replica: ReplicaId, address: &str, identity: Option<[u8; 16]>) {
+        let number = identity.map(u128::from_be_bytes);
+        let identity = number.map(|number| format!("{IDENTITY}{number:032x}"));
+        let name = Name { address: address.to_owned(), identity };
+        lock(&self.state).names.insert(replica, name);
     }
 
     /// A replica holds everything, unless the replica was removed from the list.
@@ -75,6 +94,10 @@ impl Ledger {
         let mut state = lock(&self.state);
         if state.removed.contains(&replica) || !state.complete.insert(replica) {
             return;
+        }
+        if let Some(name) = state.names.get(&replica).map(|name| name.in_list().to_owned()) {
+            // It was rebuilt.
+            state.failed.remove(&name);
         }
         if let Err(error) = self.save(&state) {
             // A list that lacks one only makes the next controller end the device.
@@ -90,8 +113,8 @@ impl Ledger {
         if !state.complete.remove(&replica) {
             return;
         }
-        if let Some(address) = state.addresses.get(&replica).cloned() {
-            state.failed.insert(address);
+        if let Some(name) = state.names.get(&replica).map(|name| name.in_list().to_owned()) {
+            state.failed.insert(name);
         }
         let Err(error) = self.save(&state) else { return };
         log::error(
@@ -170,8 +193,14 @@ impl Ledger {
         if listed.mark != mark {
             return Err(refused("it belongs to another device".to_owned()));
         }
-        let unknown: Vec<&str> = self.addresses(state).filter(|a| !listed.has(a)).collect();
-        if unknown.is_empty() || moved && listed.has_hosts(self.addresses(state)) {
+        // An older version knew no identities.
+        let by_identity = listed.complete.iter().any(|name| name.starts_with(IDENTITY));
+        let names: Vec<&str> = self
+            .complete_in(state)
+            .map(|name| if by_identity { name.in_list() } else { &name.address })
+            .collect();
+        let unknown: Vec<&str> = names.iter().copied().filter(|name| !listed.has(name)).collect();
+        if unknown.is_empty() || moved && listed.has_hosts(names.into_iter()) {
             return Ok(listed);
         }
         Err(refused(format!(
@@ -181,15 +210,14 @@ impl Ledger {
     }
 
     /// Those of the replicas that are complete.
-    fn addresses<'a>(&self, state: &'a State) -> impl Iterator<Item = &'a str> {
-        let address = |replica| state.addresses.get(replica).map_or("", String::as_str);
-        state.complete.iter().map(address)
+    fn complete_in<'a>(&self, state: &'a State) -> impl Iterator<Item = &'a Name> {
+        state.complete.iter().filter_map(|replica| state.names.get(replica))
     }
 
     /// Has the file say what `state` does, durably, if it is kept.
     fn save(&self, state: &State) -> io::Result<()> {
         let Some(mark) = state.mark else { return Ok(()) };
-        let complete = self.addresses(state).map(str::to_owned).collect();
+        let complete = self.complete_in(state).map(|name| name.in_list().to_owned()).collect();
         let listed = Listed { mark, complete, failed: state.failed.clone() };
         write_durably(&self.file, &serde_json::to_vec(&listed)?)
     }
@@ -218,9 +246,10 @@ impl Listed {
     }
 }
 
-/// The host of `tcp://HOST:PORT`. A replica in this process has no other ports than its directory.
+/// The host of `tcp://HOST:PORT`. A replica in this process has no other ports than its directory, and one
+/// with an identity is known by that alone.
 fn host(address: &str) -> &str {
-    if address.starts_with(super::LOCAL_PREFIX) {
+    if address.starts_with(super::LOCAL_PREFIX) || address.starts_with(IDENTITY) {
         return address;
     }
     address.rsplit_once(':').map_or(address, |(host, _)| host)

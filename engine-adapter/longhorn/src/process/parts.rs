@@ -66,21 +66,23 @@ impl DataPath for Data {
     fn connect(&self, replica: ReplicaId, address: &str) -> io::Result<()> {
         if let Some(local) = self.locals.get(address) {
             // Its ports are others each time.
-            self.ledger.name(replica, &local.name);
+            self.ledger.name(replica, &local.name, None);
             let backend = BackendAddress::Local(local.replica.clone());
-            return self.path.connect(replica, address, &backend);
+            return self.path.connect(replica, address, &backend).map(drop);
         }
         if let Some(files) = self.backends.find(address).map_err(invalid)? {
             let file = LocalReplica::new(files.gate(address), WORKERS)?;
-            self.ledger.name(replica, address);
-            return self.path.connect(replica, address, &BackendAddress::Local(file));
+            self.ledger.name(replica, address, None);
+            return self.path.connect(replica, address, &BackendAddress::Local(file)).map(drop);
         }
         let listen = match &self.unix {
             Some(path) => Listen::Unix(path.clone()),
             None => Address::parse(address).and_then(|address| address.data()).map_err(invalid)?,
         };
-        self.ledger.name(replica, address);
-        self.path.connect(replica, address, &BackendAddress::Remote(listen))
+        let identity = self.path.connect(replica, address, &BackendAddress::Remote(listen))?;
+        // It has no mode yet: nothing that it may miss is sent before the ledger knows it.
+        self.ledger.name(replica, address, identity);
+        Ok(())
     }
 
     fn set_mode(&self, replica: ReplicaId, mode: Mode) -> bool {

@@ -80,6 +80,8 @@ fn an_upgrade_can_be_rolled_back() {
     for (end, version) in ends.into_iter().zip(2..) {
         let mut new = place.start("r", &[]);
         let new_data = new.data();
+        let identity = |data: &DataClient| data.hello().unwrap().unwrap().identity.unwrap();
+        assert_eq!(identity(&new_data), identity(&old.data()), "wherever it listens");
         new.rpc().open(true).unwrap();
         check(&new_data, version - 1);
         write(&new_data, version);

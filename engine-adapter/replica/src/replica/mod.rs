@@ -14,6 +14,7 @@ mod counters;
 mod events;
 mod expand;
 mod handover;
+mod identity;
 mod incoming;
 mod lifecycle;
 pub mod meta;
@@ -169,9 +170,15 @@ impl Replica {
             marked: None,
             checked: None,
         };
+        let gate = Gate::new(Access::not_open("initial"));
+        match identity::of(&options.dir) {
+            Ok(identity) => gate.identify(identity),
+            // It is known by its address then.
+            Err(e) => dbs_service::log::warn("identity", &[("error", &e)]),
+        }
         let replica = Arc::new_cyclic(|me| Self {
             options,
-            gate: Gate::new(Access::not_open("initial")),
+            gate,
             counters,
             me: me.clone(),
             work: Mutex::default(),

@@ -247,6 +247,8 @@ pub struct Hello {
     pub server: bool,
     /// Bits of [`feature`]; unknown ones are to be ignored.
     pub features: u32,
+    /// Which replica says it, wherever it listens: the same for each process of its directory.
+    pub identity: Option<[u8; 16]>,
 }
 
 /// A [`Hello`] on the wire.
@@ -256,33 +258,37 @@ struct HelloBytes {
     magic: [u8; 8],
     version: U32,
     features: U32,
+    /// Zeros if there is none.
+    identity: [u8; 16],
 }
 
 const _: () = assert!(size_of::<HelloBytes>() == Hello::BYTES);
 
 impl Hello {
     /// Bytes of it.
-    pub const BYTES: usize = 16;
+    pub const BYTES: usize = 32;
     const CLIENT: [u8; 8] = *b"DBShello";
     const SERVER: [u8; 8] = *b"DBSready";
     const VERSION: u32 = 1;
+    /// Bytes of the first version's.
+    const FIRST_BYTES: usize = 16;
 
     /// What a client of this version says.
     #[must_use]
     pub fn of_client() -> Self {
-        Self { server: false, features: feature::FLUSH | feature::HEAL }
+        Self { server: false, features: feature::FLUSH | feature::HEAL, identity: None }
     }
 
-    /// What a server of this version says.
+    /// What a server of this version says, of the replica that it is.
     #[must_use]
-    pub fn of_server() -> Self {
-        Self { server: true, features: feature::FLUSH | feature::HEAL }
+    pub fn of_server(identity: Option<[u8; 16]>) -> Self {
+        Self { server: true, features: feature::FLUSH | feature::HEAL, identity }
     }
 
     /// What a volume's controller says to its clients: it heals by itself.
     #[must_use]
     pub fn of_frontend() -> Self {
-        Self { server: true, features: feature::FLUSH }
+        Self { server: true, features: feature::FLUSH, identity: None }
     }
 
     /// Whether it has this bit of [`feature`].
@@ -298,17 +304,26 @@ impl Hello {
             magic: if self.server { Self::SERVER } else { Self::CLIENT },
             version: U32::new(Self::VERSION),
             features: U32::new(self.features),
+            identity: self.identity.unwrap_or_default(),
         };
         zerocopy::transmute!(bytes)
     }
 
-    /// The hello in a payload; `None` if there is none. Newer versions may append to it.
+    /// The hello in a payload; `None` if there is none. Newer versions may append to it, and the first
+    /// one had no identity.
     #[must_use]
     pub fn decode(payload: &[u8]) -> Option<Self> {
-        let (bytes, _) = HelloBytes::read_from_prefix(payload).ok()?;
+        let mut whole = [0; Self::BYTES];
+        let length = payload.len().min(Self::BYTES);
+        if length < Self::FIRST_BYTES {
+            return None;
+        }
+        whole[..length].copy_from_slice(&payload[..length]);
+        let bytes: HelloBytes = zerocopy::transmute!(whole);
         let server = bytes.magic == Self::SERVER;
         let known = server || bytes.magic == Self::CLIENT;
-        known.then(|| Self { server, features: bytes.features.get() })
+        let identity = Some(bytes.identity).filter(|identity| *identity != [0; 16]);
+        known.then(|| Self { server, features: bytes.features.get(), identity })
     }
 }
 

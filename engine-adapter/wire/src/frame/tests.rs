@@ -51,12 +51,14 @@ fn what_is_no_header_is_refused_by_name() {
 
 #[test]
 fn a_hello_is_known_and_no_echo_of_the_other_side() {
-    let (client, server) = (Hello::of_client(), Hello::of_server());
+    let (client, server) = (Hello::of_client(), Hello::of_server(Some([7; 16])));
     assert_eq!(Hello::decode(&client.encode()), Some(client));
     assert_eq!(Hello::decode(&server.encode()), Some(server));
     assert!(!client.server && server.server && client.encode() != server.encode());
     let longer = [server.encode().as_slice(), b"more"].concat();
     assert_eq!(Hello::decode(&longer), Some(server));
+    // The first version had no identity.
+    assert_eq!(Hello::decode(&server.encode()[..16]), Some(Hello::of_server(None)));
     assert_eq!(Hello::decode(&server.encode()[..15]), None);
     assert_eq!(Hello::decode(b""), None);
     assert_eq!(Hello::decode(&[0; 64]), None);
@@ -73,7 +75,7 @@ fn damage_is_a_place_and_a_text() {
     assert_eq!(Damaged::decode(&head.encode()), Some(head));
     assert_eq!(Damaged::decode(&bytes[..15]), None);
     // A controller's frontend has no damage to tell of.
-    assert!(Hello::of_server().has(feature::HEAL) && !Hello::of_frontend().has(feature::HEAL));
+    assert!(Hello::of_server(None).has(feature::HEAL) && !Hello::of_frontend().has(feature::HEAL));
 }
 
 proptest! {

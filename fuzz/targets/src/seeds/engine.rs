@@ -30,7 +30,7 @@ pub(super) fn seeds(seeds: &mut Vec<Seed>) {
     large.truncate(41_000);
     seeds.push(("dataconn", "large-writes".to_owned(), large));
     let mut replies = vec![1, 30];
-    let hello = Hello::of_server().encode();
+    let hello = Hello::of_server(None).encode();
     for (header, payload) in [
         (Header::with_payload(Type::Response, 1, 4096, 512), &[6; 512][..]),
         (Header::new(Type::Response, 2, 8192, 512), &[]),

@@ -11,7 +11,7 @@ fn panics(why: &str) -> ! {
 fn ledger(file: &Path, addresses: &[&str]) -> Ledger {
     let ledger = Ledger { last_resort: panics, ..Ledger::new(file.to_owned()) };
     for (replica, address) in (1..).zip(addresses) {
-        ledger.name(replica, address);
+        ledger.name(replica, address, None);
         ledger.complete(replica);
     }
     ledger
@@ -57,12 +57,12 @@ fn a_rebuilt_replica_comes_in_and_a_removed_one_never_does() {
     let file = dir.path().join("list");
     let kept = ledger(&file, &[A]);
     kept.begin(MARK).unwrap();
-    kept.name(2, B);
+    kept.name(2, B, None);
     assert_eq!(listed(&file).complete.len(), 1, "it is being rebuilt");
     kept.complete(2);
     assert_eq!(listed(&file).complete.len(), 2);
     // It failed before somebody called it complete: the later word does not count.
-    kept.name(3, C);
+    kept.name(3, C, None);
     kept.remove_replica(3);
     kept.complete(3);
     assert!(!listed(&file).has(C));
@@ -70,7 +70,7 @@ fn a_rebuilt_replica_comes_in_and_a_removed_one_never_does() {
     kept.complete(2);
     assert!(!listed(&file).has(B));
     // At the same address, another one.
-    kept.name(4, B);
+    kept.name(4, B, None);
     kept.complete(4);
     assert!(listed(&file).has(B));
 }
@@ -88,6 +88,40 @@ fn replicas_that_moved_are_known_by_their_hosts() {
     assert!(!moved(&["tcp://10.0.0.1:10100", "tcp://10.0.0.1:10200"]), "more than there were");
     assert!(!moved(&["tcp://10.0.0.4:10000"]));
     assert!(ledger(&file, &["tcp://10.0.0.1:10100"]).check(MARK, false).is_err());
+}
+
+/// Found by review: once a replica on a host had left, no upgrade was let through any more.
+#[test]
+fn replicas_that_moved_are_known_by_their_identities() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let named = |replicas: &[(&str, Option<u8>)]| {
+        let ledger = ledger(&file, &[]);
+        for (replica, (address, identity)) in (1..).zip(replicas) {
+            ledger.name(replica, address, identity.map(|byte| [byte; 16]));
+            ledger.complete(replica);
+        }
+        ledger
+    };
+    let moved = |replicas: &[(&str, Option<u8>)]| named(replicas).check(MARK, true).is_ok();
+    // One has left, and another was rebuilt on its host; the third one has no identity.
+    let kept = named(&[(A, Some(1)), (B, Some(2)), (C, None)]);
+    kept.begin(MARK).unwrap();
+    kept.remove_replica(1);
+    kept.name(4, "tcp://10.0.0.1:10050", Some([4; 16]));
+    kept.complete(4);
+    let (a, b, c) = ("tcp://10.0.0.1:10100", "tcp://10.0.0.2:10100", "tcp://10.0.0.3:10100");
+    assert!(moved(&[(a, Some(4)), (b, Some(2)), (c, None)]));
+    assert!(named(&[(b, Some(4)), (a, Some(2))]).check(MARK, false).is_ok(), "wherever they are");
+    assert!(!moved(&[(a, Some(1))]), "it failed, though another one is there");
+    assert!(!moved(&[(A, None)]) && !moved(&[(a, Some(9))]));
+    // It was rebuilt itself.
+    kept.name(5, A, Some([1; 16]));
+    kept.complete(5);
+    assert!(moved(&[(a, Some(1)), (c, None)]));
+    // The list of a controller that knows no identities yet.
+    ledger(&file, &[A, B]).begin(MARK).unwrap();
+    assert!(moved(&[(a, Some(1)), (b, Some(2))]) && !moved(&[(c, Some(3))]));
 }
 
 /// Its directory is all that a replica in the process is known by.
@@ -116,7 +150,7 @@ fn a_list_that_cannot_be_changed_is_removed_or_the_process_ends() {
     assert!(ledger(&file, &[B]).check(MARK, false).is_err());
     // Neither does it come back later without being true.
     fs::remove_dir(dir.path().join("list.new")).unwrap();
-    kept.name(3, C);
+    kept.name(3, C, None);
     kept.complete(3);
     assert!(!listed(&file).has(B));
     // Nor can it be removed: a directory is in its place.
