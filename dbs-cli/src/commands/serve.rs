@@ -78,8 +78,8 @@ pub struct Serve {
     /// quickly. Costs CPU, and lowers latency on some machines
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = spec::short_duration)]
     spin: Duration,
-    /// Threads for NBD requests that have to wait: discards, flushes, and requests for parts of blocks
-    /// of 4 KiB
+    /// Threads for NBD requests that have to wait: discards, commits of changed metadata, and requests
+    /// for parts of blocks of 4 KiB
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
     /// Longest time until changed metadata is committed if no client flushes. A write over data that
