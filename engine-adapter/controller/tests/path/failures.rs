@@ -589,6 +589,7 @@ impl Interpose for Faults {
         let access = match part {
             Part::Read(len) => Access::Read(len),
             Part::Write(bytes) => Access::Write(bytes),
+            Part::Sync => Access::Flush,
         };
         let fate = self.0.begin(offset, access);
         Fate { delay: fate.delay, errno: fate.errno, len: fate.len, ticket: fate.ticket }
