@@ -1,7 +1,8 @@
 //! Replicas that do not answer, and come back.
 
-use crate::lab::{LONGEST, Lab, SHORT};
+use crate::lab::{LONGEST, Lab, Replica, SHORT};
 use crate::proxy::Proxy;
+use nix::sys::signal::Signal;
 use std::time::Duration;
 
 /// It is given up; what it does when it goes on is nobody's business. The last one may be silent for longer.
@@ -27,6 +28,30 @@ fn a_replica_is_stopped_and_goes_on() {
     assert!(report.longest < LONGEST, "{:?}", report.longest);
     assert_eq!(engine.mode(&b.address), Some("RW"));
     lab.check(&mut report, &[&b]);
+}
+
+/// Its process was stopped for longer than any timeout: nobody could have answered it meanwhile.
+#[test]
+fn a_controller_is_stopped_and_goes_on() {
+    let lab = Lab::new();
+    let (a, b) = (lab.replica("a"), lab.replica("b"));
+    let engine = lab.engine(&[&a.address, &b.address]);
+    let load = lab.load();
+    for _ in 0..2 {
+        // So that it waits for answers.
+        [&a, &b].into_iter().for_each(Replica::stop);
+        std::thread::sleep(Duration::from_millis(200));
+        engine.process.signal(Signal::SIGSTOP);
+        std::thread::sleep(SHORT.mul_f32(2.5));
+        engine.process.signal(Signal::SIGCONT);
+        std::thread::sleep(SHORT / 2);
+        [&a, &b].into_iter().for_each(Replica::go_on);
+        load.some_more(300);
+    }
+    assert_eq!([&a, &b].map(|replica| engine.mode(&replica.address)), [Some("RW"); 2]);
+    let mut report = load.finish();
+    assert_eq!(report.failed, 0, "{:?}", report.texts);
+    lab.check(&mut report, &[&a, &b]);
 }
 
 /// Being slow is no fault, as long as it is not silence.
