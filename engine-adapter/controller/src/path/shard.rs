@@ -406,17 +406,6 @@ impl Shard {
         }
     }
 
-    /// Flushes all replicas for who waits at the latch.
-    pub fn flush(&mut self, io: &mut Io, latch: Arc<Latch>) {
-        // Where there is no room, it does without: it is to keep a pause short.
-        let Some(place) = self.pending.take() else { return latch.count_down() };
-        let Some(pending) = self.pending.get_mut(place) else { return latch.count_down() };
-        pending.request = Carry { action: Action::Flush, offset: 0, length: 0 };
-        pending.range = (0, 0);
-        pending.latch = Some(latch);
-        self.begin_flush(io, place, Stage::Change);
-    }
-
     /// Flushes all replicas that know how to.
     pub(super) fn begin_flush(&mut self, io: &mut Io, place: u32, stage: Stage) {
         let modes = self.shared.modes.now();

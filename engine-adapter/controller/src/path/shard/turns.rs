@@ -1,9 +1,11 @@
 //! What a shard does at the end of a turn, and by the clock.
 
 use super::super::latch::Latch;
+use super::super::pending::Stage;
 use super::super::sabotage::{Bug, is};
 use super::{Ask, Asker, Shard, Wait, Waiting, Way};
 use crate::rules::{REPLICAS_MAX, timeout};
+use dbs_frontend::{Action, Carry};
 use dbs_reactor::Io;
 use longhorn_wire::frame::Type;
 use std::sync::Arc;
@@ -88,6 +90,17 @@ impl Shard {
     /// Whether nothing runs any more on the way to replicas.
     pub fn is_closed(&self) -> bool {
         self.links.is_empty() && self.locals.is_empty()
+    }
+
+    /// Flushes all replicas for who waits at the latch.
+    pub fn flush(&mut self, io: &mut Io, latch: Arc<Latch>) {
+        // Where there is no room, it does without: it is to keep a pause short.
+        let Some(place) = self.pending.take() else { return latch.count_down() };
+        let Some(pending) = self.pending.get_mut(place) else { return latch.count_down() };
+        pending.request = Carry { action: Action::Flush, offset: 0, length: 0 };
+        pending.range = (0, 0);
+        pending.latch = Some(latch);
+        self.begin_flush(io, place, Stage::Change);
     }
 
     pub fn pause(&mut self, all: bool, latch: Arc<Latch>) {
