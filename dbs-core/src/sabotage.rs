@@ -93,11 +93,19 @@ pub enum Bug {
     PassOverUnreadable,
     /// The page of a block that is healed is opened first, as for any other write.
     HealOpensPage,
+    /// A write that overwrites does not look at who holds its blocks.
+    WriteBesideHolds,
+    /// A read that was looked up before is not known to those who free what it reads.
+    ReadOutsideFence,
+    /// Two writes of the same block are under way, and of its checksums the later one counts.
+    ClaimTwice,
+    /// A write that overwrites is acknowledged while the record of its place is not safe.
+    OverwriteBeforeTail,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 48] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -142,6 +150,10 @@ impl Bug {
         Self::FlushUncommitted,
         Self::PassOverUnreadable,
         Self::HealOpensPage,
+        Self::WriteBesideHolds,
+        Self::ReadOutsideFence,
+        Self::ClaimTwice,
+        Self::OverwriteBeforeTail,
     ];
 }
 

@@ -1,17 +1,21 @@
-//! Two flushes beside one another.
+//! Two flushes beside one another, and two writes.
 //!
-//! One fails while somebody else is about to flush: the device tells one of them, and forgets what it could
+//! One flush fails while somebody else is about to flush: the device tells one of them, and forgets what it could
 //! not keep. The other one must not take its own flush for a success. Two threads are not needed, nor
 //! their timing. A page of checksums is opened by a write and a flush; between the two, on the same thread,
 //! the disk calls another handle's flush, which fails.
 //!
 //! One runs while somebody else writes, and asks for a flush: what runs does not promise that.
+//!
+//! A write of a part of a block reads the block, changes it, and writes it. Amid that somebody else writes the
+//! block: that must wait, or be there afterwards.
 
 use crate::disk::{CrashMode, Faults, Medium, SimDisk};
 use crate::env::SimEnv;
 use crate::machine::Config;
 use crate::step::count_image;
 use dbs_core::io::Storage;
+use dbs_core::volume::{Request, Start};
 use dbs_core::{Error, InitOptions, Store, Volume};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,10 +96,14 @@ struct Prepared {
 }
 
 fn prepare(config: &Config, seed: u64) -> Result<Prepared, String> {
+    prepare_with(config, seed, true)
+}
+
+fn prepare_with(config: &Config, seed: u64, checksums: bool) -> Result<Prepared, String> {
     let failed = |e: Error| format!("preparing: {e}");
     let env = Arc::new(SimEnv::new(seed));
     let disk = Arc::new(SimDisk::new(Medium::file(config.init.size.unwrap_or(4 << 20)), seed));
-    let init = InitOptions { checksums: true, ..config.init.clone() };
+    let init = InitOptions { checksums, ..config.init.clone() };
     Store::init_on(&*disk, &init, &*env).map_err(failed)?;
     let store = open(&disk, &env)?;
     disk.set_atomic_from(store.info().metadata);
@@ -105,6 +113,32 @@ fn prepare(config: &Config, seed: u64) -> Result<Prepared, String> {
     store.close_checksums(Duration::ZERO).map_err(failed)?;
     store.flush().map_err(failed)?;
     Ok(Prepared { env, disk, store, volume })
+}
+
+/// Amid a write of a part of a block, between its read and its write, somebody starts one of the whole.
+///
+/// # Errors
+/// What must not be.
+pub fn run_held(config: &Config) -> Result<(), String> {
+    // With checksums the block would be read again.
+    let Prepared { disk, store, volume, .. } = prepare_with(config, 1, false)?;
+    let (inside, file, (send, receive)) = (volume.clone(), Arc::clone(&disk), mpsc::channel());
+    disk.after_read(1, move || {
+        let mut request = Request::new();
+        let started = inside.start_write(0, BLOCK as u64, &mut request);
+        if matches!(started, Ok(Start::Io)) {
+            request.seal(&[2; BLOCK]);
+            let written = file.write_at(request.segments()[0].device, &[2; BLOCK]);
+            // What the other has read is of before.
+            let _ = send.send(request.finish_write(written));
+        }
+    });
+    volume.write_at(512, &[3; 512], false).map_err(|e| e.to_string())?;
+    let mut found = [0; BLOCK];
+    volume.read_at(0, &mut found).map_err(|e| e.to_string())?;
+    drop(store);
+    let other = if receive.try_recv().is_ok() { 2 } else { 1 };
+    if found[0] == other { Ok(()) } else { Err("an acknowledged write is gone".to_owned()) }
 }
 
 fn one(config: &Config, seed: u64) -> Result<(), String> {

@@ -19,6 +19,12 @@ const INTENT_BUGS: [Bug; 7] = [
 /// Such histories within which one of them must show.
 const INTENTS: u64 = 200;
 
+/// Bugs that histories of requests beside one another are for.
+const REQUEST_BUGS: [Bug; 4] =
+    [Bug::WriteBesideHolds, Bug::ReadOutsideFence, Bug::ClaimTwice, Bug::OverwriteBeforeTail];
+/// Such histories within which one of them must show.
+const REQUESTS: u64 = 600;
+
 /// Random histories within which a bug must show, or it is looked for in another way.
 const HISTORIES: u64 = 1000;
 
@@ -26,7 +32,8 @@ const HISTORIES: u64 = 1000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Every command without a crash; a long relink, and the healing of a block, cut off; flushes
-    /// beside one another, those of reactors among them.
+    /// beside one another, those of reactors among them; requests
+    /// beside one another.
     Calm,
     /// Random histories.
     Histories,
@@ -73,6 +80,7 @@ fn calm() -> Option<(String, String)> {
     let named = |by: &str, message: Option<String>| message.map(|text| (by.to_owned(), text));
     named("a command without a crash", found)
         .or_else(intents)
+        .or_else(requests)
         .or_else(trees)
         .or_else(|| named("a long relink", relink()))
         .or_else(|| named("a flush beside one that fails", beside()))
@@ -98,6 +106,20 @@ fn ringed() -> Option<(String, String)> {
     let found = |seed| Some((seed, crate::ringed::run(seed).err()?));
     let (seed, message) = (0..RINGED).find_map(found)?;
     Some((format!("history of flushes {seed}"), message))
+}
+
+/// Histories of requests beside one another.
+fn requests() -> Option<(String, String)> {
+    if !REQUEST_BUGS.iter().any(|bug| is(*bug)) {
+        return None;
+    }
+    let held = crate::beside::run_held(&Config::small(3)).err();
+    let held = held.map(|message| ("a write beside one that excludes".to_owned(), message));
+    held.or_else(|| {
+        let found = |seed| Some((seed, crate::requests::run(seed).err()?));
+        let (seed, message) = (0..REQUESTS).find_map(found)?;
+        Some((format!("history of requests {seed}"), message))
+    })
 }
 
 /// Histories of trees within which a bug must show.

@@ -22,6 +22,7 @@ pub mod pause;
 pub mod perform;
 pub mod rebuild;
 pub mod relink;
+pub mod requests;
 pub mod ringed;
 pub mod runner;
 pub mod slow;

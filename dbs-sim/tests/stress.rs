@@ -1,9 +1,10 @@
-//! Many threads on one store: writers, snapshotters, deleters, flushers. Not deterministic: the
+//! Many threads on one store: writers, readers, snapshotters, deleters, flushers. Not deterministic: the
 //! threads run as they come, so a failure may need several runs to come back.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dbs_core::io::{Storage, TailMemory};
-use dbs_core::{ErrorKind, Store};
+use dbs_core::volume::{Finish, Read, Request, Start};
+use dbs_core::{ErrorKind, Store, Volume};
 use dbs_sim::{CrashMode, Medium, SimDisk, SimEnv, TailPlace};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,6 +44,7 @@ fn sequence(volume: u64, block: u64, buf: &[u8]) -> u64 {
 /// What the threads share.
 struct Shared {
     store: Store,
+    disk: Arc<SimDisk>,
     stop: AtomicBool,
     /// Sequence numbers acknowledged and issued, by volume and block.
     acknowledged: Vec<Vec<AtomicU64>>,
@@ -72,20 +74,65 @@ impl Shared {
             let (v, b) = (volume as usize, block as usize);
             self.issued[v][b].store(next, Ordering::SeqCst);
             let buf = stamp(volume, block, next);
-            match handle.write_at(block * BLOCK as u64, &buf, rng.u8(0..50) == 0) {
+            match self.write(&handle, block, &buf, rng.u8(0..50)) {
                 Ok(()) => self.acknowledged[v][b].store(next, Ordering::SeqCst),
                 Err(error) if error.kind() == ErrorKind::NoSpace => {
                     self.store.work(16).unwrap();
                 }
                 Err(error) => panic!("write: {error}"),
             }
-            let mut buf = vec![0; BLOCK];
-            handle.read_at(block * BLOCK as u64, &mut buf).unwrap();
-            let found = sequence(volume, block, &buf);
+            let found = sequence(volume, block, &self.read(&handle, block));
             assert!(found >= self.acknowledged[v][b].load(Ordering::SeqCst), "an older block");
             next += 1;
             self.done.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Reads what the writers of a volume are writing.
+    fn reader(&self, volume: u64) {
+        let mut rng = fastrand::Rng::with_seed(volume + 50);
+        let handle = self.store.volume(&format!("w{volume}")).unwrap();
+        while self.running() {
+            let block = rng.u64(0..VOLUME_BLOCKS);
+            let (v, b) = (volume as usize, block as usize);
+            let least = self.acknowledged[v][b].load(Ordering::SeqCst);
+            let found = sequence(volume, block, &self.read(&handle, block));
+            let most = self.issued[v][b].load(Ordering::SeqCst);
+            assert!(found >= least && found <= most, "{found} is not within {least} and {most}");
+        }
+    }
+
+    /// Writes a block, mostly as a server does.
+    fn write(&self, handle: &Volume, block: u64, buf: &[u8], lot: u8) -> dbs_core::Result<()> {
+        let mut request = Request::new();
+        let at = block * BLOCK as u64;
+        if lot < 10 || handle.start_write(at, BLOCK as u64, &mut request)? != Start::Io {
+            return handle.write_at(at, buf, lot == 0);
+        }
+        request.seal(buf);
+        let written = self.disk.write_at(request.segments()[0].device, buf);
+        match request.finish_write(written)? {
+            Finish::Done => Ok(()),
+            Finish::Commit => handle.flush(),
+        }
+    }
+
+    /// Reads a block as a server does.
+    fn read(&self, handle: &Volume, block: u64) -> Vec<u8> {
+        let (mut request, mut buf) = (Request::new(), vec![0; BLOCK]);
+        let at = block * BLOCK as u64;
+        let done = match handle.start_read(at, BLOCK as u64, &mut request).unwrap() {
+            Start::Io => {
+                let read = self.disk.read_at(request.segments()[0].device, &mut buf);
+                request.finish_read(read, &buf).unwrap() == Read::Done
+            }
+            Start::Done => true,
+            Start::Blocked => false,
+        };
+        if !done {
+            handle.read_at(at, &mut buf).unwrap();
+        }
+        buf
     }
 
     /// Takes snapshots, reads each twice, and deletes it.
@@ -245,6 +292,7 @@ fn disturb(checksums: bool, with_tail: bool) {
     }
     let shared = Shared {
         store,
+        disk: Arc::clone(&disk),
         stop: AtomicBool::new(false),
         acknowledged: counters(),
         issued: counters(),
@@ -258,6 +306,7 @@ fn disturb(checksums: bool, with_tail: bool) {
         for volume in 0..WRITERS {
             threads.push(scope.spawn(move || shared.writer(volume, 0)));
             threads.push(scope.spawn(move || shared.writer(volume, 1)));
+            threads.push(scope.spawn(move || shared.reader(volume)));
             threads.push(scope.spawn(move || shared.snapshotter(volume)));
         }
         threads.push(scope.spawn(|| shared.flusher()));

@@ -135,7 +135,7 @@ pub trait Storage: Send + Sync {
 
 /// Memory that survives the end of this process but not the end of this boot: a shared mapping of
 /// a file on tmpfs, or the simulator's.
-pub trait TailMemory: Send {
+pub trait TailMemory: Send + Sync {
     /// The whole mapping; its length is fixed and at least [`crate::limits::TAIL_BYTES`].
     fn bytes_mut(&mut self) -> &mut [u8];
 

@@ -1,5 +1,44 @@
 //! How many data blocks each snapshot's own layer holds: kept with every change of a bitmap, so that
-//! asking costs nothing.
+//! asking costs nothing. And what was read and written of a volume.
+
+use crate::info::VolumeIo;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What was read and written of a volume, counted by requests beside one another.
+#[derive(Debug, Default)]
+pub struct IoCounts {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+impl IoCounts {
+    /// A read.
+    #[inline]
+    pub fn count_read(&self, bytes: u64) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A write.
+    #[inline]
+    pub fn count_write(&self, bytes: u64) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The counts.
+    pub fn get(&self) -> VolumeIo {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        VolumeIo {
+            reads: of(&self.reads),
+            writes: of(&self.writes),
+            read_bytes: of(&self.read_bytes),
+            written_bytes: of(&self.written_bytes),
+        }
+    }
+}
 
 /// Data blocks by owner, once started.
 #[derive(Debug, Default)]

@@ -93,9 +93,9 @@ impl Meta {
         if self.sight.group > self.log.durable {
             return Ok(Work::Commit);
         }
+        let reads = self.fence.oldest() < self.sight.fence && !sabotage::is(Bug::MergeBesideReads);
         // What is freed waits for reads by itself.
         let free = |id: &&u32| self.snapshot(SnapshotId(**id)).children.is_empty();
-        let reads = self.fence.oldest() < self.sight.fence && !sabotage::is(Bug::MergeBesideReads);
         let id = match self.deleting.iter().find(free).copied() {
             Some(leaf) if reads => SnapshotId(leaf),
             None if reads => return Ok(Work::Wait),

@@ -10,6 +10,7 @@ pub mod entries;
 pub mod flatten;
 pub mod holders;
 pub mod ids;
+pub mod lanes;
 pub mod layer;
 pub mod layer_write;
 pub mod layers;
@@ -37,16 +38,18 @@ use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
 use crate::format::{Geometry, RegionKind};
-use crate::info::{DataPlace, VolumeIo};
+use crate::info::DataPlace;
 use crate::limits::ROOM_BLOCKS;
 use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
+use counts::IoCounts;
 use entries::{Entries, SPARE_BASE};
 use ids::IdMap;
 use layer::SeenLayer;
 use locks::{Fence, RangeLocks, Space};
 use log::Log;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use view::View;
 use zerocopy::IntoBytes;
 
@@ -93,9 +96,9 @@ pub struct Volume {
     pub snapshots: BTreeMap<String, SnapshotId>,
     /// Changes of the content of its head, or of a snapshot, since the store was opened. Counted when they
     /// can be read.
-    pub writes: u64,
+    pub writes: AtomicU64,
     /// What was read and written since the store was opened.
-    pub io: VolumeIo,
+    pub io: IoCounts,
 }
 
 /// A snapshot or head.
@@ -152,7 +155,9 @@ pub struct Sight {
     fence: u64,
 }
 
-/// The state of an open store.
+/// The state of an open store. Aligned so that nobody who takes the lock around it is in the way of who
+/// looks at it.
+#[repr(align(128))]
 pub struct Meta {
     /// Shape.
     pub geometry: Geometry,
@@ -206,8 +211,8 @@ pub struct Meta {
     pub locks: RangeLocks,
     /// Running I/O.
     pub fence: Fence,
-    /// Reads and writes of volumes begun.
-    pub requests: u64,
+    /// Reads of volumes begun with the state to themselves.
+    pub(crate) requests: u64,
     /// Changes of what volumes and snapshots there are, and of what is said of them.
     pub changes: u64,
     views: IdMap<View>,
@@ -220,6 +225,11 @@ impl Meta {
     /// The uuid of the store, for its users.
     pub fn identity(&self) -> [u8; 16] {
         self.given.unwrap_or(self.uuid)
+    }
+
+    /// Reads and writes of volumes begun.
+    pub fn requests_begun(&mut self) -> u64 {
+        self.requests + self.locks.requests() + self.fence.requests()
     }
 
     /// A volume by id.
@@ -253,9 +263,9 @@ impl Meta {
 
     /// The content of a head or snapshot has changed.
     #[inline]
-    fn note_write(&mut self, owner: SnapshotId) {
+    fn note_write(&self, owner: SnapshotId) {
         let volume = self.snapshot(owner).volume;
-        self.volume_mut(volume).writes += 1;
+        self.volume(volume).writes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// All volumes in use, by id.

@@ -33,6 +33,9 @@ pub struct WritePiece {
     pub blocks: Range<u32>,
     /// The extent was allocated for this write.
     fresh: bool,
+    /// Its end may make a record. Else all of it was data in an extent that is in a record, and stays so
+    /// as long as its blocks are held.
+    records: bool,
 }
 
 impl Meta {
@@ -46,11 +49,28 @@ impl Meta {
         blocks: Range<u64>,
         out: &mut Vec<ReadPiece>,
     ) -> Result<()> {
+        for (logical, _) in split(blocks.clone(), self.blocks_per_extent()) {
+            self.look_up(from, logical);
+        }
+        let all = self.plan_remembered(from, blocks, out)?;
+        assert!(all, "looked up before: zeros would be wrong");
+        Ok(())
+    }
+
+    /// As [`Meta::plan_read`], beside other requests; `false` if something has to be looked up first.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn plan_remembered(
+        &self,
+        from: SnapshotId,
+        blocks: Range<u64>,
+        out: &mut Vec<ReadPiece>,
+    ) -> Result<bool> {
         out.clear();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
-            // Borrowed in two steps: the look-up may remember, the rest only reads.
-            self.look_up(from, logical);
-            let found = self.remembered(from, logical);
+            let Some(found) = self.remembered(from, logical) else { return Ok(false) };
             let mut block = part.start;
             while block < part.end {
                 let source = found.source(self, block);
@@ -67,7 +87,7 @@ impl Meta {
                 push_read(out, address, u64::from(block - start));
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// What there is to say of a block that is lost.
@@ -145,10 +165,59 @@ impl Meta {
                 },
             };
             let address = self.address(entry, part.start);
-            out.push(WritePiece { address, entry, logical, blocks: part, fresh });
+            let records = fresh || !self.is_recorded(entry, &part);
+            out.push(WritePiece { address, entry, logical, blocks: part, fresh, records });
         }
-        self.log.expect_records(out.len() * self.record_bytes());
+        self.log.expect_records(self.expected_bytes(out));
         Ok(())
+    }
+
+    /// Finds the places of a write to a volume's head that overwrites data and makes no record, beside
+    /// other requests; `false` if it is none.
+    #[inline]
+    pub fn plan_overwrite(
+        &self,
+        volume: VolumeId,
+        blocks: Range<u64>,
+        out: &mut Vec<WritePiece>,
+    ) -> bool {
+        out.clear();
+        let layer = &self.snapshot(self.volume(volume).head).layer;
+        for (logical, part) in split(blocks, self.blocks_per_extent()) {
+            let Some(entry) = layer.get(logical).filter(|entry| *entry < SPARE_BASE) else {
+                return false;
+            };
+            if !self.is_recorded(entry, &part) {
+                return false;
+            }
+            let address = self.address(entry, part.start);
+            let (fresh, records) = (false, false);
+            out.push(WritePiece { address, entry, logical, blocks: part, fresh, records });
+        }
+        layer.lost.is_empty()
+    }
+
+    /// Whether all of these blocks are data in an entry that is in a record.
+    #[inline]
+    fn is_recorded(&self, entry: u32, blocks: &Range<u32>) -> bool {
+        self.entries.all_data(entry, blocks) && !self.unlogged.contains_key(&entry)
+    }
+
+    /// Bytes of records that the pieces of a write may make.
+    fn expected_bytes(&self, pieces: &[WritePiece]) -> usize {
+        pieces.iter().filter(|piece| piece.records).count() * self.record_bytes()
+    }
+
+    /// Whether a write that was planned makes no record when it ends.
+    #[inline]
+    pub fn is_overwrite(&self, pieces: &[WritePiece]) -> bool {
+        pieces.iter().all(|piece| !piece.records)
+    }
+
+    /// A write has ended that makes no record.
+    #[inline]
+    pub fn note_overwrite(&self, volume: VolumeId) {
+        self.note_write(self.volume(volume).head);
     }
 
     /// The data of these pieces has been written: records what became data.
@@ -160,11 +229,10 @@ impl Meta {
     #[inline]
     pub fn finish_write_to(&mut self, owner: SnapshotId, pieces: &[WritePiece]) {
         self.note_write(owner);
-        self.log.expected_records_came(pieces.len() * self.record_bytes());
+        self.log.expected_records_came(self.expected_bytes(pieces));
         for piece in pieces {
-            if !self.unlogged.contains_key(&piece.entry)
-                && self.entries.all_data(piece.entry, &piece.blocks)
-            {
+            // Another write may have made it one meanwhile.
+            if !piece.records || self.is_recorded(piece.entry, &piece.blocks) {
                 continue;
             }
             self.entries.fill(piece.entry, piece.blocks.clone(), FillState::Data);
@@ -193,7 +261,7 @@ impl Meta {
     pub fn abort_write_to(&mut self, owner: SnapshotId, pieces: &[WritePiece]) {
         // Some of it may have reached the device.
         self.note_write(owner);
-        self.log.expected_records_came(pieces.len() * self.record_bytes());
+        self.log.expected_records_came(self.expected_bytes(pieces));
         let space = self.snapshot(owner).space();
         for piece in pieces {
             let unused = self.entries.data_bits(piece.entry).is_empty();
@@ -317,9 +385,13 @@ impl Meta {
 
     /// Lets freed entries out of quarantine whose freeing is durable.
     pub fn release_freed(&mut self) {
+        if self.extents.quarantined() == 0 && self.spares.quarantined() == 0 {
+            return;
+        }
         let durable = if sabotage::is(Bug::ReuseFreedEarly) { u64::MAX } else { self.log.durable };
-        self.extents.release(durable, self.fence.oldest());
-        self.spares.release(durable, self.fence.oldest());
+        let oldest = self.fence.oldest();
+        self.extents.release(durable, oldest);
+        self.spares.release(durable, oldest);
     }
 
     /// Why no extent is free, for people.

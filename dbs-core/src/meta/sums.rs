@@ -10,8 +10,8 @@
 mod groups;
 mod memory;
 mod page;
+mod pages;
 
-use super::bits::word_mask;
 use super::ids::IdMap;
 use crate::format::sums::{SUMS_PER_PAGE, UNKNOWN};
 use crate::format::{Geometry, RegionKind};
@@ -21,11 +21,10 @@ use crate::units::BLOCK_BYTES;
 use groups::Group;
 pub use groups::{Closed, Closing, leader_of};
 use page::Page;
+use pages::Pages;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Words of a bitmap with a bit for each block of a page.
-const WORDS: usize = SUMS_PER_PAGE.div_ceil(64);
 /// Pages or groups looked at by one call, which bounds how long it holds the metadata lock.
 const LOOKS: usize = 1024;
 
@@ -57,10 +56,8 @@ pub struct Sums {
     data: u64,
     /// Pages of the region.
     count: u32,
-    pages: IdMap<Page>,
+    pages: Pages,
     groups: IdMap<Group>,
-    /// Blocks claimed, by page.
-    claims: IdMap<Claims>,
     /// Pages being read.
     loading: Vec<u32>,
     /// Groups whose leaders are being read.
@@ -93,20 +90,7 @@ pub struct Sums {
     pub counters: ChecksumInfo,
 }
 
-/// Claims of blocks of a page.
-#[derive(Debug, Default)]
-struct Claims {
-    blocks: [u64; WORDS],
-    /// One for each write.
-    count: u32,
-}
-
-impl Claims {
-    fn has(&self, blocks: &Range<u32>) -> bool {
-        words(blocks).any(|word| self.blocks[word] & word_mask(blocks, word) != 0)
-    }
-}
-
+/// Words of a bitmap of a page that have a bit of these blocks.
 fn words(blocks: &Range<u32>) -> Range<usize> {
     blocks.start as usize / 64..(blocks.end as usize).div_ceil(64)
 }
@@ -142,9 +126,8 @@ impl Sums {
         Self {
             data,
             count,
-            pages: IdMap::default(),
+            pages: Pages::new(),
             groups: IdMap::default(),
-            claims: IdMap::default(),
             loading: Vec::new(),
             loading_groups: Vec::new(),
             ring: VecDeque::new(),
@@ -193,14 +176,40 @@ impl Sums {
 
     /// Whether the device need not be asked about these blocks.
     #[inline]
-    pub fn knows(&mut self, address: u64, blocks: usize) -> bool {
-        split(self.data, address, blocks).all(|(page, blocks)| match self.pages.get_mut(&page) {
-            Some(page) => {
-                page.used = true;
-                page.covers(&blocks)
-            }
-            None => false,
+    pub fn knows(&self, address: u64, blocks: usize) -> bool {
+        split(self.data, address, blocks).all(|(number, blocks)| {
+            let mut pile = self.pages.lock(number);
+            let Some(page) = pile.page(number) else { return false };
+            page.used = true;
+            page.covers(&blocks)
         })
+    }
+
+    /// As [`Sums::check`], beside other requests, up to the first block that is in doubt or of which
+    /// nothing is known: how many were right.
+    #[inline]
+    pub fn check_beside(&self, address: u64, found: &[u32]) -> usize {
+        let mut done = 0;
+        for (number, blocks) in split(self.data, address, found.len()) {
+            let mut pile = self.pages.lock(number);
+            let found = &found[done..done + blocks.len()];
+            let right = pile
+                .page(number)
+                .is_some_and(|page| page.covers(&blocks) && page.compare(&blocks, found) == Ok(0));
+            if !right {
+                break;
+            }
+            pile.hits += 1;
+            pile.verified += found.len() as u64;
+            done += found.len();
+        }
+        done
+    }
+
+    /// Whether more is in memory than there is room for.
+    #[inline]
+    pub fn is_over(&self) -> bool {
+        self.bytes > self.capacity
     }
 
     /// Compares blocks read from `address` on with what is known, and learns what is not: how many that
@@ -213,7 +222,7 @@ impl Sums {
         let may_learn = fence >= self.learn_from;
         let (mut done, mut learnt) = (0, 0);
         for (number, blocks) in split(self.data, address, found.len()) {
-            let Some(page) = self.pages.get_mut(&number) else { return Err(Doubt::Page(number)) };
+            let Some(page) = self.pages.get_mut(number) else { return Err(Doubt::Page(number)) };
             page.used = true;
             if !page.covers(&blocks) {
                 return Err(Doubt::Page(number));
@@ -235,7 +244,7 @@ impl Sums {
     /// What is known of a block whose page is in memory.
     pub fn known(&mut self, address: u64) -> Option<u32> {
         let (number, blocks) = split(self.data, address, 1).next()?;
-        let sum = self.pages.get(&number)?.get(blocks.start);
+        let sum = self.pages.get(number)?.get(blocks.start);
         (sum != UNKNOWN).then_some(sum)
     }
 
@@ -247,7 +256,7 @@ impl Sums {
     pub fn carry(&mut self, address: u64, found: &mut [u32]) -> Result<(), Doubt> {
         let parts = split(self.data, address, found.len());
         for (number, blocks) in parts.clone() {
-            let page = self.pages.get_mut(&number).ok_or(Doubt::Page(number))?;
+            let page = self.pages.get_mut(number).ok_or(Doubt::Page(number))?;
             page.used = true;
             if !page.covers(&blocks) {
                 return Err(Doubt::Page(number));
@@ -255,7 +264,7 @@ impl Sums {
         }
         let mut found = found.iter_mut().enumerate();
         for (number, blocks) in parts {
-            let Some(page) = self.pages.get(&number) else { continue };
+            let Some(page) = self.pages.get(number) else { continue };
             for (block, (index, found)) in blocks.zip(&mut found) {
                 match page.get(block) {
                     UNKNOWN => self.counters.unknown += 1,
@@ -270,23 +279,31 @@ impl Sums {
         Ok(())
     }
 
-    /// Claims blocks that are about to be written, or none of them. Who has made room, or tried to,
-    /// says so with `has_room`.
+    /// Claims blocks that are about to be written, or none of them; also beside other requests. Who has made
+    /// room, or tried to, says so with `has_room`.
     ///
     /// # Errors
     /// What must come first.
     #[inline]
-    pub fn claim(&mut self, address: u64, blocks: usize, has_room: bool) -> Result<(), Need> {
+    pub fn claim(&self, address: u64, blocks: usize, has_room: bool) -> Result<(), Need> {
         if !has_room {
             self.check_room()?;
         }
-        let parts = split(self.data, address, blocks);
-        for (number, blocks) in parts.clone() {
-            self.group_need(number)?;
-            self.check_free(number, &blocks)?;
+        let mut claimed = 0;
+        for (number, part) in split(self.data, address, blocks) {
+            if let Err(need) = self.group_need(number).and_then(|()| self.claim_part(number, &part))
+            {
+                self.unclaim(address, claimed);
+                return Err(need);
+            }
+            claimed += part.len();
         }
-        parts.for_each(|(number, blocks)| self.set_claim(number, &blocks));
         Ok(())
+    }
+
+    #[inline]
+    fn claim_part(&self, number: u32, blocks: &Range<u32>) -> Result<(), Need> {
+        if self.pages.lock(number).claim(number, blocks) { Ok(()) } else { Err(Need::Wait) }
     }
 
     /// Claims a block that is about to be read again, so that nobody writes it meanwhile, and its page
@@ -296,44 +313,19 @@ impl Sums {
     /// What must come first.
     pub fn claim_to_read(&mut self, address: u64) -> Result<(), Need> {
         for (number, blocks) in split(self.data, address, 1) {
-            match self.pages.get(&number) {
-                Some(page) if page.covers(&blocks) => self.check_free(number, &blocks)?,
+            match self.pages.get(number) {
+                Some(page) if page.covers(&blocks) => self.claim_part(number, &blocks)?,
                 _ if self.loading.contains(&number) => return Err(Need::Wait),
                 _ => return Err(Need::Page(number)),
             }
-            self.set_claim(number, &blocks);
         }
         Ok(())
     }
 
-    fn check_free(&self, number: u32, blocks: &Range<u32>) -> Result<(), Need> {
-        let moving = self.pages.get(&number).is_some_and(|page| page.moving);
-        match self.claims.get(&number) {
-            _ if moving => Err(Need::Wait),
-            Some(claims) if claims.has(blocks) => Err(Need::Wait),
-            _ => Ok(()),
-        }
-    }
-
-    fn set_claim(&mut self, number: u32, blocks: &Range<u32>) {
-        let claims = self.claims.entry(number).or_default();
-        words(blocks).for_each(|word| claims.blocks[word] |= word_mask(blocks, word));
-        claims.count += 1;
-    }
-
-    fn end_claim(&mut self, number: u32, blocks: &Range<u32>) {
-        let Some(claims) = self.claims.get_mut(&number) else { return };
-        words(blocks).for_each(|word| claims.blocks[word] &= !word_mask(blocks, word));
-        claims.count -= 1;
-        if claims.count == 0 {
-            self.claims.remove(&number);
-        }
-    }
-
     /// Gives claimed blocks back that were not written.
-    pub fn unclaim(&mut self, address: u64, blocks: usize) {
+    pub fn unclaim(&self, address: u64, blocks: usize) {
         for (number, blocks) in split(self.data, address, blocks) {
-            self.end_claim(number, &blocks);
+            self.pages.lock(number).unclaim(number, &blocks);
         }
     }
 
@@ -345,9 +337,27 @@ impl Sums {
             self.make_page(number);
             self.set(number, &blocks, |at| sums[done + at]);
             done += blocks.len();
-            self.end_claim(number, &blocks);
+            self.pages.lock(number).unclaim(number, &blocks);
         }
         self.forget_some();
+    }
+
+    /// As [`Sums::written`], beside other requests, up to the first page of which more changes than these
+    /// sums: how many are done.
+    #[inline]
+    pub fn written_beside(&self, address: u64, sums: &[u32]) -> usize {
+        let mut done = 0;
+        for (number, blocks) in split(self.data, address, sums.len()) {
+            let mut pile = self.pages.lock(number);
+            let set = self.is_noted(groups::group_of(number))
+                && pile.page(number).is_some_and(|page| page.set_again(&blocks, &sums[done..]));
+            if !set {
+                break;
+            }
+            pile.unclaim(number, &blocks);
+            done += blocks.len();
+        }
+        done
     }
 
     /// Gives claimed blocks back that may have been written, in part or not at all. Who reads under
@@ -357,14 +367,14 @@ impl Sums {
         for (number, blocks) in split(self.data, address, blocks) {
             self.make_page(number);
             self.set(number, &blocks, |_| UNKNOWN);
-            self.end_claim(number, &blocks);
+            self.pages.lock(number).unclaim(number, &blocks);
         }
     }
 
     /// Changes a page in memory, keeping count of memory.
     #[inline]
     fn change<T>(&mut self, number: u32, change: impl FnOnce(&mut Page) -> T) -> Option<T> {
-        let page = self.pages.get_mut(&number)?;
+        let page = self.pages.get_mut(number)?;
         let changed = |page: &Page| if page.changed { page.bytes() } else { 0 };
         let before = (page.bytes(), changed(page));
         let outcome = change(page);
@@ -393,7 +403,9 @@ impl Sums {
     /// What has been counted.
     pub fn info(&self) -> ChecksumInfo {
         let (memory, open) = (self.bytes as u64, self.open as u64);
-        ChecksumInfo { memory, open, ..self.counters }
+        let (hits, verified) = self.pages.counts();
+        let (hits, verified) = (self.counters.hits + hits, self.counters.verified + verified);
+        ChecksumInfo { memory, open, hits, verified, ..self.counters }
     }
 }
 

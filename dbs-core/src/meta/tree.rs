@@ -60,7 +60,7 @@ impl Meta {
             flags: 0,
             head,
             snapshots: BTreeMap::new(),
-            writes: 0,
+            writes: Default::default(),
             io: Default::default(),
         };
         if self.volumes.len() <= slot as usize {
@@ -294,18 +294,18 @@ impl Meta {
     }
 
     /// Counts a read of a volume or of its snapshots.
-    pub fn count_read(&mut self, volume: VolumeId, bytes: u64) {
-        if let Some(Some(volume)) = self.volumes.get_mut(volume.index() - 1) {
-            volume.io.reads += 1;
-            volume.io.read_bytes += bytes;
+    #[inline]
+    pub fn count_read(&self, volume: VolumeId, bytes: u64) {
+        if let Some(Some(volume)) = self.volumes.get(volume.index() - 1) {
+            volume.io.count_read(bytes);
         }
     }
 
     /// Counts a write of a volume.
-    pub fn count_write(&mut self, volume: VolumeId, bytes: u64) {
-        if let Some(Some(volume)) = self.volumes.get_mut(volume.index() - 1) {
-            volume.io.writes += 1;
-            volume.io.written_bytes += bytes;
+    #[inline]
+    pub fn count_write(&self, volume: VolumeId, bytes: u64) {
+        if let Some(Some(volume)) = self.volumes.get(volume.index() - 1) {
+            volume.io.count_write(bytes);
         }
     }
 

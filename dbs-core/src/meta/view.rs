@@ -216,26 +216,24 @@ impl Meta {
         }
     }
 
-    /// The answer of [`Meta::look_up`].
-    ///
-    /// # Panics
-    /// If nothing was looked up: zeros would be wrong.
-    pub fn remembered(&self, snapshot: SnapshotId, logical: u32) -> Found<'_> {
+    /// The answer of [`Meta::look_up`]; `None` if nothing was looked up since it was forgotten.
+    #[inline]
+    pub fn remembered(&self, snapshot: SnapshotId, logical: u32) -> Option<Found<'_>> {
         let owner = self.snapshot(snapshot);
         if owner.parent.is_none() {
-            return match owner.layer.get(logical) {
+            return Some(match owner.layer.get(logical) {
                 Some(entry) => Found::Single(entry),
                 None if owner.layer.in_lost(logical) => Found::Lost,
                 None => Found::Nothing,
-            };
+            });
         }
-        let view = self.views.get(&snapshot.0).expect("looked up before");
-        match view.cell(logical, self.tree_version) {
-            UNKNOWN => unreachable!("looked up before"),
+        let view = self.views.get(&snapshot.0)?;
+        Some(match view.cell(logical, self.tree_version) {
+            UNKNOWN => return None,
             NOTHING => Found::Nothing,
             cell if cell & MIXED != 0 => Found::Mixed(&view.mixed[(cell & !MIXED) as usize]),
             cell => Found::Single(cell - SINGLE),
-        }
+        })
     }
 
     /// Walks the chain for a volume extent.

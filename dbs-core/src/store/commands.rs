@@ -70,7 +70,7 @@ impl Store {
     #[must_use]
     pub fn volume_io(&self) -> Vec<(VolumeInfo, VolumeIo)> {
         let meta = self.inner.meta();
-        meta.volumes().map(|(id, volume)| (volume_info(&meta, id), volume.io)).collect()
+        meta.volumes().map(|(id, volume)| (volume_info(&meta, id), volume.io.get())).collect()
     }
 
     /// One volume with its usage.

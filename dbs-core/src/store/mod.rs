@@ -26,6 +26,7 @@ mod restore;
 mod rewrite;
 mod rollback;
 mod scrub;
+pub(crate) mod share;
 mod space;
 mod still;
 mod sums;
@@ -49,13 +50,14 @@ use crate::info::Labels;
 use crate::io::interpose::Interposer;
 use crate::io::{DirectIo, Storage};
 use crate::limits::SUMS_CACHE_MIN_BYTES;
-use crate::meta::locks::{HoldId, Space};
+use crate::meta::locks::{FenceId, HoldId, Space};
 use crate::meta::{Meta, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId, format_size};
-use std::ops::Range;
+use share::{Alone, Share};
+use std::ops::{Deref, Range};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use turns::Turns;
 
 /// Where the tail lives.
@@ -137,14 +139,16 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `poison`, `warnings` and `still` are leaves. Held across
+/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings` and `still` are leaves. Held across
 /// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `superblock` (while
 /// it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
     pub(crate) storage: Arc<dyn Storage>,
     env: Arc<dyn Env>,
-    meta: Mutex<Meta>,
-    /// Something that others may wait for has changed in `meta`.
+    /// Who changes it has it alone, but for requests: see [`Shared`].
+    meta: Share<Meta>,
+    /// Something that others may wait for has changed in `meta`: how often.
+    changes: Mutex<u64>,
     changed: Condvar,
     waiting: AtomicUsize,
     commits: Turns,
@@ -178,6 +182,33 @@ pub(crate) struct Inner {
     place: OnceLock<String>,
 }
 
+/// The state, shared by requests that run beside one another. They only look at it, but for what is in
+/// [lanes](crate::meta::lanes).
+pub(crate) struct Shared<'a> {
+    inner: &'a Inner,
+    meta: share::Shared<'a, Meta>,
+}
+
+impl Deref for Shared<'_> {
+    type Target = Meta;
+
+    #[inline]
+    fn deref(&self) -> &Meta {
+        &self.meta
+    }
+}
+
+impl Drop for Shared<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.inner.poison(INCONSISTENT);
+        }
+    }
+}
+
+const INCONSISTENT: &str = "an internal error left the state inconsistent";
+
 /// Blocks of a volume held by an operation, until it ends.
 pub(crate) struct Hold<'a> {
     inner: &'a Inner,
@@ -202,7 +233,14 @@ impl Drop for Hold<'_> {
 /// space freed since then is not used again, and nothing is merged that has got out of sight since then.
 pub(crate) struct Fenced<'a> {
     inner: &'a Inner,
-    pub(crate) id: u64,
+    id: FenceId,
+}
+
+impl Fenced<'_> {
+    /// Its number.
+    pub(crate) fn number(&self) -> u64 {
+        self.id.number
+    }
 }
 
 impl Drop for Fenced<'_> {
@@ -217,7 +255,7 @@ impl Store {
     /// the difference.
     #[must_use]
     pub fn requests(&self) -> u64 {
-        self.inner.meta().requests
+        self.inner.meta().requests_begun()
     }
 
     /// What the storage driver reads and writes with, for a caller that transfers the segments of
@@ -232,27 +270,51 @@ impl Store {
 }
 
 impl Inner {
-    /// The state. A panic while it was held makes it untrustworthy: nothing is written after.
-    pub(crate) fn meta(&self) -> MutexGuard<'_, Meta> {
-        self.meta.lock().unwrap_or_else(|poisoned| {
-            self.poison("an internal error left the state inconsistent");
-            poisoned.into_inner()
-        })
-    }
-
-    /// Waits until something in the state has changed.
-    fn wait<'a>(&self, meta: MutexGuard<'a, Meta>) -> MutexGuard<'a, Meta> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let meta = self.changed.wait(meta).unwrap_or_else(PoisonError::into_inner);
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    /// The state, for who changes it. A panic while it was held makes it untrustworthy: nothing is
+    /// written after.
+    pub(crate) fn meta(&self) -> Alone<'_, Meta> {
+        let (meta, is_broken) = self.meta.alone();
+        if is_broken {
+            self.poison(INCONSISTENT);
+        }
         meta
     }
 
+    /// The state, for a request that only looks at it and changes what is in lanes.
+    #[inline]
+    pub(crate) fn shared(&self) -> Shared<'_> {
+        let (meta, is_broken) = self.meta.share();
+        if is_broken {
+            self.poison(INCONSISTENT);
+        }
+        Shared { inner: self, meta }
+    }
+
+    /// Waits until something in the state has changed.
+    fn wait<'a>(&'a self, meta: Alone<'a, Meta>) -> Alone<'a, Meta> {
+        // Before the state is let go: who changes it from then on sees that somebody waits.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = *changes;
+        drop(meta);
+        let changes = self.changed.wait_while(changes, |now| *now == seen);
+        drop(changes.unwrap_or_else(PoisonError::into_inner));
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.meta()
+    }
+
     /// Wakes those who wait for a change, if anybody does.
+    #[inline]
     pub(crate) fn wake(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.changed.notify_all();
+            self.wake_all();
         }
+    }
+
+    #[cold]
+    fn wake_all(&self) {
+        *self.changes.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.changed.notify_all();
     }
 
     /// Waits for blocks of a volume's head.
@@ -271,7 +333,7 @@ impl Inner {
     }
 
     /// Keeps what is planned in this hold of the state where it is.
-    pub(crate) fn fence(&self, meta: &mut Meta) -> Fenced<'_> {
+    pub(crate) fn fence(&self, meta: &Meta) -> Fenced<'_> {
         Fenced { inner: self, id: meta.fence.begin() }
     }
 
@@ -393,8 +455,7 @@ impl Inner {
             if meta.extents.available() > before {
                 return Ok(());
             }
-            let held_by_readers =
-                meta.extents.quarantined() > 0 && meta.fence.oldest() != meta.fence.next();
+            let held_by_readers = meta.extents.quarantined() > 0 && !meta.fence.is_idle();
             // Free extents on their way to the device come back in a moment.
             if !held_by_readers && meta.extents.punching() == 0 {
                 break;

@@ -180,7 +180,8 @@ impl Store {
         let inner = Arc::new(Inner {
             storage,
             env,
-            meta: meta.into(),
+            meta: super::share::Share::new(meta),
+            changes: Default::default(),
             changed: Default::default(),
             waiting: 0.into(),
             commits: Default::default(),

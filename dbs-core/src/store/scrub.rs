@@ -125,7 +125,7 @@ impl Inner {
             let mut meta = self.meta();
             (meta.runs_in_use(page), self.fence(&mut meta))
         };
-        self.scrub_runs(&runs, fenced.id, report, unreadable)
+        self.scrub_runs(&runs, fenced.number(), report, unreadable)
     }
 
     fn scrub_runs(

@@ -71,7 +71,7 @@ impl Volume {
     /// Current size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        let meta = self.store().meta();
+        let meta = self.store().shared();
         meta.snapshot(self.source(&meta)).size
     }
 
@@ -225,7 +225,7 @@ impl Volume {
     }
 
     fn check_range(&self, offset: u64, length: u64) -> Result<()> {
-        self.check_range_in(&self.store().meta(), offset, length)
+        self.check_range_in(&self.store().shared(), offset, length)
     }
 
     fn check_range_in(&self, meta: &Meta, offset: u64, length: u64) -> Result<()> {

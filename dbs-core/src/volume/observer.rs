@@ -8,10 +8,12 @@ use crate::info::{MapRange, SnapshotInfo, VolumeInfo};
 use crate::meta::usage::Ranges;
 use crate::meta::{Meta, names};
 use crate::store::facts::{snapshot_info, volume_info};
+use crate::store::share::Alone;
 use crate::store::{Inner, Store};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES, SnapshotId, VolumeId};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Volume extents looked at under one hold of the metadata lock.
 const EXTENTS_PER_LOOK: usize = 256;
@@ -143,7 +145,7 @@ impl Observer {
             created_ns: snapshot.created_ns,
             settled: still && !meta.is_rebuilding(snapshot.volume),
             incomplete: snapshot.head() && meta.is_rebuilding(snapshot.volume),
-            writes: meta.volume(snapshot.volume).writes,
+            writes: meta.volume(snapshot.volume).writes.load(Ordering::Relaxed),
         })
     }
 
@@ -332,7 +334,7 @@ impl Observer {
         Ok(at)
     }
 
-    fn meta(&self) -> std::sync::MutexGuard<'_, Meta> {
+    fn meta(&self) -> Alone<'_, Meta> {
         self.watched.store.meta()
     }
 

@@ -69,7 +69,7 @@ impl Inner {
             first = *end;
         }
         let Some(fenced) = fenced else { return Ok(()) };
-        let outcome = self.read_data(&mut reads, fenced.id);
+        let outcome = self.read_data(&mut reads, fenced.number());
         let outcome = outcome.map_err(|fault| self.find_unreadable(fault, &reads));
         drop((reads, fenced));
         outcome.map_err(|fault| {

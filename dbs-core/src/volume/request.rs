@@ -1,15 +1,20 @@
 //! Reads and writes that never block, for servers: one step says where the bytes are on the
-//! device, the caller does that I/O in its own way, and a second step ends the request. Each step
-//! takes the metadata lock once. The blocking calls of [`Volume`] are made of the same steps.
+//! device, the caller does that I/O in its own way, and a second step ends the request. The blocking
+//! calls of [`Volume`](super::Volume) are made of the same steps.
+//!
+//! Reads of what was looked up before, and overwrites, share the metadata lock with one another. Any
+//! step that finds that it has more to change takes the lock alone, and begins again.
 
+mod start;
 mod sums;
 
-use super::{Handle, Volume, blocks_of, is_whole};
+use super::Handle;
 use crate::error::{Error, Result};
-use crate::limits::EXTENTS_PER_WRITE;
-use crate::meta::locks::{HoldId, Space};
+use crate::format::sums::Stored;
+use crate::meta::Meta;
+use crate::meta::locks::{FenceId, HoldId};
 use crate::meta::plan::{ReadPiece, WritePiece};
-use crate::meta::{Meta, Stop};
+use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::io;
 use std::ops::Range;
@@ -27,7 +32,8 @@ pub struct Segment {
     pub length: usize,
 }
 
-/// What [`Volume::start_read`] and [`Volume::start_write`] ask their caller to do.
+/// What [`Volume::start_read`](super::Volume::start_read) and
+/// [`Volume::start_write`](super::Volume::start_write) ask their caller to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
     /// Transfer [`Request::segments`], fill [`Request::zeros`], and finish the request.
@@ -45,7 +51,7 @@ pub enum Read {
     /// The buffer holds what was asked for.
     Done,
     /// The bytes are in doubt, for they were written meanwhile or are damaged, or cannot be checked
-    /// without waiting: use [`Volume::read_at`], on a thread that may block.
+    /// without waiting: use [`Volume::read_at`](super::Volume::read_at), on a thread that may block.
     Again,
 }
 
@@ -55,7 +61,7 @@ pub enum Read {
 pub enum Finish {
     /// Nothing.
     Done,
-    /// [`Volume::flush`], on a thread that may block.
+    /// [`Volume::flush`](super::Volume::flush), on a thread that may block.
     Commit,
 }
 
@@ -89,7 +95,7 @@ pub(super) struct Running {
 
 enum Kind {
     Read {
-        fence: u64,
+        fence: FenceId,
     },
     Write {
         hold: HoldId,
@@ -147,13 +153,8 @@ impl Request {
         // It may be a page that cannot be read.
         let extra = self.extra_bytes() > 0;
         let (handle, fence) = self.end_read();
-        let mut meta = handle.store.meta();
-        if extra {
-            self.end_beside(&mut meta, &stored);
-        }
-        let good = outcome.is_err() || self.check_sums(&mut meta, fence);
-        meta.fence.end(fence);
-        drop(meta);
+        let good = self.end_read_beside(&handle, fence, &outcome, extra)
+            || self.end_read_alone(&handle, fence, &outcome, extra.then_some(&stored[..]));
         handle.store.wake();
         match outcome {
             Ok(()) if good => Ok(Read::Done),
@@ -163,8 +164,46 @@ impl Request {
         }
     }
 
+    /// Ends a read of which all is known and right; `false` if it is not, and has not ended.
+    #[inline]
+    fn end_read_beside(
+        &mut self,
+        handle: &Handle,
+        fence: FenceId,
+        outcome: &io::Result<()>,
+        extra: bool,
+    ) -> bool {
+        if outcome.is_err() || extra {
+            return false;
+        }
+        let shared = handle.store.shared();
+        let meta: &Meta = &shared;
+        let all = self.check_beside(meta);
+        if all {
+            meta.fence.end(fence);
+        }
+        all
+    }
+
+    /// Ends a read, with the pages `stored` beside it if some were fetched; whether it is right.
+    fn end_read_alone(
+        &mut self,
+        handle: &Handle,
+        fence: FenceId,
+        outcome: &io::Result<()>,
+        stored: Option<&[Stored]>,
+    ) -> bool {
+        let mut meta = handle.store.meta();
+        if let Some(stored) = stored {
+            self.end_beside(&mut meta, stored);
+        }
+        let good = outcome.is_err() || self.check_sums(&mut meta, fence.number);
+        meta.fence.end(fence);
+        good
+    }
+
     /// The fence number of a read under way, which the caller gives back.
-    fn end_read(&mut self) -> (Arc<Handle>, u64) {
+    fn end_read(&mut self) -> (Arc<Handle>, FenceId) {
         match self.running.take() {
             Some(Running { handle, kind: Kind::Read { fence } }) => (handle, fence),
             _ => panic!("no read is under way"),
@@ -190,19 +229,41 @@ impl Request {
         else {
             panic!("no write is under way");
         };
-        let mut meta = handle.store.meta();
-        self.end_claims(&mut meta, true);
-        meta.finish_write(handle.volume, &self.writes);
-        let must_commit = meta.publish() || must_commit;
-        meta.locks.release(hold);
-        drop(meta);
+        let ended = self.end_overwrite(&handle, hold);
+        let must_commit = must_commit | ended.unwrap_or_else(|| self.end_write(&handle, hold));
         handle.store.wake();
         Ok(Finish::of(must_commit))
     }
 
+    /// Ends a write that leaves all metadata as it is, but for checksums; whether a commit must follow.
+    /// `None` if it is another, and has not ended.
+    #[inline]
+    fn end_overwrite(&mut self, handle: &Handle, hold: HoldId) -> Option<bool> {
+        let shared = handle.store.shared();
+        let meta: &Meta = &shared;
+        if !meta.is_overwrite(&self.writes) || !self.end_claims_beside(meta) {
+            return None;
+        }
+        meta.note_overwrite(handle.volume);
+        // Another's record may say that this place is data.
+        let must_commit = meta.log.is_unsafe() && !sabotage::is(Bug::OverwriteBeforeTail);
+        meta.locks.release(hold);
+        Some(must_commit)
+    }
+
+    /// Ends a write; whether a commit must follow.
+    fn end_write(&mut self, handle: &Handle, hold: HoldId) -> bool {
+        let mut meta = handle.store.meta();
+        self.end_claims(&mut meta, true);
+        meta.finish_write(handle.volume, &self.writes);
+        let must_commit = meta.publish();
+        meta.locks.release(hold);
+        must_commit
+    }
+
     fn clear(&mut self) {
         assert!(self.running.is_none(), "the request is under way");
-        self.sums.sealed = false;
+        self.sums.clear();
         self.segments.clear();
         self.zeros.clear();
     }
@@ -282,226 +343,5 @@ impl Drop for Request {
             Some(Running { kind: Kind::Write { planned: true, .. }, .. }) => self.lose(),
             _ => self.abandon(),
         }
-    }
-}
-
-impl Volume {
-    /// Starts a read of whole sectors. It never waits for other operations, only for the metadata
-    /// lock; a very long range is `Blocked`.
-    ///
-    /// # Errors
-    /// `Invalid` outside the volume or unaligned. Nothing is held then.
-    ///
-    /// # Panics
-    /// If the request is under way.
-    pub fn start_read(&self, offset: u64, length: u64, request: &mut Request) -> Result<Start> {
-        self.start_read_as(offset, length, false, request)
-    }
-
-    /// As [`Volume::start_read`], by who has room for [`Request::extra_bytes`] behind the bytes asked
-    /// for: what is needed to check them is fetched beside them, as further segments. The buffer
-    /// given to [`Request::finish_read`] is the whole.
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn start_read_beside(
-        &self,
-        offset: u64,
-        length: u64,
-        request: &mut Request,
-    ) -> Result<Start> {
-        self.start_read_as(offset, length, true, request)
-    }
-
-    fn start_read_as(
-        &self,
-        offset: u64,
-        length: u64,
-        beside: bool,
-        request: &mut Request,
-    ) -> Result<Start> {
-        request.clear();
-        let mut meta = self.store().meta();
-        self.check_range_in(&meta, offset, length)?;
-        if length == 0 {
-            return Ok(Start::Done);
-        }
-        if length > self.step_bytes() as u64 {
-            return Ok(Start::Blocked);
-        }
-        let fence = self.plan_read(&mut meta, blocks_of(offset, length), request)?;
-        if self.store().has_sums
-            && let Some(number) = fence
-        {
-            // Checked are whole blocks only, and only by what is in memory by then.
-            let whole = is_whole(offset) && is_whole(length);
-            let ready = request.knows_sums(&mut meta)
-                || (whole && beside && request.start_beside(&mut meta));
-            if !whole || !ready {
-                meta.fence.end(number);
-                return Ok(Start::Blocked);
-            }
-        }
-        let blocks = blocks_of(offset, length);
-        meta.count_read(self.handle.volume, (blocks.end - blocks.start) * BLOCK_BYTES);
-        drop(meta);
-        Ok(self.begin_read(offset, length, fence, request))
-    }
-
-    /// Starts a write. `Blocked` if it would wait for another operation, if space must be made or
-    /// reserved for it, if it is not of whole blocks, or is very long.
-    ///
-    /// # Errors
-    /// `Invalid` outside the volume or unaligned, `ReadOnly`, `Poisoned`. Nothing is held then.
-    ///
-    /// # Panics
-    /// If the request is under way.
-    pub fn start_write(&self, offset: u64, length: u64, request: &mut Request) -> Result<Start> {
-        request.clear();
-        let mut meta = self.store().meta();
-        self.check_unlocked()?;
-        self.check_range_in(&meta, offset, length)?;
-        if length == 0 {
-            return Ok(Start::Done);
-        }
-        let whole = is_whole(offset) && is_whole(length);
-        if !whole || length > self.step_bytes() as u64 {
-            return Ok(Start::Blocked);
-        }
-        let started = self.try_write(&mut meta, blocks_of(offset, length), request)?;
-        drop(meta);
-        if !started {
-            return Ok(Start::Blocked);
-        }
-        request.lay_out_write();
-        Ok(Start::Io)
-    }
-
-    /// Starts a write of whole blocks, waiting for whatever it needs.
-    pub(super) fn wait_write(&self, blocks: Range<u64>, request: &mut Request) -> Result<()> {
-        request.clear();
-        let started = {
-            let mut meta = self.store().meta();
-            self.store().check_sound()?;
-            self.try_write(&mut meta, blocks.clone(), request)?
-        };
-        if started {
-            request.lay_out_write();
-            return Ok(());
-        }
-        // With checksums, writes to the same blocks take their turns.
-        self.wait_hold(blocks.clone(), self.store().has_sums, request);
-        self.plan_held(blocks, request)
-    }
-
-    /// Waits for blocks, which the request then holds.
-    pub(super) fn wait_hold(&self, blocks: Range<u64>, exclusive: bool, request: &mut Request) {
-        request.clear();
-        let hold = self.store().hold(self.handle.volume, blocks, exclusive).keep();
-        request.running = Some(self.writing(hold, false, false));
-    }
-
-    /// Finds places for the blocks that the request holds, waiting for space.
-    pub(super) fn plan_held(&self, blocks: Range<u64>, request: &mut Request) -> Result<()> {
-        let volume = self.handle.volume;
-        let writes = &mut request.writes;
-        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
-        let step = self.store().step(|meta| {
-            meta.plan_write(volume, blocks.clone(), writes)?;
-            meta.count_write(volume, length);
-            Ok(())
-        });
-        match (step, &mut request.running) {
-            (
-                Ok(((), early)),
-                Some(Running { kind: Kind::Write { planned, must_commit, .. }, .. }),
-            ) => {
-                (*planned, *must_commit) = (true, early);
-                request.lay_out_write();
-                self.claim(request)
-            }
-            (Ok(_), _) => panic!("the blocks are not held"),
-            (Err(error), _) => {
-                request.abandon();
-                Err(error)
-            }
-        }
-    }
-
-    /// Starts a write of whole blocks if nothing is in its way.
-    fn try_write(
-        &self,
-        meta: &mut Meta,
-        blocks: Range<u64>,
-        request: &mut Request,
-    ) -> Result<bool> {
-        let volume = self.handle.volume;
-        meta.requests += 1;
-        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
-        let hold = meta.locks.queue(Space::Head(volume), blocks.clone(), false);
-        let mut planned = if meta.locks.granted(hold) {
-            meta.plan_write(volume, blocks, &mut request.writes)
-        } else {
-            Err(Stop::Space)
-        };
-        if planned.is_ok() && !request.try_claim(meta) {
-            meta.abort_write(volume, &request.writes);
-            planned = Err(Stop::Space);
-        }
-        match planned {
-            Ok(()) => {
-                meta.count_write(volume, length);
-                let early = meta.publish();
-                request.running = Some(self.writing(hold, true, early));
-                Ok(true)
-            }
-            Err(stop) => {
-                // Nobody has seen it in the queue, so that nobody need be woken.
-                meta.locks.release(hold);
-                if let Stop::Error(error) = stop { Err(error) } else { Ok(false) }
-            }
-        }
-    }
-
-    fn writing(&self, hold: HoldId, planned: bool, must_commit: bool) -> Running {
-        let kind = Kind::Write { hold, planned, must_commit };
-        Running { handle: Arc::clone(&self.handle), kind }
-    }
-
-    /// Where the blocks are; a fence number if any is on the device.
-    fn plan_read(
-        &self,
-        meta: &mut Meta,
-        blocks: Range<u64>,
-        request: &mut Request,
-    ) -> Result<Option<u64>> {
-        let source = self.source(meta);
-        meta.requests += 1;
-        meta.plan_read(source, blocks, &mut request.reads)?;
-        let any = request.reads.iter().any(|piece| piece.address.is_some());
-        Ok(any.then(|| meta.fence.begin()))
-    }
-
-    fn begin_read(
-        &self,
-        offset: u64,
-        length: u64,
-        fence: Option<u64>,
-        request: &mut Request,
-    ) -> Start {
-        request.lay_out_read(offset, length);
-        request.lay_out_beside(length);
-        let Some(fence) = fence else { return Start::Done };
-        let handle = Arc::clone(&self.handle);
-        request.running = Some(Running { handle, kind: Kind::Read { fence } });
-        Start::Io
-    }
-
-    /// Bytes of a write that is planned in one step.
-    pub(super) fn step_bytes(&self) -> usize {
-        EXTENTS_PER_WRITE * self.store().extent_bytes
     }
 }

@@ -9,6 +9,7 @@ mod intent;
 mod ops;
 mod regressions;
 mod reopen;
+mod requests;
 mod revision;
 mod ringed;
 mod still;

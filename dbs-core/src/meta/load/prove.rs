@@ -96,7 +96,7 @@ impl Loader {
                 flags: slot.flags.get(),
                 head: SnapshotId(slot.head.get()),
                 snapshots: BTreeMap::new(),
-                writes: 0,
+                writes: Default::default(),
                 io: Default::default(),
             }));
         }

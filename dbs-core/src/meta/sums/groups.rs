@@ -186,6 +186,13 @@ impl Sums {
         }
     }
 
+    /// Whether [`Sums::note_busy`] would change nothing.
+    #[inline]
+    pub(super) fn is_noted(&self, number: u32) -> bool {
+        let group = self.groups.get(&number);
+        group.is_some_and(|group| group.queued && group.changed_ns == self.now_ns)
+    }
+
     /// Whether blocks of the page may be written.
     #[inline]
     pub(super) fn group_need(&self, page: u32) -> Result<(), Need> {
@@ -214,7 +221,7 @@ impl Sums {
         if self.loading.contains(&leader) {
             return Err(Need::Wait);
         }
-        let sums = match self.pages.get(&leader) {
+        let sums = match self.pages.get(leader) {
             Some(page) if page.moving => return Err(Need::Wait),
             Some(page) => page.sums().ok_or(Need::Page(leader))?,
             None => return Err(Need::Page(leader)),
@@ -236,7 +243,7 @@ impl Sums {
             group.page_written(leader);
             self.open += 1;
             self.counters.openings += 1;
-            if let Some(page) = self.pages.get_mut(&leader) {
+            if let Some(page) = self.pages.get_mut(leader) {
                 page.unread = false;
             }
             self.note_busy(number);
@@ -290,24 +297,24 @@ impl Sums {
         closing
     }
 
-    fn is_idle(&self, group: u32) -> bool {
+    fn is_idle(&mut self, group: u32) -> bool {
         self.pages_of(group).all(|page| {
-            let moving = self.pages.get(&page).is_some_and(|page| page.moving);
-            !moving && !self.claims.contains_key(&page) && !self.loading.contains(&page)
+            let moving = self.pages.get(page).is_some_and(|page| page.moving);
+            !moving && !self.pages.is_claimed(page) && !self.loading.contains(&page)
         })
     }
 
-    fn is_changed(&self, page: u32) -> bool {
-        self.pages.get(&page).is_some_and(|page| page.changed)
+    fn is_changed(&mut self, page: u32) -> bool {
+        self.pages.get(page).is_some_and(|page| page.changed)
     }
 
     /// Pages of a group that is being closed that must be whole in memory.
-    pub fn needed_to_close(&self, number: u32) -> Vec<u32> {
+    pub fn needed_to_close(&mut self, number: u32) -> Vec<u32> {
         let says = |group: &Group| group.state == State::Open || group.has_doubts();
         let with_leader = self.groups.get(&number).is_some_and(says);
         let leader = leader_of(number);
-        let needed = |page: &u32| self.is_changed(*page) || (with_leader && *page == leader);
-        self.pages_of(number).filter(needed).collect()
+        let pages = self.pages_of(number);
+        pages.filter(|page| self.is_changed(*page) || (with_leader && *page == leader)).collect()
     }
 
     /// What is to be written of a group that is being closed; `None` if that cannot be, as somebody
@@ -320,7 +327,8 @@ impl Sums {
         let keeps = sabotage::is(Bug::CloseKeepsDoubts);
         let doubts = if keeps { 0 } else { group.stale & !group.blank };
         let needed = self.needed_to_close(number);
-        if needed.iter().any(|page| self.pages.get(page).is_none_or(|page| page.sums().is_none())) {
+        if needed.iter().any(|page| self.pages.get(*page).is_none_or(|page| page.sums().is_none()))
+        {
             return None;
         }
         let mut closing =

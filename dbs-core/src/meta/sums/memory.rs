@@ -37,7 +37,7 @@ impl Sums {
         let mut reading = Vec::new();
         self.behind = pages.end;
         for number in pages {
-            let is_whole = self.pages.get(&number).is_some_and(|page| page.sums().is_some());
+            let is_whole = self.pages.get(number).is_some_and(|page| page.sums().is_some());
             let Some(group) = self.groups.get(&group_of(number)) else { continue };
             if is_whole || self.loading.contains(&number) {
                 continue;
@@ -99,8 +99,10 @@ impl Sums {
 
     /// The page is in memory, if with nothing.
     pub(super) fn make_page(&mut self, number: u32) {
-        if let std::collections::hash_map::Entry::Vacant(entry) = self.pages.entry(number) {
-            self.bytes += entry.insert(Page::part()).bytes();
+        if self.pages.get(number).is_none() {
+            let page = Page::part();
+            self.bytes += page.bytes();
+            self.pages.insert(number, page);
             self.ring.push_back(number);
         }
     }
@@ -146,10 +148,10 @@ impl Sums {
                 break;
             }
             let Some(number) = self.ring.pop_front() else { break };
-            let Some(page) = self.pages.get_mut(&number) else { continue };
+            let is_held = self.pages.is_claimed(number) || self.loading.contains(&number);
+            let Some(page) = self.pages.get_mut(number) else { continue };
             let group = self.groups.get(&group_of(number));
             let group_moves = group.is_none_or(|group| group.moving);
-            let is_held = self.claims.contains_key(&number) || self.loading.contains(&number);
             if page.changed && !page.moving && !group_moves && !is_held {
                 page.moving = true;
                 page.brief = page.sums().is_none();
@@ -183,11 +185,11 @@ impl Sums {
         let leader = leader_of(group);
         // A writer may have opened it meanwhile.
         let known = self.groups.get(&group).filter(|group| group.must_open())?;
-        let held = self.pages.get(&leader).is_none_or(|page| page.moving);
+        let held = self.pages.get(leader).is_none_or(|page| page.moving);
         if known.moving || self.loading.contains(&leader) || (held && !pages.contains(&leader)) {
             return None;
         }
-        let sums = Box::new(*self.pages.get(&leader)?.sums()?);
+        let sums = Box::new(*self.pages.get(leader)?.sums()?);
         self.groups.get_mut(&group)?.moving = true;
         Some(sums)
     }
@@ -206,13 +208,13 @@ impl Sums {
 
     /// The sums of pages being written, and whether each is the leader of an open group. Those of
     /// which that cannot be said are left out.
-    pub fn to_write(&self, pages: &[u32]) -> Vec<(u32, Box<PageSums>, bool)> {
+    pub fn to_write(&mut self, pages: &[u32]) -> Vec<(u32, Box<PageSums>, bool)> {
         let parts = pages.iter().filter_map(|number| {
             let group = self.groups.get(&group_of(*number))?;
             let held = group.moving && *number == leader_of(group_of(*number));
-            let sums = self.pages.get(number)?.sums()?;
             let unopened = group.must_open() && !sabotage::is(Bug::WriteFreshPages);
             let says = self.group_is_open(*number) && *number == leader_of(group_of(*number));
+            let sums = self.pages.get(*number)?.sums()?;
             (!unopened && !held).then(|| (*number, Box::new(*sums), says))
         });
         parts.collect()
@@ -239,7 +241,7 @@ impl Sums {
                 }
             }
             // As a whole page it would take the memory of hundreds of sums, once one is written to it.
-            let brief = self.pages.get(number).is_some_and(|page| page.brief && !page.changed);
+            let brief = self.pages.get(*number).is_some_and(|page| page.brief && !page.changed);
             if brief && !self.is_held(*number, &[]) {
                 self.forget(*number, 0);
             } else {
@@ -274,7 +276,7 @@ impl Sums {
         while self.bytes > self.capacity && looks > 0 {
             looks -= 1;
             let Some(number) = self.ring.pop_front() else { break };
-            let Some(page) = self.pages.get_mut(&number) else { continue };
+            let Some(page) = self.pages.get_mut(number) else { continue };
             let used = std::mem::take(&mut page.used) && !(all && page.changed);
             let changed = page.changed;
             if used || (changed && !all) || self.is_held(number, keep) {
@@ -285,15 +287,15 @@ impl Sums {
         }
     }
 
-    fn is_held(&self, number: u32, keep: &[u32]) -> bool {
-        let moving = self.pages.get(&number).is_some_and(|page| page.moving);
+    fn is_held(&mut self, number: u32, keep: &[u32]) -> bool {
+        let moving = self.pages.get(number).is_some_and(|page| page.moving);
         let group_moves = self.groups.get(&group_of(number)).is_some_and(|group| group.moving);
-        let in_use = self.claims.contains_key(&number) || self.loading.contains(&number);
+        let in_use = self.pages.is_claimed(number) || self.loading.contains(&number);
         moving || group_moves || in_use || keep.contains(&number)
     }
 
     fn forget(&mut self, number: u32, fence: u64) {
-        let Some(page) = self.pages.remove(&number) else { return };
+        let Some(page) = self.pages.remove(number) else { return };
         self.bytes -= page.bytes();
         if !page.changed {
             return;

@@ -131,6 +131,20 @@ impl Page {
         }
     }
 
+    /// Sets sums of blocks of a whole page that knows already what the device does not, which changes
+    /// nothing else; whether it is one.
+    #[inline]
+    pub fn set_again(&mut self, blocks: &Range<u32>, new: &[u32]) -> bool {
+        let Known::Whole(sums) = &mut self.known else { return false };
+        if !self.changed {
+            return false;
+        }
+        let known = &mut sums[blocks.start as usize..blocks.end as usize];
+        known.copy_from_slice(&new[..known.len()]);
+        (self.used, self.unread) = (true, false);
+        true
+    }
+
     /// What the device says, of the blocks that nothing else is known of.
     pub fn complete(&mut self, device: &PageSums) {
         if let Known::Part(part) = &self.known {

@@ -103,7 +103,7 @@ impl Inner {
             return Ok(());
         }
         for group in &groups {
-            let needed = self.meta().sums.as_ref().map(|sums| sums.needed_to_close(*group));
+            let needed = self.meta().sums.as_mut().map(|sums| sums.needed_to_close(*group));
             needed.into_iter().flatten().for_each(|page| self.load_page(page));
         }
         let mut closing = Vec::with_capacity(groups.len());

@@ -266,7 +266,7 @@ impl Inner {
         };
         self.load_started(parts, pages);
         let flushed = self.open_groups_of(&groups, pages)?;
-        let (are_open, out) = match &self.meta().sums {
+        let (are_open, out) = match &mut self.meta().sums {
             Some(sums) => (sums.are_open(pages), sums.to_write(pages)),
             None => return Ok(()),
         };

@@ -1,5 +1,5 @@
 //! Checksums of one read or write under way: taken from its bytes without a lock, and compared or
-//! recorded with the metadata lock that its end takes anyway.
+//! recorded with the metadata lock that its end takes anyway, shared or alone.
 
 use super::{Request, Segment};
 use crate::error::Result;
@@ -17,12 +17,21 @@ pub(in crate::volume) struct Sums {
     claimed: usize,
     /// Of all blocks of a sealed write, or of a read, in their order.
     taken: Vec<u32>,
+    /// Blocks of them that were recorded or compared beside other requests.
+    done: usize,
     /// Those of a write were taken.
-    pub(in crate::volume) sealed: bool,
+    sealed: bool,
     /// Pages that a read fetches beside its data, which nobody else does: each and where it is.
     beside: Vec<(u32, u64)>,
     /// What they are marked with.
     uuid: [u8; 16],
+}
+
+impl Sums {
+    /// For another request.
+    pub(in crate::volume) fn clear(&mut self) {
+        (self.sealed, self.done) = (false, 0);
+    }
 }
 
 /// Most pages fetched beside data.
@@ -58,23 +67,49 @@ impl Request {
         }
     }
 
+    /// Whether all that was read is known and right, and nothing has to be forgotten for it.
+    #[inline]
+    pub(in crate::volume) fn check_beside(&mut self, meta: &Meta) -> bool {
+        let Some(sums) = &meta.sums else { return true };
+        for segment in &self.segments {
+            let blocks = segment.length / BLOCK_BYTES as usize;
+            let found = &self.sums.taken[self.sums.done..][..blocks];
+            let right = sums.check_beside(segment.device, found);
+            self.sums.done += right;
+            if right < blocks {
+                return false;
+            }
+        }
+        !sums.is_over()
+    }
+
     /// Whether what was read under the fence number `fence` is what is known of it.
-    pub(in crate::volume) fn check_sums(&self, meta: &mut Meta, fence: u64) -> bool {
+    pub(in crate::volume) fn check_sums(&mut self, meta: &mut Meta, fence: u64) -> bool {
+        let mut done = std::mem::take(&mut self.sums.done);
         let Some(sums) = &mut meta.sums else { return true };
         let mut rest = &self.sums.taken[..];
         let good = self.segments.iter().all(|segment| {
             let (found, after) = rest.split_at(segment.length / BLOCK_BYTES as usize);
             rest = after;
-            sums.check(segment.device, found, fence).is_ok()
+            let skip = done.min(found.len());
+            done -= skip;
+            sums.check(segment.device + skip as u64 * BLOCK_BYTES, &found[skip..], fence).is_ok()
         });
         // Not before: it may be what has just been read.
         sums.forget_some();
         good
     }
 
+    /// Whether there is anything to read that has to be checked.
+    #[inline]
+    pub(in crate::volume) fn needs_sums(&self, meta: &Meta) -> bool {
+        meta.sums.is_some() && self.reads.iter().any(|piece| piece.address.is_some())
+    }
+
     /// Whether the checksums of what is to be read are in memory.
-    pub(in crate::volume) fn knows_sums(&self, meta: &mut Meta) -> bool {
-        let Some(sums) = &mut meta.sums else { return true };
+    #[inline]
+    pub(in crate::volume) fn knows_sums(&self, meta: &Meta) -> bool {
+        let Some(sums) = &meta.sums else { return true };
         let known = |piece: &ReadPiece| match piece.address {
             Some(address) => sums.knows(address, piece.blocks as usize),
             None => true,
@@ -147,9 +182,9 @@ impl Request {
 
     /// Claims all blocks of a planned write, or none of them.
     #[inline]
-    pub(in crate::volume) fn try_claim(&mut self, meta: &mut Meta) -> bool {
-        let Some(sums) = &mut meta.sums else { return true };
-        let mut free =
+    pub(in crate::volume) fn try_claim(&mut self, meta: &Meta) -> bool {
+        let Some(sums) = &meta.sums else { return true };
+        let free =
             |piece: &WritePiece| sums.claim(piece.address, piece.blocks.len(), false).is_ok();
         let claimed = self.writes.iter().take_while(|piece| free(piece)).count();
         if claimed == self.writes.len() {
@@ -173,9 +208,30 @@ impl Request {
         }
     }
 
-    /// Gives claimed blocks back; `written` says that they hold what was sealed.
+    /// Gives claimed blocks back that hold what was sealed, if nothing but their sums changes by that;
+    /// `false` if some are left.
+    #[inline]
+    pub(in crate::volume) fn end_claims_beside(&mut self, meta: &Meta) -> bool {
+        let Some(sums) = &meta.sums else { return true };
+        if !self.sums.sealed || sums.is_over() {
+            return false;
+        }
+        for piece in &self.writes[..self.sums.claimed] {
+            let known = &self.sums.taken[self.sums.done..][..piece.blocks.len()];
+            let ended = sums.written_beside(piece.address, known);
+            self.sums.done += ended;
+            if ended < known.len() {
+                return false;
+            }
+        }
+        (self.sums.claimed, self.sums.sealed) = (0, false);
+        true
+    }
+
+    /// Gives claimed blocks back, but for those done; `written` says that they hold what was sealed.
     pub(in crate::volume) fn end_claims(&mut self, meta: &mut Meta, written: bool) {
         let claimed = std::mem::take(&mut self.sums.claimed);
+        let mut done = std::mem::take(&mut self.sums.done);
         let fence = meta.fence.next();
         let Some(sums) = &mut meta.sums else { return };
         let mut rest = &self.sums.taken[..];
@@ -183,7 +239,9 @@ impl Request {
             let blocks = piece.blocks.len();
             if self.sums.sealed && written {
                 let (known, after) = rest.split_at(blocks);
-                sums.written(piece.address, known);
+                let skip = done.min(blocks);
+                done -= skip;
+                sums.written(piece.address + skip as u64 * BLOCK_BYTES, &known[skip..]);
                 rest = after;
             } else if sabotage::is(Bug::FailedWriteKeepsSums) {
                 sums.unclaim(piece.address, blocks);

@@ -1,0 +1,15 @@
+//! Requests beside one another and beside commands, by seed.
+
+use dbs_sim::requests::run;
+
+#[test]
+fn requests_on_their_way_are_in_nobodys_way() {
+    for seed in 0..600 {
+        run(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}
+
+#[test]
+fn a_write_waits_for_one_that_changes_a_part_of_its_block() {
+    dbs_sim::beside::run_held(&dbs_sim::Config::small(3)).unwrap();
+}
