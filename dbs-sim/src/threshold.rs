@@ -110,6 +110,7 @@ pub fn cases() -> Vec<Case> {
         Op::DeleteSnapshot { vol: 0, snap: 4 },
     ];
     let mut all = rebuilding();
+    all.extend(together());
     all.extend(vec![
         plain(Op::CreateVolume { vol: 3, sectors: 256 }),
         plain(Op::RenameVolume { vol: 0, new: 4 }),
@@ -186,6 +187,30 @@ pub fn rebuilt() -> Vec<Op> {
         Op::Write { vol, at: 3, len: 30, fua: false },
         Op::Discard { vol, at: 128, len: 64 },
     ]
+}
+
+/// Three snapshots of one chain, deleted together in every order; background work has begun with the first
+/// of them before the others go. Between two of them each extent is moved, merged, or hidden by zeros.
+fn together() -> Vec<Case> {
+    let write = |at, len| Op::Write { vol: 0, at, len, fua: false };
+    let snapshot = |snap| Op::CreateSnapshot { vol: 0, snap, labels: 0 };
+    let chain = [
+        snapshot(3),
+        write(10, 30),
+        write(200, 30),
+        Op::Discard { vol: 0, at: 256, len: 128 },
+        snapshot(4),
+        write(5, 12),
+        write(390, 20),
+    ];
+    let orders = [[2, 3, 4], [2, 4, 3], [3, 2, 4], [3, 4, 2], [4, 2, 3], [4, 3, 2]];
+    let case = |order: [u8; 3]| {
+        let [first, second, third] = order.map(|snap| Op::DeleteSnapshot { vol: 0, snap });
+        let deleted = [first, Op::Work { steps: 2 }, second, third];
+        let prepare = chain.iter().cloned().chain(deleted).collect();
+        Case { prepare, command: Op::Work { steps: 100 } }
+    };
+    orders.into_iter().map(case).collect()
 }
 
 /// Leaves a deleted snapshot whose merge copies something in each of two extents.

@@ -86,10 +86,10 @@ impl Meta {
     /// # Errors
     /// [`super::Stop::Room`].
     pub fn next_work(&mut self, most: u64) -> Step<Work> {
-        let ready = |id: &&u32| self.is_ready(self.snapshot(SnapshotId(**id)));
-        let Some(first) = self.deleting.iter().find(ready).copied() else {
+        let Some(next) = self.next_deleted() else {
             return Ok(Work::Idle);
         };
+        self.next_deleted = next;
         if self.sight.group > self.log.durable {
             return Ok(Work::Commit);
         }
@@ -99,7 +99,7 @@ impl Meta {
         let id = match self.deleting.iter().find(free).copied() {
             Some(leaf) if reads => SnapshotId(leaf),
             None if reads => return Ok(Work::Wait),
-            _ => SnapshotId(first),
+            _ => next,
         };
         let snapshot = self.snapshot(id);
         let Some(child) = snapshot.children.first().copied().map(SnapshotId) else {
@@ -122,6 +122,26 @@ impl Meta {
             None => self.unlink(id),
         }
         Ok(Work::Stepped)
+    }
+
+    /// The deleted snapshot to take out of the tree next: of neighbours that all can be, the topmost. So
+    /// each extent moves once, to where it stays, or is freed where it is. From the bottom, the lowest
+    /// snapshot's extents would move through each of the others.
+    fn next_deleted(&self) -> Option<SnapshotId> {
+        let ready = |id: &SnapshotId| {
+            let snapshot = self.try_snapshot(*id).filter(|snapshot| !snapshot.live());
+            snapshot.is_some_and(|snapshot| self.is_ready(snapshot))
+        };
+        // The place where the last one went: the walk up its neighbours is over.
+        let mut next = Some(self.next_deleted)
+            .filter(ready)
+            .or_else(|| self.deleting.iter().copied().map(SnapshotId).find(ready))?;
+        while let Some(child) = self.snapshot(next).children.first().copied().map(SnapshotId)
+            && ready(&child)
+        {
+            next = child;
+        }
+        Some(next)
     }
 
     /// Whether a deleted snapshot can be taken out of the tree. One that lost something cannot be

@@ -173,6 +173,8 @@ pub struct Meta {
     snapshots: Vec<Option<Snapshot>>,
     snapshots_free: FreeSet,
     deleting: BTreeSet<u32>,
+    /// Where background work goes on: a deleted snapshot, unless it is gone.
+    next_deleted: SnapshotId,
     /// Snapshots whose entries a step of background work is copying: they are not freed meanwhile, nor
     /// handed to others.
     in_use: Vec<SnapshotId>,

@@ -231,6 +231,7 @@ impl Meta {
         self.snapshots_free.insert(id.0 - 1);
         if !parent.is_none() {
             self.snapshot_mut(parent).children.remove(&id.0);
+            self.next_deleted = parent;
         }
         if let Some(child) = child.map(SnapshotId) {
             // An empty layer between them said nothing: what views remember stays true.

@@ -1,7 +1,7 @@
 //! Layers one by one: what is listed of them, their maps and their bytes. That together they are the
 //! volume the simulator holds against every history (`dbs-sim/src/layers.rs`).
 
-use crate::common::{FixedEnv, Mem, MemTail, finish_work, init, open, pattern};
+use crate::common::{FixedEnv, Mem, MemTail, contents, finish_work, init, open, options, pattern};
 use dbs_core::info::{LayerInfo, LayerRange, LayerState};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::Layer;
@@ -127,6 +127,78 @@ fn what_is_left_to_merge_is_told_for_each_volume() {
     }
     assert!(seen > 0 && left(&store) == [0, 0]);
     assert_eq!(store.merging_remaining("y").unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+/// All orders of some things.
+fn orders(of: &[usize]) -> Vec<Vec<usize>> {
+    if of.is_empty() {
+        return vec![Vec::new()];
+    }
+    let first = |at: &usize| (*at, of.iter().copied().filter(|other| other != at).collect());
+    let parts = of.iter().map(first).collect::<Vec<(usize, Vec<usize>)>>();
+    let all = parts
+        .iter()
+        .flat_map(|(at, rest)| orders(rest).into_iter().map(|order| [vec![*at], order].concat()));
+    all.collect()
+}
+
+/// Extents of the oldest snapshot in [`with_a_chain`]: more than background work moves in one step.
+const OLDEST: u64 = 80;
+
+/// A volume on five snapshots. Each holds an extent that all of them hold, and one of its own; the oldest
+/// holds [`OLDEST`] of its own.
+fn with_a_chain() -> Store {
+    let disk = Arc::new(Mem::new(16 << 20));
+    let options = InitOptions { max_size: Some(16 << 20), ..options() };
+    Store::init_on(&*disk, &options, &FixedEnv::new(1)).unwrap();
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", (OLDEST + 8) * 64 * KIB).unwrap();
+    let volume = store.volume("v").unwrap();
+    for extent in 5..5 + OLDEST {
+        volume.write_at(extent * 64 * KIB, &pattern(extent as u8, 8192), false).unwrap();
+    }
+    for number in 0..5u64 {
+        if number > 0 {
+            volume.write_at(number * 64 * KIB, &pattern(number as u8, 8192), false).unwrap();
+        }
+        volume.write_at(number * 4096, &pattern(number as u8, 8192), false).unwrap();
+        snapshot(&store, "v", &number.to_string());
+    }
+    volume.write_at(8192, &pattern(9, 4096), false).unwrap();
+    drop(volume);
+    store
+}
+
+/// From the oldest on, as their numbers are, each would be moved through all the others.
+#[test]
+fn extents_of_snapshots_deleted_together_move_once_whatever_the_order() {
+    let kept = contents(&with_a_chain());
+    for order in orders(&[0, 1, 3, 4]) {
+        let store = with_a_chain();
+        for number in &order {
+            store.delete_snapshot("v", &number.to_string()).unwrap();
+        }
+        let steps = (0..1000).map_while(|_| Some(store.work(1).unwrap().done).filter(|n| *n > 0));
+        // Each moves what its child has not (the oldest in two steps), is merged where all have an extent,
+        // and goes; and the extents freed by that are given back.
+        assert_eq!(steps.sum::<u64>(), 4 * 3 + 1 + 4, "{order:?}");
+        for (spec, bytes) in contents(&store) {
+            assert!(kept[&spec] == bytes, "{spec} after {order:?}");
+        }
+        assert_eq!(store.check().unwrap().findings, []);
+    }
+}
+
+/// What nobody needs is freed where it is, not merged into what goes as well.
+#[test]
+fn a_volume_deleted_with_its_snapshots_is_freed_and_not_merged() {
+    let store = with_a_chain();
+    store.delete_volume("v").unwrap();
+    let steps = (0..1000).map_while(|_| Some(store.work(1).unwrap().done).filter(|n| *n > 0));
+    // Six layers (the oldest in two steps), and what they held: their own extents, and one of each layer.
+    assert_eq!(steps.sum::<u64>(), 6 + 1 + OLDEST + 4 + 6);
+    let info = store.info();
+    assert_eq!((info.snapshots_deleting, info.extents_free), (0, info.extents_total));
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod probe;
 mod served;
 mod snapshots;
 mod terabytes;
+mod together;
 
 use clap::Parser;
 use dbs_benches::report::{Table, rewrite};
@@ -53,7 +54,7 @@ const MARK: &str = "scale";
 
 type Measure = fn(&Bench) -> Outcome<Table>;
 
-const PARTS: [(&str, Measure); 12] = [
+const PARTS: [(&str, Measure); 13] = [
     ("snapshots", snapshots::measure),
     ("many", many::measure),
     ("churn", churn::measure),
@@ -61,6 +62,7 @@ const PARTS: [(&str, Measure); 12] = [
     ("terabytes", terabytes::measure),
     ("beside", beside::measure),
     ("caches", caches::measure),
+    ("together", together::measure),
     ("curve-sizes", grow::sizes),
     ("curve-extents", grow::extents),
     ("curve-volumes", served::volumes),

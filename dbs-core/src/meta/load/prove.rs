@@ -420,6 +420,7 @@ impl Loader {
             snapshots,
             snapshots_free,
             deleting,
+            next_deleted: SnapshotId::NONE,
             in_use: Vec::new(),
             entries: self.entries,
             extents,
