@@ -20,6 +20,10 @@ use std::time::Duration;
 const CLAIM_ATTEMPTS: u32 = 3000;
 const CLAIM_PAUSE: Duration = Duration::from_millis(10);
 
+/// Bytes of a hole punched at once. ext4 lets nobody else into the file meanwhile, a third of a millisecond
+/// for a MiB. Between two holes others get their turn.
+const HOLE_BYTES: u64 = 1 << 20;
+
 /// Facts about an opened file or device, for the log and `dbs info`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetInfo {
@@ -181,8 +185,10 @@ impl Target {
         self.check_change(offset, len_bytes)?;
         if !self.info.is_block_device {
             let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-            return self.around(offset, Access::Discard(len_bytes), || {
-                self.fallocate(mode, offset, len_bytes)
+            let end = offset + len_bytes;
+            return (offset..end).step_by(HOLE_BYTES as usize).try_for_each(|start| {
+                let length = HOLE_BYTES.min(end - start);
+                self.around(start, Access::Discard(length), || self.fallocate(mode, start, length))
             });
         }
         // A device takes whole blocks only: what sticks out stays.

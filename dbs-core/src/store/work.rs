@@ -13,9 +13,8 @@ use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
 use std::sync::PoisonError;
 
-/// Extents given back to the device by one step. Some file systems let nobody else into the file
-/// meanwhile: this bounds how long writers wait.
-const PUNCH_EXTENTS: usize = 16;
+/// Extents given back to the device together, neighbours in one request.
+const PUNCH_EXTENTS: u64 = 16;
 /// Bytes copied by one batch of I/O.
 const COPY_BYTES: u64 = 4 << 20;
 
@@ -57,8 +56,11 @@ impl Store {
             if self.inner.meta().extents.quarantined() > 0 {
                 self.inner.commit()?;
             }
-            while done < steps && self.inner.punch()? {
-                done += 1;
+            while done < steps {
+                match self.inner.punch(steps - done)? {
+                    0 => break,
+                    extents => done += extents,
+                }
             }
         }
         let remaining = self.inner.meta().work_remaining();
@@ -273,12 +275,12 @@ impl Inner {
         }
     }
 
-    /// Gives free extents back to the file system or device; whether there were any.
-    fn punch(&self) -> Result<bool> {
+    /// Gives free extents back to the file system or device, at most so many; how many.
+    fn punch(&self, most: u64) -> Result<u64> {
         let (extents, geometry) = {
             let mut meta = self.meta();
             meta.release_freed();
-            (meta.extents.take_unpunched(PUNCH_EXTENTS), meta.geometry)
+            (meta.extents.take_unpunched(PUNCH_EXTENTS.min(most) as usize), meta.geometry)
         };
         let result = self.give_back(&extents, &geometry);
         // Free they are, whether or not the device took them.
@@ -286,7 +288,7 @@ impl Inner {
         meta.extents.punched(&extents);
         drop(meta);
         self.wake();
-        result.map(|()| !extents.is_empty())
+        result.map(|()| extents.len() as u64)
     }
 
     /// Gives the storage of extents back, ascending; tries all, whatever fails.
