@@ -210,58 +210,206 @@ fn examine(block: &[u8], position: u32, fault: BlockFault) -> Option<Damaged> {
     broken.then_some(Damaged { position, stamps })
 }
 
+/// What the blocks of a ring say of their groups, as far as they were looked at.
+#[derive(Debug)]
+pub struct Survey {
+    store: [u8; 16],
+    address: u64,
+    places: Vec<Place>,
+    /// Highest sequence of any intact block; 0 if there is none.
+    pub newest_seen: u64,
+    /// Blocks that are neither blank nor intact: torn, or in `damaged` as well.
+    broken: u32,
+    damaged: Vec<Damaged>,
+    /// Blocks that the device could not read: they were given as zeros.
+    pub unreadable: Vec<u32>,
+}
+
+/// A block of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Unseen,
+    /// Blank, or not intact.
+    Nothing,
+    Part(u64, GroupExtra),
+}
+
+/// Where a group is whose blocks are all intact. What it says of its payload is still to be proven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Its sequence.
+    pub sequence: u64,
+    /// First block in the ring.
+    pub position: u32,
+    /// Blocks.
+    pub blocks: u32,
+}
+
+impl Survey {
+    /// Nothing seen yet of a ring of so many blocks that starts at `address`.
+    #[must_use]
+    pub fn new(blocks: u32, store: &[u8; 16], address: u64) -> Self {
+        Self {
+            store: *store,
+            address,
+            places: vec![Place::Unseen; blocks as usize],
+            newest_seen: 0,
+            broken: 0,
+            damaged: Vec::new(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    /// Blocks of the ring.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    /// Whether a block was looked at.
+    #[must_use]
+    pub fn has_seen(&self, position: u32) -> bool {
+        self.places.get(position as usize).is_none_or(|place| *place != Place::Unseen)
+    }
+
+    /// The sequence of an intact block that was looked at.
+    #[must_use]
+    pub fn sequence_at(&self, position: u32) -> Option<u64> {
+        match self.places.get(position as usize)? {
+            Place::Part(sequence, _) => Some(*sequence),
+            _ => None,
+        }
+    }
+
+    /// Looks at blocks from `first` on, those not seen yet.
+    pub fn look(&mut self, first: u32, blocks: &[u8]) {
+        for (position, block) in (first..).zip(blocks.chunks_exact(BLOCK)) {
+            if !self.has_seen(position) {
+                self.places[position as usize] = self.place(position, block);
+            }
+        }
+    }
+
+    fn place(&mut self, position: u32, block: &[u8]) -> Place {
+        if block::is_blank(block) {
+            return Place::Nothing;
+        }
+        let fault =
+            match open(block, &self.store, self.address + u64::from(position) * BLOCK as u64) {
+                Ok(header) if header.lsn.get() > SEQUENCE_MAX => {
+                    self.broken += 1;
+                    return Place::Nothing;
+                }
+                Ok(header) => {
+                    let sequence = header.lsn.get();
+                    self.newest_seen = self.newest_seen.max(sequence);
+                    self.damaged.extend(examine(block, position, BlockFault::Checksum));
+                    let extra = GroupExtra::read_from_bytes(&header.extra);
+                    return extra.map_or(Place::Nothing, |extra| Place::Part(sequence, extra));
+                }
+                Err(fault) => fault,
+            };
+        self.broken += 1;
+        self.damaged.extend(examine(block, position, fault));
+        Place::Nothing
+    }
+
+    /// Whether nothing is wrong with any block that was looked at.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.broken == 0 && self.damaged.is_empty() && self.unreadable.is_empty()
+    }
+
+    /// The groups whose blocks were all seen intact, one behind the other.
+    pub fn groups(&self) -> impl Iterator<Item = Found> {
+        (0..self.blocks()).filter_map(|position| self.group_at(position))
+    }
+
+    fn group_at(&self, position: u32) -> Option<Found> {
+        let Place::Part(sequence, first) = *self.places.get(position as usize)? else {
+            return None;
+        };
+        let count = first.count.get();
+        let bytes = first.bytes.get() as usize;
+        if first.index.get() != 0
+            || count == 0
+            || bytes.div_ceil(GROUP_BLOCK_BYTES) > count as usize
+        {
+            return None;
+        }
+        for index in 0..count {
+            let expected = GroupExtra { index: index.into(), ..first };
+            let place = self.places.get((position as usize).checked_add(index as usize)?)?;
+            if *place != Place::Part(sequence, expected) && !sabotage::is(Bug::IgnoreGroupChecksum)
+            {
+                return None;
+            }
+        }
+        Some(Found { sequence, position, blocks: count })
+    }
+
+    /// The group, if its blocks have the payload that they announce.
+    #[must_use]
+    pub fn assemble(&self, found: &Found, blocks: &[u8]) -> Option<Group> {
+        let Found { position, blocks: count, .. } = *found;
+        let Place::Part(_, first) = *self.places.get(position as usize)? else { return None };
+        let mut payload: Vec<u8> = blocks.chunks_exact(BLOCK).flat_map(gather).collect();
+        payload.truncate(first.bytes.get() as usize);
+        let right = crc32c(&payload) == first.crc.get();
+        let session = first.session.get();
+        (right || sabotage::is(Bug::IgnoreGroupChecksum)).then_some(Group {
+            position,
+            blocks: count,
+            session,
+            payload,
+        })
+    }
+
+    /// What was found, with the groups that were read.
+    #[must_use]
+    pub fn into_scan(mut self, groups: BTreeMap<u64, Group>) -> Scan {
+        self.damaged.sort_unstable_by_key(|damaged| damaged.position);
+        self.unreadable.sort_unstable();
+        let newest = groups.keys().next_back().copied().unwrap_or(0);
+        let incomplete = self.incomplete(newest);
+        Scan {
+            groups,
+            newest_seen: self.newest_seen,
+            damaged: self.damaged,
+            incomplete,
+            unreadable: self.unreadable,
+        }
+    }
+
+    /// The groups after the last one, of which there are blocks.
+    fn incomplete(&self, last: u64) -> Vec<(u64, Range<u64>)> {
+        let mut found = Vec::new();
+        for (position, place) in (0u64..).zip(&self.places) {
+            let Place::Part(sequence, extra) = place else { continue };
+            if *sequence <= last {
+                continue;
+            }
+            let start = position.saturating_sub(u64::from(extra.index.get()));
+            let part = (*sequence, start..start + u64::from(extra.count.get()));
+            if found.last() != Some(&part) {
+                found.push(part);
+            }
+        }
+        found
+    }
+}
+
 /// Finds every complete group in the bytes of a ring that starts at `address`.
 #[must_use]
 pub fn scan(ring: &[u8], store: &[u8; 16], address: u64) -> Scan {
-    let mut scan = Scan::default();
-    let mut headers = Vec::new();
-    for (position, block) in ring.chunks_exact(BLOCK).enumerate() {
-        let at = address + (position * BLOCK) as u64;
-        if block::is_blank(block) {
-            headers.push(None);
-            continue;
-        }
-        let header = match open(block, store, at) {
-            Ok(header) if header.lsn.get() > SEQUENCE_MAX => None,
-            Ok(header) => {
-                scan.newest_seen = scan.newest_seen.max(header.lsn.get());
-                scan.damaged.extend(examine(block, position as u32, BlockFault::Checksum));
-                GroupExtra::read_from_bytes(&header.extra).ok().map(|e| (header.lsn.get(), e))
-            }
-            Err(fault) => {
-                scan.damaged.extend(examine(block, position as u32, fault));
-                None
-            }
-        };
-        headers.push(header);
-    }
-    for position in 0..headers.len() {
-        if let Some((sequence, group)) = assemble(ring, &headers, position) {
-            scan.groups.insert(sequence, group);
-        }
-    }
-    scan.incomplete = incomplete(&scan.groups, &headers);
-    scan
-}
-
-/// The groups of which there are blocks and that are not complete.
-fn incomplete(
-    groups: &BTreeMap<u64, Group>,
-    headers: &[Option<(u64, GroupExtra)>],
-) -> Vec<(u64, Range<u64>)> {
-    let mut found = Vec::new();
-    for (position, header) in (0u64..).zip(headers) {
-        let Some((sequence, extra)) = header else { continue };
-        if groups.contains_key(sequence) {
-            continue;
-        }
-        let start = position.saturating_sub(u64::from(extra.index.get()));
-        let part = (*sequence, start..start + u64::from(extra.count.get()));
-        if found.last() != Some(&part) {
-            found.push(part);
-        }
-    }
-    found
+    let mut survey = Survey::new((ring.len() / BLOCK) as u32, store, address);
+    survey.look(0, ring);
+    let complete = |found: Found| {
+        let blocks = &ring[found.position as usize * BLOCK..][..found.blocks as usize * BLOCK];
+        Some((found.sequence, survey.assemble(&found, blocks)?))
+    };
+    let groups = survey.groups().filter_map(complete).collect();
+    survey.into_scan(groups)
 }
 
 /// What stands for a block that could not be read and may have been part of this group, where its bytes
@@ -271,34 +419,6 @@ pub fn stand_in(sequence: u64) -> Vec<u8> {
     let mut block = vec![0xff; BLOCK];
     stamp(&mut block[..SECTOR], sequence);
     block
-}
-
-fn assemble(
-    ring: &[u8],
-    headers: &[Option<(u64, GroupExtra)>],
-    position: usize,
-) -> Option<(u64, Group)> {
-    let (sequence, first) = (*headers.get(position)?)?;
-    let count = first.count.get() as usize;
-    let bytes = first.bytes.get() as usize;
-    if first.index.get() != 0 || count == 0 || bytes > count * GROUP_BLOCK_BYTES {
-        return None;
-    }
-    let mut payload = Vec::new();
-    let careless = sabotage::is(Bug::IgnoreGroupChecksum);
-    for index in 0..count {
-        let expected = GroupExtra { index: (index as u32).into(), ..first };
-        if *headers.get(position + index)? != Some((sequence, expected)) && !careless {
-            return None;
-        }
-        payload.extend_from_slice(&gather(&ring[(position + index) * BLOCK..][..BLOCK]));
-    }
-    payload.truncate(bytes);
-    if crc32c(&payload) != first.crc.get() && !careless {
-        return None;
-    }
-    let session = first.session.get();
-    Some((sequence, Group { position: position as u32, blocks: count as u32, session, payload }))
 }
 
 #[cfg(test)]

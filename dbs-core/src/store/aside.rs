@@ -5,7 +5,7 @@
 //! itself and one of each range.
 
 use super::open::write_superblock;
-use super::recover;
+use super::{recover, unreadable};
 use crate::error::{Error, Result};
 use crate::format::crc::{crc32c, crc32c_append};
 use crate::format::superblock::{Claim, INCOMPAT_REPAIRING, Superblock};
@@ -117,7 +117,7 @@ pub(super) fn save(
         let mut crc = 0;
         each_step(range, |part| {
             let mut bytes = vec![0; (part.end - part.start) as usize];
-            for block in recover::read_blocks(storage, part.start, &mut bytes)? {
+            for block in unreadable::read_blocks(storage, part.start, &mut bytes)? {
                 let block = u64::from(block) * BLOCK_BYTES;
                 let stand_in = origin.stand_ins.iter().find(|(at, _)| *at == part.start + block);
                 if let Some((_, known)) = stand_in {
@@ -246,7 +246,7 @@ fn is_untouched(storage: &dyn Storage, header: &Header, file: &File) -> io::Resu
         let from = saved.offset.get();
         let same = each_until(&(from..from + saved.length.get()), |part| {
             let mut bytes = [(); 2].map(|()| vec![0; (part.end - part.start) as usize]);
-            recover::read_blocks(storage, part.start, &mut bytes[0])?;
+            unreadable::read_blocks(storage, part.start, &mut bytes[0])?;
             file.read_exact_at(&mut bytes[1], at + (part.start - from))?;
             Ok(bytes[0] == bytes[1])
         });

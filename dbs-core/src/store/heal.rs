@@ -2,7 +2,7 @@
 //! copy.
 
 use super::Inner;
-use super::recover::is_unreadable;
+use super::unreadable::is_unreadable;
 use crate::error::{Error, Result};
 use crate::format::sums;
 use crate::io::buffer::AlignedBuf;

@@ -24,6 +24,7 @@ mod renamed;
 mod repair;
 mod restore;
 mod rewrite;
+mod ring;
 mod rollback;
 mod scrub;
 pub(crate) mod share;
@@ -31,6 +32,7 @@ mod space;
 mod still;
 mod sums;
 mod turns;
+mod unreadable;
 mod watch;
 mod work;
 

@@ -1,7 +1,7 @@
 //! Damaged pages of checksums, and groups of pages that are open: a check finds and counts them, a repair
 //! empties the damaged pages. Both cost checksums, and no data.
 
-use super::recover;
+use super::unreadable;
 use crate::error::{Error, Result};
 use crate::format::sums::{self, PAGES_PER_GROUP, SUMS_PER_PAGE, Stored, StoredSums};
 use crate::format::{BlockFault, RegionKind, Superblock};
@@ -116,7 +116,7 @@ impl Pages {
             let count = PAGES_AT_ONCE.min(self.count - first);
             let part = &mut buf[..count as usize * block];
             let unreadable =
-                recover::read_blocks(storage, self.address(first), part).map_err(failed)?;
+                unreadable::read_blocks(storage, self.address(first), part).map_err(failed)?;
             for (page, bytes) in (first..).zip(part.chunks_exact_mut(block)) {
                 if page.is_multiple_of(PAGES_PER_GROUP) {
                     is_open = self.said(page, bytes).group_open;

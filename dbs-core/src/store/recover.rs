@@ -1,18 +1,17 @@
 //! Reading a store's metadata off the device, for [`crate::meta::load::Loader`] to make sense of.
 
+use super::ring;
+use super::unreadable::{READ_BYTES, is_unreadable, read_blocks};
 use crate::error::{Error, Result};
 use crate::format::geometry::SUPERBLOCK_SECOND;
+use crate::format::journal::Scan;
 use crate::format::superblock::Claim;
-use crate::format::{Geometry, RegionKind, Superblock, journal};
+use crate::format::{Geometry, RegionKind, Superblock};
 use crate::info::{Finding, Severity};
 use crate::io::{ReadRequest, Storage, buffer::AlignedBuf};
 use crate::limits::SEQUENCE_START_MAX;
 use crate::meta::load::Loader;
 use crate::units::BLOCK_BYTES;
-use std::io;
-
-/// Bytes of each copy read at once.
-const READ_BYTES: u64 = 1 << 20;
 
 /// A copy of the superblock.
 pub(super) struct Seen {
@@ -186,50 +185,17 @@ fn see(storage: &dyn Storage, address: u64) -> Result<Seen> {
     }
 }
 
-/// Whether the device says of some of the bytes that it cannot read them. Any other error is of the
-/// whole device, or of the system.
-pub(super) fn is_unreadable(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODATA | libc::EILSEQ))
-}
-
-/// Reads all that can be read. Blocks that cannot are zeros in `buf`, and their places in it are
-/// returned, in order.
-///
-/// # Errors
-/// Of the device as a whole.
-pub(super) fn read_blocks(
-    storage: &dyn Storage,
-    offset: u64,
-    buf: &mut [u8],
-) -> io::Result<Vec<u32>> {
-    match storage.read_at(offset, buf) {
-        Err(error) if is_unreadable(&error) => {}
-        read => return read.map(|()| Vec::new()),
-    }
-    if buf.len() <= BLOCK_BYTES as usize {
-        buf.fill(0);
-        return Ok(vec![0]);
-    }
-    // First in large parts: bad blocks are few, and an attempt to read one takes a device seconds.
-    let step = if buf.len() > READ_BYTES as usize { READ_BYTES } else { BLOCK_BYTES } as usize;
-    let mut unreadable = Vec::new();
-    for (index, part) in buf.chunks_mut(step).enumerate() {
-        let at = (index * step) as u64;
-        let first = (at / BLOCK_BYTES) as u32;
-        unreadable.extend(read_blocks(storage, offset + at, part)?.iter().map(|at| first + at));
-    }
-    Ok(unreadable)
-}
-
-/// Reads journal, tables and extent status, and redoes the journal.
+/// Reads all of journal, tables and extent status, and redoes the journal.
 pub(super) fn load(storage: &dyn Storage, superblock: &Superblock) -> Result<Loader> {
-    let ring = superblock.geometry.region(RegionKind::Journal);
-    let mut bytes = AlignedBuf::zeroed(ring.length as usize);
-    let unreadable = read_blocks(storage, ring.offset, &mut bytes)
-        .map_err(|error| Error::io(error, "reading the journal failed"))?;
-    let mut scan = journal::scan(&bytes, &superblock.uuid, ring.offset);
-    scan.unreadable = unreadable;
-    drop(bytes);
+    load_with(storage, superblock, ring::read_all(storage, superblock)?)
+}
+
+/// As [`load`], but of the journal only what is needed, if nothing is wrong with that.
+pub(super) fn load_to_open(storage: &dyn Storage, superblock: &Superblock) -> Result<Loader> {
+    load_with(storage, superblock, ring::read_needed(storage, superblock)?)
+}
+
+fn load_with(storage: &dyn Storage, superblock: &Superblock, scan: Scan) -> Result<Loader> {
     let mut loader = Loader::new(superblock, scan);
     for region in RegionKind::MARKED {
         load_region(storage, &superblock.geometry, region, &mut loader)?;

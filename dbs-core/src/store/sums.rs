@@ -4,7 +4,7 @@
 mod groups;
 mod memory;
 
-use super::recover::is_unreadable;
+use super::unreadable::is_unreadable;
 use super::{Inner, Store};
 use crate::error::{Damage, Error, Result};
 use crate::format::sums;
