@@ -1,12 +1,19 @@
-//! Extent and spare entries in memory: owner and per-block state. An extent whose blocks are all
-//! data costs 12 bytes; others add a bitmap of their data blocks, and of their zero blocks if they
-//! have any.
+//! Extent and spare entries in memory: owner and per-block state. An entry costs at most 12 bytes, and
+//! less among neighbours alike (`rows`). If its blocks are not all alike but for one stretch of them,
+//! it adds a bitmap of its data blocks, and of its zero blocks if it has any.
 
-use super::bits::word_mask;
+mod ids;
+mod rows;
+mod states;
+mod stretch;
+
 use super::counts::Counts;
 use super::table::Table;
 use crate::format::entry::{EntryBytes, EntryHeader, RUN_LOST};
 use crate::format::record::FillState;
+use ids::IdBits;
+use rows::{Row, Rows};
+use states::{ABSENT, FULL, NO_BITS, States};
 use std::ops::Range;
 use zerocopy::IntoBytes;
 
@@ -15,25 +22,10 @@ pub use super::bits::Bits;
 /// Ids from here on are spare entries: zero runs and zero-only layers, without data space.
 pub const SPARE_BASE: u32 = 1 << 30;
 
-/// `bits` of an entry whose blocks are all data.
-const FULL: u32 = u32::MAX;
-/// `bits` of a free entry or a zero run.
-const NO_BITS: u32 = u32::MAX - 1;
-/// `bits` below [`NO_BITS`] with this bit are an index of `wide`, without it of `narrow`.
-const WIDE: u32 = 1 << 31;
-
-/// One entry.
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    snapshot: u32,
-    logical: u32,
-    bits: u32,
-}
-
 /// Bit of a run whose extents are lost: no run is that long.
 const LOST: u32 = 1 << 31;
 
-const FREE: Entry = Entry { snapshot: 0, logical: 0, bits: NO_BITS };
+const FREE: Row = Row { snapshot: 0, logical: 0, bits: NO_BITS };
 
 /// Data blocks by owner, being counted again.
 #[derive(Debug)]
@@ -46,19 +38,14 @@ pub struct Counting {
 /// All entries, data extents and spares.
 #[derive(Debug)]
 pub struct Entries {
-    data: Table<Entry>,
+    data: Rows,
     /// Which of them are in use.
     in_use: IdBits,
-    spares: Table<Entry>,
+    spares: Rows,
     /// Length of the run of each spare, with [`LOST`] if it is not one of zeros; 0 for a zero-only
     /// layer.
     runs: Table<u32>,
-    /// Bitmaps of the partly filled without zero blocks: data words.
-    narrow: Slab,
-    /// Bitmaps of those with zero blocks: data words, then zero words.
-    wide: Slab,
-    blocks: u32,
-    words: usize,
+    states: States,
     /// Data blocks by owner.
     counts: Counts,
 }
@@ -66,16 +53,12 @@ pub struct Entries {
 impl Entries {
     /// No entries yet, for extents of `blocks` blocks.
     pub fn new(blocks: u32) -> Self {
-        let words = blocks.div_ceil(64) as usize;
         Self {
-            data: Table::new(FREE),
+            data: Rows::default(),
             in_use: IdBits::new(),
-            spares: Table::new(FREE),
+            spares: Rows::default(),
             runs: Table::new(0),
-            narrow: Slab::new(words),
-            wide: Slab::new(2 * words),
-            blocks,
-            words,
+            states: States::new(blocks),
             counts: Counts::default(),
         }
     }
@@ -124,7 +107,7 @@ impl Entries {
 
     /// Blocks in an extent.
     pub fn blocks(&self) -> u32 {
-        self.blocks
+        self.states.blocks()
     }
 
     /// Owner and volume extent; `None` if free.
@@ -171,14 +154,13 @@ impl Entries {
     /// Makes an entry a layer of `snapshot` at `logical`, all blocks absent.
     pub fn assign(&mut self, id: u32, snapshot: u32, logical: u32) {
         self.release(id);
-        let bits = self.take(false);
-        self.set(id, Entry { snapshot, logical, bits });
+        self.set(id, Row { snapshot, logical, bits: ABSENT });
     }
 
     /// Makes a spare the zero run `logical .. logical + length` of `snapshot`.
     pub fn assign_run(&mut self, id: u32, snapshot: u32, logical: u32, length: u32) {
         self.release(id);
-        self.set(id, Entry { snapshot, logical, bits: NO_BITS });
+        self.set(id, Row { snapshot, logical, bits: NO_BITS });
         *self.runs.get_mut(spare(id)) = length;
     }
 
@@ -192,7 +174,7 @@ impl Entries {
         let (old, blocks) = (self.get(id).snapshot, self.data_blocks(id));
         self.counts.remove(old, blocks);
         self.counts.add(snapshot, blocks);
-        self.slot(id).snapshot = snapshot;
+        self.set(id, Row { snapshot, ..self.get(id) });
     }
 
     /// Frees an entry.
@@ -202,7 +184,7 @@ impl Entries {
         }
         let bits = self.get(id).bits;
         self.set(id, FREE);
-        self.give(bits);
+        self.states.release(bits);
         if id >= SPARE_BASE {
             *self.runs.get_mut(spare(id)) = 0;
         }
@@ -210,113 +192,60 @@ impl Entries {
 
     /// Sets the state of a range of blocks.
     pub fn fill(&mut self, id: u32, blocks: Range<u32>, state: FillState) {
-        let Entry { snapshot, bits, .. } = self.get(id);
+        let Row { snapshot, bits, .. } = self.get(id);
         if blocks.is_empty() || (bits == FULL && state == FillState::Data) {
             return;
         }
-        let bits = self.own_bits(id, state == FillState::Zero);
-        let (count, words) = (self.blocks, self.words);
-        let (data, zero) = self.bitmaps_mut(bits).split_at_mut(words);
-        let (mut gained, mut lost) = (0, 0);
-        let (first, last) = ((blocks.start / 64) as usize, ((blocks.end - 1) / 64) as usize);
-        for (at, data) in data[first..=last].iter_mut().enumerate() {
-            let word = first + at;
-            let mask = word_mask(&blocks, word);
-            if state == FillState::Data {
-                gained += (mask & !*data).count_ones();
-                *data |= mask;
-            } else {
-                lost += (mask & *data).count_ones();
-                *data &= !mask;
-            }
-            if let Some(zero) = zero.get_mut(word) {
-                *zero &= !mask;
-                if state == FillState::Zero {
-                    *zero |= mask;
-                }
-            }
-        }
-        let full = gained > 0 && (0..words).all(|word| data[word] == word_mask(&(0..count), word));
+        let (filled, gained, lost) = self.states.fill(bits, &blocks, state);
         self.counts.add(snapshot, gained);
         self.counts.remove(snapshot, lost);
-        if full {
-            self.give(bits);
-            self.slot(id).bits = FULL;
+        if filled != bits {
+            let (rows, index) = self.place_mut(id);
+            rows.set_bits(index, filled);
         }
     }
 
     /// State of one block.
     pub fn state(&self, id: u32, block: u32) -> FillState {
-        let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
-        if self.data_word(id, word) & bit != 0 {
-            FillState::Data
-        } else if self.zero_word(id, word) & bit != 0 {
-            FillState::Zero
-        } else {
-            FillState::Absent
-        }
+        self.states.state(self.bits(id), block)
     }
 
     /// Whether all blocks of the range are data.
     pub fn all_data(&self, id: u32, blocks: &Range<u32>) -> bool {
-        let first = (blocks.start / 64) as usize;
-        let last = (blocks.end.saturating_sub(1) / 64) as usize;
-        (first..=last).all(|word| {
-            let mask = word_mask(blocks, word);
-            self.data_word(id, word) & mask == mask
-        })
+        self.states.all_data(self.bits(id), blocks)
     }
 
     /// Bitmap of the data blocks.
     pub fn data_bits(&self, id: u32) -> Bits {
-        Bits::from_words((0..self.words).map(|word| self.data_word(id, word)))
+        let bits = self.bits(id);
+        Bits::from_words((0..self.states.words()).map(|word| self.states.data_word(bits, word)))
     }
 
     /// Bitmap of the zero blocks.
     pub fn zero_bits(&self, id: u32) -> Bits {
-        Bits::from_words((0..self.words).map(|word| self.zero_word(id, word)))
+        let bits = self.bits(id);
+        Bits::from_words((0..self.states.words()).map(|word| self.states.zero_word(bits, word)))
     }
 
     /// Number of data blocks.
     fn data_blocks(&self, id: u32) -> u32 {
-        match self.get(id).bits {
-            FULL => self.blocks,
-            NO_BITS => 0,
-            bits => self.bitmaps(bits)[..self.words].iter().map(|word| word.count_ones()).sum(),
-        }
+        self.states.data_blocks(self.bits(id))
     }
 
     /// Whether all blocks are data.
     pub fn is_full(&self, id: u32) -> bool {
-        self.get(id).bits == FULL
+        self.bits(id) == FULL
     }
 
     /// Replaces both bitmaps.
     pub fn set_bits(&mut self, id: u32, data: &Bits, zero: &Bits) {
         let (snapshot, logical) = (self.get(id).snapshot, self.get(id).logical);
         self.assign(id, snapshot, logical);
-        for run in zero.runs(self.blocks) {
+        for run in zero.runs(self.blocks()) {
             self.fill(id, run, FillState::Zero);
         }
-        for run in data.runs(self.blocks) {
+        for run in data.runs(self.blocks()) {
             self.fill(id, run, FillState::Data);
-        }
-    }
-
-    /// Data word of an entry.
-    #[inline]
-    pub fn data_word(&self, id: u32, word: usize) -> u64 {
-        match self.get(id).bits {
-            FULL => word_mask(&(0..self.blocks), word),
-            NO_BITS => 0,
-            bits => self.bitmaps(bits)[word],
-        }
-    }
-
-    fn zero_word(&self, id: u32, word: usize) -> u64 {
-        match self.get(id).bits {
-            FULL | NO_BITS => 0,
-            bits => self.bitmaps(bits).get(self.words + word).copied().unwrap_or(0),
         }
     }
 
@@ -333,23 +262,18 @@ impl Entries {
             self.assign_run(id, header.snapshot.get(), header.logical.get(), length);
             return;
         }
-        // Folds, not searches: for millions of entries the compiler's vectors pay.
-        let full = bytes.data.iter().fold(0xff, |all, byte| all & byte) == 0xff;
-        let any_zero = bytes.zero.iter().fold(0, |any, byte| any | byte) != 0;
-        let bits = if full { FULL } else { self.take(any_zero) };
-        if !full {
-            let words = self.words;
-            let (data, zero) = self.bitmaps_mut(bits).split_at_mut(words);
-            words_from(bytes.data, data);
-            words_from(bytes.zero, zero);
-        }
-        self.set(
-            id,
-            Entry { snapshot: header.snapshot.get(), logical: header.logical.get(), bits },
-        );
+        let bits = self.states.load(bytes);
+        let (snapshot, logical) = (header.snapshot.get(), header.logical.get());
+        self.set(id, Row { snapshot, logical, bits });
         if self.counts.is_on() {
             self.counts.add(header.snapshot.get(), self.data_blocks(id));
         }
+    }
+
+    /// Gives back the memory that loading does not need any more.
+    pub fn compact(&mut self) {
+        self.data.compact();
+        self.spares.compact();
     }
 
     /// Writes an entry's bytes to `out`, which is zeroed and as long as an entry.
@@ -368,167 +292,42 @@ impl Entries {
         head.copy_from_slice(header.as_bytes());
         let half = bitmaps.len() / 2;
         let (data, zero) = bitmaps.split_at_mut(half);
-        match entry.bits {
-            FULL => data.fill(0xff),
-            NO_BITS => {}
-            bits => {
-                let (data_words, zero_words) = self.bitmaps(bits).split_at(self.words);
-                words_to(data_words, data);
-                words_to(zero_words, zero);
-            }
-        }
+        self.states.encode(entry.bits, data, zero);
     }
 
-    fn get(&self, id: u32) -> Entry {
-        if id < SPARE_BASE { self.data.get(id as usize) } else { self.spares.get(spare(id)) }
+    fn get(&self, id: u32) -> Row {
+        let (rows, index) = self.place(id);
+        rows.get(index).unwrap_or(FREE)
     }
 
-    fn set(&mut self, id: u32, entry: Entry) {
-        *self.slot(id) = entry;
-        if id < SPARE_BASE {
-            self.in_use.set(id, entry.snapshot != 0);
-        }
+    #[inline]
+    fn bits(&self, id: u32) -> u32 {
+        let (rows, index) = self.place(id);
+        rows.bits(index).unwrap_or(NO_BITS)
     }
 
-    fn slot(&mut self, id: u32) -> &mut Entry {
+    #[inline]
+    fn place(&self, id: u32) -> (&Rows, usize) {
         match id.checked_sub(SPARE_BASE) {
-            None => self.data.get_mut(id as usize),
-            Some(spare) => self.spares.get_mut(spare as usize),
+            None => (&self.data, id as usize),
+            Some(spare) => (&self.spares, spare as usize),
         }
     }
 
-    /// Bitmaps of an entry to change, with room for zero blocks if `wide`.
-    fn own_bits(&mut self, id: u32, wide: bool) -> u32 {
-        let old = self.get(id).bits;
-        debug_assert!(old != NO_BITS, "entry has no bitmaps");
-        if old < NO_BITS && (old & WIDE != 0 || !wide) {
-            return old;
-        }
-        let new = self.take(wide);
-        for word in 0..self.words {
-            let data = self.data_word(id, word);
-            self.bitmaps_mut(new)[word] = data;
-        }
-        self.give(old);
-        self.slot(id).bits = new;
-        new
-    }
-
-    fn take(&mut self, wide: bool) -> u32 {
-        if wide { self.wide.take() | WIDE } else { self.narrow.take() }
-    }
-
-    fn give(&mut self, bits: u32) {
-        match bits {
-            FULL | NO_BITS => {}
-            bits if bits & WIDE != 0 => self.wide.free.push(bits & !WIDE),
-            bits => self.narrow.free.push(bits),
+    fn place_mut(&mut self, id: u32) -> (&mut Rows, usize) {
+        match id.checked_sub(SPARE_BASE) {
+            None => (&mut self.data, id as usize),
+            Some(spare) => (&mut self.spares, spare as usize),
         }
     }
 
-    fn bitmaps(&self, bits: u32) -> &[u64] {
-        debug_assert!(bits < NO_BITS, "entry has no bitmaps");
-        if bits & WIDE != 0 { self.wide.get(bits & !WIDE) } else { self.narrow.get(bits) }
-    }
-
-    fn bitmaps_mut(&mut self, bits: u32) -> &mut [u64] {
-        debug_assert!(bits < NO_BITS, "entry has no bitmaps");
-        if bits & WIDE != 0 { self.wide.get_mut(bits & !WIDE) } else { self.narrow.get_mut(bits) }
-    }
-}
-
-/// A set of ids. Like the table it is kept in, it takes memory for the parts in use alone.
-#[derive(Debug)]
-struct IdBits {
-    words: Table<u64>,
-    /// Behind the last word that is not empty.
-    end: usize,
-}
-
-impl IdBits {
-    fn new() -> Self {
-        Self { words: Table::new(0), end: 0 }
-    }
-
-    fn set(&mut self, id: u32, there: bool) {
-        let (word, bit) = ((id / 64) as usize, 1 << (id % 64));
-        if there {
-            *self.words.get_mut(word) |= bit;
-            self.end = self.end.max(word + 1);
-        } else if self.words.get(word) & bit != 0 {
-            *self.words.get_mut(word) &= !bit;
-            while self.end > 0 && self.words.get(self.end - 1) == 0 {
-                self.end -= 1;
-            }
+    fn set(&mut self, id: u32, row: Row) {
+        let is_used = row.snapshot != 0;
+        let (rows, index) = self.place_mut(id);
+        rows.set(index, is_used.then_some(row));
+        if id < SPARE_BASE {
+            self.in_use.set(id, is_used);
         }
-    }
-
-    fn last(&self) -> Option<u32> {
-        let last = self.end.checked_sub(1)?;
-        Some(last as u32 * 64 + self.words.get(last).ilog2())
-    }
-
-    fn count_from(&self, first: u32) -> u32 {
-        let word = (first / 64) as usize;
-        let begun = (self.words.get(word) >> (first % 64)).count_ones();
-        begun + (word + 1..self.end).map(|word| self.words.get(word).count_ones()).sum::<u32>()
-    }
-}
-
-/// Bitmaps of one length, many to an allocation.
-#[derive(Debug)]
-struct Slab {
-    words: usize,
-    all: Vec<u64>,
-    free: Vec<u32>,
-}
-
-impl Slab {
-    fn new(words: usize) -> Self {
-        Self { words, all: Vec::new(), free: Vec::new() }
-    }
-
-    /// An index whose words are zero.
-    fn take(&mut self) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.get_mut(index).fill(0);
-                index
-            }
-            None => {
-                self.all.resize(self.all.len() + self.words, 0);
-                (self.all.len() / self.words) as u32 - 1
-            }
-        }
-    }
-
-    fn get(&self, index: u32) -> &[u64] {
-        &self.all[index as usize * self.words..][..self.words]
-    }
-
-    fn get_mut(&mut self, index: u32) -> &mut [u64] {
-        &mut self.all[index as usize * self.words..][..self.words]
-    }
-}
-
-/// Little-endian bytes to words, as many as both have.
-fn words_from(bytes: &[u8], out: &mut [u64]) {
-    for (bytes, out) in bytes.chunks(8).zip(out) {
-        let mut word = [0; 8];
-        word[..bytes.len()].copy_from_slice(bytes);
-        *out = u64::from_le_bytes(word);
-    }
-}
-
-/// Words to little-endian bytes, as many as both have.
-fn words_to(words: &[u64], out: &mut [u8]) {
-    let (whole, rest) = out.as_chunks_mut();
-    let mut words = words.iter();
-    for (out, word) in whole.iter_mut().zip(&mut words) {
-        *out = word.to_le_bytes();
-    }
-    if let Some(word) = words.next() {
-        rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
     }
 }
 
@@ -536,10 +335,8 @@ fn spare(id: u32) -> usize {
     (id - SPARE_BASE) as usize
 }
 
-fn used(table: &Table<Entry>, base: u32, first: u32) -> impl Iterator<Item = u32> {
-    let from = first.saturating_sub(base) as usize;
-    let used = table.iter_from(from).filter(|(_, entry)| entry.snapshot != 0);
-    used.map(move |(index, _)| base + index as u32).filter(move |id| *id >= first)
+fn used(rows: &Rows, base: u32, first: u32) -> impl Iterator<Item = u32> {
+    rows.iter_from(first.saturating_sub(base) as usize).map(move |index| base + index as u32)
 }
 
 #[cfg(test)]
@@ -584,8 +381,7 @@ mod tests {
         assert_eq!(entries.data_bits(3).count(), 50);
         assert!(entries.data_bits(3).runs(256).eq(std::iter::once(10..60)));
         entries.fill(3, 0..256, FillState::Data);
-        let free = (entries.narrow.free.len(), entries.wide.free.len());
-        assert_eq!(free, (1, 1), "a full extent keeps no bitmaps");
+        assert_eq!(entries.states.free(), (0, 1), "a full extent keeps no bitmaps");
         entries.fill(3, 5..6, FillState::Absent);
         assert_eq!(entries.data_bits(3).count(), 255);
         assert!(entries.all_data(3, &(6..256)) && !entries.all_data(3, &(5..6)));

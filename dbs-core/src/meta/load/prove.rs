@@ -359,6 +359,7 @@ impl Loader {
         let (region, index) = place_of(id);
         let text = "another entry claims the same volume extent: which one is right is not known";
         self.corrupt(region, Some(index), text);
+        self.entries.compact();
     }
 
     fn assemble(
