@@ -3,10 +3,16 @@
 use super::entries::SPARE_BASE;
 use std::collections::BTreeMap;
 
-/// Volume extents in a piece of the map.
-const PIECE: u32 = 2048;
-/// A piece with more entries than this becomes an array, which is smaller then.
-const SPARSE_MAX: usize = PIECE as usize * size_of::<u32>() / size_of::<Item>();
+/// Volume extents in a piece of the map: so many that the few entries of a layer with little in it lie
+/// together.
+const PIECE: u32 = 1 << 16;
+/// Volume extents in a part of a piece.
+const PART: u16 = 2048;
+/// Parts of a piece.
+const PARTS: usize = PIECE as usize / PART as usize;
+/// A piece with more entries in a list than this is parted. A part with more becomes an array, which is
+/// smaller then.
+const SPARSE_MAX: usize = PART as usize * size_of::<u32>() / size_of::<Item>();
 /// Array value for "no entry".
 const NONE: u32 = u32::MAX;
 
@@ -44,14 +50,17 @@ impl std::ops::Deref for SeenLayer {
     }
 }
 
+/// Entries of a piece or of a part, by key.
 #[derive(Debug)]
 enum Piece {
     /// Neighbours that lie in the same order on the device: first key, number, first id.
-    Run(u16, u16, u32),
-    /// A few entries, by key.
+    Run(u16, u32, u32),
+    /// A few entries.
     Sparse(Vec<Item>),
-    /// An entry or [`NONE`] by key.
-    Dense(Box<[u32; PIECE as usize]>),
+    /// Of a part: an entry or [`NONE`] by key.
+    Dense(Box<[u32; PART as usize]>),
+    /// Of a piece: its parts.
+    Parted(Box<[Piece; PARTS]>),
 }
 
 /// Key and id in 6 bytes.
@@ -73,49 +82,37 @@ impl Item {
 }
 
 impl Piece {
-    /// Entries as (key, id), ascending, in the form that needs the least memory.
-    fn new(entries: &[(u16, u32)]) -> Self {
-        let (start, first) = entries.first().copied().unwrap_or_default();
-        let in_order = (start..).zip(first..).take(entries.len()).eq(entries.iter().copied());
-        if in_order {
-            return Self::Run(start, entries.len() as u16, first);
-        }
-        Self::listed(entries)
-    }
-
-    /// As [`Piece::new`], but never a run.
-    fn listed(entries: &[(u16, u32)]) -> Self {
-        if entries.len() <= SPARSE_MAX {
-            return Self::Sparse(entries.iter().map(|(key, id)| Item::new(*key, *id)).collect());
-        }
-        let mut array = Box::new([NONE; PIECE as usize]);
-        entries.iter().for_each(|(key, id)| array[*key as usize] = *id);
-        Self::Dense(array)
-    }
+    /// Nothing.
+    const EMPTY: Self = Self::Run(0, 0, 0);
 
     #[inline]
     fn get(&self, key: u16) -> Option<u32> {
         match self {
             Self::Run(start, count, first) => {
-                let index = key.wrapping_sub(*start);
-                (index < *count).then(|| first + u32::from(index))
+                let index = u32::from(key.wrapping_sub(*start));
+                (index < *count).then(|| first + index)
             }
             Self::Sparse(list) => {
                 list.binary_search_by_key(&key, |item| item.key()).ok().map(|at| list[at].id())
             }
             Self::Dense(array) => Some(array[key as usize]).filter(|id| *id != NONE),
+            Self::Parted(parts) => parts[usize::from(key / PART)].get(key % PART),
         }
     }
 
     /// Sets an entry; returns the one it replaces.
-    fn insert(&mut self, key: u16, id: u32) -> Option<u32> {
-        if let Self::Run(start, count, first) = self
-            && (key, id) == (*start + *count, *first + u32::from(*count))
-        {
-            *count += 1;
-            return None;
+    fn insert(&mut self, key: u16, id: u32, is_part: bool) -> Option<u32> {
+        if let Self::Run(start, count, first) = self {
+            if *count == 0 {
+                *self = Self::Run(key, 1, id);
+                return None;
+            }
+            if (u32::from(key), id) == (u32::from(*start) + *count, *first + *count) {
+                *count += 1;
+                return None;
+            }
         }
-        match self.changeable() {
+        match self.changeable(is_part) {
             Self::Sparse(list) => match list.binary_search_by_key(&key, |item| item.key()) {
                 Ok(at) => Some(std::mem::replace(&mut list[at], Item::new(key, id)).id()),
                 Err(at) => {
@@ -125,7 +122,7 @@ impl Piece {
                     }
                     list.insert(at, Item::new(key, id));
                     if list.len() > SPARSE_MAX {
-                        *self = Self::new(&self.iter().collect::<Vec<_>>());
+                        *self = Self::spread(self, is_part);
                     }
                     None
                 }
@@ -134,34 +131,62 @@ impl Piece {
                 let old = std::mem::replace(&mut array[key as usize], id);
                 (old != NONE).then_some(old)
             }
+            Self::Parted(parts) => parts[usize::from(key / PART)].insert(key % PART, id, true),
             Self::Run(..) => unreachable!("changeable"),
         }
     }
 
     /// Removes an entry; returns it.
-    fn remove(&mut self, key: u16) -> Option<u32> {
+    fn remove(&mut self, key: u16, is_part: bool) -> Option<u32> {
         let old = self.get(key)?;
         if let Self::Run(start, count, first) = self
             && key == *start
         {
             // How background work goes through a layer.
-            *self = Self::Run(*start + 1, *count - 1, *first + 1);
+            *self = match *count {
+                1 => Self::EMPTY,
+                _ => Self::Run(*start + 1, *count - 1, *first + 1),
+            };
             return Some(old);
         }
-        match self.changeable() {
+        match self.changeable(is_part) {
             Self::Sparse(list) => list.retain(|item| item.key() != key),
             Self::Dense(array) => array[key as usize] = NONE,
+            Self::Parted(parts) => {
+                let part = &mut parts[usize::from(key / PART)];
+                part.remove(key % PART, true);
+                if part.is_empty() {
+                    *part = Self::EMPTY;
+                }
+            }
             Self::Run(..) => unreachable!("changeable"),
         }
         Some(old)
     }
 
     /// The piece in a form that can take any change.
-    fn changeable(&mut self) -> &mut Self {
-        if matches!(self, Self::Run(..)) {
-            *self = Self::listed(&self.iter().collect::<Vec<_>>());
+    fn changeable(&mut self, is_part: bool) -> &mut Self {
+        if let Self::Run(_, count, _) = *self {
+            *self = match count as usize <= SPARSE_MAX {
+                true => Self::Sparse(self.iter().map(|(key, id)| Item::new(key, id)).collect()),
+                false => Self::spread(self, is_part),
+            };
         }
         self
+    }
+
+    /// Many entries as an array, or as parts.
+    fn spread(from: &Self, is_part: bool) -> Self {
+        if is_part {
+            let mut array = Box::new([NONE; PART as usize]);
+            from.iter().for_each(|(key, id)| array[usize::from(key)] = id);
+            return Self::Dense(array);
+        }
+        let mut parts = Box::new([const { Self::EMPTY }; PARTS]);
+        for (key, id) in from.iter() {
+            parts[usize::from(key / PART)].insert(key % PART, id, true);
+        }
+        Self::Parted(parts)
     }
 
     fn is_empty(&self) -> bool {
@@ -169,6 +194,16 @@ impl Piece {
             Self::Run(_, count, _) => *count == 0,
             Self::Sparse(list) => list.is_empty(),
             Self::Dense(array) => array.iter().all(|id| *id == NONE),
+            Self::Parted(parts) => parts.iter().all(Self::is_empty),
+        }
+    }
+
+    /// Gives back memory that is kept for more entries.
+    fn compact(&mut self) {
+        match self {
+            Self::Sparse(list) => list.shrink_to_fit(),
+            Self::Parted(parts) => parts.iter_mut().for_each(Self::compact),
+            Self::Run(..) | Self::Dense(_) => {}
         }
     }
 
@@ -179,21 +214,37 @@ impl Piece {
 
     /// Entries as (key, id), ascending, from a key on.
     fn iter_from(&self, from: u16) -> impl Iterator<Item = (u16, u32)> {
+        let (whole, parts) = match self {
+            Self::Parted(parts) => (None, Some(parts)),
+            whole => (Some(whole), None),
+        };
+        let first = usize::from(from / PART);
+        let parts = parts.into_iter().flat_map(move |parts| (0..).zip(parts.iter()).skip(first));
+        let parts = parts.flat_map(move |(at, part)| {
+            let from = if at == from / PART { from % PART } else { 0 };
+            part.iter_part(from).map(move |(key, id)| (at * PART + key, id))
+        });
+        whole.into_iter().flat_map(move |whole| whole.iter_part(from)).chain(parts)
+    }
+
+    /// As [`Piece::iter_from`], of one without parts.
+    fn iter_part(&self, from: u16) -> impl Iterator<Item = (u16, u32)> {
         let (run, list, array) = match self {
             Self::Run(start, count, first) => {
-                let skipped = from.saturating_sub(*start).min(*count);
-                let rest = (start + skipped, count - skipped, first + u32::from(skipped));
-                (rest, [].as_slice(), &[][..])
+                let skipped = u32::from(from.saturating_sub(*start)).min(*count);
+                ((u32::from(*start) + skipped, count - skipped, first + skipped), &[][..], &[][..])
             }
             Self::Sparse(list) => {
                 let before = list.partition_point(|item| item.key() < from);
                 ((0, 0, 0), &list[before..], &[][..])
             }
             Self::Dense(array) => ((0, 0, 0), [].as_slice(), &array[usize::from(from)..]),
+            Self::Parted(_) => unreachable!("parts have none"),
         };
-        let run = (run.0..run.0 + run.1).zip(run.2..);
+        let run = (run.0..run.0 + run.1).map(|key| key as u16).zip(run.2..);
         let sparse = list.iter().map(|item| (item.key(), item.id()));
-        let dense = (from..).zip(array.iter().copied()).filter(|(_, id)| *id != NONE);
+        let dense = array.iter().copied().enumerate().filter(|(_, id)| *id != NONE);
+        let dense = dense.map(move |(index, id)| (from + index as u16, id));
         run.chain(sparse).chain(dense)
     }
 }
@@ -208,8 +259,8 @@ impl Layer {
     /// Sets the entry for a volume extent; returns the one it replaces.
     pub fn insert(&mut self, logical: u32, id: u32) -> Option<u32> {
         let key = key(logical);
-        let piece = self.pieces.entry(logical / PIECE).or_insert(Piece::Run(key, 0, id));
-        let old = piece.insert(key, id);
+        let piece = self.pieces.entry(logical / PIECE).or_insert(Piece::EMPTY);
+        let old = piece.insert(key, id, false);
         self.len += u32::from(old.is_none());
         self.extents += u32::from(id < SPARE_BASE);
         self.extents -= u32::from(old.is_some_and(|old| old < SPARE_BASE));
@@ -219,7 +270,7 @@ impl Layer {
     /// Removes the entry for a volume extent.
     pub fn remove(&mut self, logical: u32) -> Option<u32> {
         let piece = self.pieces.get_mut(&(logical / PIECE))?;
-        let old = piece.remove(key(logical))?;
+        let old = piece.remove(key(logical), false)?;
         if piece.is_empty() {
             self.pieces.remove(&(logical / PIECE));
         }
@@ -228,20 +279,9 @@ impl Layer {
         Some(old)
     }
 
-    /// Takes all entries of an empty layer, as (volume extent, id), ascending and distinct.
-    pub fn fill(&mut self, entries: impl Iterator<Item = (u32, u32)>) {
-        let mut entries = entries.peekable();
-        let mut some = Vec::new();
-        while let Some((logical, _)) = entries.peek() {
-            let piece = logical / PIECE;
-            some.clear();
-            while let Some((logical, id)) = entries.next_if(|(at, _)| at / PIECE == piece) {
-                some.push((key(logical), id));
-            }
-            self.len += some.len() as u32;
-            self.extents += some.iter().filter(|(_, id)| *id < SPARE_BASE).count() as u32;
-            self.pieces.insert(piece, Piece::new(&some));
-        }
+    /// Gives back memory that is kept for more entries, after many were inserted.
+    pub fn compact(&mut self) {
+        self.pieces.values_mut().for_each(Piece::compact);
     }
 
     /// Number of entries.
@@ -317,7 +357,8 @@ mod tests {
         let mut model = BTreeMap::new();
         let mut rng = fastrand::Rng::with_seed(1);
         for step in 0..60_000 {
-            let logical = rng.u32(..5000);
+            // Full in parts, and little over all of several pieces.
+            let logical = if rng.bool() { rng.u32(..5000) } else { rng.u32(..4 * PIECE) };
             // Falls back to few entries in the middle, after arrays were made.
             let removed = if step / 20_000 == 1 { 3 } else { 1 };
             let id = if rng.bool() { step } else { SPARE_BASE + step };
@@ -327,23 +368,23 @@ mod tests {
                 assert_eq!(layer.insert(logical, id), model.insert(logical, id));
             }
             assert_eq!(layer.len() as usize, model.len());
-            assert_eq!(
-                layer.extents() as usize,
-                model.values().filter(|id| **id < SPARE_BASE).count()
-            );
             if step % 5000 == 0 {
+                let extents = model.values().filter(|id| **id < SPARE_BASE).count();
+                assert_eq!(layer.extents() as usize, extents);
                 layer = Layer::default();
-                layer.fill(model.iter().map(|(k, v)| (*k, *v)));
+                model.iter().for_each(|(k, v)| assert_eq!(layer.insert(*k, *v), None));
+                layer.compact();
             }
         }
         assert!(layer.iter().eq(model.iter().map(|(k, v)| (*k, *v))));
-        for from in [0, 700, 2047, 2048, 4999] {
+        for from in [0, 700, 2047, 2048, 4999, PIECE - 1, PIECE, 2 * PIECE + 2049] {
             assert!(layer.iter_from(from).eq(model.range(from..).map(|(k, v)| (*k, *v))));
         }
-        for logical in 0..5000 {
+        for logical in 0..4 * PIECE {
             assert_eq!(layer.get(logical), model.get(&logical).copied());
         }
     }
+
     #[test]
     fn neighbours_in_order_need_no_array() {
         let is_run = |layer: &Layer| layer.pieces.values().all(|p| matches!(p, Piece::Run(..)));
@@ -355,7 +396,8 @@ mod tests {
             assert!(layer.iter_from(from).eq(all().filter(|(at, _)| *at >= from)));
         }
         let mut loaded = Layer::default();
-        loaded.fill(all());
+        all().for_each(|(at, id)| assert_eq!(loaded.insert(at, id), None));
+        loaded.compact();
         assert!(is_run(&loaded) && loaded.iter().eq(all()) && loaded.len() == layer.len());
         for middle in [PIECE - 5, 2 * PIECE - 1, 2 * PIECE + 1] {
             assert_eq!(layer.remove(middle), Some(middle + 100));

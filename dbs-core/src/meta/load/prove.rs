@@ -273,38 +273,27 @@ impl Loader {
         // Out of `self` for the time, so that findings can be noted on the way.
         let blocks = self.geometry.blocks_per_extent();
         let entries = std::mem::replace(&mut self.entries, Entries::new(blocks));
-        let mut placed = Vec::new();
         for id in entries.used() {
-            placed.extend(self.place(&entries, snapshots, id));
+            let Some((owner, logical)) = self.place(&entries, snapshots, id) else { continue };
+            if let Some(snapshot) = &mut snapshots[owner as usize - 1]
+                && let Some(first) = snapshot.layer.changeable().insert(logical, id)
+            {
+                snapshot.layer.changeable().insert(logical, first);
+                self.claimed_twice(id);
+            }
         }
         self.entries = entries;
-        // In order, layers are built without searching and of just the size they need.
-        placed.sort_unstable();
-        placed.dedup_by(|(owner, logical, id), (owner_before, before, _)| {
-            let clash = (*owner, *logical) == (*owner_before, *before);
-            if clash {
-                self.claimed_twice(*id);
-            }
-            clash
-        });
-        for layer in placed.chunk_by(|a, b| a.0 == b.0) {
-            if let Some(snapshot) = &mut snapshots[layer[0].0 as usize - 1] {
-                snapshot
-                    .layer
-                    .changeable()
-                    .fill(layer.iter().map(|(_, logical, id)| (*logical, *id)));
-            }
-        }
+        snapshots.iter_mut().flatten().for_each(|snapshot| snapshot.layer.changeable().compact());
     }
 
     /// Proves one entry. A zero run goes to its layer at once; what else belongs to a snapshot is
-    /// returned as snapshot id, volume extent, entry.
+    /// returned as snapshot id and volume extent.
     fn place(
         &mut self,
         entries: &Entries,
         snapshots: &mut [Option<Snapshot>],
         id: u32,
-    ) -> Option<(u32, u32, u32)> {
+    ) -> Option<(u32, u32)> {
         let most = VOLUME_MAX_BYTES / EXTENT_MIN_BYTES.max(self.geometry.extent_bytes);
         let (region, index) = place_of(id);
         let (owner, logical) = entries.owner(id)?;
@@ -330,7 +319,7 @@ impl Loader {
             return None;
         };
         if run == 0 {
-            return Some((owner, logical, id));
+            return Some((owner, logical));
         }
         let reaches_in = |runs: &BTreeMap<u32, (u32, u32)>| {
             let before = runs.range(..logical + run).next_back();
@@ -359,7 +348,6 @@ impl Loader {
         let (region, index) = place_of(id);
         let text = "another entry claims the same volume extent: which one is right is not known";
         self.corrupt(region, Some(index), text);
-        self.entries.compact();
     }
 
     fn assemble(
@@ -371,6 +359,7 @@ impl Loader {
     ) -> (Meta, Vec<Finding>) {
         let geometry = self.geometry;
         self.leaked.iter().for_each(|id| self.entries.release(*id));
+        self.entries.compact();
         self.entries.start_counting();
         let free_slots = |capacity: u32, used: &dyn Fn(usize) -> bool| {
             let mut free = FreeSet::default();
