@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# replay.sh [MARKS] [SEEDS]: what a power loss leaves of ext4 and XFS on a volume, at so many flush marks (200) of a
-# recorded run, for each of so many seeds (1). Needs root, loop devices, FUSE and qemu-storage-daemon. Some
-# 15 minutes for a seed.
+# replay.sh [MARKS] [SEEDS]: what a power loss leaves of ext4 and XFS on a volume, after so many syncs (200) of a
+# recorded run, for each of so many seeds (1). Needs root, loop devices and FUSE. Some 15 minutes for a seed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 marks=${1:-200}

@@ -4,7 +4,6 @@
 use super::batch::Batch;
 use super::buffer::Buf;
 use super::done::{Bytes, Done};
-use super::interpose::Interpose;
 use super::shared::Payload;
 use super::targets::{Segment, Targets};
 use nix::errno::Errno;
@@ -19,8 +18,6 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-mod interposed;
 
 /// Bytes received at once.
 const RECEIVE_BYTES: usize = 64 << 10;
@@ -64,11 +61,7 @@ struct Output {
 }
 
 impl Epoll {
-    pub fn new(
-        waker: Arc<EventFd>,
-        file_threads: usize,
-        interposer: Option<Arc<dyn Interpose>>,
-    ) -> io::Result<Self> {
+    pub fn new(waker: Arc<EventFd>, file_threads: usize) -> io::Result<Self> {
         let instance = Instance::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         instance.add(&*waker, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         Ok(Self {
@@ -78,7 +71,7 @@ impl Epoll {
             ready: VecDeque::new(),
             done: VecDeque::new(),
             received: vec![0; RECEIVE_BYTES].into_boxed_slice(),
-            files: Files::start(file_threads, Arc::clone(&waker), interposer)?,
+            files: Files::start(file_threads, Arc::clone(&waker))?,
             waker,
             in_flight: 0,
         })
@@ -340,7 +333,6 @@ struct Shared {
     changed: Condvar,
     finished: Mutex<Vec<Finished>>,
     waker: Arc<EventFd>,
-    interposer: Option<Arc<dyn Interpose>>,
 }
 
 #[derive(Default)]
@@ -398,17 +390,12 @@ impl Move {
 }
 
 impl Files {
-    fn start(
-        threads: usize,
-        waker: Arc<EventFd>,
-        interposer: Option<Arc<dyn Interpose>>,
-    ) -> io::Result<Self> {
+    fn start(threads: usize, waker: Arc<EventFd>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             changed: Condvar::new(),
             finished: Mutex::default(),
             waker,
-            interposer,
         });
         let mut files = Self { shared, threads: Vec::new(), open: HashMap::new() };
         for index in 0..threads.max(1) {
@@ -461,10 +448,7 @@ impl Shared {
             let waited = self.changed.wait_while(lock(&self.queue), idle);
             let job = waited.unwrap_or_else(PoisonError::into_inner).jobs.pop_front();
             let Some(mut job) = job else { return };
-            let result = match &self.interposer {
-                None => job.run(),
-                Some(interposer) => job.run_behind(&**interposer),
-            };
+            let result = job.run();
             let (tag, buf) = (job.tag, job.what.into_buf());
             lock(&self.finished).push(Finished { tag, buf, result });
             // Full only if the reactor is woken already.

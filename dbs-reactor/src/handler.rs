@@ -3,7 +3,6 @@
 use super::batch::Batch;
 use super::buffer::{Buf, Buffers};
 use super::epoll::Epoll;
-use super::interpose::Interpose;
 use super::shared::Payload;
 use super::targets::{File, Segment, Socket};
 use super::ublk::{UblkQueue, UblkRequest};
@@ -39,8 +38,6 @@ pub struct Options {
     pub spin: Duration,
     /// Threads that read and write files with [`Driver::Epoll`].
     pub file_threads: usize,
-    /// For tests: decides what becomes of reads, writes and syncs of files.
-    pub interposer: Option<Arc<dyn Interpose>>,
 }
 
 impl Default for Options {
@@ -50,7 +47,6 @@ impl Default for Options {
             buffer_bytes: 64 << 20,
             spin: Duration::ZERO,
             file_threads: 16,
-            interposer: None,
         }
     }
 }
@@ -146,10 +142,8 @@ pub(crate) use backend;
 impl Io {
     pub(crate) fn new(options: &Options, waker: &Arc<EventFd>) -> io::Result<Self> {
         let buffers = Buffers::new(options.buffer_bytes)?;
-        let interposer = || options.interposer.clone();
-        let uring = || Uring::new(Arc::clone(waker), interposer()).map(Box::new);
-        let epoll =
-            || Epoll::new(Arc::clone(waker), options.file_threads, interposer()).map(Box::new);
+        let uring = || Uring::new(Arc::clone(waker)).map(Box::new);
+        let epoll = || Epoll::new(Arc::clone(waker), options.file_threads).map(Box::new);
         let backend = match options.driver {
             Driver::Uring => Backend::Uring(uring()?),
             Driver::Epoll => Backend::Epoll(epoll()?),

@@ -8,7 +8,6 @@
 use super::batch::{Batch, Sending};
 use super::buffer::Buf;
 use super::done::{Bytes, Done};
-use super::interpose::Interpose;
 use super::shared::Payload;
 use super::slab::Slab;
 use super::targets::{Segment, Targets};
@@ -22,11 +21,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-mod interposed;
 mod receive;
 mod ublk;
 
-use interposed::{Interposed, Passage};
 use receive::ReceiveBuffers;
 
 /// Requests handed over with one system call at most.
@@ -57,7 +54,6 @@ pub(crate) struct Uring {
     /// Ended without the kernel.
     done: VecDeque<Done>,
     waker: Arc<EventFd>,
-    interposed: Option<Box<Interposed>>,
 }
 
 /// A request in the kernel.
@@ -82,7 +78,7 @@ struct Transfer {
 impl Uring {
     /// # Errors
     /// Why this kernel, or what confines the process, does not allow it.
-    pub fn new(waker: Arc<EventFd>, interposer: Option<Arc<dyn Interpose>>) -> io::Result<Self> {
+    pub fn new(waker: Arc<EventFd>) -> io::Result<Self> {
         let ring: IoUring = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
             .setup_submit_all()
@@ -105,7 +101,6 @@ impl Uring {
             idle_sendings: Vec::new(),
             done: VecDeque::new(),
             waker,
-            interposed: interposer.map(Interposed::new),
         };
         uring.listen_to_waker();
         Ok(uring)
@@ -261,9 +256,6 @@ impl Uring {
             self.listen_to_waker();
             return Some(Done::Woken);
         }
-        if entry.user_data() == interposed::PAUSE {
-            return None;
-        }
         if ublk::is_fetch(entry.user_data()) {
             return self.fetched(entry);
         }
@@ -276,10 +268,6 @@ impl Uring {
                 Err(io::Error::from_raw_os_error(-negative))
             }
             count => Ok(count as usize),
-        };
-        let result = match &mut self.interposed {
-            None => result,
-            Some(interposed) => interposed.ended(index, result),
         };
         // A sync that failed is not repeated: what it should have kept may be gone.
         if again(&result) && !matches!(self.ops.get_mut(index), Some(Op::Sync { .. })) {
@@ -377,10 +365,6 @@ impl Uring {
 
     /// Queues the request of a slot, or what is still to do of it.
     fn push_op(&mut self, index: u32) {
-        let passage = match self.interposed {
-            None => Passage::FREE,
-            Some(_) => self.ask(index),
-        };
         let registered = self.registered;
         let fixed = |target: u32| target < registered;
         let raw = |targets: &Targets, target: u32| match targets.get(target) {
@@ -413,17 +397,15 @@ impl Uring {
             Some(Op::Sync { target, .. }) => {
                 let (fd, target) = (raw(&self.targets, *target), *target);
                 let sync = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC);
-                (if passage.barred { opcode::Nop::new().build() } else { sync.build() }, target)
+                (sync.build(), target)
             }
             Some(Op::Part { transfer, segment }) => {
                 let Some(transfer) = self.transfers.get(*transfer) else { return };
                 let fd = raw(&self.targets, transfer.target);
                 // SAFETY: `transfer` checked that the segment lies inside the buffer.
                 let ptr = unsafe { transfer.memory.as_ptr().add(segment.start) };
-                let len = u32::try_from(segment.len.min(passage.len)).unwrap_or(1 << 30);
-                let entry = if passage.barred {
-                    opcode::Nop::new().build()
-                } else if transfer.write {
+                let len = u32::try_from(segment.len).unwrap_or(1 << 30);
+                let entry = if transfer.write {
                     opcode::Write::new(fd, ptr, len).offset(segment.offset).build()
                 } else {
                     opcode::Read::new(fd, ptr, len).offset(segment.offset).build()

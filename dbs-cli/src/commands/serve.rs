@@ -8,7 +8,6 @@ use crate::spec;
 use crate::terminal::leave_terminal;
 use clap::{Args, FromArgMatches};
 use dbs_control::Access;
-use dbs_core::io::interpose::Interposer;
 use dbs_core::{Error, OpenOptions, Result};
 use dbs_frontend::ListenAddress;
 use dbs_nbd::{ExportRule, ExportRules, Listen, TlsConfig};
@@ -107,12 +106,6 @@ pub struct Serve {
     /// In the background, and only as long as volumes are attached: what `dbs attach` starts
     #[arg(long, hide = true)]
     while_attached: bool,
-    /// For tests: let I/O of the store fail, be cut short or be late, by these rules
-    #[arg(long, hide = true, value_name = "RULES")]
-    inject_faults: Option<String>,
-    /// For tests: record everything that changes the store in this file
-    #[arg(long, hide = true, value_name = "FILE")]
-    record_writes: Option<PathBuf>,
 }
 
 /// What to do once the server runs.
@@ -144,12 +137,10 @@ impl Serve {
             privileges::gain_none()?;
         }
         let tls = self.tls()?;
-        let interposer = self.interposer()?;
         let options = ServeOptions {
             store: context.store()?.to_owned(),
             open: OpenOptions {
                 checksum_cache: self.checksum_cache.or_else(|| Some(memory::checksum_cache())),
-                interposer: interposer.clone(),
                 ..context.open_options(self.read_only)
             },
             nbd: self.nbd,
@@ -193,28 +184,9 @@ impl Serve {
             log::warn("unmount", &[("error", &error)]);
         }
         drop(metrics);
-        let stopped = serving.stop().map_err(|e| e.context("closing the store"));
-        if let Some(interposer) = interposer {
-            log::warn("faults", &[("injected", &interposer.injected())]);
-        }
-        stopped?;
+        serving.stop().map_err(|e| e.context("closing the store"))?;
         log::info("stopped", &[]);
         begun
-    }
-
-    /// What tests put between the store and the kernel; the log says so.
-    fn interposer(&self) -> Result<Option<Arc<Interposer>>> {
-        let (rules, record) = (self.inject_faults.as_deref(), self.record_writes.as_deref());
-        if rules.is_none() && record.is_none() {
-            return Ok(None);
-        }
-        let interposer = Interposer::new(rules, record)?;
-        let record = record.unwrap_or(Path::new("")).display();
-        let text = "FOR TESTS ONLY: this server spoils the I/O of its store on purpose";
-        let text = if rules.is_some() { text } else { "for tests: writes are recorded" };
-        let rules = rules.unwrap_or_default();
-        log::warn("faults", &[("message", &text), ("rules", &rules), ("record", &record)]);
-        Ok(Some(Arc::new(interposer)))
     }
 
     /// What NBD clients are met with.

@@ -5,6 +5,8 @@
 //! least. Timing decides what is hit, so a failure need not come again.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../disk/mod.rs"]
+mod disk;
 #[path = "../support/mod.rs"]
 mod support;
 

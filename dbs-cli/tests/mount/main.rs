@@ -1,12 +1,13 @@
 //! `dbs mount`, `dbs umount` and `dbs serve --mount`, with real mounts.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../disk/mod.rs"]
+mod disk;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod files;
 mod readers;
-mod record;
 mod replay;
 
 use serde_json::Value;

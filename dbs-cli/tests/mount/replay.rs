@@ -1,34 +1,36 @@
-//! A real file system on a served volume whose store records what it writes: at marks of that
-//! record a power loss is made up, and the file system found then is whole, with every file that
-//! had been synced.
+//! A real file system on a served volume whose store is on a disk that remembers: after some of its syncs a
+//! power loss is made up, and the file system found then is whole, with every file that had been synced.
 //!
-//! The kernel's file system is on a loop device over a file that `qemu-storage-daemon` makes of the
-//! NBD export, through FUSE. `DBS_REPLAY_MARKS` (6) is how many marks of each kind of file system are
-//! looked at, `DBS_REPLAY_SEED` chooses them and what is lost, `DBS_REPLAY_STEPS` (120) is how much
-//! is done.
+//! The kernel's file system is on a loop device over a file, again of a FUSE file system of the test's, that is
+//! the NBD export. `DBS_REPLAY_MARKS` (6) is how many syncs of each kind of file system are looked at,
+//! `DBS_REPLAY_SEED` chooses what is lost, `DBS_REPLAY_STEPS` (120) is how much is done.
 
-use super::{can_mount, wait, wait_for};
+use super::can_mount;
+use crate::disk::outage::Outages;
+use crate::disk::rules::{Effect, Operation, Rule};
+use crate::disk::{Content, Disk, Mounted};
 use crate::files::has;
-use crate::record::{Entry, Record};
 use crate::support::{Place, Served, noise};
+use dbs_nbd::{Client, ClientOptions};
 use std::fs::{self, File};
 use std::io::Write;
 use std::ops::Range;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const VOLUME: &str = "320MiB";
 
-/// Files that were synced: when, in bytes of the record, and what is in them.
+/// Files that were synced: when, in things done to the disk, and what is in them.
 struct Synced {
-    at: u64,
+    at: usize,
     name: String,
     seed: u64,
     length: usize,
     /// When it was removed or renamed, if it was.
-    gone: Option<u64>,
+    gone: Option<usize>,
 }
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -55,45 +57,69 @@ fn tool(place: &Place, line: &str, codes: &[i32]) -> String {
     said
 }
 
+/// An NBD export.
+struct Export(Client<UnixStream>);
+
+impl Content for Export {
+    fn size(&self) -> usize {
+        self.0.size() as usize
+    }
+
+    fn set_size(&mut self, size: usize) {
+        panic!("an export cannot have {size} bytes");
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) {
+        self.0.read_at(offset, buf).unwrap();
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.0.write_at(offset, data, false).unwrap();
+    }
+
+    fn zero(&mut self, offset: u64, length: usize) {
+        self.0.write_zeroes(offset, length as u64, 0).unwrap();
+    }
+
+    fn sync(&mut self) {
+        self.0.flush().unwrap();
+    }
+}
+
 /// Everything between the kernel's file system and the store; taken down when dropped.
 struct Stack {
-    place: Place,
-    server: Option<Served>,
-    daemon: Option<Child>,
     device: Option<String>,
+    export: Option<Mounted>,
+    server: Option<Served>,
+    disk: Disk,
+    mounted: Option<Mounted>,
+    place: Place,
 }
 
 impl Stack {
-    /// A device over a volume of a store that is recorded.
+    /// A device over a volume of a store whose disk remembers.
     fn new() -> Self {
         let place = Place::new();
+        let (disk, mounted) = Disk::at(place.dir.path(), &place.store());
         place.dbs("init store.dbs --size 1GiB").ok("init");
         place.json(&format!("volume create fs {VOLUME}"));
-        tool(&place, "cp --sparse=always store.dbs image", &[0]);
+        // So that writes are on their way when a sync begins.
+        let late = |operation, millis| Rule {
+            chance: 0.05,
+            ..Rule::new(operation, Effect::Delay(Duration::from_millis(millis)))
+        };
+        disk.set_rules(&[late(&[Operation::Write], 3), late(&[Operation::Sync], 3)]);
         fs::create_dir(place.path("mnt")).unwrap();
-        File::create(place.path("export")).unwrap();
-        let mut stack = Self { place, server: None, daemon: None, device: None };
-        let arguments = "--nbd unix:nbd.sock --commit-interval 100ms --record-writes record";
-        stack.server = Some(stack.place.serve(arguments));
-        let log = File::create(stack.place.path("daemon.log")).unwrap();
-        let daemon = Command::new("qemu-storage-daemon")
-            .args([
-                "--blockdev",
-                "driver=nbd,node-name=n,server.type=unix,server.path=nbd.sock,export=fs",
-            ])
-            .args(["--export", "type=fuse,id=e,node-name=n,mountpoint=export,writable=on"])
-            .current_dir(stack.place.dir.path())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn();
-        stack.daemon = Some(daemon.unwrap());
-        let export = stack.place.path("export");
-        wait_for("the export", || export.metadata().is_ok_and(|file| file.len() > 0));
-        // Not with --direct-io: ext4 on blocks of 1 KiB is damaged then by discards, whatever the
-        // daemon exports.
-        let device = tool(&stack.place, "losetup --find --show export", &[0]);
-        stack.device = Some(device.trim().to_owned());
+        let (device, export, server) = (None, None, None);
+        let mut stack = Self { device, export, server, disk, mounted: Some(mounted), place };
+        stack.server = Some(stack.place.serve("--nbd unix:nbd.sock --commit-interval 100ms"));
+        let socket = stack.place.path("nbd.sock");
+        let client = Client::connect_unix(&socket, "fs", &ClientOptions::default()).unwrap();
+        let (file, export) = Disk::mount(Box::new(Export(client)), stack.place.path("export"));
+        file.forget();
+        let losetup = format!("losetup --find --show {}", export.file().display());
+        stack.export = Some(export);
+        stack.device = Some(tool(&stack.place, &losetup, &[0]).trim().to_owned());
         stack
     }
 
@@ -101,17 +127,11 @@ impl Stack {
         self.place.path("mnt").join(name)
     }
 
-    /// Bytes of the record so far.
-    fn recorded(&self) -> u64 {
-        fs::metadata(self.place.path("record")).unwrap().len()
-    }
-
-    /// Makes a file system and works on it for a while; where it was made in the record, and what was
-    /// synced.
-    fn work(&self, make: &str, steps: u64) -> (u64, Vec<Synced>) {
+    /// Makes a file system and works on it for a while; when it was made, and what was synced.
+    fn work(&self, make: &str, steps: u64) -> (usize, Vec<Synced>) {
         let device = self.device.as_deref().unwrap();
         tool(&self.place, &format!("{make} {device}"), &[0]);
-        let made = self.recorded();
+        let made = self.disk.len();
         tool(&self.place, &format!("mount {device} mnt"), &[0]);
         let mut synced: Vec<Synced> = Vec::new();
         for step in 0..steps {
@@ -133,13 +153,13 @@ impl Stack {
             }
             if step % 4 < 2 {
                 let name = if step % 4 == 1 { format!("{name}.kept") } else { name };
-                synced.push(Synced { at: self.recorded(), name, seed: step, length, gone: None });
+                synced.push(Synced { at: self.disk.len(), name, seed: step, length, gone: None });
             }
             if step % 5 == 4 {
                 let index = (step * 31) as usize % synced.len();
                 let victim = &mut synced[index];
                 if victim.gone.is_none() {
-                    victim.gone = Some(self.recorded());
+                    victim.gone = Some(self.disk.len());
                     fs::remove_file(self.path(&victim.name)).unwrap();
                 }
             }
@@ -148,39 +168,28 @@ impl Stack {
         (made, synced)
     }
 
-    /// Takes everything down but the directory.
-    fn end(mut self) -> Place {
+    /// Takes everything down but the directory, and the record of the disk.
+    fn end(mut self) -> (Place, Disk) {
         let device = self.device.take().unwrap();
         tool(&self.place, &format!("losetup --detach {device}"), &[0]);
-        let mut daemon = self.daemon.take().unwrap();
-        super::kill(u64::from(daemon.id()), "TERM");
-        wait(&mut daemon, "qemu-storage-daemon");
+        self.export = None;
         let (code, log) = self.server.take().unwrap().stop();
         assert_eq!(code, Some(0), "{log}");
-        std::mem::replace(&mut self.place, Place::new())
+        self.mounted = None;
+        (std::mem::replace(&mut self.place, Place::new()), self.disk.clone())
     }
 }
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        if self.device.is_none() && self.daemon.is_none() && self.server.is_none() {
-            return;
-        }
+        let Some(device) = self.device.take() else { return };
         let run = |program: &str, arguments: &[&str]| {
             let mut command = Command::new("timeout");
             command.args(["-s", "KILL", "10", program]).args(arguments).stdin(Stdio::null());
             let _ = command.stderr(Stdio::null()).current_dir(self.place.dir.path()).status();
         };
-        // What is in flight fails once the daemon is gone.
-        if let Some(mut daemon) = self.daemon.take() {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
         run("umount", &["-l", "mnt"]);
-        if let Some(device) = &self.device {
-            run("losetup", &["--detach", device]);
-        }
-        run("umount", &["-l", "export"]);
+        run("losetup", &["--detach", &device]);
     }
 }
 
@@ -204,9 +213,15 @@ fn in_use(place: &Place) -> bool {
     !command.output().unwrap().stdout.is_empty()
 }
 
-/// Looks at the file system as a power loss left it that came after the flush at the start of
-/// `time`, in bytes of the record, and before its end.
-fn look(place: &Place, kind: &str, mark: &str, time: Range<u64>, (made, synced): (u64, &[Synced])) {
+/// Looks at the file system as a power loss left it that came after the sync at the start of `time`, in things
+/// done to the disk, and before its end.
+fn look(
+    place: &Place,
+    kind: &str,
+    mark: &str,
+    time: Range<usize>,
+    (made, synced): (usize, &[Synced]),
+) {
     let at = time.start;
     let store = |args: &str| place.dbs(&format!("--store crashed {args}")).ok(mark);
     store("volume export fs fs.img --force");
@@ -243,33 +258,40 @@ fn look(place: &Place, kind: &str, mark: &str, time: Range<u64>, (made, synced):
 }
 
 fn replay(kind: &str, make: &str) {
-    let needed = ["losetup", "qemu-storage-daemon", make.split(' ').next().unwrap()];
+    let needed = ["losetup", make.split(' ').next().unwrap()];
     if !can_mount() || needed.iter().any(|program| !has(program)) {
         return;
     }
     let stack = Stack::new();
+    let begun = stack.disk.len();
     let (made, synced) = stack.work(make, setting("DBS_REPLAY_STEPS", 120));
-    let place = stack.end();
-    let record = Record::read(&place.path("record"));
-    let marks = record.marks(setting("DBS_REPLAY_MARKS", 6) as usize);
+    let metadata = stack.place.json("info")["metadata"].as_u64().unwrap();
+    let (place, disk) = stack.end();
+    let syncs = disk.syncs_from(begun);
+    let count = syncs.len().min(setting("DBS_REPLAY_MARKS", 6) as usize);
+    assert!(count > 0, "nothing was flushed");
     let seed = setting("DBS_REPLAY_SEED", 1);
-    let mut durable = record.replay(place.path("image"), seed);
-    for mark in &marks {
-        let (lost, kept, until) = durable.crash_after(mark, &place.path("crashed"));
-        let text = format!(
-            "{kind}, seed {seed}, {} to {until} of the record: {lost} blocks lost, {kept} kept",
-            mark.bytes
-        );
-        look(&place, kind, &text, mark.bytes..until, (made, &synced));
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut outages = Outages::new(&disk, metadata, place.path("durable"));
+    // Evenly over the record, the last one among them.
+    for mark in (1..=count).map(|n| n * syncs.len() / count - 1) {
+        let at = syncs[mark] + 1;
+        let until = rng.usize(at..=syncs.get(mark + 1).copied().unwrap_or(disk.len()));
+        let before = (outages.lost, outages.kept);
+        outages.image(until, &mut rng, &place.path("crashed"));
+        let (lost, kept) = (outages.lost - before.0, outages.kept - before.1);
+        let text =
+            format!("{kind}, seed {seed}, {until} things done: {lost} parts lost, {kept} kept");
+        look(&place, kind, &text, at..until, (made, &synced));
     }
-    let flushes = record.entries.iter().filter_map(Entry::flush).count();
     println!(
-        "{kind}: {} of {flushes} flush marks, {} files synced, {} blocks lost and {} kept of the \
-         writes that no flush had covered",
-        marks.len(),
+        "{kind}: after {count} of {} syncs, {} files synced, {} parts lost and {} kept of what no sync \
+         had covered; {} requests late",
+        syncs.len(),
         synced.len(),
-        durable.lost,
-        durable.kept
+        outages.lost,
+        outages.kept,
+        disk.hits()
     );
 }
 

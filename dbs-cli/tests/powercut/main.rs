@@ -5,6 +5,7 @@
 //! `DBS_POWERCUT_SECONDS` goes on for so long, `DBS_POWERCUT_SEED` begins there.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../disk/mod.rs"]
 mod disk;
 #[path = "../support/mod.rs"]
 mod support;
@@ -21,9 +22,9 @@ use dbs_sim::generate::Generator;
 use dbs_sim::op::{labels, snapshot_name, volume_name};
 use dbs_sim::outcomes::{End, Outcomes};
 use dbs_sim::{CrashMode, Faults, Medium, Model, Op, SimDisk, SimEnv, verify};
-use disk::{Disk, NAME};
+use disk::outage::Outages;
+use disk::{Disk, Mounted};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Place, can_mount};
@@ -48,23 +49,11 @@ struct Served {
 }
 
 /// A store of so many MiB on a disk of its own.
-fn make(place: &Place, mib: usize) -> (Disk, fuser::BackgroundSession) {
-    let (disk, mount) = (Disk::default(), place.path("mount"));
-    std::fs::create_dir(&mount).unwrap();
-    let session = disk.mount(&mount);
-    std::os::unix::fs::symlink(mount.join(NAME), place.store()).unwrap();
+fn make(place: &Place, mib: usize) -> (Disk, Mounted) {
     let sizes = format!("--size {mib}MiB --extent-size 64KiB --journal-size 128KiB");
-    place.dbs(&format!("init store.dbs {sizes} --force --yes")).ok("init");
-    (disk, session)
-}
-
-/// The kernel may still close the files of a server that was killed: an unmount that is not lazy would fail then, and
-/// the disk with its record would stay in memory as long as the test runs.
-fn unmount(place: &Place, session: fuser::BackgroundSession) {
-    let unmounted = Command::new("umount").arg("--lazy").arg(place.path("mount")).status();
-    assert!(unmounted.unwrap().success());
-    // It may say that the connection was aborted.
-    let _ = session.join();
+    let made = Disk::at(place.dir.path(), &place.store());
+    place.dbs(&format!("init store.dbs {sizes}")).ok("init");
+    made
 }
 
 /// A server that was killed leaves its tail for the next one. There is none, and the tail takes memory.
@@ -195,7 +184,7 @@ fn run(seed: u64, steps: usize, cuts: usize, lies: bool) -> Result<Report, Strin
     let place = Place::new();
     let mut rng = fastrand::Rng::with_seed(seed);
     // Small, so that it is full now and then.
-    let (disk, session) = make(&place, rng.usize(6..10));
+    let (disk, mounted) = make(&place, rng.usize(6..10));
     let interval = if rng.bool() { "50ms" } else { "1s" };
     let io = if rng.u8(0..4) == 0 { "--driver pread" } else { "" };
     let server = place.serve(&format!("--nbd unix:nbd.sock --commit-interval {interval} {io}"));
@@ -210,11 +199,16 @@ fn run(seed: u64, steps: usize, cuts: usize, lies: bool) -> Result<Report, Strin
     drop(served);
     // As a power cut ends it, as far as it can tell.
     drop(server);
-    unmount(&place, session);
+    drop(mounted);
     remove_tail(info["uuid"].as_str().unwrap());
-    for _ in 0..cuts {
-        let cut = rng.usize(done[0].from..=done.last().map_or(0, |last| last.to));
-        look(&disk, cut, &done, metadata, &mut rng)
+    let all = done[0].from..=done.last().map_or(0, |last| last.to);
+    let mut cuts: Vec<_> = (0..cuts).map(|_| rng.usize(all.clone())).collect();
+    cuts.sort_unstable();
+    let mut outages = Outages::new(&disk, metadata, place.path("durable"));
+    for cut in cuts {
+        let image = place.path("image");
+        outages.image(cut, &mut rng, &image);
+        look(&std::fs::read(image).unwrap(), cut, &done, metadata, &mut rng)
             .map_err(|e| format!("cut at {cut} of {}: {e}", disk.len()))?;
         report.images += 1;
     }
@@ -296,7 +290,7 @@ fn open(disk: &Arc<SimDisk>) -> Result<Store, Error> {
 
 /// Opens what a power cut leaves at this moment, and compares.
 fn look(
-    disk: &Disk,
+    image: &[u8],
     cut: usize,
     done: &[Done],
     metadata: u64,
@@ -309,8 +303,7 @@ fn look(
         Some(step) if step.from < cut => &step.outcomes,
         _ => answered.checked_sub(1).map_or(&nothing, |last| &done[last].settled),
     };
-    let image = disk.image(cut, metadata as usize, rng);
-    let mut disk = simulated(&image, metadata);
+    let mut disk = simulated(image, metadata);
     if rng.u8(0..3) == 0 {
         // Power is lost again while it recovers.
         disk.arm(Faults { stop_at: Some(rng.u64(1..20)), ..Faults::default() });
@@ -373,13 +366,13 @@ fn each_promise_rests_on_a_sync() {
     }
     for io in ["--driver uring", "--driver pread"] {
         let place = Place::new();
-        let (disk, _session) = make(&place, 16);
+        let (disk, _mounted) = make(&place, 16);
         let server = place.serve(&format!("--nbd unix:nbd.sock --commit-interval 1h {io}"));
         let served = Served::new(&place);
         let synced = |what: &str, work: &mut dyn FnMut()| {
             let before = disk.len();
             work();
-            assert!(disk.syncs_from(before) > 0, "{io}: {what}: no sync reached the disk");
+            assert!(!disk.syncs_from(before).is_empty(), "{io}: {what}: no sync reached the disk");
         };
         let create =
             Request::VolumeCreate { volume: "v0".into(), size: 1 << 20, rebuilding: false };

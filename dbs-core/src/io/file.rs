@@ -1,7 +1,6 @@
 //! A regular file or block device, opened: what both drivers share, and the `pread` driver.
 
 use super::buffer::AlignedBuf;
-use super::interpose::{Access, Interposer};
 use super::lock::StoreLock;
 use super::piece::{self, Alignment};
 use super::{DirectIo, ReadRequest, Storage, WriteRequest, sys};
@@ -12,7 +11,6 @@ use nix::fcntl::{FallocateFlags, FcntlArg, fcntl};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -45,7 +43,6 @@ pub(super) struct Target {
     info: TargetInfo,
     alignment: Alignment,
     size_bytes: AtomicU64,
-    interposer: Option<Arc<Interposer>>,
     // Last: the lock goes when nothing can write any more.
     lock: StoreLock,
 }
@@ -96,17 +93,7 @@ impl Target {
             physical_block_bytes,
             direct: is_direct,
         };
-        Ok(Self { file, info, alignment, size_bytes: size_bytes.into(), interposer: None, lock })
-    }
-
-    /// Everything goes through `interposer` from now on, if there is one.
-    pub fn behind(mut self, interposer: Option<Arc<Interposer>>) -> Self {
-        self.interposer = interposer;
-        self
-    }
-
-    pub fn interposer(&self) -> Option<&Interposer> {
-        self.interposer.as_deref()
+        Ok(Self { file, info, alignment, size_bytes: size_bytes.into(), lock })
     }
 
     pub fn info(&self) -> TargetInfo {
@@ -169,16 +156,7 @@ impl Target {
     }
 
     pub fn flush(&self) -> io::Result<()> {
-        self.around(0, Access::Flush, || self.file.sync_data())
-    }
-
-    fn around(
-        &self,
-        offset: u64,
-        access: Access<'_>,
-        call: impl FnOnce() -> io::Result<()>,
-    ) -> io::Result<()> {
-        Interposer::around(self.interposer(), offset, access, call)
+        self.file.sync_data()
     }
 
     pub fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
@@ -186,10 +164,9 @@ impl Target {
         if !self.info.is_block_device {
             let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
             let end = offset + len_bytes;
-            return (offset..end).step_by(HOLE_BYTES as usize).try_for_each(|start| {
-                let length = HOLE_BYTES.min(end - start);
-                self.around(start, Access::Discard(length), || self.fallocate(mode, start, length))
-            });
+            return (offset..end)
+                .step_by(HOLE_BYTES as usize)
+                .try_for_each(|start| self.fallocate(mode, start, HOLE_BYTES.min(end - start)));
         }
         // A device takes whole blocks only: what sticks out stays.
         let granule = self.info.logical_block_bytes as usize;
@@ -198,9 +175,7 @@ impl Target {
         if start >= end {
             return Ok(());
         }
-        self.around(start, Access::Discard(end - start), || {
-            advisory(|| sys::discard_blocks(&self.file, start, end - start))
-        })
+        advisory(|| sys::discard_blocks(&self.file, start, end - start))
     }
 
     pub fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
@@ -208,9 +183,7 @@ impl Target {
         if self.info.is_block_device {
             return Ok(());
         }
-        self.around(offset, Access::Allocate(len_bytes), || {
-            self.fallocate(FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len_bytes)
-        })
+        self.fallocate(FallocateFlags::FALLOC_FL_KEEP_SIZE, offset, len_bytes)
     }
 
     pub fn set_size(&self, size_bytes: u64) -> io::Result<()> {
@@ -231,7 +204,7 @@ impl Target {
         }
         // While a file shrinks no request may start beyond its new end.
         self.size_bytes.fetch_min(size_bytes, Ordering::Relaxed);
-        let result = self.around(0, Access::SetSize(size_bytes), || self.file.set_len(size_bytes));
+        let result = self.file.set_len(size_bytes);
         self.size_bytes.store(size_of(&self.file, false)?, Ordering::Relaxed);
         result
     }
@@ -287,13 +260,13 @@ impl Storage for PreadFile {
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.target.check_reads(requests)?;
         piece::of_reads(requests, self.target.alignment())
-            .try_for_each(|piece| piece.transfer(self.target.file(), self.target.interposer()))
+            .try_for_each(|piece| piece.transfer(self.target.file()))
     }
 
     fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.target.check_writes(requests)?;
         piece::of_writes(requests, self.target.alignment())
-            .try_for_each(|piece| piece.transfer(self.target.file(), self.target.interposer()))
+            .try_for_each(|piece| piece.transfer(self.target.file()))
     }
 
     fn flush(&self) -> io::Result<()> {

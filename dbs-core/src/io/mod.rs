@@ -7,7 +7,6 @@ pub mod env;
 pub mod file;
 pub mod freeze;
 pub(crate) mod in_use;
-pub mod interpose;
 pub(crate) mod lock;
 pub mod open;
 mod piece;

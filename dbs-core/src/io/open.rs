@@ -3,7 +3,6 @@
 use super::Storage;
 use super::buffer::AlignedBuf;
 use super::file::{PreadFile, Target, TargetInfo};
-use super::interpose::Interposer;
 use super::lock::{StoreLock, open_failed};
 use super::probe::{PROBE_BYTES, in_use, signature};
 use super::uring::{UringFile, uring_available};
@@ -62,20 +61,7 @@ impl std::fmt::Debug for OpenedStorage {
 /// `NotFound`; `Busy` naming the process that holds it; `Invalid` if it is neither file nor block
 /// device; `Unsupported` if `driver` cannot work here; `ReadOnly` or `Io` from the system.
 pub fn open_storage(path: &Path, read_only: bool, driver: IoDriver) -> Result<OpenedStorage> {
-    open_storage_behind(path, read_only, driver, None)
-}
-
-/// As [`open_storage`], with all I/O going through an interposer, if there is one.
-///
-/// # Errors
-/// As [`open_storage`].
-pub fn open_storage_behind(
-    path: &Path,
-    read_only: bool,
-    driver: IoDriver,
-    interposer: Option<Arc<Interposer>>,
-) -> Result<OpenedStorage> {
-    with_driver(StoreLock::acquire(path, read_only)?, driver, false, interposer)
+    with_driver(StoreLock::acquire(path, read_only)?, driver, false)
 }
 
 /// Opens what is to become a store, locked exclusively: a block device, a file that may be
@@ -106,7 +92,7 @@ pub fn create_storage(
             let _ = fs::remove_file(path);
         }
     };
-    let mut opened = with_driver(lock, driver, is_new, None).inspect_err(clean_up)?;
+    let mut opened = with_driver(lock, driver, is_new).inspect_err(clean_up)?;
     prepare(path, &opened, size, force).inspect_err(clean_up)?;
     opened.info.size_bytes = opened.storage.size_bytes();
     Ok(opened)
@@ -280,16 +266,11 @@ fn create_file(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-fn with_driver(
-    lock: StoreLock,
-    driver: IoDriver,
-    created: bool,
-    interposer: Option<Arc<Interposer>>,
-) -> Result<OpenedStorage> {
+fn with_driver(lock: StoreLock, driver: IoDriver, created: bool) -> Result<OpenedStorage> {
     let path = lock.path().to_path_buf();
     let place = lock.place();
     let ring = use_ring(driver, uring_available())?;
-    let target = Target::open(lock)?.behind(interposer);
+    let target = Target::open(lock)?;
     let info = target.info();
     let storage: Arc<dyn Storage> = if ring {
         Arc::new(UringFile::new(target).map_err(|error| {

@@ -2,7 +2,6 @@
 //! driver adds is only how one piece is handed to the kernel.
 
 use super::buffer::AlignedBuf;
-use super::interpose::{Access, Interposer};
 use super::{ReadRequest, WriteRequest};
 use std::fs::File;
 use std::io;
@@ -93,37 +92,13 @@ impl Piece<'_> {
         Ok(false)
     }
 
-    /// Asks the interposer about what is still to do: the bytes to hand over at most, and the
-    /// ticket to end it with.
-    ///
-    /// # Errors
-    /// The one that is injected.
-    pub fn admit(&mut self, interposer: &Interposer) -> io::Result<(usize, u64)> {
-        match self.remaining() {
-            (Remaining::Read(buf), offset) => interposer.admit(offset, Access::Read(buf.len())),
-            (Remaining::Write(buf), offset) => interposer.admit(offset, Access::Write(buf)),
-        }
-    }
-
     /// Moves the whole piece with blocking calls.
-    pub fn transfer(mut self, file: &File, interposer: Option<&Interposer>) -> io::Result<()> {
+    pub fn transfer(mut self, file: &File) -> io::Result<()> {
         loop {
-            let (most, ticket) = match interposer {
-                None => (usize::MAX, 0),
-                Some(interposer) => self.admit(interposer)?,
-            };
             let result = match self.remaining() {
-                (Remaining::Read(buf), offset) => {
-                    let len = buf.len().min(most);
-                    file.read_at(&mut buf[..len], offset)
-                }
-                (Remaining::Write(buf), offset) => {
-                    file.write_at(&buf[..buf.len().min(most)], offset)
-                }
+                (Remaining::Read(buf), offset) => file.read_at(buf, offset),
+                (Remaining::Write(buf), offset) => file.write_at(buf, offset),
             };
-            if let Some(interposer) = interposer {
-                interposer.end(ticket, result.is_ok());
-            }
             match result {
                 Ok(count) => {
                     if self.advance(count)? {

@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use super::file::Target;
-use super::interpose::Interposer;
 use super::piece::{self, Piece, Remaining};
 use super::{DirectIo, ReadRequest, Storage, WriteRequest};
 use io_uring::{IoUring, opcode, squeue, types};
@@ -46,13 +45,13 @@ impl Storage for UringFile {
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.target.check_reads(requests)?;
         let pieces = piece::of_reads(requests, self.target.alignment());
-        self.rings.run(pieces, self.target.interposer())
+        self.rings.run(pieces)
     }
 
     fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.target.check_writes(requests)?;
         let pieces = piece::of_writes(requests, self.target.alignment());
-        self.rings.run(pieces, self.target.interposer())
+        self.rings.run(pieces)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -120,18 +119,14 @@ impl Pool {
         Ok(Self { fd, state: Mutex::new(state), returned: Condvar::new() })
     }
 
-    fn run<'a>(
-        &self,
-        pieces: impl Iterator<Item = Piece<'a>>,
-        interposer: Option<&'a Interposer>,
-    ) -> io::Result<()> {
+    fn run<'a>(&self, pieces: impl Iterator<Item = Piece<'a>>) -> io::Result<()> {
         let mut pieces = pieces.peekable();
         if pieces.peek().is_none() {
             return Ok(());
         }
         let mut taken = Taken { pool: self, ring: Some(self.take()?) };
         match &mut taken.ring {
-            Some(ring) => ring.run(&mut pieces, interposer),
+            Some(ring) => ring.run(&mut pieces),
             None => unreachable!("a ring was just put there"),
         }
     }
@@ -204,12 +199,8 @@ impl Ring {
     ///
     /// # Errors
     /// The first failure; no further piece is started after it.
-    fn run<'a>(
-        &mut self,
-        pieces: &mut impl Iterator<Item = Piece<'a>>,
-        interposer: Option<&'a Interposer>,
-    ) -> io::Result<()> {
-        let mut batch = Batch::new(interposer);
+    fn run<'a>(&mut self, pieces: &mut impl Iterator<Item = Piece<'a>>) -> io::Result<()> {
+        let mut batch = Batch::new();
         self.clean = false;
         loop {
             while batch.error.is_none()
@@ -280,9 +271,6 @@ impl Drop for Ring {
 struct Batch<'a> {
     slots: [Option<Piece<'a>>; DEPTH],
     attempts: [u8; DEPTH],
-    interposer: Option<&'a Interposer>,
-    /// What the interposer knows the pieces by.
-    tickets: [u64; DEPTH],
     /// Bit set: slot free.
     free: u64,
     /// Pushed and not yet completed.
@@ -291,12 +279,10 @@ struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    fn new(interposer: Option<&'a Interposer>) -> Self {
+    fn new() -> Self {
         Self {
             slots: [const { None }; DEPTH],
             attempts: [0; DEPTH],
-            interposer,
-            tickets: [0; DEPTH],
             free: u64::MAX,
             in_flight: 0,
             error: None,
@@ -321,26 +307,15 @@ impl<'a> Batch<'a> {
     /// Queues what is still to do of the piece in `slot`.
     fn push(&mut self, slot: usize, submission: &mut squeue::SubmissionQueue<'_>) {
         let Some(piece) = &mut self.slots[slot] else { return };
-        let mut most = usize::MAX;
-        if let Some(interposer) = self.interposer {
-            match piece.admit(interposer) {
-                Ok((len, ticket)) => (most, self.tickets[slot]) = (len, ticket),
-                Err(error) => {
-                    self.clear(slot);
-                    self.error.get_or_insert(error);
-                    return;
-                }
-            }
-        }
         let file = types::Fixed(0);
         // The length fits: a piece has at most 1 GiB.
         let entry = match piece.remaining() {
             (Remaining::Read(buf), offset) => {
-                let len = buf.len().min(most) as u32;
+                let len = buf.len() as u32;
                 opcode::Read::new(file, buf.as_mut_ptr(), len).offset(offset).build()
             }
             (Remaining::Write(buf), offset) => {
-                let len = buf.len().min(most) as u32;
+                let len = buf.len() as u32;
                 opcode::Write::new(file, buf.as_ptr(), len).offset(offset).build()
             }
         };
@@ -363,9 +338,6 @@ impl<'a> Batch<'a> {
     fn complete(&mut self, slot: usize, result: i32, submission: &mut squeue::SubmissionQueue<'_>) {
         let Some(Some(piece)) = self.slots.get_mut(slot) else { return };
         self.in_flight -= 1;
-        if let Some(interposer) = self.interposer {
-            interposer.end(self.tickets[slot], result >= 0);
-        }
         let outcome = match usize::try_from(result) {
             Ok(count) => piece.advance(count),
             Err(_) => match io::Error::from_raw_os_error(-result) {

@@ -129,62 +129,11 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::interpose::Interposer;
-    use crate::store::turns::Turns;
     use crate::store::{InitOptions, OpenOptions, TailPlace};
     use crate::volume::{Request, Start};
     use std::time::{Duration, Instant};
 
     const DIRTY_BLOCKS: u64 = 16 << 10;
-
-    /// Found by injecting faults under load: the next commit wrote its group behind the one that
-    /// was missing, its callers were told that they were durable, and the store could not be opened.
-    #[test]
-    fn who_waits_for_a_commit_that_fails_commits_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
-        let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
-        Store::init(&path, &options).unwrap();
-        let rules = directory.path().join("rules");
-        std::fs::write(&rules, "").unwrap();
-        let interposer = Interposer::new(Some(&format!("@{}", rules.display())), None).unwrap();
-        let open = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
-        let faulty = OpenOptions { interposer: Some(interposer.into()), ..open.clone() };
-        let store = Store::open(&path, &faulty).unwrap();
-        store.create_volume("v", 8 << 20).unwrap();
-        let volume = store.volume("v").unwrap();
-        volume.write_at(0, &[1; 4096], false).unwrap();
-        let mut request = Request::new();
-        let mut write = |offset| {
-            assert_eq!(volume.start_write(offset, 4096, &mut request).unwrap(), Start::Io);
-            let _ = request.finish_write(Ok(())).unwrap();
-        };
-        let wait = |what: fn(&Turns) -> bool| {
-            let deadline = Instant::now() + Duration::from_secs(120);
-            while !what(&store.inner.commits) {
-                assert!(Instant::now() < deadline);
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        write(4096);
-        store.inner.commits.pretend_asked(100);
-        // Slow enough for somebody else to come.
-        let new = directory.path().join("new");
-        std::fs::write(&new, "flush delay=5s; write eio in=journal count=1").unwrap();
-        std::fs::rename(&new, &rules).unwrap();
-        std::thread::scope(|scope| {
-            let first = scope.spawn(|| volume.flush());
-            wait(Turns::is_running);
-            write(8192);
-            let second = scope.spawn(|| volume.flush());
-            wait(|commits| commits.asked() == 102);
-            assert_eq!(first.join().unwrap().unwrap_err().kind(), crate::ErrorKind::Io);
-            assert_eq!(second.join().unwrap().unwrap_err().kind(), crate::ErrorKind::Poisoned);
-        });
-        drop((request, volume));
-        drop(store);
-        Store::open(&path, &open).unwrap();
-    }
 
     /// What every request waits for while metadata is written back. No test: it prints a figure.
     #[test]

@@ -155,43 +155,9 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::interpose::Interposer;
     use crate::store::{InitOptions, OpenOptions, Store};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc;
-    use std::time::Duration;
-
-    /// Opening pages of checksums flushes, and so do commits. The kernel says once that it failed.
-    #[test]
-    fn who_flushes_beside_a_flush_that_fails_is_told_too() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
-        let options =
-            InitOptions { size: Some(64 << 20), checksums: true, ..InitOptions::default() };
-        Store::init(&path, &options).unwrap();
-        let rules = directory.path().join("rules");
-        std::fs::write(&rules, "").unwrap();
-        let interposer = Interposer::new(Some(&format!("@{}", rules.display())), None).unwrap();
-        let interposer = Arc::new(interposer);
-        let open =
-            OpenOptions { interposer: Some(Arc::clone(&interposer)), ..OpenOptions::default() };
-        let store = Store::open(&path, &open).unwrap();
-        store.create_volume("v", 8 << 20).unwrap();
-        let volume = store.volume("v").unwrap();
-        volume.write_at(0, &[1; 4096], true).unwrap();
-        store.close_checksums(Duration::ZERO).unwrap();
-        let new = directory.path().join("new");
-        std::fs::write(&new, "flush delay=500ms; flush eio count=1").unwrap();
-        std::fs::rename(&new, &rules).unwrap();
-        std::thread::scope(|scope| {
-            let opening = scope.spawn(|| volume.write_at(0, &[2; 4096], false));
-            while interposer.injected() == 0 && !opening.is_finished() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            assert_eq!(volume.flush().unwrap_err().kind(), crate::ErrorKind::Poisoned);
-            assert_eq!(opening.join().unwrap().unwrap_err().kind(), crate::ErrorKind::Io);
-        });
-    }
 
     #[test]
     fn who_comes_while_a_flush_runs_shares_the_next_one() {

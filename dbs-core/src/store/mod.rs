@@ -49,7 +49,6 @@ pub use turns::Wake;
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
 use crate::info::Labels;
-use crate::io::interpose::Interposer;
 use crate::io::{DirectIo, Storage};
 use crate::limits::SUMS_CACHE_MIN_BYTES;
 use crate::meta::locks::{FenceId, HoldId, Space};
@@ -86,9 +85,6 @@ pub struct OpenOptions {
     /// Bytes of memory for checksums, at least 256 KiB; by default 64 MiB, which hold those of about
     /// 64 GiB of data. Nothing in a store without them.
     pub checksum_cache: Option<u64>,
-    /// For tests: all I/O goes through it.
-    #[doc(hidden)]
-    pub interposer: Option<Arc<Interposer>>,
 }
 
 impl OpenOptions {

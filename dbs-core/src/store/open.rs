@@ -49,18 +49,10 @@ impl Store {
     /// that cannot be.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
         options.check_checksum_cache()?;
-        let opened = drivers::open_storage_behind(
-            path,
-            options.read_only,
-            options.driver,
-            options.interposer.clone(),
-        )?;
+        let opened = drivers::open_storage(path, options.read_only, options.driver)?;
         let named = |error: Error| error.context(path.display());
         let env = SystemEnv::new()?;
         let superblock = recover::read_superblock(&*opened.storage).map_err(named)?.0;
-        if let Some(interposer) = &options.interposer {
-            interposer.set_geometry(&superblock.geometry);
-        }
         let wanted = WantedTail {
             place: &options.tail,
             uuid: superblock.uuid,

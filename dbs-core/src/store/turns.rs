@@ -105,18 +105,6 @@ impl Turns {
         self.ended.notify_all();
         waiting.iter().for_each(|wake| wake());
     }
-
-    /// As if so many had asked.
-    #[cfg(test)]
-    pub fn pretend_asked(&self, number: u64) {
-        self.state().asked = number;
-    }
-
-    /// Whether somebody has the turn.
-    #[cfg(test)]
-    pub fn is_running(&self) -> bool {
-        self.state().running
-    }
 }
 
 #[cfg(test)]

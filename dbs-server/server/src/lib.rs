@@ -9,5 +9,4 @@
 //! Enter at [`serve::Serving::start`].
 
 pub mod clients;
-mod interpose;
 pub mod serve;

@@ -2,7 +2,6 @@
 //! clean end.
 
 use crate::clients;
-use crate::interpose::Between;
 use dbs_control::api::{self, Progress, Request};
 use dbs_control::{Extra, Service, Session, socket_path};
 use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
@@ -57,9 +56,8 @@ impl ServeOptions {
     #[must_use]
     pub fn reactor(&self) -> dbs_reactor::Options {
         let driver = reactor_driver(&self.open);
-        let interposer = self.open.interposer.clone().map(Between::arc);
         let defaults = dbs_reactor::Options::default();
-        dbs_reactor::Options { driver, spin: self.spin, interposer, ..defaults }
+        dbs_reactor::Options { driver, spin: self.spin, ..defaults }
     }
 }
 

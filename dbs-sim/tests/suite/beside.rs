@@ -4,10 +4,11 @@
 use crate::hooked::Hooked;
 use dbs_core::io::Storage;
 use dbs_core::volume::{Request, Start};
-use dbs_core::{InitOptions, Store};
-use dbs_sim::{CrashMode, Medium, SimDisk, SimEnv, TailPlace};
+use dbs_core::{ErrorKind, InitOptions, Store};
+use dbs_sim::{CrashMode, Faults, Medium, SimDisk, SimEnv, TailPlace};
 use std::io;
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 const BLOCK: u64 = 4096;
@@ -289,4 +290,57 @@ fn who_asks_for_a_commit_while_one_runs_is_told_of_the_next() {
         let store = Store::open_on(Arc::new(image), None, Arc::new(SimEnv::new(2)), false).unwrap();
         assert_eq!(block(&store, 8 * 16), 2, "acknowledged as durable, and lost (flush {nth})");
     }
+}
+
+/// Calls `call` amid the next flush, from a thread of its own, and lets it come as far as it can by then.
+fn amid_the_next_flush<T: Send + 'static>(
+    disk: &SimDisk,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> mpsc::Receiver<JoinHandle<T>> {
+    let (send, called) = mpsc::channel();
+    disk.in_flush(move || {
+        let calling = std::thread::spawn(call);
+        std::thread::sleep(HEAD_START);
+        send.send(calling).unwrap();
+    });
+    called
+}
+
+/// Found by injecting faults under load: the next commit wrote its group behind the one that was
+/// missing, its callers were told that they were durable, and the store could not be opened.
+#[test]
+fn who_waits_for_a_commit_that_fails_commits_nothing() {
+    let Bench { disk, store, .. } = bench();
+    store.create_volume("v", 1 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(0, &[1; BLOCK as usize], true).unwrap();
+    volume.write_at(BLOCK, &[1; BLOCK as usize], false).unwrap();
+    let inside = volume.clone();
+    let second = amid_the_next_flush(&disk, move || {
+        inside.write_at(2 * BLOCK, &[1; BLOCK as usize], false).and_then(|()| inside.flush())
+    });
+    // The flush of the data, the write of whoever comes meanwhile, and then what is committed.
+    disk.arm(Faults { eio_at: Some(3), ..Faults::default() });
+    assert_eq!(volume.flush().unwrap_err().kind(), ErrorKind::Io);
+    let second = second.recv().unwrap().join().unwrap();
+    assert_eq!(second.unwrap_err().kind(), ErrorKind::Poisoned);
+    drop((store, volume));
+    Store::open_on(Arc::new(disk.fork()), None, Arc::new(SimEnv::new(2)), false).unwrap();
+}
+
+/// Opening pages of checksums flushes, and so do commits. The kernel says once that it failed.
+#[test]
+fn who_flushes_beside_a_flush_that_fails_is_told_too() {
+    let Bench { disk, store, .. } = bench();
+    store.create_volume("v", 1 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(0, &[1; BLOCK as usize], true).unwrap();
+    store.close_checksums(Duration::ZERO).unwrap();
+    let inside = volume.clone();
+    let beside = amid_the_next_flush(&disk, move || inside.flush());
+    disk.arm(Faults { eio_at: Some(2), ..Faults::default() });
+    let opening = volume.write_at(0, &[2; BLOCK as usize], false);
+    let beside = beside.recv().unwrap().join().unwrap();
+    assert_eq!(opening.unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(beside.unwrap_err().kind(), ErrorKind::Poisoned);
 }

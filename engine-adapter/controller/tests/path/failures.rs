@@ -1,16 +1,16 @@
 //! Replicas that die, hang, are full, or talk nonsense.
 
 use crate::data_support::{Replica, Setup, eventually, pattern};
+use crate::disk::rules::{Effect, Operation, Rule};
+use crate::disk::{Disk, Mounted};
 use crate::fake::{Do, Fake, done, message};
 use crate::local::local;
 use crate::support::{
     Load, SHORT, SIZE, Volume, address, checked, content, options, refused, replicas,
     short_timeouts,
 };
-use dbs_core::OpenOptions;
-use dbs_core::io::interpose::{Access, Interposer};
 use dbs_core::store::SnapshotOptions;
-use dbs_reactor::{Fate, Interpose, Part};
+use fuser::Errno;
 use longhorn_controller::path::{BackendAddress, Mode, PathOptions, ReplicaId};
 use longhorn_data::DataOptions;
 use longhorn_testing::ClientError;
@@ -580,71 +580,61 @@ fn replicas_that_are_damaged_in_different_places_heal_each_other() {
     assert!(client.read(8192, 4096).unwrap() == image[..4096]);
 }
 
-/// What the device fails to do, for reads and writes of a reactor.
-#[derive(Debug)]
-struct Faults(Arc<Interposer>);
+/// A replica, and the disk that its store is on.
+struct Failing {
+    replica: Replica,
+    disk: Disk,
+    // Behind what uses them.
+    _mounted: Mounted,
+    _dir: tempfile::TempDir,
+}
 
-impl Interpose for Faults {
-    fn begin(&self, offset: u64, part: Part<'_>) -> Fate {
-        let access = match part {
-            Part::Read(len) => Access::Read(len),
-            Part::Write(bytes) => Access::Write(bytes),
-            Part::Sync => Access::Flush,
-        };
-        let fate = self.0.begin(offset, access);
-        Fate { delay: fate.delay, errno: fate.errno, len: fate.len, ticket: fate.ticket }
+impl Failing {
+    fn new(checksums: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("store.dbs");
+        let (disk, mounted) = Disk::at(dir.path(), &file);
+        disk.forget();
+        let options = DataOptions { reactors: 1, workers: 4, ..DataOptions::default() };
+        let file = Some(file);
+        let setup = Setup { volume_size: SIZE, options, checksums, file, ..Setup::default() };
+        Self { replica: setup.start().unwrap(), disk, _mounted: mounted, _dir: dir }
     }
 
-    fn end(&self, ticket: u64, done: bool) {
-        self.0.end(ticket, done);
+    /// The disk fails to do this with a block of the volume, so many times.
+    fn fail(&self, operations: &'static [Operation], block: u64, left: u64) {
+        let place = self.replica.place(block * 4096);
+        let within = place..place + 4096;
+        let rule = Rule { within, left, ..Rule::new(operations, Effect::Fail(Errno::EIO)) };
+        self.disk.set_rules(&[rule]);
     }
-}
-
-/// A replica, and a file of rules that say what its device fails to do.
-fn failing(checksums: bool) -> (Replica, tempfile::TempDir) {
-    let dir = tempfile::tempdir().unwrap();
-    fail(&dir, "");
-    let rules = format!("@{}", dir.path().join("rules").display());
-    let faults: Arc<Interposer> = Interposer::new(Some(&rules), None).unwrap().into();
-    let open = OpenOptions { interposer: Some(faults.clone()), ..OpenOptions::default() };
-    let mut options = DataOptions { reactors: 1, workers: 4, ..DataOptions::default() };
-    options.reactor.interposer = Some(Arc::new(Faults(faults)));
-    let setup = Setup { volume_size: SIZE, open, options, checksums, ..Setup::default() };
-    (setup.start().unwrap(), dir)
-}
-
-fn fail(dir: &tempfile::TempDir, rules: &str) {
-    std::fs::write(dir.path().join("new"), rules).unwrap();
-    std::fs::rename(dir.path().join("new"), dir.path().join("rules")).unwrap();
-}
-
-/// The device does not read this block of the volume, so many times.
-fn spoil((replica, dir): &(Replica, tempfile::TempDir), block: u64, times: u32) {
-    let place = replica.place(block * 4096);
-    fail(dir, &format!("read eio in={place}-{} count={times}", place + 4096));
 }
 
 /// Until it is written, and found to be well after that: the read and that of a thread that may wait,
 /// which looks for the block; and the heal.
-const UNTIL_HEALED: u32 = 4;
+const UNTIL_HEALED: u64 = 4;
 
 /// Found by review: two replicas with one bad sector each, at different places, lost the volume.
 #[test]
 fn a_block_that_a_device_cannot_read_is_healed_from_another_replica() {
+    if !nix::unistd::geteuid().is_root() || !std::path::Path::new("/dev/fuse").exists() {
+        println!("SKIPPED: needs root and /dev/fuse");
+        return;
+    }
     for checksums in [true, false] {
         let volume = Volume::new(options(1));
-        let replicas = [failing(checksums), failing(checksums)];
-        for ((replica, _), id) in replicas.iter().zip(1..) {
+        let replicas = [Failing::new(checksums), Failing::new(checksums)];
+        for (Failing { replica, .. }, id) in replicas.iter().zip(1..) {
             volume.add(id, &address(replica), Mode::Rw);
         }
         let client = volume.client(1);
         let image = pattern(1, 64 << 10);
         client.write(0, &image).unwrap();
         for (replica, block) in replicas.iter().zip([3, 9]) {
-            spoil(replica, block, UNTIL_HEALED);
+            replica.fail(&[Operation::Read], block, UNTIL_HEALED);
         }
         assert!(client.read(0, 64 << 10).unwrap() == image);
-        for ((replica, _), id) in replicas.iter().zip(1..) {
+        for (Failing { replica, .. }, id) in replicas.iter().zip(1..) {
             eventually("the block is healed", || {
                 assert!(client.read(0, 64 << 10).unwrap() == image);
                 counted(&volume, id).1 == 1
@@ -652,17 +642,16 @@ fn a_block_that_a_device_cannot_read_is_healed_from_another_replica() {
             assert!(content(replica)[..64 << 10] == image);
         }
         // A write of a part of the block needs the rest of it.
-        spoil(&replicas[0], 5, UNTIL_HEALED);
+        replicas[0].fail(&[Operation::Read], 5, UNTIL_HEALED);
         let mut image = image;
         image[5 * 4096 + 512..][..512].fill(7);
         client.write(5 * 4096 + 512, &[7; 512]).unwrap();
-        fail(&replicas[0].1, "");
-        replicas.iter().for_each(|(replica, _)| assert!(content(replica)[..64 << 10] == image));
+        replicas[0].disk.set_rules(&[]);
+        replicas.iter().for_each(|one| assert!(content(&one.replica)[..64 << 10] == image));
         assert_eq!(volume.faults(), []);
         // One that does not even take what it should hold is given up, unless it is the last.
-        for ((replica, dir), id) in replicas.iter().zip(1..) {
-            let (start, end) = (replica.place(0), replica.place(4096));
-            fail(dir, &format!("read,write eio in={start}-{end}"));
+        for (one, id) in replicas.iter().zip(1..) {
+            one.fail(&[Operation::Read, Operation::Write], 0, u64::MAX);
             if id == 1 {
                 eventually("it becomes ERR", || {
                     assert!(client.read(0, 64 << 10).unwrap() == image);
@@ -674,7 +663,7 @@ fn a_block_that_a_device_cannot_read_is_healed_from_another_replica() {
         assert!(text.contains("byte 0 of `v` cannot be read"), "{text}");
         assert!(client.read(4096, 4096).unwrap() == image[4096..8192]);
         assert_eq!(volume.mode(2), Mode::Rw);
-        fail(&replicas[1].1, "");
+        replicas[1].disk.set_rules(&[]);
         client.write(0, &image[..4096]).unwrap();
         assert!(client.read(0, 64 << 10).unwrap() == image);
     }

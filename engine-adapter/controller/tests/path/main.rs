@@ -4,6 +4,8 @@
 
 #[path = "../../../data/tests/dataconn/support.rs"]
 mod data_support;
+#[path = "../../../../dbs-cli/tests/disk/mod.rs"]
+mod disk;
 mod fake;
 mod support;
 

@@ -83,6 +83,8 @@ pub struct Setup {
     pub null: bool,
     pub checksums: bool,
     pub extent_size: u64,
+    /// The file of the store, if it is to be in no file of its own.
+    pub file: Option<PathBuf>,
 }
 
 impl Default for Setup {
@@ -98,6 +100,7 @@ impl Default for Setup {
             null: false,
             checksums: false,
             extent_size: MIB,
+            file: None,
         }
     }
 }
@@ -122,7 +125,7 @@ impl Setup {
     /// `None`, said so, where the driver cannot be had.
     pub fn start(self) -> Option<Replica> {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("store.dbs");
+        let path = self.file.unwrap_or_else(|| dir.path().join("store.dbs"));
         let options = InitOptions {
             size: Some(self.store_size),
             checksums: self.checksums,

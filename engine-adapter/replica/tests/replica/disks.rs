@@ -1,6 +1,7 @@
 //! Snapshots, reverts, expansions, removals, unmaps: how the chain looks and what reads give.
 
 use crate::support::*;
+use dbs_sim::Faults;
 use longhorn_wire::proto::ptypes::Replica;
 use std::collections::BTreeMap;
 use tonic::{Code, Status};
@@ -166,16 +167,22 @@ fn what_could_not_be_committed_for_want_of_space_is_not_told_as_a_full_disk() {
         |bench| bench.expand(2 * SIZE as i64),
     ];
     for change in changes {
-        let bench = Bench::with_faults();
-        bench.create(&SIZE.to_string()).unwrap();
-        bench.open();
-        bench.snapshot("a");
-        bench.write(0, 1);
-        bench.inject("write enospc in=journal");
-        let text = change(&bench).unwrap_err().message().to_owned();
-        assert!(text.contains("os error 28"), "{text}");
-        assert!(!text.contains(longhorn_wire::frame::NO_SPACE_TEXT), "{text}");
-        assert!(!text.contains("RollbackSucceeded"), "{text}");
+        // Whatever of it the disk refuses.
+        let refused = (1..).take_while(|nth| {
+            let (bench, disk) = Bench::simulated();
+            bench.create(&SIZE.to_string()).unwrap();
+            bench.open();
+            bench.snapshot("a");
+            bench.write(0, 1);
+            disk.arm(Faults { refused_at: Some(*nth), ..Faults::default() });
+            let Err(status) = change(&bench) else { return false };
+            let text = status.message();
+            assert!(text.contains("os error 28"), "{nth}: {text}");
+            assert!(!text.contains(longhorn_wire::frame::NO_SPACE_TEXT), "{nth}: {text}");
+            assert!(!text.contains("RollbackSucceeded"), "{nth}: {text}");
+            true
+        });
+        assert!(refused.count() > 2, "the commit was not among it");
     }
 }
 

@@ -1,8 +1,8 @@
 //! A replica behind a real socket, and a client for it.
 #![allow(dead_code, missing_docs)]
 
-use dbs_core::io::interpose::Interposer;
 use dbs_core::{Error, ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
+use dbs_sim::{Medium, SimDisk, SimEnv};
 use longhorn_data::{Access, Active};
 use longhorn_replica::replica::{
     OpenStore, Predecessor, Replica as Engine, ReplicaOptions, ReplicaRpc, ReplicaState,
@@ -26,7 +26,6 @@ use tonic::{Response, Status};
 pub const MIB: u64 = 1 << 20;
 pub const SIZE: u64 = 4 * MIB;
 pub const BLOCK: usize = 4096;
-const RULES: &str = "faults";
 pub const NOW: &str = "2026-08-21T10:00:00Z";
 
 /// A directory in memory where there is one.
@@ -94,26 +93,17 @@ impl Bench {
         bench
     }
 
-    /// On a store whose I/O a text in the directory can make fail, see [`Bench::inject`].
-    pub fn with_faults() -> Self {
-        let dir = Arc::new(tempdir());
-        drop(open_store(dir.path()));
-        let rules = dir.path().join(RULES);
-        std::fs::write(&rules, "").unwrap();
-        let interposer = Interposer::new(Some(&format!("@{}", rules.display())), None).unwrap();
-        let interposer = Some(interposer.into());
-        let options = OpenOptions { interposer, tail: TailPlace::None, ..Default::default() };
-        let store = Store::open(&store_file(dir.path()), &options).unwrap();
-        let mut bench = Self::from_source(dir, |_| {}, StoreSource::Own(store.clone()));
+    /// On a store on a simulated disk, which can be made to fail.
+    pub fn simulated() -> (Self, Arc<SimDisk>) {
+        let disk = Arc::new(SimDisk::new(Medium::file(96 * MIB), 1));
+        let env = Arc::new(SimEnv::new(1));
+        let options = InitOptions { extent_size: 64 << 10, ..Default::default() };
+        Store::init_on(&*disk, &options, &*env).unwrap();
+        let store = Store::open_on(Arc::clone(&disk) as _, None, env, false).unwrap();
+        let source = StoreSource::Own(store.clone());
+        let mut bench = Self::from_source(Arc::new(tempdir()), |_| {}, source);
         bench.store = Some(store);
-        bench
-    }
-
-    /// From now on the store's I/O fails as these rules say.
-    pub fn inject(&self, rules: &str) {
-        let new = self.dir.path().join("new.rules");
-        std::fs::write(&new, rules).unwrap();
-        std::fs::rename(new, self.dir.path().join(RULES)).unwrap();
+        (bench, disk)
     }
 
     pub fn from_source(
