@@ -293,6 +293,44 @@ fn failures_of_a_file_are_told() {
     });
 }
 
+/// A pipe moves as much as there is, or as there is room for. The kernel goes on with files itself, mostly; and
+/// the other driver cannot use a pipe.
+#[test]
+fn the_ring_goes_on_behind_what_was_moved() {
+    if let Err(error) = dbs_reactor::uring_allowed() {
+        println!("SKIPPED: needs io_uring: {error}");
+        return;
+    }
+    let data = pattern(300 << 10);
+    let whole = || vec![Segment { offset: 0, start: 0, len: 300 << 10 }];
+    for writes in [true, false] {
+        let stage = Stage::new(Driver::Uring);
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        let found = if writes {
+            stage.ask(Ask::File(writer.into()));
+            stage.ask(Ask::Write(1, whole(), data.clone()));
+            let reading = std::thread::spawn(move || {
+                let mut found = Vec::new();
+                reader.read_to_end(&mut found).map(|_| found)
+            });
+            assert!(matches!(stage.next(), Told::Moved(1, Ok(_))));
+            drop(stage);
+            reading.join().unwrap().unwrap()
+        } else {
+            stage.ask(Ask::File(reader.into()));
+            stage.ask(Ask::Read(1, whole(), 300 << 10));
+            let data = data.clone();
+            // Nobody may read it all.
+            std::thread::spawn(move || {
+                data.chunks(77_000).try_for_each(|part| writer.write_all(part))
+            });
+            let Told::Moved(1, Ok(found)) = stage.next() else { panic!("reading failed") };
+            found
+        };
+        assert!(found == data, "writes: {writes}");
+    }
+}
+
 #[test]
 fn a_sync_is_told_and_so_is_its_failure() {
     on_each_driver(|stage| {

@@ -379,6 +379,7 @@ mod tests {
     use super::*;
     use crate::io::conformance::{self, Resize};
     use crate::io::lock::StoreLock;
+    use crate::io::piece::Alignment;
     use std::fs::File;
 
     fn open(path: &std::path::Path) -> Option<UringFile> {
@@ -400,6 +401,36 @@ mod tests {
         let state = storage.rings.state();
         assert!(state.made <= 2);
         assert_eq!(state.idle.len(), state.made);
+    }
+
+    /// A pipe moves as much as there is, or as there is room for. The kernel goes on with files itself, mostly.
+    #[test]
+    fn it_goes_on_behind_what_was_moved() {
+        use std::io::{Read, Write};
+        if let Err(error) = uring_available() {
+            eprintln!("skipped: io_uring is not available here: {error}");
+            return;
+        }
+        let data: Vec<_> = (0..300_000_u32).map(|at| (at / 7) as u8).collect();
+        let (mut reader, writer) = io::pipe().unwrap();
+        let reading = std::thread::spawn(move || {
+            let mut found = Vec::new();
+            reader.read_to_end(&mut found).map(|_| found)
+        });
+        let writes = [WriteRequest { offset: 0, buf: &data }];
+        let mut pieces = piece::of_writes(&writes, Alignment::NONE);
+        Ring::new(writer.as_raw_fd()).unwrap().run(&mut pieces).unwrap();
+        drop(writer);
+        assert!(reading.join().unwrap().unwrap() == data, "writing");
+        let (reader, mut writer) = io::pipe().unwrap();
+        let (mut found, bytes) = (vec![0; data.len()], data.clone());
+        // Nobody may read it all.
+        std::thread::spawn(move || bytes.chunks(77_000).try_for_each(|p| writer.write_all(p)));
+        let mut reads = [ReadRequest { offset: 0, buf: &mut found }];
+        let mut pieces = piece::of_reads(&mut reads, Alignment::NONE);
+        Ring::new(reader.as_raw_fd()).unwrap().run(&mut pieces).unwrap();
+        drop(pieces);
+        assert!(found == data, "reading");
     }
 
     #[test]
