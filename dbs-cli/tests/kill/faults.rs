@@ -203,10 +203,11 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(driver: &'static str) -> Self {
+    fn new(driver: &'static str, checksums: bool) -> Self {
         let place = Place::new();
         let (disk, mounted) = Disk::at(place.dir.path(), &place.store());
-        place.init();
+        let sizes = if checksums { "--size 256MiB" } else { "--size 256MiB --no-checksums" };
+        place.dbs(&format!("init store.dbs {sizes}")).ok("init");
         // It is not for power cuts, and they would need much memory.
         disk.forget();
         place.json("volume create v 16MiB");
@@ -331,8 +332,10 @@ fn faults_are_told_to_who_asked_and_nothing_is_lost() {
     if !can_mount() {
         return;
     }
-    for driver in ["auto", "pread"] {
-        let mut stage = Stage::new(driver);
+    // Without checksums nobody reads again what was read wrong.
+    for (driver, checksums) in [("auto", true), ("auto", false), ("pread", true), ("pread", false)]
+    {
+        let mut stage = Stage::new(driver, checksums);
         stage.phase(&[]).nothing_failed();
         let now_and_then = |rule: Rule, chance| [Rule { chance, ..rule }];
         let rule = stage.in_data(&[Read], Fail(Errno::EIO));
@@ -343,12 +346,13 @@ fn faults_are_told_to_who_asked_and_nothing_is_lost() {
         let tally = stage.phase(&now_and_then(rule, 0.15));
         let failed = tally.only("write", ErrorKind::Other);
         assert!(failed > 0 && tally.done("write") > failed, "{tally:?}");
-        let before = stage.disk.hits();
-        // With io_uring Linux 6.18 itself writes the rest of a short write, to the place of its beginning if
-        // the file is of FUSE.
-        let cut: &[_] = if driver == "pread" { &[Read, Write] } else { &[Read] };
-        stage.phase(&now_and_then(Rule::new(cut, Short), 0.5)).nothing_failed();
-        assert!(stage.disk.hits() > before, "nothing was cut short");
+        // Not with io_uring: Linux 6.18 itself goes on with a short transfer of a FUSE file, at the place where
+        // it began.
+        if driver == "pread" {
+            let before = stage.disk.hits();
+            stage.phase(&now_and_then(Rule::new(&[Read, Write], Short), 0.5)).nothing_failed();
+            assert!(stage.disk.hits() > before, "nothing was cut short");
+        }
         let full = stage.in_data(&[Write, Allocate], Fail(Errno::ENOSPC));
         let tally = stage.phase(&[full]);
         let failed = tally.only("write", ErrorKind::StorageFull);
@@ -368,7 +372,7 @@ fn faults_are_told_to_who_asked_and_nothing_is_lost() {
         let (code, log) = stage.end();
         assert_eq!(code, 0, "{log}");
         stage.place.dbs("check").ok("check");
-        println!("{driver}: {} faults", stage.disk.hits());
+        println!("{driver}, checksums: {checksums}: {} faults", stage.disk.hits());
         assert!(stage.disk.hits() > 20, "{}", stage.disk.hits());
     }
 }

@@ -14,7 +14,6 @@ use crate::support::{Place, Served, noise};
 use dbs_nbd::{Client, ClientOptions};
 use std::fs::{self, File};
 use std::io::Write;
-use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -213,20 +212,12 @@ fn in_use(place: &Place) -> bool {
     !command.output().unwrap().stdout.is_empty()
 }
 
-/// Looks at the file system as a power loss left it that came after the sync at the start of `time`, in things
-/// done to the disk, and before its end.
-fn look(
-    place: &Place,
-    kind: &str,
-    mark: &str,
-    time: Range<usize>,
-    (made, synced): (usize, &[Synced]),
-) {
-    let at = time.start;
+/// Looks at the file system as a power loss left it that came when `cut` things had been done to the disk.
+fn look(place: &Place, kind: &str, mark: &str, cut: usize, (made, synced): (usize, &[Synced])) {
     let store = |args: &str| place.dbs(&format!("--store crashed {args}")).ok(mark);
     store("volume export fs fs.img --force");
     store("check");
-    if at < made {
+    if cut < made {
         // The file system is not complete.
         return;
     }
@@ -234,10 +225,10 @@ fn look(
     // The kernel's own recovery of its journal.
     let options = if kind == "xfs" { "loop,nouuid" } else { "loop" };
     tool(place, &format!("mount -t {kind} -o {options} fs.img mnt"), &[0]);
-    for file in synced.iter().filter(|file| file.at <= at) {
+    for file in synced.iter().filter(|file| file.at <= cut) {
         let content = fs::read(place.path("mnt").join(&file.name));
         match file.gone {
-            Some(gone) if gone <= time.end && content.is_err() => {}
+            Some(gone) if gone <= cut && content.is_err() => {}
             _ => {
                 let content =
                     content.unwrap_or_else(|error| panic!("{mark}: {}: {error}", file.name));
@@ -276,13 +267,13 @@ fn replay(kind: &str, make: &str) {
     // Evenly over the record, the last one among them.
     for mark in (1..=count).map(|n| n * syncs.len() / count - 1) {
         let at = syncs[mark] + 1;
-        let until = rng.usize(at..=syncs.get(mark + 1).copied().unwrap_or(disk.len()));
+        let cut = rng.usize(at..=syncs.get(mark + 1).copied().unwrap_or(disk.len()));
         let before = (outages.lost, outages.kept);
-        outages.image(until, &mut rng, &place.path("crashed"));
+        outages.image(cut, &mut rng, &place.path("crashed"));
         let (lost, kept) = (outages.lost - before.0, outages.kept - before.1);
         let text =
-            format!("{kind}, seed {seed}, {until} things done: {lost} parts lost, {kept} kept");
-        look(&place, kind, &text, at..until, (made, &synced));
+            format!("{kind}, seed {seed}, {cut} things done: {lost} parts lost, {kept} kept");
+        look(&place, kind, &text, cut, (made, &synced));
     }
     println!(
         "{kind}: after {count} of {} syncs, {} files synced, {} parts lost and {} kept of what no sync \
