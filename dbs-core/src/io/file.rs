@@ -22,6 +22,14 @@ const CLAIM_PAUSE: Duration = Duration::from_millis(10);
 /// for a MiB. Between two holes others get their turn.
 const HOLE_BYTES: u64 = 1 << 20;
 
+/// The holes in which a range of a file is punched: offset and length of each.
+pub(super) fn holes(offset: u64, len_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let end = offset + len_bytes;
+    (offset..end)
+        .step_by(HOLE_BYTES as usize)
+        .map(move |start| (start, HOLE_BYTES.min(end - start)))
+}
+
 /// Facts about an opened file or device, for the log and `dbs info`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetInfo {
@@ -163,10 +171,8 @@ impl Target {
         self.check_change(offset, len_bytes)?;
         if !self.info.is_block_device {
             let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-            let end = offset + len_bytes;
-            return (offset..end)
-                .step_by(HOLE_BYTES as usize)
-                .try_for_each(|start| self.fallocate(mode, start, HOLE_BYTES.min(end - start)));
+            return holes(offset, len_bytes)
+                .try_for_each(|(start, length)| self.fallocate(mode, start, length));
         }
         // A device takes whole blocks only: what sticks out stays.
         let granule = self.info.logical_block_bytes as usize;

@@ -154,7 +154,6 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::store::{InitOptions, OpenOptions, Store};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc;
