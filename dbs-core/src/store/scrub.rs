@@ -122,8 +122,8 @@ impl Inner {
         // there is learnt only by those who begin to read later.
         self.load_pages(window.unwrap_or(page..page + 1));
         let (runs, fenced) = {
-            let mut meta = self.meta();
-            (meta.runs_in_use(page), self.fence(&mut meta))
+            let meta = self.meta();
+            (meta.runs_in_use(page), self.fence(&meta))
         };
         self.scrub_runs(&runs, fenced.number(), report, unreadable)
     }

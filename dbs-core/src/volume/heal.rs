@@ -51,7 +51,7 @@ impl Volume {
             let mut meta = self.store().meta();
             let source = self.source(&meta);
             meta.plan_read(source, block..block + 1, &mut pieces)?;
-            self.store().fence(&mut meta)
+            self.store().fence(&meta)
         };
         let healed = match pieces.first().and_then(|piece| piece.address) {
             Some(address) => self.store().heal_block(address, copy),

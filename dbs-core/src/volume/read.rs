@@ -60,7 +60,7 @@ impl Inner {
                 ends.push(pieces.len());
             }
             let any = pieces.iter().any(|piece| piece.address.is_some());
-            any.then(|| self.fence(&mut meta))
+            any.then(|| self.fence(&meta))
         };
         let mut reads = Vec::with_capacity(pieces.len());
         let mut first = 0;

@@ -208,7 +208,7 @@ impl Sums {
 
     /// The sums of pages being written, and whether each is the leader of an open group. Those of
     /// which that cannot be said are left out.
-    pub fn to_write(&mut self, pages: &[u32]) -> Vec<(u32, Box<PageSums>, bool)> {
+    pub fn pages_to_write(&mut self, pages: &[u32]) -> Vec<(u32, Box<PageSums>, bool)> {
         let parts = pages.iter().filter_map(|number| {
             let group = self.groups.get(&group_of(*number))?;
             let held = group.moving && *number == leader_of(group_of(*number));

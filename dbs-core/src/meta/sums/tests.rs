@@ -80,11 +80,11 @@ fn a_group_that_was_never_written_is_written_to_at_once() {
     // Its pages are written when it is open, or for good.
     assert_eq!(sums.start_writing(), [0]);
     assert_eq!(sums.closed_groups(&[0]), [0]);
-    assert!(sums.to_write(&[0]).is_empty() && !sums.are_open(&[0]));
+    assert!(sums.pages_to_write(&[0]).is_empty() && !sums.are_open(&[0]));
     assert!(sums.start_opening_for(0, &[]).is_none(), "somebody else writes its leader");
     assert!(sums.start_opening_for(0, &[0]).is_some());
     sums.opened(0, true);
-    let writing = sums.to_write(&[0]);
+    let writing = sums.pages_to_write(&[0]);
     assert_eq!((writing.len(), writing[0].0, writing[0].2), (1, 0, true));
     sums.pages_written(&[0], &[0], true);
     assert!(sums.start_writing().is_empty());
@@ -170,7 +170,7 @@ fn what_is_learnt_of_a_group_with_a_damaged_leader_waits_for_its_opening() {
     assert_eq!(sums.check(PAGE_BYTES, &[5], 0), Ok(1));
     assert_eq!(sums.start_writing(), [1]);
     assert_eq!(sums.closed_groups(&[1]), [0]);
-    assert!(sums.to_write(&[1]).is_empty());
+    assert!(sums.pages_to_write(&[1]).is_empty());
     sums.pages_written(&[1], &[], true);
     // Or all of it is written, the leader last.
     assert_eq!(start_closing(&mut sums), [0]);

@@ -267,7 +267,7 @@ impl Inner {
         self.load_started(parts, pages);
         let flushed = self.open_groups_of(&groups, pages)?;
         let (are_open, out) = match &mut self.meta().sums {
-            Some(sums) => (sums.are_open(pages), sums.to_write(pages)),
+            Some(sums) => (sums.are_open(pages), sums.pages_to_write(pages)),
             None => return Ok(()),
         };
         if !are_open && !flushed {
