@@ -138,7 +138,8 @@ impl Store {
             // What a killed predecessor wrote without flushing is read below as if durable.
             storage.flush().map_err(|error| Error::io(error, "flush failed"))?;
         }
-        let mut loader = recover::load_to_open(&*storage, &superblock)?;
+        let load = if read_only { recover::load_to_read } else { recover::load };
+        let mut loader = load(&*storage, &superblock)?;
         if !read_only && recover::is_used_up(&superblock, loader.durable()) {
             return Err(Error::corrupt(recover::USED_UP));
         }

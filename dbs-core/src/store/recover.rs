@@ -190,8 +190,8 @@ pub(super) fn load(storage: &dyn Storage, superblock: &Superblock) -> Result<Loa
     load_with(storage, superblock, ring::read_all(storage, superblock)?)
 }
 
-/// As [`load`], but of the journal only what is needed, if nothing is wrong with that.
-pub(super) fn load_to_open(storage: &dyn Storage, superblock: &Superblock) -> Result<Loader> {
+/// As [`load`] for who only reads: of the journal what is needed, if nothing is wrong with that.
+pub(super) fn load_to_read(storage: &dyn Storage, superblock: &Superblock) -> Result<Loader> {
     load_with(storage, superblock, ring::read_needed(storage, superblock)?)
 }
 

@@ -4,6 +4,9 @@
 //! the newest ones are. What was found there is believed only if nothing is wrong with any block seen, and
 //! if the newest block is of a complete group: a later group would have been written behind that one, or at
 //! the ring's start, and what is there is seen, and older. Else all of the ring decides.
+//!
+//! Who writes reads all of it: blocks that cannot be read are to be written again before a group comes to end
+//! in front of one.
 
 use super::unreadable::{READ_BYTES, read_blocks};
 use crate::error::{Error, Result};
@@ -13,7 +16,6 @@ use crate::format::record::Record;
 use crate::format::{RegionKind, Superblock};
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, Storage};
-use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -26,7 +28,7 @@ const PROBES: u32 = 64;
 /// A group is at most this part of the ring.
 const GROUPS_MIN: u32 = 8;
 
-/// Reads what opening the store needs of its journal.
+/// Reads what opening the store for reading needs of its journal.
 ///
 /// # Errors
 /// `Io`.
@@ -84,9 +86,6 @@ impl Reader<'_> {
         let stride = (ring / PROBES).max(2);
         let longest = ring.div_ceil(GROUPS_MIN);
         let Some(first) = self.probe(stride)? else { return Ok(None) };
-        if sabotage::is(Bug::NewestAmongProbes) {
-            return self.needed_groups().map(Some);
-        }
         // The first block met of this sequence: its group may begin before it.
         let mut start = (first + ring - stride) % ring;
         let mut seen = 2 * stride;
