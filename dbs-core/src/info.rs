@@ -58,8 +58,24 @@ pub struct StoreInfo {
     /// What was found of checksums of data since the store was opened; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksums: Option<ChecksumInfo>,
+    /// What is remembered of look-ups in volumes and snapshots with a parent.
+    #[serde(default)]
+    pub lookups: LookupInfo,
     /// Things the operator should know: a healed metadata copy, a lost tail.
     pub warnings: Vec<String>,
+}
+
+/// Memory of what was found by looking through layers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LookupInfo {
+    /// Bytes of memory it takes.
+    pub memory: u64,
+    /// Bytes of memory it may take.
+    pub memory_max: u64,
+    /// Pieces of 512 volume extents that were forgotten as others needed the memory, since the store was
+    /// opened.
+    pub forgotten: u64,
 }
 
 /// Checksums of data, counted since the store was opened.

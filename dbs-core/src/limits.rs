@@ -55,6 +55,9 @@ pub const EXTENTS_PER_STEP: u32 = 1024;
 /// Extents one step of a write touches: bounds what writes in flight may add to a commit group.
 pub const EXTENTS_PER_WRITE: usize = 32;
 
+/// Memory for what look-ups have found, unless said otherwise: 16 Mi volume extents with one layer each.
+pub const LOOKUP_CACHE_BYTES: u64 = 64 << 20;
+
 /// Memory for checksums, unless said otherwise: those of about 64 GiB of data.
 pub const SUMS_CACHE_BYTES: u64 = 64 << 20;
 /// Pages of checksums loaded together: those of about 63 MiB.

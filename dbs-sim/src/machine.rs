@@ -42,6 +42,8 @@ pub struct Config {
     pub images_each: usize,
     /// Blocks of data tear at sectors too, as where these are the physical ones.
     pub tears: bool,
+    /// There is no memory to remember look-ups, but for the last one.
+    pub forgets: bool,
 }
 
 impl Config {
@@ -59,7 +61,8 @@ impl Config {
         };
         let tail = !seed.is_multiple_of(3);
         let garbage = seed % 2 == 1;
-        Self { init, garbage, tail, seed, images_each: IMAGES_EACH, tears: false }
+        let forgets = seed % 5 == 1;
+        Self { init, garbage, tail, seed, images_each: IMAGES_EACH, tears: false, forgets }
     }
 }
 
@@ -73,6 +76,7 @@ pub struct Machine {
     pub stats: Stats,
     /// Crash images of each moment that is captured.
     pub images_each: usize,
+    forgets: bool,
     env: Arc<SimEnv>,
     tail: Option<TailPlace>,
     stale_tail: Option<Vec<u8>>,
@@ -111,6 +115,7 @@ impl Machine {
             model: Model::on(config.tears),
             stats: Stats::default(),
             images_each: config.images_each,
+            forgets: config.forgets,
             env,
             tail: config.tail.then(TailPlace::default),
             stale_tail: None,
@@ -454,7 +459,11 @@ impl Machine {
         self.stats.opens += 1;
         let disk: Arc<dyn Storage> = Arc::clone(&self.disk) as _;
         let env: Arc<dyn Env> = Arc::clone(&self.env) as _;
-        self.store = Some(Store::open_on(disk, tail, env, false)?);
+        let store = Store::open_on(disk, tail, env, false)?;
+        if self.forgets {
+            store.set_metadata_memory(0);
+        }
+        self.store = Some(store);
         Ok(())
     }
 
@@ -551,6 +560,7 @@ impl Frozen {
             model: self.model.clone(),
             stats: Stats::default(),
             images_each: IMAGES_EACH,
+            forgets: true,
             env: Arc::new(SimEnv::new(self.seed)),
             tail,
             stale_tail: None,
@@ -593,6 +603,7 @@ pub fn verify_image(
         model: Model::default(),
         stats: Stats::default(),
         images_each: IMAGES_EACH,
+        forgets: false,
         env,
         tail: None,
         stale_tail: None,

@@ -90,6 +90,11 @@ pub struct Serve {
     /// are not in memory are read from the store. A store without checksums uses no memory for them
     #[arg(long, value_name = "SIZE", value_parser = spec::checksum_cache)]
     checksum_cache: Option<u64>,
+    /// Memory for what look-ups in volumes with snapshots have found; by default a 32nd of the memory of
+    /// the machine or container, from 64MiB to 4GiB. What is not in memory is looked up again, which
+    /// costs a request more the more snapshots there are
+    #[arg(long, value_name = "SIZE", value_parser = spec::size)]
+    metadata_memory: Option<u64>,
     /// Serve metrics of the store and its volumes over HTTP, for Prometheus
     #[arg(long, value_name = "[HOST]:PORT")]
     metrics: Option<ListenAddress>,
@@ -141,6 +146,7 @@ impl Serve {
             store: context.store()?.to_owned(),
             open: OpenOptions {
                 checksum_cache: self.checksum_cache.or_else(|| Some(memory::checksum_cache())),
+                metadata_memory: self.metadata_memory.or_else(|| Some(memory::metadata())),
                 ..context.open_options(self.read_only)
             },
             nbd: self.nbd,

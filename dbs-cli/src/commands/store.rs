@@ -129,6 +129,12 @@ fn describe(info: &StoreInfo) -> String {
     if let Some(sums) = info.checksums {
         rows.push(("checksums", checksums(&sums)));
     }
+    if info.lookups.forgotten > 0 {
+        let (memory, forgotten) = (format_size(info.lookups.memory_max), info.lookups.forgotten);
+        let text =
+            format!("{memory} of memory do not hold all: {forgotten} times some were forgotten");
+        rows.push(("look-ups", text));
+    }
     if info.extents_pending > 0 {
         rows.push(("being freed", format!("{} extents", info.extents_pending)));
     }

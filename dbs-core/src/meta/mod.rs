@@ -50,7 +50,7 @@ use locks::{Fence, RangeLocks, Space};
 use log::Log;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use view::View;
+use view::Views;
 use zerocopy::IntoBytes;
 
 /// Why a step cannot be taken now, and what its caller does before it tries again.
@@ -217,7 +217,8 @@ pub struct Meta {
     pub(crate) requests: u64,
     /// Changes of what volumes and snapshots there are, and of what is said of them.
     pub changes: u64,
-    views: IdMap<View>,
+    /// What look-ups have found.
+    pub views: Views,
     open_volumes: HashMap<u32, u32>,
     open_snapshots: HashMap<u32, u32>,
     holders: holders::Holders,

@@ -49,11 +49,13 @@ impl Meta {
         blocks: Range<u64>,
         out: &mut Vec<ReadPiece>,
     ) -> Result<()> {
-        for (logical, _) in split(blocks.clone(), self.blocks_per_extent()) {
+        out.clear();
+        for (logical, part) in split(blocks, self.blocks_per_extent()) {
+            // One by one: looking up the next extent may forget this one, when memory is short.
             self.look_up(from, logical);
+            let known = self.plan_extent(from, logical, part, out)?;
+            assert!(known, "looked up before: zeros would be wrong");
         }
-        let all = self.plan_remembered(from, blocks, out)?;
-        assert!(all, "looked up before: zeros would be wrong");
         Ok(())
     }
 
@@ -70,22 +72,36 @@ impl Meta {
     ) -> Result<bool> {
         out.clear();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
-            let Some(found) = self.remembered(from, logical) else { return Ok(false) };
-            let mut block = part.start;
-            while block < part.end {
-                let source = found.source(self, block);
-                let start = block;
-                let uniform = part.end - start > 1 && found.is_uniform(self);
-                block = if uniform { part.end } else { start + 1 };
-                while block < part.end && found.source(self, block) == source {
-                    block += 1;
-                }
-                if source == Some(LOST) {
-                    return Err(self.is_lost(from, logical, start));
-                }
-                let address = source.map(|entry| self.address(entry, start));
-                push_read(out, address, u64::from(block - start));
+            if !self.plan_extent(from, logical, part, out)? {
+                return Ok(false);
             }
+        }
+        Ok(true)
+    }
+
+    #[inline]
+    fn plan_extent(
+        &self,
+        from: SnapshotId,
+        logical: u32,
+        part: Range<u32>,
+        out: &mut Vec<ReadPiece>,
+    ) -> Result<bool> {
+        let Some(found) = self.remembered(from, logical) else { return Ok(false) };
+        let mut block = part.start;
+        while block < part.end {
+            let source = found.source(self, block);
+            let start = block;
+            let uniform = part.end - start > 1 && found.is_uniform(self);
+            block = if uniform { part.end } else { start + 1 };
+            while block < part.end && found.source(self, block) == source {
+                block += 1;
+            }
+            if source == Some(LOST) {
+                return Err(self.is_lost(from, logical, start));
+            }
+            let address = source.map(|entry| self.address(entry, start));
+            push_read(out, address, u64::from(block - start));
         }
         Ok(true)
     }

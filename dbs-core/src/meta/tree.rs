@@ -184,9 +184,7 @@ impl Meta {
         self.append_snapshot(frozen);
         self.append_volume(id);
         // What was looked up for the old head is as true for the new one.
-        if let Some(view) = self.views.remove(&frozen.0) {
-            self.views.insert(new.0, view);
-        }
+        self.views.hand_over(frozen.0, new.0);
         Ok(frozen)
     }
 
@@ -226,7 +224,7 @@ impl Meta {
         assert!(!snapshot.live() && snapshot.layer.is_empty() && snapshot.children.len() <= 1);
         let (parent, child) = (snapshot.parent, snapshot.children.first().copied());
         self.deleting.remove(&id.0);
-        self.views.remove(&id.0);
+        self.views.remove(id.0);
         self.snapshots[id.index() - 1] = None;
         self.snapshots_free.insert(id.0 - 1);
         if !parent.is_none() {
@@ -289,7 +287,7 @@ impl Meta {
             *count -= 1;
             if *count == 0 {
                 table.remove(&key);
-                self.views.remove(&view);
+                self.views.remove(view);
             }
         }
     }
@@ -364,7 +362,7 @@ impl Meta {
         snapshot.name.clear();
         snapshot.labels.clear();
         self.deleting.insert(id.0);
-        self.views.remove(&id.0);
+        self.views.remove(id.0);
         self.lose_sight();
         self.append(&Record::Drop { index: id.0 - 1, volume: volume.0 });
     }

@@ -7,25 +7,18 @@
 //! [`Meta::layer_mut`] and [`Meta::forget_entry`], which make every view that may look through the
 //! layer forget the place.
 
+mod views;
+
 use super::Meta;
 use super::entries::Bits;
-use super::ids::IdMap;
 use super::layer::Layer;
 use crate::format::record::FillState;
 use crate::sabotage::{self, Bug};
 use crate::units::SnapshotId;
 use std::ops::Range;
+pub use views::Views;
+use views::{MIXED, NOTHING, SINGLE, UNKNOWN};
 
-/// Volume extents in a piece of the cache.
-const PIECE: u32 = 512;
-/// Cell: not looked up yet.
-const UNKNOWN: u32 = 0;
-/// Cell: nothing in the whole chain.
-const NOTHING: u32 = 1;
-/// Cells from here on are an entry plus this.
-const SINGLE: u32 = 2;
-/// Cells with this bit are an index of `mixed`.
-const MIXED: u32 = 1 << 31;
 /// Layers up to this many are walked block by block; more get a table.
 const WALKED_LAYERS: usize = 8;
 /// Instead of a data extent: what was there is lost.
@@ -34,21 +27,6 @@ pub const LOST: u32 = u32::MAX;
 const ZERO: u16 = u16::MAX;
 /// Table value: below the layers that count there is one that lost what it had.
 const BELOW: u16 = u16::MAX - 1;
-
-/// Lookup cache of one open volume or snapshot.
-#[derive(Debug, Default)]
-pub struct View {
-    pieces: IdMap<Box<Piece>>,
-    mixed: Vec<Layers>,
-    mixed_free: Vec<u32>,
-}
-
-#[derive(Debug)]
-struct Piece {
-    /// [`Meta::tree_version`] that the cells are of.
-    version: u64,
-    cells: [u32; PIECE as usize],
-}
 
 /// The entries that count for one volume extent, topmost first.
 #[derive(Debug, Clone, Default)]
@@ -59,69 +37,6 @@ pub struct Layers {
     lost_below: bool,
     /// With many layers: per block the index of the one that has its data.
     table: Option<Box<[u16]>>,
-}
-
-impl View {
-    /// Forgets what is known of volume extents.
-    fn forget(&mut self, extents: &Range<u32>) {
-        let pieces = extents.start / PIECE..extents.end.div_ceil(PIECE);
-        if pieces.len() > self.pieces.len() {
-            let all: Vec<u32> = self.pieces.keys().copied().collect();
-            all.into_iter().filter(|at| pieces.contains(at)).for_each(|at| self.clear(at, extents));
-        } else {
-            pieces.for_each(|at| self.clear(at, extents));
-        }
-    }
-
-    /// Forgets those of the extents that are in one piece.
-    fn clear(&mut self, at: u32, extents: &Range<u32>) {
-        let Some(piece) = self.pieces.get_mut(&at) else { return };
-        let first = extents.start.max(at * PIECE) - at * PIECE;
-        let end = extents.end.min((at + 1) * PIECE) - at * PIECE;
-        for cell in &mut piece.cells[first as usize..end as usize] {
-            let cell = std::mem::replace(cell, UNKNOWN);
-            if cell & MIXED != 0 {
-                self.mixed[(cell & !MIXED) as usize] = Layers::default();
-                self.mixed_free.push(cell & !MIXED);
-            }
-        }
-    }
-
-    fn cell(&self, logical: u32, version: u64) -> u32 {
-        match self.pieces.get(&(logical / PIECE)) {
-            Some(piece) if piece.version == version => piece.cells[(logical % PIECE) as usize],
-            _ => UNKNOWN,
-        }
-    }
-
-    fn remember(&mut self, logical: u32, version: u64, layers: Layers) {
-        let at = logical / PIECE;
-        if self.pieces.get(&at).is_some_and(|piece| piece.version != version) {
-            self.clear(at, &(at * PIECE..(at + 1) * PIECE));
-        }
-        let cell = match layers.entries.as_slice() {
-            [] if !layers.lost_below => NOTHING,
-            [single] if !layers.lost_below => *single + SINGLE,
-            _ => {
-                let index = match self.mixed_free.pop() {
-                    Some(index) => {
-                        self.mixed[index as usize] = layers;
-                        index
-                    }
-                    None => {
-                        self.mixed.push(layers);
-                        self.mixed.len() as u32 - 1
-                    }
-                };
-                index | MIXED
-            }
-        };
-        let piece = self.pieces.entry(at);
-        let piece =
-            piece.or_insert_with(|| Box::new(Piece { version, cells: [UNKNOWN; PIECE as usize] }));
-        piece.version = version;
-        piece.cells[(logical % PIECE) as usize] = cell;
-    }
 }
 
 /// Where a volume extent's blocks are.
@@ -161,6 +76,17 @@ impl Layers {
     /// Whether what no entry says is lost.
     pub fn is_lost_below(&self) -> bool {
         self.lost_below
+    }
+
+    /// Bytes of memory they take.
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.heap_bytes()
+    }
+
+    /// Of those the ones beside the structure itself.
+    pub(super) fn heap_bytes(&self) -> usize {
+        let table = self.table.as_deref().map_or(0, size_of_val);
+        self.entries.capacity() * size_of::<u32>() + table
     }
 
     fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
@@ -209,10 +135,11 @@ impl Meta {
             return;
         }
         let version = self.tree_version;
-        let cell = self.views.get(&snapshot.0).map_or(UNKNOWN, |view| view.cell(logical, version));
+        let cell = self.views.get(snapshot.0).map_or(UNKNOWN, |view| view.cell(logical, version));
         if cell == UNKNOWN {
-            let layers = self.resolve(snapshot, logical);
-            self.views.entry(snapshot.0).or_default().remember(logical, version, layers);
+            let mut layers = self.resolve(snapshot, logical);
+            layers.entries.shrink_to_fit();
+            self.views.remember(snapshot.0, logical, version, layers);
         }
     }
 
@@ -227,12 +154,12 @@ impl Meta {
                 None => Found::Nothing,
             });
         }
-        let view = self.views.get(&snapshot.0)?;
-        Some(match view.cell(logical, self.tree_version) {
-            UNKNOWN => return None,
-            NOTHING => Found::Nothing,
-            cell if cell & MIXED != 0 => Found::Mixed(&view.mixed[(cell & !MIXED) as usize]),
-            cell => Found::Single(cell - SINGLE),
+        let view = self.views.get(snapshot.0)?;
+        Some(match view.look(logical, self.tree_version) {
+            (UNKNOWN, _) => return None,
+            (NOTHING, _) => Found::Nothing,
+            (cell, mixed) if cell & MIXED != 0 => Found::Mixed(&mixed[(cell & !MIXED) as usize]),
+            (cell, _) => Found::Single(cell - SINGLE),
         })
     }
 
@@ -273,18 +200,18 @@ impl Meta {
         entry: u32,
         blocks: &Range<u32>,
     ) {
-        let Some(view) = self.views.get_mut(&head.0) else { return };
+        let Some(view) = self.views.get_mut(head.0) else { return };
         let cell = view.cell(logical, self.tree_version);
         if cell & MIXED == 0 {
             return;
         }
-        let layers = &mut view.mixed[(cell & !MIXED) as usize];
+        let layers = view.mixed_mut(logical, cell);
         if let Some(table) = &mut layers.table {
             match layers.entries.iter().position(|id| *id == entry) {
                 Some(index) => {
                     table[blocks.start as usize..blocks.end as usize].fill(index as u16);
                 }
-                None => view.forget(&(logical..logical + 1)),
+                None => self.views.forget(head.0, &(logical..logical + 1)),
             }
         }
     }
@@ -306,11 +233,9 @@ impl Meta {
     fn forget(&mut self, owner: SnapshotId, extents: &Range<u32>) {
         let alone = self.snapshot(owner).children.is_empty();
         if alone {
-            if let Some(view) = self.views.get_mut(&owner.0) {
-                view.forget(extents);
-            }
+            self.views.forget(owner.0, extents);
         } else if !sabotage::is(Bug::WriteKeepsViews) {
-            self.views.values_mut().for_each(|view| view.forget(extents));
+            self.views.forget_everywhere(extents);
         }
     }
 }

@@ -38,7 +38,7 @@ impl Meta {
             false => self.open_snapshots.contains_key(&id.0),
         };
         if !open {
-            self.views.remove(&id.0);
+            self.views.remove(id.0);
         }
     }
 

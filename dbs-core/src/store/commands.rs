@@ -46,8 +46,15 @@ impl Store {
             driver: self.inner.storage.driver().to_owned(),
             tail: meta.log.has_tail(),
             checksums: meta.sums.as_ref().map(|sums| sums.info()),
+            lookups: meta.views.info(),
             warnings,
         }
+    }
+
+    /// Bounds the memory for look-ups as [`OpenOptions`](super::OpenOptions) do. What one look-up finds
+    /// is kept in any case.
+    pub fn set_metadata_memory(&self, bytes: u64) {
+        self.inner.meta().views.set_capacity(bytes);
     }
 
     /// All volumes by name. `usage` is filled only if `with_usage`, as it walks every layer.

@@ -85,6 +85,10 @@ pub struct OpenOptions {
     /// Bytes of memory for checksums, at least 256 KiB; by default 64 MiB, which hold those of about
     /// 64 GiB of data. Nothing in a store without them.
     pub checksum_cache: Option<u64>,
+    /// Bytes of memory for what was found by looking through the layers of volumes and snapshots; by
+    /// default 64 MiB. What is not remembered is looked up again: that costs a request microseconds for
+    /// each hundred snapshots below.
+    pub metadata_memory: Option<u64>,
 }
 
 impl OpenOptions {

@@ -68,6 +68,9 @@ impl Store {
         if let Some(bytes) = options.checksum_cache {
             store.set_checksum_cache(bytes);
         }
+        if let Some(bytes) = options.metadata_memory {
+            store.set_metadata_memory(bytes);
+        }
         if let Some(warning) = warning {
             store.inner.warn(warning);
         }

@@ -167,6 +167,7 @@ impl Image {
             driver: "pread".to_owned(),
             tail: false,
             checksums: None,
+            lookups: Default::default(),
             warnings: self.warnings.clone(),
         }
     }

@@ -211,3 +211,27 @@ fn read_while(
     let waited = *waits.lock().unwrap();
     (bytes, waited)
 }
+
+/// A read over more extents than look-ups may be remembered of: what was looked up for its first extents
+/// is forgotten while its last are looked up.
+#[test]
+fn a_read_needs_no_memory_for_all_that_it_looks_up() {
+    let store = open(&init_unchecked(1), 2, false).unwrap();
+    let middle = 512 * EXTENT;
+    store.create_volume("v", 2 * middle).unwrap();
+    let v = store.volume("v").unwrap();
+    for extent in [511, 512] {
+        v.write_at(extent * EXTENT, &[b'a'; BLOCK], false).unwrap();
+    }
+    snapshot(&store, "v", "s");
+    v.write_at(middle, &[b'b'; BLOCK], false).unwrap();
+    for memory in [0, 1 << 20] {
+        store.set_metadata_memory(memory);
+        let mut bytes = vec![1; 2 * EXTENT as usize];
+        v.read_at(middle - EXTENT, &mut bytes).unwrap();
+        assert_eq!([bytes[0], bytes[BLOCK], bytes[EXTENT as usize]], [b'a', 0, b'b']);
+        let info = store.info().lookups;
+        assert_eq!((info.forgotten > 0, info.memory_max), (true, memory));
+        assert!(info.memory < 8 << 10, "{}", info.memory);
+    }
+}

@@ -20,7 +20,7 @@ pub fn text(store: &Store) -> String {
 /// What stores contribute, each with the labels of its series.
 pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
     type Value = fn(&StoreInfo) -> u64;
-    let values: [(&str, &str, &str, Value); 11] = [
+    let values: [(&str, &str, &str, Value); 13] = [
         ("dbs_store_size_bytes", "gauge", "Size of the store.", |info| info.size),
         ("dbs_store_allocated_bytes", "gauge", "Extents in use.", |info| info.allocated),
         ("dbs_store_free_bytes", "gauge", "Extents free.", |info| info.free),
@@ -60,6 +60,18 @@ pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
             "gauge",
             "Warnings about the store; the log has their texts.",
             |info| info.warnings.len() as u64,
+        ),
+        (
+            "dbs_store_lookups_memory_bytes",
+            "gauge",
+            "Memory that holds what look-ups in volumes with snapshots have found.",
+            |info| info.lookups.memory,
+        ),
+        (
+            "dbs_store_lookups_forgotten_total",
+            COUNTER,
+            "Pieces of 512 extents forgotten as others needed the memory.",
+            |info| info.lookups.forgotten,
         ),
     ];
     for (name, kind, help, value) in values {

@@ -111,7 +111,8 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
 fn options(args: &ServeArgs) -> Result<ServeOptions> {
     let tls = args.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
     let checksum_cache = args.checksum_cache.flatten().or_else(|| Some(memory::checksum_cache()));
-    let open = OpenOptions { checksum_cache, ..OpenOptions::default() };
+    let metadata_memory = Some(memory::metadata());
+    let open = OpenOptions { checksum_cache, metadata_memory, ..OpenOptions::default() };
     Ok(ServeOptions {
         store: args.store.clone(),
         open,
