@@ -72,20 +72,20 @@ pub fn find(bug: Bug, ways: &[Way]) -> Option<Catch> {
 
 fn calm() -> Option<(String, String)> {
     let config = Config { tail: true, ..Config::small(7) };
-    let found = cases().iter().find_map(|case| threshold::run_calm(case, &config).err());
+    let found = || cases().iter().find_map(|case| threshold::run_calm(case, &config).err());
     let relink = || crate::relink::run(&Config { tail: false, ..Config::small(3) }).err();
     let beside = || crate::beside::run(&Config::small(3)).err();
     let shared = || crate::beside::run_shared(&Config::small(3)).err();
     let heal = || crate::heal::run(&Config { tail: false, ..Config::small(3) }).err();
     let named = |by: &str, message: Option<String>| message.map(|text| (by.to_owned(), text));
-    named("a command without a crash", found)
+    ringed()
+        .or_else(|| named("a command without a crash", found()))
         .or_else(intents)
         .or_else(requests)
         .or_else(trees)
         .or_else(|| named("a long relink", relink()))
         .or_else(|| named("a flush beside one that fails", beside()))
         .or_else(|| named("a page opened beside a flush", shared()))
-        .or_else(ringed)
         .or_else(|| named("a block healed", heal()))
 }
 
