@@ -71,21 +71,22 @@ struct Machine {
     worker: Option<Worker>,
     failed: bool,
     images: u64,
-    /// Flushes that were answered.
+    /// Flushes that were answered, and those that reactors did.
     answered: u64,
+    ringed: u64,
 }
 
-/// Runs a history; crash images that were looked at, and flushes that were answered.
+/// Runs a history; crash images that were looked at, flushes that were answered, and those that reactors did.
 ///
 /// # Errors
 /// What must not be.
-pub fn run(seed: u64) -> Result<(u64, u64), String> {
+pub fn run(seed: u64) -> Result<[u64; 3], String> {
     let mut machine = Machine::new(seed).map_err(|e| format!("seed {seed}, preparing: {e}"))?;
     let outcome = (0..STEPS).try_for_each(|step| {
         machine.step(step as u8 + 1).map_err(|text| format!("seed {seed}, step {step}: {text}"))
     });
     machine.flying.iter_mut().for_each(|flying| flying.request.cancel());
-    outcome.map(|()| (machine.images, machine.answered))
+    outcome.map(|()| [machine.images, machine.answered, machine.ringed])
 }
 
 impl Machine {
@@ -99,6 +100,10 @@ impl Machine {
         disk.set_atomic_from(store.info().metadata);
         store.create_volume("v", 1 << 20)?;
         let volume = store.volume("v")?;
+        // Half of the blocks are there; and the metadata has its space, which a reactor cannot reserve.
+        for at in (0..BLOCKS as u64).step_by(2) {
+            volume.write_at(at * APART, &[0; BLOCK as usize], true)?;
+        }
         let reactor = |_| {
             let woken = Arc::new(AtomicBool::new(false));
             let tell = Arc::clone(&woken);
@@ -118,6 +123,7 @@ impl Machine {
             failed: false,
             images: 0,
             answered: 0,
+            ringed: 0,
         })
     }
 
@@ -191,6 +197,7 @@ impl Machine {
         let Reactor { asked, wake, .. } = &mut self.reactors[number];
         match self.volume.start_flush(asked, wake) {
             Ok(StartFlush::Io(flush)) => {
+                self.ringed += 1;
                 self.running = Some(Running { reactor: number, flush, mark: self.disk.mark() });
                 Ok(())
             }
