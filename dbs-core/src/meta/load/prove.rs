@@ -18,6 +18,9 @@ use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use zerocopy::FromZeros;
 
+/// Entries that are sorted before they go to their layers: 48 MiB, so that memory has a bound.
+const BATCH: usize = 4 << 20;
+
 impl Loader {
     /// Proves that everything fits together and builds the state. With `strict`, anything corrupt
     /// is an error; otherwise look at [`Loader::findings`] first.
@@ -273,8 +276,28 @@ impl Loader {
         // Out of `self` for the time, so that findings can be noted on the way.
         let blocks = self.geometry.blocks_per_extent();
         let entries = std::mem::replace(&mut self.entries, Entries::new(blocks));
+        let mut batch = Vec::new();
         for id in entries.used() {
             let Some((owner, logical)) = self.place(&entries, snapshots, id) else { continue };
+            batch.push((owner, logical, id));
+            if batch.len() == BATCH {
+                self.add_to_layers(snapshots, &mut batch);
+            }
+        }
+        self.add_to_layers(snapshots, &mut batch);
+        self.entries = entries;
+        snapshots.iter_mut().flatten().for_each(|snapshot| snapshot.layer.changeable().compact());
+    }
+
+    /// Gives entries (snapshot id, volume extent, entry id) to their layers, in the order of these: in another
+    /// order each would go to another place in memory.
+    fn add_to_layers(
+        &mut self,
+        snapshots: &mut [Option<Snapshot>],
+        batch: &mut Vec<(u32, u32, u32)>,
+    ) {
+        batch.sort_unstable();
+        for (owner, logical, id) in batch.drain(..) {
             if let Some(snapshot) = &mut snapshots[owner as usize - 1]
                 && let Some(first) = snapshot.layer.changeable().insert(logical, id)
             {
@@ -282,8 +305,6 @@ impl Loader {
                 self.claimed_twice(id);
             }
         }
-        self.entries = entries;
-        snapshots.iter_mut().flatten().for_each(|snapshot| snapshot.layer.changeable().compact());
     }
 
     /// Proves one entry. A zero run goes to its layer at once; what else belongs to a snapshot is
