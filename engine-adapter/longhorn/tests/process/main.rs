@@ -1,6 +1,8 @@
 //! The command `longhorn` as processes: replicas, sync agents, the controller.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "../../../../dbs-cli/tests/disk/mod.rs"]
+mod disk;
 mod support;
 
 mod agent;

@@ -1,20 +1,14 @@
-//! A disk that counts its syncs, in front of a file: that of the power cuts of `dbs serve`, which remembers more.
+//! A disk that counts its syncs, in front of a file: the one of the power cuts of `dbs serve`, which does more.
 
-#[allow(dead_code, reason = "what a power cut leaves is not looked at here")]
-#[path = "../../../../dbs-cli/tests/powercut/disk.rs"]
-mod recorded;
-
-use fuser::BackgroundSession;
-use recorded::NAME;
-use std::fs;
+use crate::disk::{self, Mounted};
+use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 
 /// The disk, as long as it is mounted.
 pub struct Disk {
-    disk: recorded::Disk,
-    _session: BackgroundSession,
+    disk: disk::Disk,
+    _mounted: Mounted,
 }
 
 impl Disk {
@@ -25,23 +19,17 @@ impl Disk {
             println!("SKIPPED whether syncs reach the disk: needs /dev/fuse and root");
             return None;
         }
-        let mount = path.with_extension("mount");
-        fs::create_dir(&mount).unwrap();
-        let disk = recorded::Disk::default();
-        let session = disk.mount(&mount);
-        // A store is sparse, and larger than memory.
-        let mut copy = Command::new("cp");
-        copy.args(["--sparse=always", "--reflink=never"]).arg(path).arg(mount.join(NAME));
-        assert!(copy.status().unwrap().success());
+        let content = File::options().read(true).write(true).open(path).unwrap();
         fs::remove_file(path).unwrap();
-        symlink(mount.join(NAME), path).unwrap();
-        Some(Self { disk, _session: session })
+        let (disk, mounted) = disk::Disk::mount(Box::new(content), path.with_extension("mount"));
+        symlink(mounted.file(), path).unwrap();
+        Some(Self { disk, _mounted: mounted })
     }
 
     /// A sync reaches the disk before this work has ended.
     pub fn synced(&self, what: &str, work: impl FnOnce()) {
         let before = self.disk.len();
         work();
-        assert!(self.disk.syncs_from(before) > 0, "{what}: no sync reached the disk");
+        assert!(!self.disk.syncs_from(before).is_empty(), "{what}: no sync reached the disk");
     }
 }
