@@ -41,6 +41,17 @@ pub enum Need {
     Wait,
 }
 
+/// Who claims blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    /// One that may not wait: it hands over to one that may.
+    Passing,
+    /// One that may wait.
+    Waiting,
+    /// One that has made room, or tried to.
+    Served,
+}
+
 /// Why bytes read are not taken for right at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
@@ -72,11 +83,14 @@ pub struct Sums {
     capacity: usize,
     /// Nothing can be written: what is learnt is kept as long as there is room.
     read_only: bool,
-    /// Bytes of the pages in memory, and of those that know what the device does not.
+    /// Bytes of the pages in memory, and of those that know what the device does not, but for those being
+    /// written.
     bytes: usize,
     changed: usize,
     /// Somebody writes pages to make room.
     making_room: bool,
+    /// Somebody was told to have room made.
+    asked_for_room: bool,
     /// Times yet that pages are not written to make room.
     pause: u32,
     /// The page behind the last ones loaded.
@@ -138,6 +152,7 @@ impl Sums {
             bytes: 0,
             changed: 0,
             making_room: false,
+            asked_for_room: false,
             pause: 0,
             behind: 0,
             learn_from: 0,
@@ -279,16 +294,13 @@ impl Sums {
         Ok(())
     }
 
-    /// Claims blocks that are about to be written, or none of them; also beside other requests. Who has made
-    /// room, or tried to, says so with `has_room`.
+    /// Claims blocks that are about to be written, or none of them; also beside other requests.
     ///
     /// # Errors
     /// What must come first.
     #[inline]
-    pub fn claim(&self, address: u64, blocks: usize, has_room: bool) -> Result<(), Need> {
-        if !has_room {
-            self.check_room()?;
-        }
+    pub fn claim(&self, address: u64, blocks: usize, who: Who) -> Result<(), Need> {
+        self.check_room(who)?;
         let mut claimed = 0;
         for (number, part) in split(self.data, address, blocks) {
             if let Err(need) = self.group_need(number).and_then(|()| self.claim_part(number, &part))
@@ -375,11 +387,10 @@ impl Sums {
     #[inline]
     fn change<T>(&mut self, number: u32, change: impl FnOnce(&mut Page) -> T) -> Option<T> {
         let page = self.pages.get_mut(number)?;
-        let changed = |page: &Page| if page.changed { page.bytes() } else { 0 };
-        let before = (page.bytes(), changed(page));
+        let before = (page.bytes(), page.waiting_bytes());
         let outcome = change(page);
         self.bytes = self.bytes - before.0 + page.bytes();
-        self.changed = self.changed - before.1 + changed(page);
+        self.changed = self.changed - before.1 + page.waiting_bytes();
         Some(outcome)
     }
 

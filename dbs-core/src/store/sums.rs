@@ -12,7 +12,7 @@ use crate::info::ChecksumInfo;
 use crate::io::ReadRequest;
 use crate::io::buffer::AlignedBuf;
 use crate::limits::SUMS_IDLE;
-use crate::meta::sums::Need;
+use crate::meta::sums::{Need, Who};
 use crate::units::BLOCK_BYTES;
 use std::time::Duration;
 
@@ -277,11 +277,11 @@ impl Inner {
 
     /// Claims blocks that are about to be written, waiting for what that takes.
     pub(crate) fn claim(&self, address: u64, blocks: usize) -> Result<()> {
-        let mut has_room = false;
+        let mut who = Who::Waiting;
         loop {
             let mut meta = self.meta();
             let Some(sums) = &mut meta.sums else { return Ok(()) };
-            match sums.claim(address, blocks, has_room) {
+            match sums.claim(address, blocks, who) {
                 Ok(()) => return Ok(()),
                 Err(Need::Wait) => drop(self.wait(meta)),
                 Err(Need::Group(page)) => {
@@ -292,7 +292,7 @@ impl Inner {
                     drop(meta);
                     self.make_room(&[]);
                     // What is in the way of that may be what the caller has claimed.
-                    has_room = true;
+                    who = Who::Served;
                 }
             }
         }

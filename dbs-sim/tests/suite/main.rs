@@ -3,6 +3,7 @@
 
 mod beside;
 mod bit_rot;
+mod crowded;
 mod disk;
 mod hooked;
 mod intent;

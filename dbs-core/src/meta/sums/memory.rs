@@ -2,7 +2,7 @@
 
 use super::groups::{bit, group_of, leader_of};
 use super::page::Page;
-use super::{LOOKS, Need, Sums};
+use super::{LOOKS, Need, Sums, Who};
 use crate::format::sums::{PageSums, SUMS_PER_PAGE, Stored, StoredSums, UNKNOWN};
 use crate::limits::SUMS_WINDOW;
 use crate::sabotage::{self, Bug};
@@ -110,13 +110,22 @@ impl Sums {
     /// # Errors
     /// That room must be made for what a write will make known: by one, while the others go on, and
     /// wait only if it becomes much more.
-    pub(super) fn check_room(&self) -> Result<(), Need> {
-        let (some, most) = (self.capacity / 8 * 5, self.capacity / 8 * 6);
+    pub(super) fn check_room(&self, who: Who) -> Result<(), Need> {
+        let (some, most) = (self.capacity / 8 * 6, self.capacity / 8 * 7);
+        if self.changed < some || who == Who::Served {
+            return Ok(());
+        }
+        let is_seen_to = self.making_room || (self.asked_for_room && who == Who::Passing);
         match self.changed {
-            changed if changed < some || (self.making_room && changed < most) => Ok(()),
+            changed if is_seen_to && changed < most => Ok(()),
             _ if self.making_room => Err(Need::Wait),
             _ => Err(Need::Room),
         }
+    }
+
+    /// Somebody was told [`Need::Room`]: the others need not be told as well.
+    pub fn ask_for_room(&mut self) {
+        self.asked_for_room = true;
     }
 
     /// Begins to make room; `false` if somebody does.
@@ -126,7 +135,7 @@ impl Sums {
 
     /// Room was made, or could not be.
     pub fn end_making_room(&mut self) {
-        self.making_room = false;
+        (self.making_room, self.asked_for_room) = (false, false);
     }
 
     /// Whether writing pages to make room has failed a short while ago.
@@ -149,12 +158,14 @@ impl Sums {
             }
             let Some(number) = self.ring.pop_front() else { break };
             let is_held = self.pages.is_claimed(number) || self.loading.contains(&number);
-            let Some(page) = self.pages.get_mut(number) else { continue };
+            let Some(page) = self.pages.get(number) else { continue };
             let group = self.groups.get(&group_of(number));
             let group_moves = group.is_none_or(|group| group.moving);
             if page.changed && !page.moving && !group_moves && !is_held {
-                page.moving = true;
-                page.brief = page.sums().is_none();
+                self.change(number, |page| {
+                    page.moving = true;
+                    page.brief = page.sums().is_none();
+                });
                 writing.push(number);
             } else {
                 passed.push(number);
@@ -252,7 +263,7 @@ impl Sums {
 
     /// Whether so much is known that the device does not know that nobody may add to it.
     pub fn is_crowded(&self) -> bool {
-        !self.read_only && self.changed >= self.capacity / 8 * 6
+        !self.read_only && self.changed >= self.capacity / 8 * 7
     }
 
     /// Forgets pages, but none of `keep`, until few enough are left; with `all`, also those that
@@ -300,7 +311,7 @@ impl Sums {
         if !page.changed {
             return;
         }
-        self.changed -= page.bytes();
+        self.changed -= page.waiting_bytes();
         self.learn_from = self.learn_from.max(fence);
         if let Some(group) = self.groups.get_mut(&group_of(number))
             && group.state != super::groups::State::Closed

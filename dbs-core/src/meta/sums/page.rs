@@ -8,9 +8,30 @@ use std::ops::Range;
 #[derive(Debug)]
 enum Known {
     /// Of some blocks, ascending; the device has the others.
-    Part(Vec<(u16, u32)>),
+    Part(Vec<Entry>),
     /// Of all.
     Whole(Box<PageSums>),
+}
+
+/// The sum of a block of a part, in 6 bytes.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    block: u16,
+    sum: [u8; 4],
+}
+
+impl Entry {
+    fn new(block: u32, sum: u32) -> Self {
+        Self { block: block as u16, sum: sum.to_le_bytes() }
+    }
+
+    fn block(self) -> u32 {
+        self.block.into()
+    }
+
+    fn sum(self) -> u32 {
+        u32::from_le_bytes(self.sum)
+    }
 }
 
 /// A page in memory.
@@ -44,9 +65,14 @@ impl Page {
     pub fn bytes(&self) -> usize {
         FIXED_BYTES
             + match &self.known {
-                Known::Part(sums) => sums.capacity() * size_of::<(u16, u32)>(),
+                Known::Part(sums) => sums.capacity() * size_of::<Entry>(),
                 Known::Whole(_) => size_of::<PageSums>(),
             }
+    }
+
+    /// Bytes of memory that are in use until somebody writes the page: none once somebody does.
+    pub fn waiting_bytes(&self) -> usize {
+        if self.changed && !self.moving { self.bytes() } else { 0 }
     }
 
     /// All sums, if all are known here.
@@ -78,7 +104,7 @@ impl Page {
         let found = found_sums.iter().copied();
         match &self.known {
             Known::Part(sums) => {
-                let known = sums[places(sums, blocks)].iter().map(|(_, sum)| *sum);
+                let known = sums[places(sums, blocks)].iter().map(|entry| entry.sum());
                 known.zip(found).enumerate().try_for_each(&mut look)?;
             }
             Known::Whole(sums) => {
@@ -97,7 +123,7 @@ impl Page {
     pub fn get(&self, block: u32) -> u32 {
         match &self.known {
             Known::Part(sums) => {
-                sums[places(sums, &(block..block + 1))].first().map_or(UNKNOWN, |(_, sum)| *sum)
+                sums[places(sums, &(block..block + 1))].first().map_or(UNKNOWN, |entry| entry.sum())
             }
             Known::Whole(sums) => sums[block as usize],
         }
@@ -115,7 +141,7 @@ impl Page {
             Known::Part(part) => part,
         };
         let places = places(part, blocks);
-        let new = blocks.clone().enumerate().map(|(at, block)| (block as u16, sum(at)));
+        let new = blocks.clone().enumerate().map(|(at, block)| Entry::new(block, sum(at)));
         if places.len() == blocks.len() {
             part[places].iter_mut().zip(new).for_each(|(old, new)| *old = new);
         } else {
@@ -149,16 +175,16 @@ impl Page {
     pub fn complete(&mut self, device: &PageSums) {
         if let Known::Part(part) = &self.known {
             let mut sums = Box::new(*device);
-            part.iter().for_each(|(block, sum)| sums[usize::from(*block)] = *sum);
+            part.iter().for_each(|entry| sums[entry.block() as usize] = entry.sum());
             self.known = Known::Whole(sums);
         }
     }
 }
 
 /// Where the sums of blocks are in a part, or belong.
-fn places(part: &[(u16, u32)], blocks: &Range<u32>) -> Range<usize> {
-    let first = part.partition_point(|(block, _)| u32::from(*block) < blocks.start);
-    let count = part[first..].partition_point(|(block, _)| u32::from(*block) < blocks.end);
+fn places(part: &[Entry], blocks: &Range<u32>) -> Range<usize> {
+    let first = part.partition_point(|entry| entry.block() < blocks.start);
+    let count = part[first..].partition_point(|entry| entry.block() < blocks.end);
     first..first + count
 }
 

@@ -46,20 +46,24 @@ fn load(sums: &mut Sums, pages: Range<u32>, stored: Option<&Stored>) -> usize {
 
 fn open(sums: &mut Sums, page: u32) {
     let (group, _) = sums.start_opening(page).unwrap().unwrap();
-    assert_eq!(sums.claim(u64::from(page) * PAGE_BYTES, 1, false), Err(Need::Wait));
+    assert_eq!(sums.claim(u64::from(page) * PAGE_BYTES, 1, Who::Waiting), Err(Need::Wait));
     sums.opened(group, true);
 }
 
 #[test]
 fn a_block_is_claimed_once_its_group_is_open_and_no_page_is_needed() {
     let mut sums = with_groups(32, Some(&known(7)), false);
-    assert_eq!(sums.claim(0, 1, false), Err(Need::Group(0)));
+    assert_eq!(sums.claim(0, 1, Who::Waiting), Err(Need::Group(0)));
     assert_eq!(sums.start_opening(3).map(drop), Err(Need::Page(0)), "its leader is read first");
     assert_eq!(load(&mut sums, 0..1, Some(&known(7))), 1);
     open(&mut sums, 3);
-    assert_eq!(sums.claim(3 * PAGE_BYTES, 2, false), Ok(()));
-    assert_eq!(sums.claim(3 * PAGE_BYTES, 1, false), Err(Need::Wait), "by one write at a time");
-    assert_eq!(sums.claim(16 * PAGE_BYTES, 1, false), Err(Need::Group(16)));
+    assert_eq!(sums.claim(3 * PAGE_BYTES, 2, Who::Waiting), Ok(()));
+    assert_eq!(
+        sums.claim(3 * PAGE_BYTES, 1, Who::Waiting),
+        Err(Need::Wait),
+        "by one write at a time"
+    );
+    assert_eq!(sums.claim(16 * PAGE_BYTES, 1, Who::Waiting), Err(Need::Group(16)));
     sums.written(3 * PAGE_BYTES, &[5, 6]);
     // What was written is known, and the rest of the page the device has.
     assert_eq!(sums.check(3 * PAGE_BYTES, &[5, 6], 0), Ok(0));
@@ -73,7 +77,7 @@ fn a_block_is_claimed_once_its_group_is_open_and_no_page_is_needed() {
 #[test]
 fn a_group_that_was_never_written_is_written_to_at_once() {
     let mut sums = with_groups(16, Some(&known(7)), true);
-    assert_eq!(sums.claim(0, 1, false), Ok(()));
+    assert_eq!(sums.claim(0, 1, Who::Waiting), Ok(()));
     sums.written(0, &[5]);
     assert_eq!(load(&mut sums, 0..4, None), 0, "there is nothing to be read");
     assert_eq!(sums.check(0, &[5, 6], 0), Ok(1));
@@ -96,10 +100,10 @@ fn a_group_that_was_open_says_nothing_and_is_closed_without_what_it_said() {
     assert_eq!(load(&mut sums, 2..3, Some(&known(7))), 0);
     assert!(sums.is_doubtful(2) && !sums.is_doubtful(40));
     assert_eq!(sums.check(2 * PAGE_BYTES, &[5], 0), Ok(1));
-    assert_eq!(sums.claim(3 * PAGE_BYTES, 1, false), Ok(()), "it is open");
+    assert_eq!(sums.claim(3 * PAGE_BYTES, 1, Who::Waiting), Ok(()), "it is open");
     sums.written(3 * PAGE_BYTES, &[9]);
     assert_eq!(start_closing(&mut sums), [0]);
-    assert_eq!(sums.claim(3 * PAGE_BYTES, 1, false), Err(Need::Wait));
+    assert_eq!(sums.claim(3 * PAGE_BYTES, 1, Who::Waiting), Err(Need::Wait));
     assert_eq!(sums.needed_to_close(0), [0, 2, 3]);
     assert!(sums.take_closing(0).is_none(), "two of them are not in memory");
     assert_eq!(load(&mut sums, 0..4, None), 0);
@@ -112,7 +116,7 @@ fn a_group_that_was_open_says_nothing_and_is_closed_without_what_it_said() {
     assert!(closing.pages_first && closing.leader.is_some());
     sums.closed(&closing, Closed::Done);
     assert!(!sums.is_doubtful(2) && sums.open_groups() == 0);
-    assert_eq!(sums.claim(3 * PAGE_BYTES, 1, false), Err(Need::Group(3)));
+    assert_eq!(sums.claim(3 * PAGE_BYTES, 1, Who::Waiting), Err(Need::Group(3)));
     assert!(start_closing(&mut sums).is_empty());
 }
 
@@ -122,13 +126,13 @@ fn a_group_that_may_be_closed_is_not_written_to() {
         let mut sums = with_groups(16, Some(&known(7)), false);
         load(&mut sums, 0..1, Some(&known(7)));
         open(&mut sums, 0);
-        assert_eq!(sums.claim(0, 1, false), Ok(()));
+        assert_eq!(sums.claim(0, 1, Who::Waiting), Ok(()));
         assert!(start_closing(&mut sums).is_empty(), "somebody writes to it");
         sums.written(0, &[5]);
         assert_eq!(start_closing(&mut sums), [0]);
         let closing = sums.take_closing(0).unwrap();
         sums.closed(&closing, how);
-        assert_eq!(sums.claim(0, 1, false), claim);
+        assert_eq!(sums.claim(0, 1, Who::Waiting), claim);
         sums.unclaim(0, usize::from(claim.is_ok()));
         // It is tried again.
         assert_eq!(start_closing(&mut sums), [0]);
@@ -144,7 +148,7 @@ fn a_page_that_was_not_read_is_neither_learnt_nor_written() {
     assert_eq!(sums.check(0, &[7, 8], u64::MAX), Ok(0));
     assert!(start_closing(&mut sums).is_empty());
     open(&mut sums, 0);
-    assert_eq!(sums.claim(PAGE_BYTES, 1, false), Ok(()));
+    assert_eq!(sums.claim(PAGE_BYTES, 1, Who::Waiting), Ok(()));
     sums.written(PAGE_BYTES, &[5]);
     assert_eq!(sums.check(PAGE_BYTES, &[6, 6], u64::MAX), Err(Doubt::Block(0)));
     assert_eq!(sums.check(PAGE_BYTES, &[5, 6], u64::MAX), Ok(1));
@@ -153,7 +157,7 @@ fn a_page_that_was_not_read_is_neither_learnt_nor_written() {
     assert_eq!(load(&mut sums, 0..2, Some(&known(7))), 0);
     assert_eq!(sums.check(PAGE_BYTES, &[5], u64::MAX), Ok(0));
     assert!(start_closing(&mut sums).is_empty());
-    assert_eq!(sums.claim(0, 1, false), Err(Need::Group(0)));
+    assert_eq!(sums.claim(0, 1, Who::Waiting), Err(Need::Group(0)));
     // One that was read, but damaged, is learnt.
     let mut sums = with_groups(16, Some(&known(7)), false);
     load(&mut sums, 1..2, Some(&damaged()));
@@ -199,8 +203,8 @@ fn a_page_given_up_is_loaded_by_the_next() {
     let mut sums = empty();
     assert_eq!(sums.start_loading_groups(0..40), [0, 1, 2]);
     sums.groups_not_loaded(&[1]);
-    assert_eq!(sums.claim(16 * PAGE_BYTES, 1, false), Err(Need::Group(16)));
-    assert_eq!(sums.claim(0, 1, false), Err(Need::Wait));
+    assert_eq!(sums.claim(16 * PAGE_BYTES, 1, Who::Waiting), Err(Need::Group(16)));
+    assert_eq!(sums.claim(0, 1, Who::Waiting), Err(Need::Wait));
     assert_eq!(sums.start_loading_groups(0..40), [1]);
 }
 
@@ -209,7 +213,7 @@ fn what_was_forgotten_is_not_learnt_from_before_and_the_device_not_believed() {
     let mut sums = with_groups(16, Some(&known(7)), false);
     load(&mut sums, 0..1, Some(&known(7)));
     open(&mut sums, 0);
-    assert_eq!(sums.claim(PAGE_BYTES, 1, false), Ok(()));
+    assert_eq!(sums.claim(PAGE_BYTES, 1, Who::Waiting), Ok(()));
     sums.written(PAGE_BYTES, &[9]);
     assert_eq!(sums.learn_from, 0);
     sums.forget_all(7);
@@ -236,21 +240,25 @@ fn what_was_forgotten_is_not_learnt_from_before_and_the_device_not_believed() {
 fn room_is_made_by_one_while_others_go_on() {
     let mut sums = with_groups(4096, Some(&known(7)), true);
     let mut page = 0;
-    while sums.claim(page * PAGE_BYTES, 1, false).is_ok() {
+    while sums.claim(page * PAGE_BYTES, 1, Who::Waiting).is_ok() {
         sums.written(page * PAGE_BYTES, &[9]);
         page += 1;
     }
-    assert_eq!(sums.claim(page * PAGE_BYTES, 1, false), Err(Need::Room));
+    assert_eq!(sums.claim(page * PAGE_BYTES, 1, Who::Waiting), Err(Need::Room));
     assert!(page > 512, "a block that is written costs far less than a page");
     assert!(sums.start_making_room() && !sums.start_making_room());
     let before = page;
-    while sums.claim(page * PAGE_BYTES, 1, false).is_ok() {
+    while sums.claim(page * PAGE_BYTES, 1, Who::Waiting).is_ok() {
         sums.written(page * PAGE_BYTES, &[9]);
         page += 1;
     }
     assert!(page > before);
-    assert_eq!(sums.claim(page * PAGE_BYTES, 1, false), Err(Need::Wait));
-    assert_eq!(sums.claim(page * PAGE_BYTES, 1, true), Ok(()), "who has tried is let through");
+    assert_eq!(sums.claim(page * PAGE_BYTES, 1, Who::Waiting), Err(Need::Wait));
+    assert_eq!(
+        sums.claim(page * PAGE_BYTES, 1, Who::Served),
+        Ok(()),
+        "who has tried is let through"
+    );
     let all: Vec<u32> = (0..page as u32).collect();
     let mut writing = Vec::new();
     loop {
@@ -267,6 +275,40 @@ fn room_is_made_by_one_while_others_go_on() {
     assert!(!sums.pauses_writing());
     sums.pages_written(&[0], &[], false);
     assert!(sums.pauses_writing());
+}
+
+/// What a reactor may not do it hands over: once, and not each of the requests that it has until a worker
+/// has begun.
+#[test]
+fn one_request_is_handed_over_so_that_room_is_made() {
+    let mut sums = with_groups(4096, Some(&known(7)), true);
+    let write = |sums: &mut Sums, page: u64| {
+        let claimed = sums.claim(page * PAGE_BYTES, 1, Who::Passing);
+        match claimed {
+            Ok(()) => sums.written(page * PAGE_BYTES, &[9]),
+            Err(Need::Room) => sums.ask_for_room(),
+            Err(_) => {}
+        }
+        claimed
+    };
+    let refused = |sums: &mut Sums, from: u64| {
+        (from..4000).find_map(|page| Some((page, write(sums, page).err()?))).unwrap()
+    };
+    let (first, need) = refused(&mut sums, 0);
+    assert_eq!(need, Need::Room);
+    let (second, need) = refused(&mut sums, first);
+    assert_eq!(need, Need::Room, "if nobody comes, somebody is asked again");
+    assert!(second > first + first / 8, "{first} {second}");
+    // Whoever may wait makes room, whether or not he was the one that was asked.
+    assert_eq!(sums.claim(0, 1, Who::Waiting), Err(Need::Room));
+    assert!(sums.start_making_room());
+    let writing = sums.start_writing();
+    // What is being written counts as written, though it takes memory for a while.
+    load(&mut sums, 0..writing.len() as u32, Some(&known(7)));
+    assert_eq!(write(&mut sums, second), Ok(()));
+    sums.pages_written(&writing, &writing, true);
+    sums.end_making_room();
+    assert_eq!(write(&mut sums, second + 1), Err(Need::Room), "there is more to write");
 }
 
 #[test]
@@ -295,7 +337,7 @@ fn a_page_that_could_not_be_written_and_was_forgotten_is_written_anew() {
     sums.opened(0, true);
     assert!(sums.start_opening_for(0, &[0, 3]).is_none(), "it is open");
     sums.pages_written(&[0, 3], &[0, 3], false);
-    sums.claim(3 * PAGE_BYTES, 1, false).unwrap();
+    sums.claim(3 * PAGE_BYTES, 1, Who::Waiting).unwrap();
     sums.written(3 * PAGE_BYTES, &[6]);
     sums.forget_all(1);
     assert_eq!(start_closing(&mut sums), [0]);
@@ -326,7 +368,7 @@ fn a_leader_that_was_not_closed_is_not_believed_when_it_is_read() {
     let mut sums = with_groups(16, Some(&known(7)), false);
     load(&mut sums, 0..1, Some(&known(7)));
     open(&mut sums, 0);
-    sums.claim(0, 1, false).unwrap();
+    sums.claim(0, 1, Who::Waiting).unwrap();
     sums.written(0, &[5]);
     assert_eq!(start_closing(&mut sums), [0]);
     let closing = sums.take_closing(0).unwrap();

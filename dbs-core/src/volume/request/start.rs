@@ -4,6 +4,7 @@ use super::{Kind, Request, Running, Start};
 use crate::error::Result;
 use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::locks::{HoldId, Space};
+use crate::meta::sums::Who;
 use crate::meta::{Meta, Stop};
 use crate::units::BLOCK_BYTES;
 use crate::volume::{Volume, blocks_of, is_whole};
@@ -112,13 +113,13 @@ impl Volume {
             return Ok(Start::Blocked);
         }
         let blocks = blocks_of(offset, length);
-        let mut started = self.try_overwrite(&meta, blocks.clone(), request);
+        let mut started = self.try_overwrite(&meta, blocks.clone(), Who::Passing, request);
         drop(meta);
         if !started {
             let mut meta = self.store().meta();
             self.check_unlocked()?;
             self.check_range_in(&meta, offset, length)?;
-            started = self.try_write(&mut meta, blocks, request)?;
+            started = self.try_write(&mut meta, blocks, Who::Passing, request)?;
         }
         if !started {
             return Ok(Start::Blocked);
@@ -137,12 +138,12 @@ impl Volume {
         let overwrites = {
             let meta = self.store().shared();
             self.store().check_sound()?;
-            self.try_overwrite(&meta, blocks.clone(), request)
+            self.try_overwrite(&meta, blocks.clone(), Who::Waiting, request)
         };
         let started = overwrites || {
             let mut meta = self.store().meta();
             self.store().check_sound()?;
-            self.try_write(&mut meta, blocks.clone(), request)?
+            self.try_write(&mut meta, blocks.clone(), Who::Waiting, request)?
         };
         if started {
             request.lay_out_write();
@@ -198,14 +199,20 @@ impl Volume {
 
     /// Starts a write of whole blocks that overwrites data, if nothing is in its way.
     #[inline]
-    fn try_overwrite(&self, meta: &Meta, blocks: Range<u64>, request: &mut Request) -> bool {
+    fn try_overwrite(
+        &self,
+        meta: &Meta,
+        blocks: Range<u64>,
+        who: Who,
+        request: &mut Request,
+    ) -> bool {
         let volume = self.handle.volume;
         if !meta.plan_overwrite(volume, blocks.clone(), &mut request.writes) {
             return false;
         }
         let length = (blocks.end - blocks.start) * BLOCK_BYTES;
         let Some(hold) = meta.locks.try_share(Space::Head(volume), blocks) else { return false };
-        if !request.try_claim(meta) {
+        if request.try_claim(meta, who).is_err() {
             meta.locks.release(hold);
             return false;
         }
@@ -220,6 +227,7 @@ impl Volume {
         &self,
         meta: &mut Meta,
         blocks: Range<u64>,
+        who: Who,
         request: &mut Request,
     ) -> Result<bool> {
         let volume = self.handle.volume;
@@ -228,7 +236,7 @@ impl Volume {
             return Ok(false);
         };
         let mut planned = meta.plan_write(volume, blocks, &mut request.writes);
-        if planned.is_ok() && !request.try_claim(meta) {
+        if planned.is_ok() && !request.try_claim_alone(meta, who) {
             meta.abort_write(volume, &request.writes);
             planned = Err(Stop::Space);
         }

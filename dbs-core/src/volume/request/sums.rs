@@ -5,7 +5,8 @@ use super::{Request, Segment};
 use crate::error::Result;
 use crate::format::sums::{Stored, decode, sum};
 use crate::meta::Meta;
-use crate::meta::plan::{ReadPiece, WritePiece};
+use crate::meta::plan::ReadPiece;
+use crate::meta::sums::{Need, Who};
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use crate::volume::Volume;
@@ -182,19 +183,32 @@ impl Request {
 
     /// Claims all blocks of a planned write, or none of them.
     #[inline]
-    pub(in crate::volume) fn try_claim(&mut self, meta: &Meta) -> bool {
-        let Some(sums) = &meta.sums else { return true };
-        let free =
-            |piece: &WritePiece| sums.claim(piece.address, piece.blocks.len(), false).is_ok();
-        let claimed = self.writes.iter().take_while(|piece| free(piece)).count();
-        if claimed == self.writes.len() {
-            self.sums.claimed = claimed;
-            return true;
+    pub(in crate::volume) fn try_claim(
+        &mut self,
+        meta: &Meta,
+        who: Who,
+    ) -> std::result::Result<(), Need> {
+        let Some(sums) = &meta.sums else { return Ok(()) };
+        for (claimed, piece) in self.writes.iter().enumerate() {
+            if let Err(need) = sums.claim(piece.address, piece.blocks.len(), who) {
+                for piece in &self.writes[..claimed] {
+                    sums.unclaim(piece.address, piece.blocks.len());
+                }
+                return Err(need);
+            }
         }
-        for piece in &self.writes[..claimed] {
-            sums.unclaim(piece.address, piece.blocks.len());
+        self.sums.claimed = self.writes.len();
+        Ok(())
+    }
+
+    /// As [`Request::try_claim`], by who has the state alone; whether they are claimed. One that is told to
+    /// have room made sees to that: the others go on meanwhile.
+    pub(in crate::volume) fn try_claim_alone(&mut self, meta: &mut Meta, who: Who) -> bool {
+        let outcome = self.try_claim(meta, who);
+        if let (Err(Need::Room), Some(sums)) = (outcome, &mut meta.sums) {
+            sums.ask_for_room();
         }
-        false
+        outcome.is_ok()
     }
 
     /// Gives claimed blocks back that nobody wrote to.
