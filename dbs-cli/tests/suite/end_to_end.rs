@@ -17,6 +17,8 @@ const VOLATILE: &[&str] = &[
     "sequence",
     "read_only",
     "driver",
+    // A server takes more than a command does.
+    "memory_max",
     "tail",
     "open",
     "extents_free",

@@ -275,7 +275,7 @@ fn a_takeover_shares_a_file_with_the_older_controller_alone() {
     // One file is not two replicas.
     let is_one = |modes: &[String]| modes.iter().filter(|mode| *mode == "RW").count() == 1;
     assert!(is_one(&modes(&new)), "{:?}", modes(&new));
-    assert!(new.log().contains("is in use by another replica of this process"), "{}", new.log());
+    new.wait_for("is in use by another replica of this process");
     // A file that is added later is taken over from nobody.
     let mut other = controller(&place, &["--enable-backend", "file"]).ready();
     let others = Service::of(&other);
@@ -314,7 +314,7 @@ fn only_the_first_start_of_a_takeover_shares_a_file() {
     );
     service.shutdown();
     service.start(&[a]).unwrap_err();
-    assert!(new.log().contains("is in use by another backend"), "{}", new.log());
+    new.wait_for("is in use by another backend");
     assert_eq!(service.start(&[b]).unwrap(), 1);
     drop((service, olds));
     new.stop();
