@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
-"""Lists and exports what is in a DBS store (format 2.0), with nothing but Python's standard library.
-
-It never writes to the store. It was written from docs/format.md alone, whose sections the comments name. So it shows
-that the document is enough, and it is a way to your data that shares no code with `dbs`.
-"""
+"""Lists and exports what is in a DBS store (format 2.0). It needs nothing but Python's standard library, never writes to
+the store, and shares no code with `dbs`: it was written from docs/format.md alone, whose sections the comments name."""
 
 import argparse
 import json
@@ -18,13 +15,13 @@ VOLUMES, SNAPSHOTS, JOURNAL, SPARES, EXTENTS, DATA, SUMS = 1, 2, 4, 5, 6, 7, 8
 MARKED = {VOLUMES: b"DBSv", SNAPSHOTS: b"DBSs", SPARES: b"DBSz", EXTENTS: b"DBSe"}
 
 
-class Damage(Exception):
-    """The store is not as the document demands, or is no store."""
-
-
 TABLE = list(range(256))
 for _ in range(8):
     TABLE = [word >> 1 ^ (0x82F63B78 if word & 1 else 0) for word in TABLE]
+
+
+class Damage(Exception):
+    """The store is not as the document demands, or is no store."""
 
 
 def need(condition, what):
@@ -40,30 +37,33 @@ def crc32c(data):
 
 
 class Superblock:
-    """Section 4: one copy. What was read before a fault stays: `uuid` and `sequence` from a good checksum on."""
+    """Section 4: one copy. `fault` says why it does not count; `uuid` and `sequence` are there if its checksum is right."""
 
     def __init__(self, block, address):
-        self.uuid, self.sequence = None, 0
+        self.uuid, self.sequence, self.fault = None, 0, None
+        try:
+            self.decode(block, address)
+        except Damage as fault:
+            self.fault = fault
+
+    def decode(self, block, address):
         need(block[:8] == b"DBS@393!", "not a DBS store: no magic")
         version, crc = struct.unpack_from("<II", block, 8)
         need(version == 0x20000, f"format {version >> 16}.{version >> 8 & 255}.{version & 255}, not 2.0.0")
         need(crc32c(block[:12] + bytes(4) + block[16:]) == crc, "superblock: checksum")
         self.uuid = block[16:32]
-        facts = struct.unpack_from("<8Q", block, 32)
-        self.sequence, place, _, self.features, incompat, _, self.size, self.extent = facts
+        self.sequence, place, _, self.features, incompat, _, self.size, self.extent = struct.unpack_from("<8Q", block, 32)
         self.clean, *self.marks = struct.unpack_from("<Q4I", block, 120)
         need(place == address, "superblock: written for another place")
         need(incompat & ~5 == 0, f"superblock: unknown features {incompat:#x}, or a repair that was cut off")
         need(1 <= self.sequence <= SEQUENCE_MAX and self.clean <= SEQUENCE_MAX, "superblock: sequence")
         need(self.extent in [1 << n for n in range(16, 23)], "superblock: extent size")
-        self.regions, end = {}, 65536
-        for kind in range(1, 17):
-            found, _, offset, length = struct.unpack_from("<IIQQ", block, 120 + 24 * kind)
-            if found:
-                need(found == kind and offset % BLOCK == length % BLOCK == 0, f"superblock: region {kind}")
-                self.regions[kind] = (offset, length)
+        table = {kind: struct.unpack_from("<IIQQ", block, 120 + 24 * kind) for kind in range(1, 17)}
+        self.regions, end = {kind: region[2:] for kind, region in table.items() if region[0]}, 65536
+        need(all(region[0] in (0, kind) for kind, region in table.items()), "superblock: regions")
         for offset, length in sorted(self.regions.values()):
             need(end <= offset and offset + length <= self.size - BLOCK, "superblock: regions")
+            need(offset % BLOCK == length % BLOCK == 0, "superblock: regions")
             end = offset + length
         need(all(kind in self.regions for kind in range(1, 8)), "superblock: a region is missing")
 
@@ -83,18 +83,12 @@ class Store:
         return data + bytes(length - len(data))
 
     def find_superblock(self, device):
-        copies, faults = [], []
-        for address in (0, BLOCK, device // BLOCK * BLOCK - BLOCK):
-            copy = Superblock.__new__(Superblock)
-            try:
-                copy.__init__(self.read(address, BLOCK), address)
-                copies.append(copy)
-            except Damage as fault:
-                faults.append((address, copy, fault))
-        need(copies, faults and faults[0][2])
-        best = max((c for c in copies if c.uuid == copies[0].uuid), key=lambda c: c.sequence)
-        for _, copy, fault in faults if faults and faults[0][0] == 0 else []:
-            need(copy.uuid != best.uuid or copy.sequence <= best.sequence, fault)
+        copies = [Superblock(self.read(at, BLOCK), at) for at in (0, BLOCK, device // BLOCK * BLOCK - BLOCK)]
+        good = [copy for copy in copies if not copy.fault]
+        need(good, copies[0].fault)
+        best = max((copy for copy in good if copy.uuid == good[0].uuid), key=lambda copy: copy.sequence)
+        for copy in copies if copies[0].fault else []:
+            need(not copy.fault or copy.uuid != best.uuid or copy.sequence <= best.sequence, copy.fault)
         need(best.size <= device, f"the store is cut off: {device} of {best.size} bytes are there")
         self.super = best
 
@@ -290,27 +284,26 @@ class Store:
                     return
             snapshot, steps = self.snapshots[snapshot][1], steps + 1
 
-    def page(self, page):
-        """Section 21: whether a page of checksums has sums, whether it is not one that says a group is closed, its bytes."""
-        address = self.super.regions[SUMS][0] + BLOCK * page
-        block = self.read(address, BLOCK)
-        head = self.header(block, b"DBSc", address)
-        state, group = struct.unpack_from("<II", head[1]) if head else (0, 0)
-        good = state in (1, 2) and group in (0, 1)
-        return good and state == 2, not good or group == 1, block
+    def sums(self, page):
+        """Section 21: the sums of a page; all unknown if the page, or the leader of its group, says that they do not count."""
+        found = []
+        for each in (page, page // 16 * 16):
+            address = self.super.regions[SUMS][0] + BLOCK * each
+            block = self.read(address, BLOCK)
+            head = self.header(block, b"DBSc", address)
+            state, group = struct.unpack_from("<II", head[1]) if head else (0, 0)
+            found.append((state if group in (0, 1) else 0, group, block))
+        (state, _, block), (leader, group, first) = found
+        counts = state == 2 and (leader in (1, 2) and group == 0 or not any(first))
+        return struct.unpack_from("<1008I", block, 64) if counts else [0] * 1008
 
     def compare(self, first, data):
         """Section 21: blocks of the data region, from `first` on, with what their pages say."""
-        for at in range(0, len(data), BLOCK):
-            page, place = divmod(first + at // BLOCK, 1008)
-            if page not in self.pages:
-                known, *_, block = self.page(page)
-                *_, group_open, leader = self.page(page // 16 * 16)
-                counts = known and (not group_open or not any(leader))
-                self.pages[page] = struct.unpack_from("<1008I", block, 64) if counts else [0] * 1008
-            wanted = self.pages[page][place]
-            right = wanted in (0, crc32c(data[at : at + BLOCK]) or 1)
-            need(right, f"block {first + at // BLOCK} of the data region is not what was written")
+        for block, at in enumerate(range(0, len(data), BLOCK), first):
+            if block // 1008 not in self.pages:
+                self.pages[block // 1008] = self.sums(block // 1008)
+            wanted = self.pages[block // 1008][block % 1008]
+            need(wanted in (0, crc32c(data[at : at + BLOCK]) or 1), f"data region: block {block} is not what was written")
 
     def export(self, snapshot, size, path):
         with open(path, "xb") as file:

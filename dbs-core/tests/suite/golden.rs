@@ -1,9 +1,12 @@
 //! Images that earlier versions made: they open, hold what they held, and can be written to.
 
-use crate::common::{FixedEnv, Mem, SIZE, contents, dump, fill, finish_work, init, open, pattern};
-use dbs_core::Store;
+use crate::common::{BLOCK, FixedEnv, Mem, SIZE, dump, fill, finish_work, init, open, pattern};
 use dbs_core::format::crc::crc32c;
+use dbs_core::info::CheckReport;
+use dbs_core::io::TailMemory;
+use dbs_core::limits::TAIL_BYTES;
 use dbs_core::store::SnapshotOptions;
+use dbs_core::{ErrorKind, Result, Store};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
@@ -11,12 +14,12 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 /// The version whose images [`make_golden_images`] makes.
-const VERSION: &str = "v2.0";
-const IMAGES: [&str; 3] = ["empty", "clean", "dirty"];
+const VERSION: &str = "v2.0-beta";
+const IMAGES: [&str; 4] = ["empty", "clean", "dirty", "full"];
 
 fn images() -> Vec<PathBuf> {
     let versions = fs::read_dir(FIXTURES).unwrap().map(|entry| entry.unwrap().path());
@@ -33,19 +36,67 @@ fn images() -> Vec<PathBuf> {
 }
 
 fn load(path: &Path) -> Arc<Mem> {
-    let mut bytes = Vec::new();
-    GzDecoder::new(File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
-    Arc::new(Mem::from_bytes(bytes))
+    Arc::new(Mem::from_bytes(unpacked(path)))
 }
 
 fn beside(path: &Path, ending: &str) -> PathBuf {
     PathBuf::from(path.to_string_lossy().replace(".img.gz", ending))
 }
 
-/// One line for each volume and snapshot: name, bytes, CRC32C of all of them.
+/// A tail whose bytes stay when its store is gone, as those of a killed process do.
+struct Kept {
+    bytes: Vec<u8>,
+    place: Arc<Mutex<Vec<u8>>>,
+}
+
+impl TailMemory for Kept {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn remove(&mut self) {}
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        *self.place.lock().unwrap() = std::mem::take(&mut self.bytes);
+    }
+}
+
+/// Opens an image, with the tail of the process that made it, if there is one.
+fn open_with(
+    disk: &Arc<Mem>,
+    seed: u64,
+    read_only: bool,
+    tail: &Arc<Mutex<Vec<u8>>>,
+) -> Result<Store> {
+    let bytes = tail.lock().unwrap().clone();
+    let kept = Kept { bytes, place: Arc::clone(tail) };
+    let memory: Option<Box<dyn TailMemory>> =
+        if kept.bytes.is_empty() { None } else { Some(Box::new(kept)) };
+    Store::open_on(Arc::clone(disk) as _, memory, Arc::new(FixedEnv::new(seed)), read_only)
+}
+
+/// One line for each volume and snapshot: name, bytes, and CRC32C of all of them, or that some of them are lost.
 fn summary(store: &Store) -> String {
-    let lines = contents(store);
-    lines.iter().map(|(spec, b)| format!("{spec} {} {:08x}\n", b.len(), crc32c(b))).collect()
+    let mut lines = Vec::new();
+    for volume in store.volumes(false) {
+        let snapshots = store.snapshots(&volume.name, false).unwrap();
+        let snapshots = snapshots.iter().map(|s| format!("{}@{}", volume.name, s.name));
+        for spec in snapshots.chain([volume.name.clone()]) {
+            let open = store.volume(&spec).unwrap();
+            let mut bytes = vec![0xaa; open.size() as usize];
+            let read = open.read_at(0, &mut bytes);
+            let content = match read {
+                Ok(()) => format!("{:08x}", crc32c(&bytes)),
+                Err(error) if error.kind() == ErrorKind::Corrupt => "lost".to_owned(),
+                Err(error) => panic!("{spec}: {error}"),
+            };
+            lines.push(format!("{spec} {} {content}\n", bytes.len()));
+        }
+    }
+    lines.sort();
+    lines.concat()
 }
 
 /// Whether `found` says all that `expected` does; later versions may say more.
@@ -79,12 +130,15 @@ fn images_of_every_version_hold_what_they_held() {
                 .unwrap();
 
         let disk = load(&path);
-        let store = open(&disk, 1, true).unwrap();
+        let tail = Arc::new(Mutex::new(unpacked(&beside(&path, ".tail.gz"))));
+        let lost = expected_contents.contains(" lost\n");
+        let store = open_with(&disk, 1, true, &tail).unwrap();
         assert_eq!(summary(&store), expected_contents, "{name}");
         assert_says(&serde_json::from_str(&dump(&store)).unwrap(), &expected, &name);
-        assert_eq!(Store::check_on(&*disk).unwrap().findings, [], "{name}");
+        assert_sound(&Store::check_on(&*disk).unwrap(), lost, &name);
+        drop(store);
 
-        let store = open(&disk, 2, false).unwrap();
+        let store = open_with(&disk, 2, false, &tail).unwrap();
         assert_eq!(summary(&store), expected_contents, "{name}, opened for writing");
         finish_work(&store);
         store.create_volume("later", 1 << 20).unwrap();
@@ -94,8 +148,67 @@ fn images_of_every_version_hold_what_they_held() {
         let mut lines: Vec<_> = summary(&store).lines().map(str::to_owned).collect();
         lines.retain(|line| !line.starts_with("later "));
         assert!(expected_contents.lines().eq(lines), "{name}, after writing");
-        assert_eq!(store.check().unwrap().findings, [], "{name}, after writing");
+        assert_sound(&store.check().unwrap(), lost, &name);
     }
+}
+
+/// Nothing is wrong, but what a repair has marked as lost.
+fn assert_sound(report: &CheckReport, lost: bool, name: &str) {
+    assert!(report.is_clean(), "{name}: {:?}", report.findings);
+    assert_eq!(report.findings.is_empty(), !lost, "{name}: {:?}", report.findings);
+}
+
+/// A volume whose metadata was damaged, and that a repair has marked as lost.
+fn lose_a_volume(disk: &Arc<Mem>) {
+    let store = open(disk, 5, false).unwrap();
+    store.create_volume("gone", 256 << 10).unwrap();
+    store.volume("gone").unwrap().write_at(0, &pattern(11, 100 << 10), false).unwrap();
+    store.create_snapshot("gone", "before", &SnapshotOptions::default()).unwrap();
+    store.volume("gone").unwrap().write_at(0, &pattern(12, 4 << 10), false).unwrap();
+    store.close().unwrap();
+    let dump: Value = serde_json::from_str(&dump(&open(disk, 6, true).unwrap())).unwrap();
+    let regions = dump["regions"].as_array().unwrap();
+    let extents = regions.iter().find(|region| region["name"] == "extents").unwrap();
+    let (offset, length) =
+        (extents["offset"].as_u64().unwrap(), extents["length"].as_u64().unwrap());
+    for copy in [offset, offset + length / 2] {
+        disk.put(copy, &[0x55; BLOCK]);
+    }
+    let repair = Store::plan_repair_on(&**disk, None, &FixedEnv::new(7), false).unwrap();
+    repair.carry_out(&**disk).unwrap();
+}
+
+/// Ends as a killed process does: with groups to redo, what is acknowledged in the tail, a group of checksums open.
+fn leave_everything_open(disk: &Arc<Mem>) -> Arc<Mutex<Vec<u8>>> {
+    let tail = Arc::new(Mutex::new(vec![0; TAIL_BYTES]));
+    let store = open_with(disk, 3, false, &tail).unwrap();
+    store.work(2).unwrap();
+    let alpha = store.volume("alpha").unwrap();
+    alpha.write_at(0, &pattern(13, 8 << 10), false).unwrap();
+    alpha.discard(4096, 200 << 10).unwrap();
+    store.create_snapshot("alpha", "late", &SnapshotOptions::default()).unwrap();
+    alpha.write_at(4096, &pattern(14, 60 << 10), true).unwrap();
+    // Acknowledged, and in no group of the journal.
+    alpha.write_at(128 << 10, &pattern(15, 20 << 10), false).unwrap();
+    drop(alpha);
+    drop(store);
+    tail
+}
+
+/// What a file compressed with gzip holds; nothing if there is no such file.
+fn unpacked(path: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if path.exists() {
+        GzDecoder::new(File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
+    }
+    bytes
+}
+
+fn pack(path: &Path, bytes: &[u8]) {
+    let mut out = GzEncoder::new(File::create(path).unwrap(), Compression::best());
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap();
+    assert!(fs::metadata(path).unwrap().len() < 100 << 10, "{} is large", path.display());
 }
 
 /// Made once for each version of the format; see `fixtures/v2.0/README.md`.
@@ -108,6 +221,10 @@ fn make_golden_images() {
         let path = folder.join(format!("{name}.img.gz"));
         assert!(!path.exists(), "{} is there: golden images are never made again", path.display());
         let disk = init(1);
+        let mut tail = Arc::default();
+        if name == "full" {
+            lose_a_volume(&disk);
+        }
         if name != "empty" {
             let store = open(&disk, 2, false).unwrap();
             fill(&store);
@@ -124,11 +241,12 @@ fn make_golden_images() {
             store.rename_volume("beta", "gamma").unwrap();
             alpha.write_at(4096, &pattern(10, 4096), true).unwrap();
         }
-        let mut out = GzEncoder::new(File::create(&path).unwrap(), Compression::best());
-        out.write_all(&disk.bytes()).unwrap();
-        out.finish().unwrap();
-        assert!(fs::metadata(&path).unwrap().len() < 100 << 10, "{} is large", path.display());
-        let store = open(&disk, 4, true).unwrap();
+        if name == "full" {
+            tail = leave_everything_open(&disk);
+            pack(&beside(&path, ".tail.gz"), &tail.lock().unwrap());
+        }
+        pack(&path, &disk.bytes());
+        let store = open_with(&disk, 4, true, &tail).unwrap();
         fs::write(beside(&path, ".contents.txt"), summary(&store)).unwrap();
         fs::write(beside(&path, ".dump.json"), dump(&store)).unwrap();
     }

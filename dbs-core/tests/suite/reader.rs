@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 const READER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../contrib/dbs-reader.py");
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/v2.0");
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 /// The only tmpfs that every Linux has.
 const TMPFS: &str = "/dev/shm";
 const HISTORIES: u64 = 4;
@@ -56,11 +56,8 @@ fn it_reads_golden_images() {
     if !there_is_python() {
         return;
     }
-    for name in ["empty", "clean", "dirty"] {
-        let dir = tempfile::tempdir().unwrap();
-        let image = dir.path().join("image");
-        let packed = File::open(format!("{FIXTURES}/{name}.img.gz")).unwrap();
-        io::copy(&mut GzDecoder::new(packed), &mut File::create(&image).unwrap()).unwrap();
+    for name in ["v2.0/empty", "v2.0/clean", "v2.0/dirty", "v2.0-beta/clean", "v2.0-beta/dirty"] {
+        let (_dir, image) = golden(name);
         let lines: String = exported(&image, None)
             .iter()
             .map(|(spec, bytes)| format!("{spec} {} {:08x}\n", bytes.len(), crc32c(bytes)))
@@ -70,6 +67,34 @@ fn it_reads_golden_images() {
             |text: &str| text.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>();
         assert_eq!(sorted(&lines), sorted(&expected), "{name}");
     }
+}
+
+/// What a repair marked as lost is an error, not zeros, and keeps nobody from all else.
+#[test]
+fn it_says_what_is_lost() {
+    if !there_is_python() {
+        return;
+    }
+    let (dir, image) = golden("v2.0-beta/full");
+    let export = |spec: &str| {
+        let out = dir.path().join(format!("{spec}.out"));
+        fs::create_dir(&out).unwrap();
+        run(&image, &["--export", out.to_str().unwrap(), spec])
+    };
+    let gone = export("gone");
+    assert_eq!(gone.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&gone.stderr).into_owned();
+    assert!(said.contains("what volume extent 0 held is lost"), "{said}");
+    assert!(export("beta").status.success());
+}
+
+/// An unpacked golden image, and the directory it is in.
+fn golden(name: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let packed = File::open(format!("{FIXTURES}/{name}.img.gz")).unwrap();
+    io::copy(&mut GzDecoder::new(packed), &mut File::create(&image).unwrap()).unwrap();
+    (dir, image)
 }
 
 /// Whatever is acknowledged is in the file, its journal and the tail: the reader looks at a store that is open.
@@ -176,7 +201,7 @@ fn it_says_what_is_damaged() {
     }
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
-    let packed = File::open(format!("{FIXTURES}/dirty.img.gz")).unwrap();
+    let packed = File::open(format!("{FIXTURES}/v2.0/dirty.img.gz")).unwrap();
     let mut bytes = Vec::new();
     io::Read::read_to_end(&mut GzDecoder::new(packed), &mut bytes).unwrap();
     let damaged = |what: &str, change: &dyn Fn(&mut Vec<u8>)| {
