@@ -101,7 +101,10 @@ impl Bench {
         Store::init_on(&*disk, &options, &*env).unwrap();
         let store = Store::open_on(Arc::clone(&disk) as _, None, env, false).unwrap();
         let source = StoreSource::Own(store.clone());
-        let mut bench = Self::from_source(Arc::new(tempdir()), |_| {}, source);
+        let dir = Arc::new(tempdir());
+        // Looked at when the replica is opened, to know the file again.
+        std::fs::File::create(dir.path().join("volume.dbs")).unwrap();
+        let mut bench = Self::from_source(dir, |_| {}, source);
         bench.store = Some(store);
         (bench, disk)
     }

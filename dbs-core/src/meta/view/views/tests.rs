@@ -10,9 +10,7 @@ impl Views {
 
 fn layers(rng: &mut fastrand::Rng) -> Layers {
     let most = if rng.bool() { 2 } else { 6 };
-    let mut layers = Layers::default();
-    layers.entries = (0..rng.u32(..most)).map(|_| rng.u32(..9)).collect();
-    layers
+    Layers { entries: (0..rng.u32(..most)).map(|_| rng.u32(..9)).collect(), ..Layers::default() }
 }
 
 /// Beside a map: what is said is what was remembered last, or nothing; and not more is kept than may be.
