@@ -140,6 +140,10 @@ fn images_of_every_version_hold_what_they_held() {
 
         let store = open_with(&disk, 2, false, &tail).unwrap();
         assert_eq!(summary(&store), expected_contents, "{name}, opened for writing");
+        if lost {
+            store.delete_snapshot("gone", "before").unwrap();
+            store.delete_volume("gone").unwrap();
+        }
         finish_work(&store);
         store.create_volume("later", 1 << 20).unwrap();
         store.volume("later").unwrap().write_at(0, &pattern(8, 1 << 20), false).unwrap();
@@ -147,8 +151,9 @@ fn images_of_every_version_hold_what_they_held() {
         let store = open(&disk, 3, false).unwrap();
         let mut lines: Vec<_> = summary(&store).lines().map(str::to_owned).collect();
         lines.retain(|line| !line.starts_with("later "));
-        assert!(expected_contents.lines().eq(lines), "{name}, after writing");
-        assert_sound(&store.check().unwrap(), lost, &name);
+        let kept = expected_contents.lines().filter(|line| !line.ends_with(" lost"));
+        assert!(kept.eq(lines), "{name}, after writing");
+        assert_sound(&store.check().unwrap(), false, &name);
     }
 }
 
@@ -168,7 +173,7 @@ fn lose_a_volume(disk: &Arc<Mem>) {
     store.close().unwrap();
     let dump: Value = serde_json::from_str(&dump(&open(disk, 6, true).unwrap())).unwrap();
     let regions = dump["regions"].as_array().unwrap();
-    let extents = regions.iter().find(|region| region["name"] == "extents").unwrap();
+    let extents = regions.iter().find(|region| region["name"] == "extent status").unwrap();
     let (offset, length) =
         (extents["offset"].as_u64().unwrap(), extents["length"].as_u64().unwrap());
     for copy in [offset, offset + length / 2] {

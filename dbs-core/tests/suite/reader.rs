@@ -79,7 +79,7 @@ fn it_says_what_is_lost() {
     let export = |spec: &str| {
         let out = dir.path().join(format!("{spec}.out"));
         fs::create_dir(&out).unwrap();
-        run(&image, &["--export", out.to_str().unwrap(), spec])
+        run(&image, &[spec, "--export", out.to_str().unwrap()])
     };
     let gone = export("gone");
     assert_eq!(gone.status.code(), Some(1));
