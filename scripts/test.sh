@@ -67,13 +67,12 @@ step "documentation" 30 "$cargo" doc --locked --workspace --no-deps --document-p
 step "dependencies" 20 scripts/deny.sh
 step "manifests" 10 scripts/k8s.sh
 joined
-step "programs of tests" 60 scripts/tests.sh build
-# With the `dbs` that is built for the tests; `make vm` takes static ones, and more time.
+step "tests" 70 scripts/tests.sh
+# With the `dbs` that the tests have just built; `make vm` takes static ones, and more time.
 beside "virtual machine" 60 env DBS="$built/dbs" LONGHORN="$built/longhorn" scripts/vm/run.sh --quick
-step "tests" 60 scripts/tests.sh
-joined
-# With what the tests have built, and the module beside it.
+# With what the tests have just built, and the module beside it.
 step "python" 60 env DBS_PYTHON_BUILD="--workspace --lib --tests" scripts/python.sh
+joined
 # What passing tests print is easily missed: these did not do what their names say.
 if grep -iE '^skipped' "$LOG"; then
     printf 'the above was skipped; '

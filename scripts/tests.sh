@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tests.sh [build]: all tests of the workspace, or only their programs. The programs run beside each other, as most of
-# them wait for sockets, disks and processes; each one's output is printed when it has ended. JOBS: how many at a time,
-# by default one more than there are cores.
+# tests.sh: all tests of the workspace. Their programs run beside each other, as most of them wait for sockets, disks and
+# processes; each one's output is printed when it has ended. JOBS: how many at a time, by default one more than there
+# are cores.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -33,7 +33,6 @@ export place
 "$cargo" test --locked --workspace --no-run --message-format=json >"$place/messages" || exit
 sed -n '/"overflow_checks":[a-z]*,"test":true}/ s/.*"manifest_path":"\([^"]*\)\/Cargo.toml".*"executable":"\([^"]*\)".*/\1\t\2/p' \
     "$place/messages" >"$place/all"
-[ "${1:-}" != build ] || exit 0
 for name in $longest; do
     grep "/$name-[0-9a-f]*$" "$place/all"
 done >"$place/ordered"
