@@ -108,15 +108,14 @@ impl Controller {
         candidates
     }
 
-    /// Makes the call to all of them; those that answer stay. One that hangs is not waited for long once
-    /// another has answered; opening a store may take as long as a flush.
+    /// Makes the call to all of them; those that answer stay. One that hangs shows at the first question, and is
+    /// not waited for long once another has answered. One that answered that, and takes long to open a large
+    /// store, may be the only one that has all writes: it has its time.
     fn step<'a>(&self, candidates: Vec<&'a mut Candidate>, call: &Call) -> Vec<&'a mut Candidate> {
         let calls = candidates.iter().map(|c| (c.target.clone(), call.clone())).collect();
-        let limit = match call {
-            Call::Get => timeout::long(self.options.short_timeout),
-            _ => timeout::FLUSH_DEFAULT,
-        };
-        let timeout = Some(CallTimeout::among_equals(limit));
+        let hurry = matches!(call, Call::Get);
+        let limit = timeout::long(self.options.short_timeout);
+        let timeout = hurry.then(|| CallTimeout::among_equals(limit));
         let answers = self.parts.replicas.call_all(calls, timeout);
         let settle = |(candidate, answer): (&'a mut Candidate, Called)| match answer {
             Ok(info) => {

@@ -79,6 +79,23 @@ fn a_start_does_not_wait_for_one_that_hangs() {
     nothing_violated(&sim);
 }
 
+/// Found by review: it was refused, and one with fewer writes became the volume.
+#[test]
+fn a_start_waits_for_one_that_opens_slowly() {
+    let (sim, _) = volume(2, 0);
+    let controller = controller(&sim, true, false);
+    {
+        let mut world = sim.world();
+        for (replica, counter) in world.replicas.iter_mut().zip([7, 5]) {
+            (replica.counter, replica.counter_disabled) = (counter, false);
+        }
+        world.replicas[0].opening = 5 * OTHERS;
+    }
+    controller.start(&[address(0), address(1)], SIZE, SIZE).unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Err]);
+    nothing_violated(&sim);
+}
+
 /// Nobody knows what is on their disks: whoever reads any of them may see what is gone after its next start.
 #[test]
 fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {

@@ -92,6 +92,8 @@ pub struct Replica {
     pub session: u64,
     /// Frozen or cut off until then.
     pub stalled_until: u64,
+    /// How long it takes to open its store.
+    pub opening: u64,
     pub staged: Vec<(String, Staged)>,
     pub sync_error: String,
     pub syncing: bool,
