@@ -137,7 +137,7 @@ impl Incoming<'_> {
         let snapshot = snapshot_of(disk)?;
         let _work = self.replica.work();
         let described = self.replica.pending().snapshots.remove(snapshot).is_some();
-        let (store, name) = (self.replica.take_over()?, staged(snapshot));
+        let (store, name) = (self.replica.store()?, staged(snapshot));
         let is_here = self.layers()?.iter().any(|layer| layer.name.as_deref() == Some(&name));
         if is_here {
             store.delete_snapshot(&self.replica.options.volume, &name)?;
@@ -172,7 +172,7 @@ impl Incoming<'_> {
     pub fn end_clone(&self, went_well: bool) -> Result<()> {
         let replica = self.replica;
         let _work = replica.work();
-        let store = replica.take_over()?;
+        let store = replica.store()?;
         let shown = if went_well { replica.show_incoming(&store) } else { Ok(()) };
         let cleared = replica.drop_staged(&store);
         *replica.pending() = Pending::default();

@@ -201,6 +201,15 @@ fn a_store_goes_back_when_the_older_one_is_opened_again() {
         assert!(
             old.snapshot_as("x", true, NOW, &[]).unwrap_err().message().contains("handed over")
         );
+        let incoming = old.replica.incoming();
+        let ended = [incoming.discard(&disk("x")).map(drop), incoming.end_clone(false)];
+        assert!(
+            ended.iter().all(|ended| ended
+                .as_ref()
+                .unwrap_err()
+                .to_string()
+                .contains("handed over"))
+        );
         assert_eq!(newest.releases.load(Ordering::SeqCst), 0, "nothing of this takes it back");
         new.write(1, 6);
 
