@@ -206,7 +206,8 @@ impl Inner {
     }
 
     /// Finds the block that the device cannot read, if that is why these reads failed. A read of one
-    /// block is not tried again: a device may take seconds for each try.
+    /// block is not tried again: a device may take seconds for each try. If all can be read now, it was
+    /// one of them: the first stands for it.
     pub(crate) fn find_unreadable(&self, fault: ReadFault, reads: &[ReadRequest<'_>]) -> ReadFault {
         let ReadFault::Io(error) = fault else { return fault };
         if !is_unreadable(&error) {
@@ -217,9 +218,9 @@ impl Inner {
             (read.offset - read.offset % BLOCK_BYTES..end).step_by(BLOCK_BYTES as usize)
         };
         let mut all = reads.iter().flat_map(blocks);
-        // With checksums it may as well be a page of them.
-        if let (Some(only), None, false) = (all.next(), all.next(), self.has_sums) {
-            return ReadFault::Unreadable(only, error);
+        let Some(first) = all.next() else { return ReadFault::Io(error) };
+        if all.next().is_none() {
+            return ReadFault::Unreadable(first, error);
         }
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES as usize);
         for address in reads.iter().flat_map(blocks) {
@@ -230,7 +231,7 @@ impl Inner {
                 _ => {}
             }
         }
-        ReadFault::Io(error)
+        ReadFault::Unreadable(first, error)
     }
 
     /// What an error of reading data is called, where `what` was read.

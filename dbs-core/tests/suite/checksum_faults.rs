@@ -196,6 +196,32 @@ fn a_block_that_cannot_be_read_is_named_and_healed() {
     }
 }
 
+/// A device that cannot read a block now, and can in a moment: which one it was is not known, but that it was one
+/// of these blocks is.
+#[test]
+fn a_block_that_can_be_read_again_is_named_by_its_range() {
+    for checked in [true, false] {
+        let disk = if checked { init(1) } else { init_unchecked(1) };
+        let store = open(&disk);
+        store.create_volume("v", 1 << 20).unwrap();
+        let volume = store.volume("v").unwrap();
+        let good = pattern(1, 16 * BLOCK);
+        volume.write_at(0, &good, true).unwrap();
+        disk.spoil(device(&volume, 5));
+        let later = Arc::clone(&disk);
+        disk.on_read(move || {
+            let then = Arc::clone(&later);
+            later.on_read(move || then.recover());
+        });
+        let mut buf = vec![0; 4 * BLOCK];
+        let error = volume.read_at(at(4), &mut buf).unwrap_err();
+        let damage = Damage { offset: at(4), in_snapshot: false };
+        assert_eq!((error.kind(), error.damage()), (ErrorKind::Io, Some(damage)), "{error}");
+        volume.read_at(at(4), &mut buf).unwrap();
+        assert!(buf == good[4 * BLOCK..8 * BLOCK]);
+    }
+}
+
 /// Without checksums nothing but the heal itself keeps a newer write from being undone.
 #[test]
 fn a_write_waits_for_the_heal_of_its_block() {
