@@ -74,7 +74,11 @@ struct Freeze {
     thawed: mpsc::Receiver<()>,
 }
 
-impl Paused for Freeze {}
+impl Paused for Freeze {
+    fn holds(&self) -> bool {
+        self.thawed.try_recv() == Err(mpsc::TryRecvError::Empty)
+    }
+}
 
 impl Drop for Freeze {
     fn drop(&mut self) {
@@ -93,7 +97,6 @@ fn freeze(device: &str) -> Result<Option<Box<dyn Paused>>> {
     let (thaw, thawed) = mpsc::channel::<()>();
     let path = Path::new(device).to_owned();
     let keep = move || {
-        let _thaw = thaw;
         let (all, outcome) = match dbs_core::io::freeze::freeze(&path) {
             Ok(all) => {
                 let some = !all.is_empty();
@@ -104,10 +107,15 @@ fn freeze(device: &str) -> Result<Option<Box<dyn Paused>>> {
         if said.send(outcome).is_ok()
             && ended.recv_timeout(FREEZE_MAX) == Err(RecvTimeoutError::Timeout)
         {
+            // Before they are: nobody is to take them for frozen.
+            drop(thaw);
             drop(all);
             let seconds = FREEZE_MAX.as_secs();
             log::warn("thawed", &[("device", &path.display()), ("seconds", &seconds)]);
+            return;
         }
+        drop(all);
+        drop(thaw);
     };
     let thread = std::thread::Builder::new().name("controller-freeze".to_owned());
     thread.spawn(keep).map_err(|error| Error::io(error, "starting a thread"))?;

@@ -169,7 +169,12 @@ pub trait Replicas: Send + Sync {
 }
 
 /// Keeps I/O from going on as long as it lives.
-pub trait Paused {}
+pub trait Paused {
+    /// Whether it has kept I/O from going on until now.
+    fn holds(&self) -> bool {
+        true
+    }
+}
 
 /// The data side of a volume. It makes replicas `ERR` on its own, and says so to its [`Events`].
 pub trait DataPath: Send + Sync {

@@ -53,6 +53,13 @@ impl Controller {
             self.sync();
         }
         let pause = (!is(Bug::SnapshotWithoutPause)).then(|| self.pause());
+        // It may have waited for a flush longer than file systems may be frozen.
+        if frozen.as_ref().is_some_and(|frozen| !frozen.holds()) {
+            return Err(Error::busy(format!(
+                "snapshot {name} is not taken, as the file systems of the volume were thawed before I/O was \
+                 paused; try again"
+            )));
+        }
         let members = self.active();
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));

@@ -44,6 +44,8 @@ struct Fake {
     is_up: AtomicBool,
     /// Whether a file system that is mounted can be frozen.
     mounted: Mutex<Option<bool>>,
+    /// It is thawed before it should be.
+    thaws: AtomicBool,
 }
 
 impl Fake {
@@ -116,9 +118,15 @@ impl Replicas for Fake {
     }
 }
 
-struct Still;
+struct Still {
+    holds: bool,
+}
 
-impl Paused for Still {}
+impl Paused for Still {
+    fn holds(&self) -> bool {
+        self.holds
+    }
+}
 
 impl DataPath for Fake {
     fn connect(&self, _: ReplicaId, _: &str) -> io::Result<()> {
@@ -134,7 +142,7 @@ impl DataPath for Fake {
     fn flush(&self) {}
 
     fn pause(&self, _: bool) -> Box<dyn Paused + '_> {
-        Box::new(Still)
+        Box::new(Still { holds: true })
     }
 
     fn resize(&self, _: u64) {}
@@ -187,7 +195,10 @@ impl Host for Fake {
         self.note(format!("freeze {device:?}"));
         match *self.mounted.lock().unwrap() {
             None => Ok(None),
-            Some(true) => Ok(Some(Box::new(Still))),
+            Some(true) => {
+                let holds = !self.thaws.load(Ordering::SeqCst);
+                Ok(Some(Box::new(Still { holds })))
+            }
             Some(false) => Err(Error::busy("it hangs")),
         }
     }
@@ -375,6 +386,12 @@ fn a_file_system_that_cannot_be_frozen_is_an_error_to_who_asked() {
     let (taken, asked) = snapshot("c", true);
     taken.unwrap();
     assert_eq!(asked, "\"\" Snapshot");
+    // It was frozen, and is not any more when I/O is paused.
+    served.fake.thaws.store(true, Ordering::SeqCst);
+    let (taken, asked) = snapshot("d", true);
+    let text = taken.unwrap_err().message().to_owned();
+    assert!(text.contains("snapshot d is not taken") && text.contains("thawed"), "{text}");
+    assert_eq!(asked, "\"\"");
 }
 
 #[test]
