@@ -85,8 +85,13 @@ impl Ledger {
     pub fn name(&self, replica: ReplicaId, address: &str, identity: Option<[u8; 16]>) {
         let number = identity.map(u128::from_be_bytes);
         let identity = number.map(|number| format!("{IDENTITY}{number:032x}"));
-        let name = Name { address: address.to_owned(), identity };
-        lock(&self.state).names.insert(replica, name);
+        let mut state = lock(&self.state);
+        // A directory that was copied: its identity tells nobody which of the two missed something.
+        let is_twice = state.names.iter().any(|(other, name)| {
+            *other != replica && !state.removed.contains(other) && name.identity == identity
+        });
+        let identity = identity.filter(|_| !is_twice);
+        state.names.insert(replica, Name { address: address.to_owned(), identity });
     }
 
     /// A replica holds everything, unless the replica was removed from the list.

@@ -124,6 +124,31 @@ fn replicas_that_moved_are_known_by_their_identities() {
     assert!(moved(&[(a, Some(1)), (b, Some(2))]) && !moved(&[(c, Some(3))]));
 }
 
+/// Both say the same of themselves: the one that failed is not to be taken for the one that is complete.
+#[test]
+fn replicas_with_the_identity_of_another_are_known_by_their_addresses() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let kept = ledger(&file, &[]);
+    for (replica, address) in (1..).zip([A, B]) {
+        kept.name(replica, address, Some([1; 16]));
+        kept.complete(replica);
+    }
+    kept.begin(MARK).unwrap();
+    kept.remove_replica(1);
+    let next = ledger(&file, &[]);
+    next.name(1, A, Some([1; 16]));
+    next.complete(1);
+    next.check(MARK, true).unwrap_err();
+    // One that is named again is itself.
+    next.name(1, A, Some([1; 16]));
+    next.begin(MARK).unwrap();
+    let again = ledger(&file, &[]);
+    again.name(1, "tcp://10.0.0.1:10100", Some([1; 16]));
+    again.complete(1);
+    again.check(MARK, false).unwrap();
+}
+
 /// Its directory is all that a replica in the process is known by.
 #[test]
 fn a_replica_of_this_process_moves_nowhere() {
