@@ -8,7 +8,8 @@
 //!   take far longer than a request, and is no sign of trouble. Flushes are no silence either. So it is with
 //!   a block that is healed, which is durable when that is answered;
 //! - *a ping*: the only sign of life of an idle replica, and no more urgent than a flush, as the same
-//!   threads of a replica may be busy with one.
+//!   threads of a replica may be busy with one. The last replica does not become `ERR` for it, as nobody
+//!   waits for anything.
 //!
 //! The last replica gets twice as long for silence and requests: there is nobody to go on with.
 //!
@@ -93,7 +94,7 @@ impl Limits {
         if over(waits.oldest_flush, self.flush) {
             return Some(FLUSH_TEXT);
         }
-        over(waits.ping, self.flush).then_some(PING_TEXT)
+        (!alone && over(waits.ping, self.flush)).then_some(PING_TEXT)
     }
 }
 
@@ -199,6 +200,7 @@ mod tests {
             (flush(39), true, Some(FLUSH_TEXT)),
             (Waits { ping: Some(s(40)), ..quiet }, false, None),
             (Waits { ping: Some(s(39)), ..quiet }, false, Some(PING_TEXT)),
+            (Waits { ping: Some(s(39)), ..quiet }, true, None),
         ] {
             assert_eq!(limits.exceeded(&waits, s(100), alone), why, "{waits:?}");
         }

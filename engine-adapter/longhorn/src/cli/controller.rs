@@ -113,7 +113,7 @@ pub struct OurControllerArgs {
     #[arg(long, value_name = "N", default_value_t = 1024)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=QUEUE_DEPTH_MAX as i64))]
     pub queue_depth: u32,
-    /// Seconds that a replica may take for a flush
+    /// Seconds that a replica may take for a flush, for healing a block, or to answer a ping
     #[arg(long, value_name = "SECONDS", default_value_t = timeout::FLUSH_DEFAULT.as_secs())]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub flush_timeout: u64,
