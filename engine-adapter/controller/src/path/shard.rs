@@ -74,6 +74,8 @@ pub(super) struct Shard {
     pauses: usize,
     /// Who waits for the end of what is in flight, and whether for what is being healed as well.
     draining: Vec<(bool, Arc<Latch>)>,
+    /// Who waits for a flush that has no place among the requests yet.
+    flushes: VecDeque<Arc<Latch>>,
     /// Something was given back that a waiting request may want.
     pub(super) retry: bool,
     /// A request waits for blocks.
@@ -106,6 +108,7 @@ impl Shard {
             ended: Vec::with_capacity(depth),
             pauses: 0,
             draining: Vec::new(),
+            flushes: VecDeque::new(),
             retry: false,
             blocked: false,
             locking: Vec::new(),

@@ -850,3 +850,23 @@ fn a_flush_for_nobody_lets_io_go_on() {
     let stats = volume.path.stats();
     assert_eq!((volume.faults(), stats.in_flight), (Vec::new(), 0));
 }
+
+/// Found by review: with all places taken nothing was flushed before a pause, and all of it in the pause.
+#[test]
+fn a_flush_waits_for_a_place_among_the_requests() {
+    let volume = Volume::new(PathOptions { queue_depth: 1, ..options(1) });
+    let replicas = replicas(1);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    volume.client(1).write(0, &[1; 4096]).unwrap();
+    let held = replicas[0].events.delay.lock().unwrap();
+    std::thread::scope(|scope| {
+        let flushes = [(); 2].map(|()| scope.spawn(|| volume.path.flush()));
+        let commits = || replicas[0].events.commits.load(Ordering::SeqCst);
+        eventually("one of them is on its way", || commits() == 1);
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(flushes.iter().all(|flush| !flush.is_finished()), "it did without");
+        drop(held);
+        flushes.into_iter().for_each(|flush| flush.join().unwrap());
+        assert_eq!(commits(), 2);
+    });
+}

@@ -61,6 +61,7 @@ impl Shard {
     pub fn turn(&mut self, io: &mut Io) {
         self.turns = self.turns.wrapping_add(1);
         self.local_replies(io);
+        self.begin_flushes(io);
         if self.retry {
             self.pump(io);
         }
@@ -92,15 +93,23 @@ impl Shard {
         self.links.is_empty() && self.locals.is_empty()
     }
 
-    /// Flushes all replicas for who waits at the latch.
+    /// Flushes all replicas for who waits at the latch, as soon as there is room for one more request.
     pub fn flush(&mut self, io: &mut Io, latch: Arc<Latch>) {
-        // Where there is no room, it does without: it is to keep a pause short.
-        let Some(place) = self.pending.take() else { return latch.count_down() };
-        let Some(pending) = self.pending.get_mut(place) else { return latch.count_down() };
-        pending.request = Carry { action: Action::Flush, offset: 0, length: 0 };
-        pending.range = (0, 0);
-        pending.latch = Some(latch);
-        self.begin_flush(io, place, Stage::Change);
+        self.flushes.push_back(latch);
+        self.begin_flushes(io);
+    }
+
+    /// Before requests that wait: what was not flushed before a pause keeps I/O waiting in it.
+    fn begin_flushes(&mut self, io: &mut Io) {
+        while !self.flushes.is_empty() {
+            let Some(place) = self.pending.take() else { return };
+            let (latch, pending) = (self.flushes.pop_front(), self.pending.get_mut(place));
+            let Some(pending) = pending else { return };
+            pending.request = Carry { action: Action::Flush, offset: 0, length: 0 };
+            pending.range = (0, 0);
+            pending.latch = latch;
+            self.begin_flush(io, place, Stage::Change);
+        }
     }
 
     pub fn pause(&mut self, all: bool, latch: Arc<Latch>) {
