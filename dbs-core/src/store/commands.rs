@@ -346,11 +346,11 @@ impl Store {
             still_named(meta, volume, id)?;
             meta.prepare_snapshot(id, name, &options.labels)
         })?;
+        // Only until writes in flight have ended: the commit goes on without stopping new ones.
+        let hold = self.inner.hold_all(id);
         // Layers being written are written before the volume counts as complete.
         let layers = (options.rebuilding == Some(false))
             .then(|| self.inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true));
-        // Only until writes in flight have ended: the commit goes on without stopping new ones.
-        let hold = self.inner.hold_all(id);
         let created_ns = options.created_ns.unwrap_or(birth.now_ns);
         let created = self.inner.step(|meta| {
             still_named(meta, volume, id)?;
@@ -469,5 +469,40 @@ pub(super) fn find(meta: &Meta, volume: &str, snapshot: Option<&str>) -> Result<
     match snapshot {
         Some(snapshot) => Ok(meta.find_snapshot(volume, snapshot)?.1),
         None => Ok(meta.volume(meta.find_volume(volume)?).head),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{InitOptions, OpenOptions};
+    use std::sync::atomic::Ordering;
+
+    /// Found by review: a flatten has blocks of the head, and asks for those of the layers; the end of a `receive`
+    /// had the layers, and asked for the head.
+    #[test]
+    fn who_ends_a_rebuild_has_no_layers_while_it_waits_for_the_head() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        store.create_volume("v", 8 << 20).unwrap();
+        let inner = &*store.inner;
+        let id = inner.meta().find_volume("v").unwrap();
+        let head = inner.hold(id, 0..1, true);
+        std::thread::scope(|scope| {
+            let ends = scope.spawn(|| {
+                let options = SnapshotOptions { rebuilding: Some(false), ..Default::default() };
+                store.create_snapshot("v", "s", &options).map(drop)
+            });
+            while inner.waiting.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            let layers = inner.meta().locks.try_share(Space::Snapshots(id), 0..1);
+            inner.meta().locks.release(layers.unwrap());
+            drop(head);
+            ends.join().unwrap().unwrap();
+        });
     }
 }
