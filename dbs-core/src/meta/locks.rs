@@ -224,8 +224,9 @@ impl Fence {
     #[inline]
     pub fn end(&self, id: FenceId) {
         let mut running = self.lanes[id.lane].lock();
-        if let Some((_, count)) = running.reads.iter_mut().find(|read| read.0 == id.number) {
-            *count -= 1;
+        // While one read takes long, there may be as many numbers behind its own as changes were made.
+        if let Ok(at) = running.reads.binary_search_by_key(&id.number, |read| read.0) {
+            running.reads[at].1 -= 1;
         }
         while running.reads.front().is_some_and(|read| read.1 == 0) {
             running.reads.pop_front();

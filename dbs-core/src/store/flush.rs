@@ -86,7 +86,7 @@ impl Inner {
     fn try_flush(self: &Arc<Self>, number: &mut Option<u64>, wake: &Wake) -> Result<StartFlush> {
         // What is acknowledged later does not matter: it was not when this was asked for.
         let looks = number.is_none() && !sabotage::is(Bug::FlushUncommitted);
-        if looks && !self.meta().is_committed() {
+        if looks && !self.shared().is_committed() {
             return Ok(StartFlush::Blocked);
         }
         let start = match self.flushes.try_take(number, wake) {

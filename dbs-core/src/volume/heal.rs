@@ -2,6 +2,7 @@
 
 use super::{Request, Volume, is_whole, outside};
 use crate::error::{Error, Result};
+use crate::meta::locks::Space;
 use crate::units::BLOCK_BYTES;
 
 impl Volume {
@@ -41,10 +42,16 @@ impl Volume {
     fn heal_block(&self, offset: u64, copy: &[u8]) -> Result<bool> {
         let block = offset / BLOCK_BYTES;
         let mut held = Request::new();
-        if !self.store().has_sums {
+        let without_sums = !self.store().has_sums;
+        if without_sums {
             // Nothing else keeps writes away from the block.
             self.wait_hold(block..block + 1, true, &mut held);
         }
+        // Nor those to layers of a volume that is being rebuilt.
+        let _layers = without_sums.then(|| {
+            let space = Space::Snapshots(self.handle.volume);
+            self.store().hold_in(space, block..block + 1, true)
+        });
         let mut pieces = Vec::new();
         // As a read: as long as it runs nobody else is given the block.
         let _fenced = {

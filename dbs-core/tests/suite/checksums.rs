@@ -451,6 +451,36 @@ pub fn large(blocks: usize) -> (Arc<Mem>, Store, Volume) {
     (disk, store, volume)
 }
 
+/// The end of a write that shares the state stops at the first page of which more changes. What it has given
+/// back by then is not given back again: it may be another's.
+#[test]
+fn a_write_over_two_pages_gives_back_what_is_its_own() {
+    const BORDER: usize = 1008;
+    let (disk, store, volume) = large(4096);
+    let at = |block: usize| (block * BLOCK) as u64;
+    let mut both = vec![0; 2 * BLOCK];
+    // Both pages are whole in memory, and only the first one has changed.
+    volume.read_at(at(BORDER - 1), &mut both).unwrap();
+    volume.write_at(0, &[2; BLOCK], false).unwrap();
+    let mut requests = [Request::new(), Request::new(), Request::new()];
+    let [first, over, other] = &mut requests;
+    assert_eq!(volume.start_write(0, BLOCK as u64, first).unwrap(), Start::Io);
+    assert_eq!(volume.start_write(at(BORDER - 1), 2 * BLOCK as u64, over).unwrap(), Start::Io);
+    for (request, byte) in [(&mut *over, 4), (&mut *first, 3)] {
+        let payload = vec![byte; request.segments().iter().map(|part| part.length).sum()];
+        request.seal(&payload);
+        for part in request.segments() {
+            disk.write_at(part.device, &payload[part.start..][..part.length]).unwrap();
+        }
+    }
+    let _ = over.finish_write(Ok(())).unwrap();
+    assert_eq!(volume.start_write(0, BLOCK as u64, other).unwrap(), Start::Blocked);
+    let _ = first.finish_write(Ok(())).unwrap();
+    volume.read_at(at(BORDER - 1), &mut both).unwrap();
+    assert_eq!(both, [4; 2 * BLOCK]);
+    assert_eq!(scrub(&store).damaged, 0);
+}
+
 /// It took one for most writes: a page was opened, and others were closed to make room.
 #[test]
 fn writes_over_more_than_the_memory_holds_settle_without_a_flush() {

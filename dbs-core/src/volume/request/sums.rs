@@ -246,12 +246,14 @@ impl Request {
     pub(in crate::volume) fn end_claims(&mut self, meta: &mut Meta, written: bool) {
         let claimed = std::mem::take(&mut self.sums.claimed);
         let mut done = std::mem::take(&mut self.sums.done);
-        let fence = meta.fence.next();
+        let known = self.sums.sealed && written;
+        // Only what nobody knows changes anything for those who read.
+        let fence = if known { 0 } else { meta.fence.next() };
         let Some(sums) = &mut meta.sums else { return };
         let mut rest = &self.sums.taken[..];
         for piece in &self.writes[..claimed] {
             let blocks = piece.blocks.len();
-            if self.sums.sealed && written {
+            if known {
                 let (known, after) = rest.split_at(blocks);
                 let skip = done.min(blocks);
                 done -= skip;
