@@ -90,10 +90,13 @@ impl Reader<'_> {
         let mut start = (first + ring - stride) % ring;
         let mut seen = 2 * stride;
         self.look(start, seen)?;
-        // Behind the newest one, as far as a group can reach.
+        // Behind the newest one, and behind the longest group that may have followed it and been lost.
         while let Some(newest) = self.newest() {
-            let end = (newest.position + newest.blocks + ring - start) % ring;
-            let wanted = (end + longest).min(ring);
+            let behind = newest.position + newest.blocks;
+            let end = (behind + ring - start) % ring;
+            // Too little room for a group: it may have gone to the ring's start.
+            let rest = Some(ring - behind).filter(|rest| *rest < longest).unwrap_or(0);
+            let wanted = (end + rest + longest + 1).min(ring);
             if seen >= wanted {
                 break;
             }
