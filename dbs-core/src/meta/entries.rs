@@ -1,5 +1,5 @@
-//! Extent and spare entries in memory: owner and per-block state. An entry costs at most 12 bytes, and
-//! less among neighbours alike (`rows`). If its blocks are not all alike but for one stretch of them,
+//! Extent and spare entries in memory: owner and per-block state. An entry costs at most some 13
+//! bytes, and less among neighbours alike (`rows`). If its blocks are not all alike but for one stretch of them,
 //! it adds a bitmap of its data blocks, and of its zero blocks if it has any.
 
 mod ids;
@@ -410,7 +410,7 @@ mod tests {
     /// several.
     #[test]
     fn states_and_counts_are_those_of_each_block() {
-        for blocks in [16, 64, 256] {
+        for blocks in [16, 64, 256, 1024] {
             let mut rng = fastrand::Rng::with_seed(3);
             let mut entries = Entries::new(blocks);
             let mut plain: HashMap<u32, Plain> = HashMap::new();

@@ -183,6 +183,17 @@ impl Piece {
             return Self::Dense(array);
         }
         let mut parts = Box::new([const { Self::EMPTY }; PARTS]);
+        if let Self::Run(start, count, first) = *from {
+            // Not entry by entry: there may be as many as a piece has, and others wait meanwhile.
+            let start = u32::from(start);
+            for (base, part) in (0..).step_by(PART.into()).zip(parts.iter_mut()) {
+                let (low, high) = (start.max(base), (start + count).min(base + u32::from(PART)));
+                if low < high {
+                    *part = Self::Run((low - base) as u16, high - low, first + low - start);
+                }
+            }
+            return Self::Parted(parts);
+        }
         for (key, id) in from.iter() {
             parts[usize::from(key / PART)].insert(key % PART, id, true);
         }
