@@ -378,20 +378,26 @@ pub fn finish_work(store: &Store) {
     assert!(ends, "background work does not end");
 }
 
-/// Contents of all volumes and snapshots, by spec.
-pub fn contents(store: &Store) -> BTreeMap<String, Vec<u8>> {
-    let mut contents = BTreeMap::new();
+/// All volumes and snapshots.
+pub fn specs(store: &Store) -> Vec<String> {
+    let mut specs = Vec::new();
     for volume in store.volumes(false) {
         let snapshots = store.snapshots(&volume.name, false).unwrap();
-        let snapshots = snapshots.iter().map(|s| format!("{}@{}", volume.name, s.name));
-        for spec in snapshots.chain([volume.name.clone()]) {
-            let open = store.volume(&spec).unwrap();
-            let mut bytes = vec![0xaa; open.size() as usize];
-            open.read_at(0, &mut bytes).unwrap();
-            contents.insert(spec, bytes);
-        }
+        specs.extend(snapshots.iter().map(|s| format!("{}@{}", volume.name, s.name)));
+        specs.push(volume.name);
     }
-    contents
+    specs
+}
+
+/// Contents of all volumes and snapshots, by spec.
+pub fn contents(store: &Store) -> BTreeMap<String, Vec<u8>> {
+    let read = |spec: String| {
+        let open = store.volume(&spec).unwrap();
+        let mut bytes = vec![0xaa; open.size() as usize];
+        open.read_at(0, &mut bytes).unwrap();
+        (spec, bytes)
+    };
+    specs(store).into_iter().map(read).collect()
 }
 
 /// All metadata as text.

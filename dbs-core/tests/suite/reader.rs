@@ -56,7 +56,14 @@ fn it_reads_golden_images() {
     if !there_is_python() {
         return;
     }
-    for name in ["v2.0/empty", "v2.0/clean", "v2.0/dirty", "v2.0-beta/clean", "v2.0-beta/dirty"] {
+    for name in [
+        "v2.0/empty",
+        "v2.0/clean",
+        "v2.0/dirty",
+        "v2.0-beta/empty",
+        "v2.0-beta/clean",
+        "v2.0-beta/dirty",
+    ] {
         let (_dir, image) = golden(name);
         let lines: String = exported(&image, None)
             .iter()
@@ -199,11 +206,8 @@ fn it_says_what_is_damaged() {
     if !there_is_python() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let image = dir.path().join("image");
-    let packed = File::open(format!("{FIXTURES}/v2.0/dirty.img.gz")).unwrap();
-    let mut bytes = Vec::new();
-    io::Read::read_to_end(&mut GzDecoder::new(packed), &mut bytes).unwrap();
+    let (_dir, image) = golden("v2.0/dirty");
+    let bytes = fs::read(&image).unwrap();
     let damaged = |what: &str, change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = bytes.clone();
         change(&mut bytes);
