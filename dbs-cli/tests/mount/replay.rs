@@ -275,6 +275,7 @@ fn replay(kind: &str, make: &str) {
             format!("{kind}, seed {seed}, {cut} things done: {lost} parts lost, {kept} kept");
         look(&place, kind, &text, cut, (made, &synced));
     }
+    assert!(disk.hits() > 0, "no request was late");
     println!(
         "{kind}: after {count} of {} syncs, {} files synced, {} parts lost and {} kept of what no sync \
          had covered; {} requests late",

@@ -645,7 +645,9 @@ fn a_block_that_a_device_cannot_read_is_healed_from_another_replica() {
         replicas[0].fail(&[Operation::Read], 5, UNTIL_HEALED);
         let mut image = image;
         image[5 * 4096 + 512..][..512].fill(7);
+        let before = replicas[0].disk.hits();
         client.write(5 * 4096 + 512, &[7; 512]).unwrap();
+        assert!(replicas[0].disk.hits() > before, "the block was not read");
         replicas[0].disk.set_rules(&[]);
         replicas.iter().for_each(|one| assert!(content(&one.replica)[..64 << 10] == image));
         assert_eq!(volume.faults(), []);

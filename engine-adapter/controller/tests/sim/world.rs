@@ -392,7 +392,8 @@ impl World {
             let text = format!("r{replica} {call:?}: {result:?}");
             self.note(text);
         }
-        let opening = if matches!(call, Call::Open { .. }) { self.replicas[replica].opening } else { 0 };
+        let opening =
+            if matches!(call, Call::Open { .. }) { self.replicas[replica].opening } else { 0 };
         let delay = self.latency() + opening;
         self.after(delay, Event::Returned { number, answer });
     }

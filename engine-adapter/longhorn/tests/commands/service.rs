@@ -46,6 +46,8 @@ struct Fake {
     mounted: Mutex<Option<bool>>,
     /// It is thawed before it should be.
     thaws: AtomicBool,
+    /// Since the last pause.
+    flushed: AtomicBool,
 }
 
 impl Fake {
@@ -139,9 +141,15 @@ impl DataPath for Fake {
 
     fn remove(&self, _: ReplicaId) {}
 
-    fn flush(&self) {}
+    fn flush(&self) {
+        self.flushed.store(true, Ordering::SeqCst);
+    }
 
     fn pause(&self, _: bool) -> Box<dyn Paused + '_> {
+        assert!(
+            self.flushed.swap(false, Ordering::SeqCst),
+            "all that was written is flushed in the pause"
+        );
         Box::new(Still { holds: true })
     }
 

@@ -16,7 +16,7 @@ const FILE: &str = "volume.identity";
 pub(super) fn of(dir: &Path) -> Result<[u8; 16]> {
     let path = dir.join(FILE);
     let failed = |e| Error::io(e, format!("making `{}`", path.display()));
-    match fs::read_to_string(&path) {
+    match read(&path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
         Ok(text) if let Some(identity) = parse(&text) => return Ok(identity),
         _ => {}
@@ -34,6 +34,13 @@ pub(super) fn of(dir: &Path) -> Result<[u8; 16]> {
     };
     write().map_err(failed)?;
     Ok(identity)
+}
+
+/// No more of it than an identity may have.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(64).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn parse(text: &str) -> Option<[u8; 16]> {

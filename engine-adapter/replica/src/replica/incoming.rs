@@ -81,6 +81,10 @@ impl Incoming<'_> {
     /// not being rebuilt, those of the store.
     pub fn begin(&self, disk: &str, size: u64) -> Result<Layer> {
         let snapshot = snapshot_of(disk)?;
+        if self.existing(disk)?.is_some() {
+            // May take long, and a snapshot of the volume is waited for only so long.
+            self.replica.finish_merges(&self.ready()?)?;
+        }
         let _work = self.replica.work();
         let store = self.ready()?;
         let volume = &self.replica.options.volume;
