@@ -14,7 +14,7 @@ fn a_replica_is_stopped_and_goes_on() {
     let load = lab.load();
     a.stop();
     let why = engine.faulted(&a.address);
-    assert!(why.contains("r/w timeout"), "{why}");
+    assert!(why.contains("timeout"), "{why}");
     load.some_more(200);
     a.go_on();
     load.some_more(300);

@@ -160,6 +160,8 @@ impl Lab {
         command.args(["controller", "vol", "--frontend", "socket", "--listen", "127.0.0.1:0"]);
         command.args(["--size", SIZE_TEXT, "--current-size", SIZE_TEXT]);
         command.args(["--replica-timeout-ms", SHORT_TEXT, "--metrics", "127.0.0.1:0"]);
+        // A replica may be stopped while nothing but a flush is asked of it.
+        command.args(["--flush-timeout", "20"]);
         command.arg("--socket-dir").arg(self.place.path()).args(more);
         for replica in replicas {
             command.args(["--replica", replica]);
