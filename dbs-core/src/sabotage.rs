@@ -95,6 +95,8 @@ pub enum Bug {
     HealOpensPage,
     /// A write that overwrites does not look at who holds its blocks.
     WriteBesideHolds,
+    /// Who excludes looks only at those who share and took their holds on the same thread.
+    ExcludeOwnLane,
     /// A read that was looked up before is not known to those who free what it reads.
     ReadOutsideFence,
     /// Two writes of the same block are under way, and of its checksums the later one counts.
@@ -105,7 +107,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -151,6 +153,7 @@ impl Bug {
         Self::PassOverUnreadable,
         Self::HealOpensPage,
         Self::WriteBesideHolds,
+        Self::ExcludeOwnLane,
         Self::ReadOutsideFence,
         Self::ClaimTwice,
         Self::OverwriteBeforeTail,

@@ -15,11 +15,11 @@ use crate::env::SimEnv;
 use crate::machine::Config;
 use crate::step::count_image;
 use dbs_core::io::Storage;
+use dbs_core::sabotage::{self, Bug};
 use dbs_core::volume::{Request, Start};
 use dbs_core::{Error, InitOptions, Store, Volume};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -139,6 +139,49 @@ pub fn run_held(config: &Config) -> Result<(), String> {
     drop(store);
     let other = if receive.try_recv().is_ok() { 2 } else { 1 };
     if found[0] == other { Ok(()) } else { Err("an acknowledged write is gone".to_owned()) }
+}
+
+/// A write of a whole block is on its way, and another thread writes a part of the block.
+///
+/// # Errors
+/// What must not be.
+pub fn run_excluding(config: &Config) -> Result<(), String> {
+    // With checksums the block would be locked for them as well.
+    let Prepared { disk, store, volume, .. } = prepare_with(config, 1, false)?;
+    let mut request = Request::new();
+    match volume.start_write(0, BLOCK as u64, &mut request) {
+        Ok(Start::Io) => request.seal(&[2; BLOCK]),
+        other => return Err(format!("the write did not start: {other:?}")),
+    }
+    let (file, request) = (Arc::clone(&disk), Arc::new(Mutex::new(request)));
+    let finish = move || {
+        let mut request = request.lock().unwrap_or_else(PoisonError::into_inner);
+        if request.is_running() {
+            let written = file.write_at(request.segments()[0].device, &[2; BLOCK]);
+            // What the other has read is of before.
+            return request.finish_write(written).map(drop);
+        }
+        Ok(())
+    };
+    let amid = finish.clone();
+    disk.after_read(1, move || drop(amid()));
+    let (other, bug) = (volume.clone(), Bug::ALL.into_iter().find(|bug| sabotage::is(*bug)));
+    let part = thread::spawn(move || {
+        sabotage::set(bug);
+        other.write_at(512, &[3; 512], false)
+    });
+    // If it has not begun to wait by then, that shows nothing, and is no error.
+    thread::sleep(HEAD_START);
+    let finished = finish();
+    let part = part.join().map_err(|_| "the write of a part panicked".to_owned())?;
+    finished.and(part).map_err(|e| e.to_string())?;
+    let mut found = [0; BLOCK];
+    volume.read_at(0, &mut found).map_err(|e| e.to_string())?;
+    drop(store);
+    match (found[0], found[512]) {
+        (2, 3) => Ok(()),
+        (first, part) => Err(format!("an acknowledged write is gone: {first}, {part}")),
+    }
 }
 
 fn one(config: &Config, seed: u64) -> Result<(), String> {

@@ -21,8 +21,13 @@ const INTENT_BUGS: [Bug; 7] = [
 ];
 
 /// Bugs that histories of requests beside one another are for.
-const REQUEST_BUGS: [Bug; 4] =
-    [Bug::WriteBesideHolds, Bug::ReadOutsideFence, Bug::ClaimTwice, Bug::OverwriteBeforeTail];
+const REQUEST_BUGS: [Bug; 5] = [
+    Bug::WriteBesideHolds,
+    Bug::ExcludeOwnLane,
+    Bug::ReadOutsideFence,
+    Bug::ClaimTwice,
+    Bug::OverwriteBeforeTail,
+];
 
 /// A way of looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +57,8 @@ enum Place {
     Heal,
     /// A write beside one that excludes.
     Held,
+    /// One that excludes beside a write.
+    Excluding,
     /// A long relink.
     Relink,
     /// A history of groups of checksums.
@@ -110,7 +117,7 @@ impl Way {
                 (0..200).map(Place::Flushes).collect(),
                 vec![Place::Commands],
                 some(&INTENT_BUGS, (0..200).map(Place::Groups).collect()),
-                some(&REQUEST_BUGS, vec![Place::Held]),
+                some(&REQUEST_BUGS, vec![Place::Held, Place::Excluding]),
                 some(&REQUEST_BUGS, (0..600).map(Place::Requests).collect()),
                 (0..1000).map(Place::Trees).collect(),
                 vec![Place::Relink, Place::Flush, Place::Page, Place::Heal],
@@ -143,6 +150,7 @@ fn known(bug: Bug) -> Option<Place> {
         "Page" => Place::Page,
         "Heal" => Place::Heal,
         "Held" => Place::Held,
+        "Excluding" => Place::Excluding,
         "Relink" => Place::Relink,
         "Groups" => Place::Groups(seed),
         "Flushes" => Place::Flushes(seed),
@@ -174,6 +182,7 @@ impl Place {
             Self::Page => crate::beside::run_shared(&small).err(),
             Self::Heal => crate::heal::run(&tail(false, 3)).err(),
             Self::Held => crate::beside::run_held(&small).err(),
+            Self::Excluding => crate::beside::run_excluding(&small).err(),
             Self::Relink => crate::relink::run(&tail(false, 3)).err(),
             Self::Groups(seed) => crate::intent::run(seed).err(),
             Self::Flushes(seed) => crate::ringed::run(seed).err(),

@@ -45,6 +45,11 @@ pub fn of_thread() -> usize {
     if mine < LANES { mine } else { first_of_thread() }
 }
 
+/// The lanes that threads have taken until now are those below it.
+pub fn used() -> usize {
+    NEXT.load(Ordering::Relaxed).min(LANES)
+}
+
 #[cold]
 fn first_of_thread() -> usize {
     let mine = NEXT.fetch_add(1, Ordering::Relaxed) % LANES;

@@ -1,7 +1,7 @@
 //! Order among running operations: range locks for writers, and a fence for everything that may
 //! still touch an extent. Requests take both beside one another, in lanes.
 
-use super::lanes::{self, LANES, Lane};
+use super::lanes::{self, Lane};
 use crate::sabotage::{self, Bug};
 use crate::units::VolumeId;
 use std::collections::VecDeque;
@@ -17,40 +17,43 @@ pub enum Space {
     Snapshots(VolumeId),
 }
 
-impl Space {
-    fn lane(self) -> usize {
-        let (Self::Head(volume) | Self::Snapshots(volume)) = self;
-        volume.index() % LANES
-    }
-}
-
 /// Range locks, first come first served. Whole-block writes share; everything whose outcome
 /// depends on what is there (partial-block writes, discards, merges, snapshots) excludes.
 ///
-/// All those of a volume are in one lane.
+/// Holds that exclude change only while somebody has the state alone. So they lie outside of the lanes, and
+/// who shares the state looks at them without a lock. Each of them draws a number. A hold that shares lies
+/// in the lane of its thread, and has the number that was drawn last when it was queued. So it was there before
+/// those that exclude and have a higher number, and came after the others.
 #[derive(Debug)]
 pub struct RangeLocks {
-    lanes: Box<[Lane<Holds>]>,
+    /// The number drawn last.
+    drawn: u64,
+    exclusive: Vec<Hold>,
+    lanes: Box<[Lane<SharedHolds>]>,
 }
 
-/// The holds of a lane. Thousands of writes may be in flight, of which few exclude: one that shares
-/// looks at those only.
+/// The holds of a lane that share.
 #[derive(Debug, Default)]
-struct Holds {
+struct SharedHolds {
     holds: Vec<Option<Hold>>,
     /// Free places in `holds`.
     free: Vec<usize>,
-    /// Places of the holds that exclude.
-    exclusive: Vec<usize>,
-    /// Order of the next hold.
-    next: u64,
     /// Requests that asked.
     requests: u64,
 }
 
 /// A place in the queue, until released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HoldId {
+pub enum HoldId {
+    /// Shares its blocks.
+    Shared(SharedId),
+    /// Excludes, and has this number.
+    Exclusive(u64),
+}
+
+/// The place of a hold that shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedId {
     lane: usize,
     place: usize,
 }
@@ -58,10 +61,9 @@ pub struct HoldId {
 /// One operation's hold on blocks of a volume.
 #[derive(Debug, Clone)]
 struct Hold {
-    order: u64,
+    number: u64,
     space: Space,
     blocks: Range<u64>,
-    exclusive: bool,
 }
 
 impl Hold {
@@ -70,85 +72,95 @@ impl Hold {
     }
 }
 
-impl Holds {
-    fn queue(&mut self, space: Space, blocks: Range<u64>, exclusive: bool) -> usize {
-        let hold = Some(Hold { order: self.next, space, blocks, exclusive });
-        self.next += 1;
-        let place = match self.free.pop() {
+impl SharedHolds {
+    fn put(&mut self, hold: Hold) -> usize {
+        match self.free.pop() {
             Some(place) => {
-                self.holds[place] = hold;
+                self.holds[place] = Some(hold);
                 place
             }
             None => {
-                self.holds.push(hold);
+                self.holds.push(Some(hold));
                 self.holds.len() - 1
             }
-        };
-        if exclusive {
-            self.exclusive.push(place);
-        }
-        place
-    }
-
-    fn granted(&self, place: usize) -> bool {
-        let Some(mine) = &self.holds[place] else { return false };
-        let conflicts =
-            |hold: &Hold| hold.order < mine.order && hold.overlaps(mine.space, &mine.blocks);
-        if mine.exclusive {
-            !self.holds.iter().flatten().any(conflicts)
-        } else {
-            !self.exclusive.iter().filter_map(|place| self.holds[*place].as_ref()).any(conflicts)
         }
     }
 }
 
 impl Default for RangeLocks {
     fn default() -> Self {
-        Self { lanes: Lane::all() }
+        Self { drawn: 0, exclusive: Vec::new(), lanes: Lane::all() }
     }
 }
 
 impl RangeLocks {
     /// Queues for blocks; granted when [`RangeLocks::granted`] says so.
-    pub fn queue(&self, space: Space, blocks: Range<u64>, exclusive: bool) -> HoldId {
-        let lane = space.lane();
-        HoldId { lane, place: self.lanes[lane].lock().queue(space, blocks, exclusive) }
+    pub fn queue(&mut self, space: Space, blocks: Range<u64>, exclusive: bool) -> HoldId {
+        if exclusive {
+            self.drawn += 1;
+            self.exclusive.push(Hold { number: self.drawn, space, blocks });
+            return HoldId::Exclusive(self.drawn);
+        }
+        let hold = Hold { number: self.drawn, space, blocks };
+        let lane = lanes::of_thread();
+        HoldId::Shared(SharedId { lane, place: self.lanes[lane].get_mut().put(hold) })
     }
 
     /// Holds blocks for a request that shares them, if none holds them or waits for them that excludes.
     #[inline]
-    pub fn try_share(&self, space: Space, blocks: Range<u64>) -> Option<HoldId> {
-        let lane = space.lane();
-        let mut holds = self.lanes[lane].lock();
-        holds.requests += 1;
-        let overlaps = |place: &usize| {
-            holds.holds[*place].as_ref().is_some_and(|hold| hold.overlaps(space, &blocks))
-        };
-        if holds.exclusive.iter().any(overlaps) && !sabotage::is(Bug::WriteBesideHolds) {
+    pub fn try_share(&self, space: Space, blocks: Range<u64>) -> Option<SharedId> {
+        let lane = lanes::of_thread();
+        let mut shared = self.lanes[lane].lock();
+        shared.requests += 1;
+        let overlaps = |hold: &Hold| hold.overlaps(space, &blocks);
+        if self.exclusive.iter().any(overlaps) && !sabotage::is(Bug::WriteBesideHolds) {
             return None;
         }
-        Some(HoldId { lane, place: holds.queue(space, blocks, false) })
+        let place = shared.put(Hold { number: self.drawn, space, blocks });
+        Some(SharedId { lane, place })
     }
 
     /// Whether no older operation conflicts.
-    pub fn granted(&self, id: HoldId) -> bool {
-        self.lanes[id.lane].lock().granted(id.place)
+    pub fn granted(&mut self, id: HoldId) -> bool {
+        let conflicts = |hold: &Hold, mine: &Hold| hold.overlaps(mine.space, &mine.blocks);
+        match id {
+            HoldId::Shared(id) => {
+                let Some(mine) = &self.lanes[id.lane].get_mut().holds[id.place] else {
+                    return false;
+                };
+                let older = |hold: &Hold| hold.number <= mine.number && conflicts(hold, mine);
+                !self.exclusive.iter().any(older)
+            }
+            HoldId::Exclusive(number) => {
+                let Some(mine) = self.exclusive.iter().find(|hold| hold.number == number) else {
+                    return false;
+                };
+                let older = |hold: &Hold| hold.number < number && conflicts(hold, mine);
+                !self.exclusive.iter().any(older) && !shared(&mut self.lanes).any(older)
+            }
+        }
     }
 
     /// Whether at most one operation holds or awaits any of these blocks.
-    pub fn sole(&self, space: Space, blocks: &Range<u64>) -> bool {
-        let holds = self.lanes[space.lane()].lock();
-        let overlapping = holds.holds.iter().flatten().filter(|hold| hold.overlaps(space, blocks));
-        overlapping.take(2).count() <= 1
+    pub fn sole(&mut self, space: Space, blocks: &Range<u64>) -> bool {
+        let all = self.exclusive.iter().chain(shared(&mut self.lanes));
+        all.filter(|hold| hold.overlaps(space, blocks)).take(2).count() <= 1
     }
 
     /// Gives a hold back, or leaves the queue.
-    pub fn release(&self, id: HoldId) {
-        let mut holds = self.lanes[id.lane].lock();
-        let Some(hold) = holds.holds[id.place].take() else { return };
-        holds.free.push(id.place);
-        if hold.exclusive {
-            holds.exclusive.retain(|place| *place != id.place);
+    pub fn release(&mut self, id: HoldId) {
+        match id {
+            HoldId::Shared(id) => self.release_shared(id),
+            HoldId::Exclusive(number) => self.exclusive.retain(|hold| hold.number != number),
+        }
+    }
+
+    /// As [`RangeLocks::release`], by who shares the state.
+    #[inline]
+    pub fn release_shared(&self, id: SharedId) {
+        let mut shared = self.lanes[id.lane].lock();
+        if shared.holds[id.place].take().is_some() {
+            shared.free.push(id.place);
         }
     }
 
@@ -156,6 +168,14 @@ impl RangeLocks {
     pub fn requests(&mut self) -> u64 {
         self.lanes.iter_mut().map(|lane| lane.get_mut().requests).sum()
     }
+}
+
+/// All holds that share.
+fn shared(lanes: &mut [Lane<SharedHolds>]) -> impl Iterator<Item = &Hold> {
+    let used = lanes.iter_mut().enumerate().take(lanes::used());
+    let seen = |lane| !sabotage::is(Bug::ExcludeOwnLane) || lane == lanes::of_thread();
+    let used = used.filter(move |(lane, _)| seen(*lane));
+    used.flat_map(|(_, lane)| lane.get_mut().holds.iter().flatten())
 }
 
 /// Knows which reads still run that began before something changed.
@@ -263,7 +283,7 @@ mod tests {
 
     #[test]
     fn writers_share_and_others_wait_in_order() {
-        let locks = RangeLocks::default();
+        let mut locks = RangeLocks::default();
         let (one, two) = (Space::Head(VolumeId(1)), Space::Head(VolumeId(2)));
         let first = locks.queue(one, 0..8, false);
         let second = locks.queue(one, 4..12, false);
@@ -287,20 +307,32 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_hold_waits_for_none_and_takes_no_place_that_excludes() {
+    fn a_shared_hold_is_before_or_after_one_that_excludes_whatever_its_lane() {
         let mut locks = RangeLocks::default();
-        let space = Space::Head(VolumeId(1));
-        let shared = locks.try_share(space, 0..8).unwrap();
+        let (space, other) = (Space::Head(VolumeId(1)), Space::Head(VolumeId(2)));
+        let elsewhere = |locks: &RangeLocks, blocks: Range<u64>| {
+            let there = || locks.try_share(space, blocks).map(|id| (id, lanes::of_thread()));
+            std::thread::scope(|scope| scope.spawn(there).join().unwrap())
+        };
+        let before = elsewhere(&locks, 0..8).unwrap();
+        assert_ne!(before.1, lanes::of_thread());
         let exclusive = locks.queue(space, 4..5, true);
-        assert!(!locks.granted(exclusive) && locks.try_share(space, 3..5).is_none());
-        // In the same lane, but another volume.
-        let other = Space::Head(VolumeId(1 + LANES as u32));
+        assert!(!locks.granted(exclusive) && !locks.sole(space, &(4..5)));
+        assert!(elsewhere(&locks, 3..5).is_none() && locks.try_share(space, 3..5).is_none());
+        // Others go on beside it, and one that shares and waits is behind it.
         let beside = [locks.try_share(space, 5..9), locks.try_share(other, 0..9)];
-        locks.release(shared);
-        assert!(locks.granted(exclusive) && beside.iter().all(Option::is_some));
+        let behind = locks.queue(space, 4..9, false);
+        locks.release_shared(before.0);
+        assert!(beside.iter().all(Option::is_some));
+        assert!(locks.granted(exclusive) && !locks.granted(behind));
+        let second = locks.queue(space, 4..5, true);
         locks.release(exclusive);
-        assert!(locks.try_share(space, 3..5).is_some());
-        assert_eq!(locks.requests(), 5);
+        assert!(locks.granted(behind) && !locks.granted(second));
+        locks.release(behind);
+        assert!(locks.granted(second) && locks.sole(space, &(4..5)));
+        locks.release(second);
+        assert!(elsewhere(&locks, 3..5).is_some());
+        assert_eq!(locks.requests(), 6);
     }
 
     #[test]

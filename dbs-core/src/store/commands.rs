@@ -500,7 +500,7 @@ mod tests {
                 std::thread::yield_now();
             }
             let layers = inner.meta().locks.try_share(Space::Snapshots(id), 0..1);
-            inner.meta().locks.release(layers.unwrap());
+            inner.meta().locks.release_shared(layers.unwrap());
             drop(head);
             ends.join().unwrap().unwrap();
         });

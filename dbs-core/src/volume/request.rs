@@ -241,13 +241,15 @@ impl Request {
     fn end_overwrite(&mut self, handle: &Handle, hold: HoldId) -> Option<bool> {
         let shared = handle.store.shared();
         let meta: &Meta = &shared;
+        // One that excludes is given back by who has the state alone.
+        let HoldId::Shared(hold) = hold else { return None };
         if !meta.is_overwrite(&self.writes) || !self.end_claims_beside(meta) {
             return None;
         }
         meta.note_overwrite(handle.volume);
         // Another's record may say that this place is data.
         let must_commit = meta.log.is_unsafe() && !sabotage::is(Bug::OverwriteBeforeTail);
-        meta.locks.release(hold);
+        meta.locks.release_shared(hold);
         Some(must_commit)
     }
 

@@ -13,3 +13,8 @@ fn requests_on_their_way_are_in_nobodys_way() {
 fn a_write_waits_for_one_that_changes_a_part_of_its_block() {
     dbs_sim::beside::run_held(&dbs_sim::Config::small(3)).unwrap();
 }
+
+#[test]
+fn who_changes_a_part_of_a_block_waits_for_a_write_of_another_thread() {
+    dbs_sim::beside::run_excluding(&dbs_sim::Config::small(3)).unwrap();
+}

@@ -213,12 +213,12 @@ impl Volume {
         let length = (blocks.end - blocks.start) * BLOCK_BYTES;
         let Some(hold) = meta.locks.try_share(Space::Head(volume), blocks) else { return false };
         if request.try_claim(meta, who).is_err() {
-            meta.locks.release(hold);
+            meta.locks.release_shared(hold);
             return false;
         }
         meta.count_write(volume, length);
         // Whether a commit must follow shows at its end.
-        request.running = Some(self.writing(hold, true, false));
+        request.running = Some(self.writing(HoldId::Shared(hold), true, false));
         true
     }
 
@@ -244,12 +244,12 @@ impl Volume {
             Ok(()) => {
                 meta.count_write(volume, length);
                 let early = meta.publish();
-                request.running = Some(self.writing(hold, true, early));
+                request.running = Some(self.writing(HoldId::Shared(hold), true, early));
                 Ok(true)
             }
             Err(stop) => {
                 // Nobody has seen it in the queue, so that nobody need be woken.
-                meta.locks.release(hold);
+                meta.locks.release_shared(hold);
                 if let Stop::Error(error) = stop { Err(error) } else { Ok(false) }
             }
         }
