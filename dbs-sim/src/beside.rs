@@ -21,7 +21,7 @@ use dbs_core::{Error, InitOptions, Store, Volume};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
 /// How long somebody may take to ask for a flush.
@@ -163,15 +163,23 @@ pub fn run_excluding(config: &Config) -> Result<(), String> {
         }
         Ok(())
     };
-    let amid = finish.clone();
-    disk.after_read(1, move || drop(amid()));
+    let (amid, has_read) = (finish.clone(), Arc::new(AtomicBool::new(false)));
+    let reads = Arc::clone(&has_read);
+    disk.after_read(1, move || {
+        reads.store(true, Ordering::SeqCst);
+        drop(amid());
+    });
     let (other, bug) = (volume.clone(), Bug::ALL.into_iter().find(|bug| sabotage::is(*bug)));
     let part = thread::spawn(move || {
         sabotage::set(bug);
         other.write_at(512, &[3; 512], false)
     });
-    // If it has not begun to wait by then, that shows nothing, and is no error.
-    thread::sleep(HEAD_START);
+    // If it has not begun to wait by then, that shows nothing, and is no error. With a bug it reads, however busy
+    // the machine is.
+    let (begun, most) = (Instant::now(), if bug.is_some() { 100 * HEAD_START } else { HEAD_START });
+    while !has_read.load(Ordering::SeqCst) && begun.elapsed() < most {
+        thread::sleep(Duration::from_millis(1));
+    }
     let finished = finish();
     let part = part.join().map_err(|_| "the write of a part panicked".to_owned())?;
     finished.and(part).map_err(|e| e.to_string())?;
