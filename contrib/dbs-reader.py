@@ -10,7 +10,7 @@ import sys
 import uuid
 
 BLOCK, SPARE_BASE, SEQUENCE_MAX = 4096, 1 << 30, 1 << 62
-HEAD, DELETED = 0x1, 0x8
+HEAD, DELETED, BACKED = 0x1, 0x8, 0x40
 VOLUMES, SNAPSHOTS, JOURNAL, SPARES, EXTENTS, DATA, SUMS = 1, 2, 4, 5, 6, 7, 8
 MARKED = {VOLUMES: b"DBSv", SNAPSHOTS: b"DBSs", SPARES: b"DBSz", EXTENTS: b"DBSe"}
 
@@ -55,7 +55,7 @@ class Superblock:
         self.sequence, place, _, self.features, incompat, _, self.size, self.extent = struct.unpack_from("<8Q", block, 32)
         self.clean, *self.marks = struct.unpack_from("<Q4I", block, 120)
         need(place == address, "superblock: written for another place")
-        need(incompat & ~5 == 0, f"superblock: unknown features {incompat:#x}, or a repair that was cut off")
+        need(incompat & ~13 == 0, f"superblock: unknown features {incompat:#x}, or a repair that was cut off")
         need(1 <= self.sequence <= SEQUENCE_MAX and self.clean <= SEQUENCE_MAX, "superblock: sequence")
         need(self.extent in [1 << n for n in range(16, 23)], "superblock: extent size")
         table = {kind: struct.unpack_from("<IIQQ", block, 120 + 24 * kind) for kind in range(1, 17)}
@@ -69,8 +69,9 @@ class Superblock:
 
 
 class Store:
-    def __init__(self, path, tail=None, verify=True):
+    def __init__(self, path, tail=None, verify=True, backing=None):
         self.file = os.open(path, os.O_RDONLY)
+        self.backing = open(backing, "rb") if backing else None
         self.find_superblock(os.lseek(self.file, 0, os.SEEK_END))
         self.per_extent = self.super.extent // BLOCK
         self.entry = 16 + self.per_extent // 4
@@ -241,7 +242,7 @@ class Store:
 
     def find_layers(self):
         """Sections 6 and 7."""
-        self.volumes, self.snapshots, self.layers = {}, {}, {}
+        self.volumes, self.snapshots, self.layers, self.bases = {}, {}, {}, {}
         for number, slot in self.items(VOLUMES, 504):
             uid, size, made, _, head, _, length = struct.unpack_from("<16sQQQIIH", slot)
             self.volumes[slot[64 : 64 + length].decode()] = (number + 1, head, size, made, uid)
@@ -250,6 +251,8 @@ class Store:
             named = slot[64 : 64 + length].decode() if not flags & (HEAD | DELETED) else None
             self.snapshots[number + 1] = (volume, parent, named, size, made, uid)
             self.layers[number + 1] = ({}, [])
+            if flags & BACKED:
+                self.bases[number + 1] = size // BLOCK
         half = self.per_extent // 8
         for region in (EXTENTS, SPARES):
             for number, item in self.items(region, self.entry):
@@ -263,7 +266,7 @@ class Store:
                 entries[logical] = (number, data, zero)
 
     def shown(self, snapshot, logical):
-        """Section 10: the data of a volume extent, as (first block, blocks, data extent)."""
+        """Section 10: the data of a volume extent, as (first block, blocks, data extent, or None for the file of a base)."""
         left, steps = (1 << self.per_extent) - 1, 0
         while snapshot and left:
             need(snapshot in self.snapshots and steps < len(self.snapshots), "snapshot table: parents")
@@ -282,6 +285,9 @@ class Store:
                 need(1 not in states, f"what volume extent {logical} held is lost")
                 if states:
                     return
+            for block in range(self.per_extent if snapshot in self.bases else 0):
+                if left >> block & 1 and logical * self.per_extent + block < self.bases[snapshot]:
+                    yield block, 1, None
             snapshot, steps = self.snapshots[snapshot][1], steps + 1
 
     def sums(self, page):
@@ -310,11 +316,16 @@ class Store:
             file.truncate(size)
             for logical in range(-(-size // self.super.extent)):
                 for block, count, extent in self.shown(snapshot, logical):
+                    at = logical * self.super.extent + BLOCK * block
+                    if extent is None:
+                        need(self.backing, f"what byte {at} holds is in a backing file: give it with --backing")
+                        self.backing.seek(at)
+                        os.pwrite(file.fileno(), self.backing.read(BLOCK * count)[: max(0, size - at)], at)
+                        continue
                     first = extent * self.per_extent + block
                     data = self.read(self.super.regions[DATA][0] + BLOCK * first, BLOCK * count)
                     if self.verify:
                         self.compare(first, data)
-                    at = logical * self.super.extent + BLOCK * block
                     os.pwrite(file.fileno(), data[: max(0, size - at)], at)
 
     def all(self):
@@ -332,10 +343,11 @@ def main():
     args.add_argument("names", nargs="*", metavar="VOLUME[@SNAPSHOT]", help="all, if none is given")
     args.add_argument("--export", metavar="DIRECTORY", help="raw images go here, as NAME.raw; none is written over")
     args.add_argument("--tail", metavar="FILE", help="the tail of the last process, if it was killed in this boot")
+    args.add_argument("--backing", metavar="FILE", help="raw content of the file that volumes rest on; it is believed")
     args.add_argument("--no-verify", action="store_true", help="do not compare data with its checksums")
     args = args.parse_args()
     try:
-        store = Store(args.store, args.tail, not args.no_verify)
+        store = Store(args.store, args.tail, not args.no_verify, args.backing)
         found = [each for each in store.all() if each[0] in args.names or not args.names]
         need(len(found) >= len(args.names), "no such volume or snapshot; without names all are listed")
         for name, snapshot, size, *_ in found if args.export else []:

@@ -211,6 +211,16 @@ pub struct VolumeInfo {
     pub usage: Usage,
 }
 
+/// The file outside the store that a volume rests on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BackingInfo {
+    /// What identifies the file, as it was recorded.
+    pub identity: String,
+    /// The file was given, so that what is in it can be read.
+    pub attached: bool,
+}
+
 /// What was read from a volume and its snapshots, and written to it, since the store was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]

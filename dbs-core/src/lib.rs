@@ -67,6 +67,6 @@ pub mod v1;
 pub use error::{Damage, Error, ErrorKind, Result};
 pub use io::DirectIo;
 pub use meta::names::is_hidden;
-pub use store::{InitOptions, IoDriver, OpenOptions, SnapshotOptions, Store, TailPlace};
+pub use store::{Backing, InitOptions, IoDriver, OpenOptions, SnapshotOptions, Store, TailPlace};
 pub use units::{format_size, format_time, parse_size};
 pub use volume::Volume;

@@ -86,13 +86,14 @@ const KINDS: [BlockKind; 7] = [
 
 const VOLUME_FLAGS: [(u32, &str); 1] = [(slots::VOLUME_REBUILDING, "REBUILDING")];
 
-const FLAGS: [(u32, &str); 6] = [
+const FLAGS: [(u32, &str); 7] = [
     (slots::SNAPSHOT_HEAD, "HEAD"),
     (slots::SNAPSHOT_USER_CREATED, "USER_CREATED"),
     (slots::SNAPSHOT_PROTECTED, "PROTECTED"),
     (slots::SNAPSHOT_DELETED, "DELETED"),
     (slots::SNAPSHOT_LABELLED, "LABELLED"),
     (slots::SNAPSHOT_RETIRED, "RETIRED"),
+    (slots::SNAPSHOT_BACKED, "BACKED"),
 ];
 
 /// Cells of the rows of the table behind a marker.

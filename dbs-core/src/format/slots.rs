@@ -19,8 +19,10 @@ pub const SNAPSHOT_DELETED: u32 = 1 << 3;
 pub const SNAPSHOT_LABELLED: u32 = 1 << 4;
 /// Snapshot is not wanted any more by its owner, but listed and kept until it is deleted.
 pub const SNAPSHOT_RETIRED: u32 = 1 << 5;
+/// Snapshot is a base: what it holds is in a file outside the store, which its label names.
+pub const SNAPSHOT_BACKED: u32 = 1 << 6;
 /// All flags of snapshots this version knows.
-pub const SNAPSHOT_FLAGS: u32 = 0x3f;
+pub const SNAPSHOT_FLAGS: u32 = 0x7f;
 
 /// Volume's content is incomplete: a replica is being filled.
 pub const VOLUME_REBUILDING: u32 = 1;

@@ -28,7 +28,8 @@ pub const RO_COMPAT_SUMS: u64 = 1;
 /// without it would take that away.
 pub const RO_COMPAT_GIVEN: u64 = 1 << 1;
 /// Features that everybody must know.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_LOST | INCOMPAT_REPAIRING | INCOMPAT_GROUPS;
+pub const INCOMPAT_KNOWN: u64 =
+    INCOMPAT_LOST | INCOMPAT_REPAIRING | INCOMPAT_GROUPS | INCOMPAT_BACKED;
 /// There are runs of what is lost: to whoever does not know them, they are zeros.
 pub const INCOMPAT_LOST: u64 = 1;
 /// The metadata is being written anew, and is neither what it was nor what it will be.
@@ -36,6 +37,9 @@ pub const INCOMPAT_REPAIRING: u64 = 1 << 1;
 /// Pages of checksums count only while their group is not open: to whoever does not know groups, data
 /// would look damaged after a crash.
 pub const INCOMPAT_GROUPS: u64 = 1 << 2;
+/// There are snapshots whose content is in a file outside the store: to whoever does not know them, it is
+/// zeros.
+pub const INCOMPAT_BACKED: u64 = 1 << 3;
 
 /// What a store says in the middle of a repair.
 pub const INTERRUPTED: &str = "superblock: a repair or restore-metadata of this store was \

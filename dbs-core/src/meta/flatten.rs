@@ -5,7 +5,7 @@ use super::entries::{Bits, SPARE_BASE};
 use super::locks::Space;
 use super::merge::Copy;
 use super::{Meta, Step};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::record::FillState;
 use crate::sabotage::Bug;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -42,7 +42,10 @@ impl Meta {
     /// it waited, it may have been merged away, and its number been given to another.
     pub fn is_foreign_child(&self, volume: VolumeId, id: SnapshotId) -> bool {
         self.try_snapshot(id).is_some_and(|s| {
-            let foreign = || self.snapshot(s.parent).volume != volume;
+            let foreign = || {
+                let parent = self.snapshot(s.parent);
+                parent.volume != volume && !parent.backed()
+            };
             s.volume == volume && !s.parent.is_none() && foreign()
         })
     }
@@ -122,11 +125,18 @@ impl Meta {
         self.set_parent(id, SnapshotId::NONE, Bug::CutKeepsViews);
     }
 
-    /// Refuses to cut a layer off a chain that lost something: that would read as zeros without it.
+    /// Refuses to cut a layer off a chain that lost something, or rests on a file: that would read as
+    /// zeros without it.
     ///
     /// # Errors
-    /// `Corrupt`.
-    pub fn check_nothing_lost(&self, id: SnapshotId) -> Result<()> {
+    /// `Corrupt`, `Unsupported`.
+    pub fn check_can_be_cut(&self, id: SnapshotId) -> Result<()> {
+        if self.base_under(id).is_some() {
+            return Err(Error::unsupported(
+                "the clone rests on a backing file, which cannot be copied into it: export it, and import \
+                 it as a new volume",
+            ));
+        }
         let mut first = None;
         self.each_lost(id, |lost| first = first.or(Some(lost.start)));
         let Some(lost) = first else { return Ok(()) };

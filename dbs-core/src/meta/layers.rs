@@ -17,7 +17,7 @@ const EXTENTS_PER_HOLD: u32 = 512;
 pub struct Span {
     /// The layer and the hidden ones, topmost first.
     pub members: Vec<SnapshotId>,
-    /// The live snapshot they build on; none for a root.
+    /// The live snapshot they build on; none for a root, and on a base.
     pub below: SnapshotId,
 }
 
@@ -27,6 +27,10 @@ impl Meta {
         let mut members = vec![id];
         let mut below = self.snapshot(id).parent;
         while !below.is_none() && !self.snapshot(below).live() {
+            if self.snapshot(below).backed() {
+                below = SnapshotId::NONE;
+                break;
+            }
             members.push(below);
             below = self.snapshot(below).parent;
         }
@@ -96,7 +100,7 @@ impl Meta {
                     block += 1;
                 }
                 let address = entry.map(|entry| self.address(entry, start));
-                push_read(out, address, u64::from(block - start));
+                push_read(out, ReadPiece { address, base: None, blocks: u64::from(block - start) });
             }
         }
         Ok(())

@@ -145,12 +145,14 @@ impl Meta {
     }
 
     /// Whether a deleted snapshot can be taken out of the tree. One that lost something cannot be
-    /// merged, nor can another one into what did.
+    /// merged, nor can another one into what did; nor can a base.
     fn is_ready(&self, snapshot: &Snapshot) -> bool {
         let mut children = snapshot.children.iter().map(|id| self.snapshot(SnapshotId(*id)));
         match (children.next(), children.next()) {
             (None, _) => true,
-            (Some(child), None) => snapshot.layer.lost.is_empty() && child.layer.lost.is_empty(),
+            (Some(child), None) => {
+                snapshot.layer.lost.is_empty() && child.layer.lost.is_empty() && !snapshot.backed()
+            }
             _ => false,
         }
     }

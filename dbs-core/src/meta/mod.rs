@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::format::entry::ENTRY_MAX_BYTES;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
-use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
+use crate::format::slots::{self, SNAPSHOT_BACKED, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
 use crate::format::{Geometry, RegionKind};
 use crate::info::DataPlace;
 use crate::limits::ROOM_BLOCKS;
@@ -137,6 +137,11 @@ impl Snapshot {
     /// Where its blocks are held.
     pub fn space(&self) -> Space {
         if self.head() { Space::Head(self.volume) } else { Space::Snapshots(self.volume) }
+    }
+
+    /// Whether it is a base: its content is in a file outside the store.
+    pub fn backed(&self) -> bool {
+        self.flags & SNAPSHOT_BACKED != 0
     }
 
     /// Whether it is a head.
@@ -283,9 +288,10 @@ impl Meta {
         all.filter_map(|(index, s)| Some((SnapshotId(index as u32 + 1), s.as_ref()?)))
     }
 
-    /// Deleted snapshots still in the tree.
-    pub fn deleting(&self) -> &BTreeSet<u32> {
-        &self.deleting
+    /// Deleted snapshots still in the tree, but for bases, which are there to stay.
+    pub fn unneeded(&self) -> impl Iterator<Item = SnapshotId> {
+        let all = self.deleting.iter().map(|id| SnapshotId(*id));
+        all.filter(|id| !self.snapshot(*id).backed())
     }
 
     /// The volume of this name.

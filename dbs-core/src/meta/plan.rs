@@ -2,7 +2,7 @@
 //! the data has been written.
 
 use super::entries::SPARE_BASE;
-use super::view::LOST;
+use super::view::{LOST, base_of};
 use super::{Meta, Step, Stop};
 use crate::error::{Error, Result};
 use crate::format::RegionKind;
@@ -14,8 +14,10 @@ use std::ops::Range;
 /// A part of a read: bytes to fetch, or zeros.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadPiece {
-    /// Byte offset on the device; `None` reads as zeros.
+    /// Byte offset on the device; `None` reads as zeros, or is in a file.
     pub address: Option<u64>,
+    /// The base in whose file they are.
+    pub base: Option<SnapshotId>,
     /// Blocks.
     pub blocks: u64,
 }
@@ -100,8 +102,10 @@ impl Meta {
             if source == Some(LOST) {
                 return Err(self.is_lost(from, logical, start));
             }
-            let address = source.map(|entry| self.address(entry, start));
-            push_read(out, address, u64::from(block - start));
+            let base = source.and_then(base_of);
+            let entry = source.filter(|_| base.is_none());
+            let address = entry.map(|entry| self.address(entry, start));
+            push_read(out, ReadPiece { address, base, blocks: u64::from(block - start) });
         }
         Ok(true)
     }
@@ -451,19 +455,19 @@ pub fn split(blocks: Range<u64>, per_extent: u32) -> impl Iterator<Item = (u32, 
     })
 }
 
-pub(super) fn push_read(out: &mut Vec<ReadPiece>, address: Option<u64>, blocks: u64) {
+pub(super) fn push_read(out: &mut Vec<ReadPiece>, piece: ReadPiece) {
     if let Some(last) = out.last_mut() {
-        let follows = match (last.address, address) {
-            (None, None) => true,
+        let follows = match (last.address, piece.address) {
+            (None, None) => last.base == piece.base,
             (Some(a), Some(b)) => a + last.blocks * BLOCK_BYTES == b,
             _ => false,
         };
         if follows {
-            last.blocks += blocks;
+            last.blocks += piece.blocks;
             return;
         }
     }
-    out.push(ReadPiece { address, blocks });
+    out.push(piece);
 }
 
 #[cfg(test)]

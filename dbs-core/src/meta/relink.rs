@@ -63,7 +63,7 @@ pub struct Relink {
 }
 
 impl Meta {
-    /// Adds a snapshot without parent, children or content to a volume that is being rebuilt.
+    /// Adds a root without children or content to a volume that is being rebuilt.
     ///
     /// # Errors
     /// `ReadOnly` if it is not, `Exists`, `Invalid`, `NoSpace` when the table is full;
@@ -86,7 +86,7 @@ impl Meta {
         let snapshot = Snapshot {
             name: name.to_owned(),
             flags: if user_created { SNAPSHOT_USER_CREATED } else { 0 },
-            ..super::tree::new_head(volume, SnapshotId::NONE, size, birth)
+            ..super::tree::new_head(volume, self.bottom(volume), size, birth)
         };
         self.put_snapshot(id, snapshot);
         self.volume_mut(volume).snapshots.insert(name.to_owned(), id);
@@ -115,6 +115,7 @@ impl Meta {
             let found = self.volume(volume).snapshots.get(snapshot).copied();
             found.ok_or_else(|| Error::not_found(format!("no snapshot `{name}@{snapshot}`")))
         };
+        let bottom = self.bottom(volume);
         let mut targets = Vec::with_capacity(links.len());
         let mut seen = BTreeSet::new();
         for link in links {
@@ -124,9 +125,9 @@ impl Meta {
                 return Err(Error::invalid(text));
             }
             let parent = link.parent.as_deref().map(find).transpose()?;
-            targets.push(self.target(id, parent.unwrap_or(SnapshotId::NONE), link)?);
+            targets.push(self.target(id, parent.unwrap_or(bottom), link)?);
         }
-        let head_parent = head_parent.map(find).transpose()?.unwrap_or(SnapshotId::NONE);
+        let head_parent = head_parent.map(find).transpose()?.unwrap_or(bottom);
         self.check_loops(volume, &targets)?;
         let head = self.volume(volume).head;
         let relink = Relink { volume, head, head_parent, targets, cut: 0, done: 0 };
@@ -195,7 +196,9 @@ impl Meta {
             let parent = self.try_snapshot(snapshot.parent);
             let owners = [Some(snapshot.volume), parent.map(|parent| parent.volume)];
             let [Some(own), below] = owners else { continue };
-            if below.is_some_and(|below| below != own) && (own == volume || below == Some(volume)) {
+            let on_file = parent.is_some_and(Snapshot::backed);
+            if !on_file
+                && below.is_some_and(|below| below != own) && (own == volume || below == Some(volume)) {
                 return Err(Error::busy(format!(
                     "volume `{name}` and another volume share snapshots through a clone; flatten \
                      or delete the clone, and try again when background work has ended"
@@ -340,10 +343,11 @@ impl Meta {
         if sabotage::is(Bug::RelinkWithoutCutting) {
             relink.cut = relink.targets.len() + 1;
         }
+        let bottom = self.bottom(relink.volume);
         while relink.cut <= relink.targets.len() {
             self.check_log()?;
             let id = relink.targets.get(relink.cut).map_or(relink.head, |target| target.id);
-            self.reparent(id, SnapshotId::NONE);
+            self.reparent(id, bottom);
             relink.cut += 1;
         }
         let whole = needed <= self.log.pending_soft_max();

@@ -1,7 +1,7 @@
 //! Who holds how much, what a volume looks like as ranges, and where two points differ.
 
 use super::entries::{Bits, SPARE_BASE};
-use super::view::LOST;
+use super::view::{LOST, base_of, source_of};
 use super::{Meta, Snapshot};
 use crate::info::{MapRange, RangeState, Usage};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -15,23 +15,26 @@ enum Shown {
     Hole,
     /// The topmost that says something says zeros.
     Zero,
-    /// It says that its content is lost.
-    Lost,
+    /// It says that its content is lost, or in the file of a base.
+    Below(u32),
 }
 
 impl Shown {
-    /// As maps tell it. Whoever is told of data reads it, and learns that it cannot be had.
+    /// As maps tell it. Whoever is told of data reads it, and learns if it cannot be had.
     fn state(self) -> RangeState {
         match self {
             Self::Hole => RangeState::Hole,
             Self::Zero => RangeState::Zero,
-            Self::Lost => RangeState::Data,
+            Self::Below(_) => RangeState::Data,
         }
     }
 
     /// As [`Meta::source`] tells it.
     fn source(self) -> Option<u32> {
-        matches!(self, Self::Lost).then_some(LOST)
+        match self {
+            Self::Below(source) => Some(source),
+            Self::Hole | Self::Zero => None,
+        }
     }
 }
 
@@ -116,9 +119,10 @@ impl Meta {
     /// their extents one by one.
     fn uniform(&self, id: SnapshotId, logical: u32) -> Option<(Shown, u32)> {
         let mut shown = Shown::Hole;
-        let mut layers = 0;
+        let (mut layers, mut end_of_file) = (0, None);
         for at in self.chain(id) {
-            let layer = &self.snapshot(at).layer;
+            let snapshot = self.snapshot(at);
+            let layer = &snapshot.layer;
             layers += 1;
             if layer.get(logical).is_some() {
                 return None;
@@ -128,12 +132,22 @@ impl Meta {
                 break;
             }
             if layer.in_lost(logical) {
-                shown = Shown::Lost;
+                shown = Shown::Below(LOST);
+                break;
+            }
+            if snapshot.backed() {
+                // An extent that the file ends in is looked at by blocks.
+                let whole = (snapshot.size / self.geometry.extent_bytes) as u32;
+                if logical < whole {
+                    (shown, end_of_file) = (Shown::Below(source_of(at)), Some(whole));
+                } else if snapshot.size > u64::from(logical) * self.geometry.extent_bytes {
+                    return None;
+                }
                 break;
             }
         }
         let change = |at| self.snapshot(at).layer.next_change(logical);
-        let end = self.chain(id).take(layers).filter_map(change).min();
+        let end = self.chain(id).take(layers).filter_map(change).chain(end_of_file).min();
         Some((shown, end.unwrap_or(u32::MAX)))
     }
 
@@ -221,7 +235,8 @@ impl Meta {
             let new = self.resolve(to, logical);
             for block in next..blocks.end.min(base + per_extent) {
                 let at = (block - base) as u32;
-                let (new, old) = (self.source(&new, at), self.source(&old, at));
+                let source = |layers| self.source(layers, at).filter(|at| !self.is_behind(*at, block));
+                let (new, old) = (source(&new), source(&old));
                 tell(ranges, block..block + 1, new, old);
             }
             next = base + per_extent;
@@ -234,7 +249,8 @@ impl Meta {
         self.chain(id)
             .filter_map(|at| {
                 let layer = &self.snapshot(at).layer;
-                if layer.in_run(logical) || layer.in_lost(logical) {
+                let in_file = || !self.held_in_file(at, logical).is_empty();
+                if layer.in_run(logical) || layer.in_lost(logical) || in_file() {
                     return Some(logical);
                 }
                 let entry = layer.iter_from(logical).next().map(|item| item.0);
@@ -278,8 +294,24 @@ impl Meta {
             None if layer.in_run(logical) => (Bits::default(), self.all_blocks()),
             // Whoever is told of data reads it, and learns that it cannot be had.
             None if layer.in_lost(logical) => (self.all_blocks(), Bits::default()),
-            None => (Bits::default(), Bits::default()),
+            None => (self.held_in_file(id, logical), Bits::default()),
         }
+    }
+
+    /// Whether a source is the file of a base, which ends before this block.
+    fn is_behind(&self, source: u32, block: u64) -> bool {
+        base_of(source).is_some_and(|base| block * BLOCK_BYTES >= self.snapshot(base).size)
+    }
+
+    /// Blocks of a volume extent that a base has in its file.
+    fn held_in_file(&self, id: SnapshotId, logical: u32) -> Bits {
+        let snapshot = self.snapshot(id);
+        if !snapshot.backed() {
+            return Bits::default();
+        }
+        let begin = u64::from(logical) * self.geometry.extent_bytes;
+        let blocks = snapshot.size.saturating_sub(begin).div_ceil(BLOCK_BYTES);
+        Bits::range(&(0..blocks.min(u64::from(self.blocks_per_extent())) as u32))
     }
 
     /// Tells of the blocks that a snapshot or head shows and that are lost: in order, neighbours together.
@@ -332,6 +364,10 @@ impl Meta {
         let mut below = SnapshotId::NONE;
         for at in self.chain(id) {
             let snapshot = self.snapshot(at);
+            if snapshot.backed() {
+                // What is in a file takes no space here.
+                break;
+            }
             if scope.counts(at, snapshot) {
                 elsewhere = self.all_blocks();
             }

@@ -17,24 +17,36 @@ use crate::sabotage::{self, Bug};
 use crate::units::SnapshotId;
 use std::ops::Range;
 pub use views::Views;
-use views::{MIXED, NOTHING, SINGLE, UNKNOWN};
+use views::{BASE, MIXED, NOTHING, SINGLE, UNKNOWN};
 
 /// Layers up to this many are walked block by block; more get a table.
 const WALKED_LAYERS: usize = 8;
 /// Instead of a data extent: what was there is lost.
 pub const LOST: u32 = u32::MAX;
+/// Instead of a data extent, with the id of a base: the block is in its file.
+const BACKED: u32 = 1 << 31;
 /// Table value: no layer has the block, or the topmost that has marks it zero.
 const ZERO: u16 = u16::MAX;
-/// Table value: below the layers that count there is one that lost what it had.
+/// Table value: what is below the layers that count, and is no entry.
 const BELOW: u16 = u16::MAX - 1;
+
+/// The base whose file a source is.
+pub fn base_of(source: u32) -> Option<SnapshotId> {
+    (source & BACKED != 0 && source != LOST).then_some(SnapshotId(source & !BACKED))
+}
+
+/// The source of the blocks of a base.
+pub fn source_of(base: SnapshotId) -> u32 {
+    BACKED | base.0
+}
 
 /// The entries that count for one volume extent, topmost first.
 #[derive(Debug, Clone, Default)]
 pub struct Layers {
     /// Entry ids.
     pub entries: Vec<u32>,
-    /// What no entry says is lost, instead of zeros.
-    lost_below: bool,
+    /// Instead of zeros, what no entry says: [`LOST`], or a base.
+    below: Option<u32>,
     /// With many layers: per block the index of the one that has its data.
     table: Option<Box<[u16]>>,
 }
@@ -43,8 +55,8 @@ pub struct Layers {
 pub enum Found<'a> {
     /// Nowhere: zeros.
     Nothing,
-    /// Nowhere any more.
-    Lost,
+    /// Nowhere any more, or in the file of a base.
+    Below(u32),
     /// In one entry, or nowhere.
     Single(u32),
     /// In several.
@@ -52,11 +64,12 @@ pub enum Found<'a> {
 }
 
 impl Found<'_> {
-    /// The data extent that holds a block; `None` for zeros, [`LOST`] if nobody knows.
+    /// The data extent that holds a block; `None` for zeros, [`LOST`] if nobody knows, else [`base_of`]
+    /// says where it is.
     pub fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
         match self {
             Self::Nothing => None,
-            Self::Lost => Some(LOST),
+            Self::Below(source) => Some(*source),
             Self::Single(id) => (meta.entries.state(*id, block) == FillState::Data).then_some(*id),
             Self::Mixed(layers) => layers.source(meta, block),
         }
@@ -65,7 +78,7 @@ impl Found<'_> {
     /// Whether all blocks are known to have one source, without a look at each.
     pub fn is_uniform(&self, meta: &Meta) -> bool {
         match self {
-            Self::Nothing | Self::Lost => true,
+            Self::Nothing | Self::Below(_) => true,
             Self::Single(id) => meta.entries.is_full(*id),
             Self::Mixed(_) => false,
         }
@@ -75,7 +88,7 @@ impl Found<'_> {
 impl Layers {
     /// Whether what no entry says is lost.
     pub fn is_lost_below(&self) -> bool {
-        self.lost_below
+        self.below == Some(LOST)
     }
 
     /// Bytes of memory they take.
@@ -93,7 +106,7 @@ impl Layers {
         if let Some(table) = &self.table {
             return match table[block as usize] {
                 ZERO => None,
-                BELOW => Some(LOST),
+                BELOW => self.below,
                 index => Some(self.entries[index as usize]),
             };
         }
@@ -104,7 +117,7 @@ impl Layers {
                 FillState::Absent => {}
             }
         }
-        self.lost_below.then_some(LOST)
+        self.below
     }
 
     fn build_table(&mut self, meta: &Meta) {
@@ -120,7 +133,7 @@ impl Layers {
             }
             open = open.without(&data).without(&zero);
         }
-        if self.lost_below {
+        if self.below.is_some() {
             let runs = open.runs(meta.blocks_per_extent());
             runs.for_each(|run| table[run.start as usize..run.end as usize].fill(BELOW));
         }
@@ -150,7 +163,7 @@ impl Meta {
         if owner.parent.is_none() {
             return Some(match owner.layer.get(logical) {
                 Some(entry) => Found::Single(entry),
-                None if owner.layer.in_lost(logical) => Found::Lost,
+                None if owner.layer.in_lost(logical) => Found::Below(LOST),
                 None => Found::Nothing,
             });
         }
@@ -159,6 +172,7 @@ impl Meta {
             (UNKNOWN, _) => return None,
             (NOTHING, _) => Found::Nothing,
             (cell, mixed) if cell & MIXED != 0 => Found::Mixed(&mixed[(cell & !MIXED) as usize]),
+            (cell, _) if cell >= BASE => Found::Below(source_of(SnapshotId(cell - BASE))),
             (cell, _) => Found::Single(cell - SINGLE),
         })
     }
@@ -178,7 +192,11 @@ impl Meta {
             } else if snapshot.layer.in_run(logical) {
                 break;
             } else if snapshot.layer.in_lost(logical) {
-                layers.lost_below = true;
+                layers.below = Some(LOST);
+                break;
+            }
+            if snapshot.backed() {
+                layers.below = Some(source_of(at));
                 break;
             }
             at = snapshot.parent;

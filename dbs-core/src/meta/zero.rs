@@ -252,7 +252,9 @@ impl Meta {
         let mut at = snapshot;
         while !at.is_none() {
             let snapshot = self.snapshot(at);
-            if snapshot.layer.iter_from(logical).next().is_some() {
+            let in_file = snapshot.backed()
+                && snapshot.size > u64::from(logical) * self.geometry.extent_bytes;
+            if in_file || snapshot.layer.iter_from(logical).next().is_some() {
                 return true;
             }
             at = snapshot.parent;

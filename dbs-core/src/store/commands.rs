@@ -40,7 +40,7 @@ impl Store {
             volumes_max: u64::from(geometry.volumes),
             snapshots: meta.snapshots().count() as u64,
             snapshots_max: u64::from(geometry.snapshots),
-            snapshots_deleting: meta.deleting().len() as u64,
+            snapshots_deleting: meta.unneeded().count() as u64,
             sequence: meta.log.durable,
             read_only: self.inner.read_only,
             driver: self.inner.storage.driver().to_owned(),
@@ -426,7 +426,7 @@ impl Inner {
     }
 
     /// Those of a volume, which may be older, and its head.
-    fn births(&self, created_ns: Option<u64>) -> [Birth; 2] {
+    pub(super) fn births(&self, created_ns: Option<u64>) -> [Birth; 2] {
         let (volume, head) = (self.birth(), self.birth());
         [Birth { now_ns: created_ns.unwrap_or(volume.now_ns), ..volume }, head]
     }

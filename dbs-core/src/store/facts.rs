@@ -19,13 +19,18 @@ pub(super) fn spec_of(meta: &Meta, snapshot: &Snapshot) -> String {
 }
 
 fn parent_of(meta: &Meta, snapshot: &Snapshot) -> Option<String> {
-    (!snapshot.parent.is_none()).then(|| spec_of(meta, meta.snapshot(snapshot.parent)))
+    let parent = meta.try_snapshot(snapshot.parent).filter(|parent| !parent.backed())?;
+    Some(spec_of(meta, parent))
 }
 
 /// What is known of a volume, but for its usage.
 pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
     let volume = meta.volume(id);
-    let foreign = meta.chain(volume.head).find(|at| meta.snapshot(*at).volume != id);
+    let is_foreign = |at: &SnapshotId| {
+        let snapshot = meta.snapshot(*at);
+        snapshot.volume != id && !snapshot.backed()
+    };
+    let foreign = meta.chain(volume.head).find(is_foreign);
     VolumeInfo {
         name: volume.name.clone(),
         uuid: uuid_text(&volume.uuid),

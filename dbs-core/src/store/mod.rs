@@ -3,6 +3,7 @@
 mod aside;
 mod ask;
 mod attributes;
+pub(crate) mod backing;
 mod check;
 mod commands;
 mod commit;
@@ -41,6 +42,7 @@ pub use crate::format::InitOptions;
 pub use crate::io::env::Env;
 pub use crate::io::open::IoDriver;
 pub use crate::meta::relink::Link;
+pub use backing::Backing;
 pub use flush::{Asked, Flush, StartFlush};
 pub use identity::{is_same_place, parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};
 pub use repair::{OpenRepair, Repair, RepairOptions};
@@ -141,7 +143,7 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings` and `still` are leaves. Held across
+/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `files` and `still` are leaves. Held across
 /// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `superblock` (while
 /// it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
@@ -180,6 +182,8 @@ pub(crate) struct Inner {
     still: Mutex<Option<Arc<still::Still>>>,
     /// Held by who does.
     stills: Mutex<()>,
+    /// The files that were given for volumes which rest on one.
+    files: Mutex<backing::Files>,
     /// Which file or device this is, as long as the system runs.
     place: OnceLock<String>,
 }

@@ -196,6 +196,7 @@ impl Store {
             watch: Default::default(),
             still: Default::default(),
             stills: Default::default(),
+            files: Default::default(),
             place: Default::default(),
         });
         if let Some(sums) = &mut inner.meta().sums {

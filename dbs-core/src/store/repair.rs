@@ -11,7 +11,7 @@ use super::recover;
 use super::rewrite::rewrite;
 use super::{Env, Store, TailPlace};
 use crate::error::{Error, Result};
-use crate::format::superblock::{INCOMPAT_GROUPS, INCOMPAT_LOST, INTERRUPTED, Superblock};
+use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_GROUPS, INCOMPAT_LOST, INTERRUPTED, Superblock};
 use crate::format::{Geometry, RegionKind, journal};
 use crate::info::{CheckReport, LostRange, RepairKind, RepairReport, RepairStep, Severity};
 use crate::io::env::SystemEnv;
@@ -239,7 +239,8 @@ impl Store {
                         list_lost(&meta, &mut report);
                         let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
                         let incompat = if lost { INCOMPAT_LOST } else { 0 };
-                        let incompat = incompat | superblock.incompat & INCOMPAT_GROUPS;
+                        let kept = INCOMPAT_GROUPS | INCOMPAT_BACKED;
+                        let incompat = incompat | superblock.incompat & kept;
                         let marks = meta.marks();
                         let new = Superblock {
                             incompat,

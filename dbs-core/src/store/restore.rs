@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::geometry::REGION_KINDS;
 use crate::format::journal::Scan;
 use crate::format::slots::{self, SnapshotSlot, VolumeSlot};
-use crate::format::superblock::{INCOMPAT_GROUPS, INCOMPAT_LOST, Superblock};
+use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_GROUPS, INCOMPAT_LOST, Superblock};
 use crate::format::{Geometry, Region, RegionKind, entry, labels};
 use crate::info::{RepairKind, RepairReport, RepairStep};
 use crate::io::reading::ReadBy;
@@ -109,7 +109,9 @@ impl Store {
         let (meta, _) = loader.finish(0, [0; 16]).map_err(|error| error.context("the dump"))?;
         let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
         let groups = if geometry.has_sums() { INCOMPAT_GROUPS } else { 0 };
-        let incompat = groups | if lost { INCOMPAT_LOST } else { 0 };
+        let backed = meta.snapshots().any(|(_, s)| s.backed());
+        let backed = if backed { INCOMPAT_BACKED } else { 0 };
+        let incompat = groups | backed | if lost { INCOMPAT_LOST } else { 0 };
         let new = Superblock { sequence, incompat, clean_marks: marks, ..superblock };
         let step = RepairStep {
             kind: RepairKind::Mended,

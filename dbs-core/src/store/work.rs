@@ -89,7 +89,7 @@ impl Store {
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let layers = self.inner.meta().foreign_children(id);
         let below = |layer| {
-            self.inner.meta().check_nothing_lost(layer)?;
+            self.inner.meta().check_can_be_cut(layer)?;
             let (mut extents, mut next) = (Vec::new(), Some(0));
             while let Some(first) = next {
                 next = self.inner.meta().extents_below((id, layer), first, &mut extents);

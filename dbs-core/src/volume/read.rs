@@ -7,8 +7,10 @@ use crate::io::ReadRequest;
 use crate::limits::EXTENTS_PER_WRITE;
 use crate::meta::Meta;
 use crate::meta::plan::ReadPiece;
-use crate::store::Inner;
+use crate::store::backing::read_file;
+use crate::store::{Backing, Inner};
 use crate::units::BLOCK_BYTES;
+use std::sync::Arc;
 
 impl Inner {
     /// Fills `buf` from `offset`, some extents at a time, each from where `plan` finds it (its offset and
@@ -49,7 +51,7 @@ impl Inner {
     ) -> Result<()> {
         // Pieces of all parts one after the other, and where those of each end.
         let (mut pieces, mut ends) = (Vec::new(), Vec::with_capacity(parts.len()));
-        let fenced = {
+        let (fenced, files) = {
             let mut meta = self.meta();
             let mut found = Vec::new();
             for part in &*parts {
@@ -60,12 +62,14 @@ impl Inner {
                 ends.push(pieces.len());
             }
             let any = pieces.iter().any(|piece| piece.address.is_some());
-            any.then(|| self.fence(&meta))
+            let files = self.files_of(&meta, &pieces)?;
+            (any.then(|| self.fence(&meta)), files)
         };
+        let mut files = files.iter();
         let mut reads = Vec::with_capacity(pieces.len());
         let mut first = 0;
         for (part, end) in parts.iter_mut().zip(&ends) {
-            lay_out(part, &pieces[first..*end], &mut reads);
+            lay_out(part, &pieces[first..*end], &mut files, &mut reads)?;
             first = *end;
         }
         let Some(fenced) = fenced else { return Ok(()) };
@@ -79,21 +83,32 @@ impl Inner {
     }
 }
 
-/// Turns the pieces of a read into device reads; what is a hole is zeroed here.
-fn lay_out<'a>(part: &'a mut ReadPart<'_>, pieces: &[ReadPiece], reads: &mut Vec<ReadRequest<'a>>) {
+/// Turns the pieces of a read into device reads; what is a hole is zeroed here, and what is in a file is
+/// read. `files` are those of all pieces that are in one.
+fn lay_out<'a>(
+    part: &'a mut ReadPart<'_>,
+    pieces: &[ReadPiece],
+    files: &mut std::slice::Iter<'_, Arc<dyn Backing>>,
+    reads: &mut Vec<ReadRequest<'a>>,
+) -> Result<()> {
+    let mut at = part.offset;
     // The first block may begin before the range, the last one end behind it.
     let mut skip = part.offset % BLOCK_BYTES;
     let mut rest = &mut *part.buf;
     for piece in pieces {
         let length = (piece.blocks * BLOCK_BYTES - skip).min(rest.len() as u64) as usize;
         let (buf, after) = rest.split_at_mut(length);
-        match piece.address {
-            Some(_) if buf.is_empty() => {}
-            Some(address) => reads.push(ReadRequest { offset: address + skip, buf }),
-            None => buf.fill(0),
+        let file = piece.base.and_then(|_| files.next());
+        match (piece.address, file) {
+            (None, Some(file)) => read_file(&**file, at, buf)?,
+            (Some(_), _) if buf.is_empty() => {}
+            (Some(address), _) => reads.push(ReadRequest { offset: address + skip, buf }),
+            (None, None) => buf.fill(0),
         }
         (rest, skip) = (after, 0);
+        at += length as u64;
     }
+    Ok(())
 }
 
 /// Where in what is read the block at a byte of the device is.

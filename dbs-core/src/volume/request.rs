@@ -305,6 +305,11 @@ impl Request {
         handle.store.wake();
     }
 
+    /// Whether a part of a read is in a file, which is read by a thread that may wait.
+    fn needs_file(&self) -> bool {
+        self.reads.iter().any(|piece| piece.base.is_some())
+    }
+
     /// Turns the pieces of a read, which begins at `offset`, into segments and zeros.
     fn lay_out_read(&mut self, offset: u64, length: u64) {
         // The first block may begin before the range, the last one end behind it.

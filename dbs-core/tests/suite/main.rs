@@ -9,6 +9,7 @@
 mod common;
 
 mod attributes;
+mod backing;
 mod checksum_faults;
 mod checksums;
 mod durability;

@@ -95,6 +95,43 @@ fn it_says_what_is_lost() {
     assert!(export("beta").status.success());
 }
 
+/// What is in a file outside the store is read from that file, and is no zeros without it.
+#[test]
+fn it_reads_a_file_that_volumes_rest_on() {
+    if !there_is_python() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (image, raw) = (dir.path().join("image"), dir.path().join("raw"));
+    let options =
+        InitOptions { size: Some(16 << 20), extent_size: 64 << 10, ..InitOptions::default() };
+    Store::init(&image, &options).unwrap();
+    let tail = TailPlace::None;
+    let store = Store::open(&image, &OpenOptions { tail, ..OpenOptions::default() }).unwrap();
+    let file = store.attach_backing(super::backing::file_of(2));
+    let mut content = vec![0; file.size() as usize];
+    file.read_at(0, &mut content).unwrap();
+    fs::write(&raw, content).unwrap();
+    store.create_backed("v", 1 << 20, &file).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write_at(4096, &[1; 4096], false).unwrap();
+    volume.discard(8192, 100 << 10).unwrap();
+    volume.flush().unwrap();
+    let expected = contents(&store);
+    drop(volume);
+    store.close().unwrap();
+    let out = dir.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let (out, raw) = (out.to_str().unwrap(), raw.to_str().unwrap());
+    let refused = run(&image, &["--export", out]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("backing file"), "{said}");
+    fs::remove_file(format!("{out}/v.raw")).unwrap();
+    let read = run(&image, &["--export", out, "--backing", raw]);
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    assert!(fs::read(format!("{out}/v.raw")).unwrap() == expected["v"]);
+}
+
 /// An unpacked golden image, and the directory it is in.
 fn golden(name: &str) -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,8 @@
 
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::slots::{
-    self, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SnapshotSlot, VOLUME_FLAGS, VolumeSlot,
+    self, SNAPSHOT_BACKED, SNAPSHOT_DELETED, SNAPSHOT_FLAGS, SNAPSHOT_HEAD, SNAPSHOT_LABELLED,
+    SnapshotSlot, VOLUME_FLAGS, VolumeSlot,
 };
 use crate::format::{Geometry, RegionKind, entry};
 use crate::limits::VOLUME_MAX_BYTES;
@@ -72,6 +73,8 @@ pub enum SnapshotFault {
     Flags(u32),
     /// Both a head and deleted.
     HeadAndDeleted,
+    /// A base that is something else as well.
+    Base,
     /// No possible name, of one that must have one.
     Name,
     /// A name, or bytes in its place, of one that must have none.
@@ -94,6 +97,9 @@ impl fmt::Display for SnapshotFault {
             }
             Self::HeadAndDeleted => {
                 f.write_str("both a head and deleted: whether it is needed is not known")
+            }
+            Self::Base => {
+                f.write_str("a base of another kind: what it shows and which file it is in is not known")
             }
             Self::Name => f.write_str("impossible name: the snapshot cannot be found by it"),
             Self::Named => {
@@ -131,6 +137,11 @@ pub fn snapshot(
     }
     if head && deleted {
         faults.push(SnapshotFault::HeadAndDeleted);
+    }
+    let base = flags & !(SNAPSHOT_BACKED | SNAPSHOT_LABELLED) == SNAPSHOT_DELETED
+        && (slot.parent.get(), slot.volume.get()) == (0, 0);
+    if flags & SNAPSHOT_BACKED != 0 && !base {
+        faults.push(SnapshotFault::Base);
     }
     let name = slots::decode_name(&slot.name, slot.name_bytes);
     if head || deleted {

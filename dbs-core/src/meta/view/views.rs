@@ -1,9 +1,10 @@
 //! What is remembered of look-ups, in pieces, within a bound: the piece that has been
 //! there longest goes first. What has gone is looked up again.
 
-use super::Layers;
+use super::{Layers, base_of};
 use crate::info::LookupInfo;
-use crate::limits::LOOKUP_CACHE_BYTES;
+use crate::limits::{LOOKUP_CACHE_BYTES, SNAPSHOTS_MAX, SPARES_MAX};
+use crate::meta::entries::SPARE_BASE;
 use crate::meta::ids::IdMap;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,6 +17,10 @@ pub(super) const UNKNOWN: u32 = 0;
 pub(super) const NOTHING: u32 = 1;
 /// Cells from here on are an entry plus this.
 pub(super) const SINGLE: u32 = 2;
+/// Cells from here on, without the bit below, are a base plus this: nothing but its file.
+pub(super) const BASE: u32 = 3 << 29;
+const _: () = assert!(SPARE_BASE + SPARES_MAX as u32 + SINGLE <= BASE);
+const _: () = assert!(BASE + SNAPSHOTS_MAX < MIXED);
 /// Cells with this bit are an index of the piece's `mixed`.
 pub(super) const MIXED: u32 = 1 << 31;
 
@@ -202,9 +207,11 @@ impl Views {
             *piece = Piece::new(version);
             self.bytes += size_of::<Piece>();
         }
-        let cell = match layers.entries.as_slice() {
-            [] if !layers.is_lost_below() => NOTHING,
-            [single] if !layers.is_lost_below() => *single + SINGLE,
+        let base = layers.below.and_then(base_of);
+        let cell = match (layers.entries.as_slice(), layers.below, base) {
+            ([], None, _) => NOTHING,
+            ([], _, Some(base)) => BASE + base.0,
+            ([single], None, _) => *single + SINGLE,
             _ => {
                 let before = piece.mixed.len();
                 self.bytes += layers.heap_bytes();

@@ -61,6 +61,7 @@ impl Volume {
         }
         let (source, blocks) = (self.source(meta), blocks_of(offset, length));
         if meta.plan_remembered(source, blocks, &mut request.reads)?
+            && !request.needs_file()
             && (!request.needs_sums(meta)
                 || (is_whole(offset | length) && request.knows_sums(meta)))
         {
@@ -83,9 +84,10 @@ impl Volume {
         let (source, blocks) = (self.source(&meta), blocks_of(offset, length));
         meta.plan_read(source, blocks, &mut request.reads)?;
         // Checked are whole blocks only, and only by what is in memory by then.
-        let ready = !request.needs_sums(&meta)
-            || (is_whole(offset | length)
-                && (request.knows_sums(&meta) || (beside && request.start_beside(&mut meta))));
+        let ready = !request.needs_file()
+            && (!request.needs_sums(&meta)
+                || (is_whole(offset | length)
+                    && (request.knows_sums(&meta) || (beside && request.start_beside(&mut meta)))));
         if !ready {
             meta.requests += 1;
             return Ok(Start::Blocked);

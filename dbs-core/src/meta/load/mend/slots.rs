@@ -126,6 +126,9 @@ impl Mender<'_> {
                 let what = if is_head { "a volume's head" } else { "no volume's head" };
                 (RepairKind::Mended, format!("snapshot {id} is {what}"))
             }
+            SnapshotFault::Base => {
+                (RepairKind::Refused, format!("snapshot {id}: nothing says what it rests on"))
+            }
             SnapshotFault::Name => {
                 let name = format!("repaired-{id}");
                 (slot.name, slot.name_bytes) = slots::encode_name(&name);

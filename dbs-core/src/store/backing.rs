@@ -1,0 +1,149 @@
+//! Volumes that rest on a file outside the store.
+
+use super::facts::volume_info;
+use super::{Inner, Store};
+use crate::error::{Error, Result};
+use crate::format::labels;
+use crate::format::superblock::INCOMPAT_BACKED;
+use crate::info::{BackingInfo, VolumeInfo};
+use crate::meta::Meta;
+use crate::meta::plan::ReadPiece;
+use crate::meta::tree::{BASE_LABEL, encode_base};
+use crate::units::{BLOCK_BYTES, SnapshotId};
+use std::io;
+use std::sync::{Arc, PoisonError, Weak};
+
+/// A file outside the store that has the content of volumes where no layer of theirs has any. Its content
+/// never changes.
+pub trait Backing: Send + Sync {
+    /// What tells the file from every other, and from other versions of it, wherever it lies: at most 4,000
+    /// bytes. It is recorded in the store.
+    fn identity(&self) -> &str;
+
+    /// What errors call it.
+    fn name(&self) -> String;
+
+    /// Bytes of its content, a multiple of 512.
+    fn size(&self) -> u64;
+
+    /// Fills `buf` from `offset` of its content; both are multiples of 512, and inside.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is damaged.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+}
+
+/// Files by what the store says of them: its bases' labels as they are stored.
+pub(super) type Files = std::collections::HashMap<Vec<u8>, Weak<dyn Backing>>;
+
+impl Store {
+    /// Creates a volume that shows the content of `file` where nothing was written to it, and zeros behind
+    /// the file's end. The file must be given with each [`Store::attach_backing`] to come; here it is
+    /// given already.
+    ///
+    /// # Errors
+    /// As [`Store::create_volume`]; `Invalid` if the volume is smaller than the file's content.
+    pub fn create_backed(
+        &self,
+        name: &str,
+        size: u64,
+        file: &Arc<dyn Backing>,
+    ) -> Result<VolumeInfo> {
+        if size < file.size() {
+            return Err(Error::invalid(format!(
+                "a volume of {size} bytes is smaller than the {} bytes of its backing file {}",
+                file.size(),
+                file.name()
+            )));
+        }
+        let labels = encode_base(file.identity())?;
+        self.inner.announce_bases()?;
+        let [volume, head] = self.inner.births(None);
+        let births = [volume, head, self.inner.birth()];
+        let end = file.size().next_multiple_of(BLOCK_BYTES);
+        let info = self.inner.command(|meta| {
+            let id = meta.create_backed(name, size, (&labels, end), births)?;
+            Ok(volume_info(meta, id))
+        })?;
+        self.inner.reserve_for_discards();
+        Ok(info)
+    }
+
+    /// Gives the store a file that volumes of it may rest on, until the handle that is returned goes: the one
+    /// it has already, if it has the same file. A file that no volume rests on is of no use and does no harm.
+    #[must_use]
+    pub fn attach_backing(&self, file: Arc<dyn Backing>) -> Arc<dyn Backing> {
+        let Ok(key) = encode_base(file.identity()) else { return file };
+        let mut files = self.inner.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(there) = files.get(&key).and_then(Weak::upgrade) {
+            return there;
+        }
+        files.retain(|_, file| file.strong_count() > 0);
+        files.insert(key, Arc::downgrade(&file));
+        file
+    }
+
+    /// The file that a volume rests on, if it does.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn backing(&self, volume: &str) -> Result<Option<BackingInfo>> {
+        let meta = self.inner.meta();
+        let id = meta.find_volume(volume)?;
+        let base = meta.base_under(meta.volume(id).head);
+        Ok(base.map(|base| BackingInfo {
+            identity: identity_of(&meta, base),
+            attached: self.inner.file_of(&meta, base).is_ok(),
+        }))
+    }
+}
+
+impl Inner {
+    /// Says in the superblock that there are bases, durably and before there are any: who does not know them
+    /// would read zeros in their place.
+    fn announce_bases(&self) -> Result<()> {
+        self.check_writable()?;
+        let superblock = *self.superblock.lock().unwrap_or_else(PoisonError::into_inner);
+        if superblock.incompat & INCOMPAT_BACKED != 0 {
+            return Ok(());
+        }
+        self.update_superblock(|superblock| superblock.incompat |= INCOMPAT_BACKED)
+    }
+
+    /// The files of those pieces that are in one, in order.
+    pub(crate) fn files_of(
+        &self,
+        meta: &Meta,
+        pieces: &[ReadPiece],
+    ) -> Result<Vec<Arc<dyn Backing>>> {
+        pieces.iter().filter_map(|piece| piece.base).map(|base| self.file_of(meta, base)).collect()
+    }
+
+    fn file_of(&self, meta: &Meta, base: SnapshotId) -> Result<Arc<dyn Backing>> {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.get(&meta.snapshot(base).labels).and_then(Weak::upgrade).ok_or_else(|| {
+            Error::not_found(format!(
+                "the content is in a backing file that is not given, or is not the file it was: {}; give \
+                 that file with --backing-file",
+                identity_of(meta, base)
+            ))
+        })
+    }
+}
+
+fn identity_of(meta: &Meta, base: SnapshotId) -> String {
+    let mut labels = labels::decode(&meta.snapshot(base).labels).unwrap_or_default();
+    labels.remove(BASE_LABEL).unwrap_or_else(|| "which file it was is lost".to_owned())
+}
+
+/// Fills `buf` from `offset` of the content of a file: zeros behind its end.
+pub(crate) fn read_file(file: &dyn Backing, offset: u64, buf: &mut [u8]) -> Result<()> {
+    let inside = file.size().saturating_sub(offset).min(buf.len() as u64) as usize;
+    let (buf, behind) = buf.split_at_mut(inside);
+    behind.fill(0);
+    if buf.is_empty() {
+        return Ok(());
+    }
+    file.read_at(offset, buf)
+        .map_err(|error| Error::io(error, format!("reading the backing file {} failed", file.name())))
+}
