@@ -4,17 +4,21 @@ use crate::globals::{Driver, Globals};
 use crate::output::{self, printable};
 use crate::progress::{Meter, Stop, Unit};
 use dbs_client::remote::fill_usage;
-use dbs_core::{Error, IoDriver, OpenOptions, Result};
+use dbs_core::{Backing, Error, IoDriver, OpenOptions, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The global options, read.
 pub struct Context {
     store: Option<PathBuf>,
     driver: IoDriver,
+    backing_files: Vec<PathBuf>,
+    backing: Vec<Arc<dyn Backing>>,
     /// Print JSON.
     pub json: bool,
     /// Everything is confirmed.
@@ -28,21 +32,28 @@ pub struct Context {
 
 impl Context {
     /// From the command line.
-    pub fn new(globals: Globals) -> Self {
+    ///
+    /// # Errors
+    /// Those of opening backing files.
+    pub fn new(globals: Globals) -> Result<Self> {
         let driver = match globals.driver {
             Driver::Auto => IoDriver::Auto,
             Driver::Uring => IoDriver::Uring,
             Driver::Pread => IoDriver::Pread,
         };
-        Self {
+        let open = |path: &PathBuf| dbs_backing::open(path);
+        let backing = globals.backing_file.iter().map(open).collect::<Result<_>>()?;
+        Ok(Self {
             store: globals.store,
             driver,
+            backing_files: globals.backing_file,
+            backing,
             json: globals.json,
             yes: globals.yes,
             quiet: globals.quiet,
             progress: globals.progress,
             stop: Stop::default(),
-        }
+        })
     }
 
     /// The path of the store.
@@ -57,17 +68,22 @@ impl Context {
 
     /// How to open a store.
     pub fn open_options(&self, read_only: bool) -> OpenOptions {
-        OpenOptions { read_only, driver: self.driver, ..OpenOptions::default() }
+        let (driver, backing) = (self.driver, self.backing.clone());
+        OpenOptions { read_only, driver, backing, ..OpenOptions::default() }
     }
 
-    /// The arguments that make another `dbs` do its I/O in the same way.
-    pub fn driver_arguments(&self) -> [&'static str; 2] {
+    /// The arguments that make another `dbs` do its I/O in the same way, with the same backing files.
+    pub fn io_arguments(&self) -> Vec<OsString> {
         let driver = match self.driver {
             IoDriver::Auto => "auto",
             IoDriver::Uring => "uring",
             IoDriver::Pread => "pread",
         };
-        ["--driver", driver]
+        let mut arguments = vec!["--driver".into(), driver.into()];
+        for file in &self.backing_files {
+            arguments.extend(["--backing-file".into(), file.into()]);
+        }
+        arguments
     }
 
     /// Where control sockets are.

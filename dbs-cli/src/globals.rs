@@ -22,6 +22,10 @@ pub struct Globals {
     /// Show progress even if the standard error output is no terminal
     #[arg(long, global = true)]
     pub progress: bool,
+    /// A file that volumes of an idle store rest on (raw or qcow2); may be repeated. A served store has it from its
+    /// server
+    #[arg(long, global = true, env = "DBS_BACKING_FILE", value_name = "FILE")]
+    pub backing_file: Vec<PathBuf>,
     /// How to do I/O on an idle store
     #[arg(long, global = true, value_enum, default_value_t = Driver::Auto)]
     pub driver: Driver,

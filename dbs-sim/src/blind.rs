@@ -3,6 +3,7 @@
 
 use crate::disk::{BLOCK, Faults, SimDisk};
 use crate::env::SimEnv;
+use crate::image;
 use crate::outcomes::{End, Outcomes};
 use crate::verify;
 use dbs_core::io::Storage;
@@ -29,7 +30,7 @@ pub fn open(
         let env = Arc::new(SimEnv::new(rng.u64(..)));
         env.reboot();
         let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
-        match Store::open_on(storage, None, env, false) {
+        match Store::open_on(storage, None, env, false).map(image::given) {
             Ok(store) => {
                 outcomes.compare(&store, End::PowerLost).map_err(failed)?;
                 if !blind {

@@ -12,6 +12,7 @@ pub mod disk;
 pub mod env;
 pub mod generate;
 pub mod heal;
+pub mod image;
 pub mod intent;
 pub mod layers;
 pub mod machine;

@@ -4,6 +4,7 @@
 use crate::blind;
 use crate::disk::{CrashMode, Faults, Medium, SimDisk, is_stop};
 use crate::env::{SimEnv, TailPlace};
+use crate::image;
 use crate::layers;
 use crate::model::Model;
 use crate::op::{Op, volume_name};
@@ -459,7 +460,7 @@ impl Machine {
         self.stats.opens += 1;
         let disk: Arc<dyn Storage> = Arc::clone(&self.disk) as _;
         let env: Arc<dyn Env> = Arc::clone(&self.env) as _;
-        let store = Store::open_on(disk, tail, env, false)?;
+        let store = image::given(Store::open_on(disk, tail, env, false)?);
         if self.forgets {
             store.set_metadata_memory(0);
         }
@@ -589,6 +590,7 @@ pub fn verify_image(
     let half = (rng.u8(0..8) == 0).then(|| disk.fork());
     let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
     let store = Store::open_on(storage, None, Arc::clone(&env) as _, false)
+        .map(image::given)
         .map_err(|e| format!("open: {e}"))?;
     let (index, found) = outcomes.compare(&store, End::PowerLost)?;
     verify::check(&store)?;

@@ -4,6 +4,7 @@
 //! bring back: the last durable one and every later one that was not flushed.
 
 use crate::content::{Block, SECTORS, Tag, Tags};
+use crate::image;
 use crate::op::{Op, labels, snapshot_name, volume_name};
 use crate::tree::Tree;
 use dbs_core::ErrorKind;
@@ -40,6 +41,8 @@ pub struct Volume {
     pub tree: Option<Tree>,
     /// Its content is said to be incomplete.
     pub rebuilding: bool,
+    /// It rests on a file.
+    pub backed: bool,
 }
 
 /// A snapshot.
@@ -90,7 +93,9 @@ impl Model {
         match *op {
             Op::CreateVolume { vol, sectors } => {
                 self.vacant(vol)?;
-                self.insert(vol, Content::zeros(u64::from(sectors)), true);
+                let backed = image::is_below(sectors);
+                // Its layers are not what it shows.
+                self.insert(vol, Content::fresh(u64::from(sectors), backed), backed, !backed);
                 Ok(())
             }
             Op::RenameVolume { vol, new } => self.rename_volume(vol, new),
@@ -109,13 +114,14 @@ impl Model {
             Op::Clone { vol, snap, new } => {
                 let content = self.base(vol, snap);
                 let busy = self.volume_mut(vol).is_ok_and(|volume| volume.rebuilding);
+                let backed = self.volume_mut(vol).is_ok_and(|volume| volume.backed);
                 let content = match content {
                     Ok(_) if busy => Err(vec![ErrorKind::Busy]),
                     content => content,
                 };
                 match (content, self.vacant(new)) {
                     (Ok(content), Ok(())) => {
-                        self.insert(new, content, false);
+                        self.insert(new, content, backed, false);
                         Ok(())
                     }
                     (content, vacant) => {
@@ -316,11 +322,11 @@ impl Model {
         }
     }
 
-    fn insert(&mut self, vol: u8, head: Content, fresh: bool) {
+    fn insert(&mut self, vol: u8, head: Content, backed: bool, fresh: bool) {
         self.next_id += 1;
         let (id, snapshots) = (self.next_id, BTreeMap::new());
-        let volume =
-            Volume { id, head, snapshots, held: false, rebuilding: false, fresh, tree: None };
+        let (held, rebuilding, tree) = (false, false, None);
+        let volume = Volume { id, head, snapshots, held, rebuilding, backed, fresh, tree };
         self.volumes.insert(volume_name(vol), volume);
     }
 
@@ -392,6 +398,18 @@ impl Content {
     pub(crate) fn zeros(sectors: u64) -> Self {
         let blocks = sectors.div_ceil(SECTORS as u64) as usize;
         Self { sectors, blocks: Arc::new(vec![Block::default(); blocks]) }
+    }
+
+    /// What a volume shows of which no layer has anything.
+    pub(crate) fn fresh(sectors: u64, backed: bool) -> Self {
+        let mut content = Self::zeros(sectors);
+        if backed {
+            let blocks = Arc::make_mut(&mut content.blocks);
+            for sector in 0..sectors.min(image::SECTORS) as usize {
+                blocks[sector / SECTORS].now[sector % SECTORS] = image::tag();
+            }
+        }
+        content
     }
 
     /// The blocks; of the last one the sectors beyond the size are zeros.

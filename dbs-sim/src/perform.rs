@@ -1,6 +1,7 @@
 //! Operations as calls of the store.
 
 use crate::content::{SECTOR, SECTORS, Tag, fill};
+use crate::image;
 use crate::op::{Op, labels, snapshot_name, volume_name};
 use crate::rebuild::link_marks;
 use dbs_core::store::{Link, SnapshotOptions};
@@ -17,7 +18,11 @@ const BLOCK: u64 = (SECTOR * SECTORS) as u64;
 pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
     match *op {
         Op::CreateVolume { vol, sectors } => {
-            store.create_volume(&volume_name(vol), bytes(sectors)).map(drop)
+            let (name, size) = (volume_name(vol), bytes(sectors));
+            match image::is_below(sectors) {
+                true => store.create_backed(&name, size, image::file()).map(drop),
+                false => store.create_volume(&name, size).map(drop),
+            }
         }
         Op::RenameVolume { vol, new } => store.rename_volume(&volume_name(vol), &volume_name(new)),
         Op::ResizeVolume { vol, sectors } => store.resize_volume(&volume_name(vol), bytes(sectors)),
@@ -26,7 +31,11 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
             store.clone_volume(&volume_name(vol), &snapshot_name(snap), &volume_name(new)).map(drop)
         }
         Op::Flatten { vol, limit } => {
-            store.flatten(&volume_name(vol), &mut countdown(limit)).or_else(not_stopped)
+            match store.flatten(&volume_name(vol), &mut countdown(limit)) {
+                // A clone that rests on a file.
+                Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+                flattened => flattened.or_else(not_stopped),
+            }
         }
         Op::Write { vol, at, len, fua } => {
             let mut buf = vec![0; bytes(len) as usize];

@@ -36,7 +36,7 @@ impl Model {
                 if volume.snapshots.contains_key(&snapshot_name(*snap)) {
                     return Err(vec![ErrorKind::Exists]);
                 }
-                let content = Content::zeros(u64::from(*sectors));
+                let content = Content::fresh(u64::from(*sectors), volume.backed);
                 if let Some(tree) = &mut volume.tree {
                     tree.insert(&snapshot_name(*snap), content.blocks().len());
                 }

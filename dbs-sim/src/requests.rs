@@ -4,6 +4,7 @@
 
 use crate::disk::{Medium, SimDisk};
 use crate::env::{SimEnv, TailPlace};
+use crate::image;
 use crate::machine::Config;
 use dbs_core::io::Storage;
 use dbs_core::volume::{Finish, Read, Request, Start};
@@ -86,7 +87,9 @@ fn told(error: dbs_core::Error) -> String {
 fn open(disk: &Arc<SimDisk>, place: &TailPlace, seed: u64) -> Result<Store, String> {
     let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
     let tail = (!seed.is_multiple_of(3)).then(|| place.attach());
-    Store::open_on(storage, tail, Arc::new(SimEnv::new(seed)), false).map_err(told)
+    Store::open_on(storage, tail, Arc::new(SimEnv::new(seed)), false)
+        .map(image::given)
+        .map_err(told)
 }
 
 impl Game {

@@ -123,7 +123,7 @@ fn start(
     let mut child = Command::new(program)
         .arg("--store")
         .arg(store)
-        .args(context.driver_arguments())
+        .args(context.io_arguments())
         .args(["--quiet", "serve", "--while-attached"])
         .args(checksum_cache.map(|bytes| format!("--checksum-cache={bytes}")))
         .env("DBS_RUNTIME_DIR", &runtime_dir)

@@ -4,6 +4,7 @@
 use super::entries::{Bits, SPARE_BASE};
 use super::locks::Space;
 use super::merge::Copy;
+use super::view::{LOST, base_of};
 use super::{Meta, Step};
 use crate::error::{Error, Result};
 use crate::format::record::FillState;
@@ -79,7 +80,8 @@ impl Meta {
         let mut sources = Vec::new();
         for block in (0..self.blocks_per_extent()).filter(|block| !held.has(*block)) {
             match shown(block) {
-                Some(super::view::LOST) => return Err(self.is_lost(id, logical, block).into()),
+                Some(LOST) => return Err(self.is_lost(id, logical, block).into()),
+                Some(source) if base_of(source).is_some() => return Err(on_file().into()),
                 Some(source) => sources.push((block, source)),
                 None => {}
             }
@@ -132,10 +134,7 @@ impl Meta {
     /// `Corrupt`, `Unsupported`.
     pub fn check_can_be_cut(&self, id: SnapshotId) -> Result<()> {
         if self.base_under(id).is_some() {
-            return Err(Error::unsupported(
-                "the clone rests on a backing file, which cannot be copied into it: export it, and import \
-                 it as a new volume",
-            ));
+            return Err(on_file());
         }
         let mut first = None;
         self.each_lost(id, |lost| first = first.or(Some(lost.start)));
@@ -223,4 +222,11 @@ impl Meta {
         let (owner, logical) = self.entries.owner(extent)?;
         Some((self.snapshot(SnapshotId(owner)).space(), logical))
     }
+}
+
+fn on_file() -> Error {
+    Error::unsupported(
+        "the clone rests on a backing file, which cannot be copied into it: export it, and import it as a new \
+         volume",
+    )
 }

@@ -3,6 +3,7 @@
 
 pub mod alloc;
 pub mod attributes;
+pub mod base;
 pub mod bits;
 pub mod commit;
 pub mod counts;
@@ -21,6 +22,7 @@ pub mod merge;
 pub mod names;
 pub mod plan;
 pub mod prune;
+mod ranges;
 pub mod relink;
 pub mod rollback;
 pub mod sums;
@@ -36,7 +38,9 @@ use crate::error::{Error, Result};
 use crate::format::entry::ENTRY_MAX_BYTES;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
-use crate::format::slots::{self, SNAPSHOT_BACKED, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot};
+use crate::format::slots::{
+    self, SNAPSHOT_BACKED, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SnapshotSlot, VolumeSlot,
+};
 use crate::format::{Geometry, RegionKind};
 use crate::info::DataPlace;
 use crate::limits::ROOM_BLOCKS;

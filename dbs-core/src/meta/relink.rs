@@ -198,7 +198,9 @@ impl Meta {
             let [Some(own), below] = owners else { continue };
             let on_file = parent.is_some_and(Snapshot::backed);
             if !on_file
-                && below.is_some_and(|below| below != own) && (own == volume || below == Some(volume)) {
+                && below.is_some_and(|below| below != own)
+                && (own == volume || below == Some(volume))
+            {
                 return Err(Error::busy(format!(
                     "volume `{name}` and another volume share snapshots through a clone; flatten \
                      or delete the clone, and try again when background work has ended"

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{
-    SNAPSHOT_BACKED, SNAPSHOT_DELETED, SNAPSHOT_HEAD, SNAPSHOT_LABELLED, SNAPSHOT_PROTECTED, SNAPSHOT_USER_CREATED,
+    SNAPSHOT_DELETED, SNAPSHOT_HEAD, SNAPSHOT_LABELLED, SNAPSHOT_PROTECTED, SNAPSHOT_USER_CREATED,
 };
 use crate::format::{RegionKind, labels};
 use crate::info::Labels;
@@ -14,9 +14,6 @@ use crate::limits::VOLUME_MAX_BYTES;
 use crate::sabotage::{self, Bug};
 use crate::units::{SECTOR_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The one label of a base: which file it is.
-pub const BASE_LABEL: &str = "file";
 
 /// Identity and time of a new thing, from outside.
 #[derive(Debug, Clone, Copy)]
@@ -73,48 +70,6 @@ impl Meta {
         self.volume_names.insert(name.to_owned(), id);
         self.append_volume(id);
         Ok(id)
-    }
-
-    /// Creates a volume on a base: on `file`, of which the labels are given, and where it ends.
-    ///
-    /// # Errors
-    /// As [`Meta::create_volume`].
-    pub fn create_backed(
-        &mut self,
-        name: &str,
-        size: u64,
-        (labels, end): (&[u8], u64),
-        births: [Birth; 3],
-    ) -> Step<VolumeId> {
-        check_size(end)?;
-        let base = self.next_snapshot()?;
-        self.require_labels(base, labels)?;
-        // The head gets another slot; if the volume cannot be, this one stays free.
-        self.snapshots_free.remove(base.0 - 1);
-        let created = self.create_volume(name, size, SnapshotId::NONE, [births[0], births[1]]);
-        self.snapshots_free.insert(base.0 - 1);
-        let id = created?;
-        let snapshot = Snapshot {
-            flags: SNAPSHOT_DELETED | SNAPSHOT_BACKED,
-            ..new_head(VolumeId::NONE, SnapshotId::NONE, end, births[2])
-        };
-        self.put_snapshot(base, snapshot);
-        self.put_labels(base, labels.to_vec());
-        self.append_snapshot(base);
-        // Once nothing builds on it, it is freed.
-        self.deleting.insert(base.0);
-        self.link(self.volume(id).head, base);
-        Ok(id)
-    }
-
-    /// The base that a snapshot or head rests on, if it does.
-    pub fn base_under(&self, id: SnapshotId) -> Option<SnapshotId> {
-        self.chain(id).last().filter(|at| self.snapshot(*at).backed())
-    }
-
-    /// What roots of a volume have for a parent: nothing, or the base that the volume rests on.
-    pub(super) fn bottom(&self, volume: VolumeId) -> SnapshotId {
-        self.base_under(self.volume(volume).head).unwrap_or(SnapshotId::NONE)
     }
 
     /// Renames a volume.
@@ -302,7 +257,7 @@ impl Meta {
         self.sight = Sight { group: self.log.next, fence: self.fence.next() };
     }
 
-    fn link(&mut self, child: SnapshotId, parent: SnapshotId) {
+    pub(super) fn link(&mut self, child: SnapshotId, parent: SnapshotId) {
         self.snapshot_mut(child).parent = parent;
         if !parent.is_none() {
             self.snapshot_mut(parent).children.insert(child.0);
@@ -478,11 +433,6 @@ pub(super) fn new_head(volume: VolumeId, parent: SnapshotId, size: u64, birth: B
         children: BTreeSet::new(),
         layer: super::layer::SeenLayer::default(),
     }
-}
-
-/// The labels of a base.
-pub fn encode_base(identity: &str) -> Result<Vec<u8>> {
-    encode_labels(&Labels::from([(BASE_LABEL.to_owned(), identity.to_owned())]))
 }
 
 pub(crate) fn encode_labels(with: &Labels) -> Result<Vec<u8>> {

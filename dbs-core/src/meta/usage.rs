@@ -1,9 +1,10 @@
 //! Who holds how much, what a volume looks like as ranges, and where two points differ.
 
 use super::entries::{Bits, SPARE_BASE};
-use super::view::{LOST, base_of, source_of};
+pub use super::ranges::Ranges;
+use super::view::{LOST, source_of};
 use super::{Meta, Snapshot};
-use crate::info::{MapRange, RangeState, Usage};
+use crate::info::{RangeState, Usage};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -102,7 +103,7 @@ impl Meta {
                 break;
             }
             let logical = (next / per_extent) as u32;
-            let uniform = self.uniform(id, logical);
+            let uniform = self.uniform(id, logical, ranges.with_file);
             let end = uniform.map_or(logical + 1, |(_, end)| end);
             let end = blocks.end.min(u64::from(end) * per_extent);
             match uniform {
@@ -117,7 +118,7 @@ impl Meta {
     /// What a snapshot shows at a volume extent if no layer has an entry for it, and the first one behind
     /// at which that may be something else. Runs may be as long as the largest volume: nobody looks at
     /// their extents one by one.
-    fn uniform(&self, id: SnapshotId, logical: u32) -> Option<(Shown, u32)> {
+    fn uniform(&self, id: SnapshotId, logical: u32, with_file: bool) -> Option<(Shown, u32)> {
         let mut shown = Shown::Hole;
         let (mut layers, mut end_of_file) = (0, None);
         for at in self.chain(id) {
@@ -135,7 +136,7 @@ impl Meta {
                 shown = Shown::Below(LOST);
                 break;
             }
-            if snapshot.backed() {
+            if snapshot.backed() && with_file {
                 // An extent that the file ends in is looked at by blocks.
                 let whole = (snapshot.size / self.geometry.extent_bytes) as u32;
                 if logical < whole {
@@ -153,7 +154,8 @@ impl Meta {
 
     /// Adds blocks of one volume extent at which the chain holds something.
     fn map_extent_of(&self, id: SnapshotId, logical: u32, blocks: Range<u64>, ranges: &mut Ranges) {
-        let (data, zero) = self.states(id, logical);
+        let layers = self.chain(id).filter(|at| ranges.with_file || !self.snapshot(*at).backed());
+        let (data, zero) = self.states_in(layers, logical);
         let every = self.all_blocks();
         if every.without(&data).is_empty() {
             return ranges.push(blocks, RangeState::Data);
@@ -217,9 +219,10 @@ impl Meta {
                 break;
             }
             let logical = (next / per_extent) as u32;
-            let before = from.map_or(Some((Shown::Hole, u32::MAX)), |id| self.uniform(id, logical));
+            let before =
+                from.map_or(Some((Shown::Hole, u32::MAX)), |id| self.uniform(id, logical, true));
             if let (Some((old, old_end)), Some((new, new_end))) =
-                (before, self.uniform(to, logical))
+                (before, self.uniform(to, logical, true))
             {
                 let end = blocks.end.min(u64::from(old_end.min(new_end)) * per_extent);
                 // The block that the shorter one ends in is one of its own.
@@ -235,7 +238,8 @@ impl Meta {
             let new = self.resolve(to, logical);
             for block in next..blocks.end.min(base + per_extent) {
                 let at = (block - base) as u32;
-                let source = |layers| self.source(layers, at).filter(|at| !self.is_behind(*at, block));
+                let source =
+                    |layers| self.source(layers, at).filter(|at| !self.is_behind(*at, block));
                 let (new, old) = (source(&new), source(&old));
                 tell(ranges, block..block + 1, new, old);
             }
@@ -296,22 +300,6 @@ impl Meta {
             None if layer.in_lost(logical) => (self.all_blocks(), Bits::default()),
             None => (self.held_in_file(id, logical), Bits::default()),
         }
-    }
-
-    /// Whether a source is the file of a base, which ends before this block.
-    fn is_behind(&self, source: u32, block: u64) -> bool {
-        base_of(source).is_some_and(|base| block * BLOCK_BYTES >= self.snapshot(base).size)
-    }
-
-    /// Blocks of a volume extent that a base has in its file.
-    fn held_in_file(&self, id: SnapshotId, logical: u32) -> Bits {
-        let snapshot = self.snapshot(id);
-        if !snapshot.backed() {
-            return Bits::default();
-        }
-        let begin = u64::from(logical) * self.geometry.extent_bytes;
-        let blocks = snapshot.size.saturating_sub(begin).div_ceil(BLOCK_BYTES);
-        Bits::range(&(0..blocks.min(u64::from(self.blocks_per_extent())) as u32))
     }
 
     /// Tells of the blocks that a snapshot or head shows and that are lost: in order, neighbours together.
@@ -471,52 +459,5 @@ impl Scope {
                 Self::One(own) => id != own,
                 Self::Volume(own) => snapshot.volume != own,
             }
-    }
-}
-
-/// Ranges as they are found, in order.
-pub struct Ranges {
-    list: Vec<MapRange>,
-    limit: usize,
-}
-
-impl Ranges {
-    /// For so many of them; what follows is not kept.
-    pub fn new(limit: usize) -> Self {
-        Self { list: Vec::new(), limit }
-    }
-
-    /// Those there are, in bytes, cut to a range.
-    pub fn into_clipped(mut self, offset: u64, length: u64) -> Vec<MapRange> {
-        self.list.truncate(self.limit);
-        for range in &mut self.list {
-            let start = range.offset.max(offset);
-            let end = (range.offset + range.length).min(offset + length);
-            (range.offset, range.length) = (start, end - start);
-        }
-        self.list
-    }
-
-    /// One more than asked for, so that the last of those is known to be complete.
-    pub fn full(&self) -> bool {
-        self.list.len() > self.limit
-    }
-
-    /// Up to which byte those that are kept tell everything, if `reached` was looked at.
-    pub fn told_to(&self, reached: u64) -> u64 {
-        self.list.get(self.limit).map_or(reached, |first_not_kept| first_not_kept.offset)
-    }
-
-    fn push(&mut self, blocks: Range<u64>, state: RangeState) {
-        let (offset, length) =
-            (blocks.start * BLOCK_BYTES, (blocks.end - blocks.start) * BLOCK_BYTES);
-        let full = self.full();
-        match self.list.last_mut() {
-            Some(last) if last.state == state && last.offset + last.length == offset => {
-                last.length += length;
-            }
-            _ if full => {}
-            _ => self.list.push(MapRange { offset, length, state }),
-        }
     }
 }

@@ -7,9 +7,10 @@ use crate::format::labels;
 use crate::format::superblock::INCOMPAT_BACKED;
 use crate::info::{BackingInfo, VolumeInfo};
 use crate::meta::Meta;
+use crate::meta::base::{BASE_LABEL, encode_base};
 use crate::meta::plan::ReadPiece;
-use crate::meta::tree::{BASE_LABEL, encode_base};
 use crate::units::{BLOCK_BYTES, SnapshotId};
+use std::fmt;
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -31,6 +32,12 @@ pub trait Backing: Send + Sync {
     /// # Errors
     /// If it cannot be read, or is damaged.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+}
+
+impl fmt::Debug for dyn Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
 }
 
 /// Files by what the store says of them: its bases' labels as they are stored.
@@ -81,6 +88,13 @@ impl Store {
         files.retain(|_, file| file.strong_count() > 0);
         files.insert(key, Arc::downgrade(&file));
         file
+    }
+
+    /// Gives the store files for as long as it is open.
+    pub(super) fn keep_backing(&self, files: &[Arc<dyn Backing>]) {
+        let kept = files.iter().map(|file| self.attach_backing(Arc::clone(file)));
+        // Once, when it is opened.
+        let _ = self.inner.given.set(kept.collect());
     }
 
     /// The file that a volume rests on, if it does.
@@ -144,6 +158,7 @@ pub(crate) fn read_file(file: &dyn Backing, offset: u64, buf: &mut [u8]) -> Resu
     if buf.is_empty() {
         return Ok(());
     }
-    file.read_at(offset, buf)
-        .map_err(|error| Error::io(error, format!("reading the backing file {} failed", file.name())))
+    file.read_at(offset, buf).map_err(|error| {
+        Error::io(error, format!("reading the backing file {} failed", file.name()))
+    })
 }

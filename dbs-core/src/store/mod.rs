@@ -91,6 +91,8 @@ pub struct OpenOptions {
     /// default 64 MiB. What is not remembered is looked up again: that costs a request microseconds for
     /// each hundred snapshots below.
     pub metadata_memory: Option<u64>,
+    /// Files that volumes rest on, for as long as the store is open ([`Store::attach_backing`]).
+    pub backing: Vec<Arc<dyn Backing>>,
 }
 
 impl OpenOptions {
@@ -184,6 +186,8 @@ pub(crate) struct Inner {
     stills: Mutex<()>,
     /// The files that were given for volumes which rest on one.
     files: Mutex<backing::Files>,
+    /// Those that were given with the options.
+    given: OnceLock<Vec<Arc<dyn Backing>>>,
     /// Which file or device this is, as long as the system runs.
     place: OnceLock<String>,
 }

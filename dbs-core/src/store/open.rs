@@ -68,6 +68,7 @@ impl Store {
         if let Some(bytes) = options.checksum_cache {
             store.set_checksum_cache(bytes);
         }
+        store.keep_backing(&options.backing);
         if let Some(bytes) = options.metadata_memory {
             store.set_metadata_memory(bytes);
         }
@@ -197,6 +198,7 @@ impl Store {
             still: Default::default(),
             stills: Default::default(),
             files: Default::default(),
+            given: Default::default(),
             place: Default::default(),
         });
         if let Some(sums) = &mut inner.meta().sums {

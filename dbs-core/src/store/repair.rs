@@ -11,7 +11,9 @@ use super::recover;
 use super::rewrite::rewrite;
 use super::{Env, Store, TailPlace};
 use crate::error::{Error, Result};
-use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_GROUPS, INCOMPAT_LOST, INTERRUPTED, Superblock};
+use crate::format::superblock::{
+    INCOMPAT_BACKED, INCOMPAT_GROUPS, INCOMPAT_LOST, INTERRUPTED, Superblock,
+};
 use crate::format::{Geometry, RegionKind, journal};
 use crate::info::{CheckReport, LostRange, RepairKind, RepairReport, RepairStep, Severity};
 use crate::io::env::SystemEnv;

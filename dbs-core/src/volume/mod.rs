@@ -159,9 +159,21 @@ impl Volume {
     /// # Errors
     /// `Invalid` outside the volume.
     pub fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
+        self.map_with(offset, length, Ranges::new(limit.max(1)))
+    }
+
+    /// As [`Volume::map`], but as if a [file](crate::Backing) that the volume rests on was not there: what comes from
+    /// it is a hole, and zeros that hide it are told as ever.
+    ///
+    /// # Errors
+    /// As [`Volume::map`].
+    pub fn map_layers(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
+        self.map_with(offset, length, Ranges::new(limit.max(1)).without_file())
+    }
+
+    fn map_with(&self, offset: u64, length: u64, mut ranges: Ranges) -> Result<Vec<MapRange>> {
         self.check_range(offset, length)?;
         let blocks = blocks_of(offset, length);
-        let mut ranges = Ranges::new(limit.max(1));
         let mut next = blocks.start;
         while next < blocks.end && !ranges.full() {
             let meta = self.store().meta();

@@ -214,10 +214,7 @@ fn maps_and_differences_say_where_the_file_shows() {
     assert_eq!(store.diff("v", Some("s"), None, 0, size).unwrap(), []);
     volume.discard(0, EXTENT as u64).unwrap();
     volume.write_at(end as u64, &[1; BLOCK], false).unwrap();
-    let changed = [
-        range(0, EXTENT, RangeState::Zero),
-        range(end, end + BLOCK, RangeState::Data),
-    ];
+    let changed = [range(0, EXTENT, RangeState::Zero), range(end, end + BLOCK, RangeState::Data)];
     assert_eq!(store.diff("v", Some("s"), None, 0, size).unwrap(), changed);
     // A layer is without the file, which is no space of the store's either.
     let layer = store.layer("v", Some("s")).unwrap().map(0, size, usize::MAX).unwrap();

@@ -53,7 +53,7 @@ pub fn start(
     let starting = |e: io::Error| Error::io(e, "starting the process that serves the mount");
     let runtime_dir = std::path::absolute(context.runtime_dir()).map_err(starting)?;
     let mut child = Command::new(std::env::current_exe().map_err(starting)?)
-        .args(context.driver_arguments())
+        .args(context.io_arguments())
         .args(["mount", "--background"])
         .args(arguments)
         .arg("--")

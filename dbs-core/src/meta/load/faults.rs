@@ -98,9 +98,9 @@ impl fmt::Display for SnapshotFault {
             Self::HeadAndDeleted => {
                 f.write_str("both a head and deleted: whether it is needed is not known")
             }
-            Self::Base => {
-                f.write_str("a base of another kind: what it shows and which file it is in is not known")
-            }
+            Self::Base => f.write_str(
+                "a base of another kind: what it shows and which file it is in is not known",
+            ),
             Self::Name => f.write_str("impossible name: the snapshot cannot be found by it"),
             Self::Named => {
                 f.write_str("a name on a head or a deleted one: what it is is not known")

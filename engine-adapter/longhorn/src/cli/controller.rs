@@ -290,6 +290,7 @@ fn local(args: &ControllerArgs) -> LocalOptions {
             durable_writes: false,
             commit_bytes: COMMIT_BYTES,
             null_storage: false,
+            backing_file: None,
         },
         receivers: RECEIVERS,
         data: DataOptions {

@@ -54,15 +54,14 @@ pub fn serve(args: &ReplicaArgs, store: Option<&Path>, volume_name: &str) -> Res
 }
 
 fn options(args: &ReplicaArgs, volume_name: &str) -> Result<Options> {
-    if !args.backing_file.is_empty() {
-        return Err(Error::unsupported(format!(
-            "backing images are not supported (--backing-file {}): use a volume without one",
-            args.backing_file
-        )));
-    }
+    let absolute = |path: &Path| {
+        std::path::absolute(path).map_err(|e| Error::io(e, format!("finding `{}`", path.display())))
+    };
+    let backing_file =
+        Some(Path::new(&args.backing_file)).filter(|path| !path.as_os_str().is_empty());
     Ok(Options {
-        dir: std::path::absolute(&args.directory)
-            .map_err(|e| Error::io(e, format!("finding `{}`", args.directory.display())))?,
+        dir: absolute(&args.directory)?,
+        backing_file: backing_file.map(absolute).transpose()?,
         volume_name: volume_name.to_owned(),
         instance_name: args.replica_instance_name.clone(),
         size: args.size,

@@ -24,7 +24,7 @@ pub struct ReplicaArgs {
     /// Size of the volume if the replica is new: bytes, or 42kb, 42mb, 42gb
     #[arg(long, default_value = "", hide_default_value = true, value_parser = golang::size)]
     pub size: Size,
-    /// Backing images are not supported: the value must be empty
+    /// Backing image below the volume: a raw or qcow2 file, or a directory with nothing else in it
     #[arg(long, value_name = "FILE", default_value = "", hide_default_value = true)]
     pub backing_file: String,
     /// Whether to serve the sync agent

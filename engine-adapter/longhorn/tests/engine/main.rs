@@ -18,6 +18,7 @@
 
 mod support;
 
+mod backing;
 mod cli;
 mod clone;
 mod counters;

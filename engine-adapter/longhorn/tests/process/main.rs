@@ -6,6 +6,7 @@ mod disk;
 mod support;
 
 mod agent;
+mod backing;
 mod checksums;
 mod controller;
 mod files;

@@ -77,7 +77,8 @@ impl Agent {
         let SnapshotCloneRequest { from_address, snapshot_file_name: snapshot, .. } = request;
         let address = Address::parse(from_address)?;
         let disk = names::snapshot_disk(snapshot);
-        let size = size_of_source(&address, request, &disk).await?;
+        let has_file = !self.replica.backing_identity().is_empty();
+        let size = size_of_source(&address, request, &disk, has_file).await?;
         let ours = {
             let me = Arc::clone(self);
             blocking(move || me.replica.store()?.volume_size(me.replica.volume_name())).await?
@@ -123,6 +124,7 @@ impl Agent {
         let Some(info) = peer.layers(request).await?.pop() else {
             return Err(Error::invalid("the other replica described nothing"));
         };
+        self.replica.check_same_below(&info.file)?;
         let (me, name, size) = (Arc::clone(self), disk.to_owned(), info.size);
         let target = blocking(move || {
             Record::remove(&me.shelf.image(&name))?;
@@ -169,11 +171,12 @@ impl Agent {
     }
 }
 
-/// The size of the volume of which a snapshot is to be cloned.
+/// The size of the volume of which a snapshot is to be cloned, if both have a backing file or none has.
 async fn size_of_source(
     address: &Address,
     request: &SnapshotCloneRequest,
     disk: &str,
+    has_file: bool,
 ) -> Result<u64> {
     let calls = remote::calls(address, &request.from_volume_name)?;
     let call = remote::within(remote::SHORT_CALL, ());
@@ -186,6 +189,13 @@ async fn size_of_source(
         return Err(Error::not_found(format!(
             "cannot find snapshot {} in the source replica {}",
             request.snapshot_file_name, request.from_address
+        )));
+    }
+    if replica.backing_file.is_empty() == has_file {
+        let (theirs, ours) = if has_file { ("no", "one") } else { ("a", "none") };
+        return Err(Error::invalid(format!(
+            "the source replica {} has {theirs} backing file, and this one has {ours}",
+            request.from_address
         )));
     }
     let size = replica.size.parse();

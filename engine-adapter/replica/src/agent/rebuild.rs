@@ -234,6 +234,7 @@ impl Order {
         let Some(info) = peer.layers(request).await?.pop() else {
             return Err(Error::invalid("the other replica described nothing"));
         };
+        self.agent.replica.check_same_below(&info.file)?;
         if is_meta {
             let meta = DiskMeta::parse(&to, &info.meta)?;
             let replica = Arc::clone(&self.agent.replica);

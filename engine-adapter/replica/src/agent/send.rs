@@ -45,6 +45,7 @@ impl Agent {
         request: VolumeExportRequest,
     ) -> Result<()> {
         let VolumeExportRequest { snapshot_file_name: snapshot, host, port, .. } = request;
+        let with_file = request.export_backing_image_if_exist;
         let timeout = seconds(request.file_sync_http_client_timeout);
         let me = Arc::clone(self);
         let parcel = blocking(move || {
@@ -53,7 +54,7 @@ impl Agent {
                 return Err(no_disk(&disk));
             }
             let store = me.replica.store()?;
-            let source = Flattened::open(&store, me.replica.volume_name(), &snapshot)?;
+            let source = Flattened::open(&store, me.replica.volume_name(), &snapshot, with_file)?;
             Ok(Parcel::new(snapshot, Arc::new(source)))
         });
         deliver(parcel.await?, &host, port, timeout).await

@@ -125,6 +125,7 @@ impl Shelf {
                 data_bytes: layer.data_bytes,
                 stamp: stamp(layer, request.flattened).into(),
                 meta: disk_meta(disk, found).to_bytes()?.into(),
+                file: self.replica.backing_identity().to_owned(),
                 ..LayerInfo::default()
             };
             if request.flattened {
@@ -148,7 +149,7 @@ impl Shelf {
         let (store, snapshot, _) = self.find(disk)?;
         let volume = self.replica.volume_name();
         if flattened {
-            return Ok(Arc::new(Flattened::open(&store, volume, &snapshot)?));
+            return Ok(Arc::new(Flattened::open(&store, volume, &snapshot, false)?));
         }
         Ok(Arc::new(StoreLayer(store.layer(volume, Some(&snapshot))?)))
     }
@@ -235,22 +236,34 @@ impl LayerMut for StoreLayer {
 }
 
 /// What one reads through a snapshot, as long as the volume is now, with nothing below: zeros are
-/// absent.
+/// absent. If the volume rests on a file, it may be without that: then the same file is to be below, and
+/// zeros hide it.
 pub struct Flattened {
     snapshot: Volume,
     shown: u64,
     size: u64,
+    /// The file is to be below.
+    over_file: bool,
 }
 
 impl Flattened {
-    /// Opens it.
+    /// Opens it, with what comes from a file or without.
     ///
     /// # Errors
     /// `NotFound`.
-    pub fn open(store: &Store, volume: &str, snapshot: &str) -> Result<Self> {
+    pub fn open(store: &Store, volume: &str, snapshot: &str, with_file: bool) -> Result<Self> {
         let size = store.volume_size(volume)?;
+        let over_file = !with_file && store.backing(volume)?.is_some();
         let snapshot = store.volume(&format!("{volume}@{snapshot}"))?;
-        Ok(Self { shown: snapshot.size().min(size), snapshot, size })
+        Ok(Self { shown: snapshot.size().min(size), snapshot, size, over_file })
+    }
+
+    fn state_of(&self, range: RangeState) -> State {
+        match range {
+            RangeState::Data => State::Data,
+            RangeState::Zero if self.over_file => State::Zero,
+            RangeState::Zero | RangeState::Hole => State::Absent,
+        }
     }
 }
 
@@ -264,9 +277,12 @@ impl Layer for Flattened {
         let mut runs = Vec::new();
         let shown = self.shown.min(end);
         if offset < shown {
-            for range in self.snapshot.map(offset, shown - offset, limit)? {
-                let data = range.state == RangeState::Data;
-                let state = if data { State::Data } else { State::Absent };
+            let ranges = match self.over_file {
+                true => self.snapshot.map_layers(offset, shown - offset, limit)?,
+                false => self.snapshot.map(offset, shown - offset, limit)?,
+            };
+            for range in ranges {
+                let state = self.state_of(range.state);
                 runs.push(Run { offset: range.offset, length: range.length, state });
             }
         }
@@ -303,7 +319,8 @@ impl Source for Flattened {
         let interval = |run: Run| Interval {
             offset: run.offset,
             length: run.length,
-            data: run.state == State::Data,
+            // A file says in no other way that zeros hide what is below.
+            data: run.state != State::Absent,
         };
         Ok(runs.into_iter().map(interval).collect())
     }

@@ -17,6 +17,9 @@ pub struct Options {
     pub instance_name: String,
     /// Size of the volume, if it is to be created when absent.
     pub size: Option<u64>,
+    /// The file that the volume rests on, absolute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_file: Option<PathBuf>,
     /// Whether writes are counted.
     pub revision_counter: bool,
     /// Whether unmaps mark the snapshots they reach as removed.
@@ -41,6 +44,7 @@ impl Options {
     pub fn replica(&self, volume: &str, store_file: Option<&Path>) -> ReplicaOptions {
         ReplicaOptions {
             store_file: store_file.map(Path::to_owned),
+            backing_file: self.backing_file.clone(),
             revision_counter: self.revision_counter,
             unmap_mark: self.unmap_mark,
             snapshot_max_count: self.snapshot_max_count,

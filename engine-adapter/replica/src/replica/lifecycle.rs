@@ -42,7 +42,8 @@ impl Replica {
         let store = self.take_over()?;
         let dir = &self.options.dir;
         fs::create_dir_all(dir).map_err(|e| Error::io(e, format!("making `{}`", dir.display())))?;
-        store.create_volume(&self.options.volume, size)?;
+        self.make_volume(&store, size)?;
+        self.take_below(&store)?;
         {
             let mut state = self.state();
             (state.head, state.dirty, state.rebuilding) = (0, false, false);

@@ -33,7 +33,7 @@ pub struct VolumeMeta {
     pub parent: String,
     /// Bytes of a sector.
     pub sector_size: u64,
-    /// Always empty: backing images are not supported.
+    /// Path of the file that the volume rests on, or nothing.
     pub backing_file_path: String,
     /// The volume's content is encrypted by its user.
     pub encrypted: bool,

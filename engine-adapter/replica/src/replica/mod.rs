@@ -9,6 +9,7 @@
 //! held for moments, and never across a call of the store or the gate. What data connections call
 //! (module `events`) takes `state` alone, so that [`Gate::set`] may be called under `work`.
 
+mod below;
 mod change;
 mod counters;
 mod events;
@@ -27,6 +28,7 @@ pub use incoming::Incoming;
 pub use service::{ReplicaRpc, SERVICE_NAME};
 pub use view::{Disk, ReplicaState};
 
+use below::Below;
 use counters::Counters;
 use dbs_core::{Error, ErrorKind, Result, Store, Volume};
 use handover::Waiting;
@@ -50,6 +52,8 @@ pub struct ReplicaOptions {
     pub volume: String,
     /// The store's file, if it lies in the directory: when it is gone, the replica is in error.
     pub store_file: Option<PathBuf>,
+    /// The file that the volume rests on, or a directory with nothing else in it.
+    pub backing_file: Option<PathBuf>,
     /// Whether writes and unmaps are counted.
     pub revision_counter: bool,
     /// Whether unmaps mark the snapshots they reach as removed.
@@ -76,6 +80,7 @@ impl ReplicaOptions {
             dir: dir.to_owned(),
             volume: volume.to_owned(),
             store_file: None,
+            backing_file: None,
             revision_counter: true,
             unmap_mark: false,
             snapshot_max_count: 250,
@@ -91,6 +96,7 @@ impl ReplicaOptions {
 /// One replica. All methods block; all are safe to call from many threads.
 pub struct Replica {
     options: ReplicaOptions,
+    below: Option<Below>,
     gate: Arc<Gate>,
     counters: Arc<Counters>,
     me: Weak<Self>,
@@ -147,6 +153,7 @@ impl Replica {
     /// # Errors
     /// `Io` if its files cannot be read or written, those of the store.
     pub fn new(options: ReplicaOptions, source: StoreSource) -> Result<Arc<Self>> {
+        let below = options.backing_file.as_deref().map(Below::open).transpose()?;
         let counters = Arc::new(Counters::new(&options.dir));
         let limits = Limits {
             max_count: options.snapshot_max_count,
@@ -178,6 +185,7 @@ impl Replica {
         }
         let replica = Arc::new_cyclic(|me| Self {
             options,
+            below,
             gate,
             counters,
             me: me.clone(),
@@ -239,11 +247,16 @@ impl Replica {
         let facts = self.facts()?;
         let state = self.state();
         let limits = state.limits;
-        let Some(opened) = &state.opened else { return Ok(facts.closed(limits)) };
-        let name = state_name(opened, facts.rebuilding);
-        let facts = ReplicaState { dirty: opened.dirty, ..facts };
+        let mut message = match &state.opened {
+            None => facts.closed(limits),
+            Some(opened) => {
+                let name = state_name(opened, facts.rebuilding);
+                ReplicaState { dirty: opened.dirty, ..facts }.open(name, limits)
+            }
+        };
         drop(state);
-        Ok(facts.open(name, limits))
+        self.show_below(&mut message);
+        Ok(message)
     }
 
     /// The state's name, as in [`Replica::get`].
@@ -319,6 +332,7 @@ impl Replica {
         let Some(volume) = store.volumes(false).into_iter().find(|v| v.name == *name) else {
             return Ok(());
         };
+        self.take_below(store)?;
         let meta = VolumeMeta::read(&self.options.dir)?;
         let head = meta.as_ref().and_then(|meta| names::head_number(&meta.head));
         // A clone that was cut off: the store has its mark, but the replica was not rebuilding. Of a
@@ -356,6 +370,7 @@ impl Replica {
             rebuilding: facts.rebuilding,
             parent: facts.parent_disk(),
             sector_size: SECTOR_SIZE,
+            backing_file_path: self.backing_path().to_owned(),
             encrypted: self.options.encrypted,
             ..Default::default()
         })

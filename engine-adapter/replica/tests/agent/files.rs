@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tonic::Code;
 
 /// A plain receiver for a file, as upstream's or a backing image manager's.
-fn receiver(node: &Node, path: &Path) -> (u16, JoinHandle<dbs_core::Result<Received>>) {
+pub fn receiver(node: &Node, path: &Path) -> (u16, JoinHandle<dbs_core::Result<Received>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let options = ReceiveOptions { idle: Duration::from_secs(60), ..Default::default() };
@@ -23,7 +23,7 @@ fn receiver(node: &Node, path: &Path) -> (u16, JoinHandle<dbs_core::Result<Recei
     (port, node.runtime.spawn(receiving))
 }
 
-fn received(node: &Node, task: JoinHandle<dbs_core::Result<Received>>) -> bool {
+pub fn received(node: &Node, task: JoinHandle<dbs_core::Result<Received>>) -> bool {
     match node.runtime.block_on(task).unwrap().unwrap() {
         Received::Closed { opened } => opened,
         other => panic!("{other:?}"),

@@ -4,6 +4,7 @@
 
 mod support;
 
+mod backing;
 mod clone;
 mod controller;
 mod files;

@@ -91,6 +91,7 @@ pub struct Setup {
     pub lock_dir: Option<PathBuf>,
     pub host: Option<PathBuf>,
     pub checksums: bool,
+    pub backing_file: Option<PathBuf>,
 }
 
 impl Default for Setup {
@@ -102,6 +103,7 @@ impl Default for Setup {
             lock_dir: None,
             host: None,
             checksums: false,
+            backing_file: None,
         }
     }
 }
@@ -124,6 +126,7 @@ impl Node {
         let store = open_store(dir.path(), setup.checksums);
         let mut options = ReplicaOptions::new(dir.path(), setup.volume);
         options.store_file = Some(dir.path().join("volume.dbs"));
+        options.backing_file = setup.backing_file;
         let replica = Engine::new(options, StoreSource::Own(store.clone())).unwrap();
         replica.create(setup.size).unwrap();
         replica.open(false, 0).unwrap();

@@ -14,6 +14,8 @@ pub struct LayerSource {
     layer: Layer,
     /// What shows through holes; `None` where nothing does, or nobody minds.
     below: Option<Volume>,
+    /// It rests on a file, which is where it is sent to as well: zeros hide it.
+    over_file: bool,
     size: u64,
 }
 
@@ -30,7 +32,8 @@ impl LayerSource {
             Some((None, Some(origin))) => Some(store.volume(origin)?),
             _ => None,
         };
-        Ok(Self { below, ..Self::to_hash(store, volume, snapshot)? })
+        let over_file = below.is_none() && store.backing(volume)?.is_some();
+        Ok(Self { below, over_file, ..Self::to_hash(store, volume, snapshot)? })
     }
 
     /// Opens a layer to read its bytes only: all zeros count as holes.
@@ -39,7 +42,7 @@ impl LayerSource {
     /// `NotFound`.
     pub fn to_hash(store: &Store, volume: &str, snapshot: &str) -> Result<Self> {
         let layer = store.layer(volume, Some(snapshot))?;
-        Ok(Self { size: layer.size(), layer, below: None })
+        Ok(Self { size: layer.size(), layer, below: None, over_file: false })
     }
 
     /// Adds the intervals of a zero range; whether all of it.
@@ -82,9 +85,10 @@ impl Source for LayerSource {
             if intervals.len() >= limit {
                 break;
             }
-            let data = range.state == LayerState::Data;
+            let hides = self.over_file && range.state == LayerState::Zero;
+            let data = hides || range.state == LayerState::Data;
             let interval = Interval { offset: range.offset, length: range.length, data };
-            if range.state != LayerState::Zero {
+            if hides || range.state != LayerState::Zero {
                 intervals.push(interval);
             } else if !self.split_zeros(interval, limit, &mut intervals)? {
                 break;

@@ -1,0 +1,61 @@
+//! The file outside the store that some volumes rest on. It has no part in any crash.
+
+use crate::content::{SECTOR, Tag, fill};
+use dbs_core::{Backing, Store};
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+/// Its sectors: more than an extent, and no whole blocks.
+pub const SECTORS: u64 = 203;
+
+/// Whose its content is: no operation's.
+#[must_use]
+pub fn tag() -> Tag {
+    Tag::new(u32::MAX, u32::MAX)
+}
+
+/// Whether a volume that is created with so many sectors rests on it.
+#[must_use]
+pub fn is_below(sectors: u16) -> bool {
+    u64::from(sectors) >= SECTORS && sectors % 5 == 2
+}
+
+struct Image(Vec<u8>);
+
+impl Backing for Image {
+    fn identity(&self) -> &str {
+        "the image of the simulation"
+    }
+
+    fn name(&self) -> String {
+        "the image".to_owned()
+    }
+
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        buf.copy_from_slice(&self.0[offset as usize..][..buf.len()]);
+        Ok(())
+    }
+}
+
+/// The file.
+#[must_use]
+pub fn file() -> &'static Arc<dyn Backing> {
+    static FILE: OnceLock<Arc<dyn Backing>> = OnceLock::new();
+    FILE.get_or_init(|| {
+        let mut bytes = vec![0; SECTORS as usize * SECTOR];
+        fill(&mut bytes, 0, tag());
+        Arc::new(Image(bytes))
+    })
+}
+
+/// The store, with the file.
+#[must_use]
+pub fn given(store: Store) -> Store {
+    // There is one for all stores, and it stays.
+    let _ = store.attach_backing(Arc::clone(file()));
+    store
+}

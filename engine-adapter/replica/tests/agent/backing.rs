@@ -1,0 +1,120 @@
+//! Replicas with a backing file: what they send each other is without it, and zeros that hide it are not lost.
+
+use crate::files::{received, receiver};
+use crate::support::*;
+use longhorn_sync::image::{Interval, Source, SparseFile};
+use longhorn_wire::proto::ptypes::*;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+/// Blocks of the image.
+const IMAGE: u64 = 2000;
+
+fn image(dir: &Path, name: &str, salt: u8) -> PathBuf {
+    let bytes: Vec<u8> = (0..IMAGE * BLOCK).map(|at| (at / BLOCK) as u8 ^ salt | 1).collect();
+    let path = dir.join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn on(image: Option<&Path>, volume: &'static str) -> Setup {
+    let backing_file = image.map(Path::to_owned);
+    Setup { volume, backing_file, ..Setup::default() }
+}
+
+/// Writes over the image, zeros in its oldest layer, and both again in another one.
+fn sample(node: &Node, volume: &str) {
+    let discard = |block: u64, blocks: u64| {
+        node.store.volume(volume).unwrap().discard(block * BLOCK, blocks * BLOCK).unwrap();
+    };
+    node.write(0..10, 1);
+    discard(20, 10);
+    node.snapshot("a");
+    node.write(25..40, 2);
+    discard(5, 2);
+    node.snapshot("b");
+    node.write(0..3, 3);
+}
+
+fn data_of(path: &Path) -> Vec<(u64, u64)> {
+    let all = SparseFile::source(path).unwrap().intervals(0, usize::MAX).unwrap();
+    let blocks = |i: &Interval| (i.offset / BLOCK, i.end() / BLOCK);
+    all.iter().filter(|i| i.data).map(blocks).collect()
+}
+
+#[test]
+fn layers_and_exports_say_what_hides_the_file() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let image = image(dir.path(), "image", 2);
+    let node = Node::with(&runtime, on(Some(&image), VOLUME));
+    sample(&node, VOLUME);
+    let path = dir.path().join("file");
+    // The oldest layer: its zeros hide the file.
+    let (port, task) = receiver(&node, &path);
+    node.send("volume-snap-a.img", port, false).unwrap();
+    assert!(received(&node, task));
+    assert_eq!(data_of(&path), [(0, 10), (20, 30)]);
+    assert!(fs::read(&path).unwrap() == node.layer("a").1);
+    // What one reads, without the file and with it.
+    let wanted = node.content("vol@b");
+    for with_file in [false, true] {
+        let path = dir.path().join(format!("export {with_file}"));
+        let (port, task) = receiver(&node, &path);
+        let request = VolumeExportRequest {
+            snapshot_file_name: "b".to_owned(),
+            host: "127.0.0.1".to_owned(),
+            port: port.into(),
+            export_backing_image_if_exist: with_file,
+            file_sync_http_client_timeout: 30,
+        };
+        node.call(|mut c| async move { c.volume_export(request).await }).unwrap();
+        assert!(received(&node, task));
+        let mut exported = fs::read(&path).unwrap();
+        if !with_file {
+            assert_eq!(data_of(&path), [(0, 10), (20, 40)]);
+            let end = (40 * BLOCK) as usize;
+            assert!(exported[end..].iter().all(|byte| *byte == 0));
+            let holes = (10 * BLOCK) as usize..(20 * BLOCK) as usize;
+            for range in [holes, end..wanted.len()] {
+                exported[range.clone()].copy_from_slice(&wanted[range]);
+            }
+        }
+        assert!(exported == wanted, "with the file: {with_file}");
+    }
+}
+
+#[test]
+fn a_clone_rests_on_the_same_file_or_is_none() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (image(dir.path(), "image", 2), image(dir.path(), "other", 5));
+    let copy = image(dir.path(), "a copy elsewhere", 2);
+    let source = Node::with(&runtime, on(Some(&path), "origin"));
+    sample(&source, "origin");
+    let clone = |target: &Node| {
+        let request = SnapshotCloneRequest {
+            from_address: source.address.clone(),
+            to_host: "tcp://127.0.0.1".to_owned(),
+            snapshot_file_name: "b".to_owned(),
+            file_sync_http_client_timeout: 30,
+            from_volume_name: "origin".to_owned(),
+            ..Default::default()
+        };
+        target.call(|mut c| async move { c.snapshot_clone(request).await })
+    };
+    for wrong in [None, Some(&*other)] {
+        let target = Node::with(&runtime, on(wrong, VOLUME));
+        let before = target.content(VOLUME);
+        let refused = clone(&target).unwrap_err();
+        assert!(refused.message().contains("backing file"), "{refused}");
+        assert!(target.content(VOLUME) == before && target.snapshots().is_empty());
+    }
+    let target = Node::with(&runtime, on(Some(&copy), VOLUME));
+    clone(&target).unwrap();
+    assert!(target.content(VOLUME) == source.content("origin@b"));
+    // Blocks 0 to 9 but for two, and 25 to 39: nothing of the file.
+    assert_eq!(target.agent.traffic().received.load(Ordering::Relaxed), (8 + 15) * BLOCK);
+    assert_eq!(target.store.check().unwrap().findings, []);
+}
