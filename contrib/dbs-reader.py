@@ -253,6 +253,8 @@ class Store:
             self.layers[number + 1] = ({}, [])
             if flags & BACKED:
                 self.bases[number + 1] = size // BLOCK
+                content = os.path.getsize(self.backing.name) if self.backing else size
+                need(-(-content // BLOCK) == size // BLOCK, "the backing file has another length, or is not raw")
         half = self.per_extent // 8
         for region in (EXTENTS, SPARES):
             for number, item in self.items(region, self.entry):

@@ -2,6 +2,7 @@
 //! snapshot or head, as a chain of files would be, they must give what is read there.
 
 use crate::content::{SECTOR, SECTORS};
+use crate::image;
 use crate::model::Model;
 use dbs_core::Store;
 use dbs_core::info::{LayerInfo, LayerRange, LayerState};
@@ -87,13 +88,23 @@ fn check_tree(infos: &[LayerInfo]) -> Result<(), String> {
     Ok(())
 }
 
+/// What the file has that a volume rests on, if it does.
+fn file_below(store: &Store, volume: &str) -> Result<Vec<u8>, String> {
+    if store.backing(volume).map_err(|e| e.to_string())?.is_none() {
+        return Ok(Vec::new());
+    }
+    let mut bytes = vec![0; image::file().size() as usize];
+    image::file().read_at(0, &mut bytes).map_err(|e| e.to_string())?;
+    Ok(bytes)
+}
+
 /// The content of a layer over what is below it, which must be what is read of the snapshot.
 fn lay(store: &Store, volume: &str, info: &LayerInfo, laid: &Laid) -> Result<Vec<u8>, String> {
     let spec = info.name.as_ref().map_or_else(|| volume.to_owned(), |s| format!("{volume}@{s}"));
     let mut content = match (&info.parent, &info.origin) {
         (Some(parent), _) => laid.get(&Some(parent.clone())).cloned().unwrap_or_default(),
         (None, Some(origin)) => read_volume(store, origin)?,
-        (None, None) => Vec::new(),
+        (None, None) => file_below(store, volume)?,
     };
     content.resize(info.size as usize, 0);
     let layer = store.layer(volume, info.name.as_deref()).map_err(|e| e.to_string())?;

@@ -33,7 +33,12 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
         Op::Flatten { vol, limit } => {
             match store.flatten(&volume_name(vol), &mut countdown(limit)) {
                 // A clone that rests on a file.
-                Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+                Err(error)
+                    if error.kind() == ErrorKind::Unsupported
+                        && store.backing(&volume_name(vol))?.is_some() =>
+                {
+                    Ok(())
+                }
                 flattened => flattened.or_else(not_stopped),
             }
         }

@@ -13,7 +13,7 @@ use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::journal::Scan;
 use crate::format::record::{FillState, Record};
 use crate::format::slots::{self, SNAPSHOT_DELETED, SNAPSHOT_LABELLED, SnapshotSlot, VolumeSlot};
-use crate::format::superblock::INCOMPAT_LOST;
+use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_LOST};
 use crate::format::{Geometry, RegionKind, Superblock, entry};
 use crate::info::{Finding, Severity};
 use crate::limits::SEQUENCE_START_MAX;
@@ -85,6 +85,8 @@ pub struct Loader {
     noted: usize,
     /// Runs may say that something is lost.
     has_lost: bool,
+    /// There may be bases.
+    has_bases: bool,
     /// What could not be made sense of, for repair.
     unread: Unread,
     /// The session that ended without closing, if one did.
@@ -105,6 +107,7 @@ impl Loader {
             damaged: 0,
             noted: 0,
             has_lost: superblock.incompat & INCOMPAT_LOST != 0,
+            has_bases: superblock.incompat & INCOMPAT_BACKED != 0,
             volumes: Vec::new(),
             snapshots: Vec::new(),
             labels: HashMap::new(),

@@ -154,6 +154,9 @@ impl Meta {
                 continue;
             }
             let (_, below) = of(parent);
+            // A base ends with a block, in which the volume may end.
+            let on_file = self.snapshot(SnapshotId(parent)).backed();
+            let size = if on_file { size.next_multiple_of(BLOCK_BYTES) } else { size };
             if size < below || (size > below && !below.is_multiple_of(BLOCK_BYTES)) {
                 let above = match self.snapshot(*id).name.as_str() {
                     "" => "the head",
@@ -163,7 +166,11 @@ impl Meta {
                     "`{}`: {above} of {size} bytes cannot build on {} of {below}: a parent is no \
                      larger, and ends with a block if it is smaller",
                     volume.name,
-                    self.snapshot(SnapshotId(parent)).name
+                    if on_file {
+                        "its backing file"
+                    } else {
+                        &self.snapshot(SnapshotId(parent)).name
+                    }
                 )));
             }
         }

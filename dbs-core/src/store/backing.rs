@@ -2,7 +2,7 @@
 
 use super::facts::volume_info;
 use super::{Inner, Store};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::labels;
 use crate::format::superblock::INCOMPAT_BACKED;
 use crate::info::{BackingInfo, VolumeInfo};
@@ -136,7 +136,8 @@ impl Inner {
     fn file_of(&self, meta: &Meta, base: SnapshotId) -> Result<Arc<dyn Backing>> {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files.get(&meta.snapshot(base).labels).and_then(Weak::upgrade).ok_or_else(|| {
-            Error::not_found(format!(
+            // As a disk that is not there: a client is not told that it asked for something wrong.
+            Error::new(ErrorKind::Io, format!(
                 "the content is in a backing file that is not given, or is not the file it was: {}; give \
                  that file with --backing-file",
                 identity_of(meta, base)

@@ -9,6 +9,7 @@ use super::{IoDriver, Store};
 use crate::error::{Error, Result};
 use crate::format::geometry::REGION_KINDS;
 use crate::format::journal::Scan;
+use crate::format::slots::SNAPSHOT_BACKED;
 use crate::format::slots::{self, SnapshotSlot, VolumeSlot};
 use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_GROUPS, INCOMPAT_LOST, Superblock};
 use crate::format::{Geometry, Region, RegionKind, entry, labels};
@@ -104,14 +105,15 @@ impl Store {
         }
         let marks = superblock.clean_marks;
         slots_are_worth_their_memory(&dump, length)?;
+        let has_bases = dump.snapshots.iter().any(|snapshot| snapshot.flags & SNAPSHOT_BACKED != 0);
+        let superblock =
+            Superblock { incompat: if has_bases { INCOMPAT_BACKED } else { 0 }, ..superblock };
         let mut loader = Loader::new(&superblock, Scan::default());
         fill(&mut loader, &dump, &geometry)?;
         let (meta, _) = loader.finish(0, [0; 16]).map_err(|error| error.context("the dump"))?;
         let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
         let groups = if geometry.has_sums() { INCOMPAT_GROUPS } else { 0 };
-        let backed = meta.snapshots().any(|(_, s)| s.backed());
-        let backed = if backed { INCOMPAT_BACKED } else { 0 };
-        let incompat = groups | backed | if lost { INCOMPAT_LOST } else { 0 };
+        let incompat = groups | superblock.incompat | if lost { INCOMPAT_LOST } else { 0 };
         let new = Superblock { sequence, incompat, clean_marks: marks, ..superblock };
         let step = RepairStep {
             kind: RepairKind::Mended,

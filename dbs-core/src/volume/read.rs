@@ -66,31 +66,43 @@ impl Inner {
             (any.then(|| self.fence(&meta)), files)
         };
         let mut files = files.iter();
-        let mut reads = Vec::with_capacity(pieces.len());
+        let (mut reads, mut in_files) = (Vec::with_capacity(pieces.len()), Vec::new());
         let mut first = 0;
         for (part, end) in parts.iter_mut().zip(&ends) {
-            lay_out(part, &pieces[first..*end], &mut files, &mut reads)?;
+            lay_out(part, &pieces[first..*end], &mut files, &mut reads, &mut in_files);
             first = *end;
         }
-        let Some(fenced) = fenced else { return Ok(()) };
-        let outcome = self.read_data(&mut reads, fenced.number());
-        let outcome = outcome.map_err(|fault| self.find_unreadable(fault, &reads));
+        let outcome = match &fenced {
+            None => Ok(()),
+            Some(fenced) => {
+                let outcome = self.read_data(&mut reads, fenced.number());
+                outcome.map_err(|fault| self.find_unreadable(fault, &reads))
+            }
+        };
+        // A file may be slow, and nothing in the store has to wait for it.
         drop((reads, fenced));
+        let in_files =
+            in_files.into_iter().try_for_each(|(file, at, buf)| read_file(file, at, buf));
         outcome.map_err(|fault| {
             let place = |address| place_of(parts, &ends, &pieces, address);
             self.read_error_at(fault, place, || format!("reading {} failed", name()))
-        })
+        })?;
+        in_files
     }
 }
 
-/// Turns the pieces of a read into device reads; what is a hole is zeroed here, and what is in a file is
-/// read. `files` are those of all pieces that are in one.
+/// A part of a read in a file: which, where, and into what.
+type InFile<'a> = (&'a dyn Backing, u64, &'a mut [u8]);
+
+/// Turns the pieces of a read into reads of the device and of files; what is a hole is zeroed here. `files` are
+/// those of all pieces that are in one.
 fn lay_out<'a>(
     part: &'a mut ReadPart<'_>,
     pieces: &[ReadPiece],
-    files: &mut std::slice::Iter<'_, Arc<dyn Backing>>,
+    files: &mut std::slice::Iter<'a, Arc<dyn Backing>>,
     reads: &mut Vec<ReadRequest<'a>>,
-) -> Result<()> {
+    in_files: &mut Vec<InFile<'a>>,
+) {
     let mut at = part.offset;
     // The first block may begin before the range, the last one end behind it.
     let mut skip = part.offset % BLOCK_BYTES;
@@ -100,7 +112,7 @@ fn lay_out<'a>(
         let (buf, after) = rest.split_at_mut(length);
         let file = piece.base.and_then(|_| files.next());
         match (piece.address, file) {
-            (None, Some(file)) => read_file(&**file, at, buf)?,
+            (None, Some(file)) => in_files.push((&**file, at, buf)),
             (Some(_), _) if buf.is_empty() => {}
             (Some(address), _) => reads.push(ReadRequest { offset: address + skip, buf }),
             (None, None) => buf.fill(0),
@@ -108,7 +120,6 @@ fn lay_out<'a>(
         (rest, skip) = (after, 0);
         at += length as u64;
     }
-    Ok(())
 }
 
 /// Where in what is read the block at a byte of the device is.

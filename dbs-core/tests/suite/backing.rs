@@ -149,7 +149,7 @@ fn nothing_reads_zeros_in_place_of_a_file_that_is_not_there() {
         for spec in ["v", "v@s", "clone"] {
             let volume = store.volume(spec).unwrap();
             let error = volume.read_at(BLOCK as u64, &mut [0; BLOCK]).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::NotFound, "{what}: {error}");
+            assert_eq!(error.kind(), ErrorKind::Io, "{what}: {error}");
             assert!(error.to_string().contains("file 2"), "{error}");
             let mut request = Request::new();
             let start = volume.start_read(BLOCK as u64, BLOCK as u64, &mut request).unwrap();
@@ -159,7 +159,7 @@ fn nothing_reads_zeros_in_place_of_a_file_that_is_not_there() {
         }
         // A part of a block would have to be completed from the file.
         let error = store.volume("v").unwrap().write_at(BLOCK as u64, &[1; 512], false);
-        assert_eq!(error.unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Io);
         let observer = store.observe("v").unwrap();
         assert!(observer.read_at(BLOCK as u64, &mut [0; BLOCK]).is_err());
     };
@@ -244,6 +244,29 @@ fn what_a_file_has_behind_a_smaller_size_does_not_come_back() {
     assert_eq!(read(store, "v"), model);
     store.rollback("v", "whole").unwrap();
     assert_eq!(read(store, "v"), fresh(2));
+    // A layer that is smaller than the file, and says nothing of what is behind its end.
+    store.set_rebuilding("v", true).unwrap();
+    store.insert_snapshot("v", "short", EXTENT as u64, &SnapshotOptions::default()).unwrap();
+    store.set_rebuilding("v", false).unwrap();
+    store.rollback_keeping_size("v", "short").unwrap();
+    let mut model = fresh(2);
+    model[EXTENT..].fill(0);
+    assert_eq!(read(store, "v"), model);
+}
+
+/// The base ends with a block, the volume within it: found by review, it could not be rebuilt.
+#[test]
+fn a_volume_may_end_in_the_last_block_of_its_file() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    let file = store.attach_backing(file_of(2));
+    store.create_backed("v", FILE as u64, &file).unwrap();
+    store.set_rebuilding("v", true).unwrap();
+    store.insert_snapshot("v", "a", FILE as u64, &SnapshotOptions::default()).unwrap();
+    let link = Link { snapshot: "a".to_owned(), ..Link::default() };
+    store.relink("v", &[link], Some("a")).unwrap();
+    store.set_rebuilding("v", false).unwrap();
+    assert_eq!(read(&store, "v"), fresh(2)[..FILE]);
 }
 
 #[test]

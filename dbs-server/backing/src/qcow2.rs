@@ -7,6 +7,7 @@ use flate2::{Decompress, FlushDecompress};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a file begins with.
@@ -75,7 +76,7 @@ impl Qcow2 {
             return Err(Error::invalid("its first-level table is damaged"));
         }
         let mut table = vec![0; needed as usize * 8];
-        read_to_end_of(&file, l1_offset, &mut table).map_err(cannot)?;
+        file.read_exact_at(&mut table, l1_offset).map_err(cannot)?;
         let l1 = words(&table).collect();
         let unpacked = Mutex::default();
         Ok(Self { file, length, size, cluster_bits, version, l1, unpacked })
@@ -111,6 +112,11 @@ impl Qcow2 {
         Ok(())
     }
 
+    /// Whether the file has these bytes. What is cut off is no zeros.
+    fn is_inside(&self, place: u64, bytes: u64) -> bool {
+        place.checked_add(bytes).is_some_and(|end| end <= self.length)
+    }
+
     fn cluster(&self) -> u64 {
         1 << self.cluster_bits
     }
@@ -133,20 +139,22 @@ impl Qcow2 {
             entries.fill(0);
             return Ok(());
         }
-        if !table.is_multiple_of(self.cluster()) || table >= self.length {
-            return Err(damaged(at, "its second-level table is nowhere"));
+        if !table.is_multiple_of(self.cluster()) || !self.is_inside(table, self.cluster()) {
+            return Err(damaged(at, "its second-level table is behind the end of the file"));
         }
-        read_to_end_of(&self.file, table + index % per_table * 8, entries)
+        self.file.read_exact_at(entries, table + index % per_table * 8)
     }
 
     fn read_cluster(&self, entry: u64, inside: u64, buf: &mut [u8]) -> io::Result<()> {
+        let needed = buf.len() as u64;
         match self.find(entry) {
             Cluster::Zeros => buf.fill(0),
             Cluster::At(place) => {
-                if !place.is_multiple_of(self.cluster()) || place >= self.length {
-                    return Err(damaged(place, "a cluster is nowhere"));
+                if !place.is_multiple_of(self.cluster()) || !self.is_inside(place, inside + needed)
+                {
+                    return Err(damaged(place, "a cluster is behind the end of the file"));
                 }
-                read_to_end_of(&self.file, place + inside, buf)?;
+                self.file.read_exact_at(buf, place + inside)?;
             }
             Cluster::Packed(place, bytes) => {
                 let cluster = self.unpack(place, bytes)?;
@@ -177,8 +185,10 @@ impl Qcow2 {
         if let Some((_, cluster)) = kept().iter().find(|(at, _)| *at == place) {
             return Ok(Arc::clone(cluster));
         }
-        let mut packed = vec![0; bytes];
-        read_to_end_of(&self.file, place, &mut packed)?;
+        // It counts sectors, the last of which may end behind the file. What is cut off does not unpack.
+        let there = self.length.saturating_sub(place).min(bytes as u64) as usize;
+        let mut packed = vec![0; there];
+        self.file.read_exact_at(&mut packed, place)?;
         let mut cluster = vec![0; self.cluster() as usize];
         let mut inflate = Decompress::new(false);
         let outcome = inflate.decompress(&packed, &mut cluster, FlushDecompress::Finish);

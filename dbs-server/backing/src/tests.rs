@@ -158,6 +158,39 @@ fn the_identity_is_that_of_the_bytes_and_not_of_the_path() {
     }
 }
 
+/// What was cut off, as by a download that broke off, is an error and no zeros.
+#[test]
+fn an_image_that_is_cut_off_gives_no_zeros() {
+    if !there_is_qemu_img() {
+        return;
+    }
+    let mut rng = fastrand::Rng::with_seed(9);
+    let dir = tempfile::tempdir().unwrap();
+    let expected = content(&mut rng);
+    fs::write(dir.path().join("raw"), &expected).unwrap();
+    for kind in [&["-c"][..], &["-o", "cluster_size=4k"], &["-o", "cluster_size=64k"]] {
+        qemu_img(&[&["convert", "-O", "qcow2"], kind, &["raw", "image"]].concat(), dir.path());
+        let good = fs::read(dir.path().join("image")).unwrap();
+        let mut errors = 0;
+        for end in (512..good.len()).step_by(good.len() / 150) {
+            let path = dir.path().join("cut");
+            fs::write(&path, &good[..end]).unwrap();
+            let Ok(image) = open(&path) else {
+                errors += 1;
+                continue;
+            };
+            for (at, wanted) in (0..).step_by(4096).zip(expected.chunks(4096)) {
+                let mut block = vec![0xaa; wanted.len()];
+                match image.read_at(at, &mut block) {
+                    Ok(()) => assert!(block == wanted, "{kind:?} cut at {end}: {at}"),
+                    Err(_) => errors += 1,
+                }
+            }
+        }
+        assert!(errors > 100, "{kind:?}: {errors}");
+    }
+}
+
 /// No file makes a reader panic, hang, or take much memory.
 #[test]
 fn hostile_images_are_errors_or_bytes() {

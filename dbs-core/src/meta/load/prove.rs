@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::RegionKind;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
-use crate::format::slots::{self, SNAPSHOT_LABELLED, SnapshotSlot, VolumeSlot};
+use crate::format::slots::{self, SNAPSHOT_BACKED, SNAPSHOT_LABELLED, SnapshotSlot, VolumeSlot};
 use crate::info::{CheckReport, Finding, Severity};
 use crate::limits::{EXTENT_MIN_BYTES, LABELS_MAX_BYTES, VOLUME_MAX_BYTES};
 use crate::meta::alloc::{Allocator, FreeSet};
@@ -120,6 +120,10 @@ impl Loader {
                 self.corrupt(RegionKind::Snapshots, Some(index as u32), &fault.to_string());
             }
             let flags = slot.flags.get();
+            if flags & SNAPSHOT_BACKED != 0 && !self.has_bases {
+                let text = "a base, which the superblock does not tell of: an older version would read zeros";
+                self.corrupt(RegionKind::Snapshots, Some(index as u32), text);
+            }
             let name = slots::decode_name(&slot.name, slot.name_bytes);
             let labels = self.build_labels(index as u32, flags);
             snapshots.push(Some(Snapshot {
@@ -340,6 +344,12 @@ impl Loader {
             }
             return None;
         };
+        if snapshot.backed() {
+            let text =
+                "owned by a base, whose content is in a file: which of them is right is not known";
+            self.corrupt(region, Some(index), text);
+            return None;
+        }
         if run == 0 {
             return Some((owner, logical));
         }

@@ -10,6 +10,7 @@ use dbs_core::{Error, Result};
 use dbs_service::log;
 use longhorn_sync::image::Record;
 use longhorn_wire::proto::dbs::LayersRequest;
+use longhorn_wire::proto::ptypes;
 use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
 use longhorn_wire::proto::ptypes::{SnapshotCloneRequest, VolumeExportRequest};
@@ -171,6 +172,28 @@ impl Agent {
     }
 }
 
+/// What a source replica says of itself, if it has a backing file as well as this one has, or neither has.
+pub(super) async fn source_with(
+    address: &Address,
+    volume: &str,
+    has_file: bool,
+) -> Result<ptypes::Replica> {
+    let calls = remote::calls(address, volume)?;
+    let call = remote::within(remote::SHORT_CALL, ());
+    let answer = ReplicaServiceClient::new(calls).replica_get(call).await;
+    let answer = answer.map_err(|status| {
+        remote::failed(&status, &format!("asking the source replica {address}"))
+    })?;
+    let replica = answer.into_inner().replica.unwrap_or_default();
+    if replica.backing_file.is_empty() == has_file {
+        let (theirs, ours) = if has_file { ("no", "one") } else { ("a", "none") };
+        return Err(Error::invalid(format!(
+            "the source replica {address} has {theirs} backing file, and this one has {ours}"
+        )));
+    }
+    Ok(replica)
+}
+
 /// The size of the volume of which a snapshot is to be cloned, if both have a backing file or none has.
 async fn size_of_source(
     address: &Address,
@@ -178,24 +201,11 @@ async fn size_of_source(
     disk: &str,
     has_file: bool,
 ) -> Result<u64> {
-    let calls = remote::calls(address, &request.from_volume_name)?;
-    let call = remote::within(remote::SHORT_CALL, ());
-    let answer = ReplicaServiceClient::new(calls).replica_get(call).await;
-    let answer = answer.map_err(|status| {
-        remote::failed(&status, &format!("asking the source replica {address}"))
-    })?;
-    let replica = answer.into_inner().replica.unwrap_or_default();
+    let replica = source_with(address, &request.from_volume_name, has_file).await?;
     if !replica.disks.contains_key(disk) {
         return Err(Error::not_found(format!(
             "cannot find snapshot {} in the source replica {}",
             request.snapshot_file_name, request.from_address
-        )));
-    }
-    if replica.backing_file.is_empty() == has_file {
-        let (theirs, ours) = if has_file { ("no", "one") } else { ("a", "none") };
-        return Err(Error::invalid(format!(
-            "the source replica {} has {theirs} backing file, and this one has {ours}",
-            request.from_address
         )));
     }
     let size = replica.size.parse();

@@ -5,6 +5,7 @@
 //! for what differs ([`super::peer`]), upstream's to send their files to receivers here.
 
 use super::Agent;
+use super::clone::source_with;
 use super::files::FileName;
 use super::incoming::IncomingSink;
 use super::jobs::{Job, Kind};
@@ -173,6 +174,11 @@ impl Order {
                 }
             }
         };
+        if peer.is_none() {
+            // Of two replicas of ours each layer says which file it rests on.
+            let has_file = !self.agent.replica.backing_identity().is_empty();
+            source_with(from, volume, has_file).await?;
+        }
         let mut failures = 0;
         while let Some(item) = self.queue.next(from).await {
             let outcome = match (&peer, FileName::parse(&item.from)) {
