@@ -1,6 +1,7 @@
 //! One step of a history, what may happen during it, and which answers that explains.
 
 use crate::disk::{Counts, Faults};
+use crate::image;
 use crate::op::Op;
 use crate::perform::bytes;
 use dbs_core::info::StoreInfo;
@@ -137,6 +138,10 @@ impl Fate {
 pub(crate) fn full(info: &StoreInfo, op: &Op) -> Result<(), String> {
     let tables = info.snapshots >= info.snapshots_max || info.volumes >= info.volumes_max;
     let is_full = match op {
+        // One on a file takes a slot for its base, too.
+        Op::CreateVolume { sectors, .. } if image::is_below(*sectors) => {
+            tables || info.snapshots + 1 >= info.snapshots_max
+        }
         Op::CreateVolume { .. } | Op::CreateSnapshot { .. } | Op::Clone { .. } => tables,
         Op::Rollback { keep_size, .. } => {
             tables || (*keep_size && info.extents_free <= RESERVE_EXTENTS + 1)

@@ -24,6 +24,8 @@ impl Meta {
         (labels, end): (&[u8], u64),
         births: [Birth; 3],
     ) -> Step<VolumeId> {
+        // As of any volume: what is wrong with the name is told before what there is no room for.
+        self.check_volume_name_free(name)?;
         check_size(end)?;
         let base = self.next_snapshot()?;
         self.require_labels(base, labels)?;

@@ -325,7 +325,7 @@ impl Meta {
         Ok(())
     }
 
-    fn check_volume_name_free(&self, name: &str) -> Result<()> {
+    pub(super) fn check_volume_name_free(&self, name: &str) -> Result<()> {
         if self.volume_names.contains_key(name) {
             return Err(Error::exists(format!("a volume `{name}` exists already")));
         }
