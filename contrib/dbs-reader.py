@@ -3,6 +3,7 @@
 the store, and shares no code with `dbs`: it was written from docs/format.md alone, whose sections the comments name."""
 
 import argparse
+import hashlib
 import json
 import os
 import struct
@@ -10,8 +11,8 @@ import sys
 import uuid
 
 BLOCK, SPARE_BASE, SEQUENCE_MAX = 4096, 1 << 30, 1 << 62
-HEAD, DELETED, BACKED = 0x1, 0x8, 0x40
-VOLUMES, SNAPSHOTS, JOURNAL, SPARES, EXTENTS, DATA, SUMS = 1, 2, 4, 5, 6, 7, 8
+HEAD, DELETED, LABELLED, BACKED = 0x1, 0x8, 0x10, 0x40
+VOLUMES, SNAPSHOTS, LABELS, JOURNAL, SPARES, EXTENTS, DATA, SUMS = 1, 2, 3, 4, 5, 6, 7, 8
 MARKED = {VOLUMES: b"DBSv", SNAPSHOTS: b"DBSs", SPARES: b"DBSz", EXTENTS: b"DBSe"}
 
 
@@ -34,6 +35,27 @@ def crc32c(data):
     for byte in data:
         crc = TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
+
+
+class Backing:
+    """Section 6: a file that volumes may rest on, and the text that identifies it."""
+
+    def __init__(self, path):
+        self.path, self.file = path, open(path, "rb")
+        self.size = length = self.file.seek(0, os.SEEK_END)
+        need(self.at(0, 4) != b"QFI\xfb", f"{path}: this is a qcow2 file, and only raw ones are read here")
+        parts = [(0, length)]
+        if length > 1179648:
+            parts = [(65536 + i * ((length - 131072) // 256), BLOCK) for i in range(256)]
+            parts = [(0, 65536), *parts, (length - 65536, 65536)]
+        digest = hashlib.sha256(b"".join(self.at(*part) for part in parts)).hexdigest()
+        self.identity = f"raw, {length} bytes, {length} of content, sha256 of parts {digest}"
+
+    def at(self, offset, length):
+        self.file.seek(offset)
+        data = self.file.read(length)
+        need(len(data) == max(0, min(length, self.size - offset)), f"{self.path}: it is shorter than it was")
+        return data
 
 
 class Superblock:
@@ -69,9 +91,9 @@ class Superblock:
 
 
 class Store:
-    def __init__(self, path, tail=None, verify=True, backing=None):
+    def __init__(self, path, tail=None, verify=True, backing=()):
         self.file = os.open(path, os.O_RDONLY)
-        self.backing = open(backing, "rb") if backing else None
+        self.given, self.labels = [Backing(each) for each in backing], {}
         self.find_superblock(os.lseek(self.file, 0, os.SEEK_END))
         self.per_extent = self.super.extent // BLOCK
         self.entry = 16 + self.per_extent // 4
@@ -105,7 +127,7 @@ class Store:
         copies = []
         for address in (offset + BLOCK * index, offset + length // 2 + BLOCK * index):
             block = self.read(address, BLOCK)
-            head = self.header(block, MARKED[region], address)
+            head = self.header(block, MARKED.get(region, b"DBSl"), address)
             copies += [[head[0], bytearray(block[64:])]] if head else []
         need(copies, f"region {region}: both copies of block {index} are damaged")
         return max(copies, key=lambda copy: copy[0])
@@ -188,6 +210,8 @@ class Store:
                 need(body[4] < 4, "records: mark")
                 for new in range(index):
                     self.blocks[list(MARKED)[body[4]]].setdefault(new, [0, bytearray(4032)])
+            if tag == 4:
+                self.labels[index] = body[4:].ljust(4032, b"\0")
             if not region:
                 continue
             if tag in entries and index >= SPARE_BASE:
@@ -252,9 +276,12 @@ class Store:
             self.snapshots[number + 1] = (volume, parent, named, size, made, uid)
             self.layers[number + 1] = ({}, [])
             if flags & BACKED:
-                self.bases[number + 1] = size // BLOCK
-                content = os.path.getsize(self.backing.name) if self.backing else size
-                need(-(-content // BLOCK) == size // BLOCK, "the backing file has another length, or is not raw")
+                label = self.label(number) if flags & LABELLED else "which one is lost"
+                found = [each for each in self.given if each.identity == label]
+                self.bases[number + 1] = (size // BLOCK, label, (found or [None])[0])
+        labels = sorted({label for _, label, _ in self.bases.values()})
+        for each in self.given:
+            need(each.identity in labels, f"{each.path}: no volume rests on this file ({each.identity}), but on {labels}")
         half = self.per_extent // 8
         for region in (EXTENTS, SPARES):
             for number, item in self.items(region, self.entry):
@@ -267,8 +294,19 @@ class Store:
                 need(data & zero == 0 and logical not in entries, f"region {region}: entry {number}")
                 entries[logical] = (number, data, zero)
 
+    def label(self, slot):
+        """Section 6: the text of a base's only label."""
+        count, data = 0, b""
+        for index in (2 * slot, 2 * slot + 1):
+            if len(data) <= count:
+                data += self.labels[index] if index in self.labels else bytes(self.mirrored(LABELS, index)[1])
+                count = 4 + struct.unpack_from("<I", data)[0]
+        need(data[4:14] == struct.pack("<IH4s", 1, 4, b"file"), f"snapshot {slot + 1}: the labels of a base")
+        (length,) = struct.unpack_from("<H", data, 14)
+        return data[16 : 16 + length].decode()
+
     def shown(self, snapshot, logical):
-        """Section 10: the data of a volume extent, as (first block, blocks, data extent, or None for the file of a base)."""
+        """Section 10: the data of a volume extent, as (first block, blocks, data extent, or minus a base for its file)."""
         left, steps = (1 << self.per_extent) - 1, 0
         while snapshot and left:
             need(snapshot in self.snapshots and steps < len(self.snapshots), "snapshot table: parents")
@@ -288,8 +326,8 @@ class Store:
                 if states:
                     return
             for block in range(self.per_extent if snapshot in self.bases else 0):
-                if left >> block & 1 and logical * self.per_extent + block < self.bases[snapshot]:
-                    yield block, 1, None
+                if left >> block & 1 and logical * self.per_extent + block < self.bases[snapshot][0]:
+                    yield block, 1, -snapshot
             snapshot, steps = self.snapshots[snapshot][1], steps + 1
 
     def sums(self, page):
@@ -315,20 +353,27 @@ class Store:
 
     def export(self, snapshot, size, path):
         with open(path, "xb") as file:
-            file.truncate(size)
-            for logical in range(-(-size // self.super.extent)):
-                for block, count, extent in self.shown(snapshot, logical):
-                    at = logical * self.super.extent + BLOCK * block
-                    if extent is None:
-                        need(self.backing, f"what byte {at} holds is in a backing file: give it with --backing")
-                        self.backing.seek(at)
-                        os.pwrite(file.fileno(), self.backing.read(BLOCK * count)[: max(0, size - at)], at)
-                        continue
-                    first = extent * self.per_extent + block
-                    data = self.read(self.super.regions[DATA][0] + BLOCK * first, BLOCK * count)
-                    if self.verify:
-                        self.compare(first, data)
-                    os.pwrite(file.fileno(), data[: max(0, size - at)], at)
+            try:
+                self.fill(file, snapshot, size)
+            except (Damage, OSError):
+                os.unlink(path)
+                raise
+
+    def fill(self, file, snapshot, size):
+        file.truncate(size)
+        for logical in range(-(-size // self.super.extent)):
+            for block, count, extent in self.shown(snapshot, logical):
+                at = logical * self.super.extent + BLOCK * block
+                if extent < 0:
+                    _, label, found = self.bases[-extent]
+                    need(found, f"what byte {at} holds is in a backing file, give it with --backing: {label}")
+                    os.pwrite(file.fileno(), found.at(at, BLOCK * count)[: max(0, size - at)], at)
+                    continue
+                first = extent * self.per_extent + block
+                data = self.read(self.super.regions[DATA][0] + BLOCK * first, BLOCK * count)
+                if self.verify:
+                    self.compare(first, data)
+                os.pwrite(file.fileno(), data[: max(0, size - at)], at)
 
     def all(self):
         """Every volume and snapshot: name, snapshot to read, size, time, uuid."""
@@ -345,7 +390,7 @@ def main():
     args.add_argument("names", nargs="*", metavar="VOLUME[@SNAPSHOT]", help="all, if none is given")
     args.add_argument("--export", metavar="DIRECTORY", help="raw images go here, as NAME.raw; none is written over")
     args.add_argument("--tail", metavar="FILE", help="the tail of the last process, if it was killed in this boot")
-    args.add_argument("--backing", metavar="FILE", help="raw content of the file that volumes rest on; it is believed")
+    args.add_argument("--backing", metavar="FILE", action="append", default=[], help="a raw file that volumes rest on")
     args.add_argument("--no-verify", action="store_true", help="do not compare data with its checksums")
     args = args.parse_args()
     try:

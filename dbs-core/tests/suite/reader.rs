@@ -8,7 +8,7 @@ use fastrand::Rng;
 use flate2::read::GzDecoder;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -95,41 +95,49 @@ fn it_says_what_is_lost() {
     assert!(export("beta").status.success());
 }
 
-/// What is in a file outside the store is read from that file, and is no zeros without it.
+/// What is in a file outside the store is read from that file and from no other, and is no zeros without it.
 #[test]
 fn it_reads_a_file_that_volumes_rest_on() {
     if !there_is_python() {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    let (image, raw) = (dir.path().join("image"), dir.path().join("raw"));
-    let options =
-        InitOptions { size: Some(16 << 20), extent_size: 64 << 10, ..InitOptions::default() };
-    Store::init(&image, &options).unwrap();
-    let tail = TailPlace::None;
-    let store = Store::open(&image, &OpenOptions { tail, ..OpenOptions::default() }).unwrap();
-    let file = store.attach_backing(super::backing::file_of(2));
-    let mut content = vec![0; file.size() as usize];
-    file.read_at(0, &mut content).unwrap();
-    fs::write(&raw, content).unwrap();
-    store.create_backed("v", 1 << 20, &file).unwrap();
-    let volume = store.volume("v").unwrap();
-    volume.write_at(4096, &[1; 4096], false).unwrap();
-    volume.discard(8192, 100 << 10).unwrap();
-    volume.flush().unwrap();
-    let expected = contents(&store);
-    drop(volume);
-    store.close().unwrap();
-    let out = dir.path().join("out");
+    let (dir, image) = golden("v2.0-backed/backed");
+    let mut file = Vec::new();
+    let packed = File::open(format!("{FIXTURES}/v2.0-backed/backed.file.gz")).unwrap();
+    GzDecoder::new(packed).read_to_end(&mut file).unwrap();
+    let [raw, out] = ["raw", "out"].map(|name| dir.path().join(name).to_str().unwrap().to_owned());
     fs::create_dir(&out).unwrap();
-    let (out, raw) = (out.to_str().unwrap(), raw.to_str().unwrap());
-    let refused = run(&image, &["--export", out]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("backing file"), "{said}");
-    fs::remove_file(format!("{out}/v.raw")).unwrap();
-    let read = run(&image, &["--export", out, "--backing", raw]);
+    let export = |more: &[&str]| run(&image, &[&["--export", &out], more].concat());
+    let refused = |more: &[&str], says: &str| {
+        let output = export(more);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(says), "{says}: {said}");
+        assert!(!said.contains("Traceback"), "{said}");
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "{says}: nothing is left");
+    };
+    refused(&[], "is in a backing file, give it with --backing: raw, 1200640 bytes");
+    refused(&["--backing", &raw], &raw);
+    for at in [0, 70_000, file.len() - 1] {
+        let mut other = file.clone();
+        other[at] ^= 1;
+        fs::write(&raw, other).unwrap();
+        refused(&["--backing", &raw], &format!("{raw}: no volume rests on this file"));
+    }
+    fs::write(&raw, &file[..file.len() - 512]).unwrap();
+    refused(&["--backing", &raw], &format!("{raw}: no volume rests on this file"));
+    fs::write(&raw, [b"QFI\xfb", &file[4..]].concat()).unwrap();
+    refused(&["--backing", &raw], &format!("{raw}: this is a qcow2 file"));
+    fs::write(&raw, file).unwrap();
+    let read = export(&["--backing", &raw]);
     assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
-    assert!(fs::read(format!("{out}/v.raw")).unwrap() == expected["v"]);
+    let expected =
+        fs::read_to_string(format!("{FIXTURES}/v2.0-backed/backed.contents.txt")).unwrap();
+    for line in expected.lines() {
+        let spec = line.split(' ').next().unwrap();
+        let bytes = fs::read(format!("{out}/{spec}.raw")).unwrap();
+        assert_eq!(format!("{spec} {} {:08x}", bytes.len(), crc32c(&bytes)), line);
+    }
+    assert_eq!(fs::read_dir(&out).unwrap().count(), expected.lines().count());
 }
 
 /// An unpacked golden image, and the directory it is in.
