@@ -78,7 +78,7 @@ impl Agent {
         let SnapshotCloneRequest { from_address, snapshot_file_name: snapshot, .. } = request;
         let address = Address::parse(from_address)?;
         let disk = names::snapshot_disk(snapshot);
-        let has_file = !self.replica.backing_identity().is_empty();
+        let has_file = !self.replica.backing_identity()?.is_empty();
         let size = size_of_source(&address, request, &disk, has_file).await?;
         let ours = {
             let me = Arc::clone(self);

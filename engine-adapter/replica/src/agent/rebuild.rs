@@ -14,7 +14,7 @@ use super::peer::layer::LayerMut;
 use super::queue::{Item, Progress, Queue};
 use super::send::{blocking, broken};
 use super::shelf::StoreLayer;
-use crate::replica::meta::DiskMeta;
+use crate::replica::meta::{DiskMeta, VolumeMeta};
 use dbs_core::io::buffer::AlignedBuf;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_service::log;
@@ -176,7 +176,7 @@ impl Order {
         };
         if peer.is_none() {
             // Of two replicas of ours each layer says which file it rests on.
-            let has_file = !self.agent.replica.backing_identity().is_empty();
+            let has_file = !self.agent.replica.backing_identity()?.is_empty();
             source_with(from, volume, has_file).await?;
         }
         let mut failures = 0;
@@ -323,6 +323,13 @@ impl Order {
         let me = Arc::clone(self);
         blocking(move || {
             let dir = me.agent.host.join(dir);
+            // Of files it is not known which backing file they lie on: both have one, or neither has.
+            let theirs = VolumeMeta::read(&dir)?.unwrap_or_default().backing_file_path;
+            if theirs.is_empty() != me.agent.replica.backing_identity()?.is_empty() {
+                let text =
+                    "of this replica and of the source one has a backing file, the other has none";
+                return Err(Error::invalid(text));
+            }
             // All or nothing: what is copied is as it should be, but the rest is quicker remotely.
             for item in &items {
                 FileName::parse(&item.from)?;

@@ -111,6 +111,7 @@ impl Shelf {
         let store = self.replica.store()?;
         let volume = self.replica.volume_name();
         let disks = self.replica.disks()?;
+        let file = self.replica.backing_identity()?;
         let layers = store.layers(volume)?;
         let by_name: HashMap<_, _> =
             layers.iter().filter_map(|layer| Some((layer.name.as_deref()?, layer))).collect();
@@ -125,7 +126,7 @@ impl Shelf {
                 data_bytes: layer.data_bytes,
                 stamp: stamp(layer, request.flattened).into(),
                 meta: disk_meta(disk, found).to_bytes()?.into(),
-                file: self.replica.backing_identity().to_owned(),
+                file: file.clone(),
                 ..LayerInfo::default()
             };
             if request.flattened {

@@ -2,7 +2,7 @@
 //! what replicas send each other.
 
 use super::Replica;
-use dbs_core::{Backing, Error, Result, Store};
+use dbs_core::{Backing, Error, ErrorKind, Result, Store};
 use longhorn_wire::proto::ptypes;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -37,10 +37,14 @@ impl Below {
 }
 
 impl Replica {
-    /// Identity of the backing file; nothing if there is none.
-    #[must_use]
-    pub fn backing_identity(&self) -> &str {
-        self.below.as_ref().map_or("", |below| below.file.identity())
+    /// Identity of the file that the volume in the store rests on, whatever this process was given; nothing if
+    /// it rests on none.
+    ///
+    /// # Errors
+    /// `Busy` if the store is with another process; `NotFound` if there is no volume yet.
+    pub fn backing_identity(&self) -> Result<String> {
+        let file = self.store()?.backing(&self.options.volume)?;
+        Ok(file.map(|file| file.identity).unwrap_or_default())
     }
 
     /// Path of the backing file; nothing if there is none.
@@ -61,13 +65,18 @@ impl Replica {
         store.create_backed(volume, size, &below.file).map(drop)
     }
 
-    /// Gives the store the backing file, and refuses a volume that rests on another one, or on none.
+    /// Gives the store the backing file, and refuses a volume that rests on another one, or on none. A volume
+    /// that is still to be made is none.
     pub(super) fn take_below(&self, store: &Store) -> Result<()> {
         if let Some(below) = &self.below {
             below.attach(store);
         }
         let volume = &self.options.volume;
-        match (store.backing(volume)?, &self.below) {
+        let file = match store.backing(volume) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        match (file, &self.below) {
             (None, None) => Ok(()),
             (Some(file), Some(below)) if file.identity == below.file.identity() => Ok(()),
             (Some(file), Some(below)) => Err(Error::invalid(format!(
@@ -113,9 +122,9 @@ impl Replica {
     /// something else.
     ///
     /// # Errors
-    /// `Invalid`.
+    /// `Invalid`; as [`Replica::backing_identity`].
     pub fn check_same_below(&self, theirs: &str) -> Result<()> {
-        let ours = self.backing_identity();
+        let ours = &*self.backing_identity()?;
         if ours == theirs {
             return Ok(());
         }

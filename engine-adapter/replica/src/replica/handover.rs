@@ -135,6 +135,9 @@ impl Replica {
             log::warn("take-over", &[("error", &e)]);
         }
         let store = (waiting.open)()?;
+        // With another file below, or none, it is not kept: the older process, or another one with the right
+        // file, can take it, and whoever tries here again is refused again.
+        self.take_below(&store)?;
         self.state().store = Place::Own(store.clone());
         let taken = self
             .settle_in(&store)

@@ -103,7 +103,6 @@ impl Replica {
 
     /// Opens it, or goes on with what was open while the store was elsewhere.
     pub(super) fn open_here(&self, store: &Store) -> Result<()> {
-        // Again: a store that was taken over stays here though the file was refused.
         self.take_below(store)?;
         let volume = store.volume(&self.options.volume)?;
         let was_dirty = {

@@ -118,3 +118,95 @@ fn a_clone_rests_on_the_same_file_or_is_none() {
     assert_eq!(target.agent.traffic().received.load(Ordering::Relaxed), (8 + 15) * BLOCK);
     assert_eq!(target.store.check().unwrap().findings, []);
 }
+
+/// What is compared is what the volume in the store rests on, not what the process was given.
+#[test]
+fn the_store_says_which_file_is_below() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), "image", 2);
+    let node = Node::with(&runtime, on(None, VOLUME));
+    assert_eq!(node.replica.backing_identity().unwrap(), "");
+    node.replica.close().unwrap();
+    node.store.delete_volume(VOLUME).unwrap();
+    let file = dbs_backing::open(&path).unwrap();
+    node.store.create_backed(VOLUME, 64 * MIB, &file).unwrap();
+    assert_eq!(node.replica.backing_identity().unwrap(), file.identity());
+    assert!(node.replica.check_same_below("").is_err());
+    node.replica.check_same_below(file.identity()).unwrap();
+}
+
+fn files(names: &[&str]) -> Vec<SyncFileInfo> {
+    let file = |name: &&str| SyncFileInfo {
+        from_file_name: (*name).to_owned(),
+        to_file_name: (*name).to_owned(),
+        actual_size: 0,
+    };
+    names.iter().map(file).collect()
+}
+
+fn rebuild(target: &Node, source: &Node, local: Option<&Path>) -> Outcome<()> {
+    let request = FilesSyncRequest {
+        from_address_map: [(source.address.clone(), true)].into(),
+        to_host: "127.0.0.1".to_owned(),
+        sync_file_info_list: files(&["volume-snap-a.img"]),
+        fast_sync: true,
+        file_sync_http_client_timeout: 30,
+        local_sync: local.map(|dir| FileLocalSync {
+            source_path: dir.to_str().unwrap().to_owned(),
+            target_path: "/unused".to_owned(),
+        }),
+        ..Default::default()
+    };
+    target.call(|mut c| async move { c.files_sync(request).await })
+}
+
+/// Layers say which file they lie on; who cannot say it, as upstream's, says at least whether there is one.
+#[test]
+fn a_rebuild_is_from_replicas_on_the_same_file() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (image(dir.path(), "image", 2), image(dir.path(), "other", 5));
+    let images = [None, Some(&*path), Some(&*other)];
+    for silent in [false, true] {
+        for (from, to) in [(0, 1), (1, 0), (1, 2), (0, 0), (1, 1)] {
+            let source = Node::with(&runtime, Setup { silent, ..on(images[from], VOLUME) });
+            source.write(0..10, 1);
+            source.snapshot("a");
+            let target = Node::with(&runtime, on(images[to], VOLUME));
+            target.replica.set_rebuilding(true).unwrap();
+            let outcome = rebuild(&target, &source, None);
+            let what = format!("from {from} to {to}, silent: {silent}: {outcome:?}");
+            let refused =
+                outcome.as_ref().err().is_some_and(|e| e.message().contains("backing file"));
+            // Two files are not told from one another by upstream, whose manager compares them.
+            assert_eq!(
+                refused,
+                if silent { (from == 0) != (to == 0) } else { from != to },
+                "{what}"
+            );
+            assert_eq!(outcome.is_ok(), !silent && from == to, "{what}");
+        }
+    }
+}
+
+#[test]
+fn files_of_a_replica_with_a_backing_file_are_not_copied_to_one_without() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), "image", 2);
+    let layer = fs::File::create(dir.path().join("volume-snap-a.img")).unwrap();
+    layer.set_len(64 * MIB).unwrap();
+    for (theirs, ours) in
+        [("", None), ("/images/x", Some(&*path)), ("/images/x", None), ("", Some(&path))]
+    {
+        let meta = format!("{{\"Size\":67108864,\"BackingFilePath\":\"{theirs}\"}}");
+        fs::write(dir.path().join("volume.meta"), meta).unwrap();
+        let source = Node::with(&runtime, Setup { silent: true, ..on(ours, VOLUME) });
+        let host = Some(PathBuf::from("/"));
+        let target = Node::with(&runtime, Setup { host, ..on(ours, VOLUME) });
+        target.replica.set_rebuilding(true).unwrap();
+        let copied = rebuild(&target, &source, Some(dir.path())).is_ok();
+        assert_eq!(copied, theirs.is_empty() == ours.is_none(), "{theirs:?} to {ours:?}");
+    }
+}

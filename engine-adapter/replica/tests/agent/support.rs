@@ -92,6 +92,8 @@ pub struct Setup {
     pub host: Option<PathBuf>,
     pub checksums: bool,
     pub backing_file: Option<PathBuf>,
+    /// Its agent says nothing.
+    pub silent: bool,
 }
 
 impl Default for Setup {
@@ -104,6 +106,7 @@ impl Default for Setup {
             host: None,
             checksums: false,
             backing_file: None,
+            silent: false,
         }
     }
 }
@@ -145,7 +148,9 @@ impl Node {
         let mut routes = control::routes(&identity, &[SERVICE_NAME], true).unwrap();
         routes.add_service(ReplicaRpc::server(Arc::clone(&replica), identity.clone()));
         let mut agents = control::routes(&identity, &SERVICE_NAMES, false).unwrap();
-        agent.add_to(&mut agents, &identity);
+        if !setup.silent {
+            agent.add_to(&mut agents, &identity);
+        }
         let servers = vec![
             ControlServer::start(runtime.handle(), first, routes).unwrap(),
             ControlServer::start(runtime.handle(), second, agents).unwrap(),

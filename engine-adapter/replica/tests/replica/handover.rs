@@ -4,6 +4,7 @@
 use crate::support::*;
 use dbs_core::ErrorKind;
 use longhorn_data::Access;
+use longhorn_wire::proto::ptypes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -225,5 +226,48 @@ fn a_store_goes_back_when_the_older_one_is_opened_again() {
         old.write(1, 8);
         assert_eq!(old.snapshot("c").chain.len(), 4);
         old.close();
+    }
+}
+
+/// A new process with another backing file below, or none, never has the store, however often it tries; one
+/// with the right file then takes it.
+#[test]
+fn an_upgrade_to_another_backing_file_is_refused_each_time() {
+    let dir = tempdir();
+    let [image, other] = [1, 2].map(|byte| {
+        let path = dir.path().join(format!("image {byte}"));
+        std::fs::write(&path, vec![byte; 64 << 10]).unwrap();
+        path
+    });
+    for (first, second, says) in [
+        (Some(&*image), Some(&*other), "is not the file that the volume"),
+        (Some(&image), None, "start the replica with --backing-file"),
+        (None, Some(&image), "start the replica without --backing-file"),
+    ] {
+        let (old, new, older) = pair_on(first, second);
+        let refused = |outcome: Outcome<ptypes::Replica>| {
+            let status = outcome.unwrap_err();
+            assert!(status.message().contains(says), "{status}");
+        };
+        for _ in 0..3 {
+            refused(new.open_as(false, 0));
+            assert!(new.replica.store().is_err(), "{says}: it has the store");
+        }
+        new.open_as(true, 0).unwrap();
+        for _ in 0..3 {
+            let status = wake(&new).unwrap_err();
+            assert!(status.contains(says), "{status}");
+            refused(new.snapshot_as("x", true, NOW, &[]));
+            refused(new.expand(2 * SIZE as i64));
+        }
+        check_surrendered(&old);
+        assert!(older.releases.load(Ordering::SeqCst) > 1);
+        let right = Bench::on(Arc::clone(&old.dir), |options| {
+            options.backing_file = first.map(std::path::Path::to_owned);
+        });
+        right.open();
+        assert_eq!(right.read(0), 2);
+        let identity = right.replica.backing_identity().unwrap();
+        assert_eq!(identity.is_empty(), first.is_none());
     }
 }

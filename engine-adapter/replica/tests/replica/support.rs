@@ -388,7 +388,12 @@ impl Predecessor for Line {
 
 /// An old bench with some history and a newer one beside it.
 pub fn pair() -> (Bench, Bench, Arc<Older>) {
-    let mut old = Bench::new();
+    pair_on(None, None)
+}
+
+/// As [`pair`], with the backing files that the two are given.
+pub fn pair_on(first: Option<&Path>, second: Option<&Path>) -> (Bench, Bench, Arc<Older>) {
+    let mut old = Bench::with(|options| options.backing_file = first.map(Path::to_owned));
     old.create(&SIZE.to_string()).unwrap();
     old.open();
     old.write(0, 1);
@@ -398,16 +403,20 @@ pub fn pair() -> (Bench, Bench, Arc<Older>) {
     old.store = None;
     let older = Arc::new(Older::default());
     *older.replica.lock().unwrap() = Some(Arc::clone(&old.replica));
-    let new = newer(&old, &older);
+    let new = newer_with(&old, &older, |options| options.backing_file = second.map(Path::to_owned));
     (old, new, older)
 }
 
 pub fn newer(old: &Bench, older: &Arc<Older>) -> Bench {
+    newer_with(old, older, |_| {})
+}
+
+fn newer_with(old: &Bench, older: &Arc<Older>, change: impl FnOnce(&mut ReplicaOptions)) -> Bench {
     let dir = Arc::clone(&old.dir);
     let open = {
         let dir = Arc::clone(&dir);
         move || -> dbs_core::Result<Store> { try_store(dir.path()) }
     };
     let predecessor = Box::new(Line(Arc::clone(older)));
-    Bench::from_source(dir, |_| {}, StoreSource::HandOver { predecessor, open: Box::new(open) })
+    Bench::from_source(dir, change, StoreSource::HandOver { predecessor, open: Box::new(open) })
 }
