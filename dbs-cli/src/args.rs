@@ -122,7 +122,7 @@ pub enum BackupCommand {
 /// # Errors
 /// Those of the command.
 pub fn run(cli: Cli) -> Result<ExitCode> {
-    let context = &Context::new(cli.globals)?;
+    let context = &Context::new(cli.globals);
     match cli.command {
         Command::Init(command) => command.run(context),
         Command::Info(command) => command.run(context),

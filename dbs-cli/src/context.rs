@@ -18,7 +18,6 @@ pub struct Context {
     store: Option<PathBuf>,
     driver: IoDriver,
     backing_files: Vec<PathBuf>,
-    backing: Vec<Arc<dyn Backing>>,
     /// Print JSON.
     pub json: bool,
     /// Everything is confirmed.
@@ -32,28 +31,22 @@ pub struct Context {
 
 impl Context {
     /// From the command line.
-    ///
-    /// # Errors
-    /// Those of opening backing files.
-    pub fn new(globals: Globals) -> Result<Self> {
+    pub fn new(globals: Globals) -> Self {
         let driver = match globals.driver {
             Driver::Auto => IoDriver::Auto,
             Driver::Uring => IoDriver::Uring,
             Driver::Pread => IoDriver::Pread,
         };
-        let open = |path: &PathBuf| dbs_backing::open(path);
-        let backing = globals.backing_file.iter().map(open).collect::<Result<_>>()?;
-        Ok(Self {
+        Self {
             store: globals.store,
             driver,
             backing_files: globals.backing_file,
-            backing,
             json: globals.json,
             yes: globals.yes,
             quiet: globals.quiet,
             progress: globals.progress,
             stop: Stop::default(),
-        })
+        }
     }
 
     /// The path of the store.
@@ -66,10 +59,39 @@ impl Context {
         })
     }
 
-    /// How to open a store.
+    /// How to do I/O on an idle store.
+    pub fn driver(&self) -> IoDriver {
+        self.driver
+    }
+
+    /// How to open a store for one command. A backing file that cannot be opened is told, and left out: most
+    /// commands read nothing of it, and what does fails.
     pub fn open_options(&self, read_only: bool) -> OpenOptions {
-        let (driver, backing) = (self.driver, self.backing.clone());
-        OpenOptions { read_only, driver, backing, ..OpenOptions::default() }
+        let open = |path: &PathBuf| match dbs_backing::open(path) {
+            Ok(file) => Some(file),
+            Err(error) => {
+                // Nowhere to report a failure to.
+                let _ =
+                    writeln!(std::io::stderr(), "dbs: warning: {}", printable(&error.to_string()));
+                None
+            }
+        };
+        let backing = self.backing_files.iter().filter_map(open).collect();
+        self.options_with(read_only, backing)
+    }
+
+    /// How to open a store whose volumes are served.
+    ///
+    /// # Errors
+    /// Those of opening the backing files.
+    pub fn serving_options(&self, read_only: bool) -> Result<OpenOptions> {
+        let open = |path: &PathBuf| dbs_backing::open(path);
+        let backing = self.backing_files.iter().map(open).collect::<Result<_>>()?;
+        Ok(self.options_with(read_only, backing))
+    }
+
+    fn options_with(&self, read_only: bool, backing: Vec<Arc<dyn Backing>>) -> OpenOptions {
+        OpenOptions { read_only, driver: self.driver, backing, ..OpenOptions::default() }
     }
 
     /// The arguments that make another `dbs` do its I/O in the same way, with the same backing files.

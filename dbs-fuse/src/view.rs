@@ -340,3 +340,22 @@ pub fn extended(kind: &Kind) -> Result<Vec<(String, String)>> {
         _ => Ok(Vec::new()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A block whose backing file is missing is `Io`: no request was wrong, and no image has gone.
+    #[test]
+    fn errors_of_reading_become_eio() {
+        for (kind, errno) in [
+            (ErrorKind::Io, Errno::EIO),
+            (ErrorKind::Corrupt, Errno::EIO),
+            (ErrorKind::NotFound, Errno::ESTALE),
+            (ErrorKind::Invalid, Errno::EINVAL),
+        ] {
+            let found = gone(dbs_core::Error::new(kind, "x"));
+            assert_eq!(i32::from(found), i32::from(errno), "{kind:?}");
+        }
+    }
+}

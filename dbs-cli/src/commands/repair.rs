@@ -46,7 +46,7 @@ pub struct Repair {
 impl Repair {
     pub fn run(self, context: &Context) -> Result<ExitCode> {
         let path = context.store()?;
-        let driver = context.open_options(false).driver;
+        let driver = context.driver();
         if let Some(saved) = &self.undo {
             // Before anybody is asked.
             File::open(saved).map_err(|error| unreadable(saved, error))?;
@@ -138,7 +138,7 @@ impl RestoreMetadata {
             // Before anything is made.
             confirm(context, &what)?;
         }
-        let plan = Store::plan_restore(path, &dump, context.open_options(false).driver)?;
+        let plan = Store::plan_restore(path, &dump, context.driver())?;
         if !context.json && !context.quiet {
             print(&describe(plan.report()))?;
         }

@@ -147,7 +147,7 @@ impl Serve {
             open: OpenOptions {
                 checksum_cache: self.checksum_cache.or_else(|| Some(memory::checksum_cache())),
                 metadata_memory: self.metadata_memory.or_else(|| Some(memory::metadata())),
-                ..context.open_options(self.read_only)
+                ..context.serving_options(self.read_only)?
             },
             nbd: self.nbd,
             exports: ExportRules(self.export),

@@ -10,6 +10,7 @@ mod support;
 
 mod arguments;
 mod attach;
+mod backing;
 mod backup;
 mod bench;
 mod clients;

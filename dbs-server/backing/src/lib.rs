@@ -114,12 +114,12 @@ pub fn file_at(path: &Path) -> Result<PathBuf> {
 
 fn open_file(path: &Path) -> Result<Image> {
     let cannot = |error| Error::io(error, "it cannot be read");
-    let file = File::open(path).map_err(cannot)?;
-    let metadata = file.metadata().map_err(cannot)?;
-    if !metadata.is_file() {
+    // Before it is opened: opening a FIFO waits for somebody who writes.
+    if !fs::metadata(path).map_err(cannot)?.is_file() {
         return Err(Error::invalid("it is no regular file"));
     }
-    let length = metadata.len();
+    let file = File::open(path).map_err(cannot)?;
+    let length = file.metadata().map_err(cannot)?.len();
     let digest = digest(&file, length).map_err(cannot)?;
     let mut magic = [0; 4];
     read_to_end_of(&file, 0, &mut magic).map_err(cannot)?;

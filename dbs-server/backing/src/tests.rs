@@ -227,3 +227,46 @@ fn hostile_images_are_errors_or_bytes() {
     }
     assert!(opened > 50 && read > 100, "{opened} {read}");
 }
+
+/// The same file by `docs/format.md`, by which the golden image was made.
+#[test]
+fn the_golden_file_is_the_one_that_its_store_names() {
+    let folder =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dbs-core/tests/fixtures/v2.0-backed");
+    let dir = tempfile::tempdir().unwrap();
+    let unpack = |name: &str| {
+        let path = dir.path().join(name);
+        let packed = File::open(folder.join(format!("backed.{name}.gz"))).unwrap();
+        let mut packed = flate2::read::GzDecoder::new(packed);
+        io::copy(&mut packed, &mut File::create(&path).unwrap()).unwrap();
+        path
+    };
+    let (file, store) = (open(&unpack("file")).unwrap(), unpack("img"));
+    let options = dbs_core::OpenOptions {
+        read_only: true,
+        tail: dbs_core::TailPlace::None,
+        backing: vec![file],
+        ..Default::default()
+    };
+    let store = dbs_core::Store::open(&store, &options).unwrap();
+    let contents = fs::read_to_string(folder.join("backed.contents.txt")).unwrap();
+    for line in contents.lines() {
+        let spec = line.split(' ').next().unwrap();
+        let open = store.volume(spec).unwrap();
+        let mut bytes = vec![0xaa; open.size() as usize];
+        open.read_at(0, &mut bytes).unwrap();
+        let crc = dbs_core::format::crc::crc32c(&bytes);
+        assert_eq!(format!("{spec} {} {crc:08x}", bytes.len()), line);
+    }
+}
+
+/// Opening it would wait for somebody who writes.
+#[test]
+fn a_fifo_is_no_backing_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let (kind, text) = error_of(&path);
+    assert_eq!(kind, ErrorKind::Invalid);
+    assert!(text.contains("no regular file") && text.contains("fifo"), "{text}");
+}

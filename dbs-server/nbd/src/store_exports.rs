@@ -317,6 +317,8 @@ mod tests {
             (ErrorKind::NoSpace, Errno::NoSpace),
             (ErrorKind::ReadOnly, Errno::Perm),
             (ErrorKind::Invalid, Errno::Invalid),
+            // A block whose backing file is missing, too.
+            (ErrorKind::Io, Errno::Io),
             (ErrorKind::Poisoned, Errno::Io),
             (ErrorKind::Corrupt, Errno::Io),
             (ErrorKind::Busy, Errno::Io),

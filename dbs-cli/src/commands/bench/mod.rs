@@ -170,7 +170,7 @@ impl Bench {
     fn device(&self, context: &Context, path: &Path) -> Result<Report> {
         let write = self.writes();
         let content = if write { place::check_unused(path)? } else { None };
-        let driver = context.open_options(!write).driver;
+        let driver = context.driver();
         let subject = DeviceSubject::open(path, !write, driver)?;
         let name = path.display().to_string();
         let mut report = self.report(TargetKind::Device, name, 0, subject.driver().to_owned());

@@ -84,7 +84,7 @@ impl Mount {
         }
         // Before anything is mounted, so that no signal leaves it behind.
         let mut signals = watch_signals()?;
-        let opened = open(&store, &context.open_options(true))?;
+        let opened = open(&store, &context.serving_options(true)?)?;
         let allow_other = self.options.contains(&MountOption::AllowOther);
         let server = Server { context, background: self.background };
         let options = Options { store, live: false, allow_other };

@@ -1,0 +1,89 @@
+//! Volumes that rest on a file outside the store, which commands and servers are given.
+
+use crate::support::Place;
+use dbs_core::{OpenOptions, Store, TailPlace};
+use dbs_nbd::{Client, ClientOptions};
+use std::fs;
+use std::process::Command;
+
+const FILE: usize = 96 << 10;
+
+/// A store with the volume `v` on the file `image`, which no command of `dbs` makes; what it shows.
+fn sample(place: &Place) -> Vec<u8> {
+    place.init();
+    let content: Vec<u8> = (0..FILE).map(|at| (at / 512) as u8 | 1).collect();
+    fs::write(place.path("image"), &content).unwrap();
+    let file = dbs_backing::open(&place.path("image")).unwrap();
+    let options = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
+    let store = Store::open(&place.store(), &options).unwrap();
+    store.create_backed("v", 256 << 10, &file).unwrap();
+    store.volume("v").unwrap().write_at(8192, &[7; 4096], true).unwrap();
+    store.close().unwrap();
+    let mut shown = content;
+    shown[8192..12288].fill(7);
+    shown.resize(256 << 10, 0);
+    shown
+}
+
+#[test]
+fn an_export_needs_the_file_and_is_never_zeros() {
+    let place = Place::new();
+    let shown = sample(&place);
+    let refused = place.dbs("volume export v out.raw");
+    assert!(refused.code != 0, "without the file");
+    assert!(refused.stderr.contains("give that file with --backing-file"), "{}", refused.stderr);
+    fs::write(place.path("other"), [2; FILE]).unwrap();
+    let refused = place.dbs("--backing-file other volume export v out2.raw");
+    assert!(refused.code != 0, "with another file");
+    place.dbs("--backing-file image volume export v out3.raw").ok("export");
+    assert!(fs::read(place.path("out3.raw")).unwrap() == shown);
+    for name in ["out.raw", "out2.raw"] {
+        assert!(!place.path(name).exists(), "{name} is left");
+    }
+}
+
+/// A path that is stale, or names no file, stops nothing that reads nothing of it.
+#[test]
+fn a_stale_path_stops_only_what_reads_the_file() {
+    let place = Place::new();
+    sample(&place);
+    assert!(Command::new("mkfifo").arg(place.path("fifo")).status().unwrap().success());
+    for wrong in ["gone", "fifo"] {
+        for command in ["check", "repair --dry-run", "volume list", "info"] {
+            let run = place.dbs(&format!("--backing-file {wrong} {command}")).ok(command);
+            if command != "repair --dry-run" {
+                assert!(run.stderr.contains(wrong), "{command}: {}", run.stderr);
+            }
+        }
+        let refused = place.dbs(&format!("--backing-file {wrong} volume export v out.raw"));
+        assert!(refused.code != 0 && refused.stderr.contains(wrong), "{}", refused.stderr);
+        let refused = place.dbs(&format!("--backing-file {wrong} serve"));
+        assert!(refused.code != 0 && refused.stderr.contains(wrong), "{}", refused.stderr);
+        // It talks to a server, of which there is none here.
+        let run = place.dbs(&format!("--backing-file {wrong} detach v"));
+        assert!(!run.stderr.contains(wrong), "{}", run.stderr);
+    }
+}
+
+/// An NBD client is told of an I/O error, as of a disk that fails, and the rest goes on.
+#[test]
+fn a_client_reads_eio_where_the_file_is_missing() {
+    let place = Place::new();
+    let shown = sample(&place);
+    let socket = place.path("nbd");
+    let connect = || Client::connect_unix(&socket, "v", &ClientOptions::default()).unwrap();
+    let served = place.serve(&format!("--nbd unix:{}", socket.display()));
+    let mut client = connect();
+    let mut found = [0; 4096];
+    let error = client.read_at(0, &mut found).unwrap_err();
+    assert!(error.to_string().contains("(Io)"), "{error}");
+    client.read_at(8192, &mut found).unwrap();
+    assert_eq!(found, [7; 4096]);
+    drop(client);
+    served.stop();
+    let served = place.serve(&format!("--backing-file image --nbd unix:{}", socket.display()));
+    let mut all = vec![0; shown.len()];
+    connect().read_at(0, &mut all).unwrap();
+    assert!(all == shown);
+    served.stop();
+}
