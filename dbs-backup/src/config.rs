@@ -27,7 +27,7 @@ pub(crate) const BACKUP_LIMIT: u64 = LARGEST_VOLUME / BLOCK_SIZE * 128;
 /// The parameter with the size of a backup's blocks.
 pub(crate) const PARAMETER_BLOCK_SIZE: &str = "backup-block-size";
 /// The parameter that says whether a backup was to be full or incremental.
-pub(crate) const PARAMETER_MODE: &str = "backup-mode";
+pub const PARAMETER_MODE: &str = "backup-mode";
 
 /// `volume.cfg`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,7 +222,10 @@ impl BackupConfig {
 }
 
 /// The size of blocks that parameters name.
-pub(crate) fn block_size(parameters: Option<&Map>) -> Result<u64> {
+///
+/// # Errors
+/// `Invalid`.
+pub fn block_size(parameters: Option<&Map>) -> Result<u64> {
     let text = parameters.and_then(|map| map.get(PARAMETER_BLOCK_SIZE)).map_or("", String::as_str);
     match quantity(text) {
         Some(0) => Ok(BLOCK_SIZE),

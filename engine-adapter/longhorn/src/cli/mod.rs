@@ -5,7 +5,6 @@ mod client;
 pub mod client_args;
 pub mod controller;
 pub mod golang;
-mod labels;
 mod output;
 mod replica;
 mod replica_args;

@@ -5,6 +5,7 @@
 //! kind. Upstream's agent works on files of the replica's directory; here a name of a file stands for
 //! a layer of the volume, its description, or its checksum.
 
+mod backup;
 mod clone;
 mod files;
 pub mod hash;
@@ -25,6 +26,7 @@ pub use ports::ReceiverPorts;
 pub use service::AgentRpc;
 
 use crate::replica::Replica;
+use backup::Backups;
 use dbs_core::{Error, Result};
 use hash::{Hashes, Subject};
 use jobs::{Job, Jobs, Kind};
@@ -84,6 +86,7 @@ pub struct Agent {
     ports: Arc<Ports>,
     jobs: Jobs,
     hashes: Arc<Hashes>,
+    backups: Backups,
     totals: Arc<Traffic>,
     host: PathBuf,
     rest: Duration,
@@ -98,6 +101,7 @@ impl Agent {
             ports: Ports::new(options.ports),
             jobs: Jobs::default(),
             hashes: Hashes::new(replica.dir(), &options.lock_dir),
+            backups: Backups::default(),
             totals: Arc::default(),
             volume: options.volume,
             host: options.host,
@@ -119,9 +123,10 @@ impl Agent {
         &self.jobs
     }
 
-    /// Gives up what reads the store for long: it is about to be closed.
+    /// Gives up what uses the store for long: it is about to be closed.
     pub fn let_go(&self) {
         self.hashes.cancel_all();
+        self.backups.cancel_all();
     }
 
     /// What fetching layers and clones has cost since the start.

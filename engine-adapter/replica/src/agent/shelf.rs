@@ -252,6 +252,12 @@ impl Flattened {
         let snapshot = store.volume(&format!("{volume}@{snapshot}"))?;
         Ok(Self { shown: snapshot.size().min(size), snapshot, size })
     }
+
+    /// Bytes that the snapshot has of it: the volume may have grown since.
+    #[must_use]
+    pub fn shown(&self) -> u64 {
+        self.shown
+    }
 }
 
 impl Layer for Flattened {

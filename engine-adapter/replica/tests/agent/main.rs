@@ -4,6 +4,7 @@
 
 mod support;
 
+mod backup;
 mod clone;
 mod controller;
 mod files;
