@@ -17,6 +17,7 @@ mod purge;
 mod queue;
 mod rebuild;
 mod receive;
+mod restore;
 mod send;
 mod service;
 pub mod shelf;
@@ -38,6 +39,7 @@ use longhorn_wire::proto::ptypes::sync_agent_service_server::SERVICE_NAME as AGE
 use peer::service::PeerService;
 use ports::Ports;
 use purge::Purge;
+use restore::Restores;
 use shelf::{Shelf, no_disk};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -87,6 +89,7 @@ pub struct Agent {
     jobs: Jobs,
     hashes: Arc<Hashes>,
     backups: Backups,
+    restores: Restores,
     totals: Arc<Traffic>,
     host: PathBuf,
     rest: Duration,
@@ -102,6 +105,7 @@ impl Agent {
             jobs: Jobs::default(),
             hashes: Hashes::new(replica.dir(), &options.lock_dir),
             backups: Backups::default(),
+            restores: Restores::default(),
             totals: Arc::default(),
             volume: options.volume,
             host: options.host,
@@ -127,6 +131,7 @@ impl Agent {
     pub fn let_go(&self) {
         self.hashes.cancel_all();
         self.backups.cancel_all();
+        self.restores.cancel();
     }
 
     /// What fetching layers and clones has cost since the start.
@@ -147,6 +152,10 @@ impl Agent {
     fn begin_purge(&self) -> Result<Job> {
         if self.replica.get()?.rebuilding {
             let text = "replica is rebuilding, snapshots cannot be purged";
+            return Err(Error::busy(text));
+        }
+        if self.restores.is_running() {
+            let text = "replica is restoring a backup, snapshots cannot be purged";
             return Err(Error::busy(text));
         }
         self.jobs.begin(Kind::Purge, Vec::new(), "")

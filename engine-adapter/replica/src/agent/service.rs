@@ -14,10 +14,6 @@ use std::sync::atomic::AtomicU64;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
 
-/// What restores are answered with.
-const NO_RESTORES: &str = "restores of backups to replicas on DBS are not there yet; restore to a replica of the stock \
-    engine";
-
 /// The service of one agent.
 #[derive(Clone)]
 pub struct AgentRpc {
@@ -124,20 +120,20 @@ impl SyncAgentService for AgentRpc {
         answer(self.agent.backup_remove(request.into_inner()).await)
     }
 
-    async fn backup_restore(&self, _: Request<BackupRestoreRequest>) -> Reply<()> {
-        Err(Status::unimplemented(NO_RESTORES))
+    async fn backup_restore(&self, request: Request<BackupRestoreRequest>) -> Reply<()> {
+        answer(self.agent.backup_restore(request.into_inner()).await)
     }
 
     async fn reset(&self, _: Request<()>) -> Reply<()> {
+        answer(self.agent.restores.reset())?;
         self.agent.jobs.reset();
         self.agent.hashes.reset();
         self.agent.backups.reset();
         Ok(Response::new(()))
     }
 
-    /// Idle: it is polled, also where nothing is ever restored.
     async fn restore_status(&self, _: Request<()>) -> Reply<RestoreStatusResponse> {
-        Ok(Response::new(RestoreStatusResponse::default()))
+        Ok(Response::new(self.agent.restores.status()))
     }
 
     async fn snapshot_purge(&self, _: Request<()>) -> Reply<()> {

@@ -8,7 +8,7 @@
 use super::Replica;
 use super::change::created;
 use crate::replica::meta::DiskMeta;
-use dbs_core::info::LayerInfo;
+use dbs_core::info::{Labels, LayerInfo};
 use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::volume::Layer;
 use dbs_core::{Error, ErrorKind, Result, Store};
@@ -29,7 +29,7 @@ pub(super) struct Pending {
     head: Option<DiskMeta>,
     /// Snapshot that the described head has become since, with that description.
     frozen: Option<(String, DiskMeta)>,
-    /// A snapshot of another volume is coming in, into a volume that is not being rebuilt.
+    /// A snapshot of another volume, or a backup, is coming in, into a volume that is not being rebuilt.
     cloning: bool,
 }
 
@@ -169,6 +169,85 @@ impl Incoming<'_> {
         Ok(())
     }
 
+    /// Opens the layer that a backup is restored to, for this disk, beside what is here.
+    ///
+    /// # Errors
+    /// `Invalid` if the replica is not open, or for an impossible name; `Busy` while it is being rebuilt; those of the
+    /// store. Nothing has changed then.
+    pub fn begin_restore(&self, disk: &str) -> Result<Layer> {
+        let snapshot = snapshot_of(disk)?;
+        names::check_snapshot(snapshot, Labels::new())?;
+        if self.replica.state().rebuilding {
+            return Err(Error::busy("cannot do restore for normal rebuilding replica"));
+        }
+        self.begin_clone()?;
+        let staged = self.stage_restore(snapshot);
+        if staged.is_err() {
+            self.give_up_restore()?;
+        }
+        staged
+    }
+
+    fn stage_restore(&self, snapshot: &str) -> Result<Layer> {
+        let replica = self.replica;
+        let _work = replica.work();
+        let store = replica.take_over()?;
+        replica.settle_staged(&store)?;
+        let volume = &replica.options.volume;
+        let name = staged(snapshot);
+        // As upstream's, of which nothing is known but the content.
+        let created_ns = Some(0);
+        let options = SnapshotOptions { system: true, created_ns, ..Default::default() };
+        store.insert_snapshot(volume, &name, store.volume_size(volume)?, &options)?;
+        store.layer(volume, Some(&name))
+    }
+
+    /// Gives up what is being restored.
+    ///
+    /// # Errors
+    /// Those of the store; it goes later then.
+    pub fn give_up_restore(&self) -> Result<()> {
+        self.end_clone(false)
+    }
+
+    /// Makes what was restored the snapshot of this disk, durably and in one step: of an older one of that name, what was
+    /// restored is the difference if it is `onto` that, and else the successor, with a new head.
+    ///
+    /// The step is the one that puts the head on what was restored. Names follow; if that is cut off, it is done when
+    /// the replica is started again, or restored again ([`Replica::settle_staged`]).
+    ///
+    /// # Errors
+    /// `Invalid` if the replica was closed meanwhile; those of the store.
+    pub fn end_restore(&self, disk: &str, onto: bool) -> Result<()> {
+        let snapshot = snapshot_of(disk)?;
+        let replica = self.replica;
+        if onto {
+            // May take long, and a snapshot of the volume is waited for only so long.
+            replica.finish_merges(&replica.store()?)?;
+        }
+        let Some(_work) = replica.begin()? else {
+            return Err(Error::invalid("the replica was closed while a backup was restored"));
+        };
+        if replica.state().rebuilding {
+            return Err(Error::busy("a rebuild has begun while a backup was restored"));
+        }
+        let (store, volume) = (replica.take_over()?, &replica.options.volume);
+        let staged = staged(snapshot);
+        store.flush()?;
+        if onto {
+            replica.finish_merges(&store)?;
+            let meta = DiskMeta { parent: disk.to_owned(), ..DiskMeta::default() };
+            store.relink(volume, &[link(&staged, &meta)], Some(&staged))?;
+        } else {
+            store.rollback_keeping_size(volume, &staged)?;
+        }
+        let settled = replica.settle_staged(&store);
+        *replica.pending() = Pending::default();
+        store.set_rebuilding(volume, false)?;
+        replica.headed_anew();
+        settled
+    }
+
     /// Ends that, and shows what has come in if it went well.
     ///
     /// # Errors
@@ -178,7 +257,7 @@ impl Incoming<'_> {
         let _work = replica.work();
         let store = replica.store()?;
         let shown = if went_well { replica.show_incoming(&store) } else { Ok(()) };
-        let cleared = replica.drop_staged(&store);
+        let cleared = replica.settle_staged(&store);
         *replica.pending() = Pending::default();
         let rebuilding = replica.state().rebuilding;
         if !rebuilding {
@@ -269,6 +348,27 @@ impl Replica {
         self.drop_staged(store)?;
         self.set_dirty();
         Ok(())
+    }
+
+    /// Ends what was begun with staged snapshots: the one that the head is on was restored, and gets its name in place of
+    /// the one that has it. Others are of no use any more.
+    pub(super) fn settle_staged(&self, store: &Store) -> Result<()> {
+        let volume = &self.options.volume;
+        let layers = store.layers(volume)?;
+        let head = layers.iter().find(|layer| layer.name.is_none());
+        let restored = head.and_then(|head| head.parent.as_deref());
+        if let Some((restored, name)) =
+            restored.and_then(|staged| Some((staged, staged.strip_prefix(names::STAGING_PREFIX)?)))
+        {
+            if layers.iter().any(|layer| layer.name.as_deref() == Some(name)) {
+                // Somebody may be reading it: a name can be taken from it all the same.
+                let other = format!("{}{}", names::STAGING_PREFIX, longhorn_wire::time::now_ns());
+                store.rename_snapshot(volume, name, &other)?;
+            }
+            store.rename_snapshot(volume, restored, name)?;
+            log::info("restored", &[("volume", volume), ("snapshot", &name)]);
+        }
+        self.drop_staged(store)
     }
 
     /// Deletes what was staged and is of no use any more.

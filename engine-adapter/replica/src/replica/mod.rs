@@ -321,7 +321,7 @@ impl Replica {
         };
         let meta = VolumeMeta::read(&self.options.dir)?;
         let head = meta.as_ref().and_then(|meta| names::head_number(&meta.head));
-        // A clone that was cut off: the store has its mark, but the replica was not rebuilding. Of a
+        // A clone or restore that was cut off: the store has its mark, but the replica was not rebuilding. Of a
         // rebuild the file tells before the store does, and it may go on telling of it for want of
         // room; so without the store's mark there is none, and nothing has been changed by one.
         let cut_off = volume.rebuilding && meta.as_ref().is_some_and(|meta| !meta.rebuilding);
@@ -333,7 +333,7 @@ impl Replica {
             state.rebuilding = rebuilding;
         }
         if cut_off {
-            self.drop_staged(store)?;
+            self.settle_staged(store)?;
             store.set_rebuilding(name, false)?;
         }
         self.counters.load(volume.revision, time::now_ns())?;

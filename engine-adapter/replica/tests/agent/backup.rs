@@ -1,4 +1,4 @@
-//! Backups of a replica's snapshots, to a directory, and the restores of backups to replicas.
+//! Backups of a replica's snapshots, to a directory.
 
 use crate::support::*;
 use dbs_backup::url::Url;
@@ -448,6 +448,12 @@ impl Small {
     }
 }
 
+impl Small {
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
 impl Drop for Small {
     fn drop(&mut self) {
         umount2(self.0.path(), MntFlags::MNT_DETACH).unwrap();
@@ -459,7 +465,7 @@ fn a_full_target_is_an_error_and_costs_no_other_backup() {
     let Some(small) = Small::new(12 * MIB) else { return };
     let runtime = runtime();
     let (node, other) = (Node::new(&runtime), Place::new());
-    let url = format!("vfs://{}", small.0.path().display());
+    let url = format!("vfs://{}", small.path().display());
     let request = |snapshot: &str, backup: &str| BackupCreateRequest {
         backup_target: url.clone(),
         compression_method: "none".to_owned(),

@@ -11,4 +11,5 @@ mod files;
 mod peer;
 mod purge;
 mod rebuild;
+mod restore;
 mod upstream;
