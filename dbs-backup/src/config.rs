@@ -303,12 +303,15 @@ fn bad(path: &str, what: &str) -> Error {
     Error::corrupt(format!("{path} in the backup store is damaged: {}", plain(what)))
 }
 
-fn or_default<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<Block>, D::Error> {
+/// A list that may be absent or null.
+pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> std::result::Result<Vec<T>, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// A number that JSON has as a string.
-mod number_in_text {
+pub(crate) mod number_in_text {
     use super::*;
 
     pub fn serialize<S: Serializer>(value: &u64, to: S) -> std::result::Result<S::Ok, S::Error> {
@@ -361,7 +364,8 @@ mod text_in_text {
     }
 }
 
-mod block_name {
+/// A block's name, as JSON has it.
+pub(crate) mod block_name {
     use super::*;
 
     pub fn serialize<S: Serializer>(

@@ -80,7 +80,8 @@ fn doing_snapshot(command: &SnapshotCommand) -> &'static str {
     }
 }
 
-fn connect(globals: &Globals) -> Result<Engine> {
+/// The controller of the volume.
+pub(super) fn connect(globals: &Globals) -> Result<Engine> {
     Engine::new(&globals.url, &globals.volume_name, &globals.engine_instance_name)
 }
 

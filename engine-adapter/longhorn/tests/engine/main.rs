@@ -18,6 +18,7 @@
 
 mod support;
 
+mod backup;
 mod cli;
 mod clone;
 mod counters;

@@ -6,6 +6,7 @@ mod disk;
 mod support;
 
 mod agent;
+mod backup;
 mod checksums;
 mod controller;
 mod files;
