@@ -7,8 +7,10 @@ use dbs_core::Result;
 use longhorn_wire::proto::ptypes::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
 use tempfile::TempDir;
 use tonic::Code;
 
@@ -191,6 +193,14 @@ fn a_backup_is_whole_and_the_next_one_reads_what_changed() {
     assert!(!node.backup(full).unwrap().is_incremental);
     assert_eq!(node.backup_end("backup-4").state, "complete");
     assert!(place.content("backup-4", 64 * MIB) == node.content("vol@three"));
+    // A base that no snapshot can be is none.
+    let path = volume_path(&place);
+    let path =
+        place.path().join("backupstore/volumes").join(path).join("backups/backup_backup-4.cfg");
+    let facts = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, facts.replace("\"three\"", "\"a@b\"")).unwrap();
+    node.snapshot("four");
+    assert!(!node.backed_up(&place, "four", "backup-5"));
 }
 
 /// Each replica has its own store, in which the same snapshots have other identities.
@@ -246,7 +256,7 @@ fn a_snapshot_that_has_a_name_again_is_no_base() {
 }
 
 /// The folders of the volume, below that of all volumes.
-fn volume_path(place: &Place) -> String {
+pub fn volume_path(place: &Place) -> String {
     let mut path = place.path().join("backupstore/volumes");
     for _ in 0..3 {
         path = std::fs::read_dir(&path).unwrap().next().unwrap().unwrap().path();
@@ -348,6 +358,48 @@ fn what_cannot_be_backed_up_is_refused() {
     assert_eq!((place.blocks(), place.store().backups(VOLUME).unwrap().len()), (0, 0));
     node.call(|mut c| async move { c.reset(()).await }).unwrap();
     assert!(node.backup_status("backup-1").is_err());
+}
+
+/// Of each request, none of which stays for the next one.
+#[test]
+fn credentials_come_with_the_request() {
+    let runtime = runtime();
+    let (node, place) = (Node::new(&runtime), Place::new());
+    node.snapshot("one");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (send, heads) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let head: Vec<_> = lines
+                .by_ref()
+                .map(|line| line.unwrap())
+                .take_while(|line| !line.is_empty())
+                .collect();
+            send.send(head.join("\n").to_lowercase()).unwrap();
+            let answer = "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    for key in ["first", "second"] {
+        let credential = [
+            ("AWS_ACCESS_KEY_ID", key),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_ENDPOINTS", &endpoint),
+        ];
+        let request = BackupCreateRequest {
+            backup_target: "s3://bucket@us-east-1/path".to_owned(),
+            credential: credential.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            ..place.request("one", "backup-1")
+        };
+        node.backup(request).unwrap_err();
+        let head = heads.recv().unwrap();
+        assert!(head.contains("/bucket"), "{head}");
+        assert!(head.contains(&format!("credential={key}/")), "{head}");
+        while heads.try_recv().is_ok() {}
+    }
 }
 
 #[test]

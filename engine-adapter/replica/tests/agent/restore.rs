@@ -1,6 +1,6 @@
 //! Restores of backups to replicas: what becomes of the volume, whenever they end.
 
-use crate::backup::{Place, Small, alone};
+use crate::backup::{Place, Small, alone, volume_path};
 use crate::support::*;
 use longhorn_replica::replica::Disk;
 use longhorn_wire::proto::ptypes::*;
@@ -204,6 +204,24 @@ fn what_cannot_be_restored_is_refused_and_changes_nothing() {
         request.snapshot_disk_name = disk.to_owned();
         assert!(refused(request).starts_with(full), "{disk}");
     }
+    // Somebody deletes backups.
+    let locks = place.path().join("backupstore/volumes").join(volume_path(&place)).join("locks");
+    std::fs::create_dir_all(&locks).unwrap();
+    let lock = r#"{"Name":"lock_delete","Type":2,"Acquired":true}"#;
+    std::fs::write(locks.join("lock_delete.lck"), lock).unwrap();
+    let text = refused(request("backup-0"));
+    assert!(text.starts_with(&format!("{full}failed lock")), "{text}");
+    assert!(
+        text.contains("when performing backup create/restore, please try again later"),
+        "{text}"
+    );
+    let locked = source.backup(place.request("s3", "backup-9")).unwrap_err();
+    assert!(
+        locked.message().starts_with("failed to acquire lock backupstore/volumes/"),
+        "{locked}"
+    );
+    assert_eq!(source.backup_status("backup-9").unwrap().state, "error");
+    std::fs::remove_dir_all(&locks).unwrap();
     // What refuses the file refuses the restore.
     let permissions = |mode| {
         std::fs::set_permissions(node.dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();

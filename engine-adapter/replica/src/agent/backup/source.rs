@@ -140,8 +140,9 @@ impl Source for SnapshotSource {
         let Some(base) = base else { return self.data(&held, found).map(|()| true) };
         // While it is open it is not deleted.
         let spec = format!("{}@{}", self.volume, base.snapshot_name);
+        let is_none = |kind| matches!(kind, ErrorKind::NotFound | ErrorKind::Invalid);
         let _open = match held.store.volume(&spec) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(error) if !is_none(error.kind()) => return Err(error),
             Ok(open) if self.builds_on(&held.store, base)? => open,
             _ => return Ok(false),
         };

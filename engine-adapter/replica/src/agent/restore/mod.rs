@@ -26,6 +26,8 @@ use tokio::sync::oneshot;
 
 /// What the blocks are of the whole.
 const BLOCKS_PERCENT: u64 = 95;
+/// How the error begins of a backup store in which somebody deletes.
+const LOCKED: &str = "failed to acquire lock";
 /// How long the end of a process waits for a restore that is to give up what it has begun.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -156,7 +158,11 @@ impl Agent {
         disk: &str,
         before: &Status,
     ) -> Result<Plan<'a>> {
-        let restoration = store.restore(volume, backup)?;
+        let restoration = store.restore(volume, backup).map_err(|error| {
+            // Longhorn's manager waits and tries again if it reads upstream's old words, before its new ones.
+            let locked = error.to_string().starts_with(LOCKED);
+            if locked { error.context("failed lock") } else { error }
+        })?;
         let facts = restoration.volume();
         if !facts.backing_image_name.is_empty() {
             return Err(Error::unsupported(format!(
