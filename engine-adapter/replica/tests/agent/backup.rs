@@ -255,6 +255,39 @@ fn a_snapshot_that_has_a_name_again_is_no_base() {
     assert!(!node.backed_up(&place, "later", "backup-4"));
 }
 
+/// What was discarded above a snapshot that is marked as removed may have been taken from it, too.
+#[test]
+fn a_snapshot_that_is_marked_as_removed_is_no_base() {
+    let runtime = runtime();
+    let (node, place) = (Node::new(&runtime), Place::new());
+    node.write(0..100, 1);
+    node.snapshot("one");
+    assert!(!node.backed_up(&place, "one", "backup-1"));
+    node.replica.mark_removed("one").unwrap();
+    node.discard(0, 50);
+    node.snapshot("two");
+    assert!(!node.backed_up(&place, "two", "backup-2"));
+    assert!(place.content("backup-2", 64 * MIB) == node.content("vol@two"));
+    node.write([5], 1);
+    node.snapshot("three");
+    assert!(node.backed_up(&place, "three", "backup-3"), "a snapshot that stays is one");
+}
+
+/// As those that were restored are: only the name tells them apart.
+#[test]
+fn a_snapshot_without_a_time_is_no_base() {
+    let runtime = runtime();
+    let (node, place) = (Node::new(&runtime), Place::new());
+    let incoming = node.replica.incoming();
+    incoming.begin_restore("volume-snap-restored.img").unwrap().write_at(0, &[1; 4096]).unwrap();
+    incoming.end_restore("volume-snap-restored.img", false).unwrap();
+    assert!(!node.backed_up(&place, "restored", "backup-1"));
+    node.write([5], 1);
+    node.snapshot("two");
+    assert!(!node.backed_up(&place, "two", "backup-2"));
+    assert!(place.content("backup-2", 64 * MIB) == node.content("vol@two"));
+}
+
 /// The folders of the volume, below that of all volumes.
 pub fn volume_path(place: &Place) -> String {
     let mut path = place.path().join("backupstore/volumes");

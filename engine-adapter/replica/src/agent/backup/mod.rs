@@ -145,7 +145,8 @@ impl Agent {
             (plan.options.backup.clone().unwrap_or_default(), plan.options.snapshot.clone());
         let source =
             SnapshotSource::open(self.replica.store()?, self.replica.volume_name(), &snapshot)?;
-        let backup = self.backups.begin(&name, &snapshot, source)?;
+        let backup = Turn(self.backups.begin(&name, &snapshot, source)?);
+        let backup = &backup.0;
         let outcome = backup.carry_out(plan, begun);
         backup.source.release();
         let volume = self.replica.volume_name();
@@ -255,6 +256,18 @@ impl Backups {
 
     fn all(&self) -> MutexGuard<'_, Vec<Arc<Backup>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A backup is under way as long as this is there.
+struct Turn(Arc<Backup>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.source.release();
+        if self.0.is_running() {
+            self.0.end(&Err(Error::new(ErrorKind::Io, "the backup ended abnormally")));
+        }
     }
 }
 

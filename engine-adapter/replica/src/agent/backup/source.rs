@@ -20,6 +20,8 @@ const RANGES: usize = 4096;
 pub struct SnapshotSource {
     volume: String,
     snapshot: String,
+    /// Its identity: names are given anew.
+    uuid: String,
     created: String,
     size: u64,
     held: RwLock<Option<Arc<Held>>>,
@@ -41,9 +43,14 @@ impl SnapshotSource {
         let found = find(&layers, snapshot).filter(|_| !names::is_staging(snapshot));
         let layer = found.ok_or_else(|| no_disk(&names::snapshot_disk(snapshot)))?;
         let content = Flattened::open(&store, volume, snapshot)?;
+        // From here on it is not deleted. Which one it is, its name must not have said of another one.
+        if uuid_of(&store, volume, snapshot)?.as_ref() != Some(&layer.uuid) {
+            return Err(Error::busy(format!("snapshot {snapshot} is being replaced: try again")));
+        }
         Ok(Self {
             volume: volume.to_owned(),
             snapshot: snapshot.to_owned(),
+            uuid: layer.uuid.clone(),
             created: time::text(layer.created_ns),
             size: Layer::size(&content),
             held: RwLock::new(Some(Arc::new(Held { store, content }))),
@@ -66,27 +73,33 @@ impl SnapshotSource {
         held.ok_or_else(interrupted)
     }
 
-    /// Whether the snapshot of an earlier backup is the very same as one that this snapshot builds on.
+    /// The identity of the snapshot of an earlier backup, if that is the very same as one that this snapshot builds on.
     ///
     /// Replicas know a snapshot by its name. After it was deleted, another one may have the name, and the difference to
     /// that is not the difference to the backup. The times tell them apart: that of the snapshot, which the backup has as
-    /// a label, or, if upstream has made the backup, that of the backup itself.
-    fn builds_on(&self, store: &Store, base: &BackupConfig) -> Result<bool> {
+    /// a label, or, if upstream has made the backup, that of the backup itself. Without a time it is not known.
+    ///
+    /// Nor is one that is marked as removed: what is discarded above it may have been taken from it, too, and is no
+    /// difference to it then.
+    fn base(&self, store: &Store, base: &BackupConfig) -> Result<Option<String>> {
         let layers = store.layers(&self.volume)?;
-        let mut at = find(&layers, &self.snapshot).and_then(|layer| layer.parent.as_deref());
+        let own = find(&layers, &self.snapshot).filter(|layer| layer.uuid == self.uuid);
+        let mut at = own.and_then(|layer| layer.parent.as_deref());
         while let Some(layer) = at.and_then(|name| find(&layers, name)) {
             if layer.name.as_ref() == Some(&base.snapshot_name) {
                 let created = time::text(layer.created_ns);
                 let label = base.labels.as_ref().and_then(|labels| labels.get(LABEL_CREATED));
-                return Ok(match label {
+                let is_same = match label {
                     Some(label) => *label == created,
                     // Both are texts of whole seconds in UTC.
                     None => created <= base.snapshot_created_at,
-                });
+                };
+                let is_base = is_same && !created.is_empty() && !layer.retired;
+                return Ok(is_base.then(|| layer.uuid.clone()));
             }
             at = layer.parent.as_deref();
         }
-        Ok(false)
+        Ok(None)
     }
 
     fn differences(
@@ -141,14 +154,25 @@ impl Source for SnapshotSource {
         // While it is open it is not deleted.
         let spec = format!("{}@{}", self.volume, base.snapshot_name);
         let is_none = |kind| matches!(kind, ErrorKind::NotFound | ErrorKind::Invalid);
-        let _open = match held.store.volume(&spec) {
-            Err(error) if !is_none(error.kind()) => return Err(error),
-            Ok(open) if self.builds_on(&held.store, base)? => open,
-            _ => return Ok(false),
+        let opened = match held.store.volume(&spec) {
+            Err(error) if is_none(error.kind()) => return Ok(false),
+            opened => opened?,
         };
+        let Some(uuid) = self.base(&held.store, base)? else { return Ok(false) };
         self.differences(&held, &base.snapshot_name, found)?;
+        drop(opened);
+        // A restore gives names to others. Then the differences may be those of others, and mean nothing.
+        for (name, uuid) in [(&base.snapshot_name, &uuid), (&self.snapshot, &self.uuid)] {
+            if uuid_of(&held.store, &self.volume, name)?.as_ref() != Some(uuid) {
+                return Ok(false);
+            }
+        }
         Ok(true)
     }
+}
+
+fn uuid_of(store: &Store, volume: &str, snapshot: &str) -> Result<Option<String>> {
+    Ok(find(&store.layers(volume)?, snapshot).map(|layer| layer.uuid.clone()))
 }
 
 fn find<'a>(layers: &'a [LayerInfo], name: &str) -> Option<&'a LayerInfo> {
