@@ -4,10 +4,11 @@ use super::backup_args::RestoreToFileArgs;
 use super::golang;
 use crate::client::open_store;
 use dbs_backup::url::Url;
-use dbs_backup::{Onto, Target, Work};
+use dbs_backup::{Onto, Target, Work, names};
 use dbs_core::{Error, Result};
+use nix::fcntl::OFlag;
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,13 +21,56 @@ struct Image {
     size: u64,
 }
 
-/// A file that goes unless it is kept.
+/// A file of this process beside the one that it becomes: there is room, and renaming is one step. It goes unless it is
+/// renamed.
 struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes it, empty. What is there already is never opened.
+    fn new(output: &Path, what: &str) -> Result<Self> {
+        let mut path = output.as_os_str().to_owned();
+        path.push(format!(".{}", names::random(what)?));
+        let path = PathBuf::from(path);
+        let made = OpenOptions::new().write(true).create_new(true).open(&path);
+        made.map_err(|e| Error::io(e, format!("making `{}`", path.display())))?;
+        Ok(Self(path))
+    }
+
+    /// Opens it, and nothing else that has got its name.
+    fn open(&self) -> Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(OFlag::O_NOFOLLOW.bits());
+        let opened = options.open(&self.0);
+        opened.map_err(|e| Error::io(e, format!("opening `{}`", self.0.display())))
+    }
+
+    /// Gives it its name, durably.
+    fn become_file(self, output: &Path) -> Result<()> {
+        let failed = |e| Error::io(e, format!("renaming to `{}`", output.display()));
+        self.open()?.sync_all().map_err(failed)?;
+        check_output(output)?;
+        fs::rename(&self.0, output).map_err(failed)?;
+        let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = File::open(folder.unwrap_or(Path::new(".")));
+        folder.and_then(|folder| folder.sync_all()).map_err(failed)
+    }
+}
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         // It was renamed, or is of no use.
         let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Refuses to put a file in place of something that is none.
+fn check_output(output: &Path) -> Result<()> {
+    match fs::symlink_metadata(output) {
+        Ok(meta) if !meta.is_file() => Err(Error::invalid(format!(
+            "`{}` is not a regular file: name another output file, or move it away",
+            output.display()
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -46,26 +90,16 @@ pub fn run(args: &RestoreToFileArgs) -> Result<()> {
         "" => PathBuf::from(format!("volume.{format}")),
         path => PathBuf::from(path),
     };
-    // Beside the file that it becomes: there must be room, and renaming is one step.
-    let raw = Scratch(beside(&output, "raw"));
-    let image = backing(&args.backing_file, &raw.0)?;
-    restore(golang::unquoted(url), &raw.0, image, args.concurrent_limit)?;
+    check_output(&output)?;
+    let raw = Scratch::new(&output, "raw")?;
+    let has_backing = backing(&args.backing_file, &raw.0)?;
+    restore(golang::unquoted(url), raw.open()?, has_backing, args.concurrent_limit)?;
     if format == "raw" {
-        return renamed(&raw.0, &output);
+        return raw.become_file(&output);
     }
-    let converted = Scratch(beside(&output, "converted"));
+    let converted = Scratch::new(&output, "converted")?;
     qemu_img(&["convert", "-f", "raw", "-O", format], &[&raw.0, &converted.0])?;
-    renamed(&converted.0, &output)
-}
-
-fn beside(output: &Path, what: &str) -> PathBuf {
-    let mut name = output.as_os_str().to_owned();
-    name.push(format!(".{what}.{}", std::process::id()));
-    PathBuf::from(name)
-}
-
-fn renamed(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).map_err(|e| Error::io(e, format!("renaming to `{}`", to.display())))
+    converted.become_file(&output)
 }
 
 /// Makes the backing image the beginning of the file, if there is one.
@@ -103,16 +137,13 @@ fn file_at(path: &Path) -> Result<PathBuf> {
     }
 }
 
-fn restore(url: &str, path: &Path, has_backing: bool, concurrent_limit: i32) -> Result<()> {
+fn restore(url: &str, file: File, has_backing: bool, concurrent_limit: i32) -> Result<()> {
     let url = Url::parse(url)?;
     let (volume, backup) = url.need_backup()?;
     let store = open_store(&url)?;
     let restoration = store.restore(volume, backup)?;
     let size = restoration.size();
-    let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-    let file = opened
-        .and_then(|file| file.set_len(size).map(|()| file))
-        .map_err(|e| Error::io(e, format!("making `{}`", path.display())))?;
+    file.set_len(size).map_err(|e| Error::io(e, "making the image as long as the volume"))?;
     let mut progress = |_, _| true;
     let workers = usize::try_from(concurrent_limit).unwrap_or(1).max(1);
     let mut work = Work { workers, ..Work::new(&mut progress) };

@@ -335,6 +335,24 @@ fn a_replica_is_killed_in_the_middle_of_a_backup() {
     let mut random = fastrand::Rng::with_seed(1);
     random.fill(&mut expected[..1 << 20]);
     assert!(fs::read(&raw).unwrap() == expected);
+    // Nothing is put in place of what is no regular file.
+    let (link, folder) = (target.0.path().join("link.raw"), target.0.path().join("folder.raw"));
+    std::os::unix::fs::symlink(&raw, &link).unwrap();
+    fs::create_dir(&folder).unwrap();
+    for output in [&link, &folder] {
+        let (url, path) = (target.backup("backup-1"), output.to_str().unwrap());
+        let args = ["--output-file", path, "--output-format", "raw"];
+        let refused = command(&[&["backup", "restore-to-file", &url], &args[..]].concat());
+        assert!(!refused.status.success());
+        assert!(text(&refused.stderr).contains("is not a regular file"), "{path}");
+    }
+    assert_eq!(fs::read_link(&link).unwrap(), raw);
+    let raws = fs::read_dir(target.0.path())
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains(".raw"));
+    assert_eq!(raws.count(), 3, "no scratch stays");
+    fs::remove_file(&link).unwrap();
+    fs::remove_dir(&folder).unwrap();
     fs::remove_file(&raw).unwrap();
     // The lock of the killed one is no hindrance: locks of backups share, and it goes out of date for deletions.
     for lock in target.files(".lck") {
