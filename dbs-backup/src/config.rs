@@ -10,6 +10,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Labels and parameters.
 pub type Map = BTreeMap<String, String>;
@@ -107,7 +108,7 @@ pub struct BackupConfig {
 }
 
 /// A block of a backup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Block {
     /// Where it is in the volume.
@@ -196,6 +197,14 @@ impl BackupConfig {
     #[must_use]
     pub fn is_in_progress(&self) -> bool {
         self.created_time.is_empty()
+    }
+
+    /// A number that tells it from another backup of its name, as long as the process lives.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.created_time, &self.snapshot_created_at, &self.blocks).hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Whether it is one file of the oldest versions, and not made of blocks.

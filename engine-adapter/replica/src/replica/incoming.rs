@@ -8,7 +8,7 @@
 use super::Replica;
 use super::change::created;
 use crate::replica::meta::DiskMeta;
-use dbs_core::info::{Labels, LayerInfo};
+use dbs_core::info::LayerInfo;
 use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::volume::Layer;
 use dbs_core::{Error, ErrorKind, Result, Store};
@@ -29,8 +29,8 @@ pub(super) struct Pending {
     head: Option<DiskMeta>,
     /// Snapshot that the described head has become since, with that description.
     frozen: Option<(String, DiskMeta)>,
-    /// A snapshot of another volume, or a backup, is coming in, into a volume that is not being rebuilt.
-    cloning: bool,
+    /// A snapshot of another volume is coming in, into a volume that is not being rebuilt.
+    pub(super) cloning: bool,
 }
 
 impl Pending {
@@ -51,7 +51,7 @@ impl Pending {
 /// The receiving side of a replica.
 #[derive(Debug)]
 pub struct Incoming<'a> {
-    replica: &'a Replica,
+    pub(super) replica: &'a Replica,
 }
 
 impl Replica {
@@ -158,6 +158,17 @@ impl Incoming<'_> {
         let Some(_work) = replica.begin()? else {
             return Err(Error::invalid("the replica is not open"));
         };
+        self.mark()?;
+        *replica.pending() = Pending { cloning: true, ..Pending::default() };
+        Ok(())
+    }
+
+    /// Marks in the store that something comes in beside what is here. Called under `work`.
+    pub(super) fn mark(&self) -> Result<Store> {
+        let replica = self.replica;
+        if replica.state().restoring.is_some() {
+            return Err(Error::busy("a backup is being restored to the replica"));
+        }
         let store = replica.take_over()?;
         if !replica.state().rebuilding {
             // It may still tell of a rebuild that ended when there was no room to write it. The mark
@@ -165,87 +176,8 @@ impl Incoming<'_> {
             replica.write_meta()?;
         }
         store.set_rebuilding(&replica.options.volume, true)?;
-        *replica.pending() = Pending { cloning: true, ..Pending::default() };
-        Ok(())
-    }
-
-    /// Opens the layer that a backup is restored to, for this disk, beside what is here.
-    ///
-    /// # Errors
-    /// `Invalid` if the replica is not open, or for an impossible name; `Busy` while it is being rebuilt; those of the
-    /// store. Nothing has changed then.
-    pub fn begin_restore(&self, disk: &str) -> Result<Layer> {
-        let snapshot = snapshot_of(disk)?;
-        names::check_snapshot(snapshot, Labels::new())?;
-        if self.replica.state().rebuilding {
-            return Err(Error::busy("cannot do restore for normal rebuilding replica"));
-        }
-        self.begin_clone()?;
-        let staged = self.stage_restore(snapshot);
-        if staged.is_err() {
-            self.give_up_restore()?;
-        }
-        staged
-    }
-
-    fn stage_restore(&self, snapshot: &str) -> Result<Layer> {
-        let replica = self.replica;
-        let _work = replica.work();
-        let store = replica.take_over()?;
-        replica.settle_staged(&store)?;
-        let volume = &replica.options.volume;
-        let name = staged(snapshot);
-        // As upstream's, of which nothing is known but the content.
-        let created_ns = Some(0);
-        let options = SnapshotOptions { system: true, created_ns, ..Default::default() };
-        store.insert_snapshot(volume, &name, store.volume_size(volume)?, &options)?;
-        store.layer(volume, Some(&name))
-    }
-
-    /// Gives up what is being restored.
-    ///
-    /// # Errors
-    /// Those of the store; it goes later then.
-    pub fn give_up_restore(&self) -> Result<()> {
-        self.end_clone(false)
-    }
-
-    /// Makes what was restored the snapshot of this disk, durably and in one step: of an older one of that name, what was
-    /// restored is the difference if it is `onto` that, and else the successor, with a new head.
-    ///
-    /// The step is the one that puts the head on what was restored. Names follow; if that is cut off, it is done when
-    /// the replica is started again, or restored again ([`Replica::settle_staged`]).
-    ///
-    /// # Errors
-    /// `Invalid` if the replica was closed meanwhile; those of the store.
-    pub fn end_restore(&self, disk: &str, onto: bool) -> Result<()> {
-        let snapshot = snapshot_of(disk)?;
-        let replica = self.replica;
-        if onto {
-            // May take long, and a snapshot of the volume is waited for only so long.
-            replica.finish_merges(&replica.store()?)?;
-        }
-        let Some(_work) = replica.begin()? else {
-            return Err(Error::invalid("the replica was closed while a backup was restored"));
-        };
-        if replica.state().rebuilding {
-            return Err(Error::busy("a rebuild has begun while a backup was restored"));
-        }
-        let (store, volume) = (replica.take_over()?, &replica.options.volume);
-        let staged = staged(snapshot);
-        store.flush()?;
-        if onto {
-            replica.finish_merges(&store)?;
-            let meta = DiskMeta { parent: disk.to_owned(), ..DiskMeta::default() };
-            store.relink(volume, &[link(&staged, &meta)], Some(&staged))?;
-        } else {
-            store.rollback_keeping_size(volume, &staged)?;
-        }
-        let settled = replica.settle_staged(&store);
-        *replica.pending() = Pending::default();
-        store.set_rebuilding(volume, false)?;
-        replica.headed_anew();
-        settled
+        replica.state().restored = None;
+        Ok(store)
     }
 
     /// Ends that, and shows what has come in if it went well.
@@ -312,6 +244,7 @@ impl Replica {
         if described.is_empty() && head.is_none() && frozen.is_none() {
             return Ok(());
         }
+        self.state().restored = None;
         self.finish_merges(store)?;
         let layers = store.layers(volume)?;
         for name in described.keys() {
@@ -350,27 +283,6 @@ impl Replica {
         Ok(())
     }
 
-    /// Ends what was begun with staged snapshots: the one that the head is on was restored, and gets its name in place of
-    /// the one that has it. Others are of no use any more.
-    pub(super) fn settle_staged(&self, store: &Store) -> Result<()> {
-        let volume = &self.options.volume;
-        let layers = store.layers(volume)?;
-        let head = layers.iter().find(|layer| layer.name.is_none());
-        let restored = head.and_then(|head| head.parent.as_deref());
-        if let Some((restored, name)) =
-            restored.and_then(|staged| Some((staged, staged.strip_prefix(names::STAGING_PREFIX)?)))
-        {
-            if layers.iter().any(|layer| layer.name.as_deref() == Some(name)) {
-                // Somebody may be reading it: a name can be taken from it all the same.
-                let other = format!("{}{}", names::STAGING_PREFIX, longhorn_wire::time::now_ns());
-                store.rename_snapshot(volume, name, &other)?;
-            }
-            store.rename_snapshot(volume, restored, name)?;
-            log::info("restored", &[("volume", volume), ("snapshot", &name)]);
-        }
-        self.drop_staged(store)
-    }
-
     /// Deletes what was staged and is of no use any more.
     pub(super) fn drop_staged(&self, store: &Store) -> Result<()> {
         for layer in store.layers(&self.options.volume)? {
@@ -383,7 +295,7 @@ impl Replica {
 
     /// Waits until what deleted snapshots held has become part of their children: layers are
     /// compared and changed only then.
-    fn finish_merges(&self, store: &Store) -> Result<()> {
+    pub(super) fn finish_merges(&self, store: &Store) -> Result<()> {
         while store.merging_remaining(&self.options.volume)? > 0 {
             if store.work(WORK_STEPS)?.done == 0 {
                 let text = "deleted snapshots are not merged yet, and the merge makes no progress";
@@ -395,13 +307,13 @@ impl Replica {
 }
 
 /// The snapshot of a disk that may come in.
-fn snapshot_of(disk: &str) -> Result<&str> {
+pub(super) fn snapshot_of(disk: &str) -> Result<&str> {
     names::snapshot_name(disk)
         .filter(|name| !names::is_staging(name))
         .ok_or_else(|| Error::invalid(format!("{disk:?} is not the disk of a snapshot")))
 }
 
-fn staged(snapshot: &str) -> String {
+pub(super) fn staged(snapshot: &str) -> String {
     format!("{}{snapshot}", names::STAGING_PREFIX)
 }
 
@@ -416,7 +328,7 @@ fn parent_of(meta: &DiskMeta) -> Option<String> {
 }
 
 /// What a description makes of a snapshot.
-fn link(name: &str, meta: &DiskMeta) -> Link {
+pub(super) fn link(name: &str, meta: &DiskMeta) -> Link {
     let mut labels = meta.labels.clone();
     let created_ns = created(&meta.created, &mut labels);
     Link {

@@ -19,6 +19,7 @@ mod incoming;
 mod lifecycle;
 pub mod meta;
 mod removal;
+mod restore;
 mod service;
 mod view;
 
@@ -35,6 +36,7 @@ use longhorn_data::{Access, Durability, Gate, Revision};
 use longhorn_wire::proto::ptypes;
 use longhorn_wire::{names, time};
 use meta::VolumeMeta;
+use restore::Restoring;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -115,6 +117,10 @@ struct State {
     /// The head below which snapshots have been marked for unmaps; nothing if that is to be done.
     marked: Option<u64>,
     checked: Option<Instant>,
+    /// A backup is being restored.
+    restoring: Option<Restoring>,
+    /// Identity of the layer that a backup was restored to; nothing once it may have become something else.
+    restored: Option<String>,
 }
 
 /// Where the store is.
@@ -169,6 +175,8 @@ impl Replica {
             max_size: options.snapshot_max_size,
             marked: None,
             checked: None,
+            restoring: None,
+            restored: None,
         };
         let gate = Gate::new(Access::not_open("initial"));
         match identity::of(&options.dir) {
@@ -331,10 +339,18 @@ impl Replica {
             state.head = head.unwrap_or(0);
             state.dirty = meta.as_ref().is_none_or(|meta| meta.dirty);
             state.rebuilding = rebuilding;
+            state.restored = None;
         }
         if cut_off {
             self.settle_staged(store)?;
             store.set_rebuilding(name, false)?;
+        } else {
+            // A rebuild goes on with what has come in.
+            let settled =
+                if rebuilding { self.name_restored(store) } else { self.settle_staged(store) };
+            if let Err(e) = settled {
+                dbs_service::log::warn("settle", &[("volume", name), ("error", &e)]);
+            }
         }
         self.counters.load(volume.revision, time::now_ns())?;
         let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);

@@ -111,6 +111,14 @@ fn a_volume_becomes_what_backups_hold() {
     let contents = backups(&source, &place);
     assert_eq!(node.restore_status(), RestoreStatusResponse::default());
     for (number, content) in contents.iter().enumerate() {
+        if let Some(before) = number.checked_sub(1) {
+            // It is the differences that are to be restored.
+            let delta = node.dir.path().join(format!("volume-delta-backup-{before}.img"));
+            std::fs::create_dir(&delta).unwrap();
+            let refused = node.restore(&place, &format!("backup-{number}")).unwrap_err();
+            assert!(refused.message().contains("volume-delta-backup"), "{refused}");
+            std::fs::remove_dir(&delta).unwrap();
+        }
         node.restored(&place, &format!("backup-{number}"));
         assert!(node.content(VOLUME) == *content, "backup {number}");
         assert!(node.content("vol@restored") == *content, "backup {number}");
@@ -149,6 +157,58 @@ fn without_the_last_backup_the_next_one_is_restored_whole() {
     assert_eq!((status.state.as_str(), status.error.as_str()), ("complete", ""));
     assert!(node.content(VOLUME) == contents[3]);
     assert!(node.content("vol@other") == contents[2]);
+}
+
+/// Differences are restored only to a volume that holds just what they are the differences to.
+#[test]
+fn a_volume_that_is_not_what_was_restored_last_is_restored_whole() {
+    let runtime = runtime();
+    let (source, place) = (Node::new(&runtime), Place::new());
+    let contents = backups(&source, &place);
+    // Backups of the same names, of something else: their differences are few.
+    let (stranger, others) = (Node::new(&runtime), Place::new());
+    stranger.write(0..2000, 5);
+    stranger.snapshot("s0");
+    stranger.backed_up(&others, "s0", "backup-0");
+    stranger.write([7], 6);
+    stranger.snapshot("s1");
+    stranger.backed_up(&others, "s1", "backup-1");
+    let strange = stranger.content("vol@s1");
+    let whole = |what: &str, from: &Place, expected: &[u8], change: &dyn Fn(&Node)| {
+        let node = Node::new(&runtime);
+        node.restored(&place, "backup-0");
+        change(&node);
+        node.restore(from, "backup-1").unwrap();
+        assert_eq!(node.restore_end().state, "complete", "{what}");
+        assert!(node.content(VOLUME) == *expected, "{what}");
+        assert!(node.content("vol@restored") == *expected, "{what}");
+    };
+    let same = |what: &str, change: &dyn Fn(&Node)| whole(what, &place, &contents[1], change);
+    same("written", &|node| node.write([3], 9));
+    same("discarded", &|node| node.discard(0, 50));
+    same("zeroed above a part that stays", &|node| node.discard(20 * PER_PART + 7, 1));
+    same("rebuilt", &|node| {
+        node.replica.set_rebuilding(true).unwrap();
+        let layer = node.replica.incoming().begin(DISK, 64 * MIB).unwrap();
+        layer.write_at(20 * PER_PART * BLOCK, &[7; 4096]).unwrap();
+        drop(layer);
+        node.replica.set_rebuilding(false).unwrap();
+    });
+    same("another snapshot of that name", &|node| {
+        node.snapshot("above");
+        node.replica.remove(DISK, false).unwrap();
+        node.write([20 * PER_PART], 4);
+        node.snapshot("restored");
+        node.replica.remove("volume-snap-above.img", false).unwrap();
+    });
+    whole("another backup store", &others, &strange, &|_| {});
+    // A backup that has the name of one that was deleted.
+    whole("made again", &place, &contents[1], &|_| {
+        let mut progress = |_, _| true;
+        let work = &mut dbs_backup::Work::new(&mut progress);
+        place.store().remove(VOLUME, "backup-0", work).unwrap();
+        stranger.backed_up(&place, "s1", "backup-0");
+    });
 }
 
 /// A head with data is discarded, as by a revert.
@@ -198,12 +258,30 @@ fn what_cannot_be_restored_is_refused_and_changes_nothing() {
     let url = format!("{}?backup=backup-0&volume=other", place.url());
     let text = refused(BackupRestoreRequest { backup: url, ..request("x1") });
     assert!(text.contains("Source volume doesn't exist in backupstore"), "{text}");
-    for disk in ["volume-head-000.img", "x", "volume-snap-../x.img", "volume-snap-.incoming-x.img"]
-    {
+    // Nothing is removed by a name that is none: the store is in this directory.
+    for disk in [
+        "volume-head-000.img",
+        "x",
+        "..",
+        "volume.dbs",
+        "volume.meta",
+        "volume-snap-../x.img",
+        "volume-snap-.incoming-x.img",
+    ] {
         let mut request = request("backup-0");
         request.snapshot_disk_name = disk.to_owned();
         assert!(refused(request).starts_with(full), "{disk}");
     }
+    assert!(["volume.dbs", "volume.meta"].iter().all(|name| node.dir.path().join(name).is_file()));
+    // Nor what is not ours.
+    let other = node.dir.path().join(DISK);
+    std::fs::write(&other, b"somebody's").unwrap();
+    assert!(refused(request("backup-0")).ends_with("it is not an empty file: move it away"));
+    assert_eq!(std::fs::read(&other).unwrap(), b"somebody's");
+    std::fs::remove_file(&other).unwrap();
+    std::os::unix::fs::symlink(node.dir.path().join("volume.meta"), &other).unwrap();
+    assert!(refused(request("backup-0")).ends_with("it is not an empty file: move it away"));
+    std::fs::remove_file(&other).unwrap();
     // Somebody deletes backups.
     let locks = place.path().join("backupstore/volumes").join(volume_path(&place)).join("locks");
     std::fs::create_dir_all(&locks).unwrap();
@@ -246,9 +324,10 @@ fn what_cannot_be_restored_is_refused_and_changes_nothing() {
     assert_eq!(
         text,
         "error starting backup restore: error initiating incremental backup restore: failed to clean up the existing \
-         file volume-delta-backup-0.img before incremental restore: remove volume-delta-backup-0.img: directory not empty"
+         file volume-delta-backup-0.img before incremental restore: remove volume-delta-backup-0.img: it is not an empty \
+         file: move it away"
     );
-    std::fs::remove_dir(delta.join("x")).unwrap();
+    std::fs::remove_dir_all(&delta).unwrap();
     assert!(node.content(VOLUME) == contents[0]);
     node.restored(&place, "backup-1");
     assert!(node.content(VOLUME) == contents[1]);
@@ -374,7 +453,7 @@ fn a_restore_ends_with_the_replica_and_is_made_again() {
 #[test]
 fn a_restored_snapshot_gets_its_name_when_the_replica_starts_again() {
     let runtime = runtime();
-    for onto in [true, false] {
+    for (onto, marked) in [(true, true), (false, true), (true, false)] {
         let (source, node, place) = (Node::new(&runtime), Node::new(&runtime), Place::new());
         let contents = backups(&source, &place);
         node.restored(&place, "backup-0");
@@ -387,13 +466,15 @@ fn a_restored_snapshot_gets_its_name_when_the_replica_starts_again() {
         let ended = incoming.end_restore(DISK, onto);
         assert!(ended.is_err_and(|e| e.to_string().contains("open")), "nobody reads it");
         assert_eq!(node.snapshots(), ["restored"]);
+        assert!(node.store.volume_info(VOLUME).unwrap().rebuilding, "it is not over");
+        incoming.give_up_restore().unwrap();
         let shown = node.content(VOLUME);
         drop(reader);
         let node = Node::on(&runtime, node.end(), Setup::default());
         assert!(node.content(VOLUME) == shown);
         // As a process would have left it that was killed before.
         node.store.rename_snapshot(VOLUME, "restored", ".incoming-restored").unwrap();
-        node.store.set_rebuilding(VOLUME, true).unwrap();
+        node.store.set_rebuilding(VOLUME, marked).unwrap();
         let node = Node::on(&runtime, node.end(), Setup::default());
         assert!(node.content(VOLUME) == shown);
         node.is_in_order();

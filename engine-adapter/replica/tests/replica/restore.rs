@@ -98,3 +98,70 @@ fn a_restore_is_done_or_not_after_a_power_loss() {
         assert!(seen.iter().all(|count| *count > IMAGES), "{seen:?}");
     }
 }
+
+/// What somebody has written meanwhile is neither lost nor mixed with what was restored.
+#[test]
+fn a_volume_that_is_used_meanwhile_is_not_restored() {
+    for onto in [true, false] {
+        type Change = fn(&Bench);
+        let changes: [(&str, Change); 6] = [
+            ("written", |bench| bench.write(2, 9)),
+            ("discarded", |bench| {
+                let volume = bench.store.as_ref().unwrap().volume("vol").unwrap();
+                volume.discard(0, BLOCK as u64).unwrap();
+            }),
+            ("a snapshot", |bench| drop(bench.snapshot("s"))),
+            ("opened again", |bench| {
+                bench.close();
+                bench.open();
+            }),
+            ("closed", |bench| drop(bench.close())),
+            ("reverted", |bench| drop(bench.revert("restored"))),
+        ];
+        for (what, change) in changes {
+            if what == "discarded" && !onto {
+                // Not seen: the head goes, as it was to.
+                continue;
+            }
+            let (bench, _disk) = prepared();
+            let incoming = bench.replica.incoming();
+            let layer = incoming.begin_restore(DISK).unwrap();
+            layer.write_at(0, &[2; BLOCK]).unwrap();
+            drop(layer);
+            change(&bench);
+            let before = content(&bench, "vol");
+            let refused = incoming.end_restore(DISK, onto).unwrap_err().to_string();
+            assert!(refused.contains("while a backup was restored"), "{what}: {refused}");
+            incoming.give_up_restore().unwrap();
+            assert!(content(&bench, "vol") == before, "{what}");
+            let info = bench.store.as_ref().unwrap().volume_info("vol").unwrap();
+            assert!(!info.rebuilding, "{what}");
+            bench.close();
+            bench.open();
+            restore(&bench, false).unwrap();
+        }
+    }
+}
+
+/// Nothing else comes in, not even after the replica was closed: the restore may still write.
+#[test]
+fn neither_a_clone_nor_a_rebuild_begins_during_a_restore() {
+    let (bench, _disk) = prepared();
+    let incoming = bench.replica.incoming();
+    let layer = incoming.begin_restore(DISK).unwrap();
+    for _ in 0..2 {
+        let refused = [
+            incoming.begin_clone().unwrap_err().to_string(),
+            incoming.begin_restore(DISK).map(drop).unwrap_err().to_string(),
+            bench.replica.set_rebuilding(true).unwrap_err().to_string(),
+        ];
+        let text = "a backup is being restored to the replica";
+        assert!(refused.iter().all(|refused| refused == text), "{refused:?}");
+        bench.close();
+        bench.open();
+    }
+    drop(layer);
+    incoming.give_up_restore().unwrap();
+    bench.rebuilding(true).unwrap();
+    assert!(incoming.begin_restore(DISK).map(drop).unwrap_err().to_string().contains("rebuilding"));
+}

@@ -2,10 +2,11 @@
 //!
 //! Who looks after a replica's directory sees by it that a restore is under way, or did not come to its end; and what
 //! refuses upstream's file (no room, no right, something else of that name) refuses the restore before it changes anything.
+//! Only empty files are removed, under names that were checked: the store's file may be in the same directory.
 
 use dbs_core::{Error, Result};
 use nix::errno::Errno;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -21,11 +22,9 @@ impl Marker {
     /// Of the first restore of a process.
     ///
     /// # Errors
-    /// `Io`, `Invalid` for a name that is none.
+    /// `Invalid` for what cannot be made, or if something else than an empty file has the name.
     pub fn snapshot(dir: &Path, disk: &str) -> Result<Self> {
-        Self::make(dir, disk, "before restore", |path| {
-            if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
-        })
+        Self::make(dir, disk, "before restore")
     }
 
     /// Of a full restore after others.
@@ -42,29 +41,25 @@ impl Marker {
     /// As [`Marker::snapshot`].
     pub fn delta(dir: &Path, base: &str) -> Result<Self> {
         let name = format!("{DELTA}{base}.img");
-        Self::make(dir, &name, "before incremental restore", |path| {
-            if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) }
-        })
+        Self::make(dir, &name, "before incremental restore")
     }
 
-    fn make(
-        dir: &Path,
-        name: &str,
-        when: &str,
-        remove: impl Fn(&Path) -> io::Result<()>,
-    ) -> Result<Self> {
-        if name.contains('/') {
-            return Err(Error::invalid(format!("{name:?} is not the name of a file here")));
-        }
+    fn make(dir: &Path, name: &str, when: &str) -> Result<Self> {
         sweep(dir);
         let path = dir.join(name);
-        if path.symlink_metadata().is_ok() {
-            remove(&path).map_err(|e| {
-                let text = format!("failed to clean up the existing file {name} {when}");
-                Error::invalid(format!("{text}: remove {name}: {}", go(&e)))
-            })?;
+        let cannot = |why: &str| {
+            let text = format!("failed to clean up the existing file {name} {when}");
+            Error::invalid(format!("{text}: remove {name}: {why}"))
+        };
+        match path.symlink_metadata() {
+            Ok(meta) if is_empty_file(&meta) => {
+                fs::remove_file(&path).map_err(|e| cannot(&go(&e)))?;
+            }
+            // Never ours, and somebody may need it.
+            Ok(_) => return Err(cannot("it is not an empty file: move it away")),
+            Err(_) => {}
         }
-        match File::create(&path) {
+        match File::create_new(&path) {
             Ok(_) => Ok(Self(path)),
             Err(e) => Err(Error::invalid(format!("open {name}: {}", go(&e)))),
         }
@@ -84,10 +79,14 @@ fn sweep(dir: &Path) {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let is_marker = name.ends_with(TEMPORARY) || name.starts_with(DELTA);
-        if is_marker && entry.metadata().is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
+        if is_marker && entry.metadata().is_ok_and(|meta| is_empty_file(&meta)) {
             let _ = fs::remove_file(entry.path());
         }
     }
+}
+
+fn is_empty_file(meta: &Metadata) -> bool {
+    meta.is_file() && meta.len() == 0
 }
 
 /// An error as Go writes it.

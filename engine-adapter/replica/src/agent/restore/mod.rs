@@ -11,8 +11,10 @@ use super::Agent;
 use super::backup::place;
 use super::backup::source::interrupted;
 use super::jobs::{COMPLETE, ERROR, IN_PROGRESS, Kind};
+use dbs_backup::config::BackupConfig;
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, Onto, Restoration, Work};
+use dbs_core::info::Labels;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_service::log;
 use longhorn_wire::names;
@@ -60,11 +62,30 @@ struct Status {
     disk: String,
     last_restored: String,
     current: String,
+    /// The backup that the volume holds, or is to hold.
+    origin: Option<Origin>,
+}
+
+/// What tells a backup from another one of its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Origin {
+    /// The backup store, with the volume and the backup.
+    url: Url,
+    created: String,
+    digest: u64,
+}
+
+impl Origin {
+    fn new(url: &Url, backup: &BackupConfig) -> Self {
+        let url = Url { backup: Some(backup.name.clone()), ..url.clone() };
+        Self { url, created: backup.created_time.clone(), digest: backup.digest() }
+    }
 }
 
 /// A restore that is known to be possible.
 struct Plan<'a> {
     restoration: Restoration<'a>,
+    origin: Origin,
     /// The backup to which only the differences are restored.
     base: Option<String>,
     marker: Marker,
@@ -104,14 +125,14 @@ impl Agent {
     /// Restores, to the end.
     fn restore(&self, request: &BackupRestoreRequest, begun: &mut dyn FnMut()) -> Result<()> {
         let url = Url::parse(&request.backup)?;
-        let (volume, backup) = url.need_backup()?;
+        let backup = url.need_backup()?.1;
         let starting = |error: Error| error.context("error starting backup restore");
         let before = self.restores.start(backup).map_err(starting)?;
-        let turn = Turn { restores: &self.restores, ended: false };
+        let turn = Turn { agent: self, ended: false };
         let started = self.check_idle().and_then(|()| place::open(&url, &request.credential));
         let store = started.map_err(starting)?;
         let disk = &request.snapshot_disk_name;
-        let initiated = self.plan(&store, volume, backup, disk, &before).and_then(|plan| {
+        let initiated = self.plan(&store, &url, disk, &before).and_then(|plan| {
             let target = Arc::new(Staged::new(&self.replica, disk).inspect_err(|_| {
                 plan.marker.remove();
             })?);
@@ -121,7 +142,7 @@ impl Agent {
             let kind = if before.last_restored.is_empty() { "full" } else { "incremental" };
             starting(error.context(format!("error initiating {kind} backup restore")))
         })?;
-        self.restores.begin(request, backup, plan.base.is_some(), Arc::clone(&target));
+        self.restores.begin(request, backup, &plan, Arc::clone(&target));
         begun();
         let workers = usize::try_from(request.concurrent_limit).unwrap_or(1).max(1);
         let outcome = self.carry_out(&plan, &target, workers, disk);
@@ -153,16 +174,33 @@ impl Agent {
     fn plan<'a>(
         &self,
         store: &'a BackupStore,
-        volume: &str,
-        backup: &str,
+        url: &Url,
         disk: &str,
         before: &Status,
     ) -> Result<Plan<'a>> {
+        let (volume, backup) = url.need_backup()?;
+        // Files are made and removed by this name.
+        let snapshot = names::snapshot_name(disk)
+            .ok_or_else(|| Error::invalid(format!("{disk:?} is not the disk of a snapshot")))?;
+        names::check_snapshot(snapshot, Labels::new())?;
         let restoration = store.restore(volume, backup).map_err(|error| {
             // Longhorn's manager waits and tries again if it reads upstream's old words, before its new ones.
             let locked = error.to_string().starts_with(LOCKED);
             if locked { error.context("failed lock") } else { error }
         })?;
+        self.check_size(&restoration)?;
+        let origin = Origin::new(url, restoration.backup());
+        let base = self.base(store, url, &restoration, disk, before);
+        let marker = match &base {
+            Some(base) => Marker::delta(self.replica.dir(), base)?,
+            None if before.state.is_empty() => Marker::snapshot(self.replica.dir(), disk)?,
+            None => Marker::temporary(self.replica.dir(), disk)?,
+        };
+        Ok(Plan { restoration, origin, base, marker })
+    }
+
+    /// Whether the volume can hold the backup.
+    fn check_size(&self, restoration: &Restoration<'_>) -> Result<()> {
         let facts = restoration.volume();
         if !facts.backing_image_name.is_empty() {
             return Err(Error::unsupported(format!(
@@ -185,37 +223,40 @@ impl Agent {
                 restoration.size()
             )));
         }
-        let base = Some(before.last_restored.clone())
-            .filter(|base| !base.is_empty() && self.is_base(store, volume, base, block_size, disk));
-        let marker = match &base {
-            Some(base) => Marker::delta(self.replica.dir(), base)?,
-            None if before.state.is_empty() => Marker::snapshot(self.replica.dir(), disk)?,
-            None => Marker::temporary(self.replica.dir(), disk)?,
-        };
-        Ok(Plan { restoration, base, marker })
+        Ok(())
     }
 
-    /// Whether the differences to the backup restored last can be restored: it is there, and the volume is what it was.
-    fn is_base(
+    /// The backup restored last, if the differences to it can be restored: it is there, the very same, and the volume holds
+    /// just that.
+    fn base(
         &self,
         store: &BackupStore,
-        volume: &str,
-        base: &str,
-        block_size: u64,
+        url: &Url,
+        restoration: &Restoration<'_>,
         disk: &str,
-    ) -> bool {
-        let facts = store.complete_backup(volume, base);
-        let is_there = facts.is_ok_and(|facts| facts.block_size().ok() == Some(block_size));
-        let head = self.replica.head_disk();
-        let disks = self.replica.disks();
-        let is_under_head = head.is_ok_and(|head| {
-            disks.is_ok_and(|disks| disks.get(&head).is_some_and(|head| head.parent == disk))
-        });
-        if !(is_there && is_under_head) {
-            let volume = self.replica.volume_name();
-            log::warn("restore", &[("volume", &volume), ("last", &base), ("base", &false)]);
+        before: &Status,
+    ) -> Option<String> {
+        let last = &before.last_restored;
+        if last.is_empty() {
+            return None;
         }
-        is_there && is_under_head
+        let is_same = before.origin.as_ref().is_some_and(|origin| {
+            let facts = store.complete_backup(&restoration.volume().name, last);
+            facts.is_ok_and(|facts| {
+                facts.block_size().ok() == restoration.backup().block_size().ok()
+                    && Origin::new(url, &facts) == *origin
+            })
+        });
+        let is_held =
+            before.disk == disk && self.replica.incoming().is_as_restored(disk).unwrap_or(false);
+        if is_same && is_held {
+            return Some(last.clone());
+        }
+        let volume = self.replica.volume_name();
+        let fields: [(&str, &dyn std::fmt::Display); 4] =
+            [("volume", &volume), ("last", last), ("same", &is_same), ("held", &is_held)];
+        log::warn("restore-whole", &fields);
+        None
     }
 
     fn carry_out(
@@ -262,7 +303,7 @@ impl Agent {
             }
             Err(error) => {
                 self.restores.release();
-                // What stays goes with the next restore, or when the replica is opened again.
+                // What stays goes with the next restore, or when the replica is started again.
                 let given_up = self.replica.incoming().give_up_restore();
                 log::error("restore", &[("volume", &volume), ("url", url), ("error", error)]);
                 if let Err(error) = given_up {
@@ -288,21 +329,24 @@ fn told(error: Error, url: &Url) -> Error {
 
 /// A restore is beginning or under way as long as this is there.
 struct Turn<'a> {
-    restores: &'a Restores,
+    agent: &'a Agent,
     ended: bool,
 }
 
 impl Turn<'_> {
     fn end(mut self, outcome: Result<()>) {
         self.ended = true;
-        self.restores.end(Some(outcome));
+        self.agent.restores.end(Some(outcome));
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.restores.end(None);
+            self.agent.restores.release();
+            // Nothing is there to be given up if it has not begun.
+            let _ = self.agent.replica.incoming().give_up_restore();
+            self.agent.restores.end(None);
         }
     }
 }
@@ -311,6 +355,7 @@ impl Status {
     fn fail(&mut self, error: String) {
         (self.state, self.progress, self.error) = (ERROR, 0, error);
         self.current.clear();
+        self.origin = None;
     }
 }
 
@@ -339,18 +384,18 @@ impl Restores {
         &self,
         request: &BackupRestoreRequest,
         backup: &str,
-        incremental: bool,
+        plan: &Plan<'_>,
         target: Arc<Staged>,
     ) {
         let mut state = self.state();
-        let last_restored =
-            if incremental { state.status.last_restored.clone() } else { String::new() };
+        let last_restored = plan.base.clone().unwrap_or_default();
         state.status = Status {
             state: IN_PROGRESS,
             url: request.backup.clone(),
             disk: request.snapshot_disk_name.clone(),
             last_restored,
             current: backup.to_owned(),
+            origin: Some(plan.origin.clone()),
             ..Status::default()
         };
         (state.begun, state.target) = (true, Some(target));
