@@ -185,3 +185,25 @@ impl Target for Image {
         self.file.sync_all().map_err(|e| Error::io(e, "writing the image"))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Who may write in the folder must not choose what is written, nor what is in the image.
+    #[test]
+    fn what_has_got_the_name_of_a_scratch_file_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let (output, victim) = (dir.path().join("a.raw"), dir.path().join("victim"));
+        fs::write(&victim, b"kept").unwrap();
+        let scratch = Scratch::new(&output, "raw").unwrap();
+        assert_ne!(scratch.0, Scratch::new(&output, "raw").unwrap().0);
+        fs::remove_file(&scratch.0).unwrap();
+        std::os::unix::fs::symlink(&victim, &scratch.0).unwrap();
+        assert!(scratch.open().is_err());
+        assert!(scratch.become_file(&output).is_err());
+        assert_eq!(fs::read(&victim).unwrap(), b"kept");
+        assert!(!output.exists());
+    }
+}
