@@ -10,6 +10,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Labels and parameters.
 pub type Map = BTreeMap<String, String>;
@@ -27,7 +28,7 @@ pub(crate) const BACKUP_LIMIT: u64 = LARGEST_VOLUME / BLOCK_SIZE * 128;
 /// The parameter with the size of a backup's blocks.
 pub(crate) const PARAMETER_BLOCK_SIZE: &str = "backup-block-size";
 /// The parameter that says whether a backup was to be full or incremental.
-pub(crate) const PARAMETER_MODE: &str = "backup-mode";
+pub const PARAMETER_MODE: &str = "backup-mode";
 
 /// `volume.cfg`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,7 +108,7 @@ pub struct BackupConfig {
 }
 
 /// A block of a backup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Block {
     /// Where it is in the volume.
@@ -198,6 +199,14 @@ impl BackupConfig {
         self.created_time.is_empty()
     }
 
+    /// A number that tells it from another backup of its name, as long as the process lives.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.created_time, &self.snapshot_created_at, &self.blocks).hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// Whether it is one file of the oldest versions, and not made of blocks.
     #[must_use]
     pub fn is_single_file(&self) -> bool {
@@ -222,7 +231,10 @@ impl BackupConfig {
 }
 
 /// The size of blocks that parameters name.
-pub(crate) fn block_size(parameters: Option<&Map>) -> Result<u64> {
+///
+/// # Errors
+/// `Invalid`.
+pub fn block_size(parameters: Option<&Map>) -> Result<u64> {
     let text = parameters.and_then(|map| map.get(PARAMETER_BLOCK_SIZE)).map_or("", String::as_str);
     match quantity(text) {
         Some(0) => Ok(BLOCK_SIZE),
@@ -300,12 +312,15 @@ fn bad(path: &str, what: &str) -> Error {
     Error::corrupt(format!("{path} in the backup store is damaged: {}", plain(what)))
 }
 
-fn or_default<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<Block>, D::Error> {
+/// A list that may be absent or null.
+pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> std::result::Result<Vec<T>, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// A number that JSON has as a string.
-mod number_in_text {
+pub(crate) mod number_in_text {
     use super::*;
 
     pub fn serialize<S: Serializer>(value: &u64, to: S) -> std::result::Result<S::Ok, S::Error> {
@@ -358,7 +373,8 @@ mod text_in_text {
     }
 }
 
-mod block_name {
+/// A block's name, as JSON has it.
+pub(crate) mod block_name {
     use super::*;
 
     pub fn serialize<S: Serializer>(

@@ -11,6 +11,7 @@ pub mod config;
 mod create;
 #[cfg(feature = "testing")]
 pub mod hostile;
+pub mod image;
 mod lock;
 pub mod names;
 pub mod objects;
@@ -18,6 +19,7 @@ mod pool;
 mod remove;
 mod restore;
 mod store;
+pub mod system;
 pub mod url;
 mod verify;
 

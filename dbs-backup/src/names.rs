@@ -111,7 +111,10 @@ pub(crate) fn check_new(what: &str, name: &str) -> Result<()> {
 }
 
 /// A name with 16 random hexadecimal digits, as upstream makes them for backups and locks.
-pub(crate) fn random(prefix: &str) -> Result<String> {
+///
+/// # Errors
+/// `Io`.
+pub fn random(prefix: &str) -> Result<String> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes)
         .map_err(|e| Error::io(std::io::Error::other(e), "getting random bytes"))?;

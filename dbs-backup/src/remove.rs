@@ -170,7 +170,7 @@ impl BackupStore {
     }
 
     /// Removes objects in a folder for as long as the lock is good.
-    fn sweep(
+    pub(crate) fn sweep(
         &self,
         folder: &str,
         paths: Vec<String>,

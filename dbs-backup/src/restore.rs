@@ -21,6 +21,8 @@ pub enum Onto<'a> {
     /// Anything. What is right already is not read from the backup store: a restore that was cut off goes on in this
     /// way.
     Anything,
+    /// What the volume's backing image holds: blocks of the backup are written as a whole.
+    Image,
     /// What this backup of the same volume holds: only the differences are written.
     Backup(&'a str),
 }
@@ -119,7 +121,9 @@ impl Restoration<'_> {
             )));
         }
         let jobs = match onto {
-            Onto::Empty => self.backup.blocks.iter().copied().map(Job::Write).collect(),
+            Onto::Empty | Onto::Image => {
+                self.backup.blocks.iter().copied().map(Job::Write).collect()
+            }
             Onto::Anything => self.everything(target.size()),
             Onto::Backup(base) => self.differences(base)?,
         };

@@ -3,7 +3,7 @@
 use crate::config::{self, BACKUP_LIMIT, BackupConfig, VolumeConfig};
 use crate::lock::{Kind, Lock, Times};
 use crate::names::{self, BlockName};
-use crate::objects::{Directory, Objects, azure, mount, s3};
+use crate::objects::{self, Directory, Objects, azure, mount, s3};
 use crate::pool::{self, Work};
 use crate::url::Url;
 use dbs_core::{Error, ErrorKind, Result};
@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 /// Bytes of `volume.cfg`: most of it are labels.
 const VOLUME_LIMIT: u64 = 4 << 20;
@@ -49,7 +50,10 @@ impl BackupStore {
                 return Err(Error::unsupported(format!("driver {other} is not supported")));
             }
         };
-        Ok(Self { stop, ..Self::on(url, objects) })
+        let store = Self { stop, ..Self::on(url, objects) };
+        // Tests are alone, and do not wait for others who take a lock at the same time. No release does that.
+        let alone = cfg!(debug_assertions) && variable("DBS_TEST_ALONE").is_some();
+        Ok(if alone { store.without_waiting() } else { store })
     }
 
     /// A store on objects of the caller's, which `url` names.
@@ -131,6 +135,21 @@ impl BackupStore {
             )));
         }
         Ok(config)
+    }
+
+    /// When the facts of a volume, or of a backup of it, were last written.
+    ///
+    /// # Errors
+    /// `NotFound`; those of the store.
+    pub fn modified(&self, volume: &str, backup: Option<&str>) -> Result<SystemTime> {
+        names::check("volume", volume)?;
+        backup.iter().try_for_each(|backup| names::check("backup", backup))?;
+        let path = match backup {
+            Some(backup) => names::backup_config(volume, backup),
+            None => names::volume_config(volume),
+        };
+        let stat = self.objects.stat(&path)?;
+        stat.map(|stat| stat.modified).ok_or_else(|| objects::missing(&path))
     }
 
     /// The names of a volume's backups, complete or not, sorted.

@@ -9,6 +9,7 @@ pub(crate) mod s3;
 mod tls;
 
 pub use directory::Directory;
+pub use mount::unmount_all;
 
 use dbs_core::{Error, Result};
 use std::time::SystemTime;

@@ -54,6 +54,38 @@ pub fn open(url: &Url, variable: Variables<'_>) -> Result<Directory> {
     Directory::open(&plan.place)
 }
 
+/// Unmounts all backup stores of this machine. One that is in use stays, and is an error.
+///
+/// # Errors
+/// `Io` with what `umount` says of all that stay.
+pub fn unmount_all() -> Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mounts")
+        .map_err(|e| Error::io(e, "reading /proc/self/mounts"))?;
+    let mut said = Vec::new();
+    for place in below(&mounts, MOUNTS) {
+        let mut command = Command::new("umount");
+        command.arg("--").arg(&place);
+        match run(command) {
+            // It is empty now, or somebody has mounted it again.
+            Ok(()) => drop(fs::remove_dir(&place)),
+            Err(text) => said.push(format!("{place}: {text}")),
+        }
+    }
+    if said.is_empty() {
+        return Ok(());
+    }
+    Err(Error::io(std::io::Error::other(said.join("; ")), "unmounting backup stores"))
+}
+
+/// What is mounted below a folder, the last first.
+fn below(mounts: &str, folder: &str) -> Vec<String> {
+    let place = |line: &str| line.split(' ').nth(1).map(plain);
+    let mut found: Vec<_> = mounts.lines().filter_map(place).collect();
+    found.retain(|place| Path::new(place).starts_with(folder) && place != folder);
+    found.reverse();
+    found
+}
+
 fn nfs(url: &Url) -> Result<Plan> {
     if url.host.is_empty() || url.path.is_empty() {
         return Err(Error::invalid(
@@ -147,7 +179,7 @@ fn run(mut command: Command) -> std::result::Result<(), String> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| format!("starting `mount`: {e}"))?;
+        .map_err(|e| format!("starting it: {e}"))?;
     let begun = Instant::now();
     while child.try_wait().map_err(|e| e.to_string())?.is_none() {
         if begun.elapsed() > PATIENCE {
@@ -191,5 +223,8 @@ mod tests {
         // Two servers can have one place: `a.b` and `a_b`.
         assert!(is_same("h:/e/", "h:/e") && !is_same("a.b:/e", "a_b:/e"));
         assert_eq!(mounted(mounts, Path::new("/")), None);
+        let mounts =
+            "a /m/h/x nfs4 rw 0 0\nb /m/h/x/y nfs4 rw 0 0\nc /m ext4 rw 0 0\nd /mm cifs rw 0 0\n";
+        assert_eq!(below(mounts, "/m"), ["/m/h/x/y", "/m/h/x"]);
     }
 }

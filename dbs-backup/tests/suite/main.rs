@@ -5,6 +5,7 @@
 mod cut;
 mod foreign;
 mod hostile;
+mod others;
 mod round;
 mod s3;
 mod support;

@@ -184,3 +184,20 @@ fn a_stop_and_a_rate() {
     assert!(created.uploaded < created.size, "{created:?}");
     check(&store, "backup-1", source.content());
 }
+
+/// What no block holds shows the image; what a block holds hides it, zeros too.
+#[test]
+fn a_backing_image_shows_where_there_is_no_block() {
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    let mut content = vec![0; 4 * BLOCK as usize];
+    content[BLOCK as usize..BLOCK as usize + 5].copy_from_slice(b"bytes");
+    let volume = Snapshots(vec![("one".to_owned(), content.clone())]);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let disk = Disk::new(vec![7; content.len()]);
+    restore(&store, "backup-1", &disk, Onto::Image).unwrap();
+    let mut expected = vec![7; content.len()];
+    let block = BLOCK as usize..2 * BLOCK as usize;
+    expected[block.clone()].copy_from_slice(&content[block]);
+    assert!(disk.content() == expected);
+}

@@ -51,10 +51,7 @@ impl Pace {
 /// Opens the backup store that a URL names; credentials come from the environment.
 fn open(url: &Url) -> Result<BackupStore> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let store = BackupStore::open(url, &variable)?;
-    // Tests are alone, and do not wait for others who take a lock at the same time. No release does that.
-    let alone = cfg!(debug_assertions) && variable("DBS_TEST_ALONE").is_some();
-    Ok(if alone { store.without_waiting() } else { store })
+    BackupStore::open(url, &variable)
 }
 
 /// Parses a URL, for clap.

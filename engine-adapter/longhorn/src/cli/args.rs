@@ -1,5 +1,6 @@
 //! The arguments of `longhorn`: names and defaults are upstream's.
 
+use super::backup_args::{Backups, SystemBackups};
 use super::client_args::ClientCommand;
 use super::controller::ControllerArgs;
 use super::golang::BooleanOption as _;
@@ -90,6 +91,11 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Print versions as JSON
     Version(VersionArgs),
+    /// Back a volume up, restore it, and work with what is in a backup store
+    #[command(visible_alias = "backup")]
+    Backups(Box<Backups>),
+    /// Work with the backups of Longhorn's settings in a backup store
+    SystemBackup(Box<SystemBackups>),
     /// Commands for a volume.
     #[command(flatten)]
     Client(ClientCommand),
@@ -173,7 +179,7 @@ mod tests {
         for wrong in ["replica", "replica a b", "replica d --size 1x", "replica d --listen 1"] {
             assert!(parse(&format!("longhorn {wrong}")).is_err(), "{wrong}");
         }
-        assert!(matches!(parse("longhorn backup ls").unwrap().command, Command::Other(_)));
+        assert!(matches!(parse("longhorn export x").unwrap().command, Command::Other(_)));
     }
 
     #[test]

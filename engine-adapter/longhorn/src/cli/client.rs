@@ -3,10 +3,10 @@
 use super::args::Globals;
 use super::client_args::*;
 use super::golang;
-use super::labels;
 use super::output::{Failure, print, print_json, table};
 use crate::client::{CloneOptions, Engine, RebuildOptions, SyncOptions, mode_name, service_url};
 use dbs_core::{Error, ErrorKind, Result};
+use longhorn_wire::labels;
 use longhorn_wire::proto::controller::ReplicaMode;
 use longhorn_wire::proto::profilerrpc::Op;
 
@@ -80,7 +80,8 @@ fn doing_snapshot(command: &SnapshotCommand) -> &'static str {
     }
 }
 
-fn connect(globals: &Globals) -> Result<Engine> {
+/// The controller of the volume.
+pub(super) fn connect(globals: &Globals) -> Result<Engine> {
     Engine::new(&globals.url, &globals.volume_name, &globals.engine_instance_name)
 }
 

@@ -111,6 +111,11 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     millis.map(Duration::from_millis).ok_or_else(wrong)
 }
 
+/// A URL without the quotes that scripts leave around it.
+pub fn unquoted(url: &str) -> &str {
+    url.trim_start_matches(['"', '\'']).trim_end_matches(['"', '\''])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

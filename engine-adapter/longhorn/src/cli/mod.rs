@@ -1,15 +1,20 @@
 //! The command `longhorn`.
 
 pub mod args;
+mod backing_image;
+mod backup;
+pub mod backup_args;
+mod backup_store;
 mod client;
 pub mod client_args;
 pub mod controller;
 pub mod golang;
-mod labels;
 mod output;
 mod replica;
 mod replica_args;
+mod restore_to_file;
 mod serve;
+mod system_backup;
 mod version;
 
 pub use args::{Cli, Command, Globals, TlsArgs};
@@ -23,9 +28,8 @@ use output::Failure;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Commands of upstream for backups, which there are none of here.
-const BACKUP_COMMANDS: [&str; 5] =
-    ["backups", "backup", "system-backup", "export-volume", "export"];
+/// Commands of upstream that there are none of here.
+const MISSING_COMMANDS: [&str; 2] = ["export-volume", "export"];
 
 /// Why a command did not do what it should.
 enum Failed {
@@ -100,6 +104,12 @@ fn run(cli: Cli) -> Result<(), Failed> {
         }
         Command::Serve(args) => serve::serve(&args).map_err(serving),
         Command::Version(args) => version::run(&args, globals).map_err(Failed::Command),
+        Command::Backups(backups) => {
+            backup::run(&backups.command, globals).map_err(Failed::Command)
+        }
+        Command::SystemBackup(backups) => {
+            system_backup::run(&backups.command).map_err(Failed::Command)
+        }
         Command::Client(command) => client::run(&command, globals).map_err(Failed::Command),
         Command::Other(args) => Err(Failed::Serving(other(&args))),
     }
@@ -108,8 +118,8 @@ fn run(cli: Cli) -> Result<(), Failed> {
 /// Why a command that is not ours is not.
 fn other(args: &[OsString]) -> String {
     let name = args.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-    if BACKUP_COMMANDS.contains(&&*name) {
-        format!("`{name}` is not supported: there are no backups in this build")
+    if MISSING_COMMANDS.contains(&&*name) {
+        format!("`{name}` is not supported: run it from upstream's `longhorn`")
     } else {
         format!("unrecognized command: {name}")
     }
@@ -120,9 +130,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_for_backups_are_told_from_typing_errors() {
+    fn missing_commands_are_told_from_typing_errors() {
         let say = |name: &str| other(&[OsString::from(name)]);
-        assert!(say("backup").contains("not supported"));
+        assert!(say("export").contains("not supported"));
         assert_eq!(say("snapsots"), "unrecognized command: snapsots");
     }
 }

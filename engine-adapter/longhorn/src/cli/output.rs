@@ -9,6 +9,8 @@ use std::io::{self, Write};
 /// A command that failed.
 #[derive(Debug)]
 pub struct Failure {
+    /// What goes to the standard output.
+    printed: Option<String>,
     message: String,
     /// Upstream has it in the message at times, and beside it mostly.
     error: Option<String>,
@@ -17,16 +19,26 @@ pub struct Failure {
 impl Failure {
     /// `doing` failed for this reason, which stands beside it.
     pub fn beside(doing: &str, error: impl Display) -> Self {
-        Self { message: doing.to_owned(), error: Some(error.to_string()) }
+        Self { printed: None, message: doing.to_owned(), error: Some(error.to_string()) }
     }
 
     /// The same with the reason behind it.
     pub fn behind(doing: &str, error: impl Display) -> Self {
-        Self { message: format!("{doing}: {error}"), error: None }
+        Self { printed: None, message: format!("{doing}: {error}"), error: None }
+    }
+
+    /// The reason alone, which goes to the standard output too: Longhorn's manager reads it there.
+    pub fn printed(error: Error) -> Self {
+        let message = error.to_string();
+        Self { printed: Some(message.clone()), message, error: None }
     }
 
     /// Prints it.
     pub fn report(&self) {
+        if let Some(text) = &self.printed {
+            // Nowhere to report that to.
+            let _ = print(text);
+        }
         // Nowhere to report that to.
         let _ = writeln!(io::stderr(), "{}", self.line(jiff::Timestamp::now()));
     }
@@ -57,14 +69,29 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
     print(&text)
 }
 
+/// Prints a value as JSON on one line.
+///
+/// # Errors
+/// That it could not.
+pub fn print_line(value: &impl Serialize) -> Result<(), Error> {
+    let text = serde_json::to_string(value).map_err(|e| Error::io(e.into(), "encoding JSON"))?;
+    print(&escape(&text))
+}
+
 /// JSON as Go indents and escapes it.
 pub fn json(value: &impl Serialize) -> Result<String, serde_json::Error> {
     let mut text = Vec::new();
     let format = serde_json::ser::PrettyFormatter::with_indent(b"\t");
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, format))?;
+    // The serializer writes UTF-8.
+    Ok(escape(&String::from_utf8_lossy(&text)))
+}
+
+/// Escapes what Go does in JSON.
+fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
-    // The serializer writes UTF-8; and these characters occur in nothing but strings.
-    for c in String::from_utf8_lossy(&text).chars() {
+    // These characters occur in nothing but strings.
+    for c in text.chars() {
         match c {
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
                 escaped += &format!("\\u{:04x}", u32::from(c));
@@ -72,7 +99,7 @@ pub fn json(value: &impl Serialize) -> Result<String, serde_json::Error> {
             c => escaped.push(c),
         }
     }
-    Ok(escaped)
+    escaped
 }
 
 /// Columns, each as wide as its longest cell and one space; the last one as it is.

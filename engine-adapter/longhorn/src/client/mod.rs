@@ -2,10 +2,11 @@
 //! part in it, of its replicas and their sync agents.
 //!
 //! Upstream keeps these workflows in a library that its command line and its instance manager share:
-//! adding a replica, removing and purging snapshots, cloning, hashing. The controller alone does none
+//! adding a replica, removing and purging snapshots, cloning, hashing, backing up and restoring. The controller alone does none
 //! of them. This is that library; it works with upstream's controllers and replicas as with ours, and
 //! its errors read as upstream's do, since callers match on them.
 
+mod backup;
 mod clone;
 mod engine;
 mod hash;
@@ -14,11 +15,15 @@ mod replica;
 mod snapshots;
 mod status;
 
+pub use backup::{BackupBegun, ReplicaError, RestoreError, credential, open_store};
 pub use clone::CloneOptions;
 pub use engine::{Engine, Listed, mode_name};
 pub use rebuild::RebuildOptions;
 pub use replica::{ReplicaLink, SyncOptions};
-pub use status::{CloneStatus, DiskInfo, HashStatus, PurgeStatus, RebuildStatus, Version};
+pub use status::{
+    BackupStatus, CloneStatus, DiskInfo, HashStatus, PurgeStatus, RebuildStatus, RestoreStatus,
+    Version,
+};
 
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::remote;

@@ -8,6 +8,7 @@ use longhorn_wire::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use longhorn_wire::proto::ptypes::sync_agent_service_client::SyncAgentServiceClient;
 use longhorn_wire::proto::ptypes::*;
 use longhorn_wire::remote::{Address, Calls, LONG_CALL, SHORT_CALL, calls_of, within};
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -153,6 +154,43 @@ impl ReplicaLink {
     pub async fn rebuild_status(&self) -> Result<RebuildStatus> {
         let reply = self.agent().replica_rebuild_status(within(SHORT_CALL, ())).await;
         answer(reply, "failed to get replica rebuild status").map(RebuildStatus::from)
+    }
+
+    /// Begins a backup.
+    pub async fn backup_create(
+        &self,
+        request: BackupCreateRequest,
+    ) -> Result<BackupCreateResponse> {
+        let what = format!(
+            "failed to create backup to {} for volume {}",
+            request.backup_target, request.volume_name
+        );
+        answer(self.agent().backup_create(within(LONG_CALL, request)).await, what)
+    }
+
+    /// How far it is with that.
+    pub async fn backup_status(&self, backup: &str) -> Result<BackupStatusResponse> {
+        let request = within(SHORT_CALL, BackupStatusRequest { backup: backup.to_owned() });
+        let reply = self.agent().backup_status(request).await;
+        answer(reply, "failed to get backup status")
+    }
+
+    /// Begins to restore a backup to a disk.
+    pub async fn backup_restore(
+        &self,
+        backup: &str,
+        disk: &str,
+        credential: HashMap<String, String>,
+        concurrent_limit: i32,
+    ) -> Result<()> {
+        let what = format!("failed to restore backup data {backup} to snapshot file {disk}");
+        let request = BackupRestoreRequest {
+            backup: backup.to_owned(),
+            snapshot_disk_name: disk.to_owned(),
+            credential,
+            concurrent_limit,
+        };
+        answer(self.agent().backup_restore(within(LONG_CALL, request)).await, what)
     }
 
     /// How far it is with the restoration of a backup.

@@ -69,3 +69,70 @@ impl From<ptypes::ReplicaRebuildStatusResponse> for RebuildStatus {
         }
     }
 }
+
+/// A backup: `longhorn backup status`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BackupStatus {
+    /// Percent.
+    pub progress: i32,
+    /// The backup, once it is complete.
+    #[serde(rename = "backupURL", skip_serializing_if = "String::is_empty")]
+    pub backup_url: String,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub error: String,
+    /// Bare name of the snapshot.
+    pub snapshot_name: String,
+    /// `in_progress`, `complete` or `error`.
+    pub state: String,
+    /// The replica that makes it.
+    pub replica_address: String,
+}
+
+/// A replica's restore: `longhorn backup restore-status`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RestoreStatus {
+    /// Whether it goes on.
+    pub is_restoring: bool,
+    /// Percent.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub progress: i32,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub error: String,
+    /// Disk that is restored.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub filename: String,
+    /// Empty, `in_progress`, `complete` or `error`.
+    pub state: String,
+    /// The backup that is being restored, or was.
+    #[serde(rename = "backupURL")]
+    pub backup_url: String,
+    /// The backup that was restored last.
+    pub last_restored: String,
+    /// The one that is being restored.
+    pub current_restoring_backup: String,
+}
+
+impl From<ptypes::RestoreStatusResponse> for RestoreStatus {
+    fn from(status: ptypes::RestoreStatusResponse) -> Self {
+        Self {
+            is_restoring: status.is_restoring,
+            progress: status.progress,
+            error: status.error,
+            filename: status.dest_file_name,
+            state: status.state,
+            backup_url: status.backup_url,
+            last_restored: status.last_restored,
+            current_restoring_backup: status.current_restoring_backup,
+        }
+    }
+}
+
+/// As serde asks for it.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(progress: &i32) -> bool {
+    *progress == 0
+}

@@ -429,7 +429,7 @@ fn commands_without_what_they_need_say_so() {
         assert!(text.contains(reason), "{args:?}: {text}");
     }
     assert_eq!(stage.asked(), [""; 0]);
-    for args in [&["backup", "ls"][..], &["snapsots"]] {
+    for args in [&["export", "x"][..], &["snapsots"]] {
         let output = stage.run(args);
         assert_eq!(output.status.code(), Some(1));
         let text = String::from_utf8(output.stderr).unwrap();

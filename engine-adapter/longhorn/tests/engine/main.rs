@@ -19,6 +19,7 @@
 mod support;
 
 mod backing;
+mod backup;
 mod cli;
 mod clone;
 mod counters;

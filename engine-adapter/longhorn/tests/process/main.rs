@@ -7,6 +7,7 @@ mod support;
 
 mod agent;
 mod backing;
+mod backup;
 mod checksums;
 mod controller;
 mod files;

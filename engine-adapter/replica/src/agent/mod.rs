@@ -5,6 +5,7 @@
 //! kind. Upstream's agent works on files of the replica's directory; here a name of a file stands for
 //! a layer of the volume, its description, or its checksum.
 
+mod backup;
 mod clone;
 mod files;
 pub mod hash;
@@ -16,6 +17,7 @@ mod purge;
 mod queue;
 mod rebuild;
 mod receive;
+mod restore;
 mod send;
 mod service;
 pub mod shelf;
@@ -25,6 +27,7 @@ pub use ports::ReceiverPorts;
 pub use service::AgentRpc;
 
 use crate::replica::Replica;
+use backup::Backups;
 use dbs_core::{Error, Result};
 use hash::{Hashes, Subject};
 use jobs::{Job, Jobs, Kind};
@@ -36,6 +39,7 @@ use longhorn_wire::proto::ptypes::sync_agent_service_server::SERVICE_NAME as AGE
 use peer::service::PeerService;
 use ports::Ports;
 use purge::Purge;
+use restore::Restores;
 use shelf::{Shelf, no_disk};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -84,6 +88,8 @@ pub struct Agent {
     ports: Arc<Ports>,
     jobs: Jobs,
     hashes: Arc<Hashes>,
+    backups: Backups,
+    restores: Restores,
     totals: Arc<Traffic>,
     host: PathBuf,
     rest: Duration,
@@ -98,6 +104,8 @@ impl Agent {
             ports: Ports::new(options.ports),
             jobs: Jobs::default(),
             hashes: Hashes::new(replica.dir(), &options.lock_dir),
+            backups: Backups::default(),
+            restores: Restores::default(),
             totals: Arc::default(),
             volume: options.volume,
             host: options.host,
@@ -119,9 +127,11 @@ impl Agent {
         &self.jobs
     }
 
-    /// Gives up what reads the store for long: it is about to be closed.
+    /// Gives up what uses the store for long: it is about to be closed.
     pub fn let_go(&self) {
         self.hashes.cancel_all();
+        self.backups.cancel_all();
+        self.restores.cancel();
     }
 
     /// What fetching layers and clones has cost since the start.
@@ -142,6 +152,10 @@ impl Agent {
     fn begin_purge(&self) -> Result<Job> {
         if self.replica.get()?.rebuilding {
             let text = "replica is rebuilding, snapshots cannot be purged";
+            return Err(Error::busy(text));
+        }
+        if self.restores.is_running() {
+            let text = "replica is restoring a backup, snapshots cannot be purged";
             return Err(Error::busy(text));
         }
         self.jobs.begin(Kind::Purge, Vec::new(), "")

@@ -14,10 +14,6 @@ use std::sync::atomic::AtomicU64;
 use tonic::service::interceptor::InterceptedService;
 use tonic::{Request, Response, Status};
 
-/// What calls for backups are answered with.
-const NO_BACKUPS: &str = "backup and restore of replicas on DBS are not there yet; export a snapshot \
-    (VolumeExport) or clone it (SnapshotClone) instead, or back up a replica of the stock engine";
-
 /// The service of one agent.
 #[derive(Clone)]
 pub struct AgentRpc {
@@ -106,31 +102,38 @@ impl SyncAgentService for AgentRpc {
         }))
     }
 
-    async fn backup_create(&self, _: Request<BackupCreateRequest>) -> Reply<BackupCreateResponse> {
-        Err(Status::unimplemented(NO_BACKUPS))
+    async fn backup_create(
+        &self,
+        request: Request<BackupCreateRequest>,
+    ) -> Reply<BackupCreateResponse> {
+        answer(self.agent.backup_create(request.into_inner()).await)
     }
 
-    async fn backup_status(&self, _: Request<BackupStatusRequest>) -> Reply<BackupStatusResponse> {
-        Err(Status::unimplemented(NO_BACKUPS))
+    async fn backup_status(
+        &self,
+        request: Request<BackupStatusRequest>,
+    ) -> Reply<BackupStatusResponse> {
+        answer(self.agent.backups.status(&request.into_inner().backup))
     }
 
-    async fn backup_remove(&self, _: Request<BackupRemoveRequest>) -> Reply<()> {
-        Err(Status::unimplemented(NO_BACKUPS))
+    async fn backup_remove(&self, request: Request<BackupRemoveRequest>) -> Reply<()> {
+        answer(self.agent.backup_remove(request.into_inner()).await)
     }
 
-    async fn backup_restore(&self, _: Request<BackupRestoreRequest>) -> Reply<()> {
-        Err(Status::unimplemented(NO_BACKUPS))
+    async fn backup_restore(&self, request: Request<BackupRestoreRequest>) -> Reply<()> {
+        answer(self.agent.backup_restore(request.into_inner()).await)
     }
 
     async fn reset(&self, _: Request<()>) -> Reply<()> {
+        answer(self.agent.restores.reset())?;
         self.agent.jobs.reset();
         self.agent.hashes.reset();
+        self.agent.backups.reset();
         Ok(Response::new(()))
     }
 
-    /// Idle: it is polled, also where nothing is ever restored.
     async fn restore_status(&self, _: Request<()>) -> Reply<RestoreStatusResponse> {
-        Ok(Response::new(RestoreStatusResponse::default()))
+        Ok(Response::new(self.agent.restores.status()))
     }
 
     async fn snapshot_purge(&self, _: Request<()>) -> Reply<()> {

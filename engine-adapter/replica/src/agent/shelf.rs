@@ -266,6 +266,12 @@ impl Flattened {
             RangeState::Zero | RangeState::Hole => State::Absent,
         }
     }
+
+    /// Bytes that the snapshot has of it: the volume may have grown since.
+    #[must_use]
+    pub fn shown(&self) -> u64 {
+        self.shown
+    }
 }
 
 impl Layer for Flattened {

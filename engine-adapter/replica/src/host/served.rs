@@ -139,7 +139,7 @@ impl Served {
         &self.replica
     }
 
-    /// Gives up what reads the store for long: it is about to be closed.
+    /// Gives up what uses the store for long: it is about to be closed.
     pub fn let_go(&self) {
         if let Some(agent) = &*lock(&self.agent) {
             agent.agent.let_go();
@@ -206,6 +206,7 @@ impl ServedAgent {
 
     /// Ends it in good order.
     pub fn stop(self) {
+        self.agent.let_go();
         self.grpc.stop(CALL_TIMEOUT);
     }
 }

@@ -86,6 +86,7 @@ impl Replica {
         }
         let dirty = self.state().opened.as_ref().is_some_and(|opened| opened.dirty);
         store.rollback_keeping_size(&self.options.volume, snapshot)?;
+        self.state().restored = None;
         self.pending().head_dropped();
         self.headed_anew();
         // Upstream's state does not change with it.

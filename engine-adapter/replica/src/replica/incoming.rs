@@ -30,7 +30,7 @@ pub(super) struct Pending {
     /// Snapshot that the described head has become since, with that description.
     frozen: Option<(String, DiskMeta)>,
     /// A snapshot of another volume is coming in, into a volume that is not being rebuilt.
-    cloning: bool,
+    pub(super) cloning: bool,
 }
 
 impl Pending {
@@ -51,7 +51,7 @@ impl Pending {
 /// The receiving side of a replica.
 #[derive(Debug)]
 pub struct Incoming<'a> {
-    replica: &'a Replica,
+    pub(super) replica: &'a Replica,
 }
 
 impl Replica {
@@ -158,6 +158,17 @@ impl Incoming<'_> {
         let Some(_work) = replica.begin()? else {
             return Err(Error::invalid("the replica is not open"));
         };
+        self.mark()?;
+        *replica.pending() = Pending { cloning: true, ..Pending::default() };
+        Ok(())
+    }
+
+    /// Marks in the store that something comes in beside what is here. Called under `work`.
+    pub(super) fn mark(&self) -> Result<Store> {
+        let replica = self.replica;
+        if replica.state().restoring.is_some() {
+            return Err(Error::busy("a backup is being restored to the replica"));
+        }
         let store = replica.take_over()?;
         if !replica.state().rebuilding {
             // It may still tell of a rebuild that ended when there was no room to write it. The mark
@@ -165,8 +176,8 @@ impl Incoming<'_> {
             replica.write_meta()?;
         }
         store.set_rebuilding(&replica.options.volume, true)?;
-        *replica.pending() = Pending { cloning: true, ..Pending::default() };
-        Ok(())
+        replica.state().restored = None;
+        Ok(store)
     }
 
     /// Ends that, and shows what has come in if it went well.
@@ -178,7 +189,7 @@ impl Incoming<'_> {
         let _work = replica.work();
         let store = replica.store()?;
         let shown = if went_well { replica.show_incoming(&store) } else { Ok(()) };
-        let cleared = replica.drop_staged(&store);
+        let cleared = replica.settle_staged(&store);
         *replica.pending() = Pending::default();
         let rebuilding = replica.state().rebuilding;
         if !rebuilding {
@@ -233,6 +244,7 @@ impl Replica {
         if described.is_empty() && head.is_none() && frozen.is_none() {
             return Ok(());
         }
+        self.state().restored = None;
         self.finish_merges(store)?;
         let layers = store.layers(volume)?;
         for name in described.keys() {
@@ -283,7 +295,7 @@ impl Replica {
 
     /// Waits until what deleted snapshots held has become part of their children: layers are
     /// compared and changed only then.
-    fn finish_merges(&self, store: &Store) -> Result<()> {
+    pub(super) fn finish_merges(&self, store: &Store) -> Result<()> {
         while store.merging_remaining(&self.options.volume)? > 0 {
             if store.work(WORK_STEPS)?.done == 0 {
                 let text = "deleted snapshots are not merged yet, and the merge makes no progress";
@@ -295,13 +307,13 @@ impl Replica {
 }
 
 /// The snapshot of a disk that may come in.
-fn snapshot_of(disk: &str) -> Result<&str> {
+pub(super) fn snapshot_of(disk: &str) -> Result<&str> {
     names::snapshot_name(disk)
         .filter(|name| !names::is_staging(name))
         .ok_or_else(|| Error::invalid(format!("{disk:?} is not the disk of a snapshot")))
 }
 
-fn staged(snapshot: &str) -> String {
+pub(super) fn staged(snapshot: &str) -> String {
     format!("{}{snapshot}", names::STAGING_PREFIX)
 }
 
@@ -316,7 +328,7 @@ fn parent_of(meta: &DiskMeta) -> Option<String> {
 }
 
 /// What a description makes of a snapshot.
-fn link(name: &str, meta: &DiskMeta) -> Link {
+pub(super) fn link(name: &str, meta: &DiskMeta) -> Link {
     let mut labels = meta.labels.clone();
     let created_ns = created(&meta.created, &mut labels);
     Link {

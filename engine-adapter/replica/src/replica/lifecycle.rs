@@ -168,6 +168,7 @@ impl Replica {
 
     /// Lets no I/O through any more and lets go of the volume.
     pub(super) fn shut(&self) {
+        self.void_restore();
         let limits = self.state().limits;
         let closed = self.facts().map(|facts| facts.closed(limits).state);
         let name = closed.unwrap_or_else(|_| "error".to_owned());
@@ -248,7 +249,11 @@ impl Replica {
             let text = format!("cannot set rebuilding={rebuilding} from state {name}");
             return Err(Error::invalid(text));
         }
+        if rebuilding && self.state().restoring.is_some() {
+            return Err(Error::busy("a backup is being restored to the replica"));
+        }
         let store = self.take_over()?;
+        self.state().restored = None;
         if rebuilding {
             // Durable before the store's mark: that alone is what a clone has, and is taken away at the
             // next start if there is no clone. A rebuild that was cut off would count as complete.
@@ -331,6 +336,7 @@ impl Replica {
             // It is as the newer process finds it.
             Arc::new(Waiting::with(other, open, facts))
         });
+        self.void_restore();
         let mut state = self.state();
         state.store = Place::Surrendered(back);
         state.opened = None;
@@ -341,6 +347,7 @@ impl Replica {
     /// locked, for whoever opens its file, until the requests that use it have ended.
     pub fn let_go(&self) {
         let _work = self.work();
+        self.void_restore();
         let mut state = self.state();
         if matches!(state.store, Place::Own(_)) {
             state.store = Place::Surrendered(None);

@@ -20,6 +20,7 @@ mod incoming;
 mod lifecycle;
 pub mod meta;
 mod removal;
+mod restore;
 mod service;
 mod view;
 
@@ -37,6 +38,7 @@ use longhorn_data::{Access, Durability, Gate, Revision};
 use longhorn_wire::proto::ptypes;
 use longhorn_wire::{names, time};
 use meta::VolumeMeta;
+use restore::Restoring;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -121,6 +123,10 @@ struct State {
     /// The head below which snapshots have been marked for unmaps; nothing if that is to be done.
     marked: Option<u64>,
     checked: Option<Instant>,
+    /// A backup is being restored.
+    restoring: Option<Restoring>,
+    /// Identity of the layer that a backup was restored to; nothing once it may have become something else.
+    restored: Option<String>,
 }
 
 /// Where the store is.
@@ -176,6 +182,8 @@ impl Replica {
             max_size: options.snapshot_max_size,
             marked: None,
             checked: None,
+            restoring: None,
+            restored: None,
         };
         let gate = Gate::new(Access::not_open("initial"));
         match identity::of(&options.dir) {
@@ -335,7 +343,7 @@ impl Replica {
         self.take_below(store)?;
         let meta = VolumeMeta::read(&self.options.dir)?;
         let head = meta.as_ref().and_then(|meta| names::head_number(&meta.head));
-        // A clone that was cut off: the store has its mark, but the replica was not rebuilding. Of a
+        // A clone or restore that was cut off: the store has its mark, but the replica was not rebuilding. Of a
         // rebuild the file tells before the store does, and it may go on telling of it for want of
         // room; so without the store's mark there is none, and nothing has been changed by one.
         let cut_off = volume.rebuilding && meta.as_ref().is_some_and(|meta| !meta.rebuilding);
@@ -345,10 +353,18 @@ impl Replica {
             state.head = head.unwrap_or(0);
             state.dirty = meta.as_ref().is_none_or(|meta| meta.dirty);
             state.rebuilding = rebuilding;
+            state.restored = None;
         }
         if cut_off {
-            self.drop_staged(store)?;
+            self.settle_staged(store)?;
             store.set_rebuilding(name, false)?;
+        } else {
+            // A rebuild goes on with what has come in.
+            let settled =
+                if rebuilding { self.name_restored(store) } else { self.settle_staged(store) };
+            if let Err(e) = settled {
+                dbs_service::log::warn("settle", &[("volume", name), ("error", &e)]);
+            }
         }
         self.counters.load(volume.revision, time::now_ns())?;
         let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);

@@ -1,5 +1,6 @@
 //! Replicas with a backing file: what they send each other is without it, and zeros that hide it are not lost.
 
+use crate::backup::{Place, alone};
 use crate::files::{received, receiver};
 use crate::support::*;
 use longhorn_sync::image::{Interval, Source, SparseFile};
@@ -209,4 +210,36 @@ fn files_of_a_replica_with_a_backing_file_are_not_copied_to_one_without() {
         let copied = rebuild(&target, &source, Some(dir.path())).is_ok();
         assert_eq!(copied, theirs.is_empty() == ours.is_none(), "{theirs:?} to {ours:?}");
     }
+}
+
+/// A backup that names the image is for a volume on the image: it has what hides the image, zeros too. Nothing may be
+/// restored over a file, which would show where the backup has nothing.
+#[test]
+fn backups_are_of_what_hides_the_file_and_none_is_restored_over_it() {
+    let runtime = runtime();
+    let (dir, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let other = Place::new();
+    let image = image(dir.path(), "image", 2);
+    let node = Node::with(&runtime, on(Some(&image), VOLUME));
+    node.store.volume(VOLUME).unwrap().discard(0, 2 * MIB).unwrap();
+    node.write(600..610, 1);
+    node.snapshot("a");
+    let named = BackupCreateRequest {
+        backing_image_name: "image".to_owned(),
+        ..place.request("a", "backup-1")
+    };
+    node.backup(named).unwrap();
+    assert_eq!(node.backup_end("backup-1").state, "complete");
+    assert_eq!(place.blocks(), 2, "zeros, and what was written; nothing that only the file has");
+    node.backed_up(&other, "a", "backup-2");
+    assert!(other.content("backup-2", 64 * MIB) == node.content("vol@a"));
+
+    let request = BackupRestoreRequest {
+        backup: other.backup_url("backup-2"),
+        snapshot_disk_name: "volume-snap-r.img".to_owned(),
+        credential: alone(),
+        concurrent_limit: 2,
+    };
+    let refused = node.call(|mut c| async move { c.backup_restore(request).await }).unwrap_err();
+    assert!(refused.message().contains("would show its backing file"), "{refused}");
 }

@@ -11,7 +11,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
-use tonic::Code;
 
 /// A plain receiver for a file, as upstream's or a backing image manager's.
 pub fn receiver(node: &Node, path: &Path) -> (u16, JoinHandle<dbs_core::Result<Received>>) {
@@ -305,20 +304,4 @@ fn what_belongs_to_the_volume_is_neither_removed_nor_renamed() {
     ] {
         assert!(text(node.send(name, 1, false)).contains(says), "{name}");
     }
-}
-
-#[test]
-fn backups_are_refused_with_a_way_out_and_restores_are_idle() {
-    let runtime = runtime();
-    let node = Node::new(&runtime);
-    let created =
-        node.call(|mut c| async move { c.backup_create(BackupCreateRequest::default()).await });
-    let status = created.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented);
-    assert!(status.message().contains("VolumeExport"), "{status}");
-    let restored =
-        node.call(|mut c| async move { c.backup_restore(BackupRestoreRequest::default()).await });
-    assert_eq!(restored.unwrap_err().code(), Code::Unimplemented);
-    let status = node.call(|mut c| async move { c.restore_status(()).await }).unwrap();
-    assert_eq!(status, RestoreStatusResponse::default());
 }

@@ -5,10 +5,12 @@
 mod support;
 
 mod backing;
+mod backup;
 mod clone;
 mod controller;
 mod files;
 mod peer;
 mod purge;
 mod rebuild;
+mod restore;
 mod upstream;

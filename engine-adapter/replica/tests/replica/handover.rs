@@ -271,3 +271,34 @@ fn an_upgrade_to_another_backing_file_is_refused_each_time() {
         assert_eq!(identity.is_empty(), first.is_none());
     }
 }
+
+/// A restore ends when it notices that the store is gone, which may be late.
+#[test]
+fn a_restore_that_ends_late_takes_no_store_back() {
+    for gives_up in [true, false] {
+        let (old, new, older) = pair();
+        let newest = Arc::new(Older::default());
+        *newest.replica.lock().unwrap() = Some(Arc::clone(&new.replica));
+        *older.newer.lock().unwrap() = Some(Arc::clone(&newest));
+        *older.dir.lock().unwrap() = Some(Arc::clone(&old.dir));
+        let incoming = old.replica.incoming();
+        let layer = incoming.begin_restore(&disk("r")).unwrap();
+        layer.write_at(0, &[7; 4096]).unwrap();
+        drop(layer);
+        assert_eq!(new.open().state, "dirty");
+        new.write(1, 5);
+        if gives_up {
+            // Who has the store has cleared what was begun.
+            incoming.give_up_restore().unwrap();
+        }
+        assert!(incoming.end_restore(&disk("r"), false).is_err());
+        assert_eq!(newest.releases.load(Ordering::SeqCst), 0, "it takes it back");
+        // It is here again, and what the other process has written is in it.
+        old.open_as(false, 0).unwrap();
+        assert_eq!(newest.releases.load(Ordering::SeqCst), 1);
+        let refused = incoming.end_restore(&disk("r"), false).unwrap_err().to_string();
+        assert!(refused.contains("was closed while"), "{refused}");
+        incoming.give_up_restore().unwrap();
+        assert_eq!((old.read(1), old.get().disks.len()), (5, 2));
+    }
+}

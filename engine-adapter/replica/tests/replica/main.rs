@@ -9,4 +9,5 @@ mod disks;
 mod handover;
 mod incoming;
 mod model;
+mod restore;
 mod states;

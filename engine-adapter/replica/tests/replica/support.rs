@@ -96,17 +96,21 @@ impl Bench {
     /// On a store on a simulated disk, which can be made to fail.
     pub fn simulated() -> (Self, Arc<SimDisk>) {
         let disk = Arc::new(SimDisk::new(Medium::file(96 * MIB), 1));
-        let env = Arc::new(SimEnv::new(1));
         let options = InitOptions { extent_size: 64 << 10, ..Default::default() };
-        Store::init_on(&*disk, &options, &*env).unwrap();
-        let store = Store::open_on(Arc::clone(&disk) as _, None, env, false).unwrap();
-        let source = StoreSource::Own(store.clone());
+        Store::init_on(&*disk, &options, &SimEnv::new(1)).unwrap();
         let dir = Arc::new(tempdir());
         // Looked at when the replica is opened, to know the file again.
         std::fs::File::create(dir.path().join("volume.dbs")).unwrap();
-        let mut bench = Self::from_source(dir, |_| {}, source);
+        (Self::on_disk(dir, &disk), disk)
+    }
+
+    /// On a simulated disk with a store, and a directory of its replica.
+    pub fn on_disk(dir: Arc<TempDir>, disk: &Arc<SimDisk>) -> Self {
+        let env = Arc::new(SimEnv::new(1));
+        let store = Store::open_on(Arc::clone(disk) as _, None, env, false).unwrap();
+        let mut bench = Self::from_source(dir, |_| {}, StoreSource::Own(store.clone()));
         bench.store = Some(store);
-        (bench, disk)
+        bench
     }
 
     pub fn from_source(
