@@ -25,6 +25,16 @@ pub struct Birth {
 }
 
 impl Meta {
+    /// Whether a volume may have this name and size.
+    ///
+    /// # Errors
+    /// `Exists`, `Invalid`.
+    pub fn check_new_volume(&self, name: &str, size: u64) -> Result<()> {
+        names::check("volume", name)?;
+        self.check_volume_name_free(name)?;
+        check_size(size)
+    }
+
     /// Creates a volume, on a snapshot or empty.
     ///
     /// # Errors
@@ -36,9 +46,7 @@ impl Meta {
         parent: SnapshotId,
         births: [Birth; 2],
     ) -> Step<VolumeId> {
-        names::check("volume", name)?;
-        self.check_volume_name_free(name)?;
-        check_size(size)?;
+        self.check_new_volume(name, size)?;
         let head = self.next_snapshot()?;
         let Some(slot) = self.volumes_free.lowest() else {
             return Err(Stop::Error(Error::no_space(format!(

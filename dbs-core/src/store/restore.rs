@@ -6,7 +6,7 @@ use super::pages::Pages;
 use super::recover;
 use super::repair::{self, OpenRepair, Repair, RepairTarget, knows_all_features};
 use super::{IoDriver, Store};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::REGION_KINDS;
 use crate::format::journal::Scan;
 use crate::format::slots::SNAPSHOT_BACKED;
@@ -82,7 +82,11 @@ impl Store {
         let others = recover::claims(storage).into_iter().map(|claim| claim.sequence);
         let sequence =
             others.filter(|sequence| *sequence < SEQUENCE_START_MAX / 2).max().unwrap_or(0);
-        if let Ok((now, _)) = recover::read_superblock(storage) {
+        let now = match recover::read_superblock(storage) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            now => now.ok(),
+        };
+        if let Some((now, _)) = now {
             knows_all_features(&now)?;
             if recover::is_used_up(&now, 0) {
                 return Err(Error::corrupt(recover::USED_UP));

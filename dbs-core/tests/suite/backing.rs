@@ -1,6 +1,6 @@
 //! Volumes that rest on a file outside the store.
 
-use crate::common::{Mem, finish_work, init, open};
+use crate::common::{FixedEnv, Mem, dump, finish_work, init, open};
 use dbs_core::info::{LayerState, MapRange, RangeState};
 use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::volume::{Request, Start};
@@ -341,4 +341,49 @@ fn a_restored_dump_keeps_the_file() {
     assert!(store.volume("v").unwrap().read_at(EXTENT as u64, &mut [0; BLOCK]).is_err());
     let _file = store.attach_backing(file_of(2));
     assert_eq!(read(&store, "v"), model);
+}
+
+/// Found by review: a base was to have lost content as well, which none can have, and the repair was refused.
+#[test]
+fn a_store_with_a_base_is_repaired_when_entries_of_extents_are_lost() {
+    let Sample { disk, store, .. } = sample();
+    store.volume("v").unwrap().write_at(0, &[7; BLOCK], false).unwrap();
+    store.close().unwrap();
+    let (at, length) = {
+        let dump: serde_json::Value =
+            serde_json::from_str(&dump(&open(&disk, 3, true).unwrap())).unwrap();
+        let regions = dump["regions"].as_array().unwrap();
+        let extents = regions.iter().find(|region| region["name"] == "extent status").unwrap();
+        (extents["offset"].as_u64().unwrap(), extents["length"].as_u64().unwrap())
+    };
+    [at, at + length / 2].iter().for_each(|copy| disk.put(*copy, &[0x55; BLOCK]));
+    let repair = Store::plan_repair_on(&*disk, None, &FixedEnv::new(4), false).unwrap();
+    repair.carry_out(&*disk).unwrap();
+    let store = open(&disk, 5, false).unwrap();
+    let _file = store.attach_backing(file_of(2));
+    // Where the volume may have had something of its own, that is lost; the file is there all the same.
+    store.volume("v").unwrap().read_at(0, &mut [0; BLOCK]).unwrap_err();
+    store.create_backed("w", SIZE as u64, &file_of(2)).unwrap();
+    assert!(read(&store, "w") == fresh(2));
+}
+
+/// Found by review: the store was closed to older programs, though it has no base.
+#[test]
+fn a_volume_on_a_file_that_is_refused_changes_nothing() {
+    let disk = init(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", SIZE as u64).unwrap();
+    for (name, size, kind) in [
+        ("v", SIZE as u64, ErrorKind::Exists),
+        ("a@b", SIZE as u64, ErrorKind::Invalid),
+        ("w", SIZE as u64 + 1, ErrorKind::Invalid),
+    ] {
+        assert_eq!(store.create_backed(name, size, &file_of(2)).unwrap_err().kind(), kind);
+    }
+    store.close().unwrap();
+    assert_eq!(disk.bytes()[64] & 8, 0);
+    let store = open(&disk, 3, false).unwrap();
+    store.create_backed("w", SIZE as u64, &file_of(2)).unwrap();
+    store.close().unwrap();
+    assert_eq!(disk.bytes()[64] & 8, 8);
 }

@@ -103,7 +103,7 @@ impl Incoming<'_> {
     /// restored is the difference if it is `onto` that, and else the successor, with a new head.
     ///
     /// The step is the one that puts the head on what was restored. Names follow; if that is cut off, it is done when
-    /// the replica is started again, or restored again ([`Replica::settle_staged`]).
+    /// the replica is started again, or restored again (`settle_staged`).
     ///
     /// # Errors
     /// `Invalid` if the replica was closed or its store elsewhere meanwhile, or if somebody has used the volume; those of

@@ -2,7 +2,7 @@
 
 use super::{Doubt, Mender};
 use crate::format::RegionKind;
-use crate::format::slots::{SNAPSHOT_DELETED, VOLUME_REBUILDING};
+use crate::format::slots::{SNAPSHOT_BACKED, SNAPSHOT_DELETED, VOLUME_REBUILDING};
 use crate::info::RepairKind;
 use crate::meta::entries::SPARE_BASE;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,8 +37,10 @@ impl Mender<'_> {
                 runs.entry(owner).or_default().push((logical..logical + run, id));
             }
         }
-        let used: BTreeSet<u32> =
-            (1..=self.loader.snapshots.len() as u32).filter(|id| self.is_used(*id)).collect();
+        // A base has no content here that could be lost.
+        let used: BTreeSet<u32> = (1..=self.loader.snapshots.len() as u32)
+            .filter(|id| self.is_used(*id) && !self.is_base(*id))
+            .collect();
         let mut plans = Vec::new();
         for id in used {
             let own = doubts.get(&id);
@@ -64,6 +66,10 @@ impl Mender<'_> {
                 return;
             }
         }
+    }
+
+    fn is_base(&self, id: u32) -> bool {
+        self.loader.snapshots[id as usize - 1].flags.get() & SNAPSHOT_BACKED != 0
     }
 
     fn is_plain_root(&self, id: u32) -> bool {
