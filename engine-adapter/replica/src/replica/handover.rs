@@ -119,34 +119,45 @@ impl Replica {
         waiting.refresh(age);
     }
 
-    /// The store, taken over from another process if it is there. Called under `work`.
-    ///
-    /// # Errors
-    /// `Busy` if a newer process has it for good, or the other one does not let go; those of opening it.
-    pub(super) fn take_over(&self) -> Result<Store> {
+    /// The store, from the process that has it.
+    fn fetch(&self) -> Result<Store> {
         let waiting = match &self.state().store {
-            Place::Own(store) => return Ok(store.clone()),
-            Place::Surrendered(None) => return Err(self.surrendered()),
             Place::Waiting(waiting) | Place::Surrendered(Some(waiting)) => Arc::clone(waiting),
+            Place::Own(_) | Place::Surrendered(None) => return Err(self.surrendered()),
         };
-        let begun = Instant::now();
         if let Err(e) = waiting.predecessor.release() {
             // It may have ended, or have given the store up before. If not, it cannot be opened.
             log::warn("take-over", &[("error", &e)]);
         }
         let store = (waiting.open)()?;
-        // With another file below, or none, it is not kept: the older process, or another one with the right
-        // file, can take it, and whoever tries here again is refused again.
-        self.take_below(&store)?;
-        self.state().store = Place::Own(store.clone());
+        let mut state = self.state();
+        state.store = Place::Own(store.clone());
+        state.unsettled = true;
+        Ok(store)
+    }
+
+    /// The store, taken over from another process if it is there. Called under `work`.
+    ///
+    /// # Errors
+    /// `Busy` if a newer process has it for good, or the other one does not let go; those of opening it.
+    pub(super) fn take_over(&self) -> Result<Store> {
+        let begun = Instant::now();
+        let unsettled = self.state().unsettled;
+        let store = match self.owned() {
+            Some(store) if !unsettled => return Ok(store),
+            Some(store) => store,
+            None => self.fetch()?,
+        };
         let taken = self
-            .settle_in(&store)
+            .take_below(&store)
+            .and_then(|()| self.settle_in(&store))
             .and_then(|()| if self.is_open() { self.open_here(&store) } else { Ok(()) });
         if let Err(e) = taken {
-            // Whoever comes next tries again, from a store that is here.
+            // Whoever comes next tries again, from a store that is here; and who asks for the store is given it.
             log::error("take-over", &[("error", &e)]);
             return Err(e);
         }
+        self.state().unsettled = false;
         let took = format!("{:.3}", begun.elapsed().as_secs_f64());
         log::info("take-over", &[("volume", &self.options.volume), ("seconds", &took)]);
         Ok(store)

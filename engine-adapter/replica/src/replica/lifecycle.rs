@@ -318,7 +318,10 @@ impl Replica {
         if self.has_surrendered() && !self.is_open() {
             return Err(self.surrendered());
         }
-        let store = self.take_over()?;
+        let store = match self.owned() {
+            Some(store) => store,
+            None => self.take_over()?,
+        };
         let text = self.surrendered().to_string();
         let refused = Access::Refused { io: text.clone(), ping: text };
         if !self.gate.set_within(refused, SURRENDER_TIMEOUT) {
@@ -327,8 +330,10 @@ impl Replica {
             let text = format!("the store of `{dir}` is in use by requests that do not end");
             return Err(Error::busy(text));
         }
-        // The store was open for a reason: its flag says so until the newer process closes it.
-        if let Err(e) = self.commit_to(&store) {
+        // The store was open for a reason: its flag says so until the newer process closes it. Of a store that this
+        // process cannot serve, it knows nothing to write there.
+        let unsettled = self.state().unsettled;
+        if !unsettled && let Err(e) = self.commit_to(&store) {
             log::error("surrender", &[("error", &e)]);
         }
         let facts = self.facts();

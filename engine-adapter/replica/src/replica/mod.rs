@@ -110,6 +110,8 @@ pub struct Replica {
 
 struct State {
     store: Place,
+    /// The store came from another process, and was not found to be what this one can serve.
+    unsettled: bool,
     /// Number of the head.
     head: u64,
     /// What `volume.meta` says: open, or not closed in good order.
@@ -174,6 +176,7 @@ impl Replica {
         };
         let state = State {
             store: place,
+            unsettled: false,
             head: 0,
             dirty: false,
             rebuilding: false,
@@ -219,11 +222,20 @@ impl Replica {
     /// # Errors
     /// `Busy` if it is with another.
     pub fn store(&self) -> Result<Store> {
-        match &self.state().store {
-            Place::Own(store) => Ok(store.clone()),
-            Place::Waiting(_) => Err(Error::busy("the store is still with an older process")),
-            Place::Surrendered(_) => Err(self.surrendered()),
+        let (store, unsettled) = {
+            let state = self.state();
+            match &state.store {
+                Place::Own(store) => (store.clone(), state.unsettled),
+                Place::Waiting(_) => {
+                    return Err(Error::busy("the store is still with an older process"));
+                }
+                Place::Surrendered(_) => return Err(self.surrendered()),
+            }
+        };
+        if unsettled {
+            self.take_below(&store)?;
         }
+        Ok(store)
     }
 
     /// The counter of writes and unmaps.

@@ -253,15 +253,11 @@ fn an_upgrade_to_another_backing_file_is_refused_each_time() {
             refused(new.open_as(false, 0));
             assert!(new.replica.store().is_err(), "{says}: it has the store");
         }
-        new.open_as(true, 0).unwrap();
-        for _ in 0..3 {
-            let status = wake(&new).unwrap_err();
-            assert!(status.contains(says), "{status}");
-            refused(new.snapshot_as("x", true, NOW, &[]));
-            refused(new.expand(2 * SIZE as i64));
-        }
+        refused(new.open_as(true, 0));
         check_surrendered(&old);
-        assert!(older.releases.load(Ordering::SeqCst) > 1);
+        assert_eq!(older.releases.load(Ordering::SeqCst), 1);
+        // Who asks for the store is given it.
+        new.replica.surrender(None).unwrap().close().unwrap();
         let right = Bench::on(Arc::clone(&old.dir), |options| {
             options.backing_file = first.map(std::path::Path::to_owned);
         });
@@ -269,6 +265,15 @@ fn an_upgrade_to_another_backing_file_is_refused_each_time() {
         assert_eq!(right.read(0), 2);
         let identity = right.replica.backing_identity().unwrap();
         assert_eq!(identity.is_empty(), first.is_none());
+        // One that asks for the store at its first I/O.
+        let (_old, new, _older) = pair_on(first, second);
+        new.open_as(true, 0).unwrap();
+        for _ in 0..3 {
+            let status = wake(&new).unwrap_err();
+            assert!(status.contains(says), "{status}");
+            refused(new.snapshot_as("x", true, NOW, &[]));
+            refused(new.expand(2 * SIZE as i64));
+        }
     }
 }
 
