@@ -9,7 +9,7 @@ use dbs_sim::model::Refusal;
 use dbs_sim::pause::{At, Gate};
 use dbs_sim::perform::perform;
 use dbs_sim::verify::{Allow, check, compare};
-use dbs_sim::{CrashMode, Medium, Model, Op, SimDisk, SimEnv, TailPlace, threshold};
+use dbs_sim::{CrashMode, Medium, Model, Op, SimDisk, SimEnv, TailPlace, image, threshold};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
@@ -107,7 +107,7 @@ impl Bench {
     fn open(disk: &Arc<SimDisk>, place: Option<&TailPlace>) -> Store {
         let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
         let tail = place.map(TailPlace::attach);
-        Store::open_on(storage, tail, Arc::new(SimEnv::new(1)), false).unwrap()
+        image::given(Store::open_on(storage, tail, Arc::new(SimEnv::new(1)), false).unwrap())
     }
 }
 
@@ -280,7 +280,8 @@ fn interleave(pair: &Pair, at: At) -> bool {
     let (At::Change(nth) | At::Read(nth)) = at;
     let mut rng = fastrand::Rng::with_seed(nth);
     let image: Arc<dyn Storage> = Arc::new(disk.crash_image(&mut rng, CrashMode::Torn));
-    let again = Store::open_on(image, None, Arc::new(SimEnv::new(2)), false).unwrap();
+    let again = Store::open_on(image, None, Arc::new(SimEnv::new(2)), false);
+    let again = image::given(again.unwrap());
     verify(&again, &models, &format!("{what}, power loss"));
     *held
 }
@@ -348,7 +349,8 @@ fn lose_power_amid(bench: &Bench, first: &Op, (second, answer): (&Op, &Answer), 
     POWER_LOSSES.fetch_add(1, Ordering::Relaxed);
     for (seed, mode) in [(1, CrashMode::Torn), (2, CrashMode::Kept), (3, CrashMode::Lost)] {
         let image = bench.disk.crash_image(&mut fastrand::Rng::with_seed(seed), mode);
-        let again = Store::open_on(Arc::new(image), None, Arc::new(SimEnv::new(2)), false).unwrap();
+        let again = Store::open_on(Arc::new(image), None, Arc::new(SimEnv::new(2)), false);
+        let again = image::given(again.unwrap());
         verify(&again, &models, &format!("{what}, power loss ({mode:?}) before the flush"));
     }
 }
@@ -511,7 +513,8 @@ fn end_a_write_in_a_close(nth: u64) -> bool {
     });
     drop((request, volume));
     let read = |disk: SimDisk| {
-        let store = Store::open_on(Arc::new(disk), None, Arc::new(SimEnv::new(2)), false).unwrap();
+        let store = Store::open_on(Arc::new(disk), None, Arc::new(SimEnv::new(2)), false);
+        let store = image::given(store.unwrap());
         check(&store).unwrap_or_else(|e| panic!("held at change {nth}: {e}"));
         let mut bytes = [0; BLOCK];
         store.volume("new").unwrap().read_at(0, &mut bytes).unwrap();

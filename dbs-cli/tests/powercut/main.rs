@@ -21,7 +21,7 @@ use dbs_sim::content::fill;
 use dbs_sim::generate::Generator;
 use dbs_sim::op::{labels, snapshot_name, volume_name};
 use dbs_sim::outcomes::{End, Outcomes};
-use dbs_sim::{CrashMode, Faults, Medium, Model, Op, SimDisk, SimEnv, verify};
+use dbs_sim::{CrashMode, Faults, Medium, Model, Op, SimDisk, SimEnv, image, verify};
 use disk::outage::Outages;
 use disk::{Disk, Mounted};
 use std::path::PathBuf;
@@ -125,6 +125,8 @@ impl Served {
 fn request(op: &Op) -> Option<Request> {
     let (volume, snapshot) = (volume_name, snapshot_name);
     Some(match *op {
+        // No server makes volumes on a file.
+        Op::CreateVolume { sectors, .. } if image::is_below(sectors) => return None,
         Op::CreateVolume { vol, sectors } => Request::VolumeCreate {
             volume: volume(vol),
             size: u64::from(sectors) * SECTOR,
