@@ -42,7 +42,7 @@ fn used_blocks(disk: &SimDisk, metadata: u64) -> Vec<u64> {
 
 fn open(disk: SimDisk) -> dbs_core::Result<Store> {
     let disk: Arc<dyn Storage> = Arc::new(disk);
-    Store::open_on(disk, None, Arc::new(SimEnv::new(9)), false)
+    Store::open_on(disk, None, Arc::new(SimEnv::new(9)), false).map(dbs_sim::image::given)
 }
 
 /// All contents; what cannot be read is left out.
@@ -202,7 +202,9 @@ fn survive(disk: SimDisk, metadata: u64, good: &Contents, close: bool, what: &st
     let disk = Arc::new(disk);
     let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
     let env = Arc::new(SimEnv::new(5));
-    let Ok(store) = Store::open_on(storage, None, env, false) else { return "not opened" };
+    let Ok(store) = Store::open_on(storage, None, env, false).map(dbs_sim::image::given) else {
+        return "not opened";
+    };
     let worked = (|| {
         for i in 0..8 {
             store.create_volume(&format!("n{i}"), 1 << 16)?;

@@ -31,6 +31,7 @@ fn closed(env: &Arc<SimEnv>) -> Arc<SimDisk> {
 
 fn open(disk: &Arc<SimDisk>, env: &Arc<SimEnv>) -> dbs_core::Result<Store> {
     Store::open_on(Arc::clone(disk) as _, None, Arc::clone(env) as _, false)
+        .map(dbs_sim::image::given)
 }
 
 fn first_byte(store: &Store) -> u8 {
@@ -120,7 +121,9 @@ fn a_copy_of_the_superblock_that_was_left_behind_does_not_count() {
     let disk = Arc::new(cut_off_closing(&env));
     let hooked = Hooked::new(&disk);
     hooked.full_at(COPIES[2]);
-    let store = Store::open_on(hooked, None, Arc::clone(&env) as _, false).unwrap();
+    let store = Store::open_on(hooked, None, Arc::clone(&env) as _, false)
+        .map(dbs_sim::image::given)
+        .unwrap();
     store.volume("v").unwrap().write_at(0, &[2; BLOCK], false).unwrap();
     store.create_volume("w", 1 << 20).unwrap();
     let metadata = store.info().metadata;
@@ -150,7 +153,8 @@ fn a_tail_that_is_gone_is_missed_whatever_the_session_did() {
     for writes in [false, true] {
         let place = TailPlace::default();
         let tail = Some(place.attach());
-        let store = Store::open_on(Arc::clone(&disk) as _, tail, Arc::clone(&env) as _, false);
+        let store = Store::open_on(Arc::clone(&disk) as _, tail, Arc::clone(&env) as _, false)
+            .map(dbs_sim::image::given);
         let store = store.unwrap();
         if writes {
             store.volume("v").unwrap().write_at(512 << 10, &[3; BLOCK], false).unwrap();
@@ -182,7 +186,9 @@ fn with_a_forgotten_flush(nth: u64) -> Option<Forgetful> {
     let disk = Arc::new(SimDisk::new(Medium::file(SIZE), 1));
     Store::init_on(&*disk, &dbs_sim::Config::small(1).init, &*env).unwrap();
     let hooked = Hooked::new(&disk);
-    let store = Store::open_on(Arc::clone(&hooked) as _, None, env, false).unwrap();
+    let store = Store::open_on(Arc::clone(&hooked) as _, None, env, false)
+        .map(dbs_sim::image::given)
+        .unwrap();
     disk.set_atomic_from(store.info().metadata);
     let mut model = Model::default();
     let ops = [

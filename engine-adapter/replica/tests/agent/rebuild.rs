@@ -364,7 +364,7 @@ fn several_sources_share_the_work_and_a_dead_one_does_no_harm() {
     }
     target.system_snapshot("now");
     prepare(&source, &target);
-    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dead = TcpListener::bind("127.0.0.9:0").unwrap().local_addr().unwrap();
     let dead = format!("tcp://{dead}");
     let from = [source.address.as_str(), &other.address, &dead];
     sync(&target, request(&from, list(&source))).unwrap();
