@@ -98,7 +98,11 @@ impl Mount {
             std::mem::forget(self.session);
             return Err(Error::busy(format!("{} is in use still", self.point.display())));
         }
-        self.session.join().map_err(|e| Error::io(e, "serving the kernel"))
+        match self.session.join() {
+            // The kernel ended the mount while a thread took the last request from it.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
+            ended => ended.map_err(|e| Error::io(e, "serving the kernel")),
+        }
     }
 }
 

@@ -101,11 +101,15 @@ impl Site {
         let mut server = Server(child);
         wait_for(args, || {
             let ended = server.0.try_wait().unwrap();
-            let log = || fs::read_to_string(self.place.path("log")).unwrap();
-            assert!(ended.is_none(), "{args}: {ended:?}\n{}", log());
+            assert!(ended.is_none(), "{args}: {ended:?}\n{}", self.log());
             self.is_mounted() && self.path("store.json").exists()
         });
         server
+    }
+
+    /// What the last process in the foreground has said.
+    fn log(&self) -> String {
+        fs::read_to_string(self.place.path("log")).unwrap()
     }
 }
 
@@ -231,7 +235,7 @@ fn signals_unmount() {
     for signal in ["TERM", "INT"] {
         let mut server = site.foreground("mount -f mnt");
         server.signal(signal);
-        assert_eq!(wait(&mut server.0, signal), 0);
+        assert_eq!(wait(&mut server.0, signal), 0, "{}", site.log());
         assert!(!site.is_mounted());
     }
     // In use: out of sight, and served until its user has done.
@@ -244,7 +248,7 @@ fn signals_unmount() {
     assert_eq!(bytes, noise(1, 1 << 20)[512 << 10..][..4096]);
     assert!(server.0.try_wait().unwrap().is_none());
     drop(file);
-    assert_eq!(wait(&mut server.0, "its last user is gone"), 0);
+    assert_eq!(wait(&mut server.0, "its last user is gone"), 0, "{}", site.log());
     // A second signal does not wait.
     let mut server = site.foreground("mount -f mnt");
     let _file = File::open(site.snapshot()).unwrap();
