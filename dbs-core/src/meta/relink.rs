@@ -352,12 +352,14 @@ impl Meta {
         if sabotage::is(Bug::RelinkWithoutCutting) {
             relink.cut = relink.targets.len() + 1;
         }
-        let bottom = self.bottom(relink.volume);
-        while relink.cut <= relink.targets.len() {
-            self.check_log()?;
-            let id = relink.targets.get(relink.cut).map_or(relink.head, |target| target.id);
-            self.reparent(id, bottom);
-            relink.cut += 1;
+        if relink.cut <= relink.targets.len() {
+            let bottom = self.bottom(relink.volume);
+            while relink.cut <= relink.targets.len() {
+                self.check_log()?;
+                let id = relink.targets.get(relink.cut).map_or(relink.head, |target| target.id);
+                self.reparent(id, bottom);
+                relink.cut += 1;
+            }
         }
         let whole = needed <= self.log.pending_soft_max();
         while relink.done < relink.targets.len() {
