@@ -161,6 +161,7 @@ fn arguments_as_upstream_takes_them() {
         // Longhorn's manager reads the reasons of the commands for backups there.
         let beside = args[0] == "backup";
         assert!(output.stdout.is_empty() != beside && error.contains(text), "{args:?}: {error}");
+        assert!(!Path::new("x").exists(), "{args:?} makes a directory");
     }
 }
 

@@ -99,6 +99,10 @@ impl Running {
     /// Those of its directory, of the sockets, and of the store in it.
     pub fn start(process: &Process) -> Result<Self> {
         let options = &process.options;
+        if let Some(path) = &options.backing_file {
+            // Before anything is made.
+            dbs_backing::file_at(path)?;
+        }
         prepare(&options.dir)?;
         let sockets = process.wanted.bind()?;
         let socket = match &sockets.data {

@@ -187,7 +187,10 @@ impl Incoming<'_> {
     pub fn end_clone(&self, went_well: bool) -> Result<()> {
         let replica = self.replica;
         let _work = replica.work();
-        let store = replica.store()?;
+        let store = replica.store().inspect_err(|_| {
+            // Whoever has the store has cleared it of what was begun.
+            *replica.pending() = Pending::default();
+        })?;
         let shown = if went_well { replica.show_incoming(&store) } else { Ok(()) };
         let cleared = replica.settle_staged(&store);
         *replica.pending() = Pending::default();

@@ -234,6 +234,16 @@ fn backups_are_of_what_hides_the_file_and_none_is_restored_over_it() {
     node.backed_up(&other, "a", "backup-2");
     assert!(other.content("backup-2", 64 * MIB) == node.content("vol@a"));
 
+    // Its zeros would not be there: nothing says where there is an image to hide.
+    let plain = Node::new(&runtime);
+    plain.snapshot("a");
+    let named = BackupCreateRequest {
+        backing_image_name: "image".to_owned(),
+        ..place.request("a", "backup-3")
+    };
+    let refused = plain.backup(named).unwrap_err();
+    assert!(refused.message().contains("and its backup is to name image"), "{refused}");
+
     let request = BackupRestoreRequest {
         backup: other.backup_url("backup-2"),
         snapshot_disk_name: "volume-snap-r.img".to_owned(),

@@ -277,6 +277,22 @@ fn an_upgrade_to_another_backing_file_is_refused_each_time() {
     }
 }
 
+/// Found by review: a restore was refused ever after, for a clone that had ended.
+#[test]
+fn a_clone_that_was_cut_off_by_a_hand_over_is_in_nobodys_way() {
+    let (old, new, older) = pair();
+    let newest = Arc::new(Older::default());
+    *newest.replica.lock().unwrap() = Some(Arc::clone(&new.replica));
+    *older.newer.lock().unwrap() = Some(Arc::clone(&newest));
+    *older.dir.lock().unwrap() = Some(Arc::clone(&old.dir));
+    let incoming = old.replica.incoming();
+    incoming.begin_clone().unwrap();
+    new.open();
+    assert!(incoming.end_clone(true).is_err());
+    old.open_as(false, 0).unwrap();
+    incoming.begin_restore(&disk("r")).unwrap();
+}
+
 /// A restore ends when it notices that the store is gone, which may be late.
 #[test]
 fn a_restore_that_ends_late_takes_no_store_back() {

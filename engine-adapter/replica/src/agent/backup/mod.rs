@@ -141,6 +141,12 @@ impl Agent {
     /// Backs up, to the end.
     fn backup(&self, request: BackupCreateRequest, begun: &mut Begun) -> Result<()> {
         let plan = Plan::new(request)?;
+        if plan.options.keep_zeros && self.replica.backing_identity()?.is_empty() {
+            return Err(Error::invalid(format!(
+                "volume {} is based on no backing image, and its backup is to name {}",
+                plan.options.volume, plan.options.backing_image_name
+            )));
+        }
         let (name, snapshot) =
             (plan.options.backup.clone().unwrap_or_default(), plan.options.snapshot.clone());
         let source = SnapshotSource::open(
