@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install.sh DBS MAN PREFIX [FINAL]: the command, its manual pages and completions, and the unit of systemd
-# that runs it from FINAL, where PREFIX is to be in the end.
+# install.sh DBS MAN PREFIX [FINAL]: the command, its manual pages and completions, and the units of systemd
+# that run it from FINAL, where PREFIX is to be in the end.
 set -euo pipefail
 dbs=$1 man=$2 prefix=$3 final=${4:-$3}
 cd "$(dirname "$0")/.."
@@ -17,6 +17,8 @@ completion bash bash-completion/completions/dbs
 completion zsh zsh/site-functions/_dbs
 completion fish fish/vendor_completions.d/dbs.fish
 install -d "$prefix/lib/systemd/system" "$prefix/lib/sysusers.d"
-sed "s|^ExecStart=/usr/local/|ExecStart=$final/|" contrib/dbs@.service >"$prefix/lib/systemd/system/dbs@.service"
+for unit in dbs@.service dbs-backup@.service dbs-backup@.timer; do
+    sed "s|^ExecStart=/usr/local/|ExecStart=$final/|" "contrib/$unit" >"$prefix/lib/systemd/system/$unit"
+done
 install -m644 contrib/dbs.sysusers "$prefix/lib/sysusers.d/dbs.conf"
-echo "installed $prefix/bin/dbs, its manual pages, completions and unit of systemd"
+echo "installed $prefix/bin/dbs, its manual pages, completions and units of systemd"

@@ -10,7 +10,7 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 
 # Those that take longest come first, so that none of them is left over at the end.
-longest="histories kill faults engine sim process sabotage view mount powercut interleave damage"
+longest="thresholds sim histories process allocations quick sabotage agent path damage faults kill engine interleave view mount powercut"
 
 # One that hangs is ended (exit code 124): the slowest takes some 250 s on two idle cores.
 limit=1500

@@ -65,6 +65,9 @@ pub struct VolumeConfig {
     /// Longhorn's engine: `v1` if empty.
     #[serde(with = "text_in_text")]
     pub data_engine: String,
+    /// What versions of upstream to come put here is written again as it was.
+    #[serde(flatten)]
+    pub(crate) rest: serde_json::Map<String, serde_json::Value>,
 }
 
 /// `backup_NAME.cfg`.

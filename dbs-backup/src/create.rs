@@ -264,6 +264,8 @@ impl<S: Source> Creation<'_, S> {
         self.store.refuse_complete(&volume, &self.name)?;
         let mut facts = None;
         let made = self.store.objects.put(&path, &config::encode(&begun)?).and_then(|()| {
+            // Whoever deletes from now on finds these facts. Who had begun before is found by the lock.
+            self.lock.check_others(&volume)?;
             let (backup, created, new_blocks) = self.make(work)?;
             self.complete(&path, facts.insert(backup))?;
             Ok((created, new_blocks))
@@ -349,6 +351,12 @@ impl<S: Source> Creation<'_, S> {
     /// The blocks of the base that did not change. Those that the backup store has lost are read again.
     fn carried(&mut self, present: &HashSet<BlockName>) -> Vec<Block> {
         let Some(base) = &self.base else { return Vec::new() };
+        if !self.source.size().is_multiple_of(self.block_size)
+            && let Some(last) = self.changed.last_mut()
+        {
+            // If the volume was larger, the base has data there behind the end, which is no difference.
+            *last = true;
+        }
         let mut carried = Vec::new();
         for block in &base.blocks {
             match self.changed.get_mut((block.offset / self.block_size) as usize) {

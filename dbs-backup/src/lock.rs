@@ -149,6 +149,25 @@ impl Lock {
     }
 }
 
+impl Lock {
+    /// Refuses to go on if somebody holds a lock that excludes this one. A slow store may show locks so late that each
+    /// of two takes its own for the first.
+    ///
+    /// # Errors
+    /// `Busy`; those of the store.
+    pub fn check_others(&self, volume: &str) -> Result<()> {
+        let Shared { objects, path, content, times, .. } = &*self.shared;
+        let Some(own) = objects.stat(path)? else {
+            return Err(refused(path, content, "somebody removed it"));
+        };
+        let since = self.shared.kept().at.0;
+        match excluding(objects, volume, content, (own.modified, since), *times, false)? {
+            None => Ok(()),
+            Some(file) => Err(refused(path, content, &format!("{file} is there"))),
+        }
+    }
+}
+
 impl Drop for Lock {
     fn drop(&mut self) {
         drop(self.end.take());
@@ -202,28 +221,42 @@ fn acquire(
     let Some(own) = objects.stat(path)? else {
         return Err(refused(path, content, "somebody removed it"));
     };
-    let files = objects.list(&names::locks(volume))?;
-    for name in &files {
-        let Some(other) = names::lock_of(name).filter(|other| *other != content.name) else {
-            continue;
-        };
-        let file = names::lock(volume, other);
-        let Some((found, modified)) = read(objects, &file)? else { continue };
-        // By the clock of whoever keeps the objects: that of this machine may be another.
-        let age = own.modified.duration_since(modified).unwrap_or_default() + written.elapsed();
-        let first = found.acquired
-            || (modified, found.name.as_str()).cmp(&(own.modified, content.name.as_str()))
-                == Ordering::Less;
-        if found.r#type != content.r#type && age <= times.expiry && first {
-            return Err(refused(path, content, &format!("{file} is there")));
-        }
+    let own = own.modified;
+    if let Some(file) = excluding(objects, volume, content, (own, written), times, true)? {
+        return Err(refused(path, content, &format!("{file} is there")));
     }
     content.acquired = true;
     objects.put(path, &config::encode(content)?)?;
     if content.r#type == Kind::Deletion as i64 {
-        forget(objects, volume, &files, own.modified);
+        forget(objects, volume, &objects.list(&names::locks(volume))?, own);
     }
     Ok(())
+}
+
+/// A lock that excludes this one and is not out of date: one that is held or, while this one waits, one that was there
+/// first. This one was written at `own`, by the clock of whoever keeps the objects and by ours: those may differ.
+fn excluding(
+    objects: &Arc<dyn Objects>,
+    volume: &str,
+    content: &Content,
+    own: (SystemTime, Instant),
+    times: Times,
+    waits: bool,
+) -> Result<Option<String>> {
+    for name in objects.list(&names::locks(volume))? {
+        let Some(other) = names::lock_of(&name).filter(|other| *other != content.name) else {
+            continue;
+        };
+        let file = names::lock(volume, other);
+        let Some((found, modified)) = read(objects, &file)? else { continue };
+        let age = own.0.duration_since(modified).unwrap_or_default() + own.1.elapsed();
+        let first = (modified, found.name.as_str()).cmp(&(own.0, content.name.as_str()));
+        let first = found.acquired || waits && first == Ordering::Less;
+        if found.r#type != content.r#type && age <= times.expiry && first {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
 }
 
 /// Removes what processes that were killed have left. It means nothing, so that it does not matter if it stays.
@@ -240,9 +273,13 @@ fn forget(objects: &Arc<dyn Objects>, volume: &str, files: &[String], now: Syste
 }
 
 /// Another lock; none if it is gone or cannot be understood, as for upstream.
+///
+/// Its time is read before its content: a lock that is acquired between the two must not look like one that waits, and
+/// came later.
 fn read(objects: &Arc<dyn Objects>, file: &str) -> Result<Option<(Content, SystemTime)>> {
+    let stat = objects.stat(file)?;
     let found = objects.get(file, LIMIT).and_then(|bytes| config::parse::<Content>(file, &bytes));
-    match (found, objects.stat(file)?) {
+    match (found, stat) {
         (Ok(content), Some(stat)) => Ok(Some((content, stat.modified))),
         (Err(error), _) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
             Err(error)
@@ -369,13 +406,24 @@ mod tests {
     fn a_lock_is_dropped_while_it_is_written() {
         let (_root, inner) = store();
         let stop = Arc::new(AtomicBool::new(false));
-        let patient = Arc::new(Patient { inner, stop: Arc::clone(&stop), tries: Mutex::new(0) });
-        let objects: Arc<dyn Objects> = Arc::clone(&patient) as _;
+        let tries = Arc::new(Mutex::new(0));
+        let (tried, stopped) = (Arc::clone(&tries), Arc::clone(&stop));
+        let put = move |_: &str| {
+            *tried.lock().unwrap() += 1;
+            if *tried.lock().unwrap() < 3 {
+                return Ok(());
+            }
+            // Tries to write for ten minutes, or until it is to stop.
+            crate::pool::pause(Duration::from_secs(600), &stopped);
+            Err(Error::io(std::io::Error::other("gone"), "the server"))
+        };
+        let objects: Arc<dyn Objects> =
+            Arc::new(Hooked { inner, put: Box::new(put), get: Box::new(|_| ()) });
         let times = Times { refresh: Duration::from_millis(1), ..quick() };
         let lock = Lock::take(&objects, VOLUME, Kind::Work, times, &stop).unwrap();
         let begun = Instant::now();
         // The two of the taking, and one of the keeper.
-        while *patient.tries.lock().unwrap() < 3 {
+        while *tries.lock().unwrap() < 3 {
             assert!(begun.elapsed() < Duration::from_secs(120), "it is not written again");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -384,29 +432,42 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(500), "all tries were waited for");
     }
 
-    /// Tries to write for ten minutes, or until it is to stop.
-    struct Patient {
-        inner: Arc<dyn Objects>,
-        stop: Arc<AtomicBool>,
-        tries: Mutex<u32>,
+    /// Found by review: a deletion that acquired its lock between the two looks at it passed for one that waits, and came
+    /// later, while it had passed this lock for one that came later.
+    #[test]
+    fn a_lock_is_not_passed_over_while_it_is_acquired() {
+        let (root, inner) = store();
+        let lock = |acquired| format!(r#"{{"Name":"foreign","Type":2,"Acquired":{acquired}}}"#);
+        foreign(&root, &inner, &lock(false), 5);
+        let other = Arc::clone(&inner);
+        let get = move |path: &str| {
+            if path.contains("foreign") {
+                other.put(path, lock(true).as_bytes()).unwrap();
+            }
+        };
+        let objects: Arc<dyn Objects> =
+            Arc::new(Hooked { inner, put: Box::new(|_| Ok(())), get: Box::new(get) });
+        let taken = Lock::take(&objects, VOLUME, Kind::Work, quick(), &Arc::default());
+        assert_eq!(taken.map(drop).unwrap_err().kind(), ErrorKind::Busy);
     }
 
-    impl Objects for Patient {
+    /// Objects with something before each writing, and after each reading.
+    struct Hooked {
+        inner: Arc<dyn Objects>,
+        put: Box<dyn Fn(&str) -> Result<()> + Send + Sync>,
+        get: Box<dyn Fn(&str) + Send + Sync>,
+    }
+
+    impl Objects for Hooked {
         fn put(&self, path: &str, content: &[u8]) -> Result<()> {
-            let tries = {
-                let mut tries = self.tries.lock().unwrap();
-                *tries += 1;
-                *tries
-            };
-            if tries < 3 {
-                return self.inner.put(path, content);
-            }
-            crate::pool::pause(Duration::from_secs(600), &self.stop);
-            Err(Error::io(std::io::Error::other("gone"), "the server"))
+            (self.put)(path)?;
+            self.inner.put(path, content)
         }
 
         fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
-            self.inner.get(path, limit)
+            let content = self.inner.get(path, limit);
+            (self.get)(path);
+            content
         }
 
         fn stat(&self, path: &str) -> Result<Option<crate::objects::Stat>> {

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 /// What a deletion has deleted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Removed {
-    /// There was such a backup. If there was none, what is deleted is the rest of earlier ones.
+    /// There were such backups. If there were none, what is deleted is the rest of earlier ones.
     pub found: bool,
     /// Blocks that were deleted.
     pub blocks: u64,
@@ -44,30 +44,51 @@ impl BackupStore {
     /// `Busy` if somebody creates or restores a backup of the volume; `NotFound` if there is no such volume;
     /// `Interrupted`, after which the next deletion deletes the rest.
     pub fn remove(&self, volume: &str, backup: &str, work: &mut Work<'_>) -> Result<Removed> {
+        self.remove_some(volume, &[backup], work)
+    }
+
+    /// Deletes backups of a volume together: blocks are looked for once.
+    ///
+    /// # Errors
+    /// As [`BackupStore::remove`]. Some of the backups may be deleted then.
+    pub fn remove_some(
+        &self,
+        volume: &str,
+        backups: &[&str],
+        work: &mut Work<'_>,
+    ) -> Result<Removed> {
         self.begin();
         names::check("volume", volume)?;
-        names::check("backup", backup)?;
+        backups.iter().try_for_each(|backup| names::check("backup", backup))?;
         let lock = self.lock(volume, Kind::Deletion)?;
-        let path = names::backup_config(volume, backup);
+        let paths: Vec<_> =
+            backups.iter().map(|backup| names::backup_config(volume, backup)).collect();
         let mut config = match self.volume(volume) {
             Ok(config) => config,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
-                // Nobody can restore it.
-                self.objects.remove(&path)?;
+                // Nobody can restore them.
+                paths.iter().try_for_each(|path| self.objects.remove(path))?;
                 return Err(error.context("cannot find volume in backupstore"));
             }
             Err(error) => return Err(error),
         };
-        let found = self.objects.stat(&path)?.is_some();
-        let others = self.others(volume, backup)?;
-        if config.last_backup_name == backup {
+        let mut found = true;
+        for path in &paths {
+            found &= self.objects.stat(path)?.is_some();
+        }
+        let others = self.others(volume, backups)?;
+        if backups.contains(&config.last_backup_name.as_str()) {
             let last = others.last.clone().filter(|_| others.kept.is_none());
             (config.last_backup_at, config.last_backup_name) =
                 last.map(|(_, at, name)| (at, name)).unwrap_or_default();
             self.save_volume(&config)?;
         }
-        lock.check()?;
-        self.remove_facts(|objects| objects.remove(&path))?;
+        self.remove_facts(|objects| {
+            paths.iter().try_for_each(|path| {
+                lock.check()?;
+                objects.remove(path)
+            })
+        })?;
         let mut removed = self.collect(volume, &others, &lock, work)?;
         removed.found = found;
         if removed.kept.is_none() {
@@ -112,9 +133,9 @@ impl BackupStore {
         self.objects.settle()
     }
 
-    fn others(&self, volume: &str, without: &str) -> Result<Others> {
+    fn others(&self, volume: &str, without: &[&str]) -> Result<Others> {
         let mut names = self.backups(volume)?;
-        names.retain(|name| name != without);
+        names.retain(|name| !without.contains(&name.as_str()));
         let mut others = Others { names, referenced: HashSet::new(), last: None, kept: None };
         for name in others.names.clone() {
             match self.backup(volume, &name) {

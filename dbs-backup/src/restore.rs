@@ -62,15 +62,7 @@ impl BackupStore {
         self.begin();
         names::check("volume", volume)?;
         let lock = self.lock(volume, Kind::Work)?;
-        let config = self.volume(volume).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => {
-                error.context(format!("Source volume doesn't exist in backupstore: {volume}"))
-            }
-            _ => error,
-        })?;
-        if config.size == 0 {
-            return Err(Error::corrupt(format!("volume {volume}: invalid volume size 0")));
-        }
+        let config = self.volume_to_restore(volume)?;
         let backup = self.complete_backup(volume, backup)?;
         let (block_size, method) = (backup.block_size()?, backup.method()?);
         Ok(Restoration { store: self, volume: config, backup, block_size, method, _lock: lock })
@@ -105,7 +97,7 @@ impl Restoration<'_> {
     ///
     /// # Errors
     /// `Invalid` if the target is too small, or if `onto` is a backup of which this one cannot be the difference;
-    /// `Corrupt` if a block is not what its name says; `NotFound` if it is not there; `Interrupted`; those of both sides.
+    /// `Corrupt` if a block is not there, or is not what its name says; `Interrupted`; those of both sides.
     pub fn run(
         &self,
         target: &impl Target,
@@ -207,13 +199,18 @@ impl Restoration<'_> {
                 Ok(Restored { length, ..Restored::default() })
             }
             Job::Write(block) => {
-                let (content, downloaded) = self.store.fetch(
+                let fetched = self.store.fetch(
                     &self.volume.name,
                     block.name,
                     self.method,
                     self.block_size,
                     rate,
-                )?;
+                );
+                let (content, downloaded) = fetched.map_err(|error| match error.kind() {
+                    // The backup is there, and is damaged.
+                    ErrorKind::NotFound => Error::corrupt(error.to_string()),
+                    _ => error,
+                })?;
                 let data = write(target, block.offset, &content, onto != Onto::Empty)?;
                 Ok(Restored { length, data, downloaded })
             }
@@ -239,6 +236,20 @@ impl Job {
 }
 
 impl BackupStore {
+    /// The facts of a volume, without which none of its backups can be restored.
+    pub(crate) fn volume_to_restore(&self, volume: &str) -> Result<VolumeConfig> {
+        let config = self.volume(volume).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                error.context(format!("Source volume doesn't exist in backupstore: {volume}"))
+            }
+            _ => error,
+        })?;
+        if config.size == 0 {
+            return Err(Error::corrupt(format!("volume {volume}: invalid volume size 0")));
+        }
+        Ok(config)
+    }
+
     /// The content of a block, which has its name, and the bytes that were read.
     pub(crate) fn fetch(
         &self,

@@ -35,8 +35,8 @@ impl BackupStore {
     /// written, and no lock is taken, so that it works without the right to write.
     ///
     /// # Errors
-    /// `NotFound`, also if the backup is deleted meanwhile; `Busy` if it is in progress; `Corrupt` if its facts cannot be
-    /// read; `Interrupted`; those of the store.
+    /// `NotFound`, also if the backup is deleted meanwhile; `Busy` if it is in progress; `Corrupt` if its facts or those
+    /// of its volume cannot be read; `Interrupted`; those of the store.
     pub fn verify(
         &self,
         volume: &str,
@@ -46,6 +46,7 @@ impl BackupStore {
     ) -> Result<Verified> {
         self.begin();
         let config = self.complete_backup(volume, backup)?;
+        self.volume_to_restore(volume)?;
         let (size, method) = (config.block_size()?, config.method()?);
         let mut different: Vec<(BlockName, u64)> =
             config.blocks.iter().map(|block| (block.name, block.offset)).collect();

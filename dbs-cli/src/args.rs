@@ -115,6 +115,7 @@ pub enum BackupCommand {
     Verify(backup::Verify),
     #[command(visible_alias = "rm")]
     Delete(backup::Delete),
+    Prune(backup::Prune),
 }
 
 /// Runs the command; most only succeed or fail.
@@ -197,6 +198,7 @@ fn run_backup(command: BackupCommand, context: &Context) -> Result<ExitCode> {
         BackupCommand::Restore(command) => command.run(context),
         BackupCommand::Verify(command) => return command.run(context),
         BackupCommand::Delete(command) => command.run(context),
+        BackupCommand::Prune(command) => command.run(context),
     }
     .map(|()| ExitCode::SUCCESS)
 }

@@ -70,9 +70,7 @@ impl Context {
         let open = |path: &PathBuf| match dbs_backing::open(path) {
             Ok(file) => Some(file),
             Err(error) => {
-                // Nowhere to report a failure to.
-                let _ =
-                    writeln!(std::io::stderr(), "dbs: warning: {}", printable(&error.to_string()));
+                output::warn(&error.to_string());
                 None
             }
         };

@@ -28,6 +28,12 @@ pub fn print_json(value: &impl Serialize) -> Result<()> {
     print(&(text + "\n"))
 }
 
+/// Says on the standard error output what went wrong without ending the command.
+pub fn warn(text: &str) {
+    // Nowhere to report a failure to.
+    let _ = writeln!(io::stderr(), "dbs: warning: {}", printable(text));
+}
+
 /// A table whose columns are as wide as their widest cell.
 pub struct Table {
     right: Vec<bool>,

@@ -2,7 +2,7 @@
 //! everything works again, and nothing stays that a deletion does not collect.
 
 use crate::support::*;
-use dbs_backup::{BackupStore, Onto, Work};
+use dbs_backup::{BackupStore, Onto, Retention, Work};
 use dbs_core::ErrorKind;
 use std::sync::Arc;
 
@@ -98,6 +98,29 @@ fn a_deletion() {
 }
 
 #[test]
+fn a_deletion_of_some_together() {
+    at_every_call(
+        |store, volume| {
+            create(store, "backup-1", &volume.get("one")).unwrap();
+            create(store, "backup-2", &volume.get("two")).unwrap();
+            create(store, "backup-3", &volume.get("one")).unwrap();
+        },
+        |store, _| remove_some(store, &["backup-1", "backup-3"]).map(drop),
+    );
+    let (mut volume, objects) = (volume(12, 4), Arc::new(Memory::default()));
+    volume.push("two", 0, &[5; BLOCK as usize]);
+    let store = store(&objects);
+    for (backup, snapshot) in [("backup-1", "one"), ("backup-2", "two"), ("backup-3", "two")] {
+        create(&store, backup, &volume.get(snapshot)).unwrap();
+    }
+    let removed = remove_some(&store, &["backup-2", "backup-3"]).unwrap();
+    assert!(removed.found && removed.blocks > 0 && removed.kept.is_none(), "{removed:?}");
+    assert_eq!(store.volume(VOLUME).unwrap().last_backup_name, "backup-1");
+    assert!(!remove_some(&store, &["backup-1", "backup-3"]).unwrap().found);
+    assert_eq!(store.backups(VOLUME).unwrap(), [""; 0]);
+}
+
+#[test]
 fn a_restore() {
     let volume = volume(8, 5);
     let objects = Arc::new(Memory::default());
@@ -190,6 +213,12 @@ fn an_unfinished_backup_keeps_blocks() {
     let removed = remove(&store, "backup-2").unwrap();
     assert_eq!(removed.blocks, 0);
     assert!(removed.kept.unwrap().contains("backup-1"));
+    // A retention leaves it alone, unless it is told that nobody will complete it.
+    let mut retention = Retention { last: 1, ..Retention::default() };
+    let judged = store.judge(VOLUME, &retention).unwrap();
+    assert_eq!((judged.len(), &*judged[0].kept_by), (1, &["in progress"][..]));
+    retention.in_progress = true;
+    assert!(store.judge(VOLUME, &retention).unwrap()[0].kept_by.is_empty());
     // Created again under its name, it is complete.
     create(&store, "backup-1", &source).unwrap();
     assert!(store.complete_backup(VOLUME, "backup-1").is_ok());

@@ -147,6 +147,31 @@ fn a_lock_that_lapses_at_the_last_write() {
     assert!(store.backups(VOLUME).unwrap().is_empty());
 }
 
+/// Found by review: of a deletion and a backup that began together, each could take its own lock for the first. The
+/// deletion has looked at what is referred to by then.
+#[test]
+fn a_deletion_that_holds_its_lock_ends_a_backup_that_has_one_too() {
+    let volume = volume(38, 4);
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    let source = volume.get("one");
+    create(&store, "backup-1", &source).unwrap();
+    let creation = store.create(&source, options("backup-2", "one")).unwrap();
+    let path = format!("{}locks/lock-other.lck", BACKUPS.trim_end_matches("backups"));
+    let lock = |acquired| format!(r#"{{"Name":"lock-other","Type":2,"Acquired":{acquired}}}"#);
+    objects.put(&path, lock(true).as_bytes()).unwrap();
+    let error = creation.run(&mut Work::new(&mut |_, _| true)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert_eq!(store.backups(VOLUME).unwrap(), ["backup-1"], "what was begun is removed");
+    // One that still waits gives way by itself.
+    let creation = {
+        objects.remove(&path).unwrap();
+        store.create(&source, options("backup-2", "one")).unwrap()
+    };
+    objects.put(&path, lock(false).as_bytes()).unwrap();
+    creation.run(&mut Work::new(&mut |_, _| true)).unwrap();
+}
+
 /// Longer names than ours are read: what is passed over loses its blocks.
 #[test]
 fn long_names_of_others_keep_their_blocks() {

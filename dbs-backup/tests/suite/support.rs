@@ -321,6 +321,11 @@ pub fn remove(store: &BackupStore, backup: &str) -> Result<dbs_backup::Removed> 
     store.remove(VOLUME, backup, &mut Work::new(&mut |_, _| true))
 }
 
+/// Deletes backups together.
+pub fn remove_some(store: &BackupStore, backups: &[&str]) -> Result<dbs_backup::Removed> {
+    store.remove_some(VOLUME, backups, &mut Work::new(&mut |_, _| true))
+}
+
 pub fn remove_volume(store: &BackupStore, volume: &str) -> Result<()> {
     store.remove_volume(volume, &mut Work::new(&mut |_, _| true))
 }

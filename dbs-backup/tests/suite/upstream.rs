@@ -116,6 +116,11 @@ fn facts_are_the_same_bytes_again() {
             .unwrap();
         assert_eq!(files, 3);
     }
+    // What later versions put into the facts of a volume stays.
+    let bytes = br#"{"Name":"vol-1","Size":"2097152","Later":{"Key":[1,"\u003c"]}}"#;
+    let (again, _) = dbs_backup::config::again("volume.cfg", bytes).unwrap();
+    let again = String::from_utf8(again).unwrap();
+    assert!(again.contains(r#""Later":{"Key":[1,"\u003c"]}"#), "{again}");
 }
 
 /// Runs upstream's program; none if there is none.

@@ -4,29 +4,60 @@ use crate::confirm::confirm;
 use crate::context::{Context, typed};
 use crate::output::{Table, exact_size, facts, print, print_json, time};
 use crate::spec::{self, SnapshotSpec, Spec};
+use crate::target::Target;
 use clap::Args;
+use dbs_client::any_store::AnyStore;
 use dbs_control::api::{Ranges, Request, Trimmed};
 use dbs_core::info::{MapRange, RangeState, TrimReport, Usage, VolumeInfo};
 use dbs_core::{Error, Result, format_size};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
 
-/// Create an empty volume.
+/// Sizes of volumes are multiples of it.
+const SECTOR: u64 = 512;
+
+/// Create an empty volume, or one that shows an image until it is written.
 #[derive(Debug, Args)]
 pub struct Create {
     /// Name of the new volume
     name: String,
-    /// Size, such as 10GiB. The volume takes space only for what is written
-    #[arg(value_parser = spec::size)]
-    size: u64,
+    /// Size, such as 10GiB. The volume takes space only for what is written. With --on the default is the
+    /// size of the image
+    #[arg(value_parser = spec::size, required_unless_present = "on")]
+    size: Option<u64>,
+    /// A raw or qcow2 image that the volume shows where nothing was written. The image stays where it is
+    /// and must not change. Name it with --backing-file in each later command that reads or serves the
+    /// volume. The store must be idle
+    #[arg(long, value_name = "FILE")]
+    on: Option<PathBuf>,
 }
 
 impl Create {
     pub fn run(self, context: &Context) -> Result<()> {
-        let request =
-            Request::VolumeCreate { volume: self.name, size: self.size, rebuilding: false };
-        let value = context.call(&request)?;
+        let value = match (&self.on, self.size) {
+            (Some(image), _) => context.with(true, |target| self.on(target, image))?,
+            (None, size) => context.call(&Request::VolumeCreate {
+                volume: self.name,
+                size: size.unwrap_or(0),
+                rebuilding: false,
+            })?,
+        };
         let volume: VolumeInfo = typed(value.clone())?;
         let size = format_size(volume.size);
         context.done(&value, &format!("created volume {}, {size}", volume.name))
+    }
+
+    fn on(&self, target: &Target, image: &Path) -> Result<Value> {
+        let Target::Live(AnyStore::Idle(store)) = target else {
+            return Err(Error::unsupported(
+                "a volume on an image is made in an idle store: end the server of the store, make the volume, \
+                 and start the server with --backing-file",
+            ));
+        };
+        let file = dbs_backing::open(image)?;
+        let size = self.size.unwrap_or_else(|| file.size().next_multiple_of(SECTOR));
+        let volume = store.create_backed(&self.name, size, &file)?;
+        serde_json::to_value(volume).map_err(|e| Error::io(e.into(), "encoding the result"))
     }
 }
 

@@ -8,15 +8,14 @@ use std::process::Command;
 
 const FILE: usize = 96 << 10;
 
-/// A store with the volume `v` on the file `image`, which no command of `dbs` makes; what it shows.
+/// A store with the volume `v` on the file `image`; what it shows.
 fn sample(place: &Place) -> Vec<u8> {
     place.init();
     let content: Vec<u8> = (0..FILE).map(|at| (at / 512) as u8 | 1).collect();
     fs::write(place.path("image"), &content).unwrap();
-    let file = dbs_backing::open(&place.path("image")).unwrap();
+    place.dbs("volume create v 256KiB --on image").ok("create");
     let options = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
     let store = Store::open(&place.store(), &options).unwrap();
-    store.create_backed("v", 256 << 10, &file).unwrap();
     store.volume("v").unwrap().write_at(8192, &[7; 4096], true).unwrap();
     store.close().unwrap();
     let mut shown = content;
@@ -85,5 +84,30 @@ fn a_client_reads_eio_where_the_file_is_missing() {
     let mut all = vec![0; shown.len()];
     connect().read_at(0, &mut all).unwrap();
     assert!(all == shown);
+    served.stop();
+}
+
+/// Fifty virtual machines from one image: the size is that of the image, and clones take no space.
+#[test]
+fn volumes_are_made_on_an_image() {
+    let place = Place::new();
+    place.init();
+    let content: Vec<u8> = (0..FILE).map(|at| (at / 512) as u8 | 1).collect();
+    fs::write(place.path("image"), &content).unwrap();
+    let made = place.dbs("--json volume create golden --on image").ok("create").json();
+    assert_eq!(made["size"].as_u64(), Some(FILE as u64));
+    place.dbs("snapshot create golden@v1").ok("snapshot");
+    for clone in ["vm-1", "vm-2"] {
+        place.dbs(&format!("volume clone golden@v1 {clone}")).ok("clone");
+    }
+    place.dbs("--backing-file image volume export vm-2 out.raw").ok("export");
+    assert!(fs::read(place.path("out.raw")).unwrap() == content);
+
+    place.dbs("volume create none").exits(2, "neither size nor image");
+    place.dbs("volume create small 4KiB --on image").exits(2, "smaller than the image");
+    place.dbs("volume create lost --on gone").exits(10, "no such image");
+    let served = place.serve("--backing-file image");
+    let refused = place.dbs("volume create v --on image").exits(1, "served");
+    assert!(refused.stderr.contains("--backing-file"), "{}", refused.stderr);
     served.stop();
 }

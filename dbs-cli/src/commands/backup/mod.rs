@@ -1,32 +1,30 @@
 //! `dbs backup`: backups in Longhorn's layout, of stores that are idle or served.
 
+mod create;
+mod delete;
 mod show;
 mod volume;
 
-use crate::confirm::confirm;
 use crate::context::Context;
 use crate::exit;
 use crate::output;
-use crate::progress::{Meter, Unit};
-use crate::spec::{self, SnapshotSpec};
+use crate::progress::Unit;
+use crate::spec;
 use clap::Args;
-use dbs_backup::codec::Method;
 use dbs_backup::config::LARGEST_VOLUME;
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, CreateOptions, Onto, Restoration, Restored, Verified, Work};
+use dbs_backup::{BackupStore, Onto, Restoration, Restored, Verified, Work};
 use dbs_control::api::Request;
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use serde_json::json;
 use std::num::NonZeroU64;
 use std::process::ExitCode;
-use volume::{Filled, LABEL_SIZE, SnapshotSource};
+use volume::{Filled, LABEL_SIZE};
 
+pub use create::Create;
+pub use delete::{Delete, Prune};
 pub use show::{List, Show};
 
-/// How the labels begin that a backup has from `dbs`.
-const OWN_LABELS: &str = "dbs-";
-/// The sizes of blocks that Longhorn's manager allows.
-const BLOCK_SIZES: [u64; 2] = [2 << 20, 16 << 20];
 /// Bad blocks that are printed.
 const SHOWN: usize = 20;
 
@@ -57,79 +55,6 @@ fn open(url: &Url) -> Result<BackupStore> {
 /// Parses a URL, for clap.
 fn url(text: &str) -> std::result::Result<Url, String> {
     Url::parse(text).map_err(|e| e.to_string())
-}
-
-/// Back up a snapshot.
-///
-/// The first backup of a volume reads all its data, later backups only what changed since the last one.
-/// Blocks that are in the backup store already are not written again. If a backup was cut off, run the
-/// command again: it finds the blocks that were written.
-#[derive(Debug, Args)]
-pub struct Create {
-    /// VOLUME@SNAPSHOT. Keep the snapshot until the next backup, which needs the difference to it
-    spec: SnapshotSpec,
-    /// The backup store: s3://BUCKET@REGION/PATH, vfs:///PATH, nfs://HOST:/PATH, cifs://HOST/SHARE,
-    /// azblob://CONTAINER/PATH
-    #[arg(value_parser = url)]
-    url: Url,
-    /// Name of the backup; by default a random one
-    #[arg(long)]
-    name: Option<String>,
-    /// Name of the volume in the backup store; by default its name here
-    #[arg(long, value_name = "VOLUME")]
-    to: Option<String>,
-    /// Read everything, and write every block again. This mends damaged blocks in the backup store
-    #[arg(long)]
-    full: bool,
-    /// How blocks are compressed: lz4, gzip or none. The first backup of a volume decides for all later
-    /// ones
-    #[arg(long, default_value = "lz4", value_name = "METHOD")]
-    compression: Method,
-    /// Size of blocks: 2MiB or 16MiB. A size other than that of the last backup makes a full backup
-    #[arg(long, value_parser = spec::size, default_value = "2MiB", value_name = "SIZE")]
-    block_size: u64,
-    /// A label; can be repeated
-    #[arg(long = "label", value_parser = spec::label, value_name = "KEY=VALUE")]
-    labels: Vec<(String, String)>,
-    #[command(flatten)]
-    pace: Pace,
-}
-
-impl Create {
-    pub fn run(self, context: &Context) -> Result<()> {
-        if !BLOCK_SIZES.contains(&self.block_size) {
-            return Err(Error::invalid("a size of blocks is 2MiB or 16MiB"));
-        }
-        if let Some((key, _)) = self.labels.iter().find(|(key, _)| key.starts_with(OWN_LABELS)) {
-            return Err(Error::invalid(format!(
-                "label `{key}`: labels that begin with `{OWN_LABELS}` are those of `dbs` itself"
-            )));
-        }
-        context.stop.on_signals()?;
-        let created = context.with(false, |target| {
-            let source = SnapshotSource::open(target.access()?, &self.spec)?;
-            let backups = open(&self.url)?;
-            let mut labels = source.labels();
-            labels.extend(self.labels.iter().cloned());
-            let options = CreateOptions {
-                volume: self.to.clone().unwrap_or_else(|| self.spec.volume.clone()),
-                snapshot: self.spec.snapshot.clone(),
-                backup: self.name.clone(),
-                method: self.compression,
-                block_size: Some(self.block_size),
-                full: self.full,
-                labels,
-                ..CreateOptions::default()
-            };
-            let creation = backups.create(&source, options)?;
-            let mut meter = context.meter(&format!("backing up {}", self.spec), Unit::Bytes);
-            creation.run(&mut self.pace.work(&mut |done, total| meter.update(done, total)))
-        })?;
-        let (read, uploaded) = (format_size(created.read), format_size(created.uploaded));
-        let text =
-            format!("backed up {}, {read} read, {uploaded} written\n{}", self.spec, created.url);
-        context.done(&created, &text)
-    }
 }
 
 /// Make a volume from a backup.
@@ -257,7 +182,7 @@ impl Verify {
             let problem = match &found {
                 Ok(verified) => {
                     bad |= !verified.bad.is_empty();
-                    text += &describe(&name, verified);
+                    text += &describe(&name, verified, self.data);
                     None
                 }
                 Err(error) if self.url.backup.is_none() && is_finding(error.kind()) => {
@@ -306,7 +231,7 @@ fn is_finding(kind: ErrorKind) -> bool {
     )
 }
 
-fn describe(name: &str, verified: &Verified) -> String {
+fn describe(name: &str, verified: &Verified, data: bool) -> String {
     let mut text = String::new();
     for block in verified.bad.iter().take(SHOWN) {
         text += &format!("{name}: block {} at {}: {}\n", block.block, block.offset, block.problem);
@@ -315,55 +240,12 @@ fn describe(name: &str, verified: &Verified) -> String {
         text += &format!("{name}: {} further bad blocks\n", verified.bad.len() - SHOWN);
     }
     let verdict = match verified.bad.len() {
-        0 => "nothing is missing or damaged".to_owned(),
+        0 if data => "nothing is missing or damaged".to_owned(),
+        0 => "nothing is missing; --data also reads the blocks".to_owned(),
         bad => format!("{bad} are MISSING OR DAMAGED"),
     };
     text + &format!(
         "{name}: {} blocks, {} different: {verdict}\n",
         verified.blocks, verified.different
     )
-}
-
-/// Delete a backup and the blocks that no other backup needs, or a volume with all its backups.
-#[derive(Debug, Args)]
-pub struct Delete {
-    /// The backup or the volume, as `dbs backup list` prints it
-    #[arg(value_parser = url)]
-    url: Url,
-}
-
-impl Delete {
-    pub fn run(self, context: &Context) -> Result<()> {
-        let volume = self.url.need_volume()?;
-        let backups = open(&self.url)?;
-        let Some(backup) = &self.url.backup else {
-            if backups.volume(volume).is_err_and(|e| e.kind() == ErrorKind::NotFound)
-                && !backups.volumes()?.iter().any(|name| name == volume)
-            {
-                return Err(Error::not_found(format!("no volume {volume} in the backup store")));
-            }
-            confirm(context, &format!("Delete all backups of volume {volume}?"))?;
-            context.stop.on_signals()?;
-            let mut meter: Meter = context.meter("deleting backups", Unit::Steps);
-            let mut progress = |done, total| meter.update(done, total);
-            backups.remove_volume(volume, &mut Work::new(&mut progress))?;
-            drop(meter);
-            return context
-                .done(&json!({ "volume": volume }), &format!("deleted all backups of {volume}"));
-        };
-        confirm(context, &format!("Delete backup {backup} of volume {volume}?"))?;
-        context.stop.on_signals()?;
-        let mut meter: Meter = context.meter("deleting blocks", Unit::Steps);
-        let mut progress = |done, total| meter.update(done, total);
-        let removed = backups.remove(volume, backup, &mut Work::new(&mut progress))?;
-        drop(meter);
-        if let Some(why) = &removed.kept {
-            context.note(&format!("no blocks were deleted: {why}"));
-        }
-        if !removed.found {
-            return Err(Error::not_found(format!("volume {volume} has no backup {backup}")));
-        }
-        let text = format!("deleted backup {backup} and {} blocks", removed.blocks);
-        context.done(&removed, &text)
-    }
 }

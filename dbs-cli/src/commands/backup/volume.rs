@@ -37,6 +37,12 @@ impl<'a> SnapshotSource<'a> {
         let access = store.open(&spec.to_string())?;
         let source = Self { store, snapshot, access, base: Mutex::new(None) };
         source.check_names()?;
+        // While it is open, nothing more of it is given up.
+        if store.snapshot_info(&spec.volume, &spec.snapshot)?.retired {
+            return Err(Error::invalid(format!(
+                "snapshot {spec} is retired: parts of its content may be gone. Take another one"
+            )));
+        }
         Ok(source)
     }
 
@@ -83,12 +89,23 @@ impl<'a> SnapshotSource<'a> {
         Ok(true)
     }
 
+    /// Where the base ends.
+    fn base_size(&self) -> u64 {
+        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        base.as_ref().map_or(0, |(_, access)| access.size())
+    }
+
     fn differences(
         &self,
         base: &str,
         found: &mut dyn FnMut(Range<u64>) -> Result<()>,
     ) -> Result<()> {
         let (size, mut at) = (self.access.size(), 0);
+        let end = self.base_size();
+        if end < size {
+            // Zeros behind it are no difference, and earlier versions had other bytes there in its last block.
+            found(end..end + 1)?;
+        }
         while at < size {
             let length = DIFF_BYTES.min(size - at);
             let (volume, name) = (&self.snapshot.volume, Some(&*self.snapshot.name));

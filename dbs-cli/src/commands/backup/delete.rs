@@ -1,0 +1,202 @@
+//! `dbs backup delete` and `dbs backup prune`.
+
+use super::{names, open, url};
+use crate::confirm::confirm;
+use crate::context::Context;
+use crate::output::{self, Table};
+use crate::progress::{Meter, Unit};
+use clap::Args;
+use dbs_backup::url::Url;
+use dbs_backup::{BackupStore, Judged, Removed, Retention, Work};
+use dbs_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+use serde_json::json;
+
+/// Delete a backup and the blocks that no other backup needs, or a volume with all its backups.
+#[derive(Debug, Args)]
+pub struct Delete {
+    /// The backup or the volume, as `dbs backup list` prints it
+    #[arg(value_parser = url)]
+    url: Url,
+}
+
+impl Delete {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let volume = self.url.need_volume()?;
+        let backups = open(&self.url)?;
+        let Some(backup) = &self.url.backup else {
+            if backups.volume(volume).is_err_and(|e| e.kind() == ErrorKind::NotFound)
+                && !backups.volumes()?.iter().any(|name| name == volume)
+            {
+                return Err(Error::not_found(format!("no volume {volume} in the backup store")));
+            }
+            confirm(context, &format!("Delete all backups of volume {volume}?"))?;
+            context.stop.on_signals()?;
+            let mut meter: Meter = context.meter("deleting backups", Unit::Steps);
+            let mut progress = |done, total| meter.update(done, total);
+            backups.remove_volume(volume, &mut Work::new(&mut progress))?;
+            drop(meter);
+            return context
+                .done(&json!({ "volume": volume }), &format!("deleted all backups of {volume}"));
+        };
+        confirm(context, &format!("Delete backup {backup} of volume {volume}?"))?;
+        context.stop.on_signals()?;
+        let mut meter: Meter = context.meter("deleting blocks", Unit::Steps);
+        let mut progress = |done, total| meter.update(done, total);
+        let removed = backups.remove(volume, backup, &mut Work::new(&mut progress))?;
+        drop(meter);
+        if let Some(why) = &removed.kept {
+            context.note(&format!("no blocks were deleted: {why}"));
+        }
+        if !removed.found {
+            return Err(Error::not_found(format!("volume {volume} has no backup {backup}")));
+        }
+        let text = format!("deleted backup {backup} and {} blocks", removed.blocks);
+        context.done(&removed, &text)
+    }
+}
+
+/// Delete the backups that no rule keeps.
+///
+/// Each rule keeps the newest backup of each of the last hours, days, weeks, months or years that have
+/// one. A backup is kept if any rule keeps it. Times are those at which backups were asked for, in UTC.
+/// Backups that are in progress or damaged are kept, and count for no rule.
+#[derive(Debug, Args)]
+pub struct Prune {
+    /// A volume in a backup store, as `dbs backup list` prints it; or the backup store, for all its volumes
+    #[arg(value_parser = url)]
+    url: Url,
+    /// Keep the newest N backups
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_last: u32,
+    /// Keep the newest backup of each of N hours
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_hourly: u32,
+    /// Keep the newest backup of each of N days
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_daily: u32,
+    /// Keep the newest backup of each of N weeks; a week begins on Monday
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_weekly: u32,
+    /// Keep the newest backup of each of N months
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_monthly: u32,
+    /// Keep the newest backup of each of N years
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    keep_yearly: u32,
+    /// Also delete backups in progress. Those are left by backups that were cut off, and while they are
+    /// there no blocks are deleted. The command fails if somebody is backing up the volume
+    #[arg(long)]
+    in_progress: bool,
+    /// Show what would be kept and deleted, and delete nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// What became of the backups of a volume.
+#[derive(Debug, Serialize)]
+struct Pruned {
+    volume: String,
+    backups: Vec<Judged>,
+    /// None if nothing was deleted.
+    removed: Option<Removed>,
+}
+
+impl Prune {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let store = open(&self.url)?;
+        if let Some(backup) = &self.url.backup {
+            return Err(Error::invalid(format!(
+                "{backup} is a backup: name its volume, or use `dbs backup delete`"
+            )));
+        }
+        let volumes = match &self.url.volume {
+            // An error if it is not there.
+            Some(volume) => names(&store, volume).map(|_| vec![volume.clone()])?,
+            None => store.volumes()?,
+        };
+        context.stop.on_signals()?;
+        let mut all = Vec::new();
+        for volume in volumes {
+            let backups = store.judge(&volume, &self.retention())?;
+            all.push(Pruned { volume, backups, removed: None });
+        }
+        let doomed: usize = all.iter().map(|pruned| pruned.doomed().len()).sum();
+        if !self.dry_run && doomed > 0 {
+            confirm(context, &format!("Delete {}?", count(doomed)))?;
+            for pruned in &mut all {
+                pruned.prune(context, &store)?;
+            }
+        }
+        if context.json {
+            return output::print_json(&all);
+        }
+        if self.dry_run {
+            output::print(&table(&all))?;
+        }
+        let blocks: u64 = all.iter().filter_map(|p| p.removed.as_ref()).map(|r| r.blocks).sum();
+        let kept: usize = all.iter().map(|pruned| pruned.backups.len()).sum::<usize>() - doomed;
+        let done = if self.dry_run { "would delete" } else { "deleted" };
+        let blocks = if self.dry_run { String::new() } else { format!(" and {blocks} blocks") };
+        context.done(&(), &format!("{done} {}{blocks}; {} kept", count(doomed), count(kept)))
+    }
+
+    fn retention(&self) -> Retention {
+        Retention {
+            last: self.keep_last,
+            hourly: self.keep_hourly,
+            daily: self.keep_daily,
+            weekly: self.keep_weekly,
+            monthly: self.keep_monthly,
+            yearly: self.keep_yearly,
+            in_progress: self.in_progress,
+        }
+    }
+}
+
+impl Pruned {
+    fn doomed(&self) -> Vec<&str> {
+        let doomed = self.backups.iter().filter(|backup| backup.kept_by.is_empty());
+        doomed.map(|backup| backup.backup.as_str()).collect()
+    }
+
+    fn prune(&mut self, context: &Context, store: &BackupStore) -> Result<()> {
+        let doomed = self.doomed();
+        if doomed.is_empty() {
+            return Ok(());
+        }
+        let mut meter = context.meter(&format!("deleting blocks of {}", self.volume), Unit::Steps);
+        let mut progress = |done, total| meter.update(done, total);
+        let removed = store.remove_some(&self.volume, &doomed, &mut Work::new(&mut progress))?;
+        drop(meter);
+        if let Some(why) = &removed.kept {
+            context.note(&format!("no blocks of volume {} were deleted: {why}", self.volume));
+        }
+        self.removed = Some(removed);
+        Ok(())
+    }
+}
+
+fn count(backups: usize) -> String {
+    format!("{backups} backup{}", if backups == 1 { "" } else { "s" })
+}
+
+fn table(all: &[Pruned]) -> String {
+    let mut table = Table::new(&["VOLUME", "BACKUP", "SNAPSHOT", "ASKED FOR", "KEPT BY"]);
+    for pruned in all {
+        for backup in &pruned.backups {
+            let kept_by = match backup.kept_by.as_slice() {
+                [] => "nothing: delete".to_owned(),
+                rules => rules.join(", "),
+            };
+            table.row(vec![
+                pruned.volume.clone(),
+                backup.backup.clone(),
+                backup.snapshot.clone(),
+                backup.asked_at.clone(),
+                kept_by,
+            ]);
+        }
+    }
+    table.text()
+}
