@@ -36,6 +36,10 @@ impl fmt::Display for Failure {
         for (i, step) in self.steps.iter().enumerate() {
             writeln!(f, "{:4} {:?} {:?} seed {:#x}", i + 1, step.op, step.fate, step.seed)?;
         }
+        if self.config.tears {
+            // The command has no option for such a medium.
+            return write!(f, "replay: run the test again");
+        }
         let trees = if self.trees { " --trees" } else { "" };
         write!(f, "replay: cargo run --release -p dbs-sim -- run --seed {}{trees}", self.seed)
     }

@@ -298,7 +298,7 @@ impl Meta {
     ///
     /// # Errors
     /// [`Stop::Long`].
-    pub(super) fn check_log(&self) -> Step<()> {
+    pub fn check_log(&self) -> Step<()> {
         if self.log.is_long() { Err(Stop::Long) } else { Ok(()) }
     }
 

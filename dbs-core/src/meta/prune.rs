@@ -100,6 +100,10 @@ impl Meta {
             if !dropped.is_empty() {
                 self.log_entry(entry);
                 self.fill_all(entry, &dropped, state);
+                if !in_run {
+                    // A merge may copy there what lies below: not before reads of what is dropped have ended.
+                    self.lose_sight();
+                }
             }
             if left.is_empty() && entry < SPARE_BASE {
                 self.carry_by_spare(owner, logical, entry)?;

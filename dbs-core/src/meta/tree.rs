@@ -261,7 +261,7 @@ impl Meta {
     }
 
     /// Something visible no longer shows a snapshot that it showed until now.
-    fn lose_sight(&mut self) {
+    pub(super) fn lose_sight(&mut self) {
         self.sight = Sight { group: self.log.next, fence: self.fence.next() };
     }
 

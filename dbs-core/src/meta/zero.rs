@@ -247,14 +247,18 @@ impl Meta {
         may || (!owner.parent.is_none() && !sabotage::is(Bug::ForgetZeroOnDiscard))
     }
 
-    /// Whether anything in the chain may hold content at or behind a volume extent.
+    /// Whether anything in the chain may hold content, or have lost it, at or behind a volume extent.
     pub fn holds_behind(&self, snapshot: SnapshotId, logical: u32) -> bool {
         let mut at = snapshot;
         while !at.is_none() {
             let snapshot = self.snapshot(at);
             let in_file = snapshot.backed()
                 && snapshot.size > u64::from(logical) * self.geometry.extent_bytes;
-            if in_file || snapshot.layer.iter_from(logical).next().is_some() {
+            let lost = snapshot.layer.lost.iter().next_back();
+            if in_file
+                || snapshot.layer.iter_from(logical).next().is_some()
+                || lost.is_some_and(|(start, (length, _))| start + length > logical)
+            {
                 return true;
             }
             at = snapshot.parent;

@@ -352,7 +352,7 @@ impl Store {
         let layers = (options.rebuilding == Some(false))
             .then(|| self.inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true));
         let created_ns = options.created_ns.unwrap_or(birth.now_ns);
-        let created = self.inner.step(|meta| {
+        let created = self.inner.step_in_group(|meta| {
             still_named(meta, volume, id)?;
             if options.rebuilding == Some(true) {
                 meta.check_closed(id)?;
@@ -365,7 +365,7 @@ impl Store {
             Ok(snapshot_info(meta, created))
         });
         drop((layers, hold));
-        let (info, _) = created?;
+        let info = created?;
         self.inner.commit()?;
         self.inner.reserve_for_discards();
         Ok(info)

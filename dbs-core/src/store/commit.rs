@@ -173,6 +173,36 @@ mod tests {
         }
     }
 
+    /// Found by review: commands that came while one commit ran went into one group, for which the journal had no room.
+    /// The store poisoned itself; and as their records were in the tail, it could not be opened again.
+    #[test]
+    fn commands_beside_a_commit_make_no_group_that_has_no_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let open = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
+        let store = Store::open(&path, &open).unwrap();
+        store.create_volume("v", 1 << 20).unwrap();
+        let names: Vec<_> = (0..24).map(|number| format!("s{number}")).collect();
+        for name in &names {
+            store.create_snapshot("v", name, &Default::default()).unwrap();
+        }
+        let labels = crate::info::Labels::from([("key".to_owned(), "x".repeat(7900))]);
+        let (inner, store) = (&store.inner, &store);
+        inner.commits.take_alone();
+        std::thread::scope(|scope| {
+            let commands: Vec<_> = names
+                .iter()
+                .map(|name| scope.spawn(|| store.set_labels("v", name, &labels)))
+                .collect();
+            std::thread::sleep(Duration::from_millis(300));
+            inner.commits.end(None);
+            commands.into_iter().for_each(|command| command.join().unwrap().unwrap());
+        });
+        assert_eq!(store.snapshot_info("v", "s23").unwrap().labels, labels);
+    }
+
     /// [`Inner::commit_once`], with the time of each step that holds the lock.
     fn holds(inner: &Inner) -> [Duration; 4] {
         let mut times = [Duration::ZERO; 4];

@@ -383,8 +383,18 @@ impl Inner {
     /// As [`Inner::step`], for commands: what they did is durable on return.
     pub(crate) fn command<T>(&self, take: impl FnMut(&mut Meta) -> Step<T>) -> Result<T> {
         self.check_writable()?;
-        let (value, _) = self.step(take)?;
+        let value = self.step_in_group(take)?;
         self.commit()?;
+        Ok(value)
+    }
+
+    /// As [`Inner::step`], once the next group has room for the records of a command: those of many commands that come
+    /// while one commit runs may be longer than the journal.
+    pub(crate) fn step_in_group<T>(&self, mut take: impl FnMut(&mut Meta) -> Step<T>) -> Result<T> {
+        let (value, _) = self.step(|meta| {
+            meta.check_log()?;
+            take(meta)
+        })?;
         Ok(value)
     }
 

@@ -54,7 +54,7 @@ impl Store {
             Some(block) => Some(self.place_block(base.size() / BLOCK_BYTES, &block)?),
             None => None,
         };
-        let taken = self.inner.step(|meta| {
+        let taken = self.inner.step_in_group(|meta| {
             let (id, to) = same_base(meta, volume, snapshot, &base)?;
             meta.rollback_keeping_size(id, to, edge, birth)
         });

@@ -142,6 +142,13 @@ fn restore(url: &str, file: File, has_backing: bool, concurrent_limit: i32) -> R
     let (volume, backup) = url.need_backup()?;
     let store = open_store(&url)?;
     let restoration = store.restore(volume, backup)?;
+    let image = &restoration.volume().backing_image_name;
+    if !image.is_empty() && !has_backing {
+        return Err(Error::invalid(format!(
+            "volume {volume} is based on the backing image {image}, which no backup holds: name its file with \
+             --backing-file"
+        )));
+    }
     let size = restoration.size();
     file.set_len(size).map_err(|e| Error::io(e, "making the image as long as the volume"))?;
     let mut progress = |_, _| true;

@@ -449,6 +449,15 @@ fn a_backup_becomes_an_image_file() {
     image.resize(SIZE as usize, 0);
     image[..2 << 20].copy_from_slice(&content(&data)[..2 << 20]);
     assert!(fs::read(&out).unwrap() == image);
+    // Found by review: without the image, its content would be zeros.
+    let config = target.files("volume.cfg").pop().unwrap();
+    let facts = fs::read_to_string(&config).unwrap();
+    let on_image = facts.replace(r#"ImageName":"\"\""#, r#"ImageName":"\"img\""#);
+    assert_ne!(facts, on_image);
+    fs::write(config, on_image).unwrap();
+    let url = target.backup("backup-1");
+    let refused = command(&["backup", "restore-to-file", &url, "--output-file", &at("b.raw")]);
+    assert!(text(&refused.stderr).contains("the backing image img"), "{}", text(&refused.stderr));
     let mut names: Vec<_> =
         fs::read_dir(files.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();

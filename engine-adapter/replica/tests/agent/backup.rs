@@ -271,6 +271,9 @@ fn a_snapshot_that_is_marked_as_removed_is_no_base() {
     node.write([5], 1);
     node.snapshot("three");
     assert!(node.backed_up(&place, "three", "backup-3"), "a snapshot that stays is one");
+    // Found by review: what it has lost would be missing in a backup that is complete.
+    let refused = node.backup(place.request("one", "backup-4")).unwrap_err();
+    assert!(refused.message().contains("parts of its content may be gone"), "{refused}");
 }
 
 /// As those that were restored are: only the name tells them apart.
