@@ -451,11 +451,14 @@ mod tests {
         assert_eq!(taken.map(drop).unwrap_err().kind(), ErrorKind::Busy);
     }
 
+    /// Something before or after a call.
+    type Hook<T> = Box<dyn Fn(&str) -> T + Send + Sync>;
+
     /// Objects with something before each writing, and after each reading.
     struct Hooked {
         inner: Arc<dyn Objects>,
-        put: Box<dyn Fn(&str) -> Result<()> + Send + Sync>,
-        get: Box<dyn Fn(&str) + Send + Sync>,
+        put: Hook<Result<()>>,
+        get: Hook<()>,
     }
 
     impl Objects for Hooked {

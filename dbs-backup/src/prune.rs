@@ -42,6 +42,9 @@ pub struct Judged {
     pub kept_by: Vec<&'static str>,
 }
 
+/// What tells the periods of backups apart: of a backup's index and its time.
+type Period = fn(usize, Timestamp) -> [i64; 4];
+
 impl Retention {
     /// What keeps each of these backups, which were asked for at these times.
     #[must_use]
@@ -64,8 +67,8 @@ impl Retention {
         kept
     }
 
-    /// The name of each rule, its count, and the period of a backup, by its index and its time.
-    fn rules(&self) -> [(&'static str, u32, fn(usize, Timestamp) -> [i64; 4]); 6] {
+    /// The name of each rule, its count, and the period of a backup.
+    fn rules(&self) -> [(&'static str, u32, Period); 6] {
         fn date(time: Timestamp) -> jiff::civil::DateTime {
             TimeZone::UTC.to_datetime(time)
         }
@@ -134,7 +137,7 @@ impl BackupStore {
                 Ok(time) => timed.push((time, judged(vec![]))),
             }
         }
-        timed.sort_by(|(a, _), (b, _)| a.cmp(b));
+        timed.sort_by_key(|(time, _)| *time);
         let times: Vec<_> = timed.iter().map(|(time, _)| *time).collect();
         let kept = retention.judge(&times);
         others.extend(
