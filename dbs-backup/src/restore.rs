@@ -97,7 +97,7 @@ impl Restoration<'_> {
     ///
     /// # Errors
     /// `Invalid` if the target is too small, or if `onto` is a backup of which this one cannot be the difference;
-    /// `Corrupt` if a block is not there, or is not what its name says; `Interrupted`; those of both sides.
+    /// `Corrupt` if a block is not what its name says; `NotFound` if it is not there; `Interrupted`; those of both sides.
     pub fn run(
         &self,
         target: &impl Target,
@@ -199,18 +199,13 @@ impl Restoration<'_> {
                 Ok(Restored { length, ..Restored::default() })
             }
             Job::Write(block) => {
-                let fetched = self.store.fetch(
+                let (content, downloaded) = self.store.fetch(
                     &self.volume.name,
                     block.name,
                     self.method,
                     self.block_size,
                     rate,
-                );
-                let (content, downloaded) = fetched.map_err(|error| match error.kind() {
-                    // The backup is there, and is damaged.
-                    ErrorKind::NotFound => Error::corrupt(error.to_string()),
-                    _ => error,
-                })?;
+                )?;
                 let data = write(target, block.offset, &content, onto != Onto::Empty)?;
                 Ok(Restored { length, data, downloaded })
             }

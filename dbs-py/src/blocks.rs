@@ -5,6 +5,7 @@ use crate::convert::Amount;
 use crate::error::{closed, invalid, raise};
 use crate::slot::{Access, Opened, Slot};
 use crate::store::{RawStore, Shared, without_interpreter};
+use dbs_core::io::buffer::AlignedBuf;
 use dbs_core::volume::ReadPart;
 use dbs_transfer::{BlockAccess, discard_bytes_at, find_bytes, read_bytes_at, zero_bytes_at};
 use pyo3::prelude::*;
@@ -14,6 +15,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// Most bytes that are read into new objects at once: a mistake must not take all memory.
 const NEW_BYTES_MAX: u64 = 1 << 30;
+/// Bytes that are copied at once before they are written.
+const PIECE: usize = 1 << 20;
 
 /// A call's use of an open volume.
 struct Using<'py> {
@@ -258,8 +261,8 @@ impl WritableBlocks {
         PyClassInitializer::from(Blocks::new(store, spec, uuid)).add_subclass(Self)
     }
 
-    /// Writes the bytes of a buffer at `offset`, any bytes, without a copy; returns their number.
-    /// What was written survives the end of this process, and a power loss after `flush`.
+    /// Writes the bytes of a buffer at `offset`, any bytes; returns their number. `bytes` are written without a copy. Of
+    /// other buffers, which may change meanwhile, 1 MiB at a time is copied. What was written survives the end of this process, and a power loss after `flush`.
     ///
     /// Raises `ValueError` beyond the end of the volume.
     fn pwrite(this: &Bound<'_, Self>, data: &Bound<'_, PyAny>, offset: Amount) -> PyResult<usize> {
@@ -267,7 +270,12 @@ impl WritableBlocks {
         let blocks = access.blocks();
         let bytes = Bytes::of(data)?;
         let buf = bytes.as_slice();
-        this.py().detach(|| blocks.write_bytes_at(offset.0, buf)).map_err(raise)?;
+        let stays = data.is_instance_of::<PyBytes>();
+        let write = || match stays {
+            true => blocks.write_bytes_at(offset.0, buf),
+            false => write_copied(blocks, offset.0, buf),
+        };
+        this.py().detach(write).map_err(raise)?;
         Ok(buf.len())
     }
 
@@ -292,6 +300,24 @@ impl WritableBlocks {
         let blocks = access.blocks();
         this.py().detach(|| blocks.flush()).map_err(raise)
     }
+}
+
+/// Writes bytes that another thread may change meanwhile. The checksum of a block is computed before the device takes
+/// the block: both must be of the same bytes.
+fn write_copied(blocks: &dyn BlockAccess, offset: u64, buf: &[u8]) -> dbs_core::Result<()> {
+    let fits = offset.checked_add(buf.len() as u64).is_some_and(|end| end <= blocks.size());
+    if buf.is_empty() || !fits {
+        // Nothing is written, and what is wrong is said.
+        return blocks.write_bytes_at(offset, buf);
+    }
+    let (mut at, mut left) = (offset, buf);
+    while !left.is_empty() {
+        let (piece, rest) = left.split_at(left.len().min(PIECE - (at % PIECE as u64) as usize));
+        blocks.write_bytes_at(at, &AlignedBuf::copy_of(piece))?;
+        at += piece.len() as u64;
+        left = rest;
+    }
+    Ok(())
 }
 
 fn check_new(length: u64) -> PyResult<()> {

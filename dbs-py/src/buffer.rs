@@ -38,8 +38,8 @@ impl Bytes {
         }
         // SAFETY: the exporter keeps `length` contiguous bytes at this address, neither moved nor
         // freed until the buffer is released, which is when `self` is dropped. Another thread of
-        // the program may change them meanwhile, as with `os.pwrite`: they are only copied or
-        // given to the kernel, and whichever values are seen, each is a valid `u8`.
+        // the program may change them meanwhile, as with `os.pwrite`: they are only copied, or are
+        // `bytes`, which nobody changes, and whichever values are seen, each is a valid `u8`.
         unsafe { slice::from_raw_parts(self.buffer.buf_ptr().cast(), length) }
     }
 }

@@ -530,3 +530,28 @@ def test_asyncio(store: dbs.Store) -> None:
         assert (await opened.check()).ok
 
     asyncio.run(use())
+
+
+def test_a_buffer_that_changes_meanwhile_is_written_with_its_checksum(store: dbs.Store) -> None:
+    """Found by review: the checksum was of the bytes before, and the block could not be read."""
+    volume = store.create_volume("changing", "8MiB")
+    buffer = bytearray(4 << 20)
+    stop = threading.Event()
+
+    def change() -> None:
+        byte = 0
+        while not stop.is_set():
+            byte = (byte + 1) % 256
+            buffer[:: 4096] = bytes([byte]) * 1024
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert volume.pwrite(buffer, 512) == len(buffer)
+    finally:
+        stop.set()
+        thread.join()
+    assert len(volume.pread(8 << 20, 0)) == 8 << 20
+    with pytest.raises(dbs.Invalid):
+        volume.pwrite(bytearray(2), (8 << 20) - 1)

@@ -11,6 +11,7 @@ use dbs_frontend::{Pool, lock};
 use dbs_reactor::ublk::{Control, DeviceInfo, NewDevice, Params, block_path};
 use dbs_service::log;
 use nix::libc;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -97,9 +98,12 @@ impl Devices {
         let mut record = self.record(volume, snapshot, &new, &params)?;
         self.check_left_over(&record)?;
         let target = self.target(handle, read_only)?;
+        // Until then its number is that of nobody, or of another device.
+        let recorded = Cell::new(false);
         let device = {
             let record = &mut record;
             let added = |info: &DeviceInfo| {
+                recorded.set(true);
                 (record.id, record.queues, record.depth) = (info.id, info.queues, info.depth);
                 // From here on the next server finds it, should this one die.
                 record.save(&self.runtime_dir)
@@ -107,7 +111,9 @@ impl Devices {
             Device::start(&mut control, &new, &params, added, &mut volume::spawner(&target))
         };
         let device = device.map_err(|e| {
-            record.forget(&self.runtime_dir);
+            if recorded.get() {
+                record.forget(&self.runtime_dir);
+            }
             e.context(&doing)
         })?;
         self.relink(&mut record);

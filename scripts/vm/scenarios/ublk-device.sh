@@ -60,6 +60,10 @@ ok "dbs volume export gives the same bytes"
 
 # Attached once more: the same device. In use: it stays.
 [ "$(json .device attach v --queues 2 --depth 64)" = "$device" ] || fail "attached twice"
+# Found by review: that made the server forget the device that has the number.
+dbs --quiet volume create w 8MiB
+must_fail dbs attach w --id "${device##*/ublkb}"
+dbs --json attached | grep -q "\"$device\"" || fail "the device with the number is forgotten"
 mkfs.ext4 -q "$device"
 mkdir -p /mnt/v
 mount "$device" /mnt/v
@@ -74,7 +78,7 @@ must_fail dd if=/dev/zero of="$device" bs=4k count=1 oflag=direct
 detach v@s
 detach v
 must_fail dbs detach v
-ok "attached twice, in use, unknown: as they should be"
+ok "attached twice, in use, unknown, taken: as they should be"
 
 # works true|false: what preflight says of dbs attach; its exit code is 0 whatever it finds.
 works() {

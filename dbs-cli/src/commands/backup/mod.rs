@@ -89,9 +89,16 @@ impl Restore {
             let mut progress = |done, total| meter.update(done, total);
             let restored = restoration
                 .run(&filled, onto, &mut self.pace.work(&mut progress))
-                .map_err(|error| error.context(format!(
-                    "volume {name} is incomplete: go on with `dbs backup restore --resume`, or delete it"
-                )))?;
+                .map_err(|error| {
+                    let text = format!(
+                        "volume {name} is incomplete: go on with `dbs backup restore --resume`, or delete it"
+                    );
+                    match error.kind() {
+                        // The backup is there, and is damaged.
+                        ErrorKind::NotFound => Error::corrupt(format!("{text}: {error}")),
+                        _ => error.context(text),
+                    }
+                })?;
             drop((meter, filled));
             target.call(context, &Request::VolumeComplete { volume: name.clone() })?;
             let show = Request::VolumeShow { volume: name.clone(), usage: true };

@@ -238,7 +238,7 @@ impl Shared {
     /// Makes a replica `ERR` that takes too long; the last one may take longer.
     pub fn expire(&self, slot: Slot, waits: &Waits, now: Duration) {
         let deciding = lock(&self.deciding);
-        let alone = self.modes.now().written().without(Slots::of(slot)).is_empty();
+        let alone = self.modes.now().is_last(slot);
         let expired = self.limits().exceeded(waits, now, alone);
         let new = expired.filter(|_| self.make_err(slot));
         drop(deciding);

@@ -217,6 +217,13 @@ impl Modes {
         self.rw.or(self.wo)
     }
 
+    /// Whether without this one there is nothing to go on with: one that is being rebuilt serves nobody.
+    #[must_use]
+    pub fn is_last(self, slot: Slot) -> bool {
+        let others = if self.rw.is_empty() { self.wo } else { self.rw };
+        others.without(Slots::of(slot)).is_empty()
+    }
+
     /// Those that reads go to.
     #[must_use]
     pub fn read(self) -> Slots {

@@ -130,7 +130,7 @@ impl Controller {
     /// not known.
     ///
     /// # Errors
-    /// It is the last one, and the frontend is up.
+    /// It is the last complete one, and the frontend is up.
     pub fn delete_replica(&self, address: &str) -> Result<()> {
         let _work = self.work();
         let member = {
@@ -138,7 +138,11 @@ impl Controller {
             let place = state.members.iter().position(|member| member.target.address == address);
             let Some(place) = place else { return Ok(()) };
             let up = state.frontend.as_ref().is_some_and(|frontend| frontend.is_up());
-            if state.members.len() == 1 && up {
+            let mut complete = state.members.iter().filter(|member| member.mode == Mode::Rw);
+            // One that failed, or is being rebuilt, is nothing to go on with.
+            let last = complete.next().is_some_and(|one| one.target.address == address)
+                && complete.next().is_none();
+            if up && (last || state.members.len() == 1) {
                 return Err(Error::busy("cannot remove last replica if volume is up"));
             }
             state.members.remove(place)

@@ -121,6 +121,22 @@ fn a_replica_that_hangs_is_given_up_and_the_last_one_later() {
     }
 }
 
+/// Found by review: beside one that is being rebuilt, which serves nobody, the last complete one was given up as soon
+/// as any other.
+#[test]
+fn the_last_complete_one_gets_longer_beside_one_that_is_rebuilt() {
+    let volume = Volume::new(short_timeouts(1));
+    let (complete, rebuilt) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &complete.address(), Mode::Rw);
+    volume.add(2, &rebuilt.address(), Mode::Wo);
+    complete.behave(|header| if is(header, Type::Ping) { Do::Serve } else { Do::Silence });
+    let client = volume.client(1);
+    let begun = Instant::now();
+    refused(client.write(0, &[1; 4096]));
+    assert!(begun.elapsed() > SHORT.mul_f32(1.8), "{:?}", begun.elapsed());
+    assert_eq!(volume.faulted(1), "r/w timeout");
+}
+
 /// Others are answered all the time; this one never is.
 #[test]
 fn one_lost_request_gives_its_replica_away() {

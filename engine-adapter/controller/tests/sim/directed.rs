@@ -302,6 +302,21 @@ fn an_expansion_that_its_device_did_not_show_is_finished_by_the_next_try() {
     assert!(!controller.begin_expansion(2 * SIZE).unwrap(), "nobody is there to see it");
 }
 
+/// Found by review: beside one that had failed, or was being rebuilt, the last complete one could be removed in use.
+#[test]
+fn the_last_complete_replica_stays_while_the_volume_is_in_use() {
+    let (sim, controller, _device) = volume_with_device();
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    let remove = |replica| controller.delete_replica(&address(replica)).map_err(|e| e.kind());
+    assert_eq!(remove(0), Err(ErrorKind::Busy));
+    controller.update_replica(&address(1), Mode::Err).unwrap();
+    assert_eq!(remove(0), Err(ErrorKind::Busy));
+    assert_eq!((remove(1), remove(0)), (Ok(()), Err(ErrorKind::Busy)));
+    controller.shutdown_frontend().unwrap();
+    assert_eq!(remove(0), Ok(()));
+    nothing_violated(&sim);
+}
+
 #[test]
 fn a_volume_has_the_size_of_its_replicas_whatever_its_device_shows() {
     let (sim, controller, device) = volume_with_device();

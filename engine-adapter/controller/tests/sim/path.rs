@@ -195,10 +195,7 @@ impl World {
             .peers
             .iter()
             .filter_map(|(index, peer)| Some((Slot::new(*index)?, peer)))
-            .filter(|(slot, peer)| {
-                let alone = modes.written().without(Slots::of(*slot)).is_empty();
-                peer.silence.expired(now, DEFAULT, alone)
-            })
+            .filter(|(slot, peer)| peer.silence.expired(now, DEFAULT, modes.is_last(*slot)))
             .map(|(slot, _)| slot)
             .collect();
         for slot in expired {
