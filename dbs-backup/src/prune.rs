@@ -3,6 +3,10 @@
 //! Each rule keeps the newest backup of each of the last periods that have one. The rules do not know of each other: a
 //! backup may be the newest of its day and of its month. Periods are those of UTC.
 
+use crate::lock::Kind;
+use crate::names;
+use crate::pool::Work;
+use crate::remove::Removed;
 use crate::store::BackupStore;
 use dbs_core::{Error, ErrorKind, Result};
 use jiff::Timestamp;
@@ -106,6 +110,43 @@ impl BackupStore {
             ));
         }
         self.begin();
+        self.judge_now(volume, retention)
+    }
+
+    /// Deletes the backups that nothing keeps, of those that were judged. They are judged again while nobody creates or
+    /// deletes any: what was completed meanwhile, or is the newest by now, stays, and says why. None if nothing is left
+    /// to delete.
+    ///
+    /// # Errors
+    /// As [`BackupStore::remove_some`]. If the facts of the volume cannot be read, nothing is deleted.
+    pub fn prune(
+        &self,
+        volume: &str,
+        retention: &Retention,
+        judged: &mut [Judged],
+        work: &mut Work<'_>,
+    ) -> Result<Option<Removed>> {
+        self.begin();
+        names::check("volume", volume)?;
+        let lock = self.lock(volume, Kind::Deletion)?;
+        self.volume(volume)?;
+        let now = self.judge_now(volume, retention)?;
+        let mut doomed = Vec::new();
+        for judged in judged.iter_mut().filter(|judged| judged.kept_by.is_empty()) {
+            if let Some(now) = now.iter().find(|now| now.backup == judged.backup) {
+                judged.kept_by.clone_from(&now.kept_by);
+            }
+            if judged.kept_by.is_empty() {
+                doomed.push(judged.backup.as_str());
+            }
+        }
+        match doomed.is_empty() {
+            true => Ok(None),
+            false => self.remove_locked(volume, &doomed, &lock, work).map(Some),
+        }
+    }
+
+    fn judge_now(&self, volume: &str, retention: &Retention) -> Result<Vec<Judged>> {
         let (mut timed, mut others) = (Vec::new(), Vec::new());
         for backup in self.backups(volume)? {
             let config = match self.backup(volume, &backup) {

@@ -61,6 +61,17 @@ impl BackupStore {
         names::check("volume", volume)?;
         backups.iter().try_for_each(|backup| names::check("backup", backup))?;
         let lock = self.lock(volume, Kind::Deletion)?;
+        self.remove_locked(volume, backups, &lock, work)
+    }
+
+    /// Deletes backups while nobody creates any.
+    pub(crate) fn remove_locked(
+        &self,
+        volume: &str,
+        backups: &[&str],
+        lock: &Lock,
+        work: &mut Work<'_>,
+    ) -> Result<Removed> {
         let paths: Vec<_> =
             backups.iter().map(|backup| names::backup_config(volume, backup)).collect();
         let mut config = match self.volume(volume) {
@@ -89,7 +100,7 @@ impl BackupStore {
                 objects.remove(path)
             })
         })?;
-        let mut removed = self.collect(volume, &others, &lock, work)?;
+        let mut removed = self.collect(volume, &others, lock, work)?;
         removed.found = found;
         if removed.kept.is_none() {
             config.block_count = removed.blocks_left;

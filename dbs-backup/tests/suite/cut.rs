@@ -219,8 +219,12 @@ fn an_unfinished_backup_keeps_blocks() {
     assert_eq!((judged.len(), &*judged[0].kept_by), (1, &["in progress"][..]));
     retention.in_progress = true;
     assert!(store.judge(VOLUME, &retention).unwrap()[0].kept_by.is_empty());
-    // Created again under its name, it is complete.
+    // Created again under its name, it is complete, and what was judged before deletes nothing of it.
+    let mut judged = store.judge(VOLUME, &retention).unwrap();
     create(&store, "backup-1", &source).unwrap();
+    let mut progress = |_, _| true;
+    let pruned = store.prune(VOLUME, &retention, &mut judged, &mut Work::new(&mut progress));
+    assert_eq!((pruned.unwrap(), &*judged[0].kept_by), (None, &["last"][..]));
     assert!(store.complete_backup(VOLUME, "backup-1").is_ok());
     assert_eq!(remove(&store, "backup-1").unwrap().blocks_left, 0);
     let absent = remove(&store, "backup-1").unwrap();

@@ -145,7 +145,12 @@ impl Create {
             Ok(_) => other.name != taken.snapshot,
             Err(_) => other.name == taken.snapshot,
         };
-        for snapshot in target.access()?.snapshots(&volume)? {
+        // What became of the backup is not hidden by what becomes of snapshots.
+        let snapshots = target.access()?.snapshots(&volume).unwrap_or_else(|error| {
+            output::warn(&format!("snapshots that no backup needs are kept: {error}"));
+            Vec::new()
+        });
+        for snapshot in snapshots {
             if snapshot.labels.get(TAKEN_FOR) == Some(&place) && useless(&snapshot) {
                 let spec = SnapshotSpec { volume: volume.clone(), snapshot: snapshot.name };
                 if let Err(error) = remove(context, target, &spec) {

@@ -125,9 +125,11 @@ impl Prune {
         if !self.dry_run && doomed > 0 {
             confirm(context, &format!("Delete {}?", count(doomed)))?;
             for pruned in &mut all {
-                pruned.prune(context, &store)?;
+                pruned.prune(context, &store, &self.retention())?;
             }
         }
+        // Some may be kept by now.
+        let doomed: usize = all.iter().map(|pruned| pruned.doomed().len()).sum();
         if context.json {
             return output::print_json(&all);
         }
@@ -160,19 +162,23 @@ impl Pruned {
         doomed.map(|backup| backup.backup.as_str()).collect()
     }
 
-    fn prune(&mut self, context: &Context, store: &BackupStore) -> Result<()> {
-        let doomed = self.doomed();
-        if doomed.is_empty() {
+    fn prune(
+        &mut self,
+        context: &Context,
+        store: &BackupStore,
+        retention: &Retention,
+    ) -> Result<()> {
+        if self.doomed().is_empty() {
             return Ok(());
         }
         let mut meter = context.meter(&format!("deleting blocks of {}", self.volume), Unit::Steps);
         let mut progress = |done, total| meter.update(done, total);
-        let removed = store.remove_some(&self.volume, &doomed, &mut Work::new(&mut progress))?;
+        let mut work = Work::new(&mut progress);
+        self.removed = store.prune(&self.volume, retention, &mut self.backups, &mut work)?;
         drop(meter);
-        if let Some(why) = &removed.kept {
+        if let Some(why) = self.removed.as_ref().and_then(|removed| removed.kept.as_ref()) {
             context.note(&format!("no blocks of volume {} were deleted: {why}", self.volume));
         }
-        self.removed = Some(removed);
         Ok(())
     }
 }
