@@ -215,8 +215,11 @@ impl Geometry {
         let data = &mut geometry.regions[RegionKind::Data as usize - 1];
         let room = size.saturating_sub(BLOCK_BYTES).saturating_sub(data.offset);
         let extents = room / self.extent_bytes;
+        if size > limits::STORE_MAX_BYTES {
+            return Err(Error::invalid("a store is at most 64 TiB"));
+        }
         if extents == 0 || extents > u64::from(self.extents_max) {
-            let max = data.offset + u64::from(self.extents_max) * self.extent_bytes;
+            let max = self.max_size();
             return Err(Error::invalid(format!(
                 "the store cannot have {size} bytes: its metadata has room for at most {max} \
                  bytes; make a new store with a larger --max-size, and copy the volumes"
@@ -384,12 +387,13 @@ impl Geometry {
         self.size - BLOCK_BYTES
     }
 
-    /// Size the store can grow to.
+    /// Size the store can grow to: what its metadata has room for, and no more than any store may have.
     #[must_use]
     pub fn max_size(&self) -> u64 {
-        self.region(RegionKind::Data).offset
+        let described = self.region(RegionKind::Data).offset
             + u64::from(self.extents_max) * self.extent_bytes
-            + BLOCK_BYTES
+            + BLOCK_BYTES;
+        described.min(limits::STORE_MAX_BYTES)
     }
 }
 
@@ -447,6 +451,21 @@ mod tests {
             assert!(error.to_string().contains("has room for at most"), "{error}");
         }
         assert!(geometry.resized(2 * SIZE).unwrap().data_extents() > geometry.data_extents());
+    }
+
+    /// Found by review: a store that may grow to 64 TiB of data could grow beyond what a store may have, its
+    /// metadata included, and was never opened again.
+    #[test]
+    fn a_store_grows_no_further_than_it_can_be_opened() {
+        for extent_size in [64 << 10, 1 << 20] {
+            let max_size = Some(limits::STORE_MAX_BYTES);
+            let options = InitOptions { extent_size, max_size, ..plain() };
+            let geometry = Geometry::plan(8 << 40, &options).unwrap();
+            let most = geometry.resized(geometry.max_size()).unwrap();
+            most.validate().unwrap();
+            let error = geometry.resized(most.size + BLOCK_BYTES).unwrap_err();
+            assert!(error.to_string().contains("at most 64 TiB"), "{error}");
+        }
     }
 
     /// What a superblock may say under a good checksum.

@@ -251,6 +251,17 @@ impl Volume {
         Ok(())
     }
 
+    /// Whether blocks lie in the volume, by who holds them or is about to: since the request for them was
+    /// checked the volume may have shrunk. Entries behind its end are given up without asking who writes.
+    fn check_inside(&self, meta: &Meta, blocks: &Range<u64>) -> Result<()> {
+        let size = meta.snapshot(self.source(meta)).size;
+        if blocks.end > size.div_ceil(BLOCK_BYTES) {
+            let length = (blocks.end - blocks.start) * BLOCK_BYTES;
+            return Err(outside(blocks.start * BLOCK_BYTES, length, size, self.spec()));
+        }
+        Ok(())
+    }
+
     fn check_writable(&self, offset: u64, length: u64) -> Result<()> {
         self.check_unlocked()?;
         self.check_range(offset, length)

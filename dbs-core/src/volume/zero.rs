@@ -89,6 +89,7 @@ impl Volume {
     fn zero_step(&self, blocks: Range<u64>, end: u64, must: bool) -> Result<(u64, bool)> {
         let (store, volume) = (self.store(), self.handle.volume);
         let _hold = store.hold(volume, blocks.clone(), true);
+        self.check_inside(&store.shared(), &blocks)?;
         let partial = blocks.end * BLOCK_BYTES > end && self.size() != end;
         let to = blocks.end - u64::from(partial);
         let zeroed = store.step(|meta| meta.zero_blocks(volume, blocks.start..to, must));
@@ -132,6 +133,7 @@ fn block_parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 mod tests {
     use super::*;
     use crate::store::{InitOptions, OpenOptions, Store};
+    use crate::volume::Request;
 
     const END: u64 = 3 * BLOCK_BYTES + 512;
 
@@ -163,5 +165,37 @@ mod tests {
         volume.read_at(0, &mut found).unwrap();
         assert!(found[..END as usize].iter().all(|byte| *byte == 0));
         assert_eq!(found[END as usize..][..512], [2; 512]);
+    }
+
+    /// Found by review: a write was checked before the volume shrank and planned afterwards. A discard up to the
+    /// end took its extent, as behind the end there is nothing, and the write's end recorded data in an
+    /// extent that was free, or another volume's: the store did not open any more.
+    #[test]
+    fn what_was_checked_before_a_volume_shrank_is_refused_behind_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options =
+            InitOptions { size: Some(64 << 20), extent_size: 64 << 10, ..InitOptions::default() };
+        Store::init(&path, &options).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        store.create_volume("v", 10 * BLOCK_BYTES).unwrap();
+        let volume = store.volume("v").unwrap();
+        volume.write_at(0, &[1; 10 * BLOCK_BYTES as usize], false).unwrap();
+        store.resize_volume("v", 5 * BLOCK_BYTES).unwrap();
+        let refused = |outcome: Result<()>| {
+            let error = outcome.unwrap_err();
+            assert!(error.to_string().contains("outside `v` of 20480 bytes"), "{error}");
+        };
+        let mut request = Request::new();
+        refused(volume.wait_write(7..8, &mut request));
+        volume.wait_hold(7..8, true, &mut request);
+        refused(volume.plan_held(7..8, &mut request));
+        refused(volume.zero_step(4..8, 8 * BLOCK_BYTES, true).map(drop));
+        volume.wait_write(4..5, &mut request).unwrap();
+        request.cancel();
+        volume.discard(0, 5 * BLOCK_BYTES).unwrap();
+        drop((request, volume));
+        store.close().unwrap();
+        Store::open(&path, &OpenOptions::default()).unwrap();
     }
 }

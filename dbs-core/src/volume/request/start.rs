@@ -140,11 +140,13 @@ impl Volume {
         let overwrites = {
             let meta = self.store().shared();
             self.store().check_sound()?;
+            self.check_inside(&meta, &blocks)?;
             self.try_overwrite(&meta, blocks.clone(), Who::Waiting, request)
         };
         let started = overwrites || {
             let mut meta = self.store().meta();
             self.store().check_sound()?;
+            self.check_inside(&meta, &blocks)?;
             self.try_write(&mut meta, blocks.clone(), Who::Waiting, request)?
         };
         if started {
@@ -178,6 +180,7 @@ impl Volume {
         let writes = &mut request.writes;
         let length = (blocks.end - blocks.start) * BLOCK_BYTES;
         let step = self.store().step(|meta| {
+            self.check_inside(meta, &blocks)?;
             meta.plan_write(volume, blocks.clone(), writes)?;
             meta.count_write(volume, length);
             Ok(())
