@@ -197,6 +197,12 @@ impl Volume {
         Ok(ranges.into_clipped(offset, reached - offset))
     }
 
+    /// The volume's number in its store; another volume has it once this one is deleted.
+    #[must_use]
+    pub fn id(&self) -> VolumeId {
+        self.handle.volume
+    }
+
     /// Volume and snapshot it is of.
     pub(crate) fn ids(&self) -> (VolumeId, Option<SnapshotId>) {
         (self.handle.volume, self.handle.snapshot)

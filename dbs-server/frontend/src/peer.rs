@@ -41,8 +41,9 @@ pub trait Protocol {
         &[]
     }
 
-    /// No more requests are taken, though the client has not taken its leave; if the connection is lost,
-    /// no replies reach it either.
+    /// No more requests are taken, though the client has not taken its leave; if the client is lost, it waits
+    /// for no replies either. It may ask for the same again on another connection, and then for newer
+    /// things, so that what nobody has begun should not be done any more.
     fn ended(&self, lost: bool) {
         let _ = lost;
     }
@@ -346,6 +347,15 @@ impl<P: Protocol> Peer<P> {
             incoming.buf = buf;
         }
         self.payload_received(ready);
+    }
+
+    /// The client is gone without having taken its leave.
+    pub fn lose(&mut self) {
+        // An end that the server has begun is not the client's.
+        if !self.ended {
+            self.protocol.ended(true);
+        }
+        self.end();
     }
 
     /// Takes no more requests. Half a write is no write.

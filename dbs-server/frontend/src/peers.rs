@@ -138,7 +138,7 @@ impl<P: Protocol> Peers<P> {
                     Ok(data) if !data.is_empty() => peer.take(data, io.buffers(), &mut ready),
                     // A client that goes away is no error.
                     _ => {
-                        peer.end();
+                        peer.lose();
                         Ok(())
                     }
                 }
@@ -147,7 +147,7 @@ impl<P: Protocol> Peers<P> {
                 peer.receiving = false;
                 match result {
                     Ok(()) => peer.payload_filled(buf, &mut ready),
-                    Err(_) => peer.end(),
+                    Err(_) => peer.lose(),
                 }
                 Ok(())
             }
@@ -303,7 +303,7 @@ impl<P: Protocol> Peers<P> {
             if peer.is_full() {
                 waiting = true;
                 if io.has_hung_up(peer.socket) {
-                    peer.protocol.ended(false);
+                    peer.protocol.ended(true);
                 }
             }
             let Some(since) = peer.out.since() else { continue };
@@ -314,6 +314,15 @@ impl<P: Protocol> Peers<P> {
         }
         self.ticking = waiting;
         io.wake_at(waiting.then(|| Instant::now() + TICK));
+    }
+
+    /// Looks which clients are gone, also of those that are not heard because they have asked for too much.
+    pub fn look(&mut self, io: &mut Io) {
+        for (_, peer) in self.peers.iter() {
+            if !peer.ended && io.has_hung_up(peer.socket) {
+                peer.protocol.ended(true);
+            }
+        }
     }
 
     fn touch(&mut self, number: u32) {

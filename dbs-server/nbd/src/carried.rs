@@ -317,6 +317,10 @@ impl Front for Clients {
             Message::Stop => self.peers.end(io, false, |_| true),
             Message::Abort => self.peers.end(io, true, |_| true),
             Message::Kick(id) => self.peers.end(io, true, |client| client.known.peer.id == id),
+            Message::Look(seen) => {
+                self.peers.look(io);
+                drop(seen);
+            }
             // Its end is the reactor's to tell; no worker has anything to say.
             Message::End
             | Message::Reply { .. }

@@ -1,16 +1,18 @@
 //! What all threads of a server know of a client.
 
 use super::export::Peer;
-use super::session::Operation;
+use super::session::{Operation, Session};
+use dbs_core::units::VolumeId;
+use dbs_core::volume::Volume;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Its requests are carried out.
 const SERVED: u8 = 0;
-/// It sends no more requests, without having taken its leave; what is short is still answered.
+/// The server ends the connection; what is short is still answered.
 const ENDING: u8 = 1;
-/// No reply reaches it any more.
+/// It is gone, and waits for no reply.
 const LOST: u8 = 2;
 
 /// A client.
@@ -20,10 +22,19 @@ pub(crate) struct Known {
     pub peer: Peer,
     /// When it connected, since the Unix epoch.
     since: Duration,
-    /// The export it uses, and whether only for reading, once it has chosen one.
-    export: OnceLock<(String, bool)>,
+    /// The export it uses, once it has chosen one.
+    export: OnceLock<Used>,
     end: AtomicU8,
     counts: Counts,
+}
+
+/// What a client uses.
+#[derive(Debug)]
+struct Used {
+    name: String,
+    read_only: bool,
+    /// The volume behind the name, if there is one.
+    volume: Option<VolumeId>,
 }
 
 /// What a client has asked for, counted by its reactor alone.
@@ -69,9 +80,31 @@ impl Known {
         Self { peer, since, ..Self::default() }
     }
 
-    /// It uses this export from now on.
-    pub fn uses(&self, export: String, read_only: bool) {
-        self.export.get_or_init(|| (export, read_only));
+    /// It uses the export of this session from now on.
+    pub fn uses(&self, session: &Session) {
+        self.export.get_or_init(|| Used {
+            name: session.name(),
+            read_only: session.read_only(),
+            volume: session.volume().map(Volume::id),
+        });
+    }
+
+    /// Whether both may write the same.
+    pub fn writes_what(&self, other: &Self) -> bool {
+        match (self.export.get(), other.export.get()) {
+            (Some(one), Some(two)) if !one.read_only && !two.read_only => {
+                match (one.volume, two.volume) {
+                    (Some(one), Some(two)) => one == two,
+                    _ => one.name == two.name,
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it is gone, or is to go.
+    pub fn has_ended(&self) -> bool {
+        self.end.load(Relaxed) != SERVED
     }
 
     /// Its connection is to end.
@@ -115,8 +148,8 @@ impl Known {
             id: self.peer.id,
             peer: self.peer.address.clone(),
             who: self.peer.to_string(),
-            export: export.map(|(name, _)| name.clone()),
-            read_only: export.is_some_and(|(_, read_only)| *read_only),
+            export: export.map(|used| used.name.clone()),
+            read_only: export.is_some_and(|used| used.read_only),
             since_ns: u64::try_from(self.since.as_nanos()).unwrap_or(u64::MAX),
             reads: counts.reads.load(Relaxed),
             read_bytes: counts.read_bytes.load(Relaxed),

@@ -162,6 +162,8 @@ impl ServerHandle {
         }
         let registry = lock(&shared.registry);
         registry.shutdown(Shutdown::Read);
+        // Whoever waits for requests of others finds that the server stops.
+        shared.gone.notify_all();
         shared.tell_reactors(|| Message::Stop);
         let waited = shared
             .gone

@@ -17,7 +17,8 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ const REFUSALS_MAX: usize = 64;
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Rest after an accept that failed, for lack of descriptors mostly.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How long a client waits for requests of one that is gone, until it is told to come again.
+const GONE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What other threads tell a reactor.
 pub(super) enum Message {
@@ -46,6 +49,8 @@ pub(super) enum Message {
     Abort,
     /// That of this client does.
     Kick(u64),
+    /// Look whose client is gone; whoever waits for that sees the sender dropped.
+    Look(Sender<()>),
     /// All connections are gone: end.
     End,
 }
@@ -237,13 +242,12 @@ impl Shared {
 
     fn hand_over(&self, id: u64, connection: Connection, session: Session) -> io::Result<()> {
         let stopping = || io::Error::other("the NBD server is stopping");
-        let mut registry = lock(&self.registry);
+        let mut registry = self.without_the_gone(id, &session)?;
         // Under the lock: whoever stops the server finds the socket here or with its reactor.
         if self.is_stopping() {
             return Err(stopping());
         }
         let client = registry.clients.get_mut(&id).ok_or_else(stopping)?;
-        client.known.uses(session.name(), session.read_only());
         client.socket = None;
         let known = Arc::clone(&client.known);
         let (socket, tls, received) = connection.into_parts()?;
@@ -253,6 +257,43 @@ impl Shared {
         let reactor = reactors.get(id as usize % reactors.len().max(1)).ok_or_else(stopping)?;
         reactor(Message::Adopt(Box::new(adopted)));
         Ok(())
+    }
+
+    /// Waits until nothing is left of what clients that are gone asked this client's export for. Who has lost a
+    /// connection asks for the same on the next one, and then for something newer: an old request that
+    /// came last would undo that.
+    fn without_the_gone(&self, id: u64, session: &Session) -> io::Result<MutexGuard<'_, Registry>> {
+        let registry = lock(&self.registry);
+        let Some(known) = registry.clients.get(&id).map(|client| Arc::clone(&client.known)) else {
+            return Ok(registry);
+        };
+        known.uses(session);
+        let others = |registry: &Registry, gone: bool| {
+            registry.clients.iter().any(|(other, client)| {
+                *other != id
+                    && client.known.writes_what(&known)
+                    && (!gone || client.known.has_ended())
+            })
+        };
+        if !others(&registry, false) {
+            return Ok(registry);
+        }
+        drop(registry);
+        let (seen, all_seen) = mpsc::channel();
+        self.tell_reactors(|| Message::Look(seen.clone()));
+        drop(seen);
+        // Nothing is sent; it ends when the last reactor has looked.
+        let _ = all_seen.recv_timeout(GONE_PATIENCE);
+        let left = |registry: &mut Registry| !self.is_stopping() && others(registry, true);
+        let (registry, timeout) = self
+            .gone
+            .wait_timeout_while(lock(&self.registry), GONE_PATIENCE, left)
+            .unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            let message = "requests of a client that is gone are still under way; connect again";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+        }
+        Ok(registry)
     }
 
     pub(super) fn tell_reactors(&self, message: impl Fn() -> Message) {

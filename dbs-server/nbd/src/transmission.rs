@@ -335,6 +335,10 @@ impl Handler for Transmission {
             Message::Stop => self.peers.end(io, false, |_| true),
             Message::Abort => self.peers.end(io, true, |_| true),
             Message::Kick(id) => self.peers.end(io, true, |client| client.known.peer.id == id),
+            Message::Look(seen) => {
+                self.peers.look(io);
+                drop(seen);
+            }
             Message::End => io.stop(),
         }
     }

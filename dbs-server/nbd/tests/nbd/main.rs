@@ -6,6 +6,7 @@ mod support;
 mod drivers;
 mod hostile;
 mod pure;
+mod reconnect;
 mod server;
 mod store;
 mod tools;
