@@ -87,6 +87,8 @@ pub enum Bug {
     AnswerAmidFlush,
     /// A flush that a reactor does is taken for a success though it failed.
     IgnoreFlushFailure,
+    /// The tail is kept when a flush has failed.
+    KeepTailAfterFailure,
     /// A reactor flushes the storage, and no more, though there is something to commit.
     FlushUncommitted,
     /// A block of the journal that cannot be read is one that nothing is in.
@@ -107,7 +109,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 50] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -149,6 +151,7 @@ impl Bug {
         Self::ShareRunningFlush,
         Self::AnswerAmidFlush,
         Self::IgnoreFlushFailure,
+        Self::KeepTailAfterFailure,
         Self::FlushUncommitted,
         Self::PassOverUnreadable,
         Self::HealOpensPage,

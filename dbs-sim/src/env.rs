@@ -1,10 +1,11 @@
 //! Clock, randomness, boots and the tail of a simulated machine.
 
+use crate::disk::SimDisk;
 use crate::lock;
 use dbs_core::io::TailMemory;
 use dbs_core::store::Env;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Size of a tail: more than a group of the small journals takes, and less than real ones, which cost
 /// more to make than all that is written to them.
@@ -69,14 +70,15 @@ struct Shared {
 }
 
 impl TailPlace {
-    /// The tail, as the last process left it or empty.
+    /// The tail, as the last process left it or empty. A process that this disk stops is dead, whatever it still does.
     #[must_use]
-    pub fn attach(&self) -> Box<dyn TailMemory> {
+    pub fn attach(&self, disk: &Arc<SimDisk>) -> Box<dyn TailMemory> {
         let mut shared = lock(&self.shared);
         shared.killed = false;
         shared.attached = true;
         let memory = shared.memory.take().unwrap_or_else(|| vec![0; TAIL_BYTES]);
-        Box::new(SimTail { memory: Some(memory), unreal: None, place: self.clone() })
+        let (disk, place) = (Arc::downgrade(disk), self.clone());
+        Box::new(SimTail { memory: Some(memory), unreal: None, disk, place })
     }
 
     /// The process ends now; call before dropping its store.
@@ -117,20 +119,29 @@ struct SimTail {
     memory: Option<Vec<u8>>,
     /// What is written to by a process that is dead: its threads end a little later.
     unreal: Option<Vec<u8>>,
+    disk: Weak<SimDisk>,
     place: TailPlace,
+}
+
+impl SimTail {
+    fn is_dead(&self) -> bool {
+        let stopped = self.disk.upgrade().is_some_and(|disk| disk.stopped());
+        stopped || lock(&self.place.shared).killed
+    }
 }
 
 impl TailMemory for SimTail {
     fn bytes_mut(&mut self) -> &mut [u8] {
+        let is_dead = self.is_dead();
         let memory = self.memory.get_or_insert_with(|| vec![0; TAIL_BYTES]);
-        match lock(&self.place.shared).killed {
+        match is_dead {
             true => self.unreal.get_or_insert_with(|| memory.clone()),
             false => memory,
         }
     }
 
     fn remove(&mut self) {
-        if !lock(&self.place.shared).killed {
+        if !self.is_dead() {
             self.memory = None;
         }
     }

@@ -271,7 +271,8 @@ impl Machine {
         match fate {
             Fate::KillAt(_) if died => return self.end(End::Killed, outcomes, rng),
             Fate::PowerLossAt(_) if died => return self.end(End::PowerLost, outcomes, rng),
-            // A failed flush leaves the cache unknown: only a power loss shows what it lost.
+            // A failed flush leaves the cache unknown: a power loss shows what it lost, and so does a disk
+            // that does not keep it in memory.
             Fate::EioAt(_) | Fate::RefusedAt(_)
                 if self.hit && failed != Some(ErrorKind::NoSpace) =>
             {
@@ -282,7 +283,8 @@ impl Machine {
                     Err(error) if fate.explains(&error) => outcomes.clone(),
                     Err(error) => return Err(format!("flush after an error: {error}")),
                 };
-                return self.end(End::PowerLost, &outcomes, rng);
+                let end = if rng.bool() { End::PowerLost } else { End::FlushLost };
+                return self.end(end, &outcomes, rng);
             }
             Fate::ReadEioAt(_) | Fate::EnospcFrom(_) | Fate::RefusedAt(_) if failed.is_some() => {
                 self.disk.arm(Faults::default());
@@ -319,7 +321,8 @@ impl Machine {
     fn adopt(&mut self, outcomes: &Outcomes, index: usize, found: &Found, end: End) {
         self.model = outcomes.model(index).clone();
         let exact = end == End::Killed && outcomes.certain();
-        verify::adopt(&mut self.model, found, end == End::PowerLost, exact);
+        let durable = matches!(end, End::PowerLost | End::FlushLost);
+        verify::adopt(&mut self.model, found, durable, exact);
     }
 
     fn fill(&mut self, vol: u8, step: &Step) -> Result<(), String> {
@@ -393,9 +396,12 @@ impl Machine {
             self.disk = Arc::new(self.disk.crash_image(rng, mode));
             self.env.reboot();
         }
+        if end == End::FlushLost {
+            self.disk.forget_lost();
+        }
         let Some(tail) = &self.tail else { return Ok(()) };
         let last = tail.copy_if(rng.u8(0..8) == 0 || end == End::TailLost);
-        if end != End::Killed {
+        if matches!(end, End::PowerLost | End::TailLost) {
             tail.lose();
             // Some tmpfs is none, and keeps an old tail over the boot.
             if rng.u8(0..4) == 0 {
@@ -452,7 +458,7 @@ impl Machine {
     }
 
     fn open(&mut self) -> Result<(), Error> {
-        let tail = self.tail.as_ref().map(TailPlace::attach);
+        let tail = self.tail.as_ref().map(|tail| tail.attach(&self.disk));
         self.open_with(tail)
     }
 

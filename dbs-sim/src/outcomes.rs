@@ -21,6 +21,8 @@ pub enum End {
     Killed,
     /// The process died and its tail was lost; the disk kept all.
     TailLost,
+    /// The process died after a flush may have failed; what the flush lost is gone.
+    FlushLost,
     /// The machine went down.
     PowerLost,
 }
@@ -76,7 +78,7 @@ impl Outcomes {
     /// How it differs from all of them.
     pub fn compare(&self, store: &Store, end: End) -> Result<(usize, Found), String> {
         match (&self.in_flight, end) {
-            (_, End::PowerLost | End::TailLost) => {
+            (_, End::PowerLost | End::TailLost | End::FlushLost) => {
                 let models: Vec<_> = self.models.iter().collect();
                 verify::compare(store, &models, Allow::Older)
             }

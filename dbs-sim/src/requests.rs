@@ -86,7 +86,7 @@ fn told(error: dbs_core::Error) -> String {
 /// With a tail or without, as the seed says.
 fn open(disk: &Arc<SimDisk>, place: &TailPlace, seed: u64) -> Result<Store, String> {
     let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
-    let tail = (!seed.is_multiple_of(3)).then(|| place.attach());
+    let tail = (!seed.is_multiple_of(3)).then(|| place.attach(disk));
     Store::open_on(storage, tail, Arc::new(SimEnv::new(seed)), false)
         .map(image::given)
         .map_err(told)

@@ -96,7 +96,7 @@ impl Machine {
         let (env, disk) = (SimEnv::new(seed), Arc::new(SimDisk::new(Medium::file(size), seed)));
         Store::init_on(&*disk, &init, &env)?;
         let (storage, place) = (Arc::clone(&disk) as Arc<dyn Storage>, TailPlace::default());
-        let store = Store::open_on(storage, Some(place.attach()), Arc::new(env), false)?;
+        let store = Store::open_on(storage, Some(place.attach(&disk)), Arc::new(env), false)?;
         disk.set_atomic_from(store.info().metadata);
         store.create_volume("v", 1 << 20)?;
         let volume = store.volume("v")?;

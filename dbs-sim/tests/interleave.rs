@@ -106,7 +106,7 @@ struct Bench {
 impl Bench {
     fn open(disk: &Arc<SimDisk>, place: Option<&TailPlace>) -> Store {
         let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
-        let tail = place.map(TailPlace::attach);
+        let tail = place.map(|place| place.attach(disk));
         image::given(Store::open_on(storage, tail, Arc::new(SimEnv::new(1)), false).unwrap())
     }
 }

@@ -249,7 +249,7 @@ fn storage(checksums: bool, with_tail: bool) -> (Arc<SimDisk>, TailPlace, Store)
     };
     Store::init_on(&*disk, &options, &*env).unwrap();
     let tail = TailPlace::default();
-    let store = open(Arc::clone(&disk), with_tail.then(|| tail.attach()));
+    let store = open(Arc::clone(&disk), with_tail.then(|| tail.attach(&disk)));
     disk.set_atomic_from(store.info().metadata);
     (disk, tail, store)
 }
@@ -343,7 +343,8 @@ fn after_kill(shared: Shared, disk: Arc<SimDisk>, tail: TailPlace, with_tail: bo
     drop(shared);
     assert!(!tail.attached(), "the store lives on");
     disk.revive();
-    let store = open(disk, with_tail.then(|| tail.attach()));
+    let tail = with_tail.then(|| tail.attach(&disk));
+    let store = open(disk, tail);
     for volume in 0..WRITERS {
         let found = read_all(&store, &format!("w{volume}"), volume);
         for (block, (found, wanted)) in found.iter().zip(&wanted[volume as usize]).enumerate() {

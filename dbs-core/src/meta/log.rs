@@ -134,6 +134,14 @@ impl Log {
         self.tail.as_mut().is_some_and(Tail::take_lost)
     }
 
+    /// Removes the tail: what it holds is acknowledged no more, nor is what rests on it.
+    pub fn give_tail_up(&mut self) {
+        if let Some(tail) = self.tail.take() {
+            self.untailed = self.next;
+            tail.remove();
+        }
+    }
+
     /// Gives the tail up, at an orderly close.
     pub fn take_tail(&mut self) -> Option<Tail> {
         self.tail.take()

@@ -126,10 +126,9 @@ impl Tail {
         self.used = 0;
     }
 
-    /// The store is closed in good order.
+    /// The store is closed in good order, or nobody knows any more what is stored of what its records point to.
     pub fn remove(mut self) {
-        self.memory.bytes_mut()[..8].fill(0);
-        self.memory.remove();
+        forget(&mut *self.memory);
     }
 
     fn reset_half(&mut self, which: u64, group: u64) {
@@ -138,6 +137,12 @@ impl Tail {
         compiler_fence(Ordering::SeqCst);
         half[..8].copy_from_slice(&group.to_le_bytes());
     }
+}
+
+/// Makes the memory no tail of any store, and removes its file.
+pub fn forget(memory: &mut dyn TailMemory) {
+    memory.bytes_mut()[..8].fill(0);
+    memory.remove();
 }
 
 /// The records a tail holds beyond the last durable group, oldest first; `None` if the memory is

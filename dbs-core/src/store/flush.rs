@@ -54,6 +54,7 @@ impl Flush {
     pub fn finish(mut self, outcome: io::Result<()>) -> Result<()> {
         self.running = false;
         let outcome = if sabotage::is(Bug::IgnoreFlushFailure) { Ok(()) } else { outcome };
+        let outcome = self.inner.outcome_of_flush(outcome);
         let flushed = outcome.map_err(|error| self.inner.poison_by(Error::io(error, FAILED)));
         self.inner.end_flush(self.covers, flushed.is_ok());
         flushed
@@ -64,6 +65,7 @@ impl Drop for Flush {
     fn drop(&mut self) {
         if self.running {
             self.inner.poison("a flush was dropped before it ended");
+            self.inner.give_tail_up();
             self.inner.flushes.end(None);
         }
     }
@@ -103,7 +105,25 @@ impl Inner {
 
     /// Makes durable what was written before this call. Calls made while one runs share the next.
     pub(super) fn flush_storage(&self) -> Result<()> {
-        self.flush_together(|| self.storage.flush())
+        self.flush_together(|| self.flush_device())
+    }
+
+    /// Flushes the storage for who has the turn.
+    pub(super) fn flush_device(&self) -> io::Result<()> {
+        self.outcome_of_flush(self.storage.flush())
+    }
+
+    /// After a failure nobody knows what is stored of what was written before. The kernel tells of it once: the
+    /// next process would flush without an error, replay the tail, and show as data what a block had held
+    /// before it was written.
+    fn outcome_of_flush(&self, outcome: io::Result<()>) -> io::Result<()> {
+        outcome.inspect_err(|_| self.give_tail_up())
+    }
+
+    fn give_tail_up(&self) {
+        if !sabotage::is(Bug::KeepTailAfterFailure) {
+            self.meta().log.give_tail_up();
+        }
     }
 
     fn flush_together(&self, flush: impl FnOnce() -> io::Result<()>) -> Result<()> {

@@ -11,6 +11,7 @@ use crate::io::env::SystemEnv;
 use crate::io::{Storage, TailMemory, WriteRequest, open as drivers, tail as tails};
 use crate::meta::commit::WriteBack;
 use crate::meta::tail::{self, Tail, TailKey};
+use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -140,7 +141,15 @@ impl Store {
         }
         if !read_only {
             // What a killed predecessor wrote without flushing is read below as if durable.
-            storage.flush().map_err(|error| Error::io(error, "flush failed"))?;
+            storage.flush().map_err(|error| {
+                // What the tail's records point to may be what was not stored, and the next process is not told.
+                if let Some(memory) = tail.as_deref_mut()
+                    && !sabotage::is(Bug::KeepTailAfterFailure)
+                {
+                    tail::forget(memory);
+                }
+                Error::io(error, "flush failed")
+            })?;
         }
         let load = if read_only { recover::load_to_read } else { recover::load };
         let mut loader = load(&*storage, &superblock)?;
@@ -390,7 +399,7 @@ impl Inner {
         let missing = self.last_copy_missing.load(Ordering::Relaxed)
             && last == superblock.geometry.superblock_last();
         self.flushing("writing the superblock failed", || {
-            write_copies(&*self.storage, &new, !missing)
+            write_copies(&*self.storage, &new, !missing, &|| self.flush_device())
         })?;
         *superblock = new;
         let missing = missing && !self.write_copy(&new, last)?;
@@ -404,7 +413,7 @@ pub(super) fn write_superblock(
     storage: &dyn Storage,
     superblock: &Superblock,
 ) -> std::io::Result<()> {
-    write_copies(storage, superblock, true)
+    write_copies(storage, superblock, true, &|| storage.flush())
 }
 
 /// As [`write_superblock`], or without the last copy: each of the other two is enough.
@@ -412,6 +421,7 @@ fn write_copies(
     storage: &dyn Storage,
     superblock: &Superblock,
     with_last: bool,
+    flush: &dyn Fn() -> std::io::Result<()>,
 ) -> std::io::Result<()> {
     let last = superblock.geometry.superblock_last();
     let early = [SUPERBLOCK_SECOND, last];
@@ -420,7 +430,7 @@ fn write_copies(
         let writes: Vec<_> =
             blocks.iter().map(|(offset, buf)| WriteRequest { offset: *offset, buf }).collect();
         storage.write_many(&writes)?;
-        storage.flush()?;
+        flush()?;
     }
     Ok(())
 }

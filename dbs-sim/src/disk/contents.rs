@@ -118,6 +118,11 @@ impl Contents {
         }
     }
 
+    /// What a flush lost reads as what is stored: nothing keeps it in memory any more.
+    pub(super) fn forget_lost(&mut self) {
+        self.cache.retain(|_, cached| !cached.pieces.is_empty());
+    }
+
     pub(super) fn is_hole(&self, index: u64) -> bool {
         !self.cache.contains_key(&index) && self.durable.is_hole(index)
     }

@@ -119,6 +119,11 @@ impl SimDisk {
         lock(&self.state).contents.medium.atomic_from = offset;
     }
 
+    /// From now on what failed flushes have lost reads as what is stored.
+    pub fn forget_lost(&self) {
+        lock(&self.state).contents.forget_lost();
+    }
+
     /// Plans faults, counted from now; replaces an earlier plan and its captures.
     pub fn arm(&self, faults: Faults) {
         let mut state = lock(&self.state);

@@ -36,7 +36,7 @@ fn bench_with(checksums: bool) -> Bench {
     let hooked = Hooked::new(&disk);
     let place = TailPlace::default();
     let storage: Arc<dyn Storage> = Arc::clone(&hooked) as _;
-    let store = Store::open_on(storage, Some(place.attach()), env, false).unwrap();
+    let store = Store::open_on(storage, Some(place.attach(&disk)), env, false).unwrap();
     disk.set_atomic_from(store.info().metadata);
     Bench { disk, hooked, store, _place: place }
 }

@@ -2,6 +2,7 @@
 
 use crate::hooked::Hooked;
 use dbs_core::io::Storage;
+use dbs_core::store::StartFlush;
 use dbs_core::{ErrorKind, Store};
 use dbs_sim::outcomes::{End, Outcomes};
 use dbs_sim::perform::perform;
@@ -152,7 +153,7 @@ fn a_tail_that_is_gone_is_missed_whatever_the_session_did() {
     let disk = closed(&env);
     for writes in [false, true] {
         let place = TailPlace::default();
-        let tail = Some(place.attach());
+        let tail = Some(place.attach(&disk));
         let store = Store::open_on(Arc::clone(&disk) as _, tail, Arc::clone(&env) as _, false)
             .map(dbs_sim::image::given);
         let store = store.unwrap();
@@ -258,4 +259,81 @@ fn a_flush_that_the_device_forgets_is_made_up_for_by_the_next() {
     }
     println!("{flushes} flushes forgotten: {refused} images refused, {opened} opened");
     assert!(flushes > 12 && refused > 0 && opened > 0);
+}
+
+/// Where a flush fails whose failure the kernel tells once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FailedFlush {
+    /// In a commit.
+    Commit,
+    /// In a flush that a reactor does.
+    Reactor,
+    /// In the flush that the next process begins with.
+    NextOpen,
+}
+
+/// Found by review: a flush that fails loses data that the tail's records point to, and its failure is told once. The
+/// next process in this boot flushed without an error and replayed the tail: it mapped blocks that were
+/// never stored, and showed what they had held before, another volume's bytes among them.
+#[test]
+fn a_tail_does_not_outlive_a_flush_that_failed() {
+    for at in [FailedFlush::Commit, FailedFlush::Reactor, FailedFlush::NextOpen] {
+        let env = Arc::new(SimEnv::new(1));
+        let medium = Medium { garbage: true, ..Medium::file(SIZE) };
+        let disk = Arc::new(SimDisk::new(medium, 1));
+        let init = dbs_core::InitOptions { checksums: false, ..dbs_sim::Config::small(1).init };
+        Store::init_on(&*disk, &init, &*env).unwrap();
+        let place = TailPlace::default();
+        let with_tail = || {
+            let tail = Some(place.attach(&disk));
+            Store::open_on(Arc::clone(&disk) as _, tail, Arc::clone(&env) as _, false)
+        };
+        let store = with_tail().unwrap();
+        store.create_volume("v", 1 << 20).unwrap();
+        let volume = store.volume("v").unwrap();
+        volume.write_at(0, &[1; 4 * BLOCK], true).unwrap();
+        let eio = || Faults { eio_at: Some(1), ..Faults::default() };
+        let write_all = || volume.write_at(0, &[2; 1 << 20], false).unwrap();
+        match at {
+            FailedFlush::Commit => {
+                write_all();
+                disk.arm(eio());
+                assert!(volume.flush().is_err());
+                assert!(
+                    volume.write_at(0, &[3; BLOCK], false).is_err(),
+                    "it rests on what is gone"
+                );
+            }
+            FailedFlush::Reactor => {
+                let (mut asked, wake) = (Default::default(), Arc::new(|| {}));
+                let start = volume.start_flush(&mut asked, &(wake as _)).unwrap();
+                let StartFlush::Io(flush) = start else { panic!("there is something to commit") };
+                write_all();
+                disk.arm(eio());
+                assert!(flush.finish(disk.flush()).is_err());
+            }
+            FailedFlush::NextOpen => write_all(),
+        }
+        disk.stop();
+        place.kill();
+        drop((volume, store));
+        disk.revive();
+        if at == FailedFlush::NextOpen {
+            disk.arm(eio());
+            assert!(with_tail().is_err());
+        }
+        disk.arm(Faults::default());
+        disk.forget_lost();
+        let store = with_tail().unwrap();
+        for block in 0..(1 << 20) / BLOCK {
+            let mut found = [0; BLOCK];
+            let read = store.volume("v").unwrap();
+            read.read_at((block * BLOCK) as u64, &mut found).unwrap();
+            let first = if block < 4 { 1 } else { 0 };
+            let right = [first, 2].map(|byte| [byte; BLOCK]).contains(&found);
+            assert!(right, "{at:?}: block {block} holds what nobody wrote");
+        }
+        let warnings = store.info().warnings;
+        assert!(warnings.iter().any(|text| text.contains("its tail is gone")), "{warnings:?}");
+    }
 }

@@ -25,7 +25,7 @@ fn options(volumes: u32) -> InitOptions {
 fn open(disk: &Arc<SimDisk>, tail: Option<&TailPlace>, env: &Arc<SimEnv>) -> Store {
     let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
     let env: Arc<dyn Env> = Arc::clone(env) as _;
-    Store::open_on(storage, tail.map(TailPlace::attach), env, false).unwrap()
+    Store::open_on(storage, tail.map(|tail| tail.attach(disk)), env, false).unwrap()
 }
 
 /// Writes block after block, counting each write after it was acknowledged, with a flush now and
