@@ -221,6 +221,12 @@ impl Loader {
         self.durable_marks = self.marks;
     }
 
+    /// Whether all groups up to the last one are there that are needed: what a tail holds builds on them.
+    pub fn is_complete(&self) -> bool {
+        let lost = self.unread.groups.map(|(first, _)| first);
+        lost.is_none_or(|first| first > self.durable)
+    }
+
     /// Applies what a tail held beyond the last group.
     pub fn replay_tail(&mut self, batches: Vec<Vec<u8>>) {
         for batch in &batches {

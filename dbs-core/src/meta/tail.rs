@@ -163,7 +163,8 @@ pub fn replay(memory: &mut dyn TailMemory, key: &TailKey, durable: u64) -> Optio
         let half = half_mut(bytes, group);
         let found = u64::from_le_bytes(half[..8].try_into().ok()?);
         if found != group && !sabotage::is(Bug::ReplayStaleTail) {
-            continue;
+            // What a later half holds builds on this group.
+            break;
         }
         let used = u64::from_le_bytes(half[8..16].try_into().ok()?) as usize;
         let mut rest = half.get(HALF_HEADER_BYTES..)?.get(..used)?;
@@ -227,6 +228,7 @@ mod tests {
         assert!(replay(&mut shared, 6).is_empty());
         tail.next_group();
         assert_eq!(replay(&mut shared, 5), [b"six".to_vec()]);
+        assert!(replay(&mut shared, 4).is_empty(), "what builds on group 5, which is not there");
     }
 
     #[test]
