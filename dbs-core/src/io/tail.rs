@@ -112,17 +112,25 @@ impl FileTail {
 pub struct TailCopy(Vec<u8>);
 
 impl TailCopy {
-    /// Copies the tail that [`FileTail::open`] would map; `None` if there is none.
-    #[must_use]
-    pub fn read(directory: &Path, uuid: [u8; 16], place: &str) -> Option<Self> {
+    /// Copies the tail that [`FileTail::open`] would map.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none, `Invalid` if the file is not only ours or no tail, `Io`.
+    pub fn read(directory: &Path, uuid: [u8; 16], place: &str) -> Result<Self> {
         let path = directory.join(file_name(uuid, place));
-        let metadata = std::fs::symlink_metadata(&path).ok()?;
-        check_ours(&metadata, &path).ok()?;
+        let failed =
+            |error: io::Error| Error::io(error, format!("cannot read `{}`", path.display()));
+        let metadata = std::fs::symlink_metadata(&path).map_err(failed)?;
+        check_ours(&metadata, &path)?;
+        let no_tail = |bytes: usize| {
+            let text = format!("`{}` of {bytes} bytes is no tail", path.display());
+            Error::new(ErrorKind::Invalid, text)
+        };
         if metadata.len() != TAIL_BYTES as u64 {
-            return None;
+            return Err(no_tail(metadata.len() as usize));
         }
-        let bytes = std::fs::read(&path).ok()?;
-        (bytes.len() == TAIL_BYTES).then_some(Self(bytes))
+        let bytes = std::fs::read(&path).map_err(failed)?;
+        if bytes.len() == TAIL_BYTES { Ok(Self(bytes)) } else { Err(no_tail(bytes.len())) }
     }
 }
 
@@ -179,9 +187,18 @@ impl Drop for FileTail {
 /// is usable. Which ones there are changes between two processes, as users log in and out.
 #[must_use]
 pub fn find_directory(candidates: &[PathBuf], uuid: [u8; 16], place: &str) -> Option<PathBuf> {
-    let name = file_name(uuid, place);
-    let has_it = |path: &&PathBuf| path.join(&name).exists() && is_usable(path);
+    let has_it = |path: &&PathBuf| find_file(path, uuid, place).is_some() && is_usable(path);
     candidates.iter().find(has_it).cloned().or_else(|| pick_directory(candidates))
+}
+
+/// The file of a store's tail in a directory, if it is there, or may be as far as one can look.
+#[must_use]
+pub fn find_file(directory: &Path, uuid: [u8; 16], place: &str) -> Option<PathBuf> {
+    let path = directory.join(file_name(uuid, place));
+    let gone = std::fs::symlink_metadata(&path).is_err_and(|error| {
+        matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    });
+    (!gone).then_some(path)
 }
 
 /// The directories to try, best first, for the user this process runs as. A user's runtime directory is
@@ -402,6 +419,12 @@ mod tests {
         drop(FileTail::open(&places[1], UUID, "1-2").unwrap());
         assert_eq!(find_directory(&places, UUID, "1-2"), Some(places[1].clone()));
         assert_eq!(find_directory(&places, UUID, "1-3"), Some(places[0].clone()));
+        // It is there, if in a place that will not do any more.
+        std::fs::set_permissions(&places[1], std::fs::Permissions::from_mode(0o770)).unwrap();
+        assert_eq!(find_directory(&places, UUID, "1-2"), Some(places[0].clone()));
+        assert_eq!(find_file(&places[1], UUID, "1-2"), Some(places[1].join(NAME)));
+        assert_eq!(find_file(&places[0], UUID, "1-2"), None);
+        assert_eq!(find_file(&directory.path().join("third"), UUID, "1-2"), None);
     }
 
     #[test]

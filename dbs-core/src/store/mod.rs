@@ -14,6 +14,7 @@ mod flush;
 mod heal;
 mod housekeep;
 mod identity;
+mod last_tail;
 mod layers;
 mod open;
 mod pages;

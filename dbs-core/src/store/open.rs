@@ -1,6 +1,7 @@
 //! Formatting, opening and closing a store.
 
 use super::identity::as_uuid;
+use super::last_tail::{OpenedTail, WantedTail, take_tail};
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::{SUPERBLOCK_REGION_BYTES, SUPERBLOCK_SECOND};
@@ -8,7 +9,7 @@ use crate::format::superblock::INCOMPAT_GROUPS;
 use crate::format::{Geometry, RegionKind, Superblock};
 use crate::info::{Severity, StoreInfo};
 use crate::io::env::SystemEnv;
-use crate::io::{Storage, TailMemory, WriteRequest, open as drivers, tail as tails};
+use crate::io::{Storage, TailMemory, WriteRequest, open as drivers};
 use crate::meta::commit::WriteBack;
 use crate::meta::tail::{self, Tail, TailKey};
 use crate::sabotage::{self, Bug};
@@ -61,8 +62,9 @@ impl Store {
             knows_boot: env.knows_boot(),
             read_only: options.read_only,
         };
-        let (tail, warning) = wanted.open()?;
-        let store = Self::open_on(opened.storage, tail, Arc::new(env), options.read_only);
+        let mut tail = wanted.open()?;
+        let warning = tail.warning.take();
+        let store = Self::open_with(opened.storage, tail, Arc::new(env), options.read_only);
         let store = store.map_err(named)?;
         // Of a store on storage of the caller's nobody knows.
         let _once = store.inner.place.set(opened.place);
@@ -127,7 +129,17 @@ impl Store {
     #[doc(hidden)]
     pub fn open_on(
         storage: Arc<dyn Storage>,
-        mut tail: Option<Box<dyn TailMemory>>,
+        tail: Option<Box<dyn TailMemory>>,
+        env: Arc<dyn Env>,
+        read_only: bool,
+    ) -> Result<Self> {
+        let tail = OpenedTail { memory: tail, ..OpenedTail::default() };
+        Self::open_with(storage, tail, env, read_only)
+    }
+
+    fn open_with(
+        storage: Arc<dyn Storage>,
+        mut tail: OpenedTail,
         env: Arc<dyn Env>,
         read_only: bool,
     ) -> Result<Self> {
@@ -143,7 +155,7 @@ impl Store {
             // What a killed predecessor wrote without flushing is read below as if durable.
             storage.flush().map_err(|error| {
                 // What the tail's records point to may be what was not stored, and the next process is not told.
-                if let Some(memory) = tail.as_deref_mut()
+                if let Some(memory) = tail.memory.as_deref_mut()
                     && !sabotage::is(Bug::KeepTailAfterFailure)
                 {
                     tail::forget(memory);
@@ -156,21 +168,8 @@ impl Store {
         if !read_only && recover::is_used_up(&superblock, loader.durable()) {
             return Err(Error::corrupt(recover::USED_UP));
         }
-        let mut warnings = Vec::new();
-        if let Some(last) = loader.last_session {
-            let key = TailKey { store: superblock.uuid, boot: env.boot_id(), session: last.id };
-            let durable = loader.durable();
-            let memory = tail.as_deref_mut();
-            match memory.and_then(|memory| tail::replay(memory, &key, durable)) {
-                Some(batches) => loader.replay_tail(batches),
-                None if last.tail && last.boot == env.boot_id() => warnings.push(
-                    "the last process to write the store ended without closing it and its tail is \
-                     gone: writes it acknowledged after its last flush may be lost"
-                        .to_owned(),
-                ),
-                None => {}
-            }
-        }
+        let mut warnings: Vec<_> =
+            take_tail(&mut loader, superblock.uuid, &mut tail, &*env)?.into_iter().collect();
         recover::load_labels(&*storage, &superblock.geometry, &mut loader)?;
         let ring = superblock.geometry.region(RegionKind::Journal).offset;
         let unread = loader.unneeded_ring().iter();
@@ -215,7 +214,7 @@ impl Store {
             sums.set_read_only(read_only);
         }
         if !read_only {
-            inner.begin_session(tail, &damaged, &unread)?;
+            inner.begin_session(tail.memory, &damaged, &unread)?;
         }
         debug_assert!(notes.iter().all(|f| f.severity != Severity::Corrupt));
         Ok(Self { inner })
@@ -433,44 +432,4 @@ fn write_copies(
         flush()?;
     }
     Ok(())
-}
-
-pub(super) type OpenedTail = (Option<Box<dyn TailMemory>>, Option<String>);
-
-pub(super) struct WantedTail<'a> {
-    pub(super) place: &'a TailPlace,
-    pub(super) uuid: [u8; 16],
-    /// Which file or device the store is.
-    pub(super) store: &'a str,
-    pub(super) knows_boot: bool,
-    pub(super) read_only: bool,
-}
-
-impl WantedTail<'_> {
-    /// The tail, or why there is none.
-    pub(super) fn open(&self) -> Result<OpenedTail> {
-        let directory = match self.place {
-            TailPlace::None => return Ok((None, None)),
-            TailPlace::Directory(directory) => Some(directory.clone()),
-            TailPlace::Auto => {
-                tails::find_directory(&tails::default_candidates(), self.uuid, self.store)
-            }
-        };
-        if self.read_only {
-            let copy = directory.and_then(|at| tails::TailCopy::read(&at, self.uuid, self.store));
-            return Ok((copy.map(|copy| Box::new(copy) as _), None));
-        }
-        let reason = match directory {
-            None => "no directory on tmpfs for a tail".to_owned(),
-            Some(_) if !self.knows_boot => "the system does not say which boot this is".to_owned(),
-            Some(directory) => match tails::FileTail::open(&directory, self.uuid, self.store) {
-                Ok(tail) => return Ok((Some(Box::new(tail)), None)),
-                Err(error) if *self.place == TailPlace::Auto => error.to_string(),
-                Err(error) => return Err(error),
-            },
-        };
-        let effect = "writes to new space are committed before they are acknowledged, which is \
-                      slower";
-        Ok((None, Some(format!("{reason}: {effect}"))))
-    }
 }

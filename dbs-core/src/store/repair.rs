@@ -5,7 +5,7 @@
 
 use super::aside;
 use super::check::Checked;
-use super::open::WantedTail;
+use super::last_tail::{TAIL_GONE, WantedTail, check_unneeded};
 use super::pages::Pages;
 use super::recover;
 use super::rewrite::rewrite;
@@ -189,9 +189,10 @@ impl Store {
             knows_boot: env.knows_boot(),
             read_only: true,
         };
-        let mut tail = wanted.open()?.0;
-        let memory = tail.as_deref_mut();
-        let repair = Self::plan_repair_on(&*opened.storage, memory, &env, options.lose_journal);
+        let mut tail = wanted.open()?;
+        let memory = tail.memory.as_deref_mut();
+        let refused = tail.refused.take();
+        let repair = plan_with(&*opened.storage, memory, refused, &env, options.lose_journal);
         let repair = repair.map_err(named)?;
         Ok(OpenRepair { repair, target: RepairTarget::Opened(opened) })
     }
@@ -207,72 +208,7 @@ impl Store {
         env: &dyn Env,
         lose_journal: bool,
     ) -> Result<Repair> {
-        let (superblock, mut steps) = mend_superblock(storage)?;
-        knows_all_features(&superblock)?;
-        let checked = Checked::of(storage)?;
-        let mut pages = checked.pages();
-        let findings = checked.into_report().findings;
-        let mut report = RepairReport { findings, ..RepairReport::default() };
-        let old = superblock.geometry.metadata_end();
-        let behind = superblocks_behind(storage, &superblock.geometry);
-        let ranges = std::iter::once(0..old).chain(behind).collect();
-        let nothing = report.findings.iter().all(|finding| finding.is_lost_mark());
-        let mut plan = None;
-        let mut stand_ins = Vec::new();
-        if !nothing {
-            let mut loader = recover::load(storage, &superblock)?;
-            if recover::is_used_up(&superblock, loader.durable()) {
-                return Err(Error::corrupt(recover::USED_UP));
-            }
-            steps.extend(replay_tail(&mut loader, superblock.uuid, tail, env));
-            stand_ins = stand_ins_for(&loader, &superblock.geometry);
-            recover::load_labels(storage, &superblock.geometry, &mut loader)?;
-            if loader.is_hopeless() {
-                return Err(Error::corrupt(
-                    "too much metadata is damaged to be repaired; `dbs restore-metadata` makes it anew from a \
-                     dump",
-                ));
-            }
-            let sequence = loader.next_sequence();
-            steps.extend(loader.mend(Permit { lose_journal }, env.random()));
-            if steps.iter().all(|step| step.kind != RepairKind::Refused) {
-                match loader.finish(0, env.boot_id()) {
-                    Ok((meta, _)) => {
-                        list_lost(&meta, &mut report);
-                        let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
-                        let incompat = if lost { INCOMPAT_LOST } else { 0 };
-                        let kept = INCOMPAT_GROUPS | INCOMPAT_BACKED;
-                        let incompat = incompat | superblock.incompat & kept;
-                        let marks = meta.marks();
-                        let new = Superblock {
-                            incompat,
-                            clean_sequence: sequence,
-                            clean_marks: marks,
-                            ..superblock
-                        };
-                        pages = Some(Pages::below_marks(&new));
-                        plan = Some((Box::new(meta), new));
-                        if steps.is_empty() {
-                            steps.push(RepairStep {
-                                kind: RepairKind::Mended,
-                                region: "store".to_owned(),
-                                index: None,
-                                message: "all metadata is written again".to_owned(),
-                            });
-                        }
-                    }
-                    Err(error) => steps.push(RepairStep {
-                        kind: RepairKind::Refused,
-                        region: "store".to_owned(),
-                        index: None,
-                        message: format!("what can be mended is not enough: {error}"),
-                    }),
-                }
-            }
-        }
-        report.steps = steps;
-        let pages = damaged_pages(storage, pages, &mut report)?;
-        Ok(Repair { report, plan, pages, ranges, stand_ins, store: superblock.uuid })
+        plan_with(storage, tail, None, env, lose_journal)
     }
 
     /// Puts back the metadata that a repair of the store at `path` saved in the file `saved`. What was
@@ -403,29 +339,33 @@ fn mend_superblock(storage: &dyn Storage) -> Result<(Superblock, Vec<RepairStep>
     }
 }
 
-/// Replays the tail of the last session; a step says so if there was one and it is gone.
+/// Replays the tail of the last session; a step says so if there was one and it is of no use.
 fn replay_tail(
     loader: &mut Loader,
     store: [u8; 16],
     tail: Option<&mut (dyn TailMemory + 'static)>,
+    refused: Option<Error>,
     env: &dyn Env,
-) -> Option<RepairStep> {
-    let last = loader.last_session?;
+) -> Result<Option<RepairStep>> {
+    let Some(last) = loader.last_session else { return Ok(None) };
     let key = TailKey { store, boot: env.boot_id(), session: last.id };
-    let durable = loader.durable();
-    if let Some(batches) = tail.and_then(|memory| tail::replay(memory, &key, durable)) {
-        loader.replay_tail(batches);
-        return None;
-    }
-    (last.tail && last.boot == env.boot_id()).then(|| RepairStep {
+    let lost = |message: &str| RepairStep {
         kind: RepairKind::Lost,
         region: "tail".to_owned(),
         index: None,
-        message:
-            "the last process to write the store ended without closing it and its tail is gone: \
-                  writes it acknowledged after its last flush may be lost"
-                .to_owned(),
-    })
+        message: message.to_owned(),
+    };
+    if let Some(batches) = tail.and_then(|memory| tail::replay(memory, &key, loader.durable())) {
+        if batches.is_empty() || loader.is_complete() {
+            loader.replay_tail(batches);
+            return Ok(None);
+        }
+        let text = "the tail is left out, as it builds on commit groups that cannot be read: writes that \
+                    were acknowledged after the last flush are lost";
+        return Ok(Some(lost(text)));
+    }
+    check_unneeded(refused, &last, env.boot_id())?;
+    Ok((last.tail && last.boot == env.boot_id()).then(|| lost(TAIL_GONE)))
 }
 
 /// Blocks of the journal that cannot be read, as they are saved: put back, they must not look as if

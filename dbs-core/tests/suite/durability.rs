@@ -5,8 +5,8 @@ use crate::common::{
     pattern,
 };
 use dbs_core::format::{BlockKind, block, entry};
-use dbs_core::io::Storage;
-use dbs_core::store::SnapshotOptions;
+use dbs_core::io::{Storage, tail as tails};
+use dbs_core::store::{SnapshotOptions, peek_uuid, uuid_text};
 use dbs_core::volume::{Finish, Request, Start};
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, TailPlace, Volume};
 use std::os::unix::fs::PermissionsExt;
@@ -538,4 +538,52 @@ fn a_tail_that_is_removed_is_not_relied_on_and_made_anew() {
         store.volume("v").unwrap().read_at(at << 20, &mut found).unwrap();
         assert_eq!(found, [7; BLOCK], "write {at}");
     }
+}
+
+/// Found by review: a tail that is there and could not be opened (no descriptor left, another mode) counted as
+/// gone. The first group of the new session made it worth nothing, and what it held was lost.
+#[test]
+fn a_tail_that_cannot_be_opened_is_not_taken_for_gone() {
+    let candidates = tails::default_candidates();
+    if tails::pick_directory(&candidates).is_none() {
+        println!("SKIPPED: there is no tmpfs for a tail");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+    Store::init(&path, &options).unwrap();
+    let open = |read_only| Store::open(&path, &OpenOptions { read_only, ..OpenOptions::default() });
+    let store = open(false).unwrap();
+    store.create_volume("v", 32 << 20).unwrap();
+    store.volume("v").unwrap().write_at(0, &[7; BLOCK], false).unwrap();
+    drop(store);
+    let uuid = uuid_text(&peek_uuid(&path).unwrap());
+    let files = candidates.iter().filter_map(|at| std::fs::read_dir(at).ok()).flatten();
+    let mut files = files.map(|file| file.unwrap().path());
+    let is_tail = |file: &std::path::PathBuf| file.to_string_lossy().contains(&uuid);
+    let tail = files.find(is_tail).unwrap();
+    let set_mode = |mode| {
+        std::fs::set_permissions(&tail, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let before = std::fs::read(&path).unwrap();
+    set_mode(0o644);
+    for read_only in [true, false] {
+        let error = open(read_only).err().expect("what the tail holds would be lost");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("try again"), "{error}");
+        assert!(error.to_string().contains(&uuid), "{error}");
+    }
+    assert!(std::fs::read(&path).unwrap() == before, "something was written");
+    set_mode(0o600);
+    let store = open(false).unwrap();
+    let mut found = [0; BLOCK];
+    store.volume("v").unwrap().read_at(0, &mut found).unwrap();
+    assert_eq!(found, [7; BLOCK]);
+    drop(store);
+    // Whoever gives it up may.
+    std::fs::remove_file(&tail).unwrap();
+    let store = open(false).unwrap();
+    assert!(store.info().warnings.iter().any(|text| text.contains("its tail is gone")));
+    store.close().unwrap();
 }

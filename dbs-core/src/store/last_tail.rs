@@ -1,0 +1,160 @@
+//! Which tail a store is opened with, and what of the last session is in it.
+
+use super::{Env, TailPlace};
+use crate::error::{Error, Result};
+use crate::io::{TailMemory, tail as tails};
+use crate::meta::load::{LastSession, Loader};
+use crate::meta::tail::{self, TailKey};
+use std::path::PathBuf;
+
+/// Replays the tail of the last session; a warning if there was one and it is gone.
+pub(super) fn take_tail(
+    loader: &mut Loader,
+    store: [u8; 16],
+    tail: &mut OpenedTail,
+    env: &dyn Env,
+) -> Result<Option<String>> {
+    let Some(last) = loader.last_session else { return Ok(None) };
+    let key = TailKey { store, boot: env.boot_id(), session: last.id };
+    let memory = tail.memory.as_deref_mut();
+    if let Some(batches) = memory.and_then(|memory| tail::replay(memory, &key, loader.durable())) {
+        loader.replay_tail(batches);
+        return Ok(None);
+    }
+    check_unneeded(tail.refused.take(), &last, env.boot_id())?;
+    Ok((last.tail && last.boot == env.boot_id()).then(|| TAIL_GONE.to_owned()))
+}
+
+/// What is said of a tail that is not there, or is none of the session that needs it.
+pub(super) const TAIL_GONE: &str = "the last process to write the store ended without closing it and its tail is gone: writes it \
+     acknowledged after its last flush may be lost";
+
+/// What there is of a tail.
+#[derive(Default)]
+pub(super) struct OpenedTail {
+    pub(super) memory: Option<Box<dyn TailMemory>>,
+    /// Why there is none, for who writes.
+    pub(super) warning: Option<String>,
+    /// Why the one that is there cannot be used.
+    pub(super) refused: Option<Error>,
+}
+
+/// Refuses to go on without a tail that is there, in which a session of this boot has kept what it
+/// acknowledged: the first group of another session would make it worth nothing.
+///
+/// # Errors
+/// Why it cannot be used.
+pub(super) fn check_unneeded(
+    refused: Option<Error>,
+    last: &LastSession,
+    boot: [u8; 16],
+) -> Result<()> {
+    match refused {
+        Some(error) if last.tail && last.boot == boot => Err(error),
+        _ => Ok(()),
+    }
+}
+
+pub(super) struct WantedTail<'a> {
+    pub(super) place: &'a TailPlace,
+    pub(super) uuid: [u8; 16],
+    /// Which file or device the store is.
+    pub(super) store: &'a str,
+    pub(super) knows_boot: bool,
+    pub(super) read_only: bool,
+}
+
+impl WantedTail<'_> {
+    /// The tail, or why there is none.
+    pub(super) fn open(&self) -> Result<OpenedTail> {
+        let candidates = match self.place {
+            TailPlace::None => return Ok(OpenedTail::default()),
+            TailPlace::Directory(directory) => vec![directory.clone()],
+            TailPlace::Auto => tails::default_candidates(),
+        };
+        self.open_among(&candidates)
+    }
+
+    fn open_among(&self, candidates: &[PathBuf]) -> Result<OpenedTail> {
+        let directory = match self.place {
+            TailPlace::Auto => tails::find_directory(candidates, self.uuid, self.store),
+            _ => candidates.first().cloned(),
+        };
+        // Before one is made.
+        let find = |at: &PathBuf| tails::find_file(at, self.uuid, self.store);
+        let there = candidates.iter().find_map(find);
+        let elsewhere = there.is_some() && directory.as_ref().and_then(find).is_none();
+        let refused = |why: &Error| {
+            let path = there.as_ref()?.display();
+            let text = format!(
+                "the tail `{path}` has writes that were acknowledged, and cannot be used: {why}. Nothing was \
+                 changed: put that right and try again; or remove the file, and the store opens without those \
+                 writes"
+            );
+            Some(Error::new(why.kind(), text))
+        };
+        let opened = if elsewhere {
+            // A new one elsewhere would be taken for it the next time.
+            let text =
+                "the directory of the tail is not one on tmpfs that only this user can change";
+            Err(Error::invalid(text))
+        } else {
+            self.open_in(directory)
+        };
+        match opened {
+            Ok(memory) => Ok(OpenedTail { memory: Some(memory), ..OpenedTail::default() }),
+            Err(error) if !self.read_only && *self.place != TailPlace::Auto => Err(error),
+            Err(error) => {
+                let effect = "writes to new space are committed before they are acknowledged, which is \
+                              slower";
+                let warning = (!self.read_only).then(|| format!("{error}: {effect}"));
+                Ok(OpenedTail { memory: None, warning, refused: refused(&error) })
+            }
+        }
+    }
+
+    fn open_in(&self, directory: Option<PathBuf>) -> Result<Box<dyn TailMemory>> {
+        let Some(directory) = directory else {
+            return Err(Error::unsupported("no directory on tmpfs for a tail"));
+        };
+        if self.read_only {
+            let copy = tails::TailCopy::read(&directory, self.uuid, self.store)?;
+            return Ok(Box::new(copy));
+        }
+        if !self.knows_boot {
+            return Err(Error::unsupported("the system does not say which boot this is"));
+        }
+        Ok(Box::new(tails::FileTail::open(&directory, self.uuid, self.store)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A tail in a directory that will not do any more: no other one is made, which the next process would find.
+    #[test]
+    fn a_tail_in_a_directory_that_will_not_do_is_refused_each_time() {
+        let Ok(tmpfs) = tempfile::tempdir_in("/dev/shm") else {
+            println!("SKIPPED: /dev/shm cannot be written to");
+            return;
+        };
+        let places = ["first", "second"].map(|name| tmpfs.path().join(name));
+        let set_mode = |mode| {
+            std::fs::set_permissions(&places[1], std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        std::fs::create_dir(&places[1]).unwrap();
+        set_mode(0o700);
+        let (place, uuid, store) = (&TailPlace::Auto, [3; 16], "1-2");
+        drop(tails::FileTail::open(&places[1], uuid, store).unwrap());
+        for (mode, read_only) in [(0o770, false), (0o770, false), (0o770, true), (0o700, false)] {
+            set_mode(mode);
+            let wanted = WantedTail { place, uuid, store, knows_boot: true, read_only };
+            let opened = wanted.open_among(&places).unwrap();
+            let usable = mode == 0o700;
+            assert_eq!((opened.memory.is_some(), opened.refused.is_none()), (usable, usable));
+            assert_eq!(tails::find_file(&places[0], uuid, store), None);
+        }
+    }
+}
