@@ -305,8 +305,11 @@ impl Meta {
                 self.entries.data_bits(*entry).or(&self.entries.zero_bits(*entry)) != all
             })
             .map(|(logical, _)| logical)
-            .take(UNRUN_PER_STEP)
+            .take(most)
             .collect();
+        if !open.is_empty() {
+            self.check_not_lost(id)?;
+        }
         for logical in &open {
             self.carve_runs(id, &(*logical..*logical + 1))?;
         }
