@@ -303,7 +303,12 @@ impl Loader {
             }
             Record::Drop { index, volume } => {
                 if self.due(RegionKind::Snapshots, index, sequence)? {
-                    let slot = self.snapshots.get_mut(index as usize)?;
+                    let lost = self.is_lost(RegionKind::Snapshots, index);
+                    let slot = self.snapshots.get_mut(index as usize).filter(|slot| slot.used == 1);
+                    if slot.is_none() && lost {
+                        return Some(());
+                    }
+                    let slot = slot?;
                     slot.flags = SNAPSHOT_DELETED.into();
                     slot.volume = volume.into();
                     slot.name = [0; 256];
@@ -351,6 +356,10 @@ impl Loader {
                 let spare_data = region == RegionKind::Spares && state == FillState::Data;
                 let usable =
                     self.entries.owner(id).is_some() && self.entries.run(id) == 0 && !spare_data;
+                if !usable && self.entries.owner(id).is_none() && self.is_lost(region, index) {
+                    // Of an entry that is lost it tells less than nothing; the group's other records are right.
+                    return Some(());
+                }
                 if !usable || end > self.geometry.blocks_per_extent() {
                     return None;
                 }
@@ -359,6 +368,12 @@ impl Loader {
             _ => self.entries.release(id),
         }
         Some(())
+    }
+
+    /// Whether an item is in a block of which there is no good copy.
+    fn is_lost(&self, region: RegionKind, index: u32) -> bool {
+        let block = index / self.geometry.items_per_block(region);
+        self.unread.blocks.contains(&(region, block))
     }
 
     /// Whether a record is not yet in its metadata block; `None` if there is no such block.

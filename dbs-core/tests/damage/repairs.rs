@@ -4,11 +4,13 @@
 use crate::catalogue::Stores;
 use crate::common::{BLOCK, FixedEnv, Mem, MemTail, SIZE, contents, open};
 use crate::kinds::{Kind, kinds};
-use crate::plant::{COPIES, EXTENTS, JOURNAL, Plant, VOLUMES};
+use crate::plant::{COPIES, EXTENTS, JOURNAL, Plant, SNAPSHOTS, VOLUMES};
 use crate::{Sample, in_time, use_all};
+use dbs_core::format::Record;
+use dbs_core::format::record::FillState;
 use dbs_core::info::{LostRange, RepairKind, Severity};
 use dbs_core::io::{ReadRequest, Storage, WriteRequest};
-use dbs_core::store::{IoDriver, Repair};
+use dbs_core::store::{IoDriver, Link, Repair};
 use dbs_core::{ErrorKind, Result, Store};
 use std::collections::BTreeMap;
 use std::io;
@@ -639,4 +641,60 @@ fn an_undo_after_later_writes_must_be_forced() {
             Store::undo_repair_on(&*disk, &file, false).unwrap();
         }
     }
+}
+
+/// Found by review: a Fill or a Drop for a block that is lost was taken for an impossible record, and what
+/// else its group says was dropped.
+#[test]
+fn a_record_for_what_is_lost_costs_no_other_record() {
+    let stores = Stores::new();
+    let (sample, dump) = &stores.closed;
+    for region in [EXTENTS, SNAPSHOTS] {
+        let disk = Arc::new(sample.disk.fork());
+        let plant = Plant { disk: &disk, dump };
+        let slot = plant.volume_slot("beta");
+        let at = plant.address(VOLUMES, slot / 8, 0) + 64 + slot % 8 * 504;
+        let mut renamed = plant.get(at, 504);
+        renamed[64..69].copy_from_slice(b"gamma");
+        renamed[48] = 5;
+        let entry = plant.data_of("beta")[0] as u32;
+        let record = match region {
+            EXTENTS => Record::Fill { entry, start: 5, count: 1, state: FillState::Data },
+            _ => Record::Drop { index: 0, volume: 0 },
+        };
+        plant.records(&[record, Record::Volume { index: slot as u32, slot: &renamed }]);
+        plant.rot_both(region, 0);
+        let repair = plan(&disk, false).unwrap();
+        assert!(!is_refused(&repair), "{:?}", repair.report().steps);
+        repair.carry_out(&*disk).unwrap();
+        let volumes = open(&disk, 7, true).unwrap().volumes(false);
+        let names: Vec<_> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+        assert!(names.contains(&"gamma") && !names.contains(&"beta"), "{region}: {names:?}");
+    }
+}
+
+/// Found by review: linking a tree anew changed layers that had lost something.
+#[test]
+fn a_relink_leaves_what_lost_something_as_it_is() {
+    let stores = Stores::new();
+    let all = kinds();
+    let kind = all.iter().find(|kind| kind.name == "an extent claimed twice").unwrap();
+    let (_, disk, _) = stores.plant(kind);
+    plan(&disk, false).unwrap().carry_out(&*disk).unwrap();
+    let store = open(&disk, 7, false).unwrap();
+    store.create_snapshot("beta", "lost", &Default::default()).unwrap();
+    // Both end with a block.
+    store.resize_volume("beta", 8192).unwrap();
+    store.resize_volume("beta", 64 << 10).unwrap();
+    store.set_rebuilding("beta", true).unwrap();
+    let relink = |size| {
+        let snapshot = "lost".to_owned();
+        let link = Link { snapshot, size: Some(size), created_ns: 1, ..Link::default() };
+        store.relink("beta", &[link], Some("lost"))
+    };
+    relink(8192).unwrap();
+    let error = relink(64 << 10).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
+    store.close().unwrap();
+    assert!(Store::check_on(&*disk).unwrap().is_clean());
 }

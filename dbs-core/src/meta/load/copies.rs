@@ -16,6 +16,11 @@ impl Loader {
         let unreadable = copies.iter().any(Option::is_none);
         let what = if unreadable { "damaged, or the device cannot read them" } else { "damaged" };
         self.corrupt(region, Some(index), &format!("both copies are {what}: {lost}"));
+        if RegionKind::MARKED.contains(&region) {
+            // What the journal says of its items counts.
+            let lsns = &mut self.lsns[region.mark()];
+            lsns.resize(lsns.len().max(index as usize + 1), 0);
+        }
         if self.unread.blocks.len() < FINDINGS_MAX {
             self.unread.blocks.push((region, index));
             self.unread.refused.extend(unreadable.then_some((region, index)));
