@@ -1,12 +1,16 @@
 //! What is on its way to the device: records of the next commit group, metadata blocks they made
 //! dirty, blocks being written back, and the journal ring's free space.
 
+use crate::format::journal::GROUP_BLOCK_BYTES;
 use crate::format::record::Record;
 use crate::format::{PAYLOAD_BYTES, RegionKind, journal};
 use crate::meta::tail::Tail;
 use crate::sabotage::{self, Bug};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+
+/// More than the record takes that each group begins with.
+const HEADER_BYTES: usize = 64;
 
 /// A mirrored metadata block.
 pub type BlockKey = (RegionKind, u32);
@@ -121,7 +125,9 @@ impl Log {
 
     /// Keeps acknowledged records in `tail` from now on.
     pub fn set_tail(&mut self, tail: Tail) {
-        self.tail = Some(tail);
+        // The next process puts what it holds into one group, for which there is room if it is as long as any.
+        let group = self.ring.blocks as usize / 8 * GROUP_BLOCK_BYTES;
+        self.tail = Some(tail.limited(group - HEADER_BYTES));
     }
 
     /// Whether there is a tail.
@@ -182,7 +188,7 @@ impl Log {
 
     /// Records of the next group above which operations should commit first.
     pub fn pending_soft_max(&self) -> usize {
-        self.ring.blocks as usize / 16 * crate::format::journal::GROUP_BLOCK_BYTES
+        self.ring.blocks as usize / 16 * GROUP_BLOCK_BYTES
     }
 
     /// Whether the next group, with what writes in flight will add, is as long as it may get.

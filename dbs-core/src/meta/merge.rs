@@ -9,7 +9,7 @@ use crate::sabotage::{self, Bug};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
 
-/// Entries a step without copying may handle under one hold of the lock.
+/// Entries a step without copying may handle under one hold of the lock, fewer if they are long.
 const ENTRIES_PER_STEP: usize = 64;
 /// Bytes of the extents merged together, and their number: while they are, writes to them wait.
 const MERGE_BYTES: u64 = 16 << 20;
@@ -84,12 +84,13 @@ impl Meta {
     /// Takes the next step of background work, or says which extents to merge, `most` at most.
     ///
     /// # Errors
-    /// [`super::Stop::Room`].
+    /// [`super::Stop::Room`], [`super::Stop::Long`].
     pub fn next_work(&mut self, most: u64) -> Step<Work> {
         let Some(next) = self.next_deleted() else {
             return Ok(Work::Idle);
         };
         self.next_deleted = next;
+        self.check_log()?;
         if self.sight.group > self.log.durable {
             return Ok(Work::Commit);
         }
@@ -305,8 +306,9 @@ impl Meta {
 
     /// Hands entries to the child as far as it has none there; those its zero runs hide are freed.
     fn move_entries(&mut self, id: SnapshotId, child: SnapshotId) {
+        let most = self.entries_per_step(ENTRIES_PER_STEP);
         let layer = &self.snapshot(id).layer;
-        let some: Vec<_> = layer.iter().take(ENTRIES_PER_STEP).collect();
+        let some: Vec<_> = layer.iter().take(most).collect();
         for (logical, entry) in some {
             let owner = &self.snapshot(child).layer;
             if owner.get(logical).is_some() {
@@ -351,7 +353,7 @@ impl Meta {
                     (entry, all.without(&held))
                 })
                 .filter(|(_, absent)| !absent.is_empty())
-                .take(ENTRIES_PER_STEP)
+                .take(self.entries_per_step(ENTRIES_PER_STEP))
                 .collect();
             for (entry, absent) in &open {
                 // A write on its way may have made it: if the write fails, what is in no record goes.

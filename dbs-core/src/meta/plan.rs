@@ -302,6 +302,12 @@ impl Meta {
         if self.log.is_long() { Err(Stop::Long) } else { Ok(()) }
     }
 
+    /// Entries that a step may record, `most` at most: no more than a quarter of a group's records.
+    pub(super) fn entries_per_step(&self, most: usize) -> usize {
+        let fitting = self.log.pending_soft_max() / 4 / self.record_bytes();
+        fitting.clamp(1, most)
+    }
+
     /// Bytes of the largest record a piece of a write can make.
     fn record_bytes(&self) -> usize {
         self.geometry.entry_bytes() + 16

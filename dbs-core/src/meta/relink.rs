@@ -14,7 +14,7 @@ use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Extents taken out of zero runs under one hold of the lock.
+/// Extents taken out of zero runs under one hold of the lock, fewer if entries are long.
 const UNRUN_PER_STEP: usize = 64;
 /// Bytes of a record beside what it carries.
 const RECORD_BYTES: usize = 16;
@@ -296,6 +296,7 @@ impl Meta {
     pub fn unrun_some(&mut self, id: SnapshotId) -> Step<bool> {
         self.check_log()?;
         let all = Bits::range(&(0..self.blocks_per_extent()));
+        let most = self.entries_per_step(UNRUN_PER_STEP);
         let layer = &self.snapshot(id).layer;
         let inside = layer.runs.iter().flat_map(|(start, (length, _))| {
             layer.iter_from(*start).take_while(move |(logical, _)| logical - start < *length)
@@ -313,7 +314,7 @@ impl Meta {
         for logical in &open {
             self.carve_runs(id, &(*logical..*logical + 1))?;
         }
-        Ok(open.len() < UNRUN_PER_STEP)
+        Ok(open.len() < most)
     }
 
     /// Asks for the storage that the labels of a relink need.

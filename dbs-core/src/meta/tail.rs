@@ -35,6 +35,10 @@ pub struct Tail {
     missing: Option<u64>,
     /// What it held was lost.
     lost: bool,
+    /// Bytes that it holds of the group being committed.
+    flying: usize,
+    /// Bytes that it may hold of both groups together.
+    limit: usize,
 }
 
 impl Tail {
@@ -44,15 +48,22 @@ impl Tail {
         // The key goes last: a half-made tail belongs to nobody.
         bytes[..HEADER_BYTES].fill(0);
         compiler_fence(Ordering::SeqCst);
-        let mut tail = Self { memory, key: *key, group, used: 0, missing: None, lost: false };
+        let (missing, limit) = (None, usize::MAX);
+        let mut tail =
+            Self { memory, key: *key, group, used: 0, missing, lost: false, flying: 0, limit };
         tail.begin();
         tail
+    }
+
+    /// Takes no more than so many bytes of what is not durable: recovery puts all of it into one group.
+    pub fn limited(self, limit: usize) -> Self {
+        Self { limit, ..self }
     }
 
     /// Makes the memory an empty tail for the current group.
     fn begin(&mut self) {
         let (key, group) = (self.key, self.group);
-        self.used = 0;
+        (self.used, self.flying) = (0, 0);
         self.reset_half(group + 1, 0);
         self.reset_half(group, group);
         let bytes = self.memory.bytes_mut();
@@ -99,10 +110,16 @@ impl Tail {
         if self.missing.is_some_and(|group| group <= sequence) {
             self.missing = None;
         }
+        if sequence + 1 >= self.group {
+            self.flying = 0;
+        }
     }
 
     fn append_frame(&mut self, records: &[u8]) -> bool {
         let used = self.used;
+        if self.flying + used + FRAME_BYTES + records.len() > self.limit {
+            return false;
+        }
         let half = half_mut(self.memory.bytes_mut(), self.group);
         let Some(room) = half.get_mut(HALF_HEADER_BYTES + used..) else { return false };
         if room.len() < FRAME_BYTES + records.len() {
@@ -123,7 +140,7 @@ impl Tail {
     pub fn next_group(&mut self) {
         self.reset_half(self.group + 1, self.group + 1);
         self.group += 1;
-        self.used = 0;
+        self.flying = std::mem::take(&mut self.used);
     }
 
     /// The store is closed in good order, or nobody knows any more what is stored of what its records point to.
@@ -257,6 +274,21 @@ mod tests {
         tail.next_group();
         tail.group_durable(1);
         assert!(tail.append(&batch));
+    }
+
+    #[test]
+    fn both_halves_together_are_limited() {
+        let mut shared = memory();
+        let mut tail = Tail::start(Box::new(shared.clone()), &KEY, 1).limited(4 * 108);
+        let batch = [7; 100];
+        assert!((0..3).all(|_| tail.append(&batch)));
+        tail.next_group();
+        assert!(tail.append(&batch) && !tail.append(&batch), "group 1 counts until it is durable");
+        assert_eq!(replay(&mut shared, &KEY, 0).unwrap().len(), 4);
+        tail.next_group();
+        tail.group_durable(2);
+        assert!((0..4).all(|_| tail.append(&batch)) && !tail.append(&batch));
+        assert_eq!(replay(&mut shared, &KEY, 2).unwrap().len(), 4);
     }
 
     #[test]

@@ -82,6 +82,8 @@ impl Meta {
         let held: Vec<_> =
             layer.iter_from(extents.start).take_while(|item| item.0 < extents.end).collect();
         for (logical, entry) in held {
+            // Of a thousand entries the records are long. Until its turn comes each says what it said before.
+            self.check_log()?;
             self.layer_mut(owner, logical..logical + 1).remove(logical);
             self.free_entry(entry);
         }
