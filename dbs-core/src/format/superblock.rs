@@ -18,8 +18,10 @@ pub const VERSION_1: u32 = 0x0001_0000;
 /// Entries of the region table.
 const REGIONS: usize = 16;
 
-/// Features that a reader may ignore.
-pub const COMPAT_KNOWN: u64 = 0;
+/// Features that anybody may ignore. Who does not know one clears it.
+pub const COMPAT_KNOWN: u64 = COMPAT_RELEARNT;
+/// No group of checksums was left open when the store was last closed.
+pub const COMPAT_RELEARNT: u64 = 1;
 /// Features that a writer must know, a reader need not.
 pub const RO_COMPAT_KNOWN: u64 = RO_COMPAT_SUMS | RO_COMPAT_GIVEN;
 /// Data blocks have checksums. Whoever writes data without keeping them would make them wrong.
@@ -108,6 +110,8 @@ pub struct Superblock {
     pub sequence: u64,
     /// Creation time, nanoseconds since the Unix epoch.
     pub created_ns: u64,
+    /// Known features in use that anybody may ignore.
+    pub compat: u64,
     /// Read-only-compatible features this version does not know: no writing.
     pub unknown_ro: u64,
     /// Incompatible features in use.
@@ -148,6 +152,12 @@ impl Superblock {
         self.given.unwrap_or(self.uuid)
     }
 
+    /// Says whether no group of checksums is left open.
+    pub fn set_relearnt(&mut self, relearnt: bool) {
+        let relearnt = relearnt && self.geometry.has_sums();
+        self.compat = self.compat & !COMPAT_RELEARNT | if relearnt { COMPAT_RELEARNT } else { 0 };
+    }
+
     /// The 4 KiB to write at `address`.
     #[must_use]
     pub fn encode(&self, address: u64) -> Vec<u8> {
@@ -175,7 +185,7 @@ impl Superblock {
             uuid: self.uuid,
             sequence: self.sequence.into(),
             address: address.into(),
-            compat: 0.into(),
+            compat: self.compat.into(),
             ro_compat: (self.unknown_ro | sums | given).into(),
             incompat: self.incompat.into(),
             created_ns: self.created_ns.into(),
@@ -296,6 +306,7 @@ impl Superblock {
             given: bytes.given(),
             sequence: bytes.sequence.get(),
             created_ns: bytes.created_ns.get(),
+            compat: bytes.compat.get() & COMPAT_KNOWN,
             unknown_ro: bytes.ro_compat.get() & !RO_COMPAT_KNOWN,
             incompat: bytes.incompat.get(),
             geometry,
@@ -318,6 +329,7 @@ mod tests {
             given: Some([4; 16]),
             sequence: 5,
             created_ns: 1,
+            compat: COMPAT_RELEARNT,
             unknown_ro: 0,
             incompat: 0,
             geometry: Geometry::plan(64 << 20, &options).unwrap(),

@@ -5,7 +5,7 @@ use super::last_tail::{OpenedTail, WantedTail, take_tail};
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::{SUPERBLOCK_REGION_BYTES, SUPERBLOCK_SECOND};
-use crate::format::superblock::INCOMPAT_GROUPS;
+use crate::format::superblock::{COMPAT_RELEARNT, INCOMPAT_GROUPS};
 use crate::format::{Geometry, RegionKind, Superblock};
 use crate::info::{Severity, StoreInfo};
 use crate::io::env::SystemEnv;
@@ -113,6 +113,7 @@ impl Store {
             given: None,
             sequence: 1,
             created_ns: env.now_ns(),
+            compat: if geometry.has_sums() { COMPAT_RELEARNT } else { 0 },
             unknown_ro: 0,
             incompat: if geometry.has_sums() { INCOMPAT_GROUPS } else { 0 },
             geometry,
@@ -174,7 +175,8 @@ impl Store {
         let ring = superblock.geometry.region(RegionKind::Journal).offset;
         let unread = loader.unneeded_ring().iter();
         let unread: Vec<_> = unread.map(|block| ring + u64::from(*block) * BLOCK_BYTES).collect();
-        let relearn = loader.last_session.is_some() && superblock.geometry.has_sums();
+        let all_learnt = loader.last_session.is_none() && superblock.compat & COMPAT_RELEARNT != 0;
+        let relearn = !all_learnt && superblock.geometry.has_sums();
         let session = u64::from_le_bytes(env.random()[..8].try_into().unwrap_or_default());
         let (meta, findings) = loader.finish(session, env.boot_id())?;
         notes.extend(findings);
@@ -230,13 +232,15 @@ impl Store {
         if self.inner.read_only {
             return Ok(());
         }
+        // A process that ends before it has made them again leaves that to the next one.
+        let relearnt = self.inner.has_relearnt();
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         // Those who go on writing would keep it from ever being done.
         self.inner.closing.store(true, Ordering::Relaxed);
         self.inner.commit()?;
         self.inner.close_groups(u64::MAX)?;
         self.inner.without_commits(|| {
-            let result = self.inner.check_sound().and_then(|()| self.inner.close());
+            let result = self.inner.check_sound().and_then(|()| self.inner.close(relearnt));
             // Who waits for the turn finds that: nothing follows what closing has written.
             self.inner.poison("the store was closed");
             result
@@ -307,7 +311,10 @@ impl Inner {
             let meta = self.meta();
             (meta.log.durable, meta.marks())
         };
+        let relearnt = self.has_relearnt();
         self.update_superblock(|superblock| {
+            // The journal will not say any more that there was a crash.
+            superblock.set_relearnt(relearnt);
             superblock.clean_sequence = durable;
             superblock.clean_marks = marks;
         })?;
@@ -315,12 +322,17 @@ impl Inner {
         Ok(())
     }
 
+    /// Whether no checksums are left that a crash has cost and that are to be made again.
+    fn has_relearnt(&self) -> bool {
+        self.relearn.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
     /// Nobody else commits meanwhile, or afterwards.
     ///
     /// What was recorded when the tail is taken is in a durable group. Who records anything later
     /// finds no tail, and has to wait for a commit that never comes before it acknowledges: what the
     /// superblock is about to say leaves out nothing that was acknowledged.
-    fn close(&self) -> Result<()> {
+    fn close(&self, relearnt: bool) -> Result<()> {
         let (durable, marks, tail) = loop {
             let mut meta = self.meta();
             if meta.is_idle() {
@@ -331,7 +343,9 @@ impl Inner {
             drop(meta);
             self.commit_once(WriteBack::All)?;
         };
+        let left_open = self.meta().sums.as_ref().map_or(0, |sums| sums.open_groups());
         self.update_superblock(|superblock| {
+            superblock.set_relearnt(relearnt && left_open == 0);
             superblock.clean_sequence = durable;
             superblock.clean_marks = marks;
         })?;

@@ -240,6 +240,84 @@ impl Store {
     }
 }
 
+/// As [`Store::plan_repair_on`]; `refused` says why the tail that is there cannot be used.
+fn plan_with(
+    storage: &dyn Storage,
+    tail: Option<&mut (dyn TailMemory + 'static)>,
+    refused: Option<Error>,
+    env: &dyn Env,
+    lose_journal: bool,
+) -> Result<Repair> {
+    let (superblock, mut steps) = mend_superblock(storage)?;
+    knows_all_features(&superblock)?;
+    let checked = Checked::of(storage)?;
+    let mut pages = checked.pages();
+    let findings = checked.into_report().findings;
+    let mut report = RepairReport { findings, ..RepairReport::default() };
+    let old = superblock.geometry.metadata_end();
+    let behind = superblocks_behind(storage, &superblock.geometry);
+    let ranges = std::iter::once(0..old).chain(behind).collect();
+    let nothing = report.findings.iter().all(|finding| finding.is_lost_mark());
+    let mut plan = None;
+    let mut stand_ins = Vec::new();
+    if !nothing {
+        let mut loader = recover::load(storage, &superblock)?;
+        if recover::is_used_up(&superblock, loader.durable()) {
+            return Err(Error::corrupt(recover::USED_UP));
+        }
+        steps.extend(replay_tail(&mut loader, superblock.uuid, tail, refused, env)?);
+        stand_ins = stand_ins_for(&loader, &superblock.geometry);
+        recover::load_labels(storage, &superblock.geometry, &mut loader)?;
+        if loader.is_hopeless() {
+            return Err(Error::corrupt(
+                "too much metadata is damaged to be repaired; `dbs restore-metadata` makes it anew from a \
+                 dump",
+            ));
+        }
+        let sequence = loader.next_sequence();
+        steps.extend(loader.mend(Permit { lose_journal }, env.random()));
+        if steps.iter().all(|step| step.kind != RepairKind::Refused) {
+            match loader.finish(0, env.boot_id()) {
+                Ok((meta, _)) => {
+                    list_lost(&meta, &mut report);
+                    let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
+                    let incompat = if lost { INCOMPAT_LOST } else { 0 };
+                    let kept = INCOMPAT_GROUPS | INCOMPAT_BACKED;
+                    let incompat = incompat | superblock.incompat & kept;
+                    let marks = meta.marks();
+                    let new = Superblock {
+                        // As after a crash, if it was one: the journal no longer says so.
+                        compat: 0,
+                        incompat,
+                        clean_sequence: sequence,
+                        clean_marks: marks,
+                        ..superblock
+                    };
+                    pages = Some(Pages::below_marks(&new));
+                    plan = Some((Box::new(meta), new));
+                    if steps.is_empty() {
+                        steps.push(RepairStep {
+                            kind: RepairKind::Mended,
+                            region: "store".to_owned(),
+                            index: None,
+                            message: "all metadata is written again".to_owned(),
+                        });
+                    }
+                }
+                Err(error) => steps.push(RepairStep {
+                    kind: RepairKind::Refused,
+                    region: "store".to_owned(),
+                    index: None,
+                    message: format!("what can be mended is not enough: {error}"),
+                }),
+            }
+        }
+    }
+    report.steps = steps;
+    let pages = damaged_pages(storage, pages, &mut report)?;
+    Ok(Repair { report, plan, pages, ranges, stand_ins, store: superblock.uuid })
+}
+
 /// Reports the damaged pages of checksums among `pages`. Returns `pages` if the repair is to empty damaged
 /// ones, `None` if none is damaged.
 ///

@@ -182,6 +182,7 @@ fn superblock(dump: &Dump) -> Result<Superblock> {
         given: (marked != identity).then_some(identity),
         sequence: 0,
         created_ns: dump.created_ns,
+        compat: 0,
         unknown_ro: 0,
         incompat: 0,
         geometry,

@@ -588,6 +588,26 @@ fn what_was_open_at_a_crash_is_told_of_and_learnt_in_the_background() {
     assert_eq!((report.damaged, report.learnt), (0, 0));
 }
 
+/// Found by review: a command that opened and closed the store after a crash made it look as if no checksums
+/// were left to be made again. Until somebody read the data, damage there was not found.
+#[test]
+fn what_a_crash_cost_is_learnt_after_a_short_command_too() {
+    let (disk, _store, volume) = large(32 << 10);
+    volume.write_at(0, &[7; BLOCK], true).unwrap();
+    let crashed = Arc::new(disk.fork());
+    for _ in 0..2 {
+        open(&crashed).close().unwrap();
+    }
+    let store = open(&crashed);
+    let calls = (0..64).take_while(|_| store.relearn_checksums(8).unwrap()).count();
+    assert!(calls > 16 && calls < 64, "{calls}");
+    let unknown = store.checksums().unwrap().unknown;
+    assert!(unknown <= 16 * 1008, "{unknown}");
+    store.close().unwrap();
+    assert_eq!(Store::check_on(&*crashed).unwrap().checksums_open, 0);
+    assert!(!open(&crashed).relearn_checksums(8).unwrap());
+}
+
 /// Pages of groups that were open need not be read, and are in memory all the same.
 #[test]
 fn what_is_learnt_in_the_background_takes_no_more_memory_than_there_may_be() {

@@ -40,6 +40,7 @@ impl Written {
             created_ns: 0,
             clean_sequence: 0,
             clean_marks: [0; 4],
+            compat: 0,
             unknown_ro: 0,
             incompat: INCOMPAT_GROUPS,
         };
