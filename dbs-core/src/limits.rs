@@ -52,6 +52,9 @@ pub const WRITEBACK_BLOCKS_FORCED: usize = 512;
 pub const ROOM_BLOCKS: u32 = 16;
 /// Volume extents handled under one hold of the metadata lock by discard and flatten.
 pub const EXTENTS_PER_STEP: u32 = 1024;
+/// One of so many data extents is left to data when a discard finds no spare entry to mark zeros in: if no
+/// more are free, blocks keep their content.
+pub const DATA_SHARE: u32 = 16;
 /// Extents one step of a write touches: bounds what writes in flight may add to a commit group.
 pub const EXTENTS_PER_WRITE: usize = 32;
 

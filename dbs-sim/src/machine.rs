@@ -14,6 +14,7 @@ use crate::slow::SlowRead;
 use crate::step::{Fate, RESERVE_EXTENTS, Stats, Step, full};
 use crate::verify::{self, Allow, Found};
 use dbs_core::io::{Storage, TailMemory};
+use dbs_core::limits::DATA_SHARE;
 use dbs_core::store::{Env, InitOptions};
 use dbs_core::{Error, ErrorKind, Store, Volume};
 use std::collections::BTreeMap;
@@ -314,7 +315,10 @@ impl Machine {
     /// Whether a discard may have left content: on a full store there may be no entry to mark it.
     fn may_keep_discarded(&self, op: &Op, fate: Fate) -> bool {
         let refused = self.hit && matches!(fate, Fate::EnospcFrom(_) | Fate::RefusedAt(_));
-        let full = || self.store().info().extents_free <= RESERVE_EXTENTS;
+        let full = || {
+            let info = self.store().info();
+            info.extents_free <= RESERVE_EXTENTS + info.extents_total / u64::from(DATA_SHARE)
+        };
         matches!(op, Op::Discard { .. }) && (refused || full())
     }
 

@@ -118,7 +118,7 @@ impl Meta {
 
     /// Says by an entry what a zero run says of a volume extent.
     fn unfold(&mut self, owner: SnapshotId, logical: u32) -> Step<()> {
-        let Some(entry) = self.add_carrier(owner, logical)? else {
+        let Some(entry) = self.add_carrier(owner, logical, true)? else {
             return Err(super::Stop::Space);
         };
         self.log_entry(entry);

@@ -5,6 +5,7 @@ use super::entries::{Bits, SPARE_BASE};
 use super::plan::split;
 use super::{Meta, Step, Stop};
 use crate::format::record::{FillState, Record};
+use crate::limits::DATA_SHARE;
 use crate::sabotage::{self, Bug};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
@@ -103,7 +104,7 @@ impl Meta {
         let entry = match self.snapshot(owner).layer.get(logical) {
             Some(entry) => entry,
             None if !covers || self.snapshot(owner).layer.in_run(logical) => return Ok(()),
-            None => match self.add_carrier(owner, logical)? {
+            None => match self.add_carrier(owner, logical, must)? {
                 Some(entry) => entry,
                 None if must => return Err(Stop::Space),
                 None => return Ok(()),
@@ -179,13 +180,22 @@ impl Meta {
         Ok(())
     }
 
-    /// A new entry without content at a volume extent that has none: a spare, else a data extent.
-    pub(super) fn add_carrier(&mut self, owner: SnapshotId, logical: u32) -> Step<Option<u32>> {
+    /// A new entry without content at a volume extent that has none: a spare, else a data extent. Unless
+    /// it `must` be, not one of the last, which data needs more.
+    pub(super) fn add_carrier(
+        &mut self,
+        owner: SnapshotId,
+        logical: u32,
+        must: bool,
+    ) -> Step<Option<u32>> {
         if let Some(spare) = self.take_spare()? {
             self.entries.assign(spare, owner.0, logical);
             self.layer_mut(owner, logical..logical + 1).insert(logical, spare);
             self.append_entry(spare);
             return Ok(Some(spare));
+        }
+        if !must && self.extents.available() <= self.geometry.data_extents() / DATA_SHARE {
+            return Ok(None);
         }
         match self.allocate(owner, logical) {
             Ok(entry) => Ok(Some(entry)),

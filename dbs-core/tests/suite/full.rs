@@ -1,8 +1,8 @@
 //! A store that looks full and is not: what a writer gets while background jobs run.
 
-use crate::common::{BLOCK, Mem, init, open, pattern};
+use crate::common::{BLOCK, FixedEnv, Mem, init, open, options, pattern};
 use dbs_core::store::SnapshotOptions;
-use dbs_core::{ErrorKind, Store, Volume};
+use dbs_core::{ErrorKind, InitOptions, Store, Volume};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -128,4 +128,48 @@ fn a_flatten_that_cannot_copy_keeps_no_extent() {
     store.flatten("clone", &mut |_, _| true).unwrap();
     assert_eq!(store.info().extents_free, free - 1);
     assert_eq!(store.check().unwrap().findings, []);
+}
+
+/// Found by review: without a spare entry left, each discard of a part of an extent took a data extent to mark
+/// zeros in, until there was none: discards filled the store, and writers were told so.
+#[test]
+fn discards_leave_the_last_extents_to_data() {
+    const EXTENTS: u64 = 128;
+    let size = Some(16 << 20);
+    let disk = Arc::new(Mem::new(16 << 20));
+    let options = InitOptions { size, max_size: size, ..options() };
+    Store::init_on(&*disk, &options, &FixedEnv::new(1)).unwrap();
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", EXTENTS * EXTENT).unwrap();
+    let v = store.volume("v").unwrap();
+    v.write_at(0, &pattern(1, (EXTENTS * EXTENT) as usize), false).unwrap();
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    store.create_volume("w", 1 << 30).unwrap();
+    let w = store.volume("w").unwrap();
+    let write = |at: u64| w.write_at(at * EXTENT, &[3; BLOCK], false);
+    let left = store.info().extents_total / 16 + 5;
+    let written = store.info().extents_free - left;
+    (0..written).for_each(|at| write(at).unwrap());
+    for extent in 0..EXTENTS {
+        v.discard(extent * EXTENT, BLOCK as u64).unwrap();
+    }
+    v.flush().unwrap();
+    let mut block = vec![0; BLOCK];
+    let mut zeros = 0;
+    for extent in 0..EXTENTS {
+        v.read_at(extent * EXTENT, &mut block).unwrap();
+        zeros += u64::from(block == [0; BLOCK]);
+        assert!(
+            block == [0; BLOCK]
+                || block == pattern(1, BLOCK * 16 * 128)[(extent * EXTENT) as usize..][..BLOCK]
+        );
+    }
+    assert!((64..EXTENTS).contains(&zeros), "{zeros}");
+    let free = store.info().extents_free;
+    assert_eq!(free, store.info().extents_total / 16, "they took what data needs");
+    // Who demands zeros gets them, and data finds room.
+    v.write_zeroes((EXTENTS - 1) * EXTENT, BLOCK as u64, false).unwrap();
+    v.read_at((EXTENTS - 1) * EXTENT, &mut block).unwrap();
+    assert!(block == [0; BLOCK]);
+    (written..written + free - 1).for_each(|at| write(at).unwrap());
 }
