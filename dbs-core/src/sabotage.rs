@@ -31,6 +31,8 @@ pub enum Bug {
     MergeBeforeFlush,
     /// A batch of merges is recorded when its first copy is written, before the others are.
     RecordMergesEarly,
+    /// A merge marks zeros in an entry that is in no record yet, and does not record it.
+    MarkUnrecorded,
     /// A snapshot's merge ignores the zero marks of the child.
     MergeIgnoresZeros,
     /// The checksum of a metadata block is not compared.
@@ -109,7 +111,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 50] = [
+    pub const ALL: [Self; 51] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -123,6 +125,7 @@ impl Bug {
         Self::ForgetZeroOnDiscard,
         Self::MergeBeforeFlush,
         Self::RecordMergesEarly,
+        Self::MarkUnrecorded,
         Self::MergeIgnoresZeros,
         Self::IgnoreBlockChecksum,
         Self::SkipEmptyFlush,

@@ -21,7 +21,8 @@ const INTENT_BUGS: [Bug; 7] = [
 ];
 
 /// Bugs that histories of requests beside one another are for.
-const REQUEST_BUGS: [Bug; 5] = [
+const REQUEST_BUGS: [Bug; 6] = [
+    Bug::MarkUnrecorded,
     Bug::WriteBesideHolds,
     Bug::ExcludeOwnLane,
     Bug::ReadOutsideFence,

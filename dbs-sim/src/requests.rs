@@ -2,10 +2,11 @@
 //! started, transferred and finished when its turn comes. Requests share the metadata, and commands
 //! have it alone; what one of them holds must keep the others away all the same.
 
-use crate::disk::{Medium, SimDisk};
+use crate::disk::{CrashMode, Medium, SimDisk};
 use crate::env::{SimEnv, TailPlace};
 use crate::image;
 use crate::machine::Config;
+use dbs_core::info::Severity;
 use dbs_core::io::Storage;
 use dbs_core::volume::{Finish, Read, Request, Start};
 use dbs_core::{ErrorKind, InitOptions, Store, Volume};
@@ -19,6 +20,8 @@ const EXTENT: u64 = 64 << 10;
 const BLOCKS: u64 = 2 * EXTENT / BLOCK;
 const VOLUMES: usize = 2;
 const STEPS: usize = 150;
+/// Times that the process ends on the way, about.
+const KILLS: usize = 2;
 /// Most requests on their way, and snapshots of a volume.
 const FLYING: usize = 8;
 const SNAPSHOTS: usize = 3;
@@ -44,12 +47,15 @@ enum Kind {
     Write(u8),
 }
 
-/// A volume, as it is now, as a kill must leave it, and its snapshots.
+/// A volume: as it is now, as a kill must leave it, and as a power loss may; and its snapshots.
 struct Side {
     name: &'static str,
     handle: Volume,
     now: Vec<May>,
     kept: Vec<May>,
+    older: Vec<May>,
+    /// Blocks that the head may hold itself. A write of any other leaves what is there, if it fails.
+    held: [bool; BLOCKS as usize],
     snapshots: Vec<(String, Vec<May>)>,
 }
 
@@ -57,6 +63,7 @@ struct Game {
     rng: fastrand::Rng,
     disk: Arc<SimDisk>,
     place: TailPlace,
+    env: Arc<SimEnv>,
     seed: u64,
     store: Store,
     filler: Volume,
@@ -75,8 +82,16 @@ type Outcome = Result<(), String>;
 /// What must not be.
 pub fn run(seed: u64) -> Outcome {
     let mut game = Game::new(seed)?;
-    (0..STEPS).try_for_each(|step| game.step().map_err(|e| format!("step {step}: {e}")))?;
-    game.kill()
+    if seed % 4 == 1 {
+        game.zeros_beside_a_write().map_err(|e| format!("opening: {e}"))?;
+    }
+    for step in 0..STEPS {
+        game.step().map_err(|e| format!("step {step}: {e}"))?;
+        if game.rng.usize(..STEPS) < KILLS {
+            game = game.end().map_err(|e| format!("step {step}: {e}"))?;
+        }
+    }
+    game.end().map(drop)
 }
 
 fn told(error: dbs_core::Error) -> String {
@@ -84,21 +99,25 @@ fn told(error: dbs_core::Error) -> String {
 }
 
 /// With a tail or without, as the seed says.
-fn open(disk: &Arc<SimDisk>, place: &TailPlace, seed: u64) -> Result<Store, String> {
+fn open(
+    disk: &Arc<SimDisk>,
+    place: &TailPlace,
+    env: &Arc<SimEnv>,
+    seed: u64,
+) -> Result<Store, String> {
     let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
     let tail = (!seed.is_multiple_of(3)).then(|| place.attach(disk));
-    Store::open_on(storage, tail, Arc::new(SimEnv::new(seed)), false)
-        .map(image::given)
-        .map_err(told)
+    Store::open_on(storage, tail, Arc::clone(env) as _, false).map(image::given).map_err(told)
 }
 
 impl Game {
     fn new(seed: u64) -> Result<Self, String> {
         let init = InitOptions { checksums: seed.is_multiple_of(2), ..Config::small(seed).init };
         let disk = Arc::new(SimDisk::new(Medium::file(4 << 20), seed));
-        Store::init_on(&*disk, &init, &SimEnv::new(seed)).map_err(told)?;
+        let env = Arc::new(SimEnv::new(seed));
+        Store::init_on(&*disk, &init, &*env).map_err(told)?;
         let place = TailPlace::default();
-        let store = open(&disk, &place, seed)?;
+        let store = open(&disk, &place, &env, seed)?;
         disk.set_atomic_from(store.info().metadata);
         let side = |name: &'static str| {
             store.create_volume(name, BLOCKS * BLOCK).map_err(told)?;
@@ -107,14 +126,16 @@ impl Game {
             handle.write_at(0, &[1; EXTENT as usize], true).map_err(told)?;
             let now: Vec<May> =
                 (0..BLOCKS).map(|block| vec![u8::from(block * BLOCK < EXTENT)]).collect();
-            Ok::<_, String>(Side { name, handle, kept: now.clone(), now, snapshots: Vec::new() })
+            let held = std::array::from_fn(|block| now[block] == [1]);
+            let (kept, older) = (now.clone(), now.clone());
+            Ok::<_, String>(Side { name, handle, kept, older, now, held, snapshots: Vec::new() })
         };
         let sides = ["a", "b"].map(side).into_iter().collect::<Result<_, _>>()?;
         store.create_volume("filler", 1 << 20).map_err(told)?;
         let filler = store.volume("filler").map_err(told)?;
         let rng = fastrand::Rng::with_seed(seed);
         let flying = Vec::new();
-        Ok(Self { rng, disk, place, seed, store, filler, sides, flying, last: 1, named: 0 })
+        Ok(Self { rng, disk, place, env, seed, store, filler, sides, flying, last: 1, named: 0 })
     }
 
     fn step(&mut self) -> Outcome {
@@ -135,6 +156,30 @@ impl Game {
         self.flying.iter().any(is)
     }
 
+    /// A write makes an entry in an extent whose zeros are those of a run below, and has not ended when
+    /// background work marks them in the entry; then it fails.
+    fn zeros_beside_a_write(&mut self) -> Outcome {
+        const FIRST: u64 = EXTENT / BLOCK;
+        let handle = self.sides[0].handle.clone();
+        let data = [1; EXTENT as usize];
+        handle.write_at(FIRST * BLOCK, &data, true).map_err(told)?;
+        (FIRST..BLOCKS).for_each(|block| self.wrote(0, block, 1, true));
+        self.snapshot(0)?;
+        self.zero(0, FIRST, EXTENT / BLOCK, false)?;
+        self.snapshot(0)?;
+        self.zero(0, FIRST + 1, 1, true)?;
+        self.write(0, FIRST + BLOCKS / 4)?;
+        self.delete_snapshot_at(0, 1)?;
+        for _ in 0..4 {
+            self.store.work_beside(8).map_err(told)?;
+        }
+        self.sides[0].held = [true; BLOCKS as usize];
+        match self.flying.pop() {
+            Some(flying) => self.fail(flying),
+            None => Ok(()),
+        }
+    }
+
     /// In few blocks, so that requests meet.
     fn block(&mut self) -> u64 {
         self.rng.u64(..4) * (BLOCKS / 4)
@@ -142,6 +187,10 @@ impl Game {
 
     fn start_write(&mut self, volume: usize) -> Outcome {
         let block = self.block();
+        self.write(volume, block)
+    }
+
+    fn write(&mut self, volume: usize, block: u64) -> Outcome {
         // Without checksums two such writes are both right, and nobody knows which one is there.
         let meets = self.writes(volume, Some(block));
         if self.flying.len() == FLYING || (meets && self.store.checksums().is_none()) {
@@ -177,6 +226,8 @@ impl Game {
     fn wrote(&mut self, volume: usize, block: u64, byte: u8, acknowledged: bool) {
         let (side, at) = (&mut self.sides[volume], block as usize);
         side.now[at] = vec![byte];
+        side.older[at].push(byte);
+        side.held[at] = true;
         match acknowledged {
             true => side.kept[at] = vec![byte],
             false => side.kept[at].push(byte),
@@ -253,14 +304,8 @@ impl Game {
                 Read::Done => fits(&buf, &may),
                 Read::Again => self.read_now(volume, block),
             },
-            Kind::Write(byte) if self.rng.u8(..10) == 0 => {
-                let failed = io::Error::from_raw_os_error(5);
-                if request.finish_write(Err(failed)).is_ok() {
-                    return Err("a failed write is a success".to_owned());
-                }
-                self.sides[volume].now[block as usize].push(byte);
-                self.sides[volume].kept[block as usize].push(byte);
-                Ok(())
+            Kind::Write(_) if self.rng.u8(..3) == 0 => {
+                self.fail(Flying { volume, block, request, buf, moved: true, kind })
             }
             Kind::Write(byte) => {
                 let finish = request.finish_write(Ok(())).map_err(told)?;
@@ -270,32 +315,83 @@ impl Game {
         }
     }
 
+    /// Ends a write that has failed, and may have reached the disk.
+    fn fail(&mut self, flying: Flying) -> Outcome {
+        let Flying { volume, block, mut request, kind, .. } = flying;
+        if request.finish_write(Err(io::Error::from_raw_os_error(5))).is_ok() {
+            return Err("a failed write is a success".to_owned());
+        }
+        let (side, at) = (&mut self.sides[volume], block as usize);
+        if let Kind::Write(byte) = kind
+            && side.held[at]
+        {
+            side.now[at].push(byte);
+            side.kept[at].push(byte);
+            side.older[at].push(byte);
+        }
+        let mut buf = [0; BLOCK as usize];
+        if self.writes(volume, Some(block)) {
+            return Ok(());
+        }
+        self.sides[volume].handle.read_at(block * BLOCK, &mut buf).map_err(told)?;
+        fits(&buf, &self.sides[volume].now[at]).map_err(|e| format!("failed write: {e}"))
+    }
+
+    /// Zeros, written or by a discard, of blocks that no write is on its way to.
+    fn zero(&mut self, volume: usize, first: u64, count: u64, written: bool) -> Outcome {
+        if (first..first + count).any(|block| self.writes(volume, Some(block))) {
+            return Ok(());
+        }
+        let (handle, at, bytes) = (&self.sides[volume].handle, first * BLOCK, count * BLOCK);
+        match written {
+            true => handle.write_zeroes(at, bytes, false),
+            false => handle.discard(at, bytes),
+        }
+        .map_err(told)?;
+        for block in first..first + count {
+            self.wrote(volume, block, 0, true);
+            self.sides[volume].held[block as usize] = false;
+        }
+        Ok(())
+    }
+
     /// What is finished is durable now.
     fn durable(&mut self) {
-        self.sides.iter_mut().for_each(|side| side.kept.clone_from(&side.now));
+        for side in &mut self.sides {
+            side.kept.clone_from(&side.now);
+            side.older.clone_from(&side.now);
+        }
     }
 
     /// One that waits for none of what is on its way.
     fn command(&mut self, volume: usize) -> Outcome {
         let is_written = self.writes(volume, None);
         let any_written = self.flying.iter().any(|flying| matches!(flying.kind, Kind::Write(_)));
-        match self.rng.u8(..9) {
+        match self.rng.u8(..11) {
             0 if !is_written => self.snapshot(volume),
             1 if !is_written => self.rollback(volume),
             2 => self.delete_snapshot(volume),
-            3 if !is_written => {
-                let extent = self.rng.u64(..2);
-                self.sides[volume].handle.discard(extent * EXTENT, EXTENT).map_err(told)?;
-                let (first, count) = (extent * EXTENT / BLOCK, EXTENT / BLOCK);
-                (first..first + count).for_each(|block| self.wrote(volume, block, 0, true));
-                Ok(())
+            3 => {
+                let first = self.rng.u64(..2) * EXTENT / BLOCK;
+                self.zero(volume, first, EXTENT / BLOCK, false)
+            }
+            9 | 10 => {
+                let count = self.rng.u64(1..6);
+                let first = self.rng.u64(..=BLOCKS - count);
+                let written = self.rng.bool();
+                self.zero(volume, first, count, written)
             }
             4 => {
                 self.store.flush().map_err(told)?;
                 self.durable();
                 Ok(())
             }
-            5 if !any_written => self.store.work(8).map(drop).map_err(told),
+            5 => {
+                self.store.work_beside(8).map_err(told)?;
+                // What was a deleted snapshot's may be the head's now.
+                self.sides.iter_mut().for_each(|side| side.held = [true; BLOCKS as usize]);
+                Ok(())
+            }
             6 => self.fill(),
             7 => self.store.close_checksums(Duration::ZERO).map_err(told),
             8 if !any_written => self.store.crowd_checksums(self.rng.bool()).map_err(told),
@@ -312,6 +408,7 @@ impl Game {
         let name = self.named.to_string();
         self.store.create_snapshot(side.name, &name, &Default::default()).map_err(told)?;
         side.snapshots.push((name, side.now.clone()));
+        side.held = [false; BLOCKS as usize];
         self.durable();
         Ok(())
     }
@@ -321,6 +418,7 @@ impl Game {
         let Some((name, content)) = self.rng.choice(&side.snapshots) else { return Ok(()) };
         self.store.rollback(side.name, name).map_err(told)?;
         side.now.clone_from(content);
+        side.held = [false; BLOCKS as usize];
         self.durable();
         Ok(())
     }
@@ -331,6 +429,11 @@ impl Game {
             return Ok(());
         }
         let at = self.rng.usize(..side.snapshots.len());
+        self.delete_snapshot_at(volume, at)
+    }
+
+    fn delete_snapshot_at(&mut self, volume: usize, at: usize) -> Outcome {
+        let side = &mut self.sides[volume];
         match self.store.delete_snapshot(side.name, &side.snapshots[at].0) {
             Ok(()) => drop(side.snapshots.remove(at)),
             // Somebody reads it.
@@ -350,34 +453,82 @@ impl Game {
         self.filler.write_at(at, &[0xee; EXTENT as usize], false).map_err(told)
     }
 
-    /// Kills the process with all that is on its way: what was acknowledged is there.
-    fn kill(mut self) -> Outcome {
+    /// Ends the process with all that is on its way, or the machine, and goes on: what was acknowledged is there,
+    /// or what was durable.
+    fn end(mut self) -> Result<Self, String> {
+        let lost = self.rng.u8(..3) == 0;
         for flying in &self.flying {
             if let Kind::Write(byte) = flying.kind {
-                self.sides[flying.volume].kept[flying.block as usize].push(byte);
+                let (side, at) = (&mut self.sides[flying.volume], flying.block as usize);
+                side.kept[at].push(byte);
+                side.older[at].push(byte);
             }
         }
         self.disk.stop();
         self.place.kill();
         self.flying.clear();
-        let kept: Vec<_> = self.sides.drain(..).map(|side| (side.name, side.kept)).collect();
-        let Self { disk, place, seed, store, filler, .. } = self;
+        let old: Vec<_> = self.sides.drain(..).map(Old::from).collect();
+        let Self { mut rng, mut disk, place, env, seed, store, filler, last, named, .. } = self;
         drop((filler, store));
         disk.revive();
-        let store = open(&disk, &place, seed)?;
-        for (name, kept) in &kept {
-            let handle = store.volume(name).map_err(told)?;
-            for (block, may) in (0..).zip(kept) {
+        if lost {
+            let mode = CrashMode::random(&mut rng);
+            disk = Arc::new(disk.crash_image(&mut rng, mode));
+            place.lose();
+            env.reboot();
+        }
+        let how = if lost { "power lost" } else { "killed" };
+        let store = open(&disk, &place, &env, seed)?;
+        let sides = old.into_iter().map(|old| old.find(&store, lost));
+        let sides = sides.collect::<Result<_, _>>().map_err(|e| format!("{how}: {e}"))?;
+        let report = store.check().map_err(told)?;
+        if report.worst() == Some(Severity::Corrupt) {
+            return Err(format!("{how}: {report:?}"));
+        }
+        let filler = store.volume("filler").map_err(told)?;
+        let flying = Vec::new();
+        Ok(Self { rng, disk, place, env, seed, store, filler, sides, flying, last, named })
+    }
+}
+
+/// What is known of a volume whose process has ended.
+struct Old {
+    name: &'static str,
+    kept: Vec<May>,
+    older: Vec<May>,
+    snapshots: Vec<(String, Vec<May>)>,
+}
+
+impl From<Side> for Old {
+    fn from(side: Side) -> Self {
+        let Side { name, kept, older, snapshots, .. } = side;
+        Self { name, kept, older, snapshots }
+    }
+}
+
+impl Old {
+    /// Compares what is there, which is what the volume holds from here on.
+    fn find(self, store: &Store, lost: bool) -> Result<Side, String> {
+        let found = |spec: &str, may: &[May]| {
+            let handle = store.volume(spec).map_err(told)?;
+            let mut now = Vec::new();
+            for (block, may) in (0..).zip(may) {
                 let mut buf = [0; BLOCK as usize];
                 handle.read_at(block * BLOCK, &mut buf).map_err(told)?;
-                fits(&buf, may).map_err(|e| format!("{name}, block {block}, killed: {e}"))?;
+                fits(&buf, may).map_err(|e| format!("{spec}, block {block}: {e}"))?;
+                now.push(vec![buf[0]]);
             }
-        }
-        let report = store.check().map_err(told)?;
-        match report.worst() {
-            None | Some(dbs_core::info::Severity::Leak) => Ok(()),
-            Some(_) => Err(format!("{report:?}")),
-        }
+            Ok::<_, String>(now)
+        };
+        let now = found(self.name, if lost { &self.older } else { &self.kept })?;
+        let snapshots = self.snapshots.into_iter().map(|(name, may)| {
+            let content = found(&format!("{}@{name}", self.name), &may)?;
+            Ok::<_, String>((name, content))
+        });
+        let snapshots = snapshots.collect::<Result<_, _>>()?;
+        let handle = store.volume(self.name).map_err(told)?;
+        let (kept, older, held) = (now.clone(), now.clone(), [true; BLOCKS as usize]);
+        Ok(Side { name: self.name, handle, now, kept, older, held, snapshots })
     }
 }
 

@@ -350,6 +350,18 @@ impl Meta {
         true
     }
 
+    /// Entries in no record yet that are not as they were made: without data, and with the zeros of the spare
+    /// entry that each will replace.
+    pub fn wrong_unlogged(&self) -> impl Iterator<Item = u32> {
+        let unlogged = self.unlogged.iter().map(|(entry, replaced)| (*entry, *replaced));
+        let wrong = unlogged.filter(|(entry, replaced)| {
+            let zero = self.entries.zero_bits(*entry);
+            let other = replaced.is_some_and(|spare| self.entries.zero_bits(spare) != zero);
+            other || !self.entries.data_bits(*entry).is_empty()
+        });
+        wrong.map(|(entry, _)| entry)
+    }
+
     /// Frees an entry that no layer map refers to any more.
     pub(super) fn free_entry(&mut self, entry: u32) {
         self.entries.release(entry);

@@ -115,8 +115,15 @@ impl Meta {
         self.slim(owner, logical, entry)
     }
 
+    /// Whoever changes an entry has recorded it: if the write that made it fails, what is in no record goes.
+    fn check_recorded(&self, entry: u32) {
+        let planted = sabotage::is(Bug::MarkUnrecorded);
+        debug_assert!(planted || !self.unlogged.contains_key(&entry), "it is in no record");
+    }
+
     /// Sets blocks of an entry, recording it unless the entry is in no record yet.
     pub(super) fn fill(&mut self, entry: u32, blocks: Range<u32>, state: FillState) {
+        self.check_recorded(entry);
         self.forget_entry(entry);
         self.entries.fill(entry, blocks.clone(), state);
         if !self.unlogged.contains_key(&entry) {
@@ -131,6 +138,7 @@ impl Meta {
 
     /// Sets any set of blocks of an entry, in one record.
     pub(super) fn fill_all(&mut self, entry: u32, blocks: &Bits, state: FillState) {
+        self.check_recorded(entry);
         self.forget_entry(entry);
         for run in blocks.runs(self.blocks_per_extent()) {
             self.entries.fill(entry, run, state);

@@ -206,6 +206,11 @@ impl Inner {
             let text = format!("{known} extents accounted for of {total}: space is lost");
             find(Severity::Leak, None, text);
         }
+        for entry in meta.wrong_unlogged() {
+            let text = "it is in no record yet, and not as it was made: what it says may be lost"
+                .to_owned();
+            find(Severity::Corrupt, Some(u64::from(entry)), text);
+        }
         if !meta.entries.counts_are(&counting) {
             let text = "the counts of data blocks of each snapshot are wrong in memory: open the \
                         store again";

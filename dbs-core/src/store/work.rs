@@ -7,10 +7,12 @@ use crate::format::Geometry;
 use crate::info::WorkReport;
 use crate::io::buffer::AlignedBuf;
 use crate::io::{ReadRequest, WriteRequest};
+use crate::meta::Meta;
 use crate::meta::locks::Space;
 use crate::meta::merge::{Copy, Merge, Work};
 use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
+use std::ops::Range;
 use std::sync::PoisonError;
 
 /// Extents given back to the device together, neighbours in one request.
@@ -26,6 +28,28 @@ impl Store {
     /// # Errors
     /// `Io`, `Poisoned`.
     pub fn work(&self, steps: u64) -> Result<WorkReport> {
+        self.work_while(steps, |_| true)
+    }
+
+    /// As [`Store::work`], for who has writes on their way on this thread: it does not wait for them either.
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(feature = "sabotage")]
+    #[doc(hidden)]
+    pub fn work_beside(&self, steps: u64) -> Result<WorkReport> {
+        self.work_while(steps, |merge| {
+            let mut meta = self.inner.meta();
+            let blocks = blocks_of(&meta, merge);
+            let hold = meta.locks.queue(merge.lock, blocks, true);
+            let granted = meta.locks.granted(hold);
+            meta.locks.release(hold);
+            granted
+        })
+    }
+
+    /// Does background work until a merge may not be done.
+    fn work_while(&self, steps: u64, may: impl Fn(&Merge) -> bool) -> Result<WorkReport> {
         self.inner.check_writable()?;
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut done, mut waits) = (0, false);
@@ -41,6 +65,10 @@ impl Store {
                 Work::Commit => {
                     self.inner.commit()?;
                     done += 1;
+                }
+                Work::Merge(merge) if !may(&merge) => {
+                    waits = true;
+                    break;
                 }
                 Work::Merge(merge) => {
                     self.inner.merge(&merge)?;
@@ -123,6 +151,14 @@ impl Store {
     }
 }
 
+/// The blocks of the extents that are merged.
+fn blocks_of(meta: &Meta, merge: &Merge) -> Range<u64> {
+    let ends = merge.extents.first().zip(merge.extents.last());
+    ends.map_or(0..0, |(first, last)| {
+        meta.extent_blocks(*first).start..meta.extent_blocks(*last).end
+    })
+}
+
 /// What a step of background work uses stays as it is until this is dropped.
 pub(super) struct Uses<'a>(&'a Inner);
 
@@ -149,13 +185,7 @@ impl Inner {
     }
 
     fn merge(&self, merge: &Merge) -> Result<()> {
-        let (Some(first), Some(last)) = (merge.extents.first(), merge.extents.last()) else {
-            return Ok(());
-        };
-        let blocks = {
-            let meta = self.meta();
-            meta.extent_blocks(*first).start..meta.extent_blocks(*last).end
-        };
+        let blocks = blocks_of(&self.meta(), merge);
         let _hold = self.hold_in(merge.lock, blocks, true);
         let _uses = self.uses();
         let plans = self.meta().plan_merges(merge);
@@ -199,7 +229,7 @@ impl Inner {
     /// Applies the outcome of a background step. Where no tail keeps its records they are
     /// committed before anybody can write in place to what they moved: such a write needs no
     /// record of its own, and must not be lost with them.
-    pub(super) fn finish(&self, apply: impl FnOnce(&mut crate::meta::Meta)) -> Result<()> {
+    pub(super) fn finish(&self, apply: impl FnOnce(&mut Meta)) -> Result<()> {
         let must_commit = {
             let mut meta = self.meta();
             apply(&mut meta);
