@@ -142,7 +142,12 @@ pub trait Export: Send + Sync {
     }
     /// Metadata contexts whose names start with `prefix`.
     fn contexts(&self, prefix: &str) -> Vec<String>;
-    /// Status of the range in a context, from `offset` on without gaps: at least one extent, at
+    /// What [`Export::block_status`] calls a context that a client selects: what a name in it means may be
+    /// something else later. None if there is no such context.
+    fn select(&self, context: &str) -> Option<String> {
+        self.contexts(context).into_iter().find(|name| name == context)
+    }
+    /// Status of the range in a context that was selected, from `offset` on without gaps: at least one extent, at
     /// most `limit`, together at most `length` bytes; fewer where all of them would take long.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ pub struct Handshake {
     refusal: Option<(u32, String)>,
     no_zeroes: bool,
     style: Style,
-    /// Export they were selected for, and their names; the id is the index.
+    /// Export they were selected for, and what it calls them; the id is the index.
     contexts: Option<(String, Vec<String>)>,
 }
 
@@ -235,18 +235,16 @@ impl Handshake {
         // Whatever happens now, an earlier selection is over.
         self.contexts = None;
         let Some((request, export)) = self.meta_request(data, replies) else { return };
-        let mut names: Vec<String> = Vec::new();
+        let mut selected: Vec<String> = Vec::new();
         for query in request.queries {
-            let known = !names.contains(&query) && export.contexts(&query).contains(&query);
-            if known {
-                names.push(query);
+            let Some(context) = export.select(&query) else { continue };
+            if !selected.contains(&context) {
+                replies.meta_context(selected.len() as u32, &query);
+                selected.push(context);
             }
         }
-        for (id, name) in names.iter().enumerate() {
-            replies.meta_context(id as u32, name);
-        }
         replies.ack();
-        self.contexts = Some((request.name, names));
+        self.contexts = Some((request.name, selected));
     }
 
     fn meta_request(

@@ -137,7 +137,8 @@ pub struct Reply {
 }
 
 impl Session {
-    /// A session on `export`; the id of a context is its index in `contexts`.
+    /// A session on `export`; the id of a context is its index in `contexts`, as [`Export::select`]
+    /// calls them.
     #[must_use]
     pub fn new(export: Arc<dyn Export>, style: Style, contexts: Vec<String>) -> Self {
         let (size, read_only) = (export.size(), export.read_only());

@@ -1,7 +1,8 @@
 //! A store's volumes and snapshots as exports: `volume` (writable) and `volume@snapshot`.
 //!
 //! Contexts: `base:allocation`, and `dbs:diff:SNAPSHOT` for each snapshot of the volume, whose
-//! flags are 0 (same as in that snapshot), 1 (may differ), 2 (may differ, reads as zeros).
+//! flags are 0 (same as in that snapshot), 1 (may differ), 2 (may differ, reads as zeros). What a client has
+//! selected is that snapshot, whatever it and its volume are called later.
 
 use super::export::{
     BASE_ALLOCATION, Export, Exports, Extent, Failure, Peer, Result, ZeroOptions, push_extent,
@@ -9,10 +10,12 @@ use super::export::{
 use super::rules::{Access, ExportRules};
 use super::wire::{Errno, extent_flag};
 use dbs_core::info::{Holder, HolderKind, MapRange, RangeState};
+use dbs_core::store::uuid_text;
 use dbs_core::units::BLOCK_BYTES;
-use dbs_core::volume::Finish;
+use dbs_core::volume::{Finish, Observed, Observer};
 use dbs_core::{DirectIo, Error, ErrorKind, Store, Volume, format_size};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Prefix of the contexts that compare with a snapshot.
 pub const DIFF_PREFIX: &str = "dbs:diff:";
@@ -91,12 +94,19 @@ impl Exports for StoreExports {
             alone: false,
             remedy: format!("disconnect it first, for example with `dbs clients kick {}`", peer.id),
         };
+        let seen = self.store.observe(&spec);
         let volume = match self.filling {
             true => self.store.open_to_fill(&spec, Some(holder))?,
             false => self.store.volume_for(&spec, holder)?.complete()?,
         };
+        // Open, it is not deleted: if that is what has the name, that was opened.
+        let seen = seen?;
+        if spec_of(&seen.look()?) != spec {
+            return Err(Error::not_found(format!("`{spec}` was renamed meanwhile")).into());
+        }
         let read_only = read_only || volume.read_only() || self.is_written(&spec);
-        Ok(Arc::new(StoreExport { store: self.store.clone(), volume, read_only }))
+        let (store, compared) = (self.store.clone(), Mutex::default());
+        Ok(Arc::new(StoreExport { store, volume, seen, compared, read_only }))
     }
 
     fn direct_io(&self) -> Option<DirectIo> {
@@ -128,8 +138,15 @@ impl Exports for StoreExports {
 struct StoreExport {
     store: Store,
     volume: Volume,
+    /// What is open, whatever it is called now.
+    seen: Observer,
+    /// Snapshots that it was compared with, by identity.
+    compared: Mutex<HashMap<String, Observer>>,
     read_only: bool,
 }
+
+/// How often what is compared may be renamed while it is.
+const RENAMED_MAX: usize = 8;
 
 impl StoreExport {
     /// Volume and, for a snapshot, its name.
@@ -152,14 +169,47 @@ impl StoreExport {
         Ok(extents)
     }
 
+    /// Compares with the snapshot of this identity.
     fn diff(&self, from: &str, offset: u64, length: u64, limit: usize) -> Result<Vec<Extent>> {
-        let (volume, to) = self.parts();
-        let points = (Some(from), to);
-        let (ranges, told) = self.store.diff_part(volume, points, (offset, length), limit)?;
-        let mut extents = Vec::new();
-        push_diff(&mut extents, &ranges, offset, told);
-        extents.truncate(limit);
-        Ok(extents)
+        let from = self.compared_with(from)?;
+        let names = || Ok::<_, Error>((from.look()?, self.seen.look()?));
+        for _ in 0..RENAMED_MAX {
+            let now = names()?;
+            let (base, volume) = (spec_of(&now.0), &now.1.volume);
+            let points = (Some(&*base), now.1.snapshot.as_deref());
+            let found = self.store.diff_part(volume, points, (offset, length), limit);
+            let after = names()?;
+            if spec_of(&now.0) == spec_of(&after.0) && spec_of(&now.1) == spec_of(&after.1) {
+                let (ranges, told) = found?;
+                let mut extents = Vec::new();
+                push_diff(&mut extents, &ranges, offset, told);
+                extents.truncate(limit);
+                return Ok(extents);
+            }
+        }
+        Err(Error::busy("what is compared is renamed all the time").into())
+    }
+
+    fn compared_with(&self, uuid: &str) -> Result<Observer> {
+        let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = compared.get(uuid) {
+            return Ok(known.clone());
+        }
+        let all = self.seen.snapshots()?.into_iter();
+        let found = all.map(|(_, snapshot)| snapshot).find(|s| uuid_text(&s.uuid()) == uuid);
+        let found = found.ok_or_else(|| {
+            Error::not_found("the snapshot to compare with was deleted since it was selected")
+        })?;
+        compared.insert(uuid.to_owned(), found.clone());
+        Ok(found)
+    }
+}
+
+/// What something is called now.
+fn spec_of(seen: &Observed) -> String {
+    match &seen.snapshot {
+        Some(snapshot) => format!("{}@{snapshot}", seen.volume),
+        None => seen.volume.clone(),
     }
 }
 
@@ -231,11 +281,19 @@ impl Export for StoreExport {
         let mut contexts = vec![BASE_ALLOCATION.to_owned()];
         // The snapshots are looked up only for who may want them.
         if prefix.starts_with(DIFF_PREFIX) || DIFF_PREFIX.starts_with(prefix) {
-            let snapshots = self.store.snapshots(self.parts().0, false).unwrap_or_default();
-            contexts.extend(snapshots.into_iter().map(|s| format!("{DIFF_PREFIX}{}", s.name)));
+            let snapshots = self.seen.snapshots().unwrap_or_default();
+            contexts.extend(snapshots.into_iter().map(|(name, _)| format!("{DIFF_PREFIX}{name}")));
         }
         contexts.retain(|name| name.starts_with(prefix));
         contexts
+    }
+
+    fn select(&self, context: &str) -> Option<String> {
+        let Some(snapshot) = context.strip_prefix(DIFF_PREFIX) else {
+            return (context == BASE_ALLOCATION).then(|| context.to_owned());
+        };
+        let found = self.seen.snapshot(snapshot).ok()?;
+        Some(format!("{DIFF_PREFIX}{}", uuid_text(&found.uuid())))
     }
 
     fn block_status(

@@ -92,6 +92,41 @@ fn volumes_and_snapshots_are_exports() {
 }
 
 #[test]
+fn a_difference_stays_one_to_the_snapshot_that_was_selected() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let store = new_store(dir);
+    let snapshot = |spec: &str| {
+        let (volume, name) = spec.split_once('@').unwrap();
+        store.create_snapshot(volume, name, &SnapshotOptions::default()).unwrap();
+    };
+    store.create_volume("vol", MIB).unwrap();
+    let server = serve(&store, dir, false);
+    let mut head = connect(dir, "vol");
+    head.write_at(0, &[1; 4096], false).unwrap();
+    drop(head);
+    snapshot("vol@one");
+    let mut head = connect(dir, "vol");
+    head.write_at(8192, &[2; 4096], false).unwrap();
+    let right = extents([(8192, 0), (4096, 1), (MIB - 12288, 0)]);
+    let mut is_right = |what: &str| {
+        assert_eq!(head.block_status("dbs:diff:one", 0, MIB).unwrap(), right, "{what}");
+    };
+    is_right("at first");
+    store.rename_snapshot("vol", "one", "old").unwrap();
+    is_right("renamed");
+    snapshot("vol@one");
+    is_right("another has the name");
+    store.rename_volume("vol", "gone").unwrap();
+    store.create_volume("vol", MIB).unwrap();
+    snapshot("vol@one");
+    is_right("the volume was renamed, and another has its name");
+    store.delete_snapshot("gone", "old").unwrap();
+    assert!(head.block_status("dbs:diff:one", 0, MIB).is_err(), "it was deleted");
+    server.stop();
+}
+
+#[test]
 fn a_read_only_server_refuses_writes_and_a_full_store_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
