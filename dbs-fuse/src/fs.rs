@@ -1,7 +1,7 @@
 //! The kernel's requests. Each is answered by the thread that took it: as many run at once as there
 //! are threads, each with one buffer, and no more memory is in flight.
 
-use crate::node::{Kind, Node};
+use crate::node::{Kind, Node, look};
 use crate::view::{Entry, Result, View, extended, file_type, gone};
 use dbs_core::ErrorKind;
 use dbs_core::io::buffer::AlignedBuf;
@@ -109,19 +109,16 @@ impl Tree {
         let node = self.view.node(number)?;
         match &node.kind {
             Kind::Snapshot(image) | Kind::Head(image) => {
-                let seen = image.look().map_err(gone)?;
+                let (seen, mark) = look(&self.view.store, image).map_err(gone)?;
                 if seen.incomplete {
                     return Err(Errno::ESTALE);
                 }
-                let settled = seen.settled;
-                if settled && !node.settle() || !self.view.options.live {
-                    return Ok((NO_HANDLE, FopenFlags::FOPEN_KEEP_CACHE));
-                }
-                // The first one to open it after it has changed lets the kernel drop what it has.
-                let flags = if settled { FopenFlags::empty() } else { FopenFlags::FOPEN_DIRECT_IO };
-                if !settled {
-                    node.unsettle();
-                }
+                // The first one to open it after it may have changed lets the kernel drop what it has.
+                let flags = match node.keeps(mark) || !self.view.options.live {
+                    true => FopenFlags::FOPEN_KEEP_CACHE,
+                    false if seen.settled => FopenFlags::empty(),
+                    false => FopenFlags::FOPEN_DIRECT_IO,
+                };
                 Ok((NO_HANDLE, flags))
             }
             Kind::StoreJson | Kind::Info(_) | Kind::Map(_) => {

@@ -2,7 +2,7 @@
 
 use crate::fs::Tree;
 use crate::mounts::{self, FILE_SYSTEM};
-use crate::node::Kind;
+use crate::node::{Kind, look};
 use crate::view::{Options, View};
 use dbs_core::{Error, ErrorKind, Result, Store};
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
@@ -124,8 +124,8 @@ impl Watcher {
     }
 }
 
-/// Lets the kernel drop what it keeps of snapshots that were deleted, or whose content is no longer
-/// sure to stay. All else it asks for each time.
+/// Lets the kernel drop what it keeps of snapshots that were deleted, or whose content may be another one: a
+/// file that is open for long has its cache for as long. All else it asks for each time.
 fn watch(view: &View, notifier: &Notifier, stop: &AtomicBool) {
     let mut seen = view.store.changes();
     while !stop.load(Ordering::SeqCst) {
@@ -136,7 +136,11 @@ fn watch(view: &View, notifier: &Notifier, stop: &AtomicBool) {
         seen = changes;
         for (number, node) in view.nodes.all() {
             let Kind::Snapshot(image) = &node.kind else { continue };
-            if image.look().is_ok_and(|seen| seen.settled) || node.unsettle() {
+            let keeps = match look(&view.store, image) {
+                Ok((_, mark)) => node.keeps(mark),
+                Err(_) => node.lose(),
+            };
+            if keeps {
                 continue;
             }
             // Fails only if the kernel knows it no longer.

@@ -1,10 +1,10 @@
 //! What the kernel knows of the tree: nodes, their numbers, and how often it has been told of them.
 
 use dbs_core::Store;
-use dbs_core::volume::Observer;
+use dbs_core::volume::{Observed, Observer};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Number of the root.
@@ -100,19 +100,37 @@ impl Kind {
 pub struct Node {
     /// What it is.
     pub kind: Kind,
-    /// Data bytes of a snapshot that stays as it is.
-    settled_bytes: OnceLock<u64>,
-    /// Data bytes of what may change, as last counted.
+    /// Data bytes, as last counted.
     counted: Mutex<Option<Counted>>,
-    /// The content may have changed since the kernel cached it.
-    unsettled: AtomicBool,
+    /// The content when it was last looked at, if it was to stay as it was: the kernel's cache has no other.
+    cached: Mutex<Option<Mark>>,
+    /// It was deleted, and the kernel was told.
+    lost: AtomicBool,
     /// Bytes of the text that was made when it was last opened; 0 before.
     text_bytes: AtomicU64,
+}
+
+/// A content that stays as it is, unless there was both a change of the store (of what volumes are: that one is
+/// rebuilt among others) and one of the volume's content. Of either alone nothing follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// [`Store::changes`], asked for before the look.
+    pub changes: u64,
+    /// `Observed::writes`.
+    pub writes: u64,
+}
+
+impl Mark {
+    fn is_of(self, other: Self) -> bool {
+        self.changes == other.changes || self.writes == other.writes
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Counted {
     bytes: u64,
+    /// Of a content that stays.
+    mark: Option<Mark>,
     requests: u64,
     at: Instant,
     took: Duration,
@@ -123,21 +141,24 @@ impl Node {
     pub fn new(kind: Kind) -> Self {
         Self {
             kind,
-            settled_bytes: OnceLock::new(),
             counted: Mutex::new(None),
-            unsettled: AtomicBool::new(false),
+            cached: Mutex::new(None),
+            lost: AtomicBool::new(false),
             text_bytes: AtomicU64::new(0),
         }
     }
 
-    /// Notes that the content may change; whether it may have before.
-    pub fn unsettle(&self) -> bool {
-        self.unsettled.swap(true, Ordering::SeqCst)
+    /// Whether the content is sure to be what it was at the last look, and the kernel may keep what it has
+    /// cached since; notes what it is now: none for a content that does not stay.
+    pub fn keeps(&self, now: Option<Mark>) -> bool {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *cached, now);
+        matches!((before, now), (Some(before), Some(now)) if before.is_of(now))
     }
 
-    /// The content stays as it is from now on; whether it may have changed before.
-    pub fn settle(&self) -> bool {
-        self.unsettled.swap(false, Ordering::SeqCst)
+    /// Notes that it was deleted; whether that was noted before.
+    pub fn lose(&self) -> bool {
+        self.lost.swap(true, Ordering::SeqCst)
     }
 
     /// The size of a text that is only made to be read: as it was then, 0 if it never was.
@@ -150,9 +171,10 @@ impl Node {
         self.text_bytes.store(bytes as u64, Ordering::SeqCst);
     }
 
-    /// Data bytes of an image as far as they are known without walking it.
+    /// Data bytes of an image as they were last counted, unless they are being counted.
     pub fn known_bytes(&self) -> Option<u64> {
-        self.settled_bytes.get().copied()
+        let counted = self.counted.try_lock().ok()?;
+        counted.map(|counted| counted.bytes)
     }
 
     /// Data bytes of an image. Of what stays as it is they are counted once; else again when
@@ -163,24 +185,30 @@ impl Node {
         live: bool,
         observer: &Observer,
     ) -> dbs_core::Result<u64> {
-        if let Some(bytes) = self.settled_bytes.get() {
-            return Ok(*bytes);
-        }
-        if !live || observer.look()?.settled {
-            let bytes = observer.data_bytes()?;
-            return Ok(*self.settled_bytes.get_or_init(|| bytes));
-        }
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(last) = *counted
-            && (last.requests == store.requests() || last.at.elapsed() < last.took * COUNT_SHARE)
-        {
-            return Ok(last.bytes);
+        let (_, mark) = look(store, observer)?;
+        if let Some(last) = *counted {
+            let same = matches!((last.mark, mark), (Some(last), Some(now)) if last.is_of(now));
+            let recent = last.at.elapsed() < last.took * COUNT_SHARE;
+            if !live || same || last.requests == store.requests() || recent {
+                return Ok(last.bytes);
+            }
         }
         let (requests, begun) = (store.requests(), Instant::now());
         let bytes = observer.data_bytes()?;
-        *counted = Some(Counted { bytes, requests, at: Instant::now(), took: begun.elapsed() });
+        *counted =
+            Some(Counted { bytes, mark, requests, at: Instant::now(), took: begun.elapsed() });
         Ok(bytes)
     }
+}
+
+/// Looks at an image, with the mark of its content if that stays as it is.
+pub fn look(store: &Store, image: &Observer) -> dbs_core::Result<(Observed, Option<Mark>)> {
+    // Before the look: what changes in between has another mark the next time.
+    let changes = store.changes();
+    let seen = image.look()?;
+    let mark = seen.settled.then_some(Mark { changes, writes: seen.writes });
+    Ok((seen, mark))
 }
 
 /// The nodes that the kernel knows.
@@ -258,4 +286,25 @@ fn place(known: &HashMap<u64, Known>, kind: &Kind) -> u64 {
         number = number.wrapping_add(KINDS).max(FIXED + 1);
     }
     number
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by review: a rebuild that began and ended between two looks.
+    #[test]
+    fn the_kernel_keeps_only_what_cannot_be_other_than_before() {
+        let node = Node::new(Kind::Root);
+        let mark = |changes, writes| Some(Mark { changes, writes });
+        assert!(!node.keeps(mark(1, 1)), "nothing is known of what was before");
+        assert!(node.keeps(mark(1, 1)));
+        assert!(node.keeps(mark(1, 9)), "the head was written");
+        assert!(node.keeps(mark(5, 9)), "something was renamed");
+        assert!(!node.keeps(mark(6, 12)), "it may have been rebuilt");
+        assert!(node.keeps(mark(6, 12)));
+        assert!(!node.keeps(None) && !node.keeps(None), "it is being rebuilt");
+        assert!(!node.keeps(mark(8, 12)), "it was read while it was");
+        assert!(node.keeps(mark(9, 12)));
+    }
 }

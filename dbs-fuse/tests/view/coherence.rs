@@ -63,6 +63,31 @@ fn what_is_made_appears_and_what_is_written_is_read() {
 }
 
 #[test]
+fn what_was_rebuilt_under_an_open_file_is_read_anew() {
+    if !can_mount() {
+        return;
+    }
+    let server = Server::new(64 << 20);
+    server.ask(&json!(["create", "v", 1 << 20]));
+    server.ask(&json!(["write", "v", 0, 1, 4096]));
+    server.ask(&json!(["snapshot", "v", "s"]));
+    let file = File::open(server.path("volumes/v/snapshots/s.raw")).unwrap();
+    assert_eq!(read(&file, 0).unwrap(), noise(1, 4096));
+    for round in 2..6 {
+        server.ask(&json!(["rebuilding", "v", true]));
+        // The kernel has been told by then, and keeps what is read while it is rebuilt.
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(read(&file, 0).unwrap(), noise(round - 1, 4096), "round {round}");
+        server.ask(&json!(["fill", "v", "s", 0, round]));
+        server.ask(&json!(["rebuilding", "v", false]));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while read(&file, 0).unwrap() != noise(round, 4096) {
+            assert!(Instant::now() < deadline, "round {round}: the content of before");
+        }
+    }
+}
+
+#[test]
 fn what_is_deleted_is_stale_and_never_something_else() {
     if !can_mount() {
         return;
