@@ -98,7 +98,7 @@ impl BackupStore {
         let others = self.images()?;
         let Some(referenced) = self.referenced(&others)? else { return Ok(()) };
         let mut garbage = Vec::new();
-        self.walk(&blocks(), work, &mut |path| {
+        self.walk(&blocks(), work, &mut |path, _| {
             if names::block_of(path).is_some_and(|name| !referenced.contains(&name)) {
                 garbage.push(path.to_owned());
             }

@@ -481,7 +481,7 @@ mod tests {
             self.inner.list(folder)
         }
 
-        fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+        fn walk(&self, folder: &str, found: crate::objects::Found<'_>) -> Result<()> {
             self.inner.walk(folder, found)
         }
 

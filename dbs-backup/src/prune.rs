@@ -12,6 +12,7 @@ use dbs_core::{Error, ErrorKind, Result};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// How many backups of a volume to keep, by each rule. None of a rule that is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,11 +51,12 @@ pub struct Judged {
 type Period = fn(usize, Timestamp) -> [i64; 4];
 
 impl Retention {
-    /// What keeps each of these backups, which were asked for at these times.
+    /// What keeps each of these backups, which were asked for at these times; of the same time, the later one is the
+    /// newer.
     #[must_use]
     pub fn judge(&self, times: &[Timestamp]) -> Vec<Vec<&'static str>> {
         let mut newest: Vec<_> = times.iter().enumerate().collect();
-        newest.sort_by_key(|(_, time)| std::cmp::Reverse(**time));
+        newest.sort_by_key(|(index, time)| std::cmp::Reverse((**time, *index)));
         let mut kept = vec![Vec::new(); times.len()];
         for (name, count, period) in self.rules() {
             let mut seen = None;
@@ -178,13 +180,42 @@ impl BackupStore {
                 Ok(time) => timed.push((time, judged(vec![]))),
             }
         }
-        timed.sort_by_key(|(time, _)| *time);
+        let timed = self.in_order(volume, timed)?;
         let times: Vec<_> = timed.iter().map(|(time, _)| *time).collect();
         let kept = retention.judge(&times);
         others.extend(
             timed.into_iter().zip(kept).map(|((_, judged), kept_by)| Judged { kept_by, ..judged }),
         );
         Ok(others)
+    }
+
+    /// Oldest first. Of backups of one second, the one is newer whose facts were written later; if that is not known
+    /// either, the last one of the volume is.
+    fn in_order(
+        &self,
+        volume: &str,
+        mut timed: Vec<(Timestamp, Judged)>,
+    ) -> Result<Vec<(Timestamp, Judged)>> {
+        timed.sort_by_key(|(time, _)| *time);
+        let mut last = None;
+        for same in timed.chunk_by_mut(|(one, _), (other, _)| one == other) {
+            if same.len() == 1 {
+                continue;
+            }
+            if last.is_none() {
+                // The order is no reason not to judge.
+                last = self.volume(volume).ok().map(|config| config.last_backup_name);
+            }
+            let mut written = HashMap::new();
+            for (_, judged) in same.iter() {
+                let stat = self.objects.stat(&names::backup_config(volume, &judged.backup))?;
+                written.insert(judged.backup.clone(), stat.map(|stat| stat.modified));
+            }
+            same.sort_by_key(|(_, judged)| {
+                (written.get(&judged.backup).copied(), last.as_ref() == Some(&judged.backup))
+            });
+        }
+        Ok(timed)
     }
 }
 
@@ -218,6 +249,13 @@ mod tests {
         assert_eq!(of(Retention { yearly: 1, ..none }), ["", "", "", "", "yearly"]);
         let both = Retention { last: 1, daily: 2, yearly: 2, ..none };
         assert_eq!(of(both), ["", "yearly", "", "daily", "last daily yearly"]);
+    }
+
+    #[test]
+    fn of_one_second_the_later_one_is_newer() {
+        let times = ["2025-01-01T05:00:00Z"; 3];
+        let retention = Retention { last: 1, daily: 1, ..Default::default() };
+        assert_eq!(kept(&retention, &times), ["", "", "last daily"]);
     }
 
     #[test]

@@ -125,7 +125,7 @@ impl BackupStore {
         // Facts before blocks, durably, and the lock last.
         for folder in [names::backups(volume), names::blocks(volume)] {
             let mut all = Vec::new();
-            self.walk(&folder, work, &mut |path| all.push(path.to_owned()))?;
+            self.walk(&folder, work, &mut |path, _| all.push(path.to_owned()))?;
             self.sweep(&folder, all, &lock, work)?;
             self.objects.settle()?;
         }
@@ -179,7 +179,7 @@ impl BackupStore {
         }
         let folder = names::blocks(volume);
         let mut garbage = Vec::new();
-        self.walk(&folder, work, &mut |path| match names::block_of(path) {
+        self.walk(&folder, work, &mut |path, _| match names::block_of(path) {
             Some(name) if others.referenced.contains(&name) => removed.blocks_left += 1,
             Some(_) => garbage.push(path.to_owned()),
             None if path.contains(TEMPORARY) => garbage.push(path.to_owned()),

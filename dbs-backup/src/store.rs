@@ -207,26 +207,29 @@ impl BackupStore {
         self.objects.put(&names::volume_config(&volume.name), &config::encode(volume)?)
     }
 
-    /// The blocks that are there.
+    /// The blocks that are there. An empty file is none: a power loss can leave one where a program wrote a block
+    /// without a sync.
     pub(crate) fn blocks(&self, volume: &str, work: &mut Work<'_>) -> Result<HashSet<BlockName>> {
         let mut found = HashSet::new();
-        self.walk(&names::blocks(volume), work, &mut |path| found.extend(names::block_of(path)))?;
+        self.walk(&names::blocks(volume), work, &mut |path, size| {
+            found.extend(names::block_of(path).filter(|_| size != Some(0)));
+        })?;
         Ok(found)
     }
 
-    /// Calls `found` with the path, below the folder, of every object below a folder. The caller can end it at any time:
+    /// As [`Objects::walk`]. The caller can end it at any time:
     /// a list can be long, and the server slow.
     pub(crate) fn walk(
         &self,
         folder: &str,
         work: &mut Work<'_>,
-        found: &mut (dyn FnMut(&str) + Send),
+        found: &mut (dyn FnMut(&str, Option<u64>) + Send),
     ) -> Result<()> {
         let (found, stop) = (Mutex::new(found), &*self.stop);
         let walk = |()| {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-            self.objects.walk(folder, &mut |path| {
-                found(path);
+            self.objects.walk(folder, &mut |path, size| {
+                found(path, size);
                 if stop.load(Ordering::SeqCst) { Err(pool::interrupted()) } else { Ok(()) }
             })
         };

@@ -59,6 +59,19 @@ struct Blobs {
 #[serde(rename_all = "PascalCase")]
 struct Named {
     name: String,
+    properties: Option<Properties>,
+}
+
+#[derive(Deserialize)]
+struct Properties {
+    #[serde(rename = "Content-Length")]
+    length: Option<String>,
+}
+
+impl Named {
+    fn size(&self) -> Option<u64> {
+        self.properties.as_ref()?.length.as_ref()?.trim().parse().ok()
+    }
 }
 
 /// Opens the container that a URL names, and tries whether it can be listed.
@@ -207,7 +220,10 @@ fn listed(text: &str) -> Result<Page> {
         quick_xml::de::from_str(text.trim_start_matches('\u{feff}')).map_err(|e| {
             Error::io(std::io::Error::other(e.to_string()), "reading a list of blobs")
         })?;
-    let names = blobs.blob.into_iter().chain(blobs.blob_prefix).map(|named| named.name);
+    let names = blobs.blob.into_iter().chain(blobs.blob_prefix).map(|named| {
+        let size = named.size();
+        (named.name, size)
+    });
     Ok(Page { names: names.collect(), next: next_marker.filter(|marker| !marker.is_empty()) })
 }
 
@@ -249,10 +265,11 @@ mod tests {
     fn what_is_no_whole_list() {
         let page = listed(
             "\u{feff}<?xml version=\"1.0\"?><EnumerationResults ContainerName=\"c\"><Prefix>p/</Prefix><Blobs>\
-             <Blob><Name>p/a</Name></Blob><BlobPrefix><Name>p/x/</Name></BlobPrefix></Blobs>\
+             <Blob><Name>p/a</Name><Properties><Etag>x</Etag><Content-Length>7</Content-Length></Properties></Blob><BlobPrefix><Name>p/x/</Name></BlobPrefix></Blobs>\
              <NextMarker>m</NextMarker></EnumerationResults>",
         );
-        let (names, next) = (vec!["p/a".to_owned(), "p/x/".to_owned()], Some("m".to_owned()));
+        let names = vec![("p/a".to_owned(), Some(7)), ("p/x/".to_owned(), None)];
+        let next = Some("m".to_owned());
         assert_eq!(page.unwrap(), Page { names, next });
         let empty = "<EnumerationResults><Blobs/><NextMarker/></EnumerationResults>";
         assert_eq!(listed(empty).unwrap(), Page { names: Vec::new(), next: None });

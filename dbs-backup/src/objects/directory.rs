@@ -1,6 +1,6 @@
 //! Objects as files in a directory: `vfs://`, and what is mounted for `nfs://` and `cifs://`.
 
-use super::{Objects, Stat, missing, too_long};
+use super::{Found, Objects, Stat, missing, too_long};
 use crate::names::{BASE, TEMPORARY};
 use dbs_core::{Error, Result};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -116,17 +116,13 @@ impl Directory {
         }
     }
 
-    fn walk_folder(
-        &self,
-        folder: &Path,
-        prefix: &str,
-        found: &mut dyn FnMut(&str) -> Result<()>,
-    ) -> Result<()> {
+    fn walk_folder(&self, folder: &Path, prefix: &str, found: Found<'_>) -> Result<()> {
         for (name, is_folder) in entries(folder)? {
             let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}/{name}") };
             // Three levels are the deepest that there are; what is deeper is none of ours.
             if !is_folder {
-                found(&path)?;
+                let metadata = fs::symlink_metadata(folder.join(&name));
+                found(&path, metadata.ok().map(|metadata| metadata.len()))?;
             } else if path.matches('/').count() < DEPTH {
                 self.walk_folder(&folder.join(&name), &path, found)?;
             }
@@ -172,7 +168,7 @@ impl Objects for Directory {
         Ok(entries(&self.at(folder))?.into_iter().map(|(name, _)| name).collect())
     }
 
-    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    fn walk(&self, folder: &str, found: Found<'_>) -> Result<()> {
         self.walk_folder(&self.at(folder), "", found)
     }
 
@@ -296,12 +292,12 @@ mod tests {
         assert!(objects.list("backupstore/x").unwrap().is_empty());
         let mut all = Vec::new();
         objects
-            .walk("backupstore", &mut |path| {
-                all.push(path.to_owned());
+            .walk("backupstore", &mut |path, size| {
+                all.push((path.to_owned(), size.unwrap()));
                 Ok(())
             })
             .unwrap();
-        assert_eq!(all, ["a/b/one", "a/two"]);
+        assert_eq!(all, [("a/b/one".to_owned(), 3), ("a/two".to_owned(), 3)]);
         assert_eq!(objects.stat("backupstore/a/two").unwrap().unwrap().size, 3);
         assert_eq!(objects.stat("backupstore/a").unwrap(), None);
         objects.remove("backupstore/a/b/one").unwrap();

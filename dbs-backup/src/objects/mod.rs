@@ -23,6 +23,9 @@ pub struct Stat {
     pub modified: SystemTime,
 }
 
+/// What is called for each object of a walk.
+pub type Found<'a> = &'a mut dyn FnMut(&str, Option<u64>) -> Result<()>;
+
 /// Keeps objects: byte strings under paths. Many threads may use it at once.
 ///
 /// Errors are `NotFound` where said so, `Io` for whatever may be better later, and others.
@@ -37,8 +40,9 @@ pub trait Objects: Send + Sync {
     fn stat(&self, path: &str) -> Result<Option<Stat>>;
     /// The names right below a folder, of objects and of folders. A folder that is not there is empty.
     fn list(&self, folder: &str) -> Result<Vec<String>>;
-    /// Calls `found` with the path, below the folder, of every object below a folder.
-    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()>;
+    /// Calls `found` with the path, below the folder, of every object below a folder, and with its bytes where that
+    /// is known.
+    fn walk(&self, folder: &str, found: Found<'_>) -> Result<()>;
     /// Removes an object, if it is there.
     fn remove(&self, path: &str) -> Result<()>;
     /// Removes everything below a folder, and the folder.

@@ -1,7 +1,7 @@
 //! Objects of a server: what S3 and Azure have in common.
 
 use super::http::{Answer, Variables};
-use super::{Objects, Stat, missing};
+use super::{Found, Objects, Stat, missing};
 use crate::names::BlockName;
 use crate::pool;
 use crate::url::{Url, encode};
@@ -49,8 +49,8 @@ pub(crate) struct Call<'a> {
 /// A part of a list.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    /// Names, with the prefix of all names.
-    pub names: Vec<String>,
+    /// Names, with the prefix of all names; and bytes, where the server says them.
+    pub names: Vec<(String, Option<u64>)>,
     /// Where the next one begins; none is the end.
     pub next: Option<String>,
 }
@@ -100,12 +100,7 @@ impl<S: Service> Remote<S> {
     }
 
     /// Calls `found` with what each name has after the folder.
-    fn each(
-        &self,
-        folder: &str,
-        delimited: bool,
-        found: &mut dyn FnMut(&str) -> Result<()>,
-    ) -> Result<()> {
+    fn each(&self, folder: &str, delimited: bool, found: Found<'_>) -> Result<()> {
         let before = format!("{}{folder}/", self.service.prefix());
         let (mut token, mut empty) = (None, 0);
         // A server that gives pages again does not end. Tokens can be long: hashes of them are enough.
@@ -113,12 +108,12 @@ impl<S: Service> Remote<S> {
         loop {
             let page = self.service.page(&before, delimited, token.as_deref(), PAGE)?;
             empty += 1;
-            for name in &page.names {
+            for (name, size) in &page.names {
                 match name.strip_prefix(&before).map(|rest| rest.trim_end_matches('/')) {
                     None | Some("") => {}
                     Some(rest) => {
                         empty = 0;
-                        found(rest)?;
+                        found(rest, *size)?;
                     }
                 }
             }
@@ -171,7 +166,7 @@ impl<S: Service> Objects for Remote<S> {
 
     fn list(&self, folder: &str) -> Result<Vec<String>> {
         let mut all = Vec::new();
-        self.each(folder, true, &mut |name| {
+        self.each(folder, true, &mut |name, _| {
             all.push(name.to_owned());
             Ok(())
         })?;
@@ -179,7 +174,7 @@ impl<S: Service> Objects for Remote<S> {
         Ok(all)
     }
 
-    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    fn walk(&self, folder: &str, found: Found<'_>) -> Result<()> {
         self.each(folder, false, found)
     }
 
@@ -189,7 +184,7 @@ impl<S: Service> Objects for Remote<S> {
 
     fn remove_all(&self, folder: &str) -> Result<()> {
         let mut all = Vec::new();
-        self.walk(folder, &mut |path| {
+        self.walk(folder, &mut |path, _| {
             all.push(format!("{folder}/{path}"));
             Ok(())
         })?;
@@ -269,13 +264,13 @@ mod tests {
 
     fn walk(pages: &[(&[&str], Option<&str>)]) -> Result<Vec<String>> {
         let page = |(names, next): &(&[&str], Option<&str>)| Page {
-            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            names: names.iter().map(|name| ((*name).to_owned(), None)).collect(),
             next: next.map(str::to_owned),
         };
         let pages = Pages(pages.iter().map(page).collect(), 0.into());
         let remote = Remote { service: pages, stop: Arc::default() };
         let mut all = Vec::new();
-        remote.walk("f", &mut |name| {
+        remote.walk("f", &mut |name, _| {
             all.push(name.to_owned());
             Ok(())
         })?;

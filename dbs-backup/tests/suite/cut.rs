@@ -86,6 +86,46 @@ fn an_incremental_backup() {
     );
 }
 
+/// Found by review: a power loss where upstream wrote a block without a sync.
+#[test]
+fn an_empty_file_is_no_block() {
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    let volume = volume(7, 5);
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let mut first = true;
+    objects.edit(".blk", |content| {
+        if std::mem::take(&mut first) {
+            content.clear();
+        }
+    });
+    let bad = |backup: &str| {
+        let mut progress = |_, _| true;
+        store.verify(VOLUME, backup, false, &mut Work::new(&mut progress)).unwrap().bad.len()
+    };
+    assert_eq!(bad("backup-1"), 1);
+    create(&store, "backup-2", &volume.get("one")).unwrap();
+    assert_eq!((bad("backup-1"), bad("backup-2")), (0, 0), "it was written again");
+    let disk = Disk::new(vec![0; volume.get("one").content().len()]);
+    restore(&store, "backup-1", &disk, Onto::Empty).unwrap();
+    assert!(disk.content() == volume.get("one").content());
+}
+
+/// Found by review: by name alone, the older one was kept.
+#[test]
+fn of_backups_of_one_second_the_one_made_last_is_the_newest() {
+    let objects = Arc::new(Memory::default());
+    let store = store(&objects);
+    let volume = volume(7, 1);
+    for backup in ["backup-2", "backup-1", "backup-3"] {
+        create(&store, backup, &volume.get("one")).unwrap();
+    }
+    let retention = Retention { last: 1, ..Retention::default() };
+    let judged = store.judge(VOLUME, &retention).unwrap();
+    let kept = judged.iter().filter(|judged| !judged.kept_by.is_empty());
+    assert_eq!(kept.map(|judged| &*judged.backup).collect::<Vec<_>>(), ["backup-3"]);
+}
+
 #[test]
 fn a_deletion() {
     at_every_call(

@@ -39,7 +39,7 @@ fn blocks(root: &Path) -> usize {
     let mut count = 0;
     let objects = Directory::open(root).unwrap();
     objects
-        .walk("backupstore/backing-images/blocks", &mut |_| {
+        .walk("backupstore/backing-images/blocks", &mut |_, _| {
             count += 1;
             Ok(())
         })

@@ -1,7 +1,7 @@
 //! Objects in memory that fail when told to, and volumes in memory.
 
 use dbs_backup::config::BackupConfig;
-use dbs_backup::objects::{Objects, Stat};
+use dbs_backup::objects::{Found, Objects, Stat};
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, CreateOptions, Created, Onto, Restored, Source, Target, Work};
 use dbs_core::{Error, Result};
@@ -161,10 +161,12 @@ impl Objects for Memory {
         })
     }
 
-    fn walk(&self, folder: &str, found: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
+    fn walk(&self, folder: &str, found: Found<'_>) -> Result<()> {
         let paths = self.call(|| self.paths())?;
-        let below = paths.iter().filter_map(|path| path.strip_prefix(&format!("{folder}/")));
-        below.into_iter().try_for_each(found)
+        let size = |path: &String| self.objects.lock().unwrap().get(path).map(|o| o.0.len() as u64);
+        let prefix = format!("{folder}/");
+        let below = paths.iter().filter_map(|path| Some((path.strip_prefix(&prefix)?, size(path))));
+        below.into_iter().try_for_each(|(path, size)| found(path, size))
     }
 
     fn remove(&self, path: &str) -> Result<()> {

@@ -103,7 +103,7 @@ fn facts_are_the_same_bytes_again() {
         let objects = Directory::open(&fixtures.join(method.name())).unwrap();
         let mut files = 0;
         objects
-            .walk("backupstore", &mut |path| {
+            .walk("backupstore", &mut |path, _| {
                 if !path.ends_with(".cfg") {
                     return Ok(());
                 }
@@ -198,7 +198,7 @@ fn both_directions() {
 
 fn store_blocks(root: &Path, count: &mut usize) {
     let objects = Directory::open(root).unwrap();
-    let walked = objects.walk("backupstore", &mut |path| {
+    let walked = objects.walk("backupstore", &mut |path, _| {
         *count += usize::from(path.ends_with(".blk"));
         Ok(())
     });

@@ -29,6 +29,7 @@ struct Listed {
 #[serde(rename_all = "PascalCase")]
 struct Object {
     key: String,
+    size: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -57,8 +58,10 @@ pub fn page(text: &str) -> Result<Page> {
         let what = "it is not whole, and does not say where it goes on";
         return Err(Error::io(std::io::Error::other(what), format!("reading {WHAT}")));
     }
-    let keys = listed.contents.into_iter().map(|object| object.key);
-    let names = keys.chain(listed.common_prefixes.into_iter().map(|prefix| prefix.prefix));
+    let size = |object: &Object| object.size.as_ref().and_then(|size| size.trim().parse().ok());
+    let keys = listed.contents.into_iter().map(|object| (size(&object), object.key));
+    let keys = keys.map(|(size, key)| (key, size));
+    let names = keys.chain(listed.common_prefixes.into_iter().map(|prefix| (prefix.prefix, None)));
     Ok(Page { names: names.collect(), next: next.filter(|_| listed.is_truncated) })
 }
 
@@ -96,7 +99,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(page.next.as_deref(), Some("a&b="));
-        assert_eq!(page.names, ["p/a<b", "p/c", "p/x/"]);
+        let names = [("p/a<b", Some(3)), ("p/c", None), ("p/x/", None)];
+        assert_eq!(page.names, names.map(|(name, size)| (name.to_owned(), size)));
         let text = "<Error><Code>NoSuchKey</Code><Message>no</Message></Error>";
         assert_eq!(error_text(text), "NoSuchKey: no");
         assert_eq!(error_text("oops\nmore"), "oops");
@@ -107,7 +111,7 @@ mod tests {
     fn what_is_no_whole_list() {
         let list = |inner: &str| page(&format!("<ListBucketResult>{inner}</ListBucketResult>"));
         let one = "<Contents><Key>a</Key></Contents>";
-        assert_eq!(list("<IsTruncated>false</IsTruncated>").unwrap().names, [""; 0]);
+        assert_eq!(list("<IsTruncated>false</IsTruncated>").unwrap().names, []);
         for inner in [
             one.to_owned(),
             format!("<IsTruncated>true</IsTruncated>{one}"),
