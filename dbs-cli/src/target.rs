@@ -63,7 +63,7 @@ impl Target {
     /// # Errors
     /// Those of the store; `Interrupted`, with the command itself done.
     pub fn settle(&self, context: &Context) -> Result<()> {
-        let Self::Live(store @ AnyStore::Idle(_)) = self else { return Ok(()) };
+        let Self::Live(store @ AnyStore::Idle(..)) = self else { return Ok(()) };
         context.stop.on_signals()?;
         let mut meter = context.meter(label(&Request::VolumeTrim), Unit::Steps);
         store.settle(&mut |progress| watch(&mut meter, progress))

@@ -108,7 +108,7 @@ impl Shared {
         open.iter().filter_map(Weak::upgrade).for_each(|slot| slot.clear());
         match &*store {
             // Reads that still run on other threads keep the file a moment longer.
-            AnyStore::Idle(store) => store.clone().close(),
+            AnyStore::Idle(store, _) => store.clone().close(),
             AnyStore::Served(_) => Ok(()),
         }
     }
@@ -281,7 +281,7 @@ impl RawStore {
         let store = self.shared.store()?;
         Ok(py.detach(|| match &*store {
             AnyStore::Served(server) => server.server_process(),
-            AnyStore::Idle(_) => None,
+            AnyStore::Idle(..) => None,
         }))
     }
 }

@@ -228,6 +228,8 @@ impl Detach {
             // It is left over: the server could not take it over.
             Err(error) if error.kind() == ErrorKind::NotFound && self.force => {
                 remove_unserved(&runtime_dir, &attached)?;
+                // It looks what is left, and lets go of what the device held.
+                server.call(&Request::DeviceList, &mut |_| true)?;
                 context.done(&Attached { state: State::Dead, pid: None, ..attached }, &message)
             }
             result => context.done(&result?, &message),

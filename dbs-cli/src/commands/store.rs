@@ -15,7 +15,7 @@ use dbs_core::info::{CheckReport, ChecksumInfo, Severity, StoreInfo};
 use dbs_core::store::{is_same_place, parse_uuid};
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, ErrorKind, InitOptions, Result, Store, format_size};
-use dbs_ublk::list;
+use dbs_ublk::first_left;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -79,6 +79,7 @@ impl Format {
         };
         match Store::init(path, &options) {
             Err(found) if self.force && found.kind() == ErrorKind::Exists => {
+                check_unattached(context, path)?;
                 confirm(context, &format!("{found}. Destroy what is there?"))?;
                 Store::init(path, &InitOptions { force: true, ..options })
             }
@@ -96,6 +97,20 @@ impl Init {
         let info = self.format.init(context, path, self.format.size)?;
         let size = format_size(info.size);
         context.done(&info, &format!("made the store {}, {size}", path.display()))
+    }
+}
+
+/// Refuses what makes another store of the one at `path`, if one is there: its devices wait for it.
+fn check_unattached(context: &Context, path: &Path) -> Result<()> {
+    // What has no key is no store.
+    let Ok(key) = store_key(path) else { return Ok(()) };
+    match first_left(&context.runtime_dir(), &key) {
+        None => Ok(()),
+        Some(device) => Err(Error::busy(format!(
+            "{} is attached as {}, which would lose its store: detach it first",
+            device.spec(),
+            device.device.display()
+        ))),
     }
 }
 
@@ -218,16 +233,9 @@ type Uuid = [u8; 16];
 impl NewUuid {
     pub fn run(self, context: &Context) -> Result<()> {
         let path = context.store()?;
-        let attached = list(&context.runtime_dir(), Some(&store_key(path)?));
-        if let Some(device) = attached.first() {
-            return Err(Error::busy(format!(
-                "{} is attached as {}, which would lose its store: detach it first",
-                device.spec(),
-                device.device.display()
-            )));
-        }
+        check_unattached(context, path)?;
         let info = context.with(true, |target| match target {
-            Target::Live(AnyStore::Idle(store)) => {
+            Target::Live(AnyStore::Idle(store, _)) => {
                 store.set_uuid(self.uuid)?;
                 Ok(store.info())
             }
@@ -310,7 +318,7 @@ impl Dump {
         context.with(false, |target| {
             let mut out = io::BufWriter::with_capacity(1 << 16, Stdout);
             match target {
-                Target::Live(AnyStore::Idle(store)) => store.dump(&mut out)?,
+                Target::Live(AnyStore::Idle(store, _)) => store.dump(&mut out)?,
                 Target::Live(AnyStore::Served(server)) => {
                     let mut meter = context.meter("dumping", Unit::Bytes);
                     server.dump(&mut out, &mut |progress| watch(&mut meter, progress))?;

@@ -48,7 +48,7 @@ impl Create {
     }
 
     fn on(&self, target: &Target, image: &Path) -> Result<Value> {
-        let Target::Live(AnyStore::Idle(store)) = target else {
+        let Target::Live(AnyStore::Idle(store, _)) = target else {
             return Err(Error::unsupported(
                 "a volume on an image is made in an idle store: end the server of the store, make the volume, \
                  and start the server with --backing-file",

@@ -3,10 +3,12 @@
 use crate::remote::{RemoteStore, replaced};
 use dbs_control::api::{self, Request};
 use dbs_control::{Watch, listening, socket_path, store_key, store_place};
-use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
+use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store, Volume};
 use dbs_transfer::StoreAccess;
+use dbs_ublk::hold_waiting;
 use nix::unistd::Uid;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -15,8 +17,9 @@ use std::path::Path;
 /// An open or a served store: commands and data alike for both.
 #[allow(clippy::large_enum_variant, reason = "there is one of it")]
 pub enum AnyStore {
-    /// Nobody served it; it is open here.
-    Idle(Store),
+    /// Nobody served it; it is open here. Devices that wait for the next server hold their volumes, as far as
+    /// the store is written.
+    Idle(Store, BTreeMap<u32, Volume>),
     /// A server owns it.
     Served(RemoteStore),
 }
@@ -31,7 +34,14 @@ impl AnyStore {
     pub fn open(path: &Path, options: &OpenOptions, runtime_dir: &Path) -> Result<Self> {
         let refused = match Store::open(path, options) {
             Err(error) if error.kind() == ErrorKind::Busy || is_denied(&error) => error,
-            opened => return opened.map(Self::Idle),
+            opened => {
+                let store = opened?;
+                let held = match options.read_only {
+                    true => BTreeMap::new(),
+                    false => hold_waiting(&store, runtime_dir),
+                };
+                return Ok(Self::Idle(store, held));
+            }
         };
         match find_server(path, runtime_dir) {
             Ok(server) => Ok(Self::Served(server)),
@@ -53,7 +63,7 @@ impl AnyStore {
     /// The command's; `Io` if the connection to the server fails: it may then have succeeded.
     pub fn call(&self, request: &Request, watch: &mut Watch<'_>) -> Result<Value> {
         match self {
-            Self::Idle(store) => {
+            Self::Idle(store, _) => {
                 api::execute(store, request, &mut |progress| watch(Some(progress)))
             }
             Self::Served(server) => server.call(request, watch),
@@ -66,7 +76,7 @@ impl AnyStore {
     /// # Errors
     /// Those of the store; `Interrupted` if `watch` stopped it. The commands themselves are done.
     pub fn settle(&self, watch: &mut Watch<'_>) -> Result<()> {
-        let Self::Idle(_) = self else { return Ok(()) };
+        let Self::Idle(..) = self else { return Ok(()) };
         self.call(&Request::VolumeTrim, watch).map(drop).map_err(|error| match error.kind() {
             ErrorKind::Interrupted => Error::new(
                 ErrorKind::Interrupted,
@@ -84,7 +94,7 @@ impl AnyStore {
     /// `NotFound`, and those of the connection.
     pub fn check_same(&self, spec: &str, uuid: &str) -> Result<()> {
         let now = match self {
-            Self::Idle(store) => {
+            Self::Idle(store, _) => {
                 let seen = store.observe(spec)?;
                 match seen.snapshot_info()? {
                     Some(snapshot) => snapshot.uuid,
@@ -100,7 +110,7 @@ impl AnyStore {
     #[must_use]
     pub fn access(&self) -> &(dyn StoreAccess + Sync) {
         match self {
-            Self::Idle(store) => store,
+            Self::Idle(store, _) => store,
             Self::Served(server) => server,
         }
     }
@@ -111,7 +121,7 @@ impl AnyStore {
     /// Those of [`Store::close`].
     pub fn close(self) -> Result<()> {
         match self {
-            Self::Idle(store) => store.close(),
+            Self::Idle(store, _) => store.close(),
             Self::Served(_) => Ok(()),
         }
     }

@@ -130,6 +130,8 @@ impl Serving {
             options.reactor(),
             options.workers,
         ));
+        // Before anybody can be a client. Their users have waited since the last server ended.
+        devices.hold_left_over();
         let exports = StoreExports::new(store.clone(), options.open.read_only);
         let exports = exports.with_rules(options.exports.clone());
         let filling = Arc::new(exports.to_fill());
@@ -153,28 +155,20 @@ impl Serving {
             devices: Arc::clone(&devices),
             extension: extension.clone(),
         });
-        // Before anybody asks for anything: users of these devices have waited since the last
-        // server ended.
-        devices.recover()?;
-        let default = socket_path(&options.runtime_dir, &key_of(&store)?);
-        let mut control: Vec<dbs_control::Server> = Vec::new();
-        for path in std::iter::once(&default).chain(&options.control) {
-            let start = match *path == default {
-                true => dbs_control::Server::start_for,
-                false => dbs_control::Server::start_named,
-            };
-            match start(path, service.clone(), &options.access) {
-                Ok(server) => control.push(server),
-                Err(e) => {
-                    control.into_iter().for_each(dbs_control::Server::stop);
-                    devices.leave();
-                    return Err(e);
-                }
-            }
-        }
         let interval = (!options.open.read_only).then_some(options.commit_interval);
         let housekeeping = Housekeeping::start(store.clone(), interval)?;
-        Ok(Self { store, control, service, nbd, devices, housekeeping, extension })
+        // Before anybody asks for anything.
+        let begun = devices.recover().and_then(|()| open_control(options, &service));
+        match begun {
+            Ok(control) => {
+                Ok(Self { store, control, service, nbd, devices, housekeeping, extension })
+            }
+            Err(e) => {
+                devices.leave();
+                housekeeping.stop();
+                Err(e)
+            }
+        }
     }
 
     /// The control sockets.
@@ -229,6 +223,23 @@ impl Serving {
     }
 }
 
+/// Opens all control sockets, or none.
+fn open_control(
+    options: &ServeOptions,
+    service: &Arc<StoreService>,
+) -> Result<Vec<dbs_control::Server>> {
+    let default = socket_path(&options.runtime_dir, &service.key()?);
+    let first = dbs_control::Server::start_for(&default, service.clone(), &options.access)?;
+    let Some(path) = &options.control else { return Ok(vec![first]) };
+    match dbs_control::Server::start_named(path, service.clone(), &options.access) {
+        Ok(second) => Ok(vec![first, second]),
+        Err(e) => {
+            first.stop();
+            Err(e)
+        }
+    }
+}
+
 /// Who asks for plain reads and writes of the store gets them for sockets, too.
 fn reactor_driver(open: &OpenOptions) -> dbs_reactor::Driver {
     match open.driver {
@@ -276,8 +287,7 @@ impl StoreService {
             _ => {
                 let settled = self.devices.settle_before(request);
                 let mut value = execute_logged(&self.store, request, progress)?;
-                drop(settled);
-                self.devices.follow(request);
+                self.devices.follow(request, settled);
                 if let Request::VolumeResize { volume, .. } = request
                     && let Some(size) = self.devices.size(volume)
                 {

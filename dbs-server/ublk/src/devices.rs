@@ -1,11 +1,11 @@
 //! The block devices of one store: attaching, detaching, and taking over what a dead server left.
 
 use super::device::{Device, explain};
+use super::held::{find_again, hold, hold_waiting};
 use super::options::{AttachOptions, FLAGS, MAX_IO_BYTES, params};
 use super::record::{Attached, LINKS, Record, State, block_size, find, records, spec, state};
 use super::volume::{self, Target};
 use dbs_control::api::Request;
-use dbs_core::info::{Holder, HolderKind};
 use dbs_core::{Error, ErrorKind, Result, Store, Volume, format_size};
 use dbs_frontend::{Pool, lock};
 use dbs_reactor::ublk::{Control, DeviceInfo, NewDevice, Params, block_path};
@@ -27,6 +27,8 @@ pub struct Devices {
     workers: usize,
     pool: Mutex<Option<Arc<Pool>>>,
     serving: Mutex<BTreeMap<u32, Serving>>,
+    /// What devices hold that wait to be taken over, or that could not be, by number.
+    left: Mutex<BTreeMap<u32, Volume>>,
     /// Held while devices come and go, which may take long.
     changing: Mutex<()>,
     /// Set when no more is to be waited for.
@@ -57,6 +59,7 @@ impl Devices {
             workers: workers.max(1),
             pool: Mutex::default(),
             serving: Mutex::default(),
+            left: Mutex::default(),
             changing: Mutex::default(),
             leaving: AtomicBool::new(false),
         }
@@ -100,11 +103,14 @@ impl Devices {
         let target = self.target(handle, read_only)?;
         // Until then its number is that of nobody, or of another device.
         let recorded = Cell::new(false);
+        let mut held = None;
         let device = {
-            let record = &mut record;
+            let (record, held) = (&mut record, &mut held);
             let added = |info: &DeviceInfo| {
-                recorded.set(true);
                 (record.id, record.queues, record.depth) = (info.id, info.queues, info.depth);
+                // Before anybody can use it: nobody takes content from its users.
+                *held = Some(hold(&self.store, record)?);
+                recorded.set(true);
                 // From here on the next server finds it, should this one die.
                 record.save(&self.runtime_dir)
             };
@@ -119,7 +125,7 @@ impl Devices {
         self.relink(&mut record);
         log::info("attached", &[("volume", &spec), ("device", &block_path(record.id).display())]);
         let attached = record.attached(State::Live, Some(std::process::id()));
-        let volume = self.hold(&record)?;
+        let Some(volume) = held else { unreachable!("a device starts when it was added") };
         let serving = Serving { record, volume, device };
         lock(&self.serving).insert(attached_id(&serving), serving);
         Ok(attached)
@@ -154,6 +160,7 @@ impl Devices {
     /// What is attached, by this server.
     #[must_use]
     pub fn list(&self) -> Vec<Attached> {
+        self.release_removed();
         let pid = Some(std::process::id());
         let attached = |serving: &Serving| {
             let state = if serving.device.failure().is_some() { State::Dead } else { State::Live };
@@ -176,30 +183,35 @@ impl Devices {
         self.changing.try_lock().is_ok() && lock(&self.serving).is_empty()
     }
 
-    /// Waits, before a command that takes content from a volume, until devices that are coming or going, or
-    /// are being taken over, have the store know that they have it open. Until the guard is dropped, no
-    /// others come.
+    /// Waits, before a command that takes content from a volume or renames it, until no devices are coming or
+    /// going, or being taken over. Until the guard is dropped, none do.
     #[must_use]
     pub fn settle_before(&self, request: &Request) -> Option<MutexGuard<'_, ()>> {
         let takes = matches!(
             request,
             Request::VolumeResize { shrink: true, .. }
                 | Request::VolumeDelete { .. }
+                | Request::VolumeRename { .. }
                 | Request::SnapshotRollback { .. }
                 | Request::SnapshotDelete { .. }
+                | Request::SnapshotRename { .. }
         );
-        takes.then(|| lock(&self.changing))
+        takes.then(|| {
+            self.release_removed();
+            lock(&self.changing)
+        })
     }
 
-    /// Follows a command that succeeded: a new size reaches the device, a new name its link.
-    pub fn follow(&self, request: &Request) {
+    /// Follows a command that succeeded, for which devices have `settled`: a new size reaches the device, a new
+    /// name its link.
+    pub fn follow(&self, request: &Request, settled: Option<MutexGuard<'_, ()>>) {
         let named = match request {
             Request::VolumeResize { volume, .. } => volume,
             Request::VolumeRename { new, .. } => new,
             Request::SnapshotRename { volume, .. } => volume,
             _ => return,
         };
-        let _changing = lock(&self.changing);
+        let _changing = settled.unwrap_or_else(|| lock(&self.changing));
         let mut serving = lock(&self.serving);
         for serving in serving.values_mut() {
             if let Request::VolumeRename { volume, new } = request
@@ -219,6 +231,22 @@ impl Devices {
                 self.resize(serving);
             }
         }
+    }
+
+    /// Holds what the devices are made of that the last server has left, so that nobody takes content from
+    /// their users, or writes beside them, before they are taken over: to be called before anybody can ask
+    /// for anything.
+    pub fn hold_left_over(&self) {
+        *lock(&self.left) = hold_waiting(&self.store, &self.runtime_dir);
+    }
+
+    /// Lets go of what devices held that are not left any more.
+    fn release_removed(&self) {
+        if lock(&self.left).is_empty() {
+            return;
+        }
+        let records = records(&self.runtime_dir, self.store.key().as_deref());
+        lock(&self.left).retain(|id, _| records.iter().any(|record| record.id == *id));
     }
 
     /// Begins to take over the devices of the store whose server is gone, which may take a while if
@@ -241,17 +269,20 @@ impl Devices {
     fn recover_all(&self) {
         let Some(key) = self.store.key() else { return };
         for record in records(&self.runtime_dir, Some(&key)) {
-            let device = block_path(record.id);
+            let (id, device) = (record.id, block_path(record.id));
             let spec = record.spec();
             let fields: [(&str, &dyn std::fmt::Display); 2] =
                 [("volume", &spec), ("device", &device.display())];
             match self.recover_one(record) {
                 Ok(true) => log::info("taken_over", &fields),
                 Ok(false) => {}
+                // Its users wait still: what it holds is kept for them.
                 Err(error) => {
                     log::error("taken_over", &[fields[0], fields[1], ("error", &error)]);
+                    continue;
                 }
             }
+            lock(&self.left).remove(&id);
         }
     }
 
@@ -265,6 +296,7 @@ impl Devices {
             serving.device.leave();
             log::info("left", &[("volume", &serving.record.spec()), ("device", &device.display())]);
         }
+        lock(&self.left).clear();
         if let Some(pool) = lock(&self.pool).take() {
             pool.stop();
         }
@@ -297,13 +329,16 @@ impl Devices {
             }
             Err(error) => return Err(explain(error, &doing)),
         }
-        let handle = self.find_again(&mut record)?;
+        let handle = find_again(&self.store, &mut record)?;
+        let volume = match lock(&self.left).get(&record.id) {
+            Some(volume) => volume.clone(),
+            None => hold(&self.store, &mut record)?,
+        };
         let target = self.target(handle, record.read_only)?;
         let give_up = || self.leaving.load(Ordering::SeqCst);
         let device =
             Device::recover(&mut control, record.id, &give_up, &mut volume::spawner(&target))?;
         self.relink(&mut record);
-        let volume = self.hold(&record)?;
         let mut serving = Serving { record, volume, device };
         // A resize may have been what the old server did last.
         self.resize(&mut serving);
@@ -326,27 +361,6 @@ impl Devices {
                 block_path(record.id).display()
             ))),
         }
-    }
-
-    /// Opens what a device was made of, whatever it is called now.
-    fn find_again(&self, record: &mut Record) -> Result<Volume> {
-        let gone = || {
-            Error::not_found(format!(
-                "{} is not in the store any more; `dbs detach --force` removes its device",
-                block_path(record.id).display()
-            ))
-        };
-        let volumes = self.store.volumes(false);
-        let volume = volumes.into_iter().find(|v| v.uuid == record.volume_uuid).ok_or_else(gone)?;
-        let mut found = None;
-        if record.snapshot.is_some() {
-            let snapshots = self.store.snapshots(&volume.name, false)?;
-            let same = |uuid: &String| record.snapshot_uuid.as_ref() == Some(uuid);
-            let snapshot = snapshots.into_iter().find(|s| same(&s.uuid)).ok_or_else(gone)?;
-            found = Some(snapshot.name);
-        }
-        (record.volume, record.snapshot) = (volume.name, found);
-        self.store.volume(&record.spec())
     }
 
     fn record(
@@ -400,20 +414,6 @@ impl Devices {
 
     fn attached_as(&self, spec: &str) -> Option<Attached> {
         self.list().into_iter().find(|attached| attached.spec() == spec)
-    }
-
-    /// A handle in the name of a device, of whose volume this is one.
-    fn hold(&self, record: &Record) -> Result<Volume> {
-        let spec = record.spec();
-        let holder = Holder {
-            kind: HolderKind::Device,
-            who: format!("the block device {}", block_path(record.id).display()),
-            id: None,
-            writes: !record.read_only,
-            alone: !record.read_only,
-            remedy: format!("detach it first: `dbs detach {spec}`"),
-        };
-        self.store.volume_for(&spec, holder)?.complete()
     }
 
     /// Makes or renews the link, which a device can do without.
@@ -562,9 +562,35 @@ mod tests {
         let settled = devices.settle_before(&shrink);
         assert!(settled.is_some() && devices.changing.try_lock().is_err(), "no attach meanwhile");
         drop(settled);
+        // A device that is taken over is looked up by name.
+        let rename = Request::VolumeRename { volume: "a".to_owned(), new: "b".to_owned() };
+        let settled = devices.settle_before(&rename);
+        assert!(settled.is_some());
+        devices.follow(&rename, settled);
         assert!(devices.settle_before(&Request::Info).is_none());
         assert!(devices.changing.try_lock().is_ok());
-        devices.follow(&shrink);
+        devices.follow(&shrink, None);
+    }
+
+    #[test]
+    fn what_could_not_be_taken_over_is_held_until_it_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = devices(dir.path());
+        let mut record = record(&devices);
+        record.save(&devices.runtime_dir).unwrap();
+        let held = hold(&devices.store, &mut record).unwrap();
+        lock(&devices.left).insert(record.id, held);
+        // There is no driver here, or no such device.
+        if !Path::new(dbs_reactor::ublk::CONTROL_PATH).exists() {
+            devices.recover_all();
+        }
+        let delete = Request::VolumeDelete { volume: "a".to_owned() };
+        drop(devices.settle_before(&delete));
+        assert_eq!(devices.store.delete_volume("a").unwrap_err().kind(), ErrorKind::Busy);
+        // As `dbs detach --force` does, in another process.
+        record.forget(&devices.runtime_dir);
+        drop(devices.settle_before(&delete));
+        devices.store.delete_volume("a").unwrap();
     }
 
     #[test]
@@ -572,7 +598,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let devices = devices(dir.path());
         devices.store.create_snapshot("a", "s", &Default::default()).unwrap();
-        let held = devices.hold(&record(&devices)).unwrap();
+        let held = hold(&devices.store, &mut record(&devices)).unwrap();
         for refused in [
             devices.store.rollback("a", "s"),
             devices.store.resize_volume("a", 4096),

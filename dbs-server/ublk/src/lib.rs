@@ -9,7 +9,8 @@
 //!   queues that whoever starts it supplies;
 //! - `volume`: what carries out requests on a [`Volume`](dbs_core::Volume); `carried`: queues on reactors
 //!   where something else does, as a [`Front`](dbs_frontend::Front);
-//! - [`Devices`]: those of one store, with what the next server must know of them (`record`);
+//! - [`Devices`]: those of one store, with what the next server must know of them (`record`) and what keeps
+//!   content from being taken from their users (`held`);
 //! - [`preflight`]: what a machine lacks for all this.
 //!
 //! The kernel keeps a device whose server is gone: its users wait. The next server of the store
@@ -24,6 +25,7 @@
 mod carried;
 mod device;
 mod devices;
+mod held;
 mod options;
 pub mod preflight;
 mod queue;
@@ -33,6 +35,7 @@ mod volume;
 pub use carried::{Deliver, carried_device, carried_front, carried_params, carried_spawner};
 pub use device::{Device, Health, QueueStart, Running, Spawn, explain};
 pub use devices::{Devices, remove_unserved};
+pub use held::{first_left, hold_waiting};
 pub use options::{AttachOptions, QUEUES_MAX};
 pub use queue::{Event, Queue};
 pub use record::{Attached, LINKS, State, find, list};

@@ -299,7 +299,7 @@ fn cpu_of(target: &Target) -> Option<(CpuOf, Cpu)> {
         Target::Live(AnyStore::Served(server)) => {
             Cpu::of(server.server_process()?).map(|cpu| (CpuOf::Server, cpu))
         }
-        Target::Live(AnyStore::Idle(_)) => {
+        Target::Live(AnyStore::Idle(..)) => {
             Cpu::of(std::process::id()).map(|cpu| (CpuOf::Process, cpu))
         }
         Target::Old(_) => None,
@@ -314,7 +314,7 @@ fn of_cpu(mut report: Report, cpu: Option<(CpuOf, Cpu)>) -> Report {
 /// How requests get to a store.
 fn driver_of(target: &Target) -> String {
     match target {
-        Target::Live(AnyStore::Idle(store)) => store.info().driver,
+        Target::Live(AnyStore::Idle(store, _)) => store.info().driver,
         Target::Live(AnyStore::Served(_)) => "nbd".to_owned(),
         Target::Old(_) => "pread".to_owned(),
     }

@@ -128,7 +128,7 @@ impl Keeper {
     /// # Errors
     /// Those of starting its thread.
     pub fn of(target: &Target) -> Result<Self> {
-        let Target::Live(AnyStore::Idle(store)) = target else { return Ok(Self(None)) };
+        let Target::Live(AnyStore::Idle(store, _)) = target else { return Ok(Self(None)) };
         let interval = (!store.info().read_only).then_some(COMMIT_INTERVAL);
         Housekeeping::start(store.clone(), interval).map(|keeper| Self(Some(keeper)))
     }
