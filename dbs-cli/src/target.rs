@@ -80,6 +80,17 @@ impl Target {
         }
     }
 
+    /// As [`AnyStore::check_same`].
+    ///
+    /// # Errors
+    /// As there; `Unsupported` for an old image.
+    pub fn check_same(&self, spec: &str, uuid: &str) -> Result<()> {
+        match self {
+            Self::Live(store) => store.check_same(spec, uuid),
+            Self::Old(_) => Err(old::unsupported()),
+        }
+    }
+
     /// Opens a volume or snapshot for reading or writing its data.
     ///
     /// # Errors

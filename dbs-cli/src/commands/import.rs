@@ -10,7 +10,7 @@ use dbs_core::info::VolumeInfo;
 use dbs_core::io::probe::{IMAGE_BYTES, image_format};
 use dbs_core::units::SECTOR_BYTES;
 use dbs_core::{Error, ErrorKind, Result, format_size};
-use dbs_transfer::{Copied, import_file, import_stream};
+use dbs_transfer::{BlockAccess, Copied, import_file, import_stream};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
@@ -58,13 +58,20 @@ impl Import {
         context.stop.on_signals()?;
         let size = self.size.or(length).unwrap_or(UNKNOWN_SIZE_BYTES);
         let (value, copied) = context.with(true, |target| {
-            self.create(context, target, size)?;
+            let uuid = self.create(context, target, size)?;
             let filled = self.fill(context, target, &source, length.is_some());
             match filled {
-                Ok(copied) => Ok((self.finish(context, target, &copied, length)?, copied)),
+                Ok((copied, volume)) => {
+                    let resized = self.size.is_none() && length.is_none();
+                    let size = resized.then(|| copied.length.max(SECTOR_BYTES));
+                    Ok((self.finish(context, target, &uuid, volume, size)?, copied))
+                }
                 Err(error) => {
                     let delete = Request::VolumeDelete { volume: self.name.clone() };
-                    match target.call(context, &delete) {
+                    let deleted = target
+                        .check_same(&self.name, &uuid)
+                        .and_then(|()| target.call(context, &delete));
+                    match deleted {
                         Ok(_) => Err(error),
                         Err(kept) => Err(error.context(format!(
                             "the incomplete volume {} could not be deleted ({kept})",
@@ -134,12 +141,16 @@ impl Import {
         )))
     }
 
-    /// Makes the volume, which is incomplete until [`Import::finish`].
-    fn create(&self, context: &Context, target: &Target, size: u64) -> Result<()> {
-        let create = Request::VolumeCreate { volume: self.name.clone(), size, rebuilding: true };
-        let taken = match target.call(context, &create) {
+    /// Makes the volume, which is incomplete until [`Import::finish`]; its identity.
+    fn create(&self, context: &Context, target: &Target, size: u64) -> Result<String> {
+        let request = Request::VolumeCreate { volume: self.name.clone(), size, rebuilding: true };
+        let create = || {
+            let made = target.call(context, &request)?;
+            typed::<VolumeInfo>(made).map(|volume| volume.uuid)
+        };
+        let taken = match create() {
             Err(error) if error.kind() == ErrorKind::Exists => error,
-            made => return made.map(drop),
+            made => return made,
         };
         let there = target.access()?.volume_info(&self.name)?;
         if !there.rebuilding || there.snapshots > 0 {
@@ -154,16 +165,17 @@ impl Import {
         }
         // One that is still being filled is open, and stays.
         target.call(context, &Request::VolumeDelete { volume: self.name.clone() })?;
-        target.call(context, &create).map(drop)
+        create()
     }
 
-    fn fill(
+    /// Fills the volume, which is open still.
+    fn fill<'a>(
         &self,
         context: &Context,
-        target: &Target,
+        target: &'a Target,
         source: &Source,
         known: bool,
-    ) -> Result<Copied> {
+    ) -> Result<(Copied, Box<dyn BlockAccess + 'a>)> {
         let volume = target.access()?.open_to_fill(&self.name)?;
         let mut meter = context.meter("importing", Unit::Bytes);
         let mut progress =
@@ -172,27 +184,31 @@ impl Import {
             Source::File(file) => import_file(file, &*volume, &mut progress),
             Source::Pipe(head) => import_stream(head.chain(io::stdin()), &*volume, &mut progress),
         }?;
-        // Also by a server: what follows is refused while it is open.
-        volume.close(&mut || !context.stop.asked())?;
-        Ok(copied)
+        Ok((copied, volume))
     }
 
-    /// Gives a volume from a pipe the size of what came, and says that it is complete.
+    /// Gives a volume from a pipe the size of what came, and says that it is complete. Whoever else may
+    /// fill it is kept from it until then: it is open, and what is open has its name, or has been renamed.
     fn finish(
         &self,
         context: &Context,
         target: &Target,
-        copied: &Copied,
-        length: Option<u64>,
+        uuid: &str,
+        mut filled: Box<dyn BlockAccess + '_>,
+        size: Option<u64>,
     ) -> Result<serde_json::Value> {
         let volume = self.name.clone();
-        if self.size.is_none() && length.is_none() {
-            let (volume, size) = (volume.clone(), copied.length.max(SECTOR_BYTES));
-            let resize = Request::VolumeResize { volume, size, shrink: true };
-            // Nobody has it open any more.
+        if let Some(size) = size {
+            // Also by a server: a volume that is open is not made smaller.
+            filled.close(&mut || !context.stop.asked())?;
+            target.check_same(&volume, uuid)?;
+            let resize = Request::VolumeResize { volume: volume.clone(), size, shrink: true };
             target.call(context, &resize)?;
+            filled = target.access()?.open_to_fill(&volume)?;
         }
+        target.check_same(&volume, uuid)?;
         target.call(context, &Request::VolumeComplete { volume: volume.clone() })?;
+        filled.close(&mut || !context.stop.asked())?;
         target.call(context, &Request::VolumeShow { volume, usage: true })
     }
 }

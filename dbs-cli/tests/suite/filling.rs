@@ -261,6 +261,30 @@ fn a_killed_import_is_told_hidden_and_begun_again() {
 }
 
 #[test]
+fn an_import_ends_and_cleans_up_its_own_volume_alone() {
+    let place = Place::new();
+    place.init();
+    let server = place.serve("");
+    let image = noise(5, 8 * MIB);
+    // What is left of the input makes it succeed, or fail.
+    for (size, code) in [("", 10), (" --size 9MiB", 10), (" --size 4MiB", 2)] {
+        let import = format!("volume import v -{size}");
+        let end = if code == 2 { 4 * MIB + 4096 } else { 8 * MIB };
+        let import = Fed::new(&place, "store.dbs", &import, &image[..3 * MIB]);
+        until("it is imported", || state(&place, "v") == (true, true));
+        place.dbs("volume rename v w").ok("rename");
+        place.dbs("volume create v 1MiB").ok("another of the name");
+        assert_eq!(import.finish(&image[3 * MIB..end]), Some(code), "{size}");
+        assert_eq!(place.json("volume show v")["size"], MIB, "the other one is as it was");
+        until("the server knows", || state(&place, "w") == (true, false));
+        for volume in ["v", "w"] {
+            place.dbs(&format!("--yes volume delete {volume}")).ok("delete");
+        }
+    }
+    assert_eq!(server.stop().0, Some(0));
+}
+
+#[test]
 fn a_volume_with_its_clones_is_sent_and_received() {
     let place = Place::new();
     source(&place);

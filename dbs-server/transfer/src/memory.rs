@@ -279,6 +279,9 @@ impl StoreAccess for MemoryStore {
             if v.snapshots.iter().any(|s| s.0.name == name) {
                 return Err(Error::exists(name));
             }
+            // Else somebody could begin to fill it once more before it is complete.
+            let open = Arc::strong_count(&v.head.0) > 1;
+            assert!(open || options.rebuilding != Some(false), "{volume} is open by nobody");
             let content = v.head.content().clone();
             let info = SnapshotInfo {
                 volume: volume.into(),

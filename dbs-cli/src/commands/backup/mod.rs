@@ -5,7 +5,7 @@ mod delete;
 mod show;
 mod volume;
 
-use crate::context::Context;
+use crate::context::{Context, typed};
 use crate::exit;
 use crate::output;
 use crate::progress::Unit;
@@ -15,6 +15,7 @@ use dbs_backup::config::LARGEST_VOLUME;
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, Onto, Restoration, Restored, Verified, Work};
 use dbs_control::api::Request;
+use dbs_core::info::VolumeInfo;
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use serde_json::json;
 use std::num::NonZeroU64;
@@ -83,8 +84,9 @@ impl Restore {
             let backups = open(&self.url)?;
             let restoration = backups.restore(from, backup)?;
             let size = size(&restoration)?;
-            let onto = self.prepare(context, target, &name, size)?;
+            let (onto, uuid) = self.prepare(context, target, &name, size)?;
             let filled = Filled::open(target.access()?, &name)?;
+            target.check_same(&name, &uuid)?;
             let mut meter = context.meter(&format!("restoring {name}"), Unit::Bytes);
             let mut progress = |done, total| meter.update(done, total);
             let restored = restoration
@@ -99,8 +101,11 @@ impl Restore {
                         _ => error.context(text),
                     }
                 })?;
-            drop((meter, filled));
+            drop(meter);
+            target.check_same(&name, &uuid)?;
             target.call(context, &Request::VolumeComplete { volume: name.clone() })?;
+            // Open until it is complete: nobody else fills it in between.
+            drop(filled);
             let show = Request::VolumeShow { volume: name.clone(), usage: true };
             Ok((target.call(context, &show)?, restored))
         })?;
@@ -109,14 +114,14 @@ impl Restore {
         context.done(&value, &format!("restored volume {name}, {data} written, {downloaded} read"))
     }
 
-    /// Makes the volume, or finds the one that is to be filled further.
+    /// Makes the volume, or finds the one that is to be filled further; and its identity.
     fn prepare(
         &self,
         context: &Context,
         target: &crate::target::Target,
         name: &str,
         size: u64,
-    ) -> Result<Onto<'static>> {
+    ) -> Result<(Onto<'static>, String)> {
         if self.resume {
             let there = target.access()?.volume_info(name)?;
             if !there.rebuilding || there.snapshots > 0 || there.size != size {
@@ -124,14 +129,14 @@ impl Restore {
                     "volume {name} is not what a restore of this backup has left: restore to another name"
                 )));
             }
-            return Ok(Onto::Anything);
+            return Ok((Onto::Anything, there.uuid));
         }
         let create = Request::VolumeCreate { volume: name.to_owned(), size, rebuilding: true };
         match target.call(context, &create) {
             Err(error) if error.kind() == ErrorKind::Exists => Err(error.context(
                 "name another volume, or go on with a restore that was cut off with --resume",
             )),
-            made => made.map(|_| Onto::Empty),
+            made => Ok((Onto::Empty, typed::<VolumeInfo>(made?)?.uuid)),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::header::{BaseSnapshot, ResumeToken, StreamHeader};
 use super::record::{Decoder, Kind, Record};
 use super::{RECEIVED_LABEL, StoreAccess, identity};
 use crate::pipeline::pipeline;
-use crate::{Filler, Progress, report};
+use crate::{BlockAccess, Filler, Progress, report};
 use dbs_control::api::MARKER;
 use dbs_core::info::{Labels, SnapshotInfo, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
@@ -84,7 +84,8 @@ pub(super) fn receive_one(
 ) -> Result<Received> {
     // Not at the end, with all of it received.
     let options = final_options(header)?;
-    let mut target = Target { store, volume: place.volume, header, place, at: header.start };
+    let (volume, uuid) = (place.volume, String::new());
+    let mut target = Target { store, volume, uuid, header, place, at: header.start };
     if let Prepared::Done = target.prepare()? {
         if place.in_sequence {
             let mut record = Record::default();
@@ -95,8 +96,11 @@ pub(super) fn receive_one(
         }
         return Ok(target.received(0));
     }
-    let data = target.fill(decoder, progress)?;
+    let (data, filled) = target.fill(decoder, progress)?;
+    target.check_same()?;
+    // Open until it is complete: nobody else begins to fill it in between.
     store.create_snapshot(place.volume, &header.snapshot, &options)?;
+    drop(filled);
     store.delete_snapshot(place.volume, MARKER)?;
     Ok(target.received(data))
 }
@@ -150,6 +154,8 @@ enum Prepared {
 pub(super) struct Target<'a> {
     pub store: &'a dyn StoreAccess,
     pub volume: &'a str,
+    /// Its identity, once it is open: names are used again.
+    pub uuid: String,
     pub header: &'a StreamHeader,
     pub place: &'a Place<'a>,
     /// Everything before this byte is applied.
@@ -344,13 +350,26 @@ impl Target<'_> {
         self.store.create_snapshot(self.volume, MARKER, &options)
     }
 
-    /// Applies all records; returns the bytes of data written.
+    /// Whether the volume that is filled still has its name, by which the store is asked.
+    fn check_same(&self) -> Result<()> {
+        match self.store.volume_info(self.volume) {
+            Ok(info) if info.uuid == self.uuid => Ok(()),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Err(Error::not_found(format!(
+                "volume `{}` was renamed while it was received; continue under its new name",
+                self.volume
+            ))),
+        }
+    }
+
+    /// Applies all records; returns the bytes of data written, and the volume, which is open still.
     fn fill(
         &mut self,
         mut decoder: Decoder<impl Read + Send>,
         progress: Progress<'_>,
-    ) -> Result<u64> {
+    ) -> Result<(u64, Box<dyn BlockAccess>)> {
         let access = self.store.open_to_fill(self.volume)?;
+        self.uuid = self.store.volume_info(self.volume)?.uuid;
         let mut filler = Filler::new(&*access)?;
         let mut ended = false;
         let applied = pipeline(
@@ -376,6 +395,7 @@ impl Target<'_> {
                     Kind::Checkpoint => {
                         self.at = record.offset;
                         access.flush()?;
+                        self.check_same()?;
                         self.store.set_labels(self.volume, MARKER, &self.mark())?;
                     }
                     Kind::End => self.at = self.header.size,
@@ -383,9 +403,10 @@ impl Target<'_> {
                 report(progress, self.at, self.header.size)
             },
         );
+        let data = filler.data;
         // What is marked as received must be durable before the mark is.
         match (applied, access.flush()) {
-            (Ok(()), Ok(())) => Ok(filler.data),
+            (Ok(()), Ok(())) => Ok((data, access)),
             (Err(error), Ok(())) => Err(self.stopped(error)),
             (Err(error), Err(_)) | (Ok(()), Err(error)) => Err(error),
         }
@@ -394,7 +415,8 @@ impl Target<'_> {
     /// Marks how far it came, if the store still can, and tells how to continue.
     fn stopped(&self, error: Error) -> Error {
         let token = ResumeToken { uuid: self.header.uuid.clone(), offset: self.at };
-        match self.store.set_labels(self.volume, MARKER, &self.mark()) {
+        let marked = self.check_same();
+        match marked.and_then(|()| self.store.set_labels(self.volume, MARKER, &self.mark())) {
             Ok(()) if self.place.in_sequence => error.context(format!(
                 "stopped in {}@{}; to continue, send and receive the whole stream again: \
                  snapshots that are there already are skipped",

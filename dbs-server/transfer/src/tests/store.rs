@@ -279,6 +279,51 @@ fn images_go_in_and_out() {
     assert!(std::fs::read(&out).unwrap() == expected);
 }
 
+/// A stream, during which something happens.
+struct Meanwhile<'a, F: FnMut()> {
+    bytes: &'a [u8],
+    left: usize,
+    then: Option<F>,
+}
+
+impl<F: FnMut()> std::io::Read for Meanwhile<'_, F> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        if self.bytes.len() <= self.left
+            && let Some(mut then) = self.then.take()
+        {
+            then();
+        }
+        let most = buf.len().min(self.bytes.len()).min(4096);
+        let (part, rest) = self.bytes.split_at(most);
+        buf[..most].copy_from_slice(part);
+        self.bytes = rest;
+        Ok(most)
+    }
+}
+
+#[test]
+fn what_has_the_name_of_a_volume_that_was_received_is_not_its() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = source(directory.path());
+    let target = store(directory.path(), "target");
+    let bytes = sent(&source, "a", None, None);
+    let others = || {
+        target.rename_volume("v", "w").unwrap();
+        target.create_volume("v", SIZE).unwrap();
+    };
+    let input = Meanwhile { bytes: &bytes, left: 10_000, then: Some(others) };
+    let error = receive(&target, None, input, &mut always).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains("was renamed"), "{error}");
+    assert!(target.snapshots("v", false).unwrap().is_empty());
+    assert!(target.volume_info("w").unwrap().rebuilding);
+    // It goes on where the stream was last marked.
+    let token = pending(&target, "w").unwrap().unwrap().to_string();
+    let rest = sent(&source, "a", None, Some(&token));
+    receive(&target, Some("w"), &rest[..], &mut always).unwrap();
+    assert!(content(&source, "v@a") == content(&target, "w@a"));
+}
+
 /// An image of layout `main`: volume `old` of 3 MiB, snapshot 1, head 2; `branch` on snapshot 1.
 fn v1_image(path: &Path) {
     let image = File::options().write(true).create_new(true).open(path).unwrap();
