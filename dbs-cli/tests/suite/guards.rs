@@ -337,6 +337,46 @@ fn a_socket_in_a_directory_that_others_can_change_is_refused_for_that() {
 }
 
 #[test]
+fn a_server_in_a_default_directory_that_another_user_has_made_is_not_believed() {
+    if !is_root("servers of several users") {
+        return;
+    }
+    // Users that nobody is.
+    let [victim, other] = [613_401, 613_402];
+    let default = Path::new("/tmp").join(format!("dbs-{victim}"));
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 1MiB").ok("create");
+    fs::set_permissions(place.store(), fs::Permissions::from_mode(0o666)).unwrap();
+    let program = open_to_all(&place);
+    let as_user = |user: u32, args: &str| {
+        let mut command = Command::new(&program);
+        command.env_clear().env("DBS_STORE", place.store()).args(args.split_whitespace());
+        command.current_dir(place.dir.path()).stdin(Stdio::null()).uid(user).gid(user);
+        command
+    };
+    let _left_by_an_earlier_run = fs::remove_dir_all(&default);
+    fs::create_dir(&default).unwrap();
+    chown(&default, Some(other), Some(other)).unwrap();
+    let mut command = as_user(other, "--quiet serve --control-mode 0666");
+    let mut server =
+        command.env("DBS_RUNTIME_DIR", &default).stderr(Stdio::null()).spawn().unwrap();
+    while fs::read_dir(&default).unwrap().count() == 0 {
+        assert!(server.try_wait().unwrap().is_none(), "it is not served");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let shown = run(&mut as_user(victim, "volume show v"));
+    std::os::unix::fs::symlink(&default, place.path("named")).unwrap();
+    let named = run(as_user(victim, "volume show v").env("DBS_RUNTIME_DIR", place.path("named")));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    fs::remove_dir_all(&default).unwrap();
+    let refused = shown.exits(11, "the server of another user").stderr;
+    assert!(refused.contains("is not trusted") && refused.contains("DBS_RUNTIME_DIR"), "{refused}");
+    named.ok("whoever names it trusts it");
+}
+
+#[test]
 fn users_of_the_control_group_and_no_others_may_use_a_server() {
     if !is_root("a control group") {
         return;

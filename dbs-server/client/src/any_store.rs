@@ -2,7 +2,7 @@
 
 use crate::remote::{RemoteStore, replaced};
 use dbs_control::api::{self, Request};
-use dbs_control::{Watch, listening, socket_path, store_key, store_place};
+use dbs_control::{Watch, is_trusted, listening, socket_path, store_key, store_place};
 use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store, Volume};
 use dbs_transfer::StoreAccess;
 use dbs_ublk::hold_waiting;
@@ -142,7 +142,8 @@ pub fn find_server(path: &Path, runtime_dir: &Path) -> Result<RemoteStore> {
         return Err(Error::not_found("the store cannot be read, so its server cannot be found"));
     };
     let socket = socket_path(runtime_dir, known.as_deref().unwrap_or(&place));
-    if let Some(key) = &known {
+    // Elsewhere it is found below, as one that anybody could have put there.
+    if let Some(key) = known.as_ref().filter(|_| is_trusted(runtime_dir)) {
         match RemoteStore::connect(&socket, key) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             found => return found,

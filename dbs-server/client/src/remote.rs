@@ -4,7 +4,7 @@
 mod volume;
 
 use dbs_control::api::{Ranges, Request};
-use dbs_control::{Client, Watch};
+use dbs_control::{Client, Watch, is_trusted};
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, Usage, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Error, ErrorKind, Result};
@@ -55,12 +55,15 @@ impl Place {
 
 impl RemoteStore {
     /// Connects to the control socket at `path` of the store with this key
-    /// ([`dbs_core::Store::key`]), now and whenever it has to connect anew.
+    /// ([`dbs_core::Store::key`]), now and whenever it has to connect anew. In a default directory that
+    /// another user could have made, the server must be of this user or of root.
     ///
     /// # Errors
-    /// As [`Client::connect_to`].
+    /// As [`Client::connect_to`]; `Busy` for the server of another user there.
     pub fn connect(path: &Path, key: &str) -> Result<Self> {
-        Self::connect_as(Place { socket: path.to_owned(), key: key.to_owned(), users: None })
+        let trusted = path.parent().is_none_or(is_trusted);
+        let users = (!trusted).then(|| vec![Uid::from_raw(0), Uid::effective()]);
+        Self::connect_as(Place { socket: path.to_owned(), key: key.to_owned(), users })
     }
 
     /// As [`RemoteStore::connect`], to a socket that anybody may have put there: the server must be of

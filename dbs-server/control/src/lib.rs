@@ -43,7 +43,7 @@ mod tests;
 pub use client::{Client, Watch};
 #[cfg(feature = "testing")]
 pub use line::{read_line, send_result};
-pub use place::{listening, runtime_dir, socket_path, store_key, store_place};
+pub use place::{is_trusted, listening, runtime_dir, socket_path, store_key, store_place};
 #[cfg(feature = "testing")]
 pub use server::decode_request;
 pub use server::{Access, Extra, Server, Service, Session};

@@ -16,8 +16,26 @@ pub fn runtime_dir(configured: Option<PathBuf>, xdg: Option<PathBuf>) -> PathBuf
         (Some(configured), _) => configured,
         (None, _) if uid.is_root() => PathBuf::from("/run/dbs"),
         (None, Some(xdg)) => xdg.join("dbs"),
-        (None, None) => PathBuf::from(format!("/tmp/dbs-{uid}")),
+        (None, None) => shared(uid),
     }
+}
+
+/// The default where there is no directory of the user's own: anybody can make it first.
+fn shared(uid: Uid) -> PathBuf {
+    PathBuf::from(format!("/tmp/dbs-{uid}"))
+}
+
+/// Whether a socket in a runtime directory is one of a server that is believed because of its place: not in
+/// a directory that another user has made where everybody can.
+#[must_use]
+pub fn is_trusted(directory: &Path) -> bool {
+    let uid = Uid::effective();
+    if directory != shared(uid) {
+        // Somebody has named it, or nobody else can make it.
+        return true;
+    }
+    fs::symlink_metadata(directory)
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == uid.as_raw() && meta.mode() & 0o022 == 0)
 }
 
 /// The control socket of the store with this key ([`dbs_core::Store::key`]). A copy of a store has a
