@@ -57,6 +57,23 @@ impl Target {
         }
     }
 
+    /// As [`Target::call`], for a short request that cleans up behind a command: what has stopped that one does
+    /// not stop this. The background work that it leaves is then done the next time.
+    ///
+    /// # Errors
+    /// As [`Target::call`].
+    pub fn clean_up(&self, context: &Context, request: &Request) -> Result<()> {
+        let Self::Live(store) = self else { return Err(old::unsupported()) };
+        store.call(request, &mut |_| true)?;
+        if context.stop.asked() {
+            return Ok(());
+        }
+        match self.settle(context) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
+            settled => settled,
+        }
+    }
+
     /// Does the background work that a command has left on an open store; a server does that in
     /// its own time.
     ///

@@ -59,20 +59,16 @@ impl Import {
         let size = self.size.or(length).unwrap_or(UNKNOWN_SIZE_BYTES);
         let (value, copied) = context.with(true, |target| {
             let uuid = self.create(context, target, size)?;
-            let filled = self.fill(context, target, &source, length.is_some());
+            let filled = self.fill(context, target, &uuid, &source, length.is_some());
             match filled {
-                Ok((copied, volume)) => {
-                    let resized = self.size.is_none() && length.is_none();
-                    let size = resized.then(|| copied.length.max(SECTOR_BYTES));
-                    Ok((self.finish(context, target, &uuid, volume, size)?, copied))
-                }
+                Ok((copied, volume)) => Ok((self.finish(context, target, &uuid, volume)?, copied)),
                 Err(error) => {
                     let delete = Request::VolumeDelete { volume: self.name.clone() };
                     let deleted = target
                         .check_same(&self.name, &uuid)
-                        .and_then(|()| target.call(context, &delete));
+                        .and_then(|()| target.clean_up(context, &delete));
                     match deleted {
-                        Ok(_) => Err(error),
+                        Ok(()) => Err(error),
                         Err(kept) => Err(error.context(format!(
                             "the incomplete volume {} could not be deleted ({kept})",
                             self.name
@@ -168,47 +164,46 @@ impl Import {
         create()
     }
 
-    /// Fills the volume, which is open still.
+    /// Fills the volume, which is open still, and gives one from a pipe the size of what came.
     fn fill<'a>(
         &self,
         context: &Context,
         target: &'a Target,
+        uuid: &str,
         source: &Source,
         known: bool,
     ) -> Result<(Copied, Box<dyn BlockAccess + 'a>)> {
-        let volume = target.access()?.open_to_fill(&self.name)?;
+        let filled = target.access()?.open_to_fill(&self.name)?;
         let mut meter = context.meter("importing", Unit::Bytes);
         let mut progress =
             |done, total| meter.update(done, if known || self.size.is_some() { total } else { 0 });
         let copied = match source {
-            Source::File(file) => import_file(file, &*volume, &mut progress),
-            Source::Pipe(head) => import_stream(head.chain(io::stdin()), &*volume, &mut progress),
+            Source::File(file) => import_file(file, &*filled, &mut progress),
+            Source::Pipe(head) => import_stream(head.chain(io::stdin()), &*filled, &mut progress),
         }?;
-        Ok((copied, volume))
+        if self.size.is_some() || known {
+            return Ok((copied, filled));
+        }
+        // Also by a server: a volume that is open is not made smaller.
+        filled.close(&mut || !context.stop.asked())?;
+        target.check_same(&self.name, uuid)?;
+        let (volume, size) = (self.name.clone(), copied.length.max(SECTOR_BYTES));
+        target.call(context, &Request::VolumeResize { volume, size, shrink: true })?;
+        Ok((copied, target.access()?.open_to_fill(&self.name)?))
     }
 
-    /// Gives a volume from a pipe the size of what came, and says that it is complete. Whoever else may
-    /// fill it is kept from it until then: it is open, and what is open has its name, or has been renamed.
+    /// Says that the volume is complete. Until then it is open, and nobody else begins to fill it.
     fn finish(
         &self,
         context: &Context,
         target: &Target,
         uuid: &str,
-        mut filled: Box<dyn BlockAccess + '_>,
-        size: Option<u64>,
+        filled: Box<dyn BlockAccess + '_>,
     ) -> Result<serde_json::Value> {
         let volume = self.name.clone();
-        if let Some(size) = size {
-            // Also by a server: a volume that is open is not made smaller.
-            filled.close(&mut || !context.stop.asked())?;
-            target.check_same(&volume, uuid)?;
-            let resize = Request::VolumeResize { volume: volume.clone(), size, shrink: true };
-            target.call(context, &resize)?;
-            filled = target.access()?.open_to_fill(&volume)?;
-        }
         target.check_same(&volume, uuid)?;
         target.call(context, &Request::VolumeComplete { volume: volume.clone() })?;
-        filled.close(&mut || !context.stop.asked())?;
+        drop(filled);
         target.call(context, &Request::VolumeShow { volume, usage: true })
     }
 }

@@ -3,6 +3,7 @@
 use crate::support::{Place, Run, run};
 use dbs_core::{OpenOptions, Store};
 use serde_json::Value;
+use std::process::{Command, Stdio};
 
 fn backup(place: &Place, args: &str) -> Run {
     let mut command = place.bare();
@@ -194,6 +195,42 @@ fn nightly_backups_keep_one_snapshot_and_what_a_retention_says() {
     let again = json(&place, &format!("prune {url}?volume=vol --keep-last 1"));
     assert_eq!((again[0]["removed"].clone(), again.as_array().unwrap().len()), (Value::Null, 1));
     backup(&place, &format!("prune {url}?volume=none --keep-last 1")).exits(10, "no such volume");
+}
+
+#[test]
+fn an_interrupted_backup_says_nothing_of_snapshots_that_it_deletes() {
+    let place = Place::new();
+    // Many extents: giving back the space of a snapshot takes more than one look at whether to go on.
+    place.dbs("init store.dbs --size 1GiB --extent-size 64KiB").ok("init");
+    let root = place.path("backups");
+    std::fs::create_dir(&root).unwrap();
+    let url = format!("vfs://{}", root.display());
+    place.dbs("volume create vol 512MiB").ok("create");
+    let store = Store::open(&place.store(), &OpenOptions::default()).unwrap();
+    let volume = store.volume("vol").unwrap();
+    for extent in 0..8192 {
+        volume.write_at(extent << 16, &[1; 4096], false).unwrap();
+    }
+    drop(volume);
+    store.close().unwrap();
+    for served in [false, true] {
+        let _server = served.then(|| place.serve(""));
+        let mut command = place.bare();
+        command.env("DBS_STORE", place.store()).env("DBS_TEST_ALONE", "1");
+        command.args(["backup", "create", "vol", &url, "--rate", "1MiB", "--compression", "none"]);
+        let child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let has_begun = || files(&root, ".cfg").iter().any(|file| !file.ends_with("volume.cfg"));
+        while !has_begun() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let killed = Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
+        assert!(killed.unwrap().success());
+        let run = Run::new(child.wait_with_output().unwrap());
+        assert!(run.code != 0 && !run.stderr.contains("is kept"), "{}", run.stderr);
+        assert!(run.stderr.contains("stopped before the end"), "{}", run.stderr);
+        assert_eq!(snapshots(&place, "vol"), [""; 0], "served: {served}");
+        std::fs::remove_dir_all(root.join("backupstore")).unwrap();
+    }
 }
 
 /// What is wrong is found, and what can be deleted is.

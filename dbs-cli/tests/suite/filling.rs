@@ -1,7 +1,7 @@
 //! Volumes that an import or a receive fills: nobody else sees or writes them before they are complete,
 //! and what is left of one that was killed can be told, taken up and removed.
 
-use crate::support::{Place, noise};
+use crate::support::{Place, Run, noise};
 use dbs_core::format::crc::crc32c;
 use dbs_nbd::{Buffered, Client, ClientOptions};
 use serde_json::json;
@@ -282,6 +282,35 @@ fn an_import_ends_and_cleans_up_its_own_volume_alone() {
         }
     }
     assert_eq!(server.stop().0, Some(0));
+}
+
+/// As for a backup: what stopped the import also stopped the reclaiming of space behind the deletion.
+#[test]
+fn an_interrupted_import_does_not_say_that_it_keeps_the_volume() {
+    let place = Place::new();
+    place.dbs("init store.dbs --size 2GiB --extent-size 64KiB").ok("init");
+    let mut command = place.bare();
+    command.env("DBS_STORE", place.store()).args(["volume", "import", "v", "-"]);
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let (sent, came) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        let part = noise(1, MIB);
+        while stdin.write_all(&part).is_ok() {
+            let _over = sent.send(());
+        }
+    });
+    for _ in 0..512 {
+        came.recv().unwrap();
+    }
+    let id = child.id().to_string();
+    let killed = std::process::Command::new("kill").args(["-s", "INT", &id]).status();
+    assert!(killed.unwrap().success());
+    let run = Run::new(child.wait_with_output().unwrap());
+    writer.join().unwrap();
+    assert!(run.code != 0 && run.stderr.contains("stopped"), "{}", run.stderr);
+    assert!(!run.stderr.contains("could not be deleted"), "{}", run.stderr);
+    assert_eq!(place.json("volume list").as_array().unwrap().len(), 0);
 }
 
 #[test]

@@ -202,5 +202,5 @@ fn take(context: &Context, target: &Target, volume: &str, place: &str) -> Result
 
 fn remove(context: &Context, target: &Target, spec: &SnapshotSpec) -> Result<()> {
     let SnapshotSpec { volume, snapshot } = spec.clone();
-    target.call(context, &Request::SnapshotDelete { volume, snapshot }).map(drop)
+    target.clean_up(context, &Request::SnapshotDelete { volume, snapshot })
 }
