@@ -96,6 +96,7 @@ impl Blocks {
     /// For changes.
     fn writable<'py>(&self, py: Python<'py>) -> PyResult<Using<'py>> {
         self.shared.check_writable()?;
+        self.shared.store()?.check_unwritten(&self.spec()).map_err(raise)?;
         self.access(py)
     }
 }

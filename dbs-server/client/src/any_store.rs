@@ -5,7 +5,7 @@ use dbs_control::api::{self, Request};
 use dbs_control::{Watch, is_trusted, listening, socket_path, store_key, store_place};
 use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store, Volume};
 use dbs_transfer::StoreAccess;
-use dbs_ublk::hold_waiting;
+use dbs_ublk::{check_unwritten, hold_waiting};
 use nix::unistd::Uid;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -104,6 +104,18 @@ impl AnyStore {
             Self::Served(server) => server.uuid(spec)?,
         };
         if now == uuid { Ok(()) } else { Err(replaced(spec)) }
+    }
+
+    /// Refuses to write a volume that a device has to itself which waits for a server; a server does that by
+    /// itself.
+    ///
+    /// # Errors
+    /// `ReadOnly`.
+    pub fn check_unwritten(&self, volume: &str) -> Result<()> {
+        match self {
+            Self::Idle(store, held) if !held.is_empty() => check_unwritten(store, volume),
+            _ => Ok(()),
+        }
     }
 
     /// Its volumes' data, and the commands that transfers need.

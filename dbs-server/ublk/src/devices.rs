@@ -148,8 +148,10 @@ impl Devices {
             return Err(Error::not_found(format!("{target} is not attached")));
         };
         let result = serving.device.remove(&mut control);
-        if result.is_ok() {
-            serving.record.forget(&self.runtime_dir);
+        match &result {
+            Ok(()) => serving.record.forget(&self.runtime_dir),
+            // It may be there still, with users who wait.
+            Err(_) => drop(lock(&self.left).insert(serving.record.id, serving.volume)),
         }
         // Its users' last requests are answered: what they wrote is to be durable.
         let flushed = if self.store.info().read_only { Ok(()) } else { self.store.flush() };

@@ -5,7 +5,7 @@
 //! holder before anybody can ask for anything, be it a server or a command on an idle store.
 
 use super::record::{Attached, Record, State, block_size, records, state};
-use dbs_core::info::{Holder, HolderKind};
+use dbs_core::info::{Holder, HolderInfo, HolderKind};
 use dbs_core::{Error, Result, Store, Volume};
 use dbs_reactor::ublk::{Control, block_path};
 use nix::libc;
@@ -79,6 +79,22 @@ pub fn first_left(runtime_dir: &Path, store_key: &str) -> Option<Attached> {
     let mut records = records(runtime_dir, Some(store_key)).into_iter();
     let found = records.find(|record| is_there(control.as_mut(), record))?;
     Some(found.attached(State::Unknown, None))
+}
+
+/// Refuses to write a volume beside a device that has it to itself.
+///
+/// # Errors
+/// `ReadOnly`, which names the device.
+pub fn check_unwritten(store: &Store, volume: &str) -> Result<()> {
+    let alone =
+        |held: &HolderInfo| held.holder.alone && held.snapshot.is_none() && held.volume == volume;
+    match store.holders().into_iter().find(alone) {
+        None => Ok(()),
+        Some(HolderInfo { holder, .. }) => Err(Error::read_only(format!(
+            "volume `{volume}` is written by {} alone; {}",
+            holder.who, holder.remedy
+        ))),
+    }
 }
 
 fn hold_those(
@@ -161,8 +177,13 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains("/dev/ublkb1") && text.contains("`dbs detach b"), "{text}");
         }
+        let refused = check_unwritten(&store, "b").unwrap_err();
+        assert!(refused.kind() == ErrorKind::ReadOnly && refused.to_string().contains("ublkb12"));
+        check_unwritten(&store, "a").unwrap();
+        check_unwritten(&store, "b@t").unwrap();
         store.delete_volume("a").unwrap();
         drop(held);
+        check_unwritten(&store, "b").unwrap();
         store.rollback("b", "t").unwrap();
         // Nobody waits at what is not there.
         assert!(hold_those(&store, records.clone(), |_| false).is_empty());

@@ -35,7 +35,7 @@ mod volume;
 pub use carried::{Deliver, carried_device, carried_front, carried_params, carried_spawner};
 pub use device::{Device, Health, QueueStart, Running, Spawn, explain};
 pub use devices::{Devices, remove_unserved};
-pub use held::{first_left, hold_waiting};
+pub use held::{check_unwritten, first_left, hold_waiting};
 pub use options::{AttachOptions, QUEUES_MAX};
 pub use queue::{Event, Queue};
 pub use record::{Attached, LINKS, State, find, list};

@@ -114,7 +114,8 @@ pub fn open<'a>(target: &'a Target, spec: &str) -> Result<Box<dyn Subject + 'a>>
     }
     let read_only = match target {
         Target::Old(_) => Some("images of format 1.0.0 are only read".to_owned()),
-        _ => spec.contains('@').then(|| "a snapshot is never written".to_owned()),
+        _ if spec.contains('@') => Some("a snapshot is never written".to_owned()),
+        Target::Live(store) => store.check_unwritten(spec).err().map(|error| error.to_string()),
     };
     Ok(Box::new(VolumeSubject { access: target.open_spec(spec)?, read_only }))
 }
