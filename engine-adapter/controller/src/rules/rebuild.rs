@@ -69,27 +69,49 @@ pub fn plan(source: &BTreeMap<String, u64>, target: &BTreeMap<String, u64>) -> P
     Plan { remove, files }
 }
 
-/// Whether a rebuilt replica has exactly the layers of a complete one.
+/// Which layers a replica has, and how they lie upon each other.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tree {
+    /// The disk below each, or nothing, by their disks; without the head.
+    pub parents: BTreeMap<String, String>,
+    /// The disk below the head.
+    pub head: String,
+}
+
+/// Whether a rebuilt replica has exactly the layers of a complete one, in the same order.
 ///
 /// # Errors
 /// It has not.
 pub fn compare(
-    (source_address, source): (&str, &BTreeMap<String, u64>),
-    (target_address, target): (&str, &BTreeMap<String, u64>),
+    (source_address, source): (&str, &Tree),
+    (target_address, target): (&str, &Tree),
 ) -> Result<(), String> {
-    if is(Bug::SkipVerify) || source.keys().eq(target.keys()) {
+    if is(Bug::SkipVerify) {
         return Ok(());
     }
-    let names = |disks: &BTreeMap<String, u64>| disks.keys().cloned().collect::<Vec<_>>().join(" ");
-    let what = match source.len() == target.len() {
-        true => "chain not equal to",
-        false => "disk number is not equal to that of",
-    };
-    Err(format!(
-        "replica {target_address}'s {what} RW replica {source_address}: [{}] vs [{}]",
-        names(target),
-        names(source)
-    ))
+    let (ours, theirs) = (&target.parents, &source.parents);
+    if !theirs.keys().eq(ours.keys()) {
+        let what = match theirs.len() == ours.len() {
+            true => "chain not equal to",
+            false => "disk number is not equal to that of",
+        };
+        let names =
+            |tree: &BTreeMap<String, String>| tree.keys().cloned().collect::<Vec<_>>().join(" ");
+        let (ours, theirs) = (names(ours), names(theirs));
+        return Err(format!(
+            "replica {target_address}'s {what} RW replica {source_address}: [{ours}] vs [{theirs}]"
+        ));
+    }
+    let disks = ours.iter().map(|(disk, parent)| (disk.as_str(), parent));
+    let disks = disks.chain([("its head", &target.head)]);
+    let other = disks.zip(theirs.values().chain([&source.head])).find(|((_, a), b)| a != b);
+    match other {
+        None => Ok(()),
+        Some(((disk, ours), theirs)) => Err(format!(
+            "replica {target_address}'s chain not equal to RW replica {source_address}: {disk} lies on \
+             {ours:?}, not on {theirs:?}"
+        )),
+    }
 }
 
 /// What verifying comes to, by the mode of the replica.
@@ -156,12 +178,24 @@ mod tests {
 
     #[test]
     fn all_layers_have_to_be_there_and_no_others() {
-        let source = disks(&["a", "b"]);
-        let check = |target: &[&str]| compare(("s", &source), ("t", &disks(target)));
+        let tree = |names: &[&str]| Tree {
+            parents: names.iter().map(|name| ((*name).to_owned(), String::new())).collect(),
+            head: "b".to_owned(),
+        };
+        let source = tree(&["a", "b"]);
+        let check = |target: &[&str]| compare(("s", &source), ("t", &tree(target)));
         assert_eq!(check(&["b", "a"]), Ok(()));
         assert!(check(&["a", "c"]).unwrap_err().contains("chain not equal to RW replica s: [a c]"));
         assert!(check(&["a"]).unwrap_err().contains("disk number is not equal"));
         assert!(check(&["a", "b", "c"]).is_err());
+        // Found by review: only the names were compared.
+        let mut other = source.clone();
+        other.parents.insert("b".to_owned(), "a".to_owned());
+        let text = compare(("s", &source), ("t", &other)).unwrap_err();
+        assert!(text.ends_with("b lies on \"a\", not on \"\""), "{text}");
+        let other = Tree { head: String::new(), ..source.clone() };
+        let text = compare(("s", &source), ("t", &other)).unwrap_err();
+        assert!(text.ends_with("its head lies on \"\", not on \"b\""), "{text}");
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub enum Bug {
     SnapshotWithoutPause,
     /// A rebuild is believed without comparing names of layers.
     SkipVerify,
+    /// A rebuild is believed of a replica that says that nothing has come in.
+    TrustUnfilled,
     /// Layers that the source lacks stay in the rebuilt replica.
     KeepExtraLayers,
     /// Revision counters are not compared.
@@ -69,7 +71,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::ReadFromWo,
         Self::AcknowledgeFirst,
         Self::AcknowledgeEarly,
@@ -84,6 +86,7 @@ impl Bug {
         Self::KeepWithoutSnapshot,
         Self::SnapshotWithoutPause,
         Self::SkipVerify,
+        Self::TrustUnfilled,
         Self::KeepExtraLayers,
         Self::IgnoreCounters,
         Self::SkipCounterCopy,

@@ -355,3 +355,9 @@ fn disks(target: &Target, replica: &ptypes::Replica) -> Result<(BTreeMap<String,
         .collect();
     Ok((disks, head.clone()))
 }
+
+/// The disk below another one of a replica, or nothing; `None` if that is not known.
+fn parent<'a>(replica: &'a ptypes::Replica, disk: &str) -> Option<&'a str> {
+    let parent = &replica.disks.get(disk)?.parent;
+    Some(if *parent == replica.backing_file { "" } else { parent })
+}

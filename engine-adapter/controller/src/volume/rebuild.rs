@@ -1,12 +1,11 @@
 //! The controller's steps of a rebuild. What moves the layers is the target's sync agent; who calls for
 //! all of it is the command line or a manager.
 
-use super::{Call, Controller, Fault, Member, Target, disks};
+use super::{Call, Controller, Fault, Member, Target, disks, parent};
 use crate::rules::Mode;
-use crate::rules::rebuild::{self, File, Verify};
+use crate::rules::rebuild::{self, File, Tree, Verify};
 use crate::rules::sabotage::{Bug, is};
 use dbs_core::{Error, Result};
-use longhorn_wire::names::is_staging;
 use std::collections::BTreeMap;
 
 impl Controller {
@@ -51,7 +50,7 @@ impl Controller {
     /// `ERR` otherwise. Nothing happens if it is complete already.
     ///
     /// # Errors
-    /// It is not complete; it is still being rebuilt, which leaves it as it is.
+    /// It is not complete; it is still being rebuilt, or is to be, which leaves it as it is.
     pub fn verify_rebuild(&self, address: &str, instance: &str) -> Result<()> {
         let _work = self.work();
         let (member, source) = match self.pair(address, instance) {
@@ -79,6 +78,9 @@ impl Controller {
         if status.running && !is(Bug::SkipVerify) {
             return Err(Error::busy(format!("{address} is still being rebuilt")));
         }
+        if status.error.is_empty() {
+            self.check_filled(&member.target)?;
+        }
         let verified = match status.error.is_empty() || is(Bug::SkipVerify) {
             true => self.compare(&member, &source),
             false => Err(Error::invalid(format!("the rebuild failed: {}", status.error))),
@@ -90,12 +92,31 @@ impl Controller {
         verified
     }
 
+    /// Whether all came in that a rebuild was to bring, as far as the replica says: names of layers tell
+    /// nothing of one that was in the volume before.
+    fn check_filled(&self, target: &Target) -> Result<()> {
+        // Without an answer there is nothing to compare either.
+        let info = self.call(target, Call::Get).unwrap_or_default();
+        let unfilled = info.dbs.unwrap_or_default().unfilled;
+        if unfilled.is_empty() || is(Bug::SkipVerify) || is(Bug::TrustUnfilled) {
+            return Ok(());
+        }
+        Err(Error::busy(format!("{} is still being rebuilt: {unfilled}", target.address)))
+    }
+
     fn compare(&self, member: &Member, source: &Member) -> Result<()> {
-        let (from_disks, _) = self.disks_of(&source.target)?;
-        let (to_disks, _) = self.disks_of(&member.target)?;
-        let from = (source.target.address.as_str(), &from_disks);
-        let to = (member.target.address.as_str(), &to_disks);
+        let (from, to) = (self.tree_of(&source.target)?, self.tree_of(&member.target)?);
+        let from = (source.target.address.as_str(), &from);
+        let to = (member.target.address.as_str(), &to);
         rebuild::compare(from, to).map_err(Error::invalid)
+    }
+
+    fn tree_of(&self, target: &Target) -> Result<Tree> {
+        let info = self.call(target, Call::Get).map_err(|error| super::failed(target, &error))?;
+        let (disks, head) = disks(target, &info)?;
+        let parent = |disk: &str| parent(&info, disk).unwrap_or_default().to_owned();
+        let parents = disks.into_keys().map(|disk| (disk.clone(), parent(&disk)));
+        Ok(Tree { parents: parents.collect(), head: parent(&head) })
     }
 
     /// Between two writes: the counters become equal, and the replica complete.
@@ -152,8 +173,6 @@ impl Controller {
 
     fn disks_of(&self, target: &Target) -> Result<(BTreeMap<String, u64>, String)> {
         let info = self.call(target, Call::Get).map_err(|error| super::failed(target, &error))?;
-        let (mut disks, head) = disks(target, &info)?;
-        disks.retain(|disk, _| !is_staging(disk));
-        Ok((disks, head))
+        disks(target, &info)
     }
 }

@@ -381,6 +381,11 @@ impl History {
             Ok(files) => files,
             Err(error) => return self.failed(replica, &error.to_string()),
         };
+        if self.random.u32(0..20) == 0 {
+            // As one may be who does not know whether anything has come in.
+            let early = self.controller.verify_rebuild(&target.address, "");
+            self.report("verified at once", replica, early);
+        }
         self.sim.world().replicas[replica].syncing = true;
         for file in &files {
             let pause = if self.random.u32(0..10) == 0 { 900 } else { 40 };
@@ -400,6 +405,7 @@ impl History {
                 return self.failed(replica, &why);
             }
         }
+        let forgets = self.random.u32(0..20) == 0;
         {
             let mut world = self.sim.world();
             let its = &mut world.replicas[replica];
@@ -408,7 +414,14 @@ impl History {
                 return self.failed(replica, "it was restarted");
             }
             its.syncing = false;
+            if forgets {
+                drop(world);
+                let verified = self.controller.verify_rebuild(&target.address, "");
+                self.report("verified without a reload", replica, verified);
+                return Ok(());
+            }
             its.reload();
+            its.filled = true;
         }
         let verified = self.controller.verify_rebuild(&target.address, "");
         self.report("verified", replica, verified.as_ref().copied());

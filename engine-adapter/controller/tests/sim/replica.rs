@@ -96,6 +96,8 @@ pub struct Replica {
     pub opening: u64,
     pub staged: Vec<(String, Staged)>,
     pub sync_error: String,
+    /// Whether all came in, and was reloaded, since the rebuild began.
+    pub filled: bool,
     pub syncing: bool,
     /// Requests that are to fail.
     pub failing: u32,
@@ -303,6 +305,7 @@ impl Replica {
         self.staged.clear();
         self.syncing = false;
         self.sync_error.clear();
+        self.filled = false;
     }
 
     /// Does what a call asks. What a stock replica may refuse, it refuses.
@@ -327,7 +330,10 @@ impl Replica {
                 self.open = false;
                 self.blemished = true;
             }
-            Call::SetRebuilding(rebuilding) => self.rebuilding = *rebuilding,
+            Call::SetRebuilding(rebuilding) => {
+                self.rebuilding = *rebuilding;
+                self.filled = false;
+            }
             Call::SetCounter(counter) => self.counter = *counter,
             Call::Snapshot { name, .. } => self.snapshot(name)?,
             Call::Revert { disk, .. } => self.revert(disk)?,
@@ -434,6 +440,10 @@ impl Replica {
             size: (self.sectors() * 512).to_string(),
             sector_size: 512,
             state: self.state().to_owned(),
+            dbs: Some(ptypes::Facts {
+                unfilled: if self.rebuilding && !self.filled { "nothing came in" } else { "" }
+                    .to_owned(),
+            }),
             ..ptypes::Replica::default()
         };
         if !self.open {
@@ -442,6 +452,7 @@ impl Replica {
         let head = format!("volume-head-{:03}.img", self.heads);
         info.chain = vec![head.clone()];
         let disk = |layer: &Layer| ptypes::DiskInfo {
+            parent: layer.parent.clone().unwrap_or_default(),
             size: (layer.blocks.len() * 4096).to_string(),
             ..ptypes::DiskInfo::default()
         };

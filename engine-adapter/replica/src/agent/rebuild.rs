@@ -106,6 +106,7 @@ impl Agent {
                 _ => remote::LONG_CALL,
             },
         });
+        let fill = self.replica.incoming().begin_fill();
         let mut local = false;
         if let Some(paths) = request.local_sync {
             match order.copy_locally(paths, items.clone()).await {
@@ -119,6 +120,9 @@ impl Agent {
             }
         }
         let outcome = if local { Ok(()) } else { order.copy(addresses, &items, job).await };
+        if outcome.is_ok() {
+            self.replica.incoming().end_fill(&fill);
+        }
         order.report(begun, local, files.len());
         outcome
     }

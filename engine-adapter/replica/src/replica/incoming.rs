@@ -15,7 +15,7 @@ use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_service::log;
 use longhorn_wire::names;
 use std::collections::BTreeMap;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 
 /// Steps of background work at once while a merge is waited for.
 const WORK_STEPS: u64 = 64;
@@ -31,7 +31,27 @@ pub(super) struct Pending {
     frozen: Option<(String, DiskMeta)>,
     /// A snapshot of another volume is coming in, into a volume that is not being rebuilt.
     pub(super) cloning: bool,
+    /// How far a rebuild is since it began, or since the replica was opened.
+    filling: Filling,
 }
+
+/// How far a rebuild is.
+#[derive(Debug, Default)]
+enum Filling {
+    /// Nothing has come in.
+    #[default]
+    Empty,
+    /// Layers are coming in, or some did not come.
+    Coming(Arc<()>),
+    /// All layers are here, and not seen yet.
+    Here,
+    /// The volume has them.
+    Seen,
+}
+
+/// Layers that are coming in, all that a rebuild is to bring.
+#[derive(Debug)]
+pub struct Fill(Weak<()>);
 
 impl Pending {
     /// The head has become this snapshot: what is to be below it is to be below the snapshot now, and
@@ -201,6 +221,25 @@ impl Incoming<'_> {
         shown.and(cleared)
     }
 
+    /// Begins to bring all that a rebuild is to bring.
+    #[must_use]
+    pub fn begin_fill(&self) -> Fill {
+        let begun = Arc::new(());
+        let fill = Fill(Arc::downgrade(&begun));
+        self.replica.pending().filling = Filling::Coming(begun);
+        fill
+    }
+
+    /// All of it has come in. It is of no use to a rebuild that began later, nor to a replica that was closed.
+    pub fn end_fill(&self, fill: &Fill) {
+        let mut pending = self.replica.pending();
+        if let Filling::Coming(begun) = &pending.filling
+            && fill.0.ptr_eq(&Arc::downgrade(begun))
+        {
+            pending.filling = Filling::Here;
+        }
+    }
+
     /// Makes what has come in durable.
     ///
     /// # Errors
@@ -231,6 +270,24 @@ impl Replica {
     pub(super) fn pending(&self) -> MutexGuard<'_, Pending> {
         // Nothing that can panic leaves it inconsistent.
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a replica that is being rebuilt lacks; nothing if it has all that it was to get.
+    pub(super) fn unfilled(&self) -> &'static str {
+        match self.pending().filling {
+            Filling::Empty => "no layers have come in since its rebuild began",
+            Filling::Coming(_) => "not all layers have come in",
+            Filling::Here => "the layers that have come in are not seen before the next reload",
+            Filling::Seen => "",
+        }
+    }
+
+    /// What has come in is part of the volume.
+    pub(super) fn see_filled(&self) {
+        let mut pending = self.pending();
+        if matches!(pending.filling, Filling::Here) {
+            pending.filling = Filling::Seen;
+        }
     }
 
     /// Gives everything that has come in its name and place.

@@ -195,6 +195,7 @@ impl Replica {
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
         self.show_incoming(&store)?;
+        self.see_filled();
         let mut state = self.state();
         state.marked = None;
         if let Some(opened) = &mut state.opened {

@@ -276,6 +276,8 @@ impl Replica {
         };
         drop(state);
         self.show_below(&mut message);
+        let unfilled = if message.rebuilding { self.unfilled() } else { "" };
+        message.dbs = Some(ptypes::Facts { unfilled: unfilled.to_owned() });
         Ok(message)
     }
 

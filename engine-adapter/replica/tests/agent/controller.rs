@@ -162,6 +162,11 @@ impl Volume {
 
 /// What the caller of a rebuild does between the controller's steps.
 fn fill(volume: &Volume, source: &Node, target: &Node) {
+    receive(volume, source, target);
+    target.replica.reload().unwrap();
+}
+
+fn receive(volume: &Volume, source: &Node, target: &Node) {
     let files = volume.controller.prepare_rebuild(&target.address, "r-1").unwrap();
     let files = files.into_iter().map(|file| SyncFileInfo {
         from_file_name: file.name.clone(),
@@ -176,7 +181,49 @@ fn fill(volume: &Volume, source: &Node, target: &Node) {
         ..Default::default()
     };
     target.call(|mut c| async move { c.files_sync(request).await }).unwrap();
-    target.replica.reload().unwrap();
+}
+
+/// Found by review: a replica that had left and came back has layers of the right names, and its agent told of
+/// its last rebuild.
+#[test]
+fn a_replica_is_complete_when_all_came_in_since_its_rebuild_began() {
+    let runtime = runtime();
+    let (a, b) = (closed(&runtime), closed(&runtime));
+    let volume = volume(&a);
+    let (controller, size) = (&volume.controller, 64 * MIB);
+    controller.start(std::slice::from_ref(&a.address), size, size).unwrap();
+    a.write(0..300, 1);
+    let join = || {
+        controller.create_replica(&b.address, "", true, Mode::Wo).unwrap();
+        b.replica.set_rebuilding(true).unwrap();
+    };
+    let early = |what: &str| {
+        let error = controller.verify_rebuild(&b.address, "r-1").unwrap_err();
+        assert!(error.to_string().contains(what), "{error}");
+        assert_eq!((error.kind(), volume.modes()), (ErrorKind::Busy, vec![Mode::Rw, Mode::Wo]));
+    };
+    let complete = || {
+        b.replica.reload().unwrap();
+        controller.verify_rebuild(&b.address, "r-1").unwrap();
+        b.replica.set_rebuilding(false).unwrap();
+        assert!(a.content(VOLUME) == b.content(VOLUME));
+    };
+    join();
+    early("no layers have come in");
+    receive(&volume, &a, &b);
+    early("not seen before the next reload");
+    complete();
+    // It misses a write, and no snapshot.
+    controller.delete_replica(&b.address).unwrap();
+    wait(|| (b.replica.get().unwrap().state == "closed").then_some(()));
+    a.write(100..200, 2);
+    join();
+    early("no layers have come in");
+    // Nor does it help that it is told again that it is being rebuilt.
+    b.replica.reload().unwrap();
+    early("no layers have come in");
+    receive(&volume, &a, &b);
+    complete();
 }
 
 #[test]

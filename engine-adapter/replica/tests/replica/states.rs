@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use longhorn_data::Access;
-use longhorn_wire::proto::ptypes::Replica;
+use longhorn_wire::proto::ptypes::{Facts, Replica};
 use std::fs;
 use tonic::Code;
 
@@ -16,6 +16,7 @@ fn closed_message(size: u64) -> Replica {
         size: size.to_string(),
         sector_size: 512,
         state: "closed".to_owned(),
+        dbs: Some(Facts::default()),
         ..Default::default()
     }
 }
@@ -23,8 +24,12 @@ fn closed_message(size: u64) -> Replica {
 #[test]
 fn create_open_write_close() {
     let bench = Bench::new();
-    let initial =
-        Replica { size: "0".to_owned(), state: "initial".to_owned(), ..Default::default() };
+    let initial = Replica {
+        size: "0".to_owned(),
+        state: "initial".to_owned(),
+        dbs: Some(Facts::default()),
+        ..Default::default()
+    };
     assert_eq!(bench.get(), initial);
     assert_eq!(bench.open_as(false, 0).unwrap_err().code(), Code::Unknown);
 
