@@ -197,7 +197,7 @@ pub fn weigh(size: u64, current: u64, probes: &[Probe]) -> Start {
 
 /// What tells replicas apart that are all fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Facts {
+pub struct Facts<'a> {
     /// Whether it counts its changes.
     pub counter_disabled: bool,
     /// Changes that it counted.
@@ -206,6 +206,8 @@ pub struct Facts {
     pub modified_ns: i64,
     /// Bytes that its head holds.
     pub head_bytes: i64,
+    /// The disk below its head, or nothing; `None` if that is not known.
+    pub parent: Option<&'a str>,
 }
 
 /// How a volume is started.
@@ -221,7 +223,7 @@ pub struct Policy {
 
 /// For each fit replica: nothing, or why it becomes `ERR`.
 #[must_use]
-pub fn agree(policy: Policy, replicas: &[Facts]) -> Vec<Option<String>> {
+pub fn agree(policy: Policy, replicas: &[Facts<'_>]) -> Vec<Option<String>> {
     if policy.upgrade {
         return vec![None; replicas.len()];
     }
@@ -244,12 +246,31 @@ pub fn agree(policy: Policy, replicas: &[Facts]) -> Vec<Option<String>> {
             other.map(|_| "another replica is salvaged".to_owned())
         }
     };
-    replicas.iter().enumerate().map(judge).collect()
+    let mut refused: Vec<_> = replicas.iter().enumerate().map(judge).collect();
+    part_at_heads(replicas, &mut refused);
+    refused
+}
+
+/// Refuses replicas whose head lies on another disk than that of the one changed last: a controller that ended
+/// amid a revert or a snapshot has left some with it and others without. A revert counts no revision.
+fn part_at_heads(replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
+    let known = replicas.iter().zip(&*refused).filter(|(_, refused)| refused.is_none());
+    let known = known.filter_map(|(facts, _)| Some((facts.modified_ns, facts.parent?)));
+    // Of equal ones the first.
+    let Some((_, newest)) = known.rev().max_by_key(|(modified, _)| *modified) else { return };
+    for (facts, refused) in replicas.iter().zip(refused).filter(|(_, refused)| refused.is_none()) {
+        if let Some(parent) = facts.parent.filter(|parent| *parent != newest) {
+            *refused = Some(format!(
+                "its head lies on {parent:?}, that of the replica changed last on {newest:?}: a revert or a \
+                 snapshot was cut off"
+            ));
+        }
+    }
 }
 
 /// The replica to keep: of those changed within 5 s of the newest change the one whose head holds most;
 /// of equal ones the newest, and of those the first.
-fn salvage(policy: Policy, replicas: &[Facts]) -> Option<usize> {
+fn salvage(policy: Policy, replicas: &[Facts<'_>]) -> Option<usize> {
     let candidates = || {
         let all = replicas.iter().enumerate();
         all.filter(|(_, facts)| facts.counter_disabled == policy.counter_disabled)
@@ -335,12 +356,12 @@ mod tests {
         assert_eq!(error.exit_code(), 1);
     }
 
-    const COUNTED: Facts =
-        Facts { counter_disabled: false, counter: 5, modified_ns: 0, head_bytes: 0 };
+    const COUNTED: Facts<'static> =
+        Facts { counter_disabled: false, counter: 5, modified_ns: 0, head_bytes: 0, parent: None };
     const COUNTS: Policy = Policy { upgrade: false, counter_disabled: false, salvage: false };
     const SALVAGE: Policy = Policy { upgrade: false, counter_disabled: true, salvage: true };
 
-    fn errors(policy: Policy, replicas: &[Facts]) -> Vec<usize> {
+    fn errors(policy: Policy, replicas: &[Facts<'_>]) -> Vec<usize> {
         let all = agree(policy, replicas).into_iter().enumerate();
         all.filter(|(_, why)| why.is_some()).map(|(index, _)| index).collect()
     }
@@ -366,6 +387,7 @@ mod tests {
             counter: 0,
             modified_ns: seconds * 1_000_000_000,
             head_bytes,
+            parent: None,
         };
         for (replicas, kept) in [
             (&[replica(10, 1), replica(14, 2), replica(12, 3)][..], 2),
@@ -379,6 +401,22 @@ mod tests {
             assert_eq!(errors.len(), replicas.len() - 1);
         }
         assert!(errors(SALVAGE, &[]).is_empty());
+    }
+
+    /// Found by review: after a revert that was cut off, replicas with different content were all complete.
+    #[test]
+    fn heads_that_lie_on_different_disks_are_told_apart() {
+        let on = |modified_ns, parent| Facts { modified_ns, parent, ..COUNTED };
+        for (replicas, refused) in [
+            (&[on(1, Some("a")), on(1, Some("a"))][..], &[][..]),
+            (&[on(1, Some("a")), on(2, Some("b")), on(1, Some("a"))], &[0, 2]),
+            (&[on(2, Some("a")), on(2, Some("")), on(1, None)], &[1]),
+            // One that is left out anyway decides nothing.
+            (&[Facts { counter: 4, ..on(9, Some("b")) }, on(1, Some("a"))], &[0]),
+        ] {
+            assert_eq!(errors(COUNTS, replicas), refused, "{replicas:?}");
+            assert!(errors(Policy { upgrade: true, ..COUNTS }, replicas).is_empty());
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Start and end of a volume.
 
-use super::{Call, Called, Controller, Fault, Member, Mode, Offer, Target};
+use super::{Call, Called, Controller, Fault, Member, Mode, Offer, Target, parent};
 use crate::rules::call_timeout::CallTimeout;
 use crate::rules::start::{self, Facts, Policy, Probe, Start, StartError, State as ReplicaState};
 use crate::rules::{REPLICAS_MAX, ReplicaId, timeout};
@@ -159,7 +159,8 @@ impl Controller {
             }
         }
         let agreeing = fit(&chosen);
-        let facts: Vec<_> = agreeing.iter().map(|index| facts(&candidates[*index].info)).collect();
+        let all: Vec<_> = candidates.iter().map(|candidate| facts(&candidate.info)).collect();
+        let facts: Vec<_> = agreeing.iter().map(|index| all[*index]).collect();
         for (index, why) in agreeing.iter().zip(start::agree(policy, &facts)) {
             chosen.refused[*index] = why;
         }
@@ -327,11 +328,12 @@ fn probe(info: &ptypes::Replica) -> Probe {
     }
 }
 
-fn facts(info: &ptypes::Replica) -> Facts {
+fn facts(info: &ptypes::Replica) -> Facts<'_> {
     Facts {
         counter_disabled: info.revision_counter_disabled,
         counter: info.revision_counter,
         modified_ns: info.last_modify_time,
         head_bytes: info.head_file_size,
+        parent: parent(info, &info.head),
     }
 }

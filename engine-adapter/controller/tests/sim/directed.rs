@@ -113,6 +113,37 @@ fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {
     nothing_violated(&sim);
 }
 
+/// The machine of the controller ends: replicas are closed, and another controller takes them.
+fn begin_again(sim: &Arc<Sim>, replicas: usize, counters: bool) -> Arc<Controller> {
+    {
+        let mut world = sim.world();
+        world.path = crate::path::Path::after(&world.path);
+        world.replicas.iter_mut().for_each(Replica::reset);
+    }
+    let controller = controller(sim, counters, false);
+    let addresses: Vec<_> = (0..replicas).map(address).collect();
+    controller.start(&addresses, SIZE, SIZE).unwrap();
+    controller
+}
+
+/// Found by review: nothing was compared, and replicas with different content were all complete.
+#[test]
+fn a_revert_that_was_cut_off_leaves_replicas_that_are_alike() {
+    let (sim, controller) = volume(3, 3);
+    snapshot(&controller, "one").unwrap();
+    snapshot(&controller, "two").unwrap();
+    {
+        let mut world = sim.world();
+        let now = world.now + 1;
+        let disk = "volume-snap-one.img".to_owned();
+        let revert = longhorn_controller::volume::Call::Revert { disk, created: String::new() };
+        world.replicas[1].call(&revert, now).unwrap();
+    }
+    let next = begin_again(&sim, 3, false);
+    assert_eq!(modes(&next), [Mode::Err, Mode::Rw, Mode::Err]);
+    nothing_violated(&sim);
+}
+
 /// Those that the control path finds were not counted.
 #[test]
 fn each_replica_that_is_lost_is_counted_once_by_what_for() {
