@@ -268,6 +268,29 @@ fn part_at_heads(replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
     }
 }
 
+/// Why a volume with revision counters is not to start: a replica that is refused for its size alone has
+/// counted more than those that are left.
+#[must_use]
+pub fn ahead(
+    policy: Policy,
+    probes: &[Probe],
+    replicas: &[Facts<'_>],
+    start: &Start,
+) -> Option<usize> {
+    if policy.upgrade || policy.counter_disabled {
+        return None;
+    }
+    let counts = |index: &usize| {
+        let facts = replicas.get(*index).filter(|facts| !facts.counter_disabled);
+        facts.map(|facts| facts.counter)
+    };
+    let left = start.refused.iter().enumerate().filter(|(_, why)| why.is_none());
+    let highest = left.filter_map(|(index, _)| counts(&index)).max()?;
+    let other = |probe: &Probe| matches!(probe, Probe::Open { state, size, .. } if state.is_complete() && *size != start.size);
+    let mut others = probes.iter().enumerate().filter(|(_, probe)| other(probe));
+    others.find_map(|(index, _)| counts(&index).filter(|its| *its > highest).map(|_| index))
+}
+
 /// The replica to keep: of those changed within 5 s of the newest change the one whose head holds most;
 /// of equal ones the newest, and of those the first.
 fn salvage(policy: Policy, replicas: &[Facts<'_>]) -> Option<usize> {
@@ -417,6 +440,22 @@ mod tests {
             assert_eq!(errors(COUNTS, replicas), refused, "{replicas:?}");
             assert!(errors(Policy { upgrade: true, ..COUNTS }, replicas).is_empty());
         }
+    }
+
+    /// Found by review: a stale replica of the size that was last seen beat the newest.
+    #[test]
+    fn one_of_another_size_that_counted_more_is_in_the_way() {
+        let probes =
+            [open(State::Dirty, 50), open(State::Dirty, 100), open(State::Rebuilding, 100)];
+        let start = weigh(100, 50, &probes);
+        assert_eq!(refused(&start), [1, 2]);
+        let with = |counter| Facts { counter, ..COUNTED };
+        let ahead =
+            |policy, counters: [i64; 3]| ahead(policy, &probes, &counters.map(with), &start);
+        assert_eq!(ahead(COUNTS, [5, 6, 1]), Some(1));
+        assert_eq!(ahead(COUNTS, [5, 5, 9]), None);
+        assert_eq!(ahead(Policy { upgrade: true, ..COUNTS }, [5, 6, 1]), None);
+        assert_eq!(ahead(SALVAGE, [5, 6, 1]), None);
     }
 
     #[test]

@@ -164,6 +164,15 @@ impl Controller {
         for (index, why) in agreeing.iter().zip(start::agree(policy, &facts)) {
             chosen.refused[*index] = why;
         }
+        if let Some(index) = start::ahead(policy, &probes, &all, &chosen) {
+            self.log_refused(candidates, &chosen);
+            let Candidate { target, info, .. } = &candidates[index];
+            return Err(StartError::Other(format!(
+                "replica {} has counted {} changes, more than the replicas whose size is {}, but its own size is \
+                 {}; leave out those that are older, or give its size as that of the volume",
+                target.address, info.revision_counter, chosen.size, info.size
+            )));
+        }
         if fit(&chosen).is_empty() {
             self.log_refused(candidates, &chosen);
             return Err(StartError::NoReplica(addresses.to_vec()));

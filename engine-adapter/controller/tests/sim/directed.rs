@@ -144,6 +144,27 @@ fn a_revert_that_was_cut_off_leaves_replicas_that_are_alike() {
     nothing_violated(&sim);
 }
 
+/// Found by review: the size was looked at first, and a stale replica became the volume.
+#[test]
+fn a_replica_of_another_size_that_counted_more_keeps_a_volume_from_starting() {
+    let (sim, _) = volume(2, 0);
+    for (replica, counter) in sim.world().replicas.iter_mut().zip([7, 5]) {
+        (replica.counter, replica.counter_disabled) = (counter, false);
+    }
+    sim.world().replicas[0].size = 2 * BLOCKS;
+    let addresses = [address(0), address(1)];
+    let controller = controller(&sim, true, false);
+    let error = controller.start(&addresses, 2 * SIZE, SIZE).unwrap_err();
+    assert!(error.to_string().contains("has counted 7 changes"), "{error}");
+    assert_eq!(error.exit_code(), 1);
+    // Both ways out.
+    controller.start(&addresses[..1], 2 * SIZE, SIZE).unwrap();
+    assert_eq!((modes(&controller), controller.volume().size as u64), (vec![Mode::Rw], 2 * SIZE));
+    controller.shutdown().unwrap();
+    controller.start(&addresses, 2 * SIZE, 2 * SIZE).unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw, Mode::Err]);
+}
+
 /// Those that the control path finds were not counted.
 #[test]
 fn each_replica_that_is_lost_is_counted_once_by_what_for() {
