@@ -90,8 +90,8 @@ impl Controller {
 
     /// Makes an open replica part of the volume.
     fn join(&self, member: &Member, snapshot_required: bool) -> Result<()> {
-        let before = self.active();
-        if snapshot_required && !before.is_empty() {
+        let is_first = self.active().is_empty();
+        if snapshot_required && !is_first {
             let limits = self.state().limits;
             limits::check(usage(&self.ask_all()), limits).map_err(Error::invalid)?;
         }
@@ -99,6 +99,11 @@ impl Controller {
         let (created, labels) = (self.now(), HashMap::new());
         let call = Call::Snapshot { name, user_created: false, created, labels };
         let _pause = self.pause();
+        // Some may have failed since.
+        let before = self.active();
+        if !is_first && before.iter().all(|other| other.mode != Mode::Rw) {
+            return Err(Error::invalid("cannot find any healthy replica"));
+        }
         if snapshot_required {
             let mut members = before.clone();
             members.push(member.clone());

@@ -160,24 +160,31 @@ impl Controller {
     /// A replica is being rebuilt, there is no such snapshot, the frontend is up, or no replica did it.
     pub fn revert(&self, name: &str) -> Result<()> {
         let _work = self.work();
-        let members = self.active();
-        if members.is_empty() || members.iter().any(|member| member.mode != Mode::Rw) {
-            return Err(Error::invalid(
-                "not valid state to revert, rebuilding in process or all replica are in ERR state",
-            ));
-        }
         let disk = snapshot_disk(name);
-        self.check_revert(name, &disk, &members)?;
+        self.check_revert(name, &disk, &self.to_revert()?)?;
         if self.state().frontend.as_ref().is_some_and(|frontend| frontend.is_up()) {
             return Err(Error::busy("volume frontend enabled, aborting snapshot revert"));
         }
         self.parts.path.flush();
         // A block must not be healed with what it held before.
         let _pause = self.parts.path.pause(true);
+        // Some may have failed since.
+        let members = self.to_revert()?;
         let call = Call::Revert { disk: disk.clone(), created: self.now() };
         let timeout = self.timeout_for_all(&members);
         let answers = self.call_each(&members, &call, Some(timeout));
         self.settle_revert(&disk, &members, &answers)
+    }
+
+    /// The replicas that are to go back, if they may.
+    fn to_revert(&self) -> Result<Vec<Member>> {
+        let members = self.active();
+        if members.is_empty() || members.iter().any(|member| member.mode != Mode::Rw) {
+            return Err(Error::invalid(
+                "not valid state to revert, rebuilding in process or all replica are in ERR state",
+            ));
+        }
+        Ok(members)
     }
 
     /// Faults those that have not gone back, or of which that is not known.

@@ -165,6 +165,37 @@ fn a_replica_of_another_size_that_counted_more_keeps_a_volume_from_starting() {
     assert_eq!(modes(&controller), [Mode::Rw, Mode::Err]);
 }
 
+/// Found by review: one that failed while the others flushed was still counted on.
+#[test]
+fn a_replica_that_fails_before_io_is_paused_decides_nothing() {
+    let cut = |sim: &Sim| sim.world().cut_when_flushed = Some(0);
+    let (sim, controller) = volume(3, 2);
+    sim.world().replicas[1].table = 0;
+    cut(&sim);
+    let error = controller.create_replica(&address(2), "", true, Mode::Wo).unwrap_err();
+    assert!(error.to_string().contains("the snapshot table is full"), "{error}");
+    assert_eq!(modes(&controller), [Mode::Err, Mode::Rw]);
+
+    let (sim, controller) = volume(2, 2);
+    snapshot(&controller, "one").unwrap();
+    sim.world().replicas[1].failing_calls = 2;
+    cut(&sim);
+    controller.revert("one").unwrap_err();
+    nothing_violated(&sim);
+
+    // Without a complete replica there is nothing to join.
+    let (sim, controller) = volume(2, 1);
+    cut(&sim);
+    let error = controller.create_replica(&address(1), "", true, Mode::Wo).unwrap_err();
+    assert!(error.to_string().contains("cannot find any healthy replica"), "{error}");
+    assert_eq!(modes(&controller), [Mode::Err]);
+    let (sim, controller) = volume(1, 1);
+    snapshot(&controller, "one").unwrap();
+    cut(&sim);
+    let error = controller.revert("one").unwrap_err();
+    assert!(error.to_string().contains("not valid state to revert"), "{error}");
+}
+
 /// Those that the control path finds were not counted.
 #[test]
 fn each_replica_that_is_lost_is_counted_once_by_what_for() {

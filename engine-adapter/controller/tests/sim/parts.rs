@@ -183,6 +183,14 @@ impl DataPath for Sim {
 
     fn flush(&self) {
         // Whatever replicas have taken is durable here.
+        let mut world = self.world();
+        if let Some(replica) = world.cut_when_flushed.take() {
+            world.replicas[replica].blemished = true;
+            let session = world.replicas[replica].session;
+            world.broken(replica, session);
+            drop(world);
+            self.run_for(1);
+        }
     }
 
     fn pause(&self, all: bool) -> Box<dyn Paused + '_> {

@@ -85,6 +85,8 @@ pub struct World {
     pub slow_when_paused: Option<(usize, u64)>,
     /// A replica that somebody closes at the next pause.
     pub close_when_paused: Option<usize>,
+    /// A replica whose data connections break at the next flush.
+    pub cut_when_flushed: Option<usize>,
     pub calls: BTreeMap<u64, Option<Called>>,
     last_call: u64,
     pub names: u64,
@@ -114,6 +116,7 @@ impl World {
             pauses: 0,
             slow_when_paused: None,
             close_when_paused: None,
+            cut_when_flushed: None,
             calls: BTreeMap::new(),
             last_call: 0,
             names: 0,
