@@ -203,10 +203,12 @@ impl Shared {
     /// Makes a replica `ERR` once the owner has seen to it that nobody takes it for complete later; says
     /// whether it was not so before.
     fn make_err(&self, slot: Slot) -> bool {
-        if let Some(replica) = self.at(slot) {
-            self.events.faulting(replica.id);
-        }
-        self.modes.fault(slot)
+        let Some(replica) = self.at(slot) else { return false };
+        self.events.faulting(replica.id);
+        // One that was removed has no mode, and its slot may be another's.
+        let registry = lock(&self.registry);
+        let is_there = registry.replicas.iter().any(|other| other.serial == replica.serial);
+        is_there && self.modes.fault(slot)
     }
 
     /// Makes a replica `ERR`, whatever that means for the others.

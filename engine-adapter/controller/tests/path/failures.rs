@@ -241,6 +241,31 @@ fn a_failed_write_faults_before_it_is_acknowledged() {
     assert_eq!(bad.seen(Type::Read).len(), 0);
 }
 
+/// Found by review: a write that a removed replica had missed made its free slot `ERR`, and so the next
+/// replica that got it.
+#[test]
+fn a_replica_does_not_inherit_what_one_before_it_missed() {
+    let volume = Volume::new(options(1));
+    let (one, removed) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &one.address(), Mode::Rw);
+    volume.add(2, &removed.address(), Mode::Rw);
+    for fake in [&one, &removed] {
+        fake.behave(|header| if is(header, Type::Write) { Do::AtGate } else { Do::Serve });
+    }
+    let client = volume.client(1);
+    let pending = client.submit(Type::Write, 0, 4096, &[1; 4096]).unwrap();
+    eventually("it is on its way", || !removed.seen(Type::Write).is_empty());
+    volume.path.remove(2);
+    one.open_gate();
+    pending.wait().unwrap();
+    let last = 2 + longhorn_controller::rules::REPLICAS_MAX as u32;
+    for id in 3..last {
+        volume.add(id, &BackendAddress::Null, Mode::Wo);
+        assert_eq!(volume.mode(id), Mode::Wo, "replica {id}");
+        volume.path.remove(id);
+    }
+}
+
 #[test]
 fn a_failed_read_is_tried_elsewhere() {
     let volume = Volume::new(options(1));
