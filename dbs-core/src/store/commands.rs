@@ -51,6 +51,13 @@ impl Store {
         }
     }
 
+    /// A number of this open store that no other has, if the process before it left no tail: then writes may be
+    /// lost that were acknowledged after its last flush. What remembers them elsewhere is not to be believed.
+    #[must_use]
+    pub fn lost_tail(&self) -> Option<u64> {
+        self.inner.lost_tail
+    }
+
     /// Bounds the memory for look-ups as [`OpenOptions`](super::OpenOptions) do. What one look-up finds
     /// is kept in any case.
     pub fn set_metadata_memory(&self, bytes: u64) {

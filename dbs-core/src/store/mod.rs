@@ -176,6 +176,8 @@ pub(crate) struct Inner {
     /// Why nothing is written any more.
     poison: OnceLock<String>,
     warnings: Mutex<Vec<String>>,
+    /// This session, if the tail of the one before was gone.
+    lost_tail: Option<u64>,
     /// The page a scrub goes on with.
     scrub: Mutex<u32>,
     /// The page from which on checksums are to be made again that a crash has cost.

@@ -169,8 +169,9 @@ impl Store {
         if !read_only && recover::is_used_up(&superblock, loader.durable()) {
             return Err(Error::corrupt(recover::USED_UP));
         }
-        let mut warnings: Vec<_> =
-            take_tail(&mut loader, superblock.uuid, &mut tail, &*env)?.into_iter().collect();
+        let gone = take_tail(&mut loader, superblock.uuid, &mut tail, &*env)?;
+        let tail_is_gone = gone.is_some();
+        let mut warnings: Vec<_> = gone.into_iter().collect();
         recover::load_labels(&*storage, &superblock.geometry, &mut loader)?;
         let ring = superblock.geometry.region(RegionKind::Journal).offset;
         let unread = loader.unneeded_ring().iter();
@@ -191,6 +192,7 @@ impl Store {
             changes: Default::default(),
             changed: Default::default(),
             waiting: 0.into(),
+            lost_tail: tail_is_gone.then_some(session),
             commits: Default::default(),
             flushes: Default::default(),
             work: Default::default(),

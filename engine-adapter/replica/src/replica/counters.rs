@@ -4,7 +4,8 @@
 //! They are a line in a small file of the replica's directory, rewritten in place for each write
 //! that is counted: it survives `kill -9` in the page cache, and names the boot it belongs to. After
 //! a power loss, when the writes themselves may be gone, the count that was committed with the
-//! store's metadata holds instead.
+//! store's metadata holds instead. So it does if the tail of a store is gone: the line then names the
+//! session of the store in which it was written.
 
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_data::Revision;
@@ -33,6 +34,8 @@ pub struct Counters {
     revision: AtomicU64,
     modified_ns: AtomicU64,
     failed: AtomicBool,
+    /// The session of the store, if its tail was gone at the beginning of that; 0 if it was not.
+    session: AtomicU64,
     /// There was no room for the file: it is made once there is.
     missing: AtomicBool,
 }
@@ -50,11 +53,17 @@ impl Counters {
             modified_ns: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             missing: AtomicBool::new(false),
+            session: AtomicU64::new(0),
         }
     }
 
-    /// Goes on from the file if it is of this boot, else from what was `committed`; a missing file
-    /// is made, its time of change being `now_ns`.
+    /// What was counted before this session of the store is not to be believed, if there is one.
+    pub fn distrust_before(&self, session: Option<u64>) {
+        self.session.store(session.unwrap_or(0), Ordering::SeqCst);
+    }
+
+    /// Goes on from the file if it is of this boot, and of the session that counts if there is one, else from
+    /// what was `committed`; a missing file is made, its time of change being `now_ns`.
     ///
     /// Without room for it counting goes on: who cannot open the replica can delete nothing either. Until
     /// there is a file, a process that is killed takes along what was counted since the last commit; the
@@ -68,6 +77,9 @@ impl Counters {
         let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
         let (revision, modified) = (number(), number());
         let ours = !self.boot.is_empty() && words.next() == Some(&self.boot);
+        let session = words.next().and_then(|word| u64::from_str_radix(word, 16).ok());
+        let ours = ours
+            && matches!(self.session.load(Ordering::SeqCst), s if s == 0 || Some(s) == session);
         let revision = revision.filter(|_| ours).unwrap_or(committed);
         match self.start(revision, modified.unwrap_or(now_ns)) {
             Err(e) if e.kind() == ErrorKind::NoSpace => {
@@ -98,7 +110,11 @@ impl Counters {
     fn make(&self) -> io::Result<File> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(&self.path)?;
         let (revision, modified) = (self.revision(), self.modified_ns());
-        let line = format!("{revision:0DIGITS$} {modified:0DIGITS$} {}\n", self.boot);
+        let session = match self.session.load(Ordering::SeqCst) {
+            0 => String::new(),
+            session => format!(" {session:016x}"),
+        };
+        let line = format!("{revision:0DIGITS$} {modified:0DIGITS$} {}{session}\n", self.boot);
         file.write_all_at(line.as_bytes(), 0)?;
         file.set_len(line.len() as u64)?;
         Ok(file)
@@ -216,6 +232,27 @@ mod tests {
         next.bump();
         assert_eq!(next.revision(), 5, "counting goes on without a file");
         assert!(Counters::new(&dir.path().join("gone")).load(0, 0).is_err());
+    }
+
+    #[test]
+    fn what_was_counted_before_a_tail_was_lost_does_not_hold() {
+        let dir = tempfile::tempdir().unwrap();
+        let counters = Counters::new(dir.path());
+        counters.load(0, 0).unwrap();
+        (0..7).for_each(|_| counters.bump());
+        let of = |session, committed| {
+            let counters = Counters::new(dir.path());
+            counters.distrust_before(session);
+            counters.load(committed, 0).unwrap();
+            counters
+        };
+        let next = of(Some(5), 4);
+        assert_eq!(next.revision(), 4);
+        next.bump();
+        // In the same session of the store, and after one that left its tail.
+        assert_eq!((of(Some(5), 4).revision(), of(None, 4).revision()), (5, 5));
+        assert_eq!(of(Some(5), 4).revision(), 4, "the file says no session any more");
+        assert_eq!(of(Some(6), 3).revision(), 3);
     }
 
     #[test]

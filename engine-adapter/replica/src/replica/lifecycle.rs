@@ -49,6 +49,7 @@ impl Replica {
             (state.head, state.dirty, state.rebuilding) = (0, false, false);
             state.marked = None;
         }
+        self.counters.distrust_before(store.lost_tail());
         self.counters.start(0, time::now_ns())?;
         self.write_meta()?;
         self.shut();

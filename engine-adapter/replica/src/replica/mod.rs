@@ -380,6 +380,7 @@ impl Replica {
                 dbs_service::log::warn("settle", &[("volume", name), ("error", &e)]);
             }
         }
+        self.counters.distrust_before(store.lost_tail());
         self.counters.load(volume.revision, time::now_ns())?;
         let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);
         if told { Ok(()) } else { self.note_in_meta() }
