@@ -4,7 +4,7 @@ use super::snapshot::usage;
 use super::start::must_be_closed;
 use super::{Call, Controller, Fault, Member, Target};
 use crate::rules::sabotage::{Bug, is};
-use crate::rules::{Mode, REPLICAS_MAX, ReplicaId, limits, rebuild};
+use crate::rules::{Mode, REPLICAS_MAX, limits, rebuild};
 use dbs_core::{Error, Result};
 use std::collections::HashMap;
 
@@ -50,6 +50,8 @@ impl Controller {
         let connected = self.parts.path.connect(id, address);
         connected.map_err(|error| Error::io(error, format!("the data port of {address}")))?;
         let member = Member { id, target, mode };
+        // Upstream's replica would refuse to be told twice, by whoever has it filled.
+        let marks = mode == Mode::Wo && snapshot_required && info.dbs.is_some();
         let joined = self.open_new(&member, size).and_then(|(its_size, sector_size)| {
             if size == 0 {
                 let mut state = self.state();
@@ -57,13 +59,26 @@ impl Controller {
                 drop(state);
                 self.parts.path.resize(its_size);
             }
+            if marks {
+                self.mark_incomplete(&member.target, true)?;
+            }
             self.join(&member, snapshot_required)
         });
         if joined.is_err() {
             self.parts.path.remove(id);
+            if marks && !info.rebuilding {
+                // What it has is what it had.
+                let _ = self.mark_incomplete(&member.target, false);
+            }
             self.parts.replicas.close_soon(&member.target);
         }
         joined
+    }
+
+    /// Marks a replica as one that lacks something, which outlives it and this controller; or takes the mark away.
+    fn mark_incomplete(&self, target: &Target, incomplete: bool) -> Result<()> {
+        let marked = self.call(target, Call::SetRebuilding(incomplete)).map(drop);
+        marked.map_err(|error| super::failed(target, &error))
     }
 
     /// Opens a new replica, which must be of the volume's size if it has one; answers with that, and
@@ -167,7 +182,7 @@ impl Controller {
         if mode == Mode::Wo {
             return Err(Error::invalid(format!("cannot set to mode {mode}")));
         }
-        let id: ReplicaId = self.replica(address)?.id;
+        let Member { id, target, mode: before } = self.replica(address)?;
         if mode == Mode::Err {
             // Does not wait for what may be waiting for this very replica.
             self.fault(id, Fault::Request, "it was asked for");
@@ -175,8 +190,16 @@ impl Controller {
         }
         let _work = self.work();
         // Between two writes, as at the end of a rebuild.
-        let _pause = self.parts.path.pause(false);
+        let pause = self.parts.path.pause(false);
         self.set_mode(id, mode);
+        drop(pause);
+        // Whoever says so knows that it lacks nothing. As long as the mark stays, no controller starts with it.
+        if before == Mode::Wo
+            && self.replica(address)?.mode == Mode::Rw
+            && self.call(&target, Call::Get).is_ok_and(|info| info.rebuilding && info.dbs.is_some())
+        {
+            self.mark_incomplete(&target, false)?;
+        }
         Ok(())
     }
 }

@@ -295,8 +295,10 @@ fn a_replica_that_somebody_closed_has_no_snapshot() {
 fn a_replica_is_made_complete_between_two_writes() {
     let (sim, controller) = volume(2, 1);
     controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    assert!(sim.world().replicas[1].rebuilding, "the next controller is not to start with it");
     controller.update_replica(&address(1), Mode::Rw).unwrap();
     assert_eq!(modes(&controller), [Mode::Rw, Mode::Rw]);
+    assert!(!sim.world().replicas[1].rebuilding);
     nothing_violated(&sim);
 }
 

@@ -238,10 +238,11 @@ async fn grow(link: &ReplicaLink, size: i64) -> Result<()> {
     if closed { link.close().await } else { Ok(()) }
 }
 
-/// A replica that was being filled when its process ended may be filled again.
+/// A replica that was being filled when its process ended may be filled again. Upstream's must first be told
+/// that it lacks nothing; of ours nobody is to think so.
 async fn end_failed_rebuild(link: &ReplicaLink) -> Result<()> {
     let replica = link.get().await?;
-    if replica.state != "closed" || !replica.rebuilding {
+    if replica.state != "closed" || !replica.rebuilding || replica.dbs.is_some() {
         return Ok(());
     }
     link.open().await?;

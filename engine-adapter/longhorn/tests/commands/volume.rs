@@ -57,6 +57,19 @@ fn a_replica_is_added_in_upstream_s_order() {
     assert_eq!(stage.world().listed[3].1, ReplicaMode::Rw);
 }
 
+/// Found by review: if it ended then, a replica that lacked most was taken for complete.
+#[test]
+fn a_replica_that_is_to_be_filled_again_stays_marked() {
+    let stage = Stage::new(2, 1);
+    stage.world().files = vec![file("volume-snap-a.img"), file("volume-snap-a.img.meta")];
+    stage.with(1, |new| (new.replica.rebuilding, new.replica.dbs) = (true, Some(Facts::default())));
+    stage.prints(&add(&stage, 1, &[]));
+    let asked = stage.asked();
+    let marks: Vec<_> = asked.iter().filter(|asked| asked.contains("RebuildingSet")).collect();
+    assert_eq!(marks, ["r1 RebuildingSet true", "r1 RebuildingSet false"]);
+    assert!(!asked.iter().any(|asked| asked.contains("ReplicaOpen")), "{asked:?}");
+}
+
 #[test]
 fn older_controllers_have_no_limit() {
     let stage = Stage::new(3, 2);

@@ -37,6 +37,8 @@ fn replicas_die_amid_a_rebuild() {
         engine.run(&["rm-replica", &address]).unwrap();
     }
     lab.restart(&mut c);
+    // Found by review: it was marked as incomplete some time after it had joined.
+    assert!(crate::lab::stock().is_some() || c.rpc().get().unwrap().rebuilding);
     let rebuilt = rebuild_and_kill(&engine, &address, &mut a);
     engine.faulted(&a.address);
     load.some_more(300);

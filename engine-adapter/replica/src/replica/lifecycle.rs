@@ -238,15 +238,17 @@ impl Replica {
         Ok(())
     }
 
-    /// Says that the content is incomplete, or that it is complete.
+    /// Says that the content is incomplete, or that it is complete. Said again, a rebuild begins anew: a mark
+    /// from before need not be taken away for it.
     ///
     /// # Errors
-    /// `Invalid` from another state than open or dirty, or rebuilding; if `volume.meta` cannot tell of
+    /// `Invalid` from another state than open, dirty or rebuilding, or than rebuilding; if `volume.meta` cannot tell of
     /// a rebuild that is to begin; those of the store. Nothing has changed then.
     pub fn set_rebuilding(&self, rebuilding: bool) -> Result<()> {
         let _work = self.work();
         let name = self.state_name()?;
-        let allowed: &[&str] = if rebuilding { &["open", "dirty"] } else { &["rebuilding"] };
+        let allowed: &[&str] =
+            if rebuilding { &["open", "dirty", "rebuilding"] } else { &["rebuilding"] };
         if !allowed.contains(&name.as_str()) {
             let text = format!("cannot set rebuilding={rebuilding} from state {name}");
             return Err(Error::invalid(text));

@@ -195,6 +195,8 @@ fn a_replica_is_complete_when_all_came_in_since_its_rebuild_began() {
     a.write(0..300, 1);
     let join = || {
         controller.create_replica(&b.address, "", true, Mode::Wo).unwrap();
+        // From the first write on that it gets.
+        assert_eq!(b.replica.get().unwrap().state, "rebuilding");
         b.replica.set_rebuilding(true).unwrap();
     };
     let early = |what: &str| {
