@@ -22,12 +22,16 @@ impl Engine {
     /// Whatever the volume held is lost; its frontend must not be up. Returns when that is done.
     ///
     /// # Errors
-    /// That a replica is not usable; what failed at which replica.
+    /// That the frontend is up, or a replica is not usable; what failed at which replica.
     pub async fn clone_from(&self, from: &Engine, options: &CloneOptions) -> Result<()> {
         let usable = |replica: &Listed| replica.mode == ReplicaMode::Rw;
         let source = from.replicas().await?.into_iter().find(usable).ok_or_else(|| {
             Error::not_found("cannot find a RW replica in the source volume for cloning")
         })?;
+        // Longhorn's manager attaches a volume that is to be filled without a frontend.
+        if self.volume_get().await?.frontend_state == "up" {
+            return Err(Error::busy("volume frontend enabled, cannot perform snapshot clone"));
+        }
         let replicas = self.replicas().await?;
         if let Some(other) = replicas.iter().find(|replica| !usable(replica)) {
             let Listed { address, mode } = other;

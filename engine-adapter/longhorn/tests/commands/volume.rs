@@ -359,7 +359,14 @@ fn a_clone_comes_from_a_usable_replica() {
     let mut asked = stage.asked();
     asked.sort();
     let clone = format!("SnapshotClone s of vol from {}", source.addresses[1]);
-    assert_eq!(asked, ["ctl ReplicaList".to_owned(), format!("r0 {clone}"), format!("r1 {clone}")]);
+    let own = ["ctl ReplicaList".to_owned(), "ctl VolumeGet".to_owned()];
+    assert_eq!(asked, [&own[..], &[format!("r0 {clone}"), format!("r1 {clone}")]].concat());
+    // Found by review: it was filled under a file system that was mounted.
+    stage.world().volume.frontend_state = "up".to_owned();
+    let text = stage.fails(&args);
+    assert!(text.contains("volume frontend enabled, cannot perform snapshot clone"), "{text}");
+    assert_eq!(stage.asked(), ["ctl VolumeGet"]);
+    stage.world().volume.frontend_state.clear();
 
     stage.refuse("r1 SnapshotClone", Code::Unknown, "cannot find snapshot s");
     let text = stage.fails(&args);
