@@ -148,7 +148,7 @@ impl Shard {
         if let Some(pending) = self.pending.get_mut(place) {
             pending.errors.push((slot, text));
         }
-        // Nobody says how much of it was written.
+        // No replica says how much of it was written.
         let answer = if full { Answer::NoSpace { written: 0 } } else { Answer::Failed };
         self.answered(io, place, slot, answer);
     }

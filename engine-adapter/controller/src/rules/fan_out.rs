@@ -9,8 +9,8 @@
 //! (of equal groups the one that wrote more), so that the volume can still be read, and the caller is
 //! told that there is no space. A full replica that is being rebuilt becomes `ERR` in any case; so does
 //! one that has the change when no complete replica has it, since it would differ from them.
-//! Upstream's replicas do not tell how much they wrote: theirs counts as nothing, and what is in the
-//! range of a write that failed is then not known.
+//! Neither upstream's replicas nor ours tell how much they wrote: that counts as nothing, so all full ones are one
+//! group, and what is in the range of a write that failed is then not known.
 //!
 //! **Damage.** A replica of DBS that would have to complete a block which is not what was written changes
 //! nothing and says so. Such a write is made one of whole blocks and goes to those replicas once more, not to
