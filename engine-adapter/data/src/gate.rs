@@ -14,6 +14,7 @@ use super::events::ActiveEvents;
 use super::plain::PlainFile;
 use super::stats::{Counters, DataStats};
 use dbs_core::{Error, Store, Volume};
+use longhorn_wire::frame::{Generations, Hello};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
@@ -279,6 +280,8 @@ pub struct Gate {
     waking: Mutex<()>,
     /// Which replica it is, as controllers are told.
     identity: OnceLock<[u8; 16]>,
+    /// Whose changes it has, as they are told.
+    generations: Mutex<Option<Generations>>,
     /// Signalled when a watcher has let go of something or is gone.
     released: Condvar,
 }
@@ -316,7 +319,8 @@ impl Gate {
             past: DataStats::default(),
         };
         let (state, waking) = (Mutex::new(state), Mutex::default());
-        Arc::new(Self { state, waking, identity: OnceLock::new(), released: Condvar::new() })
+        let (identity, generations) = (OnceLock::new(), Mutex::default());
+        Arc::new(Self { state, waking, identity, generations, released: Condvar::new() })
     }
 
     /// Says which replica it is; the first word counts.
@@ -324,10 +328,16 @@ impl Gate {
         let _first = self.identity.set(identity);
     }
 
-    /// Which replica it is, if that was said.
+    /// Says whose changes it has.
+    pub fn set_generations(&self, generations: Option<Generations>) {
+        *self.generations.lock().unwrap_or_else(PoisonError::into_inner) = generations;
+    }
+
+    /// What controllers are told of it.
     #[must_use]
-    pub fn identity(&self) -> Option<[u8; 16]> {
-        self.identity.get().copied()
+    pub fn hello(&self) -> Hello {
+        let generations = *self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        Hello { generations, ..Hello::of_server(self.identity.get().copied()) }
     }
 
     /// What holds now.

@@ -102,7 +102,7 @@ impl Reactor {
             if let Some(connection) = self.peers.get_mut(number) {
                 connection.heals = hello.has(feature::HEAL);
             }
-            let ours = Hello::of_server(self.runner.identity(slot));
+            let ours = self.runner.hello(slot);
             return self.reply(number, &request, |batch| request.reply_hello(batch, ours));
         }
         if self.runner.open_session(io, slot).is_some_and(|open| session < open) {

@@ -15,6 +15,7 @@ use dbs_core::volume::Finish;
 use dbs_core::{Error, ErrorKind};
 use dbs_frontend::{Direct, Ended as Moved, Plan, Pool, Work};
 use dbs_reactor::{Buf, Buffers, Io, Payload};
+use longhorn_wire::frame::Hello;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -95,9 +96,9 @@ impl<T: Send + 'static> Runner<T> {
         self.slots.is_empty()
     }
 
-    /// Which replica it is, as controllers are told.
-    pub fn identity(&self, number: u32) -> Option<[u8; 16]> {
-        self.slots.get(number).and_then(|slot| slot.gate.identity())
+    /// What controllers are told of a replica.
+    pub fn hello(&self, number: u32) -> Hello {
+        self.slots.get(number).map_or_else(|| Hello::of_server(None), |slot| slot.gate.hello())
     }
 
     /// What is counted for a replica.

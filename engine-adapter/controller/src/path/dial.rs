@@ -29,8 +29,8 @@ pub(super) struct Dialled {
     pub flushes: bool,
     /// It runs on this machine.
     pub local: bool,
-    /// Which replica it is, if it says so.
-    pub identity: Option<[u8; 16]>,
+    /// What it says of itself.
+    pub hello: Option<Hello>,
 }
 
 /// Connects so many times, and asks who that is: all of it within `timeout`, since whoever changes the
@@ -58,17 +58,16 @@ pub(super) fn dial(address: &Listen, connections: usize, timeout: Duration) -> i
         let first = links.first().ok_or(io::ErrorKind::InvalidInput)?;
         let local = is_local(first.socket());
         // On each: what a replica says on a connection depends on what it was told there.
-        let mut identity = None;
+        let mut hello = None;
         let flushes = links.iter_mut().try_fold(true, |all, link| {
-            let hello = greet(&mut Timed { link, deadline })?;
-            identity = hello.and_then(|hello| hello.identity);
+            hello = greet(&mut Timed { link, deadline })?;
             Ok::<_, io::Error>(all && hello.is_some_and(|hello| hello.has(feature::FLUSH)))
         })?;
         for link in &links {
             link.socket().set_read_timeout(None)?;
             link.socket().set_write_timeout(None)?;
         }
-        Ok(Dialled { links, flushes, local, identity })
+        Ok(Dialled { links, flushes, local, hello })
     };
     attempt().map_err(|error: io::Error| {
         let kind = match error.kind() {

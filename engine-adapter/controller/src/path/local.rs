@@ -10,7 +10,7 @@ use dbs_reactor::{Io, Payload, SharedBuf};
 use longhorn_data::Gate;
 use longhorn_data::request::{Op, Request};
 use longhorn_data::runner::{Ended, Runner, Told};
-use longhorn_wire::frame::Type;
+use longhorn_wire::frame::{Hello, Type};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -40,6 +40,12 @@ impl LocalReplica {
     pub fn new(gate: Arc<Gate>, workers: usize) -> io::Result<Self> {
         let pool = Arc::new(Pool::start("local-worker", workers.max(1))?);
         Ok(Self { gate, pool: Arc::new(Workers(pool)) })
+    }
+
+    /// What the replica says of itself.
+    #[must_use]
+    pub fn hello(&self) -> Hello {
+        self.gate.hello()
     }
 }
 

@@ -49,6 +49,7 @@ use backend::Access;
 use dbs_frontend::{Front, lock, wait_while};
 use dbs_reactor::{Io, Thread};
 use latch::Latch;
+use longhorn_wire::frame::Hello;
 use longhorn_wire::transport::DataLink;
 use message::Message;
 use reactor::Reactor;
@@ -179,8 +180,8 @@ impl Path {
     }
 
     /// Connects to a replica, which is asked nothing before it has a [mode](Path::set_mode): it need not
-    /// be open yet. `name` stands in error texts, such as `tcp://127.0.0.1:10000`. Answers with which
-    /// replica it is, if it says so: the same for each process of its directory.
+    /// be open yet. `name` stands in error texts, such as `tcp://127.0.0.1:10000`. Answers with what the
+    /// replica says of itself, if it says anything.
     ///
     /// # Errors
     /// It cannot be reached or does not answer a ping; its number is in use, or 64 replicas are.
@@ -189,14 +190,14 @@ impl Path {
         id: ReplicaId,
         name: &str,
         backend: &BackendAddress,
-    ) -> io::Result<Option<[u8; 16]>> {
+    ) -> io::Result<Option<Hello>> {
         let options = &self.shared.options;
-        let mut identity = None;
+        let mut hello = None;
         let (shares, flushes, local) = match backend {
             BackendAddress::Remote(address) => {
                 let connections = options.connections_per_replica.max(options.reactors);
                 let dialled = dial::dial(address, connections, options.connect_timeout)?;
-                identity = dialled.identity;
+                hello = dialled.hello;
                 let shares = share(dialled.links, options.reactors).into_iter();
                 (shares.map(Access::Links).collect(), dialled.flushes, dialled.local)
             }
@@ -219,7 +220,7 @@ impl Path {
             self.shared.send(index, Message::Add { replica, access, latch });
         }
         latch.wait();
-        Ok(identity)
+        Ok(hello)
     }
 
     /// Sets the mode of a replica. [`Mode::Err`] is final until it is removed; [`Events::faulted`] is

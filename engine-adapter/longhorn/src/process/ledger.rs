@@ -11,11 +11,16 @@
 //! replica that becomes complete is added at any time after. If the list can be neither changed nor removed,
 //! the process ends: nothing that the replica missed was acknowledged, and a dead process acknowledges
 //! nothing.
+//!
+//! The list says nothing of who uses the replicas later, on other machines. So it has the generations of those
+//! replicas that tell them: the one that each had, and the one that each has once this controller has changed
+//! it. A replica of any other generation was changed by somebody else, or has lost changes with its machine's power.
 
 use dbs_core::{Error, Result};
 use dbs_frontend::lock;
 use dbs_service::log;
 use longhorn_controller::rules::ReplicaId;
+use longhorn_wire::frame::{Generations, Hello};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -32,6 +37,9 @@ struct Listed {
     complete: BTreeSet<String>,
     /// Those that failed while the device was there, likewise, and were not rebuilt since.
     failed: BTreeSet<String>,
+    /// Generations that complete replicas may have, as far as they say. An older version had none.
+    #[serde(default)]
+    generations: BTreeMap<String, BTreeSet<u64>>,
 }
 
 /// What a replica is called.
@@ -39,6 +47,10 @@ struct Name {
     address: String,
     /// With [`IDENTITY`] in front.
     identity: Option<String>,
+    /// The generation that it had when it was connected to.
+    generation: Option<u64>,
+    /// Those that it may have later, if nobody but this controller changes it.
+    later: BTreeSet<u64>,
 }
 
 impl Name {
@@ -81,9 +93,14 @@ impl Ledger {
         Self { file, state: Mutex::default(), last_resort: abort }
     }
 
-    /// The address of a replica, and its identity if it has one.
-    pub fn name(&self, replica: ReplicaId, address: &str, identity: Option<[u8; 16]>) {
-        let number = identity.map(u128::from_be_bytes);
+    /// The address of a replica, and what it says of itself.
+    pub fn name(&self, replica: ReplicaId, address: &str, hello: Option<Hello>) {
+        let generations = hello.and_then(|hello| hello.generations);
+        let (generation, later) = match generations {
+            Some(Generations { now, changed }) => (Some(now), [now, changed].into()),
+            None => (None, BTreeSet::new()),
+        };
+        let number = hello.and_then(|hello| hello.identity).map(u128::from_be_bytes);
         let identity = number.map(|number| format!("{IDENTITY}{number:032x}"));
         let mut state = lock(&self.state);
         // A directory that was copied: its identity tells nobody which of the two missed something.
@@ -91,7 +108,8 @@ impl Ledger {
             *other != replica && !state.removed.contains(other) && name.identity == identity
         });
         let identity = identity.filter(|_| !is_twice);
-        state.names.insert(replica, Name { address: address.to_owned(), identity });
+        let address = address.to_owned();
+        state.names.insert(replica, Name { address, identity, generation, later });
     }
 
     /// A replica holds everything, unless the replica was removed from the list.
@@ -163,6 +181,11 @@ impl Ledger {
         let mut state = lock(&self.state);
         let listed = self.compare(&state, mark, moved)?;
         state.failed.extend(listed.failed);
+        // An older process of a replica's directory may have changed it after this one has looked.
+        for name in state.names.values_mut().filter(|name| moved && name.generation.is_some()) {
+            let before = listed.generations.get(name.in_list()).into_iter().flatten();
+            name.later.extend(before);
+        }
         self.keep(&mut state, mark)
     }
 
@@ -205,13 +228,22 @@ impl Ledger {
             .map(|name| if by_identity { name.in_list() } else { &name.address })
             .collect();
         let unknown: Vec<&str> = names.iter().copied().filter(|name| !listed.has(name)).collect();
-        if unknown.is_empty() || moved && listed.has_hosts(names.into_iter()) {
-            return Ok(listed);
+        let known = unknown.is_empty() || moved && listed.has_hosts(names.into_iter());
+        if !known {
+            return Err(refused(format!(
+                "these replicas may have missed the last writes: {}",
+                unknown.join(" ")
+            )));
         }
-        Err(refused(format!(
-            "these replicas may have missed the last writes: {}",
-            unknown.join(" ")
-        )))
+        let changed = self.complete_in(state).filter(|name| listed.is_another(name));
+        let changed: Vec<&str> = changed.map(|name| name.address.as_str()).collect();
+        match changed.is_empty() {
+            true => Ok(listed),
+            false => Err(refused(format!(
+                "these replicas were changed by another controller, or have lost writes: {}",
+                changed.join(" ")
+            ))),
+        }
     }
 
     /// Those of the replicas that are complete.
@@ -223,7 +255,10 @@ impl Ledger {
     fn save(&self, state: &State) -> io::Result<()> {
         let Some(mark) = state.mark else { return Ok(()) };
         let complete = self.complete_in(state).map(|name| name.in_list().to_owned()).collect();
-        let listed = Listed { mark, complete, failed: state.failed.clone() };
+        let told = self.complete_in(state).filter(|name| !name.later.is_empty());
+        let generations =
+            told.map(|name| (name.in_list().to_owned(), name.later.clone())).collect();
+        let listed = Listed { mark, complete, failed: state.failed.clone(), generations };
         write_durably(&self.file, &serde_json::to_vec(&listed)?)
     }
 
@@ -238,6 +273,13 @@ impl Ledger {
 impl Listed {
     fn has(&self, address: &str) -> bool {
         self.complete.contains(address)
+    }
+
+    /// Whether a replica has another generation than one that this list allows. Where one of both sides
+    /// knows of none, that is not known.
+    fn is_another(&self, name: &Name) -> bool {
+        let allowed = self.generations.get(name.in_list());
+        allowed.zip(name.generation).is_some_and(|(allowed, now)| !allowed.contains(&now))
     }
 
     /// Whether there is a complete replica for each of these on its host, and none that failed there.

@@ -14,6 +14,7 @@ use longhorn_controller::path::{
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::volume::file::Backends;
 use longhorn_controller::volume::{DataPath, Events, Frontend, Frontends, Offer, Paused, Relay};
+use longhorn_wire::frame::Hello;
 use longhorn_wire::remote::Address;
 use std::collections::HashMap;
 use std::io;
@@ -66,7 +67,8 @@ impl DataPath for Data {
     fn connect(&self, replica: ReplicaId, address: &str) -> io::Result<()> {
         if let Some(local) = self.locals.get(address) {
             // Its ports are others each time.
-            self.ledger.name(replica, &local.name, None);
+            let hello = Hello { identity: None, ..local.replica.hello() };
+            self.ledger.name(replica, &local.name, Some(hello));
             let backend = BackendAddress::Local(local.replica.clone());
             return self.path.connect(replica, address, &backend).map(drop);
         }
@@ -79,9 +81,9 @@ impl DataPath for Data {
             Some(path) => Listen::Unix(path.clone()),
             None => Address::parse(address).and_then(|address| address.data()).map_err(invalid)?,
         };
-        let identity = self.path.connect(replica, address, &BackendAddress::Remote(listen))?;
+        let hello = self.path.connect(replica, address, &BackendAddress::Remote(listen))?;
         // It has no mode yet: nothing that it may miss is sent before the ledger knows it.
-        self.ledger.name(replica, address, identity);
+        self.ledger.name(replica, address, hello);
         Ok(())
     }
 

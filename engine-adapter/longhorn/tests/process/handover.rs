@@ -85,6 +85,9 @@ fn an_upgrade_can_be_rolled_back() {
         new.rpc().open(true).unwrap();
         check(&new_data, version - 1);
         write(&new_data, version);
+        let told = |data: &DataClient| data.hello().unwrap().unwrap().generations.unwrap();
+        let changed = told(&new_data);
+        assert_eq!(changed.now, changed.changed);
         new.rpc().snapshot(&format!("s{version}")).unwrap();
         let disk = format!("volume-snap-s{version}.img");
         eventually("the older one knows", || old.rpc().get().unwrap().parent == disk);
@@ -93,7 +96,10 @@ fn an_upgrade_can_be_rolled_back() {
         end(&mut new);
         let data = old.open();
         check(&data, version);
+        let before = told(&data);
+        assert_eq!(before.now, changed.now, "as the newer one has made it");
         write(&data, version);
+        assert_eq!(told(&data).now, before.changed);
         if let Ok(replica) = new.rpc().get() {
             assert_eq!(replica.state, "closed");
             assert!(new_data.write(0, &block(0, 99)).is_err());

@@ -1,6 +1,7 @@
 //! Snapshot and revert.
 
 use super::Replica;
+use super::generation::Generation;
 use super::view::{self, CREATED_LABEL};
 use dbs_core::info::Labels;
 use dbs_core::store::SnapshotOptions;
@@ -85,6 +86,7 @@ impl Replica {
             )));
         }
         let dirty = self.state().opened.as_ref().is_some_and(|opened| opened.dirty);
+        self.note_generation(Generation::change);
         store.rollback_keeping_size(&self.options.volume, snapshot)?;
         self.state().restored = None;
         self.pending().head_dropped();

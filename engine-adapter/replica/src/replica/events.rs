@@ -1,5 +1,6 @@
 //! What data connections tell and ask a replica. Nothing here waits for `work`.
 
+use super::generation::Generation;
 use super::{FileId, Place, Replica, view};
 use dbs_core::info::LayerState;
 use dbs_core::units::BLOCK_BYTES;
@@ -54,6 +55,7 @@ impl ActiveEvents for Events {
 impl Replica {
     /// The head differs from what was opened.
     pub(super) fn set_dirty(&self) {
+        self.note_generation(Generation::change);
         if let Some(opened) = &mut self.state().opened {
             opened.dirty = true;
         }

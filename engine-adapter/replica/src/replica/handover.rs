@@ -117,6 +117,10 @@ impl Replica {
             Place::Own(_) | Place::Surrendered(None) => return,
         };
         waiting.refresh(age);
+        self.note_generation(|generation| {
+            generation.look_again();
+            Ok(())
+        });
     }
 
     /// The store, from the process that has it.

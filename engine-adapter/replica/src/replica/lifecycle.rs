@@ -1,6 +1,7 @@
 //! Create, open, close, reload, delete.
 
 use super::events::Events;
+use super::generation::Generation;
 use super::handover::{OpenStore, Predecessor, Sleeper, Waiting};
 use super::incoming::Pending;
 use super::meta::VolumeMeta;
@@ -49,6 +50,7 @@ impl Replica {
             (state.head, state.dirty, state.rebuilding) = (0, false, false);
             state.marked = None;
         }
+        self.note_generation(|generation| generation.load(false, store.lost_tail()));
         self.counters.distrust_before(store.lost_tail());
         self.counters.start(0, time::now_ns())?;
         self.write_meta()?;
@@ -115,6 +117,7 @@ impl Replica {
             self.state().dirty = was_dirty;
             return Err(e);
         }
+        self.note_generation(Generation::open);
         let target = if self.options.null_storage {
             Target::Null { size: volume.size() }
         } else {
@@ -177,6 +180,7 @@ impl Replica {
             log::warn("close", &[("error", &"requests in flight do not end")]);
         }
         self.state().opened = None;
+        self.note_generation(Generation::end_session);
     }
 
     /// Makes everything durable, the revision counter with it.
@@ -216,6 +220,7 @@ impl Replica {
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
         let disks = self.disks()?;
+        self.note_generation(Generation::change);
         self.shut();
         store.delete_volume(&self.options.volume)?;
         for disk in disks.keys() {
@@ -346,6 +351,8 @@ impl Replica {
             Arc::new(Waiting::with(other, open, facts))
         });
         self.void_restore();
+        // What it changes when it has the store again is of another session.
+        self.note_generation(Generation::end_session);
         let mut state = self.state();
         state.store = Place::Surrendered(back);
         state.opened = None;

@@ -14,6 +14,7 @@ mod change;
 mod counters;
 mod events;
 mod expand;
+mod generation;
 mod handover;
 mod identity;
 mod incoming;
@@ -32,6 +33,7 @@ pub use view::{Disk, ReplicaState};
 use below::Below;
 use counters::Counters;
 use dbs_core::{Error, ErrorKind, Result, Store, Volume};
+use generation::Generation;
 use handover::Waiting;
 use incoming::Pending;
 use longhorn_data::{Access, Durability, Gate, Revision};
@@ -101,6 +103,7 @@ pub struct Replica {
     below: Option<Below>,
     gate: Arc<Gate>,
     counters: Arc<Counters>,
+    generation: Generation,
     me: Weak<Self>,
     /// One change at a time.
     work: Mutex<()>,
@@ -163,6 +166,7 @@ impl Replica {
     pub fn new(options: ReplicaOptions, source: StoreSource) -> Result<Arc<Self>> {
         let below = options.backing_file.as_deref().map(Below::open).transpose()?;
         let counters = Arc::new(Counters::new(&options.dir));
+        let generation = Generation::new(&options.dir);
         let limits = Limits {
             max_count: options.snapshot_max_count,
             unmap_mark: options.unmap_mark,
@@ -199,13 +203,16 @@ impl Replica {
             below,
             gate,
             counters,
+            generation,
             me: me.clone(),
             work: Mutex::default(),
             state: Mutex::new(state),
             pending: Mutex::default(),
         });
-        if let Some(store) = replica.owned() {
-            replica.settle_in(&store)?;
+        match replica.owned() {
+            Some(store) => replica.settle_in(&store)?,
+            // Nothing that the older process has acknowledged is lost.
+            None => replica.note_generation(|generation| generation.load(false, None)),
         }
         replica.shut();
         Ok(replica)
@@ -380,7 +387,9 @@ impl Replica {
                 dbs_service::log::warn("settle", &[("volume", name), ("error", &e)]);
             }
         }
-        self.counters.distrust_before(store.lost_tail());
+        let (dirty, lost_tail) = (self.state().dirty, store.lost_tail());
+        self.note_generation(|generation| generation.load(dirty, lost_tail));
+        self.counters.distrust_before(lost_tail);
         self.counters.load(volume.revision, time::now_ns())?;
         let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);
         if told { Ok(()) } else { self.note_in_meta() }

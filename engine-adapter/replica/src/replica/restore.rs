@@ -4,6 +4,7 @@
 //! another process, is not the one that the restore was begun on: the step is refused then.
 
 use super::Replica;
+use super::generation::Generation;
 use super::incoming::{Incoming, Pending, link, snapshot_of, staged};
 use super::meta::DiskMeta;
 use dbs_core::info::{Labels, LayerInfo, LayerState};
@@ -124,6 +125,7 @@ impl Incoming<'_> {
             replica.finish_merges(&store)?;
         }
         let restored = self.check_restore(&store, snapshot, onto)?;
+        replica.note_generation(Generation::change);
         if onto {
             let meta = DiskMeta { parent: disk.to_owned(), ..DiskMeta::default() };
             store.relink(volume, &[link(&staged, &meta)], Some(&staged))?;

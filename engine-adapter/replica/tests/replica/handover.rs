@@ -53,6 +53,7 @@ fn check_surrendered(old: &Bench) {
 #[test]
 fn an_upgrade_takes_the_store_at_the_first_request() {
     let (old, new, older) = pair();
+    let told = |bench: &Bench| bench.replica.gate().hello().generations.unwrap();
     let closed = new.get();
     assert_eq!((closed.state.as_str(), closed.dirty), ("closed", true));
     assert_eq!(
@@ -75,6 +76,9 @@ fn an_upgrade_takes_the_store_at_the_first_request() {
     old.write(0, 4);
     let counters = old.replica.revision_counter();
     counters.bump();
+    new.get();
+    let (its, ours) = (told(&old), told(&new));
+    assert_eq!((its.now, ours.now), (its.changed, its.changed), "as the older one made it");
 
     wake(&new).unwrap();
     assert_eq!(older.releases.load(Ordering::SeqCst), 1);
@@ -85,6 +89,8 @@ fn an_upgrade_takes_the_store_at_the_first_request() {
     assert!(after.unmap_mark_disk_chain_removed);
     check_surrendered(&old);
     new.write(1, 5);
+    assert_eq!(told(&new).now, ours.changed);
+    assert_ne!(told(&old).changed, its.changed, "it may get the store back");
     assert_eq!(new.snapshot("c").head, "volume-head-003.img");
     new.close();
     assert_eq!(new.open().state, "open");

@@ -127,8 +127,12 @@ fn delete_leaves_nothing_and_begins_anew() {
     bench.open();
     bench.write(3, 3);
     bench.snapshot("a");
+    bench.close();
+    bench.open();
+    let told = bench.replica.gate().hello().generations.unwrap();
     bench.delete().unwrap();
     assert_eq!(bench.get().state, "initial");
+    assert_eq!(bench.replica.gate().hello().generations.unwrap().now, told.changed);
     let left: Vec<_> =
         fs::read_dir(bench.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| !name.to_string_lossy().starts_with("volume.meta")), "{left:?}");
@@ -363,6 +367,45 @@ fn after_the_loss_of_a_tail_the_counter_is_that_of_a_commit() {
     bump(&bench, 1);
     let bench = Bench::on(bench.kill(), |_| {});
     assert_eq!(bench.open().revision_counter, 11);
+}
+
+/// Found by review: nothing told a controller that had left a block device behind that another one had changed
+/// the replica since.
+#[test]
+fn each_session_that_changes_something_gives_a_new_generation() {
+    let told = |bench: &Bench| bench.replica.gate().hello().generations.unwrap();
+    let bench = Bench::new();
+    bench.create(&SIZE.to_string()).unwrap();
+    let first = told(&bench);
+    bench.open();
+    bench.read(0);
+    assert_eq!(told(&bench), first);
+    bench.write(0, 1);
+    bench.write(1, 1);
+    assert_eq!(told(&bench).now, first.changed);
+    let bench = Bench::on(bench.kill(), |_| {});
+    let second = told(&bench);
+    assert_eq!(second.now, first.changed, "what was acknowledged is there");
+    bench.open();
+    bench.close();
+    let third = told(&bench);
+    assert_eq!(third.now, second.now, "nothing was changed");
+    assert!(third.changed != second.changed && second.changed != first.changed);
+    bench.open();
+    bench.snapshot("a");
+    bench.close();
+    bench.open();
+    bench.revert("a");
+    let fourth = told(&bench);
+    assert!(fourth.now == fourth.changed && fourth.now != third.changed);
+    // The machine loses its power: what was acknowledged and not flushed may be lost.
+    let dir = bench.kill();
+    let file = dir.path().join("volume.generation");
+    let text = fs::read_to_string(&file).unwrap();
+    let boot = text.split(' ').nth(1).unwrap();
+    fs::write(&file, text.replace(boot, "00000000-0000-0000-0000-000000000000")).unwrap();
+    let bench = Bench::on(dir, |_| {});
+    assert_ne!(told(&bench).now, fourth.now);
 }
 
 #[test]

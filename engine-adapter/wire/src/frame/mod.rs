@@ -249,6 +249,18 @@ pub struct Hello {
     pub features: u32,
     /// Which replica says it, wherever it listens: the same for each process of its directory.
     pub identity: Option<[u8; 16]>,
+    /// Whose changes it has.
+    pub generations: Option<Generations>,
+}
+
+/// Generations of a replica's content. Each session, from one close of the replica to the next, gives it a new one
+/// with its first change; so does the loss of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Generations {
+    /// The present one.
+    pub now: u64,
+    /// The one that it has once it is changed in this session.
+    pub changed: u64,
 }
 
 /// A [`Hello`] on the wire.
@@ -260,13 +272,15 @@ struct HelloBytes {
     features: U32,
     /// Zeros if there is none.
     identity: [u8; 16],
+    /// Likewise: the present one, and that of this session.
+    generations: [U64; 2],
 }
 
 const _: () = assert!(size_of::<HelloBytes>() == Hello::BYTES);
 
 impl Hello {
     /// Bytes of it.
-    pub const BYTES: usize = 32;
+    pub const BYTES: usize = 48;
     const CLIENT: [u8; 8] = *b"DBShello";
     const SERVER: [u8; 8] = *b"DBSready";
     const VERSION: u32 = 1;
@@ -276,19 +290,21 @@ impl Hello {
     /// What a client of this version says.
     #[must_use]
     pub fn of_client() -> Self {
-        Self { server: false, features: feature::FLUSH | feature::HEAL, identity: None }
+        let features = feature::FLUSH | feature::HEAL;
+        Self { server: false, features, identity: None, generations: None }
     }
 
     /// What a server of this version says, of the replica that it is.
     #[must_use]
     pub fn of_server(identity: Option<[u8; 16]>) -> Self {
-        Self { server: true, features: feature::FLUSH | feature::HEAL, identity }
+        let features = feature::FLUSH | feature::HEAL;
+        Self { server: true, features, identity, generations: None }
     }
 
     /// What a volume's controller says to its clients: it heals by itself.
     #[must_use]
     pub fn of_frontend() -> Self {
-        Self { server: true, features: feature::FLUSH, identity: None }
+        Self { server: true, features: feature::FLUSH, identity: None, generations: None }
     }
 
     /// Whether it has this bit of [`feature`].
@@ -305,12 +321,16 @@ impl Hello {
             version: U32::new(Self::VERSION),
             features: U32::new(self.features),
             identity: self.identity.unwrap_or_default(),
+            generations: self
+                .generations
+                .map_or([0; 2], |generations| [generations.now, generations.changed])
+                .map(U64::new),
         };
         zerocopy::transmute!(bytes)
     }
 
-    /// The hello in a payload; `None` if there is none. Newer versions may append to it, and the first
-    /// one had no identity.
+    /// The hello in a payload; `None` if there is none. Newer versions may append to it; the first one had no
+    /// identity, the second no generations.
     #[must_use]
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let mut whole = [0; Self::BYTES];
@@ -323,7 +343,9 @@ impl Hello {
         let server = bytes.magic == Self::SERVER;
         let known = server || bytes.magic == Self::CLIENT;
         let identity = Some(bytes.identity).filter(|identity| *identity != [0; 16]);
-        known.then(|| Self { server, features: bytes.features.get(), identity })
+        let [now, changed] = bytes.generations.map(U64::get);
+        let generations = (now != 0 && changed != 0).then_some(Generations { now, changed });
+        known.then(|| Self { server, features: bytes.features.get(), identity, generations })
     }
 }
 

@@ -51,13 +51,16 @@ fn what_is_no_header_is_refused_by_name() {
 
 #[test]
 fn a_hello_is_known_and_no_echo_of_the_other_side() {
-    let (client, server) = (Hello::of_client(), Hello::of_server(Some([7; 16])));
+    let generations = Some(Generations { now: 3, changed: 1 << 60 });
+    let (client, server) =
+        (Hello::of_client(), Hello { generations, ..Hello::of_server(Some([7; 16])) });
     assert_eq!(Hello::decode(&client.encode()), Some(client));
     assert_eq!(Hello::decode(&server.encode()), Some(server));
     assert!(!client.server && server.server && client.encode() != server.encode());
     let longer = [server.encode().as_slice(), b"more"].concat();
     assert_eq!(Hello::decode(&longer), Some(server));
     // The first version had no identity.
+    assert_eq!(Hello::decode(&server.encode()[..32]), Some(Hello::of_server(Some([7; 16]))));
     assert_eq!(Hello::decode(&server.encode()[..16]), Some(Hello::of_server(None)));
     assert_eq!(Hello::decode(&server.encode()[..15]), None);
     assert_eq!(Hello::decode(b""), None);

@@ -17,6 +17,10 @@ fn ledger(file: &Path, addresses: &[&str]) -> Ledger {
     ledger
 }
 
+fn hello(byte: u8) -> Hello {
+    Hello::of_server(Some([byte; 16]))
+}
+
 fn listed(file: &Path) -> Listed {
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
@@ -98,7 +102,7 @@ fn replicas_that_moved_are_known_by_their_identities() {
     let named = |replicas: &[(&str, Option<u8>)]| {
         let ledger = ledger(&file, &[]);
         for (replica, (address, identity)) in (1..).zip(replicas) {
-            ledger.name(replica, address, identity.map(|byte| [byte; 16]));
+            ledger.name(replica, address, identity.map(hello));
             ledger.complete(replica);
         }
         ledger
@@ -108,7 +112,7 @@ fn replicas_that_moved_are_known_by_their_identities() {
     let kept = named(&[(A, Some(1)), (B, Some(2)), (C, None)]);
     kept.begin(MARK).unwrap();
     kept.remove_replica(1);
-    kept.name(4, "tcp://10.0.0.1:10050", Some([4; 16]));
+    kept.name(4, "tcp://10.0.0.1:10050", Some(hello(4)));
     kept.complete(4);
     let (a, b, c) = ("tcp://10.0.0.1:10100", "tcp://10.0.0.2:10100", "tcp://10.0.0.3:10100");
     assert!(moved(&[(a, Some(4)), (b, Some(2)), (c, None)]));
@@ -116,7 +120,7 @@ fn replicas_that_moved_are_known_by_their_identities() {
     assert!(!moved(&[(a, Some(1))]), "it failed, though another one is there");
     assert!(!moved(&[(A, None)]) && !moved(&[(a, Some(9))]));
     // It was rebuilt itself.
-    kept.name(5, A, Some([1; 16]));
+    kept.name(5, A, Some(hello(1)));
     kept.complete(5);
     assert!(moved(&[(a, Some(1)), (c, None)]));
     // The list of a controller that knows no identities yet.
@@ -131,22 +135,65 @@ fn replicas_with_the_identity_of_another_are_known_by_their_addresses() {
     let file = dir.path().join("list");
     let kept = ledger(&file, &[]);
     for (replica, address) in (1..).zip([A, B]) {
-        kept.name(replica, address, Some([1; 16]));
+        kept.name(replica, address, Some(hello(1)));
         kept.complete(replica);
     }
     kept.begin(MARK).unwrap();
     kept.remove_replica(1);
     let next = ledger(&file, &[]);
-    next.name(1, A, Some([1; 16]));
+    next.name(1, A, Some(hello(1)));
     next.complete(1);
     next.check(MARK, true).unwrap_err();
     // One that is named again is itself.
-    next.name(1, A, Some([1; 16]));
+    next.name(1, A, Some(hello(1)));
     next.begin(MARK).unwrap();
     let again = ledger(&file, &[]);
-    again.name(1, "tcp://10.0.0.1:10100", Some([1; 16]));
+    again.name(1, "tcp://10.0.0.1:10100", Some(hello(1)));
     again.complete(1);
     again.check(MARK, false).unwrap();
+}
+
+/// Found by review: a device that was left behind was taken over after the volume had been used on another
+/// machine, and what its kernel still had to write came over what was written there.
+#[test]
+fn replicas_that_somebody_else_has_changed_are_not_taken_over_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("list");
+    let named = |generations: &[Option<(u64, u64)>]| {
+        let ledger = ledger(&file, &[]);
+        for (replica, generations) in (1..).zip(generations) {
+            let generations = generations.map(|(now, changed)| Generations { now, changed });
+            ledger.name(replica, A, Some(Hello { generations, ..hello(replica as u8) }));
+            ledger.complete(replica);
+        }
+        ledger
+    };
+    named(&[Some((10, 11)), Some((20, 21))]).begin(MARK).unwrap();
+    let check = |generations: &[Option<(u64, u64)>], moved| named(generations).check(MARK, moved);
+    for moved in [false, true] {
+        // Both were changed by the controller that left the device, or one of them, or none.
+        for now in [(11, 21), (10, 21), (10, 20)] {
+            check(&[Some((now.0, 12)), Some((now.1, 22))], moved).unwrap();
+        }
+        let refused = check(&[Some((11, 12)), Some((23, 22))], moved).unwrap_err().to_string();
+        assert!(refused.contains("changed by another controller"), "{refused}");
+        // One that does not say.
+        check(&[Some((11, 12)), None], moved).unwrap();
+    }
+    // The next controller goes on, and its changes count from then on.
+    named(&[Some((11, 12)), Some((21, 22))]).take_over(MARK, false).unwrap();
+    assert!(check(&[Some((12, 13)), Some((22, 23))], false).is_ok());
+    assert!(check(&[Some((10, 13)), Some((22, 23))], false).is_err());
+    // In an upgrade, the older process of a replica may go on until the device is handed over.
+    named(&[Some((11, 14)), Some((21, 24))]).take_over(MARK, true).unwrap();
+    for now in [12, 14] {
+        assert!(check(&[Some((now, 15)), Some((24, 25))], false).is_ok());
+    }
+    // The list of an older version.
+    let mut list = listed(&file);
+    list.generations.clear();
+    fs::write(&file, serde_json::to_vec(&list).unwrap()).unwrap();
+    assert!(check(&[Some((99, 98)), Some((1, 2))], false).is_ok());
 }
 
 /// Its directory is all that a replica in the process is known by.

@@ -1,0 +1,257 @@
+//! Which generation of its content a replica has. Each session, from one close of the replica to the next, gives
+//! it a new one with its first change; so does the loss of changes that were acknowledged. A controller that
+//! left a block device behind remembers the generations of its replicas: if a replica has another one now, somebody
+//! else has changed it since.
+//!
+//! The number is in a file of the directory, beside the boot of the machine and the session of the store that it
+//! was written in. The one that the present session will have is known before: controllers are told both.
+
+use super::Replica;
+use dbs_core::{Error, Result};
+use dbs_service::log;
+use longhorn_wire::frame::Generations;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The file.
+const FILE: &str = "volume.generation";
+/// Longest file that is looked at.
+const LINE_MAX_BYTES: u64 = 256;
+
+/// What the file says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Line {
+    number: u64,
+    boot: String,
+    /// The session of the store, if the tail from before it was gone; 0 if it was not.
+    session: u64,
+}
+
+/// The generation of one replica.
+#[derive(Debug)]
+pub(super) struct Generation {
+    path: PathBuf,
+    boot: String,
+    /// The line as it is in the file, and the number that the next change gives.
+    state: Mutex<(Line, u64)>,
+}
+
+impl Generation {
+    /// That of a replica directory; nothing is read or made yet.
+    pub fn new(dir: &Path) -> Self {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Self { path: dir.join(FILE), boot: boot.trim().to_owned(), state: Mutex::default() }
+    }
+
+    /// Takes up what the file says. The generation is a new one if there is none, or if changes that were
+    /// acknowledged may be lost: the replica was not closed in good order (`dirty`) and the boot is another one, or
+    /// the tail before this session of the store (`lost_tail`) is gone.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`.
+    pub fn load(&self, dirty: bool, lost_tail: Option<u64>) -> Result<()> {
+        let mut state = self.state();
+        let session = lost_tail.unwrap_or(0);
+        let found = self.read().filter(|line| {
+            let lost = dirty && line.boot != self.boot || session != 0 && line.session != session;
+            !lost
+        });
+        let known = found.is_some();
+        let line = found.map_or_else(random, |line| Ok(line.number));
+        let number = line.map_err(|e| self.failed(e))?;
+        state.0 = Line { number, boot: self.boot.clone(), session };
+        if state.1 == 0 {
+            state.1 = random().map_err(|e| self.failed(e))?;
+        }
+        if known { Ok(()) } else { self.write(&state.0) }
+    }
+
+    /// Says that it is this boot in which the replica is open.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn open(&self) -> Result<()> {
+        let state = self.state();
+        match self.read() {
+            Some(line) if line == state.0 => Ok(()),
+            _ => self.write(&state.0),
+        }
+    }
+
+    /// Takes up what another process of the directory has made of the file.
+    pub fn look_again(&self) {
+        if let Some(line) = self.read() {
+            self.state().0.number = line.number;
+        }
+    }
+
+    /// The replica was closed: the next change is of another session.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn end_session(&self) -> Result<()> {
+        self.state().1 = random().map_err(|e| self.failed(e))?;
+        Ok(())
+    }
+
+    /// The replica is about to be changed. When this returns, the generation is that of this session, durably.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`; there is no file then, and so a new generation at the next start, unless the file
+    /// cannot be removed either.
+    pub fn change(&self) -> Result<()> {
+        let mut state = self.state();
+        if state.0.number == state.1 {
+            return Ok(());
+        }
+        state.0.number = state.1;
+        let written = self.write(&state.0);
+        if written.is_err() {
+            match fs::remove_file(&self.path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.failed(e)),
+                _ => {}
+            }
+        }
+        written
+    }
+
+    /// What controllers are told; nothing before there is a file.
+    pub fn told(&self) -> Option<Generations> {
+        let state = self.state();
+        (state.0.number != 0).then_some(Generations { now: state.0.number, changed: state.1 })
+    }
+
+    fn read(&self) -> Option<Line> {
+        let mut text = String::new();
+        let file = File::open(&self.path).ok()?;
+        file.take(LINE_MAX_BYTES).read_to_string(&mut text).ok()?;
+        let mut words = text.strip_suffix('\n')?.split(' ');
+        let number = |word: &str| u64::from_str_radix(word, 16).ok();
+        let (first, boot, session) = (words.next()?, words.next()?.to_owned(), words.next()?);
+        Some(Line { number: number(first)?, boot, session: number(session)? })
+    }
+
+    /// Replaces the file in one step, durably.
+    fn write(&self, line: &Line) -> Result<()> {
+        let write = || {
+            let next = self.path.with_extension("generation.new");
+            let mut file = File::create(&next)?;
+            writeln!(file, "{:016x} {} {:016x}", line.number, line.boot, line.session)?;
+            file.sync_all()?;
+            fs::rename(&next, &self.path)?;
+            let dir = self.path.parent().map(File::open);
+            dir.map_or(Ok(()), |dir| dir?.sync_all())
+        };
+        write().map_err(|e| self.failed(e))
+    }
+
+    fn failed(&self, e: io::Error) -> Error {
+        Error::io(e, format!("writing `{}`", self.path.display()))
+    }
+
+    fn state(&self) -> MutexGuard<'_, (Line, u64)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Replica {
+    /// Does something with the generation, and tells controllers that connect from now on. Without room for its
+    /// file the replica goes on: the next start makes a new one, which only makes a controller end a device.
+    pub(super) fn note_generation(&self, act: impl FnOnce(&Generation) -> Result<()>) {
+        if let Err(e) = act(&self.generation) {
+            log::warn("generation", &[("error", &e)]);
+        }
+        self.gate.set_generations(self.generation.told());
+    }
+}
+
+/// A number that no other generation has.
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes).max(1))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn of(dir: &Path, dirty: bool, lost_tail: Option<u64>) -> Generation {
+        let generation = Generation::new(dir);
+        generation.load(dirty, lost_tail).unwrap();
+        generation
+    }
+
+    fn now(generation: &Generation) -> u64 {
+        generation.told().unwrap().now
+    }
+
+    #[test]
+    fn each_session_that_changes_something_gives_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Generation::new(dir.path()).told(), None);
+        let first = of(dir.path(), true, None);
+        let told = first.told().unwrap();
+        assert_ne!(told.now, told.changed);
+        first.open().unwrap();
+        first.end_session().unwrap();
+        // Nothing was changed.
+        assert_eq!(now(&of(dir.path(), false, None)), told.now);
+        let told = first.told().unwrap();
+        first.change().unwrap();
+        first.change().unwrap();
+        assert_eq!(now(&first), told.changed);
+        let other = of(dir.path(), true, None);
+        assert_eq!(now(&other), told.changed, "it was killed");
+        first.end_session().unwrap();
+        first.change().unwrap();
+        assert_ne!(now(&first), told.changed);
+        other.look_again();
+        assert_eq!(now(&other), now(&first));
+    }
+
+    #[test]
+    fn what_loses_changes_has_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(FILE);
+        let first = now(&of(dir.path(), true, None));
+        let line = fs::read_to_string(&file).unwrap();
+        let boot = line.split(' ').nth(1).unwrap().to_owned();
+        let older = line.replace(&boot, "00000000-0000-0000-0000-000000000000");
+        // It was closed before the machine ended.
+        fs::write(&file, &older).unwrap();
+        let closed = of(dir.path(), false, None);
+        assert_eq!(now(&closed), first);
+        closed.open().unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), line);
+        fs::write(&file, &older).unwrap();
+        let second = now(&of(dir.path(), true, None));
+        assert_ne!(second, first);
+        // A tail is lost once in a session of the store.
+        let third = now(&of(dir.path(), true, Some(7)));
+        assert_ne!(third, second);
+        assert_eq!(now(&of(dir.path(), true, Some(7))), third);
+        assert_ne!(now(&of(dir.path(), true, Some(8))), third);
+        for damage in ["", "x", "1 2", "\n", "1 b 2"] {
+            fs::write(&file, damage).unwrap();
+            let anew = now(&of(dir.path(), false, None));
+            assert!(anew > 2, "{damage:?}");
+        }
+    }
+
+    #[test]
+    fn without_room_for_it_there_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let generation = of(dir.path(), false, None);
+        let before = now(&generation);
+        // Where the new one would be written there is a directory.
+        fs::create_dir(dir.path().join("volume.generation.new")).unwrap();
+        generation.change().unwrap_err();
+        assert!(!dir.path().join(FILE).exists());
+        fs::remove_dir(dir.path().join("volume.generation.new")).unwrap();
+        assert_ne!(now(&of(dir.path(), false, None)), before);
+    }
+}
