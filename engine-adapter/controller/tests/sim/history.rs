@@ -399,6 +399,7 @@ impl History {
                     self.report("verified early", replica, early);
                 }
                 2 => return Ok(()),
+                3 => self.expand()?,
                 _ => {}
             }
             if let Err(why) = self.transfer(replica, session, &file.name) {
