@@ -73,12 +73,17 @@ impl TailPlace {
     /// The tail, as the last process left it or empty. A process that this disk stops is dead, whatever it still does.
     #[must_use]
     pub fn attach(&self, disk: &Arc<SimDisk>) -> Box<dyn TailMemory> {
+        self.attach_beside(Arc::downgrade(disk))
+    }
+
+    /// As [`TailPlace::attach`], of a process whose disk may be another kind of disk, which stops nobody.
+    #[must_use]
+    pub fn attach_beside(&self, disk: Weak<SimDisk>) -> Box<dyn TailMemory> {
         let mut shared = lock(&self.shared);
         shared.killed = false;
         shared.attached = true;
         let memory = shared.memory.take().unwrap_or_else(|| vec![0; TAIL_BYTES]);
-        let (disk, place) = (Arc::downgrade(disk), self.clone());
-        Box::new(SimTail { memory: Some(memory), unreal: None, disk, place })
+        Box::new(SimTail { memory: Some(memory), unreal: None, disk, place: self.clone() })
     }
 
     /// The process ends now; call before dropping its store.

@@ -10,7 +10,7 @@ use dbs_core::{InitOptions, Result, Store};
 use dbs_sim::TailPlace;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Size of the device.
 pub(crate) const SIZE: u64 = 4 << 20;
@@ -66,7 +66,7 @@ impl Sample {
         Store::init_on(&*disk, &options, &FixedEnv::new(1)).unwrap();
         let tail = TailPlace::default();
         tail.put(Some(vec![0; TAIL]));
-        let store = open(&disk, Some(tail.attach()), 2, false).unwrap();
+        let store = open(&disk, Some(tail.attach_beside(Weak::new())), 2, false).unwrap();
         fill(&store);
         store.flush().unwrap();
         let sequence = store.info().sequence;
@@ -153,7 +153,7 @@ impl Sample {
 pub(crate) fn attach(bytes: Vec<u8>) -> Box<dyn TailMemory> {
     let place = TailPlace::default();
     place.put(Some(bytes));
-    place.attach()
+    place.attach_beside(Weak::new())
 }
 
 /// The shape of all small stores here.
