@@ -280,11 +280,8 @@ impl Io {
     /// Whether the peer has closed the connection, or its sending side: a look at a socket that is not
     /// being received from. Whatever it sent before may still be there.
     pub fn has_hung_up(&mut self, socket: Socket) -> bool {
-        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-        backend!(self, driver => driver.targets().get(socket.0)).is_some_and(|fd| {
-            let hung_up = PollFlags::from_bits_retain(libc::POLLRDHUP);
-            poll(&mut [PollFd::new(fd.as_fd(), hung_up)], PollTimeout::ZERO).is_ok_and(|n| n > 0)
-        })
+        backend!(self, driver => driver.targets().get(socket.0))
+            .is_some_and(|fd| has_hung_up(fd.as_fd()))
     }
 
     fn shutdown_as(&mut self, socket: Socket, how: nix::sys::socket::Shutdown) {
@@ -314,4 +311,13 @@ impl Io {
     pub fn stop(&mut self) {
         self.stopping = true;
     }
+}
+
+/// Whether the peer of a socket has closed the connection, or its sending side. Whatever it sent before may still be
+/// there.
+#[must_use]
+pub fn has_hung_up(socket: std::os::fd::BorrowedFd<'_>) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let hung_up = PollFlags::from_bits_retain(libc::POLLRDHUP);
+    poll(&mut [PollFd::new(socket, hung_up)], PollTimeout::ZERO).is_ok_and(|n| n > 0)
 }

@@ -78,7 +78,7 @@ mod uring;
 
 pub use batch::Batch;
 pub use buffer::{BUFFER_ALIGN, Buf, Buffers};
-pub use handler::{Driver, Handler, Io, Options};
+pub use handler::{Driver, Handler, Io, Options, has_hung_up};
 pub use shared::{Payload, SharedBuf};
 pub use slab::Slab;
 pub use targets::{File, Segment, Socket};

@@ -137,6 +137,8 @@ impl ServerHandle {
         client.known.ends(true);
         client.socket.iter().for_each(|socket| socket.shutdown(Shutdown::Both));
         let info = client.known.info();
+        // It may wait for requests of others.
+        shared.gone.notify_all();
         // Behind its arrival there, if it is on its way.
         shared.tell_reactors(|| Message::Kick(id));
         let there = |registry: &mut Registry| registry.clients.contains_key(&id);

@@ -284,7 +284,9 @@ impl Shared {
         drop(seen);
         // Nothing is sent; it ends when the last reactor has looked.
         let _ = all_seen.recv_timeout(GONE_PATIENCE);
-        let left = |registry: &mut Registry| !self.is_stopping() && others(registry, true);
+        let left = |registry: &mut Registry| {
+            !self.is_stopping() && !known.has_ended() && others(registry, true)
+        };
         let (registry, timeout) = self
             .gone
             .wait_timeout_while(lock(&self.registry), GONE_PATIENCE, left)
@@ -292,6 +294,13 @@ impl Shared {
         if timeout.timed_out() {
             let message = "requests of a client that is gone are still under way; connect again";
             return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+        }
+        // Then another connection has what this one asks for, and newer things.
+        let gone = |client: &Registered| {
+            client.socket.as_deref().is_some_and(|s| dbs_reactor::has_hung_up(s.as_fd()))
+        };
+        if known.has_ended() || registry.clients.get(&id).is_some_and(gone) {
+            return Err(io::ErrorKind::ConnectionReset.into());
         }
         Ok(registry)
     }
