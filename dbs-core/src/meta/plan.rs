@@ -131,7 +131,7 @@ impl Meta {
     ///
     /// # Errors
     /// `ReadOnly`.
-    pub(super) fn check_not_lost(&self, owner: SnapshotId) -> Result<()> {
+    pub(crate) fn check_not_lost(&self, owner: SnapshotId) -> Result<()> {
         let snapshot = self.snapshot(owner);
         if snapshot.layer.lost.is_empty() {
             return Ok(());

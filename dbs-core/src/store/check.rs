@@ -1,6 +1,7 @@
 //! Checking all metadata, on the device and in memory, changing nothing.
 
 use super::pages::Pages;
+use super::turns::Held;
 use super::{Inner, IoDriver, Store, recover};
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
@@ -171,8 +172,9 @@ impl Inner {
     /// Runs `task` while no commit does.
     pub(super) fn without_commits<T>(&self, task: impl FnOnce() -> T) -> T {
         self.commits.take_alone();
+        let turn = Held::new(&self.commits, self);
         let value = task();
-        self.commits.end(None);
+        turn.end(None);
         value
     }
 

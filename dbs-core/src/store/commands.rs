@@ -245,8 +245,13 @@ impl Store {
         let volume = self.head(name)?;
         let id = volume.ids().0;
         let check = |meta: &Meta| {
-            let shrinks = size < meta.volume(id).size;
-            if shrinks { meta.check_unheld(id, "shrinking") } else { Ok(()) }
+            let volume = meta.volume(id);
+            if size < volume.size {
+                meta.check_unheld(id, "shrinking")?;
+                // What lies behind the new end is given up, which such a layer refuses.
+                meta.check_not_lost(volume.head)?;
+            }
+            Ok(())
         };
         // Before anybody has to wait.
         check(&self.inner.meta())?;

@@ -8,6 +8,7 @@
 //! 4. Flush: the group is durable; freed extents may be reused.
 //! 5. Write the first copy of blocks captured at step 1; the next commit makes them durable.
 
+use super::turns::Held;
 use super::{Inner, Store};
 use crate::error::{Error, Result};
 use crate::io::WriteRequest;
@@ -50,12 +51,13 @@ impl Inner {
         let Some(covers) = self.commits.take() else {
             return self.check_unfailed(&[Bug::CommitAfterFailure]);
         };
+        let turn = Held::new(&self.commits, self);
         // Again: the commit that this one waited for may have failed. A group after one that is not
         // there could not be redone, and a flush after one that failed makes nothing durable.
         let unfailed = self.check_unfailed(&[Bug::CommitAfterFailure]);
         let result = unfailed.and_then(|()| self.commit_until_roomy(amount));
         let result = result.map_err(|error| self.poison_by(error));
-        self.commits.end(Some(covers));
+        turn.end(Some(covers));
         self.wake();
         result
     }

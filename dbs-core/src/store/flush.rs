@@ -2,7 +2,7 @@
 //! failure once: who flushed beside the one that is told, or after, would take what is lost for durable.
 
 use super::Inner;
-use super::turns::{Look, Wake};
+use super::turns::{Held, Look, Wake};
 use crate::error::{Error, Result};
 use crate::sabotage::{self, Bug};
 use std::io;
@@ -56,7 +56,7 @@ impl Flush {
         let outcome = if sabotage::is(Bug::IgnoreFlushFailure) { Ok(()) } else { outcome };
         let outcome = self.inner.outcome_of_flush(outcome);
         let flushed = outcome.map_err(|error| self.inner.poison_by(Error::io(error, FAILED)));
-        self.inner.end_flush(self.covers, flushed.is_ok());
+        self.inner.flushes.end(self.inner.covered(self.covers, flushed.is_ok()));
         flushed
     }
 }
@@ -130,16 +130,17 @@ impl Inner {
         let Some(covers) = self.flushes.take() else {
             return self.check_unfailed(&[Bug::CommitAfterFailure, Bug::FlushBesideFailure]);
         };
+        let turn = Held::new(&self.flushes, self);
         let flushed = self.flush_alone(FAILED, flush);
-        self.end_flush(covers, flushed.is_ok());
+        turn.end(self.covered(covers, flushed.is_ok()));
         flushed
     }
 
-    /// Ends a turn: who asked since it began may have written since.
-    fn end_flush(&self, covers: u64, done: bool) {
+    /// What a turn has done: who asked since it began may have written since.
+    fn covered(&self, covers: u64, done: bool) -> Option<u64> {
         let covers =
             if sabotage::is(Bug::ShareRunningFlush) { self.flushes.asked() } else { covers };
-        self.flushes.end(done.then_some(covers));
+        done.then_some(covers)
     }
 
     /// Does what flushes the storage in some way of its own.
@@ -152,8 +153,9 @@ impl Inner {
         flush: impl FnOnce() -> io::Result<()>,
     ) -> Result<()> {
         self.flushes.take_alone();
+        let turn = Held::new(&self.flushes, self);
         let flushed = self.flush_alone(failure, flush);
-        self.flushes.end(None);
+        turn.end(None);
         flushed
     }
 
@@ -174,9 +176,12 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
     use crate::store::{InitOptions, OpenOptions, Store};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc;
+    use std::time::Duration;
 
     #[test]
     fn who_comes_while_a_flush_runs_shares_the_next_one() {
@@ -216,5 +221,34 @@ mod tests {
         assert_eq!(flushes.load(Ordering::SeqCst), 1, "not the one that ran, and only one more");
         inner.flush_together(flush).unwrap();
         assert_eq!(flushes.load(Ordering::SeqCst), 2);
+    }
+
+    /// Found by review: who panicked amid a flush or a commit kept its turn, and whoever came next waited for ever.
+    #[test]
+    fn who_panics_with_a_turn_gives_it_back() {
+        type Panics = fn(&Inner);
+        let cases: [Panics; 3] = [
+            |inner| drop(inner.flush_together(|| panic!("planned"))),
+            |inner| drop(inner.flushing("it", || panic!("planned"))),
+            |inner| inner.without_commits(|| panic!("planned")),
+        ];
+        for panics in cases {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("store");
+            let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+            Store::init(&path, &options).unwrap();
+            let store = Arc::new(Store::open(&path, &OpenOptions::default()).unwrap());
+            store.create_volume("v", 1 << 20).unwrap();
+            let inner = Arc::clone(&store.inner);
+            assert!(std::thread::spawn(move || panics(&inner)).join().is_err());
+            let (tell, told) = mpsc::channel();
+            let another = Arc::clone(&store);
+            std::thread::spawn(move || tell.send((another.flush(), another.delete_volume("v"))));
+            let (flushed, deleted) = told.recv_timeout(Duration::from_secs(60)).unwrap();
+            for refused in [flushed, deleted] {
+                let error = refused.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
+            }
+        }
     }
 }

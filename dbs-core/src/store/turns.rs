@@ -1,5 +1,6 @@
 //! Turns at what one does for all who asked before it began: at commits, and at flushes of the storage.
 
+use super::Inner;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Tells who may not block that a turn has ended, from any thread: it takes no lock of the store.
@@ -19,6 +20,34 @@ struct State {
     running: bool,
     /// Who is to look again when the turn ends.
     waiting: Vec<Wake>,
+}
+
+/// A turn. Who panics with it gives it back, since others wait for its end, and stops all writing, since nobody
+/// knows what it has done.
+#[must_use]
+pub(super) struct Held<'a> {
+    turns: &'a Turns,
+    inner: &'a Inner,
+}
+
+impl<'a> Held<'a> {
+    /// The turn that the caller has.
+    pub fn new(turns: &'a Turns, inner: &'a Inner) -> Self {
+        Self { turns, inner }
+    }
+
+    /// As [`Turns::end`].
+    pub fn end(self, covers: Option<u64>) {
+        self.turns.end(covers);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.inner.poison("a panic amid a flush or a commit");
+        self.turns.end(None);
+    }
 }
 
 /// What there is for one who asked.

@@ -368,6 +368,10 @@ fn a_snapshot_makes_what_lost_something_writable() {
     for attempt in [beta.write_at(4096, &block, false), beta.discard(0, 4096)] {
         assert_eq!(attempt.unwrap_err().kind(), ErrorKind::ReadOnly);
     }
+    // A shrink is refused as a whole: it was reported as failed when the volume had its new size.
+    let size = beta.size();
+    assert_eq!(store.resize_volume("beta", size / 2).unwrap_err().kind(), ErrorKind::ReadOnly);
+    assert_eq!(beta.size(), size);
     let error = beta.write_at(512, &block[..512], false).unwrap_err();
     assert!([ErrorKind::ReadOnly, ErrorKind::Corrupt].contains(&error.kind()), "{error}");
     let map = beta.map(0, 8192, 9).unwrap();
