@@ -50,8 +50,9 @@ pub const WRITEBACK_BLOCKS_FORCED: usize = 512;
 /// Metadata blocks whose storage is reserved ahead, at least: a write that has to wait for that
 /// waits for the device, so that it should be rare.
 pub const ROOM_BLOCKS: u32 = 16;
-/// Volume extents handled under one hold of the metadata lock by discard and flatten.
-pub const EXTENTS_PER_STEP: u32 = 1024;
+/// Volume extents handled under one hold of the metadata lock by discard and flatten. A group of the smallest
+/// journal has room for the records of so many entries that are freed, behind those that make it long.
+pub const EXTENTS_PER_STEP: u32 = 512;
 /// One of so many data extents is left to data when a discard finds no spare entry to mark zeros in: if no
 /// more are free, blocks keep their content.
 pub const DATA_SHARE: u32 = 16;

@@ -191,9 +191,14 @@ pub fn find_directory(candidates: &[PathBuf], uuid: [u8; 16], place: &str) -> Op
     candidates.iter().find(has_it).cloned().or_else(|| pick_directory(candidates))
 }
 
-/// The file of a store's tail in a directory, if it is there, or may be as far as one can look.
+/// The file of a store's tail in a directory of this user, if it is there, or may be as far as one can look.
 #[must_use]
 pub fn find_file(directory: &Path, uuid: [u8; 16], place: &str) -> Option<PathBuf> {
+    // In others no process of this user has kept a tail, and what they are says nothing.
+    let ours = |found: std::fs::Metadata| found.is_dir() && found.uid() == geteuid().as_raw();
+    if !std::fs::symlink_metadata(directory).is_ok_and(ours) {
+        return None;
+    }
     let path = directory.join(file_name(uuid, place));
     let gone = std::fs::symlink_metadata(&path).is_err_and(|error| {
         matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)

@@ -221,10 +221,9 @@ impl Loader {
         self.durable_marks = self.marks;
     }
 
-    /// Whether all groups up to the last one are there that are needed: what a tail holds builds on them.
+    /// Whether no group is lost: what a tail holds builds on them, also on one behind the last that is there.
     pub fn is_complete(&self) -> bool {
-        let lost = self.unread.groups.map(|(first, _)| first);
-        lost.is_none_or(|first| first > self.durable)
+        self.unread.groups.is_none()
     }
 
     /// Applies what a tail held beyond the last group.

@@ -101,8 +101,9 @@ impl StoreFile {
         }
         if let Some(directory) = host_tail() {
             match Store::open(&self.path, &options(TailPlace::Directory(directory))) {
-                // No room there, for one: better a tail in our own system, or none.
-                Err(e) if !matches!(e.kind(), ErrorKind::Busy | ErrorKind::NotFound) => {
+                // Better a tail in our own system, or none. Not after other errors: a tail that is there may have
+                // writes that were acknowledged.
+                Err(e) if matches!(e.kind(), ErrorKind::NoSpace | ErrorKind::Unsupported) => {
                     log::warn("tail", &[("error", &e)]);
                 }
                 result => return result,
