@@ -182,7 +182,7 @@ impl Controller {
         if mode == Mode::Wo {
             return Err(Error::invalid(format!("cannot set to mode {mode}")));
         }
-        let Member { id, target, mode: before } = self.replica(address)?;
+        let Member { id, target, .. } = self.replica(address)?;
         if mode == Mode::Err {
             // Does not wait for what may be waiting for this very replica.
             self.fault(id, Fault::Request, "it was asked for");
@@ -194,8 +194,7 @@ impl Controller {
         self.set_mode(id, mode);
         drop(pause);
         // Whoever says so knows that it lacks nothing. As long as the mark stays, no controller starts with it.
-        if before == Mode::Wo
-            && self.replica(address)?.mode == Mode::Rw
+        if self.replica(address)?.mode == Mode::Rw
             && self.call(&target, Call::Get).is_ok_and(|info| info.rebuilding && info.dbs.is_some())
         {
             self.mark_incomplete(&target, false)?;

@@ -10,8 +10,10 @@ use super::Replica;
 use dbs_core::{Error, Result};
 use dbs_service::log;
 use longhorn_wire::frame::Generations;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -27,6 +29,12 @@ struct Line {
     boot: String,
     /// The session of the store, if the tail from before it was gone; 0 if it was not.
     session: u64,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:016x} {} {:016x}", self.number, self.boot, self.session)
+    }
 }
 
 /// The generation of one replica.
@@ -55,8 +63,8 @@ impl Generation {
         let mut state = self.state();
         let session = lost_tail.unwrap_or(0);
         let found = self.read().filter(|line| {
-            let lost = dirty && line.boot != self.boot || session != 0 && line.session != session;
-            !lost
+            let lost = line.boot != self.boot || session != 0 && line.session != session;
+            !(dirty && lost)
         });
         let known = found.is_some();
         let line = found.map_or_else(random, |line| Ok(line.number));
@@ -107,7 +115,9 @@ impl Generation {
             return Ok(());
         }
         state.0.number = state.1;
-        let written = self.write(&state.0);
+        // A full disk has no room for another file: then the old one says it.
+        let written =
+            self.write(&state.0).or_else(|error| self.overwrite(&state.0).map_err(|_| error));
         if written.is_err() {
             match fs::remove_file(&self.path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.failed(e)),
@@ -133,12 +143,23 @@ impl Generation {
         Some(Line { number: number(first)?, boot, session: number(session)? })
     }
 
+    /// Changes the file in place, durably: lines are equally long, and shorter than a sector.
+    fn overwrite(&self, line: &Line) -> io::Result<()> {
+        let file = File::options().write(true).open(&self.path)?;
+        let line = line.to_string();
+        if file.metadata()?.len() != line.len() as u64 {
+            return Err(io::Error::other("the line has another length"));
+        }
+        file.write_all_at(line.as_bytes(), 0)?;
+        file.sync_data()
+    }
+
     /// Replaces the file in one step, durably.
     fn write(&self, line: &Line) -> Result<()> {
         let write = || {
             let next = self.path.with_extension("generation.new");
             let mut file = File::create(&next)?;
-            writeln!(file, "{:016x} {} {:016x}", line.number, line.boot, line.session)?;
+            file.write_all(line.to_string().as_bytes())?;
             file.sync_all()?;
             fs::rename(&next, &self.path)?;
             let dir = self.path.parent().map(File::open);
@@ -230,6 +251,8 @@ mod tests {
         fs::write(&file, &older).unwrap();
         let second = now(&of(dir.path(), true, None));
         assert_ne!(second, first);
+        // Of what was closed in good order a tail had nothing.
+        assert_eq!(now(&of(dir.path(), false, Some(6))), second);
         // A tail is lost once in a session of the store.
         let third = now(&of(dir.path(), true, Some(7)));
         assert_ne!(third, second);
@@ -243,15 +266,21 @@ mod tests {
     }
 
     #[test]
-    fn without_room_for_it_there_is_none() {
+    fn without_room_for_another_file_the_old_one_is_changed() {
         let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(FILE);
         let generation = of(dir.path(), false, None);
-        let before = now(&generation);
         // Where the new one would be written there is a directory.
         fs::create_dir(dir.path().join("volume.generation.new")).unwrap();
+        generation.change().unwrap();
+        let first = now(&generation);
+        assert_eq!(now(&of(dir.path(), true, None)), first);
+        // A file that somebody has cut off is of no use, and goes.
+        generation.end_session().unwrap();
+        fs::write(&file, "1").unwrap();
         generation.change().unwrap_err();
-        assert!(!dir.path().join(FILE).exists());
+        assert!(!file.exists());
         fs::remove_dir(dir.path().join("volume.generation.new")).unwrap();
-        assert_ne!(now(&of(dir.path(), false, None)), before);
+        assert_ne!(now(&of(dir.path(), false, None)), first);
     }
 }
