@@ -167,7 +167,11 @@ impl Worker {
                 let found = version_of("v", self.first + block, bytes);
                 let may = &mut self.blocks[block].now;
                 assert!(may.contains(&found), "block {block}: {found:#x}, not of {may:x?}");
-                *may = vec![found];
+                // What was read need not be durable: after a change that failed, either may be there at the next open.
+                let others = std::mem::replace(may, vec![found]);
+                self.blocks[block]
+                    .past
+                    .extend(others.into_iter().filter(|version| *version != found));
             }
         }
     }
@@ -189,6 +193,9 @@ impl Worker {
         }
         (0..BLOCKS).step_by(128).for_each(|block| self.read(block..block + 128));
         self.tally.nothing_failed();
+        if reopened {
+            self.blocks.iter_mut().for_each(|block| block.past.clear());
+        }
     }
 }
 
