@@ -24,7 +24,7 @@ SOURCE ?=
 CRATE ?=
 TEST ?=
 
-.PHONY: build longhorn static run check test upstream python wheel vm xfstests guard guard-accept deny soak powercut mutants fuzz coverage \
+.PHONY: build longhorn static run check test lint upstream python wheel vm xfstests guard guard-accept deny soak powercut mutants fuzz coverage \
 	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
@@ -50,6 +50,10 @@ check:
 
 test:
 	@scripts/test.sh
+
+# What a change must pass besides: format, clippy, documentation, the guard of the hot path, dependencies, manifests.
+lint:
+	@scripts/lint.sh
 
 # Upstream's `longhorn`, into target/upstream, for the tests and benchmarks that take it from LONGHORN_BIN, which
 # `make test` leaves out without it: docs/testing.md. SOURCE is a git repository, upstream's own unless given.

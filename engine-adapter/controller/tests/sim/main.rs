@@ -23,6 +23,16 @@ const SEEDS: u64 = 3000;
 const STEPS: usize = 14;
 /// Seeds within which a planted mistake must show.
 const SABOTAGE_SEEDS: u64 = 6000;
+/// Where rare ones have shown, to look there first. What histories do moves that.
+const SHOWN: [(Bug, u64); 7] = [
+    (Bug::KeepAllFull, 2072),
+    (Bug::KeepWoAhead, 975),
+    (Bug::KeepUnexpanded, 465),
+    (Bug::KeepExtraLayers, 163),
+    (Bug::KeepUnreverted, 484),
+    (Bug::FaultRefusals, 222),
+    (Bug::HealFromBefore, 414),
+];
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -95,7 +105,8 @@ fn a_seed_means_the_same_each_time() {
 fn find(bug: Bug) -> Option<String> {
     let begun = Instant::now();
     set(Some(bug));
-    let mut seeds = 0..SABOTAGE_SEEDS;
+    let first = SHOWN.iter().filter(|(shown, _)| *shown == bug).map(|(_, seed)| *seed);
+    let mut seeds = first.chain(0..SABOTAGE_SEEDS);
     let found = seeds.find_map(|seed| history::run(seed, STEPS).err());
     set(None);
     let what = found?;
