@@ -57,8 +57,8 @@ impl Meta {
     ///
     /// # Errors
     /// `NoSpace` if a zero run must be split and there is no spare entry, `Busy` if a deleted
-    /// snapshot below has still to become part of this one, `ReadOnly` if the layer lost something; [`super::Stop::Long`],
-    /// [`super::Stop::Room`], [`super::Stop::Space`]. What was done until then stays done.
+    /// snapshot below has still to become part of this one, `ReadOnly` if the layer lost something;
+    /// [`super::Stop::Long`], [`super::Stop::Room`], [`super::Stop::Space`]. What was done until then stays done.
     pub fn clear_blocks(&mut self, owner: SnapshotId, blocks: Range<u64>) -> Step<()> {
         self.check_not_lost(owner)?;
         if self.span(owner).members.len() > 1 {
