@@ -430,6 +430,11 @@ mod tests {
         assert_eq!(find_file(&places[1], UUID, "1-2"), Some(places[1].join(NAME)));
         assert_eq!(find_file(&places[0], UUID, "1-2"), None);
         assert_eq!(find_file(&directory.path().join("third"), UUID, "1-2"), None);
+        // Nobody of this user has kept one in a directory of somebody else.
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&places[1], Some(65534), None).unwrap();
+            assert_eq!(find_file(&places[1], UUID, "1-2"), None);
+        }
     }
 
     #[test]

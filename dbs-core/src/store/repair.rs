@@ -280,42 +280,42 @@ fn plan_with(
             match loader.finish(0, env.boot_id()) {
                 Ok((meta, _)) => {
                     list_lost(&meta, &mut report);
-                    let lost = meta.snapshots().any(|(_, s)| !s.layer.lost.is_empty());
-                    let incompat = if lost { INCOMPAT_LOST } else { 0 };
-                    let kept = INCOMPAT_GROUPS | INCOMPAT_BACKED;
-                    let incompat = incompat | superblock.incompat & kept;
-                    let marks = meta.marks();
-                    let new = Superblock {
-                        // As after a crash, if it was one: the journal no longer says so.
-                        compat: 0,
-                        incompat,
-                        clean_sequence: sequence,
-                        clean_marks: marks,
-                        ..superblock
-                    };
+                    let new = superblock_of(&meta, sequence, superblock);
                     pages = Some(Pages::below_marks(&new));
                     plan = Some((Box::new(meta), new));
                     if steps.is_empty() {
-                        steps.push(RepairStep {
-                            kind: RepairKind::Mended,
-                            region: "store".to_owned(),
-                            index: None,
-                            message: "all metadata is written again".to_owned(),
-                        });
+                        let text = "all metadata is written again".to_owned();
+                        steps.push(step_of_store(RepairKind::Mended, text));
                     }
                 }
-                Err(error) => steps.push(RepairStep {
-                    kind: RepairKind::Refused,
-                    region: "store".to_owned(),
-                    index: None,
-                    message: format!("what can be mended is not enough: {error}"),
-                }),
+                Err(error) => {
+                    let text = format!("what can be mended is not enough: {error}");
+                    steps.push(step_of_store(RepairKind::Refused, text));
+                }
             }
         }
     }
     report.steps = steps;
     let pages = damaged_pages(storage, pages, &mut report)?;
     Ok(Repair { report, plan, pages, ranges, stand_ins, store: superblock.uuid })
+}
+
+/// The superblock of a store whose metadata is written again, as of the group `sequence`.
+fn superblock_of(meta: &Meta, sequence: u64, before: Superblock) -> Superblock {
+    let lost = meta.snapshots().any(|(_, snapshot)| !snapshot.layer.lost.is_empty());
+    let kept = before.incompat & (INCOMPAT_GROUPS | INCOMPAT_BACKED);
+    Superblock {
+        // As after a crash, if it was one: the journal no longer says so.
+        compat: 0,
+        incompat: kept | if lost { INCOMPAT_LOST } else { 0 },
+        clean_sequence: sequence,
+        clean_marks: meta.marks(),
+        ..before
+    }
+}
+
+fn step_of_store(kind: RepairKind, message: String) -> RepairStep {
+    RepairStep { kind, region: "store".to_owned(), index: None, message }
 }
 
 /// Reports the damaged pages of checksums among `pages`. Returns `pages` if the repair is to empty damaged

@@ -33,6 +33,9 @@ pub struct Disk {
     pub panics: AtomicBool,
     pub active: AtomicU64,
     pub closed: Closed,
+    /// Trims that were begun, and whether they wait.
+    pub trims: AtomicU64,
+    pub gate_shut: AtomicBool,
 }
 
 /// Says, not at once, that what it is part of was closed.
@@ -133,6 +136,10 @@ impl Export for Disk {
     }
 
     fn trim(&self, offset: u64, length: u64) -> Result<Finish> {
+        self.trims.fetch_add(1, Ordering::SeqCst);
+        while self.gate_shut.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
         self.write_zeroes(offset, length, ZeroOptions::default())
     }
 

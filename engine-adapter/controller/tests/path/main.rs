@@ -9,6 +9,7 @@ mod disk;
 mod fake;
 mod support;
 
+mod damage;
 mod failures;
 mod frontends;
 mod local;
