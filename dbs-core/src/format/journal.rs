@@ -170,9 +170,11 @@ fn spread(records: &[u8], block: &mut [u8]) {
 }
 
 /// The records of a block, as [`spread`] put them there.
-fn gather(block: &[u8]) -> Vec<u8> {
-    let sectors = block.chunks_exact(SECTOR).map(|sector| &sector[..CONTENT]);
-    sectors.collect::<Vec<_>>().concat().split_off(HEADER_BYTES)
+fn gather(block: &[u8], payload: &mut Vec<u8>) {
+    let mut header = HEADER_BYTES;
+    for sector in block.chunks_exact(SECTOR) {
+        payload.extend_from_slice(&sector[std::mem::take(&mut header)..CONTENT]);
+    }
 }
 
 fn stamp(sector: &mut [u8], sequence: u64) {
@@ -353,7 +355,8 @@ impl Survey {
     pub fn assemble(&self, found: &Found, blocks: &[u8]) -> Option<Group> {
         let Found { position, blocks: count, .. } = *found;
         let Place::Part(_, first) = *self.places.get(position as usize)? else { return None };
-        let mut payload: Vec<u8> = blocks.chunks_exact(BLOCK).flat_map(gather).collect();
+        let mut payload = Vec::with_capacity(blocks.len() / BLOCK * GROUP_BLOCK_BYTES);
+        blocks.chunks_exact(BLOCK).for_each(|block| gather(block, &mut payload));
         payload.truncate(first.bytes.get() as usize);
         let right = crc32c(&payload) == first.crc.get();
         let session = first.session.get();
