@@ -4,20 +4,20 @@ use super::pipeline::pipeline;
 use super::{BlockAccess, Copied, PIECE_BYTES, Piece, Progress, VolumeSource, report};
 use dbs_core::io::open::{Claim, claim};
 use dbs_core::{Error, ErrorKind, Result};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use tempfile::{Builder, NamedTempFile};
 
 static ZEROS: [u8; PIECE_BYTES as usize] = [0; PIECE_BYTES as usize];
 
-/// A new file. Unless it is kept in the end, it is removed: nobody is to take a part for the whole, nor
-/// to be told that the file exists when they try again.
+/// A new file, which gets its name when all of it is there: nobody is to take a part for the whole, also after
+/// a `kill -9`. Until then it is `NAME.….partial` beside it, and is removed unless it is kept in the end.
 #[derive(Debug)]
 pub struct NewFile {
-    file: File,
+    file: NamedTempFile,
     path: PathBuf,
-    kept: bool,
 }
 
 impl NewFile {
@@ -26,42 +26,49 @@ impl NewFile {
     /// # Errors
     /// `Exists`, `Io`.
     pub fn create(path: &Path) -> Result<Self> {
-        let made = OpenOptions::new().write(true).create_new(true).open(path);
-        let file = made.map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Error::exists(format!("{} exists", path.display())),
-            _ => Error::io(error, format!("creating {}", path.display())),
-        })?;
-        Ok(Self { file, path: path.to_owned(), kept: false })
+        if path.symlink_metadata().is_ok() {
+            return Err(exists(path));
+        }
+        let failed = |e| Error::io(e, format!("creating {}", path.display()));
+        let mut prefix = path.file_name().unwrap_or_default().to_owned();
+        prefix.push(".");
+        let made = Builder::new()
+            .prefix(&prefix)
+            .suffix(".partial")
+            // As of any new file, less what the umask takes.
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(directory_of(path));
+        Ok(Self { file: made.map_err(failed)?, path: path.to_owned() })
     }
 
     /// What to write to.
     #[must_use]
     pub fn file(&self) -> &File {
-        &self.file
+        self.file.as_file()
     }
 
-    /// Makes what was written durable, with its name, and keeps it.
+    /// Makes what was written durable, and then gives it its name.
     ///
     /// # Errors
-    /// `Io`: it is removed then.
-    pub fn keep(mut self) -> Result<()> {
-        let directory = self.path.parent().filter(|directory| !directory.as_os_str().is_empty());
-        self.file
-            .sync_all()
-            .and_then(|()| File::open(directory.unwrap_or(Path::new(".")))?.sync_all())
-            .map_err(|e| Error::io(e, format!("syncing {}", self.path.display())))?;
-        self.kept = true;
-        Ok(())
+    /// `Exists` if something has got the name meanwhile; `Io`. It is removed then.
+    pub fn keep(self) -> Result<()> {
+        let path = self.path;
+        let failed = |e| Error::io(e, format!("syncing {}", path.display()));
+        self.file.as_file().sync_all().map_err(failed)?;
+        self.file.persist_noclobber(&path).map_err(|e| match e.error.kind() {
+            io::ErrorKind::AlreadyExists => exists(&path),
+            _ => Error::io(e.error, format!("giving {} its name", path.display())),
+        })?;
+        File::open(directory_of(&path)).and_then(|directory| directory.sync_all()).map_err(failed)
     }
 }
 
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if !self.kept {
-            // Best effort: what went wrong before is what is reported.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
+fn exists(path: &Path) -> Error {
+    Error::exists(format!("{} exists", path.display()))
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Exports to a new file, or with `force` over an existing file or block device, unless that is an open
@@ -202,4 +209,39 @@ fn write_all(output: &mut impl Write, piece: &Piece) -> io::Result<u64> {
 
 fn write_error(error: io::Error) -> Error {
     Error::io(error, "writing the output")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Found by review: an export that was killed left a file of its name and full length, with holes.
+    #[test]
+    fn a_new_file_has_its_name_only_when_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let names = || fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
+        let new = NewFile::create(&path).unwrap();
+        new.file().write_all_at(b"content", 0).unwrap();
+        assert!(!path.exists());
+        let partial = names().next().unwrap().into_string().unwrap();
+        assert!(partial.starts_with("image.") && partial.ends_with(".partial"), "{partial}");
+        new.keep().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"content");
+        // As of any new file.
+        fs::write(dir.path().join("other"), b"").unwrap();
+        let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+        assert_eq!(mode("image"), mode("other"));
+        fs::remove_file(dir.path().join("other")).unwrap();
+        // What is there stays, also if it came meanwhile.
+        assert_eq!(NewFile::create(&path).unwrap_err().kind(), ErrorKind::Exists);
+        fs::remove_file(&path).unwrap();
+        let new = NewFile::create(&path).unwrap();
+        fs::write(&path, b"another").unwrap();
+        assert_eq!(new.keep().unwrap_err().kind(), ErrorKind::Exists);
+        assert_eq!(fs::read(&path).unwrap(), b"another");
+        drop(NewFile::create(&dir.path().join("third")).unwrap());
+        assert_eq!(names().count(), 1);
+    }
 }
