@@ -64,6 +64,11 @@ impl Context {
         self.driver
     }
 
+    /// Files that volumes of the store rest on, as they were given.
+    pub fn backing_files(&self) -> &[PathBuf] {
+        &self.backing_files
+    }
+
     /// How to open a store for one command. A backing file that cannot be opened is told, and left out: most
     /// commands read nothing of it, and what does fails.
     pub fn open_options(&self, read_only: bool) -> OpenOptions {

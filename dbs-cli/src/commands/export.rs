@@ -53,7 +53,7 @@ impl Export {
 }
 
 impl Export {
-    /// Refuses to overwrite the store itself; asks before another one is.
+    /// Refuses to overwrite the store itself, and what its volumes rest on; asks before another one is.
     fn check_overwritten(&self, context: &Context) -> Result<()> {
         let (file, Ok(kind)) = (self.file.display(), std::fs::metadata(&self.file)) else {
             return Ok(());
@@ -63,6 +63,13 @@ impl Export {
         }
         if is_same_place(&self.file, context.store()?)? {
             return Err(Error::invalid(format!("{file} is the store itself: name another file")));
+        }
+        for image in context.backing_files() {
+            if is_same_place(&self.file, image)? {
+                return Err(Error::invalid(format!(
+                    "{file} is the image that volumes of the store rest on: name another file"
+                )));
+            }
         }
         match claim(&self.file)?.content()? {
             Some(what) if what.starts_with(STORE) => {

@@ -111,3 +111,29 @@ fn volumes_are_made_on_an_image() {
     assert!(refused.stderr.contains("--backing-file"), "{}", refused.stderr);
     served.stop();
 }
+
+/// Found by review: an export with `--force` onto the image emptied it before it read it, and all volumes on it
+/// showed zeros.
+#[test]
+fn the_image_that_volumes_rest_on_is_never_written_over() {
+    let place = Place::new();
+    sample(&place);
+    let content = fs::read(place.path("image")).unwrap();
+    let export = "--backing-file image volume export v image --force";
+    let refused = place.dbs(export).exits(2, "the image itself").stderr;
+    assert!(refused.contains("that volumes of the store rest on"), "{refused}");
+    std::os::unix::fs::symlink("image", place.path("link")).unwrap();
+    place.dbs("--backing-file link volume export v image --force").exits(2, "by another name");
+    // Nor by who does not know that it is one.
+    place.dbs("-s other.dbs init other.dbs --size 64MiB").ok("init");
+    place.dbs("-s other.dbs volume create w 1MiB").ok("create");
+    let served = place.serve("--backing-file image");
+    for command in ["volume export w image --force", "init image --size 64MiB --force"] {
+        let refused = place.dbs(&format!("-s other.dbs --yes {command}")).exits(11, command).stderr;
+        assert!(refused.contains("being read by process"), "{refused}");
+    }
+    place.dbs("--backing-file image volume export v out.raw").ok("several may read it");
+    served.stop();
+    assert!(fs::read(place.path("image")).unwrap() == content);
+    place.dbs("-s other.dbs volume export w image --force").ok("nobody needs it any more");
+}

@@ -10,7 +10,7 @@ mod qcow2;
 use dbs_core::{Backing, Error, Result};
 use qcow2::Qcow2;
 use ring::digest::{Context, SHA256};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,32 @@ struct Image {
     identity: String,
     size: u64,
     content: Content,
+    _lock: ReadLock,
+}
+
+/// A shared lock as of who reads a store: who would write over the file, as `dbs` does with `--force`, is
+/// refused as long as this lives.
+struct ReadLock(File);
+
+impl ReadLock {
+    fn take(file: &File) -> Result<Self> {
+        let cannot = |error| Error::io(error, "it cannot be read");
+        let file = file.try_clone().map_err(cannot)?;
+        match file.try_lock_shared() {
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::busy("another process writes to it: wait for that, or stop it"))
+            }
+            // Some file systems have no locks.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(Self(file)),
+        }
+    }
+}
+
+impl Drop for ReadLock {
+    fn drop(&mut self) {
+        // Explicitly, as a child between fork and exec shares the description.
+        let _ = self.0.unlock();
+    }
 }
 
 enum Content {
@@ -72,7 +98,7 @@ impl Backing for Image {
 ///
 /// # Errors
 /// `NotFound`, `Io`; `Unsupported` for other formats, and for features of qcow2 that are not read; `Invalid` for
-/// what is no image.
+/// what is no image; `Busy` if it is locked by who writes to it.
 pub fn open(path: &Path) -> Result<Arc<dyn Backing>> {
     let path = file_at(path)?;
     let named = |error: Error| error.context(format!("the backing file `{}`", path.display()));
@@ -119,6 +145,7 @@ fn open_file(path: &Path) -> Result<Image> {
         return Err(Error::invalid("it is no regular file"));
     }
     let file = File::open(path).map_err(cannot)?;
+    let lock = ReadLock::take(&file)?;
     let length = file.metadata().map_err(cannot)?.len();
     let digest = digest(&file, length).map_err(cannot)?;
     let mut magic = [0; 4];
@@ -137,7 +164,7 @@ fn open_file(path: &Path) -> Result<Image> {
         )));
     }
     let identity = format!("{format}, {length} bytes, {size} of content, sha256 of parts {digest}");
-    Ok(Image { path: path.to_owned(), identity, size, content })
+    Ok(Image { path: path.to_owned(), identity, size, content, _lock: lock })
 }
 
 fn refuse_foreign(file: &File) -> Result<()> {
