@@ -181,6 +181,11 @@ impl Import {
             Source::File(file) => import_file(file, &*filled, &mut progress),
             Source::Pipe(head) => import_stream(head.chain(io::stdin()), &*filled, &mut progress),
         }?;
+        if copied.length == 0 {
+            return Err(Error::invalid(
+                "the standard input ended before its first byte: look at the command before the pipe",
+            ));
+        }
         if self.size.is_some() || known {
             return Ok((copied, filled));
         }
