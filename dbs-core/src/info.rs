@@ -309,7 +309,7 @@ pub struct MapRange {
 pub struct LayerInfo {
     /// Name of the snapshot; absent for the head.
     pub name: Option<String>,
-    /// Identity in the usual text form. A snapshot has that of the head it was.
+    /// Identity in the usual text form. A snapshot has another one than the head that it was.
     pub uuid: String,
     /// The nearest snapshot of this volume below it.
     pub parent: Option<String>,

@@ -359,3 +359,32 @@ fn a_volume_with_its_clones_is_sent_and_received() {
         assert_eq!(place.json(&format!("volume show {clone}"))["origin"], "w@a", "{clone}");
     }
 }
+
+/// Found by review: the snapshot of a copy of the store had the same identity, and was taken for the base.
+#[test]
+fn a_difference_is_not_put_on_the_snapshot_of_a_copy() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 4MiB").ok("create");
+    std::fs::copy(place.store(), place.path("copy.dbs")).unwrap();
+    place.dbs("-s copy.dbs new-uuid").ok("new-uuid");
+    for taken in [
+        "store.dbs snapshot create v@s1",
+        "store.dbs snapshot create v@s2",
+        "copy.dbs snapshot create v@s3",
+    ] {
+        place.dbs(&format!("-s {taken}")).ok("snapshot");
+    }
+    let stream = place.dbs("send v@s2 --from s1").ok("send").stdout;
+    let refused = place.pipe("-s copy.dbs receive v", &stream).exits(10, "no base").stderr;
+    assert!(refused.contains("does not have snapshot"), "{refused}");
+}
+
+#[test]
+fn an_import_of_nothing_is_refused() {
+    let place = Place::new();
+    place.init();
+    let refused = place.pipe("volume import v -", b"").exits(2, "an empty pipe").stderr;
+    assert!(refused.contains("before the pipe"), "{refused}");
+    assert_eq!(place.json("volume list").as_array().unwrap().len(), 0);
+}

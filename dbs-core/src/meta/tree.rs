@@ -155,7 +155,8 @@ impl Meta {
     }
 
     /// Freezes the head as a snapshot and gives the volume a new, empty one on top. The caller
-    /// has made sure that no write is in flight.
+    /// has made sure that no write is in flight. The snapshot gets an identity of its own: that of its head
+    /// is also in each copy of the store, where the next snapshot holds something else.
     ///
     /// # Errors
     /// `Exists`, `Invalid`, `NoSpace` when a table is full; [`Stop::Room`].
@@ -165,8 +166,7 @@ impl Meta {
         name: &str,
         user_created: bool,
         with: &Labels,
-        created_ns: u64,
-        birth: Birth,
+        births: [Birth; 2],
     ) -> Step<SnapshotId> {
         self.check_snapshot_name_free(id, name)?;
         let encoded = encode_labels(with)?;
@@ -176,10 +176,11 @@ impl Meta {
             let volume = self.volume(id);
             (volume.head, volume.size, volume.revision)
         };
-        self.put_snapshot(new, new_head(id, frozen, size, birth));
+        self.put_snapshot(new, new_head(id, frozen, size, births[1]));
         let snapshot = self.snapshot_mut(frozen);
         name.clone_into(&mut snapshot.name);
-        snapshot.created_ns = created_ns;
+        snapshot.uuid = births[0].uuid;
+        snapshot.created_ns = births[0].now_ns;
         snapshot.revision = revision;
         snapshot.flags &= !SNAPSHOT_HEAD;
         if user_created {

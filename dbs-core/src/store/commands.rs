@@ -181,7 +181,7 @@ impl Store {
     /// # Errors
     /// `Exists`, `Invalid`, `NoSpace` when a table is full.
     pub fn create_volume(&self, name: &str, size: u64) -> Result<VolumeInfo> {
-        self.create_volume_of(name, size, None)
+        self.create_volume_of(name, size, None, false)
     }
 
     /// As [`Store::create_volume`], of a volume that is to be filled: it is rebuilding from its first
@@ -190,24 +190,23 @@ impl Store {
     /// # Errors
     /// As [`Store::create_volume`].
     pub fn create_rebuilding(&self, name: &str, size: u64) -> Result<VolumeInfo> {
-        let births = self.inner.births(None);
-        self.inner.command(|meta| {
-            let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
-            meta.set_rebuilding(id, true);
-            Ok(volume_info(meta, id))
-        })
+        self.create_volume_of(name, size, None, true)
     }
 
-    /// As [`Store::create_volume`], of a time that is known from elsewhere.
+    /// As [`Store::create_volume`], of a time that is known from elsewhere, and perhaps to be filled.
     pub(crate) fn create_volume_of(
         &self,
         name: &str,
         size: u64,
         created_ns: Option<u64>,
+        rebuilding: bool,
     ) -> Result<VolumeInfo> {
         let births = self.inner.births(created_ns);
         self.inner.command(|meta| {
             let id = meta.create_volume(name, size, SnapshotId::NONE, births)?;
+            if rebuilding {
+                meta.set_rebuilding(id, true);
+            }
             // Not later: somebody may delete it while it is committed.
             Ok(volume_info(meta, id))
         })
@@ -353,7 +352,7 @@ impl Store {
     ) -> Result<SnapshotInfo> {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
-        let birth = self.inner.birth();
+        let births = self.inner.births(options.created_ns);
         self.inner.step(|meta| {
             still_named(meta, volume, id)?;
             meta.prepare_snapshot(id, name, &options.labels)
@@ -363,14 +362,13 @@ impl Store {
         // Layers being written are written before the volume counts as complete.
         let layers = (options.rebuilding == Some(false))
             .then(|| self.inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true));
-        let created_ns = options.created_ns.unwrap_or(birth.now_ns);
         let created = self.inner.step_in_group(|meta| {
             still_named(meta, volume, id)?;
             if options.rebuilding == Some(true) {
                 meta.check_closed(id)?;
             }
             let (system, labels) = (options.system, &options.labels);
-            let created = meta.create_snapshot(id, name, !system, labels, created_ns, birth)?;
+            let created = meta.create_snapshot(id, name, !system, labels, births)?;
             if let Some(rebuilding) = options.rebuilding {
                 meta.set_rebuilding(id, rebuilding);
             }
@@ -437,7 +435,7 @@ impl Inner {
         }
     }
 
-    /// Those of a volume, which may be older, and its head.
+    /// Those of a volume or snapshot, which may be older, and of a head.
     pub(super) fn births(&self, created_ns: Option<u64>) -> [Birth; 2] {
         let (volume, head) = (self.birth(), self.birth());
         [Birth { now_ns: created_ns.unwrap_or(volume.now_ns), ..volume }, head]

@@ -442,7 +442,7 @@ impl Target for Model {
         Ok(Box::new(self.get(volume)?))
     }
 
-    fn flush(&self) -> Result<()> {
+    fn complete(&self, _volume: &str) -> Result<()> {
         Ok(())
     }
 }
@@ -563,4 +563,25 @@ fn upgrade_stops_and_checks_before_it_writes() {
     let error = run(&made.open().unwrap(), &store, &mut |_, _| true).unwrap_err();
     assert!(error.to_string().starts_with("volume `cycle`"), "{error}");
     assert!(store.volumes.borrow().is_empty());
+}
+
+/// Found by review: after a kill half way the volumes looked as after a good upgrade.
+#[test]
+fn an_upgrade_that_is_stopped_leaves_no_volume_that_looks_whole() {
+    let made = sample(false);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let options = crate::InitOptions { size: Some(256 << 20), ..Default::default() };
+    crate::Store::init(&path, &options).unwrap();
+    let store = crate::Store::open(&path, &Default::default()).unwrap();
+    let image = made.open().unwrap();
+    let error = upgrade(&image, &store, &mut |done, total| done + EXTENT < total).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted);
+    let volumes = store.volumes(false);
+    assert!(!volumes.is_empty() && volumes[0].rebuilding, "{volumes:?}");
+    let name = &volumes[0].name;
+    for snapshot in store.snapshots(name, false).unwrap() {
+        let spec = format!("{name}@{}", snapshot.name);
+        assert_eq!(store.complete_volume(&spec).err().unwrap().kind(), ErrorKind::Busy);
+    }
 }

@@ -55,8 +55,8 @@ pub struct UpgradedVolume {
 /// Copies all volumes of `image` into `store`. `progress(done, total)`, in bytes looked at, is
 /// called after each extent and stops the upgrade by returning false.
 ///
-/// What went wrong half way leaves the volumes made so far in the store: begin again with a new
-/// one.
+/// A volume is rebuilding until all of it is there. What went wrong half way leaves the volumes made so far
+/// in the store: begin again with a new one.
 ///
 /// # Errors
 /// `Corrupt` if a chain or an extent of the image is damaged (chains are checked before anything
@@ -79,12 +79,14 @@ pub(super) struct NewVolume<'a> {
 
 /// What an upgrade needs of a store.
 pub(super) trait Target {
+    /// Makes it incomplete.
     fn create_volume(&self, new: &NewVolume<'_>) -> Result<()>;
-    /// Clones and, where the sizes differ, resizes.
+    /// Clones and, where the sizes differ, resizes; incomplete as well.
     fn clone_volume(&self, volume: &str, snapshot: &str, new: &NewVolume<'_>) -> Result<()>;
     fn create_snapshot(&self, volume: &str, name: &str, options: &SnapshotOptions) -> Result<()>;
     fn open(&self, volume: &str) -> Result<Box<dyn TargetVolume>>;
-    fn flush(&self) -> Result<()>;
+    /// Says that a volume is complete, and makes it durable.
+    fn complete(&self, volume: &str) -> Result<()>;
 }
 
 /// A volume being filled.
@@ -95,11 +97,11 @@ pub(super) trait TargetVolume {
 
 impl Target for Store {
     fn create_volume(&self, new: &NewVolume<'_>) -> Result<()> {
-        self.create_volume_of(new.name, new.size, new.created_ns).map(drop)
+        self.create_volume_of(new.name, new.size, new.created_ns, true).map(drop)
     }
 
     fn clone_volume(&self, volume: &str, snapshot: &str, new: &NewVolume<'_>) -> Result<()> {
-        let made = self.clone_volume_of(volume, snapshot, new.name, new.created_ns, false)?;
+        let made = self.clone_volume_of(volume, snapshot, new.name, new.created_ns, true)?;
         if made.size == new.size { Ok(()) } else { self.resize_volume(new.name, new.size) }
     }
 
@@ -111,8 +113,9 @@ impl Target for Store {
         Ok(Box::new(self.volume(volume)?))
     }
 
-    fn flush(&self) -> Result<()> {
-        Store::flush(self)
+    fn complete(&self, volume: &str) -> Result<()> {
+        self.flush()?;
+        self.set_rebuilding(volume, false)
     }
 }
 
@@ -149,7 +152,6 @@ pub(super) fn run(
         let made = copy.volume(plan).map_err(|e| e.context(format!("volume `{old_name}`")))?;
         report.volumes.push(made);
     }
-    target.flush()?;
     Ok(report)
 }
 
@@ -326,6 +328,7 @@ impl Copy<'_> {
                 report.snapshots.push(name.clone());
             }
         }
+        self.target.complete(&report.name)?;
         Ok(report)
     }
 

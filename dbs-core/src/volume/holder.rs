@@ -8,6 +8,10 @@ use crate::meta::names;
 use crate::store::{Inner, Store};
 use std::sync::Arc;
 
+/// Name of the snapshot that marks a volume as being received from a stream: as long as the volume is
+/// rebuilding, its head is filled, and what its snapshots show does not change.
+pub const RECEIVING: &str = "dbs-receiving";
+
 /// Somebody's claim to the volume of a name, until it is dropped.
 pub struct Claim {
     store: Arc<Inner>,
@@ -39,11 +43,11 @@ impl Store {
         self.open_volume(spec, Some(holder))
     }
 
-    /// Opens a volume or snapshot for its users: as [`Store::volume`], but not a volume whose content
-    /// is incomplete. While the handle lives nobody begins to fill the volume.
+    /// Opens a volume or snapshot for its users: as [`Store::volume`], but nothing whose content is
+    /// incomplete: see [`Volume::complete`].
     ///
     /// # Errors
-    /// `NotFound`, `Invalid`; `Busy` for a volume that is rebuilding.
+    /// `NotFound`, `Invalid`; `Busy` for a volume that is rebuilding, and for its snapshots.
     pub fn complete_volume(&self, spec: &str) -> Result<Volume> {
         self.volume(spec)?.complete()
     }
@@ -102,19 +106,22 @@ impl Store {
 }
 
 impl Volume {
-    /// The same, unless it is a volume whose content is incomplete. Nobody begins to fill it as long as
-    /// the handle lives.
+    /// The same, unless it is a volume whose content is incomplete, or a snapshot of one. Of a volume that is
+    /// received, which has a snapshot with the name [`RECEIVING`], the snapshots are complete. Nobody begins to
+    /// fill the volume as long as a handle of the volume itself lives.
     ///
     /// # Errors
-    /// `Busy` for a volume that is rebuilding.
+    /// `Busy` for a volume that is rebuilding, and for its snapshots.
     pub fn complete(self) -> Result<Self> {
         let (id, snapshot) = self.ids();
         let meta = self.store().meta();
-        if snapshot.is_some() || !meta.is_rebuilding(id) {
+        let volume = meta.volume(id);
+        let whole = snapshot.is_some() && volume.snapshots.contains_key(RECEIVING);
+        if whole || !meta.is_rebuilding(id) {
             drop(meta);
             return Ok(self);
         }
-        let name = meta.volume(id).name.clone();
+        let name = volume.name.clone();
         drop(meta);
         Err(Error::busy(format!(
             "volume `{name}` is incomplete: an import, a receive or a rebuild fills it, or was \

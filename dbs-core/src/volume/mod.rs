@@ -27,7 +27,7 @@ mod request;
 mod trim;
 mod zero;
 
-pub use holder::Claim;
+pub use holder::{Claim, RECEIVING};
 pub use layer::Layer;
 pub use many::ReadPart;
 pub use observer::{Observed, Observer};

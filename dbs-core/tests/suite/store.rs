@@ -269,3 +269,27 @@ fn housekeeping_leaves_nothing_to_do() {
     assert_eq!((info.extents_free, info.snapshots_deleting), (free, 0));
     assert!(!store.settle().unwrap(), "something was left to be committed");
 }
+
+/// Found by review: a copy of a store had the same head, whose identity the next snapshot got in both. So a
+/// difference against the one was taken for a difference against the other.
+#[test]
+fn snapshots_of_copies_have_identities_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let store = open(&path);
+    store.create_volume("v", 4 << 20).unwrap();
+    let first = store.create_snapshot("v", "s0", &SnapshotOptions::default()).unwrap();
+    store.close().unwrap();
+    let copy = dir.path().join("copy.dbs");
+    std::fs::copy(&path, &copy).unwrap();
+    let uuids = [&path, &copy].map(|path| {
+        let store = open(path);
+        assert_eq!(store.snapshots("v", false).unwrap()[0].uuid, first.uuid);
+        let taken = store.create_snapshot("v", "s1", &SnapshotOptions::default()).unwrap();
+        store.close().unwrap();
+        // What was said of it is what is stored.
+        assert_eq!(open(path).snapshots("v", false).unwrap()[1].uuid, taken.uuid);
+        taken.uuid
+    });
+    assert_ne!(uuids[0], uuids[1]);
+}

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 pub use run::execute;
 
 /// Name of the marker snapshot. A volume that has it and is rebuilding is being received.
-pub const MARKER: &str = "dbs-receiving";
+pub use dbs_core::volume::RECEIVING as MARKER;
 
 /// Most ranges one answer to [`Request::VolumeMap`] or [`Request::VolumeDiff`] holds.
 pub const RANGES_MAX: usize = 4096;

@@ -5,7 +5,7 @@ use dbs_backup::config::{BackupConfig, Map};
 use dbs_backup::{Source, Target};
 use dbs_core::info::{MapRange, RangeState, SnapshotInfo};
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_transfer::{BlockAccess, StoreAccess};
+use dbs_transfer::{BlockAccess, StoreAccess, check_whole};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -36,13 +36,7 @@ impl<'a> SnapshotSource<'a> {
         let snapshot = store.snapshot_info(&spec.volume, &spec.snapshot)?;
         let access = store.open(&spec.to_string())?;
         let source = Self { store, snapshot, access, base: Mutex::new(None) };
-        source.check_names()?;
-        // While it is open, nothing more of it is given up.
-        if store.snapshot_info(&spec.volume, &spec.snapshot)?.retired {
-            return Err(Error::invalid(format!(
-                "snapshot {spec} is retired: parts of its content may be gone. Take another one"
-            )));
-        }
+        check_whole(store, [&source.snapshot])?;
         Ok(source)
     }
 
@@ -54,37 +48,23 @@ impl<'a> SnapshotSource<'a> {
         ])
     }
 
-    /// The store is asked by name: as long as the names mean the same snapshots, the answers are of those.
-    fn check_names(&self) -> Result<()> {
-        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
-        for part in std::iter::once(&self.snapshot).chain(base.iter().map(|(base, _)| base)) {
-            match self.store.snapshot_info(&part.volume, &part.name) {
-                Ok(now) if now.uuid == part.uuid => {}
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {
-                    return Err(Error::not_found(format!(
-                        "`{}@{}` was deleted or renamed while it was backed up: try again",
-                        part.volume, part.name
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Opens the snapshot of an earlier backup, if it is the very same one.
     fn open_base(&self, base: &BackupConfig) -> Result<bool> {
         let (volume, name) = (&self.snapshot.volume, &base.snapshot_name);
         let uuid = base.labels.as_ref().and_then(|labels| labels.get(LABEL_UUID));
-        let found = self.store.snapshots(volume)?.into_iter().find(|snapshot| {
-            // What a retired one held may be gone.
-            snapshot.name == *name && Some(&snapshot.uuid) == uuid && !snapshot.retired
-        });
+        let mut snapshots = self.store.snapshots(volume)?.into_iter();
+        let found = snapshots.find(|s| s.name == *name && Some(&s.uuid) == uuid);
         let Some(found) = found else { return Ok(false) };
         let access = match self.store.open(&format!("{volume}@{name}")) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             access => access?,
         };
+        match check_whole(self.store, [&found]) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {
+                return Ok(false);
+            }
+            checked => checked?,
+        }
         *self.base.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, access));
         Ok(true)
     }
@@ -114,7 +94,11 @@ impl<'a> SnapshotSource<'a> {
             }
             at += length;
         }
-        self.check_names()
+        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        check_whole(
+            self.store,
+            std::iter::once(&self.snapshot).chain(base.iter().map(|(base, _)| base)),
+        )
     }
 }
 

@@ -5,6 +5,7 @@ use super::record::Encoder;
 use super::{RECEIVED_LABEL, StoreAccess, identity, spec_of};
 use crate::pipeline::pipeline;
 use crate::{BlockAccess, Copied, PIECE_BYTES, Piece, Progress, VolumeSource, read_part, report};
+use dbs_control::api::MARKER;
 use dbs_core::info::{MapRange, SnapshotInfo};
 use dbs_core::{Error, ErrorKind, Result};
 use std::io::{BufWriter, Write};
@@ -45,7 +46,7 @@ pub fn send(
     let access = store.open(&format!("{}@{}", options.volume, options.snapshot))?;
     // What is open is not deleted.
     let _base = parts.get(1).map(|base| store.open(&spec_of(base))).transpose()?;
-    check_names(store, &parts)?;
+    check_whole(store, &parts)?;
     if access.size() != header.size {
         return Err(Error::corrupt(format!(
             "{} has {} bytes and not {}",
@@ -81,6 +82,7 @@ pub fn send(
             report(progress, sender.copied.length, header.size)
         },
     )?;
+    check_whole(store, &parts)?;
     sender.encoder.finish(header.size)?;
     Ok(Copied { length: header.size, ..sender.copied })
 }
@@ -142,21 +144,44 @@ fn find(snapshots: &[SnapshotInfo], volume: &str, name: &str) -> Result<Snapshot
         .ok_or_else(|| Error::not_found(format!("volume `{volume}` has no snapshot `{name}`")))
 }
 
-/// The store is asked by name: as long as the names mean the same snapshots, the answers are of those.
-fn check_names(store: &dyn StoreAccess, parts: &[SnapshotInfo]) -> Result<()> {
-    for part in parts {
-        match store.snapshot_info(&part.volume, &part.name) {
-            Ok(now) if now.uuid == part.uuid => {}
+/// Checks that snapshots which are open are still the ones of their names, by which the store is asked, and
+/// are whole: of a retired one what is hidden may be gone (while it is open, nothing more of it is given up),
+/// and those of a volume that is rebuilt may lack what has not come yet.
+///
+/// # Errors
+/// `NotFound`, `Invalid` for a retired one, `Busy` for one of a volume that is rebuilt; those of the store.
+pub fn check_whole<'a>(
+    store: &dyn StoreAccess,
+    snapshots: impl IntoIterator<Item = &'a SnapshotInfo>,
+) -> Result<()> {
+    for snapshot in snapshots {
+        let spec = spec_of(snapshot);
+        match store.snapshot_info(&snapshot.volume, &snapshot.name) {
+            Ok(now) if now.uuid == snapshot.uuid && now.retired => {
+                return Err(Error::invalid(format!(
+                    "snapshot `{spec}` is retired: parts of its content may be gone. Take another one"
+                )));
+            }
+            Ok(now) if now.uuid == snapshot.uuid => check_not_rebuilt(store, &snapshot.volume)?,
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {
                 return Err(Error::not_found(format!(
-                    "`{}` was deleted or renamed while it was needed for the stream: send again",
-                    spec_of(part)
+                    "`{spec}` was deleted or renamed while it was read: begin again"
                 )));
             }
         }
     }
     Ok(())
+}
+
+fn check_not_rebuilt(store: &dyn StoreAccess, volume: &str) -> Result<()> {
+    let received = || Ok::<_, Error>(store.snapshots(volume)?.iter().any(|s| s.name == MARKER));
+    if !store.volume_info(volume)?.rebuilding || received()? {
+        return Ok(());
+    }
+    Err(Error::busy(format!(
+        "volume `{volume}` is rebuilt: its snapshots are incomplete until that has ended. Read another replica"
+    )))
 }
 
 /// Turns pieces into records.
@@ -241,7 +266,7 @@ impl Differences<'_> {
         let SendOptions { volume, snapshot, .. } = self.options;
         let found = self.store.diff(volume, Some(self.base), Some(snapshot), self.at, length)?;
         // Before anything of it is sent: a receiver keeps what it got.
-        check_names(self.store, self.parts)?;
+        check_whole(self.store, self.parts)?;
         let mut at = self.at;
         for range in &found {
             let end = range.offset.checked_add(range.length);
