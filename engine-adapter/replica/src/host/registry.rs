@@ -6,6 +6,7 @@
 //! only if its marker, a file that is made beside it when it is first served, is found without it:
 //! where a disk is not mounted the marker is not there either, and nothing is deleted.
 
+use crate::replica::FILES;
 use crate::replica::meta::VOLUME_META;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_service::log;
@@ -115,12 +116,19 @@ impl Registry {
     /// Makes sure that the volume of a replica about to be served, if there is one, is of this
     /// directory, and not of one of the same name that was removed: that volume is deleted.
     ///
+    /// A volume is deleted only if the directory is known to have nothing of a replica: what cannot be
+    /// looked at may be there, and a single file may be lost without the directory being a new one.
+    ///
     /// # Errors
-    /// `Exists` if the directory and the store do not belong together.
+    /// `Exists` if the directory and the store do not belong together, `Io` if that cannot be seen.
     pub fn admit(&self, store: &Store, directory: &Path) -> Result<()> {
         let name = volume_of(directory)?;
         let found = store.volumes(false).into_iter().any(|volume| volume.name == name);
-        let used = directory.join(VOLUME_META).exists();
+        // A start that was cut off leaves others before there is a volume.
+        let mut used = has(directory, VOLUME_META)?;
+        for file in FILES.iter().chain([&STORE_NOTE]) {
+            used = used || found && has(directory, file)?;
+        }
         let marker = self.marker(directory);
         match (found, used) {
             (true, true) | (false, false) => {}
@@ -196,6 +204,18 @@ impl Registry {
         let absent = |path: &Path| matches!(fs::symlink_metadata(path), Err(e) if e.kind() == io::ErrorKind::NotFound);
         absent(directory) && self.marker(directory).exists()
     }
+}
+
+fn has(directory: &Path, file: &str) -> Result<bool> {
+    let path = directory.join(file);
+    path.try_exists().map_err(|e| {
+        let text = format!(
+            "the server of the store cannot see whether there is `{}`, and so not whether this is the \
+             directory of the replica whose volume it has",
+            path.display()
+        );
+        Error::io(e, text)
+    })
 }
 
 fn mark(marker: &Path) -> io::Result<()> {
@@ -302,6 +322,30 @@ mod tests {
         assert!(refused.to_string().contains("is its disk mounted?"), "{refused}");
         fs::remove_dir(&directory).unwrap();
         assert_eq!((setup.sweep(), setup.sweep()), (0, 0));
+        assert_eq!(setup.volumes(), [volume]);
+    }
+
+    #[test]
+    fn a_volume_stays_while_its_directory_has_something_of_it_or_cannot_be_looked_at() {
+        let setup = Setup::new();
+        let (directory, volume) = setup.replica("r");
+        let meta = directory.join(VOLUME_META);
+        fs::remove_file(&meta).unwrap();
+        setup.registry.admit(&setup.store, &directory).unwrap();
+        assert_eq!(setup.volumes(), [volume.as_str()], "a lost `volume.meta` costs a head number");
+        // No user is needed for this error: the way to the file leads nowhere.
+        fs::remove_file(directory.join(STORE_NOTE)).unwrap();
+        for file in [VOLUME_META, "volume.identity"] {
+            let path = directory.join(file);
+            std::os::unix::fs::symlink(&path, &path).unwrap();
+            let refused = setup.registry.admit(&setup.store, &directory).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Io);
+            assert!(refused.to_string().contains(file), "{refused}");
+            assert_eq!(setup.volumes(), [volume.as_str()]);
+            fs::remove_file(&path).unwrap();
+        }
+        fs::write(directory.join("volume.counters"), "").unwrap();
+        setup.registry.admit(&setup.store, &directory).unwrap();
         assert_eq!(setup.volumes(), [volume]);
     }
 

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The file.
-const FILE: &str = "volume.generation";
+pub(super) const FILE: &str = "volume.generation";
 /// Longest file that is looked at.
 const LINE_MAX_BYTES: u64 = 256;
 

@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 /// The file.
-const FILE: &str = "volume.identity";
+pub(super) const FILE: &str = "volume.identity";
 
 /// The identity of the replica in this directory, made if there is none.
 ///

@@ -47,6 +47,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 use view::{Limits, SECTOR_SIZE};
 
+/// Files of its directory, of which it has some from its first start on.
+pub const FILES: [&str; 4] =
+    [meta::VOLUME_META, counters::COUNTERS_FILE, generation::FILE, identity::FILE];
+
 /// What a replica is started with.
 #[derive(Debug, Clone)]
 pub struct ReplicaOptions {
