@@ -4,7 +4,7 @@ use super::Agent;
 use super::jobs::{Job, Kind};
 use super::peer::client::{Remote, Traffic, Transfer};
 use super::send::{blocking, broken};
-use super::shelf::StoreLayer;
+use super::shelf::{StoreLayer, removed};
 use crate::replica::meta::DiskMeta;
 use dbs_core::{Error, Result};
 use dbs_service::log;
@@ -202,11 +202,15 @@ async fn size_of_source(
     has_file: bool,
 ) -> Result<u64> {
     let replica = source_with(address, &request.from_volume_name, has_file).await?;
-    if !replica.disks.contains_key(disk) {
-        return Err(Error::not_found(format!(
-            "cannot find snapshot {} in the source replica {}",
-            request.snapshot_file_name, request.from_address
-        )));
+    match replica.disks.get(disk) {
+        Some(found) if found.removed => return Err(removed(&request.snapshot_file_name)),
+        Some(_) => {}
+        None => {
+            return Err(Error::not_found(format!(
+                "cannot find snapshot {} in the source replica {}",
+                request.snapshot_file_name, request.from_address
+            )));
+        }
     }
     let size = replica.size.parse();
     size.map_err(|_| Error::invalid(format!("{:?} is no size of a replica", replica.size)))

@@ -145,7 +145,7 @@ impl Shelf {
     /// Opens a layer, or what one reads through it.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound`; `Invalid` for what one reads through a snapshot that is marked as removed.
     pub fn open(&self, disk: &str, flattened: bool) -> Result<Arc<dyn Layer>> {
         let (store, snapshot, _) = self.find(disk)?;
         let volume = self.replica.volume_name();
@@ -193,6 +193,14 @@ pub fn disk_meta(name: &str, disk: &Disk) -> DiskMeta {
 #[must_use]
 pub fn no_disk(disk: &str) -> Error {
     Error::not_found(format!("open {disk}: no such file or directory"))
+}
+
+/// The error for a snapshot that is not what it was.
+#[must_use]
+pub fn removed(snapshot: &str) -> Error {
+    Error::invalid(format!(
+        "snapshot {snapshot} is marked as removed: parts of its content may be gone. Take another one"
+    ))
 }
 
 /// One layer of a store.
@@ -251,11 +259,16 @@ impl Flattened {
     /// Opens it, with what comes from a file or without.
     ///
     /// # Errors
-    /// `NotFound`.
-    pub fn open(store: &Store, volume: &str, snapshot: &str, with_file: bool) -> Result<Self> {
+    /// `NotFound`; `Invalid` if it is marked as removed.
+    pub fn open(store: &Store, volume: &str, name: &str, with_file: bool) -> Result<Self> {
         let size = store.volume_size(volume)?;
         let over_file = !with_file && store.backing(volume)?.is_some();
-        let snapshot = store.volume(&format!("{volume}@{snapshot}"))?;
+        let snapshot = store.volume(&format!("{volume}@{name}"))?;
+        // Looked at now that it is open: from here on nothing of it is given up.
+        let layers = store.layers(volume)?;
+        if layers.iter().any(|layer| layer.name.as_deref() == Some(name) && layer.retired) {
+            return Err(removed(name));
+        }
         Ok(Self { shown: snapshot.size().min(size), snapshot, size, over_file })
     }
 

@@ -84,3 +84,27 @@ fn what_cannot_be_cloned_is_refused_and_leaves_nothing() {
     clone(&source, &target, "a").unwrap();
     assert_eq!(target.snapshots(), ["a"]);
 }
+
+/// Parts of its content may be gone, and nobody would notice.
+#[test]
+fn a_snapshot_that_is_marked_as_removed_is_not_cloned() {
+    let runtime = runtime();
+    let (source, target) = (Node::with(&runtime, origin()), Node::new(&runtime));
+    source.write(0..1, 1);
+    source.snapshot("s");
+    source.write(0..1, 2);
+    source.replica.mark_removed("s").unwrap();
+    assert_eq!(source.purged().state, "complete");
+    let refused = clone(&source, &target, "s").unwrap_err();
+    assert!(refused.message().contains("is marked as removed"), "{refused}");
+    assert!(target.snapshots().is_empty());
+    // The source looks as well: the mark may come between two connections.
+    let info = crate::peer::layer(&source, "volume-snap-s.img", true);
+    let first = crate::peer::start("volume-snap-s.img", true, &info.stamp);
+    let refused = crate::peer::fetch(&source, vec![first]).unwrap_err();
+    assert!(refused.message().contains("is marked as removed"), "{refused}");
+    let dir = tempdir();
+    let (port, _task) = crate::files::receiver(&source, &dir.path().join("s"));
+    let refused = source.export("s", port).unwrap_err();
+    assert!(refused.message().contains("is marked as removed"), "{refused}");
+}

@@ -25,12 +25,12 @@ fn layers(node: &Node, request: LayersRequest) -> Result<Vec<LayerInfo>, Status>
     answer.map(|answer| answer.into_inner().layers)
 }
 
-fn layer(node: &Node, disk: &str, flattened: bool) -> LayerInfo {
+pub fn layer(node: &Node, disk: &str, flattened: bool) -> LayerInfo {
     let request = LayersRequest { disks: vec![disk.to_owned()], flattened, checksums: true };
     layers(node, request).unwrap().pop().unwrap()
 }
 
-fn start(disk: &str, flattened: bool, stamp: &[u8]) -> Fetch {
+pub fn start(disk: &str, flattened: bool, stamp: &[u8]) -> Fetch {
     let (disk, stamp) = (disk.to_owned(), stamp.to_vec().into());
     Fetch::Start(FetchStart { disk, flattened, stamp })
 }
@@ -40,7 +40,7 @@ fn known(offset: u64, length: u64, digests: Vec<u8>) -> Fetch {
 }
 
 /// Fetches, and returns all that comes.
-fn fetch(node: &Node, requests: Vec<Fetch>) -> Result<Vec<FetchResponse>, Status> {
+pub fn fetch(node: &Node, requests: Vec<Fetch>) -> Result<Vec<FetchResponse>, Status> {
     let mut peer = peer(node);
     node.runtime.block_on(async move {
         let requests = requests.into_iter().map(|r| FetchRequest { request: Some(r) });

@@ -43,16 +43,10 @@ impl SnapshotSource {
         let found = find(&layers, snapshot).filter(|_| !names::is_staging(snapshot));
         let layer = found.ok_or_else(|| no_disk(&names::snapshot_disk(snapshot)))?;
         let content = Flattened::open(&store, volume, snapshot, with_file)?;
-        // From here on it is not deleted, and nothing of it is given up. Which one it is, its name must not have said of
-        // another one.
-        let now = store.layers(volume)?;
-        let now = find(&now, snapshot).filter(|now| now.uuid == layer.uuid).ok_or_else(|| {
-            Error::busy(format!("snapshot {snapshot} is being replaced: try again"))
-        })?;
-        if now.retired {
-            return Err(Error::invalid(format!(
-                "snapshot {snapshot} is marked as removed: parts of its content may be gone. Take another one"
-            )));
+        // From here on it is not deleted. Which one it is, its name must not have said of another one.
+        if uuid_of(&store, volume, snapshot)?.as_ref() != Some(&layer.uuid) {
+            let text = format!("snapshot {snapshot} is being replaced: try again");
+            return Err(Error::busy(text));
         }
         Ok(Self {
             volume: volume.to_owned(),
