@@ -127,6 +127,7 @@ impl Agent {
         };
         self.replica.check_same_below(&info.file)?;
         let (me, name, size) = (Arc::clone(self), disk.to_owned(), info.size);
+        let used = self.uses.begin();
         let target = blocking(move || {
             Record::remove(&me.shelf.image(&name))?;
             Ok(StoreLayer(me.replica.incoming().begin(&name, size)?))
@@ -138,6 +139,7 @@ impl Agent {
             target: Arc::new(target.await?),
             traffic: Arc::clone(&traffic),
             passed: Arc::clone(passed),
+            used,
         };
         let outcome = peer.fetch(transfer).await;
         self.totals.add(&traffic);

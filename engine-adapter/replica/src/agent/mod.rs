@@ -21,12 +21,13 @@ mod restore;
 mod send;
 mod service;
 pub mod shelf;
+mod uses;
 
 pub use peer::client::Traffic;
 pub use ports::ReceiverPorts;
 pub use service::AgentRpc;
 
-use crate::replica::Replica;
+use crate::replica::{Replica, User};
 use backup::Backups;
 use dbs_core::{Error, Result};
 use hash::{Hashes, Subject};
@@ -42,9 +43,10 @@ use purge::Purge;
 use restore::Restores;
 use shelf::{Shelf, no_disk};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tonic::service::RoutesBuilder;
+use uses::Uses;
 
 /// Names of the services that an agent adds to its port.
 pub const SERVICE_NAMES: [&str; 2] = [AGENT, PEER];
@@ -90,6 +92,7 @@ pub struct Agent {
     hashes: Arc<Hashes>,
     backups: Backups,
     restores: Restores,
+    uses: Uses,
     totals: Arc<Traffic>,
     host: PathBuf,
     rest: Duration,
@@ -99,25 +102,29 @@ impl Agent {
     /// The agent of this replica. It does nothing by itself.
     #[must_use]
     pub fn new(replica: Arc<Replica>, options: AgentOptions) -> Arc<Self> {
-        Arc::new(Self {
+        let agent = Arc::new(Self {
             shelf: Arc::new(Shelf::new(Arc::clone(&replica))),
             ports: Ports::new(options.ports),
             jobs: Jobs::default(),
             hashes: Hashes::new(replica.dir(), &options.lock_dir),
             backups: Backups::default(),
             restores: Restores::default(),
+            uses: Uses::default(),
             totals: Arc::default(),
             volume: options.volume,
             host: options.host,
             rest: options.rest,
             replica,
-        })
+        });
+        let me: Weak<Self> = Arc::downgrade(&agent);
+        agent.replica.used_by(me);
+        agent
     }
 
     /// Adds its services to those of a port, for callers that mean this identity.
     pub fn add_to(self: &Arc<Self>, routes: &mut RoutesBuilder, identity: &Identity) {
         routes.add_service(AgentRpc::server(Arc::clone(self), identity.clone()));
-        let peer = PeerService::new(Arc::clone(&self.shelf));
+        let peer = PeerService::new(Arc::clone(&self.shelf), self.uses.clone());
         routes.add_service(PeerServer::with_interceptor(peer, identity.clone()));
     }
 
@@ -125,13 +132,6 @@ impl Agent {
     #[must_use]
     pub fn jobs(&self) -> &Jobs {
         &self.jobs
-    }
-
-    /// Gives up what uses the store for long: it is about to be closed.
-    pub fn let_go(&self) {
-        self.hashes.cancel_all();
-        self.backups.cancel_all();
-        self.restores.cancel();
     }
 
     /// What fetching layers and clones has cost since the start.
@@ -191,5 +191,14 @@ impl Agent {
         let source = LayerSource::to_hash(&replica.store()?, replica.volume_name(), snapshot)?;
         let shelf = Shelf::new(replica);
         Ok(Subject { source: Arc::new(source), stamp: Box::new(move || shelf.layer_stamp(&disk)) })
+    }
+}
+
+impl User for Agent {
+    fn let_go(&self) {
+        self.hashes.cancel_all();
+        self.restores.cancel();
+        self.uses.end_all();
+        self.backups.cancel_all();
     }
 }

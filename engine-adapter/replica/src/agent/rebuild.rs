@@ -14,6 +14,7 @@ use super::peer::layer::LayerMut;
 use super::queue::{Item, Progress, Queue};
 use super::send::{blocking, broken};
 use super::shelf::StoreLayer;
+use super::uses::Use;
 use crate::replica::meta::{DiskMeta, VolumeMeta};
 use dbs_core::io::buffer::AlignedBuf;
 use dbs_core::{Error, ErrorKind, Result};
@@ -252,6 +253,7 @@ impl Order {
         }
         item.progress.whole.store(info.size, Ordering::Relaxed);
         let (me, described, disk) = (Arc::clone(self), info.clone(), to.clone());
+        let used = self.agent.uses.begin();
         let Some((target, existed)) = blocking(move || me.open(&disk, &described)).await? else {
             self.skipped.fetch_add(1, Ordering::Relaxed);
             item.progress.passed.store(info.size, Ordering::Relaxed);
@@ -266,6 +268,7 @@ impl Order {
             target,
             traffic: Arc::clone(&traffic),
             passed,
+            used,
         };
         let outcome = peer.fetch(transfer).await;
         self.traffic.add(&traffic);
@@ -351,8 +354,9 @@ impl Order {
             FileName::Snapshot(disk) => {
                 let Agent { replica, shelf, .. } = &*self.agent;
                 let (replica, shelf) = (Arc::clone(replica), Arc::clone(shelf));
+                let used = self.agent.uses.begin();
                 let sink = IncomingSink::new(replica, shelf, &disk, Arc::clone(&self.traffic))?;
-                copy_image(&source, &sink, &item.progress)?;
+                copy_image(&source, &sink, &item.progress, &used)?;
                 sink.finish(None)
             }
             FileName::SnapshotMeta(disk) => {
@@ -386,13 +390,14 @@ impl Order {
 }
 
 /// Makes an image what another is; where it has something already, only what differs is written.
-fn copy_image(source: &dyn Source, sink: &dyn Sink, progress: &Progress) -> Result<()> {
+fn copy_image(source: &dyn Source, sink: &dyn Sink, progress: &Progress, used: &Use) -> Result<()> {
     let size = source.size();
     progress.whole.store(size, Ordering::Relaxed);
     sink.open(size)?;
     let mut bufs = [STEP, STEP].map(|step| AlignedBuf::zeroed(step as usize));
     let mut at = 0;
     while at < size {
+        used.check()?;
         let Some(interval) = source.intervals(at, 1)?.pop() else {
             return Err(Error::invalid(format!("the image ends at {at}, before {size}")));
         };

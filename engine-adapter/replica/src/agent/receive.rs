@@ -6,6 +6,7 @@ use super::incoming::{IncomingSink, MetaSink};
 use super::peer::client::Traffic;
 use super::ports::Port;
 use super::send::{blocking, broken};
+use super::uses::Use;
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_service::log;
 use longhorn_sync::image::Sink;
@@ -86,6 +87,7 @@ impl Agent {
         passed: Arc<AtomicU64>,
     ) -> Result<Receiver> {
         let (me, name) = (Arc::clone(self), name.to_owned());
+        let used = self.uses.begin();
         let (port, what) = blocking(move || {
             let what = me.place(&name, traffic)?;
             Ok((me.ports.take()?, what))
@@ -100,7 +102,8 @@ impl Agent {
             ..ReceiveOptions::default()
         };
         let me = Arc::clone(self);
-        let task = tokio::spawn(async move { me.receive(port, what, options, stopped).await });
+        let task =
+            tokio::spawn(async move { me.receive(port, what, options, stopped, used).await });
         Ok(Receiver { port: number, stop, task })
     }
 
@@ -126,14 +129,22 @@ impl Agent {
         what: What,
         options: ReceiveOptions,
         stopped: oneshot::Receiver<()>,
+        used: Use,
     ) -> Result<()> {
         let listener = port.listener()?;
         let sink: Arc<dyn Sink> = match &what {
             What::Layer(sink) => Arc::clone(sink) as _,
             What::Meta(sink) => Arc::clone(sink) as _,
         };
-        // Also when the other end of `stopped` is gone.
-        let stop = async { drop(stopped.await) };
+        // Until nothing is written any more, it is a use.
+        let mut ends = used.clone();
+        let stop = async {
+            tokio::select! {
+                // Also when the other end is gone.
+                _ = stopped => {}
+                () = ends.ended() => {}
+            }
+        };
         let outcome = ssync::receive(listener, sink, options, stop).await;
         drop(port);
         let interrupted = |text: &str| Err(Error::new(ErrorKind::Interrupted, text));

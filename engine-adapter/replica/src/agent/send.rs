@@ -3,6 +3,7 @@
 use super::Agent;
 use super::files::FileName;
 use super::shelf::{Flattened, disk_meta, no_disk};
+use super::uses::Use;
 use dbs_core::{Error, Result};
 use dbs_service::log;
 use longhorn_sync::image::{Bytes, GRAIN, LayerSource, Source};
@@ -31,9 +32,9 @@ impl Agent {
     pub(super) async fn file_send(self: &Arc<Self>, request: FileSendRequest) -> Result<()> {
         let FileSendRequest { from_file_name, host, port, fast_sync, .. } = request;
         let timeout = seconds(request.file_sync_http_client_timeout);
-        let me = Arc::clone(self);
+        let (me, used) = (Arc::clone(self), self.uses.begin());
         let parcel = blocking(move || me.parcel(&from_file_name, fast_sync)).await?;
-        deliver(parcel, &host, port, timeout).await
+        deliver(parcel, &host, port, timeout, used).await
     }
 
     /// Sends what one reads through a snapshot to a receiver.
@@ -47,7 +48,7 @@ impl Agent {
         let VolumeExportRequest { snapshot_file_name: snapshot, host, port, .. } = request;
         let with_file = request.export_backing_image_if_exist;
         let timeout = seconds(request.file_sync_http_client_timeout);
-        let me = Arc::clone(self);
+        let (me, used) = (Arc::clone(self), self.uses.begin());
         let parcel = blocking(move || {
             let disk = names::snapshot_disk(&snapshot);
             if !me.replica.disks()?.contains_key(&disk) {
@@ -57,7 +58,7 @@ impl Agent {
             let source = Flattened::open(&store, me.replica.volume_name(), &snapshot, with_file)?;
             Ok(Parcel::new(snapshot, Arc::new(source)))
         });
-        deliver(parcel.await?, &host, port, timeout).await
+        deliver(parcel.await?, &host, port, timeout, used).await
     }
 
     fn parcel(&self, name: &str, fast_sync: bool) -> Result<Parcel> {
@@ -103,8 +104,14 @@ impl Parcel {
     }
 }
 
-/// Sends it. A caller that goes away ends it, in good order.
-async fn deliver(parcel: Parcel, host: &str, port: i32, timeout: Duration) -> Result<()> {
+/// Sends it. A caller that goes away ends it, in good order, and so does the end of its use of the store.
+async fn deliver(
+    parcel: Parcel,
+    host: &str,
+    port: i32,
+    timeout: Duration,
+    mut used: Use,
+) -> Result<()> {
     let Parcel { source, mut options } = parcel;
     options.timeout = timeout;
     let name = options.name.clone();
@@ -115,9 +122,12 @@ async fn deliver(parcel: Parcel, host: &str, port: i32, timeout: Duration) -> Re
     let (_caller, gone) = oneshot::channel::<()>();
     let to = format!("{host}:{port}");
     let sending = tokio::spawn(async move {
-        let stop = async {
-            // It never says anything.
-            let _ = gone.await;
+        let stop = async move {
+            tokio::select! {
+                // It never says anything.
+                _ = gone => {}
+                () = used.ended() => {}
+            }
         };
         ssync::send(source, &host, port, options, stop).await
     });

@@ -207,7 +207,6 @@ fn start_replica(
     let has_agent = served.has_agent();
     owner.offers(guest::offer(Arc::clone(&common), replica.clone(), has_agent));
     let served = Arc::new(served);
-    owner.is_used_by(&served);
     let metrics = start_metrics(process, owner, &served)?;
     Ok((common, served, metrics))
 }

@@ -4,7 +4,6 @@
 use super::file::{Growth, StoreFile};
 use super::guard;
 use super::handover::{OtherProcess, RELEASE, STATE, SocketPath};
-use super::served::Served;
 use crate::replica::{OpenStore, Predecessor, Replica};
 use dbs_control::api::{Progress, Request};
 use dbs_control::{Extra, Service, socket_path};
@@ -36,7 +35,6 @@ pub struct Owner {
     me: Weak<Self>,
     replica: OnceLock<Weak<Replica>>,
     offer: OnceLock<Offer>,
-    served: OnceLock<Weak<Served>>,
     /// One end at a time.
     giving: Mutex<()>,
     state: Mutex<State>,
@@ -74,7 +72,6 @@ impl Owner {
             me: me.clone(),
             replica: OnceLock::new(),
             offer: OnceLock::new(),
-            served: OnceLock::new(),
             giving: Mutex::default(),
             state: Mutex::default(),
             released: AtomicU64::new(0),
@@ -84,11 +81,6 @@ impl Owner {
     /// Names the replica that works on the store, which others may ask for.
     pub fn serves(&self, replica: &Arc<Replica>) {
         let _once = self.replica.set(Arc::downgrade(replica));
-    }
-
-    /// Names what serves that replica, which may read the store for long.
-    pub fn is_used_by(&self, served: &Arc<Served>) {
-        let _once = self.served.set(Arc::downgrade(served));
     }
 
     /// Offers further methods on the control sockets.
@@ -234,9 +226,6 @@ impl Owner {
             return Err(Error::busy("the store is not open here"));
         };
         owned.control.iter().for_each(dbs_control::Server::retire);
-        if let Some(served) = self.served.get().and_then(Weak::upgrade) {
-            served.let_go();
-        }
         if let Some(replica) = replica
             && let Err(e) = replica.surrender(back)
         {

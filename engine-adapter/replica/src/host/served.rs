@@ -4,7 +4,7 @@ use super::options::Options;
 use super::sockets::Sockets;
 use crate::agent::{Agent, AgentOptions, ReceiverPorts, SERVICE_NAMES};
 use crate::metrics;
-use crate::replica::{Replica, ReplicaRpc, SERVICE_NAME};
+use crate::replica::{Replica, ReplicaRpc, SERVICE_NAME, User};
 use dbs_core::{Error, Result};
 use dbs_service::log;
 use longhorn_data::{DataServer, DataService};
@@ -137,13 +137,6 @@ impl Served {
     #[must_use]
     pub fn replica(&self) -> &Arc<Replica> {
         &self.replica
-    }
-
-    /// Gives up what uses the store for long: it is about to be closed.
-    pub fn let_go(&self) {
-        if let Some(agent) = &*lock(&self.agent) {
-            agent.agent.let_go();
-        }
     }
 
     /// What it contributes to metrics.

@@ -28,6 +28,12 @@ pub trait Predecessor: Send + Sync {
     fn release(&self) -> Result<()>;
 }
 
+/// Who uses a replica's store for long, beside data connections.
+pub trait User: Send + Sync {
+    /// Gives it up: the store goes, or has gone, and whoever gets it must not wait. May block for moments.
+    fn let_go(&self);
+}
+
 /// Opens the store once it has been released, and fails as long as the older process may still
 /// write to it.
 pub type OpenStore = Box<dyn Fn() -> Result<Store> + Send + Sync>;
@@ -101,6 +107,19 @@ impl Waiting {
 }
 
 impl Replica {
+    /// Names somebody who uses the store for long, besides those who are there.
+    pub fn used_by(&self, user: Weak<dyn User>) {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        users.retain(|user| user.strong_count() > 0);
+        users.push(user);
+    }
+
+    /// Has all of them give it up.
+    pub(super) fn end_uses(&self) {
+        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        users.iter().filter_map(Weak::upgrade).for_each(|user| user.let_go());
+    }
+
     /// Asks the older process, if there is one, how the replica is; not if it was asked just now.
     pub(super) fn look_over(&self) {
         self.refresh(COPY_AGE);

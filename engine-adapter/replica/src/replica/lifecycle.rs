@@ -315,7 +315,7 @@ impl Replica {
     }
 
     /// Hands the store over to a newer process of the directory: refuses I/O from now on, waits for
-    /// what is in flight, and makes it durable. The caller closes the store. With `back`, how that
+    /// what is in flight, makes it durable, and has others who use the store give it up. The caller closes the store. With `back`, how that
     /// process is asked and the store opened again, the replica is closed afterwards: it tells its state,
     /// and opening it takes the store back. Without, all calls are errors.
     ///
@@ -323,6 +323,13 @@ impl Replica {
     /// `Busy` if it was handed over already, or if what is in flight does not end: then it still
     /// has the store, refuses I/O, and may be asked again. Those of taking it over first.
     pub fn surrender(&self, back: Option<(Box<dyn Predecessor>, OpenStore)>) -> Result<Store> {
+        let store = self.give_away(back)?;
+        // Not before: from now on nobody else is given it.
+        self.end_uses();
+        Ok(store)
+    }
+
+    fn give_away(&self, back: Option<(Box<dyn Predecessor>, OpenStore)>) -> Result<Store> {
         let _work = self.work();
         if self.has_surrendered() && !self.is_open() {
             return Err(self.surrendered());
@@ -362,13 +369,15 @@ impl Replica {
     /// Lets go of a store that its owner closes, though [`Replica::surrender`] has failed. It stays
     /// locked, for whoever opens its file, until the requests that use it have ended.
     pub fn let_go(&self) {
-        let _work = self.work();
+        let work = self.work();
         self.void_restore();
         let mut state = self.state();
         if matches!(state.store, Place::Own(_)) {
             state.store = Place::Surrendered(None);
             state.opened = None;
         }
+        drop((state, work));
+        self.end_uses();
     }
 
     /// Whether the store was handed over to a newer process.

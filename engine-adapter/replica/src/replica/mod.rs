@@ -25,7 +25,7 @@ mod restore;
 mod service;
 mod view;
 
-pub use handover::{OpenStore, Predecessor, StoreSource};
+pub use handover::{OpenStore, Predecessor, StoreSource, User};
 pub use incoming::Incoming;
 pub use service::{ReplicaRpc, SERVICE_NAME};
 pub use view::{Disk, ReplicaState};
@@ -113,6 +113,8 @@ pub struct Replica {
     work: Mutex<()>,
     state: Mutex<State>,
     pending: Mutex<Pending>,
+    /// Who else uses the store for long.
+    users: Mutex<Vec<Weak<dyn User>>>,
 }
 
 struct State {
@@ -212,6 +214,7 @@ impl Replica {
             work: Mutex::default(),
             state: Mutex::new(state),
             pending: Mutex::default(),
+            users: Mutex::default(),
         });
         match replica.owned() {
             Some(store) => replica.settle_in(&store)?,
@@ -380,17 +383,7 @@ impl Replica {
             state.rebuilding = rebuilding;
             state.restored = None;
         }
-        if cut_off {
-            self.settle_staged(store)?;
-            store.set_rebuilding(name, false)?;
-        } else {
-            // A rebuild goes on with what has come in.
-            let settled =
-                if rebuilding { self.name_restored(store) } else { self.settle_staged(store) };
-            if let Err(e) = settled {
-                dbs_service::log::warn("settle", &[("volume", name), ("error", &e)]);
-            }
-        }
+        self.settle_begun(store, rebuilding, cut_off)?;
         let (dirty, lost_tail) = (self.state().dirty, store.lost_tail());
         self.note_generation(|generation| generation.load(dirty, lost_tail));
         self.counters.distrust_before(lost_tail);

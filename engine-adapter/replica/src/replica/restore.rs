@@ -10,7 +10,7 @@ use super::meta::DiskMeta;
 use dbs_core::info::{Labels, LayerInfo, LayerState};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::Layer;
-use dbs_core::{Error, Result, Store};
+use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_service::log;
 use longhorn_wire::names;
 
@@ -208,6 +208,31 @@ impl Replica {
     pub(super) fn settle_staged(&self, store: &Store) -> Result<()> {
         self.name_restored(store)?;
         self.drop_staged(store)
+    }
+
+    /// Ends at a start what was begun with staged snapshots: all but a rebuild, which goes on with what has come in. `cut_off`
+    /// says that the store has the mark of it.
+    pub(super) fn settle_begun(
+        &self,
+        store: &Store,
+        rebuilding: bool,
+        cut_off: bool,
+    ) -> Result<()> {
+        let volume = &self.options.volume;
+        let settled = match rebuilding {
+            true => self.name_restored(store),
+            false => self.settle_staged(store),
+        };
+        match settled {
+            Ok(()) if cut_off => store.set_rebuilding(volume, false),
+            Ok(()) => Ok(()),
+            // Somebody still has a layer that nobody sees: it goes, with the mark, at the next start.
+            Err(e) if !cut_off || e.kind() == ErrorKind::Busy => {
+                log::warn("settle", &[("volume", volume), ("error", &e)]);
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
     }
 
     /// Gives the staged snapshot that the head is on its name, in place of the one that has it.

@@ -4,6 +4,7 @@ use crate::support::*;
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, Onto, Target, Work};
 use dbs_core::Result;
+use longhorn_replica::replica::User;
 use longhorn_wire::proto::ptypes::*;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::collections::HashMap;
@@ -502,7 +503,7 @@ fn a_backup_ends_with_the_replica_and_is_made_again() {
     };
     node.backup(request.clone()).unwrap();
     wait(|| (place.blocks() > 2).then_some(()));
-    node.agent.let_go();
+    User::let_go(&*node.agent);
     let status = node.backup_status("backup-1").unwrap();
     assert_eq!(status.state, "error");
     assert_eq!(status.error, "the replica was stopped, or gave up its store");

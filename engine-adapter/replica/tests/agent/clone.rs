@@ -1,20 +1,25 @@
 //! Clone: a snapshot of another volume becomes this one's content.
 
 use crate::support::*;
+use longhorn_replica::replica::{Replica as Engine, ReplicaOptions, StoreSource};
 use longhorn_wire::proto::ptypes::*;
 use std::sync::atomic::Ordering;
 use tonic::Code;
 
 fn clone(source: &Node, target: &Node, snapshot: &str) -> Outcome<()> {
-    let request = SnapshotCloneRequest {
-        from_address: source.address.clone(),
+    let request = request(&source.address, snapshot);
+    target.call(|mut c| async move { c.snapshot_clone(request).await })
+}
+
+fn request(from: &str, snapshot: &str) -> SnapshotCloneRequest {
+    SnapshotCloneRequest {
+        from_address: from.to_owned(),
         to_host: "tcp://127.0.0.1".to_owned(),
         snapshot_file_name: snapshot.to_owned(),
         file_sync_http_client_timeout: 30,
         from_volume_name: "origin".to_owned(),
         ..Default::default()
-    };
-    target.call(|mut c| async move { c.snapshot_clone(request).await })
+    }
 }
 
 fn status(node: &Node) -> SnapshotCloneStatusResponse {
@@ -107,4 +112,27 @@ fn a_snapshot_that_is_marked_as_removed_is_not_cloned() {
     let (port, _task) = crate::files::receiver(&source, &dir.path().join("s"));
     let refused = source.export("s", port).unwrap_err();
     assert!(refused.message().contains("is marked as removed"), "{refused}");
+}
+
+/// Where replicas share a store, the replica that comes next finds the store as its predecessor has left it, in
+/// the same process.
+#[test]
+fn a_clone_under_way_ends_with_its_replica() {
+    let runtime = runtime();
+    let (source, target) = (Node::with(&runtime, origin()), Node::new(&runtime));
+    source.write(0..8000, 1);
+    source.snapshot("s");
+    let (address, passed) = stalling(&source, 2 * MIB);
+    let (mut client, request) = (target.client.clone(), request(&address, "s"));
+    let call = runtime.spawn(async move { client.snapshot_clone(request).await });
+    wait(|| (passed.load(Ordering::SeqCst) > 2 * MIB).then_some(()));
+    assert!(target.store.layers(VOLUME).unwrap().len() > 1, "a layer is coming in");
+    target.replica.surrender(None).unwrap();
+    let options = ReplicaOptions::new(target.dir.path(), VOLUME);
+    let next = Engine::new(options, StoreSource::Own(target.store.clone())).unwrap();
+    assert_eq!(target.store.layers(VOLUME).unwrap().len(), 1);
+    assert!(!target.store.volume_info(VOLUME).unwrap().rebuilding);
+    next.open(false, 0).unwrap();
+    let ended = runtime.block_on(call).unwrap().unwrap_err();
+    assert!(ended.message().contains("gave up its store"), "{ended}");
 }

@@ -1,6 +1,7 @@
 //! Hashing, sending, exporting, removing and renaming: what upstream does with files.
 
 use crate::support::*;
+use dbs_core::{OpenOptions, Store, TailPlace};
 use longhorn_sync::image::{Record, Source, SparseFile};
 use longhorn_sync::ssync::{ReceiveOptions, Received, receive};
 use longhorn_wire::proto::ptypes::*;
@@ -9,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// A plain receiver for a file, as upstream's or a backing image manager's.
@@ -303,5 +304,44 @@ fn what_belongs_to_the_volume_is_neither_removed_nor_renamed() {
         ("../x", "not the name"),
     ] {
         assert!(text(node.send(name, 1, false)).contains(says), "{name}");
+    }
+}
+
+/// A newer process waits for the lock of the store's file, and the engine for that.
+#[test]
+fn nothing_that_is_sent_keeps_the_store_from_the_next_process() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    node.write(0..8000, 1);
+    node.snapshot("a");
+    // One that takes connections, and reads nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = i32::from(silent.local_addr().unwrap().port());
+    let host = "127.0.0.1".to_owned();
+    let export = VolumeExportRequest {
+        snapshot_file_name: "a".to_owned(),
+        host: host.clone(),
+        port,
+        ..Default::default()
+    };
+    let from_file_name = "volume-snap-a.img".to_owned();
+    let send = FileSendRequest { from_file_name, host, port, ..Default::default() };
+    let (mut exporting, mut sending) = (node.client.clone(), node.client.clone());
+    runtime.spawn(async move { exporting.volume_export(export).await });
+    runtime.spawn(async move { sending.file_send(send).await });
+    let _connected = [silent.accept().unwrap(), silent.accept().unwrap()];
+    // Two that fetch, of which one does not read what comes, and one asks for nothing more.
+    let fetching = |length| crate::peer::fetching(&node, "volume-snap-a.img", length);
+    let _fetched = [64 * MIB, MIB].map(|length| runtime.block_on(fetching(length)));
+
+    node.replica.surrender(None).unwrap();
+    let Node { dir, store, .. } = node;
+    let begun = Instant::now();
+    store.close().unwrap();
+    let path = dir.path().join("volume.dbs");
+    let open = || Store::open(&path, &OpenOptions { tail: TailPlace::None, ..Default::default() });
+    while let Err(busy) = open() {
+        assert!(begun.elapsed() < Duration::from_secs(2), "{busy}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

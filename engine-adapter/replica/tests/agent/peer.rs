@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, Streaming};
 
 type Peer = PeerClient<Channel>;
 
@@ -35,7 +35,7 @@ pub fn start(disk: &str, flattened: bool, stamp: &[u8]) -> Fetch {
     Fetch::Start(FetchStart { disk, flattened, stamp })
 }
 
-fn known(offset: u64, length: u64, digests: Vec<u8>) -> Fetch {
+pub fn known(offset: u64, length: u64, digests: Vec<u8>) -> Fetch {
     Fetch::Known(FetchKnown { offset, length, digests: digests.into() })
 }
 
@@ -158,6 +158,24 @@ async fn peer_of(node: &Node) -> Peer {
     let port: u16 = node.address.rsplit_once(':').unwrap().1.parse().unwrap();
     let at = format!("http://127.0.0.1:{}", port + 2);
     PeerClient::new(Channel::from_shared(at).unwrap().connect().await.unwrap())
+}
+
+/// A fetch that is under way: the first answer for the first `length` bytes of a layer has come.
+pub async fn fetching(
+    node: &Node,
+    disk: &str,
+    length: u64,
+) -> (mpsc::Sender<FetchRequest>, Streaming<FetchResponse>) {
+    let mut peer = peer_of(node).await;
+    let request = LayersRequest { disks: vec![disk.to_owned()], ..Default::default() };
+    let info = peer.layers(request).await.unwrap().into_inner().layers.pop().unwrap();
+    let (sender, requests) = mpsc::channel(4);
+    for request in [start(disk, false, &info.stamp), known(0, length, vec![])] {
+        sender.send(FetchRequest { request: Some(request) }).await.unwrap();
+    }
+    let mut answers = peer.fetch(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    answers.message().await.unwrap().unwrap();
+    (sender, answers)
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::backup::{Place, Small, alone, volume_path};
 use crate::support::*;
 use longhorn_replica::replica::Disk;
+use longhorn_replica::replica::User;
 use longhorn_wire::proto::ptypes::*;
 use std::os::unix::fs::PermissionsExt;
 use tonic::Code;
@@ -427,7 +428,7 @@ fn a_restore_ends_with_the_replica_and_is_made_again() {
     assert_eq!(reset.message(), "replica is currently restoring, cannot reset");
     let purge = node.purge().unwrap_err();
     assert!(purge.message().contains("restoring"), "{purge}");
-    node.agent.let_go();
+    User::let_go(&*node.agent);
     let status = node.restore_status();
     assert_eq!(status.state, "error");
     assert_eq!(status.error, "the replica was stopped, or gave up its store");

@@ -14,10 +14,12 @@ use longhorn_wire::proto::ptypes::sync_agent_service_client::SyncAgentServiceCli
 use longhorn_wire::proto::ptypes::*;
 use std::fs::File;
 use std::future::Future;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -67,6 +69,42 @@ fn port_pair() -> (TcpListener, TcpListener) {
             return (first, second);
         }
     }
+}
+
+/// Passes connections on to a replica and its agent, of which nothing comes any more after so many bytes. An
+/// address to reach them by, and how much has come from the agent.
+pub fn stalling(source: &Node, after: u64) -> (String, Arc<AtomicU64>) {
+    let (replica, agent) = port_pair();
+    let address = format!("tcp://{}", replica.local_addr().unwrap());
+    let port: u16 = source.address.rsplit_once(':').unwrap().1.parse().unwrap();
+    let passed = Arc::new(AtomicU64::new(0));
+    relay(replica, port, u64::MAX, Arc::default());
+    relay(agent, port + 2, after, Arc::clone(&passed));
+    (address, passed)
+}
+
+fn relay(listener: TcpListener, to: u16, after: u64, passed: Arc<AtomicU64>) {
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut server) =
+                (client.unwrap(), TcpStream::connect(("127.0.0.1", to)).unwrap());
+            let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut into));
+            let passed = Arc::clone(&passed);
+            std::thread::spawn(move || {
+                let mut buf = [0; 65536];
+                while let Ok(count @ 1..) = server.read(&mut buf) {
+                    if passed.fetch_add(count as u64, Ordering::SeqCst) > after {
+                        std::thread::park();
+                    }
+                    if client.write_all(&buf[..count]).is_err() {
+                        return;
+                    }
+                }
+                let _gone = client.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
 }
 
 /// A replica with its agent, open, of a volume of its own size.

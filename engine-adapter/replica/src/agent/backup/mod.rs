@@ -6,6 +6,7 @@ pub mod source;
 use super::Agent;
 use super::jobs::{COMPLETE, ERROR, IN_PROGRESS};
 use super::send::blocking;
+use super::uses::interrupted;
 use dbs_backup::codec::Method;
 use dbs_backup::url::Url;
 use dbs_backup::{CreateOptions, Work, config};
@@ -298,7 +299,7 @@ impl Backup {
         };
         let mut work = Work { workers: plan.workers, ..Work::new(&mut progress) };
         let created = creation.run(&mut work).map_err(|error| match error.kind() {
-            ErrorKind::Interrupted => source::interrupted(),
+            ErrorKind::Interrupted => interrupted(),
             _ => error,
         })?;
         Ok(created.url)

@@ -2,6 +2,7 @@
 
 use crate::agent::peer::layer::{Layer, State};
 use crate::agent::shelf::{Flattened, no_disk};
+use crate::agent::uses::interrupted;
 use dbs_backup::Source;
 use dbs_backup::config::{BackupConfig, Map};
 use dbs_core::info::LayerInfo;
@@ -179,9 +180,4 @@ fn uuid_of(store: &Store, volume: &str, snapshot: &str) -> Result<Option<String>
 
 fn find<'a>(layers: &'a [LayerInfo], name: &str) -> Option<&'a LayerInfo> {
     layers.iter().find(|layer| layer.name.as_deref() == Some(name))
-}
-
-/// The error of a backup or restore that the end of the process, or of its ownership of the store, has ended.
-pub fn interrupted() -> Error {
-    Error::new(ErrorKind::Interrupted, "the replica was stopped, or gave up its store")
 }

@@ -3,6 +3,7 @@
 use super::layer::LayerMut;
 use super::service::VERSION;
 use super::take::{Taker, tell};
+use crate::agent::uses::{Use, interrupted};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::dbs::fetch_request::Request as Fetch;
 use longhorn_wire::proto::dbs::peer_client::PeerClient;
@@ -80,6 +81,8 @@ pub struct Transfer {
     pub traffic: Arc<Traffic>,
     /// Bytes of the layer dealt with so far.
     pub passed: Arc<AtomicU64>,
+    /// The use of the store that the target is in.
+    pub used: Use,
 }
 
 impl Remote {
@@ -125,7 +128,8 @@ impl Remote {
     /// goes on from there.
     ///
     /// # Errors
-    /// `Busy` if the layer changes there, `Io` if the other is lost for good; of the target.
+    /// `Busy` if the layer changes there, `Io` if the other is lost for good, `Interrupted` if the store is to go;
+    /// of the target.
     pub async fn fetch(&self, transfer: Transfer) -> Result<()> {
         let parts = Arc::new(Mutex::new(parts(transfer.info.size)));
         let count = parts.lock().unwrap_or_else(PoisonError::into_inner).len().min(STREAMS);
@@ -146,8 +150,13 @@ impl Remote {
                 }
             });
         }
-        let mut outcome = Ok(());
-        while let Some(ended) = workers.join_next().await {
+        let (mut outcome, mut used) = (Ok(()), transfer.used);
+        loop {
+            let ended = tokio::select! {
+                ended = workers.join_next() => ended,
+                () = used.ended(), if outcome.is_ok() => Some(Ok(Err(interrupted()))),
+            };
+            let Some(ended) = ended else { break };
             let ended = ended.map_err(broken).and_then(|ended| ended);
             // Waits for the others: nobody may write into the layer after this.
             stop.send_replace(ended.is_err() || *stopped.borrow());
@@ -183,7 +192,11 @@ impl Remote {
                 "fetch-resumed",
                 &[("from", &self.address), ("disk", &transfer.info.disk), ("error", &error)],
             );
-            tokio::time::sleep(self.rest * 2_u32.pow(losses - 1)).await;
+            let mut stopped = line.stopped.clone();
+            tokio::select! {
+                () = tokio::time::sleep(self.rest * 2_u32.pow(losses - 1)) => {}
+                _ = stopped.wait_for(|stopped| *stopped) => return Ok(()),
+            }
         }
     }
 }

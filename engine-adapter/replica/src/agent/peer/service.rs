@@ -3,6 +3,7 @@
 use super::layer::{BLOCK, is_damage};
 use super::offer::Offer;
 use crate::agent::shelf::Shelf;
+use crate::agent::uses::{Use, Uses, interrupted};
 use dbs_core::{Error, ErrorKind};
 use longhorn_wire::proto::dbs::fetch_request::Request as Fetch;
 use longhorn_wire::proto::dbs::peer_server::Peer;
@@ -29,14 +30,15 @@ const AHEAD: usize = 3;
 #[derive(Clone)]
 pub struct PeerService {
     shelf: Arc<Shelf>,
+    uses: Uses,
     slots: Arc<Semaphore>,
 }
 
 impl PeerService {
-    /// Of this shelf.
+    /// Of this shelf, whose store has these uses.
     #[must_use]
-    pub fn new(shelf: Arc<Shelf>) -> Self {
-        Self { shelf, slots: Arc::new(Semaphore::new(FETCHES)) }
+    pub fn new(shelf: Arc<Shelf>, uses: Uses) -> Self {
+        Self { shelf, uses, slots: Arc::new(Semaphore::new(FETCHES)) }
     }
 }
 
@@ -81,12 +83,11 @@ impl Peer for PeerService {
             return Err(Status::invalid_argument("a fetch begins with its start"));
         };
         let shelf = Arc::clone(&self.shelf);
+        let used = self.uses.begin();
         let (sender, receiver) = mpsc::channel(AHEAD);
-        let runtime = Handle::current();
         tokio::task::spawn_blocking(move || {
             let _slot = slot;
-            let next = || runtime.block_on(requests.message());
-            if let Err(status) = offer(&shelf, &start, next, &sender) {
+            if let Err(status) = offer(&shelf, &start, &mut requests, &sender, used) {
                 // Nobody hears it if the caller has gone.
                 let _ = sender.blocking_send(Err(status));
             }
@@ -98,9 +99,20 @@ impl Peer for PeerService {
 fn offer(
     shelf: &Shelf,
     start: &FetchStart,
-    mut next: impl FnMut() -> Result<Option<FetchRequest>, Status>,
+    requests: &mut Streaming<FetchRequest>,
     sender: &mpsc::Sender<Result<FetchResponse, Status>>,
+    used: Use,
 ) -> Result<(), Status> {
+    let runtime = Handle::current();
+    let mut asked = used.clone();
+    let mut next = || {
+        runtime.block_on(async {
+            tokio::select! {
+                request = requests.message() => request,
+                () = asked.ended() => Err(status(&interrupted())),
+            }
+        })
+    };
     let unchanged = || match shelf.stamp(&start.disk, start.flattened) {
         Ok(stamp) if stamp == start.stamp => Ok(()),
         Ok(_) => Err(Status::aborted(format!("{} has changed", start.disk))),
@@ -109,9 +121,16 @@ fn offer(
     let layer = shelf.open(&start.disk, start.flattened).map_err(|e| status(&e))?;
     unchanged()?;
     let mut offer = Offer::new(&*layer);
+    let mut answered = used.clone();
     let mut emit = |response| {
         let gone = |_| Error::new(ErrorKind::Interrupted, "the other replica has gone");
-        sender.blocking_send(Ok(response)).map_err(gone)
+        // It may be there and take nothing.
+        runtime.block_on(async {
+            tokio::select! {
+                sent = sender.send(Ok(response)) => sent.map_err(gone),
+                () = answered.ended() => Err(interrupted()),
+            }
+        })
     };
     while let Some(request) = next()? {
         let Some(Fetch::Known(known)) = request.request else {

@@ -9,8 +9,8 @@ mod target;
 
 use super::Agent;
 use super::backup::place;
-use super::backup::source::interrupted;
 use super::jobs::{COMPLETE, ERROR, IN_PROGRESS, Kind};
+use super::uses::interrupted;
 use dbs_backup::config::BackupConfig;
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, Onto, Restoration, Work};

@@ -1,6 +1,6 @@
 //! The layer that a backup is restored to.
 
-use crate::agent::backup::source::interrupted;
+use crate::agent::uses::interrupted;
 use crate::replica::Replica;
 use dbs_backup::Target;
 use dbs_core::volume::Layer;

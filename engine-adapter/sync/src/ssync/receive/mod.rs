@@ -92,7 +92,10 @@ pub async fn receive(
     let mut connections = JoinSet::new();
     let outcome = server.accept(listener, &mut connections, stop).await;
     server.leave.send_replace(true);
-    if timeout(GOODBYE, drain(&mut connections)).await.is_err() {
+    // Who has it stopped may be waiting for the image, and no answer matters.
+    let stopped = matches!(outcome, Ok(Some(Received::Stopped)));
+    let patience = if stopped { Duration::ZERO } else { GOODBYE };
+    if timeout(patience, drain(&mut connections)).await.is_err() {
         connections.shutdown().await;
     }
     let abandoned = server.transfer.abandon().await;

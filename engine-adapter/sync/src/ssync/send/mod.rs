@@ -100,14 +100,18 @@ pub async fn send(
         outcome = sender.transfer() => outcome,
         () = stop => Err(Error::new(ErrorKind::Interrupted, "sending was stopped")),
     };
+    let what = format!("cannot send `{}`", sender.options.name);
     let outcome = match outcome {
         Ok(sent) => sender.close().await.map(|()| sent),
         Err(error) => {
-            sender.give_up().await;
+            let link = Link::new(sender.address.clone());
+            // Somebody may be waiting for the source, and the goodbye takes its time.
+            drop(sender);
+            give_up(link).await;
             Err(error)
         }
     };
-    outcome.map_err(|error| error.context(format!("cannot send `{}`", sender.options.name)))
+    outcome.map_err(|error| error.context(what))
 }
 
 struct Sender {
@@ -241,13 +245,12 @@ impl Sender {
             _ => Ok(()),
         }
     }
+}
 
-    /// Ends the receiver without a word on the checksum of what it has got.
-    async fn give_up(&self) {
-        let mut link = Link::new(self.address.clone());
-        let target = "close?checksum=&checksumMethod=";
-        let _ = timeout(LAST_WORD, link.once(Method::POST, target, Bytes::new())).await;
-    }
+/// Ends the receiver without a word on the checksum of what it has got.
+async fn give_up(mut link: Link) {
+    let target = "close?checksum=&checksumMethod=";
+    let _ = timeout(LAST_WORD, link.once(Method::POST, target, Bytes::new())).await;
 }
 
 fn target(name: &str, piece: Interval) -> String {
