@@ -62,6 +62,8 @@ impl Purge<'_> {
         let mut deleted = 0;
         while let Some(disk) = removable(&self.replica.disks()?) {
             self.delete(&disk)?;
+            // Of a replica that is closed nothing is deleted, and the disk would come again.
+            self.check_open()?;
             deleted += 1;
             // Half of the way: the other half is the merging of what has been deleted.
             self.job.progress(deleted, total * 2);
@@ -113,6 +115,14 @@ impl Purge<'_> {
         Record::remove(&self.replica.dir().join(disk))
     }
 
+    fn check_open(&self) -> Result<()> {
+        if self.replica.is_open() {
+            return Ok(());
+        }
+        let text = "the replica was closed; what is deleted is merged in the background";
+        Err(Error::new(ErrorKind::Interrupted, text))
+    }
+
     /// Merges what has been deleted, beside I/O.
     fn merge(&self, store: &Store) -> Result<()> {
         let volume = self.replica.volume_name();
@@ -129,10 +139,7 @@ impl Purge<'_> {
             if requests != before {
                 sleep((begun.elapsed() * REST).min(REST_MAX));
             }
-            if !self.replica.is_open() {
-                let text = "the replica was closed; what is deleted is merged in the background";
-                return Err(Error::new(ErrorKind::Interrupted, text));
-            }
+            self.check_open()?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// What one reads through the head and the given snapshots.
 fn contents(node: &Node, snapshots: &[&str]) -> BTreeMap<String, Vec<u8>> {
@@ -124,4 +125,31 @@ fn reset_forgets_how_it_went() {
     assert_eq!(node.purged().state, "complete");
     node.call(|mut c| async move { c.reset(()).await }).unwrap();
     assert_eq!(node.purge_status(), Default::default());
+}
+
+#[test]
+fn it_ends_when_the_replica_is_closed() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    for name in ["a", "b", "c"] {
+        node.write(0..100, 1);
+        node.snapshot(name);
+    }
+    for name in ["a", "b"] {
+        node.replica.mark_removed(name).unwrap();
+    }
+    // A purge waits for whoever reads.
+    let read = node.store.layer(VOLUME, Some("a")).unwrap();
+    node.purge().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(node.purge_status().is_purging);
+    node.replica.close().unwrap();
+    let closed = Instant::now();
+    while node.purge_status().is_purging {
+        assert!(closed.elapsed() < Duration::from_secs(10), "it goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(node.purge_status().error.contains("the replica was closed"));
+    drop(read);
+    assert_eq!(node.snapshots(), ["a", "b", "c"]);
 }
