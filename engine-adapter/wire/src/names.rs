@@ -10,6 +10,9 @@ pub const STAGING_PREFIX: &str = ".incoming-";
 const HEAD_PREFIX: &str = "volume-head-";
 const SNAPSHOT_PREFIX: &str = "volume-snap-";
 const SUFFIX: &str = ".img";
+/// Longest name of a snapshot: with the longest name of a file that upstream and we make for one, a checksum's
+/// record while it is written.
+const NAME_MAX_BYTES: usize = 255 - SNAPSHOT_PREFIX.len() - SUFFIX.len() - ".checksum.tmp".len();
 
 /// The disk name of the head with this number.
 #[must_use]
@@ -51,6 +54,12 @@ pub fn check_snapshot(name: &str, labels: Labels) -> Result<()> {
     if is_staging(name) || name.contains('/') {
         return Err(Error::invalid(format!("{name:?} cannot be the name of a snapshot")));
     }
+    if name.len() > NAME_MAX_BYTES {
+        return Err(Error::invalid(format!(
+            "the name of a snapshot has {} bytes, and may have {NAME_MAX_BYTES}: replicas have files with it",
+            name.len()
+        )));
+    }
     SnapshotOptions { labels, ..SnapshotOptions::default() }.check(name)
 }
 
@@ -86,11 +95,11 @@ mod tests {
     #[test]
     fn what_no_replica_can_have_is_told_beforehand() {
         let labels = |length: usize| Labels::from([("k".to_owned(), "v".repeat(length))]);
-        for name in ["a@b", "a/b", " a", "a ", ".incoming-x", "", "\n", &"n".repeat(256)] {
+        for name in ["a@b", "a/b", " a", "a ", ".incoming-x", "", "\n", &"n".repeat(227)] {
             let refused = check_snapshot(name, Labels::new()).unwrap_err();
             assert_eq!(refused.kind(), dbs_core::ErrorKind::Invalid, "{name:?}");
         }
-        check_snapshot(&"n".repeat(255), labels(7000)).unwrap();
+        check_snapshot(&"n".repeat(226), labels(7000)).unwrap();
         check_snapshot("a b", labels(8000)).unwrap_err();
     }
 }

@@ -1,6 +1,7 @@
 //! Purge: what goes, what stays, and that nobody sees a difference in what is left.
 
 use crate::support::*;
+use dbs_core::store::SnapshotOptions;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -152,4 +153,22 @@ fn it_ends_when_the_replica_is_closed() {
     assert!(node.purge_status().error.contains("the replica was closed"));
     drop(read);
     assert_eq!(node.snapshots(), ["a", "b", "c"]);
+}
+
+/// Earlier versions took them: no file has such a name, but nothing needs one.
+#[test]
+fn a_snapshot_whose_name_is_too_long_for_files_goes() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    let name = "n".repeat(240);
+    node.write(0..100, 1);
+    node.store.create_snapshot(VOLUME, &name, &SnapshotOptions::default()).unwrap();
+    node.write(50..150, 2);
+    node.snapshot("b");
+    node.replica.mark_removed(&name).unwrap();
+    let before = contents(&node, &["b"]);
+    let status = node.purged();
+    assert_eq!((status.state.as_str(), status.error.as_str()), ("complete", ""));
+    assert_eq!(node.snapshots(), ["b"]);
+    assert_eq!(contents(&node, &["b"]), before);
 }

@@ -97,7 +97,7 @@ impl Record {
         let path = Self::path(image);
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let outcome = match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) if is_none(&error) => Ok(()),
             Ok(()) => File::open(directory.unwrap_or(Path::new("."))).and_then(|at| at.sync_all()),
             other => other,
         };
@@ -115,6 +115,11 @@ impl Record {
     pub fn to_checksum(&self) -> Checksum {
         Checksum { method: self.method.clone(), value: self.checksum.clone() }
     }
+}
+
+/// Whether there is no such file, or can be none for the length of its name.
+fn is_none(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename)
 }
 
 fn read_short(path: &Path) -> io::Result<Vec<u8>> {
