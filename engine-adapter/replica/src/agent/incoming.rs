@@ -100,7 +100,7 @@ impl Sink for IncomingSink {
             // What has not come in wholly has no checksum.
             return Ok(None);
         };
-        Ok(Record::load(&self.shelf.image(&self.disk))?.filter(|record| record.is_current(&stamp)))
+        Ok(Record::load(&self.shelf.image(&self.disk))?.filter(|record| record.tells(&stamp)))
     }
 
     fn finish(&self, checksum: Option<&Checksum>) -> Result<()> {

@@ -50,7 +50,7 @@ impl Shelf {
     pub fn recorded(&self, disk: &str) -> Result<Option<Checksum>> {
         let stamp = self.layer_stamp(disk)?;
         let record = Record::load(&self.image(disk))?;
-        let current = record.filter(|r| r.is_current(&stamp) && !r.silently_corrupted);
+        let current = record.filter(|record| record.tells(&stamp));
         Ok(current.map(|record| record.to_checksum()))
     }
 

@@ -110,6 +110,12 @@ impl Record {
         !self.checksum.is_empty() && !self.method.is_empty() && self.change_time == stamp
     }
 
+    /// Whether an image whose stamp is `stamp` has its checksum, as far as is known.
+    #[must_use]
+    pub fn tells(&self, stamp: &str) -> bool {
+        self.is_current(stamp) && !self.silently_corrupted
+    }
+
     /// Its checksum.
     #[must_use]
     pub fn to_checksum(&self) -> Checksum {

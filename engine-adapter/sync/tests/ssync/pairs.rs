@@ -113,6 +113,23 @@ async fn equal_checksums_on_record_spare_the_transfer() {
     assert_same(&file(&from), &file(&to));
 }
 
+/// Its record keeps the checksum that it should have.
+#[tokio::test]
+async fn an_image_that_is_known_to_be_corrupt_is_sent_whatever_its_checksum() {
+    let dir = tempdir().unwrap();
+    let (from, to) = (dir.path().join("a"), dir.path().join("b"));
+    random_file(&from, 12, 4 * MIB, 4);
+    transfer(&from, &to, options()).await;
+    let checksum = put_record(&from, "0123456789abcdef");
+    change_file(&to, &mut fastrand::Rng::with_seed(1), 1);
+    put_record(&to, "0123456789abcdef");
+    let record = Record { silently_corrupted: true, ..Record::load(&to).unwrap().unwrap() };
+    record.store(&to).unwrap();
+    let fast = SendOptions { fast_sync: true, checksum: Some(checksum), ..options() };
+    assert!(!transfer(&from, &to, fast).await.skipped);
+    assert_same(&file(&from), &file(&to));
+}
+
 /// A stock sender passes its checksum on with `close` whether or not it has succeeded.
 #[tokio::test]
 async fn a_checksum_is_recorded_only_for_what_has_arrived() {

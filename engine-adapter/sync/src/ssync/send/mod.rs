@@ -168,7 +168,10 @@ impl Sender {
         let theirs = serde_json::from_slice::<Record>(&answer);
         Ok(status == StatusCode::OK
             && !ours.value.is_empty()
-            && theirs.is_ok_and(|theirs| theirs.checksum == ours.value))
+            && theirs.is_ok_and(|theirs| {
+                // Of an image that is known to be corrupt it is the checksum that it should have.
+                theirs.checksum == ours.value && !theirs.silently_corrupted
+            }))
     }
 
     /// Whether the image existed at the receiver.
