@@ -321,7 +321,11 @@ impl Order {
             return Ok(());
         }
         let (method, value) = (info.checksum_method.clone(), info.checksum.clone());
-        shelf.record(disk, &Checksum { method, value })
+        if let Err(error) = shelf.record(disk, &Checksum { method, value }) {
+            // The layer is here, and can be hashed.
+            log::warn("checksum-not-recorded", &[("disk", &disk), ("error", &error)]);
+        }
+        Ok(())
     }
 
     /// Copies the files of a replica on the same node, if it has files.

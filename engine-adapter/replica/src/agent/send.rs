@@ -71,11 +71,7 @@ impl Agent {
                 let source = LayerSource::to_send(&self.replica.store()?, volume, snapshot)?;
                 let mut parcel = Parcel::new(disk, Arc::new(source));
                 if fast_sync {
-                    let disk = &parcel.options.name;
-                    parcel.options.checksum = self.shelf.recorded(disk).unwrap_or_else(|error| {
-                        log::warn("checksum-record-ignored", &[("disk", disk), ("error", &error)]);
-                        None
-                    });
+                    parcel.options.checksum = self.shelf.recorded_or_none(&parcel.options.name);
                     parcel.options.fast_sync = true;
                 }
                 Ok(parcel)

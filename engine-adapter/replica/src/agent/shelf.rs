@@ -5,6 +5,7 @@ use crate::replica::meta::DiskMeta;
 use crate::replica::{Disk, Replica};
 use dbs_core::info::{self, LayerState, RangeState};
 use dbs_core::{Error, Result, Store, Volume, volume};
+use dbs_service::log;
 use longhorn_sync::image::{Checksum, Interval, Record, Source, layer_stamp};
 use longhorn_wire::names;
 use longhorn_wire::proto::dbs::{LayerInfo, LayersRequest};
@@ -52,6 +53,15 @@ impl Shelf {
         let record = Record::load(&self.image(disk))?;
         let current = record.filter(|record| record.tells(&stamp));
         Ok(current.map(|record| record.to_checksum()))
+    }
+
+    /// As [`Shelf::recorded`]; a record that cannot be read is none.
+    #[must_use]
+    pub fn recorded_or_none(&self, disk: &str) -> Option<Checksum> {
+        self.recorded(disk).unwrap_or_else(|error| {
+            log::warn("checksum-record-ignored", &[("disk", &disk), ("error", &error)]);
+            None
+        })
     }
 
     /// The name in the store of a disk's layer, be it to be seen or coming in.
@@ -132,7 +142,7 @@ impl Shelf {
             if request.flattened {
                 info.size = store.volume_size(volume)?;
             } else if let Some(checksum) =
-                request.checksums.then(|| self.recorded(disk)).transpose()?.flatten()
+                request.checksums.then(|| self.recorded_or_none(disk)).flatten()
             {
                 info.map_digest = self.map_digest(snapshot)?.to_vec().into();
                 (info.checksum_method, info.checksum) = (checksum.method, checksum.value);

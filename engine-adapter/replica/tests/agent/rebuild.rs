@@ -444,6 +444,22 @@ fn a_rebuild_mends_what_is_damaged_at_its_target() {
     assert_eq!(counted(&target).1, 5 * BLOCK, "nothing else came");
 }
 
+/// A record is a help, and no part of a layer.
+#[test]
+fn records_that_cannot_be_read_or_written_stop_no_rebuild() {
+    let runtime = runtime();
+    let (source, target) = (Node::new(&runtime), Node::new(&runtime));
+    sample(&source);
+    for name in ["a", "b"] {
+        assert_eq!(source.hashed(name, false).state, "complete");
+    }
+    both(&source, &target, "now");
+    std::fs::write(source.dir.path().join("volume-snap-a.img.checksum"), "{").unwrap();
+    std::fs::create_dir(target.dir.path().join("volume-snap-b.img.checksum.tmp")).unwrap();
+    rebuild(&source, &target);
+    assert_equal(&source, &target);
+}
+
 #[test]
 fn rebuilds_and_purges_exclude_each_other_and_bad_requests_say_why() {
     let runtime = runtime();

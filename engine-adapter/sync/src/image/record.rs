@@ -51,14 +51,15 @@ impl Record {
         name.into()
     }
 
-    /// Reads the record of an image; `None` if there is none.
+    /// Reads the record of an image; `None` if there is none. What a power cut has left empty is none.
     ///
     /// # Errors
     /// `Io`; `Corrupt` when it is no record.
     pub fn load(image: &Path) -> Result<Option<Self>> {
         let path = Self::path(image);
         let text = match read_short(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if is_none(&error) => return Ok(None),
+            Ok(text) if text.is_empty() => return Ok(None),
             other => {
                 other.map_err(|e| Error::io(e, format!("cannot read `{}`", path.display())))?
             }
