@@ -123,6 +123,7 @@ impl Shelf {
         let disks = self.replica.disks()?;
         let file = self.replica.backing_identity()?;
         let layers = store.layers(volume)?;
+        let rebuilding = store.volume_info(volume)?.rebuilding;
         let by_name: HashMap<_, _> =
             layers.iter().filter_map(|layer| Some((layer.name.as_deref()?, layer))).collect();
         let describe = |disk: &String| {
@@ -134,7 +135,7 @@ impl Shelf {
                 disk: disk.clone(),
                 size: layer.size,
                 data_bytes: layer.data_bytes,
-                stamp: stamp(layer, request.flattened).into(),
+                stamp: stamp(layer, request.flattened, rebuilding).into(),
                 meta: disk_meta(disk, found).to_bytes()?.into(),
                 file: file.clone(),
                 ..LayerInfo::default()
@@ -170,20 +171,24 @@ impl Shelf {
     /// # Errors
     /// `NotFound`.
     pub fn stamp(&self, disk: &str, flattened: bool) -> Result<Vec<u8>> {
-        let (_, _, layer) = self.find(disk)?;
-        Ok(stamp(&layer, flattened))
+        let (store, _, layer) = self.find(disk)?;
+        let rebuilding = store.volume_info(self.replica.volume_name())?.rebuilding;
+        Ok(stamp(&layer, flattened, rebuilding))
     }
 }
 
-/// A layer changes when it is pruned, when its parent is merged into it, or when it comes in anew;
-/// what one reads through a snapshot never changes.
-fn stamp(layer: &info::LayerInfo, flattened: bool) -> Vec<u8> {
+/// A layer changes when its parent is deleted, when it is pruned, which happens to those that are marked as
+/// removed, or when it comes in anew, in a volume that is being rebuilt. How much it holds tells the latter two;
+/// elsewhere it means nothing: what it shares with a deleted parent counts twice until the two are merged, and
+/// what one reads through a snapshot never changes before it is marked as removed, and then it is not opened.
+fn stamp(layer: &info::LayerInfo, flattened: bool, rebuilding: bool) -> Vec<u8> {
     let info::LayerInfo { uuid, size, data_bytes, parent, .. } = layer;
     if flattened {
         return uuid.clone().into_bytes();
     }
     let parent = parent.as_deref().unwrap_or_default();
-    format!("{uuid} {size} {data_bytes} {parent}").into_bytes()
+    let held = if layer.retired || rebuilding { data_bytes } else { &0 };
+    format!("{uuid} {size} {held} {parent}").into_bytes()
 }
 
 /// What goes over as `<disk>.meta`.

@@ -16,9 +16,15 @@ use dbs_service::log;
 use longhorn_wire::names;
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// Steps of background work at once while a merge is waited for.
 const WORK_STEPS: u64 = 64;
+/// How long a merge that is waited for may make no progress.
+const MERGE_PATIENCE: Duration = Duration::from_secs(60);
+/// Before the next attempt at it.
+const MERGE_PAUSE: Duration = Duration::from_millis(5);
 
 /// What has come in besides layers.
 #[derive(Debug, Default)]
@@ -356,8 +362,14 @@ impl Replica {
     /// Waits until what deleted snapshots held has become part of their children: layers are
     /// compared and changed only then.
     pub(super) fn finish_merges(&self, store: &Store) -> Result<()> {
+        let mut progress = Instant::now();
         while store.merging_remaining(&self.options.volume)? > 0 {
-            if store.work(WORK_STEPS)?.done == 0 {
+            if store.work(WORK_STEPS)?.done > 0 {
+                progress = Instant::now();
+            } else if progress.elapsed() < MERGE_PATIENCE {
+                // A read of any volume that has begun is to end first, or somebody else takes the last steps.
+                sleep(MERGE_PAUSE);
+            } else {
                 let text = "deleted snapshots are not merged yet, and the merge makes no progress";
                 return Err(Error::busy(text));
             }

@@ -178,6 +178,34 @@ pub async fn fetching(
     (sender, answers)
 }
 
+/// A deleted snapshot below counts until it is merged, and what a layer shows does not change by that.
+#[test]
+fn a_merge_under_way_changes_no_layer() {
+    let runtime = runtime();
+    let node = Node::new(&runtime);
+    node.write(0..1000, 1);
+    node.snapshot("a");
+    node.write(0..1000, 2);
+    node.snapshot("b");
+    node.replica.remove("volume-snap-a.img", false).unwrap();
+    let before = layer(&node, "volume-snap-b.img", false);
+    assert_eq!(before.data_bytes, 2000 * BLOCK);
+    runtime.block_on(async {
+        let (sender, mut answers) = fetching(&node, "volume-snap-b.img", MIB).await;
+        let store = node.store.clone();
+        let merged = tokio::task::spawn_blocking(move || {
+            while store.work(16).unwrap().remaining > 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        merged.await.unwrap();
+        drop(sender);
+        while answers.message().await.unwrap().is_some() {}
+    });
+    let after = layer(&node, "volume-snap-b.img", false);
+    assert_eq!((after.data_bytes, after.stamp), (1000 * BLOCK, before.stamp));
+}
+
 #[test]
 fn only_so_many_are_served_at_once_and_only_of_this_volume() {
     let runtime = runtime();

@@ -4,6 +4,7 @@
 use crate::support::*;
 use dbs_core::ErrorKind;
 use dbs_core::info::LayerState;
+use dbs_core::volume::{Request, Start};
 use longhorn_replica::replica::Disk;
 use longhorn_replica::replica::meta::DiskMeta;
 use longhorn_wire::names;
@@ -276,6 +277,38 @@ fn a_replica_that_was_away_is_brought_up_to_date() {
     assert_eq!([30, 31, 40, 50].map(|block| to.read(block)), [0, 0, 6, 7]);
     assert_eq!(content(&from, "vol"), content(&to, "vol"));
     to.work();
+    same(&from, &to);
+}
+
+/// Merging waits for reads that have begun, of whatever volume.
+#[test]
+fn a_merge_that_waits_for_a_read_is_waited_for() {
+    let (from, to) = (created(SIZE), created(SIZE));
+    for bench in [&from, &to] {
+        for name in ["a", "b"] {
+            bench.write(0, 1);
+            bench.snapshot(name);
+        }
+    }
+    from.remove(&disk("a"), false).unwrap();
+    from.work();
+    join(&from, &to);
+    prepare(&from, &to);
+    let volume = to.store.as_ref().unwrap().volume("vol").unwrap();
+    std::thread::scope(|scope| {
+        let (begun, told) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let mut read = Request::new();
+            assert_eq!(volume.start_read(0, BLOCK as u64, &mut read).unwrap(), Start::Io);
+            begun.send(()).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            read.cancel();
+        });
+        told.recv().unwrap();
+        send(&from, &to);
+    });
+    to.reload().unwrap();
+    to.rebuilding(false).unwrap();
     same(&from, &to);
 }
 

@@ -7,6 +7,8 @@ use dbs_core::volume::Layer;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
 
 /// Zeros of at least so many bytes are kept as zeros, not as data: an upstream replica says with
 /// data what a store says without.
@@ -14,6 +16,8 @@ const ZERO_RUN: usize = 64 * 1024;
 
 /// Steps of background work at a time, while waiting for a merge.
 const STEPS: u64 = 64;
+/// Before the next attempt at a merge that could not go on.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// The layer of a snapshot of a volume that is being rebuilt ([`Store::set_rebuilding`]): a new one,
 /// or one that is changed in place. A new one has no parent until [`Store::relink`]. What has
@@ -95,8 +99,13 @@ impl LayerSink {
         loop {
             match work() {
                 Err(error) if error.kind() == ErrorKind::Busy => {
-                    if self.store.work(STEPS)?.remaining == 0 {
+                    let report = self.store.work(STEPS)?;
+                    if report.remaining == 0 {
                         return work();
+                    }
+                    if report.done == 0 {
+                        // A read that has begun is to end first.
+                        sleep(PAUSE);
                     }
                 }
                 other => return other,
