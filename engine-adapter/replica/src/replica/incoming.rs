@@ -14,7 +14,7 @@ use dbs_core::volume::Layer;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_service::log;
 use longhorn_wire::names;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ pub(super) struct Pending {
     head: Option<DiskMeta>,
     /// Snapshot that the described head has become since, with that description.
     frozen: Option<(String, DiskMeta)>,
+    /// Snapshots that are to go once what comes in has left them.
+    pub(super) leaving: BTreeSet<String>,
     /// A snapshot of another volume is coming in, into a volume that is not being rebuilt.
     pub(super) cloning: bool,
     /// How far a rebuild is since it began, or since the replica was opened.
@@ -343,9 +345,21 @@ impl Replica {
         pending.snapshots.clear();
         pending.head = None;
         pending.frozen = None;
+        let leaving = std::mem::take(&mut pending.leaving);
         drop(pending);
         self.drop_staged(store)?;
+        self.drop_leaving(store, &leaving)?;
         self.set_dirty();
+        Ok(())
+    }
+
+    fn drop_leaving(&self, store: &Store, leaving: &BTreeSet<String>) -> Result<()> {
+        let disks = self.disks()?;
+        for name in leaving {
+            if let Some(disk) = disks.get(&names::snapshot_disk(name)) {
+                self.drop_snapshot(store, &names::snapshot_disk(name), name, &disk.children)?;
+            }
+        }
         Ok(())
     }
 

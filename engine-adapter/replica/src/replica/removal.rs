@@ -61,8 +61,8 @@ impl Replica {
     }
 
     /// Removes a disk, given by its disk name; what it holds goes to its child, in the background.
-    /// With `force` also one with several children. One that is unknown is removed already. Does
-    /// nothing if it is not open.
+    /// With `force` also one with several children; during a rebuild that goes with the next reload, which puts them
+    /// elsewhere. One that is unknown is removed already. Does nothing if it is not open.
     ///
     /// # Errors
     /// `Invalid` for the head and, without `force`, for several children; those of the store.
@@ -76,6 +76,13 @@ impl Replica {
         };
         if !force {
             check_children(name, disk)?;
+        }
+        if self.state().rebuilding && disk.children.len() > 1 {
+            // Deleted, it would stay below all of them, unseen, and no layer on it could be changed. In the tree that comes
+            // in nothing builds on it.
+            self.pending().leaving.insert(snapshot.clone());
+            log::info("remove", &[("volume", &self.options.volume), ("leaving", snapshot)]);
+            return Ok(());
         }
         self.drop_snapshot(&store, name, snapshot, &disk.children)
     }

@@ -280,6 +280,33 @@ fn a_replica_that_was_away_is_brought_up_to_date() {
     same(&from, &to);
 }
 
+/// A branch point that the others have no more: deleted, it would stay below both of its children.
+#[test]
+fn a_branch_point_that_the_source_has_no_more_goes() {
+    let (from, to) = (created(SIZE), created(SIZE));
+    for bench in [&from, &to] {
+        bench.write(0, 1);
+        bench.snapshot("p");
+        bench.write(1, 2);
+        bench.snapshot("b");
+        bench.revert("p");
+    }
+    to.write(2, 3);
+    // It fails; the others go on, and lose the branch point.
+    from.revert("b");
+    from.mark("p").unwrap();
+    from.remove(&disk("p"), false).unwrap();
+    from.work();
+    join(&from, &to);
+    assert_eq!(snapshots(&to)[&disk("p")].children.len(), 2);
+    write_both([&from, &to], 3, 4);
+    rebuild(&from, &to);
+    same(&from, &to);
+    assert!(content(&from, "vol") == content(&to, "vol"));
+    to.work();
+    assert_eq!(to.store.as_ref().unwrap().layers("vol").unwrap().len(), 3);
+}
+
 /// Merging waits for reads that have begun, of whatever volume.
 #[test]
 fn a_merge_that_waits_for_a_read_is_waited_for() {
