@@ -9,7 +9,7 @@ use crate::terminal::leave_terminal;
 use clap::{Args, FromArgMatches};
 use dbs_control::Access;
 use dbs_core::{Error, OpenOptions, Result};
-use dbs_frontend::ListenAddress;
+use dbs_frontend::{ListenAddress, inherited_sockets};
 use dbs_nbd::{ExportRule, ExportRules, Listen, TlsConfig};
 use dbs_server::serve::{ServeOptions, Serving};
 use dbs_service::log;
@@ -31,7 +31,8 @@ use std::time::{Duration, Instant};
 ///
 /// The exports are `VOLUME`, and `VOLUME@SNAPSHOT` for reading. If the store has a single volume, the
 /// empty export name means this volume. While the server runs, it answers all dbs commands on the
-/// store. A second signal ends the server at once, which is safe.
+/// store. NBD clients also come in through sockets that systemd passes to the command (socket activation).
+/// A second signal ends the server at once, which is safe.
 #[derive(Debug, Args)]
 pub struct Serve {
     /// Listen for NBD clients: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can be repeated
@@ -141,6 +142,8 @@ impl Serve {
         if self.user.is_some() {
             privileges::gain_none()?;
         }
+        let inherited = inherited_sockets();
+        let inherited = inherited.map_err(|e| Error::io(e, "listening for NBD clients"))?;
         let tls = self.tls()?;
         let options = ServeOptions {
             store: context.store()?.to_owned(),
@@ -150,6 +153,7 @@ impl Serve {
                 ..context.serving_options(self.read_only)?
             },
             nbd: self.nbd,
+            inherited,
             exports: ExportRules(self.export),
             tls,
             reactors: self.reactors.map(usize::from),

@@ -19,6 +19,7 @@ mod end_to_end;
 mod filesystem;
 mod filling;
 mod guards;
+mod inherited;
 mod readme;
 mod space;
 mod upgrade;

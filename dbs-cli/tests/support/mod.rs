@@ -80,15 +80,14 @@ impl Place {
 
     /// Serves the store until the result is stopped or dropped.
     pub fn serve(&self, args: &str) -> Served {
-        let mut child = self
-            .bare()
-            .env("DBS_STORE", self.store())
-            .args(["--json", "serve"])
-            .args(args.split_whitespace())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = self.bare();
+        command.env("DBS_STORE", self.store()).args(["--json", "serve"]);
+        self.served(command.args(args.split_whitespace()))
+    }
+
+    /// As [`Place::serve`], by a command of the caller's.
+    pub fn served(&self, command: &mut Command) -> Served {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = child.stderr.take().unwrap();
         let log = std::thread::spawn(move || {
             BufReader::new(stderr).lines().map_while(Result::ok).collect::<Vec<_>>().join("\n")

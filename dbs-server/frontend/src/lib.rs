@@ -37,6 +37,7 @@ pub use accept::Acceptor;
 pub use address::ListenAddress;
 pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
+pub use dbs_reactor::inherited_sockets;
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
 pub use flushing::{Flushing, Going};
 pub use listen::{Listen, Listener};

@@ -2,14 +2,15 @@
 
 use super::socket::Socket;
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, bind,
+    getsockname, listen, socket,
 };
 use nix::sys::stat::{Mode, fchmod};
 use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -114,6 +115,19 @@ impl Listener {
         listener.set_nonblocking(true)?;
         listen(&listener, BACKLOG)?;
         Ok(Self(Kind::Unix { listener, file: None }))
+    }
+
+    /// Listens on a socket of either family that was bound elsewhere, as
+    /// [`inherited_sockets`](dbs_reactor::inherited_sockets) gives them.
+    ///
+    /// # Errors
+    /// It cannot be set up.
+    pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
+        let local = getsockname::<SockaddrStorage>(socket.as_raw_fd())?;
+        match local.family() {
+            Some(AddressFamily::Unix) => Self::from_unix(socket.into()),
+            _ => Self::from_tcp(socket.into()),
+        }
     }
 
     /// Listens on an address. A socket file that nobody listens on is replaced.

@@ -37,15 +37,15 @@ pub mod wire;
 
 pub use carried::{Carried, OneExport};
 pub use client::{Buffered, Client, ClientOptions, Pipeline};
-pub use dbs_frontend::Listen;
 pub use dbs_frontend::tls::TlsConfig;
+pub use dbs_frontend::{Listen, Listener};
 pub use export::{BlockSizes, Export, Exports, Extent, Failure, Peer, ZeroOptions};
 pub use known::ClientInfo;
 #[cfg(feature = "testing")]
 pub use local::LocalServer;
 pub use options::{Log, ServerOptions};
 pub use rules::{Access, ExportRule, ExportRules};
-pub use server::{ServerHandle, start};
+pub use server::{ServerHandle, start, start_listening};
 pub use store_exports::StoreExports;
 #[cfg(feature = "testing")]
 pub use transmission::Client as OfflineClient;

@@ -28,9 +28,21 @@ pub fn start(
     exports: Arc<dyn Exports>,
     options: ServerOptions,
 ) -> io::Result<ServerHandle> {
+    start_listening(bind(addresses)?, exports, options)
+}
+
+/// As [`start`], on sockets that listen already.
+///
+/// # Errors
+/// Threads that cannot be started.
+pub fn start_listening(
+    listeners: Vec<Listener>,
+    exports: Arc<dyn Exports>,
+    options: ServerOptions,
+) -> io::Result<ServerHandle> {
     let pool = Pool::start("nbd-worker", options.workers.max(1))?;
     let shared = Shared::new(exports, options, pool);
-    let (mut handle, listening) = ServerHandle::new(&shared, addresses)?;
+    let (mut handle, listening) = ServerHandle::new(&shared, listeners)?;
     let wanted = 0..shared.options.reactors.max(1);
     let started: Vec<_> = wanted.map(|index| start_reactor(&shared, index)).collect();
     let (started, failed): (Vec<_>, Vec<_>) = started.into_iter().partition(Result::is_ok);
@@ -54,10 +66,14 @@ pub(super) fn start_on(
     shared: &Arc<Shared>,
     addresses: &[Listen],
 ) -> io::Result<ServerHandle> {
-    let (mut handle, listening) = ServerHandle::new(shared, addresses)?;
+    let (mut handle, listening) = ServerHandle::new(shared, bind(addresses)?)?;
     shared.reactors.get_or_init(|| reactors);
     handle.accept(listening)?;
     Ok(handle)
+}
+
+fn bind(addresses: &[Listen]) -> io::Result<Vec<Listener>> {
+    addresses.iter().map(Listener::bind).collect()
 }
 
 fn start_reactor(shared: &Arc<Shared>, index: usize) -> io::Result<Thread<Message>> {
@@ -81,8 +97,7 @@ pub struct ServerHandle {
 
 impl ServerHandle {
     /// A server that listens, and nobody accepts yet.
-    fn new(shared: &Arc<Shared>, addresses: &[Listen]) -> io::Result<(Self, Listening)> {
-        let listeners = addresses.iter().map(Listener::bind).collect::<io::Result<Vec<_>>>()?;
+    fn new(shared: &Arc<Shared>, listeners: Vec<Listener>) -> io::Result<(Self, Listening)> {
         let addresses = listeners.iter().map(Listener::address).collect::<io::Result<Vec<_>>>()?;
         let (wake, woken) = UnixStream::pair()?;
         let (shared, reactors) = (Arc::clone(shared), Vec::new());

@@ -5,11 +5,14 @@ use crate::clients;
 use dbs_control::api::{self, Progress, Request};
 use dbs_control::{Extra, Service, Session, socket_path};
 use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
-use dbs_nbd::{ExportRules, Listen, ServerHandle, ServerOptions, StoreExports, TlsConfig};
+use dbs_nbd::{
+    ExportRules, Listen, Listener, ServerHandle, ServerOptions, StoreExports, TlsConfig,
+};
 use dbs_service::log;
 use dbs_ublk::{AttachOptions, Devices};
 use serde_json::Value;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -31,6 +34,8 @@ pub struct ServeOptions {
     pub open: OpenOptions,
     /// Where to listen for NBD clients; may be empty.
     pub nbd: Vec<Listen>,
+    /// Sockets that listen for NBD clients already: those of whoever started this process.
+    pub inherited: Vec<OwnedFd>,
     /// Which volumes NBD clients are shown, and which only for reading.
     pub exports: ExportRules,
     /// TLS for NBD over TCP and unix sockets.
@@ -145,7 +150,8 @@ impl Serving {
             log: Some(Arc::new(|line: &str| log::warn("nbd", &[("message", &line)]))),
             ..defaults
         };
-        let nbd = dbs_nbd::start(&options.nbd, exports, server_options)
+        let nbd = listeners(options)
+            .and_then(|listeners| dbs_nbd::start_listening(listeners, exports, server_options))
             .map_err(|e| Error::io(e, "starting the NBD server"))?;
         let nbd = Arc::new(nbd);
         let service = Arc::new(StoreService {
@@ -221,6 +227,12 @@ impl Serving {
         self.housekeeping.stop();
         self.store.close()
     }
+}
+
+/// Where NBD clients come in.
+fn listeners(options: &ServeOptions) -> io::Result<Vec<Listener>> {
+    let inherited = options.inherited.iter().map(|socket| Listener::from_fd(socket.try_clone()?));
+    inherited.chain(options.nbd.iter().map(Listener::bind)).collect()
 }
 
 /// Opens all control sockets, or none.

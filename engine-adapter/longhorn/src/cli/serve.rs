@@ -117,6 +117,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         store: args.store.clone(),
         open,
         nbd: args.nbd.clone(),
+        inherited: Vec::new(),
         exports: ExportRules::default(),
         tls: tls.map_err(|e| Error::invalid(format!("TLS: {e}")))?,
         reactors: args.threads.reactors.map(usize::from),

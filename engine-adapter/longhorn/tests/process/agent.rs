@@ -84,6 +84,7 @@ fn serve(place: &Place, store: &Path) -> Serving {
         store: store.to_owned(),
         open: OpenOptions::default(),
         nbd: Vec::new(),
+        inherited: Vec::new(),
         exports: Default::default(),
         tls: None,
         reactors: Some(1),

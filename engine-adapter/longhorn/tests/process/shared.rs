@@ -351,6 +351,7 @@ fn a_server_without_replicas_is_told_from_one_that_has_them() {
         store: shared.store.clone(),
         open: OpenOptions::default(),
         nbd: Vec::new(),
+        inherited: Vec::new(),
         exports: dbs_nbd::ExportRules::default(),
         tls: None,
         reactors: Some(1),
