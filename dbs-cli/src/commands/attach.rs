@@ -91,9 +91,19 @@ impl Attach {
 
 fn show_attached(context: &Context, value: Value) -> Result<()> {
     let attached: Attached = typed(value.clone())?;
+    tell_udev(&attached.device);
     let link = attached.link.as_ref().map_or_else(String::new, |l| format!(" ({})", l.display()));
     let message = format!("attached {} as {}{link}", attached.spec(), attached.device.display());
     context.done(&value, &message)
+}
+
+/// Has udev look at a device again, now that it has its link: systemd then knows the device by the link, too
+/// (`contrib/dbs.rules`).
+fn tell_udev(device: &Path) {
+    if let Some(name) = device.file_name() {
+        // Where there is no udev, nobody asks for that.
+        let _ = fs::write(Path::new("/sys/class/block").join(name).join("uevent"), "change");
+    }
 }
 
 /// Connects to the server of the store with this key.
