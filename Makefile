@@ -24,8 +24,8 @@ SOURCE ?=
 CRATE ?=
 TEST ?=
 
-.PHONY: build longhorn static run check test lint upstream python wheel vm xfstests guard guard-accept deny soak powercut mutants fuzz coverage \
-	bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
+.PHONY: build longhorn static packages packages-test run check test lint upstream python wheel vm xfstests guard \
+	guard-accept deny soak powercut mutants fuzz coverage bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
 	man install clean
 
 build:
@@ -39,6 +39,15 @@ longhorn:
 # `dbs` alike, and `longhorn`.
 static:
 	@scripts/static.sh dbs longhorn
+
+# deb, rpm, static tarball, container image and wheel, into target/packages. ARGS="deb rpm" for some of them, ARCH=arm64 for
+# another machine's: scripts/packages.sh.
+packages:
+	@scripts/packages.sh $(ARGS)
+
+# Each of them installed, used and removed where nothing else is, and the units under a real systemd. As root; 6 minutes.
+packages-test:
+	@scripts/packages-test.sh $(ARGS)
 
 # Serves a store of its own in dbs-data/ until Ctrl-C; the next run continues with it.
 run: build

@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# guest.sh: in the virtual machine of boot.sh, as a service: installs /root/dbs.deb, has systemd run its units, and looks
+# after the next boot whether all is there. Prints `boot passed` if so; ends the machine in any case.
+set -Eeuo pipefail
+export LC_ALL=C.UTF-8
+data=/srv/data socket=/run/dbs/other.nbd.sock
+
+ok() {
+    printf '  ok  %s (%s s)\n' "$*" "$(cut -d. -f1 /proc/uptime)"
+}
+
+fail() {
+    trap - ERR
+    echo "FAILED: $*"
+    systemctl --failed --no-legend --plain || true
+    journalctl -b --no-pager -n 60 -o cat || true
+    sleep 1
+    poweroff -ff
+}
+trap 'fail "exit code $? of: $BASH_COMMAND"' ERR
+
+# must_fail COMMAND...
+must_fail() {
+    if "$@" >/root/must_fail.log 2>&1; then
+        fail "succeeded, and must not: $*"
+    fi
+}
+
+is() {
+    local found
+    found=$(systemctl show --value -p "$2" "$1")
+    [ "$found" = "$3" ] || fail "$1: $2 is $found, not $3"
+}
+
+first() {
+    local pid
+
+    dpkg -i /root/dbs.deb >/dev/null
+    id dbs >/dev/null
+    ok "dpkg -i, with systemd running"
+
+    # What docs/install.md says, from here.
+    begun=$(date +%s.%N)
+    dbs init /var/lib/dbs/main.dbs --size 2GiB
+    dbs --store /var/lib/dbs/main.dbs volume create data 256MiB
+    cat >/etc/dbs/main.conf <<'CONF'
+DBS_STORE=/var/lib/dbs/main.dbs
+DBS_SERVE=--nbd unix:/run/dbs/main.nbd.sock
+DBS_ATTACH=data
+DBS_BACKUP=data vfs:///srv/backups
+DBS_PRUNE=vfs:///srv/backups --keep-last 2
+CONF
+    cp /etc/dbs/main.conf /etc/dbs/main-backup.conf
+    systemctl enable --now dbs@main dbs-attach@main
+    # The unit has started: its socket is there.
+    nbdinfo --size 'nbd+unix:///data?socket=/run/dbs/main.nbd.sock'
+    mkfs.ext4 -q /dev/dbs/main.dbs/data
+    echo "/dev/dbs/main.dbs/data $data ext4 _netdev,nofail,x-systemd.requires=dbs-attach@main.service 0 2" >>/etc/fstab
+    systemctl daemon-reload
+    mkdir $data
+    systemctl start srv-data.mount
+    mountpoint -q $data
+    printf 'from dbs init to a mounted file system: %s s\n' "$(date +%s.%N) $begun" | awk '{ printf "%s %s %s %s %s %s %s %s %.1f s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 - $10 }'
+    is dbs@main Type notify
+    is dbs@main SubState running
+    [ "$(stat -c %a /run/dbs)" = 700 ]
+    ok "dbs@main serves, dbs-attach@main attaches, fstab mounts by the device's name"
+
+    head -c 20M /dev/urandom >$data/file
+    sync
+    dbs snapshot create data@first
+    sha256sum $data/file >/root/sum
+    pid=$(systemctl show --value -p MainPID dbs@main)
+    dpkg -i /root/dbs.deb >/root/upgrade.log
+    grep -q 'systemctl restart dbs@main.service' /root/upgrade.log
+    is dbs@main MainPID "$pid"
+    ok "an upgrade leaves the server alone, and says so"
+    # Somebody writes meanwhile.
+    (for i in $(seq 40); do dd if=$data/file of="$data/copy$((i % 2))" bs=1M count=1 conv=fsync status=none || exit 1; done) &
+    writer=$!
+    systemctl restart dbs@main
+    must_fail test "$(systemctl show --value -p MainPID dbs@main)" = "$pid"
+    kill -KILL "$(systemctl show --value -p MainPID dbs@main)"
+    wait $writer
+    is dbs@main NRestarts 1
+    is dbs-attach@main ActiveState active
+    sha256sum -c --status /root/sum
+    ok "restarted, and killed, under a mounted file system: its writers wait"
+
+    mkdir /srv/backups
+    systemctl start dbs-backup@main
+    dbs backup list vfs:///srv/backups | grep -q data || fail "no backup: $(dbs backup list vfs:///srv/backups)"
+    ok "dbs-backup@main"
+
+    dbs --quiet init /var/lib/dbs/other.dbs --size 1GiB
+    dbs --quiet --store /var/lib/dbs/other.dbs volume create v 16MiB
+    printf 'DBS_STORE=/var/lib/dbs/other.dbs\nDBS_SERVE=--user dbs\n' >/etc/dbs/other.conf
+    systemctl enable --now dbs@other.socket
+    is dbs@other ActiveState inactive
+    [ "$(stat -c %a $socket)" = 600 ]
+    nbdinfo --size "nbd+unix:///v?socket=$socket" >/dev/null
+    is dbs@other ActiveState active
+    [ "$(stat -c %U "/proc/$(systemctl show --value -p MainPID dbs@other)")" = dbs ]
+    head -c 16M /dev/urandom >/root/v
+    nbdcopy /root/v "nbd+unix:///v?socket=$socket"
+    # While nobody listens but systemd, the next client waits.
+    systemctl stop dbs@other
+    nbdcopy "nbd+unix:///v?socket=$socket" /root/v.read
+    cmp /root/v /root/v.read
+    is dbs@other ActiveState active
+    ok "dbs@other.socket starts the server for its first client, as the user dbs"
+
+    exec 5<$data/file
+    must_fail dpkg --remove dbs
+    grep -q 'still attached as block devices' /root/must_fail.log
+    sha256sum -c --status /root/sum
+    exec 5<&-
+    systemctl reset-failed
+    systemctl start dbs-attach@main srv-data.mount
+    ok "the package is not removed under a file system in use"
+}
+
+second() {
+    mountpoint -q $data || fail "$data is not mounted"
+    sha256sum -c --status /root/sum
+    is dbs@main SubState running
+    is dbs@other ActiveState inactive
+    [ -z "$(systemctl --failed --no-legend --plain)" ]
+    nbdcopy "nbd+unix:///v?socket=$socket" /root/v.read
+    cmp /root/v /root/v.read
+    ok "after a boot: the file system is mounted, nothing has failed"
+
+    dpkg --remove dbs
+    must_fail mountpoint -q $data
+    dpkg --purge dbs
+    [ -s /var/lib/dbs/main.dbs ] && [ -s /var/lib/dbs/other.dbs ] && [ -s /etc/dbs/main.conf ]
+    [ -z "$(systemctl list-units --plain --no-legend 'dbs*')" ] || fail "$(systemctl list-units 'dbs*')"
+    ok "removed: it is unmounted, detached and stopped; stores and configuration stay"
+    dpkg -i /root/dbs.deb >/dev/null
+    dbs --store /var/lib/dbs/main.dbs --quiet check
+    systemctl start dbs-attach@main
+    mount /dev/dbs/main.dbs/data $data
+    sha256sum -c --status /root/sum
+    ok "installed again: all is there"
+}
+
+if [ -e /root/sum ]; then
+    second
+else
+    first
+fi
+echo "boot passed"
+sync
+systemctl --no-block poweroff
