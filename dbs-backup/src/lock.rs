@@ -277,14 +277,11 @@ fn forget(objects: &Arc<dyn Objects>, volume: &str, files: &[String], now: Syste
 /// Its time is read before its content: a lock that is acquired between the two must not look like one that waits, and
 /// came later.
 fn read(objects: &Arc<dyn Objects>, file: &str) -> Result<Option<(Content, SystemTime)>> {
-    let stat = objects.stat(file)?;
-    let found = objects.get(file, LIMIT).and_then(|bytes| config::parse::<Content>(file, &bytes));
-    match (found, stat) {
-        (Ok(content), Some(stat)) => Ok(Some((content, stat.modified))),
-        (Err(error), _) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
-            Err(error)
-        }
-        _ => Ok(None),
+    let Some(stat) = objects.stat(file)? else { return Ok(None) };
+    match objects.get(file, LIMIT).and_then(|bytes| config::parse::<Content>(file, &bytes)) {
+        Ok(content) => Ok(Some((content, stat.modified))),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -471,6 +468,10 @@ mod tests {
             let content = self.inner.get(path, limit);
             (self.get)(path);
             content
+        }
+
+        fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
+            self.inner.get_start(path, most)
         }
 
         fn stat(&self, path: &str) -> Result<Option<crate::objects::Stat>> {

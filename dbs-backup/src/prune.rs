@@ -42,8 +42,8 @@ pub struct Judged {
     pub snapshot: String,
     /// When it was asked for, RFC 3339.
     pub asked_at: String,
-    /// `last`, `hourly`, `daily`, `weekly`, `monthly`, `yearly`, `in progress`, `damaged`, `no time`. If nothing keeps
-    /// it, it is to be deleted.
+    /// `last`, `hourly`, `daily`, `weekly`, `monthly`, `yearly`, `latest`, `in progress`, `damaged`, `no time`. If nothing
+    /// keeps it, it is to be deleted.
     pub kept_by: Vec<&'static str>,
 }
 
@@ -180,12 +180,17 @@ impl BackupStore {
                 Ok(time) => timed.push((time, judged(vec![]))),
             }
         }
-        let timed = self.in_order(volume, timed)?;
+        // The last one that was completed is kept: a clock that was wrong then must not have it deleted at once. That it
+        // is not known is no reason not to judge.
+        let last = self.volume(volume).ok().map(|config| config.last_backup_name);
+        let timed = self.in_order(volume, timed, last.as_deref())?;
         let times: Vec<_> = timed.iter().map(|(time, _)| *time).collect();
-        let kept = retention.judge(&times);
-        others.extend(
-            timed.into_iter().zip(kept).map(|((_, judged), kept_by)| Judged { kept_by, ..judged }),
-        );
+        for ((_, judged), mut kept_by) in timed.into_iter().zip(retention.judge(&times)) {
+            if kept_by.is_empty() && last.as_ref() == Some(&judged.backup) {
+                kept_by.push("latest");
+            }
+            others.push(Judged { kept_by, ..judged });
+        }
         Ok(others)
     }
 
@@ -195,16 +200,12 @@ impl BackupStore {
         &self,
         volume: &str,
         mut timed: Vec<(Timestamp, Judged)>,
+        last: Option<&str>,
     ) -> Result<Vec<(Timestamp, Judged)>> {
         timed.sort_by_key(|(time, _)| *time);
-        let mut last = None;
         for same in timed.chunk_by_mut(|(one, _), (other, _)| one == other) {
             if same.len() == 1 {
                 continue;
-            }
-            if last.is_none() {
-                // The order is no reason not to judge.
-                last = self.volume(volume).ok().map(|config| config.last_backup_name);
             }
             let mut written = HashMap::new();
             for (_, judged) in same.iter() {
@@ -212,7 +213,7 @@ impl BackupStore {
                 written.insert(judged.backup.clone(), stat.map(|stat| stat.modified));
             }
             same.sort_by_key(|(_, judged)| {
-                (written.get(&judged.backup).copied(), last.as_ref() == Some(&judged.backup))
+                (written.get(&judged.backup).copied(), last == Some(judged.backup.as_str()))
             });
         }
         Ok(timed)

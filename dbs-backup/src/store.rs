@@ -3,7 +3,7 @@
 use crate::config::{self, BACKUP_LIMIT, BackupConfig, VolumeConfig};
 use crate::lock::{Kind, Lock, Times};
 use crate::names::{self, BlockName};
-use crate::objects::{self, Directory, Objects, azure, mount, s3};
+use crate::objects::{self, Bytes, Directory, Objects, azure, mount, s3};
 use crate::pool::{self, Work};
 use crate::url::Url;
 use dbs_core::{Error, ErrorKind, Result};
@@ -212,7 +212,7 @@ impl BackupStore {
     pub(crate) fn blocks(&self, volume: &str, work: &mut Work<'_>) -> Result<HashSet<BlockName>> {
         let mut found = HashSet::new();
         self.walk(&names::blocks(volume), work, &mut |path, size| {
-            found.extend(names::block_of(path).filter(|_| size != Some(0)));
+            found.extend(names::block_of(path).filter(|_| size() != Some(0)));
         })?;
         Ok(found)
     }
@@ -223,7 +223,7 @@ impl BackupStore {
         &self,
         folder: &str,
         work: &mut Work<'_>,
-        found: &mut (dyn FnMut(&str, Option<u64>) + Send),
+        found: &mut (dyn FnMut(&str, Bytes<'_>) + Send),
     ) -> Result<()> {
         let (found, stop) = (Mutex::new(found), &*self.stop);
         let walk = |()| {

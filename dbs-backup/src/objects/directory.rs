@@ -3,6 +3,7 @@
 use super::{Found, Objects, Stat, missing, too_long};
 use crate::names::{BASE, TEMPORARY};
 use dbs_core::{Error, Result};
+use nix::fcntl::OFlag;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -121,8 +122,7 @@ impl Directory {
             let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}/{name}") };
             // Three levels are the deepest that there are; what is deeper is none of ours.
             if !is_folder {
-                let metadata = fs::symlink_metadata(folder.join(&name));
-                found(&path, metadata.ok().map(|metadata| metadata.len()))?;
+                found(&path, &|| length(&folder.join(&name)))?;
             } else if path.matches('/').count() < DEPTH {
                 self.walk_folder(&folder.join(&name), &path, found)?;
             }
@@ -133,16 +133,29 @@ impl Directory {
 
 impl Objects for Directory {
     fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
-        let file = match File::open(self.at(path)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing(path)),
-            opened => opened.map_err(|e| failed(e, "opening", &self.at(path)))?,
-        };
-        let mut content = Vec::new();
-        let read = file.take(limit + 1).read_to_end(&mut content);
-        read.map_err(|e| failed(e, "reading", &self.at(path)))?;
+        let content = self.get_start(path, limit + 1)?;
         if content.len() as u64 > limit {
             return Err(too_long(path, limit));
         }
+        Ok(content)
+    }
+
+    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
+        // What is no file is not waited for.
+        let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(self.at(path));
+        let file = match opened {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing(path)),
+            opened => opened.map_err(|e| failed(e, "opening", &self.at(path)))?,
+        };
+        let metadata = file.metadata().map_err(|e| failed(e, "looking at", &self.at(path)))?;
+        if !metadata.is_file() {
+            // As `stat` has it.
+            return Err(missing(path).context("what is there is no file"));
+        }
+        let mut content = Vec::new();
+        let read = file.take(most).read_to_end(&mut content);
+        read.map_err(|e| failed(e, "reading", &self.at(path)))?;
         Ok(content)
     }
 
@@ -228,7 +241,8 @@ fn is_absent(error: &io::Error) -> bool {
 
 #[cfg(test)]
 thread_local! {
-    /// What was made durable or got its name, in order: nothing else shows it without a power loss.
+    /// What was made durable, got its name or was asked for its length, in order: nothing else shows it without a power
+    /// loss, or a network.
     static ORDER: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
@@ -249,6 +263,12 @@ fn sync_file(file: &File, path: &Path) -> io::Result<()> {
 fn sync_all(file: &File, path: &Path) -> io::Result<()> {
     note("all", path);
     nix::unistd::syncfs(file).map_err(io::Error::from)
+}
+
+/// Bytes of a file.
+fn length(path: &Path) -> Option<u64> {
+    note("length", path);
+    fs::symlink_metadata(path).ok().map(|metadata| metadata.len())
 }
 
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
@@ -293,7 +313,7 @@ mod tests {
         let mut all = Vec::new();
         objects
             .walk("backupstore", &mut |path, size| {
-                all.push((path.to_owned(), size.unwrap()));
+                all.push((path.to_owned(), size().unwrap()));
                 Ok(())
             })
             .unwrap();
@@ -333,6 +353,27 @@ mod tests {
         assert_eq!(order(), file);
         objects.settle().unwrap();
         assert_eq!(order(), ["all /backupstore"]);
+    }
+
+    /// On a network file system each look at a file is a request.
+    #[test]
+    fn a_walk_looks_only_at_files_whose_length_is_asked_for() {
+        let root = tempfile::tempdir().unwrap();
+        let objects = Directory::open(root.path()).unwrap();
+        objects.put("backupstore/a/one", b"1").unwrap();
+        objects.put("backupstore/a/two", b"2").unwrap();
+        ORDER.take();
+        let walk = |wanted: &str| {
+            let mut found = Vec::new();
+            let mut look = |path: &str, bytes: super::super::Bytes<'_>| {
+                found.extend(path.ends_with(wanted).then(bytes));
+                Ok(())
+            };
+            objects.walk("backupstore", &mut look).unwrap();
+            (found, ORDER.take().len())
+        };
+        assert_eq!(walk("two"), (vec![Some(1)], 1));
+        assert_eq!(walk("none"), (vec![], 0));
     }
 
     /// What was opened stays mounted, and is not taken for what comes after it.

@@ -156,6 +156,11 @@ impl Answer {
         self.headers.get(name)?.to_str().ok()
     }
 
+    /// Whether the object ends before the range that was asked for: an empty one has no first byte.
+    pub fn is_beyond(&self) -> bool {
+        self.status == 416
+    }
+
     /// Whether another try may be answered otherwise.
     pub fn is_passing(&self) -> bool {
         matches!(self.status, 408 | 425 | 429 | 500 | 502 | 503 | 504)

@@ -23,8 +23,11 @@ pub struct Stat {
     pub modified: SystemTime,
 }
 
-/// What is called for each object of a walk.
-pub type Found<'a> = &'a mut dyn FnMut(&str, Option<u64>) -> Result<()>;
+/// What is called for each object of a walk, with its path and what gives its bytes.
+pub type Found<'a> = &'a mut dyn FnMut(&str, Bytes<'_>) -> Result<()>;
+
+/// Gives the bytes of an object where that is known. In a directory each call asks the file system.
+pub type Bytes<'a> = &'a dyn Fn() -> Option<u64>;
 
 /// Keeps objects: byte strings under paths. Many threads may use it at once.
 ///
@@ -33,6 +36,8 @@ pub type Found<'a> = &'a mut dyn FnMut(&str, Option<u64>) -> Result<()>;
 pub trait Objects: Send + Sync {
     /// The whole object, which has at most `limit` bytes: a longer one is `Corrupt`, none is `NotFound`.
     fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>>;
+    /// The first `most` bytes of an object, or all of it. A server that gives more than it was asked for is `Corrupt`.
+    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>>;
     /// Writes an object, or writes it anew. A reader finds the old or the new content and nothing between, also after
     /// a power loss. On return the new one is durable.
     fn put(&self, path: &str, content: &[u8]) -> Result<()>;
@@ -40,8 +45,7 @@ pub trait Objects: Send + Sync {
     fn stat(&self, path: &str) -> Result<Option<Stat>>;
     /// The names right below a folder, of objects and of folders. A folder that is not there is empty.
     fn list(&self, folder: &str) -> Result<Vec<String>>;
-    /// Calls `found` with the path, below the folder, of every object below a folder, and with its bytes where that
-    /// is known.
+    /// Calls `found` with the path, below the folder, of every object below a folder.
     fn walk(&self, folder: &str, found: Found<'_>) -> Result<()>;
     /// Removes an object, if it is there.
     fn remove(&self, path: &str) -> Result<()>;

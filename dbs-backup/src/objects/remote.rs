@@ -44,6 +44,8 @@ pub(crate) struct Call<'a> {
     pub query: Vec<(&'static str, String)>,
     pub body: &'a [u8],
     pub limit: u64,
+    /// No more than `limit` bytes are asked for, of what may have more.
+    pub starts: bool,
 }
 
 /// A part of a list.
@@ -63,12 +65,17 @@ pub(crate) struct Remote<S> {
 
 impl<'a> Call<'a> {
     fn of(method: &'static str, path: &'a str, body: &'a [u8], limit: u64) -> Self {
-        Self { method, path: Some(path), query: Vec::new(), body, limit }
+        Self { method, path: Some(path), query: Vec::new(), body, limit, starts: false }
     }
 
     /// Of a page of a list.
     pub fn list(query: Vec<(&'static str, String)>) -> Self {
-        Self { method: "GET", path: None, query, body: &[], limit: LIST_LIMIT }
+        Self { method: "GET", path: None, query, body: &[], limit: LIST_LIMIT, starts: false }
+    }
+
+    /// The range of bytes that is asked for.
+    pub fn range(&self) -> Option<String> {
+        self.starts.then(|| format!("bytes=0-{}", self.limit.saturating_sub(1)))
     }
 
     /// The query as it is in a URL.
@@ -113,7 +120,7 @@ impl<S: Service> Remote<S> {
                     None | Some("") => {}
                     Some(rest) => {
                         empty = 0;
-                        found(rest, *size)?;
+                        found(rest, &|| *size)?;
                     }
                 }
             }
@@ -139,6 +146,12 @@ impl<S: Service> Objects for Remote<S> {
     fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
         let answer = self.service.call(&Call::of("GET", path, &[], limit))?;
         answer.map(|answer| answer.body).ok_or_else(|| missing(path))
+    }
+
+    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
+        let call = Call { starts: true, ..Call::of("GET", path, &[], most) };
+        let answer = self.service.call(&call)?.ok_or_else(|| missing(path))?;
+        Ok(if answer.is_beyond() { Vec::new() } else { answer.body })
     }
 
     fn put(&self, path: &str, content: &[u8]) -> Result<()> {

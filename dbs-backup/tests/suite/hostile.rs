@@ -2,9 +2,11 @@
 //! never wrong data.
 
 use crate::support::*;
-use dbs_backup::{Onto, Work};
+use dbs_backup::objects::Directory;
+use dbs_backup::{BackupStore, Onto, Work};
 use dbs_core::ErrorKind;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[test]
 fn every_byte_of_the_facts() {
@@ -155,4 +157,37 @@ fn names_that_leave_the_store() {
         assert_eq!(store.backup(VOLUME, name).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(remove_volume(&store, name).unwrap_err().kind(), ErrorKind::Invalid);
     }
+}
+
+/// Found by review: whoever opened a FIFO waited for somebody to write into it, and a folder in the place of a lock
+/// stopped everything.
+#[test]
+fn what_is_no_file_stops_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let store = BackupStore::on(&url(), Arc::new(Directory::open(root.path()).unwrap()));
+    let (store, volume) = (store.without_waiting(), volume(13, 2));
+    create(&store, "backup-1", &volume.get("one")).unwrap();
+    let folder = root.path().join("backupstore/volumes/5e/23/vol-1");
+    std::fs::create_dir_all(folder.join("locks/folder.lck/inner")).unwrap();
+    let fifo = |path: &str| {
+        let path = folder.join(path);
+        let _ = std::fs::remove_file(&path);
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    };
+    fifo("locks/fifo.lck");
+    let begun = Instant::now();
+    create(&store, "backup-2", &volume.get("one")).unwrap();
+    let disk = Disk::new(vec![0; volume.get("one").content().len()]);
+    restore(&store, "backup-2", &disk, Onto::Empty).unwrap();
+    remove(&store, "backup-2").unwrap();
+    fifo("backups/backup_backup-1.cfg");
+    let error = store.backup(VOLUME, "backup-1").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("is no file"), "{error}");
+    fifo("volume.cfg");
+    assert_eq!(store.volume(VOLUME).unwrap_err().kind(), ErrorKind::NotFound);
+    // It is written anew.
+    create(&store, "backup-3", &volume.get("one")).unwrap();
+    restore(&store, "backup-3", &disk, Onto::Empty).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(60), "somebody waited");
 }

@@ -3,7 +3,7 @@
 use crate::support::*;
 use dbs_backup::codec::Method;
 use dbs_backup::objects::Directory;
-use dbs_backup::{BackupStore, CreateOptions, Onto, Work};
+use dbs_backup::{BackupStore, CreateOptions, Judged, Onto, Retention, Work};
 use dbs_core::ErrorKind;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -223,4 +223,38 @@ fn a_backing_image_shows_where_there_is_no_block() {
     let block = BLOCK as usize..2 * BLOCK as usize;
     expected[block.clone()].copy_from_slice(&content[block]);
     assert!(disk.content() == expected);
+}
+
+/// Found by review: with a clock that was behind, `prune` deleted the backup that had just been made.
+#[test]
+fn the_backup_that_was_completed_last_is_kept_whatever_its_time() {
+    let objects = Arc::new(Memory::default());
+    let (store, volume) = (store(&objects), volume(8, 4));
+    for name in ["backup-1", "backup-2", "backup-3"] {
+        create(&store, name, &volume.get("one")).unwrap();
+    }
+    let retention = Retention { last: 2, ..Retention::default() };
+    let set_time = |name: &str, time: &str| {
+        objects.edit(&format!("backup_{name}.cfg"), |content| {
+            let mut facts: serde_json::Value = serde_json::from_slice(content).unwrap();
+            facts["SnapshotCreatedAt"] = time.into();
+            *content = facts.to_string().into_bytes();
+        });
+    };
+    set_time("backup-1", "2026-11-01T00:00:00Z");
+    set_time("backup-2", "2026-11-02T00:00:00Z");
+    set_time("backup-3", "1970-01-01T00:00:07Z");
+    let kept = |judged: &[Judged], name: &str| {
+        judged.iter().find(|judged| judged.backup == name).unwrap().kept_by.clone()
+    };
+    let mut judged = store.judge(VOLUME, &retention).unwrap();
+    assert_eq!(kept(&judged, "backup-3"), ["latest"]);
+    let mut progress = |_, _| true;
+    let pruned = store.prune(VOLUME, &retention, &mut judged, &mut Work::new(&mut progress));
+    assert_eq!(pruned.unwrap(), None, "nothing is to be deleted");
+    let retention = Retention { last: 1, ..Retention::default() };
+    let mut judged = store.judge(VOLUME, &retention).unwrap();
+    let pruned = store.prune(VOLUME, &retention, &mut judged, &mut Work::new(&mut progress));
+    pruned.unwrap().unwrap();
+    assert_eq!(store.backups(VOLUME).unwrap(), ["backup-2", "backup-3"]);
 }

@@ -33,6 +33,8 @@ pub struct Memory {
     /// Not durable before the next `settle`: somebody else has written them.
     volatile: Mutex<BTreeSet<String>>,
     calls: AtomicU64,
+    /// Bytes of objects of which the start was read.
+    pub read: AtomicU64,
     fault: Mutex<Option<(u64, Fault)>>,
     at_put: Mutex<Option<Box<AtPut>>>,
 }
@@ -130,6 +132,13 @@ impl Objects for Memory {
         if found.len() as u64 > limit { Err(Error::corrupt("too long")) } else { Ok(found) }
     }
 
+    fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
+        let mut content = self.get(path, u64::MAX)?;
+        content.truncate(most as usize);
+        self.read.fetch_add(content.len() as u64, Ordering::SeqCst);
+        Ok(content)
+    }
+
     fn put(&self, path: &str, content: &[u8]) -> Result<()> {
         if let Some(call) = &*self.at_put.lock().unwrap() {
             call(path, content);
@@ -166,7 +175,7 @@ impl Objects for Memory {
         let size = |path: &String| self.objects.lock().unwrap().get(path).map(|o| o.0.len() as u64);
         let prefix = format!("{folder}/");
         let below = paths.iter().filter_map(|path| Some((path.strip_prefix(&prefix)?, size(path))));
-        below.into_iter().try_for_each(|(path, size)| found(path, size))
+        below.into_iter().try_for_each(|(path, size)| found(path, &|| size))
     }
 
     fn remove(&self, path: &str) -> Result<()> {
