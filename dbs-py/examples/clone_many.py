@@ -19,11 +19,19 @@ PIECE = 4 << 20
 
 
 def import_image(store: dbs.Store, name: str, image: Path) -> dbs.Volume:
-    """A volume with the content of a raw image."""
+    """A volume with the content of a raw image.
+
+    It gets its name once all of the content is there: what a run leaves that is killed is not taken for the image.
+    """
+    half = f"{name}.importing"
+    if half in store:
+        store[half].delete()
     size = -(-image.stat().st_size // SECTOR) * SECTOR
-    volume = store.create_volume(name, size)
+    volume = store.create_volume(half, size)
     with image.open("rb") as source, volume.open("r+b") as target:
         shutil.copyfileobj(source, target, PIECE)
+    volume.flush()
+    volume.rename(name)
     return volume
 
 

@@ -97,6 +97,30 @@ def test_clones_of_a_golden_image(store: dbs.Store, tmp_path: Path) -> None:
             assert again[name].pread(10, 4096) == name.encode() + image.read_bytes()[4102:4106]
 
 
+def test_an_import_that_was_killed_is_made_again(store: dbs.Store, tmp_path: Path) -> None:
+    """Found by review: clones were made of a part of the image."""
+    image = tmp_path / "image"
+    image.write_bytes(b"golden" * 1_000_000)
+    path = closed_if_idle(store)
+    killed = """
+import os, shutil, sys
+sys.path.insert(0, sys.argv[1])
+import clone_many, dbs
+def copy(source, target, piece):
+    target.write(source.read(1 << 20))
+    os._exit(9)
+shutil.copyfileobj = copy
+sys.argv[1:] = sys.argv[2:]
+clone_many.main()
+"""
+    arguments = [EXAMPLES, path, "base", "--image", image, "--count", "1"]
+    command = [sys.executable, "-c", killed, *map(str, arguments)]
+    assert subprocess.run(command, timeout=600, check=False).returncode == 9
+    assert "1 clones" in run("clone_many.py", path, "base", "--image", image, "--count", 1)
+    with dbs.Store.open(path) as again:
+        assert again["vm-001"].pread(6_000_000, 0) == image.read_bytes()
+
+
 def test_a_report_of_space(store: dbs.Store, tmp_path: Path) -> None:
     volume = store.create_volume("v", "16MiB")
     volume.pwrite(b"x" * MIB, 0)
