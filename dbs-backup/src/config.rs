@@ -6,6 +6,7 @@
 use crate::codec::Method;
 use crate::names::{BlockName, plain};
 use dbs_core::{Error, Result};
+use jiff::Timestamp;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -25,6 +26,12 @@ pub const LARGEST_VOLUME: u64 = 64 << 40;
 /// size in `volume.cfg` is no measure: it is that of the last backup, and earlier ones may be larger. No memory is taken
 /// before the bytes are there.
 pub(crate) const BACKUP_LIMIT: u64 = LARGEST_VOLUME / BLOCK_SIZE * 128;
+/// How the blocks begin in a backup's facts.
+const BLOCKS: &[u8] = br#","Blocks":["#;
+/// The label with the size of the volume: the layout knows whole blocks alone.
+pub const LABEL_SIZE: &str = "dbs-volume-size";
+/// The label with the time when the snapshot was created: the layout has the time when the backup was asked for.
+pub const LABEL_CREATED: &str = "dbs-snapshot-created";
 /// The parameter with the size of a backup's blocks.
 pub(crate) const PARAMETER_BLOCK_SIZE: &str = "backup-block-size";
 /// The parameter that says whether a backup was to be full or incremental.
@@ -150,6 +157,20 @@ impl VolumeConfig {
     pub fn method(&self) -> Result<Method> {
         Method::parse(&self.compression_method)
     }
+
+    /// Refuses a volume whose backups are not all of its content.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub fn refuse_image(&self) -> Result<()> {
+        if self.backing_image_name.is_empty() {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!(
+            "the volume is based on the backing image `{}`, which no backup holds: restore it with Longhorn",
+            plain(&self.backing_image_name)
+        )))
+    }
 }
 
 impl BackupConfig {
@@ -178,6 +199,17 @@ impl BackupConfig {
             return Err(bad(path, &what));
         }
         Ok(backup)
+    }
+
+    /// From the bytes at the start of a file that has more, without the blocks. None if they are not all that a list
+    /// needs: the size of the volume is known by the last block, if no label says it.
+    pub(crate) fn parse_start(bytes: &[u8]) -> Option<Self> {
+        // No string has this in it: there, a quotation mark is escaped.
+        let end = bytes.windows(BLOCKS.len()).position(|part| part == BLOCKS)?;
+        let head = [bytes.get(..end)?, b"}"].concat();
+        let backup: Self = serde_json::from_slice(&head).ok()?;
+        backup.block_size().ok()?;
+        backup.labels.as_ref()?.contains_key(LABEL_SIZE).then_some(backup)
     }
 
     /// What is written before the first block.
@@ -214,6 +246,40 @@ impl BackupConfig {
     #[must_use]
     pub fn is_single_file(&self) -> bool {
         !self.single_file.file_path.is_empty()
+    }
+
+    /// Where its last block ends.
+    pub(crate) fn end(&self, block_size: u64) -> u64 {
+        self.blocks.last().map_or(0, |block| block.offset + block_size)
+    }
+
+    /// Bytes of the volume that it is restored to: those of the volume when it was backed up, if the backup says so, else
+    /// those of the volume today, or more if it was larger.
+    ///
+    /// # Errors
+    /// `Corrupt` if it has blocks behind that; `Unsupported` if the blocks are not all of its content.
+    pub fn volume_size(&self, volume: &VolumeConfig) -> Result<u64> {
+        volume.refuse_image()?;
+        let block_size = self.block_size()?;
+        let end = self.end(block_size);
+        let label = self.labels.as_ref().and_then(|labels| labels.get(LABEL_SIZE));
+        match label.map(|text| text.parse::<u64>()) {
+            None => Ok(volume.size.max(end)),
+            // The size in volume.cfg is that of the last backup: this one may be larger.
+            Some(Ok(size)) if size <= LARGEST_VOLUME && end < size + block_size => Ok(size),
+            Some(Ok(size)) if size <= LARGEST_VOLUME => Err(Error::corrupt(format!(
+                "its volume has {size} bytes, and it has data up to {end}"
+            ))),
+            Some(_) => Err(Error::corrupt(format!("label {LABEL_SIZE} of the backup is no size"))),
+        }
+    }
+
+    /// When its snapshot was created, or, if that is not known, when it was asked for or complete.
+    #[must_use]
+    pub fn snapshot_time(&self) -> Option<Timestamp> {
+        let label = self.labels.as_ref().and_then(|labels| labels.get(LABEL_CREATED));
+        let times = label.into_iter().chain([&self.snapshot_created_at, &self.created_time]);
+        times.filter_map(|text| text.parse().ok()).next()
     }
 
     /// The size of its blocks.
@@ -442,6 +508,24 @@ mod tests {
         assert_eq!(volume.method().unwrap(), Method::Gzip);
         let backup = BackupConfig::parse("x", br#"{"Blocks":null,"CreatedTime":""}"#).unwrap();
         assert!(backup.is_in_progress() && backup.block_size().unwrap() == BLOCK_SIZE);
+    }
+
+    #[test]
+    fn the_start_of_facts_is_enough_for_a_list() {
+        let text = |labels: &str, blocks: &str| {
+            format!(
+                r#"{{"Name":"b","CreatedTime":"t","Size":"7","Labels":{{{labels}}},"Blocks":[{blocks}"#
+            )
+        };
+        let start = |text: String| BackupConfig::parse_start(text.as_bytes());
+        let size = r#""dbs-volume-size":"5","k":"\",\"Blocks\":[""#;
+        let found = start(text(size, r#"{"Offset":0,"Blo"#)).unwrap();
+        assert_eq!((&*found.name, &*found.created_time, found.size), ("b", "t", 7));
+        assert_eq!(found.labels.unwrap()["k"], "\",\"Blocks\":[");
+        // What is said behind the blocks is not known.
+        assert_eq!(start(text(r#""a":"b""#, "")), None);
+        assert_eq!(start(r#"{"x":{"y":1,"Blocks":[1]},"Labels":{}}"#.to_owned()), None);
+        assert_eq!(start(r#"{"Labels":{"dbs-volume-size":"5"}}"#.to_owned()), None);
     }
 
     #[test]

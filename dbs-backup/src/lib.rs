@@ -6,6 +6,7 @@
 //! thread of its caller, who may end it there.
 
 mod blocks;
+pub mod catalog;
 pub mod codec;
 pub mod config;
 mod create;
@@ -17,6 +18,7 @@ pub mod names;
 pub mod objects;
 mod pool;
 mod prune;
+pub mod read;
 mod remove;
 mod restore;
 mod store;

@@ -88,9 +88,8 @@ impl Restoration<'_> {
         self.volume.size.max(self.end())
     }
 
-    /// Where the last block ends.
     fn end(&self) -> u64 {
-        self.backup.blocks.last().map_or(0, |block| block.offset + self.block_size)
+        self.backup.end(self.block_size)
     }
 
     /// Restores it. On success everything is durable.

@@ -15,6 +15,8 @@ use std::time::SystemTime;
 
 /// Bytes of `volume.cfg`: most of it are labels.
 const VOLUME_LIMIT: u64 = 4 << 20;
+/// Bytes at the start of a backup's facts: more than what is said before the blocks, unless labels are long.
+const START: u64 = 16 << 10;
 /// Folders listed at once.
 const LISTS: usize = 16;
 
@@ -189,18 +191,28 @@ impl BackupStore {
     /// # Errors
     /// As [`BackupStore::backup`]; `Busy` if it is not; `Unsupported` if it is not made of blocks.
     pub fn complete_backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
-        let config = self.backup(volume, backup)?;
-        if config.is_in_progress() {
-            return Err(Error::busy(format!(
-                "backup {backup} is still in progress, or was cut off: create it again under this name, or delete it"
-            )));
+        complete(backup, self.backup(volume, backup)?)
+    }
+
+    /// The facts of a backup that is complete, perhaps without its blocks: a large file is read as far as they begin,
+    /// if what is said up to there is all that a list needs.
+    pub(crate) fn listed_backup(&self, volume: &str, backup: &str) -> Result<BackupConfig> {
+        names::check("backup", backup)?;
+        let path = names::backup_config(volume, backup);
+        match self.objects.get_start(&path, START) {
+            Ok(all) if (all.len() as u64) < START => {
+                return complete(backup, BackupConfig::parse(&path, &all)?);
+            }
+            Ok(start) => {
+                if let Some(config) = BackupConfig::parse_start(&start) {
+                    return complete(backup, config);
+                }
+            }
+            // A server without ranges.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {}
+            Err(error) => return Err(error),
         }
-        if config.is_single_file() {
-            return Err(Error::unsupported(format!(
-                "backup {backup} is one file, as Longhorn's first versions made them: restore it with Longhorn"
-            )));
-        }
-        Ok(config)
+        self.complete_backup(volume, backup)
     }
 
     pub(crate) fn save_volume(&self, volume: &VolumeConfig) -> Result<()> {
@@ -243,8 +255,28 @@ impl BackupStore {
         Lock::take(&self.objects, volume, kind, self.times, &self.stop)
     }
 
+    /// A lock that others do not depend on who use this store at the same time: its end does not stop them.
+    pub(crate) fn lock_apart(&self, volume: &str, kind: Kind) -> Result<Lock> {
+        Lock::take(&self.objects, volume, kind, self.times, &Arc::default())
+    }
+
     /// A new operation is not stopped.
     pub(crate) fn begin(&self) {
         self.stop.store(false, Ordering::SeqCst);
     }
+}
+
+/// Refuses what is not complete, and what is not made of blocks.
+fn complete(backup: &str, config: BackupConfig) -> Result<BackupConfig> {
+    if config.is_in_progress() {
+        return Err(Error::busy(format!(
+            "backup {backup} is still in progress, or was cut off: create it again under this name, or delete it"
+        )));
+    }
+    if config.is_single_file() {
+        return Err(Error::unsupported(format!(
+            "backup {backup} is one file, as Longhorn's first versions made them: restore it with Longhorn"
+        )));
+    }
+    Ok(config)
 }
