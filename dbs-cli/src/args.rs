@@ -112,6 +112,7 @@ pub enum BackupCommand {
     #[command(visible_alias = "inspect")]
     Show(backup::Show),
     Restore(backup::Restore),
+    Mount(backup::Mount),
     Verify(backup::Verify),
     #[command(visible_alias = "rm")]
     Delete(backup::Delete),
@@ -196,6 +197,7 @@ fn run_backup(command: BackupCommand, context: &Context) -> Result<ExitCode> {
         BackupCommand::List(command) => command.run(context),
         BackupCommand::Show(command) => command.run(context),
         BackupCommand::Restore(command) => command.run(context),
+        BackupCommand::Mount(command) => command.run(context),
         BackupCommand::Verify(command) => return command.run(context),
         BackupCommand::Delete(command) => command.run(context),
         BackupCommand::Prune(command) => command.run(context),

@@ -1,18 +1,14 @@
 //! The kernel's requests. Each is answered by the thread that took it: as many run at once as there
 //! are threads, each with one buffer, and no more memory is in flight.
 
-use crate::node::{Kind, Node, look};
-use crate::view::{Entry, Result, View, extended, file_type, gone};
-use dbs_core::ErrorKind;
-use dbs_core::io::buffer::AlignedBuf;
+use crate::node::{Kind as _, Node};
+use crate::tree::{Entry, Open, READ_MAX_BYTES, Result, Tree};
 use dbs_core::units::BLOCK_BYTES;
-use dbs_core::volume::Observer;
 use fuser::{
     Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
@@ -20,8 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes of the largest read.
-pub const READ_MAX_BYTES: usize = 1 << 20;
 /// Requests that the kernel sends without anybody waiting for them, read-ahead above all.
 const BACKGROUND_MAX: u16 = 64;
 /// Open files and directories with memory of their own; bounds that, with [`TEXT_MAX_BYTES`].
@@ -35,49 +29,47 @@ const NAME_MAX: u32 = 1024;
 /// In front of the names of extended attributes.
 const PREFIX: &str = "user.dbs.";
 
-thread_local! {
-    static BUFFER: RefCell<Option<AlignedBuf>> = const { RefCell::new(None) };
-}
-
-/// A view as the kernel asks for it.
-pub struct Tree {
-    view: Arc<View>,
-    handles: Mutex<Handles>,
+/// A tree as the kernel asks for it.
+pub struct Served<T: Tree> {
+    tree: Arc<T>,
+    handles: Mutex<Handles<T>>,
     next: AtomicU64,
 }
 
-#[derive(Default)]
-struct Handles {
-    open: HashMap<u64, Arc<Handle>>,
+struct Handles<T: Tree> {
+    open: HashMap<u64, Arc<Handle<T>>>,
     bytes: usize,
 }
 
 /// What an open file or directory shows until it is closed.
-enum Handle {
+enum Handle<T: Tree> {
+    File(T::File),
     Text(Vec<u8>),
-    Listing(Vec<Entry>),
+    Listing(Vec<Entry<T::Kind>>),
 }
 
-impl Handle {
+impl<T: Tree> Handle<T> {
     fn bytes(&self) -> usize {
         match self {
+            Self::File(_) => 0,
             Self::Text(text) => text.len(),
             Self::Listing(entries) => entries.iter().map(|e| e.name.len() + 64).sum(),
         }
     }
 }
 
-impl Tree {
-    /// The tree of a view.
-    pub fn new(view: Arc<View>) -> Self {
-        Self { view, handles: Mutex::default(), next: AtomicU64::new(NO_HANDLE.0 + 1) }
+impl<T: Tree> Served<T> {
+    /// A tree that nobody has opened anything of.
+    pub fn new(tree: Arc<T>) -> Self {
+        let handles = Mutex::new(Handles { open: HashMap::new(), bytes: 0 });
+        Self { tree, handles, next: AtomicU64::new(NO_HANDLE.0 + 1) }
     }
 
-    fn handles(&self) -> MutexGuard<'_, Handles> {
+    fn handles(&self) -> MutexGuard<'_, Handles<T>> {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, handle: Handle) -> Result<FileHandle> {
+    fn keep(&self, handle: Handle<T>) -> Result<FileHandle> {
         let bytes = handle.bytes();
         let mut handles = self.handles();
         if handles.open.len() >= HANDLES_MAX || handles.bytes + bytes > TEXT_MAX_BYTES {
@@ -89,7 +81,7 @@ impl Tree {
         Ok(FileHandle(number))
     }
 
-    fn handle(&self, handle: FileHandle) -> Result<Arc<Handle>> {
+    fn handle(&self, handle: FileHandle) -> Result<Arc<Handle<T>>> {
         self.handles().open.get(&handle.0).cloned().ok_or(Errno::EBADF)
     }
 
@@ -97,37 +89,40 @@ impl Tree {
         let mut handles = self.handles();
         let closed = handles.open.remove(&handle.0);
         handles.bytes -= closed.as_ref().map_or(0, |closed| closed.bytes());
+        // What it held is let go without the lock.
+        drop(handles);
+        drop(closed);
     }
 
-    fn find(&self, parent: INodeNo, name: &OsStr) -> Result<(u64, Arc<Node>)> {
-        let parent = self.view.node(parent)?;
-        Ok(self.view.nodes.find(self.view.child(&parent.kind, name)?))
+    /// The node of a number.
+    fn node(&self, number: INodeNo) -> Result<Arc<Node<T::Kind>>> {
+        self.tree.nodes().get(number.0).ok_or(Errno::ESTALE)
     }
 
-    /// How a file is opened: with what handle, and what the kernel may keep of it.
-    fn open_file(&self, number: INodeNo) -> Result<(FileHandle, FopenFlags)> {
-        let node = self.view.node(number)?;
-        match &node.kind {
-            Kind::Snapshot(image) | Kind::Head(image) => {
-                let (seen, mark) = look(&self.view.store, image).map_err(gone)?;
-                if seen.incomplete {
-                    return Err(Errno::ESTALE);
-                }
-                // The first one to open it after it may have changed lets the kernel drop what it has.
-                let flags = match node.keeps(mark) || !self.view.options.live {
-                    true => FopenFlags::FOPEN_KEEP_CACHE,
-                    false if seen.settled => FopenFlags::empty(),
-                    false => FopenFlags::FOPEN_DIRECT_IO,
-                };
-                Ok((NO_HANDLE, flags))
-            }
-            Kind::StoreJson | Kind::Info(_) | Kind::Map(_) => {
-                let text = self.view.text(&node.kind)?;
-                node.note_text(text.len());
-                Ok((self.keep(Handle::Text(text))?, FopenFlags::FOPEN_DIRECT_IO))
-            }
-            Kind::Latest(_) => Err(Errno::ELOOP),
-            _ => Err(Errno::EISDIR),
+    fn find(&self, parent: INodeNo, name: &OsStr) -> Result<(u64, Arc<Node<T::Kind>>)> {
+        let parent = self.node(parent)?;
+        Ok(self.tree.nodes().find(self.tree.child(&parent.kind, name)?))
+    }
+
+    /// How long the kernel may believe attributes.
+    fn believed(&self, complete: bool) -> Duration {
+        if complete { self.tree.lifetime() } else { Duration::ZERO }
+    }
+
+    /// Calls `body` with an image and what its handle has.
+    fn with_image<R>(
+        &self,
+        number: INodeNo,
+        handle: FileHandle,
+        body: impl FnOnce(&T::Kind, Option<&T::File>) -> R,
+    ) -> Result<R> {
+        let node = self.node(number)?;
+        if handle == NO_HANDLE {
+            return Ok(body(&node.kind, None));
+        }
+        match &*self.handle(handle)? {
+            Handle::File(file) => Ok(body(&node.kind, Some(file))),
+            Handle::Text(_) | Handle::Listing(_) => Err(Errno::EINVAL),
         }
     }
 
@@ -137,13 +132,13 @@ impl Tree {
         &self,
         handle: FileHandle,
         offset: u64,
-        mut add: impl FnMut(u64, &Entry, &Arc<Node>, u64) -> bool,
+        mut add: impl FnMut(u64, &Entry<T::Kind>, &Arc<Node<T::Kind>>, u64) -> bool,
     ) -> Result<()> {
         let handle = self.handle(handle)?;
         let Handle::Listing(entries) = &*handle else { return Err(Errno::EBADF) };
         let skip = usize::try_from(offset).unwrap_or(usize::MAX);
         for (index, entry) in entries.iter().enumerate().skip(skip) {
-            let (number, node) = self.view.nodes.find(entry.kind.clone());
+            let (number, node) = self.tree.nodes().find(entry.kind.clone());
             if add(number, entry, &node, index as u64 + 1) {
                 break;
             }
@@ -152,7 +147,7 @@ impl Tree {
     }
 }
 
-impl Filesystem for Tree {
+impl<T: Tree> Filesystem for Served<T> {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Also bounds reads, as both have pages to go into.
         let _ = config.set_max_write(READ_MAX_BYTES as u32);
@@ -175,12 +170,12 @@ impl Filesystem for Tree {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let found = self
             .find(parent, name)
-            .and_then(|(number, node)| Ok((self.view.quick_attributes(number, &node)?, node)));
+            .and_then(|(number, node)| Ok((self.tree.quick_attributes(number, &node)?, node)));
         match found {
             Ok(((mut attributes, complete), node)) => {
-                attributes.ino = INodeNo(self.view.nodes.tell(&node));
-                let lifetime = self.view.lifetime();
-                let believed = if complete { lifetime } else { Duration::ZERO };
+                attributes.ino = INodeNo(self.tree.nodes().tell(&node));
+                let lifetime = self.tree.lifetime();
+                let believed = self.believed(complete);
                 reply.entry_with_ttls(&believed, &lifetime, &attributes, Generation(0));
             }
             Err(error) => reply.error(error),
@@ -188,24 +183,19 @@ impl Filesystem for Tree {
     }
 
     fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
-        self.view.nodes.forget(number.0, lookups);
+        self.tree.nodes().forget(number.0, lookups);
     }
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let found = self.view.node(number).and_then(|node| {
-            let attributes = self.view.attributes(number.0, &node)?;
-            // The size of a map that nobody has opened yet is not to be believed.
-            let unknown = matches!(node.kind, Kind::Map(_)) && attributes.size == 0;
-            Ok((if unknown { Duration::ZERO } else { self.view.lifetime() }, attributes))
-        });
+        let found = self.node(number).and_then(|node| self.tree.attributes(number.0, &node));
         match found {
-            Ok((lifetime, attributes)) => reply.attr(&lifetime, &attributes),
+            Ok((attributes, complete)) => reply.attr(&self.believed(complete), &attributes),
             Err(error) => reply.error(error),
         }
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
-        match self.view.node(number).and_then(|node| self.view.target(&node.kind)) {
+        match self.node(number).and_then(|node| self.tree.target(&node.kind)) {
             Ok(target) => reply.data(target.as_bytes()),
             Err(error) => reply.error(error),
         }
@@ -216,7 +206,12 @@ impl Filesystem for Tree {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        match self.open_file(number) {
+        let opened = self.node(number).and_then(|node| match self.tree.open(&node)? {
+            Open::Image(flags) => Ok((NO_HANDLE, flags)),
+            Open::File(file, flags) => Ok((self.keep(Handle::File(file))?, flags)),
+            Open::Text(text) => Ok((self.keep(Handle::Text(text))?, FopenFlags::FOPEN_DIRECT_IO)),
+        });
+        match opened {
             Ok((handle, flags)) => reply.opened(handle, flags),
             Err(error) => reply.error(error),
         }
@@ -233,28 +228,26 @@ impl Filesystem for Tree {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        if handle != NO_HANDLE {
-            return match self.handle(handle).as_deref() {
-                Ok(Handle::Text(text)) => reply.data(part(text, offset, size)),
-                Ok(Handle::Listing(_)) => reply.error(Errno::EISDIR),
-                Err(error) => reply.error(*error),
-            };
-        }
-        let node = match self.view.node(number) {
-            Ok(node) => node,
-            Err(error) => return reply.error(error),
+        let handle = match handle {
+            NO_HANDLE => None,
+            handle => match self.handle(handle) {
+                Ok(handle) => Some(handle),
+                Err(error) => return reply.error(error),
+            },
         };
-        let (Kind::Head(image) | Kind::Snapshot(image)) = &node.kind else {
-            return reply.error(Errno::EISDIR);
+        let file = match handle.as_deref() {
+            Some(Handle::Text(text)) => return reply.data(part(text, offset, size)),
+            Some(Handle::Listing(_)) => return reply.error(Errno::EISDIR),
+            Some(Handle::File(file)) => Some(file),
+            None => None,
         };
-        BUFFER.with_borrow_mut(|buffer| {
-            let whole = READ_MAX_BYTES + 2 * BLOCK_BYTES as usize;
-            let buffer = buffer.get_or_insert_with(|| AlignedBuf::zeroed(whole));
-            match read(image, offset, size as usize, buffer) {
-                Ok(bytes) => reply.data(bytes),
-                Err(error) => reply.error(error),
+        match self.node(number) {
+            Ok(node) => {
+                let size = READ_MAX_BYTES.min(size as usize);
+                self.tree.read(&node.kind, file, offset, size, reply);
             }
-        });
+            Err(error) => reply.error(error),
+        }
     }
 
     fn release(
@@ -272,7 +265,7 @@ impl Filesystem for Tree {
     }
 
     fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let found = self.view.node(number).and_then(|node| self.view.entries(&node.kind));
+        let found = self.node(number).and_then(|node| self.tree.entries(&node.kind));
         match found.and_then(|entries| self.keep(Handle::Listing(entries))) {
             Ok(handle) => reply.opened(handle, FopenFlags::empty()),
             Err(error) => reply.error(error),
@@ -288,7 +281,7 @@ impl Filesystem for Tree {
         mut reply: ReplyDirectory,
     ) {
         let listed = self.list(handle, offset, |number, entry, node, next| {
-            reply.add(INodeNo(number), next, file_type(&node.kind), &entry.name)
+            reply.add(INodeNo(number), next, node.kind.file_type(), &entry.name)
         });
         match listed {
             Ok(()) => reply.ok(),
@@ -306,14 +299,14 @@ impl Filesystem for Tree {
     ) {
         let listed = self.list(handle, offset, |number, entry, node, next| {
             // Deleted since the listing was made: as if it had been before.
-            let Ok((attributes, complete)) = self.view.quick_attributes(number, node) else {
+            let Ok((attributes, complete)) = self.tree.quick_attributes(number, node) else {
                 return false;
             };
-            let lifetime = if complete { self.view.lifetime() } else { Duration::ZERO };
+            let lifetime = self.believed(complete);
             let (number, name) = (INodeNo(number), &entry.name);
             let full = reply.add(number, next, name, &lifetime, &attributes, Generation(0));
             if !full && !entry.is_dots() {
-                self.view.nodes.tell(node);
+                self.tree.nodes().tell(node);
             }
             full
         });
@@ -336,26 +329,23 @@ impl Filesystem for Tree {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let info = self.view.store.info();
-        let blocks = info.extent_size / BLOCK_BYTES;
-        let free = info.extents_free * blocks;
-        let total = info.extents_total * blocks;
-        let size = BLOCK_BYTES as u32;
-        reply.statfs(total, free, free, info.volumes + info.snapshots, 0, size, NAME_MAX, size);
+        let (space, size) = (self.tree.space(), BLOCK_BYTES as u32);
+        reply.statfs(space.total, space.free, space.free, space.files, 0, size, NAME_MAX, size);
     }
 
     fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let value = self.view.node(number).and_then(|node| {
+        let value = self.node(number).and_then(|node| {
             let wanted = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
             let wanted = wanted.ok_or(Errno::NO_XATTR)?;
-            let found = extended(&node.kind)?.into_iter().find(|(name, _)| name == wanted);
+            let found =
+                self.tree.extended(&node.kind)?.into_iter().find(|(name, _)| name == wanted);
             found.map(|(_, value)| value.into_bytes()).ok_or(Errno::NO_XATTR)
         });
         answer(value, size, reply);
     }
 
     fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let names = self.view.node(number).and_then(|node| extended(&node.kind));
+        let names = self.node(number).and_then(|node| self.tree.extended(&node.kind));
         let names = names.map(|facts| {
             let names = facts.iter().map(|(name, _)| format!("{PREFIX}{name}\0"));
             names.collect::<String>().into_bytes()
@@ -367,12 +357,14 @@ impl Filesystem for Tree {
         &self,
         _: &Request,
         number: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: i64,
         whence: i32,
         reply: ReplyLseek,
     ) {
-        match self.view.node(number).and_then(|node| seek(&node, offset, whence)) {
+        let found = self
+            .with_image(number, handle, |image, file| self.tree.seek(image, file, offset, whence));
+        match found.flatten() {
             Ok(offset) => reply.offset(offset),
             Err(error) => reply.error(error),
         }
@@ -392,48 +384,4 @@ fn answer(value: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
 fn part(text: &[u8], offset: u64, size: u32) -> &[u8] {
     let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
     &text[start..text.len().min(start + size as usize)]
-}
-
-/// Reads from an image, whole blocks into `buffer`; less than asked for at its end only.
-fn read<'a>(
-    image: &Observer,
-    offset: u64,
-    size: usize,
-    buffer: &'a mut AlignedBuf,
-) -> Result<&'a [u8]> {
-    let size = size.min(READ_MAX_BYTES) as u64;
-    // A head that shrinks in between is looked at once more.
-    for _ in 0..2 {
-        let end = image.size().map_err(gone)?;
-        let stop = offset.saturating_add(size).min(end);
-        if offset >= stop {
-            return Ok(&[]);
-        }
-        let first = offset - offset % BLOCK_BYTES;
-        let whole = (stop.next_multiple_of(BLOCK_BYTES).min(end) - first) as usize;
-        match image.read_at(first, &mut buffer[..whole]) {
-            Ok(()) => {
-                return Ok(&buffer[(offset - first) as usize..(stop - first) as usize]);
-            }
-            Err(error) if error.kind() == ErrorKind::Invalid => {}
-            Err(error) => return Err(gone(error)),
-        }
-    }
-    Err(Errno::EIO)
-}
-
-fn seek(node: &Node, offset: i64, whence: i32) -> Result<i64> {
-    let (Kind::Head(image) | Kind::Snapshot(image)) = &node.kind else {
-        return Err(Errno::EINVAL);
-    };
-    let from = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
-    if from >= image.size().map_err(gone)? {
-        return Err(Errno::ENXIO);
-    }
-    let found = match whence {
-        libc::SEEK_DATA => image.next_data(from).map_err(gone)?.ok_or(Errno::ENXIO)?,
-        libc::SEEK_HOLE => image.next_hole(from).map_err(gone)?,
-        _ => return Err(Errno::EINVAL),
-    };
-    i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
 }

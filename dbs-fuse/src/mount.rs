@@ -1,11 +1,12 @@
-//! Mounting a view, and ending it.
+//! Mounting a tree, and ending it.
 
-use crate::fs::Tree;
+use crate::backups::Backups;
+use crate::fs::Served;
 use crate::mounts::{self, FILE_SYSTEM};
-use crate::node::{Kind, look};
-use crate::view::{Options, View};
+use crate::store::{Options, View};
+use crate::tree::Tree;
 use dbs_core::{Error, ErrorKind, Result, Store};
-use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+use fuser::{BackgroundSession, Config, MountOption, Notifier, Session, SessionACL};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,14 +17,12 @@ use std::time::{Duration, Instant};
 /// Threads that answer the kernel, each with a buffer of the largest read: readers that wait for the
 /// device, which does many reads at once. An idle one costs its stack.
 pub const THREADS: usize = 16;
-/// How soon the watcher sees that it is to end.
-const WATCH_PATIENCE: Duration = Duration::from_millis(200);
 /// How long the threads may take to end once the kernel has let go.
 const END_PATIENCE: Duration = Duration::from_secs(3);
 /// What read-ahead is set to, where we may: the kernel offers 128 KiB.
 const READAHEAD_KIB: u32 = 2048;
 
-/// A store that is mounted.
+/// A store, or a backup store, that is mounted.
 pub struct Mount {
     session: BackgroundSession,
     watcher: Option<Watcher>,
@@ -33,6 +32,8 @@ pub struct Mount {
 struct Watcher {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
+    /// Tells the tree that it is the end.
+    tell: Box<dyn FnOnce() + Send>,
 }
 
 impl Mount {
@@ -43,13 +44,35 @@ impl Mount {
     /// `NotFound` if there is no such directory, `Busy` if a view is mounted there, `Unsupported`
     /// where there is no FUSE, `Io`.
     pub fn start(store: &Store, directory: &Path, options: Options) -> Result<Self> {
+        let (source, allow_other) = (options.store.display().to_string(), options.allow_other);
+        let view = View::new(store.clone(), options);
+        Self::start_tree(view, directory, &source, allow_other)
+    }
+
+    /// The same with the backups of a backup store.
+    ///
+    /// # Errors
+    /// As [`Mount::start`].
+    pub fn start_backups(backups: Backups, directory: &Path) -> Result<Self> {
+        let (source, allow_other) = (backups.source(), backups.allow_other());
+        Self::start_tree(backups, directory, &source, allow_other)
+    }
+
+    fn start_tree<T: Tree>(
+        tree: T,
+        directory: &Path,
+        source: &str,
+        allow_other: bool,
+    ) -> Result<Self> {
         let point = prepare(directory)?;
-        let view = Arc::new(View::new(store.clone(), options));
-        let config = config(&view.options);
-        let session = Session::new(Tree::new(Arc::clone(&view)), &point, &config);
+        let tree = Arc::new(tree);
+        let config = config(source, allow_other);
+        let session = Session::new(Served::new(Arc::clone(&tree)), &point, &config);
         let session = session.and_then(Session::spawn).map_err(|e| failed(&point, e))?;
-        let watcher =
-            if view.options.live { Some(Watcher::start(view, session.notifier())?) } else { None };
+        let watcher = match tree.is_watched() {
+            true => Some(Watcher::start(tree, session.notifier())?),
+            false => None,
+        };
         read_ahead(&point);
         Ok(Self { session, watcher, point })
     }
@@ -107,45 +130,23 @@ impl Mount {
 }
 
 impl Watcher {
-    fn start(view: Arc<View>, notifier: Notifier) -> Result<Self> {
+    fn start<T: Tree>(tree: Arc<T>, notifier: Notifier) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let asked = Arc::clone(&stop);
+        let other = Arc::clone(&tree);
+        let tell = Box::new(move || other.end());
         let thread = thread::Builder::new()
             .name("fuse-watcher".to_owned())
-            .spawn(move || watch(&view, &notifier, &asked))
+            .spawn(move || tree.watch(&notifier, &asked))
             .map_err(|e| Error::io(e, "starting the thread that watches for changes"))?;
-        Ok(Self { stop, thread })
+        Ok(Self { stop, thread, tell })
     }
 
     fn end(self) {
         self.stop.store(true, Ordering::SeqCst);
+        (self.tell)();
         // Nothing is told to anybody who could listen.
         let _ = self.thread.join();
-    }
-}
-
-/// Lets the kernel drop what it keeps of snapshots that were deleted, or whose content may be another one: a
-/// file that is open for long has its cache for as long. All else it asks for each time.
-fn watch(view: &View, notifier: &Notifier, stop: &AtomicBool) {
-    let mut seen = view.store.changes();
-    while !stop.load(Ordering::SeqCst) {
-        let changes = view.store.wait_for_change(seen, WATCH_PATIENCE);
-        if changes == seen {
-            continue;
-        }
-        seen = changes;
-        for (number, node) in view.nodes.all() {
-            let Kind::Snapshot(image) = &node.kind else { continue };
-            let keeps = match look(&view.store, image) {
-                Ok((_, mark)) => node.keeps(mark),
-                Err(_) => node.lose(),
-            };
-            if keeps {
-                continue;
-            }
-            // Fails only if the kernel knows it no longer.
-            let _ = notifier.inval_inode(INodeNo(number), 0, 0);
-        }
     }
 }
 
@@ -171,10 +172,9 @@ fn prepare(directory: &Path) -> Result<PathBuf> {
     Ok(point)
 }
 
-fn config(options: &Options) -> Config {
+fn config(source: &str, allow_other: bool) -> Config {
     // A comma would end the option.
-    let source = options.store.display().to_string();
-    let source = if source.contains([',', '\\']) { "dbs".to_owned() } else { source };
+    let source = if source.contains([',', '\\']) { "dbs" } else { source };
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::RO,
@@ -183,11 +183,11 @@ fn config(options: &Options) -> Config {
         MountOption::NoExec,
         MountOption::NoAtime,
         MountOption::DefaultPermissions,
-        MountOption::FSName(source),
+        MountOption::FSName(source.to_owned()),
         // As the kernel's own option: it makes the type `fuse.dbs`, with and without fusermount3.
         MountOption::CUSTOM("subtype=dbs".to_owned()),
     ];
-    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.acl = if allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(THREADS);
     config
 }

@@ -1,4 +1,4 @@
-//! `dbs mount`, `dbs umount` and `dbs serve --mount`, with real mounts.
+//! `dbs mount`, `dbs umount`, `dbs serve --mount` and `dbs backup mount`, with real mounts.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../disk/mod.rs"]
@@ -6,9 +6,12 @@ mod disk;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod backups;
 mod files;
 mod readers;
 mod replay;
+#[path = "../../../dbs-backup/tests/suite/s3_server.rs"]
+mod s3_server;
 
 use serde_json::Value;
 use std::fs::{self, File};
@@ -33,6 +36,8 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
 /// there goes with it, and with that its server.
 struct Site {
     place: Place,
+    /// Further variables for `dbs`.
+    env: Vec<(&'static str, String)>,
 }
 
 impl Site {
@@ -43,7 +48,7 @@ impl Site {
         place.dbs("volume import v image").ok("import");
         place.dbs("snapshot create v@s").ok("snapshot");
         fs::create_dir(place.path("mnt")).unwrap();
-        Self { place }
+        Self { place, env: Vec::new() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -67,6 +72,7 @@ impl Site {
         let mut command = self.place.bare();
         let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
         command.env("DBS_STORE", self.place.store()).env("PATH", path);
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.args(args.split_whitespace());
         command
     }

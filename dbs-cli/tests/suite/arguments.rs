@@ -57,6 +57,7 @@ const STORELESS: &[&str] = &[
     "backup show vfs:///?volume=v1",
     "backup verify vfs:///?volume=v1",
     "backup delete vfs:///?volume=v1",
+    "backup mount vfs:/// x",
     "completions bash",
     "man x",
 ];

@@ -2,6 +2,7 @@
 
 mod create;
 mod delete;
+mod mount;
 mod show;
 mod volume;
 
@@ -11,19 +12,19 @@ use crate::output;
 use crate::progress::Unit;
 use crate::spec;
 use clap::Args;
-use dbs_backup::config::LARGEST_VOLUME;
 use dbs_backup::url::Url;
-use dbs_backup::{BackupStore, Onto, Restoration, Restored, Verified, Work};
+use dbs_backup::{BackupStore, Onto, Restored, Verified, Work};
 use dbs_control::api::Request;
 use dbs_core::info::VolumeInfo;
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use serde_json::json;
 use std::num::NonZeroU64;
 use std::process::ExitCode;
-use volume::{Filled, LABEL_SIZE};
+use volume::Filled;
 
 pub use create::Create;
 pub use delete::{Delete, Prune};
+pub use mount::Mount;
 pub use show::{List, Show};
 
 /// Bad blocks that are printed.
@@ -83,7 +84,7 @@ impl Restore {
         let (value, restored) = context.with(true, |target| {
             let backups = open(&self.url)?;
             let restoration = backups.restore(from, backup)?;
-            let size = size(&restoration)?;
+            let size = restoration.backup().volume_size(restoration.volume())?;
             let (onto, uuid) = self.prepare(context, target, &name, size)?;
             let filled = Filled::open(target.access()?, &name)?;
             target.check_same(&name, &uuid)?;
@@ -138,24 +139,6 @@ impl Restore {
             )),
             made => Ok((Onto::Empty, typed::<VolumeInfo>(made?)?.uuid)),
         }
-    }
-}
-
-/// The size of the volume that a backup makes.
-fn size(restoration: &Restoration<'_>) -> Result<u64> {
-    let image = &restoration.volume().backing_image_name;
-    if !image.is_empty() {
-        return Err(Error::unsupported(format!(
-            "the volume is based on the backing image `{image}`, which no backup holds: restore it with Longhorn"
-        )));
-    }
-    let labels = restoration.backup().labels.as_ref();
-    match labels.and_then(|labels| labels.get(LABEL_SIZE)).map(|text| text.parse()) {
-        None => Ok(restoration.size()),
-        // The size in volume.cfg is that of the last backup: this one may be larger. What does not reach to the end of
-        // its blocks is refused when they are written.
-        Some(Ok(size)) if size <= LARGEST_VOLUME => Ok(size),
-        Some(_) => Err(Error::corrupt(format!("label {LABEL_SIZE} of the backup is no size"))),
     }
 }
 

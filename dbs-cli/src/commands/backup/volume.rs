@@ -1,18 +1,17 @@
 //! Snapshots and volumes of a store, as backups need them.
 
 use crate::spec::SnapshotSpec;
-use dbs_backup::config::{BackupConfig, Map};
+use dbs_backup::config::{BackupConfig, LABEL_CREATED, LABEL_SIZE, Map};
 use dbs_backup::{Source, Target};
 use dbs_core::info::{MapRange, RangeState, SnapshotInfo};
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_transfer::{BlockAccess, StoreAccess, check_whole};
+use jiff::Timestamp;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The label with the identity of the snapshot: names are used again.
 const LABEL_UUID: &str = "dbs-snapshot-uuid";
-/// The label with the size of the volume: the layout knows whole blocks alone.
-pub const LABEL_SIZE: &str = "dbs-volume-size";
 /// Bytes whose differences are asked for at once, which bounds the answer.
 const DIFF_BYTES: u64 = 256 << 20;
 /// Entries of a map asked for at once.
@@ -42,10 +41,17 @@ impl<'a> SnapshotSource<'a> {
 
     /// What the backup says of it for the next one, and for a restore.
     pub fn labels(&self) -> Map {
-        Map::from([
+        let mut labels = Map::from([
             (LABEL_UUID.to_owned(), self.snapshot.uuid.clone()),
             (LABEL_SIZE.to_owned(), self.access.size().to_string()),
-        ])
+        ]);
+        let created = Timestamp::from_nanosecond(self.snapshot.created_ns.into());
+        // 0 says that it is not known.
+        if let (Ok(created), 1..) = (created, self.snapshot.created_ns) {
+            let text = created.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            labels.insert(LABEL_CREATED.to_owned(), text);
+        }
+        labels
     }
 
     /// Opens the snapshot of an earlier backup, if it is the very same one.

@@ -3,9 +3,9 @@
 use crate::context::Context;
 use dbs_core::{Error, ErrorKind, Result};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A process that serves, as its messages leave it.
@@ -40,25 +40,26 @@ impl Server<'_> {
     }
 }
 
-/// Starts the process, and waits until it is ready or has failed.
+/// Starts the process, and waits until it is ready or has failed. Its `command` mounts the first of the `places` at the
+/// second.
 ///
 /// # Errors
 /// Those of the process.
 pub fn start(
     context: &Context,
-    store: &Path,
-    directory: &Path,
+    command: &[&str],
     arguments: &[String],
+    places: [&OsStr; 2],
 ) -> Result<()> {
     let starting = |e: io::Error| Error::io(e, "starting the process that serves the mount");
     let runtime_dir = std::path::absolute(context.runtime_dir()).map_err(starting)?;
     let mut child = Command::new(std::env::current_exe().map_err(starting)?)
         .args(context.io_arguments())
-        .args(["mount", "--background"])
+        .args(command)
+        .arg("--background")
         .args(arguments)
         .arg("--")
-        .arg(store)
-        .arg(directory)
+        .args(places)
         .env("DBS_RUNTIME_DIR", runtime_dir)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -1,12 +1,11 @@
-//! `dbs mount --files`: the file system inside a snapshot, by the kernel's driver, on a loop device
-//! over the snapshot's file in a mount that nobody sees.
+//! `dbs mount --files`: the file system inside a snapshot or backup, by the kernel's driver, on a loop device
+//! over its file in a mount that nobody sees.
 
 use super::{Server, end_on};
-use crate::spec::SnapshotSpec;
-use dbs_core::{Error, ErrorKind, Result, Store, format_size};
-use dbs_fuse::content::{Part, choose, mount_options, parts};
+use dbs_core::{Error, ErrorKind, Result, format_size};
+use dbs_fuse::Mount;
+use dbs_fuse::content::{Part, choose, mount_options};
 use dbs_fuse::mounts::{self, Mounted};
-use dbs_fuse::{Mount, Options, image_path};
 use serde_json::json;
 use signal_hook::iterator::Signals;
 use std::fs::{self, DirBuilder};
@@ -26,7 +25,8 @@ pub const HIDDEN: &str = "files-";
 
 /// What to mount where.
 pub struct Files<'a> {
-    pub spec: &'a SnapshotSpec,
+    /// What the file system is in: a word for it, and its name.
+    pub what: (&'static str, String),
     pub partition: Option<u32>,
     pub directory: &'a Path,
 }
@@ -42,27 +42,26 @@ impl Drop for Hidden {
 }
 
 impl Files<'_> {
-    /// Mounts it, serves it, and cleans up once it is unmounted.
+    /// Mounts it, serves it, and cleans up once it is unmounted. What has the `found` parts is the file `image` in the tree
+    /// that `start` mounts.
     ///
     /// # Errors
     /// `NotFound`, `Invalid` if there is no single file system in it, `Unsupported` for what this
     /// machine or user lacks, `Io`.
     pub fn serve(
         &self,
-        store: &Store,
-        options: Options,
+        found: &[Part],
+        image: &Path,
+        start: impl FnOnce(&Path) -> Result<Mount>,
         server: &Server<'_>,
         signals: &mut Signals,
     ) -> Result<()> {
         let point = mounts::place(self.directory)?;
-        let snapshot = store.observe(&self.spec.to_string())?;
-        let found = parts(&snapshot)?;
-        let part = choose(&found, self.partition).map_err(|e| e.context(self.spec))?;
+        let part = choose(found, self.partition).map_err(|e| e.context(&self.what.1))?;
         check_machine()?;
         let hidden = hidden_directory(&server.context.runtime_dir())?;
-        let under = Mount::start(store, &hidden.0, options)?;
-        let image = hidden.0.join(image_path(&self.spec.volume, Some(self.spec.snapshot.as_str())));
-        let served = mount_part(&image, part, &point)
+        let under = start(&hidden.0)?;
+        let served = mount_part(&hidden.0.join(image), part, &point)
             .and_then(|mounted| self.announce(server, part, &point).map(|()| mounted))
             .and_then(|mounted| wait(&mounted, server, signals));
         let closed = close(under);
@@ -70,16 +69,17 @@ impl Files<'_> {
     }
 
     fn announce(&self, server: &Server<'_>, part: &Part, point: &Path) -> Result<()> {
-        let value = json!({
+        let (word, name) = &self.what;
+        let mut value = json!({
             "mountpoint": point,
             "pid": std::process::id(),
-            "snapshot": self.spec.to_string(),
             "partition": part.number,
             "file_system": part.file_system,
         });
+        value[word] = json!(name);
         let what = part.file_system.unwrap_or_default();
         let size = format_size(part.length);
-        let message = format!("mounted {} ({what}, {size}) at {}", self.spec, point.display());
+        let message = format!("mounted {name} ({what}, {size}) at {}", point.display());
         server.ready(&value, &message)
     }
 }
@@ -89,7 +89,7 @@ fn check_machine() -> Result<()> {
     let instead = "`dbs mount` without --files shows the image itself";
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::unsupported(format!(
-            "mounting the file system inside a snapshot needs root, for the loop device and the \
+            "mounting the file system inside an image needs root, for the loop device and the \
              kernel's driver; {instead}"
         )));
     }

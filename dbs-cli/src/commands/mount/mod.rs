@@ -4,17 +4,18 @@ mod background;
 mod files;
 mod umount;
 
+pub use background::{Server, start};
+pub use files::Files;
 pub use umount::Umount;
 
 use crate::context::Context;
 use crate::exit;
 use crate::spec::SnapshotSpec;
 use crate::terminal::leave_terminal;
-use background::Server;
 use clap::{Args, ValueEnum};
 use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
-use dbs_fuse::Options;
-use files::Files;
+use dbs_fuse::content::parts;
+use dbs_fuse::{Options, image_path};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -39,21 +40,45 @@ pub struct Mount {
     /// store
     #[arg(value_name = "PATH", num_args = 1..=2, required = true)]
     places: Vec<PathBuf>,
-    /// Serve the mount in this process, until `dbs umount`, SIGINT or SIGTERM
-    #[arg(long, short)]
-    foreground: bool,
-    /// Mount options, separated by commas; can be repeated
-    #[arg(long = "options", short = 'o', value_name = "OPTION", value_enum, value_delimiter = ',')]
-    options: Vec<MountOption>,
+    #[command(flatten)]
+    how: How,
     /// Mount the file system inside this snapshot. Needs root
     #[arg(long, value_name = "VOLUME@SNAPSHOT")]
     files: Option<SnapshotSpec>,
     /// Number of the partition with the file system, as the kernel counts partitions
     #[arg(long, value_name = "N", requires = "files")]
     partition: Option<u32>,
+}
+
+/// How anything is mounted.
+#[derive(Debug, Args)]
+pub struct How {
+    /// Serve the mount in this process, until `dbs umount`, SIGINT or SIGTERM
+    #[arg(long, short)]
+    pub foreground: bool,
+    /// Mount options, separated by commas; can be repeated
+    #[arg(long = "options", short = 'o', value_name = "OPTION", value_enum, value_delimiter = ',')]
+    options: Vec<MountOption>,
     /// The process that serves in the background
     #[arg(long, hide = true)]
-    background: bool,
+    pub background: bool,
+}
+
+impl How {
+    /// Whether other users may read the files.
+    pub fn allow_other(&self) -> bool {
+        self.options.contains(&MountOption::AllowOther)
+    }
+
+    /// Whether this process only starts the one that serves.
+    pub fn is_to_start(&self) -> bool {
+        !self.foreground && !self.background
+    }
+
+    /// The arguments for the process in the background.
+    pub fn arguments(&self) -> Vec<String> {
+        if self.allow_other() { vec!["--options=allow_other".to_owned()] } else { Vec::new() }
+    }
 }
 
 /// Options of mounts, under the names that they have elsewhere.
@@ -73,56 +98,71 @@ impl Mount {
             [directory] => (context.store()?, directory),
             _ => return Err(Error::invalid("name one directory")),
         };
-        let absolute =
-            |path: &Path| std::path::absolute(path).map_err(|e| Error::io(e, "finding a path"));
         let (store, directory) = (absolute(store)?, absolute(directory)?);
-        if !self.foreground && !self.background {
-            return background::start(context, &store, &directory, &self.arguments());
+        if self.how.is_to_start() {
+            let places = [store.as_os_str(), directory.as_os_str()];
+            return start(context, &["mount"], &self.arguments(), places);
         }
-        if self.background {
+        if self.how.background {
             leave_terminal()?;
         }
         // Before anything is mounted, so that no signal leaves it behind.
         let mut signals = watch_signals()?;
         let opened = open(&store, &context.serving_options(true)?)?;
-        let allow_other = self.options.contains(&MountOption::AllowOther);
-        let server = Server { context, background: self.background };
+        let allow_other = self.how.allow_other();
+        let server = Server { context, background: self.how.background };
         let options = Options { store, live: false, allow_other };
         if let Some(spec) = &self.files {
-            let files = Files { spec, partition: self.partition, directory: &directory };
-            return files.serve(&opened, options, &server, &mut signals);
+            let what = ("snapshot", spec.to_string());
+            let found = parts(&opened.observe(&spec.to_string())?)?;
+            let image = image_path(&spec.volume, Some(spec.snapshot.as_str()));
+            let files = Files { what, partition: self.partition, directory: &directory };
+            let start = |point: &Path| dbs_fuse::Mount::start(&opened, point, options);
+            return files.serve(&found, &image, start, &server, &mut signals);
         }
-        let mount = dbs_fuse::Mount::start(&opened, &directory, options)?;
-        announce(&server, &mount)?;
-        let mut asked = false;
-        while !mount.is_over() {
-            if signals.pending().next().is_some() {
-                end_on(asked);
-                asked = true;
-                if let Err(error) = mount.unmount(false) {
-                    server.note(&format!(
-                        "{error}; the directory shows nothing any more, and the mount ends when \
-                         its last user closes the files"
-                    ));
-                    mount.unmount(true)?;
-                }
-            }
-            thread::sleep(POLL);
-        }
-        mount.close()?;
+        serve(dbs_fuse::Mount::start(&opened, &directory, options)?, &server, &mut signals)?;
         opened.close()
     }
 
     /// The arguments for the process in the background, but for the places.
     fn arguments(&self) -> Vec<String> {
-        let mut arguments = Vec::new();
-        if self.options.contains(&MountOption::AllowOther) {
-            arguments.push("--options=allow_other".to_owned());
-        }
+        let mut arguments = self.how.arguments();
         arguments.extend(self.files.iter().map(|spec| format!("--files={spec}")));
         arguments.extend(self.partition.map(|number| format!("--partition={number}")));
         arguments
     }
+}
+
+/// A path that another process understands.
+///
+/// # Errors
+/// `Io`.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|e| Error::io(e, "finding a path"))
+}
+
+/// Says that something is mounted, and serves it until it is unmounted, by whomever.
+///
+/// # Errors
+/// Those of unmounting it.
+pub fn serve(mount: dbs_fuse::Mount, server: &Server<'_>, signals: &mut Signals) -> Result<()> {
+    announce(server, &mount)?;
+    let mut asked = false;
+    while !mount.is_over() {
+        if signals.pending().next().is_some() {
+            end_on(asked);
+            asked = true;
+            if let Err(error) = mount.unmount(false) {
+                server.note(&format!(
+                    "{error}; the directory shows nothing any more, and the mount ends when \
+                     its last user closes the files"
+                ));
+                mount.unmount(true)?;
+            }
+        }
+        thread::sleep(POLL);
+    }
+    mount.close()
 }
 
 /// Mounts a store that this process serves.
@@ -153,7 +193,11 @@ pub fn end_served(mount: dbs_fuse::Mount) -> Result<()> {
     mount.close()
 }
 
-fn watch_signals() -> Result<Signals> {
+/// The signals that unmount.
+///
+/// # Errors
+/// `Io`.
+pub fn watch_signals() -> Result<Signals> {
     Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io(e, "watching for signals"))
 }
 

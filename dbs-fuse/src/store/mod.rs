@@ -1,25 +1,33 @@
-//! The tree: what is in it, and what each part of it looks like.
+//! The tree of a store: what is in it, and what each part of it looks like.
+
+mod kind;
+mod text;
+mod times;
 
 use crate::names::{escape, unescape};
-use crate::node::{Kind, Node, Nodes};
-use crate::text;
-use crate::times::Times;
+use crate::node::{Kind as _, Nodes};
+use crate::tree::{
+    Entry, Open, Owner, RAW, Result, STAT_BLOCK, Space, Tree, text_size, with_buffer,
+};
+use dbs_core::io::buffer::AlignedBuf;
+use dbs_core::units::BLOCK_BYTES;
 use dbs_core::volume::{Observed, Observer};
 use dbs_core::{ErrorKind, Store};
-use fuser::{Errno, FileAttr, FileType, INodeNo};
+use fuser::{Errno, FileAttr, FopenFlags, INodeNo, Notifier, ReplyData};
+use kind::{Kind, look};
+use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use times::Times;
 
-/// What images end in.
-const RAW: &str = ".raw";
-/// Unit of `st_blocks` in bytes.
-const STAT_BLOCK: u64 = 512;
+/// How soon the watcher sees that it is to end.
+const WATCH_PATIENCE: Duration = Duration::from_millis(200);
 
-/// Result of an operation of the kernel.
-pub type Result<T> = std::result::Result<T, Errno>;
+/// A node of this tree.
+type Node = crate::node::Node<Kind>;
 
 /// What is shown, and how.
 #[derive(Debug, Clone)]
@@ -38,31 +46,9 @@ pub struct View {
     pub store: Store,
     /// How it is shown.
     pub options: Options,
-    /// What the kernel knows of it.
-    pub nodes: Nodes,
-    owner: (u32, u32),
+    nodes: Nodes<Kind>,
+    owner: Owner,
     times: Times,
-}
-
-/// An entry of a directory.
-#[derive(Debug, Clone)]
-pub struct Entry {
-    /// File name.
-    pub name: String,
-    /// What it is.
-    pub kind: Kind,
-}
-
-impl Entry {
-    fn new(name: &str, kind: Kind) -> Self {
-        Self { name: name.to_owned(), kind }
-    }
-
-    /// Whether it is the directory itself or the one above. Nothing else is called so: names are
-    /// escaped.
-    pub fn is_dots(&self) -> bool {
-        matches!(self.name.as_str(), "." | "..")
-    }
 }
 
 impl View {
@@ -73,23 +59,25 @@ impl View {
             // Of a device it says when its node was made.
             if m.file_type().is_block_device() { Ok(SystemTime::now()) } else { m.modified() }
         });
-        let owner = (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw());
+        let owner = Owner::new(options.allow_other);
         let written = written.unwrap_or_else(|_| SystemTime::now());
         Self { store, options, nodes: Nodes::new(), owner, times: Times::new(written) }
     }
+}
 
-    /// How long the kernel may believe what it was told of names and attributes.
-    pub fn lifetime(&self) -> Duration {
+impl Tree for View {
+    type Kind = Kind;
+    type File = Infallible;
+
+    fn nodes(&self) -> &Nodes<Kind> {
+        &self.nodes
+    }
+
+    fn lifetime(&self) -> Duration {
         if self.options.live { Duration::ZERO } else { Duration::from_secs(3600) }
     }
 
-    /// The node of a number.
-    pub fn node(&self, number: INodeNo) -> Result<Arc<Node>> {
-        self.nodes.get(number.0).ok_or(Errno::ESTALE)
-    }
-
-    /// What has a name in a directory.
-    pub fn child(&self, directory: &Kind, name: &OsStr) -> Result<Kind> {
+    fn child(&self, directory: &Kind, name: &OsStr) -> Result<Kind> {
         let known = name.to_str().ok_or(Errno::ENOENT)?;
         match directory {
             Kind::Root => match known {
@@ -130,8 +118,7 @@ impl View {
         }
     }
 
-    /// What is in a directory.
-    pub fn entries(&self, directory: &Kind) -> Result<Vec<Entry>> {
+    fn entries(&self, directory: &Kind) -> Result<Vec<Entry<Kind>>> {
         let entry = Entry::new;
         let mut entries = vec![entry(".", directory.clone()), entry("..", directory.parent())];
         match directory {
@@ -167,29 +154,18 @@ impl View {
         Ok(entries)
     }
 
-    /// Where a link leads.
-    pub fn target(&self, link: &Kind) -> Result<String> {
+    fn target(&self, link: &Kind) -> Result<String> {
         let Kind::Latest(volume) = link else { return Err(Errno::EINVAL) };
         let newest = volume.newest().map_err(gone)?.ok_or(Errno::ESTALE)?;
         Ok(format!("snapshots/{}", file_name(&newest)))
     }
 
-    /// The text of a file that is made when it is read.
-    pub fn text(&self, file: &Kind) -> Result<Vec<u8>> {
-        match file {
-            Kind::StoreJson => Ok(text::store(&self.store, &self.options.store, self.options.live)),
-            Kind::Info(volume) => text::info(volume).map_err(gone),
-            Kind::Map(volume) => text::map(volume).map_err(gone),
-            _ => Err(Errno::EINVAL),
-        }
-    }
-
-    /// All attributes, but for the size of a map, which is known once one was opened.
-    pub fn attributes(&self, number: u64, node: &Node) -> Result<FileAttr> {
+    fn attributes(&self, number: u64, node: &Node) -> Result<(FileAttr, bool)> {
         let mut time = None;
         let (size, blocks) = match &node.kind {
             Kind::Head(image) | Kind::Snapshot(image) => {
-                let bytes = node.data_bytes(&self.store, self.options.live, image).map_err(gone)?;
+                let bytes =
+                    node.seen.data_bytes(&self.store, self.options.live, image).map_err(gone)?;
                 (image.size().map_err(gone)?, bytes / STAT_BLOCK)
             }
             kind @ (Kind::StoreJson | Kind::Info(_)) => {
@@ -197,54 +173,146 @@ impl View {
                 time = Some(self.text_time(kind, &text));
                 text_size(text.len() as u64)
             }
-            Kind::Map(_) => text_size(node.text_bytes()),
+            Kind::Map(_) => text_size(node.seen.text_bytes()),
             kind @ Kind::Latest(_) => (self.target(kind)?.len() as u64, 0),
             _ => (0, 0),
         };
         let time = time.map_or_else(|| self.time(&node.kind), Ok)?;
-        Ok(self.shape(number, &node.kind, (size, blocks), time))
+        // The size of a map is known once one was opened.
+        let unknown = matches!(node.kind, Kind::Map(_)) && size == 0;
+        Ok((self.owner.shape(number, node.kind.file_type(), (size, blocks), time), !unknown))
     }
 
-    /// Attributes as far as they are known without walking a volume, and whether that is all: else
-    /// they are not to be believed.
-    pub fn quick_attributes(&self, number: u64, node: &Node) -> Result<(FileAttr, bool)> {
+    /// As far as they are known without walking a volume.
+    fn quick_attributes(&self, number: u64, node: &Node) -> Result<(FileAttr, bool)> {
         match &node.kind {
             Kind::Head(image) | Kind::Snapshot(image) => {
-                let (size, known) = (image.size().map_err(gone)?, node.known_bytes());
+                let (size, known) = (image.size().map_err(gone)?, node.seen.known_bytes());
                 let blocks = known.unwrap_or(size) / STAT_BLOCK;
                 let time = self.time(&node.kind)?;
-                Ok((self.shape(number, &node.kind, (size, blocks), time), known.is_some()))
+                let space = (size, blocks);
+                let attributes = self.owner.shape(number, node.kind.file_type(), space, time);
+                Ok((attributes, known.is_some()))
             }
-            Kind::Map(_) => Ok((self.attributes(number, node)?, node.text_bytes() > 0)),
-            _ => Ok((self.attributes(number, node)?, true)),
+            _ => self.attributes(number, node),
         }
     }
 
-    fn shape(&self, number: u64, kind: &Kind, space: (u64, u64), time: SystemTime) -> FileAttr {
-        let file_type = file_type(kind);
-        let (size, blocks) = space;
-        let others = self.options.allow_other;
-        let (perm, nlink) = match file_type {
-            FileType::Directory => (if others { 0o555 } else { 0o500 }, 2),
-            FileType::Symlink => (0o777, 1),
-            _ => (if others { 0o444 } else { 0o400 }, 1),
+    fn extended(&self, kind: &Kind) -> Result<Vec<(String, String)>> {
+        match kind {
+            Kind::Volume(volume) | Kind::Head(volume) => text::volume_facts(volume).map_err(gone),
+            Kind::Snapshot(snapshot) => text::snapshot_facts(snapshot).map_err(gone),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn open(&self, node: &Node) -> Result<Open<Infallible>> {
+        match &node.kind {
+            Kind::Snapshot(image) | Kind::Head(image) => {
+                let (seen, mark) = look(&self.store, image).map_err(gone)?;
+                if seen.incomplete {
+                    return Err(Errno::ESTALE);
+                }
+                // The first one to open it after it may have changed lets the kernel drop what it has.
+                Ok(Open::Image(match node.seen.keeps(mark) || !self.options.live {
+                    true => FopenFlags::FOPEN_KEEP_CACHE,
+                    false if seen.settled => FopenFlags::empty(),
+                    false => FopenFlags::FOPEN_DIRECT_IO,
+                }))
+            }
+            Kind::StoreJson | Kind::Info(_) | Kind::Map(_) => {
+                let text = self.text(&node.kind)?;
+                node.seen.note_text(text.len());
+                Ok(Open::Text(text))
+            }
+            Kind::Latest(_) => Err(Errno::ELOOP),
+            _ => Err(Errno::EISDIR),
+        }
+    }
+
+    fn read(
+        &self,
+        image: &Kind,
+        _: Option<&Infallible>,
+        offset: u64,
+        size: usize,
+        reply: ReplyData,
+    ) {
+        let (Kind::Head(image) | Kind::Snapshot(image)) = image else {
+            return reply.error(Errno::EISDIR);
         };
-        FileAttr {
-            ino: INodeNo(number),
-            size,
-            blocks,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            crtime: time,
-            kind: file_type,
-            perm,
-            nlink,
-            uid: self.owner.0,
-            gid: self.owner.1,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
+        with_buffer(|buffer| match read(image, offset, size, buffer) {
+            Ok(bytes) => reply.data(bytes),
+            Err(error) => reply.error(error),
+        });
+    }
+
+    fn seek(&self, image: &Kind, _: Option<&Infallible>, offset: i64, whence: i32) -> Result<i64> {
+        let (Kind::Head(image) | Kind::Snapshot(image)) = image else {
+            return Err(Errno::EINVAL);
+        };
+        let from = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+        if from >= image.size().map_err(gone)? {
+            return Err(Errno::ENXIO);
+        }
+        let found = match whence {
+            libc::SEEK_DATA => image.next_data(from).map_err(gone)?.ok_or(Errno::ENXIO)?,
+            libc::SEEK_HOLE => image.next_hole(from).map_err(gone)?,
+            _ => return Err(Errno::EINVAL),
+        };
+        i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
+    }
+
+    fn space(&self) -> Space {
+        let info = self.store.info();
+        let blocks = info.extent_size / BLOCK_BYTES;
+        Space {
+            total: info.extents_total * blocks,
+            free: info.extents_free * blocks,
+            files: info.volumes + info.snapshots,
+        }
+    }
+
+    fn is_watched(&self) -> bool {
+        self.options.live
+    }
+
+    /// Lets the kernel drop what it keeps of snapshots that were deleted, or whose content may be another one: a
+    /// file that is open for long has its cache for as long. All else it asks for each time.
+    fn watch(&self, notifier: &Notifier, stop: &AtomicBool) {
+        let mut seen = self.store.changes();
+        while !stop.load(Ordering::SeqCst) {
+            let changes = self.store.wait_for_change(seen, WATCH_PATIENCE);
+            if changes == seen {
+                continue;
+            }
+            seen = changes;
+            for (number, node) in self.nodes.all() {
+                let Kind::Snapshot(image) = &node.kind else { continue };
+                let keeps = match look(&self.store, image) {
+                    Ok((_, mark)) => node.seen.keeps(mark),
+                    Err(_) => node.seen.lose(),
+                };
+                if keeps {
+                    continue;
+                }
+                // Fails only if the kernel knows it no longer.
+                let _ = notifier.inval_inode(INodeNo(number), 0, 0);
+            }
+        }
+    }
+
+    fn end(&self) {}
+}
+
+impl View {
+    /// The text of a file that is made when it is read.
+    fn text(&self, file: &Kind) -> Result<Vec<u8>> {
+        match file {
+            Kind::StoreJson => Ok(text::store(&self.store, &self.options.store, self.options.live)),
+            Kind::Info(volume) => text::info(volume).map_err(gone),
+            Kind::Map(volume) => text::map(volume).map_err(gone),
+            _ => Err(Errno::EINVAL),
         }
     }
 
@@ -294,27 +362,13 @@ fn time_of(seen: &Observed) -> SystemTime {
     UNIX_EPOCH + Duration::from_nanos(seen.created_ns)
 }
 
-/// Bytes and blocks of a text.
-fn text_size(bytes: u64) -> (u64, u64) {
-    (bytes, bytes.div_ceil(STAT_BLOCK))
-}
-
-/// The type of a node.
-pub fn file_type(kind: &Kind) -> FileType {
-    match kind {
-        Kind::Root | Kind::Volumes | Kind::Volume(_) | Kind::Snapshots(_) => FileType::Directory,
-        Kind::Latest(_) => FileType::Symlink,
-        _ => FileType::RegularFile,
-    }
-}
-
 /// The file name of a snapshot.
-pub fn file_name(snapshot: &str) -> String {
+fn file_name(snapshot: &str) -> String {
     escape(snapshot) + RAW
 }
 
 /// The error number of a failed look at something that the kernel knows.
-pub fn gone(error: dbs_core::Error) -> Errno {
+fn gone(error: dbs_core::Error) -> Errno {
     match error.kind() {
         ErrorKind::NotFound => Errno::ESTALE,
         ErrorKind::Invalid => Errno::EINVAL,
@@ -332,13 +386,32 @@ pub fn image_path(volume: &str, snapshot: Option<&str>) -> PathBuf {
     }
 }
 
-/// Extended attributes of a node: names without `user.dbs.`, and values.
-pub fn extended(kind: &Kind) -> Result<Vec<(String, String)>> {
-    match kind {
-        Kind::Volume(volume) | Kind::Head(volume) => text::volume_facts(volume).map_err(gone),
-        Kind::Snapshot(snapshot) => text::snapshot_facts(snapshot).map_err(gone),
-        _ => Ok(Vec::new()),
+/// Reads from an image, whole blocks into `buffer`; less than asked for at its end only.
+fn read<'a>(
+    image: &Observer,
+    offset: u64,
+    size: usize,
+    buffer: &'a mut AlignedBuf,
+) -> Result<&'a [u8]> {
+    let size = size as u64;
+    // A head that shrinks in between is looked at once more.
+    for _ in 0..2 {
+        let end = image.size().map_err(gone)?;
+        let stop = offset.saturating_add(size).min(end);
+        if offset >= stop {
+            return Ok(&[]);
+        }
+        let first = offset - offset % BLOCK_BYTES;
+        let whole = (stop.next_multiple_of(BLOCK_BYTES).min(end) - first) as usize;
+        match image.read_at(first, &mut buffer[..whole]) {
+            Ok(()) => {
+                return Ok(&buffer[(offset - first) as usize..(stop - first) as usize]);
+            }
+            Err(error) if error.kind() == ErrorKind::Invalid => {}
+            Err(error) => return Err(gone(error)),
+        }
     }
+    Err(Errno::EIO)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! When things changed, for programs that compare times: a time is another one whenever the content may
 //! be, and else the same.
 
-use crate::node::Kind;
+use super::kind::Kind;
 use std::collections::HashMap;
 use std::mem::Discriminant;
 use std::sync::{Mutex, PoisonError};
