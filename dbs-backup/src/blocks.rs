@@ -19,6 +19,10 @@ pub trait Source: Sync {
         base: Option<&BackupConfig>,
         found: &mut dyn FnMut(Range<u64>) -> Result<()>,
     ) -> Result<bool>;
+    /// Checks, when all was read, that it was the same all the time.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A volume that is filled from a backup. Many threads write it at once, each a range of its own.

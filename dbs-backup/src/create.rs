@@ -267,6 +267,7 @@ impl<S: Source> Creation<'_, S> {
             // Whoever deletes from now on finds these facts. Who had begun before is found by the lock.
             self.lock.check_others(&volume)?;
             let (backup, created, new_blocks) = self.make(work)?;
+            self.source.check()?;
             self.complete(&path, facts.insert(backup))?;
             Ok((created, new_blocks))
         });

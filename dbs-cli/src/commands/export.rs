@@ -18,7 +18,8 @@ use std::path::PathBuf;
 pub struct Export {
     /// VOLUME, or VOLUME@SNAPSHOT
     spec: Spec,
-    /// A new file, or `-` for the standard output. Blocks without data become holes
+    /// A new file, or `-` for the standard output. Blocks without data become holes. Until all of it is
+    /// written, the file is called FILE.RANDOM.partial
     file: PathBuf,
     /// Overwrite an existing file or block device. Mounted devices and open stores are never
     /// overwritten, other stores only after a question
@@ -38,11 +39,16 @@ impl Export {
             let volume = target.open_spec(&self.spec.to_string())?;
             let mut meter = context.meter("exporting", Unit::Bytes);
             let mut progress = |done, total| meter.update(done, total);
-            if to_stdout {
-                export_stream(&*volume, io::stdout().lock(), &mut progress)
+            let copied = if to_stdout {
+                export_stream(&*volume, io::stdout().lock(), &mut progress)?
             } else {
-                export_path(&*volume, &self.file, self.force, &mut progress)
-            }
+                export_path(&*volume, &self.file, self.force, &mut progress)?
+            };
+            // A rebuild may have begun meanwhile, and changed what was read.
+            target.open_spec(&self.spec.to_string()).map_err(|error| {
+                error.context(format!("{} may be incomplete, export it again", self.file.display()))
+            })?;
+            Ok(copied)
         })?;
         if to_stdout {
             return Ok(());
@@ -65,7 +71,8 @@ impl Export {
             return Err(Error::invalid(format!("{file} is the store itself: name another file")));
         }
         for image in context.backing_files() {
-            if is_same_place(&self.file, image)? {
+            // One that is not there stops nothing: see `Context::open_options`.
+            if is_same_place(&self.file, image).unwrap_or(false) {
                 return Err(Error::invalid(format!(
                     "{file} is the image that volumes of the store rest on: name another file"
                 )));

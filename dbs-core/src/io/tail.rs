@@ -20,6 +20,11 @@ use std::time::{Duration, Instant};
 /// How often to try again when the file is removed between being opened and being locked.
 const OPEN_ATTEMPTS: u32 = 8;
 
+/// So often, and after such pauses, to look whether a tail that is in use is free: a process that ends has given up
+/// the lock of its store a moment before that of its tail, which goes with the last of its memory.
+const LOCK_ATTEMPTS: u32 = 200;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
 /// For so long nobody looks again whether the file is still in its place.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -67,7 +72,7 @@ impl FileTail {
         }
         for _ in 0..OPEN_ATTEMPTS {
             let file = open_file(&handle, &name).map_err(|error| failed(error, "open the tail"))?;
-            match file.try_lock() {
+            match try_lock(&file) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     return Err(Error::busy(format!(
@@ -251,6 +256,16 @@ fn is_tmpfs(file: &File) -> bool {
     fstatfs(file).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC)
 }
 
+fn try_lock(file: &File) -> std::result::Result<(), TryLockError> {
+    for _ in 1..LOCK_ATTEMPTS {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            other => return other,
+        }
+    }
+    file.try_lock()
+}
+
 fn open_file(directory: &File, name: &str) -> io::Result<File> {
     let flags = OFlag::O_RDWR
         | OFlag::O_CREAT
@@ -353,6 +368,20 @@ mod tests {
         );
         drop(tail);
         FileTail::open(directory.path(), UUID, "1-2").unwrap();
+    }
+
+    /// Found by review: who opened a store at once after its last process had ended went on without a tail.
+    #[test]
+    fn a_process_that_ends_is_waited_for() {
+        let Some(directory) = tmpfs() else { return };
+        let tail = FileTail::open(directory.path(), UUID, "1-2").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(2 * LOCK_PAUSE);
+                drop(tail);
+            });
+            FileTail::open(directory.path(), UUID, "1-2").unwrap();
+        });
     }
 
     #[test]

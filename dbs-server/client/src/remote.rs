@@ -3,7 +3,7 @@
 
 mod volume;
 
-use dbs_control::api::{Ranges, Request};
+use dbs_control::api::{MARKER, Ranges, Request};
 use dbs_control::{Client, Watch, is_trusted};
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, Usage, VolumeInfo};
 use dbs_core::store::SnapshotOptions;
@@ -154,12 +154,15 @@ impl RemoteStore {
         uuid.ok_or_else(|| Error::new(ErrorKind::Io, "the server's answer has no uuid"))
     }
 
-    /// Whether what there is of this name is a volume that is being filled.
+    /// Whether what there is of this name is a volume that is being filled, or a snapshot of one that is
+    /// rebuilt.
     fn is_incomplete(&self, spec: &str) -> Result<bool> {
-        match spec.contains('@') {
-            true => self.uuid(spec).map(|_| false),
-            false => self.volume_info(spec).map(|volume| volume.rebuilding),
-        }
+        let Some((volume, _)) = spec.split_once('@') else {
+            return self.volume_info(spec).map(|volume| volume.rebuilding);
+        };
+        self.uuid(spec)?;
+        let received = || Ok::<_, Error>(self.snapshots(volume)?.iter().any(|s| s.name == MARKER));
+        Ok(self.volume_info(volume)?.rebuilding && !received()?)
     }
 
     fn run(&self, request: &Request) -> Result<()> {

@@ -4,16 +4,22 @@ use super::pipeline::pipeline;
 use super::{BlockAccess, Copied, PIECE_BYTES, Piece, Progress, VolumeSource, report};
 use dbs_core::io::open::{Claim, claim};
 use dbs_core::{Error, ErrorKind, Result};
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 
+/// Bytes of a file's name in the name that it has at first, which has more: names have 255 at the most.
+const NAME_BYTES: usize = 200;
+
 static ZEROS: [u8; PIECE_BYTES as usize] = [0; PIECE_BYTES as usize];
 
 /// A new file, which gets its name when all of it is there: nobody is to take a part for the whole, also after
-/// a `kill -9`. Until then it is `NAME.….partial` beside it, and is removed unless it is kept in the end.
+/// a `kill -9`. Until then it is `NAME.….partial` beside it, and is removed unless it is kept in the end; only
+/// a process that is killed leaves it.
 #[derive(Debug)]
 pub struct NewFile {
     file: NamedTempFile,
@@ -30,7 +36,11 @@ impl NewFile {
             return Err(exists(path));
         }
         let failed = |e| Error::io(e, format!("creating {}", path.display()));
-        let mut prefix = path.file_name().unwrap_or_default().to_owned();
+        if path.as_os_str().as_bytes().ends_with(b"/") {
+            return Err(Error::not_found(format!("no directory {}", path.display())));
+        }
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        let mut prefix = OsStr::from_bytes(name.get(..NAME_BYTES).unwrap_or(name)).to_owned();
         prefix.push(".");
         let made = Builder::new()
             .prefix(&prefix)
@@ -50,17 +60,36 @@ impl NewFile {
     /// Makes what was written durable, and then gives it its name.
     ///
     /// # Errors
-    /// `Exists` if something has got the name meanwhile; `Io`. It is removed then.
+    /// `Exists` if something has got the name meanwhile; `Io`. It is removed then, unless it has its name already.
     pub fn keep(self) -> Result<()> {
         let path = self.path;
         let failed = |e| Error::io(e, format!("syncing {}", path.display()));
         self.file.as_file().sync_all().map_err(failed)?;
-        self.file.persist_noclobber(&path).map_err(|e| match e.error.kind() {
-            io::ErrorKind::AlreadyExists => exists(&path),
-            _ => Error::io(e.error, format!("giving {} its name", path.display())),
-        })?;
+        let kept =
+            self.file.persist_noclobber(&path).or_else(|refused| match refused.error.kind() {
+                io::ErrorKind::AlreadyExists => Err(exists(&path)),
+                _ => replace_empty(refused.file, &path),
+            });
+        kept?;
         File::open(directory_of(&path)).and_then(|directory| directory.sync_all()).map_err(failed)
     }
+}
+
+/// Gives a file its name on a file system without links, and without renames that replace nothing: an empty file claims
+/// the name first, and is replaced.
+fn replace_empty(file: NamedTempFile, path: &Path) -> Result<File> {
+    let claimed = OpenOptions::new().write(true).create_new(true).open(path);
+    let named = claimed.and_then(|_| {
+        file.persist(path).map_err(|refused| {
+            // What is left of the claim would be in the way of the next try.
+            let _ = std::fs::remove_file(path);
+            refused.error
+        })
+    });
+    named.map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => exists(path),
+        _ => Error::io(e, format!("giving {} its name", path.display())),
+    })
 }
 
 fn exists(path: &Path) -> Error {
@@ -130,8 +159,11 @@ pub fn export_file(
     let kind = file.metadata().map_err(write_error)?.file_type();
     let size = access.size();
     let copied = if kind.is_file() {
-        file.set_len(0).and_then(|()| file.set_len(size)).map_err(write_error)?;
-        copy(access, progress, |piece| write_sparse(file, piece))?
+        file.set_len(0).map_err(write_error)?;
+        let copied = copy(access, progress, |piece| write_sparse(file, piece))?;
+        // A file that is there is written in its place: what a kill leaves is not as long as the whole.
+        file.set_len(size).map_err(write_error)?;
+        copied
     } else if kind.is_block_device() {
         let mut device = file;
         let room = device.seek(SeekFrom::End(0)).map_err(write_error)?;
@@ -243,5 +275,22 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"another");
         drop(NewFile::create(&dir.path().join("third")).unwrap());
         assert_eq!(names().count(), 1);
+        drop(NewFile::create(&dir.path().join("n".repeat(255))).unwrap());
+        let folder = NewFile::create(&dir.path().join("none/"));
+        assert_eq!(folder.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    /// As where neither links nor renames that replace nothing are known.
+    #[test]
+    fn a_new_file_gets_its_name_without_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let new = || NewFile::create(&dir.path().join("new")).unwrap().file;
+        let first = new();
+        first.as_file().write_all_at(b"content", 0).unwrap();
+        replace_empty(first, &path).unwrap();
+        assert_eq!(replace_empty(new(), &path).unwrap_err().kind(), ErrorKind::Exists);
+        assert_eq!(fs::read(&path).unwrap(), b"content");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

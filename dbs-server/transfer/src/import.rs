@@ -75,6 +75,8 @@ fn fill(
         length = piece.end();
         report(progress, length, total)
     })?;
+    // A pipe ends early if the same signal has ended who writes to it.
+    report(progress, length, total)?;
     access.flush()?;
     Ok(Copied { length, data: filler.data })
 }

@@ -28,7 +28,7 @@ pub use import::{import_file, import_stream};
 pub use nbd::{NbdAccess, translate};
 pub use stream::{
     BaseSnapshot, ReceiveOptions, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader,
-    check_whole, pending, plan, receive, receive_all, send,
+    check_same, check_whole, pending, plan, receive, receive_all, send,
 };
 
 use dbs_core::info::{MapRange, RangeState};

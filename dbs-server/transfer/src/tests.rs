@@ -97,6 +97,9 @@ fn import_of_too_much_is_refused() {
     let error = import_stream(&input[..], &volume, &mut always).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     import_stream(&input[1..], &volume, &mut always).unwrap();
+    // Found by trying: the signal that stops an import also ends who writes to the pipe, and a part was the whole.
+    let error = import_stream(&input[..0], &volume, &mut |_, _| false).unwrap_err();
+    assert_eq!(error.kind(), dbs_core::ErrorKind::Interrupted);
 }
 
 #[test]

@@ -24,7 +24,8 @@ pub(super) fn find_again(store: &Store, record: &mut Record) -> Result<Volume> {
 /// As [`find_again`], in the name of the device.
 ///
 /// # Errors
-/// As [`find_again`]; `Busy` if the volume is incomplete.
+/// As [`find_again`]; `Busy` if the volume is incomplete. A snapshot was complete when its device was made: the
+/// device does not end because the volume is rebuilt now.
 pub(super) fn hold(store: &Store, record: &mut Record) -> Result<Volume> {
     look_up(store, record)?;
     let spec = record.spec();
@@ -36,7 +37,8 @@ pub(super) fn hold(store: &Store, record: &mut Record) -> Result<Volume> {
         alone: !record.read_only,
         remedy: format!("detach it first: `dbs detach {spec}`"),
     };
-    store.volume_for(&spec, holder)?.complete()
+    let volume = store.volume_for(&spec, holder)?;
+    if record.snapshot.is_some() { Ok(volume) } else { volume.complete() }
 }
 
 fn look_up(store: &Store, record: &mut Record) -> Result<()> {

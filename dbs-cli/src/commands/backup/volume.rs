@@ -5,7 +5,7 @@ use dbs_backup::config::{BackupConfig, LABEL_CREATED, LABEL_SIZE, Map};
 use dbs_backup::{Source, Target};
 use dbs_core::info::{MapRange, RangeState, SnapshotInfo};
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_transfer::{BlockAccess, StoreAccess, check_whole};
+use dbs_transfer::{BlockAccess, StoreAccess, check_same, check_whole};
 use jiff::Timestamp;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -100,11 +100,7 @@ impl<'a> SnapshotSource<'a> {
             }
             at += length;
         }
-        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
-        check_whole(
-            self.store,
-            std::iter::once(&self.snapshot).chain(base.iter().map(|(base, _)| base)),
-        )
+        self.check()
     }
 }
 
@@ -115,6 +111,12 @@ impl Source for SnapshotSource<'_> {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.access.read_at(offset, buf)
+    }
+
+    fn check(&self) -> Result<()> {
+        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        let base = base.iter().map(|(base, _)| base);
+        check_same(self.store, std::iter::once(&self.snapshot).chain(base))
     }
 
     fn ranges(

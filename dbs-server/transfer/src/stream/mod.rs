@@ -15,7 +15,7 @@ pub use access::StoreAccess;
 pub use header::{BaseSnapshot, ResumeToken, StreamHeader};
 pub use plan::plan;
 pub use receive::{Received, pending, receive};
-pub use send::{SendOptions, check_whole, send};
+pub use send::{SendOptions, check_same, check_whole, send};
 pub use sequence::{ReceiveOptions, receive_all};
 
 use dbs_core::info::SnapshotInfo;

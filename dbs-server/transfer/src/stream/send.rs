@@ -82,7 +82,7 @@ pub fn send(
             report(progress, sender.copied.length, header.size)
         },
     )?;
-    check_whole(store, &parts)?;
+    check_same(store, &parts)?;
     sender.encoder.finish(header.size)?;
     Ok(Copied { length: header.size, ..sender.copied })
 }
@@ -144,24 +144,39 @@ fn find(snapshots: &[SnapshotInfo], volume: &str, name: &str) -> Result<Snapshot
         .ok_or_else(|| Error::not_found(format!("volume `{volume}` has no snapshot `{name}`")))
 }
 
-/// Checks that snapshots which are open are still the ones of their names, by which the store is asked, and
-/// are whole: of a retired one what is hidden may be gone (while it is open, nothing more of it is given up),
-/// and those of a volume that is rebuilt may lack what has not come yet.
+/// Checks that snapshots which have just been opened are whole. Of a retired one what is hidden may be gone. One that
+/// is retired later loses nothing as long as it is open.
 ///
 /// # Errors
-/// `NotFound`, `Invalid` for a retired one, `Busy` for one of a volume that is rebuilt; those of the store.
+/// `Invalid` for a retired one; those of [`check_same`].
 pub fn check_whole<'a>(
+    store: &dyn StoreAccess,
+    snapshots: impl IntoIterator<Item = &'a SnapshotInfo>,
+) -> Result<()> {
+    for snapshot in snapshots {
+        check_same(store, [snapshot])?;
+        if store.snapshot_info(&snapshot.volume, &snapshot.name)?.retired {
+            return Err(Error::invalid(format!(
+                "snapshot `{}` is retired: parts of its content may be gone. Take another one",
+                spec_of(snapshot)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that snapshots which are open are still the ones of their names, by which the store is asked, and
+/// that nobody rebuilds their volumes: snapshots may lack what has not come yet.
+///
+/// # Errors
+/// `NotFound`, `Busy` for one of a volume that is rebuilt; those of the store.
+pub fn check_same<'a>(
     store: &dyn StoreAccess,
     snapshots: impl IntoIterator<Item = &'a SnapshotInfo>,
 ) -> Result<()> {
     for snapshot in snapshots {
         let spec = spec_of(snapshot);
         match store.snapshot_info(&snapshot.volume, &snapshot.name) {
-            Ok(now) if now.uuid == snapshot.uuid && now.retired => {
-                return Err(Error::invalid(format!(
-                    "snapshot `{spec}` is retired: parts of its content may be gone. Take another one"
-                )));
-            }
             Ok(now) if now.uuid == snapshot.uuid => check_not_rebuilt(store, &snapshot.volume)?,
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {
@@ -175,8 +190,10 @@ pub fn check_whole<'a>(
 }
 
 fn check_not_rebuilt(store: &dyn StoreAccess, volume: &str) -> Result<()> {
+    let rebuilding = || Ok::<_, Error>(store.volume_info(volume)?.rebuilding);
     let received = || Ok::<_, Error>(store.snapshots(volume)?.iter().any(|s| s.name == MARKER));
-    if !store.volume_info(volume)?.rebuilding || received()? {
+    // A receive that ends between the two questions has removed its marker.
+    if !rebuilding()? || received()? || !rebuilding()? {
         return Ok(());
     }
     Err(Error::busy(format!(
@@ -266,7 +283,7 @@ impl Differences<'_> {
         let SendOptions { volume, snapshot, .. } = self.options;
         let found = self.store.diff(volume, Some(self.base), Some(snapshot), self.at, length)?;
         // Before anything of it is sent: a receiver keeps what it got.
-        check_whole(self.store, self.parts)?;
+        check_same(self.store, self.parts)?;
         let mut at = self.at;
         for range in &found {
             let end = range.offset.checked_add(range.length);
