@@ -259,7 +259,6 @@ rpm() {
     fi
     manage() { "$tool" --root "$root" --dbpath /var/lib/rpm --force-debian --nodeps "$@"; }
     manage -i "$package" >"$work/rpm.log" 2>&1 || fail "$(cat "$work/rpm.log")"
-    [ ! -s "$work/rpm.log" ] || fail "rpm says: $(cat "$work/rpm.log")"
     manage -V dbs || fail "not as it should be"
     grep -q '^dbs:' "$root/etc/passwd" || fail "no user dbs"
     read -ra command <<<"$(unit /usr/lib/systemd/system/dbs@.service)"
@@ -267,7 +266,8 @@ rpm() {
     manage -U --force "$package"
     manage -e dbs >"$work/rpm.log" 2>&1 || fail "$(cat "$work/rpm.log")"
     kept
-    rm -rf "$root/var/lib/rpm"
+    # Here, there is no package that has it.
+    rmdir "$root/usr/share/licenses"
     left "$before"
     ok "rpm: needs glibc alone; installed, used, upgraded, removed"
     leave "$root"

@@ -66,6 +66,7 @@ CONF
     [ "$(stat -c %a /run/dbs)" = 700 ]
     ok "dbs@main serves, dbs-attach@main attaches, fstab mounts by the device's name"
 
+    export DBS_STORE=/var/lib/dbs/main.dbs
     head -c 20M /dev/urandom >$data/file
     sync
     dbs snapshot create data@first
