@@ -101,7 +101,7 @@ debian_root() {
     enter "$root"
 }
 
-# inside COMMAND...: in `root`, with what systemd gives a service; with `run=exec` in place of the shell.
+# inside COMMAND...: in `root`, with what systemd gives a service; with `run="exec"` in place of the shell.
 inside() {
     ${run:-} env -i PATH=/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 \
         "DBS_STORE=${store:-}" chroot "$root" "$@"
@@ -117,7 +117,7 @@ files() {
 server() {
     socket=$root/run/dbs/try.nbd.sock
     : >"$work/server.log"
-    (run=exec && inside "$@") >"$work/server.log" 2>&1 &
+    (run="exec" && inside "$@") >"$work/server.log" 2>&1 &
     server=$!
     local end=$((SECONDS + 60))
     until grep -q event=ready "$work/server.log"; do

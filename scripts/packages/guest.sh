@@ -32,6 +32,11 @@ is() {
     [ "$found" = "$3" ] || fail "$1: $2 is $found, not $3"
 }
 
+# becomes_active UNIT: a client is served a moment before systemd is told that the unit has started.
+becomes_active() {
+    timeout 300 sh -c "until systemctl -q is-active $1; do sleep 0.2; done" || is "$1" ActiveState active
+}
+
 first() {
     local pid
 
@@ -100,7 +105,7 @@ CONF
     is dbs@other ActiveState inactive
     [ "$(stat -c %a $socket)" = 600 ]
     nbdinfo --size "nbd+unix:///v?socket=$socket" >/dev/null
-    is dbs@other ActiveState active
+    becomes_active dbs@other
     [ "$(stat -c %U "/proc/$(systemctl show --value -p MainPID dbs@other)")" = dbs ]
     head -c 16M /dev/urandom >/root/v
     nbdcopy /root/v "nbd+unix:///v?socket=$socket"
@@ -108,7 +113,7 @@ CONF
     systemctl stop dbs@other
     nbdcopy "nbd+unix:///v?socket=$socket" /root/v.read
     cmp /root/v /root/v.read
-    is dbs@other ActiveState active
+    becomes_active dbs@other
     ok "dbs@other.socket starts the server for its first client, as the user dbs"
 
     exec 5<$data/file
