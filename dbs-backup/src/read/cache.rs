@@ -321,7 +321,12 @@ mod tests {
                         begun.wait();
                         let got = cache.get(name(1), 100, || {
                             fetched.fetch_add(1, Ordering::SeqCst);
-                            std::thread::sleep(Duration::from_millis(300));
+                            // The map, the one who fetches it, and seven who wait.
+                            while !matches!(&cache.state().blocks[&name(1)],
+                                Slot::Coming(flight) if Arc::strong_count(flight) == 9)
+                            {
+                                std::thread::sleep(Duration::from_millis(1));
+                            }
                             if fails { failed() } else { block(1) }
                         });
                         let kind = got.map_err(|error| error.kind());
@@ -346,35 +351,38 @@ mod tests {
     fn few_at_once_and_what_is_needed_first() {
         let cache: Cache<u8> = Cache::new(1 << 20, 2);
         let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let order = Mutex::new(Vec::new());
+        let begun = Mutex::new(Vec::new());
         let fetch = |number: u8| {
-            let now = running.fetch_add(1, Ordering::SeqCst) + 1;
-            most.fetch_max(now, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(50));
+            begun.lock().unwrap().push(number);
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            // Both turns are taken until three wait for one.
+            while cache.state().waiting < 3 && begun.lock().unwrap().len() < 3 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(20));
             running.fetch_sub(1, Ordering::SeqCst);
-            order.lock().unwrap().push(number);
             block(number)
         };
         std::thread::scope(|scope| {
-            cache.ahead((10..20).map(|number| (name(number), 100, number)));
+            cache.ahead((10..30).map(|number| (name(number), 100, number)));
             for _ in 0..4 {
                 scope.spawn(|| cache.work(|number| fetch(*number)));
             }
-            std::thread::sleep(Duration::from_millis(20));
-            let needed: Vec<_> = (0..3)
-                .map(|number| {
-                    let (cache, fetch) = (&cache, &fetch);
-                    scope.spawn(move || cache.get(name(number), 100, || fetch(number)).unwrap())
-                })
-                .collect();
-            needed.into_iter().for_each(|thread| drop(thread.join().unwrap()));
-            let before = order.lock().unwrap().iter().filter(|number| **number >= 10).count();
-            assert!(before < 8, "{before} blocks that nobody needed came first");
-            while cache.state().ages.len() < 13 {
-                std::thread::sleep(Duration::from_millis(5));
+            while begun.lock().unwrap().len() < 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for number in 0..3 {
+                let (cache, fetch) = (&cache, &fetch);
+                scope.spawn(move || cache.get(name(number), 100, || fetch(number)).unwrap());
+            }
+            while cache.state().ages.len() < 23 {
+                std::thread::sleep(Duration::from_millis(1));
             }
             cache.end();
         });
-        assert_eq!(most.load(Ordering::SeqCst), 2);
+        let (most, begun) = (most.into_inner(), begun.into_inner().unwrap());
+        let last = begun.iter().rposition(|number| *number < 10).unwrap();
+        assert!(last < 8, "blocks that nobody needed came first: {begun:?}");
+        assert_eq!(most, 2);
     }
 }
