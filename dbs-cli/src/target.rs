@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::old;
+use crate::output;
 use crate::progress::{Meter, Unit};
 use dbs_client::any_store::AnyStore;
 use dbs_control::api::{Progress, Request};
@@ -26,7 +27,12 @@ impl Target {
     pub fn open(context: &Context, writes: bool) -> Result<Self> {
         let path = context.store()?;
         match AnyStore::open(path, &context.open_options(!writes), &context.runtime_dir()) {
-            Ok(store) => Ok(Self::Live(store)),
+            Ok(store) => {
+                if let AnyStore::Idle(store, _) = &store {
+                    store.info().warnings.iter().for_each(|text| output::warn(text));
+                }
+                Ok(Self::Live(store))
+            }
             Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Corrupt) => {
                 Image::open(path, None).map(|image| Self::Old(Box::new(image))).map_err(|_| error)
             }

@@ -1,11 +1,11 @@
 //! Which tail a store is opened with, and what of the last session is in it.
 
 use super::{Env, TailPlace};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::{TailMemory, tail as tails};
 use crate::meta::load::{LastSession, Loader};
 use crate::meta::tail::{self, TailKey};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Replays the tail of the last session; a warning if there was one and it is gone.
 pub(super) fn take_tail(
@@ -72,7 +72,13 @@ impl WantedTail<'_> {
             TailPlace::Directory(directory) => vec![directory.clone()],
             TailPlace::Auto => tails::default_candidates(),
         };
-        self.open_among(&candidates)
+        let opened = self.open_among(&candidates)?;
+        let others = || tails::find_of_others(self.uuid, self.store);
+        let refused = match self.place {
+            TailPlace::Auto => opened.refused.or_else(|| others().as_deref().map(of_another_user)),
+            _ => opened.refused,
+        };
+        Ok(OpenedTail { refused, ..opened })
     }
 
     fn open_among(&self, candidates: &[PathBuf]) -> Result<OpenedTail> {
@@ -128,10 +134,46 @@ impl WantedTail<'_> {
     }
 }
 
+/// Why a store is not opened whose last process was another user's, if that one's own tail is needed.
+fn of_another_user(path: &Path) -> Error {
+    Error::new(
+        ErrorKind::Invalid,
+        format!(
+            "the tail `{}` of another user has writes that were acknowledged. Nothing was changed: open the store once \
+             as that user, as with `dbs info`; or remove the file, and the store opens without those writes",
+            path.display()
+        ),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    /// Found by trying: root opened the store of a user's server that was killed, and what the server had acknowledged
+    /// was gone.
+    #[test]
+    fn a_tail_of_another_user_is_not_passed_over() {
+        let place = tempfile::Builder::new().prefix("dbs-").tempdir_in("/dev/shm");
+        let Ok(place) = place.and_then(|place| {
+            std::os::unix::fs::chown(place.path(), Some(65534), None).map(|()| place)
+        }) else {
+            println!("SKIPPED: giving a directory in /dev/shm to another user needs root");
+            return;
+        };
+        let (uuid, store) = (*b"another user's!!", "1-2");
+        let wanted =
+            WantedTail { place: &TailPlace::Auto, uuid, store, knows_boot: true, read_only: true };
+        assert!(wanted.open().unwrap().refused.is_none());
+        drop(tails::FileTail::open(place.path(), uuid, store).unwrap());
+        let refused = wanted.open().unwrap().refused.unwrap();
+        let last = LastSession { tail: true, boot: [1; 16], ..LastSession::default() };
+        check_unneeded(Some(refused), &last, [2; 16]).unwrap();
+        let refused = wanted.open().unwrap().refused;
+        let refused = check_unneeded(refused, &last, [1; 16]).unwrap_err();
+        assert!(refused.to_string().contains("as that user"), "{refused}");
+    }
 
     /// A tail in a directory that will not do any more: no other one is made, which the next process would find.
     #[test]

@@ -11,10 +11,11 @@ use super::wire::rep;
 use dbs_frontend::tls::TlsStream;
 use dbs_frontend::{Listener, Pool, Socket, lock};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, recv};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -30,6 +31,9 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long a client waits for requests of one that is gone, until it is told to come again.
 const GONE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Pieces of 4 KiB that are taken of what a client has sent that is gone.
+const DISCARDED_MAX: usize = 256;
 
 /// What other threads tell a reactor.
 pub(super) enum Message {
@@ -300,6 +304,9 @@ impl Shared {
             client.socket.as_deref().is_some_and(|s| dbs_reactor::has_hung_up(s.as_fd()))
         };
         if known.has_ended() || registry.clients.get(&id).is_some_and(gone) {
+            let socket = registry.clients.get(&id).and_then(|client| client.socket.clone());
+            drop(registry);
+            socket.iter().for_each(|socket| discard_received(socket));
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         Ok(registry)
@@ -318,6 +325,14 @@ impl Shared {
             lock(&self.registry).clients.get(&id).map(|client| client.known.peer.address.clone());
         self.log(|| format!("nbd: {} disconnected: {error}", peer.unwrap_or_default()));
     }
+}
+
+/// Takes what a client that is gone has sent: it may have been its leave, and a socket that is closed over it tells the
+/// client of an error.
+fn discard_received(socket: &Socket) {
+    let mut buf = [0; 4096];
+    let mut take = || recv(socket.as_fd().as_raw_fd(), &mut buf, MsgFlags::MSG_DONTWAIT);
+    let _ended = (0..DISCARDED_MAX).take_while(|_| take().is_ok_and(|bytes| bytes > 0)).count();
 }
 
 /// Whether the client just went away, which is no news.
