@@ -60,7 +60,7 @@ CONF
     # The unit has started: its socket is there.
     nbdinfo --size 'nbd+unix:///data?socket=/run/dbs/main.nbd.sock'
     mkfs.ext4 -q /dev/dbs/main.dbs/data
-    echo "/dev/dbs/main.dbs/data $data ext4 _netdev,nofail,x-systemd.requires=dbs-attach@main.service 0 2" >>/etc/fstab
+    echo "/dev/dbs/main.dbs/data $data ext4 _netdev,nofail,x-systemd.device-timeout=infinity,x-systemd.requires=dbs-attach@main.service 0 2" >>/etc/fstab
     systemctl daemon-reload
     mkdir $data
     systemctl start srv-data.mount
@@ -127,6 +127,8 @@ CONF
 }
 
 second() {
+    # Nothing waits for it at boot.
+    timeout 600 sh -c "until mountpoint -q $data || systemctl -q is-failed srv-data.mount; do sleep 1; done" || true
     mountpoint -q $data || fail "$data is not mounted"
     sha256sum -c --status /root/sum
     is dbs@main SubState running
