@@ -45,7 +45,8 @@ static:
 packages:
 	@scripts/packages.sh $(ARGS)
 
-# Each of them installed, used and removed where nothing else is, and the units under a real systemd. As root; 6 minutes.
+# Each of them installed, used and removed where nothing else is, and the units under a real systemd, in the virtual
+# machine. As root; some minutes, most of them in the machine.
 packages-test:
 	@scripts/packages-test.sh $(ARGS)
 

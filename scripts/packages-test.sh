@@ -2,7 +2,7 @@
 # packages-test.sh [deb] [longhorn] [rpm] [tarball] [image] [wheel] [boot]: installs what `make packages` has made, each where nothing
 # else is, uses it, and removes it. All by default. Needs root; `boot` needs QEMU, and runs Debian's systemd in the virtual
 # machine (scripts/packages/guest.sh): units, devices at boot, an upgrade. The first time it makes a Debian with
-# debootstrap. 6 minutes, 5 of them in the machine.
+# debootstrap. Most of its minutes are the machine's.
 #
 # MIRROR   where Debian comes from
 set -Eeuo pipefail
