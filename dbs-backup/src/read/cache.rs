@@ -269,7 +269,7 @@ impl Flight {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     fn name(number: u8) -> BlockName {
         BlockName::of(&[number])
@@ -322,9 +322,12 @@ mod tests {
                         let got = cache.get(name(1), 100, || {
                             fetched.fetch_add(1, Ordering::SeqCst);
                             // The map, the one who fetches it, and seven who wait.
-                            while !matches!(&cache.state().blocks[&name(1)],
-                                Slot::Coming(flight) if Arc::strong_count(flight) == 9)
-                            {
+                            let all = || {
+                                matches!(&cache.state().blocks[&name(1)],
+                                    Slot::Coming(flight) if Arc::strong_count(flight) == 9)
+                            };
+                            let late = Instant::now() + Duration::from_secs(20);
+                            while !all() && Instant::now() < late {
                                 std::thread::sleep(Duration::from_millis(1));
                             }
                             if fails { failed() } else { block(1) }
