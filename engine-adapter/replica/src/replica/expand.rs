@@ -55,6 +55,14 @@ impl Replica {
         if size == facts.size() {
             return Ok(());
         }
+        let present = facts.size();
+        if !present.is_multiple_of(BLOCK_BYTES) {
+            // A layer that ends within a block cannot have a larger one on it, and no rebuild would bring the two.
+            return Err(refused(format!(
+                "failed to expand replica of size {present}, because it is not a multiple of volume sector size \
+                 {BLOCK_BYTES}"
+            )));
+        }
         let name = names::expansion_snapshot(size);
         self.clean_up(store, &name).map_err(unchanged)?;
         let labels = Labels::from([(EXPANSION_LABEL.to_owned(), size.to_string())]);

@@ -236,6 +236,17 @@ fn expand_error(outcome: Outcome<Replica>) -> (String, String, String) {
     (text("code"), text("message"), text("rollbackMessage"))
 }
 
+/// No rebuild would bring a layer that ends within a block with a larger one on it.
+#[test]
+fn a_volume_that_ends_within_a_block_does_not_grow() {
+    let bench = Bench::new();
+    bench.create("5120").unwrap();
+    bench.open();
+    let (code, message, _) = expand_error(bench.expand(SIZE as i64));
+    assert_eq!(code, "FunctionFailedWithoutRollback", "{message}");
+    assert_eq!((bench.get().size.as_str(), chain(&bench.get()).len()), ("5120", 1));
+}
+
 #[test]
 fn expansions_that_fail_say_how_far_they_got() {
     let bench = opened();
