@@ -100,7 +100,9 @@ impl Sink for IncomingSink {
             // What has not come in wholly has no checksum.
             return Ok(None);
         };
-        Ok(Record::load(&self.shelf.image(&self.disk))?.filter(|record| record.tells(&stamp)))
+        // One that cannot be read is none.
+        let record = Record::load(&self.shelf.image(&self.disk)).unwrap_or(None);
+        Ok(record.filter(|record| record.tells(&stamp)))
     }
 
     fn finish(&self, checksum: Option<&Checksum>) -> Result<()> {

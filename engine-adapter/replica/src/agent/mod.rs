@@ -44,12 +44,15 @@ use restore::Restores;
 use shelf::{Shelf, no_disk};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tonic::service::RoutesBuilder;
 use uses::Uses;
 
 /// Names of the services that an agent adds to its port.
 pub const SERVICE_NAMES: [&str; 2] = [AGENT, PEER];
+
+/// How long the end waits for what has been told of it.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What an agent is started with.
 #[derive(Debug)]
@@ -134,6 +137,12 @@ impl Agent {
         &self.jobs
     }
 
+    /// Ends what it does with the store, for good: it is served no longer, though its replica may be.
+    pub fn stop(&self) {
+        self.uses.close();
+        self.let_go(Instant::now() + PATIENCE);
+    }
+
     /// What fetching layers and clones has cost since the start.
     #[must_use]
     pub fn traffic(&self) -> &Traffic {
@@ -195,10 +204,11 @@ impl Agent {
 }
 
 impl User for Agent {
-    fn let_go(&self) {
+    fn let_go(&self, until: Instant) {
+        self.uses.tell();
         self.hashes.cancel_all();
-        self.restores.cancel();
-        self.uses.end_all();
-        self.backups.cancel_all();
+        self.restores.cancel(until);
+        self.backups.cancel_all(until);
+        self.uses.wait(until);
     }
 }

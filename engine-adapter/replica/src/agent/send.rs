@@ -2,7 +2,7 @@
 
 use super::Agent;
 use super::files::FileName;
-use super::shelf::{Flattened, disk_meta, no_disk};
+use super::shelf::{disk_meta, no_disk};
 use super::uses::Use;
 use dbs_core::{Error, Result};
 use dbs_service::log;
@@ -54,8 +54,7 @@ impl Agent {
             if !me.replica.disks()?.contains_key(&disk) {
                 return Err(no_disk(&disk));
             }
-            let store = me.replica.store()?;
-            let source = Flattened::open(&store, me.replica.volume_name(), &snapshot, with_file)?;
+            let source = me.shelf.flattened(&snapshot, with_file)?;
             Ok(Parcel::new(snapshot, Arc::new(source)))
         });
         deliver(parcel.await?, &host, port, timeout, used).await

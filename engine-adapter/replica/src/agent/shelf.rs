@@ -123,7 +123,6 @@ impl Shelf {
         let disks = self.replica.disks()?;
         let file = self.replica.backing_identity()?;
         let layers = store.layers(volume)?;
-        let rebuilding = store.volume_info(volume)?.rebuilding;
         let by_name: HashMap<_, _> =
             layers.iter().filter_map(|layer| Some((layer.name.as_deref()?, layer))).collect();
         let describe = |disk: &String| {
@@ -135,7 +134,7 @@ impl Shelf {
                 disk: disk.clone(),
                 size: layer.size,
                 data_bytes: layer.data_bytes,
-                stamp: stamp(layer, request.flattened, rebuilding).into(),
+                stamp: self.stamp_of(&layers, layer, request.flattened).into(),
                 meta: disk_meta(disk, found).to_bytes()?.into(),
                 file: file.clone(),
                 ..LayerInfo::default()
@@ -159,11 +158,22 @@ impl Shelf {
     /// `NotFound`; `Invalid` for what one reads through a snapshot that is marked as removed.
     pub fn open(&self, disk: &str, flattened: bool) -> Result<Arc<dyn Layer>> {
         let (store, snapshot, _) = self.find(disk)?;
-        let volume = self.replica.volume_name();
         if flattened {
-            return Ok(Arc::new(Flattened::open(&store, volume, &snapshot, false)?));
+            return Ok(Arc::new(self.flattened(&snapshot, false)?));
         }
+        let volume = self.replica.volume_name();
         Ok(Arc::new(StoreLayer(store.layer(volume, Some(&snapshot))?)))
+    }
+
+    /// Opens what one reads through a snapshot, with what comes from a file or without.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` while it may be incomplete; `Invalid` if it is marked as removed.
+    pub fn flattened(&self, snapshot: &str, with_file: bool) -> Result<Flattened> {
+        if self.replica.is_rebuilding() {
+            return Err(Error::busy("the replica is rebuilding, and its snapshots are incomplete"));
+        }
+        Flattened::open(&self.replica.store()?, self.replica.volume_name(), snapshot, with_file)
     }
 
     /// Names the state a layer is in.
@@ -172,23 +182,41 @@ impl Shelf {
     /// `NotFound`.
     pub fn stamp(&self, disk: &str, flattened: bool) -> Result<Vec<u8>> {
         let (store, _, layer) = self.find(disk)?;
-        let rebuilding = store.volume_info(self.replica.volume_name())?.rebuilding;
-        Ok(stamp(&layer, flattened, rebuilding))
+        Ok(self.stamp_of(&store.layers(self.replica.volume_name())?, &layer, flattened))
+    }
+
+    /// A layer changes when its parent is deleted, when it is pruned, or when it comes in anew, in a volume that is being
+    /// rebuilt. How much it holds tells the latter two; elsewhere it means nothing: what it shares with a deleted
+    /// parent counts twice until the two are merged. What one reads through a snapshot never changes before it is
+    /// marked as removed, and then it is not opened.
+    fn stamp_of(
+        &self,
+        layers: &[info::LayerInfo],
+        layer: &info::LayerInfo,
+        flattened: bool,
+    ) -> Vec<u8> {
+        let info::LayerInfo { uuid, size, data_bytes, parent, .. } = layer;
+        if flattened {
+            return uuid.clone().into_bytes();
+        }
+        let parent = parent.as_deref().unwrap_or_default();
+        let changes = is_pruned(layers, layer) || self.replica.is_rebuilding();
+        let held = if changes { data_bytes } else { &0 };
+        format!("{uuid} {size} {held} {parent}").into_bytes()
     }
 }
 
-/// A layer changes when its parent is deleted, when it is pruned, which happens to those that are marked as
-/// removed, or when it comes in anew, in a volume that is being rebuilt. How much it holds tells the latter two;
-/// elsewhere it means nothing: what it shares with a deleted parent counts twice until the two are merged, and
-/// what one reads through a snapshot never changes before it is marked as removed, and then it is not opened.
-fn stamp(layer: &info::LayerInfo, flattened: bool, rebuilding: bool) -> Vec<u8> {
-    let info::LayerInfo { uuid, size, data_bytes, parent, .. } = layer;
-    if flattened {
-        return uuid.clone().into_bytes();
+/// Whether a layer may be pruned: the head looks through none but retired ones to it.
+fn is_pruned(layers: &[info::LayerInfo], layer: &info::LayerInfo) -> bool {
+    let find = |name: Option<&str>| layers.iter().find(|layer| layer.name.as_deref() == name);
+    let mut at = find(None).and_then(|head| head.parent.as_deref());
+    while let Some(found) = at.and_then(|name| find(Some(name))).filter(|found| found.retired) {
+        if found.uuid == layer.uuid {
+            return true;
+        }
+        at = found.parent.as_deref();
     }
-    let parent = parent.as_deref().unwrap_or_default();
-    let held = if layer.retired || rebuilding { data_bytes } else { &0 };
-    format!("{uuid} {size} {held} {parent}").into_bytes()
+    false
 }
 
 /// What goes over as `<disk>.meta`.

@@ -4,7 +4,7 @@ use super::options::Options;
 use super::sockets::Sockets;
 use crate::agent::{Agent, AgentOptions, ReceiverPorts, SERVICE_NAMES};
 use crate::metrics;
-use crate::replica::{Replica, ReplicaRpc, SERVICE_NAME, User};
+use crate::replica::{Replica, ReplicaRpc, SERVICE_NAME};
 use dbs_core::{Error, Result};
 use dbs_service::log;
 use longhorn_data::{DataServer, DataService};
@@ -199,7 +199,7 @@ impl ServedAgent {
 
     /// Ends it in good order.
     pub fn stop(self) {
-        self.agent.let_go();
+        self.agent.stop();
         self.grpc.stop(CALL_TIMEOUT);
     }
 }

@@ -30,8 +30,8 @@ pub trait Predecessor: Send + Sync {
 
 /// Who uses a replica's store for long, beside data connections.
 pub trait User: Send + Sync {
-    /// Gives it up: the store goes, or has gone, and whoever gets it must not wait. May block for moments.
-    fn let_go(&self);
+    /// Gives it up: the store goes, or has gone, and whoever gets it must not wait. May block until then.
+    fn let_go(&self, until: Instant);
 }
 
 /// Opens the store once it has been released, and fails as long as the older process may still
@@ -114,10 +114,11 @@ impl Replica {
         users.push(user);
     }
 
-    /// Has all of them give it up.
-    pub(super) fn end_uses(&self) {
+    /// Has all of them give it up, and waits so long for that.
+    pub(super) fn end_uses(&self, patience: Duration) {
+        let until = Instant::now() + patience;
         let users = self.users.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        users.iter().filter_map(Weak::upgrade).for_each(|user| user.let_go());
+        users.iter().filter_map(Weak::upgrade).for_each(|user| user.let_go(until));
     }
 
     /// Asks the older process, if there is one, how the replica is; not if it was asked just now.

@@ -21,8 +21,10 @@ use std::time::{Duration, Instant};
 
 /// Steps of background work at once while a merge is waited for.
 const WORK_STEPS: u64 = 64;
-/// How long a merge that is waited for may make no progress.
-const MERGE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a merge that is waited for may make no progress...
+pub(super) const MERGE_PATIENCE: Duration = Duration::from_secs(60);
+/// ...and where a snapshot or a newer process waits for who waits.
+pub(super) const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 /// Before the next attempt at it.
 const MERGE_PAUSE: Duration = Duration::from_millis(5);
 
@@ -111,7 +113,7 @@ impl Incoming<'_> {
         let snapshot = snapshot_of(disk)?;
         if self.existing(disk)?.is_some() {
             // May take long, and a snapshot of the volume is waited for only so long.
-            self.replica.finish_merges(&self.ready()?)?;
+            self.replica.finish_merges(&self.ready()?, MERGE_PATIENCE)?;
         }
         let _work = self.replica.work();
         let store = self.ready()?;
@@ -128,7 +130,7 @@ impl Incoming<'_> {
             let text = format!("snapshot {disk} is already existing");
             return Err(Error::new(ErrorKind::Exists, text));
         }
-        self.replica.finish_merges(&store)?;
+        self.replica.finish_merges(&store, SHORT_PATIENCE)?;
         if found.size != size {
             let head = layers.iter().find(|layer| layer.name.is_none());
             let link = Link { size: Some(size), ..link_as_is(found) };
@@ -214,6 +216,10 @@ impl Incoming<'_> {
     /// Those of the store; nothing is seen then.
     pub fn end_clone(&self, went_well: bool) -> Result<()> {
         let replica = self.replica;
+        if went_well && let Ok(store) = replica.store() {
+            // What fails here fails again below.
+            let _ = replica.finish_merges(&store, MERGE_PATIENCE);
+        }
         let _work = replica.work();
         let store = replica.store().inspect_err(|_| {
             // Whoever has the store has cleared it of what was begun.
@@ -280,6 +286,12 @@ impl Replica {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether layers may come in in place of those that are here.
+    #[must_use]
+    pub fn is_rebuilding(&self) -> bool {
+        self.state().rebuilding
+    }
+
     /// What a replica that is being rebuilt lacks; nothing if it has all that it was to get.
     pub(super) fn unfilled(&self) -> &'static str {
         match self.pending().filling {
@@ -313,7 +325,7 @@ impl Replica {
             return Ok(());
         }
         self.state().restored = None;
-        self.finish_merges(store)?;
+        self.finish_merges(store, SHORT_PATIENCE)?;
         let layers = store.layers(volume)?;
         for name in described.keys() {
             let Some(layer) = find(&layers, name) else {
@@ -345,8 +357,9 @@ impl Replica {
         pending.snapshots.clear();
         pending.head = None;
         pending.frozen = None;
-        let leaving = std::mem::take(&mut pending.leaving);
+        let mut leaving = std::mem::take(&mut pending.leaving);
         drop(pending);
+        leaving.retain(|name| !described.contains_key(name));
         self.drop_staged(store)?;
         self.drop_leaving(store, &leaving)?;
         self.set_dirty();
@@ -357,7 +370,14 @@ impl Replica {
         let disks = self.disks()?;
         for name in leaving {
             if let Some(disk) = disks.get(&names::snapshot_disk(name)) {
-                self.drop_snapshot(store, &names::snapshot_disk(name), name, &disk.children)?;
+                let dropped =
+                    self.drop_snapshot(store, &names::snapshot_disk(name), name, &disk.children);
+                if let Err(e) = dropped {
+                    // All is here; somebody reads it, and it goes with another reload.
+                    let volume = &self.options.volume;
+                    log::warn("remove", &[("volume", volume), ("snapshot", name), ("error", &e)]);
+                    self.pending().leaving.insert(name.clone());
+                }
             }
         }
         Ok(())
@@ -374,13 +394,13 @@ impl Replica {
     }
 
     /// Waits until what deleted snapshots held has become part of their children: layers are
-    /// compared and changed only then.
-    pub(super) fn finish_merges(&self, store: &Store) -> Result<()> {
+    /// compared and changed only then. With `patience` it may make no progress for so long.
+    pub(super) fn finish_merges(&self, store: &Store, patience: Duration) -> Result<()> {
         let mut progress = Instant::now();
         while store.merging_remaining(&self.options.volume)? > 0 {
             if store.work(WORK_STEPS)?.done > 0 {
                 progress = Instant::now();
-            } else if progress.elapsed() < MERGE_PATIENCE {
+            } else if progress.elapsed() < patience {
                 // A read of any volume that has begun is to end first, or somebody else takes the last steps.
                 sleep(MERGE_PAUSE);
             } else {

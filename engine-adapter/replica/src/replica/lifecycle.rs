@@ -3,7 +3,7 @@
 use super::events::Events;
 use super::generation::Generation;
 use super::handover::{OpenStore, Predecessor, Sleeper, Waiting};
-use super::incoming::Pending;
+use super::incoming::{MERGE_PATIENCE, Pending};
 use super::meta::VolumeMeta;
 use super::{Opened, Place, Replica, SECTOR_SIZE};
 use dbs_core::{Error, Result, Store};
@@ -21,6 +21,10 @@ const LUKS2_HEADER_BYTES: u64 = 16 << 20;
 /// How long requests in flight may take to end when the store is handed over. Tests have some that
 /// do not.
 const SURRENDER_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 30_000 });
+
+/// How long others who use the store for long may take to give it up: before I/O ends, and after.
+const USES_TIMEOUT: Duration = Duration::from_secs(2);
+const LATE_USES_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Replica {
     /// Makes the volume, if there is none; else it does nothing.
@@ -197,6 +201,13 @@ impl Replica {
     /// # Errors
     /// Those of the store.
     pub fn reload(&self) -> Result<()> {
+        if self.is_open()
+            && self.is_rebuilding()
+            && let Ok(store) = self.store()
+        {
+            // May take long, and others wait for who works.
+            self.finish_merges(&store, MERGE_PATIENCE)?;
+        }
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
         self.show_incoming(&store)?;
@@ -323,9 +334,11 @@ impl Replica {
     /// `Busy` if it was handed over already, or if what is in flight does not end: then it still
     /// has the store, refuses I/O, and may be asked again. Those of taking it over first.
     pub fn surrender(&self, back: Option<(Box<dyn Predecessor>, OpenStore)>) -> Result<Store> {
+        // While I/O goes on.
+        self.end_uses(USES_TIMEOUT);
         let store = self.give_away(back)?;
-        // Not before: from now on nobody else is given it.
-        self.end_uses();
+        // What has begun meanwhile: from now on nobody is given it.
+        self.end_uses(LATE_USES_TIMEOUT);
         Ok(store)
     }
 
@@ -377,7 +390,7 @@ impl Replica {
             state.opened = None;
         }
         drop((state, work));
-        self.end_uses();
+        self.end_uses(LATE_USES_TIMEOUT);
     }
 
     /// Whether the store was handed over to a newer process.

@@ -5,7 +5,9 @@
 
 use super::Replica;
 use super::generation::Generation;
-use super::incoming::{Incoming, Pending, link, snapshot_of, staged};
+use super::incoming::{
+    Incoming, MERGE_PATIENCE, Pending, SHORT_PATIENCE, link, snapshot_of, staged,
+};
 use super::meta::DiskMeta;
 use dbs_core::info::{Labels, LayerInfo, LayerState};
 use dbs_core::store::SnapshotOptions;
@@ -114,7 +116,7 @@ impl Incoming<'_> {
         let replica = self.replica;
         if onto {
             // May take long, and a snapshot of the volume is waited for only so long.
-            replica.finish_merges(&replica.store()?)?;
+            replica.finish_merges(&replica.store()?, MERGE_PATIENCE)?;
         }
         let _work = replica.work();
         // Nothing is taken back from another process for this.
@@ -122,7 +124,7 @@ impl Incoming<'_> {
         let staged = staged(snapshot);
         store.flush()?;
         if onto {
-            replica.finish_merges(&store)?;
+            replica.finish_merges(&store, SHORT_PATIENCE)?;
         }
         let restored = self.check_restore(&store, snapshot, onto)?;
         replica.note_generation(Generation::change);

@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tonic::Code;
 
@@ -503,7 +504,7 @@ fn a_backup_ends_with_the_replica_and_is_made_again() {
     };
     node.backup(request.clone()).unwrap();
     wait(|| (place.blocks() > 2).then_some(()));
-    User::let_go(&*node.agent);
+    User::let_go(&*node.agent, Instant::now() + Duration::from_secs(2));
     let status = node.backup_status("backup-1").unwrap();
     assert_eq!(status.state, "error");
     assert_eq!(status.error, "the replica was stopped, or gave up its store");

@@ -187,6 +187,9 @@ fn a_merge_under_way_changes_no_layer() {
     node.snapshot("a");
     node.write(0..1000, 2);
     node.snapshot("b");
+    // Marked as well, as a purge marks what it cannot delete; no head looks through it to be pruned.
+    node.snapshot("c");
+    node.replica.mark_removed("b").unwrap();
     node.replica.remove("volume-snap-a.img", false).unwrap();
     let before = layer(&node, "volume-snap-b.img", false);
     assert_eq!(before.data_bytes, 2000 * BLOCK);

@@ -6,6 +6,7 @@ use longhorn_replica::replica::Disk;
 use longhorn_replica::replica::User;
 use longhorn_wire::proto::ptypes::*;
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 use tonic::Code;
 
 const DISK: &str = "volume-snap-restored.img";
@@ -428,7 +429,7 @@ fn a_restore_ends_with_the_replica_and_is_made_again() {
     assert_eq!(reset.message(), "replica is currently restoring, cannot reset");
     let purge = node.purge().unwrap_err();
     assert!(purge.message().contains("restoring"), "{purge}");
-    User::let_go(&*node.agent);
+    User::let_go(&*node.agent, Instant::now() + Duration::from_secs(2));
     let status = node.restore_status();
     assert_eq!(status.state, "error");
     assert_eq!(status.error, "the replica was stopped, or gave up its store");

@@ -320,7 +320,6 @@ fn a_merge_that_waits_for_a_read_is_waited_for() {
     from.remove(&disk("a"), false).unwrap();
     from.work();
     join(&from, &to);
-    prepare(&from, &to);
     let volume = to.store.as_ref().unwrap().volume("vol").unwrap();
     std::thread::scope(|scope| {
         let (begun, told) = std::sync::mpsc::channel();
@@ -332,6 +331,8 @@ fn a_merge_that_waits_for_a_read_is_waited_for() {
             read.cancel();
         });
         told.recv().unwrap();
+        // What is deleted from now on waits for it.
+        prepare(&from, &to);
         send(&from, &to);
     });
     to.reload().unwrap();

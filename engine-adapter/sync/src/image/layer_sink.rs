@@ -188,7 +188,8 @@ impl Sink for LayerSink {
     fn recorded(&self) -> Result<Option<Record>> {
         let Some(image) = self.image.as_deref().filter(|_| self.existed) else { return Ok(None) };
         let stamp = layer_stamp(&self.store, &self.volume, &self.snapshot)?;
-        Ok(Record::load(image)?.filter(|record| record.tells(&stamp)))
+        // One that cannot be read is none.
+        Ok(Record::load(image).unwrap_or(None).filter(|record| record.tells(&stamp)))
     }
 
     /// Makes the layer durable. The sender's checksum is not recorded: upstream sends what it has on

@@ -21,7 +21,7 @@ use source::SnapshotSource;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::Instant;
 use tokio::sync::oneshot;
 
 /// Backups remembered that have ended well.
@@ -30,8 +30,6 @@ const REMEMBERED: usize = 5;
 const REMEMBERED_FAILED: usize = 10;
 /// What the blocks are of the whole: the rest is the writing of the facts.
 const BLOCKS_PERCENT: u64 = 95;
-/// How long the end of a process waits for a backup that is to remove what it has begun.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The backups of an agent, in the order in which they began.
 #[derive(Default)]
@@ -148,6 +146,9 @@ impl Agent {
                 plan.options.volume, plan.options.backing_image_name
             )));
         }
+        if self.replica.is_rebuilding() {
+            return Err(Error::busy("the replica is rebuilding, and its snapshots are incomplete"));
+        }
         let (name, snapshot) =
             (plan.options.backup.clone().unwrap_or_default(), plan.options.snapshot.clone());
         let source = SnapshotSource::open(
@@ -246,7 +247,7 @@ impl Backups {
     }
 
     /// Gives up all backups, and waits a moment until they have removed what they have begun. The store is free at once.
-    pub fn cancel_all(&self) {
+    pub fn cancel_all(&self, until: Instant) {
         let running: Vec<_> =
             self.all().iter().filter(|backup| backup.is_running()).cloned().collect();
         for backup in &running {
@@ -256,7 +257,8 @@ impl Backups {
         for backup in running {
             let running = |status: &mut Status| status.state == IN_PROGRESS;
             // Who takes longer ends with the process, or by itself.
-            let _ = backup.ended.wait_timeout_while(backup.status(), PATIENCE, running);
+            let patience = until.saturating_duration_since(Instant::now());
+            let _ = backup.ended.wait_timeout_while(backup.status(), patience, running);
         }
     }
 

@@ -22,7 +22,7 @@ use longhorn_wire::proto::ptypes::{BackupRestoreRequest, RestoreStatusResponse};
 use marker::Marker;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::Instant;
 use target::Staged;
 use tokio::sync::oneshot;
 
@@ -30,8 +30,6 @@ use tokio::sync::oneshot;
 const BLOCKS_PERCENT: u64 = 95;
 /// How the error begins of a backup store in which somebody deletes.
 const LOCKED: &str = "failed to acquire lock";
-/// How long the end of a process waits for a restore that is to give up what it has begun.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The restore of an agent: the present or the last one.
 #[derive(Default)]
@@ -436,11 +434,12 @@ impl Restores {
     }
 
     /// Gives up a restore that is under way, and waits a moment until it has ended. The store is free at once.
-    pub fn cancel(&self) {
+    pub fn cancel(&self, until: Instant) {
         self.release();
+        let patience = until.saturating_duration_since(Instant::now());
         let running = |state: &mut State| state.begun;
         // One that takes longer ends with the process, or by itself.
-        let _ = self.ended.wait_timeout_while(self.state(), PATIENCE, running);
+        let _ = self.ended.wait_timeout_while(self.state(), patience, running);
     }
 
     /// Whether one is beginning or under way.
