@@ -4,7 +4,7 @@
 use crate::clients;
 use dbs_control::api::{self, Progress, Request};
 use dbs_control::{Extra, Service, Session, socket_path};
-use dbs_core::{Error, IoDriver, OpenOptions, Result, Store};
+use dbs_core::{Error, ErrorKind, IoDriver, OpenOptions, Result, Store};
 use dbs_nbd::{
     ExportRules, Listen, Listener, ServerHandle, ServerOptions, StoreExports, TlsConfig,
 };
@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -206,6 +206,13 @@ impl Serving {
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// Why nothing can be written any more before the store is opened again, if that is so: a flush or a write of
+    /// metadata has failed.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.housekeeping.failure()
     }
 
     /// Ends everything in good order: no new clients, requests in flight finish, the store is
@@ -403,6 +410,8 @@ pub struct Housekeeping {
 struct Stop {
     asked: Mutex<bool>,
     changed: Condvar,
+    /// Why nothing can be written any more.
+    failed: OnceLock<String>,
 }
 
 impl Stop {
@@ -449,6 +458,12 @@ impl Housekeeping {
         Ok(Self { stop, thread: Some(thread) })
     }
 
+    /// Why nothing can be written any more before the store is opened again, if that is so.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.stop.failed.get().map(String::as_str)
+    }
+
     /// Ends it; returns when it has ended.
     pub fn stop(self) {
         self.stop.ask();
@@ -479,6 +494,9 @@ fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
                 pause
             }
             Err(e) => {
+                if e.kind() == ErrorKind::Poisoned {
+                    stop.failed.get_or_init(|| e.to_string());
+                }
                 // Once, and not each time it fails in the same way.
                 if failure != e.to_string() {
                     failure = e.to_string();

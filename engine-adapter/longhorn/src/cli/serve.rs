@@ -5,7 +5,7 @@ use super::replica::{data_options, runtime_dir};
 use super::replica_args::{OURS, Size, ThreadArgs, checksum_cache};
 use clap::Args;
 use dbs_control::Access;
-use dbs_core::{Error, OpenOptions, Result, Store};
+use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
 use dbs_frontend::tls::TlsConfig;
 use dbs_frontend::{Listen, ListenAddress};
 use dbs_nbd::ExportRules;
@@ -20,8 +20,12 @@ use longhorn_replica::host::hosting::Hosting;
 use longhorn_replica::host::signals;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
+
+/// Between two looks whether the store can be written still.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Threads for what may block, of all replicas together.
 const WORKERS: u16 = 16;
@@ -69,10 +73,10 @@ pub struct ServeArgs {
     pub user: Option<Unprivileged>,
 }
 
-/// Serves a store and the replicas in it until a signal comes.
+/// Serves a store and the replicas in it until a signal comes, or the store can be written no longer.
 ///
 /// # Errors
-/// Those of opening, serving and closing the store.
+/// Those of opening, serving and closing the store; why it can be written no longer.
 pub fn serve(args: &ServeArgs) -> Result<()> {
     if args.user.is_some() {
         privileges::gain_none()?;
@@ -96,16 +100,35 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     let begun = serve_metrics(listener, hosting.get()).and_then(|metrics| {
         args.user.as_ref().map_or(Ok(()), Unprivileged::become_it).map(|()| metrics)
     });
-    let ended = begun.map(|metrics| {
+    let ended = begun.and_then(|metrics| {
         announce(args, &serving, metrics.as_ref());
-        // An error: the thread that watches for signals is gone, and nothing else ends this.
-        let signal = signals.recv().unwrap_or_default();
-        log::info("stopping", &[("signal", &signal)]);
+        let ended = wait(&signals, &serving);
         notify("STOPPING=1");
+        ended
     });
-    serving.stop().map_err(|e| e.context("closing the store"))?;
+    let closed = serving.stop().map_err(|e| e.context("closing the store"));
     log::info("stopped", &[]);
-    ended
+    ended.and(closed)
+}
+
+/// Waits for a signal. A store that can be written no longer is an error: opening it again mends that, which is for whoever
+/// starts this process. All replicas in it would be of no use until then.
+fn wait(signals: &mpsc::Receiver<i32>, serving: &Serving) -> Result<()> {
+    loop {
+        match signals.recv_timeout(LOOK_INTERVAL) {
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(why) = serving.failure() {
+                    log::error("stopping", &[("error", &why)]);
+                    return Err(Error::new(ErrorKind::Poisoned, why));
+                }
+            }
+            // An error: the thread that watches for signals is gone, and nothing else ends this.
+            signal => {
+                log::info("stopping", &[("signal", &signal.unwrap_or_default())]);
+                return Ok(());
+            }
+        }
+    }
 }
 
 fn options(args: &ServeArgs) -> Result<ServeOptions> {

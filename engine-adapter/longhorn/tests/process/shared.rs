@@ -369,3 +369,55 @@ fn a_server_without_replicas_is_told_from_one_that_has_them() {
     assert!(shared.volumes().is_empty());
     serving.stop().unwrap();
 }
+
+/// What only opening the store again mends is for whoever starts its server.
+#[test]
+fn a_store_that_cannot_be_written_ends_its_server_and_is_well_when_it_is_served_again() {
+    let shared = Shared::new();
+    // A write beyond the limit is an error, and no signal that ends the process.
+    let mut command = shared.place.command("sh");
+    command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", crate::PROGRAM, "serve", "--store"]);
+    command.arg(&shared.store);
+    let mut server = Process::spawn(command).ready();
+    let mut a = shared.start("a", &["--size", "64mb"]);
+    write(&a.open(), 1);
+    a.rpc().snapshot("s1").unwrap();
+    let pid = server.pid().to_string();
+    let limited = std::process::Command::new("prlimit").args(["--pid", &pid, "--fsize=1"]).status();
+    if !limited.is_ok_and(|status| status.success()) {
+        println!("skipped: there is no prlimit");
+        return;
+    }
+    a.rpc().snapshot("s2").unwrap_err();
+    assert_eq!(server.wait().code(), Some(1), "{}", server.log());
+    assert!(!a.wait().success());
+    let _server = shared.serve();
+    let a = shared.start("a", &[]);
+    let data = a.open();
+    check(&data, 1);
+    write(&data, 2);
+    a.rpc().snapshot("s3").unwrap();
+}
+
+/// As a dead mount does below one of them.
+#[test]
+fn a_directory_that_does_not_answer_holds_up_no_other_replica() {
+    let shared = Shared::new();
+    let _server = shared.serve();
+    let mut a = shared.start("a", &["--size", "64mb"]);
+    a.stop();
+    // Whoever reads it waits.
+    let meta = shared.place.replica("a").join("volume.meta");
+    fs::remove_file(&meta).unwrap();
+    nix::unistd::mkfifo(&meta, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let hanging = shared.start_with("a", &[]);
+    std::thread::sleep(Duration::from_millis(500));
+    let b = shared.start("b", &["--size", "64mb"]);
+    write(&b.open(), 1);
+    b.rpc().snapshot("s1").unwrap();
+    assert!(!hanging.log().contains("event=ready"), "{}", hanging.log());
+    // It answers again, with nothing in it, which costs a head number.
+    drop(fs::File::options().write(true).open(&meta).unwrap());
+    let hanging = hanging.ready();
+    hanging.open();
+}

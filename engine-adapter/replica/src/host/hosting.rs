@@ -22,7 +22,7 @@ use longhorn_data::DataOptions;
 use longhorn_wire::control::Identity;
 use longhorn_wire::transport;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -38,6 +38,8 @@ use std::time::{Duration, Instant};
 const ENDING_PAUSE: Duration = Duration::from_millis(10);
 /// How often is looked whether all servers still serve.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the end waits for a look at directories.
+const SWEEP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The replicas of one store.
 pub struct Hosting {
@@ -47,7 +49,8 @@ pub struct Hosting {
     registry: Registry,
     /// Started for the first replica.
     common: Mutex<Option<Arc<Common>>>,
-    /// Held for writing while a replica is added: no command on its volume may run.
+    /// Held for writing while a volume becomes a replica's, or is deleted with its directory: no command on the volume
+    /// may run. No file of a replica's directory is looked at meanwhile, as its file system may hang.
     commands: RwLock<()>,
     state: Mutex<State>,
     /// How often a volume has passed to a newer replica.
@@ -63,6 +66,20 @@ struct State {
     claims: HashMap<u64, Claim>,
     next: u64,
     stopping: bool,
+    /// Volumes of which a replica is about to be served.
+    starting: BTreeSet<String>,
+}
+
+/// A replica of this volume is about to be served.
+struct Starting<'a> {
+    hosting: &'a Hosting,
+    volume: &'a str,
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        self.hosting.state().starting.remove(self.volume);
+    }
 }
 
 impl Hosting {
@@ -125,7 +142,26 @@ impl Hosting {
     }
 
     fn serves(&self, volume: &str) -> bool {
-        self.state().replicas.iter().any(|hosted| hosted.volume == volume)
+        let state = self.state();
+        state.starting.contains(volume)
+            || state.replicas.iter().any(|hosted| hosted.volume == volume)
+    }
+
+    /// Begins to serve a replica of a volume: from now on no command and no other replica comes to the volume.
+    fn begin<'a>(&'a self, volume: &'a str) -> Result<Starting<'a>> {
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        loop {
+            let no_command = self.commands.write().unwrap_or_else(PoisonError::into_inner);
+            if self.state().starting.insert(volume.to_owned()) {
+                return Ok(Starting { hosting: self, volume });
+            }
+            drop(no_command);
+            if Instant::now() >= deadline {
+                let text = format!("another replica of `{volume}` has been starting for long");
+                return Err(Error::busy(text));
+            }
+            thread::sleep(ENDING_PAUSE);
+        }
     }
 
     /// The newest replica of a volume that has not been succeeded.
@@ -215,13 +251,13 @@ impl Hosting {
         let common = self.common()?;
         let stream = stream.try_clone().map_err(|e| Error::io(e, "keeping the connection"))?;
 
-        let _no_command = self.commands.write().unwrap_or_else(PoisonError::into_inner);
+        let _starting = self.begin(&volume)?;
         let replica = Replica::new(options.replica(&volume, None), self.source(options, &volume)?)?;
         if let Some(size) = options.size {
             replica.create(size)?;
         }
         let served = Served::start(&common, Arc::clone(&replica), options, sockets, receivers)?;
-        self.add(volume, replica, stream, What::Replica(served))
+        self.add(volume.clone(), replica, stream, What::Replica(served))
     }
 
     /// The store; from an older replica of the volume, if there is one.
@@ -387,6 +423,7 @@ impl Extension for Hosting {
 /// Looks after replicas and removed directories until told to stop.
 fn watch(hosting: &Weak<Hosting>, stopped: &mpsc::Receiver<()>, sweep: Duration) {
     let mut swept: Option<Instant> = None;
+    let mut sweeping: Option<JoinHandle<()>> = None;
     while stopped.recv_timeout(WATCH_INTERVAL.min(sweep)) == Err(RecvTimeoutError::Timeout) {
         let Some(hosting) = hosting.upgrade() else { return };
         for hosted in hosting.replicas() {
@@ -396,11 +433,22 @@ fn watch(hosting: &Weak<Hosting>, stopped: &mpsc::Receiver<()>, sweep: Duration)
                 hosted.hang_up();
             }
         }
-        if swept.is_none_or(|at| at.elapsed() >= sweep) {
+        let is_due = swept.is_none_or(|at| at.elapsed() >= sweep);
+        if is_due && sweeping.as_ref().is_none_or(JoinHandle::is_finished) {
             swept = Some(Instant::now());
-            let _no_command = hosting.commands.write().unwrap_or_else(PoisonError::into_inner);
-            hosting.registry.sweep(&hosting.store, &|volume| hosting.serves(volume));
+            // By itself: a directory whose file system hangs holds up nothing else, nor the end of the process.
+            let swept = thread::Builder::new().name("sweep".to_owned()).spawn(move || {
+                let Hosting { registry, store, commands, .. } = &*hosting;
+                registry.sweep(store, &|volume| hosting.serves(volume), commands);
+            });
+            sweeping = swept.ok();
         }
+    }
+    let begun = Instant::now();
+    while sweeping.as_ref().is_some_and(|sweeping| !sweeping.is_finished())
+        && begun.elapsed() < SWEEP_PATIENCE
+    {
+        thread::sleep(ENDING_PAUSE);
     }
 }
 

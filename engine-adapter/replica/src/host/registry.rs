@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 /// In front of the directory in a volume's name.
 pub const PREFIX: &str = "longhorn:";
@@ -171,8 +171,14 @@ impl Registry {
     }
 
     /// Deletes the volumes of replicas whose directories are gone, now and at the last look, and
-    /// that nobody serves. Returns how many.
-    pub fn sweep(&self, store: &Store, is_served: &dyn Fn(&str) -> bool) -> usize {
+    /// that nobody serves. Returns how many. `commands` is held for each that goes, and not while directories are
+    /// looked at: a file system may hang.
+    pub fn sweep(
+        &self,
+        store: &Store,
+        is_served: &dyn Fn(&str) -> bool,
+        commands: &RwLock<()>,
+    ) -> usize {
         let mut absent = BTreeSet::new();
         for volume in store.volumes(false) {
             let gone = directory_of(&volume.name).is_some_and(|directory| self.is_gone(&directory));
@@ -183,6 +189,11 @@ impl Registry {
         let mut before = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
         let mut deleted = 0;
         for name in before.intersection(&absent) {
+            let _no_command = commands.write().unwrap_or_else(PoisonError::into_inner);
+            // One may have come and gone meanwhile.
+            if is_served(name) || !directory_of(name).is_some_and(|gone| self.is_gone(&gone)) {
+                continue;
+            }
             match store.delete_volume(name) {
                 Ok(()) => {
                     log::info("vanished", &[("volume", name), ("found", &"directory removed")]);
@@ -268,7 +279,7 @@ mod tests {
         }
 
         fn sweep(&self) -> usize {
-            self.registry.sweep(&self.store, &|_| false)
+            self.registry.sweep(&self.store, &|_| false, &RwLock::default())
         }
     }
 
@@ -300,7 +311,9 @@ mod tests {
         assert_eq!((setup.sweep(), setup.sweep()), (0, 0));
         fs::remove_dir_all(&gone).unwrap();
         assert_eq!(setup.sweep(), 0, "not at the first look");
-        assert_eq!(setup.registry.sweep(&setup.store, &|name| name == gone_volume), 0, "served");
+        let swept =
+            setup.registry.sweep(&setup.store, &|name| name == gone_volume, &RwLock::default());
+        assert_eq!(swept, 0, "served");
         assert_eq!((setup.sweep(), setup.sweep()), (0, 1));
         assert_eq!(setup.volumes(), [kept_volume.as_str(), "longhorn:odd", "plain"]);
         let left = fs::read_dir(gone.parent().unwrap()).unwrap().count();
