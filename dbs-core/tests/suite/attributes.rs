@@ -135,6 +135,9 @@ fn who_fills_a_volume_has_it_alone() {
     drop(user);
     store.create_snapshot("w", "begun", &begins).unwrap();
     assert_eq!(kind(store.complete_volume("w")), ErrorKind::Busy);
+    assert_eq!(kind(store.complete_volume("w@begun")), ErrorKind::Busy);
+    // Of one that is received, what came before is complete.
+    store.create_snapshot("w", dbs_core::volume::RECEIVING, &Default::default()).unwrap();
     store.complete_volume("w@begun").unwrap();
     let ends = SnapshotOptions { rebuilding: Some(false), ..Default::default() };
     store.create_snapshot("w", "ended", &ends).unwrap();
