@@ -20,7 +20,8 @@ completion bash bash-completion/completions/dbs
 completion zsh zsh/site-functions/_dbs
 completion fish fish/vendor_completions.d/dbs.fish
 install -d "$prefix/lib/systemd/system"
-for unit in contrib/*.{service,socket,timer}; do
+# longhorn@.service is for who installs `longhorn`.
+for unit in contrib/dbs*.{service,socket,timer}; do
     sed "/^Exec/ s|/usr/local/bin/|$final/bin/|g" "$unit" >"$prefix/lib/systemd/system/${unit#contrib/}"
 done
 install -Dm644 contrib/dbs.sysusers "$prefix/lib/sysusers.d/dbs.conf"

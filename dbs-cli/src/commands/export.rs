@@ -7,7 +7,7 @@ use crate::spec::Spec;
 use clap::Args;
 use dbs_core::io::open::claim;
 use dbs_core::store::is_same_place;
-use dbs_core::{Error, Result, format_size};
+use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_transfer::{export_path, export_stream};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
@@ -45,10 +45,13 @@ impl Export {
                 export_path(&*volume, &self.file, self.force, &mut progress)?
             };
             // A rebuild may have begun meanwhile, and changed what was read.
-            target.open_spec(&self.spec.to_string()).map_err(|error| {
-                error.context(format!("{} may be incomplete, export it again", self.file.display()))
-            })?;
-            Ok(copied)
+            match target.open_spec(&self.spec.to_string()) {
+                Err(error) if error.kind() == ErrorKind::Busy => {
+                    let file = self.file.display();
+                    Err(error.context(format!("{file} may be incomplete, export it again")))
+                }
+                _ => Ok(copied),
+            }
         })?;
         if to_stdout {
             return Ok(());

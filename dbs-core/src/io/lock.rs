@@ -154,12 +154,9 @@ pub(super) fn open_failed(error: io::Error, path: &Path) -> Error {
     }
 }
 
-/// Which file or device this is, as long as the system runs: of a loop device, the file behind it if that can be
-/// reached from here. So the tail and the server of a store are found by each of its names.
+/// Which file or device this is, as long as the system runs.
 pub(crate) fn place_of(metadata: &Metadata) -> String {
-    let behind = in_use::backing_file(metadata).and_then(|file| std::fs::metadata(file).ok());
-    let file = behind.filter(Metadata::is_file);
-    let (device, inode, special) = identity(file.as_ref().unwrap_or(metadata));
+    let (device, inode, special) = identity(metadata);
     match special {
         0 => format!("{device:x}-{inode:x}"),
         special => format!("{special:x}"),

@@ -214,17 +214,21 @@ pub fn find_file(directory: &Path, uuid: [u8; 16], place: &str) -> Option<PathBu
 /// The file of a store's tail where another user keeps tails, if there is one; only root can look.
 #[must_use]
 pub fn find_of_others(uuid: [u8; 16], place: &str) -> Option<PathBuf> {
+    if !geteuid().is_root() {
+        return None;
+    }
     let names = |directory: &str| std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let shared = names("/dev/shm").map(|entry| entry.path());
+    let ours =
+        |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b"dbs-");
+    let shared = names("/dev/shm").filter(ours).map(|entry| entry.path());
     let own = names("/run/user").map(|entry| entry.path().join("dbs"));
     let mut directories = shared.chain(own).filter(|path| {
         std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() != 0)
     });
-    let file = directories.find_map(|path| {
+    directories.find_map(|path| {
         let file = path.join(file_name(uuid, place));
         std::fs::symlink_metadata(&file).is_ok().then_some(file)
-    });
-    file.filter(|_| geteuid().is_root())
+    })
 }
 
 /// The directories to try, best first, for the user this process runs as. A user's runtime directory is

@@ -4,7 +4,7 @@ use super::Store;
 use crate::error::{Error, Result};
 use crate::format::Superblock;
 use crate::format::geometry::SUPERBLOCK_SECOND;
-use crate::io::lock;
+use crate::io::{in_use, lock};
 use crate::units::BLOCK_BYTES;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -68,7 +68,14 @@ pub fn peek_place(path: &Path) -> Result<String> {
 /// # Errors
 /// `NotFound`, `Io`.
 pub fn is_same_place(one: &Path, other: &Path) -> Result<bool> {
-    Ok(peek_place(one)? == peek_place(other)?)
+    let places = |path: &Path| {
+        let metadata = std::fs::metadata(path).map_err(|error| cannot_read(error, path))?;
+        let behind = in_use::backing_file(&metadata).and_then(|file| std::fs::metadata(file).ok());
+        let places = std::iter::once(metadata).chain(behind);
+        Ok(places.map(|metadata| lock::place_of(&metadata)).collect::<Vec<_>>())
+    };
+    let others = places(other)?;
+    Ok(places(one)?.iter().any(|place| others.contains(place)))
 }
 
 /// The uuid of the store at `path`, without locking it.

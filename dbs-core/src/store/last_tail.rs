@@ -139,8 +139,9 @@ fn of_another_user(path: &Path) -> Error {
     Error::new(
         ErrorKind::Invalid,
         format!(
-            "the tail `{}` of another user has writes that were acknowledged. Nothing was changed: open the store once \
-             as that user, as with `dbs info`; or remove the file, and the store opens without those writes",
+            "the tail `{}` of another user may have writes that were acknowledged. Nothing was changed: start `dbs \
+             serve` on the store once as that user, and end it; or remove the file, and the store opens without those \
+             writes",
             path.display()
         ),
     )
@@ -172,7 +173,7 @@ mod tests {
         check_unneeded(Some(refused), &last, [2; 16]).unwrap();
         let refused = wanted.open().unwrap().refused;
         let refused = check_unneeded(refused, &last, [1; 16]).unwrap_err();
-        assert!(refused.to_string().contains("as that user"), "{refused}");
+        assert!(refused.to_string().contains("once as that user"), "{refused}");
     }
 
     /// A tail in a directory that will not do any more: no other one is made, which the next process would find.
