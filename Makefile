@@ -50,9 +50,10 @@ packages:
 packages-test:
 	@scripts/packages-test.sh $(ARGS)
 
-# Serves a store of its own in dbs-data/ until Ctrl-C; the next run continues with it.
-run: build
-	@scripts/run.sh target/release/dbs "$(DATA)" "$(PORT)"
+# Serves a store of its own in dbs-data/ until Ctrl-C; the next run continues with it. Not a release: see Cargo.toml.
+run:
+	$(CARGO) build --profile quick --locked -p dbs-cli
+	@scripts/run.sh target/quick/dbs "$(DATA)" "$(PORT)"
 
 # What a change in one crate must pass first: format, clippy, its tests. CRATE=dbs-core; TEST="lib suite" for some of them.
 check:
