@@ -104,7 +104,12 @@ impl Lock {
         if let Err(error) = taken {
             // It goes out of date if it stays.
             let _ = objects.remove(&path);
-            return Err(error);
+            return Err(match (error.kind(), kind) {
+                (ErrorKind::NoSpace, Kind::Deletion) => error.context(
+                    "deleting needs room for a lock, some KiB: free some on the disk of the backup store first",
+                ),
+                _ => error,
+            });
         }
         let kept = Mutex::new(Kept { at: begun, lapsed: false });
         let shared = Arc::new(Shared { objects: Arc::clone(objects), path, content, times, kept });

@@ -4,6 +4,7 @@ use crate::globals::{Driver, Globals};
 use crate::output::{self, printable};
 use crate::progress::{Meter, Stop, Unit};
 use dbs_client::remote::fill_usage;
+use dbs_core::store::is_same_place;
 use dbs_core::{Backing, Error, IoDriver, OpenOptions, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -57,6 +58,18 @@ impl Context {
         self.store.as_deref().ok_or_else(|| {
             Error::invalid("which store? Name it with --store PATH or the variable DBS_STORE")
         })
+    }
+
+    /// Refuses a file or device that is the store itself, under whatever name.
+    ///
+    /// # Errors
+    /// `Invalid`; those of looking at it.
+    pub fn refuse_store(&self, file: &Path) -> Result<()> {
+        if is_same_place(file, self.store()?)? {
+            let file = file.display();
+            return Err(Error::invalid(format!("{file} is the store itself: name another file")));
+        }
+        Ok(())
     }
 
     /// How to do I/O on an idle store.

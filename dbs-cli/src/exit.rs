@@ -90,7 +90,8 @@ pub fn print_failure(kind: &str, message: &str, json: bool) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Whether our own output was cut short, as `| head` does, which is no failure.
+/// Whether a table or other text of ours was cut short, as `| head` does, which is no failure. Data is never
+/// written so: who takes a part of an image or a dump for the whole must be told.
 fn reader_is_gone(error: &Error) -> bool {
     error.to_string().starts_with(crate::output::STDOUT)
         && error

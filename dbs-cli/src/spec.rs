@@ -1,6 +1,7 @@
 //! `volume` and `volume@snapshot` on the command line.
 
-use dbs_core::{OpenOptions, parse_size};
+use dbs_control::api::MARKER;
+use dbs_core::{Error, OpenOptions, parse_size};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -63,6 +64,22 @@ impl fmt::Display for SnapshotSpec {
     }
 }
 
+/// How the labels begin that say what was received, and how far.
+const OWN_LABELS: &str = "dbs.";
+
+/// Refuses the name of the snapshot that marks a volume which is being received.
+///
+/// # Errors
+/// `Invalid`.
+pub fn check_new_snapshot(name: &str) -> dbs_core::Result<()> {
+    if name == MARKER {
+        return Err(Error::invalid(format!(
+            "a snapshot `{MARKER}` marks a volume that is being received: choose another name"
+        )));
+    }
+    Ok(())
+}
+
 /// A change of a label: `key=value` sets it, `key-` removes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LabelChange {
@@ -77,6 +94,9 @@ impl FromStr for LabelChange {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match (text.split_once('='), text.strip_suffix('-')) {
+            (Some((key, _)), _) if key.starts_with(OWN_LABELS) => Err(format!(
+                "labels that begin with `{OWN_LABELS}` are those of `dbs` itself: choose another key"
+            )),
             (Some((key, value)), _) if !key.is_empty() => Ok(Self::Set(key.into(), value.into())),
             (None, Some(key)) if !key.is_empty() => Ok(Self::Remove(key.into())),
             _ => Err("write KEY=VALUE to set a label, KEY- to remove it".to_owned()),

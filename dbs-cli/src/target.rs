@@ -10,6 +10,12 @@ use dbs_core::v1::Image;
 use dbs_core::{ErrorKind, Result};
 use dbs_transfer::{BlockAccess, StoreAccess};
 use serde_json::Value;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long to wait for a store that somebody holds who is no server: another command, most likely.
+const HELD_PATIENCE: Duration = Duration::from_secs(3);
+const HELD_POLL: Duration = Duration::from_millis(20);
 
 /// An open or a served store.
 pub enum Target {
@@ -26,7 +32,16 @@ impl Target {
     /// Those of [`dbs_core::Store::open`]; `Busy` if somebody who is no server holds it.
     pub fn open(context: &Context, writes: bool) -> Result<Self> {
         let path = context.store()?;
-        match AnyStore::open(path, &context.open_options(!writes), &context.runtime_dir()) {
+        let (options, deadline) = (context.open_options(!writes), Instant::now() + HELD_PATIENCE);
+        let opened = loop {
+            match AnyStore::open(path, &options, &context.runtime_dir()) {
+                Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < deadline => {
+                    thread::sleep(HELD_POLL);
+                }
+                opened => break opened,
+            }
+        };
+        match opened {
             Ok(store) => {
                 if let AnyStore::Idle(store, _) = &store {
                     store.info().warnings.iter().for_each(|text| output::warn(text));

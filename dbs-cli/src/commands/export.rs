@@ -70,9 +70,7 @@ impl Export {
         if !kind.is_file() && !kind.file_type().is_block_device() {
             return Ok(());
         }
-        if is_same_place(&self.file, context.store()?)? {
-            return Err(Error::invalid(format!("{file} is the store itself: name another file")));
-        }
+        context.refuse_store(&self.file)?;
         for image in context.backing_files() {
             // One that is not there stops nothing: see `Context::open_options`.
             if is_same_place(&self.file, image).unwrap_or(false) {

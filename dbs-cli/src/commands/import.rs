@@ -55,6 +55,9 @@ impl Import {
     pub fn run(self, context: &Context) -> Result<()> {
         // Before anything is made in the store.
         let (source, length) = self.open()?;
+        if matches!(source, Source::File(_)) {
+            context.refuse_store(&self.file)?;
+        }
         context.stop.on_signals()?;
         let size = self.size.or(length).unwrap_or(UNKNOWN_SIZE_BYTES);
         let (value, copied) = context.with(true, |target| {

@@ -243,7 +243,8 @@ const ATTACHED_POLL: Duration = Duration::from_millis(200);
 /// How long to wait for the first volume to be attached.
 const ATTACHED_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Waits for a signal, or until nothing is attached any more; says which it was.
+/// Waits for a signal, or until nothing is attached and no command or NBD client uses the store any more; says
+/// which it was.
 fn wait_while_attached(serving: &Serving, signals: &mut Signals) -> String {
     let mut last = Instant::now() + ATTACHED_PATIENCE;
     loop {
@@ -251,7 +252,7 @@ fn wait_while_attached(serving: &Serving, signals: &mut Signals) -> String {
             return signal.to_string();
         }
         let now = Instant::now();
-        if !serving.devices().is_idle() {
+        if !serving.is_idle() {
             last = now;
         } else if now > last {
             return "nothing is attached".to_owned();

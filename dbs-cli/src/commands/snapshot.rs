@@ -22,6 +22,7 @@ pub struct Create {
 
 impl Create {
     pub fn run(self, context: &Context) -> Result<()> {
+        spec::check_new_snapshot(&self.snapshot.snapshot)?;
         let message = format!("created snapshot {}", self.snapshot);
         let SnapshotSpec { volume, snapshot } = self.snapshot;
         let labels = self.labels.into_iter().collect();
@@ -128,6 +129,7 @@ pub struct Rename {
 
 impl Rename {
     pub fn run(self, context: &Context) -> Result<()> {
+        spec::check_new_snapshot(&self.new)?;
         let message = format!("renamed snapshot {} to {}", self.snapshot, self.new);
         let SnapshotSpec { volume, snapshot } = self.snapshot;
         let request = Request::SnapshotRename { volume, snapshot, new: self.new };

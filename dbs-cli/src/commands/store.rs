@@ -3,7 +3,7 @@
 use crate::confirm::confirm;
 use crate::context::{Context, typed};
 use crate::exit;
-use crate::output::{self, exact_size, facts, print, print_json};
+use crate::output::{exact_size, facts, print, print_json};
 use crate::progress::Unit;
 use crate::spec;
 use crate::target::{Target, watch};
@@ -327,7 +327,7 @@ impl Dump {
             }
             out.write_all(b"\n")
                 .and_then(|()| out.flush())
-                .map_err(|e| Error::io(e, output::STDOUT))
+                .map_err(|e| Error::io(e, "writing the dump"))
         })
     }
 }

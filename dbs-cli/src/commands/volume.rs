@@ -35,7 +35,13 @@ pub struct Create {
 impl Create {
     pub fn run(self, context: &Context) -> Result<()> {
         let value = match (&self.on, self.size) {
-            (Some(image), _) => context.with(true, |target| self.on(target, image))?,
+            (Some(image), _) => {
+                // If it is not there, opening it says so.
+                if image.exists() {
+                    context.refuse_store(image)?;
+                }
+                context.with(true, |target| self.on(target, image))?
+            }
             (None, size) => context.call(&Request::VolumeCreate {
                 volume: self.name,
                 size: size.unwrap_or(0),

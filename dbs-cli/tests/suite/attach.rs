@@ -82,6 +82,33 @@ fn a_server_started_for_nothing_ends() {
     }
 }
 
+/// Found by a tester: the server that `dbs attach` starts ended under whoever used it for something else.
+#[test]
+fn a_server_started_for_devices_stays_as_long_as_it_is_used() {
+    let served = |use_it: &dyn Fn(&Place)| {
+        let place = Place::new();
+        place.init();
+        place.dbs("volume create v 16MiB").ok("create");
+        let nbd = place.path("nbd");
+        let server = place.serve(&format!("--while-attached --nbd unix:{}", nbd.display()));
+        use_it(&place);
+        // Nobody is left.
+        assert_eq!(server.ended().0, Some(0));
+    };
+    // Longer than it waits for the first device.
+    let long = Duration::from_secs(6);
+    std::thread::scope(|threads| {
+        threads.spawn(|| served(&|place| drop(place.dbs("clients --interval 6s").ok("command"))));
+        served(&|place| {
+            let options = dbs_nbd::ClientOptions::default();
+            let mut client =
+                dbs_nbd::Client::connect_unix(&place.path("nbd"), "v", &options).unwrap();
+            std::thread::sleep(long);
+            client.write_at(0, &[7; 4096], true).unwrap();
+        });
+    });
+}
+
 #[test]
 fn what_is_not_attached_cannot_be_detached() {
     let place = Place::new();

@@ -24,6 +24,21 @@ fn sample(place: &Place) -> Vec<u8> {
     shown
 }
 
+/// Found by a tester: the store itself was taken as an image, under any of its names, and the volume could never be
+/// read.
+#[test]
+fn the_store_itself_is_no_image() {
+    let place = Place::new();
+    place.init();
+    fs::hard_link(place.store(), place.path("link")).unwrap();
+    for command in ["volume create v --on link", "volume import v link --format raw"] {
+        let refused = place.dbs(command).exits(2, command);
+        assert!(refused.stderr.contains("link is the store itself"), "{}", refused.stderr);
+    }
+    assert_eq!(place.json("volume list"), serde_json::json!([]));
+    place.dbs("volume create v --on missing").exits(10, "no such file");
+}
+
 #[test]
 fn an_export_needs_the_file_and_is_never_zeros() {
     let place = Place::new();

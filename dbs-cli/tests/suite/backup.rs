@@ -233,6 +233,40 @@ fn nightly_backups_keep_one_snapshot_and_what_a_retention_says() {
     backup(&place, &format!("prune {url}?volume=none --keep-last 1")).exits(10, "no such volume");
 }
 
+/// Found by a tester: the first volume that was locked ended `prune` of all, without a word of what was deleted.
+#[test]
+fn a_volume_that_cannot_be_pruned_stops_no_other() {
+    let place = Place::new();
+    place.init();
+    let root = place.path("backups");
+    std::fs::create_dir(&root).unwrap();
+    let url = format!("vfs://{}", root.display());
+    for volume in ["one", "two", "three"] {
+        place.dbs(&format!("volume create {volume} 4MiB")).ok("create");
+    }
+    for _ in 0..2 {
+        json(&place, &format!("create one two three {url}"));
+    }
+    let facts = files(&root, "volume.cfg");
+    let facts = facts.iter().find(|path| path.to_str().unwrap().contains("/two/")).unwrap();
+    let locks = facts.parent().unwrap().join("locks");
+    std::fs::create_dir_all(&locks).unwrap();
+    let lock = r#"{"Name":"lock-0123456789abcdef","Type":1,"Acquired":true}"#;
+    std::fs::write(locks.join("lock-0123456789abcdef.lck"), lock).unwrap();
+    let pruned = backup(&place, &format!("prune {url} --keep-last 1"));
+    let pruned = pruned.exits(11, "one of three");
+    assert!(pruned.stderr.contains("1 of 3 volumes could not be pruned"), "{}", pruned.stderr);
+    for volume in pruned.json().as_array().unwrap() {
+        let locked = volume["volume"] == "two";
+        assert_eq!(volume["removed"].is_null(), locked, "{volume}");
+        assert_eq!(volume["problem"].is_null(), !locked, "{volume}");
+    }
+    let left = |volume| json(&place, &format!("list {url}?volume={volume}"));
+    for (volume, backups) in [("one", 1), ("two", 2), ("three", 1)] {
+        assert_eq!(left(volume).as_array().unwrap().len(), backups, "{volume}");
+    }
+}
+
 #[test]
 fn an_interrupted_backup_says_nothing_of_snapshots_that_it_deletes() {
     let place = Place::new();

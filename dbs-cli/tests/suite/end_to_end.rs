@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -477,6 +478,22 @@ fn a_second_writer_is_refused_and_told_of_the_owner() {
     assert_eq!(server.stop().0, Some(0));
 }
 
+/// Found by a tester: of several commands at once, all but one were refused.
+#[test]
+fn commands_at_once_wait_for_one_another() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 16MiB").ok("create");
+    std::thread::scope(|threads| {
+        for n in 0..6 {
+            let place = &place;
+            threads.spawn(move || place.dbs(&format!("snapshot create v@{n}")).ok("snapshot"));
+            threads.spawn(move || place.dbs("info").ok("info"));
+        }
+    });
+    assert_eq!(place.json("snapshot list v").as_array().unwrap().len(), 6);
+}
+
 #[test]
 fn a_read_only_server_refuses_changes() {
     let place = Place::new();
@@ -655,6 +672,28 @@ fn an_interrupted_import_leaves_nothing() {
     assert_eq!(status.code(), Some(130));
     assert_eq!(place.json("volume list"), serde_json::json!([]));
     place.dbs("check").ok("check");
+}
+
+/// Found by a tester: with a reader that died, a part of an image was taken for the whole.
+#[test]
+fn data_that_nobody_reads_to_its_end_is_a_failure() {
+    let place = Place::new();
+    place.init();
+    place.pipe("volume import v -", &noise(7, 8 << 20)).ok("import");
+    // A label for each of many snapshots: more than a pipe holds.
+    let label = "x".repeat(4000);
+    for n in 0..40 {
+        place.dbs(&format!("snapshot create v@{n} --label long={label}")).ok("snapshot");
+    }
+    for (args, code) in [("volume export v -", 1), ("dump", 1), ("snapshot list v", 0)] {
+        let mut command = place.bare();
+        command.env("DBS_STORE", place.store()).args(args.split_whitespace());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut reader = child.stdout.take().unwrap();
+        reader.read_exact(&mut [0; 10]).unwrap();
+        drop(reader);
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{args}");
+    }
 }
 
 #[test]

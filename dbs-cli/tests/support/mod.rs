@@ -131,6 +131,11 @@ impl Served {
         self.end()
     }
 
+    /// Waits until it ends by itself; its exit code and log.
+    pub fn ended(mut self) -> (Option<i32>, String) {
+        self.end()
+    }
+
     fn end(&mut self) -> (Option<i32>, String) {
         let mut child = self.child.take().unwrap();
         let deadline = Instant::now() + Duration::from_secs(120);

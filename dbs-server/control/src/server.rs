@@ -196,6 +196,12 @@ impl Server {
         &self.path
     }
 
+    /// Whether nobody is connected.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.shared.connections().is_empty()
+    }
+
     /// Removes the socket and accepts nobody more, so that another server can take its place.
     /// What runs goes on.
     pub fn retire(&self) {

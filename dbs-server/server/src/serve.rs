@@ -202,6 +202,15 @@ impl Serving {
         &self.devices
     }
 
+    /// Whether nobody uses the store: no block device, no NBD client, no command.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        // The commands first: one may become an NBD client, or leave a device behind.
+        self.control.iter().all(dbs_control::Server::is_idle)
+            && self.nbd.clients().is_empty()
+            && self.devices.is_idle()
+    }
+
     /// The store being served.
     #[must_use]
     pub fn store(&self) -> &Store {

@@ -240,7 +240,7 @@ fn write_all(output: &mut impl Write, piece: &Piece) -> io::Result<u64> {
 }
 
 fn write_error(error: io::Error) -> Error {
-    Error::io(error, "writing the output")
+    Error::io(error, "writing the image")
 }
 
 #[cfg(test)]

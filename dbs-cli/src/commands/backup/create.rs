@@ -36,8 +36,8 @@ pub struct Create {
     /// for the backup before
     #[arg(required = true, value_name = "VOLUME[@SNAPSHOT]")]
     specs: Vec<Spec>,
-    /// The backup store: s3://BUCKET@REGION/PATH, vfs:///PATH, nfs://HOST:/PATH, cifs://HOST/SHARE,
-    /// azblob://CONTAINER/PATH
+    /// The backup store, behind all volumes and options: s3://BUCKET@REGION/PATH, vfs:///PATH,
+    /// nfs://HOST:/PATH, cifs://HOST/SHARE, azblob://CONTAINER/PATH
     #[arg(value_parser = url)]
     url: Url,
     /// Name of the backup; by default a random one

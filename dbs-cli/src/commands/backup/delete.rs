@@ -60,7 +60,8 @@ impl Delete {
 ///
 /// Each rule keeps the newest backup of each of the last hours, days, weeks, months or years that have
 /// one. A backup is kept if any rule keeps it. Times are those at which backups were asked for, in UTC.
-/// Backups that are in progress or damaged are kept, and count for no rule.
+/// Backups that are in progress or damaged are kept, and count for no rule. If a volume cannot be pruned, as
+/// somebody backs it up, the command goes on with the others, and then ends with the error.
 #[derive(Debug, Args)]
 pub struct Prune {
     /// A volume in a backup store, as `dbs backup list` prints it; or the backup store, for all its volumes
@@ -100,6 +101,8 @@ struct Pruned {
     backups: Vec<Judged>,
     /// None if nothing was deleted.
     removed: Option<Removed>,
+    /// Why nothing, or not all, was deleted of what no rule keeps.
+    problem: Option<String>,
 }
 
 impl Prune {
@@ -116,25 +119,61 @@ impl Prune {
             None => store.volumes()?,
         };
         context.stop.on_signals()?;
-        let mut all = Vec::new();
-        for volume in volumes {
-            let backups = store.judge(&volume, &self.retention())?;
-            all.push(Pruned { volume, backups, removed: None });
-        }
+        let mut failures = Failures::default();
+        let judged = volumes.into_iter().map(|volume| self.judge(&store, volume, &mut failures));
+        let mut all = judged.collect::<Result<Vec<_>>>()?;
         let doomed: usize = all.iter().map(|pruned| pruned.doomed().len()).sum();
         if !self.dry_run && doomed > 0 {
             confirm(context, &format!("Delete {}?", count(doomed)))?;
             for pruned in &mut all {
-                pruned.prune(context, &store, &self.retention())?;
+                let stopped = || Error::new(ErrorKind::Interrupted, "the command was interrupted");
+                let pruned_now = match context.stop.asked() {
+                    true => Err(stopped()),
+                    false => pruned.prune(context, &store, &self.retention()),
+                };
+                if let Err(error) = pruned_now {
+                    failures.add(pruned, error);
+                }
             }
         }
+        // Of one volume that failed there is nothing to show.
+        if all.len() > 1 || failures.last.is_none() {
+            self.show(context, &all)?;
+        }
+        failures.end(all.len())
+    }
+
+    /// What is to become of the backups of a volume. A volume that cannot be judged stops no other from being
+    /// pruned.
+    ///
+    /// # Errors
+    /// `Invalid` without a rule.
+    fn judge(
+        &self,
+        store: &BackupStore,
+        volume: String,
+        failures: &mut Failures,
+    ) -> Result<Pruned> {
+        let (backups, failed) = match store.judge(&volume, &self.retention()) {
+            Ok(backups) => (backups, None),
+            Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let mut pruned = Pruned { volume, backups, removed: None, problem: None };
+        if let Some(error) = failed {
+            failures.add(&mut pruned, error);
+        }
+        Ok(pruned)
+    }
+
+    fn show(&self, context: &Context, all: &[Pruned]) -> Result<()> {
         // Some may be kept by now.
         let doomed: usize = all.iter().map(|pruned| pruned.doomed().len()).sum();
         if context.json {
             return output::print_json(&all);
         }
         if self.dry_run {
-            output::print(&table(&all))?;
+            output::print(&table(all))?;
         }
         let blocks: u64 = all.iter().filter_map(|p| p.removed.as_ref()).map(|r| r.blocks).sum();
         let kept: usize = all.iter().map(|pruned| pruned.backups.len()).sum::<usize>() - doomed;
@@ -156,8 +195,42 @@ impl Prune {
     }
 }
 
+/// What went wrong with some of the volumes.
+#[derive(Default)]
+struct Failures {
+    volumes: usize,
+    last: Option<Error>,
+}
+
+impl Failures {
+    /// Tells of the error before this one: the last is the command's.
+    fn add(&mut self, pruned: &mut Pruned, error: Error) {
+        pruned.problem = Some(error.to_string());
+        self.volumes += 1;
+        let error = error.context(format!("pruning {}", pruned.volume));
+        if let Some(before) = self.last.replace(error) {
+            output::warn(&before.to_string());
+        }
+    }
+
+    fn end(self, volumes: usize) -> Result<()> {
+        match self.last {
+            None => Ok(()),
+            Some(error) if volumes == 1 => Err(error),
+            Some(error) => {
+                let failed = self.volumes;
+                Err(error.context(format!("{failed} of {volumes} volumes could not be pruned")))
+            }
+        }
+    }
+}
+
 impl Pruned {
+    /// The backups that no rule keeps; none of a volume that failed, as they are there still.
     fn doomed(&self) -> Vec<&str> {
+        if self.problem.is_some() {
+            return Vec::new();
+        }
         let doomed = self.backups.iter().filter(|backup| backup.kept_by.is_empty());
         doomed.map(|backup| backup.backup.as_str()).collect()
     }

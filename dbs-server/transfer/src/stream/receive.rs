@@ -70,7 +70,8 @@ pub fn receive(
     let volume = volume.unwrap_or(&header.volume);
     let base = header.base.as_ref().and_then(|base| base.volume.as_deref());
     let brought = &HashSet::new();
-    let place = Place { volume, base, force: false, in_sequence: false, brought };
+    let place =
+        Place { volume, base, force: false, in_sequence: false, passes_over: false, brought };
     receive_one(store, &place, decoder, &header, progress)
 }
 
@@ -87,7 +88,7 @@ pub(super) fn receive_one(
     let (volume, uuid) = (place.volume, String::new());
     let mut target = Target { store, volume, uuid, header, place, at: header.start };
     if let Prepared::Done = target.prepare()? {
-        if place.in_sequence {
+        if place.passes_over {
             let mut record = Record::default();
             while record.kind != Kind::End {
                 decoder.next(&mut record)?;
@@ -136,8 +137,10 @@ pub(super) struct Place<'a> {
     pub base: Option<&'a str>,
     /// What is in the way of a difference goes.
     pub force: bool,
-    /// Others of the same sequence come before or behind it: what is there already is passed over.
+    /// Others of the same sequence come before or behind it.
     pub in_sequence: bool,
+    /// A snapshot that is there already is no error.
+    pub passes_over: bool,
     /// What the sequence has brought so far: volumes and identities of snapshots.
     pub brought: &'a HashSet<(String, String)>,
 }
@@ -185,7 +188,7 @@ impl Target<'_> {
             if of_stream {
                 store.delete_snapshot(volume, MARKER)?;
             }
-            if of_stream || self.place.in_sequence {
+            if of_stream || self.place.passes_over {
                 return Ok(Prepared::Done);
             }
             return Err(Error::exists(format!(

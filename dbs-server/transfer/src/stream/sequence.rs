@@ -22,9 +22,10 @@ pub struct ReceiveOptions<'a> {
     pub single: bool,
 }
 
-/// Receives a stream, or all streams of a sequence; see [`receive`](super::receive()) for one of them. Of a
-/// sequence, snapshots that are there already are passed over: one that failed half way is sent and
-/// received again as a whole. `began` is told of each stream as it begins.
+/// Receives a stream, or all streams of a sequence; see [`receive`](super::receive()) for one of them. Snapshots
+/// that are there already are passed over, unless the input has to be one stream or the receiving is forced: a
+/// sequence that failed half way is sent and received again as a whole, and a volume with one snapshot is no
+/// exception. `began` is told of each stream as it begins.
 ///
 /// # Errors
 /// As [`receive`](super::receive()); `Invalid` for a sequence that is not wanted, or that carries a snapshot
@@ -78,6 +79,7 @@ pub fn receive_all(
             // What else an input names is not what the user has named.
             force: options.force && header.volume == *first,
             in_sequence,
+            passes_over: in_sequence || !(options.single || options.force),
             brought: &brought,
         };
         all.push(receive_one(store, &place, decoder, &header, progress)?);

@@ -211,6 +211,23 @@ fn nothing_that_was_written_is_lost_to_a_sequence() {
     fails(refused, ErrorKind::Invalid, "dbs snapshot rollback k@x");
 }
 
+/// Found by a tester: what sends a volume every night failed the second time, if the volume had one snapshot.
+#[test]
+fn a_sequence_of_one_snapshot_can_be_repeated() {
+    let source = family();
+    let bytes = stream(&source, &one("v@a", ""));
+    let target = MemoryStore::new(2);
+    take(&target, ReceiveOptions::default(), &bytes).unwrap();
+    let again = take(&target, ReceiveOptions::default(), &bytes).unwrap();
+    assert_eq!((again[0].snapshot.as_str(), again[0].data), ("a", 0));
+    assert_eq!(names(&target, "v"), ["a"]);
+    // Read to its end, or whoever sends it would fail; and damage in it is found.
+    let cut = &bytes[..bytes.len() - 1];
+    assert!(take(&target, ReceiveOptions::default(), cut).is_err());
+    let single = ReceiveOptions { single: true, ..Default::default() };
+    fails(take(&target, single, &bytes), ErrorKind::Exists, "already has snapshot");
+}
+
 #[test]
 fn what_cannot_be_sent_whole_is_refused() {
     let source = family();
