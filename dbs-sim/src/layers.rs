@@ -126,7 +126,7 @@ fn lay(store: &Store, volume: &str, info: &LayerInfo, laid: &Laid) -> Result<Vec
             LayerState::Zero => content[part.clone()].fill(0),
             LayerState::Absent => {}
         }
-        if range.state != LayerState::Data && own[part].iter().any(|byte| *byte != 0) {
+        if range.state != LayerState::Data && own[part].iter().fold(0, |or, byte| or | byte) != 0 {
             return Err(format!("{range:?} reads as other than zeros"));
         }
     }
