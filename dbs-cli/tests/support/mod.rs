@@ -131,6 +131,14 @@ impl Served {
         self.end()
     }
 
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ended_already = child.kill();
+            let _ended = child.wait();
+        }
+    }
+
     /// Waits until it ends by itself; its exit code and log.
     pub fn ended(mut self) -> (Option<i32>, String) {
         self.end()
@@ -157,10 +165,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.kill();
     }
 }
 

@@ -11,6 +11,7 @@ use dbs_nbd::{Buffered, ClientOptions, Failure};
 use dbs_transfer::{BlockAccess, write_around};
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,10 @@ pub(super) struct RemoteVolume {
     /// Held by who changes sectors in part, against others of this process; shared by who changes
     /// whole ones.
     edges: RwLock<()>,
+    /// Something was written since the last flush that succeeded.
+    written: AtomicBool,
+    /// What was written before may be lost, whatever the next flush says: it may be another server's.
+    unsure: AtomicBool,
 }
 
 impl RemoteVolume {
@@ -64,6 +69,8 @@ impl RemoteVolume {
             size: first.size(),
             idle: Mutex::new(vec![first]),
             edges: RwLock::new(()),
+            written: AtomicBool::new(false),
+            unsure: AtomicBool::new(false),
         })
     }
 
@@ -76,6 +83,7 @@ impl RemoteVolume {
         let result = call(&mut connection);
         let mut idle = lock(&self.idle);
         if connection.is_broken() {
+            self.unsure.fetch_or(self.written.load(Ordering::SeqCst), Ordering::SeqCst);
             // The others are to the same server, which has gone.
             let others = std::mem::take(&mut *idle);
             drop((idle, others));
@@ -86,6 +94,15 @@ impl RemoteVolume {
             part(vec![connection]);
         }
         result.map_err(|e| failed(e, &self.spec))
+    }
+
+    /// As [`RemoteVolume::with`], for what changes the volume.
+    fn write<T>(&self, call: impl FnOnce(&mut Connection) -> io::Result<T>) -> Result<T> {
+        self.written.store(true, Ordering::SeqCst);
+        let result = self.with(call);
+        // A flush beside it may have taken the mark, and not what was written.
+        self.written.store(true, Ordering::SeqCst);
+        result
     }
 
     /// One connection more. It is by name, and what had the name may have been replaced.
@@ -151,21 +168,32 @@ impl BlockAccess for RemoteVolume {
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
         let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
-        self.with(|client| client.write_at(offset, buf, false))
+        self.write(|client| client.write_at(offset, buf, false))
     }
 
     fn write_zeroes(&self, offset: u64, length: u64) -> Result<()> {
         let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
-        self.with(|client| client.write_zeroes(offset, length, 0))
+        self.write(|client| client.write_zeroes(offset, length, 0))
     }
 
     fn discard(&self, offset: u64, length: u64) -> Result<()> {
         let _edges = self.edges.read().unwrap_or_else(PoisonError::into_inner);
-        self.with(|client| client.trim(offset, length, false))
+        self.write(|client| client.trim(offset, length, false))
     }
 
     fn flush(&self) -> Result<()> {
-        self.with(dbs_nbd::Client::flush)
+        let written = self.written.swap(false, Ordering::SeqCst);
+        let flushed = self.with(dbs_nbd::Client::flush);
+        if flushed.is_err() && written {
+            self.written.store(true, Ordering::SeqCst);
+            self.unsure.store(true, Ordering::SeqCst);
+            return flushed;
+        }
+        if flushed.is_ok() && self.unsure.swap(false, Ordering::SeqCst) {
+            let text = "the connection to the server broke, and what was written since the last flush may be lost";
+            return Err(Error::new(ErrorKind::Io, text).context(&self.spec));
+        }
+        flushed
     }
 
     fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
@@ -201,7 +229,7 @@ impl BlockAccess for RemoteVolume {
         }
         let _alone = self.edges.write().unwrap_or_else(PoisonError::into_inner);
         write_around(self.size, offset, buf, &|at, part| self.read_at(at, part), &|at, part| {
-            self.with(|client| client.write_at(at, part, false))
+            self.write(|client| client.write_at(at, part, false))
         })
     }
 }
