@@ -107,6 +107,8 @@ impl Inner {
 
     /// Cuts the free end off but for so many bytes; returns the store's size.
     fn shrink(&self, keep: u64) -> Result<u64> {
+        // A vacuum that was cut off may have left an end that is no part of the store any more.
+        self.cut_file()?;
         let (old, used) = {
             let mut meta = self.meta();
             meta.release_freed();
@@ -132,10 +134,19 @@ impl Inner {
             meta.geometry = new;
         }
         self.update_superblock(|superblock| superblock.geometry = new)?;
-        self.storage
-            .set_size(new.size)
-            .map_err(|error| Error::io(error, "cutting the file's end off failed"))?;
+        self.cut_file()?;
         Ok(new.size)
+    }
+
+    /// Cuts off what the file has behind the store.
+    fn cut_file(&self) -> Result<()> {
+        let size = self.meta().geometry.size;
+        if self.is_device() || self.storage.size_bytes() <= size {
+            return Ok(());
+        }
+        let cut = self.storage.set_size(size);
+        cut.map_err(|error| Error::io(error, "cutting the file's end off failed"))?;
+        self.flush_storage()
     }
 
     /// Reserves storage for the last copy of the superblock, before a new geometry moves it: on a
