@@ -66,7 +66,7 @@ impl Store {
             let now = |requests: &mut [ReadRequest<'_>]| {
                 end().and_then(|()| inner.storage.read_many(requests))
             };
-            checked.check_sums(&ReadBy::new(inner.storage.size_bytes(), now), false)?;
+            checked.check_sums(&ReadBy::new(inner.storage.size_bytes(), now), inner.read_only)?;
             Ok(checked.into_report())
         };
         let mut report = check().map_err(|error| match end() {

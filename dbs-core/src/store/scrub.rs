@@ -62,6 +62,8 @@ impl Store {
             }
             if !more {
                 *next = 0;
+                // What a crash has cost is learnt with all else.
+                *inner.relearn.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 return Ok(report);
             }
             inner.scrub_page(*next, &mut report, &mut unreadable)?;
@@ -71,8 +73,8 @@ impl Store {
 }
 
 impl Store {
-    /// After a crash: makes the checksums again of what was being written when the last process ended,
-    /// looking at so many pages of checksums and reading the data of at most one that lacks them.
+    /// After a crash: makes the checksums again of what was being written when the last process ended, and of
+    /// what the device has no checksums of, looking at so many pages of checksums and reading the data of at most one that lacks them.
     /// Whether there is more. What is damaged or cannot be read is left for who reads it.
     ///
     /// # Errors
@@ -89,8 +91,11 @@ impl Store {
         if first < stop {
             inner.load_groups(first..stop);
         }
-        let doubtful =
-            |page: &u32| inner.meta().sums.as_ref().is_some_and(|sums| sums.is_doubtful(*page));
+        let doubtful = |page: &u32| {
+            let meta = inner.meta();
+            let doubtful = meta.sums.as_ref().is_some_and(|sums| sums.is_doubtful(*page));
+            doubtful && !meta.runs_in_use(*page).is_empty()
+        };
         let page = (first..stop).find(doubtful);
         let next = page.map_or(stop, |page| page + 1);
         *cursor = (next < end).then_some(next);

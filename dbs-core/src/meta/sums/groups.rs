@@ -169,11 +169,11 @@ impl Sums {
         }
     }
 
-    /// Whether pages of the group were in use when the last process ended, and nothing was learnt or
-    /// written of them since.
+    /// Whether a crash may have cost the sums of the page: its group was open, or is fresh, and the device has
+    /// nothing of it since.
     pub fn is_doubtful(&self, page: u32) -> bool {
         let group = self.groups.get(&group_of(page));
-        group.is_some_and(|group| group.stale & !group.blank & bit(page) != 0)
+        group.is_some_and(|group| group.stale & bit(page) != 0)
     }
 
     /// The group is to be closed some time.
@@ -270,7 +270,17 @@ impl Sums {
     /// Some groups, at most `most`, to be closed by the caller: those that changed, and did so last at
     /// `until_ns` or before. Nobody writes to them until [`Sums::closed`]. Of `looks`, those at groups
     /// that may still be looked at, the ones taken are subtracted.
-    pub fn start_closing(&mut self, until_ns: u64, most: usize, looks: &mut usize) -> Vec<u32> {
+    ///
+    /// After a crash, data is read again in the order of its pages, and `learnt` is the first page still to come. A
+    /// group from there on would be closed without sums that it is about to get, and nobody would look for them again.
+    pub fn start_closing(
+        &mut self,
+        until_ns: u64,
+        most: usize,
+        looks: &mut usize,
+        learnt: Option<u32>,
+    ) -> Vec<u32> {
+        let learnt = learnt.map(group_of);
         let mut closing = Vec::new();
         for _ in 0..(*looks).min(LOOKS) {
             if closing.len() == most {
@@ -281,7 +291,8 @@ impl Sums {
                 break;
             };
             *looks -= 1;
-            let late = |group: &Group| group.moving || group.changed_ns > until_ns;
+            let early = |group: &Group| group.stale != 0 && learnt.is_some_and(|l| l <= number);
+            let late = |group: &Group| group.moving || group.changed_ns > until_ns || early(group);
             if self.groups.get(&number).is_none_or(late) || !self.is_idle(number) {
                 self.busy.push_back(number);
                 continue;

@@ -8,6 +8,7 @@ use crate::format::sums::PageSums;
 use crate::limits::SUMS_OPEN_GROUPS;
 use crate::meta::sums::{Closed, Closing, Need, leader_of};
 use crate::sabotage::{self, Bug};
+use std::sync::TryLockError;
 
 /// Groups closed with one flush.
 const CLOSE_GROUPS: usize = 128;
@@ -17,10 +18,12 @@ impl Inner {
     pub(super) fn open_group(&self, page: u32) -> Result<()> {
         self.load_groups(page..page + 1);
         let crowded =
-            self.meta().sums.as_ref().is_some_and(|s| s.open_groups() >= SUMS_OPEN_GROUPS);
-        if crowded {
-            let mut looks = usize::MAX;
-            self.close_some_groups(u64::MAX, &mut looks)?;
+            || self.meta().sums.as_ref().is_some_and(|s| s.open_groups() >= SUMS_OPEN_GROUPS);
+        if crowded() {
+            self.close_some_groups(u64::MAX, &mut { usize::MAX }, self.learnt())?;
+        }
+        if crowded() {
+            self.close_some_groups(u64::MAX, &mut { usize::MAX }, None)?;
         }
         let mut meta = self.meta();
         let Some(sums) = &mut meta.sums else { return Ok(()) };
@@ -87,16 +90,32 @@ impl Inner {
     pub(in crate::store) fn close_groups(&self, until_ns: u64) -> Result<()> {
         // Each once: one that cannot be written is put behind the others.
         let mut looks = self.meta().sums.as_ref().map_or(0, |sums| sums.busy_groups());
+        let learnt = self.learnt();
         while looks > 0 {
-            self.close_some_groups(until_ns, &mut looks)?;
+            self.close_some_groups(until_ns, &mut looks, learnt)?;
         }
         Ok(())
     }
 
+    /// The page from which on checksums that a crash has cost are still to be made again.
+    fn learnt(&self) -> Option<u32> {
+        match self.relearn.try_lock() {
+            Ok(cursor) => *cursor,
+            Err(TryLockError::Poisoned(cursor)) => *cursor.into_inner(),
+            // Somebody makes them again now.
+            Err(TryLockError::WouldBlock) => Some(0),
+        }
+    }
+
     /// As [`Inner::close_groups`], at most [`CLOSE_GROUPS`] of them, after some of `looks`.
-    fn close_some_groups(&self, until_ns: u64, looks: &mut usize) -> Result<()> {
+    fn close_some_groups(
+        &self,
+        until_ns: u64,
+        looks: &mut usize,
+        learnt: Option<u32>,
+    ) -> Result<()> {
         let groups = match &mut self.meta().sums {
-            Some(sums) => sums.start_closing(until_ns, CLOSE_GROUPS, looks),
+            Some(sums) => sums.start_closing(until_ns, CLOSE_GROUPS, looks, learnt),
             None => return Ok(()),
         };
         if groups.is_empty() {
