@@ -271,7 +271,8 @@ impl WritableBlocks {
         let blocks = access.blocks();
         let bytes = Bytes::of(data)?;
         let buf = bytes.as_slice();
-        let stays = data.is_instance_of::<PyBytes>();
+        // A class made from it may give other memory.
+        let stays = data.is_exact_instance_of::<PyBytes>();
         let write = || match stays {
             true => blocks.write_bytes_at(offset.0, buf),
             false => write_copied(blocks, offset.0, buf),

@@ -228,7 +228,7 @@ impl RawStore {
         let mut stopped = None;
         let mut last = Instant::now();
         let mut watch = |_: Option<Progress>| {
-            if last.elapsed() >= SIGNAL_INTERVAL {
+            if stopped.is_none() && last.elapsed() >= SIGNAL_INTERVAL {
                 last = Instant::now();
                 stopped = Python::attach(|py| py.check_signals()).err();
             }

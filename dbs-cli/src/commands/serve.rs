@@ -306,15 +306,20 @@ fn announce(
             ("pid", &std::process::id()),
         ],
     );
-    if context.json {
-        let ready = json!({ "control": control, "nbd": nbd, "metrics": metrics, "mount": mount });
-        print_json(&ready)?;
-    } else if !context.quiet {
+    // The log says it too. Nobody may be there to read it: that is no reason to end.
+    let told = if context.json {
+        print_json(&json!({ "control": control, "nbd": nbd, "metrics": metrics, "mount": mount }))
+    } else if context.quiet {
+        Ok(())
+    } else {
         let lines = control.iter().map(|path| format!("control {path}\n"));
         let nbd = nbd.iter().map(|address| format!("nbd {address}\n"));
         let metrics = metrics.map(|address| format!("metrics {address}\n"));
         let mount = mount.map(|point| format!("mount {point}\n"));
-        print(&lines.chain(nbd).chain(metrics).chain(mount).collect::<String>())?;
+        print(&lines.chain(nbd).chain(metrics).chain(mount).collect::<String>())
+    };
+    if let Err(error) = told {
+        log::warn("announce", &[("error", &error)]);
     }
     notify("READY=1");
     Ok(())

@@ -129,7 +129,6 @@ pub struct Rename {
 
 impl Rename {
     pub fn run(self, context: &Context) -> Result<()> {
-        spec::check_new_snapshot(&self.new)?;
         let message = format!("renamed snapshot {} to {}", self.snapshot, self.new);
         let SnapshotSpec { volume, snapshot } = self.snapshot;
         let request = Request::SnapshotRename { volume, snapshot, new: self.new };

@@ -494,6 +494,26 @@ fn commands_at_once_wait_for_one_another() {
     assert_eq!(place.json("snapshot list v").as_array().unwrap().len(), 6);
 }
 
+/// Found by review: a server whose standard output nobody read ended without closing the store.
+#[test]
+fn a_server_needs_nobody_who_reads_its_output() {
+    let place = Place::new();
+    place.init();
+    let mut command = place.bare();
+    command.env("DBS_STORE", place.store()).args(["serve", "--nbd", "unix:nbd"]);
+    let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    drop(server.stdout.take());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while place.dbs("clients").code != 0 || !place.path("nbd").exists() {
+        assert!(Instant::now() < deadline, "{:?}", server.try_wait());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(server.try_wait().unwrap(), None);
+    let ended = std::process::Command::new("kill").arg(server.id().to_string()).status();
+    assert!(ended.unwrap().success());
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+}
+
 #[test]
 fn a_read_only_server_refuses_changes() {
     let place = Place::new();

@@ -4,6 +4,7 @@
 use crate::support::{Place, Run, Served, noise};
 use dbs_client::any_store::AnyStore;
 use dbs_core::format::crc::crc32c;
+use dbs_core::{OpenOptions, Store, TailPlace};
 use dbs_nbd::{Buffered, Client, ClientOptions};
 use serde_json::json;
 use std::io::Write;
@@ -251,6 +252,35 @@ fn a_received_difference_can_be_given_up() {
     place.pipe("--yes receive v --force", &difference).ok("forced");
     assert!(!state(&place, "v").0);
     assert_eq!(place.json("snapshot list v").as_array().unwrap().len(), 2, "the marker is gone");
+}
+
+/// Found by review: a volume that was shrunk while it was received in part was continued behind what that had cost, and
+/// without its marker it was no longer known that it is received.
+#[test]
+fn what_is_received_in_part_keeps_its_size_and_its_marker() {
+    let place = Place::new();
+    let [whole, _] = source(&place);
+    place.init();
+    place.pipe("receive v", &whole[..5 * MIB]).exits(4, "cut off");
+    for (command, code) in [
+        ("volume resize v 1MiB", 11),
+        ("volume resize v 1GiB", 11),
+        ("snapshot rename v@dbs-receiving x", 11),
+        ("snapshot rename v@a dbs-receiving", 2),
+    ] {
+        place.dbs(&format!("--yes {command}")).exits(code, command);
+    }
+    // As one that knows no better has done it.
+    let options = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
+    let store = Store::open(&place.store(), &options).unwrap();
+    store.resize_volume("v", 1 << 20).unwrap();
+    store.close().unwrap();
+    let token = place.json("receive v --token")["token"].as_str().unwrap().to_owned();
+    let rest = place.dbs(&format!("-s from.dbs send v@a --resume {token}")).ok("send").stdout;
+    let refused = place.pipe("receive v", &rest).exits(11, "it was shrunk").stderr;
+    assert!(refused.contains("delete volume `v`"), "{refused}");
+    place.dbs("--yes volume delete v").ok("given up");
+    place.pipe("receive v", &whole).ok("again");
 }
 
 #[test]

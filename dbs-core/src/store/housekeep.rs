@@ -54,7 +54,9 @@ impl Store {
 
     fn work_until(&self, begun: Instant, most: Duration) -> Result<bool> {
         loop {
-            let report = self.work(WORK_STEPS)?;
+            // Who works for long, a flatten or vacuum, is not waited for: what else a store needs from time to time
+            // would wait too.
+            let Some(report) = self.try_work(WORK_STEPS)? else { return Ok(false) };
             if report.remaining == 0 || report.waits {
                 return Ok(false);
             }

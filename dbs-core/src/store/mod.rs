@@ -51,7 +51,7 @@ pub use turns::Wake;
 
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
-use crate::info::Labels;
+use crate::info::{DamagedRange, Labels};
 use crate::io::{DirectIo, Storage};
 use crate::limits::SUMS_CACHE_MIN_BYTES;
 use crate::meta::locks::{FenceId, HoldId, Space};
@@ -180,6 +180,9 @@ pub(crate) struct Inner {
     lost_tail: Option<u64>,
     /// The page a scrub goes on with.
     scrub: Mutex<u32>,
+    /// Damage that a scrub which goes on will not come by again: what it found before it was stopped, and what was
+    /// found when it was moved.
+    passed: Mutex<Vec<DamagedRange>>,
     /// The page from which on checksums are to be made again that a crash has cost.
     relearn: Mutex<Option<u32>>,
     watch: watch::Watch,

@@ -205,6 +205,7 @@ impl Store {
             poison: Default::default(),
             warnings: warnings.into(),
             scrub: Default::default(),
+            passed: Default::default(),
             relearn: relearn.then_some(0).into(),
             watch: Default::default(),
             still: Default::default(),

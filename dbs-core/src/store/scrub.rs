@@ -11,8 +11,8 @@ use crate::io::ReadRequest;
 use crate::io::buffer::AlignedBuf;
 use crate::meta::Meta;
 use crate::meta::sums::Sums;
-use crate::units::BLOCK_BYTES;
-use std::sync::{PoisonError, TryLockError};
+use crate::units::{BLOCK_BYTES, format_size};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Damaged ranges that a report has.
 const RANGES_MAX: usize = 1000;
@@ -47,28 +47,15 @@ impl Store {
         if restart {
             *next = 0;
         }
-        let (mut report, mut unreadable) = (ScrubReport::default(), 0);
-        loop {
-            // Extents come into use, or into place, while it goes on.
-            let last = inner.meta().entries.last_extent();
-            let end = last.map_or(0, |last| u64::from(last) + 1) * inner.extent_bytes as u64;
-            let page_bytes = SUMS_PER_PAGE as u64 * BLOCK_BYTES;
-            report.total = end;
-            report.done = (u64::from(*next) * page_bytes).min(end);
-            let more = report.done < end;
-            if !progress(&report) && more {
-                let text = "the scrub was stopped; run it again to go on";
-                return Err(Error::new(crate::ErrorKind::Interrupted, text));
-            }
-            if !more {
-                *next = 0;
-                // What a crash has cost is learnt with all else.
-                *inner.relearn.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                return Ok(report);
-            }
-            inner.scrub_page(*next, &mut report, &mut unreadable)?;
-            *next += 1;
+        if *next == 0 {
+            lock(&inner.passed).clear();
         }
+        let mut report = ScrubReport::default();
+        let scrubbed = inner.scrub_from(&mut next, &mut report, progress);
+        if scrubbed.is_err() {
+            *lock(&inner.passed) = std::mem::take(&mut report.ranges);
+        }
+        scrubbed.map(|()| report)
     }
 }
 
@@ -81,7 +68,7 @@ impl Store {
     /// `Poisoned`.
     pub fn relearn_checksums(&self, pages: u32) -> Result<bool> {
         let inner = &*self.inner;
-        let mut cursor = inner.relearn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cursor = lock(&inner.relearn);
         let Some(first) = *cursor else { return Ok(false) };
         let last = inner.meta().entries.last_extent();
         let blocks =
@@ -110,6 +97,42 @@ impl Store {
 type Run = (u64, usize);
 
 impl Inner {
+    fn scrub_from(
+        &self,
+        next: &mut u32,
+        report: &mut ScrubReport,
+        progress: &mut dyn FnMut(&ScrubReport) -> bool,
+    ) -> Result<()> {
+        let mut unreadable = 0;
+        loop {
+            // Extents come into use, or into place, while it goes on.
+            let last = self.meta().entries.last_extent();
+            let end = last.map_or(0, |last| u64::from(last) + 1) * self.extent_bytes as u64;
+            let page_bytes = SUMS_PER_PAGE as u64 * BLOCK_BYTES;
+            report.total = end;
+            report.done = (u64::from(*next) * page_bytes).min(end);
+            let more = report.done < end;
+            let passed = std::mem::take(&mut *lock(&self.passed));
+            passed.into_iter().for_each(|range| note(range, report));
+            if !progress(report) && more {
+                let found = match report.damaged {
+                    0 => String::new(),
+                    bytes => format!(", and {} are damaged so far", format_size(bytes)),
+                };
+                let text = format!("the scrub was stopped{found}; run it again to go on");
+                return Err(Error::new(crate::ErrorKind::Interrupted, text));
+            }
+            if !more {
+                *next = 0;
+                // What a crash has cost is learnt with all else.
+                *lock(&self.relearn) = None;
+                return Ok(());
+            }
+            self.scrub_page(*next, report, &mut unreadable)?;
+            *next += 1;
+        }
+    }
+
     fn scrub_page(
         &self,
         page: u32,
@@ -204,18 +227,43 @@ impl Inner {
 
     fn note_damage(&self, address: u64, report: &mut ScrubReport) {
         let place = self.meta().place_of(address);
-        report.damaged += BLOCK_BYTES;
-        let follows = |range: &&mut DamagedRange| {
-            let end = range.place.offset + range.length;
-            DataPlace { offset: end, ..range.place.clone() } == place
-        };
-        let room = report.ranges.len() < RANGES_MAX;
-        match report.ranges.last_mut().filter(follows) {
-            Some(range) => range.length += BLOCK_BYTES,
-            None if room => report.ranges.push(DamagedRange { place, length: BLOCK_BYTES }),
-            None => {}
+        note(DamagedRange { place, length: BLOCK_BYTES }, report);
+    }
+
+    /// A block that is copied was found damaged where it is until then.
+    pub(super) fn note_passed(&self, place: DataPlace) {
+        let mut passed = lock(&self.passed);
+        if passed.len() < RANGES_MAX {
+            passed.push(DamagedRange { place, length: BLOCK_BYTES });
         }
     }
+}
+
+/// Adds damage to a report, unless it is there: what was moved may be found in both places.
+fn note(damage: DamagedRange, report: &mut ScrubReport) {
+    let known = |range: &DamagedRange| {
+        let at = damage.place.offset.checked_sub(range.place.offset);
+        let same = DataPlace { offset: damage.place.offset, ..range.place.clone() } == damage.place;
+        same && at.is_some_and(|at| at < range.length)
+    };
+    if report.ranges.iter().any(known) {
+        return;
+    }
+    report.damaged += damage.length;
+    let follows = |range: &&mut DamagedRange| {
+        let end = range.place.offset + range.length;
+        DataPlace { offset: end, ..range.place.clone() } == damage.place
+    };
+    let room = report.ranges.len() < RANGES_MAX;
+    match report.ranges.last_mut().filter(follows) {
+        Some(range) => range.length += damage.length,
+        None if room => report.ranges.push(damage),
+        None => {}
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn blocks(buf: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {

@@ -5,16 +5,26 @@ use crate::error::{Error, Result};
 use crate::format::{Geometry, RegionKind};
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long growing waits for background work, whose steps are short.
+const GROW_PATIENCE: Duration = Duration::from_secs(5);
+const GROW_POLL: Duration = Duration::from_millis(1);
+
+/// Steps of background work between two looks whether a vacuum is to stop.
+const WORK_STEPS: u64 = 64;
 
 impl Store {
     /// Grows the store to `size` bytes (a file is extended; a device must already have it).
     ///
     /// # Errors
-    /// `Invalid` if it is not larger or beyond the room its metadata has, `NoSpace`, `Io`.
+    /// `Invalid` if it is not larger or beyond the room its metadata has, `NoSpace`, `Io`, `Busy` if a flatten or a
+    /// vacuum runs.
     pub fn grow(&self, size: u64) -> Result<()> {
         self.inner.check_writable()?;
-        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let _work = self.inner.wait_for_work()?;
         let old = self.inner.meta().geometry;
         if size < old.size {
             return Err(Error::invalid(format!(
@@ -59,7 +69,20 @@ impl Store {
         keep: u64,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<u64> {
-        while self.work(u64::MAX)?.remaining > 0 && self.work(1)?.done > 0 {}
+        let stopped = || {
+            let text = "vacuum was stopped; run it again to go on";
+            Err(Error::new(crate::ErrorKind::Interrupted, text))
+        };
+        // First what is merged and freed anyway, which may be long.
+        loop {
+            let report = self.work(WORK_STEPS)?;
+            if report.remaining == 0 || report.done == 0 {
+                break;
+            }
+            if !progress(0, report.remaining) {
+                return stopped();
+            }
+        }
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         self.inner.commit()?;
         let total = self.inner.extents_to_move();
@@ -67,8 +90,7 @@ impl Store {
         while self.inner.move_last()? {
             done += 1;
             if !progress(done.min(total), total) {
-                let text = "vacuum was stopped; run it again to go on";
-                return Err(Error::new(crate::ErrorKind::Interrupted, text));
+                return stopped();
             }
             self.inner.commit_if_long()?;
         }
@@ -78,6 +100,28 @@ impl Store {
 }
 
 impl Inner {
+    /// Waits for who does background work, but not as long as a flatten or vacuum may take.
+    ///
+    /// # Errors
+    /// `Busy`.
+    fn wait_for_work(&self) -> Result<MutexGuard<'_, ()>> {
+        let deadline = Instant::now() + GROW_PATIENCE;
+        loop {
+            match self.work.try_lock() {
+                Ok(turn) => return Ok(turn),
+                Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    thread::sleep(GROW_POLL);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::busy(
+                        "a flatten or a vacuum of the store runs: wait for its end, or stop it; it can be run again",
+                    ));
+                }
+            }
+        }
+    }
+
     /// Extents in use behind the place the last one could have.
     fn extents_to_move(&self) -> u64 {
         let meta = self.meta();

@@ -199,9 +199,16 @@ impl Inner {
         self.storage.read_at(address, &mut copy)?;
         if sums::sum(&copy) == known {
             block.copy_from_slice(&copy);
-        } else if let Some(sums) = &mut self.meta().sums {
-            sums.counters.mismatches += 1;
+            return Ok(());
         }
+        let place = {
+            let mut meta = self.meta();
+            if let Some(sums) = &mut meta.sums {
+                sums.counters.mismatches += 1;
+            }
+            meta.place_of(address)
+        };
+        self.note_passed(place);
         Ok(())
     }
 

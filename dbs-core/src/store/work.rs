@@ -13,7 +13,7 @@ use crate::meta::merge::{Copy, Merge, Work};
 use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 /// Extents given back to the device together, neighbours in one request.
 const PUNCH_EXTENTS: u64 = 16;
@@ -28,7 +28,24 @@ impl Store {
     /// # Errors
     /// `Io`, `Poisoned`.
     pub fn work(&self, steps: u64) -> Result<WorkReport> {
-        self.work_while(steps, |_| true)
+        self.work_while(self.take_work(), steps, |_| true)
+    }
+
+    /// As [`Store::work`]; `None` if somebody works already, which a flatten or vacuum does for long.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn try_work(&self, steps: u64) -> Result<Option<WorkReport>> {
+        let turn = match self.inner.work.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        };
+        self.work_while(turn, steps, |_| true).map(Some)
+    }
+
+    fn take_work(&self) -> MutexGuard<'_, ()> {
+        self.inner.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// As [`Store::work`], for who has writes on their way on this thread: it does not wait for them either.
@@ -38,7 +55,7 @@ impl Store {
     #[cfg(feature = "sabotage")]
     #[doc(hidden)]
     pub fn work_beside(&self, steps: u64) -> Result<WorkReport> {
-        self.work_while(steps, |merge| {
+        self.work_while(self.take_work(), steps, |merge| {
             let mut meta = self.inner.meta();
             let blocks = blocks_of(&meta, merge);
             let hold = meta.locks.queue(merge.lock, blocks, true);
@@ -49,9 +66,13 @@ impl Store {
     }
 
     /// Does background work until a merge may not be done.
-    fn work_while(&self, steps: u64, may: impl Fn(&Merge) -> bool) -> Result<WorkReport> {
+    fn work_while(
+        &self,
+        _turn: MutexGuard<'_, ()>,
+        steps: u64,
+        may: impl Fn(&Merge) -> bool,
+    ) -> Result<WorkReport> {
         self.inner.check_writable()?;
-        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut done, mut waits) = (0, false);
         while done < steps {
             let (work, must_commit) = self.inner.step(|meta| meta.next_work(steps - done))?;
@@ -114,7 +135,7 @@ impl Store {
         self.inner.check_writable()?;
         let handle = self.head(volume)?;
         let id = handle.ids().0;
-        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let _work = self.take_work();
         let layers = self.inner.meta().foreign_children(id);
         let below = |layer| {
             self.inner.meta().check_can_be_cut(layer)?;

@@ -267,6 +267,55 @@ fn what_is_merged_or_moved_stays_damaged() {
     assert_eq!(scrub(&store).damaged, 4096);
 }
 
+/// Found by review: a scrub said that nothing is damaged, as what is was moved to where it had been already.
+#[test]
+fn damage_that_is_moved_behind_a_scrub_is_in_its_report() {
+    let (disk, store, volume) = large(4096);
+    let last = 4095 * BLOCK as u64;
+    let at = |volume: &Volume| {
+        // Its checksum is in memory then.
+        let _damaged = volume.read_at(last, &mut [0; BLOCK]);
+        device(volume, last)
+    };
+    let before = at(&volume);
+    disk.flip(before, 1);
+    volume.discard(0, 1 << 20).unwrap();
+    store.flush().unwrap();
+    let mut looks = 0;
+    let mut stop = |_: &ScrubReport| {
+        looks += 1;
+        looks < 3
+    };
+    let stopped = store.scrub(true, &mut stop).unwrap_err();
+    assert_eq!(stopped.kind(), ErrorKind::Interrupted);
+    store.vacuum(&mut |_, _| true).unwrap();
+    assert!(at(&volume) < before);
+    let report = store.scrub(false, &mut |_| true).unwrap();
+    assert_eq!((report.damaged, report.ranges[0].place.offset), (BLOCK as u64, last));
+    // And once by one that comes by.
+    assert_eq!(scrub(&store).damaged, BLOCK as u64);
+}
+
+/// Found by review: a scrub that went on said that nothing is damaged, whatever it had found before it was stopped.
+#[test]
+fn a_scrub_that_goes_on_reports_what_it_found_before() {
+    let (disk, store, volume) = large(4096);
+    volume.read_at(0, &mut [0; BLOCK]).unwrap();
+    disk.flip(device(&volume, 0), 1);
+    for stops in [1, 2] {
+        let mut looks = 0;
+        let mut stop = |_: &ScrubReport| {
+            looks += 1;
+            looks < 2
+        };
+        let stopped = store.scrub(stops == 1, &mut stop).unwrap_err();
+        assert!(stopped.to_string().contains("4.0 KiB are damaged so far"), "{stopped}");
+    }
+    assert_eq!(store.scrub(false, &mut |_| true).unwrap().damaged, BLOCK as u64);
+    // From the start it is found again, once.
+    assert_eq!(scrub(&store).damaged, BLOCK as u64);
+}
+
 #[test]
 fn a_block_that_was_read_wrong_once_is_moved_right() {
     let (disk, store, volume, device) = bench();

@@ -4,6 +4,7 @@ use crate::common::finish_work;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
 use std::path::Path;
+use std::time::Duration;
 
 fn init(dir: &Path, size: u64) -> std::path::PathBuf {
     let path = dir.join("store.dbs");
@@ -136,6 +137,59 @@ fn growing_and_vacuum_keep_content() {
     let store = open(&path);
     assert_eq!(read(&store, "v", 195 << 20, 8192), pattern(195, 8192));
     assert!(store.check().unwrap().findings.is_empty());
+}
+
+/// Found by review: housekeeping waited for the end of a flatten, and committed nothing meanwhile. Growing waited
+/// without a word.
+#[test]
+fn a_flatten_holds_up_neither_housekeeping_nor_who_wants_to_grow() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let store = open(&path);
+    store.create_volume("v", 16 << 20).unwrap();
+    store.volume("v").unwrap().write_at(0, &[1; 4096], false).unwrap();
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    store.clone_volume("v", "s", "c").unwrap();
+    let (told, hears) = std::sync::mpsc::channel();
+    let mut asked = false;
+    let mut beside = |_, _| {
+        if !std::mem::replace(&mut asked, true) {
+            let (store, told) = (store.clone(), told.clone());
+            std::thread::spawn(move || {
+                let kept = store.housekeep(Duration::from_millis(1));
+                told.send((kept, store.grow(128 << 20)))
+            });
+            let (kept, grown) = hears.recv_timeout(Duration::from_secs(60)).expect("it waits");
+            kept.unwrap();
+            assert_eq!(grown.unwrap_err().kind(), ErrorKind::Busy);
+        }
+        true
+    };
+    store.flatten("c", &mut beside).unwrap();
+    assert!(asked);
+    store.grow(128 << 20).unwrap();
+}
+
+/// Found by review: all that was to be merged and freed was so before a vacuum was asked whether to stop.
+#[test]
+fn a_vacuum_can_be_stopped_before_it_moves_anything() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 256 << 20);
+    let store = open(&path);
+    store.create_volume("v", 256 << 20).unwrap();
+    let volume = store.volume("v").unwrap();
+    for extent in 0..100 {
+        volume.write_at(extent << 20, &[1; 4096], false).unwrap();
+    }
+    store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+    for extent in 0..100 {
+        volume.write_at(extent << 20, &[2; 4096], false).unwrap();
+    }
+    store.delete_snapshot("v", "s").unwrap();
+    let stopped = store.vacuum(&mut |_, _| false).unwrap_err();
+    assert_eq!(stopped.kind(), ErrorKind::Interrupted);
+    assert!(store.work(1).unwrap().remaining > 0, "all was done");
+    store.vacuum(&mut |_, _| true).unwrap();
 }
 
 /// Regression, simulation seeds 5001687 and 9000829: a shorter snapshot has nothing behind its end, so all of

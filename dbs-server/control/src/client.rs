@@ -27,6 +27,8 @@ pub type Watch<'a> = dyn FnMut(Option<Progress>) -> bool + 'a;
 /// A connection to the server that owns a store.
 pub struct Client {
     stream: BufReader<UnixStream>,
+    /// A command was to stop: our sending side is closed.
+    ended: bool,
 }
 
 impl Client {
@@ -50,7 +52,7 @@ impl Client {
         stream
             .set_read_timeout(Some(WATCH_INTERVAL))
             .map_err(|e| Error::io(e, "setting up the control connection"))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        Ok(Self { stream: BufReader::new(stream), ended: false })
     }
 
     /// As [`Client::connect`], to the server of the store with this key ([`dbs_core::Store::key`]) and
@@ -91,9 +93,12 @@ impl Client {
         u32::try_from(peer.pid()).ok().filter(|process| *process > 0)
     }
 
-    /// Whether the server is still there to answer: it has neither closed the connection nor said
-    /// anything that nobody asked for.
+    /// Whether the connection can be used again: neither side has closed it, and the server has said nothing that
+    /// nobody asked for.
     pub fn is_alive(&self) -> bool {
+        if self.ended {
+            return false;
+        }
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
         recv(self.stream.get_ref().as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN)
     }
@@ -141,7 +146,8 @@ impl Client {
     /// The server's, or `Io`.
     pub fn into_session(self, method: &str, params: &Value) -> Result<(Value, UnixStream)> {
         // Byte by byte: a larger buffer would swallow what the session begins with.
-        let mut this = Self { stream: BufReader::with_capacity(1, self.stream.into_inner()) };
+        let stream = BufReader::with_capacity(1, self.stream.into_inner());
+        let mut this = Self { stream, ended: self.ended };
         let answer = this.call_extra(method, params, &mut |_| true)?;
         let stream = this.stream.into_inner();
         stream.set_read_timeout(None).map_err(|e| Error::io(e, "setting up the session"))?;
@@ -215,9 +221,9 @@ impl Client {
     }
 
     /// Asks the caller whether to go on; the first no is passed on by closing our sending side.
-    fn ask(&self, progress: Option<Progress>, go_on: &mut bool, watch: &mut Watch<'_>) {
+    fn ask(&mut self, progress: Option<Progress>, go_on: &mut bool, watch: &mut Watch<'_>) {
         if *go_on && !watch(progress) {
-            *go_on = false;
+            (*go_on, self.ended) = (false, true);
             let _closed_already = self.stream.get_ref().shutdown(Shutdown::Write);
         }
     }

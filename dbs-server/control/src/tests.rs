@@ -280,6 +280,22 @@ fn a_silent_command_still_lets_the_watcher_speak() {
     assert_eq!(result.unwrap(), 7);
 }
 
+/// Found by review: a command that was done before it could stop left a connection whose sending side was closed, for
+/// the next command.
+#[test]
+fn a_connection_whose_command_was_to_stop_is_not_used_again() {
+    let setup = Setup::new();
+    let unheard = &setup.fake.unheard;
+    unheard.store(1, Ordering::SeqCst);
+    let mut client = setup.client();
+    let result = client.call(&Request::VolumeTrim, &mut |_| {
+        unheard.store(0, Ordering::SeqCst);
+        false
+    });
+    assert_eq!(result.unwrap(), 7);
+    assert!(!client.is_alive());
+}
+
 #[test]
 fn a_connection_can_become_nbd() {
     let setup = Setup::new();

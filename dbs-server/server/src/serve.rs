@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 const WORK_TIME: Duration = Duration::from_millis(4);
 /// Shortest rest between two pieces of background work: a request that comes shows in it.
 const WORK_PAUSE_MIN: Duration = Duration::from_millis(1);
-/// Rest after housekeeping failed.
+/// Rest of background work after it failed.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// What to serve and where.
@@ -487,11 +487,13 @@ struct Past {
     committed: Instant,
     /// Requests that the store had seen when the last work was done.
     requests: u64,
+    /// When work has failed: it is let be for a while, and what was written is committed all the same.
+    failed: Option<Instant>,
 }
 
 fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
     let mut pause = interval;
-    let mut past = Past { committed: Instant::now(), requests: 0 };
+    let mut past = Past { committed: Instant::now(), requests: 0, failed: None };
     let mut failure = String::new();
     while !stop.wait(pause) {
         if let Some(chore) = chore {
@@ -511,7 +513,8 @@ fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
                     failure = e.to_string();
                     log::error("housekeeping", &[("error", &failure)]);
                 }
-                RETRY_PAUSE.max(interval)
+                past.failed = Some(Instant::now());
+                interval
             }
         };
     }
@@ -524,6 +527,9 @@ fn step(store: &Store, interval: Duration, past: &mut Past) -> Result<Duration> 
         store.settle()?;
         store.settle_checksums()?;
         past.committed = Instant::now();
+    }
+    if past.failed.is_some_and(|at| at.elapsed() < RETRY_PAUSE) {
+        return Ok(interval);
     }
     let begun = Instant::now();
     if !store.work_for(WORK_TIME)? {

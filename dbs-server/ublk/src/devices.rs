@@ -337,6 +337,11 @@ impl Devices {
             None => hold(&self.store, &mut record)?,
         };
         let target = self.target(handle, record.read_only)?;
+        if self.store.lost_tail().is_some() {
+            target.lost.store(true, Ordering::SeqCst);
+            let lost = "the server before may have lost what it acknowledged: the next flush of the device fails";
+            log::error("lost", &[("volume", &record.spec()), ("what", &lost)]);
+        }
         let give_up = || self.leaving.load(Ordering::SeqCst);
         let device =
             Device::recover(&mut control, record.id, &give_up, &mut volume::spawner(&target))?;
@@ -411,7 +416,7 @@ impl Devices {
             }
         };
         let (store, reactor) = (self.store.clone(), self.reactor.clone());
-        Ok(Target { store, volume, read_only, pool, reactor })
+        Ok(Target { store, volume, read_only, pool, reactor, lost: Arc::default() })
     }
 
     fn attached_as(&self, spec: &str) -> Option<Attached> {

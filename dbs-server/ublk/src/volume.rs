@@ -30,6 +30,8 @@ pub(super) struct Target {
     pub read_only: bool,
     pub pool: Arc<Pool>,
     pub reactor: dbs_reactor::Options,
+    /// The server before lost what it had acknowledged to the device's users: the next flush says so.
+    pub lost: Arc<AtomicBool>,
 }
 
 /// What other threads tell a queue.
@@ -119,6 +121,7 @@ struct VolumeQueue {
     queue: Option<Queue>,
     volume: Volume,
     read_only: bool,
+    lost: Arc<AtomicBool>,
     storage: Option<Storage>,
     direct: Direct<Ticket>,
     commits: Commits<u16>,
@@ -167,6 +170,7 @@ impl VolumeQueue {
             queue,
             volume: target.volume,
             read_only: target.read_only,
+            lost: target.lost,
             storage,
             direct: Direct::default(),
             commits: Commits::default(),
@@ -204,6 +208,10 @@ impl VolumeQueue {
             (UblkOp::Read, _) => self.read(io, tag, offset, length),
             (UblkOp::Write, Some(payload)) => self.write(io, tag, offset, payload, fua),
             (UblkOp::Flush, _) if self.read_only => self.answer(io, tag, Ok(())),
+            // Once, as Linux tells of pages that it could not write.
+            (UblkOp::Flush, _) if self.lost.swap(false, Ordering::SeqCst) => {
+                self.answer(io, tag, Err(libc::EIO));
+            }
             (UblkOp::Flush, _) => self.commit(io, tag),
             (UblkOp::Discard, _) => self.work_long(tag, Long::Discard, (offset, length), fua),
             (UblkOp::WriteZeroes, _) => {

@@ -120,6 +120,14 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
             without_usage(&find_snapshot(store, volume, snapshot)?)
         }
         R::SnapshotRename { volume, snapshot, new } => {
+            if snapshot == MARKER {
+                refuse_incomplete(store, volume, "the snapshot tells how far it was received")?;
+            }
+            if new == MARKER {
+                return Err(Error::invalid(format!(
+                    "a snapshot `{MARKER}` marks a volume that is being received: choose another name"
+                )));
+            }
             store.rename_snapshot(volume, snapshot, new)?;
             without_usage(&find_snapshot(store, volume, new)?)
         }
@@ -200,6 +208,16 @@ fn roll_back(store: &Store, volume: &str, snapshot: &str) -> Result<Value> {
     if received && before.open {
         return Err(Error::busy(format!("volume `{volume}` is being received: stop that first")));
     }
+    if received && snapshot == MARKER {
+        // If this is cut off behind the rollback, nobody may take what is gone for received.
+        let mut labels = find_snapshot(store, volume, MARKER)?.labels;
+        for value in labels.values_mut() {
+            if let Some((stream, _)) = value.rsplit_once(':') {
+                *value = format!("{stream}:0");
+            }
+        }
+        store.set_labels(volume, MARKER, &labels)?;
+    }
     store.rollback(volume, snapshot)?;
     if received {
         // What was received in part is gone, and the snapshot was complete.
@@ -210,6 +228,11 @@ fn roll_back(store: &Store, volume: &str, snapshot: &str) -> Result<Value> {
 
 fn is_marker(snapshot: &SnapshotInfo) -> bool {
     snapshot.name == MARKER
+}
+
+/// The marker of a volume of which something durable was received; of any other it may still get its size.
+fn is_partly_received(snapshot: &SnapshotInfo) -> bool {
+    is_marker(snapshot) && snapshot.labels.values().all(|token| !token.ends_with(":0"))
 }
 
 fn spec(volume: &str, snapshot: Option<&str>) -> String {
@@ -300,6 +323,10 @@ fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value>
             "volume {volume} has {old} bytes: a size of {size} destroys the content beyond it; \
              allow that with `shrink`"
         )));
+    }
+    // Whoever goes on with the stream does so behind what was received, and takes that to be there.
+    if store.snapshots(volume, false)?.iter().any(is_partly_received) {
+        refuse_incomplete(store, volume, "a part of its content was received with this size")?;
     }
     store.resize_volume(volume, size)?;
     without_usage(&find_volume(store, volume)?)

@@ -10,6 +10,16 @@ use dbs_core::{Error, ErrorKind, Result};
 /// Bytes of a volume searched for changes at once.
 const DIFF_BYTES: u64 = 256 << 20;
 
+/// How to give up what was received in part.
+fn give_up(info: &VolumeInfo, volume: &str) -> String {
+    // Where there is nothing else it is the first of its volume.
+    if info.snapshots == 1 {
+        format!("delete volume `{volume}`")
+    } else {
+        format!("roll `{volume}` back to the snapshot before `{MARKER}` and delete that one")
+    }
+}
+
 impl Target<'_> {
     /// A stream may repeat what was received, but not leave a gap.
     pub(super) fn check_start(&self, received: u64) -> Result<()> {
@@ -52,14 +62,18 @@ impl Target<'_> {
         let token = token_of(marker)?;
         let base = header.base.as_ref().map(|base| &base.uuid);
         if token.uuid == header.uuid && marker.labels.get(BASE_LABEL) == base {
+            // Its size is the stream's before anything is marked as received.
+            if token.offset > 0 && info.size != header.size {
+                return Err(Error::busy(format!(
+                    "volume `{volume}` was resized in the middle of the stream, to {} bytes, and may lack what was \
+                     received: {}",
+                    info.size,
+                    give_up(info, volume)
+                )));
+            }
             return self.check_start(token.offset);
         }
-        // Where there is nothing else it is the first of its volume.
-        let give_up = if info.snapshots == 1 {
-            format!("delete volume `{volume}`")
-        } else {
-            format!("roll `{volume}` back to the snapshot before `{MARKER}` and delete that one")
-        };
+        let give_up = give_up(info, volume);
         Err(Error::new(
             ErrorKind::Busy,
             format!(
