@@ -358,14 +358,23 @@ fn admit(mut stream: UnixStream, id: u64, shared: &Arc<Shared>) -> Result<()> {
     let thread = {
         let shared = Arc::clone(shared);
         spawn("dbs-control", move || {
+            // Our duplicate of the socket would keep it open, and the client of a command that panicked waiting. The
+            // lock is held below until the connection is in the table, so this never comes too early.
+            let _ends = Ends(&shared, id);
             serve(stream, &shared);
-            // Our duplicate of the socket would keep it open. The lock is held below until the
-            // connection is in the table, so this never comes too early.
-            shared.connections().remove(&id);
         })?
     };
     connections.insert(id, Connection { stream: ours, thread: Some(thread) });
     Ok(())
+}
+
+/// Takes a connection out of the table when dropped.
+struct Ends<'a>(&'a Shared, u64);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.connections().remove(&self.1);
+    }
 }
 
 /// Answers the requests of one connection until it ends.

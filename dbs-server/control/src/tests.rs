@@ -38,6 +38,7 @@ impl Service for Fake {
             Request::VolumeShow { volume, .. } => {
                 Err(Error::not_found(format!("no volume {volume}")))
             }
+            Request::VolumeCreate { .. } => panic!("a bug"),
             Request::VolumeList { .. } => Ok(Value::String("ä\"\\\n".repeat(BIG / 5))),
             Request::VolumeFlatten { .. } => {
                 for done in 0..LONG {
@@ -278,6 +279,16 @@ fn a_silent_command_still_lets_the_watcher_speak() {
         true
     });
     assert_eq!(result.unwrap(), 7);
+}
+
+/// Found by review: the client of a command that panicked waited for ever.
+#[test]
+fn a_command_that_panics_ends_its_connection() {
+    let setup = Setup::new();
+    let create = Request::VolumeCreate { volume: "v".into(), size: 1, rebuilding: false };
+    let error = setup.client().call(&create, &mut |_| true).unwrap_err();
+    assert!(error.to_string().contains("closed the connection"), "{error}");
+    assert_eq!(setup.client().call(&Request::VolumeTrim, &mut |_| true).unwrap(), 7);
 }
 
 /// Found by review: a command that was done before it could stop left a connection whose sending side was closed, for

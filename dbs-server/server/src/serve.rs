@@ -14,6 +14,7 @@ use serde_json::Value;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -461,7 +462,14 @@ impl Housekeeping {
             let stop = Arc::clone(&stop);
             thread::Builder::new()
                 .name("dbs-housekeeping".to_owned())
-                .spawn(move || keep(&store, interval, chore.as_ref(), &stop))
+                .spawn(move || {
+                    let kept = || keep(&store, interval, chore.as_ref(), &stop);
+                    if catch_unwind(AssertUnwindSafe(kept)).is_err() {
+                        let text = "housekeeping has panicked: nothing is committed any more that nobody flushes";
+                        stop.failed.get_or_init(|| text.to_owned());
+                        log::error("housekeeping", &[("error", &text)]);
+                    }
+                })
                 .map_err(|e| Error::io(e, "starting the housekeeping thread"))?
         };
         Ok(Self { stop, thread: Some(thread) })
@@ -476,9 +484,7 @@ impl Housekeeping {
     /// Ends it; returns when it has ended.
     pub fn stop(self) {
         self.stop.ask();
-        if let Some(Err(_)) = self.thread.map(JoinHandle::join) {
-            log::error("housekeeping", &[("error", &"the thread panicked")]);
-        }
+        let _ended = self.thread.map(JoinHandle::join);
     }
 }
 
