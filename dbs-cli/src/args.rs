@@ -1,8 +1,8 @@
 //! The command line: which commands there are, and which code runs each.
 
 use crate::commands::{
-    attach, backup, bench, clients, export, import, mount, repair, scrub, serve, snapshot, store,
-    stream, tools, volume,
+    attach, backup, bench, clients, doctor, export, import, mount, repair, scrub, serve, snapshot,
+    store, stream, tools, volume,
 };
 use crate::context::Context;
 use crate::exit;
@@ -54,6 +54,7 @@ pub enum Command {
     Detach(attach::Detach),
     Attached(attach::List),
     Preflight(attach::Check),
+    Doctor(doctor::Doctor),
     Mount(mount::Mount),
     Umount(mount::Umount),
     Serve(Box<serve::Serve>),
@@ -134,6 +135,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Volume(command) => run_volume(command, context),
         Command::Snapshot(command) => run_snapshot(command, context),
         Command::Check(command) => return command.run(context),
+        Command::Doctor(command) => return command.run(context),
         Command::Scrub(command) => return command.run(context),
         Command::Repair(command) => return command.run(context),
         Command::RestoreMetadata(command) => command.run(context),

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 const FAILED: u8 = 1;
 /// The arguments are wrong.
 pub const USAGE: u8 = 2;
-/// A check found leaks.
+/// A check found leaks, or a look around a problem.
 pub const FINDINGS: u8 = 3;
 /// The store is damaged.
 pub const CORRUPT: u8 = 4;
@@ -32,7 +32,7 @@ pub const HELP: &str = "Exit codes:
   0    success
   1    failed
   2    wrong usage, or --yes is missing
-  3    check found leaked space
+  3    check found leaked space, or doctor a problem
   4    the store, or data in it, is damaged
   10   no such store, volume or snapshot
   11   busy: in use, open or protected

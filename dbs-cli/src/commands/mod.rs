@@ -4,6 +4,7 @@ pub mod attach;
 pub mod backup;
 pub mod bench;
 pub mod clients;
+pub mod doctor;
 pub mod export;
 pub mod import;
 pub mod mount;

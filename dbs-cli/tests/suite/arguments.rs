@@ -42,6 +42,7 @@ const COMMANDS: &[&str] = &[
     "attach a",
     "mount .",
     "clients",
+    "doctor",
     "bench",
 ];
 

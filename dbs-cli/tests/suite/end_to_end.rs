@@ -327,6 +327,8 @@ fn every_key_is_documented() {
     ] {
         documented(&docs, args, &place.json(args));
     }
+    // Where the tests run may have something wrong.
+    documented(&docs, "doctor", &place.dbs("--json doctor").json());
 }
 
 fn documented(docs: &str, args: &str, value: &Value) {

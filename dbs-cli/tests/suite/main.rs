@@ -14,6 +14,7 @@ mod backing;
 mod backup;
 mod bench;
 mod clients;
+mod doctor;
 mod documents;
 mod end_to_end;
 mod filesystem;
