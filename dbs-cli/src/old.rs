@@ -75,6 +75,7 @@ fn snapshots(image: &Image, name: &str) -> Result<Vec<SnapshotInfo>> {
             retired: false,
             user_created: s.user_created,
             labels: s.labels.clone(),
+            rebuilds: 0,
             usage: Usage::default(),
         })
     });

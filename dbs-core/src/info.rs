@@ -261,6 +261,10 @@ pub struct SnapshotInfo {
     pub retired: bool,
     /// Free-form labels.
     pub labels: Labels,
+    /// Times that a rebuild of its volume began since the store was opened: who reads it for long compares this
+    /// with what it was before.
+    #[serde(default)]
+    pub rebuilds: u64,
     /// Space.
     pub usage: Usage,
 }

@@ -61,6 +61,11 @@ impl Meta {
         self.append_volume(id);
     }
 
+    /// The layers of a volume are about to be written anew.
+    pub fn note_rebuild(&mut self, id: VolumeId) {
+        self.volume_mut(id).rebuilds += 1;
+    }
+
     /// Sets a volume's revision counter; it goes into the next group.
     pub fn stage_revision(&mut self, id: VolumeId, revision: u64) {
         let volume = self.volume_mut(id);

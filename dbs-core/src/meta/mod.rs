@@ -103,6 +103,8 @@ pub struct Volume {
     pub writes: AtomicU64,
     /// What was read and written since the store was opened.
     pub io: IoCounts,
+    /// Times that somebody began to write its layers anew since the store was opened.
+    pub rebuilds: u64,
 }
 
 /// A snapshot or head.

@@ -70,6 +70,7 @@ impl Meta {
             snapshots: BTreeMap::new(),
             writes: Default::default(),
             io: Default::default(),
+            rebuilds: 0,
         };
         if self.volumes.len() <= slot as usize {
             self.volumes.resize_with(slot as usize + 1, || None);

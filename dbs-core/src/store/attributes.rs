@@ -71,6 +71,9 @@ impl Store {
             (!rebuilding).then(|| self.inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true));
         self.inner.command(|meta| {
             still_named(meta, volume, id)?;
+            if rebuilding {
+                meta.note_rebuild(id);
+            }
             meta.set_rebuilding(id, rebuilding);
             Ok(())
         })

@@ -63,6 +63,7 @@ pub(crate) fn snapshot_info(meta: &Meta, id: SnapshotId) -> SnapshotInfo {
         user_created: snapshot.flags & SNAPSHOT_USER_CREATED != 0,
         retired: snapshot.flags & SNAPSHOT_RETIRED != 0,
         labels: labels::decode(&snapshot.labels).unwrap_or_default(),
+        rebuilds: meta.volume(snapshot.volume).rebuilds,
         usage: Usage::default(),
     }
 }

@@ -295,6 +295,7 @@ impl StoreAccess for MemoryStore {
                 retired: false,
                 user_created: !options.system,
                 labels: options.labels.clone(),
+                rebuilds: 0,
                 usage: Usage::default(),
             };
             v.snapshots.push((info, Memory(Arc::new(Mutex::new(content)))));

@@ -102,6 +102,7 @@ impl Loader {
                 snapshots: BTreeMap::new(),
                 writes: Default::default(),
                 io: Default::default(),
+                rebuilds: 0,
             }));
         }
         (volumes, names)

@@ -177,6 +177,10 @@ pub fn check_same<'a>(
     for snapshot in snapshots {
         let spec = spec_of(snapshot);
         match store.snapshot_info(&snapshot.volume, &snapshot.name) {
+            // One that began and ended meanwhile has written its layers anew.
+            Ok(now) if now.uuid == snapshot.uuid && now.rebuilds != snapshot.rebuilds => {
+                return Err(rebuilt(&snapshot.volume));
+            }
             Ok(now) if now.uuid == snapshot.uuid => check_not_rebuilt(store, &snapshot.volume)?,
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {
@@ -196,9 +200,13 @@ fn check_not_rebuilt(store: &dyn StoreAccess, volume: &str) -> Result<()> {
     if !rebuilding()? || received()? || !rebuilding()? {
         return Ok(());
     }
-    Err(Error::busy(format!(
+    Err(rebuilt(volume))
+}
+
+fn rebuilt(volume: &str) -> Error {
+    Error::busy(format!(
         "volume `{volume}` is rebuilt: its snapshots are incomplete until that has ended. Read another replica"
-    )))
+    ))
 }
 
 /// Turns pieces into records.

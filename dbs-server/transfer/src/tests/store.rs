@@ -369,3 +369,23 @@ fn images_of_the_prototype_are_upgraded() {
     assert_eq!(store.snapshot_info("old", "v1-1").unwrap().labels["v1.created"], "1");
     assert!(store.check().unwrap().worst().is_none());
 }
+
+/// Found by review: a rebuild writes the layers of snapshots anew. One that began and ended while a snapshot was read left
+/// a mixture, which nobody noticed.
+#[test]
+fn a_rebuild_within_the_reading_of_a_snapshot_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = source(directory.path());
+    let options = SendOptions { volume: "v".into(), snapshot: "a".into(), ..Default::default() };
+    let mut rebuilt = false;
+    let mut rebuild = |_, _| {
+        if !std::mem::replace(&mut rebuilt, true) {
+            store.set_rebuilding("v", true).unwrap();
+            store.set_rebuilding("v", false).unwrap();
+        }
+        true
+    };
+    let error = send(&store, &options, Vec::new(), &mut rebuild).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    send(&store, &options, Vec::new(), &mut always).unwrap();
+}
