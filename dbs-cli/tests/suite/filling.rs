@@ -3,6 +3,7 @@
 
 use crate::support::{Place, Run, Served, noise};
 use dbs_client::any_store::AnyStore;
+use dbs_control::api::Request;
 use dbs_core::format::crc::crc32c;
 use dbs_core::{OpenOptions, Store, TailPlace};
 use dbs_nbd::{Buffered, Client, ClientOptions};
@@ -164,7 +165,7 @@ fn a_flush_does_not_vouch_for_a_former_server() {
     place.init();
     place.dbs("volume create v 16MiB").ok("create");
     let options = dbs_core::OpenOptions::default();
-    for lost in [false, true] {
+    for (lost, by_store) in [(false, false), (true, false), (false, true), (true, true)] {
         let server = place.serve("");
         let store = AnyStore::open(&place.store(), &options, &place.path("run")).unwrap();
         let volume = store.access().open("v").unwrap();
@@ -175,16 +176,34 @@ fn a_flush_does_not_vouch_for_a_former_server() {
         }
         server.stop();
         let server = place.serve("");
-        volume.read_at(0, &mut [0; 4096]).unwrap_err();
-        volume.read_at(0, &mut [0; 4096]).unwrap();
-        match lost {
-            true => assert!(volume.flush().unwrap_err().to_string().contains("may be lost")),
-            false => volume.flush().unwrap(),
+        let flush = || match by_store {
+            true => store.call(&Request::Flush, &mut |_| true).map(drop),
+            false => volume.flush(),
+        };
+        if !by_store {
+            volume.read_at(0, &mut [0; 4096]).unwrap_err();
+            volume.read_at(0, &mut [0; 4096]).unwrap();
         }
-        volume.flush().unwrap();
+        match lost {
+            true => assert!(flush().unwrap_err().to_string().contains("may be lost")),
+            false => flush().unwrap(),
+        }
+        flush().unwrap();
         drop((volume, store));
         server.stop();
     }
+    // Nor does a snapshot.
+    let server = place.serve("");
+    let store = AnyStore::open(&place.store(), &options, &place.path("run")).unwrap();
+    store.access().open("v").unwrap().write_at(0, &[8; 4096]).unwrap();
+    server.stop();
+    let server = place.serve("");
+    let snapshot = |name: &str| store.access().create_snapshot("v", name, &Default::default());
+    assert!(snapshot("s").unwrap_err().to_string().contains("may be lost"));
+    snapshot("t").unwrap();
+    assert_eq!(place.json("snapshot list v").as_array().unwrap().len(), 1);
+    drop(store);
+    server.stop();
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub use turns::Wake;
 
 use crate::error::{Error, Result};
 use crate::format::{RegionKind, Superblock};
-use crate::info::{DamagedRange, Labels};
+use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
 use crate::limits::SUMS_CACHE_MIN_BYTES;
 use crate::meta::locks::{FenceId, HoldId, Space};
@@ -146,7 +146,7 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `files` and `still` are leaves. Held across
+/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files` and `still` are leaves. Held across
 /// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `superblock` (while
 /// it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
@@ -163,6 +163,8 @@ pub(crate) struct Inner {
     flushes: Turns,
     /// One piece of background work at a time.
     work: Mutex<()>,
+    /// Who holds `work` does so for long.
+    job: AtomicBool,
     superblock: Mutex<Superblock>,
     /// There was no space for the superblock's last copy. Changed with `superblock` locked.
     last_copy_missing: AtomicBool,
@@ -182,7 +184,7 @@ pub(crate) struct Inner {
     scrub: Mutex<u32>,
     /// Damage that a scrub which goes on will not come by again: what it found before it was stopped, and what was
     /// found when it was moved.
-    passed: Mutex<Vec<DamagedRange>>,
+    passed: Mutex<scrub::Passed>,
     /// The page from which on checksums are to be made again that a crash has cost.
     relearn: Mutex<Option<u32>>,
     watch: watch::Watch,

@@ -196,6 +196,7 @@ impl Store {
             commits: Default::default(),
             flushes: Default::default(),
             work: Default::default(),
+            job: Default::default(),
             superblock: superblock.into(),
             last_copy_missing: Default::default(),
             read_only,
@@ -236,14 +237,14 @@ impl Store {
             return Ok(());
         }
         // A process that ends before it has made them again leaves that to the next one.
-        let relearnt = self.inner.has_relearnt();
+        let learnt = *self.inner.relearn.lock().unwrap_or_else(PoisonError::into_inner);
         let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         // Those who go on writing would keep it from ever being done.
         self.inner.closing.store(true, Ordering::Relaxed);
         self.inner.commit()?;
-        self.inner.close_groups(u64::MAX)?;
+        self.inner.close_all_groups(learnt)?;
         self.inner.without_commits(|| {
-            let result = self.inner.check_sound().and_then(|()| self.inner.close(relearnt));
+            let result = self.inner.check_sound().and_then(|()| self.inner.close(learnt.is_none()));
             // Who waits for the turn finds that: nothing follows what closing has written.
             self.inner.poison("the store was closed");
             result

@@ -19,6 +19,16 @@ const RANGES_MAX: usize = 1000;
 /// Blocks that a call passes over as it cannot read them; more is no damage, but a device that is gone.
 const UNREADABLE_MAX: usize = 4096;
 
+/// Damage that a scrub which goes on will not come by again.
+#[derive(Default)]
+pub(super) struct Passed {
+    /// What it found before it was stopped, and how many bytes that were.
+    ranges: Vec<DamagedRange>,
+    damaged: u64,
+    /// Where damaged blocks were moved to.
+    moved: Vec<u64>,
+}
+
 impl Store {
     /// Reads all data in use and compares it with its checksums; what is damaged, or cannot be read, is
     /// reported and left as it is. Goes on where an earlier call on this open store was stopped, unless
@@ -48,12 +58,17 @@ impl Store {
             *next = 0;
         }
         if *next == 0 {
-            lock(&inner.passed).clear();
+            *lock(&inner.passed) = Passed::default();
         }
         let mut report = ScrubReport::default();
+        {
+            let mut passed = lock(&inner.passed);
+            (report.ranges, report.damaged) = (std::mem::take(&mut passed.ranges), passed.damaged);
+        }
         let scrubbed = inner.scrub_from(&mut next, &mut report, progress);
         if scrubbed.is_err() {
-            *lock(&inner.passed) = std::mem::take(&mut report.ranges);
+            let mut passed = lock(&inner.passed);
+            (passed.ranges, passed.damaged) = (std::mem::take(&mut report.ranges), report.damaged);
         }
         scrubbed.map(|()| report)
     }
@@ -112,8 +127,8 @@ impl Inner {
             report.total = end;
             report.done = (u64::from(*next) * page_bytes).min(end);
             let more = report.done < end;
-            let passed = std::mem::take(&mut *lock(&self.passed));
-            passed.into_iter().for_each(|range| note(range, report));
+            let moved = std::mem::take(&mut lock(&self.passed).moved);
+            moved.into_iter().for_each(|address| self.note_damage(address, report));
             if !progress(report) && more {
                 let found = match report.damaged {
                     0 => String::new(),
@@ -225,40 +240,36 @@ impl Inner {
         asked.map_err(|fault| self.read_error(fault, || "scrubbing failed".to_owned()))
     }
 
+    /// Adds a damaged block to a report, unless it is there: what was moved may be found in both places.
     fn note_damage(&self, address: u64, report: &mut ScrubReport) {
         let place = self.meta().place_of(address);
-        note(DamagedRange { place, length: BLOCK_BYTES }, report);
-    }
-
-    /// A block that is copied was found damaged where it is until then.
-    pub(super) fn note_passed(&self, place: DataPlace) {
-        let mut passed = lock(&self.passed);
-        if passed.len() < RANGES_MAX {
-            passed.push(DamagedRange { place, length: BLOCK_BYTES });
+        let known = |range: &DamagedRange| {
+            let at = place.offset.checked_sub(range.place.offset);
+            let same = DataPlace { offset: place.offset, ..range.place.clone() } == place;
+            same && at.is_some_and(|at| at < range.length)
+        };
+        if report.ranges.iter().any(known) {
+            return;
+        }
+        report.damaged += BLOCK_BYTES;
+        let follows = |range: &&mut DamagedRange| {
+            let end = range.place.offset + range.length;
+            DataPlace { offset: end, ..range.place.clone() } == place
+        };
+        let room = report.ranges.len() < RANGES_MAX;
+        match report.ranges.last_mut().filter(follows) {
+            Some(range) => range.length += BLOCK_BYTES,
+            None if room => report.ranges.push(DamagedRange { place, length: BLOCK_BYTES }),
+            None => {}
         }
     }
-}
 
-/// Adds damage to a report, unless it is there: what was moved may be found in both places.
-fn note(damage: DamagedRange, report: &mut ScrubReport) {
-    let known = |range: &DamagedRange| {
-        let at = damage.place.offset.checked_sub(range.place.offset);
-        let same = DataPlace { offset: damage.place.offset, ..range.place.clone() } == damage.place;
-        same && at.is_some_and(|at| at < range.length)
-    };
-    if report.ranges.iter().any(known) {
-        return;
-    }
-    report.damaged += damage.length;
-    let follows = |range: &&mut DamagedRange| {
-        let end = range.place.offset + range.length;
-        DataPlace { offset: end, ..range.place.clone() } == damage.place
-    };
-    let room = report.ranges.len() < RANGES_MAX;
-    match report.ranges.last_mut().filter(follows) {
-        Some(range) => range.length += damage.length,
-        None if room => report.ranges.push(damage),
-        None => {}
+    /// A damaged block is about to be copied to this address.
+    pub(super) fn note_moved(&self, address: u64) {
+        let mut passed = lock(&self.passed);
+        if passed.moved.len() < RANGES_MAX {
+            passed.moved.push(address);
+        }
     }
 }
 
@@ -272,7 +283,7 @@ fn blocks(buf: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
 
 impl Meta {
     /// The blocks of a page that hold data.
-    fn runs_in_use(&self, page: u32) -> Vec<Run> {
+    pub(super) fn runs_in_use(&self, page: u32) -> Vec<Run> {
         let blocks = Sums::blocks_of(page);
         let per_extent = u64::from(self.blocks_per_extent());
         let data = self.geometry.region(RegionKind::Data).offset;

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::{Geometry, RegionKind};
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -83,7 +84,7 @@ impl Store {
                 return stopped();
             }
         }
-        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let _job = self.take_job();
         self.inner.commit()?;
         let total = self.inner.extents_to_move();
         let mut done = 0;
@@ -110,6 +111,10 @@ impl Inner {
             match self.work.try_lock() {
                 Ok(turn) => return Ok(turn),
                 Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
+                // Steps of work that follow one another give it up, and take it again at once.
+                Err(TryLockError::WouldBlock) if !self.job.load(Ordering::SeqCst) => {
+                    return Ok(self.work.lock().unwrap_or_else(PoisonError::into_inner));
+                }
                 Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
                     thread::sleep(GROW_POLL);
                 }

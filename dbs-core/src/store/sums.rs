@@ -180,36 +180,42 @@ impl Inner {
 
     /// The sums of blocks read from `address` on, with nobody writing them: those that are known, or
     /// else those of what was read. Those that differ are read again, once.
-    pub(super) fn carried_sums(&self, address: u64, bytes: &mut [u8]) -> std::io::Result<Vec<u32>> {
+    /// Damage is noted for a scrub, which may have been at `to` already.
+    pub(super) fn carried_sums(
+        &self,
+        address: u64,
+        to: u64,
+        bytes: &mut [u8],
+    ) -> std::io::Result<Vec<u32>> {
         let blocks = bytes.chunks_exact(BLOCK_BYTES as usize);
         let mut found: Vec<_> = blocks.map(sums::sum).collect();
         self.ask_sums(
             address,
             &mut found,
             |sums, at, found| sums.carry(at, found),
-            |at, block, known| self.read_carried(at, &mut bytes[block], known),
+            |at, block, known| {
+                let right = self.read_carried(at, &mut bytes[block], known)?;
+                if !right {
+                    self.note_moved(to + (at - address));
+                }
+                Ok::<_, std::io::Error>(())
+            },
         )?;
         Ok(found)
     }
 
     /// Reads a block again that nobody writes, whose sum is `known`: what it holds is left as it is
-    /// if that differs again.
-    fn read_carried(&self, address: u64, block: &mut [u8], known: u32) -> std::io::Result<()> {
+    /// if that differs again. Whether it is right now.
+    fn read_carried(&self, address: u64, block: &mut [u8], known: u32) -> std::io::Result<bool> {
         let mut copy = AlignedBuf::zeroed(BLOCK_BYTES as usize);
         self.storage.read_at(address, &mut copy)?;
-        if sums::sum(&copy) == known {
+        let right = sums::sum(&copy) == known;
+        if right {
             block.copy_from_slice(&copy);
-            return Ok(());
+        } else if let Some(sums) = &mut self.meta().sums {
+            sums.counters.mismatches += 1;
         }
-        let place = {
-            let mut meta = self.meta();
-            if let Some(sums) = &mut meta.sums {
-                sums.counters.mismatches += 1;
-            }
-            meta.place_of(address)
-        };
-        self.note_passed(place);
-        Ok(())
+        Ok(right)
     }
 
     /// Finds the block that the device cannot read, if that is why these reads failed. A read of one

@@ -13,6 +13,7 @@ use crate::meta::merge::{Copy, Merge, Work};
 use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 /// Extents given back to the device together, neighbours in one request.
@@ -42,6 +43,13 @@ impl Store {
             Err(TryLockError::WouldBlock) => return Ok(None),
         };
         self.work_while(turn, steps, |_| true).map(Some)
+    }
+
+    /// The turn of who works for long, which is told apart from one of a few steps.
+    pub(super) fn take_job(&self) -> Job<'_> {
+        let turn = self.take_work();
+        self.inner.job.store(true, Ordering::SeqCst);
+        Job { inner: &self.inner, _turn: turn }
     }
 
     fn take_work(&self) -> MutexGuard<'_, ()> {
@@ -135,7 +143,7 @@ impl Store {
         self.inner.check_writable()?;
         let handle = self.head(volume)?;
         let id = handle.ids().0;
-        let _work = self.take_work();
+        let _job = self.take_job();
         let layers = self.inner.meta().foreign_children(id);
         let below = |layer| {
             self.inner.meta().check_can_be_cut(layer)?;
@@ -169,6 +177,19 @@ impl Store {
         progress(total, total);
         drop(handle);
         Ok(())
+    }
+}
+
+/// A turn of background work that lasts: until it is dropped.
+pub(super) struct Job<'a> {
+    inner: &'a Inner,
+    _turn: MutexGuard<'a, ()>,
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        // Before the turn is given up.
+        self.inner.job.store(false, Ordering::SeqCst);
     }
 }
 
@@ -299,7 +320,7 @@ impl Inner {
         for (claimed, copy) in copies.iter().enumerate() {
             let (part, after) = rest.split_at_mut(copy.length as usize);
             rest = after;
-            let carried = self.carried_sums(copy.from, part);
+            let carried = self.carried_sums(copy.from, copy.to, part);
             let carried = carried.map_err(|error| Error::io(error, "copying extents failed"));
             let claim = |carried: Vec<u32>| {
                 sums.extend(carried);

@@ -699,6 +699,25 @@ fn what_was_written_to_a_fresh_group_is_learnt_after_a_crash() {
     assert_eq!(learnt_after_all(open(&crashed), &crashed), 0);
 }
 
+/// Found by review: after a crash, what was written to other groups lost its checksums when the store was closed, until
+/// a server had made all again.
+#[test]
+fn what_is_written_after_a_crash_keeps_its_checksums_though_nothing_was_learnt() {
+    let (disk, _store, volume) = large(32 << 10);
+    volume.write_at(0, &[7; BLOCK], true).unwrap();
+    let crashed = Arc::new(disk.fork());
+    let store = open(&crashed);
+    // Most of it goes to areas that nobody has written before.
+    store.create_volume("new", 96 << 20).unwrap();
+    store.volume("new").unwrap().write_at(0, &pattern(3, 96 << 20), false).unwrap();
+    store.close().unwrap();
+    let store = open(&crashed);
+    // What was open at the crash, and nothing else.
+    let report = scrub(&store);
+    assert!((1..=16 * 1008 * BLOCK as u64).contains(&report.learnt), "{report:?}");
+    assert_eq!(report.damaged, 0);
+}
+
 /// Found by review: `dbs check` opens an idle store for reading, and was told of no checksums that a crash has cost.
 #[test]
 fn who_checks_an_idle_store_is_told_what_a_crash_has_cost() {

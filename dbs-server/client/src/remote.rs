@@ -2,6 +2,7 @@
 //! [`Store`](dbs_core::Store), with data over NBD.
 
 mod volume;
+mod vouch;
 
 use dbs_control::api::{MARKER, Ranges, Request};
 use dbs_control::{Client, Watch, is_trusted};
@@ -15,8 +16,9 @@ use serde_json::Value;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use volume::RemoteVolume;
+use vouch::Vouch;
 
 /// The NBD context with a volume's map.
 const MAP_CONTEXT: &str = "base:allocation";
@@ -28,6 +30,8 @@ const IDLE_MAX: usize = 4;
 pub struct RemoteStore {
     server: Place,
     idle: Mutex<Vec<Client>>,
+    /// What was written to its volumes.
+    vouch: Arc<Vouch>,
 }
 
 /// Where a server is, and which store it must serve.
@@ -77,7 +81,7 @@ impl RemoteStore {
 
     fn connect_as(server: Place) -> Result<Self> {
         let first = server.connect()?;
-        Ok(Self { server, idle: Mutex::new(vec![first]) })
+        Ok(Self { server, idle: Mutex::new(vec![first]), vouch: Arc::default() })
     }
 
     /// Runs a command there. See [`Client::call`].
@@ -85,7 +89,17 @@ impl RemoteStore {
     /// # Errors
     /// As [`Client::call`].
     pub fn call(&self, request: &Request, watch: &mut Watch<'_>) -> Result<Value> {
-        self.with(|client| client.call(request, watch))
+        // Who has written would take either for a word on what was written.
+        let vouches = matches!(request, Request::Flush | Request::SnapshotCreate { .. });
+        if !vouches {
+            return self.with(|client| client.call(request, watch));
+        }
+        // A connection that is dead shows that another server may answer.
+        self.with(|_| Ok(()))?;
+        self.vouch.check()?;
+        let covered = self.vouch.before_flush();
+        let value = self.with(|client| client.call(request, watch))?;
+        self.vouch.flushed(covered).map(|()| value)
     }
 
     /// Writes the metadata to `out`. See [`Client::dump`].
@@ -112,18 +126,29 @@ impl RemoteStore {
 
     fn with<T>(&self, call: impl FnOnce(&mut Client) -> Result<T>) -> Result<T> {
         let idle = lock(&self.idle).pop();
+        let found = idle.is_some();
         let mut client = match idle.filter(Client::is_alive) {
             Some(client) => client,
-            None => self.server.connect()?,
+            None => {
+                if found {
+                    self.vouch.broke();
+                }
+                self.server.connect()?
+            }
         };
         let result = call(&mut client);
         let mut idle = lock(&self.idle);
         match result.as_ref().map_err(Error::kind) {
             // The connection may have failed, and the others with it.
-            Err(ErrorKind::Io) => idle.clear(),
+            Err(ErrorKind::Io) => {
+                if !client.is_alive() {
+                    self.vouch.broke();
+                }
+                idle.clear();
+            }
             // It is closed on our side.
             Err(ErrorKind::Interrupted) => {}
-            _ if idle.len() < IDLE_MAX => idle.push(client),
+            _ if client.is_alive() && idle.len() < IDLE_MAX => idle.push(client),
             _ => {}
         }
         result

@@ -507,7 +507,9 @@ fn keep(store: &Store, interval: Duration, chore: Option<&Chore>, stop: &Stop) {
         }
         pause = match step(store, interval, &mut past) {
             Ok(pause) => {
-                failure.clear();
+                if past.failed.is_none() {
+                    failure.clear();
+                }
                 pause
             }
             Err(e) => {
@@ -538,7 +540,9 @@ fn step(store: &Store, interval: Duration, past: &mut Past) -> Result<Duration> 
         return Ok(interval);
     }
     let begun = Instant::now();
-    if !store.work_for(WORK_TIME)? {
+    let more = store.work_for(WORK_TIME)?;
+    past.failed = None;
+    if !more {
         return Ok(interval);
     }
     // Since the last round: its rest counts, too.

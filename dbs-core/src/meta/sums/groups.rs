@@ -7,6 +7,7 @@
 use super::{LOOKS, Need, Sums};
 use crate::format::sums::{PAGES_PER_GROUP, PageSums, Stored, StoredSums};
 use crate::sabotage::{self, Bug};
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// All pages of a group.
@@ -262,7 +263,12 @@ impl Sums {
         self.open
     }
 
-    /// Groups that may be closed.
+    /// Groups that may be closed, from that of a page on.
+    pub fn busy_from(&self, page: u32) -> Vec<u32> {
+        self.busy.iter().copied().filter(|group| *group >= group_of(page)).collect()
+    }
+
+    /// How many groups may be closed.
     pub fn busy_groups(&self) -> usize {
         self.busy.len()
     }
@@ -272,13 +278,15 @@ impl Sums {
     /// that may still be looked at, the ones taken are subtracted.
     ///
     /// After a crash, data is read again in the order of its pages, and `learnt` is the first page still to come. A
-    /// group from there on would be closed without sums that it is about to get, and nobody would look for them again.
+    /// group from there on would be closed without sums that it is about to get, and nobody would look for them again;
+    /// unless it is one of `whole`, of which all sums are known.
     pub fn start_closing(
         &mut self,
         until_ns: u64,
         most: usize,
         looks: &mut usize,
         learnt: Option<u32>,
+        whole: &HashSet<u32>,
     ) -> Vec<u32> {
         let learnt = learnt.map(group_of);
         let mut closing = Vec::new();
@@ -291,7 +299,11 @@ impl Sums {
                 break;
             };
             *looks -= 1;
-            let early = |group: &Group| group.stale != 0 && learnt.is_some_and(|l| l <= number);
+            let early = |group: &Group| {
+                group.stale != 0
+                    && learnt.is_some_and(|learnt| learnt <= number)
+                    && !whole.contains(&number)
+            };
             let late = |group: &Group| group.moving || group.changed_ns > until_ns || early(group);
             if self.groups.get(&number).is_none_or(late) || !self.is_idle(number) {
                 self.busy.push_back(number);

@@ -35,7 +35,7 @@ fn with_groups(pages: u32, leader: Option<&Stored>, blank: bool) -> Sums {
 }
 
 fn start_closing(sums: &mut Sums) -> Vec<u32> {
-    sums.start_closing(u64::MAX, 9, &mut sums.busy_groups(), None)
+    sums.start_closing(u64::MAX, 9, &mut sums.busy_groups(), None, &Default::default())
 }
 
 fn load(sums: &mut Sums, pages: Range<u32>, stored: Option<&Stored>) -> usize {
@@ -401,7 +401,7 @@ fn all_groups_are_looked_at() {
     }
     let (mut looks, mut closing) = (sums.busy_groups(), Vec::new());
     while looks > 0 {
-        closing.extend(sums.start_closing(0, 128, &mut looks, None));
+        closing.extend(sums.start_closing(0, 128, &mut looks, None, &Default::default()));
     }
     assert_eq!(closing, [groups - 1]);
 }

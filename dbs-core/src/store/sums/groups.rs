@@ -8,6 +8,8 @@ use crate::format::sums::PageSums;
 use crate::limits::SUMS_OPEN_GROUPS;
 use crate::meta::sums::{Closed, Closing, Need, leader_of};
 use crate::sabotage::{self, Bug};
+use crate::units::BLOCK_BYTES;
+use std::collections::HashSet;
 use std::sync::TryLockError;
 
 /// Groups closed with one flush.
@@ -19,11 +21,12 @@ impl Inner {
         self.load_groups(page..page + 1);
         let crowded =
             || self.meta().sums.as_ref().is_some_and(|s| s.open_groups() >= SUMS_OPEN_GROUPS);
+        let none = HashSet::new();
         if crowded() {
-            self.close_some_groups(u64::MAX, &mut { usize::MAX }, self.learnt())?;
+            self.close_some_groups(u64::MAX, &mut { usize::MAX }, self.learnt(), &none)?;
         }
         if crowded() {
-            self.close_some_groups(u64::MAX, &mut { usize::MAX }, None)?;
+            self.close_some_groups(u64::MAX, &mut { usize::MAX }, None, &none)?;
         }
         let mut meta = self.meta();
         let Some(sums) = &mut meta.sums else { return Ok(()) };
@@ -88,11 +91,43 @@ impl Inner {
     /// # Errors
     /// Of a flush.
     pub(in crate::store) fn close_groups(&self, until_ns: u64) -> Result<()> {
+        self.close_groups_but(until_ns, self.learnt(), &HashSet::new())
+    }
+
+    /// As [`Inner::close_groups`] when the store is closed, of which all up to the page `learnt` was learnt after a
+    /// crash: what came later is kept where all of it is known.
+    ///
+    /// # Errors
+    /// Of a flush.
+    pub(in crate::store) fn close_all_groups(&self, learnt: Option<u32>) -> Result<()> {
+        let early = learnt.zip(self.meta().sums.as_ref()).map(|(page, sums)| sums.busy_from(page));
+        let whole = early.into_iter().flatten().filter(|group| self.is_whole(*group)).collect();
+        self.close_groups_but(u64::MAX, learnt, &whole)
+    }
+
+    /// Whether the sums of all data of a group are known, or on the device.
+    fn is_whole(&self, group: u32) -> bool {
+        let mut meta = self.meta();
+        let Some(sums) = &meta.sums else { return false };
+        let stale: Vec<_> = sums.pages_of(group).filter(|page| sums.is_doubtful(*page)).collect();
+        let runs: Vec<_> = stale.into_iter().flat_map(|page| meta.runs_in_use(page)).collect();
+        let Some(sums) = &mut meta.sums else { return false };
+        let blocks = |(address, blocks): (u64, usize)| {
+            (address..).step_by(BLOCK_BYTES as usize).take(blocks)
+        };
+        runs.into_iter().flat_map(blocks).all(|address| sums.known(address).is_some())
+    }
+
+    fn close_groups_but(
+        &self,
+        until_ns: u64,
+        learnt: Option<u32>,
+        whole: &HashSet<u32>,
+    ) -> Result<()> {
         // Each once: one that cannot be written is put behind the others.
         let mut looks = self.meta().sums.as_ref().map_or(0, |sums| sums.busy_groups());
-        let learnt = self.learnt();
         while looks > 0 {
-            self.close_some_groups(until_ns, &mut looks, learnt)?;
+            self.close_some_groups(until_ns, &mut looks, learnt, whole)?;
         }
         Ok(())
     }
@@ -113,9 +148,10 @@ impl Inner {
         until_ns: u64,
         looks: &mut usize,
         learnt: Option<u32>,
+        whole: &HashSet<u32>,
     ) -> Result<()> {
         let groups = match &mut self.meta().sums {
-            Some(sums) => sums.start_closing(until_ns, CLOSE_GROUPS, looks, learnt),
+            Some(sums) => sums.start_closing(until_ns, CLOSE_GROUPS, looks, learnt, whole),
             None => return Ok(()),
         };
         if groups.is_empty() {

@@ -1,5 +1,6 @@
 //! The data of a volume or snapshot of a served store, over NBD.
 
+use super::vouch::Vouch;
 use super::{MAP_CONTEXT, Place, RemoteStore, lock, replaced};
 use dbs_control::Client;
 use dbs_core::info::{MapRange, RangeState};
@@ -11,8 +12,7 @@ use dbs_nbd::{Buffered, ClientOptions, Failure};
 use dbs_transfer::{BlockAccess, write_around};
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Its flag for ranges that are not stored.
@@ -43,10 +43,8 @@ pub(super) struct RemoteVolume {
     /// Held by who changes sectors in part, against others of this process; shared by who changes
     /// whole ones.
     edges: RwLock<()>,
-    /// Something was written since the last flush that succeeded.
-    written: AtomicBool,
-    /// What was written before may be lost, whatever the next flush says: it may be another server's.
-    unsure: AtomicBool,
+    /// Of this volume, and of all that were opened from the store.
+    vouch: [Arc<Vouch>; 2],
 }
 
 impl RemoteVolume {
@@ -69,8 +67,7 @@ impl RemoteVolume {
             size: first.size(),
             idle: Mutex::new(vec![first]),
             edges: RwLock::new(()),
-            written: AtomicBool::new(false),
-            unsure: AtomicBool::new(false),
+            vouch: [Arc::default(), Arc::clone(&store.vouch)],
         })
     }
 
@@ -83,7 +80,7 @@ impl RemoteVolume {
         let result = call(&mut connection);
         let mut idle = lock(&self.idle);
         if connection.is_broken() {
-            self.unsure.fetch_or(self.written.load(Ordering::SeqCst), Ordering::SeqCst);
+            self.vouch.iter().for_each(|vouch| vouch.broke());
             // The others are to the same server, which has gone.
             let others = std::mem::take(&mut *idle);
             drop((idle, others));
@@ -98,10 +95,9 @@ impl RemoteVolume {
 
     /// As [`RemoteVolume::with`], for what changes the volume.
     fn write<T>(&self, call: impl FnOnce(&mut Connection) -> io::Result<T>) -> Result<T> {
-        self.written.store(true, Ordering::SeqCst);
+        self.vouch.iter().for_each(|vouch| vouch.wrote());
         let result = self.with(call);
-        // A flush beside it may have taken the mark, and not what was written.
-        self.written.store(true, Ordering::SeqCst);
+        self.vouch.iter().for_each(|vouch| vouch.wrote());
         result
     }
 
@@ -182,18 +178,18 @@ impl BlockAccess for RemoteVolume {
     }
 
     fn flush(&self) -> Result<()> {
-        let written = self.written.swap(false, Ordering::SeqCst);
+        // It makes all durable that the store has acknowledged.
+        let covered = self.vouch.each_ref().map(|vouch| vouch.before_flush());
         let flushed = self.with(dbs_nbd::Client::flush);
-        if flushed.is_err() && written {
-            self.written.store(true, Ordering::SeqCst);
-            self.unsure.store(true, Ordering::SeqCst);
+        if flushed.is_err() {
+            self.vouch.iter().for_each(|vouch| vouch.broke());
             return flushed;
         }
-        if flushed.is_ok() && self.unsure.swap(false, Ordering::SeqCst) {
-            let text = "the connection to the server broke, and what was written since the last flush may be lost";
-            return Err(Error::new(ErrorKind::Io, text).context(&self.spec));
-        }
-        flushed
+        let [own, all] = &self.vouch;
+        let sure = own.flushed(covered[0]).map_err(|e| e.context(&self.spec));
+        // Who flushes the store is told of it by itself.
+        all.flushed_by_one(covered[1]);
+        sure
     }
 
     fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {

@@ -356,6 +356,12 @@ impl Target<'_> {
     /// Whether the volume that is filled still has its name, by which the store is asked.
     fn check_same(&self) -> Result<()> {
         match self.store.volume_info(self.volume) {
+            Ok(info) if info.uuid == self.uuid && info.size != self.header.size => {
+                Err(Error::busy(format!(
+                    "volume `{}` was resized while it was received: make its size {} bytes again, and go on",
+                    self.volume, self.header.size
+                )))
+            }
             Ok(info) if info.uuid == self.uuid => Ok(()),
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Err(Error::not_found(format!(
