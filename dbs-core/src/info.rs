@@ -46,6 +46,9 @@ pub struct StoreInfo {
     pub snapshots_max: u64,
     /// Snapshots deleted but still being merged or reclaimed in the background.
     pub snapshots_deleting: u64,
+    /// Of those, snapshots that are not merged for now, as metadata is damaged that the merge needs.
+    #[serde(default)]
+    pub snapshots_put_off: u64,
     /// Sequence number of the last durable commit group.
     pub sequence: u64,
     /// Whether this handle may write.
@@ -71,11 +74,17 @@ pub struct StoreInfo {
 pub struct LookupInfo {
     /// Bytes of memory it takes.
     pub memory: u64,
-    /// Bytes of memory it may take.
+    /// Bytes of memory it may take, together with bitmaps of extents if these have a bound.
     pub memory_max: u64,
     /// Pieces of 512 volume extents that were forgotten as others needed the memory, since the store was
     /// opened.
     pub forgotten: u64,
+    /// Bytes of memory that bitmaps of extents take.
+    #[serde(default)]
+    pub bitmap_memory: u64,
+    /// Metadata blocks whose bitmaps were read again after they had left memory.
+    #[serde(default)]
+    pub bitmap_reads: u64,
 }
 
 /// Checksums of data, counted since the store was opened.
@@ -142,7 +151,8 @@ pub struct ScrubReport {
     pub checked: u64,
     /// Of those, bytes of which no checksum was known: it is known now.
     pub learnt: u64,
-    /// Bytes found damaged: they differ from their checksums, or the device does not read them.
+    /// Bytes found damaged: they differ from their checksums, the device does not read them, or the metadata is
+    /// damaged that says which of them are data.
     pub damaged: u64,
     /// Where; at most a thousand ranges.
     pub ranges: Vec<DamagedRange>,

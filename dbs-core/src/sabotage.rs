@@ -101,6 +101,14 @@ pub enum Bug {
     WriteBesideHolds,
     /// Who excludes looks only at those who share and took their holds on the same thread.
     ExcludeOwnLane,
+    /// Bitmaps leave memory that the device does not have yet.
+    DirtyBitmapsGo,
+    /// Bitmaps come back from whichever copy of their metadata block is there.
+    OlderBitmapsCome,
+    /// Bitmaps leave memory that a write is about to change.
+    PlannedBitmapsGo,
+    /// A metadata block that cannot be read keeps groups in the journal, and more come until it is full.
+    FillHeldJournal,
     /// A read that was looked up before is not known to those who free what it reads.
     ReadOutsideFence,
     /// Two writes of the same block are under way, and of its checksums the later one counts.
@@ -111,7 +119,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 51] = [
+    pub const ALL: [Self; 55] = [
         Self::SkipDataFlush,
         Self::SkipGroupFlush,
         Self::IgnoreGroupChecksum,
@@ -160,6 +168,10 @@ impl Bug {
         Self::HealOpensPage,
         Self::WriteBesideHolds,
         Self::ExcludeOwnLane,
+        Self::DirtyBitmapsGo,
+        Self::OlderBitmapsCome,
+        Self::PlannedBitmapsGo,
+        Self::FillHeldJournal,
         Self::ReadOutsideFence,
         Self::ClaimTwice,
         Self::OverwriteBeforeTail,

@@ -30,6 +30,10 @@ const REQUEST_BUGS: [Bug; 6] = [
     Bug::OverwriteBeforeTail,
 ];
 
+/// Bugs that histories of bitmaps that leave memory are for.
+const PAGING_BUGS: [Bug; 4] =
+    [Bug::DirtyBitmapsGo, Bug::OlderBitmapsCome, Bug::PlannedBitmapsGo, Bug::FillHeldJournal];
+
 /// A way of looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
@@ -68,6 +72,10 @@ enum Place {
     Flushes(u64),
     /// A history of requests beside one another.
     Requests(u64),
+    /// A metadata block that stays unreadable while its bitmaps are away.
+    Parked,
+    /// A history of bitmaps that leave memory.
+    Bitmaps(u64),
     /// A history of trees.
     Trees(u64),
     /// A history of everything.
@@ -118,6 +126,8 @@ impl Way {
                 (0..200).map(Place::Flushes).collect(),
                 vec![Place::Commands],
                 some(&INTENT_BUGS, (0..200).map(Place::Groups).collect()),
+                some(&[Bug::FillHeldJournal], vec![Place::Parked]),
+                some(&PAGING_BUGS, (0..200).map(Place::Bitmaps).collect()),
                 some(&REQUEST_BUGS, vec![Place::Held, Place::Excluding]),
                 some(&REQUEST_BUGS, (0..600).map(Place::Requests).collect()),
                 (0..1000).map(Place::Trees).collect(),
@@ -156,6 +166,8 @@ fn known(bug: Bug) -> Option<Place> {
         "Groups" => Place::Groups(seed),
         "Flushes" => Place::Flushes(seed),
         "Requests" => Place::Requests(seed),
+        "Parked" => Place::Parked,
+        "Bitmaps" => Place::Bitmaps(seed),
         "Trees" => Place::Trees(seed),
         "History" => Place::History(seed),
         "Kills" => Place::Kills(seed),
@@ -188,6 +200,8 @@ impl Place {
             Self::Groups(seed) => crate::intent::run(seed).err(),
             Self::Flushes(seed) => crate::ringed::run(seed).err(),
             Self::Requests(seed) => crate::requests::run(seed).err(),
+            Self::Parked => crate::paging::parked().err(),
+            Self::Bitmaps(seed) => crate::paging::run(seed).err(),
             Self::Trees(seed) => {
                 runner::run_trees(seed, runner::TREE_STEPS).err().map(|failure| failure.message)
             }

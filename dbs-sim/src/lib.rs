@@ -19,6 +19,7 @@ pub mod machine;
 pub mod model;
 pub mod op;
 pub mod outcomes;
+pub mod paging;
 pub mod pause;
 pub mod perform;
 pub mod rebuild;

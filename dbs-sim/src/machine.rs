@@ -433,6 +433,8 @@ impl Machine {
     /// # Errors
     /// Something kept the store alive.
     pub fn freeze(mut self, seed: u64) -> Result<Frozen, String> {
+        // So that who opens it without memory for bitmaps has none of them.
+        while self.forgets && self.settle()? {}
         self.disk.stop();
         self.tail.iter().for_each(TailPlace::kill);
         self.slow.clear();
@@ -444,6 +446,11 @@ impl Machine {
         let tail = self.tail.as_ref().map(|tail| tail.copy_if(true));
         let Self { disk, model, number, .. } = self;
         Ok(Frozen { disk: disk.fork(), tail, model, number, seed })
+    }
+
+    fn settle(&self) -> Result<bool, String> {
+        let store = self.store.as_ref().ok_or("it is closed")?;
+        store.settle().map_err(|e| format!("settling: {e}"))
     }
 
     /// Nothing may keep the disk or the tail when the store is dropped.
@@ -470,10 +477,8 @@ impl Machine {
         self.stats.opens += 1;
         let disk: Arc<dyn Storage> = Arc::clone(&self.disk) as _;
         let env: Arc<dyn Env> = Arc::clone(&self.env) as _;
-        let store = image::given(Store::open_on(disk, tail, env, false)?);
-        if self.forgets {
-            store.set_metadata_memory(0);
-        }
+        let memory = self.forgets.then_some(0);
+        let store = image::given(Store::open_within(disk, tail, env, false, memory)?);
         self.store = Some(store);
         Ok(())
     }

@@ -235,7 +235,11 @@ fn read_all(store: &Store, spec: &str, volume: u64) -> Vec<u64> {
     buf.chunks_exact(BLOCK).zip(0..).map(|(b, i)| sequence(volume, i, b)).collect()
 }
 
-fn storage(checksums: bool, with_tail: bool) -> (Arc<SimDisk>, TailPlace, Store) {
+fn storage(
+    checksums: bool,
+    with_tail: bool,
+    memory: Option<u64>,
+) -> (Arc<SimDisk>, TailPlace, Store) {
     let disk = Arc::new(SimDisk::new(Medium::file(24 << 20), 5));
     let env = Arc::new(SimEnv::new(5));
     let options = dbs_core::InitOptions {
@@ -249,14 +253,14 @@ fn storage(checksums: bool, with_tail: bool) -> (Arc<SimDisk>, TailPlace, Store)
     };
     Store::init_on(&*disk, &options, &*env).unwrap();
     let tail = TailPlace::default();
-    let store = open(Arc::clone(&disk), with_tail.then(|| tail.attach(&disk)));
+    let store = open(Arc::clone(&disk), with_tail.then(|| tail.attach(&disk)), memory);
     disk.set_atomic_from(store.info().metadata);
     (disk, tail, store)
 }
 
-fn open(disk: Arc<SimDisk>, tail: Option<Box<dyn TailMemory>>) -> Store {
+fn open(disk: Arc<SimDisk>, tail: Option<Box<dyn TailMemory>>, memory: Option<u64>) -> Store {
     let disk: Arc<dyn Storage> = disk;
-    Store::open_on(disk, tail, Arc::new(SimEnv::new(6)), false).unwrap()
+    Store::open_within(disk, tail, Arc::new(SimEnv::new(6)), false, memory).unwrap()
 }
 
 /// Opens crash images of the running store: what was flushed before must be there.
@@ -265,7 +269,7 @@ fn crash(shared: &Shared, disk: &SimDisk, rng: &mut fastrand::Rng) {
     let mode = CrashMode::random(rng);
     let image = Arc::new(disk.crash_image(rng, mode));
     let issued: Vec<Vec<u64>> = (0..WRITERS).map(|v| shared.load(&shared.issued, v)).collect();
-    let store = open(image, None);
+    let store = open(image, None, Some(0));
     for volume in 0..WRITERS {
         for (block, found) in read_all(&store, &format!("w{volume}"), volume).iter().enumerate() {
             let least = durable.get(&(volume, block as u64)).copied().unwrap_or(0);
@@ -281,12 +285,20 @@ fn crash(shared: &Shared, disk: &SimDisk, rng: &mut fastrand::Rng) {
 fn threads_do_not_disturb_each_other() {
     println!("not deterministic: threads run as they come");
     for (checksums, with_tail) in [(false, true), (true, true), (true, false)] {
-        disturb(checksums, with_tail);
+        disturb(checksums, with_tail, None);
     }
 }
 
-fn disturb(checksums: bool, with_tail: bool) {
-    let (disk, tail, store) = storage(checksums, with_tail);
+/// As above, with no memory for bitmaps of extents: they leave and come back all the time.
+#[test]
+fn threads_do_not_disturb_each_other_when_memory_is_short() {
+    for (checksums, with_tail) in [(false, true), (true, false)] {
+        disturb(checksums, with_tail, Some(0));
+    }
+}
+
+fn disturb(checksums: bool, with_tail: bool, memory: Option<u64>) {
+    let (disk, tail, store) = storage(checksums, with_tail, memory);
     for volume in 0..WRITERS {
         store.create_volume(&format!("w{volume}"), VOLUME_BLOCKS * BLOCK as u64).unwrap();
     }
@@ -328,6 +340,8 @@ fn disturb(checksums: bool, with_tail: bool) {
         shared.stop.store(true, Ordering::Relaxed);
     });
     println!("{} writes, {images} crash images", shared.done.load(Ordering::Relaxed));
+    let reads = shared.store.info().lookups.bitmap_reads;
+    assert_eq!(reads > 0, memory.is_some(), "{reads} metadata blocks came back");
     if let Some(sums) = shared.store.checksums() {
         println!("{sums:?}");
         assert!(sums.mismatches == 0 && sums.verified > 0, "{sums:?}");
@@ -344,7 +358,7 @@ fn after_kill(shared: Shared, disk: Arc<SimDisk>, tail: TailPlace, with_tail: bo
     assert!(!tail.attached(), "the store lives on");
     disk.revive();
     let tail = with_tail.then(|| tail.attach(&disk));
-    let store = open(disk, tail);
+    let store = open(disk, tail, Some(0));
     for volume in 0..WRITERS {
         let found = read_all(&store, &format!("w{volume}"), volume);
         for (block, (found, wanted)) in found.iter().zip(&wanted[volume as usize]).enumerate() {

@@ -91,9 +91,11 @@ pub struct Serve {
     /// are not in memory are read from the store. A store without checksums uses no memory for them
     #[arg(long, value_name = "SIZE", value_parser = spec::checksum_cache)]
     checksum_cache: Option<u64>,
-    /// Memory for what look-ups in volumes with snapshots have found; by default a 32nd of the memory of
-    /// the machine or container, from 64MiB to 4GiB. What is not in memory is looked up again, which
-    /// costs a request more the more snapshots there are
+    /// Memory for what extents hold that are written in pieces, and for what look-ups in volumes with
+    /// snapshots have found. 64MiB are enough for 1.3 TiB of extents in pieces. What is not in memory is
+    /// read from the store, or looked up again, which costs a request more the more snapshots there are.
+    /// By default what extents hold stays in memory, up to 85 MiB for each TiB, and what look-ups have
+    /// found has a 32nd of the memory of the machine or container, from 64MiB to 4GiB
     #[arg(long, value_name = "SIZE", value_parser = spec::size)]
     metadata_memory: Option<u64>,
     /// Serve metrics of the store and its volumes over HTTP, for Prometheus
@@ -149,7 +151,8 @@ impl Serve {
             store: context.store()?.to_owned(),
             open: OpenOptions {
                 checksum_cache: self.checksum_cache.or_else(|| Some(memory::checksum_cache())),
-                metadata_memory: self.metadata_memory.or_else(|| Some(memory::metadata())),
+                metadata_memory: self.metadata_memory,
+                lookup_memory: Some(memory::lookups()),
                 ..context.serving_options(self.read_only)?
             },
             nbd: self.nbd,

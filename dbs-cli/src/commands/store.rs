@@ -150,11 +150,22 @@ fn describe(info: &StoreInfo) -> String {
             format!("{memory} of memory do not hold all: {forgotten} times some were forgotten");
         rows.push(("look-ups", text));
     }
+    if info.lookups.bitmap_reads > 0 {
+        let (memory, reads) = (format_size(info.lookups.bitmap_memory), info.lookups.bitmap_reads);
+        let text = format!("{memory} in memory, not all: {reads} times some were read again");
+        rows.push(("bitmaps", text));
+    }
     if info.extents_pending > 0 {
         rows.push(("being freed", format!("{} extents", info.extents_pending)));
     }
     if info.snapshots_deleting > 0 {
-        rows.push(("being deleted", format!("{} snapshots", info.snapshots_deleting)));
+        let put_off = match info.snapshots_put_off {
+            0 => String::new(),
+            some => {
+                format!(", {some} of them put off: metadata is damaged, `dbs check` says where")
+            }
+        };
+        rows.push(("being deleted", format!("{} snapshots{put_off}", info.snapshots_deleting)));
     }
     if info.read_only {
         rows.push(("opened", "for reading".to_owned()));

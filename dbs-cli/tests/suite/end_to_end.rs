@@ -20,6 +20,8 @@ const VOLATILE: &[&str] = &[
     "driver",
     // A server takes more than a command does.
     "memory_max",
+    // Where bitmaps lie depends on the order in which they came.
+    "bitmap_memory",
     "tail",
     "open",
     "extents_free",

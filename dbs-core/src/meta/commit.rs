@@ -128,10 +128,14 @@ impl Meta {
     /// Metadata blocks that [`Meta::begin_commit`] would capture now.
     pub fn blocks_to_capture(&self, amount: WriteBack) -> usize {
         let (used, blocks) = self.log.ring_usage();
+        // What cannot be written back holds the journal: the rest need not be for its sake.
+        let used = if self.log.is_held() { 0 } else { used };
         let most = match amount {
             WriteBack::All => WRITEBACK_BLOCKS_FORCED,
             WriteBack::Needed if used > blocks / 2 => WRITEBACK_BLOCKS_FORCED,
-            WriteBack::Needed if used > blocks / 4 => WRITEBACK_BLOCKS,
+            WriteBack::Needed if used > blocks / 4 || self.are_bitmaps_swollen() => {
+                WRITEBACK_BLOCKS
+            }
             WriteBack::Needed | WriteBack::Session => 0,
         };
         most.min(self.log.dirty_blocks())
@@ -147,9 +151,11 @@ impl Meta {
         let (used, blocks) = self.log.ring_usage();
         self.append_staged();
         self.log.publish();
+        let picked = self.pick_dirty(room.blocks());
         let announce = used > 1 && (used > blocks / 4 || amount == WriteBack::All);
+        // A group that says nothing new would take room itself.
+        let announce = announce && (!self.log.is_held() || self.log.makes_room());
         let wanted = announce || amount == WriteBack::Session;
-        let picked = self.log.pick_dirty(room.blocks());
         if self.log.pending_bytes() == 0 && picked.is_empty() && !wanted {
             return Ok(None);
         }
@@ -172,14 +178,20 @@ impl Meta {
         Ok(Some(Group { address, taken, session: self.log.session, store: self.uuid, checkpoint }))
     }
 
-    /// Captures every dirty block as of the last group, with no group of its own:
+    /// Up to `most` dirty blocks to write back, of those that are in memory.
+    fn pick_dirty(&mut self, most: usize) -> Vec<(BlockKey, u64)> {
+        let (paging, entries) = (&self.paging, &self.entries);
+        self.log.pick_dirty(most, |key| paging.is_away(entries, *key))
+    }
+
+    /// Captures every dirty block that is in memory as of the last group, with no group of its own:
     /// the copies to write.
     ///
     /// # Panics
     /// If records are pending: the blocks would include what is not durable.
     pub fn capture_durable(&mut self) -> Copies {
         assert_eq!(self.log.pending_bytes(), 0, "nothing is pending");
-        let picked = self.log.pick_dirty(usize::MAX);
+        let picked = self.pick_dirty(usize::MAX);
         let room = Room::new(picked.len());
         self.capture(picked, room, self.log.durable);
         self.copies_due()
@@ -187,7 +199,8 @@ impl Meta {
 
     /// The device was flushed after everything written so far: the copies due next.
     pub fn flushed(&mut self) -> Copies {
-        self.log.write_backs_flushed();
+        let written = self.log.write_backs_flushed();
+        self.note_written_back(&written);
         self.copies_due()
     }
 

@@ -4,6 +4,7 @@
 
 mod ids;
 mod rows;
+mod slab;
 mod states;
 mod stretch;
 
@@ -13,7 +14,7 @@ use crate::format::entry::{EntryBytes, EntryHeader, RUN_LOST};
 use crate::format::record::FillState;
 use ids::IdBits;
 use rows::{Row, Rows};
-use states::{ABSENT, FULL, NO_BITS, States};
+use states::{ABSENT, FULL, NO_BITS, States, is_away};
 use std::ops::Range;
 use zerocopy::IntoBytes;
 
@@ -26,6 +27,10 @@ pub const SPARE_BASE: u32 = 1 << 30;
 const LOST: u32 = 1 << 31;
 
 const FREE: Row = Row { snapshot: 0, logical: 0, bits: NO_BITS };
+
+/// The bitmaps of an entry are on the device alone: whoever needs them reads its metadata block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Away(pub u32);
 
 /// Data blocks by owner, being counted again.
 #[derive(Debug)]
@@ -46,6 +51,8 @@ pub struct Entries {
     /// layer.
     runs: Table<u32>,
     states: States,
+    /// Those of spares, which never leave memory.
+    spare_states: States,
     /// Data blocks by owner.
     counts: Counts,
 }
@@ -59,6 +66,7 @@ impl Entries {
             spares: Rows::default(),
             runs: Table::new(0),
             states: States::new(blocks),
+            spare_states: States::new(blocks),
             counts: Counts::default(),
         }
     }
@@ -184,7 +192,7 @@ impl Entries {
         }
         let bits = self.get(id).bits;
         self.set(id, FREE);
-        self.states.release(bits);
+        self.states_mut(id).release(bits);
         if id >= SPARE_BASE {
             *self.runs.get_mut(spare(id)) = 0;
         }
@@ -196,7 +204,7 @@ impl Entries {
         if blocks.is_empty() || (bits == FULL && state == FillState::Data) {
             return;
         }
-        let (filled, gained, lost) = self.states.fill(bits, &blocks, state);
+        let (filled, gained, lost) = self.states_mut(id).fill(bits, &blocks, state);
         self.counts.add(snapshot, gained);
         self.counts.remove(snapshot, lost);
         if filled != bits {
@@ -206,30 +214,128 @@ impl Entries {
     }
 
     /// State of one block.
-    pub fn state(&self, id: u32, block: u32) -> FillState {
-        self.states.state(self.bits(id), block)
+    ///
+    /// # Errors
+    /// [`Away`].
+    #[inline]
+    pub fn state(&self, id: u32, block: u32) -> Result<FillState, Away> {
+        self.states_of(id).state(self.bits(id), block).ok_or(Away(id))
     }
 
-    /// Whether all blocks of the range are data.
+    /// How the blocks of an entry are known, if that is in memory.
+    #[inline]
+    fn present(&self, id: u32) -> Result<u32, Away> {
+        let bits = self.bits(id);
+        if is_away(bits) { Err(Away(id)) } else { Ok(bits) }
+    }
+
+    /// Whether the bitmaps of an entry are in memory, or it needs none.
+    ///
+    /// # Errors
+    /// [`Away`].
+    #[inline]
+    pub fn need(&self, id: u32) -> Result<(), Away> {
+        self.present(id).map(drop)
+    }
+
+    /// Lets the bitmaps of data extents go that are on the device; whether there were any.
+    pub fn let_go(&mut self, ids: Range<u32>) -> bool {
+        let mut any = false;
+        for id in ids {
+            if let Some(bits) = self.states.let_go(self.bits(id)) {
+                self.data.set_bits(id as usize, bits);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Takes the bitmaps of a data extent back, if they are away, from its bytes on the device; `false` if
+    /// these are not what went.
+    #[must_use]
+    pub fn take_back(&mut self, id: u32, bytes: &EntryBytes<'_>) -> bool {
+        let old = self.bits(id);
+        if !is_away(old) {
+            return true;
+        }
+        if bytes.header.snapshot.get() == 0 {
+            return false;
+        }
+        let bits = self.states.load(bytes);
+        let is_same = self.states.data_blocks(bits) == self.states.data_blocks(old);
+        if is_same {
+            self.data.set_bits(id as usize, bits);
+        } else {
+            self.states.release(bits);
+        }
+        is_same
+    }
+
+    /// Whether the bitmaps of any of these data extents are on the device alone.
+    pub fn any_away(&self, mut ids: Range<u32>) -> bool {
+        ids.any(|id| is_away(self.bits(id)))
+    }
+
+    /// Bytes of memory for the bitmaps of data extents.
+    pub fn bitmap_bytes(&self) -> usize {
+        self.states.bytes()
+    }
+
+    /// Whether the bitmaps of data extents would have room in half of that.
+    pub fn are_bitmaps_sparse(&self) -> bool {
+        self.states.is_sparse()
+    }
+
+    /// Moves the bitmaps of data extents to where they take less memory.
+    pub fn pack_bitmaps(&mut self, ids: Range<u32>) {
+        for id in ids {
+            let old = self.bits(id);
+            let new = self.states.pack(old);
+            if new != old {
+                self.data.set_bits(id as usize, new);
+            }
+        }
+    }
+
+    /// Bytes of memory for all bitmaps.
+    pub fn bitmap_memory(&self) -> usize {
+        self.states.bytes() + self.spare_states.bytes()
+    }
+
+    /// Whether all blocks of the range are data; `false` if only the device knows.
     pub fn all_data(&self, id: u32, blocks: &Range<u32>) -> bool {
-        self.states.all_data(self.bits(id), blocks)
+        self.states_of(id).all_data(self.bits(id), blocks)
     }
 
     /// Bitmap of the data blocks.
-    pub fn data_bits(&self, id: u32) -> Bits {
-        let bits = self.bits(id);
-        Bits::from_words((0..self.states.words()).map(|word| self.states.data_word(bits, word)))
+    ///
+    /// # Errors
+    /// [`Away`].
+    pub fn data_bits(&self, id: u32) -> Result<Bits, Away> {
+        let (bits, states) = (self.present(id)?, self.states_of(id));
+        Ok(Bits::from_words((0..states.words()).map(|word| states.data_word(bits, word))))
     }
 
     /// Bitmap of the zero blocks.
-    pub fn zero_bits(&self, id: u32) -> Bits {
-        let bits = self.bits(id);
-        Bits::from_words((0..self.states.words()).map(|word| self.states.zero_word(bits, word)))
+    ///
+    /// # Errors
+    /// [`Away`].
+    pub fn zero_bits(&self, id: u32) -> Result<Bits, Away> {
+        let (bits, states) = (self.present(id)?, self.states_of(id));
+        Ok(Bits::from_words((0..states.words()).map(|word| states.zero_word(bits, word))))
+    }
+
+    /// Bitmap of the blocks that are data or zeros.
+    ///
+    /// # Errors
+    /// [`Away`].
+    pub fn held_bits(&self, id: u32) -> Result<Bits, Away> {
+        Ok(self.data_bits(id)?.or(&self.zero_bits(id)?))
     }
 
     /// Number of data blocks.
-    fn data_blocks(&self, id: u32) -> u32 {
-        self.states.data_blocks(self.bits(id))
+    pub fn data_blocks(&self, id: u32) -> u32 {
+        self.states_of(id).data_blocks(self.bits(id))
     }
 
     /// Whether all blocks are data.
@@ -262,7 +368,7 @@ impl Entries {
             self.assign_run(id, header.snapshot.get(), header.logical.get(), length);
             return;
         }
-        let bits = self.states.load(bytes);
+        let bits = self.states_mut(id).load(bytes);
         let (snapshot, logical) = (header.snapshot.get(), header.logical.get());
         self.set(id, Row { snapshot, logical, bits });
         if self.counts.is_on() {
@@ -292,7 +398,7 @@ impl Entries {
         head.copy_from_slice(header.as_bytes());
         let half = bitmaps.len() / 2;
         let (data, zero) = bitmaps.split_at_mut(half);
-        self.states.encode(entry.bits, data, zero);
+        self.states_of(id).encode(entry.bits, data, zero);
     }
 
     fn get(&self, id: u32) -> Row {
@@ -304,6 +410,15 @@ impl Entries {
     fn bits(&self, id: u32) -> u32 {
         let (rows, index) = self.place(id);
         rows.bits(index).unwrap_or(NO_BITS)
+    }
+
+    #[inline]
+    fn states_of(&self, id: u32) -> &States {
+        if id < SPARE_BASE { &self.states } else { &self.spare_states }
+    }
+
+    fn states_mut(&mut self, id: u32) -> &mut States {
+        if id < SPARE_BASE { &mut self.states } else { &mut self.spare_states }
     }
 
     #[inline]
@@ -375,15 +490,15 @@ mod tests {
         entries.assign(3, 1, 9);
         entries.fill(3, 10..70, FillState::Data);
         entries.fill(3, 60..80, FillState::Zero);
-        assert_eq!(entries.state(3, 9), FillState::Absent);
-        assert_eq!(entries.state(3, 59), FillState::Data);
-        assert_eq!(entries.state(3, 60), FillState::Zero);
-        assert_eq!(entries.data_bits(3).count(), 50);
-        assert!(entries.data_bits(3).runs(256).eq(std::iter::once(10..60)));
+        assert_eq!(entries.state(3, 9).unwrap(), FillState::Absent);
+        assert_eq!(entries.state(3, 59).unwrap(), FillState::Data);
+        assert_eq!(entries.state(3, 60).unwrap(), FillState::Zero);
+        assert_eq!(entries.data_bits(3).unwrap().count(), 50);
+        assert!(entries.data_bits(3).unwrap().runs(256).eq(std::iter::once(10..60)));
         entries.fill(3, 0..256, FillState::Data);
-        assert_eq!(entries.states.free(), (0, 1), "a full extent keeps no bitmaps");
+        assert_eq!(entries.bitmap_memory(), 0, "a full extent keeps no bitmaps");
         entries.fill(3, 5..6, FillState::Absent);
-        assert_eq!(entries.data_bits(3).count(), 255);
+        assert_eq!(entries.data_bits(3).unwrap().count(), 255);
         assert!(entries.all_data(3, &(6..256)) && !entries.all_data(3, &(5..6)));
     }
 
@@ -423,7 +538,7 @@ mod tests {
                 let model = plain.get(&id).cloned().unwrap_or_default();
                 assert_eq!(entries.owner(id).map(|owner| owner.0), model.owner);
                 for (block, state) in (0..).zip(&model.blocks) {
-                    assert_eq!(entries.state(id, block), *state, "block {block} of {id}");
+                    assert_eq!(entries.state(id, block), Ok(*state), "block {block} of {id}");
                 }
                 let is_full = entries.is_full(id);
                 assert_eq!(is_full, model.owner.is_some() && model.data() == u64::from(blocks));
@@ -496,6 +611,61 @@ mod tests {
                 plain.insert(id, Plain { blocks, ..known });
             }
             _ => {}
+        }
+    }
+
+    /// Bitmaps that go leave the counts and owners, and those that come back are the same; others are refused.
+    #[test]
+    fn bitmaps_go_and_come_back() {
+        for blocks in [16, 256, 1024] {
+            let mut entries = Entries::new(blocks);
+            let bytes = |entries: &Entries, id| {
+                let mut bytes = vec![0; 16 + blocks as usize / 4];
+                entries.encode(id, &mut bytes);
+                bytes
+            };
+            for id in 0..4 {
+                entries.assign(id, 1, id);
+                entries.fill(id, 0..4, FillState::Data);
+            }
+            // Two stretches, three states, one stretch, all.
+            entries.fill(0, 9..11, FillState::Data);
+            entries.fill(1, 2..6, FillState::Zero);
+            entries.fill(3, 0..blocks, FillState::Data);
+            entries.start_counting();
+            let known = [0, 1].map(|id| (entries.data_bits(id), entries.zero_bits(id)));
+            let (first, second) = (bytes(&entries, 0), bytes(&entries, 1));
+            assert!(entries.let_go(0..4) && !entries.let_go(0..4));
+            assert_eq!(entries.bitmap_bytes(), 0);
+            for id in [0, 1] {
+                assert_eq!(
+                    (entries.data_bits(id), entries.need(id)),
+                    (Err(Away(id)), Err(Away(id)))
+                );
+                assert_eq!(
+                    (entries.state(id, 0), entries.zero_bits(id)),
+                    (Err(Away(id)), Err(Away(id)))
+                );
+                assert!(!entries.all_data(id, &(0..1)) && !entries.is_full(id));
+            }
+            assert!(entries.need(2).is_ok() && entries.need(3).is_ok());
+            entries.set_owner(0, 2);
+            assert_eq!([1, 2].map(|of| entries.data_blocks_of(of)), [2 + 4 + u64::from(blocks), 6]);
+            let parsed = |bytes| crate::format::entry::parse(bytes).unwrap();
+            assert!(
+                entries.take_back(0, &parsed(&first)) && entries.take_back(1, &parsed(&second))
+            );
+            for (id, known) in (0..).zip(known) {
+                assert_eq!((entries.data_bits(id), entries.zero_bits(id)), known);
+            }
+            assert_eq!(entries.owner(0), Some((2, 0)));
+            entries.let_go(0..2);
+            assert!(!entries.take_back(0, &parsed(&second)), "another count");
+            assert_eq!(entries.data_bits(0), Err(Away(0)));
+            entries.release(1);
+            assert_eq!(entries.data_blocks_of(1), 4 + u64::from(blocks));
+            assert!(entries.take_back(1, &parsed(&second)), "it is free by now");
+            assert_eq!((entries.owner(1), entries.data_blocks(1)), (None, 0));
         }
     }
 

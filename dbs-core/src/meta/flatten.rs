@@ -6,7 +6,7 @@ use super::locks::Space;
 use super::merge::Copy;
 use super::view::{LOST, base_of};
 use super::{Meta, Step};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::format::record::FillState;
 use crate::sabotage::Bug;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -29,6 +29,9 @@ pub struct FlattenPlan {
 pub struct MovePlan {
     from: u32,
     to: u32,
+    /// What it holds: its blocks are held meanwhile.
+    data: Bits,
+    zero: Bits,
     /// To be done before [`Meta::finish_move`].
     pub copies: Vec<Copy>,
 }
@@ -71,15 +74,13 @@ impl Meta {
         if own.is_none() && self.snapshot(id).layer.in_run(logical) {
             return Ok(None);
         }
-        let held = own.map_or(Bits::default(), |entry| {
-            self.entries.data_bits(entry).or(&self.entries.zero_bits(entry))
-        });
+        let held = own.map_or(Ok(Bits::default()), |entry| self.entries.held_bits(entry))?;
         let parent = self.snapshot(id).parent;
-        let layers = self.resolve(parent, logical);
+        let layers = self.resolve(parent, logical)?;
         let shown = |block: u32| self.source(&layers, block);
         let mut sources = Vec::new();
         for block in (0..self.blocks_per_extent()).filter(|block| !held.has(*block)) {
-            match shown(block) {
+            match shown(block)? {
                 Some(LOST) => return Err(self.is_lost(id, logical, block).into()),
                 Some(source) if base_of(source).is_some() => return Err(on_file().into()),
                 Some(source) => sources.push((block, source)),
@@ -106,17 +107,20 @@ impl Meta {
             }
         }
         self.use_snapshots(&[id]);
+        self.pin(entry);
         Ok(Some(FlattenPlan { layer: id, logical, entry, fresh, data, copies }))
     }
 
     /// The copies of a plan have been written.
     pub fn finish_flatten(&mut self, plan: &FlattenPlan) {
+        self.unpin(plan.entry);
         self.log_entry(plan.entry);
         self.fill_all(plan.entry, &plan.data, FillState::Data);
     }
 
     /// The copies of a plan could not be written.
     pub fn abort_flatten(&mut self, plan: &FlattenPlan) {
+        self.unpin(plan.entry);
         if plan.fresh {
             self.unallocate(plan.layer, plan.logical);
         }
@@ -127,20 +131,20 @@ impl Meta {
         self.set_parent(id, SnapshotId::NONE, Bug::CutKeepsViews);
     }
 
-    /// Refuses to cut a layer off a chain that lost something, or rests on a file: that would read as
-    /// zeros without it.
+    /// Refuses to cut a layer off a chain that lost something, from a volume extent on, or rests on a file: that
+    /// would read as zeros without it. Where the rest begins.
     ///
     /// # Errors
-    /// `Corrupt`, `Unsupported`.
-    pub fn check_can_be_cut(&self, id: SnapshotId) -> Result<()> {
+    /// `Corrupt`, `Unsupported`; [`super::Stop::Away`].
+    pub fn check_can_be_cut(&self, id: SnapshotId, from: u32) -> Step<Option<u32>> {
         if self.base_under(id).is_some() {
-            return Err(on_file());
+            return Err(on_file().into());
         }
         let mut first = None;
-        self.each_lost(id, |lost| first = first.or(Some(lost.start)));
-        let Some(lost) = first else { return Ok(()) };
+        let next = self.each_lost(id, from, |lost| first = first.or(Some(lost.start)))?;
+        let Some(lost) = first else { return Ok(next) };
         let per_extent = u64::from(self.blocks_per_extent());
-        Err(self.is_lost(id, (lost / per_extent) as u32, (lost % per_extent) as u32))
+        Err(self.is_lost(id, (lost / per_extent) as u32, (lost % per_extent) as u32).into())
     }
 
     /// Adds volume extents, from `first` on, at which the chain below a layer holds anything, until much
@@ -181,15 +185,14 @@ impl Meta {
         if !due || self.move_lock(from) != lock {
             return Ok(None);
         }
+        let (data, zero) = (self.entries.data_bits(from)?, self.entries.zero_bits(from)?);
         self.log_entry(from);
         self.forget_preference();
         let to = self.take_extent()?;
         if let Some((owner, _)) = self.entries.owner(from) {
             self.use_snapshots(&[SnapshotId(owner)]);
         }
-        let copies = self
-            .entries
-            .data_bits(from)
+        let copies = data
             .runs(self.blocks_per_extent())
             .map(|run| Copy {
                 from: self.address(from, run.start),
@@ -197,7 +200,7 @@ impl Meta {
                 length: u64::from(run.end - run.start) * BLOCK_BYTES,
             })
             .collect();
-        Ok(Some(MovePlan { from, to, copies }))
+        Ok(Some(MovePlan { from, to, data, zero, copies }))
     }
 
     /// The move was not made: its target is free again.
@@ -208,9 +211,8 @@ impl Meta {
     /// The copies of a plan have been written.
     pub fn finish_move(&mut self, plan: &MovePlan) {
         let Some((owner, logical)) = self.entries.owner(plan.from) else { return };
-        let (data, zero) = (self.entries.data_bits(plan.from), self.entries.zero_bits(plan.from));
         self.entries.assign(plan.to, owner, logical);
-        self.entries.set_bits(plan.to, &data, &zero);
+        self.entries.set_bits(plan.to, &plan.data, &plan.zero);
         self.layer_mut(SnapshotId(owner), logical..logical + 1).insert(logical, plan.to);
         self.append_entry(plan.to);
         self.free_entry(plan.from);

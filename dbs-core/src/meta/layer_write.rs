@@ -61,8 +61,10 @@ impl Meta {
     /// [`super::Stop::Long`], [`super::Stop::Room`], [`super::Stop::Space`]. What was done until then stays done.
     pub fn clear_blocks(&mut self, owner: SnapshotId, blocks: Range<u64>) -> Step<()> {
         self.check_not_lost(owner)?;
-        if self.span(owner).members.len() > 1 {
-            return Err(super::Stop::Error(self.still_merging(owner)));
+        let span = self.span(owner);
+        if span.members.len() > 1 {
+            let is_put_off = span.members.iter().any(|id| self.is_put_off(*id));
+            return Err(super::Stop::Error(self.still_merging(owner, is_put_off)));
         }
         self.note_write(owner);
         let whole = self.blocks_per_extent();
@@ -80,8 +82,16 @@ impl Meta {
     }
 
     /// Why a layer with deleted snapshots below it must wait.
-    fn still_merging(&self, owner: SnapshotId) -> Error {
+    fn still_merging(&self, owner: SnapshotId, is_put_off: bool) -> Error {
         let owner = self.snapshot(owner);
+        if is_put_off {
+            return Error::corrupt(format!(
+                "a deleted snapshot below `{}@{}` cannot be merged, as metadata is damaged that this needs; \
+                 `dbs check` lists all damage",
+                self.volume(owner.volume).name,
+                owner.name
+            ));
+        }
         Error::busy(format!(
             "a deleted snapshot below `{}@{}` is not merged yet; try again when background work \
              has ended",
@@ -104,6 +114,9 @@ impl Meta {
 
     /// Whatever stops it in between leaves the layer saying what it said before.
     fn clear_part(&mut self, owner: SnapshotId, logical: u32, part: Range<u32>) -> Step<()> {
+        if let Some(entry) = self.snapshot(owner).layer.get(logical) {
+            self.entries.need(entry)?;
+        }
         if self.snapshot(owner).layer.in_run(logical) {
             if self.snapshot(owner).layer.get(logical).is_none() {
                 self.unfold(owner, logical)?;

@@ -1,10 +1,10 @@
 //! What each live layer holds alone, as a chain of files would: deleted snapshots that still have
 //! to be in the tree count as part of what builds on them.
 
-use super::entries::Bits;
+use super::entries::{Away, Bits};
 use super::plan::{ReadPiece, push_read, split};
-use super::{Meta, Snapshot};
-use crate::error::Result;
+use super::{Meta, Snapshot, Step};
+use crate::error;
 use crate::info::{LayerRange, LayerState};
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::ops::Range;
@@ -44,13 +44,16 @@ impl Meta {
 
     /// Maps blocks of a span to the end of `out`, until it has more than `limit` ranges or much
     /// has been looked at; where the rest begins.
+    ///
+    /// # Errors
+    /// [`Stop::Away`]: nothing was added that the next call would not begin with.
     pub fn map_span(
         &self,
         span: &Span,
         blocks: Range<u64>,
         limit: usize,
         out: &mut Vec<LayerRange>,
-    ) -> u64 {
+    ) -> Step<u64> {
         let per_extent = u64::from(self.blocks_per_extent());
         let mut next = blocks.start;
         for _ in 0..EXTENTS_PER_HOLD {
@@ -61,7 +64,11 @@ impl Meta {
             let base = u64::from(logical) * per_extent;
             if self.layers_of(span).any(|layer| layer.layer.get(logical).is_some()) {
                 let end = blocks.end.min(base + per_extent);
-                self.map_extent(span, logical, next..end, out);
+                match self.map_extent(span, logical, next..end, out) {
+                    Err(_) if next > blocks.start => break,
+                    mapped => mapped
+                        .map_err(|away| self.ahead(away, &blocks, u64::from(EXTENTS_PER_HOLD)))?,
+                }
                 next = end;
             } else {
                 let (end, state) = self.gap(span, logical);
@@ -71,24 +78,24 @@ impl Meta {
                 next = end;
             }
         }
-        next
+        Ok(next)
     }
 
     /// Where the blocks of a span are, of those that are data. The caller holds a fence number
     /// until it has read them.
     ///
     /// # Errors
-    /// `Corrupt` if the span lost something there.
+    /// `Corrupt` if the span lost something there; [`Stop::Away`](super::Stop).
     pub fn plan_span_read(
         &self,
         span: &Span,
         blocks: Range<u64>,
         out: &mut Vec<ReadPiece>,
-    ) -> Result<()> {
+    ) -> Step<()> {
         out.clear();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
             self.check_span(span, logical)?;
-            let sources = self.sources(span, logical);
+            let sources = self.sources(span, logical)?;
             let source = |block: u32| {
                 sources.iter().find(|(_, data)| data.has(block)).map(|(entry, _)| *entry)
             };
@@ -107,7 +114,7 @@ impl Meta {
     }
 
     /// Refuses a volume extent of which a layer of the span lost what it held.
-    fn check_span(&self, span: &Span, logical: u32) -> Result<()> {
+    fn check_span(&self, span: &Span, logical: u32) -> error::Result<()> {
         let lost = |id: &&SnapshotId| {
             let layer = &self.snapshot(**id).layer;
             layer.get(logical).is_none() && layer.in_lost(logical)
@@ -123,13 +130,13 @@ impl Meta {
     }
 
     /// The entries of a volume extent that have data to show, each with its blocks.
-    fn sources(&self, span: &Span, logical: u32) -> Vec<(u32, Bits)> {
+    fn sources(&self, span: &Span, logical: u32) -> Result<Vec<(u32, Bits)>, Away> {
         let mut sources = Vec::new();
         let mut open = self.all_blocks();
         for snapshot in self.layers_of(span) {
             if let Some(entry) = snapshot.layer.get(logical) {
-                let data = self.entries.data_bits(entry).and(&open);
-                open = open.without(&data).without(&self.entries.zero_bits(entry));
+                let data = self.entries.data_bits(entry)?.and(&open);
+                open = open.without(&data).without(&self.entries.zero_bits(entry)?);
                 if !data.is_empty() {
                     sources.push((entry, data));
                 }
@@ -140,16 +147,23 @@ impl Meta {
                 break;
             }
         }
-        sources
+        Ok(sources)
     }
 
     /// Maps blocks of a volume extent at which a layer of the span has an entry.
-    fn map_extent(&self, span: &Span, logical: u32, blocks: Range<u64>, out: &mut Vec<LayerRange>) {
+    fn map_extent(
+        &self,
+        span: &Span,
+        logical: u32,
+        blocks: Range<u64>,
+        out: &mut Vec<LayerRange>,
+    ) -> Result<(), Away> {
         let top = self.snapshot(span.members[0]).layer.get(logical);
         if top.is_some_and(|entry| self.entries.is_full(entry)) {
-            return push_range(out, blocks, LayerState::Data);
+            push_range(out, blocks, LayerState::Data);
+            return Ok(());
         }
-        let (data, zero) = self.states_in(span.members.iter().copied(), logical);
+        let (data, zero) = self.states_in(span.members.iter().copied(), logical)?;
         let base = u64::from(logical) * u64::from(self.blocks_per_extent());
         for block in blocks {
             let at = (block - base) as u32;
@@ -162,6 +176,7 @@ impl Meta {
             };
             push_range(out, block..block + 1, state);
         }
+        Ok(())
     }
 
     /// From a volume extent without entries on: the first one that may be otherwise, and what is

@@ -5,6 +5,7 @@ mod copies;
 mod faults;
 mod journal;
 pub mod mend;
+mod paging;
 mod prove;
 
 use super::entries::{Entries, SPARE_BASE};
@@ -17,7 +18,7 @@ use crate::format::superblock::{INCOMPAT_BACKED, INCOMPAT_LOST};
 use crate::format::{Geometry, RegionKind, Superblock, entry};
 use crate::info::{Finding, Severity};
 use crate::limits::SEQUENCE_START_MAX;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use zerocopy::{FromBytes, FromZeros};
 
 /// Findings reported at most: a hostile image has any number.
@@ -66,6 +67,12 @@ pub struct Loader {
     snapshots: Vec<SnapshotSlot>,
     labels: HashMap<u32, Vec<u8>>,
     entries: Entries,
+    /// Bytes of memory for their bitmaps.
+    bitmaps_max: usize,
+    /// Metadata blocks whose bitmaps are on the device alone.
+    away: HashSet<u32>,
+    /// Metadata blocks of extents that the journal changes.
+    changed: HashSet<u32>,
     marks: [u32; 4],
     durable_marks: [u32; 4],
     base_marks: [u32; 4],
@@ -112,6 +119,9 @@ impl Loader {
             snapshots: Vec::new(),
             labels: HashMap::new(),
             entries: Entries::new(geometry.blocks_per_extent()),
+            bitmaps_max: usize::MAX,
+            away: HashSet::new(),
+            changed: HashSet::new(),
             marks: superblock.clean_marks,
             durable_marks: superblock.clean_marks,
             base_marks: superblock.clean_marks,
@@ -208,6 +218,9 @@ impl Loader {
                     .map(|bytes| self.set_entry(region, id, &bytes)),
             };
             debug_assert!(known.is_some(), "items fit their block");
+        }
+        if region == RegionKind::Extents && self.entries.bitmap_bytes() > self.bitmaps_max {
+            self.let_go(index);
         }
     }
 

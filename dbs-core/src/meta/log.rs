@@ -6,7 +6,7 @@ use crate::format::record::Record;
 use crate::format::{PAYLOAD_BYTES, RegionKind, journal};
 use crate::meta::tail::Tail;
 use crate::sabotage::{self, Bug};
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// More than the record takes that each group begins with.
@@ -93,6 +93,8 @@ pub struct Log {
     untailed: u64,
     dirty: HashMap<BlockKey, u64>,
     dirty_order: BTreeSet<(u64, RegionKind, u32)>,
+    /// Dirty blocks that cannot be written back, as what they hold cannot be read ([`Log::park`]).
+    parked: BTreeMap<BlockKey, u64>,
     /// Blocks being written back.
     pub pipeline: Vec<WriteBack>,
     in_pipeline: HashSet<BlockKey>,
@@ -116,6 +118,7 @@ impl Log {
             untailed: 0,
             dirty: HashMap::new(),
             dirty_order: BTreeSet::new(),
+            parked: BTreeMap::new(),
             pipeline: Vec::new(),
             in_pipeline: HashSet::new(),
             trusted: HashMap::new(),
@@ -207,12 +210,17 @@ impl Log {
         self.expected += bytes;
     }
 
+    /// Bytes of records that writes in flight may add.
+    pub fn expected_records(&self) -> usize {
+        self.expected
+    }
+
     /// It has, or will not.
     pub fn expected_records_came(&mut self, bytes: usize) {
         self.expected -= bytes;
     }
 
-    /// Whether anything has still to be written: records, dirty blocks, unfinished write-backs.
+    /// Whether anything can still be written: records, dirty blocks, unfinished write-backs.
     pub fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.dirty.is_empty() && self.pipeline.is_empty()
     }
@@ -224,10 +232,45 @@ impl Log {
 
     /// Notes that a block differs from the device since group `first`.
     pub fn mark_dirty_since(&mut self, key: BlockKey, first: u64) {
+        if self.parked.contains_key(&key) {
+            return;
+        }
         if let std::collections::hash_map::Entry::Vacant(entry) = self.dirty.entry(key) {
             entry.insert(first);
             self.dirty_order.insert((first, key.0, key.1));
         }
+    }
+
+    /// A dirty block cannot be written back, as what it holds on the device cannot be read. The journal keeps
+    /// what it needs.
+    pub fn park(&mut self, key: BlockKey) {
+        if let Some(first) = self.dirty.remove(&key) {
+            self.dirty_order.remove(&(first, key.0, key.1));
+            self.parked.insert(key, first);
+        }
+    }
+
+    /// What a parked block holds is in memory now.
+    pub fn unpark(&mut self, key: BlockKey) {
+        if let Some(first) = self.parked.remove(&key) {
+            self.mark_dirty_since(key, first);
+        }
+    }
+
+    /// Blocks that [`Log::park`] was called for.
+    pub fn parked(&self) -> impl Iterator<Item = BlockKey> {
+        self.parked.keys().copied()
+    }
+
+    /// Whether parked blocks keep the oldest groups in the journal: writing others back makes no room.
+    pub fn is_held(&self) -> bool {
+        let parked = self.parked.values().min();
+        parked.is_some_and(|first| *first - 1 == self.checkpoint())
+    }
+
+    /// Whether a group that announces the checkpoint would make room in the journal.
+    pub fn makes_room(&self) -> bool {
+        self.ring.live.front().is_some_and(|oldest| oldest.0 <= self.checkpoint())
     }
 
     /// Notes that only this copy of a block is good, or that it is the newer one: the other one
@@ -243,7 +286,8 @@ impl Log {
         }
         let dirty = self.dirty_order.first().map(|entry| entry.0);
         let pipeline = self.pipeline.iter().map(|item| item.first).min();
-        dirty.into_iter().chain(pipeline).min().unwrap_or(self.next) - 1
+        let parked = self.parked.values().copied().min();
+        dirty.into_iter().chain(pipeline).chain(parked).min().unwrap_or(self.next) - 1
     }
 
     /// Takes the records of the next group, `header` first, and finds its place in the ring.
@@ -269,15 +313,19 @@ impl Log {
         self.emptied.clear();
     }
 
-    /// Up to `max` dirty blocks to write back, those first that hold the most journal.
-    pub fn pick_dirty(&mut self, max: usize) -> Vec<(BlockKey, u64)> {
+    /// Up to `max` dirty blocks to write back that are not `away`, those first that hold the most journal.
+    pub fn pick_dirty(
+        &mut self,
+        max: usize,
+        away: impl Fn(&BlockKey) -> bool,
+    ) -> Vec<(BlockKey, u64)> {
         let mut picked = Vec::with_capacity(max.min(self.dirty.len()));
         let mut kept = Vec::new();
         while picked.len() < max
             && let Some(entry) = self.dirty_order.pop_first()
         {
             let key = (entry.1, entry.2);
-            if self.in_pipeline.contains(&key) {
+            if self.in_pipeline.contains(&key) || away(&key) {
                 kept.push(entry);
             } else {
                 self.dirty.remove(&key);
@@ -286,6 +334,18 @@ impl Log {
         }
         self.dirty_order.extend(kept);
         picked
+    }
+
+    /// Up to `max` dirty blocks, those first that [`Log::pick_dirty`] picks first.
+    pub fn dirty_first(&self, max: usize) -> impl Iterator<Item = BlockKey> {
+        let all = self.dirty_order.iter().map(|entry| (entry.1, entry.2));
+        all.filter(|key| !self.in_pipeline.contains(key)).take(max)
+    }
+
+    /// Whether both copies of a block on the device are as it is in memory, and durable.
+    pub fn is_clean(&self, key: BlockKey) -> bool {
+        let is_waiting = self.dirty.contains_key(&key) || self.parked.contains_key(&key);
+        !is_waiting && !self.in_pipeline.contains(&key)
     }
 
     /// Dirty blocks.
@@ -301,15 +361,19 @@ impl Log {
         self.pipeline.push(WriteBack { key, image, lsn, first, start, written: 0, durable: 0 });
     }
 
-    /// All copies written so far are durable now; blocks with two are done.
-    pub fn write_backs_flushed(&mut self) {
+    /// All copies written so far are durable now; blocks with two are done: those, each with the group that
+    /// it includes.
+    pub fn write_backs_flushed(&mut self) -> Vec<(BlockKey, u64)> {
+        let mut done = Vec::new();
         for item in &mut self.pipeline {
             item.durable = item.written;
             if item.durable == 2 {
                 self.in_pipeline.remove(&item.key);
+                done.push((item.key, item.lsn));
             }
         }
         self.pipeline.retain(|item| item.durable < 2);
+        done
     }
 
     /// The copies to write now, as (block, copy, index in the pipeline): the second of blocks whose

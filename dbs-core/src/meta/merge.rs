@@ -1,12 +1,13 @@
 //! Taking deleted snapshots out of the tree, one volume extent at a time. Every step leaves the
 //! content of every live volume and snapshot as it was, so a crash between steps needs no care.
 
-use super::entries::{Bits, SPARE_BASE};
+use super::entries::{Away, Bits, SPARE_BASE};
 use super::locks::Space;
-use super::{Meta, Snapshot, Step};
+use super::{Meta, Snapshot, Step, Stop};
 use crate::format::record::FillState;
 use crate::sabotage::{self, Bug};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Entries a step without copying may handle under one hold of the lock, fewer if they are long.
@@ -110,7 +111,7 @@ impl Meta {
         let first = snapshot.layer.iter().next();
         if let Some((logical, _)) = first {
             if self.snapshot(child).layer.get(logical).is_none() {
-                self.move_entries(id, child);
+                self.move_entries(id, child)?;
                 return Ok(Work::Stepped);
             }
             return Ok(Work::Merge(self.next_merge(id, child, most)));
@@ -146,16 +147,53 @@ impl Meta {
     }
 
     /// Whether a deleted snapshot can be taken out of the tree. One that lost something cannot be
-    /// merged, nor can another one into what did; nor can a base.
+    /// merged, nor can another one into what did; nor can a base, nor what was put off.
     fn is_ready(&self, snapshot: &Snapshot) -> bool {
         let mut children = snapshot.children.iter().map(|id| self.snapshot(SnapshotId(*id)));
         match (children.next(), children.next()) {
             (None, _) => true,
             (Some(child), None) => {
-                snapshot.layer.lost.is_empty() && child.layer.lost.is_empty() && !snapshot.backed()
+                let is_lost = !snapshot.layer.lost.is_empty() || !child.layer.lost.is_empty();
+                !is_lost && !snapshot.backed() && !self.put_off.contains(&child.parent.0)
             }
             _ => false,
         }
+    }
+
+    /// A deleted snapshot is not merged for now: metadata that its merge needs cannot be read.
+    pub fn put_off(&mut self, id: SnapshotId) {
+        self.put_off.insert(id.0);
+    }
+
+    /// What was put off is tried again.
+    pub fn end_put_off(&mut self) {
+        self.put_off.clear();
+    }
+
+    /// Deleted snapshots that are put off.
+    pub fn snapshots_put_off(&self) -> u64 {
+        self.put_off.len() as u64
+    }
+
+    /// Whether a deleted snapshot is put off.
+    pub(super) fn is_put_off(&self, id: SnapshotId) -> bool {
+        self.put_off.contains(&id.0)
+    }
+
+    /// The metadata blocks whose bitmaps merges found by [`Meta::next_work`] need and that are away, each once.
+    pub fn away_for(&self, merge: &Merge) -> Vec<u32> {
+        let layers = [merge.snapshot, merge.child].map(|id| self.try_snapshot(id));
+        let entries = merge.extents.iter().flat_map(|logical| {
+            layers.iter().filter_map(|snapshot| snapshot.as_ref()?.layer.get(*logical))
+        });
+        let away = entries.filter(|entry| self.entries.need(*entry).is_err());
+        let blocks: BTreeSet<u32> = away.map(|entry| self.block_of(entry)).collect();
+        blocks.into_iter().collect()
+    }
+
+    /// The deleted snapshot that [`Meta::next_work`] took last.
+    pub fn last_deleted(&self) -> SnapshotId {
+        self.next_deleted
     }
 
     /// These are what the step of background work that is planned now works on. A writer that needs
@@ -205,7 +243,10 @@ impl Meta {
     }
 
     /// Plans those merges found by [`Meta::next_work`] that are still to be done.
-    pub fn plan_merges(&mut self, merge: &Merge) -> Vec<MergePlan> {
+    ///
+    /// # Errors
+    /// [`Stop::Away`].
+    pub fn plan_merges(&mut self, merge: &Merge) -> Step<Vec<MergePlan>> {
         let snapshot = self.try_snapshot(merge.snapshot);
         let due = snapshot.is_some_and(|s| {
             // While it waited a head may have become a snapshot, whose blocks it does not hold.
@@ -219,23 +260,25 @@ impl Meta {
             self.use_snapshots(&[merge.snapshot, merge.child]);
         }
         let extents = if due { merge.extents.as_slice() } else { &[] };
-        extents.iter().filter_map(|logical| self.plan_merge(merge, *logical)).collect()
+        extents.iter().filter_map(|logical| self.plan_merge(merge, *logical).transpose()).collect()
     }
 
     /// Plans the merge of a volume extent, if both hold it.
-    fn plan_merge(&mut self, at: &Merge, logical: u32) -> Option<MergePlan> {
-        let upper = self.snapshot(at.child).layer.get(logical)?;
-        let lower = self.snapshot(at.snapshot).layer.get(logical)?;
+    fn plan_merge(&mut self, at: &Merge, logical: u32) -> Step<Option<MergePlan>> {
+        let of = |id| self.snapshot(id).layer.get(logical);
+        let (Some(upper), Some(lower)) = (of(at.child), of(at.snapshot)) else { return Ok(None) };
+        self.entries.need(upper)?;
+        self.entries.need(lower)?;
         self.log_entry(upper);
         self.log_entry(lower);
         let (upper_data, mut upper_zero) =
-            (self.entries.data_bits(upper), self.entries.zero_bits(upper));
+            (self.entries.data_bits(upper)?, self.entries.zero_bits(upper)?);
         if sabotage::is(Bug::MergeIgnoresZeros) {
             upper_zero = Bits::default();
         }
         let hidden = upper_data.or(&upper_zero);
-        let lower_data = self.entries.data_bits(lower).without(&hidden);
-        let mut zero = self.entries.zero_bits(lower).without(&hidden).or(&upper_zero);
+        let lower_data = self.entries.data_bits(lower)?.without(&hidden);
+        let mut zero = self.entries.zero_bits(lower)?.without(&hidden).or(&upper_zero);
         if self.is_bottom(at.snapshot, at.child) {
             zero = Bits::default();
         }
@@ -257,7 +300,7 @@ impl Meta {
             .collect();
         let data = lower_data.or(&upper_data);
         let (snapshot, child) = (at.snapshot, at.child);
-        Some(MergePlan { snapshot, child, logical, target, freed, data, zero, copies })
+        Ok(Some(MergePlan { snapshot, child, logical, target, freed, data, zero, copies }))
     }
 
     /// The copies of a plan have been written: makes the merge real.
@@ -305,14 +348,21 @@ impl Meta {
     }
 
     /// Hands entries to the child as far as it has none there; those its zero runs hide are freed.
-    fn move_entries(&mut self, id: SnapshotId, child: SnapshotId) {
+    fn move_entries(&mut self, id: SnapshotId, child: SnapshotId) -> Step<()> {
         let most = self.entries_per_step(ENTRIES_PER_STEP);
         let layer = &self.snapshot(id).layer;
         let some: Vec<_> = layer.iter().take(most).collect();
-        for (logical, entry) in some {
+        let last = some.last().map_or(0, |(last, _)| *last);
+        for (at, (logical, entry)) in some.into_iter().enumerate() {
             let owner = &self.snapshot(child).layer;
             if owner.get(logical).is_some() {
                 break;
+            }
+            match self.entries.need(entry) {
+                Err(_) if at > 0 => break,
+                needed => {
+                    needed.map_err(|away| Stop::ahead(away, u64::from(last - logical) + 1))?
+                }
             }
             let hidden = owner.in_run(logical) && !sabotage::is(Bug::MergeIgnoresZeros);
             self.layer_mut(id, logical..logical + 1).remove(logical);
@@ -326,6 +376,7 @@ impl Meta {
                 }
             }
         }
+        Ok(())
     }
 
     /// Whether below a deleted snapshot there is nothing, and never will be for its child: then
@@ -334,8 +385,8 @@ impl Meta {
         self.snapshot(id).parent.is_none() && !self.is_rebuilding(self.snapshot(child).volume)
     }
 
-    /// Hands a zero run to the child: marks zeros in the entries the child has there, a few at a
-    /// time, then gives it the run.
+    /// Hands a zero run to the child, from its start on up to where the child has more entries than one step
+    /// takes: marks zeros in those, then gives it that part of the run.
     fn merge_run(
         &mut self,
         id: SnapshotId,
@@ -343,36 +394,58 @@ impl Meta {
         extents: Range<u32>,
         spare: u32,
     ) -> Step<()> {
-        if !self.is_bottom(id, child) {
-            let all = Bits::range(&(0..self.blocks_per_extent()));
-            let held = self.snapshot(child).layer.iter_from(extents.start);
-            let open: Vec<_> = held
-                .take_while(|(logical, _)| *logical < extents.end)
-                .map(|(_, entry)| {
-                    let held = self.entries.data_bits(entry).or(&self.entries.zero_bits(entry));
-                    (entry, all.without(&held))
-                })
-                .filter(|(_, absent)| !absent.is_empty())
-                .take(self.entries_per_step(ENTRIES_PER_STEP))
-                .collect();
-            for (entry, absent) in &open {
-                // A write on its way may have made it: if the write fails, what is in no record goes.
-                if !sabotage::is(Bug::MarkUnrecorded) {
-                    self.log_entry(*entry);
-                }
-                self.fill_all(*entry, absent, FillState::Zero);
+        if self.is_bottom(id, child) {
+            self.layer_mut(id, extents.clone()).runs.remove(&extents.start);
+            self.free_entry(spare);
+            return Ok(());
+        }
+        let most = self.entries_per_step(ENTRIES_PER_STEP);
+        let next = self.entries_in(child, &extents).nth(most);
+        let part = extents.start..next.map_or(extents.end, |(logical, _)| logical);
+        self.mark_zeros(child, &part)?;
+        if part.end < extents.end {
+            if self.add_run(child, part.clone(), None)? {
+                return self.carve_runs(id, &part);
             }
-            if !open.is_empty() {
+            // No spare entry is left for a part: all of it is given at once.
+            if self.mark_zeros(child, &extents)? > 0 {
                 return Ok(());
             }
         }
         self.layer_mut(id, extents.clone()).runs.remove(&extents.start);
-        if self.is_bottom(id, child) {
-            self.free_entry(spare);
-        } else {
-            let given = self.add_run(child, extents, Some(spare))?;
-            assert!(given, "the donor is a spare");
-        }
+        let given = self.add_run(child, extents, Some(spare))?;
+        assert!(given, "the donor is a spare");
         Ok(())
+    }
+
+    fn entries_in(
+        &self,
+        id: SnapshotId,
+        extents: &Range<u32>,
+    ) -> impl Iterator<Item = (u32, u32)> + use<'_> {
+        let end = extents.end;
+        let entries = self.snapshot(id).layer.iter_from(extents.start);
+        entries.take_while(move |(logical, _)| *logical < end)
+    }
+
+    /// Makes absent blocks zeros in some entries of a layer that have any; in how many.
+    fn mark_zeros(&mut self, id: SnapshotId, extents: &Range<u32>) -> Step<usize> {
+        let all = self.all_blocks();
+        let ahead = u64::from(extents.end - extents.start);
+        let open: Vec<(u32, Bits)> = self
+            .entries_in(id, extents)
+            .map(|(_, entry)| Ok((entry, all.without(&self.entries.held_bits(entry)?))))
+            .filter(|open| open.as_ref().map_or(true, |(_, absent)| !absent.is_empty()))
+            .take(self.entries_per_step(ENTRIES_PER_STEP))
+            .collect::<Result<_, Away>>()
+            .map_err(|away| Stop::ahead(away, ahead))?;
+        for (entry, absent) in &open {
+            // A write on its way may have made it: if the write fails, what is in no record goes.
+            if !sabotage::is(Bug::MarkUnrecorded) {
+                self.log_entry(*entry);
+            }
+            self.fill_all(*entry, absent, FillState::Zero);
+        }
+        Ok(open.len())
     }
 }

@@ -20,6 +20,7 @@ pub mod locks;
 pub mod log;
 pub mod merge;
 pub mod names;
+pub mod paging;
 pub mod plan;
 pub mod prune;
 mod ranges;
@@ -47,7 +48,7 @@ use crate::limits::ROOM_BLOCKS;
 use crate::units::{BLOCK_BYTES, DeviceExtent, SnapshotId, VolumeId};
 use alloc::{Allocator, FreeSet};
 use counts::IoCounts;
-use entries::{Entries, SPARE_BASE};
+use entries::{Away, Entries, SPARE_BASE};
 use ids::IdMap;
 use layer::SeenLayer;
 use locks::{Fence, RangeLocks, Space};
@@ -68,11 +69,27 @@ pub enum Stop {
     Long,
     /// No extent is free: free what is deleted, commit, and try again if that helped.
     Space,
+    /// Read the metadata block of this data extent ([`paging`]), and those of the entries that its layer has in so
+    /// many volume extents from there on.
+    Away { extent: u32, ahead: u32 },
+}
+
+impl Stop {
+    /// Of a step that goes on to the next entries of the same layer, as far as so many volume extents.
+    fn ahead(Away(extent): Away, extents: u64) -> Self {
+        Self::Away { extent, ahead: u32::try_from(extents).unwrap_or(u32::MAX).max(1) }
+    }
 }
 
 impl From<Error> for Stop {
     fn from(error: Error) -> Self {
         Self::Error(error)
+    }
+}
+
+impl From<Away> for Stop {
+    fn from(Away(extent): Away) -> Self {
+        Self::Away { extent, ahead: 1 }
     }
 }
 
@@ -184,6 +201,8 @@ pub struct Meta {
     snapshots: Vec<Option<Snapshot>>,
     snapshots_free: FreeSet,
     deleting: BTreeSet<u32>,
+    /// Those of them that are not merged for now ([`Meta::put_off`]).
+    put_off: BTreeSet<u32>,
     /// Where background work goes on: a deleted snapshot, unless it is gone.
     next_deleted: SnapshotId,
     /// Snapshots whose entries a step of background work is copying: they are not freed meanwhile, nor
@@ -191,6 +210,8 @@ pub struct Meta {
     in_use: Vec<SnapshotId>,
     /// Extent and spare entries.
     pub entries: Entries,
+    /// Which of their bitmaps are away.
+    paging: paging::Paging,
     /// Data extents.
     pub extents: Allocator,
     spares: Allocator,

@@ -38,33 +38,35 @@ pub struct WritePiece {
     /// Its end may make a record. Else all of it was data in an extent that is in a record, and stays so
     /// as long as its blocks are held.
     records: bool,
+    /// The bitmaps of its extent are pinned: it was planned since memory has a bound.
+    pinned: bool,
 }
 
 impl Meta {
     /// Finds the blocks of a range. The caller holds a fence number until it has read them.
     ///
     /// # Errors
-    /// `Corrupt` if any of them is lost.
+    /// `Corrupt` if any of them is lost; [`Stop::Away`].
     pub fn plan_read(
         &mut self,
         from: SnapshotId,
         blocks: Range<u64>,
         out: &mut Vec<ReadPiece>,
-    ) -> Result<()> {
+    ) -> Step<()> {
         out.clear();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
             // One by one: looking up the next extent may forget this one, when memory is short.
-            self.look_up(from, logical);
+            self.look_up(from, logical)?;
             let known = self.plan_extent(from, logical, part, out)?;
             assert!(known, "looked up before: zeros would be wrong");
         }
         Ok(())
     }
 
-    /// As [`Meta::plan_read`], beside other requests; `false` if something has to be looked up first.
+    /// As [`Meta::plan_read`], beside other requests; `false` if something has to be looked up or read first.
     ///
     /// # Errors
-    /// As there.
+    /// `Corrupt`, as there.
     #[inline]
     pub fn plan_remembered(
         &self,
@@ -74,8 +76,10 @@ impl Meta {
     ) -> Result<bool> {
         out.clear();
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
-            if !self.plan_extent(from, logical, part, out)? {
-                return Ok(false);
+            match self.plan_extent(from, logical, part, out) {
+                Ok(true) => {}
+                Err(Stop::Error(error)) => return Err(error),
+                Ok(false) | Err(_) => return Ok(false),
             }
         }
         Ok(true)
@@ -88,19 +92,19 @@ impl Meta {
         logical: u32,
         part: Range<u32>,
         out: &mut Vec<ReadPiece>,
-    ) -> Result<bool> {
+    ) -> Step<bool> {
         let Some(found) = self.remembered(from, logical) else { return Ok(false) };
         let mut block = part.start;
         while block < part.end {
-            let source = found.source(self, block);
+            let source = found.source(self, block)?;
             let start = block;
             let uniform = part.end - start > 1 && found.is_uniform(self);
             block = if uniform { part.end } else { start + 1 };
-            while block < part.end && found.source(self, block) == source {
+            while block < part.end && found.source(self, block)? == source {
                 block += 1;
             }
             if source == Some(LOST) {
-                return Err(self.is_lost(from, logical, start));
+                return Err(self.is_lost(from, logical, start).into());
             }
             let base = source.and_then(base_of);
             let entry = source.filter(|_| base.is_none());
@@ -173,22 +177,27 @@ impl Meta {
         self.check_log()?;
         self.check_not_lost(owner)?;
         for (logical, part) in split(blocks, self.blocks_per_extent()) {
-            let (entry, fresh) = match self.snapshot(owner).layer.get(logical) {
-                Some(entry) if entry < SPARE_BASE => (entry, false),
-                _ => match self.allocate(owner, logical) {
-                    Ok(entry) => (entry, true),
-                    Err(stop) => {
-                        let fresh = out.iter().filter(|piece| piece.fresh);
-                        fresh.for_each(|piece| self.unallocate(owner, piece.logical));
-                        return Err(stop);
-                    }
-                },
+            let found = match self.snapshot(owner).layer.get(logical) {
+                Some(entry) if entry < SPARE_BASE => match self.is_recorded(entry, &part) {
+                    true => Ok((entry, false, false)),
+                    false => self.entries.need(entry).map(|()| (entry, false, true)),
+                }
+                .map_err(Stop::from),
+                _ => self.allocate(owner, logical).map(|entry| (entry, true, true)),
             };
-            let address = self.address(entry, part.start);
-            let records = fresh || !self.is_recorded(entry, &part);
-            out.push(WritePiece { address, entry, logical, blocks: part, fresh, records });
+            let (entry, fresh, records) = match found {
+                Ok(found) => found,
+                Err(stop) => {
+                    let fresh = out.iter().filter(|piece| piece.fresh);
+                    fresh.for_each(|piece| self.unallocate(owner, piece.logical));
+                    return Err(stop);
+                }
+            };
+            let (address, pinned) = (self.address(entry, part.start), false);
+            out.push(WritePiece { address, entry, logical, blocks: part, fresh, records, pinned });
         }
         self.log.expect_records(self.expected_bytes(out));
+        self.pin_pieces(out);
         Ok(())
     }
 
@@ -211,10 +220,31 @@ impl Meta {
                 return false;
             }
             let address = self.address(entry, part.start);
-            let (fresh, records) = (false, false);
-            out.push(WritePiece { address, entry, logical, blocks: part, fresh, records });
+            let (fresh, records, pinned) = (false, false, false);
+            out.push(WritePiece { address, entry, logical, blocks: part, fresh, records, pinned });
         }
         layer.lost.is_empty()
+    }
+
+    /// The bitmaps that the end of a write may change stay in memory until then.
+    #[inline]
+    fn pin_pieces(&mut self, pieces: &mut [WritePiece]) {
+        if self.is_paging() {
+            for piece in pieces.iter_mut().filter(|piece| piece.records) {
+                self.pin(piece.entry);
+                piece.pinned = true;
+            }
+        }
+    }
+
+    /// Takes back a [`Meta::pin_pieces`].
+    #[inline]
+    fn unpin_pieces(&mut self, pieces: &[WritePiece]) {
+        if self.is_paging() {
+            for piece in pieces.iter().filter(|piece| piece.records) {
+                if piece.pinned { self.unpin(piece.entry) } else { self.unpinned_write_ended() }
+            }
+        }
     }
 
     /// Whether all of these blocks are data in an entry that is in a record.
@@ -250,9 +280,10 @@ impl Meta {
     pub fn finish_write_to(&mut self, owner: SnapshotId, pieces: &[WritePiece]) {
         self.note_write(owner);
         self.log.expected_records_came(self.expected_bytes(pieces));
-        for piece in pieces {
+        self.unpin_pieces(pieces);
+        for piece in pieces.iter().filter(|piece| piece.records) {
             // Another write may have made it one meanwhile.
-            if !piece.records || self.is_recorded(piece.entry, &piece.blocks) {
+            if self.is_recorded(piece.entry, &piece.blocks) {
                 continue;
             }
             self.entries.fill(piece.entry, piece.blocks.clone(), FillState::Data);
@@ -283,8 +314,9 @@ impl Meta {
         self.note_write(owner);
         self.log.expected_records_came(self.expected_bytes(pieces));
         let space = self.snapshot(owner).space();
+        self.unpin_pieces(pieces);
         for piece in pieces {
-            let unused = self.entries.data_bits(piece.entry).is_empty();
+            let unused = self.entries.data_blocks(piece.entry) == 0;
             let whole = self.extent_blocks(piece.logical);
             if unused && self.unlogged.contains_key(&piece.entry) && self.locks.sole(space, &whole)
             {
@@ -309,7 +341,7 @@ impl Meta {
     }
 
     /// Bytes of the largest record a piece of a write can make.
-    fn record_bytes(&self) -> usize {
+    pub(super) fn record_bytes(&self) -> usize {
         self.geometry.entry_bytes() + 16
     }
 
@@ -322,15 +354,15 @@ impl Meta {
     /// Gives `owner` a data extent at `logical`, with the zero marks of what it replaces there
     /// (a zero run or a zero-only layer). It is in no record until [`Meta::log_entry`].
     pub(super) fn allocate(&mut self, owner: SnapshotId, logical: u32) -> Step<u32> {
-        let entry = self.take_extent()?;
         let replaced = self.snapshot(owner).layer.get(logical);
         let zeros = match replaced {
-            Some(spare) => self.entries.zero_bits(spare),
+            Some(spare) => self.entries.zero_bits(spare)?,
             None if self.snapshot(owner).layer.in_run(logical) => {
                 super::entries::Bits::range(&(0..self.blocks_per_extent()))
             }
             None => super::entries::Bits::default(),
         };
+        let entry = self.take_extent()?;
         self.entries.assign(entry, owner.0, logical);
         for run in zeros.runs(self.blocks_per_extent()) {
             self.entries.fill(entry, run, FillState::Zero);
@@ -357,7 +389,7 @@ impl Meta {
         let wrong = unlogged.filter(|(entry, replaced)| {
             let zero = self.entries.zero_bits(*entry);
             let other = replaced.is_some_and(|spare| self.entries.zero_bits(spare) != zero);
-            other || !self.entries.data_bits(*entry).is_empty()
+            other || self.entries.data_blocks(*entry) > 0
         });
         wrong.map(|(entry, _)| entry)
     }

@@ -43,11 +43,11 @@ impl Meta {
         let run = self.retired_run(volume);
         for (logical, part) in super::plan::split(blocks, self.blocks_per_extent()) {
             let part = Bits::range(&part);
-            let (data, zero) = self.held(head, logical);
+            let (data, zero) = self.held(head, logical)?;
             let mut covered = data.or(&zero);
             for id in &run {
                 self.check_log()?;
-                let (data, zero) = self.held(*id, logical);
+                let (data, zero) = self.held(*id, logical)?;
                 if sabotage::is(Bug::PruneUncovered) && !covered.is_empty() {
                     covered = part;
                 }
@@ -85,7 +85,7 @@ impl Meta {
     fn drop_covered(&mut self, owner: SnapshotId, logical: u32, covered: &Bits) -> Step<u32> {
         let layer = &self.snapshot(owner).layer;
         let Some(entry) = layer.get(logical) else { return Ok(0) };
-        let (data, zero) = (self.entries.data_bits(entry), self.entries.zero_bits(entry));
+        let (data, zero) = (self.entries.data_bits(entry)?, self.entries.zero_bits(entry)?);
         let (gone, left) = (data.and(covered), data.without(covered));
         // Inside a run there are no absent blocks: what is dropped there is zero, as the run says.
         let in_run = layer.in_run(logical);

@@ -249,7 +249,10 @@ impl Meta {
 
     /// Snapshots that hold something behind the end they have or get which must not show through
     /// what builds on them, and the blocks to clear.
-    pub fn relink_ends(&self, relink: &Relink) -> Vec<(SnapshotId, Range<u64>)> {
+    ///
+    /// # Errors
+    /// [`Stop::Away`].
+    pub fn relink_ends(&self, relink: &Relink) -> Step<Vec<(SnapshotId, Range<u64>)>> {
         let sizes: BTreeMap<u32, u64> = relink.targets.iter().map(|t| (t.id.0, t.size)).collect();
         let per_extent = u64::from(self.blocks_per_extent());
         let all = self.volume(relink.volume).snapshots.values();
@@ -257,26 +260,33 @@ impl Meta {
             let snapshot = self.snapshot(*id);
             let size = sizes.get(&id.0).copied().unwrap_or(snapshot.size);
             let first = size.min(snapshot.size).div_ceil(BLOCK_BYTES);
-            let data = self.data_behind(*id, first);
+            let data = match self.data_behind(*id, first) {
+                Ok(data) => data,
+                Err(stop) => return Some(Err(stop)),
+            };
             // Marks behind the end hide nothing, unless the end is to be behind them.
             let end = if size > snapshot.size { Some(size.div_ceil(BLOCK_BYTES)) } else { None };
             let end = data.map(|logical| u64::from(logical + 1) * per_extent).max(end)?;
-            Some((*id, first..end))
+            Some(Ok((*id, first..end)))
         });
         behind.collect()
     }
 
     /// The last volume extent at which a layer has data from a block on.
-    fn data_behind(&self, id: SnapshotId, first: u64) -> Option<u32> {
+    fn data_behind(&self, id: SnapshotId, first: u64) -> Step<Option<u32>> {
         let per_extent = u64::from(self.blocks_per_extent());
         let (logical, block) = ((first / per_extent) as u32, (first % per_extent) as u32);
         let layer = &self.snapshot(id).layer;
-        let data = layer.iter_from(logical).filter(|(at, entry)| {
-            let from = if *at == logical { block } else { 0 };
-            let behind = Bits::range(&(from..self.blocks_per_extent()));
-            !self.entries.data_bits(*entry).and(&behind).is_empty()
-        });
-        data.map(|(at, _)| at).last()
+        let mut last = None;
+        for (at, entry) in layer.iter_from(logical) {
+            let behind = Bits::range(&(block..self.blocks_per_extent()));
+            let holds = match at == logical {
+                true => !self.entries.data_bits(entry)?.and(&behind).is_empty(),
+                false => self.entries.data_blocks(entry) > 0,
+            };
+            last = if holds { Some(at) } else { last };
+        }
+        Ok(last)
     }
 
     /// Roots that a relink gives a parent.
@@ -288,33 +298,37 @@ impl Meta {
             .collect()
     }
 
-    /// Takes some entries with absent blocks out of a layer's zero runs; whether that was all. A
-    /// root may have such entries, a layer with a parent may not. It changes nothing that shows.
+    /// Takes entries with absent blocks out of a layer's zero runs, some from a volume extent on; where to go
+    /// on. A root may have such entries, a layer with a parent may not. It changes nothing that shows.
     ///
     /// # Errors
-    /// `NoSpace` if there is no spare entry to split a run with; [`Stop::Room`], [`Stop::Long`].
-    pub fn unrun_some(&mut self, id: SnapshotId) -> Step<bool> {
+    /// `NoSpace` if there is no spare entry to split a run with; [`Stop::Room`], [`Stop::Long`], [`Stop::Away`].
+    pub fn unrun_some(&mut self, id: SnapshotId, from: u32) -> Step<Option<u32>> {
         self.check_log()?;
-        let all = Bits::range(&(0..self.blocks_per_extent()));
         let most = self.entries_per_step(UNRUN_PER_STEP);
-        let layer = &self.snapshot(id).layer;
-        let inside = layer.runs.iter().flat_map(|(start, (length, _))| {
-            layer.iter_from(*start).take_while(move |(logical, _)| logical - start < *length)
+        let (all, layer) = (self.all_blocks(), &self.snapshot(id).layer);
+        let covering = layer.runs.range(..from).next_back().into_iter();
+        let inside = covering.chain(layer.runs.range(from..)).flat_map(|(start, (length, _))| {
+            let end = start + length;
+            layer.iter_from(from.max(*start)).take_while(move |(logical, _)| *logical < end)
         });
-        let open: Vec<u32> = inside
-            .filter(|(_, entry)| {
-                self.entries.data_bits(*entry).or(&self.entries.zero_bits(*entry)) != all
-            })
-            .map(|(logical, _)| logical)
-            .take(most)
-            .collect();
+        let some: Vec<_> = inside.take(most).collect();
+        let mut open = Vec::new();
+        for (logical, entry) in &some {
+            // Those of the other ones of this step are needed, too.
+            let ahead = u64::from(some.last().map_or(0, |(last, _)| last - logical)) + 1;
+            let held = self.entries.held_bits(*entry).map_err(|away| Stop::ahead(away, ahead))?;
+            if held != all {
+                open.push(*logical);
+            }
+        }
         if !open.is_empty() {
             self.check_not_lost(id)?;
         }
         for logical in &open {
             self.carve_runs(id, &(*logical..*logical + 1))?;
         }
-        Ok(open.len() < most)
+        Ok(some.get(most - 1).map(|(logical, _)| logical + 1))
     }
 
     /// Asks for the storage that the labels of a relink need.

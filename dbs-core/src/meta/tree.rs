@@ -234,6 +234,7 @@ impl Meta {
         assert!(!snapshot.live() && snapshot.layer.is_empty() && snapshot.children.len() <= 1);
         let (parent, child) = (snapshot.parent, snapshot.children.first().copied());
         self.deleting.remove(&id.0);
+        self.put_off.remove(&id.0);
         self.views.remove(id.0);
         self.snapshots[id.index() - 1] = None;
         self.snapshots_free.insert(id.0 - 1);

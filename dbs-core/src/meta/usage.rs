@@ -1,9 +1,9 @@
 //! Who holds how much, what a volume looks like as ranges, and where two points differ.
 
-use super::entries::{Bits, SPARE_BASE};
+use super::entries::{Away, Bits, SPARE_BASE};
 pub use super::ranges::Ranges;
-use super::view::{LOST, source_of};
-use super::{Meta, Snapshot};
+use super::view::{LOST, Layers, source_of};
+use super::{Meta, Snapshot, Step, Stop};
 use crate::info::{RangeState, Usage};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::cmp::Ordering;
@@ -45,7 +45,10 @@ const LAYERS_PER_HOLD: u64 = 4096;
 impl Meta {
     /// Adds to `usage` the space of a snapshot, or of a head seen with its volume's snapshots, from a
     /// volume extent on, until much has been looked at; where the rest begins.
-    pub fn usage_step(&self, id: SnapshotId, first: u32, usage: &mut Usage) -> Option<u32> {
+    ///
+    /// # Errors
+    /// [`Stop::Away`]: nothing was added.
+    pub fn usage_step(&self, id: SnapshotId, first: u32, usage: &mut Usage) -> Step<Option<u32>> {
         let snapshot = self.snapshot(id);
         let scope = if snapshot.head() { Scope::Volume(snapshot.volume) } else { Scope::One(id) };
         let mut next = first;
@@ -59,18 +62,23 @@ impl Meta {
                 };
                 usage.allocated = allocated * self.geometry.extent_bytes;
                 usage.reclaimable += more * self.geometry.extent_bytes;
-                return None;
+                return Ok(None);
             };
-            if self.merge_frees(scope, logical) {
+            let found = self.visible(id, logical, scope);
+            let found = found.and_then(|seen| Ok((seen, self.merge_frees(scope, logical)?)));
+            let ((all, alone), is_freed) = match found {
+                Err(_) if next > first => break,
+                found => found.map_err(|away| Stop::ahead(away, self.extents_per_hold(id)))?,
+            };
+            if is_freed {
                 usage.reclaimable += self.geometry.extent_bytes;
             }
-            let (all, alone) = self.visible(id, logical, scope);
             usage.referenced += u64::from(all) * BLOCK_BYTES;
             usage.exclusive += u64::from(alone) * BLOCK_BYTES;
             usage.shared += u64::from(all - alone) * BLOCK_BYTES;
             next = logical + 1;
         }
-        Some(next)
+        Ok(Some(next))
     }
 
     /// The first volume extent from `logical` on for which a layer of the chain has an entry.
@@ -95,7 +103,10 @@ impl Meta {
 
     /// Adds the map of blocks of a snapshot to `ranges` until these are full or much has been looked at;
     /// where the rest begins.
-    pub fn map_step(&self, id: SnapshotId, blocks: Range<u64>, ranges: &mut Ranges) -> u64 {
+    ///
+    /// # Errors
+    /// [`Stop::Away`]: nothing was added.
+    pub fn map_step(&self, id: SnapshotId, blocks: Range<u64>, ranges: &mut Ranges) -> Step<u64> {
         let per_extent = u64::from(self.blocks_per_extent());
         let mut next = blocks.start;
         for _ in 0..self.extents_per_hold(id) {
@@ -108,11 +119,15 @@ impl Meta {
             let end = blocks.end.min(u64::from(end) * per_extent);
             match uniform {
                 Some((shown, _)) => ranges.push(next..end, shown.state()),
-                None => self.map_extent_of(id, logical, next..end, ranges),
+                None => match self.map_extent_of(id, logical, next..end, ranges) {
+                    Err(_) if next > blocks.start => break,
+                    mapped => mapped
+                        .map_err(|away| self.ahead(away, &blocks, self.extents_per_hold(id)))?,
+                },
             }
             next = end;
         }
-        next
+        Ok(next)
     }
 
     /// What a snapshot shows at a volume extent if no layer has an entry for it, and the first one behind
@@ -153,15 +168,23 @@ impl Meta {
     }
 
     /// Adds blocks of one volume extent at which the chain holds something.
-    fn map_extent_of(&self, id: SnapshotId, logical: u32, blocks: Range<u64>, ranges: &mut Ranges) {
+    fn map_extent_of(
+        &self,
+        id: SnapshotId,
+        logical: u32,
+        blocks: Range<u64>,
+        ranges: &mut Ranges,
+    ) -> Result<(), Away> {
         let layers = self.chain(id).filter(|at| ranges.with_file || !self.snapshot(*at).backed());
-        let (data, zero) = self.states_in(layers, logical);
+        let (data, zero) = self.states_in(layers, logical)?;
         let every = self.all_blocks();
         if every.without(&data).is_empty() {
-            return ranges.push(blocks, RangeState::Data);
+            ranges.push(blocks, RangeState::Data);
+            return Ok(());
         }
         if every.without(&zero).is_empty() {
-            return ranges.push(blocks, RangeState::Zero);
+            ranges.push(blocks, RangeState::Zero);
+            return Ok(());
         }
         let base = u64::from(logical) * u64::from(self.blocks_per_extent());
         for block in blocks {
@@ -175,6 +198,13 @@ impl Meta {
             };
             ranges.push(block..block + 1, state);
         }
+        Ok(())
+    }
+
+    /// Stops a walk over these blocks that looks at so many extents, `most` at most.
+    pub(super) fn ahead(&self, away: Away, blocks: &Range<u64>, most: u64) -> Stop {
+        let extents = (blocks.end - blocks.start).div_ceil(u64::from(self.blocks_per_extent()));
+        Stop::ahead(away, extents.min(most))
     }
 
     /// Extents to look at before others get the metadata: fewer of long chains, of which each layer is
@@ -185,13 +215,16 @@ impl Meta {
 
     /// Adds blocks of `to` whose content may differ from `from` (an empty volume if `None`), until `ranges`
     /// are full or much has been looked at; where the rest begins.
+    ///
+    /// # Errors
+    /// [`Stop::Away`]: nothing was added.
     pub fn diff_step(
         &self,
         from: Option<SnapshotId>,
         to: SnapshotId,
         blocks: Range<u64>,
         ranges: &mut Ranges,
-    ) -> u64 {
+    ) -> Step<u64> {
         let per_extent = u64::from(self.blocks_per_extent());
         let mut next = blocks.start;
         // Behind its end the shorter one has nothing, whatever its layers still hold there. The
@@ -234,18 +267,25 @@ impl Meta {
                 continue;
             }
             let base = u64::from(logical) * per_extent;
-            let old = from.map(|id| self.resolve(id, logical)).unwrap_or_default();
-            let new = self.resolve(to, logical);
+            let old = from.map_or(Ok(Layers::default()), |id| self.resolve(id, logical));
+            let (old, new) = match old.and_then(|old| Ok((old, self.resolve(to, logical)?))) {
+                Err(_) if next > blocks.start => break,
+                both => {
+                    both.map_err(|away| self.ahead(away, &blocks, self.extents_per_hold(to)))?
+                }
+            };
             for block in next..blocks.end.min(base + per_extent) {
                 let at = (block - base) as u32;
-                let source =
-                    |layers| self.source(layers, at).filter(|at| !self.is_behind(*at, block));
-                let (new, old) = (source(&new), source(&old));
+                let source = |layers| -> Result<_, Away> {
+                    Ok(self.source(layers, at)?.filter(|at| !self.is_behind(*at, block)))
+                };
+                // What was resolved is in memory.
+                let (new, old) = (source(&new)?, source(&old)?);
                 tell(ranges, block..block + 1, new, old);
             }
             next = base + per_extent;
         }
-        next.min(blocks.end)
+        Ok(next.min(blocks.end))
     }
 
     /// The first volume extent from `logical` on at which the chain holds anything.
@@ -266,7 +306,7 @@ impl Meta {
     }
 
     /// Data and explicit zeros of a volume extent as a snapshot shows it.
-    pub(super) fn states(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
+    pub(super) fn states(&self, id: SnapshotId, logical: u32) -> Result<(Bits, Bits), Away> {
         self.states_in(self.chain(id), logical)
     }
 
@@ -275,11 +315,11 @@ impl Meta {
         &self,
         layers: impl Iterator<Item = SnapshotId>,
         logical: u32,
-    ) -> (Bits, Bits) {
+    ) -> Result<(Bits, Bits), Away> {
         let mut open = self.all_blocks();
         let (mut data, mut zero) = (Bits::default(), Bits::default());
         for at in layers {
-            let (held_data, held_zero) = self.held(at, logical);
+            let (held_data, held_zero) = self.held(at, logical)?;
             data = data.or(&held_data.and(&open));
             zero = zero.or(&held_zero.and(&open));
             open = open.without(&held_data).without(&held_zero);
@@ -287,57 +327,19 @@ impl Meta {
                 break;
             }
         }
-        (data, zero)
+        Ok((data, zero))
     }
 
     /// Data and zeros of one layer at a volume extent.
-    pub(super) fn held(&self, id: SnapshotId, logical: u32) -> (Bits, Bits) {
+    pub(super) fn held(&self, id: SnapshotId, logical: u32) -> Result<(Bits, Bits), Away> {
         let layer = &self.snapshot(id).layer;
-        match layer.get(logical) {
-            Some(entry) => (self.entries.data_bits(entry), self.entries.zero_bits(entry)),
+        Ok(match layer.get(logical) {
+            Some(entry) => (self.entries.data_bits(entry)?, self.entries.zero_bits(entry)?),
             None if layer.in_run(logical) => (Bits::default(), self.all_blocks()),
             // Whoever is told of data reads it, and learns that it cannot be had.
             None if layer.in_lost(logical) => (self.all_blocks(), Bits::default()),
             None => (self.held_in_file(id, logical), Bits::default()),
-        }
-    }
-
-    /// Tells of the blocks that a snapshot or head shows and that are lost: in order, neighbours together.
-    pub fn each_lost(&self, id: SnapshotId, mut tell: impl FnMut(Range<u64>)) {
-        let chain: Vec<_> = self.chain(id).map(|at| self.snapshot(at)).collect();
-        if chain.iter().all(|snapshot| snapshot.layer.lost.is_empty()) {
-            return;
-        }
-        let per_extent = u64::from(self.blocks_per_extent());
-        let end = self.snapshot(id).size.div_ceil(self.geometry.extent_bytes) as u32;
-        let mut last: Option<Range<u64>> = None;
-        let mut logical = 0;
-        while logical < end {
-            let base = u64::from(logical) * per_extent;
-            let layers = self.resolve(id, logical);
-            let mut add = |blocks: Range<u64>| match &mut last {
-                Some(last) if last.end == blocks.start => last.end = blocks.end,
-                last => last.replace(blocks).into_iter().for_each(&mut tell),
-            };
-            if layers.entries.is_empty() {
-                // As it is here it is up to where any layer says something else.
-                let next = chain.iter().filter_map(|s| s.layer.next_change(logical)).min();
-                let next = next.unwrap_or(end).min(end);
-                if layers.is_lost_below() {
-                    add(base..u64::from(next) * per_extent);
-                }
-                logical = next;
-                continue;
-            }
-            for block in 0..self.blocks_per_extent() {
-                if self.source(&layers, block) == Some(LOST) {
-                    let at = base + u64::from(block);
-                    add(at..at + 1);
-                }
-            }
-            logical += 1;
-        }
-        last.into_iter().for_each(tell);
+        })
     }
 
     pub(super) fn all_blocks(&self) -> Bits {
@@ -345,7 +347,7 @@ impl Meta {
     }
 
     /// Data blocks of a volume extent that a snapshot shows, and those nothing else shows.
-    fn visible(&self, id: SnapshotId, logical: u32, scope: Scope) -> (u32, u32) {
+    fn visible(&self, id: SnapshotId, logical: u32, scope: Scope) -> Result<(u32, u32), Away> {
         let mut open = self.all_blocks();
         let mut elsewhere = Bits::default();
         let (mut all, mut alone) = (0, 0);
@@ -360,10 +362,10 @@ impl Meta {
                 elsewhere = self.all_blocks();
             }
             for child in snapshot.children.iter().filter(|child| **child != below.0) {
-                let seen = self.seen(SnapshotId(*child), logical, self.all_blocks(), scope);
+                let seen = self.seen(SnapshotId(*child), logical, self.all_blocks(), scope)?;
                 elsewhere = elsewhere.or(&seen);
             }
-            let (data, zero) = self.held(at, logical);
+            let (data, zero) = self.held(at, logical)?;
             let shown = data.and(&open);
             all += shown.count();
             alone += shown.without(&elsewhere).count();
@@ -373,17 +375,17 @@ impl Meta {
             }
             below = at;
         }
-        (all, alone)
+        Ok((all, alone))
     }
 
     /// Which of a parent's blocks are seen through a child by anything that counts. With a stack
     /// of its own: chains are as long as the snapshot table.
-    fn seen(&self, id: SnapshotId, logical: u32, blocks: Bits, scope: Scope) -> Bits {
+    fn seen(&self, id: SnapshotId, logical: u32, blocks: Bits, scope: Scope) -> Result<Bits, Away> {
         let mut seen = Bits::default();
         let mut open = vec![(id, blocks)];
         while let Some((id, blocks)) = open.pop() {
             let snapshot = self.snapshot(id);
-            let (data, zero) = self.held(id, logical);
+            let (data, zero) = self.held(id, logical)?;
             let left = blocks.without(&data).without(&zero).without(&seen);
             if left.is_empty() {
                 continue;
@@ -394,27 +396,27 @@ impl Meta {
                 open.extend(snapshot.children.iter().map(|child| (SnapshotId(*child), left)));
             }
         }
-        seen
+        Ok(seen)
     }
 
     /// Whether an extent is freed at a volume extent when a snapshot is merged into its only child.
-    fn merge_frees(&self, scope: Scope, logical: u32) -> bool {
-        let Scope::One(id) = scope else { return false };
+    fn merge_frees(&self, scope: Scope, logical: u32) -> Result<bool, Away> {
+        let Scope::One(id) = scope else { return Ok(false) };
         let snapshot = self.snapshot(id);
         let Some(entry) = snapshot.layer.get(logical).filter(|entry| *entry < SPARE_BASE) else {
-            return false;
+            return Ok(false);
         };
         let mut children = snapshot.children.iter();
-        let (Some(child), None) = (children.next(), children.next()) else { return false };
+        let (Some(child), None) = (children.next(), children.next()) else { return Ok(false) };
         let child = self.snapshot(SnapshotId(*child));
-        match child.layer.get(logical) {
+        Ok(match child.layer.get(logical) {
             None => child.layer.in_run(logical),
             Some(upper) if upper < SPARE_BASE => true,
             Some(upper) => {
-                let data = self.entries.data_bits(entry);
-                data.without(&self.entries.zero_bits(upper)).is_empty()
+                let data = self.entries.data_bits(entry)?;
+                data.without(&self.entries.zero_bits(upper)?).is_empty()
             }
-        }
+        })
     }
 
     /// Extents of a volume's layers, and those whose layers no other volume builds on.

@@ -9,9 +9,9 @@
 
 mod views;
 
-use super::Meta;
-use super::entries::Bits;
+use super::entries::{Away, Bits};
 use super::layer::Layer;
+use super::{Meta, Step, Stop};
 use crate::format::record::FillState;
 use crate::sabotage::{self, Bug};
 use crate::units::SnapshotId;
@@ -66,11 +66,14 @@ pub enum Found<'a> {
 impl Found<'_> {
     /// The data extent that holds a block; `None` for zeros, [`LOST`] if nobody knows, else [`base_of`]
     /// says where it is.
-    pub fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
+    #[inline]
+    pub fn source(&self, meta: &Meta, block: u32) -> Result<Option<u32>, Away> {
         match self {
-            Self::Nothing => None,
-            Self::Below(source) => Some(*source),
-            Self::Single(id) => (meta.entries.state(*id, block) == FillState::Data).then_some(*id),
+            Self::Nothing => Ok(None),
+            Self::Below(source) => Ok(Some(*source)),
+            Self::Single(id) => {
+                Ok((meta.entries.state(*id, block)? == FillState::Data).then_some(*id))
+            }
             Self::Mixed(layers) => layers.source(meta, block),
         }
     }
@@ -102,32 +105,32 @@ impl Layers {
         self.entries.capacity() * size_of::<u32>() + table
     }
 
-    fn source(&self, meta: &Meta, block: u32) -> Option<u32> {
+    fn source(&self, meta: &Meta, block: u32) -> Result<Option<u32>, Away> {
         if let Some(table) = &self.table {
-            return match table[block as usize] {
+            return Ok(match table[block as usize] {
                 ZERO => None,
                 BELOW => self.below,
                 index => Some(self.entries[index as usize]),
-            };
+            });
         }
         for id in &self.entries {
-            match meta.entries.state(*id, block) {
-                FillState::Data => return Some(*id),
-                FillState::Zero => return None,
+            match meta.entries.state(*id, block)? {
+                FillState::Data => return Ok(Some(*id)),
+                FillState::Zero => return Ok(None),
                 FillState::Absent => {}
             }
         }
-        self.below
+        Ok(self.below)
     }
 
-    fn build_table(&mut self, meta: &Meta) {
+    fn build_table(&mut self, meta: &Meta) -> Result<(), Away> {
         if self.entries.len() <= WALKED_LAYERS || self.entries.len() >= BELOW as usize {
-            return;
+            return Ok(());
         }
         let mut table = vec![ZERO; meta.blocks_per_extent() as usize].into_boxed_slice();
         let mut open = Bits::range(&(0..meta.blocks_per_extent()));
         for (index, id) in self.entries.iter().enumerate() {
-            let (data, zero) = (meta.entries.data_bits(*id), meta.entries.zero_bits(*id));
+            let (data, zero) = (meta.entries.data_bits(*id)?, meta.entries.zero_bits(*id)?);
             for run in data.and(&open).runs(meta.blocks_per_extent()) {
                 table[run.start as usize..run.end as usize].fill(index as u16);
             }
@@ -138,22 +141,27 @@ impl Layers {
             runs.for_each(|run| table[run.start as usize..run.end as usize].fill(BELOW));
         }
         self.table = Some(table);
+        Ok(())
     }
 }
 
 impl Meta {
     /// Looks a volume extent up and remembers the answer.
-    pub fn look_up(&mut self, snapshot: SnapshotId, logical: u32) {
+    ///
+    /// # Errors
+    /// [`Away`].
+    pub fn look_up(&mut self, snapshot: SnapshotId, logical: u32) -> Result<(), Away> {
         if self.snapshot(snapshot).parent.is_none() {
-            return;
+            return Ok(());
         }
         let version = self.tree_version;
         let cell = self.views.get(snapshot.0).map_or(UNKNOWN, |view| view.cell(logical, version));
         if cell == UNKNOWN {
-            let mut layers = self.resolve(snapshot, logical);
+            let mut layers = self.resolve(snapshot, logical)?;
             layers.entries.shrink_to_fit();
             self.views.remember(snapshot.0, logical, version, layers);
         }
+        Ok(())
     }
 
     /// The answer of [`Meta::look_up`]; `None` if nothing was looked up since it was forgotten.
@@ -178,7 +186,10 @@ impl Meta {
     }
 
     /// Walks the chain for a volume extent.
-    pub fn resolve(&self, snapshot: SnapshotId, logical: u32) -> Layers {
+    ///
+    /// # Errors
+    /// [`Away`].
+    pub fn resolve(&self, snapshot: SnapshotId, logical: u32) -> Result<Layers, Away> {
         let mut layers = Layers::default();
         let mut open = Bits::range(&(0..self.blocks_per_extent()));
         let mut at = snapshot;
@@ -187,8 +198,7 @@ impl Meta {
             if let Some(id) = snapshot.layer.get(logical) {
                 layers.entries.push(id);
                 // Blocks of an entry still being written to first are open below it.
-                open =
-                    open.without(&self.entries.data_bits(id)).without(&self.entries.zero_bits(id));
+                open = open.without(&self.entries.held_bits(id)?);
             } else if snapshot.layer.in_run(logical) {
                 break;
             } else if snapshot.layer.in_lost(logical) {
@@ -201,12 +211,66 @@ impl Meta {
             }
             at = snapshot.parent;
         }
-        layers.build_table(self);
-        layers
+        layers.build_table(self)?;
+        Ok(layers)
+    }
+
+    /// Tells of the blocks that a snapshot or head shows and that are lost, from a volume extent on: in order,
+    /// neighbours together. Where the rest begins.
+    ///
+    /// # Errors
+    /// [`Stop::Away`]: nothing was told.
+    pub fn each_lost(
+        &self,
+        id: SnapshotId,
+        from: u32,
+        mut tell: impl FnMut(Range<u64>),
+    ) -> Step<Option<u32>> {
+        let chain: Vec<_> = self.chain(id).map(|at| self.snapshot(at)).collect();
+        if chain.iter().all(|snapshot| snapshot.layer.lost.is_empty()) {
+            return Ok(None);
+        }
+        let per_extent = u64::from(self.blocks_per_extent());
+        let end = self.snapshot(id).size.div_ceil(self.geometry.extent_bytes) as u32;
+        let mut last: Option<Range<u64>> = None;
+        let mut logical = from;
+        while logical < end {
+            let base = u64::from(logical) * per_extent;
+            let layers = match self.resolve(id, logical) {
+                Err(_) if logical > from => break,
+                layers => layers.map_err(|away| Stop::ahead(away, u64::from(end - from)))?,
+            };
+            let mut add = |blocks: Range<u64>| match &mut last {
+                Some(last) if last.end == blocks.start => last.end = blocks.end,
+                last => last.replace(blocks).into_iter().for_each(&mut tell),
+            };
+            if layers.entries.is_empty() {
+                // As it is here it is up to where any layer says something else.
+                let next = chain.iter().filter_map(|s| s.layer.next_change(logical)).min();
+                let next = next.unwrap_or(end).min(end);
+                if layers.is_lost_below() {
+                    add(base..u64::from(next) * per_extent);
+                }
+                logical = next;
+                continue;
+            }
+            for block in 0..self.blocks_per_extent() {
+                if self.source(&layers, block)? == Some(LOST) {
+                    let at = base + u64::from(block);
+                    add(at..at + 1);
+                }
+            }
+            logical += 1;
+        }
+        last.into_iter().for_each(tell);
+        Ok((logical < end).then_some(logical))
     }
 
     /// The data extent that holds a block according to `layers`.
-    pub fn source(&self, layers: &Layers, block: u32) -> Option<u32> {
+    ///
+    /// # Errors
+    /// [`Away`].
+    pub fn source(&self, layers: &Layers, block: u32) -> Result<Option<u32>, Away> {
         layers.source(self, block)
     }
 

@@ -2,9 +2,12 @@
 //! of something deleted is never taken for it.
 
 use super::entries::Bits;
-use super::{Meta, Snapshot};
+use super::{Meta, Snapshot, Step, Stop};
 use crate::format::record::Record;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
+
+/// Data blocks that are shown, by volume extent.
+pub type ShownData = Vec<(u32, Bits)>;
 
 /// Whether a record changes what is said of volumes and snapshots, apart from their content.
 pub fn is_seen(record: &Record<'_>) -> bool {
@@ -44,12 +47,15 @@ impl Meta {
 
     /// The data blocks that a head or snapshot shows, by volume extent: of the first `most` extents
     /// from `first` on at which its chain holds anything. The second value is where to go on.
+    ///
+    /// # Errors
+    /// [`Stop::Away`].
     pub fn shown_data(
         &self,
         id: SnapshotId,
         first: u32,
         most: usize,
-    ) -> (Vec<(u32, Bits)>, Option<u32>) {
+    ) -> Step<(ShownData, Option<u32>)> {
         let end = self.snapshot(id).size.div_ceil(BLOCK_BYTES);
         let per_extent = u64::from(self.blocks_per_extent());
         let mut shown = Vec::new();
@@ -58,9 +64,12 @@ impl Meta {
             let held = self.next_held(id, next);
             // Behind the end nothing is shown, whatever layers hold there.
             let Some(held) = held.filter(|held| u64::from(*held) * per_extent < end) else {
-                return (shown, None);
+                return Ok((shown, None));
             };
-            let (mut data, _) = self.states(id, held);
+            let (mut data, _) = match self.states(id, held) {
+                Err(_) if next > first => break,
+                states => states.map_err(|away| Stop::ahead(away, most as u64))?,
+            };
             let inside = (end - u64::from(held) * per_extent).min(per_extent) as u32;
             data = data.and(&Bits::range(&(0..inside)));
             if !data.is_empty() {
@@ -68,6 +77,6 @@ impl Meta {
             }
             next = held + 1;
         }
-        (shown, Some(next))
+        Ok((shown, Some(next)))
     }
 }

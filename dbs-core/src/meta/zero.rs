@@ -75,7 +75,10 @@ impl Meta {
             let whole = 0..self.blocks_per_extent();
             for logical in extents {
                 self.check_log()?;
-                self.zero_part(owner, logical, whole.clone(), must)?;
+                // A step that has stopped for a later one does not record this one again.
+                if !self.reads_zeros(owner, logical)? {
+                    self.zero_part(owner, logical, whole.clone(), must)?;
+                }
             }
             return Ok(());
         }
@@ -89,6 +92,13 @@ impl Meta {
             self.free_entry(entry);
         }
         Ok(())
+    }
+
+    /// Whether an entry of a layer, without data, says that all of a volume extent is zeros.
+    fn reads_zeros(&self, owner: SnapshotId, logical: u32) -> Step<bool> {
+        let Some(entry) = self.snapshot(owner).layer.get(logical) else { return Ok(false) };
+        let is_new = self.unlogged.contains_key(&entry);
+        Ok(!is_new && self.entries.zero_bits(entry)? == self.all_blocks())
     }
 
     /// Makes some blocks of one volume extent read as zeros.
@@ -110,6 +120,7 @@ impl Meta {
                 None => return Ok(()),
             },
         };
+        self.entries.need(entry)?;
         self.log_entry(entry);
         self.fill(entry, part, state);
         self.slim(owner, logical, entry)
@@ -152,10 +163,10 @@ impl Meta {
     pub(super) fn slim(&mut self, owner: SnapshotId, logical: u32, entry: u32) -> Step<()> {
         // A write to other blocks of the extent may be on its way: then the entry stays.
         let sole = self.locks.sole(self.snapshot(owner).space(), &self.extent_blocks(logical));
-        if !sole || !self.entries.data_bits(entry).is_empty() {
+        if !sole || self.entries.data_blocks(entry) > 0 {
             return Ok(());
         }
-        let zeros = self.entries.zero_bits(entry);
+        let zeros = self.entries.zero_bits(entry)?;
         let all = Bits::range(&(0..self.blocks_per_extent()));
         let gone = if zeros == all {
             self.add_run(owner, logical..logical + 1, None)?
@@ -178,8 +189,8 @@ impl Meta {
         logical: u32,
         entry: u32,
     ) -> Step<()> {
+        let zeros = self.entries.zero_bits(entry)?;
         let Some(spare) = self.take_spare()? else { return Ok(()) };
-        let zeros = self.entries.zero_bits(entry);
         self.entries.assign(spare, owner.0, logical);
         self.entries.set_bits(spare, &Bits::default(), &zeros);
         self.layer_mut(owner, logical..logical + 1).insert(logical, spare);

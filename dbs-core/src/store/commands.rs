@@ -41,12 +41,13 @@ impl Store {
             snapshots: meta.snapshots().count() as u64,
             snapshots_max: u64::from(geometry.snapshots),
             snapshots_deleting: meta.unneeded().count() as u64,
+            snapshots_put_off: meta.snapshots_put_off(),
             sequence: meta.log.durable,
             read_only: self.inner.read_only,
             driver: self.inner.storage.driver().to_owned(),
             tail: meta.log.has_tail(),
             checksums: meta.sums.as_ref().map(|sums| sums.info()),
-            lookups: meta.views.info(),
+            lookups: meta.memory_info(),
             warnings,
         }
     }
@@ -58,10 +59,12 @@ impl Store {
         self.inner.lost_tail
     }
 
-    /// Bounds the memory for look-ups as [`OpenOptions`](super::OpenOptions) do. What one look-up finds
-    /// is kept in any case.
+    /// Bounds the memory for bitmaps of extents and for look-ups as
+    /// [`OpenOptions::metadata_memory`](super::OpenOptions::metadata_memory) does.
+    /// What one step needs is kept in any case, and bitmaps that the device does not have yet.
     pub fn set_metadata_memory(&self, bytes: u64) {
-        self.inner.meta().views.set_capacity(bytes);
+        let times = self.inner.meta().set_metadata_memory(bytes);
+        (0..times).for_each(|_| self.inner.meta().shrink_bitmaps());
     }
 
     /// All volumes by name. `usage` is filled only if `with_usage`, as it walks every layer.
@@ -168,10 +171,11 @@ impl Store {
     pub fn usage(&self, volume: &str, snapshot: Option<&str>) -> Result<Usage> {
         let (mut usage, mut next, mut looked_at) = (Usage::default(), Some(0), None);
         while let Some(first) = next {
-            let meta = self.inner.meta();
-            let id = find(&meta, volume, snapshot)?;
-            same(&mut looked_at, identity(&meta, None, id), volume)?;
-            next = meta.usage_step(id, first, &mut usage);
+            next = self.inner.look(|meta| {
+                let id = find(meta, volume, snapshot)?;
+                same(&mut looked_at, identity(meta, None, id), volume)?;
+                meta.usage_step(id, first, &mut usage)
+            })?;
         }
         Ok(usage)
     }

@@ -12,6 +12,7 @@ use super::turns::Held;
 use super::{Inner, Store};
 use crate::error::{Error, Result};
 use crate::io::WriteRequest;
+use crate::meta::Meta;
 use crate::meta::commit::{Copies, Room, WriteBack};
 use crate::sabotage::{self, Bug};
 
@@ -21,6 +22,9 @@ const TAIL_LOST: &str = "the file of the tail was removed while the store was op
                          acknowledged would have been lost. Keep the tail in a directory that \
                          nobody removes";
 
+/// Commits of one [`Store::settle`], at most.
+const SETTLE_COMMITS: usize = 16;
+
 impl Store {
     /// Commits what no flush has committed yet, and writes some metadata back so that the next
     /// open finds little to redo. For a server's spare moments; costs nothing when there is
@@ -29,10 +33,27 @@ impl Store {
     /// # Errors
     /// `Io`, `Poisoned`.
     pub fn settle(&self) -> Result<bool> {
-        if self.inner.read_only || self.inner.meta().is_idle() {
+        if self.inner.read_only {
             return Ok(false);
         }
+        self.inner.try_again();
+        if self.inner.meta().is_idle() {
+            return Ok(false);
+        }
+        // Nobody waits for this, as they do for a commit.
+        let blocks = self.inner.meta().blocks_to_capture(WriteBack::All);
+        let brought = self.inner.bring_dirty(blocks);
         self.inner.commit_as(WriteBack::All)?;
+        drop(brought);
+        // Bitmaps of dirty blocks cannot leave memory.
+        for _ in 1..SETTLE_COMMITS {
+            let meta = self.inner.meta();
+            if meta.log.is_idle() || !meta.are_bitmaps_crowded() {
+                break;
+            }
+            drop(meta);
+            self.inner.commit_as(WriteBack::All)?;
+        }
         Ok(!self.inner.meta().is_idle())
     }
 }
@@ -66,28 +87,46 @@ impl Inner {
     /// again.
     fn commit_until_roomy(&self, amount: WriteBack) -> Result<()> {
         self.commit_once(amount)?;
-        while self.has_to_go_on() {
+        while self.has_to_go_on()? {
             self.commit_once(WriteBack::Needed)?;
         }
         Ok(())
     }
 
-    fn has_to_go_on(&self) -> bool {
+    /// Whether another commit is needed at once.
+    ///
+    /// # Errors
+    /// Blocks that cannot be brought hold the journal. The next process needs half of it, for what the tail
+    /// has: no more groups may come.
+    fn has_to_go_on(&self) -> Result<bool> {
+        let is_held = |meta: &Meta| meta.journal_short() && meta.log.is_held();
+        if is_held(&self.meta()) {
+            drop(self.bring_parked());
+        }
         let meta = self.meta();
-        meta.journal_short() || meta.staged_left()
+        if !is_held(&meta) {
+            return Ok(meta.journal_short() || meta.staged_left());
+        }
+        if !sabotage::is(Bug::FillHeldJournal) {
+            meta.check_none_parked()?;
+        }
+        Ok(meta.staged_left())
     }
 
     /// One commit; the caller makes sure that there is only one at a time. What takes long, the
     /// sealing and the I/O, happens without the lock.
     pub(super) fn commit_once(&self, amount: WriteBack) -> Result<()> {
-        let (room, tail_lost) = {
+        let (blocks, tail_lost) = {
             let mut meta = self.meta();
-            (Room::new(meta.blocks_to_capture(amount)), meta.log.take_tail_lost())
+            (meta.blocks_to_capture(amount), meta.log.take_tail_lost())
         };
         if tail_lost {
             self.warn(TAIL_LOST.to_owned());
         }
+        let brought = self.bring_dirty(blocks);
+        let room = Room::new(blocks);
         let group = self.meta().begin_commit(amount, room)?;
+        drop(brought);
         let sealed = group.as_ref().map(|group| (group.address, group.seal()));
         let skip = match group {
             Some(_) => sabotage::is(Bug::SkipDataFlush),
@@ -99,13 +138,18 @@ impl Inner {
         let second = self.meta().flushed();
         self.write_metadata(&second, sealed.as_ref().map(|(at, bytes)| (*at, &bytes[..])))?;
         self.meta().copies_written(&second);
-        let Some(group) = group else { return Ok(()) };
+        let Some(group) = group else {
+            self.meta().shrink_bitmaps();
+            return Ok(());
+        };
         if !sabotage::is(Bug::SkipGroupFlush) {
             self.flush_storage()?;
         }
         let first = self.meta().group_durable(group);
         self.write_metadata(&first, None)?;
-        self.meta().copies_written(&first);
+        let mut meta = self.meta();
+        meta.copies_written(&first);
+        meta.shrink_bitmaps();
         Ok(())
     }
 
@@ -134,6 +178,43 @@ mod tests {
     use crate::store::{InitOptions, OpenOptions, TailPlace};
     use crate::volume::{Request, Start};
     use std::time::{Duration, Instant};
+
+    /// Commits that somebody waits for do not write back for the sake of memory, unless it is twice too much.
+    /// Settling does until all have left that may.
+    #[test]
+    fn settling_makes_room_for_bitmaps() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = InitOptions {
+            size: Some(64 << 20),
+            extent_size: 64 << 10,
+            checksums: false,
+            ..InitOptions::default()
+        };
+        Store::init(&path, &options).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        store.create_volume("v", 40 << 16).unwrap();
+        let volume = store.volume("v").unwrap();
+        let write = |block: u64| {
+            let at = |extent: u64| (extent << 16) + block * 4096;
+            (0..40).for_each(|extent| volume.write_at(at(extent), &[1; 4096], false).unwrap());
+            store.flush().unwrap();
+        };
+        let captured = || store.inner.meta().blocks_to_capture(WriteBack::Needed);
+        write(0);
+        write(2);
+        // A word for each, in a chunk of 64.
+        store.set_metadata_memory(400);
+        assert_eq!(captured(), 0);
+        assert_eq!(store.inner.meta().entries.bitmap_bytes(), 64 * 8);
+        assert!(store.inner.meta().are_bitmaps_crowded());
+        let _more = store.settle().unwrap();
+        assert!(!store.inner.meta().are_bitmaps_crowded());
+        store.set_metadata_memory(1000);
+        write(4);
+        store.set_metadata_memory(100);
+        assert!(captured() > 0);
+    }
 
     const DIRTY_BLOCKS: u64 = 16 << 10;
 

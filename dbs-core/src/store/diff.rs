@@ -5,6 +5,7 @@ use super::commands::{find, identity, same};
 use crate::error::{Error, Result};
 use crate::info::MapRange;
 use crate::meta::usage::Ranges;
+use crate::meta::{Meta, Step};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES};
 
 /// What is compared with what: see [`Store::diff`].
@@ -72,26 +73,39 @@ impl Store {
         looked_at: &mut Option<[[u8; 16]; 2]>,
         ranges: &mut Ranges,
     ) -> Result<u64> {
-        let Compared { volume, from, to, offset, length } = *compared;
-        let meta = self.inner.meta();
-        let to = find(&meta, volume, to)?;
+        self.inner.look(|meta| compared.step(meta, next, looked_at, ranges))
+    }
+}
+
+impl Compared<'_> {
+    fn step(
+        &self,
+        meta: &Meta,
+        next: &mut u64,
+        looked_at: &mut Option<[[u8; 16]; 2]>,
+        ranges: &mut Ranges,
+    ) -> Step<u64> {
+        let Compared { volume, from, to, offset, length } = *self;
+        let to = find(meta, volume, to)?;
         let from = from.map(|name| match name.split_once('@') {
-            Some((other, name)) => find(&meta, other, Some(name)),
-            None => find(&meta, volume, Some(name)),
+            Some((other, name)) => find(meta, other, Some(name)),
+            None => find(meta, volume, Some(name)),
         });
         let from = from.transpose()?;
-        same(looked_at, identity(&meta, from, to), volume)?;
+        same(looked_at, identity(meta, from, to), volume)?;
         let size = meta.snapshot(to).size;
         if !offset.is_multiple_of(SECTOR_BYTES) || !length.is_multiple_of(SECTOR_BYTES) {
             return Err(Error::invalid(format!(
                 "offset {offset} and length {length} must be multiples of {SECTOR_BYTES}"
-            )));
+            ))
+            .into());
         }
         if offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(Error::invalid(format!("range {offset}+{length} is outside {size} bytes")));
+            let text = format!("range {offset}+{length} is outside {size} bytes");
+            return Err(Error::invalid(text).into());
         }
         let end = (offset + length).div_ceil(BLOCK_BYTES);
-        *next = meta.diff_step(from, to, *next..end, ranges);
+        *next = meta.diff_step(from, to, *next..end, ranges)?;
         Ok(end)
     }
 }

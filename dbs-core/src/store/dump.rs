@@ -5,7 +5,8 @@ use super::{Store, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{RegionKind, labels};
 use crate::info::Labels;
-use crate::meta::Meta;
+use crate::meta::entries::Away;
+use crate::meta::{Meta, Step, Stop};
 use serde::{Deserialize, Serialize, Serializer};
 use std::iter;
 use std::sync::PoisonError;
@@ -17,7 +18,7 @@ pub(super) const FORMAT: &str = "2.0.0";
 const ENTRIES_PER_LOOK: usize = 1024;
 
 /// Lets somebody look at the metadata, which is the same each time.
-type Look<'a> = &'a dyn Fn(&mut dyn FnMut(&Meta));
+type Look<'a> = &'a dyn Fn(&mut dyn FnMut(&Meta) -> Step<()>) -> Result<()>;
 
 /// A dump, whose entries are made as it is written: there are many.
 #[derive(Serialize, Deserialize)]
@@ -100,7 +101,7 @@ impl Store {
             let superblock = inner.superblock.lock().unwrap_or_else(PoisonError::into_inner);
             let created_ns = superblock.created_ns;
             drop(superblock);
-            return write(out, created_ns, &|look| look(&inner.meta()));
+            return write(out, created_ns, &|look| inner.look(|meta| look(meta)));
         }
         inner.commit()?;
         let loaded = inner.read_still(|still| {
@@ -115,13 +116,23 @@ impl Store {
         }
         let (created_ns, loader) = loaded?;
         let (meta, _) = loader.finish(0, [0; 16])?;
-        write(out, created_ns, &|look| look(&meta))
+        let look = |meta: &Meta, look: &mut dyn FnMut(&Meta) -> Step<()>| match look(meta) {
+            Err(Stop::Error(error)) => Err(error),
+            looked => {
+                looked.expect("of this one all is in memory");
+                Ok(())
+            }
+        };
+        write(out, created_ns, &|task| look(&meta, task))
     }
 }
 
 fn write(out: &mut dyn std::io::Write, created_ns: u64, look: Look<'_>) -> Result<()> {
     let mut dump = None;
-    look(&mut |meta| dump = Some(of(meta, created_ns, Entries(look))));
+    look(&mut |meta| {
+        dump = Some(of(meta, created_ns, Entries(look)));
+        Ok(())
+    })?;
     serde_json::to_writer_pretty(&mut *out, &dump)
         .map_err(|error| Error::io(error.into(), "writing the dump failed"))?;
     writeln!(out).map_err(|error| Error::io(error, "writing the dump failed"))
@@ -188,18 +199,28 @@ struct Entries<'a>(Look<'a>);
 
 impl Serialize for Entries<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let mut next = Some(0);
+        let (mut next, mut failed) = (Some(0), None);
         let some = iter::from_fn(|| {
-            let (first, mut entries) = (next?, Vec::new());
-            (self.0)(&mut |meta| next = entries_from(meta, first, &mut entries));
+            let (first, mut entries) = (next.take()?, Vec::new());
+            let looked = (self.0)(&mut |meta| {
+                entries.clear();
+                next = entries_from(meta, first, &mut entries)?;
+                Ok(())
+            });
+            failed = looked.err();
             Some(entries)
         });
-        serializer.collect_seq(some.flatten())
+        let written = serializer.collect_seq(some.flatten())?;
+        failed.map_or(Ok(written), |error| Err(serde::ser::Error::custom(error)))
     }
 }
 
 /// Some entries, by their ids from `first` on, and with which one to go on.
-fn entries_from(meta: &Meta, first: u32, out: &mut Vec<DumpEntry>) -> Option<u32> {
+fn entries_from(
+    meta: &Meta,
+    first: u32,
+    out: &mut Vec<DumpEntry>,
+) -> std::result::Result<Option<u32>, Away> {
     let blocks = meta.blocks_per_extent();
     let runs = |bits: crate::meta::entries::Bits| -> Vec<_> {
         bits.runs(blocks).map(|run| [run.start, run.end]).collect()
@@ -213,9 +234,9 @@ fn entries_from(meta: &Meta, first: u32, out: &mut Vec<DumpEntry>) -> Option<u32
             extent: logical,
             zero_run: meta.entries.run(id),
             lost: meta.entries.is_lost(id),
-            data: runs(meta.entries.data_bits(id)),
-            zero: runs(meta.entries.zero_bits(id)),
+            data: runs(meta.entries.data_bits(id)?),
+            zero: runs(meta.entries.zero_bits(id)?),
         });
     }
-    ids.next()
+    Ok(ids.next())
 }

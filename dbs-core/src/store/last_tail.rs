@@ -1,23 +1,27 @@
 //! Which tail a store is opened with, and what of the last session is in it.
 
-use super::{Env, TailPlace};
+use super::{Env, TailPlace, recover};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{TailMemory, tail as tails};
+use crate::format::Superblock;
+use crate::io::{Storage, TailMemory, tail as tails};
 use crate::meta::load::{LastSession, Loader};
 use crate::meta::tail::{self, TailKey};
 use std::path::{Path, PathBuf};
 
 /// Replays the tail of the last session; a warning if there was one and it is gone.
 pub(super) fn take_tail(
+    storage: &dyn Storage,
+    superblock: &Superblock,
     loader: &mut Loader,
-    store: [u8; 16],
     tail: &mut OpenedTail,
     env: &dyn Env,
 ) -> Result<Option<String>> {
     let Some(last) = loader.last_session else { return Ok(None) };
-    let key = TailKey { store, boot: env.boot_id(), session: last.id };
+    let key = TailKey { store: superblock.uuid, boot: env.boot_id(), session: last.id };
     let memory = tail.memory.as_deref_mut();
     if let Some(batches) = memory.and_then(|memory| tail::replay(memory, &key, loader.durable())) {
+        let away = loader.changed_away(&batches);
+        recover::load_again(storage, &superblock.geometry, &away, loader)?;
         loader.replay_tail(batches);
         return Ok(None);
     }

@@ -4,6 +4,7 @@ mod aside;
 mod ask;
 mod attributes;
 pub(crate) mod backing;
+mod bring;
 mod check;
 mod commands;
 mod commit;
@@ -44,6 +45,7 @@ pub use crate::io::env::Env;
 pub use crate::io::open::IoDriver;
 pub use crate::meta::relink::Link;
 pub use backing::Backing;
+pub(crate) use bring::is_damage;
 pub use flush::{Asked, Flush, StartFlush};
 pub use identity::{is_same_place, parse_uuid, peek_key, peek_place, peek_uuid, uuid_text};
 pub use repair::{OpenRepair, Repair, RepairOptions};
@@ -88,10 +90,15 @@ pub struct OpenOptions {
     /// Bytes of memory for checksums, at least 256 KiB; by default 64 MiB, which hold those of about
     /// 64 GiB of data. Nothing in a store without them.
     pub checksum_cache: Option<u64>,
-    /// Bytes of memory for what was found by looking through the layers of volumes and snapshots; by
-    /// default 64 MiB. What is not remembered is looked up again: that costs a request microseconds for
-    /// each hundred snapshots below.
+    /// Bytes of memory for bitmaps of extents that are neither full nor one stretch of written blocks, and for
+    /// what was found by looking through the layers of volumes and snapshots: 64 MiB hold the bitmaps of 1.3 TiB.
+    /// Bitmaps that are not in memory are read from the store, by the first request that needs them. By
+    /// default all bitmaps stay in memory, and `lookup_memory` counts.
     pub metadata_memory: Option<u64>,
+    /// Bytes of memory for what was found by looking through layers, if there is no `metadata_memory`; by default
+    /// 64 MiB. What is not remembered is looked up again: that costs a request microseconds for each
+    /// hundred snapshots below.
+    pub lookup_memory: Option<u64>,
     /// Files that volumes rest on, for as long as the store is open ([`Store::attach_backing`]).
     pub backing: Vec<Arc<dyn Backing>>,
 }
@@ -146,7 +153,7 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files` and `still` are leaves. Held across
+/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
 /// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `superblock` (while
 /// it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
@@ -187,6 +194,8 @@ pub(crate) struct Inner {
     passed: Mutex<scrub::Passed>,
     /// The page from which on checksums are to be made again that a crash has cost.
     relearn: Mutex<Option<u32>>,
+    /// When what could not be read of metadata is tried again.
+    again: Mutex<bring::Again>,
     watch: watch::Watch,
     /// Somebody reads the metadata as it was.
     still: Mutex<Option<Arc<still::Still>>>,
@@ -363,6 +372,7 @@ impl Inner {
     /// Takes a step of the state machine, doing what it asks for until it succeeds. The second
     /// value says that a commit must come before the acknowledgement.
     pub(crate) fn step<T>(&self, mut take: impl FnMut(&mut Meta) -> Step<T>) -> Result<(T, bool)> {
+        let mut brought = self.bring();
         loop {
             let mut meta = self.meta();
             // Blocks that the caller holds may be those of a write that was dropped.
@@ -384,6 +394,7 @@ impl Inner {
                 Stop::Room(region, blocks) => self.reserve(region, blocks)?,
                 Stop::Long => self.commit()?,
                 Stop::Space => self.make_space(available)?,
+                Stop::Away { extent, ahead } => brought.of(extent, ahead)?,
             }
         }
     }

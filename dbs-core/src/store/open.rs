@@ -64,17 +64,18 @@ impl Store {
         };
         let mut tail = wanted.open()?;
         let warning = tail.warning.take();
-        let store = Self::open_with(opened.storage, tail, Arc::new(env), options.read_only);
+        let (env, memory) = (Arc::new(env), options.metadata_memory);
+        let store = Self::open_with(opened.storage, tail, env, options.read_only, memory);
         let store = store.map_err(named)?;
+        if let Some(bytes) = options.lookup_memory {
+            store.inner.meta().set_lookup_memory(bytes);
+        }
         // Of a store on storage of the caller's nobody knows.
         let _once = store.inner.place.set(opened.place);
         if let Some(bytes) = options.checksum_cache {
             store.set_checksum_cache(bytes);
         }
         store.keep_backing(&options.backing);
-        if let Some(bytes) = options.metadata_memory {
-            store.set_metadata_memory(bytes);
-        }
         if let Some(warning) = warning {
             store.inner.warn(warning);
         }
@@ -135,7 +136,23 @@ impl Store {
         read_only: bool,
     ) -> Result<Self> {
         let tail = OpenedTail { memory: tail, ..OpenedTail::default() };
-        Self::open_with(storage, tail, env, read_only)
+        Self::open_with(storage, tail, env, read_only, None)
+    }
+
+    /// As [`Store::open_on`], with so many bytes of [`OpenOptions::metadata_memory`].
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    #[doc(hidden)]
+    pub fn open_within(
+        storage: Arc<dyn Storage>,
+        tail: Option<Box<dyn TailMemory>>,
+        env: Arc<dyn Env>,
+        read_only: bool,
+        memory: Option<u64>,
+    ) -> Result<Self> {
+        let tail = OpenedTail { memory: tail, ..OpenedTail::default() };
+        Self::open_with(storage, tail, env, read_only, memory)
     }
 
     fn open_with(
@@ -143,6 +160,7 @@ impl Store {
         mut tail: OpenedTail,
         env: Arc<dyn Env>,
         read_only: bool,
+        memory: Option<u64>,
     ) -> Result<Self> {
         let (superblock, mut notes) = recover::read_superblock(&*storage)?;
         if superblock.unknown_ro != 0 && !read_only {
@@ -164,12 +182,12 @@ impl Store {
                 Error::io(error, "flush failed")
             })?;
         }
-        let load = if read_only { recover::load_to_read } else { recover::load };
-        let mut loader = load(&*storage, &superblock)?;
+        let load = if read_only { recover::load_to_read } else { recover::load_within };
+        let mut loader = load(&*storage, &superblock, memory)?;
         if !read_only && recover::is_used_up(&superblock, loader.durable()) {
             return Err(Error::corrupt(recover::USED_UP));
         }
-        let gone = take_tail(&mut loader, superblock.uuid, &mut tail, &*env)?;
+        let gone = take_tail(&*storage, &superblock, &mut loader, &mut tail, &*env)?;
         let tail_is_gone = gone.is_some();
         let mut warnings: Vec<_> = gone.into_iter().collect();
         recover::load_labels(&*storage, &superblock.geometry, &mut loader)?;
@@ -179,7 +197,9 @@ impl Store {
         let all_learnt = loader.last_session.is_none() && superblock.compat & COMPAT_RELEARNT != 0;
         let relearn = !all_learnt && superblock.geometry.has_sums();
         let session = u64::from_le_bytes(env.random()[..8].try_into().unwrap_or_default());
-        let (meta, findings) = loader.finish(session, env.boot_id())?;
+        let (mut meta, findings) = loader.finish(session, env.boot_id())?;
+        let times = memory.map_or(0, |bytes| meta.set_metadata_memory(bytes));
+        (0..times).for_each(|_| meta.shrink_bitmaps());
         notes.extend(findings);
         warnings.extend(notes.iter().map(|f| format!("{}: {}", f.region, f.message)));
         let superblocks = notes.iter().filter(|f| f.region == "superblock");
@@ -208,6 +228,7 @@ impl Store {
             scrub: Default::default(),
             passed: Default::default(),
             relearn: relearn.then_some(0).into(),
+            again: Default::default(),
             watch: Default::default(),
             still: Default::default(),
             stills: Default::default(),
@@ -303,7 +324,10 @@ impl Inner {
     /// room in the journal, so that processes that die soon after opening, one after the other,
     /// cannot fill it. Nothing may be pending.
     fn empty_journal(&self) -> Result<()> {
+        let brought = self.bring_dirty(usize::MAX);
         let mut copies = self.meta().capture_durable();
+        drop(brought);
+        self.meta().check_none_parked()?;
         while !copies.is_empty() {
             self.write_metadata(&copies, None)?;
             self.flush_storage()?;
@@ -337,9 +361,12 @@ impl Inner {
     /// finds no tail, and has to wait for a commit that never comes before it acknowledges: what the
     /// superblock is about to say leaves out nothing that was acknowledged.
     fn close(&self, relearnt: bool) -> Result<()> {
+        // What could not be read may be read by now.
+        drop(self.bring_parked());
         let (durable, marks, tail) = loop {
             let mut meta = self.meta();
             if meta.is_idle() {
+                meta.check_none_parked()?;
                 // The tail ends here, not when its file goes: a write that another handle has in flight
                 // must not be acknowledged for being in it.
                 break (meta.log.durable, meta.marks(), meta.log.take_tail());

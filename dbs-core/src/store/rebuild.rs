@@ -66,13 +66,16 @@ impl Store {
             meta.use_snapshots(&all);
             relink
         };
-        let ends = inner.meta().relink_ends(&relink);
+        let ends = inner.look(|meta| meta.relink_ends(&relink))?;
         for (snapshot, blocks) in ends {
             inner.clear_behind(id, snapshot, blocks)?;
         }
         let roots = inner.meta().relink_roots(&relink);
         for root in roots {
-            while !inner.step(|meta| meta.unrun_some(root))?.0 {}
+            let mut next = Some(0);
+            while let Some(from) = next {
+                next = inner.step(|meta| meta.unrun_some(root, from))?.0;
+            }
         }
         inner.step(|meta| meta.prepare_relink(&relink))?;
         let linked = inner.step(|meta| meta.relink_some(&mut relink));

@@ -187,16 +187,35 @@ fn see(storage: &dyn Storage, address: u64) -> Result<Seen> {
 
 /// Reads all of journal, tables and extent status, and redoes the journal.
 pub(super) fn load(storage: &dyn Storage, superblock: &Superblock) -> Result<Loader> {
-    load_with(storage, superblock, ring::read_all(storage, superblock)?)
+    load_within(storage, superblock, None)
+}
+
+/// As [`load`], with so many bytes of memory for bitmaps of extents, if they have a bound: some may be away then.
+pub(super) fn load_within(
+    storage: &dyn Storage,
+    superblock: &Superblock,
+    memory: Option<u64>,
+) -> Result<Loader> {
+    load_with(storage, superblock, ring::read_all(storage, superblock)?, memory)
 }
 
 /// As [`load`] for who only reads: of the journal what is needed, if nothing is wrong with that.
-pub(super) fn load_to_read(storage: &dyn Storage, superblock: &Superblock) -> Result<Loader> {
-    load_with(storage, superblock, ring::read_needed(storage, superblock)?)
+pub(super) fn load_to_read(
+    storage: &dyn Storage,
+    superblock: &Superblock,
+    memory: Option<u64>,
+) -> Result<Loader> {
+    load_with(storage, superblock, ring::read_needed(storage, superblock)?, memory)
 }
 
-fn load_with(storage: &dyn Storage, superblock: &Superblock, scan: Scan) -> Result<Loader> {
+fn load_with(
+    storage: &dyn Storage,
+    superblock: &Superblock,
+    scan: Scan,
+    memory: Option<u64>,
+) -> Result<Loader> {
     let mut loader = Loader::new(superblock, scan);
+    memory.into_iter().for_each(|bytes| loader.bound_bitmaps(bytes));
     for region in RegionKind::MARKED {
         load_region(storage, &superblock.geometry, region, &mut loader)?;
     }
@@ -224,6 +243,22 @@ pub(super) fn load_labels(
         let bad = read_copies(storage, geometry, RegionKind::Labels, index, &mut buffers)?;
         let copy = |part: usize| bad[part].is_empty().then_some(&buffers[part][..]);
         loader.label_block(index, [copy(0), copy(1)]);
+    }
+    Ok(())
+}
+
+/// Reads metadata blocks of extents again whose bitmaps have gone.
+pub(super) fn load_again(
+    storage: &dyn Storage,
+    geometry: &Geometry,
+    blocks: &[u32],
+    loader: &mut Loader,
+) -> Result<()> {
+    let mut buffers = [(); 2].map(|()| AlignedBuf::zeroed(BLOCK_BYTES as usize));
+    for index in blocks {
+        let bad = read_copies(storage, geometry, RegionKind::Extents, *index, &mut buffers)?;
+        let copy = |part: usize| bad[part].is_empty().then_some(&buffers[part][..]);
+        loader.block_again(*index, [copy(0), copy(1)]);
     }
     Ok(())
 }
@@ -259,7 +294,7 @@ fn load_region(
 }
 
 /// Reads both copies of some blocks; which of each could not be read.
-fn read_copies<B: std::ops::DerefMut<Target = [u8]>>(
+pub(super) fn read_copies<B: std::ops::DerefMut<Target = [u8]>>(
     storage: &dyn Storage,
     geometry: &Geometry,
     region: RegionKind,
@@ -285,8 +320,8 @@ fn read_copies<B: std::ops::DerefMut<Target = [u8]>>(
 #[cfg(test)]
 mod tests {
     use crate::format::{Geometry, RegionKind};
-    use crate::io::tail as tails;
-    use crate::store::{InitOptions, OpenOptions, Store};
+    use crate::io::{open as drivers, tail as tails};
+    use crate::store::{InitOptions, IoDriver, OpenOptions, Store};
     use std::fs::File;
     use std::os::unix::fs::FileExt;
     use std::path::Path;
@@ -314,6 +349,31 @@ mod tests {
                 file.write_all_at(&[1; 100], at + 2000).unwrap();
             }
         }
+    }
+
+    /// Bitmaps go while they are read, and not only at the end: memory has a bound at any moment. Those that the
+    /// journal changes stay.
+    #[test]
+    fn bitmaps_are_let_go_while_they_are_loaded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        make(&path);
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        store.create_volume("w", 512 << 16).unwrap();
+        let volume = store.volume("w").unwrap();
+        for (extent, block) in (0..512).flat_map(|extent| [0, 2, 5].map(|block| (extent, block))) {
+            volume.write_at((extent << 16) + block * 4096, &DATA, false).unwrap();
+        }
+        drop(volume);
+        store.close().unwrap();
+        let loaded = |memory| {
+            let storage = drivers::open_storage(&path, true, IoDriver::Auto).unwrap().storage;
+            let superblock = super::read_superblock(&*storage).unwrap().0;
+            super::load_within(&*storage, &superblock, memory).unwrap().bitmap_bytes()
+        };
+        let [all, some, none] = [None, Some(3000), Some(0)].map(loaded);
+        assert_eq!((all, none), (512 * 8, 0));
+        assert!((2000..=3000).contains(&some), "{some}");
     }
 
     /// Notes of bad copies once counted as damage that makes looking on useless: with enough of them the

@@ -1,6 +1,7 @@
 //! Reading all data there is, to compare it with its checksums and to learn those that are not
 //! known.
 
+use super::bring::is_damage;
 use super::sums::ReadFault;
 use super::{Inner, Store};
 use crate::error::{Error, Result};
@@ -10,8 +11,10 @@ use crate::info::{DamagedRange, DataPlace, ScrubReport};
 use crate::io::ReadRequest;
 use crate::io::buffer::AlignedBuf;
 use crate::meta::Meta;
+use crate::meta::entries::Away;
 use crate::meta::sums::Sums;
 use crate::units::{BLOCK_BYTES, format_size};
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Damaged ranges that a report has.
@@ -96,7 +99,7 @@ impl Store {
         let doubtful = |page: &u32| {
             let meta = inner.meta();
             let doubtful = meta.sums.as_ref().is_some_and(|sums| sums.is_doubtful(*page));
-            doubtful && !meta.runs_in_use(*page).is_empty()
+            doubtful && meta.is_page_in_use(*page)
         };
         let page = (first..stop).find(doubtful);
         let next = page.map_or(stop, |page| page + 1);
@@ -128,7 +131,7 @@ impl Inner {
             report.done = (u64::from(*next) * page_bytes).min(end);
             let more = report.done < end;
             let moved = std::mem::take(&mut lock(&self.passed).moved);
-            moved.into_iter().for_each(|address| self.note_damage(address, report));
+            moved.into_iter().for_each(|at| self.note_damage(at, BLOCK_BYTES, report));
             if !progress(report) && more {
                 let found = match report.damaged {
                     0 => String::new(),
@@ -154,20 +157,32 @@ impl Inner {
         report: &mut ScrubReport,
         unreadable: &mut usize,
     ) -> Result<()> {
-        let window = {
-            let meta = self.meta();
-            if meta.runs_in_use(page).is_empty() {
-                return Ok(());
-            }
-            meta.sums.as_ref().map(|sums| sums.window(page))
-        };
+        if !self.meta().is_page_in_use(page) {
+            return Ok(());
+        }
+        let window = self.meta().sums.as_ref().map(|sums| sums.window(page));
         // What is read one after the other comes into memory together. First, as what is found damaged
         // there is learnt only by those who begin to read later.
         self.load_pages(window.unwrap_or(page..page + 1));
-        let (runs, fenced) = {
-            let meta = self.meta();
-            (meta.runs_in_use(page), self.fence(&meta))
+        let (mut brought, mut lost) = (self.bring(), Vec::new());
+        let (runs, fenced) = loop {
+            let stopped = {
+                let meta = self.meta();
+                match meta.runs_in_use(page, &lost) {
+                    Ok(runs) => break (runs, self.fence(&meta)),
+                    Err(Away(extent)) => extent,
+                }
+            };
+            match brought.of(stopped, 1) {
+                Err(error) if is_damage(&error) => lost.push(stopped),
+                came => came?,
+            }
         };
+        for extent in lost {
+            // Nobody knows which of its blocks hold data.
+            let (address, blocks) = self.meta().part_in_page(extent, page);
+            self.note_damage(address, blocks * BLOCK_BYTES, report);
+        }
         self.scrub_runs(&runs, fenced.number(), report, unreadable)
     }
 
@@ -201,7 +216,7 @@ impl Inner {
                     Ok(()) => self.scrub_run(at, block, fence, report)?,
                     Err(_) if *unreadable < UNREADABLE_MAX => {
                         *unreadable += 1;
-                        self.note_damage(at, report);
+                        self.note_damage(at, BLOCK_BYTES, report);
                     }
                     Err(error) => {
                         let text = "the device fails to read, here and at 4096 blocks before";
@@ -230,7 +245,7 @@ impl Inner {
             |sums, at, found| sums.check(at, found, fence).map(|new| learnt = new as u64),
             |at, block, _| match self.read_again(at, &mut buf[block]) {
                 Err(ReadFault::Damaged(_) | ReadFault::Io(_)) => {
-                    self.note_damage(at, report);
+                    self.note_damage(at, BLOCK_BYTES, report);
                     Ok(())
                 }
                 read => read,
@@ -241,25 +256,25 @@ impl Inner {
     }
 
     /// Adds a damaged block to a report, unless it is there: what was moved may be found in both places.
-    fn note_damage(&self, address: u64, report: &mut ScrubReport) {
+    fn note_damage(&self, address: u64, length: u64, report: &mut ScrubReport) {
         let place = self.meta().place_of(address);
         let known = |range: &DamagedRange| {
             let at = place.offset.checked_sub(range.place.offset);
             let same = DataPlace { offset: place.offset, ..range.place.clone() } == place;
-            same && at.is_some_and(|at| at < range.length)
+            same && at.is_some_and(|at| at + length <= range.length)
         };
         if report.ranges.iter().any(known) {
             return;
         }
-        report.damaged += BLOCK_BYTES;
+        report.damaged += length;
         let follows = |range: &&mut DamagedRange| {
             let end = range.place.offset + range.length;
             DataPlace { offset: end, ..range.place.clone() } == place
         };
         let room = report.ranges.len() < RANGES_MAX;
         match report.ranges.last_mut().filter(follows) {
-            Some(range) => range.length += BLOCK_BYTES,
-            None if room => report.ranges.push(DamagedRange { place, length: BLOCK_BYTES }),
+            Some(range) => range.length += length,
+            None if room => report.ranges.push(DamagedRange { place, length }),
             None => {}
         }
     }
@@ -282,17 +297,34 @@ fn blocks(buf: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
 }
 
 impl Meta {
-    /// The blocks of a page that hold data.
-    pub(super) fn runs_in_use(&self, page: u32) -> Vec<Run> {
+    fn extents_of_page(&self, page: u32) -> Range<u32> {
+        let (blocks, per_extent) = (Sums::blocks_of(page), u64::from(self.blocks_per_extent()));
+        let end = blocks.end.div_ceil(per_extent) as u32;
+        (blocks.start / per_extent) as u32..end.min(self.geometry.data_extents())
+    }
+
+    /// Where the part of an extent begins that is in a page, and its blocks.
+    fn part_in_page(&self, extent: u32, page: u32) -> (u64, u64) {
+        let (blocks, per_extent) = (Sums::blocks_of(page), u64::from(self.blocks_per_extent()));
+        let first = u64::from(extent) * per_extent;
+        let start = first.max(blocks.start);
+        let data = self.geometry.region(RegionKind::Data).offset;
+        (data + start * BLOCK_BYTES, blocks.end.min(first + per_extent) - start)
+    }
+
+    fn is_page_in_use(&self, page: u32) -> bool {
+        self.extents_of_page(page).any(|extent| self.entries.data_blocks(extent) > 0)
+    }
+
+    /// The blocks of a page that hold data, but those of some extents.
+    pub(super) fn runs_in_use(&self, page: u32, but_of: &[u32]) -> std::result::Result<Vec<Run>, Away> {
         let blocks = Sums::blocks_of(page);
         let per_extent = u64::from(self.blocks_per_extent());
         let data = self.geometry.region(RegionKind::Data).offset;
-        let extents = (blocks.start / per_extent..blocks.end.div_ceil(per_extent))
-            .take_while(|extent| *extent < u64::from(self.geometry.data_extents()));
         let mut runs = Vec::new();
-        for extent in extents {
-            let first = extent * per_extent;
-            for run in self.entries.data_bits(extent as u32).runs(per_extent as u32) {
+        for extent in self.extents_of_page(page).filter(|extent| !but_of.contains(extent)) {
+            let first = u64::from(extent) * per_extent;
+            for run in self.entries.data_bits(extent)?.runs(per_extent as u32) {
                 let start = (first + u64::from(run.start)).max(blocks.start);
                 let end = (first + u64::from(run.end)).min(blocks.end);
                 if start < end {
@@ -300,6 +332,6 @@ impl Meta {
                 }
             }
         }
-        runs
+        Ok(runs)
     }
 }

@@ -1,6 +1,7 @@
 //! Background work and long jobs: merging, freeing, hole punching, flattening. One at a time,
 //! beside any I/O.
 
+use super::bring::is_damage;
 use super::{Inner, Store};
 use crate::error::{Error, Result};
 use crate::format::Geometry;
@@ -83,7 +84,11 @@ impl Store {
         self.inner.check_writable()?;
         let (mut done, mut waits) = (0, false);
         while done < steps {
-            let (work, must_commit) = self.inner.step(|meta| meta.next_work(steps - done))?;
+            let next = self.inner.step(|meta| meta.next_work(steps - done));
+            let (work, must_commit) = match next {
+                Err(error) if self.inner.put_off(&error) => continue,
+                next => next?,
+            };
             match work {
                 Work::Idle => break,
                 Work::Wait => {
@@ -146,7 +151,10 @@ impl Store {
         let _job = self.take_job();
         let layers = self.inner.meta().foreign_children(id);
         let below = |layer| {
-            self.inner.meta().check_can_be_cut(layer)?;
+            let mut next = Some(0);
+            while let Some(from) = next {
+                next = self.inner.look(|meta| meta.check_can_be_cut(layer, from))?;
+            }
             let (mut extents, mut next) = (Vec::new(), Some(0));
             while let Some(first) = next {
                 next = self.inner.meta().extents_below((id, layer), first, &mut extents);
@@ -226,11 +234,30 @@ impl Inner {
         if long { self.commit() } else { Ok(()) }
     }
 
+    /// Whether the deleted snapshot whose turn it is cannot be merged as metadata is damaged: the others are.
+    fn put_off(&self, error: &Error) -> bool {
+        if !is_damage(error) || self.check_sound().is_err() {
+            return false;
+        }
+        let mut meta = self.meta();
+        let id = meta.last_deleted();
+        meta.put_off(id);
+        drop(meta);
+        self.warn_once(format!("{error}; a deleted snapshot is not merged for that"));
+        true
+    }
+
     fn merge(&self, merge: &Merge) -> Result<()> {
         let blocks = blocks_of(&self.meta(), merge);
         let _hold = self.hold_in(merge.lock, blocks, true);
         let _uses = self.uses();
-        let plans = self.meta().plan_merges(merge);
+        let (mut brought, away) = (self.bring(), self.meta().away_for(merge));
+        // What cannot be brought is told by the plan that needs it.
+        let _told_later = brought.blocks(&away);
+        let plans = match self.look_with(brought, |meta| meta.plan_merges(merge)) {
+            Err(error) if self.put_off(&error) => return Ok(()),
+            plans => plans?,
+        };
         let copies: Vec<Copy> = plans.iter().flat_map(|plan| plan.copies.iter().cloned()).collect();
         let finish = || self.finish(|meta| plans.iter().for_each(|plan| meta.finish_merge(plan)));
         if sabotage::is(Bug::MergeBeforeFlush) {
@@ -427,7 +454,7 @@ mod tests {
         let Work::Merge(merge) = store.inner.step(|meta| meta.next_work(64)).unwrap().0 else {
             panic!("nothing to merge")
         };
-        let plans = store.inner.meta().plan_merges(&merge);
+        let plans = store.inner.meta().plan_merges(&merge).unwrap();
         assert!(!plans.is_empty());
         store.delete_volume("v").unwrap();
         assert!(!store.inner.meta().reclaim_leaves(64));

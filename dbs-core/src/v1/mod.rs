@@ -162,6 +162,7 @@ impl Image {
             snapshots: self.tables.live_snapshots(),
             snapshots_max: SNAPSHOTS as u64,
             snapshots_deleting: 0,
+            snapshots_put_off: 0,
             sequence: 0,
             read_only: true,
             driver: "pread".to_owned(),

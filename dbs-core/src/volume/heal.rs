@@ -54,12 +54,11 @@ impl Volume {
         });
         let mut pieces = Vec::new();
         // As a read: as long as it runs nobody else is given the block.
-        let _fenced = {
-            let mut meta = self.store().meta();
-            let source = self.source(&meta);
+        let _fenced = self.store().look(|meta| {
+            let source = self.source(meta);
             meta.plan_read(source, block..block + 1, &mut pieces)?;
-            self.store().fence(&meta)
-        };
+            Ok(self.store().fence(meta))
+        })?;
         let healed = match pieces.first().and_then(|piece| piece.address) {
             Some(address) => self.store().heal_block(address, copy),
             None => Ok(false),

@@ -65,9 +65,10 @@ impl Layer {
         let mut next = blocks.start;
         // One more than asked for, so that the last of those is known to be complete.
         while next < blocks.end && ranges.len() <= limit {
-            let meta = self.handle.store.meta();
-            let span = meta.span(self.id(&meta));
-            next = meta.map_span(&span, next..blocks.end, limit, &mut ranges);
+            next = self.handle.store.look(|meta| {
+                let span = meta.span(self.id(meta));
+                meta.map_span(&span, next..blocks.end, limit, &mut ranges)
+            })?;
         }
         ranges.truncate(limit);
         for range in &mut ranges {

@@ -176,8 +176,9 @@ impl Volume {
         let blocks = blocks_of(offset, length);
         let mut next = blocks.start;
         while next < blocks.end && !ranges.full() {
-            let meta = self.store().meta();
-            next = meta.map_step(self.source(&meta), next..blocks.end, &mut ranges);
+            next = self
+                .store()
+                .look(|meta| meta.map_step(self.source(meta), next..blocks.end, &mut ranges))?;
         }
         Ok(ranges.into_clipped(offset, length))
     }
@@ -188,11 +189,11 @@ impl Volume {
     /// # Errors
     /// As [`Volume::map`].
     pub fn map_part(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
-        let meta = self.store().meta();
-        self.check_range_in(&meta, offset, length)?;
         let mut ranges = Ranges::new(limit.max(1));
-        let next = meta.map_step(self.source(&meta), blocks_of(offset, length), &mut ranges);
-        drop(meta);
+        let next = self.store().look(|meta| {
+            self.check_range_in(meta, offset, length)?;
+            meta.map_step(self.source(meta), blocks_of(offset, length), &mut ranges)
+        })?;
         let reached = (next * BLOCK_BYTES).clamp(offset, offset + length);
         Ok(ranges.into_clipped(offset, reached - offset))
     }
@@ -289,14 +290,13 @@ impl Volume {
 
     /// Fills buffers, all from one moment; if `checked`, only from inside the volume as it is then.
     fn read_parts(&self, parts: &mut [ReadPart<'_>], checked: bool) -> Result<()> {
-        self.store().read_parts(parts, &|| format!("`{}`", self.spec()), |meta, part, pieces| {
+        let name = || format!("`{}`", self.spec());
+        self.store().read_parts(parts, &name, Some(self.handle.volume), |meta, part, pieces| {
             let length = part.buf.len() as u64;
             if checked {
                 self.check_range_in(meta, part.offset, length)?;
             }
-            let blocks = blocks_of(part.offset, length);
-            meta.count_read(self.handle.volume, (blocks.end - blocks.start) * BLOCK_BYTES);
-            meta.plan_read(self.source(meta), blocks, pieces)
+            meta.plan_read(self.source(meta), blocks_of(part.offset, length), pieces)
         })
     }
 

@@ -247,10 +247,11 @@ impl Observer {
         let mut ranges = Ranges::new(limit.max(1));
         let mut next = blocks.start;
         loop {
-            let meta = self.meta();
-            let id = self.find(&meta)?;
-            check_range(&meta, id, offset, length)?;
-            next = meta.map_step(id, next..blocks.end, &mut ranges);
+            next = self.watched.store.look(|meta| {
+                let id = self.find(meta)?;
+                check_range(meta, id, offset, length)?;
+                meta.map_step(id, next..blocks.end, &mut ranges)
+            })?;
             if next >= blocks.end || ranges.full() {
                 return Ok(ranges.into_clipped(offset, length));
             }
@@ -265,9 +266,10 @@ impl Observer {
     pub fn data_bytes(&self) -> Result<u64> {
         let (mut next, mut blocks) = (Some(0), 0);
         while let Some(first) = next {
-            let meta = self.meta();
-            let (shown, more) = meta.shown_data(self.find(&meta)?, first, EXTENTS_PER_LOOK);
-            drop(meta);
+            let (shown, more) = self
+                .watched
+                .store
+                .look(|meta| meta.shown_data(self.find(meta)?, first, EXTENTS_PER_LOOK))?;
             blocks += shown.iter().map(|(_, data)| u64::from(data.count())).sum::<u64>();
             next = more;
         }
@@ -282,9 +284,10 @@ impl Observer {
         let extent = self.watched.store.extent_bytes as u64;
         let mut next = Some(extent_of(offset, extent));
         while let Some(first) = next {
-            let meta = self.meta();
-            let (shown, more) = meta.shown_data(self.find(&meta)?, first, EXTENTS_PER_LOOK);
-            drop(meta);
+            let (shown, more) = self
+                .watched
+                .store
+                .look(|meta| meta.shown_data(self.find(meta)?, first, EXTENTS_PER_LOOK))?;
             for (logical, data) in shown {
                 let base = u64::from(logical) * extent;
                 for run in data.runs((extent / BLOCK_BYTES) as u32) {
@@ -307,11 +310,10 @@ impl Observer {
         let mut at = offset;
         let mut next = Some(extent_of(offset, extent));
         while let Some(first) = next {
-            let meta = self.meta();
-            let id = self.find(&meta)?;
-            let size = meta.snapshot(id).size;
-            let (shown, more) = meta.shown_data(id, first, EXTENTS_PER_LOOK);
-            drop(meta);
+            let (size, (shown, more)) = self.watched.store.look(|meta| {
+                let id = self.find(meta)?;
+                Ok((meta.snapshot(id).size, meta.shown_data(id, first, EXTENTS_PER_LOOK)?))
+            })?;
             let runs = shown.iter().flat_map(|(logical, data)| {
                 let base = u64::from(*logical) * extent;
                 data.runs((extent / BLOCK_BYTES) as u32).map(move |run| {

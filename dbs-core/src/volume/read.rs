@@ -5,11 +5,11 @@ use super::{ReadPart, blocks_of};
 use crate::error::Result;
 use crate::io::ReadRequest;
 use crate::limits::EXTENTS_PER_WRITE;
-use crate::meta::Meta;
 use crate::meta::plan::ReadPiece;
+use crate::meta::{Meta, Step};
 use crate::store::backing::read_file;
 use crate::store::{Backing, Inner};
-use crate::units::BLOCK_BYTES;
+use crate::units::{BLOCK_BYTES, VolumeId};
 use std::sync::Arc;
 
 impl Inner {
@@ -20,7 +20,7 @@ impl Inner {
         offset: u64,
         buf: &mut [u8],
         name: &dyn Fn() -> String,
-        mut plan: impl FnMut(&mut Meta, u64, u64, &mut Vec<ReadPiece>) -> Result<()>,
+        mut plan: impl FnMut(&mut Meta, u64, u64, &mut Vec<ReadPiece>) -> Step<()>,
     ) -> Result<()> {
         let step = EXTENTS_PER_WRITE * self.extent_bytes;
         let (mut at, mut rest) = (offset, buf);
@@ -28,7 +28,7 @@ impl Inner {
             let count = rest.len().min(step - (at % step as u64) as usize);
             let (buf, after) = rest.split_at_mut(count);
             let mut part = [ReadPart { offset: at, buf }];
-            self.read_parts(&mut part, name, |meta, part, pieces| {
+            self.read_parts(&mut part, name, None, |meta, part, pieces| {
                 plan(meta, part.offset, part.buf.len() as u64, pieces)
             })?;
             (at, rest) = (at + count as u64, after);
@@ -39,7 +39,7 @@ impl Inner {
     }
 
     /// Fills the buffers of `parts` from where `plan` finds their blocks, all planned at one moment.
-    /// `name` is what errors call the source.
+    /// `name` is what errors call the source; the reads of `volume` are counted.
     ///
     /// # Errors
     /// Those of `plan`; `Io`, `Damaged`.
@@ -47,24 +47,31 @@ impl Inner {
         &self,
         parts: &mut [ReadPart<'_>],
         name: &dyn Fn() -> String,
-        mut plan: impl FnMut(&mut Meta, &ReadPart<'_>, &mut Vec<ReadPiece>) -> Result<()>,
+        volume: Option<VolumeId>,
+        mut plan: impl FnMut(&mut Meta, &ReadPart<'_>, &mut Vec<ReadPiece>) -> Step<()>,
     ) -> Result<()> {
         // Pieces of all parts one after the other, and where those of each end.
         let (mut pieces, mut ends) = (Vec::new(), Vec::with_capacity(parts.len()));
-        let (fenced, files) = {
-            let mut meta = self.meta();
+        let (fenced, files) = self.look(|meta| {
             let mut found = Vec::new();
+            pieces.clear();
+            ends.clear();
             for part in &*parts {
-                meta.requests += 1;
                 found.clear();
-                plan(&mut meta, part, &mut found)?;
+                plan(meta, part, &mut found)?;
                 pieces.append(&mut found);
                 ends.push(pieces.len());
             }
+            meta.requests += parts.len() as u64;
+            for part in &*parts {
+                let blocks = blocks_of(part.offset, part.buf.len() as u64);
+                let bytes = (blocks.end - blocks.start) * BLOCK_BYTES;
+                volume.iter().for_each(|volume| meta.count_read(*volume, bytes));
+            }
             let any = pieces.iter().any(|piece| piece.address.is_some());
-            let files = self.files_of(&meta, &pieces)?;
-            (any.then(|| self.fence(&meta)), files)
-        };
+            let files = self.files_of(meta, &pieces)?;
+            Ok((any.then(|| self.fence(meta)), files))
+        })?;
         let mut files = files.iter();
         let (mut reads, mut in_files) = (Vec::with_capacity(pieces.len()), Vec::new());
         let mut first = 0;

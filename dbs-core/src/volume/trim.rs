@@ -6,6 +6,8 @@ use crate::info::TrimReport;
 use crate::io::buffer::AlignedBuf;
 use crate::meta::Meta;
 use crate::meta::bits::Bits;
+use crate::meta::entries::Away;
+use crate::store::is_damage;
 use crate::units::{BLOCK_BYTES, VolumeId};
 
 /// Blocks of a volume extent, counted in it.
@@ -37,7 +39,18 @@ impl Volume {
         let mut buf = AlignedBuf::zeroed(extent_bytes as usize);
         let mut report = TrimReport::default();
         let mut next = 0;
-        while let Some(extent) = self.next_own(next) {
+        loop {
+            let found = match self.next_own(next) {
+                Err(error) if is_damage(&error) => {
+                    // Nobody knows which of its blocks are data. A scrub says where.
+                    let Some((logical, blocks)) = self.next_count(next) else { break };
+                    report.unreadable += u64::from(blocks) * BLOCK_BYTES;
+                    next = logical + 1;
+                    continue;
+                }
+                found => found?,
+            };
+            let Some(extent) = found else { break };
             (report.done, report.total) = (u64::from(extent.logical) * extent_bytes, self.size());
             if !progress(&report) {
                 self.end_trim(&report, dry_run)?;
@@ -107,7 +120,7 @@ impl Volume {
         let absolute =
             |run: std::ops::Range<u32>| first + u64::from(run.start)..first + u64::from(run.end);
         let _hold = store.hold(volume, absolute(start..end), true);
-        let Some(held) = self.own(found.logical) else { return Ok((Bits::default(), false)) };
+        let Some(held) = self.own(found.logical)? else { return Ok((Bits::default(), false)) };
         let blocks = held.blocks.and(&found.blocks);
         let zeros = self.zeros_of(&Extent { blocks, ..held }, buf)?.blocks;
         let give_up = |meta: &mut Meta, within_room: bool| {
@@ -125,7 +138,7 @@ impl Volume {
             }
             done => drop(done?),
         }
-        let left = self.own(found.logical).is_some_and(|left| !left.blocks.is_empty());
+        let left = self.own(found.logical)?.is_some_and(|left| !left.blocks.is_empty());
         Ok((zeros, !left))
     }
 
@@ -153,25 +166,36 @@ impl Volume {
     }
 
     /// The first volume extent from `logical` on of which the head has an entry, and its data there.
-    fn next_own(&self, logical: u32) -> Option<Extent> {
+    fn next_own(&self, logical: u32) -> Result<Option<Extent>> {
+        let found = self.store().look(|meta| Ok(meta.next_own_data(self.ids().0, logical)?))?;
+        Ok(found.map(|(logical, blocks)| Extent { logical, blocks }))
+    }
+
+    /// As [`Volume::next_own`], and how many of its blocks hold data.
+    fn next_count(&self, logical: u32) -> Option<(u32, u32)> {
         let meta = self.store().meta();
-        let (logical, blocks) = meta.next_own_data(self.ids().0, logical)?;
-        Some(Extent { logical, blocks })
+        let layer = &meta.snapshot(meta.volume(self.ids().0).head).layer;
+        let (logical, entry) = layer.iter_from(logical).next()?;
+        Some((logical, meta.entries.data_blocks(entry)))
     }
 
     /// What the head has of a volume extent.
-    fn own(&self, logical: u32) -> Option<Extent> {
-        self.next_own(logical).filter(|extent| extent.logical == logical)
+    fn own(&self, logical: u32) -> Result<Option<Extent>> {
+        Ok(self.next_own(logical)?.filter(|extent| extent.logical == logical))
     }
 }
 
 impl Meta {
     /// The first volume extent from `logical` on of which a volume's head has an entry, and the blocks
     /// that hold data there.
-    fn next_own_data(&self, volume: VolumeId, logical: u32) -> Option<(u32, Bits)> {
+    fn next_own_data(
+        &self,
+        volume: VolumeId,
+        logical: u32,
+    ) -> std::result::Result<Option<(u32, Bits)>, Away> {
         let layer = &self.snapshot(self.volume(volume).head).layer;
-        let (logical, entry) = layer.iter_from(logical).next()?;
-        Some((logical, self.entries.data_bits(entry)))
+        let Some((logical, entry)) = layer.iter_from(logical).next() else { return Ok(None) };
+        Ok(Some((logical, self.entries.data_bits(entry)?)))
     }
 }
 
@@ -204,7 +228,7 @@ mod tests {
         let volume = store.volume("v").unwrap();
         volume.write_at(0, &[0; 4 * BLOCK], false).unwrap();
         let mut buf = AlignedBuf::zeroed(64 << 10);
-        let found = volume.zeros_of(&volume.own(0).unwrap(), &mut buf).unwrap();
+        let found = volume.zeros_of(&volume.own(0).unwrap().unwrap(), &mut buf).unwrap();
         assert_eq!(found.blocks, Bits::range(&(0..4)));
         volume.write_at(BLOCK_BYTES, &[7; BLOCK], false).unwrap();
         let (given_up, whole) = volume.give_up_zeros(&found, &mut buf).unwrap();
@@ -215,12 +239,12 @@ mod tests {
         assert!(all[BLOCK..2 * BLOCK].iter().all(|byte| *byte == 7));
         assert!(all[..BLOCK].iter().chain(&all[2 * BLOCK..]).all(|byte| *byte == 0));
         // In a snapshot since, it is none of the head's any more.
-        let found = volume.own(0).unwrap();
+        let found = volume.own(0).unwrap().unwrap();
         store.create_snapshot("v", "s", &Default::default()).unwrap();
         assert!(volume.give_up_zeros(&found, &mut buf).unwrap().0.is_empty());
         // Nor if the head has others there.
         volume.write_at(0, &[0; 2 * BLOCK], false).unwrap();
-        let found = volume.zeros_of(&volume.own(0).unwrap(), &mut buf).unwrap();
+        let found = volume.zeros_of(&volume.own(0).unwrap().unwrap(), &mut buf).unwrap();
         store.create_snapshot("v", "t", &Default::default()).unwrap();
         volume.write_at(BLOCK_BYTES, &[0; 2 * BLOCK], false).unwrap();
         let (given_up, _) = volume.give_up_zeros(&found, &mut buf).unwrap();

@@ -19,6 +19,7 @@ mod golden;
 mod held;
 mod layers;
 mod observer;
+mod paging;
 mod prune;
 mod reader;
 mod rebuild;

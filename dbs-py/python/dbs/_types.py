@@ -124,6 +124,7 @@ class StoreInfo(_Record):
     snapshots_max: int
     """Room for snapshots."""
     snapshots_deleting: int
+    snapshots_put_off: int
     """Snapshots deleted whose space has not all come back yet."""
     sequence: int
     """Number of the last durable commit."""

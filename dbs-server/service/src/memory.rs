@@ -1,4 +1,4 @@
-//! How much memory a server takes for checksums and for metadata where nobody has said.
+//! How much memory a server takes for checksums and for look-ups where nobody has said.
 
 use std::fs;
 
@@ -7,9 +7,9 @@ const SHARE: u64 = 32;
 const LEAST: u64 = 64 << 20;
 const MOST: u64 = 4 << 30;
 
-/// Memory for what was found in the metadata of a store, for a process that serves one.
+/// Memory for what look-ups in a store have found, for a process that serves one.
 #[must_use]
-pub fn metadata() -> u64 {
+pub fn lookups() -> u64 {
     checksum_cache()
 }
 

@@ -8,6 +8,7 @@ mod disk;
 mod hooked;
 mod intent;
 mod ops;
+mod paging;
 mod regressions;
 mod reopen;
 mod requests;

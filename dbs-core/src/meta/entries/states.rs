@@ -1,6 +1,7 @@
 //! The states of the blocks of entries, each entry's known by one number: a stretch in itself, or an index
 //! of bitmaps.
 
+use super::slab::Slab;
 use super::stretch::{PACKED_BITS, Stretch};
 use crate::format::entry::EntryBytes;
 use crate::format::record::FillState;
@@ -21,6 +22,9 @@ pub const FULL: u32 = STRETCH | Stretch::all(FillState::Data).pack();
 pub const ABSENT: u32 = STRETCH | Stretch::all(FillState::Absent).pack();
 /// A free entry, or a zero run: there are no blocks.
 pub const NO_BITS: u32 = u32::MAX;
+/// Numbers with both bits, but for [`NO_BITS`]: the bitmaps are on the device alone. The rest says how many
+/// blocks are data.
+const AWAY: u32 = WIDE | STRETCH;
 /// Words of a bitmap of the largest extents.
 const WORDS_MAX: usize = (EXTENT_MAX_BYTES / BLOCK_BYTES / 64) as usize;
 
@@ -52,22 +56,24 @@ impl States {
         self.words
     }
 
-    /// State of one block.
+    /// State of one block; `None` if only the device knows.
     #[inline]
-    pub fn state(&self, bits: u32, block: u32) -> FillState {
+    pub fn state(&self, bits: u32, block: u32) -> Option<FillState> {
         if bits == FULL {
-            return FillState::Data;
+            return Some(FillState::Data);
         }
         if let Some(stretch) = stretch_of(bits) {
-            return stretch.state(block);
+            return Some(stretch.state(block));
         }
         let (word, bit) = ((block / 64) as usize, 1u64 << (block % 64));
-        if self.data_word(bits, word) & bit != 0 {
-            FillState::Data
+        if is_away(bits) {
+            None
+        } else if self.data_word(bits, word) & bit != 0 {
+            Some(FillState::Data)
         } else if self.zero_word(bits, word) & bit != 0 {
-            FillState::Zero
+            Some(FillState::Zero)
         } else {
-            FillState::Absent
+            Some(FillState::Absent)
         }
     }
 
@@ -83,12 +89,12 @@ impl States {
         bits == FULL || (first..=last).all(has_all)
     }
 
-    /// Word of the bitmap of the data blocks.
+    /// Word of the bitmap of the data blocks; no block is data of which only the device knows.
     #[inline]
     pub fn data_word(&self, bits: u32, word: usize) -> u64 {
         match stretch_of(bits) {
             Some(stretch) => stretch.word(FillState::Data, word, self.blocks),
-            None if bits == NO_BITS => 0,
+            None if bits & STRETCH != 0 => 0,
             None => self.bitmaps(bits)[word],
         }
     }
@@ -97,7 +103,7 @@ impl States {
     pub fn zero_word(&self, bits: u32, word: usize) -> u64 {
         match stretch_of(bits) {
             Some(stretch) => stretch.word(FillState::Zero, word, self.blocks),
-            None if bits == NO_BITS => 0,
+            None if bits & STRETCH != 0 => 0,
             None => self.bitmaps(bits).get(self.words + word).copied().unwrap_or(0),
         }
     }
@@ -107,6 +113,7 @@ impl States {
         match stretch_of(bits) {
             Some(stretch) => stretch.count(FillState::Data, self.blocks),
             None if bits == NO_BITS => 0,
+            None if bits & STRETCH != 0 => bits & !AWAY,
             None => self.bitmaps(bits)[..self.words].iter().map(|word| word.count_ones()).sum(),
         }
     }
@@ -175,6 +182,7 @@ impl States {
         if bits == FULL {
             return data.fill(0xff);
         }
+        assert!(!is_away(bits), "what is written is in memory");
         words_to((0..self.words).map(|word| self.data_word(bits, word)), data);
         words_to((0..self.words).map(|word| self.zero_word(bits, word)), zero);
     }
@@ -184,20 +192,42 @@ impl States {
         match bits {
             // With none of its own.
             bits if bits & STRETCH != 0 => {}
-            bits if bits & WIDE != 0 => self.wide.free.push(bits & !WIDE),
-            bits => self.narrow.free.push(bits),
+            bits if bits & WIDE != 0 => self.wide.give_back(bits & !WIDE),
+            bits => self.narrow.give_back(bits),
         }
     }
 
-    /// Number of bitmaps that were given back.
-    #[cfg(test)]
-    pub fn free(&self) -> (usize, usize) {
-        (self.narrow.free.len(), self.wide.free.len())
+    /// Lets bitmaps go that are on the device: what is known of them by then. `None` if there are none.
+    pub fn let_go(&mut self, bits: u32) -> Option<u32> {
+        let count = (bits & STRETCH == 0).then(|| self.data_blocks(bits))?;
+        self.release(bits);
+        Some(AWAY | count)
+    }
+
+    /// Moves bitmaps to where they take less memory, if there is such a place: what they are known by then.
+    pub fn pack(&mut self, bits: u32) -> u32 {
+        match bits {
+            bits if bits & STRETCH != 0 => bits,
+            bits if bits & WIDE != 0 => self.wide.pack(bits & !WIDE) | WIDE,
+            bits => self.narrow.pack(bits),
+        }
+    }
+
+    /// Whether the bitmaps that there are would have room in half of the memory that they take.
+    pub fn is_sparse(&self) -> bool {
+        let taken = self.narrow.taken_bytes() + self.wide.taken_bytes();
+        self.bytes() > 2 * taken + self.narrow.chunk_bytes() + self.wide.chunk_bytes()
+    }
+
+    /// Bytes of memory for them.
+    pub fn bytes(&self) -> usize {
+        self.narrow.bytes() + self.wide.bytes()
     }
 
     /// Bitmaps to change, with room for zero blocks if `wide`.
     fn own(&mut self, old: u32, wide: bool) -> u32 {
         debug_assert!(old != NO_BITS, "entry has no bitmaps");
+        assert!(!is_away(old), "what is changed is in memory");
         let (has_own, is_wide) = (old & STRETCH == 0, old & WIDE != 0);
         if has_own && (is_wide || !wide) {
             return old;
@@ -234,46 +264,16 @@ impl States {
     }
 }
 
+/// Whether the bitmaps are on the device alone.
+#[inline]
+pub fn is_away(bits: u32) -> bool {
+    bits & AWAY == AWAY && bits != NO_BITS
+}
+
 /// The stretch that an entry is known by.
 #[inline]
 fn stretch_of(bits: u32) -> Option<Stretch> {
     (bits & (WIDE | STRETCH) == STRETCH).then(|| Stretch::unpack(bits & !STRETCH))
-}
-
-/// Bitmaps of one length, many to an allocation.
-#[derive(Debug)]
-struct Slab {
-    words: usize,
-    all: Vec<u64>,
-    free: Vec<u32>,
-}
-
-impl Slab {
-    fn new(words: usize) -> Self {
-        Self { words, all: Vec::new(), free: Vec::new() }
-    }
-
-    /// An index whose words are zero.
-    fn take(&mut self) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.get_mut(index).fill(0);
-                index
-            }
-            None => {
-                self.all.resize(self.all.len() + self.words, 0);
-                (self.all.len() / self.words) as u32 - 1
-            }
-        }
-    }
-
-    fn get(&self, index: u32) -> &[u64] {
-        &self.all[index as usize * self.words..][..self.words]
-    }
-
-    fn get_mut(&mut self, index: u32) -> &mut [u64] {
-        &mut self.all[index as usize * self.words..][..self.words]
-    }
 }
 
 /// Little-endian bytes to words, as many as both have.

@@ -13,6 +13,7 @@ use crate::meta::entries::{Entries, SPARE_BASE};
 use crate::meta::layer::SeenLayer;
 use crate::meta::locks::{Fence, RangeLocks};
 use crate::meta::log::{Log, Ring};
+use crate::meta::paging::Paging;
 use crate::meta::{Meta, Sight, Snapshot, Volume};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -394,6 +395,8 @@ impl Loader {
         self.leaked.iter().for_each(|id| self.entries.release(*id));
         self.entries.compact();
         self.entries.start_counting();
+        let items = self.geometry.items_per_block(RegionKind::Extents);
+        let paging = Paging::new(self.held(), items);
         let free_slots = |capacity: u32, used: &dyn Fn(usize) -> bool| {
             let mut free = FreeSet::default();
             (0..capacity).filter(|slot| !used(*slot as usize)).for_each(|slot| free.insert(slot));
@@ -443,9 +446,11 @@ impl Loader {
             snapshots,
             snapshots_free,
             deleting,
+            put_off: BTreeSet::new(),
             next_deleted: SnapshotId::NONE,
             in_use: Vec::new(),
             entries: self.entries,
+            paging,
             extents,
             spares,
             unlogged: Default::default(),

@@ -240,15 +240,24 @@ impl Views {
 
     /// Bounds the bytes of memory.
     pub fn set_capacity(&mut self, bytes: u64) {
-        self.capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // What was found last stays, however little that is.
+        if std::mem::replace(&mut self.capacity, capacity) == capacity {
+            return;
+        }
         // No view has this number.
         self.shrink((self.next.wrapping_add(1), 0));
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The memory it takes, and what that costs.
     pub fn info(&self) -> LookupInfo {
         let (memory, memory_max) = (self.bytes as u64, self.capacity as u64);
-        LookupInfo { memory, memory_max, forgotten: self.forgotten }
+        LookupInfo { memory, memory_max, forgotten: self.forgotten, ..LookupInfo::default() }
     }
 
     /// Lets pieces go until the rest has room; `kept` stays.

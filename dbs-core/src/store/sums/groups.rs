@@ -110,12 +110,15 @@ impl Inner {
         let mut meta = self.meta();
         let Some(sums) = &meta.sums else { return false };
         let stale: Vec<_> = sums.pages_of(group).filter(|page| sums.is_doubtful(*page)).collect();
-        let runs: Vec<_> = stale.into_iter().flat_map(|page| meta.runs_in_use(page)).collect();
+        // Where it is not known which blocks are in use, it is not known whether their sums are.
+        let runs = |page| meta.runs_in_use(page, &[]).ok();
+        let runs: Option<Vec<_>> = stale.into_iter().map(runs).collect();
+        let Some(runs) = runs else { return false };
         let Some(sums) = &mut meta.sums else { return false };
         let blocks = |(address, blocks): (u64, usize)| {
             (address..).step_by(BLOCK_BYTES as usize).take(blocks)
         };
-        runs.into_iter().flat_map(blocks).all(|address| sums.known(address).is_some())
+        runs.into_iter().flatten().flat_map(blocks).all(|address| sums.known(address).is_some())
     }
 
     fn close_groups_but(

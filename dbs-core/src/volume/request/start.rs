@@ -82,9 +82,14 @@ impl Volume {
         let mut meta = self.store().meta();
         self.check_range_in(&meta, offset, length)?;
         let (source, blocks) = (self.source(&meta), blocks_of(offset, length));
-        meta.plan_read(source, blocks, &mut request.reads)?;
+        let planned = match meta.plan_read(source, blocks, &mut request.reads) {
+            Ok(()) => true,
+            Err(Stop::Error(error)) => return Err(error),
+            Err(_) => false,
+        };
         // Checked are whole blocks only, and only by what is in memory by then.
-        let ready = !request.needs_file()
+        let ready = planned
+            && !request.needs_file()
             && (!request.needs_sums(&meta)
                 || (is_whole(offset | length)
                     && (request.knows_sums(&meta) || (beside && request.start_beside(&mut meta)))));

@@ -17,10 +17,37 @@ pub fn text(store: &Store) -> String {
     out.into_string()
 }
 
+/// Name, kind, help and value of a metric of a store.
+type Row = (&'static str, &'static str, &'static str, fn(&StoreInfo) -> u64);
+
+/// The memory of their metadata.
+const MEMORY: [Row; 4] = [
+    (
+        "dbs_store_lookups_memory_bytes",
+        "gauge",
+        "Memory that holds what look-ups in volumes with snapshots have found.",
+        |info| info.lookups.memory,
+    ),
+    (
+        "dbs_store_lookups_forgotten_total",
+        COUNTER,
+        "Pieces of 512 extents forgotten as others needed the memory.",
+        |info| info.lookups.forgotten,
+    ),
+    ("dbs_store_bitmaps_memory_bytes", "gauge", "Memory that holds bitmaps of extents.", |info| {
+        info.lookups.bitmap_memory
+    }),
+    (
+        "dbs_store_bitmaps_read_total",
+        COUNTER,
+        "Metadata blocks read again for bitmaps that had left memory.",
+        |info| info.lookups.bitmap_reads,
+    ),
+];
+
 /// What stores contribute, each with the labels of its series.
 pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
-    type Value = fn(&StoreInfo) -> u64;
-    let values: [(&str, &str, &str, Value); 13] = [
+    let values: [Row; 11] = [
         ("dbs_store_size_bytes", "gauge", "Size of the store.", |info| info.size),
         ("dbs_store_allocated_bytes", "gauge", "Extents in use.", |info| info.allocated),
         ("dbs_store_free_bytes", "gauge", "Extents free.", |info| info.free),
@@ -61,20 +88,8 @@ pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
             "Warnings about the store; the log has their texts.",
             |info| info.warnings.len() as u64,
         ),
-        (
-            "dbs_store_lookups_memory_bytes",
-            "gauge",
-            "Memory that holds what look-ups in volumes with snapshots have found.",
-            |info| info.lookups.memory,
-        ),
-        (
-            "dbs_store_lookups_forgotten_total",
-            COUNTER,
-            "Pieces of 512 extents forgotten as others needed the memory.",
-            |info| info.lookups.forgotten,
-        ),
     ];
-    for (name, kind, help, value) in values {
+    for (name, kind, help, value) in values.into_iter().chain(MEMORY) {
         for (at, (labels, info)) in stores.iter().enumerate() {
             if at == 0 {
                 out.head(name, kind, help);

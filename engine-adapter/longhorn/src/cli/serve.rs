@@ -134,8 +134,8 @@ fn wait(signals: &mpsc::Receiver<i32>, serving: &Serving) -> Result<()> {
 fn options(args: &ServeArgs) -> Result<ServeOptions> {
     let tls = args.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
     let checksum_cache = args.checksum_cache.flatten().or_else(|| Some(memory::checksum_cache()));
-    let metadata_memory = Some(memory::metadata());
-    let open = OpenOptions { checksum_cache, metadata_memory, ..OpenOptions::default() };
+    let lookup_memory = Some(memory::lookups());
+    let open = OpenOptions { checksum_cache, lookup_memory, ..OpenOptions::default() };
     Ok(ServeOptions {
         store: args.store.clone(),
         open,
