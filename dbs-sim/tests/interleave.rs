@@ -100,14 +100,29 @@ struct Bench {
     store: Store,
     model: Model,
     place: TailPlace,
-    tail: bool,
+    how: How,
 }
 
-impl Bench {
-    fn open(disk: &Arc<SimDisk>, place: Option<&TailPlace>) -> Store {
+/// How the store is opened.
+#[derive(Debug, Clone, Copy)]
+struct How {
+    /// Without a tail, what allocates commits first.
+    tail: bool,
+    /// There is no memory for bitmaps of extents: they come for each step.
+    is_short: bool,
+}
+
+impl How {
+    const AMPLE: [Self; 2] =
+        [Self { tail: true, is_short: false }, Self { tail: false, is_short: false }];
+    const SHORT: [Self; 2] =
+        [Self { tail: true, is_short: true }, Self { tail: false, is_short: true }];
+
+    fn open(self, disk: &Arc<SimDisk>, place: &TailPlace) -> Store {
         let storage: Arc<dyn Storage> = Arc::clone(disk) as _;
-        let tail = place.map(|place| place.attach(disk));
-        image::given(Store::open_on(storage, tail, Arc::new(SimEnv::new(1)), false).unwrap())
+        let tail = self.tail.then(|| place.attach(disk));
+        let (env, memory) = (Arc::new(SimEnv::new(1)), self.is_short.then_some(0));
+        image::given(Store::open_within(storage, tail, env, false, memory).unwrap())
     }
 }
 
@@ -123,7 +138,7 @@ enum With {
     Merging,
 }
 
-fn bench(with: With, tail: bool) -> Bench {
+fn bench(with: With, how: How) -> Bench {
     let config = dbs_sim::Config::small(1);
     assert!(
         config.init.checksums,
@@ -132,7 +147,7 @@ fn bench(with: With, tail: bool) -> Bench {
     let disk = Arc::new(SimDisk::new(Medium::file(4 << 20), 1));
     Store::init_on(&*disk, &config.init, &SimEnv::new(1)).unwrap();
     let place = TailPlace::default();
-    let store = Bench::open(&disk, Some(&place).filter(|_| tail));
+    let store = how.open(&disk, &place);
     disk.set_atomic_from(store.info().metadata);
     let mut model = Model::default();
     let more = [
@@ -155,7 +170,11 @@ fn bench(with: With, tail: bool) -> Bench {
         model.apply(op, number).unwrap();
         perform(&store, op, model.tag(op, number)).unwrap();
     }
-    Bench { disk, store, model, place, tail }
+    if how.is_short {
+        while store.settle().unwrap() {}
+        store.set_metadata_memory(0);
+    }
+    Bench { disk, store, model, place, how }
 }
 
 type Answer = Result<(), dbs_core::Error>;
@@ -195,8 +214,7 @@ fn after(model: &Model, ops: [(&Op, u32, &Answer); 2]) -> Option<Model> {
 /// Two calls beside one another.
 struct Pair {
     with: With,
-    /// Without one, what allocates commits first.
-    tail: bool,
+    how: How,
     first: Op,
     second: Op,
 }
@@ -215,9 +233,9 @@ struct Held {
 
 impl Held {
     fn new(pair: &Pair, at: At) -> Self {
-        let bench = bench(pair.with, pair.tail);
+        let bench = bench(pair.with, pair.how);
         let (first, second) = (&pair.first, &pair.second);
-        let what = format!("tail {}, {first:?} held at {at:?}, {second:?}", pair.tail);
+        let what = format!("{:?}, {first:?} held at {at:?}, {second:?}", pair.how);
         let gate = Arc::new(Gate::new(at));
         bench.disk.set_gate(Some(Arc::clone(&gate)));
         let spawn = |op: &Op, number| {
@@ -312,11 +330,11 @@ fn kill_amid(pair: &Pair, at: At) -> bool {
     let each = |state: &Model| states.iter().fold(state.clone(), Model::or_blocks_of);
     let models: Vec<_> = states.iter().map(each).collect();
     KILLS.fetch_add(1, Ordering::Relaxed);
-    let Bench { disk, store, place, tail, .. } = bench;
+    let Bench { disk, store, place, how, .. } = bench;
     drop(store);
     assert!(!place.attached() && Arc::strong_count(&disk) == 1, "{what}: the store lives on");
     disk.revive();
-    let again = Bench::open(&disk, Some(&place).filter(|_| tail));
+    let again = how.open(&disk, &place);
     verify(&again, &models, &format!("{what}, killed"));
     true
 }
@@ -361,8 +379,8 @@ fn verify(store: &Store, models: &[Model], what: &str) {
     check(store).unwrap_or_else(|e| panic!("{what}: {e}"));
 }
 
-/// Every two calls that are tried beside one another, with a tail and without.
-fn pairs() -> Vec<Pair> {
+/// Every two calls that are tried beside one another.
+fn pairs(hows: &[How]) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for first in firsts() {
         pairs.extend(seconds().into_iter().map(|op| (With::Nothing, first.clone(), op)));
@@ -378,15 +396,17 @@ fn pairs() -> Vec<Pair> {
         }
     }
     let each = |(with, first, second): (With, Op, Op)| {
-        [true, false].map(|tail| Pair { with, tail, first: first.clone(), second: second.clone() })
+        let pair =
+            move |how: &How| Pair { with, how: *how, first: first.clone(), second: second.clone() };
+        hows.iter().map(pair)
     };
     pairs.into_iter().flat_map(each).collect()
 }
 
 /// Does this for each pair, with the first call held at each of its operations, until it makes no more. How
 /// often.
-fn each_moment(hold: impl Fn(&Pair, At) -> bool + Sync) -> usize {
-    let pairs = pairs();
+fn each_moment(hows: &[How], hold: impl Fn(&Pair, At) -> bool + Sync) -> usize {
+    let pairs = pairs(hows);
     let [next, done] = [const { AtomicUsize::new(0) }; 2];
     let run = || {
         while let Some(pair) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -402,7 +422,7 @@ fn each_moment(hold: impl Fn(&Pair, At) -> bool + Sync) -> usize {
 
 #[test]
 fn two_calls_at_once_are_one_after_the_other() {
-    let done = each_moment(interleave);
+    let done = each_moment(&How::AMPLE, interleave);
     let losses = POWER_LOSSES.load(Ordering::Relaxed);
     println!("{done} interleavings, {losses} power losses amid them");
     assert!(done > 2000 && losses > 0);
@@ -410,17 +430,30 @@ fn two_calls_at_once_are_one_after_the_other() {
 
 #[test]
 fn a_process_killed_amid_two_calls_leaves_what_it_acknowledged() {
-    each_moment(kill_amid);
+    each_moment(&How::AMPLE, kill_amid);
     let kills = KILLS.load(Ordering::Relaxed);
     println!("{kills} kills amid two calls");
     assert!(kills > 2000);
 }
 
+/// Bitmaps of extents leave memory whenever they can, and come back while the first call is held, or between its steps.
+#[test]
+fn two_calls_at_once_without_memory_for_bitmaps() {
+    let done = each_moment(&How::SHORT, interleave);
+    println!("{done} interleavings");
+    assert!(done > 2000);
+}
+
+#[test]
+fn a_process_killed_amid_two_calls_without_memory_for_bitmaps() {
+    each_moment(&How::SHORT, kill_amid);
+}
+
 /// A call on one handle while another closes the store, held at its `nth` change; false if it made fewer.
 /// Then the process is killed: what was acknowledged is there.
-fn close_beside(second: &Op, nth: u64) -> bool {
-    let Bench { disk, store, model, place, .. } = bench(With::Nothing, true);
-    let what = format!("closing held at change {nth}, {second:?}");
+fn close_beside(how: How, second: &Op, nth: u64) -> bool {
+    let Bench { disk, store, model, place, .. } = bench(With::Nothing, how);
+    let what = format!("{how:?}, closing held at change {nth}, {second:?}");
     let gate = Arc::new(Gate::new(At::Change(nth)));
     disk.set_gate(Some(Arc::clone(&gate)));
     let (closing, at_gate) = (store.clone(), Arc::clone(&gate));
@@ -458,16 +491,18 @@ fn close_beside(second: &Op, nth: u64) -> bool {
         Err(_) => vec![before],
     };
     assert!(refused || fits(&expected, &answer), "{what}: {answer:?}");
-    verify(&Bench::open(&disk, Some(&place)), &models, &what);
+    verify(&how.open(&disk, &place), &models, &what);
     held
 }
 
 #[test]
 fn what_is_acknowledged_beside_closing_is_there() {
     let mut done = 0;
-    for second in seconds().into_iter().chain(firsts()) {
+    let hows = [How::AMPLE[0], How::SHORT[0]];
+    let all = || seconds().into_iter().chain(firsts());
+    for (how, second) in hows.iter().flat_map(|how| all().map(move |op| (*how, op))) {
         let mut nth = 1;
-        while nth < 40 && close_beside(&second, nth) {
+        while nth < 40 && close_beside(how, &second, nth) {
             nth += 1;
             done += 1;
         }
@@ -490,7 +525,7 @@ fn a_write_that_ends_at_any_moment_of_a_close_is_kept_if_it_is_acknowledged() {
 /// Ends a write, begun before, at the `nth` change that closing makes; false if it makes fewer.
 fn end_a_write_in_a_close(nth: u64) -> bool {
     const BLOCK: usize = 4096;
-    let Bench { disk, store, .. } = bench(With::Nothing, true);
+    let Bench { disk, store, .. } = bench(With::Nothing, How::AMPLE[0]);
     store.create_volume("new", 1 << 20).unwrap();
     let volume = store.volume("new").unwrap();
     let mut request = Request::new();

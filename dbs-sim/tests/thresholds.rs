@@ -9,11 +9,16 @@ const BOTH: &[bool] = &[true, false];
 /// Runs every case with a tail, and garbage in what is lost, or without both; at least `disturbed`
 /// steps must have met their fate.
 fn all(kind: Kind, tails: &[bool], disturbed: u64) {
+    all_with(kind, tails, false, disturbed);
+}
+
+/// As [`all`]; if memory `is_short`, bitmaps of extents leave it whenever they can.
+fn all_with(kind: Kind, tails: &[bool], is_short: bool, disturbed: u64) {
     let mut stats = Stats::default();
     let mut failures = Vec::new();
     for case in cases() {
         for &tail in tails {
-            let config = Config { garbage: tail, tail, ..Config::small(7) };
+            let config = Config { garbage: tail, tail, forgets: is_short, ..Config::small(7) };
             match run(&case, kind, &config) {
                 Ok(done) => stats += done,
                 Err(message) => failures.push(format!("tail {tail}: {message}")),
@@ -59,6 +64,14 @@ fn no_space_at_each_request() {
 #[test]
 fn no_space_at_each_operation() {
     all(Kind::Refused, BOTH, 400);
+}
+
+/// The reads among these are of metadata blocks whose bitmaps a command needs.
+#[test]
+fn disturbed_without_memory_for_bitmaps() {
+    for kind in Kind::ALL {
+        all_with(kind, BOTH, true, 15);
+    }
 }
 
 #[test]
