@@ -124,8 +124,9 @@ class StoreInfo(_Record):
     snapshots_max: int
     """Room for snapshots."""
     snapshots_deleting: int
-    snapshots_put_off: int
     """Snapshots deleted whose space has not all come back yet."""
+    snapshots_put_off: int
+    """Of those, the ones that are not merged for now: metadata that the merge needs is damaged."""
     sequence: int
     """Number of the last durable commit."""
     read_only: bool
