@@ -317,7 +317,11 @@ impl Meta {
     }
 
     /// The blocks of a page that hold data, but those of some extents.
-    pub(super) fn runs_in_use(&self, page: u32, but_of: &[u32]) -> std::result::Result<Vec<Run>, Away> {
+    pub(super) fn runs_in_use(
+        &self,
+        page: u32,
+        but_of: &[u32],
+    ) -> std::result::Result<Vec<Run>, Away> {
         let blocks = Sums::blocks_of(page);
         let per_extent = u64::from(self.blocks_per_extent());
         let data = self.geometry.region(RegionKind::Data).offset;
