@@ -89,12 +89,16 @@ impl Inner {
 }
 
 impl Inner {
-    /// Brings what is written back next, `most` blocks at most. What cannot be brought is left out, and stays in
-    /// the journal.
+    /// Brings what is written back next, `most` blocks at most, as [`Inner::bring_all`].
     pub(super) fn bring_dirty(&self, most: usize) -> Brought<'_> {
         let away = self.meta().dirty_away(most);
+        self.bring_all(&away)
+    }
+
+    /// Brings dirty blocks. What cannot be brought is left out, and stays in the journal.
+    pub(super) fn bring_all(&self, away: &[u32]) -> Brought<'_> {
         let mut brought = self.bring();
-        for (block, error) in brought.blocks(&away) {
+        for (block, error) in brought.blocks(away) {
             self.warn_once(format!(
                 "{error}; what changes there stays in the journal, which may fill up"
             ));

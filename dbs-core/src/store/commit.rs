@@ -116,14 +116,15 @@ impl Inner {
     /// One commit; the caller makes sure that there is only one at a time. What takes long, the
     /// sealing and the I/O, happens without the lock.
     pub(super) fn commit_once(&self, amount: WriteBack) -> Result<()> {
-        let (blocks, tail_lost) = {
+        let (blocks, tail_lost, away) = {
             let mut meta = self.meta();
-            (meta.blocks_to_capture(amount), meta.log.take_tail_lost())
+            let blocks = meta.blocks_to_capture(amount);
+            (blocks, meta.log.take_tail_lost(), meta.dirty_away(blocks))
         };
         if tail_lost {
             self.warn(TAIL_LOST.to_owned());
         }
-        let brought = self.bring_dirty(blocks);
+        let brought = (!away.is_empty()).then(|| self.bring_all(&away));
         let room = Room::new(blocks);
         let group = self.meta().begin_commit(amount, room)?;
         drop(brought);
