@@ -46,7 +46,7 @@ impl Meta {
     /// has been looked at; where the rest begins.
     ///
     /// # Errors
-    /// [`Stop::Away`]: nothing was added that the next call would not begin with.
+    /// `Stop::Away`: nothing was added that the next call would not begin with.
     pub fn map_span(
         &self,
         span: &Span,
