@@ -354,6 +354,15 @@ class Stopped:
 
     def __enter__(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
+        # On a busy machine its threads go on until one of them has seen the signal.
+        deadline = time.monotonic() + 60
+        while not all(state == "T" for state in self.states()):
+            assert time.monotonic() < deadline, self.states()
+            time.sleep(0.001)
+
+    def states(self) -> list[str]:
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        return [(thread / "stat").read_text().rpartition(") ")[2][0] for thread in threads]
 
     def __exit__(self, *_: object) -> None:
         os.kill(self.pid, signal.SIGCONT)
