@@ -75,8 +75,11 @@ impl Doctor {
         match Target::open(context, false) {
             Ok(Target::Live(store)) => {
                 let target = Target::Live(store);
-                diagnosis.store_of(context, &target, self.no_check)?;
-                target.close()?;
+                // A store that opens may fail to be read further on: that is a finding, too.
+                let looked = diagnosis.store_of(context, &target, self.no_check);
+                if let Err(error) = looked.and_then(|()| target.close()) {
+                    diagnosis.fails(&error);
+                }
             }
             Ok(Target::Old(_)) => diagnosis.add(
                 Grade::Warning,
@@ -88,7 +91,7 @@ impl Doctor {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Invalid) => {
                 return Err(error);
             }
-            Err(error) => diagnosis.not_opened(&error),
+            Err(error) => diagnosis.fails(&error),
         }
         diagnosis.file_system(path);
         diagnosis.devices(context, path);
@@ -111,7 +114,8 @@ impl Diagnosis {
         self.findings.push(Finding { grade, about, found, remedy: remedy.to_owned() });
     }
 
-    fn not_opened(&mut self, error: &Error) {
+    /// The store cannot be opened, or read to the end.
+    fn fails(&mut self, error: &Error) {
         let grade = match error.kind() {
             ErrorKind::Corrupt => Grade::Damage,
             _ => Grade::Problem,

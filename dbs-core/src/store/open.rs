@@ -135,8 +135,7 @@ impl Store {
         env: Arc<dyn Env>,
         read_only: bool,
     ) -> Result<Self> {
-        let tail = OpenedTail { memory: tail, ..OpenedTail::default() };
-        Self::open_with(storage, tail, env, read_only, None)
+        Self::open_within(storage, tail, env, read_only, None)
     }
 
     /// As [`Store::open_on`], with so many bytes of [`OpenOptions::metadata_memory`].

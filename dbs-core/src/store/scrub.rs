@@ -79,8 +79,8 @@ impl Store {
 
 impl Store {
     /// After a crash: makes the checksums again of what was being written when the last process ended, and of
-    /// what the device has no checksums of, looking at so many pages of checksums and reading the data of at most one that lacks them.
-    /// Whether there is more. What is damaged or cannot be read is left for who reads it.
+    /// what the device has no checksums of. Looks at so many pages of checksums, and reads the data of at most one
+    /// that lacks them. Whether there is more. What is damaged or cannot be read is left for who reads it.
     ///
     /// # Errors
     /// `Poisoned`.

@@ -179,8 +179,8 @@ impl Inner {
     }
 
     /// The sums of blocks read from `address` on, with nobody writing them: those that are known, or
-    /// else those of what was read. Those that differ are read again, once.
-    /// Damage is noted for a scrub, which may have been at `to` already.
+    /// else those of what was read. Those that differ are read again, once. Damage is noted for a scrub, which may
+    /// have been at `to` already, where the blocks go.
     pub(super) fn carried_sums(
         &self,
         address: u64,
