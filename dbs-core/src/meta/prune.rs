@@ -87,10 +87,13 @@ impl Meta {
         let Some(entry) = layer.get(logical) else { return Ok(0) };
         let (data, zero) = (self.entries.data_bits(entry)?, self.entries.zero_bits(entry)?);
         let (gone, left) = (data.and(covered), data.without(covered));
-        // Inside a run there are no absent blocks: what is dropped there is zero, as the run says.
+        // Inside a run there are no absent blocks: what is dropped there is zero, as the run says. And what another
+        // volume shows through absent blocks of this one, a flatten copies into them at once, while reads of what was
+        // dropped go on, and a crash may bring it back.
         let in_run = layer.in_run(logical);
-        let state = if in_run { FillState::Zero } else { FillState::Absent };
-        let dropped = if in_run { gone } else { gone.or(&zero.and(covered)) };
+        let to_zero = in_run || self.is_foreign_child(self.snapshot(owner).volume, owner);
+        let state = if to_zero { FillState::Zero } else { FillState::Absent };
+        let dropped = if to_zero { gone } else { gone.or(&zero.and(covered)) };
         let (zero, all) = (zero.without(&dropped), Bits::range(&(0..self.blocks_per_extent())));
         let as_run = in_run && data.or(&zero) == all;
         if left.is_empty() && (as_run || (!in_run && zero.is_empty())) {
@@ -100,7 +103,7 @@ impl Meta {
             if !dropped.is_empty() {
                 self.log_entry(entry);
                 self.fill_all(entry, &dropped, state);
-                if !in_run {
+                if !to_zero {
                     // A merge may copy there what lies below: not before reads of what is dropped have ended.
                     self.lose_sight();
                 }

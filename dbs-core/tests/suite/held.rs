@@ -2,8 +2,9 @@
 //! the device. Whatever is cut off, merged, freed and written anew meanwhile, it must never show
 //! another volume's bytes.
 
-use crate::common::{BLOCK, Mem, init, init_unchecked, open};
+use crate::common::{BLOCK, FixedEnv, Mem, MemTail, init, init_unchecked, open};
 use dbs_core::Store;
+use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::{Read, Request, Start};
 use std::sync::{Arc, Mutex};
@@ -138,6 +139,72 @@ fn a_read_of_what_is_pruned_meanwhile_gets_nothing_older() {
         assert_eq!((block(&store, "w", 1), block(&store, "w", 7)), (b'R', b'R'));
         assert!(!work(&store), "the read is over");
         assert!(store.check().unwrap().findings.is_empty());
+    }
+}
+
+/// Found by review: a flatten copied into blocks that a prune had made absent, while a read went on, and before
+/// that was durable.
+#[test]
+fn what_is_pruned_in_a_clone_is_not_flattened_over() {
+    for disk in [init(1), init_unchecked(1)] {
+        let store = open(&disk, 2, false).unwrap();
+        store.create_volume("v", 4 * EXTENT).unwrap();
+        store.volume("v").unwrap().write_at(0, &[b'A'; BLOCK], false).unwrap();
+        snapshot(&store, "v", "p");
+        store.clone_volume("v", "p", "w").unwrap();
+        store.volume("w").unwrap().write_at(0, &[b'B'; 8 * BLOCK], false).unwrap();
+        snapshot(&store, "w", "r");
+        store.set_retired("w", "r", true).unwrap();
+        store.flush().unwrap();
+        let changed = {
+            let store = store.clone();
+            move || {
+                store.volume("w").unwrap().write_at(0, &[b'H'; BLOCK], false).unwrap();
+                store.prune("w", 0, 4 * EXTENT).unwrap();
+                store.flatten("w", &mut |_, _| true).unwrap();
+                true
+            }
+        };
+        let (found, _) = read_while(&disk, &store, Reader::Volume, "w", changed);
+        assert!(found[0] != b'A', "another volume's block");
+        assert_eq!((block(&store, "w", 0), block(&store, "w", 7)), (b'H', b'B'));
+        assert!(store.check().unwrap().findings.is_empty());
+    }
+}
+
+/// The same when power is lost before anything of that is durable.
+#[test]
+fn what_a_flatten_copies_is_not_seen_where_a_prune_was_lost() {
+    let disk = init(1);
+    let env = Arc::new(FixedEnv::new(2));
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let store = Store::open_on(storage, Some(MemTail::boxed()), env, false).unwrap();
+    store.create_volume("v", 4 * EXTENT).unwrap();
+    let write = |name: &str, length: usize, byte: u8| {
+        let volume = store.volume(name).unwrap();
+        for at in [0, EXTENT] {
+            volume.write_at(at, &vec![byte; length], false).unwrap();
+        }
+    };
+    write("v", BLOCK, b'A');
+    snapshot(&store, "v", "p");
+    store.clone_volume("v", "p", "w").unwrap();
+    write("w", 8 * BLOCK, b'B');
+    snapshot(&store, "w", "r");
+    store.set_retired("w", "r", true).unwrap();
+    store.flush().unwrap();
+    write("w", BLOCK, b'H');
+    store.prune("w", 0, 4 * EXTENT).unwrap();
+    let mut images = Vec::new();
+    let flattened = store.flatten("w", &mut |_, _| {
+        images.push(disk.fork());
+        true
+    });
+    flattened.unwrap();
+    assert!(images.len() > 1);
+    for image in images {
+        let store = open(&Arc::new(image), 3, false).unwrap();
+        assert!([b'B', b'H'].contains(&block(&store, "w", 0)), "another volume's block");
     }
 }
 
