@@ -46,7 +46,7 @@ pub struct StoreInfo {
     pub snapshots_max: u64,
     /// Snapshots deleted but still being merged or reclaimed in the background.
     pub snapshots_deleting: u64,
-    /// Of those, snapshots that are not merged for now, as metadata is damaged that the merge needs.
+    /// Of those, snapshots that are not merged for now, as something that the merge needs cannot be read or written.
     #[serde(default)]
     pub snapshots_put_off: u64,
     /// Sequence number of the last durable commit group.

@@ -162,7 +162,7 @@ fn describe(info: &StoreInfo) -> String {
         let put_off = match info.snapshots_put_off {
             0 => String::new(),
             some => {
-                format!(", {some} of them put off: metadata is damaged, `dbs check` says where")
+                format!(", {some} of them put off: see the warnings, and `dbs check`")
             }
         };
         rows.push(("being deleted", format!("{} snapshots{put_off}", info.snapshots_deleting)));

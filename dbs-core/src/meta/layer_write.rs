@@ -86,8 +86,8 @@ impl Meta {
         let owner = self.snapshot(owner);
         if is_put_off {
             return Error::corrupt(format!(
-                "a deleted snapshot below `{}@{}` cannot be merged, as metadata is damaged that this needs; \
-                 `dbs check` lists all damage",
+                "a deleted snapshot below `{}@{}` cannot be merged, as something that this needs cannot be read or \
+                 written; `dbs check` lists all damage",
                 self.volume(owner.volume).name,
                 owner.name
             ));

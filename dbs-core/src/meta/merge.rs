@@ -160,7 +160,7 @@ impl Meta {
         }
     }
 
-    /// A deleted snapshot is not merged for now: metadata that its merge needs cannot be read.
+    /// A deleted snapshot is not merged for now: what its merge needs cannot be read or written.
     pub fn put_off(&mut self, id: SnapshotId) {
         self.put_off.insert(id.0);
     }

@@ -123,6 +123,8 @@ impl Store {
                     0 => break,
                     extents => done += extents,
                 }
+                // There may be room now for what a merge copies into holes of the file.
+                self.inner.meta().end_put_off();
             }
         }
         let remaining = self.inner.meta().work_remaining();
@@ -236,7 +238,12 @@ impl Inner {
 
     /// Whether the deleted snapshot whose turn it is cannot be merged as metadata is damaged: the others are.
     fn put_off(&self, error: &Error) -> bool {
-        if !is_damage(error) || self.check_sound().is_err() {
+        is_damage(error) && self.put_off_if_sound(error)
+    }
+
+    /// As [`Self::put_off`], whatever keeps it from being merged, unless no other could be merged for that either.
+    fn put_off_if_sound(&self, error: &Error) -> bool {
+        if self.check_sound().is_err() {
             return false;
         }
         let mut meta = self.meta();
@@ -271,8 +278,12 @@ impl Inner {
             finish()?;
             return self.copy(&copies[first..]);
         }
-        self.copy(&copies)?;
-        finish()
+        match self.copy(&copies) {
+            // A block that cannot be read, or a full file system below: the others are merged, and what is free is
+            // given back, which may be the room that is wanted.
+            Err(error) if self.put_off_if_sound(&error) => Ok(()),
+            copied => copied.and_then(|()| finish()),
+        }
     }
 
     fn flatten_extent(&self, volume: VolumeId, layer: SnapshotId, logical: u32) -> Result<()> {

@@ -1,8 +1,10 @@
 //! A store that looks full and is not: what a writer gets while background jobs run.
 
+use crate::checksums::device;
 use crate::common::{BLOCK, FixedEnv, Mem, init, open, options, pattern};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, InitOptions, Store, Volume};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -172,4 +174,51 @@ fn discards_leave_the_last_extents_to_data() {
     v.read_at((EXTENTS - 1) * EXTENT, &mut block).unwrap();
     assert!(block == [0; BLOCK]);
     (written..written + free - 1).for_each(|at| write(at).unwrap());
+}
+
+/// Found by review: background work took the same merge first each time, and failed: no other was done, no free extent
+/// given back to a full file system.
+#[test]
+fn a_merge_that_cannot_copy_keeps_nothing_else_from_being_done() {
+    for spoilt in [true, false] {
+        let disk = init(1);
+        let store = open(&disk, 2, false).unwrap();
+        let write = |volume: &Volume, block: u64| {
+            volume.write_at(block * BLOCK as u64, &[1; BLOCK], false).unwrap();
+        };
+        for name in ["a", "b", "c"] {
+            store.create_volume(name, 8 * EXTENT).unwrap();
+            let volume = store.volume(name).unwrap();
+            [0, 2].iter().for_each(|block| write(&volume, *block));
+            store.create_snapshot(name, "s", &SnapshotOptions::default()).unwrap();
+            [4, 6].iter().for_each(|block| write(&volume, *block));
+        }
+        let a = store.volume("a").unwrap();
+        let (below, above) = (device(&a, 0), device(&a, 4 * BLOCK as u64) - 4 * BLOCK as u64);
+        let at = |block: u64| block * BLOCK as u64;
+        if spoilt {
+            [below, above + at(4)].iter().for_each(|place| disk.spoil(*place));
+        } else {
+            let places = [below + at(4), below + at(6), above, above + at(2)];
+            places.iter().for_each(|place| disk.refuse(*place));
+        }
+        let discarded = Arc::new(AtomicBool::new(false));
+        let hook = Arc::clone(&discarded);
+        disk.on_discard(move || hook.store(true, Ordering::Relaxed));
+        store.delete_volume("c").unwrap();
+        ["a", "b"].iter().for_each(|name| store.delete_snapshot(name, "s").unwrap());
+        let work = || (0..100).for_each(|_| _ = store.housekeep(Duration::from_millis(5)).unwrap());
+        work();
+        let info = store.info();
+        assert_eq!((info.snapshots_deleting, info.snapshots_put_off), (1, 1));
+        assert_eq!(info.extents_total - info.extents_free, 3, "a has two extents, b has one");
+        assert!(discarded.load(Ordering::Relaxed), "nothing is given back");
+        assert!(info.warnings.iter().any(|warning| warning.contains("copying extents failed")));
+        disk.recover();
+        // What is given back may be the room that was wanted.
+        store.delete_volume("b").unwrap();
+        work();
+        let info = store.info();
+        assert_eq!((info.snapshots_deleting, info.extents_total - info.extents_free), (0, 1));
+    }
 }
