@@ -6,6 +6,7 @@ use super::sys;
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -54,6 +55,31 @@ pub fn freeze(device: &Path) -> Result<Vec<Frozen>> {
     mounts.into_iter().map(|mount| mount.freeze()).collect()
 }
 
+/// Thaws all file systems on the block device with this number, and on what is made of it, whoever has frozen
+/// them; answers with where those are mounted that were frozen.
+///
+/// # Errors
+/// The system does not say what is mounted; a file system cannot be thawed, and others may be.
+pub fn thaw(number: u64) -> Result<Vec<PathBuf>> {
+    let mut points = Vec::new();
+    let mut outcome = Ok(());
+    for mount in mounts_of(&above(Device::of(number)))? {
+        let failed =
+            |e| Error::io(e, format!("thawing the file system at `{}`", mount.point.display()));
+        let thawed = mount.open(&failed).and_then(|root| match sys::thaw(root.as_fd()) {
+            // It is not frozen.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+            thawed => thawed.map(|()| true).map_err(&failed),
+        });
+        match thawed {
+            Ok(true) => points.push(mount.point),
+            Ok(false) => {}
+            Err(error) => outcome = Err(error),
+        }
+    }
+    outcome.map(|()| points)
+}
+
 /// A file system, by one of its mounts.
 struct Found {
     device: Device,
@@ -68,6 +94,13 @@ impl Found {
         let failed = |error| {
             Error::io(error, format!("freezing the file system at `{}`", self.point.display()))
         };
+        let root = self.open(&failed)?;
+        sys::freeze(root.as_fd()).map_err(failed)?;
+        Ok(Frozen { root, point: self.point })
+    }
+
+    /// Its root.
+    fn open(&self, failed: &dyn Fn(io::Error) -> Error) -> Result<File> {
         let mut open = OpenOptions::new();
         open.read(true).custom_flags(libc::O_DIRECTORY | libc::O_NONBLOCK);
         let root = open.open(&self.path).map_err(failed)?;
@@ -76,8 +109,7 @@ impl Found {
             let text = format!("`{}` is not what it was", self.point.display());
             return Err(Error::busy(text));
         }
-        sys::freeze(root.as_fd()).map_err(failed)?;
-        Ok(Frozen { root, point: self.point })
+        Ok(root)
     }
 }
 
@@ -245,6 +277,14 @@ mod tests {
         drop(frozen);
         assert_eq!(wait.recv_timeout(Duration::from_secs(120)), Ok(Ok(())));
         writer.join().unwrap();
+        // Whoever froze it is gone without a word: another one thaws it, once.
+        let root = File::open(&mounted.point).unwrap();
+        sys::freeze(root.as_fd()).unwrap();
+        drop(root);
+        let number = fs::metadata(device).unwrap().rdev();
+        assert_eq!(thaw(number).unwrap(), [mounted.point.clone()]);
+        assert!(thaw(number).unwrap().is_empty());
+        fs::write(mounted.point.join("file"), b"later").unwrap();
         run("umount", &[mounted.point.to_str().unwrap()]).unwrap();
         assert!(freeze(device).unwrap().is_empty(), "nothing is mounted");
     }
