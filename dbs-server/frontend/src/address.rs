@@ -8,7 +8,7 @@ use nix::sys::socket::{
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::str::FromStr;
 
 /// `HOST:PORT`; without a host, all addresses.
@@ -62,6 +62,14 @@ impl ListenAddress {
     /// # Errors
     /// Names the address; `AddrInUse` if somebody listens there.
     pub fn bind(&self) -> io::Result<TcpListener> {
+        self.reserve()?.listen()
+    }
+
+    /// Takes the address, and does not listen yet: who connects is refused.
+    ///
+    /// # Errors
+    /// As [`ListenAddress::bind`].
+    pub fn reserve(&self) -> io::Result<Reserved> {
         let addresses: io::Result<Vec<SocketAddr>> = if self.host.is_empty() {
             Ok(vec![
                 (Ipv6Addr::UNSPECIFIED, self.port).into(),
@@ -78,7 +86,7 @@ impl ListenAddress {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for address in addresses.map_err(|e| self.named(&e))? {
             match bind_one(address) {
-                Ok(listener) => return Ok(listener),
+                Ok(fd) => return Ok(Reserved { fd, address: self.clone() }),
                 // Somebody there is no reason to listen elsewhere.
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Err(self.named(&e)),
                 Err(e) => last = e,
@@ -92,7 +100,27 @@ impl ListenAddress {
     }
 }
 
-fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
+/// An address that nobody else can listen on, and that is not listened on yet.
+#[derive(Debug)]
+pub struct Reserved {
+    fd: OwnedFd,
+    address: ListenAddress,
+}
+
+impl Reserved {
+    /// Listens.
+    ///
+    /// # Errors
+    /// Names the address; `AddrInUse` if somebody has reserved it at the same time.
+    pub fn listen(self) -> io::Result<TcpListener> {
+        // As many waiting connections as the kernel allows; musl thinks that is only 128.
+        let listening = listen(&self.fd, Backlog::MAXALLOWABLE);
+        listening.map_err(|e| self.address.named(&e.into()))?;
+        Ok(TcpListener::from(self.fd))
+    }
+}
+
+fn bind_one(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     // The port is free at once for whoever comes after us.
@@ -105,9 +133,7 @@ fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
         }
     }
     bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
-    // As many waiting connections as the kernel allows; musl thinks that is only 128.
-    listen(&fd, Backlog::MAXALLOWABLE)?;
-    Ok(TcpListener::from(fd))
+    Ok(fd)
 }
 
 #[cfg(test)]
@@ -136,5 +162,19 @@ mod tests {
         let taken = ListenAddress { host: String::new(), port }.bind().unwrap_err();
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
         assert!(taken.to_string().contains(&port.to_string()));
+    }
+
+    #[test]
+    fn a_reserved_address_is_not_listened_on_yet() {
+        let any: ListenAddress = "127.0.0.1:0".parse().unwrap();
+        let listener = any.bind().unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let address = ListenAddress { host: "127.0.0.1".to_owned(), port };
+        assert_eq!(address.reserve().unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        let reserved = address.reserve().unwrap();
+        TcpStream::connect(("127.0.0.1", port)).unwrap_err();
+        let _listener = reserved.listen().unwrap();
+        TcpStream::connect(("127.0.0.1", port)).unwrap();
     }
 }

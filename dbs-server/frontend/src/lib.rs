@@ -34,7 +34,7 @@ mod socket;
 pub mod tls;
 
 pub use accept::Acceptor;
-pub use address::ListenAddress;
+pub use address::{ListenAddress, Reserved};
 pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use dbs_reactor::inherited_sockets;
