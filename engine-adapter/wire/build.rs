@@ -44,9 +44,12 @@ fn configure() -> Builder {
     let attribute = "#[derive(serde::Serialize)] #[serde(rename_all = \"camelCase\")]";
     let printed = |build: Builder, name| build.type_attribute(format!(".ptypes.{name}"), attribute);
     let build = PRINTED.into_iter().fold(tonic_prost_build::configure(), printed);
-    KEYS.into_iter().fold(build, |build, (field, key)| {
+    let build = KEYS.into_iter().fold(build, |build, (field, key)| {
         build.field_attribute(format!(".ptypes.{field}"), format!("#[serde(rename = \"{key}\")]"))
-    })
+    });
+    // Upstream has no such key.
+    let optional = "#[serde(skip_serializing_if = \"String::is_empty\")]";
+    build.field_attribute(".ptypes.Volume.block_device", optional)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

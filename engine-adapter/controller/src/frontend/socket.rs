@@ -42,6 +42,8 @@ pub struct SocketOptions {
     /// an equal share with those that are there, so that a hundred have a few times as much; each may have
     /// one request, however long.
     pub bytes_max: u64,
+    /// Whether a write is answered only when it is durable: for clients that ask for no flush, as `tgtd`.
+    pub durable_writes: bool,
     /// How long a client may leave its replies unread before it is disconnected.
     pub write_timeout: Duration,
     /// How long clients may take to receive their last replies when the frontend ends.
@@ -63,6 +65,7 @@ impl SocketOptions {
             max_connections: 16384,
             requests_max: 1024,
             bytes_max: 64 << 20,
+            durable_writes: false,
             write_timeout: Duration::from_secs(30),
             stop_grace: Duration::from_secs(5),
         }
@@ -94,13 +97,13 @@ impl SocketFrontend {
         let address = listener.address()?;
         let connections = Arc::new(AtomicUsize::new(0));
         let limits = Limits { requests: options.requests_max, bytes: options.bytes_max };
-        let write_timeout = options.write_timeout;
+        let (write_timeout, durable) = (options.write_timeout, options.durable_writes);
         let attached = path.attach(|_| {
             let connections = Arc::clone(&connections);
             move |_: &mut Io, tags| -> Box<dyn Front> {
                 let peers = Peers::new(limits, write_timeout).tagged(tags);
                 let tickets = Slab::default();
-                Box::new(Clients { peers, limits, tickets, connections, stopping: false })
+                Box::new(Clients { peers, limits, tickets, connections, durable, stopping: false })
             }
         })?;
         let attached = Arc::new(attached);
@@ -157,6 +160,8 @@ struct Clients {
     tickets: Slab<(u32, Request)>,
     /// Of all reactors.
     connections: Arc<AtomicUsize>,
+    /// Whether writes are answered only when they are durable.
+    durable: bool,
     stopping: bool,
 }
 
@@ -171,7 +176,7 @@ impl Clients {
         let Ready { request, payload } = ready;
         let action = match request.op {
             Op::Read => Action::Read,
-            Op::Write => Action::Write { durable: false },
+            Op::Write => Action::Write { durable: self.durable },
             Op::Unmap => Action::Discard,
             Op::Flush => Action::Flush,
             Op::Ping => {

@@ -36,6 +36,12 @@ pub struct UblkFrontend {
 }
 
 impl UblkFrontend {
+    /// Whether this machine can have such a device of a path.
+    #[must_use]
+    pub fn is_possible(path: &Path) -> bool {
+        path.driver() == DRIVER && Control::open().is_ok()
+    }
+
     /// Makes a block device of the volume behind a path. `added` is told before anybody can use it, and
     /// may refuse; the kernel keeps `mark` with the device.
     ///
@@ -85,7 +91,9 @@ impl UblkFrontend {
     /// `Unsupported` before Linux 6.16.
     pub fn resize(&self, size: u64) -> Result<()> {
         let doing = "changing the size of the block device, which gets the new size when its \
-                     frontend is started again; Linux 6.16 can change the size in use";
+                     frontend is started again (`frontend shutdown`, `frontend start`); Linux 6.16 can \
+                     change the size in use, and so can a block device over iSCSI, on any kernel \
+                     (--block-device iscsi)";
         let id = self.device.info().id;
         let updated = Control::open().and_then(|mut control| match control.params(id) {
             Ok((known, _)) if known.size == size => Ok(()),

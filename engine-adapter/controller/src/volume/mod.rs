@@ -19,7 +19,7 @@ mod settings;
 mod snapshot;
 mod start;
 
-pub use host::Machine;
+pub use host::{Machine, forget_frozen, thaw, thaw_left};
 pub use metrics::Fault;
 pub use parts::{
     Call, CallError, Called, DataPath, Events, Frontend, Frontends, Host, Offer, Paused,
@@ -177,6 +177,7 @@ impl Controller {
             unmap_mark_snap_chain_removed: state.unmap_mark,
             snapshot_max_count: i32::try_from(state.limits.count).unwrap_or(i32::MAX),
             snapshot_max_size: signed(state.limits.size),
+            block_device: frontend.map_or_else(String::new, |one| one.block_device().to_owned()),
         }
     }
 

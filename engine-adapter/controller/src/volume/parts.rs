@@ -239,8 +239,16 @@ pub trait Frontend: Send + Sync {
     fn name(&self) -> &str;
     /// Where it is; empty if it is not up.
     fn endpoint(&self) -> String;
-    /// Whether it is up.
+    /// What its block device is made with, where there is a choice; empty otherwise, and if it is not up.
+    fn block_device(&self) -> &'static str {
+        ""
+    }
+    /// Whether it is up, as it is also until its end has come.
     fn is_up(&self) -> bool;
+    /// Whether its end has begun, and has not come.
+    fn is_ending(&self) -> bool {
+        false
+    }
     /// Offers the volume.
     ///
     /// # Errors
@@ -287,4 +295,6 @@ pub trait Host: Send + Sync {
     /// # Errors
     /// They cannot be frozen, or not soon; they are not frozen then.
     fn freeze(&self, device: &str) -> Result<Option<Box<dyn Paused>>>;
+    /// Thaws what is frozen, before the process ends.
+    fn thaw(&self) {}
 }

@@ -69,6 +69,11 @@ impl Controller {
         outcome.map(|()| name)
     }
 
+    /// Thaws what is frozen for a snapshot: the process is about to end without it.
+    pub fn thaw(&self) {
+        self.parts.host.thaw();
+    }
+
     /// Has this machine write out what its file systems have in memory, if that is asked for.
     fn sync(&self) {
         if self.options.sync_before_snapshot

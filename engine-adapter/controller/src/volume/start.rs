@@ -240,9 +240,10 @@ impl Controller {
     /// # Errors
     /// The frontend or a replica did not end well; the volume is shut down nevertheless.
     pub fn shutdown(&self) -> Result<()> {
-        let frontend = self.state().frontend.clone();
-        let stopped = frontend.map_or(Ok(()), |frontend| frontend.stop());
+        let stopped = self.shutdown_frontend();
         let _work = self.work();
+        // One may have come up meanwhile.
+        let stopped = stopped.and_then(|()| self.shutdown_frontend());
         let closed = self.close_all();
         stopped.and(closed)
     }
@@ -278,6 +279,13 @@ impl Controller {
             }
             let other = state.frontend.as_ref().filter(|frontend| frontend.is_up());
             match other {
+                Some(other) if other.is_ending() => {
+                    return Err(Error::busy(format!(
+                        "frontend {} is being ended, or could not be ended: end it (`frontend shutdown`), then \
+                         start {kind}",
+                        other.name()
+                    )));
+                }
                 Some(other) if other.name() == kind => return Ok(()),
                 Some(other) => {
                     return Err(Error::busy(format!(
@@ -295,18 +303,18 @@ impl Controller {
     fn bring_up(&self, kind: &str, upgrade: bool) -> Result<()> {
         let frontend = self.parts.frontends.create(kind)?;
         let offer = {
-            let mut state = self.state();
-            state.frontend = Some(frontend.clone());
+            let state = self.state();
             let volume = self.options.volume.clone();
             let (size, sector_size) = (state.size, state.sector_size);
             (!state.members.is_empty()).then_some(Offer { volume, size, sector_size, upgrade })
         };
         let what =
             if upgrade { "failed to upgrade frontend" } else { "failed to start up frontend" };
-        match offer {
-            Some(offer) => frontend.start(&offer).map_err(|error| error.context(what)),
-            None => Ok(()),
+        if let Some(offer) = offer {
+            frontend.start(&offer).map_err(|error| error.context(what))?;
         }
+        self.state().frontend = Some(frontend);
+        Ok(())
     }
 
     /// Ends the frontend; its kind is remembered.

@@ -308,6 +308,10 @@ struct Device {
     offered: Mutex<Vec<u64>>,
     up: Mutex<bool>,
     grows: Mutex<bool>,
+    ending: Mutex<bool>,
+    /// Whoever has it keeps a start waiting.
+    gate: Mutex<()>,
+    fails: Mutex<bool>,
 }
 
 impl Frontend for Device {
@@ -323,7 +327,15 @@ impl Frontend for Device {
         *self.up.lock().unwrap()
     }
 
+    fn is_ending(&self) -> bool {
+        *self.ending.lock().unwrap()
+    }
+
     fn start(&self, offer: &Offer) -> Result<()> {
+        drop(self.gate.lock().unwrap());
+        if *self.fails.lock().unwrap() {
+            return Err(Error::busy("it does not start"));
+        }
         self.offered.lock().unwrap().push(offer.size);
         *self.up.lock().unwrap() = true;
         Ok(())
@@ -365,6 +377,43 @@ fn volume_with_device() -> (Arc<Sim>, Arc<Controller>, Arc<Device>) {
     controller.start(&[address(0)], SIZE, SIZE).unwrap();
     controller.start_frontend("device").unwrap();
     (sim, controller, device)
+}
+
+#[test]
+fn a_frontend_that_could_not_be_ended_is_not_taken_for_one_that_serves() {
+    let (sim, controller, device) = volume_with_device();
+    controller.snapshot("one", HashMap::new(), false).unwrap();
+    controller.start_frontend("device").unwrap();
+    *device.ending.lock().unwrap() = true;
+    let error = controller.start_frontend("device").unwrap_err();
+    assert!(error.to_string().contains("frontend shutdown"), "{error}");
+    controller.revert("one").unwrap_err();
+    *device.ending.lock().unwrap() = false;
+    // One that does not start leaves what was there.
+    controller.shutdown_frontend().unwrap();
+    *device.fails.lock().unwrap() = true;
+    controller.start_frontend("device").unwrap_err();
+    assert_eq!(controller.volume().frontend_state, "down");
+    nothing_violated(&sim);
+}
+
+/// It stayed up over no replicas.
+#[test]
+fn a_frontend_that_comes_up_amid_a_shutdown_is_ended() {
+    let (_sim, controller, device) = volume_with_device();
+    controller.shutdown_frontend().unwrap();
+    let gate = device.gate.lock().unwrap();
+    let moment = || std::thread::sleep(std::time::Duration::from_millis(200));
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| controller.start_frontend("device"));
+        moment();
+        let ending = scope.spawn(|| controller.shutdown());
+        moment();
+        drop(gate);
+        starting.join().unwrap().unwrap();
+        ending.join().unwrap().unwrap();
+    });
+    assert!(!device.is_up());
 }
 
 /// It found nothing to do, and the device kept its size until its next start.

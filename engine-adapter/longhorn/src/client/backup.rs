@@ -267,7 +267,7 @@ impl Engine {
                     .find(|status| status.is_restoring && !status.filename.is_empty());
                 match under_way {
                     Some(status) => Ok(status.filename.clone()),
-                    None => Ok(names::snapshot_disk(&Machine.unique_name())),
+                    None => Ok(names::snapshot_disk(&Machine::default().unique_name())),
                 }
             }
             2 => {

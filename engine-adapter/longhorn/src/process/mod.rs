@@ -173,7 +173,7 @@ fn run_on(
         ),
         path: Arc::clone(&data) as Arc<dyn DataPath>,
         frontends: Arc::clone(&frontends) as Arc<dyn Frontends>,
-        host: Arc::new(Machine),
+        host: Arc::new(Machine::default()),
     };
     let controller = Controller::new(process.options.clone(), parts, &relay);
     let alone = if process.null_backend {

@@ -139,7 +139,7 @@ fn volume(node: &Node) -> Volume {
         replicas: Arc::new(replicas),
         path: path.clone(),
         frontends: Arc::new(Flags),
-        host: Arc::new(Machine),
+        host: Arc::new(Machine::default()),
     };
     Volume { controller: Controller::new(options, parts, &Relay::default()), path }
 }
