@@ -2,8 +2,8 @@
 
 use super::golang::{self, BooleanOption as _};
 use super::replica;
-use super::replica_args::{ChecksumArgs, DataProtocol, Size};
-use crate::process::{Failed, FrontendOptions, LocalOptions, Process};
+use super::replica_args::{ChecksumArgs, DataProtocol, DurabilityArg, Size};
+use crate::process::{BlockDevice, Failed, FrontendOptions, LocalOptions, Process};
 use clap::{ArgAction, Args};
 use dbs_core::{Error, Result};
 use dbs_frontend::Listen;
@@ -29,6 +29,10 @@ use std::time::Duration;
 const OURS: &str = "Options of DBS";
 /// Ports for receiving files of a replica in the controller's process.
 const RECEIVERS: u16 = 10;
+/// Requests that the initiator has in flight for a disk: each may wait for the one before. And the time on top
+/// of what they may take, after which `tgtd` or the kernel fails them.
+const SCSI_DEPTH: u32 = 32;
+const SCSI_SPARE: Duration = Duration::from_secs(30);
 /// Longest name of a volume.
 const NAME_MAX: usize = 64;
 
@@ -52,8 +56,9 @@ pub struct ControllerArgs {
     /// file://PATH for a plain file. Can be repeated
     #[arg(long, value_name = "ADDRESS", action = ArgAction::Append)]
     pub replica: Vec<String>,
-    /// How users connect to the volume: `tgt-blockdev` (the block device /dev/longhorn/VOLUME), `ublk`
-    /// (another name for the same), `nbd` or `socket`
+    /// How users connect to the volume: `tgt-blockdev` (the block device /dev/longhorn/VOLUME, see
+    /// --block-device), `ublk` (the same, through the kernel's ublk driver in any case), `tgt-iscsi` (an
+    /// iSCSI target), `nbd` or `socket`
     #[arg(long, default_value = "", hide_default_value = true)]
     pub frontend: String,
     /// Kind of replicas that the volume may have: `tcp` or `file`; can be repeated. With `file`,
@@ -137,11 +142,21 @@ pub struct OurControllerArgs {
     /// Serve metrics for Prometheus over HTTP
     #[arg(long, value_name = "[HOST]:PORT")]
     pub metrics: Option<ListenAddress>,
-    /// Queues of the block device [default: one for each reactor]
+    /// What `tgt-blockdev` is made with. Over iSCSI, everybody who reaches port 3260 of this machine or pod can
+    /// use the volume. A block device of ublk that is there when the frontend starts stays what it is
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = BlockDevice::Auto)]
+    #[arg(env = "DBS_BLOCK_DEVICE")]
+    pub block_device: BlockDevice,
+    /// What a write survives when it is answered to a client that cannot ask for a flush: `tgtd`, or a client
+    /// of `socket`. With `power`, it is answered when the replicas have made it durable [default: power over
+    /// iSCSI, interval for `socket`]
+    #[arg(long, value_enum, env = "DBS_DURABILITY")]
+    pub durability: Option<DurabilityArg>,
+    /// Queues of the block device of ublk [default: one for each reactor]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
     pub frontend_queues: Option<u16>,
-    /// Requests that a queue of the block device holds at a time
+    /// Requests that a queue of the block device of ublk holds at a time
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
     pub frontend_depth: u16,
@@ -218,8 +233,6 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         Some(millis) => Duration::from_millis(millis.max(1)),
     };
     let flush_timeout = Duration::from_secs(ours.flush_timeout);
-    let nbd_tls = ours.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
-    let nbd_tls = nbd_tls.map_err(|e| Error::invalid(e.to_string()))?;
     Ok(Process {
         options: Options {
             volume: args.volume.clone(),
@@ -258,17 +271,31 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
         http_timeout_s: args.file_sync_http_client_timeout,
         listen: args.listen.clone(),
         metrics: ours.metrics.clone(),
-        frontends: FrontendOptions {
-            sockets: ours.socket_dir.clone(),
-            nbd: ours.nbd_listen.clone(),
-            nbd_tls,
-            device: UblkOptions {
-                // No more threads than it has do anything for it.
-                queues: ours.frontend_queues.unwrap_or(ours.reactors).min(QUEUES_MAX),
-                depth: ours.frontend_depth,
-            },
-            nodes: ours.device_dir.clone(),
+        frontends: frontends(ours, short_timeout)?,
+    })
+}
+
+/// Settings of frontends.
+fn frontends(ours: &OurControllerArgs, short_timeout: Duration) -> Result<FrontendOptions> {
+    let nbd_tls = ours.nbd_tls_dir.as_deref().map(TlsConfig::load_dir).transpose();
+    let nbd_tls = nbd_tls.map_err(|e| Error::invalid(e.to_string()))?;
+    Ok(FrontendOptions {
+        sockets: ours.socket_dir.clone(),
+        nbd: ours.nbd_listen.clone(),
+        nbd_tls,
+        device: UblkOptions {
+            // No more threads than it has do anything for it.
+            queues: ours.frontend_queues.unwrap_or(ours.reactors).min(QUEUES_MAX),
+            depth: ours.frontend_depth,
         },
+        nodes: ours.device_dir.clone(),
+        block_device: ours.block_device,
+        durable_writes: ours.durability.map(|durability| durability == DurabilityArg::Power),
+        request_timeout: timeout::long(short_timeout) * SCSI_DEPTH + SCSI_SPARE,
+        // A write may wait for replicas that hang, the last one, and then for a flush.
+        disk_timeout: timeout::long(short_timeout) * 2
+            + Duration::from_secs(ours.flush_timeout)
+            + SCSI_SPARE,
     })
 }
 

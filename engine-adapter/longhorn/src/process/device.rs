@@ -1,38 +1,40 @@
-//! The frontends `ublk` and `tgt-blockdev`: the volume as a block device with a node of the volume's name,
-//! which outlives its controller.
+//! The frontend `ublk`: the volume as a block device of the kernel's `ublk`, with a node of the volume's name,
+//! which outlives its controller. `tgt-blockdev` is the same where there is `ublk`.
 //!
 //! A file says which device is the volume's, another one which replicas may go on with it
 //! ([`Ledger`]). A controller that starts finds the device that a dead one left and takes it over, or
 //! ends it; with `--upgrade` it has the one that still runs end first.
 
 use super::ledger::{Ledger, write_durably};
+use super::node;
+use super::running::Running;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_frontend::lock;
 use dbs_reactor::ublk::{Control, DeviceInfo, DeviceState, block_path};
 use dbs_service::log;
 use dbs_ublk::explain;
 use longhorn_controller::frontend::{UblkFrontend, UblkOptions};
 use longhorn_controller::path::Path;
-use longhorn_controller::volume::{Frontend, Offer};
+use longhorn_controller::volume::{Frontend, Offer, forget_frozen, thaw_left};
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::sys::stat::makedev;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// The name of the frontend, and of what its device is made with.
+pub(super) const UBLK: &str = "ublk";
+/// Where the kernel shows devices.
+pub(super) const SYS: &str = "/sys";
 /// How long an older controller may take to end. If it had all tags of a queue, the
 /// kernel notices only when a request is 30 s old.
 const TIMEOUT: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(20);
-/// Rights of the node: those of block devices.
-const NODE_MODE: u32 = 0o660;
 
 /// Where such a frontend keeps what it needs.
 #[derive(Debug, Clone)]
@@ -51,6 +53,11 @@ impl Places {
 
     fn record(&self, volume: &str) -> PathBuf {
         self.run.join(format!("ublk-{volume}.json"))
+    }
+
+    /// The file that says which device a controller has frozen file systems on.
+    pub fn frozen(&self, volume: &str) -> PathBuf {
+        self.run.join(format!("{volume}.frozen"))
     }
 }
 
@@ -71,6 +78,17 @@ impl Record {
         Self { device: info.id, mark, pid, began: began(pid).unwrap_or(0) }
     }
 
+    /// Whether the device is there, by what the kernel says of its number, and whether it shows one of this number.
+    fn is_there(&self, info: io::Result<DeviceInfo>, shown: bool) -> Result<bool> {
+        match info {
+            Ok(info) => Ok(info.mark == self.mark && info.state != DeviceState::Dead),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) || !shown => Ok(false),
+            Err(error) => {
+                Err(explain(error, "looking for the block device of an earlier controller"))
+            }
+        }
+    }
+
     /// Whether the process that serves it runs.
     fn is_served(&self) -> bool {
         self.pid != std::process::id() && began(self.pid) == Some(self.began)
@@ -88,23 +106,17 @@ fn began(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Whether a frontend of this kind is a block device.
-pub(super) fn is_device(kind: &str) -> bool {
-    matches!(kind, "ublk" | "tgt-blockdev")
-}
-
 /// A volume's block device.
 pub(super) struct DeviceVolume {
-    pub kind: String,
     pub path: Arc<Path>,
     pub options: UblkOptions,
     pub places: Places,
     pub ledger: Arc<Ledger>,
-    pub running: Mutex<Option<Running>>,
+    pub running: Running<Served>,
 }
 
 /// A device, and its node.
-pub(super) struct Running {
+pub(super) struct Served {
     frontend: UblkFrontend,
     volume: String,
     node: PathBuf,
@@ -112,16 +124,23 @@ pub(super) struct Running {
 
 impl Frontend for DeviceVolume {
     fn name(&self) -> &str {
-        &self.kind
+        UBLK
     }
 
     fn endpoint(&self) -> String {
-        let running = lock(&self.running);
-        running.as_ref().map_or_else(String::new, |running| running.node.display().to_string())
+        self.running.with(|served| served.node.display().to_string()).unwrap_or_default()
+    }
+
+    fn block_device(&self) -> &'static str {
+        if self.is_up() { UBLK } else { "" }
     }
 
     fn is_up(&self) -> bool {
-        lock(&self.running).is_some()
+        self.running.is_up()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.running.is_ending()
     }
 
     fn start(&self, offer: &Offer) -> Result<()> {
@@ -136,7 +155,7 @@ impl Frontend for DeviceVolume {
                 let fields: [(&str, &dyn std::fmt::Display); 3] =
                     [("volume", &volume), ("device", &device.display()), ("node", &node.display())];
                 log::info("attached", &fields);
-                *lock(&self.running) = Some(Running { frontend, volume, node });
+                self.running.set(Served { frontend, volume, node });
                 Ok(())
             }
             Err(error) => {
@@ -147,18 +166,14 @@ impl Frontend for DeviceVolume {
     }
 
     fn expand(&self, size: u64) -> Result<()> {
-        lock(&self.running).as_ref().map_or(Ok(()), |running| running.frontend.resize(size))
+        self.running.with(|served| served.frontend.resize(size)).unwrap_or(Ok(()))
     }
 
     fn stop(&self) -> Result<()> {
-        // Not under the lock: who asks for its state must not wait for its users' last requests.
-        let Some(Running { frontend, volume, node }) = lock(&self.running).take() else {
-            return Ok(());
-        };
-        let ended = self.end(frontend, &volume);
-        // If it stays, it leads nowhere, and the next device's takes its place.
-        let _ = fs::remove_file(node);
-        ended
+        self.running.end(|Served { frontend, volume, .. }| {
+            let gone = node::remove(&self.places.nodes, &volume);
+            (None, self.end(frontend, &volume).and(gone))
+        })
     }
 }
 
@@ -166,6 +181,8 @@ impl DeviceVolume {
     /// A new device.
     fn make(&self, offer: &Offer) -> Result<UblkFrontend> {
         let mark = u64::from_le_bytes(unique()?);
+        // Of a device that is gone.
+        forget_frozen(&self.places.frozen(&offer.volume));
         let added = |info: &DeviceInfo| {
             // From here on the next controller finds it, should this one die.
             self.ledger.begin(mark)?;
@@ -192,12 +209,7 @@ impl DeviceVolume {
     /// The device that another controller of the volume left behind, or serves and is to hand over; one
     /// that may not be taken over is ended.
     fn left_behind(&self, offer: &Offer) -> Result<Option<Record>> {
-        let file = self.places.record(&offer.volume);
-        let Some(record) = fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok())
-        else {
-            return Ok(None);
-        };
-        let record: Record = record;
+        let Some(record) = self.record(&offer.volume)? else { return Ok(None) };
         let doing = "looking for the block device of an earlier controller";
         let mut control = Control::open().map_err(|e| explain(e, doing))?;
         let state = match control.info(record.device) {
@@ -226,6 +238,8 @@ impl DeviceVolume {
                 let fields: [(&str, &dyn std::fmt::Display); 3] =
                     [("device", &device.display()), ("error", &why), ("what", &what)];
                 log::error("not-taken-over", &fields);
+                // Its users are to see the errors, not to hang.
+                self.thaw_left(&offer.volume, record.device);
                 control.delete(record.device).map_err(|e| explain(e, doing))?;
                 Ok(None)
             }
@@ -258,6 +272,7 @@ impl DeviceVolume {
         let fields: [(&str, &dyn std::fmt::Display); 2] =
             [("volume", &offer.volume), ("device", &device.display())];
         log::info("taken_over", &fields);
+        self.thaw_left(&offer.volume, record.device);
         // An expansion may have been what the old controller did last.
         if let Err(error) = frontend.resize(offer.size) {
             log::warn("resized", &[("volume", &offer.volume), ("error", &error)]);
@@ -265,25 +280,46 @@ impl DeviceVolume {
         Ok(frontend)
     }
 
-    /// Makes the node `VOLUME`, in the place of what an earlier device has left.
     fn make_node(&self, frontend: &UblkFrontend, volume: &str) -> Result<PathBuf> {
-        let node = self.places.nodes.join(volume);
-        let failed = |e: io::Error| Error::io(e, format!("making {}", node.display()));
         let id = frontend.info().id;
         let numbers = Control::open().and_then(|mut control| control.params(id));
-        let (major, minor) = numbers.map_err(failed)?.1.block;
-        fs::create_dir_all(&self.places.nodes).map_err(failed)?;
-        match fs::symlink_metadata(&node) {
-            Ok(there) if there.file_type().is_block_device() || there.is_symlink() => {
-                fs::remove_file(&node).map_err(failed)?;
+        let named = |e| Error::io(e, format!("making the node of volume {volume}"));
+        node::make(&self.places.nodes, volume, numbers.map_err(named)?.1.block, None)
+    }
+
+    /// Whether the volume has such a device, which a controller serves or has left.
+    ///
+    /// # Errors
+    /// That is not known.
+    pub fn is_there(&self, volume: &str) -> Result<bool> {
+        let Some(record) = self.record(volume)? else { return Ok(false) };
+        let info = Control::open().and_then(|mut control| control.info(record.device));
+        let shown = FilePath::new(SYS).join(format!("block/ublkb{}", record.device)).exists();
+        record.is_there(info, shown)
+    }
+
+    /// Thaws what a controller that was killed had frozen on a device, and nothing that others have.
+    fn thaw_left(&self, volume: &str, device: u32) {
+        match Control::open().and_then(|mut control| control.params(device)) {
+            Ok((_, kept)) => {
+                let number = makedev(u64::from(kept.block.0), u64::from(kept.block.1));
+                thaw_left(&self.places.frozen(volume), number);
             }
-            Ok(_) => return Err(failed(io::ErrorKind::AlreadyExists.into())),
-            Err(_) => {}
+            Err(error) => log::warn("not-thawed", &[("volume", &volume), ("error", &error)]),
         }
-        let number = makedev(u64::from(major), u64::from(minor));
-        mknod(&node, SFlag::S_IFBLK, Mode::from_bits_truncate(NODE_MODE), number)
-            .map_err(|e| failed(e.into()))?;
-        Ok(node)
+    }
+
+    fn record(&self, volume: &str) -> Result<Option<Record>> {
+        let file = self.places.record(volume);
+        let text = match fs::read(&file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text,
+        };
+        let read = text.and_then(|text| Ok(serde_json::from_slice(&text)?));
+        read.map(Some).map_err(|error| {
+            let doing = "reading which block device the volume has (if /sys/block has no ublkb, remove the file)";
+            Error::io(error, format!("{}: {doing}", file.display()))
+        })
     }
 
     fn save(&self, volume: &str, record: &Record) -> Result<()> {
@@ -328,6 +364,8 @@ fn unique() -> Result<[u8; 8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use longhorn_controller::path::{Events, PathOptions};
+    use longhorn_controller::rules::ReplicaId;
 
     #[test]
     fn processes_are_told_apart() {
@@ -343,9 +381,48 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_cannot_be_asked_for_is_not_taken_for_gone() {
+        let record = Record { device: 3, mark: 7, pid: 1, began: 1 };
+        let failed = |errno| Err(io::Error::from_raw_os_error(errno));
+        assert!(!record.is_there(failed(libc::ENODEV), true).unwrap());
+        // Without the driver there is no device.
+        assert!(!record.is_there(failed(libc::ENOENT), false).unwrap());
+        for errno in [libc::ENOENT, libc::EACCES, libc::EMFILE] {
+            let error = record.is_there(failed(errno), true).unwrap_err();
+            assert!(error.to_string().contains("block device of an earlier controller"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_no_sign_of_no_device() {
+        let directory = tempfile::tempdir().unwrap();
+        let places =
+            Places { run: directory.path().to_owned(), nodes: directory.path().join("nodes") };
+        let path = Path::new(PathOptions::default(), 1 << 20, Arc::new(NoFaults)).unwrap();
+        let volume = DeviceVolume {
+            path,
+            options: UblkOptions { queues: 1, depth: 1 },
+            ledger: Arc::new(Ledger::new(places.ledger("v"))),
+            places,
+            running: Running::default(),
+        };
+        assert!(!volume.is_there("v").unwrap());
+        fs::write(volume.places.record("v"), "{").unwrap();
+        let error = volume.is_there("v").unwrap_err();
+        assert!(error.to_string().contains("ublk-v.json"), "{error}");
+    }
+
+    struct NoFaults;
+
+    impl Events for NoFaults {
+        fn faulted(&self, _: ReplicaId, _: &str) {}
+    }
+
+    #[test]
     fn names_of_volumes_do_not_meet() {
         let places = Places { run: "/run/x".into(), nodes: "/dev/longhorn".into() };
         assert_ne!(places.record("v"), places.ledger("v"));
         assert_ne!(places.record("v.replicas"), places.ledger("v.json"));
+        assert_ne!(places.frozen("ublk-v.json"), places.record("v"));
     }
 }

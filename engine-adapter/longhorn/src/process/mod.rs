@@ -1,18 +1,24 @@
 //! The process of a controller: `longhorn controller`.
 
+mod block;
 mod device;
+mod iscsi;
 mod ledger;
 mod local;
+mod node;
 mod parts;
+mod running;
+mod socket;
 
+pub use block::BlockDevice;
 pub use local::{LocalOptions, PREFIX as LOCAL_PREFIX};
 pub use parts::FrontendOptions;
 
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_frontend::ListenAddress;
+use dbs_frontend::{ListenAddress, Reserved};
 use dbs_service::log;
 use dbs_service::metrics::MetricsServer;
-use device::is_device;
+use iscsi::refuse_over_iscsi;
 use ledger::Ledger;
 use local::Locals;
 use longhorn_controller::path::{BackendAddress, Path, PathOptions};
@@ -26,9 +32,11 @@ use longhorn_controller::volume::{
 };
 use longhorn_replica::host::signals;
 use longhorn_wire::control::{ControlServer, Identity};
-use parts::{Data, Faults, OnPath};
+use parts::{Data, Faults, OnPath, may_outlive};
 use signal_hook::consts::SIGHUP;
 use std::fmt;
+use std::io;
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
@@ -117,18 +125,71 @@ impl From<Error> for Failed {
 }
 
 /// Serves a volume until a signal comes. On SIGHUP, by which Longhorn ends an engine that was upgraded,
-/// the process goes without a word: the frontend is the newer one's, and so are the replicas.
+/// the process goes without a word: the frontend is the newer one's, and so are the replicas. Nothing of it
+/// stays frozen.
 ///
 /// # Errors
 /// The volume does not start, or a server ended.
 pub fn run(process: &Process) -> std::result::Result<(), Failed> {
     let signals = signals::watch()?;
+    if process.options.policy.upgrade {
+        let (options, frontends) = (&process.options, &process.frontends);
+        let places = (frontends.nodes.as_path(), frontends.directory());
+        refuse_over_iscsi((places.0, &places.1), options.frontend.as_deref(), &options.volume)?;
+    }
     let (locals, replicas) = Locals::start(&process.replicas, &process.local)?;
     let outcome = run_on(process, &locals, &replicas, &signals);
     // All that used them is gone.
     let stopped = locals.stop();
     log::info("stopped", &[("volume", &process.options.volume)]);
     outcome.and(stopped.map_err(Failed::Other))
+}
+
+/// The addresses of gRPC and metrics. They are taken before the volume starts: a port that is taken must not
+/// take anything from an older controller. They are listened on when it has started: that its port opens is what
+/// tells Longhorn that the volume is up.
+struct Addresses {
+    grpc: Taken,
+    metrics: Option<Taken>,
+}
+
+/// An address; not taken yet if an older controller may have it, which ends when its device is taken over.
+struct Taken {
+    address: ListenAddress,
+    reserved: Option<Reserved>,
+}
+
+impl Addresses {
+    fn reserve(process: &Process) -> Result<Self> {
+        let options = &process.options;
+        let ends_older =
+            options.policy.upgrade && options.frontend.as_deref().is_some_and(may_outlive);
+        let reserve = |address: &ListenAddress, doing| {
+            let reserved = match address.reserve() {
+                Err(e) if ends_older && e.kind() == io::ErrorKind::AddrInUse => None,
+                reserved => Some(reserved.map_err(|e| Error::io(e, doing))?),
+            };
+            Ok::<_, Error>(Taken { address: address.clone(), reserved })
+        };
+        let grpc = reserve(&process.listen, "serving gRPC")?;
+        let metrics = process.metrics.as_ref().map(|address| reserve(address, "serving metrics"));
+        Ok(Self { grpc, metrics: metrics.transpose()? })
+    }
+}
+
+impl Taken {
+    /// Listens. If it was not the older controller's, the process ends, and leaves a device that it has taken over
+    /// to the next one.
+    fn listen(self, doing: &'static str) -> Result<TcpListener> {
+        let waited = self.reserved.is_none();
+        let listener = self.reserved.map_or_else(|| self.address.bind(), Reserved::listen);
+        listener.map_err(|e| Error::io(e, doing)).inspect_err(|error| {
+            if waited {
+                log::error("stopping", &[("error", error), ("frontend", &"left")]);
+                std::process::exit(EXIT_FAILURE);
+            }
+        })
+    }
 }
 
 /// Serves a volume over these replicas.
@@ -138,6 +199,7 @@ fn run_on(
     replicas: &[String],
     signals: &mpsc::Receiver<i32>,
 ) -> std::result::Result<(), Failed> {
+    let addresses = Addresses::reserve(process)?;
     let runtime = Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .enable_all()
@@ -146,8 +208,9 @@ fn run_on(
         .map_err(|e| Error::io(e, "starting the runtime"))?;
     let relay = Arc::<Relay>::default();
     let volume = process.options.volume.clone();
-    let ledger = Arc::new(Ledger::new(process.frontends.places().ledger(&volume)));
-    if !process.options.frontend.as_deref().is_some_and(is_device) {
+    let places = process.frontends.places();
+    let (ledger, frozen) = (Arc::new(Ledger::new(places.ledger(&volume))), places.frozen(&volume));
+    if !process.options.frontend.as_deref().is_some_and(may_outlive) {
         // What is done to the volume from here on, nobody tells a device that waits for a controller.
         ledger.end();
     }
@@ -173,7 +236,7 @@ fn run_on(
         ),
         path: Arc::clone(&data) as Arc<dyn DataPath>,
         frontends: Arc::clone(&frontends) as Arc<dyn Frontends>,
-        host: Arc::new(Machine::default()),
+        host: Arc::new(Machine::noting(frozen)),
     };
     let controller = Controller::new(process.options.clone(), parts, &relay);
     let alone = if process.null_backend {
@@ -182,7 +245,8 @@ fn run_on(
         controller.start(replicas, process.size, process.current_size).map_err(Failed::Start)?;
         None
     };
-    let outcome = serve(process, (replicas, locals), &runtime, &controller, driver, signals);
+    let serving = (addresses, replicas, locals);
+    let outcome = serve(process, serving, &runtime, &controller, driver, signals);
     if let Some(frontend) = alone {
         frontend.stop()?;
     }
@@ -197,7 +261,7 @@ fn start_alone(process: &Process, data: &Data, frontends: &OnPath) -> Result<Arc
     data.path
         .add(NULL_REPLICA, "null", &BackendAddress::Null, Mode::Rw)
         .map_err(|e| Error::io(e, "adding the null backend"))?;
-    let kind = process.options.frontend.as_deref().unwrap_or(parts::SOCKET);
+    let kind = process.options.frontend.as_deref().unwrap_or(socket::SOCKET);
     let frontend = frontends.create(kind)?;
     frontend.start(&Offer {
         volume: process.options.volume.clone(),
@@ -208,11 +272,10 @@ fn start_alone(process: &Process, data: &Data, frontends: &OnPath) -> Result<Arc
     Ok(frontend)
 }
 
-/// Serves gRPC and metrics until a signal comes or the server ends. That its port opens is what tells
-/// Longhorn that the volume is up.
+/// Serves gRPC and metrics until a signal comes or the server ends.
 fn serve(
     process: &Process,
-    (replicas, locals): (&[String], &Locals),
+    (addresses, replicas, locals): (Addresses, &[String], &Locals),
     runtime: &Runtime,
     controller: &Arc<Controller>,
     driver: &str,
@@ -220,9 +283,9 @@ fn serve(
 ) -> Result<()> {
     let volume = &process.options.volume;
     let identity = Identity::controller(volume, &process.instance);
-    let listener = process.listen.bind().map_err(|e| Error::io(e, "serving gRPC"))?;
+    let listener = addresses.grpc.listen("serving gRPC")?;
     let server = service::serve(runtime.handle(), listener, &identity, Arc::clone(controller))?;
-    let metrics = start_metrics(process, locals, controller)?;
+    let metrics = start_metrics(addresses.metrics, locals, controller)?;
     log::info(
         "ready",
         &[
@@ -244,12 +307,12 @@ fn serve(
 }
 
 fn start_metrics(
-    process: &Process,
+    address: Option<Taken>,
     locals: &Locals,
     controller: &Arc<Controller>,
 ) -> Result<Option<MetricsServer>> {
-    let Some(address) = &process.metrics else { return Ok(None) };
-    let listener = address.bind().map_err(|e| Error::io(e, "serving metrics"))?;
+    let Some(address) = address else { return Ok(None) };
+    let listener = address.listen("serving metrics")?;
     let (controller, locals) = (Arc::clone(controller), locals.measure());
     let collect = Arc::new(move || service::metrics_text(&controller) + &locals());
     MetricsServer::start(listener, collect).map(Some)
@@ -263,6 +326,7 @@ fn wait(
     loop {
         match signals.recv_timeout(SECOND) {
             Ok(SIGHUP) => {
+                controller.thaw();
                 log::info("stopping", &[("signal", &SIGHUP), ("frontend", &"left")]);
                 std::process::exit(0);
             }

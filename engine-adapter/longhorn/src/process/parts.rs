@@ -1,29 +1,30 @@
 //! The parts of a controller as they really are: the data path, and the frontends on it.
 
-use super::device::{DeviceVolume, Places, is_device};
+use super::block::{BlockDevice, BlockVolume};
+use super::device::{DeviceVolume, Places, UBLK};
+use super::iscsi::{BLOCK_DEVICE, IscsiOptions, IscsiVolume, TARGET};
 use super::ledger::Ledger;
 use super::local::{Local, WORKERS};
+use super::running::Running;
+use super::socket::{NBD, NbdVolume, SOCKET, SocketVolume};
 use dbs_core::{Error, Result};
+use dbs_frontend::Listen;
 use dbs_frontend::tls::TlsConfig;
-use dbs_frontend::{Listen, lock};
-use dbs_service::log;
-use longhorn_controller::frontend::{NbdFrontend, SocketFrontend, SocketOptions, UblkOptions};
+use longhorn_controller::frontend::UblkOptions;
 use longhorn_controller::path::{
     self, BackendAddress, JournalEntry, LocalReplica, Path, PathStats, Pause,
 };
 use longhorn_controller::rules::{Mode, ReplicaId};
 use longhorn_controller::volume::file::Backends;
-use longhorn_controller::volume::{DataPath, Events, Frontend, Frontends, Offer, Paused, Relay};
+use longhorn_controller::volume::{DataPath, Events, Frontend, Frontends, Paused, Relay};
 use longhorn_wire::frame::Hello;
 use longhorn_wire::remote::Address;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-/// The frontend of a volume without replicas, if none is asked for.
-pub const SOCKET: &str = "socket";
-const NBD: &str = "nbd";
 /// Where upstream's sockets are, and below it what is ours alone.
 const RUN: &str = "/var/run";
 
@@ -142,14 +143,23 @@ pub(super) struct OnPath {
 pub struct FrontendOptions {
     /// Directory of their sockets, if not the usual one.
     pub sockets: Option<PathBuf>,
+    /// Whether writes of clients that ask for no flush are answered only when they are durable; if it is not
+    /// said, those of `tgtd` are, which asks for no flush on behalf of users who do.
+    pub durable_writes: Option<bool>,
     /// Where the frontend `nbd` listens besides its socket.
     pub nbd: Vec<Listen>,
     /// Certificates for that, if clients over TCP must use TLS.
     pub nbd_tls: Option<TlsConfig>,
-    /// Queues and depth of a block device.
+    /// What `tgt-blockdev` is to be.
+    pub block_device: BlockDevice,
+    /// Queues and depth of a block device of `ublk`.
     pub device: UblkOptions,
     /// Directory of the nodes of block devices.
     pub nodes: PathBuf,
+    /// How long `tgtd` waits for the answer to a request, and the kernel for that of a disk over iSCSI.
+    pub request_timeout: Duration,
+    /// See [`FrontendOptions::request_timeout`].
+    pub disk_timeout: Duration,
 }
 
 impl FrontendOptions {
@@ -158,166 +168,78 @@ impl FrontendOptions {
         Places { run: self.run(), nodes: self.nodes.clone() }
     }
 
+    /// Of sockets.
+    pub(super) fn directory(&self) -> PathBuf {
+        self.sockets.clone().unwrap_or_else(|| PathBuf::from(RUN))
+    }
+
     fn run(&self) -> PathBuf {
-        let directory = self.sockets.clone().unwrap_or_else(|| PathBuf::from(RUN));
-        directory.join("longhorn")
+        self.directory().join("longhorn")
+    }
+}
+
+impl OnPath {
+    fn block(&self, kind: &'static str, wanted: BlockDevice) -> BlockVolume {
+        let ublk = DeviceVolume {
+            path: Arc::clone(&self.path),
+            options: self.options.device,
+            places: self.options.places(),
+            ledger: Arc::clone(&self.ledger),
+            running: Running::default(),
+        };
+        BlockVolume {
+            kind,
+            wanted,
+            ublk,
+            iscsi: self.iscsi(BLOCK_DEVICE),
+            chosen: Mutex::default(),
+        }
+    }
+
+    fn iscsi(&self, kind: &'static str) -> IscsiVolume {
+        let options = &self.options;
+        let iscsi = IscsiOptions {
+            nodes: options.nodes.clone(),
+            request_timeout: options.request_timeout,
+            disk_timeout: options.disk_timeout,
+        };
+        let durable = options.durable_writes.unwrap_or(true);
+        let socket = SocketVolume::new(Arc::clone(&self.path), options.directory(), durable);
+        IscsiVolume::new(kind, iscsi, socket, Arc::clone(&self.ledger))
     }
 }
 
 impl Frontends for OnPath {
     fn create(&self, kind: &str) -> Result<Arc<dyn Frontend>> {
-        let path = Arc::clone(&self.path);
         let options = &self.options;
-        if is_device(kind) {
-            return Ok(Arc::new(DeviceVolume {
-                kind: kind.to_owned(),
-                path,
-                options: options.device,
-                places: options.places(),
-                ledger: Arc::clone(&self.ledger),
-                running: Mutex::default(),
-            }));
+        match kind {
+            UBLK => return Ok(Arc::new(self.block(UBLK, BlockDevice::Ublk))),
+            BLOCK_DEVICE => return Ok(Arc::new(self.block(BLOCK_DEVICE, options.block_device))),
+            TARGET => return Ok(Arc::new(self.iscsi(TARGET))),
+            _ => {}
         }
         // A device that a dead controller left can never be given back to its users.
         self.ledger.end();
+        let path = Arc::clone(&self.path);
         match kind {
             SOCKET => {
-                let sockets = options.sockets.clone();
-                Ok(Arc::new(SocketVolume { path, sockets, running: Mutex::default() }))
+                let durable = options.durable_writes.unwrap_or(false);
+                Ok(Arc::new(SocketVolume::new(path, options.directory(), durable)))
             }
             NBD => {
                 let (run, more, tls) =
                     (options.run(), options.nbd.clone(), options.nbd_tls.clone());
-                Ok(Arc::new(NbdVolume { path, run, more, tls, running: Mutex::default() }))
+                Ok(Arc::new(NbdVolume { path, run, more, tls, running: Running::default() }))
             }
-            "tgt-iscsi" => Err(Error::unsupported(
-                "frontend `tgt-iscsi` is not in this build: `tgt-blockdev` is a block device on this \
-                 machine, `nbd` serves other machines",
-            )),
             _ => Err(Error::unsupported(format!(
-                "frontend `{kind}` is not in this build; `tgt-blockdev`, `ublk`, `nbd` and `socket` are"
+                "frontend `{kind}` is not in this build; `{BLOCK_DEVICE}`, `{UBLK}`, `{TARGET}`, `{NBD}` \
+                 and `{SOCKET}` are"
             ))),
         }
     }
 }
 
-/// Removes the socket of an older engine, whose clients connect to this one next time.
-fn take_place(path: &std::path::Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io(e, format!("removing {}", path.display())))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The frontend `nbd` of a volume.
-struct NbdVolume {
-    path: Arc<Path>,
-    run: PathBuf,
-    more: Vec<Listen>,
-    tls: Option<TlsConfig>,
-    running: Mutex<Option<(String, NbdFrontend)>>,
-}
-
-impl Frontend for NbdVolume {
-    fn name(&self) -> &str {
-        NBD
-    }
-
-    fn endpoint(&self) -> String {
-        let running = lock(&self.running);
-        running.as_ref().map_or_else(String::new, |(endpoint, _)| endpoint.clone())
-    }
-
-    fn is_up(&self) -> bool {
-        lock(&self.running).is_some()
-    }
-
-    fn start(&self, offer: &Offer) -> Result<()> {
-        let volume = &offer.volume;
-        let failed = |e| Error::io(e, format!("serving `{volume}`"));
-        std::fs::create_dir_all(&self.run).map_err(failed)?;
-        let socket = self.run.join(format!("nbd-{volume}.sock"));
-        if offer.upgrade {
-            take_place(&socket)?;
-        }
-        let endpoint = format!("nbd+unix:///{volume}?socket={}", socket.display());
-        let addresses = [&[Listen::Unix(socket)], self.more.as_slice()].concat();
-        let started = NbdFrontend::start(&self.path, volume, &addresses, self.tls.clone());
-        let started = started.map_err(failed)?;
-        for address in started.addresses() {
-            log::info("listening", &[("volume", volume), ("nbd", address)]);
-        }
-        *lock(&self.running) = Some((endpoint, started));
-        Ok(())
-    }
-
-    /// Requests are checked against what the export was when their connection began; the next one sees
-    /// the new size.
-    fn expand(&self, _: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn stop(&self) -> Result<()> {
-        let running = lock(&self.running).take();
-        if let Some((_, frontend)) = running {
-            frontend.stop();
-        }
-        Ok(())
-    }
-}
-
-/// The frontend `socket` of a volume.
-struct SocketVolume {
-    path: Arc<Path>,
-    sockets: Option<PathBuf>,
-    running: Mutex<Option<SocketFrontend>>,
-}
-
-impl Frontend for SocketVolume {
-    fn name(&self) -> &str {
-        SOCKET
-    }
-
-    fn endpoint(&self) -> String {
-        let running = lock(&self.running);
-        running.as_ref().map_or_else(String::new, |frontend| match frontend.address() {
-            Listen::Unix(path) => path.display().to_string(),
-            address => address.to_string(),
-        })
-    }
-
-    fn is_up(&self) -> bool {
-        lock(&self.running).is_some()
-    }
-
-    fn start(&self, offer: &Offer) -> Result<()> {
-        let mut options = SocketOptions::new(&offer.volume);
-        if let (Some(directory), Listen::Unix(path)) = (&self.sockets, &options.address)
-            && let Some(name) = path.file_name()
-        {
-            options.address = Listen::Unix(directory.join(name));
-        }
-        if let (true, Listen::Unix(path)) = (offer.upgrade, &options.address) {
-            take_place(path)?;
-        }
-        let started = SocketFrontend::start(&self.path, &options)
-            .map_err(|e| Error::io(e, format!("serving `{}`", offer.volume)))?;
-        *lock(&self.running) = Some(started);
-        Ok(())
-    }
-
-    /// Requests are checked against the size of the path, which has grown.
-    fn expand(&self, _: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn stop(&self) -> Result<()> {
-        let running = lock(&self.running).take();
-        if let Some(frontend) = running {
-            frontend.stop();
-        }
-        Ok(())
-    }
+/// Whether a frontend of this kind may be a device that outlives its controller.
+pub(super) fn may_outlive(kind: &str) -> bool {
+    matches!(kind, UBLK | BLOCK_DEVICE)
 }

@@ -48,6 +48,11 @@ pub fn controller(place: &Place, replicas: &[&str], more: &[&str]) -> Process {
 }
 
 pub fn controller_with(place: &Place, frontend: &str, replicas: &[&str], more: &[&str]) -> Process {
+    Process::spawn(command_of(place, frontend, replicas, more))
+}
+
+/// The command that starts a controller.
+pub fn command_of(place: &Place, frontend: &str, replicas: &[&str], more: &[&str]) -> Command {
     let mut command = place.program();
     command.args(["controller", "vol", "--frontend", frontend, "--disableRevCounter"]);
     command.args(["--size", TEXT_SIZE, "--current-size", TEXT_SIZE, "--listen", "127.0.0.1:0"]);
@@ -58,7 +63,7 @@ pub fn controller_with(place: &Place, frontend: &str, replicas: &[&str], more: &
         command.args(["--replica", replica]);
     }
     command.args(more);
-    Process::spawn(command)
+    command
 }
 
 pub fn client(place: &Place) -> DataClient {

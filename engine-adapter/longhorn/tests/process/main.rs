@@ -14,6 +14,7 @@ mod files;
 mod flushes;
 mod frontends;
 mod handover;
+mod iscsi;
 mod life;
 mod limits;
 mod local;
