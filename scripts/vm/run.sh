@@ -12,6 +12,7 @@
 # ROUNDS          of scenarios that count them (`# rounds: N`); their time grows with it
 # VM_DISKS        further disks, /dev/vdc and on: raw images, each with QEMU's options for it ("FILE,snapshot=on ...")
 # VM_MEMORY       2G by default
+# TGTD_BIN        a directory with Longhorn's tgtd and tgtadm, for the scenario controller-iscsi
 # VM_PATIENCE     how many times the time of an idle host everything may take, 4 by default
 set -euo pipefail
 here=$(realpath "$(dirname "$0")")
@@ -112,8 +113,12 @@ if ! command -v qemu-system-x86_64 >/dev/null; then
     rm -f "${TMPDIR:-/tmp}/apt-qemu.$$.log"
 fi
 [ -e "$dbs" ] || missing "$dbs (make static)"
-code=0
+code=0 iscsi=()
 why=$("$here/prepare.sh" "$dir") || code=$?
+if [ $code -eq 0 ] && [ -n "${TGTD_BIN:-}" ] && [[ " ${names[*]} " = *" controller-iscsi "* ]]; then
+    why=$("$here/iscsi.sh" "$dir") || code=$?
+    iscsi=("$dir/iscsi.cpio")
+fi
 if [ $code -eq 77 ]; then
     missing "$why"
 elif [ $code -ne 0 ]; then
@@ -159,7 +164,7 @@ pack() {
         touch "$root/vm/shell"
     fi
     name=$(realpath "$dir/busybox")
-    { cat "$dir/base.cpio" && (cd "$root" && find . | sort | "$name" cpio -o -H newc -R 0:0 2>/dev/null); } \
+    { cat "$dir/base.cpio" "${iscsi[@]}" && (cd "$root" && find . | sort | "$name" cpio -o -H newc -R 0:0 2>/dev/null); } \
         >"$machine/initrd"
 }
 

@@ -24,11 +24,13 @@ old=("${replica[a]}" "${replica[b]}")
 old_controller=$controller
 start_replica a 10100
 start_replica b 10110
+# It may have the port of the older one, which ends before.
 longhorn controller vol --frontend tgt-blockdev --size "$volume_bytes" --current-size "$volume_bytes" --disableRevCounter --upgrade \
-    --listen 127.0.0.1:9502 --replica tcp://127.0.0.1:10100 --replica tcp://127.0.0.1:10110 >"$work/newer.log" 2>&1 </dev/null &
+    --listen 127.0.0.1:9501 --replica tcp://127.0.0.1:10100 --replica tcp://127.0.0.1:10110 >"$work/newer.log" 2>&1 </dev/null &
 controller=$!
 until_true 60 "the newer controller" grep -q event=ready "$work/newer.log"
 grep -q event=taken_over "$work/newer.log" || fail "the device is another one"
+[ "$(steer info | jq -r .frontendState)" = up ] || fail "the newer one has another port"
 wait "$old_controller" || fail "the older controller did not end well"
 kill -TERM "${old[@]}"
 wait "${old[@]}" || true

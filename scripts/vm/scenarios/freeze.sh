@@ -1,10 +1,11 @@
-# a snapshot with the file system on the volume's block device frozen, and gone back to
-# timeout: 200
+# a snapshot with the file system on the volume's block device frozen, and gone back to; its controller killed meanwhile
+# timeout: 400
 # needs: longhorn controller
 modprobe ublk_drv
 device=/dev/longhorn/vol
 start_controller tgt-blockdev --replica "local:$work/local"
 [ -b "$device" ] || fail "$device is no block device"
+[ "$(stat -c '%u %g' "$device")" = "0 0" ] || fail "$device is others', too"
 mkfs.ext4 -q "$device"
 mkdir -p /mnt/v
 mount "$device" /mnt/v
@@ -32,3 +33,40 @@ umount /mnt/v
 grep -q event=not-frozen "$controller_log" || fail "there was something to freeze"
 end_controller TERM
 ok "what was written before the snapshot is in it, whole"
+
+ports=(--replica tcp://127.0.0.1:10000 --replica tcp://127.0.0.1:10010)
+# again SIGNAL: the controller gets it, its replicas die, and there is a new one.
+again() {
+    end_controller "$1"
+    for name in a b; do
+        end_replica $name KILL
+    done
+    start_replica a 10000
+    start_replica b 10010
+    start_controller tgt-blockdev "${ports[@]}"
+    grep -q event=taken_over "$controller_log" || fail "the device is another one"
+}
+start_replica a 10000
+start_replica b 10010
+start_controller tgt-blockdev "${ports[@]}" --engine-replica-timeout 30
+mkfs.ext4 -q "$device"
+mount "$device" /mnt/v
+disk=$(basename "$(realpath "/sys/dev/block/$((0x$(stat -c %t "$device"))):$((0x$(stat -c %T "$device")))")")
+amid_freeze /mnt/v "$disk"
+again KILL
+wait "$snapshot" || true
+not_frozen /mnt/v
+grep -q event=thawed "$controller_log" || fail "it was thawed by nobody"
+timeout 30 cp "$work/data" /mnt/v/data
+ok "a controller killed amid a snapshot: the next one thaws what it had frozen"
+
+fsfreeze --freeze /mnt/v
+again KILL
+again HUP
+fsfreeze --unfreeze /mnt/v || fail "it was thawed"
+cmp "$work/data" /mnt/v/data
+umount /mnt/v
+end_controller TERM
+end_replica a TERM
+end_replica b TERM
+ok "what somebody else has frozen stays frozen when the device is taken over"
