@@ -162,22 +162,26 @@ struct Taken {
 impl Addresses {
     fn reserve(process: &Process) -> Result<Self> {
         let options = &process.options;
-        let ends_older =
-            options.policy.upgrade && options.frontend.as_deref().is_some_and(may_outlive);
-        let reserve = |address: &ListenAddress, doing| {
-            let reserved = match address.reserve() {
-                Err(e) if ends_older && e.kind() == io::ErrorKind::AddrInUse => None,
-                reserved => Some(reserved.map_err(|e| Error::io(e, doing))?),
-            };
-            Ok::<_, Error>(Taken { address: address.clone(), reserved })
-        };
-        let grpc = reserve(&process.listen, "serving gRPC")?;
-        let metrics = process.metrics.as_ref().map(|address| reserve(address, "serving metrics"));
-        Ok(Self { grpc, metrics: metrics.transpose()? })
+        let is_device = options.frontend.as_deref().is_some_and(may_outlive);
+        let ends_older = options.policy.upgrade && is_device;
+        let metrics = process.metrics.as_ref();
+        let metrics = metrics.map(|at| Taken::reserve(at, ends_older, "serving metrics"));
+        Ok(Self {
+            grpc: Taken::reserve(&process.listen, ends_older, "serving gRPC")?,
+            metrics: metrics.transpose()?,
+        })
     }
 }
 
 impl Taken {
+    fn reserve(address: &ListenAddress, ends_older: bool, doing: &'static str) -> Result<Self> {
+        let reserved = match address.reserve() {
+            Err(e) if ends_older && e.kind() == io::ErrorKind::AddrInUse => None,
+            reserved => Some(reserved.map_err(|e| Error::io(e, doing))?),
+        };
+        Ok(Self { address: address.clone(), reserved })
+    }
+
     /// Listens. If it was not the older controller's, the process ends, and leaves a device that it has taken over
     /// to the next one.
     fn listen(self, doing: &'static str) -> Result<TcpListener> {
@@ -340,5 +344,25 @@ fn wait(
                 return Err(Error::new(ErrorKind::Io, "the server of the controller has ended"));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It was refused, though a block device's older controller ends before.
+    #[test]
+    fn a_port_of_a_controller_that_is_to_end_is_waited_for() {
+        let older = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = older.local_addr().unwrap().to_string().parse().unwrap();
+        assert!(Taken::reserve(&address, false, "serving gRPC").is_err());
+        let taken = Taken::reserve(&address, true, "serving gRPC").unwrap();
+        drop(older);
+        let newer = taken.listen("serving gRPC").unwrap();
+        assert_eq!(newer.local_addr().unwrap().to_string(), address.to_string());
+        assert!(
+            Taken::reserve(&"127.0.0.1:0".parse().unwrap(), true, "").unwrap().reserved.is_some()
+        );
     }
 }
