@@ -35,6 +35,10 @@ pub(crate) enum Done {
         tag: u16,
         result: io::Result<UblkRequest>,
     },
+    Signalled {
+        tag: u64,
+        result: io::Result<()>,
+    },
     /// Only the end of a wait.
     Woken,
 }

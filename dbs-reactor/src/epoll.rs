@@ -27,12 +27,16 @@ const SLICES_MAX: usize = 64;
 const EVENTS: usize = 64;
 /// Number of the waker among the events.
 const WAKE: u64 = u64::MAX;
+/// Set in the numbers of events that are watched; their targets are below.
+const WATCH: u64 = 1 << 32;
 
 /// The driver.
 pub(crate) struct Epoll {
     instance: Instance,
     targets: Targets,
     sockets: HashMap<u32, Pending>,
+    /// The tags of events that are watched.
+    watches: HashMap<u32, u64>,
     /// Sockets on which something may be possible.
     ready: VecDeque<u32>,
     done: VecDeque<Done>,
@@ -68,6 +72,7 @@ impl Epoll {
             instance,
             targets: Targets::default(),
             sockets: HashMap::new(),
+            watches: HashMap::new(),
             ready: VecDeque::new(),
             done: VecDeque::new(),
             received: vec![0; RECEIVE_BYTES].into_boxed_slice(),
@@ -121,6 +126,25 @@ impl Epoll {
         self.transfer(target, &[], Move::Sync, tag);
     }
 
+    pub fn watch(&mut self, target: u32, tag: u64) -> u32 {
+        self.watches.insert(target, tag);
+        let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        let watched = self.targets.get(target).ok_or(Errno::EBADF).and_then(|fd| {
+            self.instance.add(fd, EpollEvent::new(flags, WATCH | u64::from(target)))
+        });
+        if let Err(error) = watched {
+            self.done.push_back(Done::Signalled { tag, result: Err(error.into()) });
+        }
+        target
+    }
+
+    pub fn unwatch(&mut self, target: u32) {
+        if let (Some(_), Some(fd)) = (self.watches.remove(&target), self.targets.get(target)) {
+            // Its peer has the event, too: closing it alone would not do.
+            let _ = self.instance.delete(fd);
+        }
+    }
+
     fn transfer(&mut self, target: u32, segments: &[Segment], what: Move, tag: u64) {
         let len = what.len();
         let inside = |s: &Segment| s.start.checked_add(s.len).is_some_and(|end| end <= len);
@@ -155,7 +179,7 @@ impl Epoll {
     pub fn next(&mut self) -> Option<Done> {
         loop {
             if let Some(done) = self.done.pop_front() {
-                if !matches!(done, Done::Woken) {
+                if !matches!(done, Done::Woken | Done::Signalled { .. }) {
                     self.in_flight -= 1;
                 }
                 return Some(done);
@@ -194,6 +218,10 @@ impl Epoll {
                 // Only a count of zero fails, which somebody else has read then.
                 let _ = self.waker.read();
                 self.done.push_back(Done::Woken);
+            } else if event.data() & WATCH != 0 {
+                let tag = self.watches.get(&(event.data() as u32));
+                let signalled = |tag: &u64| Done::Signalled { tag: *tag, result: Ok(()) };
+                self.done.extend(tag.map(signalled));
             } else {
                 self.ready.push_back(event.data() as u32);
             }

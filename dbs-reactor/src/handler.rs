@@ -4,7 +4,7 @@ use super::batch::Batch;
 use super::buffer::{Buf, Buffers};
 use super::epoll::Epoll;
 use super::shared::Payload;
-use super::targets::{File, Segment, Socket};
+use super::targets::{File, Segment, Socket, Watch};
 use super::ublk::{UblkQueue, UblkRequest};
 use super::uring::Uring;
 use nix::sys::eventfd::EventFd;
@@ -86,6 +86,12 @@ pub trait Handler {
 
     /// [`Io::sync`]: the file is synced, or what of it is durable nobody knows.
     fn synced(&mut self, io: &mut Io, tag: u64, result: io::Result<()>) {
+        let _ = (io, tag, result);
+    }
+
+    /// [`Io::watch`]: the event has happened, once or more often; or it is no longer watched, and why. May also be told
+    /// once more after [`Io::unwatch`].
+    fn signalled(&mut self, io: &mut Io, tag: u64, result: io::Result<()>) {
         let _ = (io, tag, result);
     }
 
@@ -224,6 +230,18 @@ impl Io {
     /// [`Handler::synced`].
     pub fn sync(&mut self, file: File, tag: u64) {
         backend!(self, driver => driver.sync(file.0, tag));
+    }
+
+    /// Watches an eventfd; each time that somebody has added to it ends in [`Handler::signalled`], and so does a count that
+    /// it has already. The count is left as it is: nothing is read. What is watched does not keep the thread from
+    /// ending.
+    pub fn watch(&mut self, event: File, tag: u64) -> Watch {
+        Watch(backend!(self, driver => driver.watch(event.0, tag)))
+    }
+
+    /// Watches an event no longer.
+    pub fn unwatch(&mut self, watch: Watch) {
+        backend!(self, driver => driver.unwatch(watch.0));
     }
 
     /// Takes over a queue of a ublk device, of which `device` is the character device. All its tags

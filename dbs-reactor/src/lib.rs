@@ -83,7 +83,7 @@ pub use handler::{Driver, Handler, Io, Options, has_hung_up};
 pub use inherited::inherited_sockets;
 pub use shared::{Payload, SharedBuf};
 pub use slab::Slab;
-pub use targets::{File, Segment, Socket};
+pub use targets::{File, Segment, Socket, Watch};
 #[cfg(feature = "testing")]
 pub use thread::Local;
 pub use thread::{Remote, Thread, spawn};

@@ -20,6 +20,10 @@ impl Socket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct File(pub(crate) u32);
 
+/// An event that is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watch(pub(crate) u32);
+
 /// A part of a transfer between a buffer and a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {

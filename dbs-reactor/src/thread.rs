@@ -244,6 +244,7 @@ impl<H: Handler> Turns<H> {
                 Done::Moved { tag, buf, result } => handler.moved(io, tag, buf, result),
                 Done::Synced { tag, result } => handler.synced(io, tag, result),
                 Done::Fetched { queue, tag, result } => handler.fetched(io, queue, tag, result),
+                Done::Signalled { tag, result } => handler.signalled(io, tag, result),
                 Done::Woken => {}
             }
         }

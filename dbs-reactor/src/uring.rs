@@ -23,6 +23,7 @@ use std::time::Duration;
 
 mod receive;
 mod ublk;
+mod watch;
 
 use receive::ReceiveBuffers;
 
@@ -48,6 +49,7 @@ pub(crate) struct Uring {
     receive: ReceiveBuffers,
     /// Queues of ublk devices. What waits for their requests uses no memory of this process.
     queues: Slab<Mapped>,
+    watches: Slab<watch::Watched>,
     /// Reused for batches on their way.
     #[allow(clippy::vec_box, reason = "the kernel is given addresses inside them")]
     idle_sendings: Vec<Box<Sending>>,
@@ -98,6 +100,7 @@ impl Uring {
             registered,
             receive,
             queues: Slab::default(),
+            watches: Slab::default(),
             idle_sendings: Vec::new(),
             done: VecDeque::new(),
             waker,
@@ -258,6 +261,9 @@ impl Uring {
         }
         if ublk::is_fetch(entry.user_data()) {
             return self.fetched(entry);
+        }
+        if watch::is_watch(entry.user_data()) {
+            return self.signalled(entry);
         }
         let index = entry.user_data() as u32;
         let result = match entry.result() {

@@ -1,7 +1,9 @@
 //! What every driver must do, on real sockets and files.
 #![allow(clippy::unwrap_used)]
 
-use dbs_reactor::{Batch, Buf, Driver, File, Handler, Io, Options, Segment, Socket, Thread, spawn};
+use dbs_reactor::{
+    Batch, Buf, Driver, File, Handler, Io, Options, Segment, Socket, Thread, Watch, spawn,
+};
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -20,6 +22,8 @@ enum Ask {
     Read(u64, Vec<Segment>, usize),
     Write(u64, Vec<Segment>, Vec<u8>),
     Sync(u64),
+    Watch(u64),
+    Unwatch,
     Shutdown,
     Remove,
     Wake(Duration),
@@ -34,6 +38,7 @@ enum Told {
     Sent(u64, Result<(), ErrorKind>),
     Moved(u64, Result<Vec<u8>, ErrorKind>),
     Synced(u64, Result<(), ErrorKind>),
+    Signalled(u64, bool),
     Tick,
 }
 
@@ -41,6 +46,7 @@ struct Puppet {
     told: Sender<Told>,
     socket: Option<Socket>,
     file: Option<File>,
+    watch: Option<Watch>,
 }
 
 impl Puppet {
@@ -88,6 +94,11 @@ impl Handler for Puppet {
                 io.write(self.file.unwrap(), &segments, buf, tag);
             }
             Ask::Sync(tag) => io.sync(self.file.unwrap(), tag),
+            Ask::Watch(tag) => self.watch = Some(io.watch(self.file.unwrap(), tag)),
+            Ask::Unwatch => {
+                io.unwatch(self.watch.take().unwrap());
+                io.remove_file(self.file.take().unwrap());
+            }
             Ask::Shutdown => io.shutdown(self.socket.unwrap()),
             Ask::Remove => io.remove(self.socket.take().unwrap()),
             Ask::Wake(time) => io.wake_at(Some(Instant::now() + time)),
@@ -115,6 +126,10 @@ impl Handler for Puppet {
         self.tell(Told::Synced(tag, result.map_err(|e| e.kind())));
     }
 
+    fn signalled(&mut self, _: &mut Io, tag: u64, result: io::Result<()>) {
+        self.tell(Told::Signalled(tag, result.is_ok()));
+    }
+
     fn tick(&mut self, _: &mut Io) {
         self.tell(Told::Tick);
     }
@@ -131,7 +146,8 @@ impl Stage {
     fn new(driver: Driver) -> Self {
         let (sender, told) = channel();
         let options = Options { driver, spin: Duration::from_micros(20), ..Options::default() };
-        let make = move |_: &mut Io, _| Puppet { told: sender, socket: None, file: None };
+        let make =
+            move |_: &mut Io, _| Puppet { told: sender, socket: None, file: None, watch: None };
         let thread = spawn("test", &options, make).unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         let stage = Self { thread: Some(thread), peer: near, told };
@@ -162,7 +178,7 @@ fn on_each_driver(test: impl Fn(&mut Stage)) {
         let options = Options { driver, ..Options::default() };
         let probe = spawn("probe", &options, |io: &mut Io, _| {
             io.stop();
-            Puppet { told: channel().0, socket: None, file: None }
+            Puppet { told: channel().0, socket: None, file: None, watch: None }
         });
         match probe {
             Ok(thread) => thread.join(),
@@ -341,6 +357,36 @@ fn a_sync_is_told_and_so_is_its_failure() {
         stage.ask(Ask::File(pipe.into()));
         stage.ask(Ask::Sync(2));
         assert_eq!(stage.next(), Told::Synced(2, Err(ErrorKind::InvalidInput)));
+    });
+}
+
+#[test]
+fn events_are_told_each_time_until_nobody_watches() {
+    use nix::sys::eventfd::EventFd;
+    on_each_driver(|stage| {
+        let event = EventFd::new().unwrap();
+        let other = |event: &EventFd| std::os::fd::AsFd::as_fd(event).try_clone_to_owned().unwrap();
+        // A count that it has is told; and each addition, though nobody reads it.
+        event.write(1).unwrap();
+        stage.ask(Ask::File(other(&event)));
+        stage.ask(Ask::Watch(7));
+        assert_eq!(stage.next(), Told::Signalled(7, true));
+        for _ in 0..3 {
+            event.write(1).unwrap();
+            assert_eq!(stage.next(), Told::Signalled(7, true));
+        }
+        stage.ask(Ask::Unwatch);
+        stage.ask(Ask::Wake(Duration::from_millis(1)));
+        assert_eq!(stage.next(), Told::Tick);
+        event.write(1).unwrap();
+        // The next one has the same number, and hears nothing of the first.
+        let second = EventFd::new().unwrap();
+        stage.ask(Ask::File(other(&second)));
+        stage.ask(Ask::Watch(8));
+        second.write(1).unwrap();
+        assert_eq!(stage.next(), Told::Signalled(8, true));
+        assert_eq!(event.read().unwrap(), 5, "nothing was read");
+        // What is watched does not keep the thread from ending.
     });
 }
 
