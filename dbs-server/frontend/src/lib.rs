@@ -7,6 +7,8 @@
 //! - [`Peers`]: the connections of one reactor. Bytes become requests as their [`Protocol`] says,
 //!   within the limits of what may be in flight; replies gather and go out together;
 //! - [`Direct`]: reads and writes of volumes that the reactor does by itself;
+//! - [`Requests`]: all that a client may ask of a volume, carried out by the reactor and its workers, for frontends whose
+//!   requests are no bytes of a socket: block devices and virtual machines;
 //! - [`Front`] and [`Carrier`]: the seam between a protocol and what carries its requests out where
 //!   that is no volume of this process; [`Pieces`] of what is too long to be carried at once;
 //! - [`Commits`]: requests that wait for a commit, and share it; [`Flushing`]: commits that are a flush alone;
@@ -14,7 +16,8 @@
 //!
 //! Main types: [`Peers`], the connections of a reactor; [`Direct`], their reads and writes; [`Pool`], the workers.
 //!
-//! Enter at [`Peers`] for a server of volumes, at [`Front`] for a protocol whose requests something else carries out.
+//! Enter at [`Peers`] for a server of volumes over sockets, at [`Requests`] for one over queues, at [`Front`] for a
+//! protocol whose requests something else carries out.
 
 mod accept;
 mod address;
@@ -30,6 +33,7 @@ mod peer;
 mod peers;
 mod pieces;
 mod pool;
+mod requests;
 mod socket;
 pub mod tls;
 
@@ -47,4 +51,5 @@ pub use peer::{Charge, HEADER_MAX_BYTES, Limits, Protocol, Ready};
 pub use peers::{Event, Peers};
 pub use pieces::{DISCARD_MAX_BYTES, Pieces, ZEROES_MAX_BYTES, piece};
 pub use pool::{Pool, Work, lock, wait_while};
+pub use requests::{Answer, Deliver, Demand, Report, Requests, User};
 pub use socket::Socket;

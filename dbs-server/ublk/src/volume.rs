@@ -1,25 +1,19 @@
 //! What carries out the requests of a device on a volume: one queue on one reactor.
 //!
-//! Reads and writes of whole blocks are mapped, transferred and answered here; what may have to wait
-//! goes to the workers and comes back as a message.
+//! [`Requests`] carries them out; here they are translated, and counted until the device is left.
 
 use super::device::{Health, QueueStart, Running};
 use super::queue::{Event, Queue};
-use dbs_core::volume::Finish;
-use dbs_core::{Error, ErrorKind, Store, Volume};
-use dbs_frontend::{
-    Commits, DISCARD_MAX_BYTES, Direct, Ended, Flushing, Going, Plan, Pool, Storage, Work,
-    ZEROES_MAX_BYTES, piece,
-};
+use dbs_core::{Store, Volume};
+use dbs_frontend::{Answer, Demand, Pool, Report, Requests, User};
 use dbs_reactor::ublk::{CONTROL_PATH, UblkOp, UblkQueue, UblkRequest, serve_io_for_others};
 use dbs_reactor::{Buf, Driver, Handler, Io, Remote, Thread};
 use dbs_service::log;
 use nix::libc;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 /// What the queues of a device have in common.
@@ -36,18 +30,8 @@ pub(super) struct Target {
 
 /// What other threads tell a queue.
 enum Message {
-    /// A worker is done with a request.
-    Done(u16, Result<(), i32>),
-    /// A worker is done with all of a request but the commit behind it.
-    Commit(u16),
-    /// A worker has dropped a request, which the next server is given again.
-    Dropped,
-    /// A worker has read, or not.
-    Read(u16, Buf, Result<(), i32>),
-    /// A commit that requests waited for has ended.
-    Committed(Result<(), i32>),
-    /// Somebody has flushed the storage, whom the queue's commit may wait for.
-    Flushed,
+    /// What a worker has done.
+    Report(Report<u16>),
     /// Answer what is under way, take nothing more, end: another server goes on.
     Leave,
 }
@@ -119,45 +103,18 @@ impl Running for QueueThread {
 struct VolumeQueue {
     /// Absent if the kernel did not give it.
     queue: Option<Queue>,
-    volume: Volume,
-    read_only: bool,
-    lost: Arc<AtomicBool>,
-    storage: Option<Storage>,
-    direct: Direct<Ticket>,
-    commits: Commits<u16>,
-    flushing: Flushing,
-    pool: Arc<Pool>,
-    remote: Remote<Message>,
+    user: Arc<User>,
+    requests: Requests<u16>,
     health: Arc<Health>,
-    /// Whom its workers know it as.
-    client: u64,
     /// Requests begun and not answered.
     running: usize,
     leaving: bool,
-    /// Long requests are to be left to the next server.
-    dropping: Arc<AtomicBool>,
-}
-
-/// A request whose data is being transferred.
-struct Ticket {
-    tag: u16,
-    /// Of a write.
-    fua: bool,
-    /// Offset and length in bytes.
-    range: (u64, usize),
 }
 
 impl VolumeQueue {
     fn new(io: &mut Io, target: Target, start: QueueStart, remote: Remote<Message>) -> Self {
-        // Without it, which takes a shortage of descriptors, the workers do all I/O.
-        let direct_io = target.store.direct_io().ok().flatten();
-        let storage = direct_io.map(|direct| Storage {
-            file: io.add_file(direct.file),
-            offset_alignment: direct.offset_alignment,
-            memory_alignment: direct.memory_alignment,
-        });
-        let other = remote.clone();
-        let wake = Arc::new(move || other.send(Message::Flushed));
+        let deliver = Arc::new(move |report| remote.send(Message::Report(report)));
+        let requests = Requests::new(io, &target.store, target.pool, deliver);
         let queue = match io.add_ublk_queue(start.device, start.queue, start.depth) {
             Ok(queue) => Some(Queue::new(io, queue, 0, start.depth, 0)),
             Err(error) => {
@@ -166,23 +123,8 @@ impl VolumeQueue {
                 None
             }
         };
-        Self {
-            queue,
-            volume: target.volume,
-            read_only: target.read_only,
-            lost: target.lost,
-            storage,
-            direct: Direct::default(),
-            commits: Commits::default(),
-            flushing: Flushing::new(wake),
-            pool: target.pool,
-            remote,
-            health: start.health,
-            client: u64::from(start.id),
-            running: 0,
-            leaving: false,
-            dropping: Arc::default(),
-        }
+        let user = User::new(target.volume, target.read_only, u64::from(start.id), target.lost);
+        Self { queue, user, requests, health: start.health, running: 0, leaving: false }
     }
 
     fn event(&mut self, io: &mut Io, event: Event) {
@@ -201,137 +143,38 @@ impl VolumeQueue {
         }
     }
 
-    /// Starts a request in the best way there is for it.
     fn start(&mut self, io: &mut Io, tag: u16, request: &UblkRequest, payload: Option<Buf>) {
         let UblkRequest { op, offset, length, fua, no_unmap } = *request;
-        match (op, payload) {
-            (UblkOp::Read, _) => self.read(io, tag, offset, length),
-            (UblkOp::Write, Some(payload)) => self.write(io, tag, offset, payload, fua),
-            (UblkOp::Flush, _) if self.read_only => self.answer(io, tag, Ok(())),
-            // Once, as Linux tells of pages that it could not write.
-            (UblkOp::Flush, _) if self.lost.swap(false, Ordering::SeqCst) => {
-                self.answer(io, tag, Err(libc::EIO));
-            }
-            (UblkOp::Flush, _) => self.commit(io, tag),
-            (UblkOp::Discard, _) => self.work_long(tag, Long::Discard, (offset, length), fua),
-            (UblkOp::WriteZeroes, _) => {
-                let kind = if no_unmap { Long::KeepZeroes } else { Long::Zeroes };
-                self.work_long(tag, kind, (offset, length), fua);
-            }
-            _ => self.answer(io, tag, Err(libc::EOPNOTSUPP)),
+        let demand = match (op, payload) {
+            (UblkOp::Read, _) => Demand::Read,
+            (UblkOp::Write, Some(payload)) => Demand::Write(payload, fua),
+            (UblkOp::Flush, _) => Demand::Flush,
+            (UblkOp::Discard, _) => Demand::Discard(fua),
+            (UblkOp::WriteZeroes, _) if no_unmap => Demand::KeepZeroes(fua),
+            (UblkOp::WriteZeroes, _) => Demand::Zeroes(fua),
+            _ => return self.answered(io, tag, Answer::Failed(libc::EOPNOTSUPP)),
+        };
+        self.requests.start(io, &self.user, tag, demand, (offset, length));
+        self.answer(io);
+    }
+
+    /// Answers what has ended.
+    fn answer(&mut self, io: &mut Io) {
+        while let Some((tag, answer)) = self.requests.ended() {
+            self.answered(io, tag, answer);
         }
     }
 
-    fn read(&mut self, io: &mut Io, tag: u16, offset: u64, length: u64) {
-        let length = length as usize;
-        let Self { direct, volume, storage, .. } = self;
-        match direct.plan_read(volume, storage.as_ref(), (offset, length), false) {
-            Err(error) => self.answer(io, tag, Err(errno(&error))),
-            Ok(Plan::Io(planned)) => {
-                let ticket = Ticket { tag, fua: false, range: (offset, length) };
-                direct.read(io, planned, length, ticket);
-            }
-            Ok(Plan::Zeros) => {
-                let mut buf = io.buffers().take(length);
-                buf.fill(0);
-                self.answer_read(io, tag, buf);
-            }
-            Ok(Plan::Blocked | Plan::Holes) => self.work_read(io, tag, (offset, length)),
-        }
-    }
-
-    /// Hands a read to the workers.
-    fn work_read(&self, io: &mut Io, tag: u16, (offset, length): (u64, usize)) {
-        let (volume, remote) = (self.volume.clone(), self.remote.clone());
-        let mut buf = io.buffers().take(length);
-        self.pool.submit_once(self.client, move || {
-            let result = run(|| volume.read_at(offset, &mut buf));
-            remote.send(Message::Read(tag, buf, result));
-        });
-    }
-
-    fn write(&mut self, io: &mut Io, tag: u16, offset: u64, payload: Buf, fua: bool) {
-        let Self { direct, volume, storage, .. } = self;
-        match direct.plan_write(volume, storage.as_ref(), offset, payload.len()) {
-            Err(error) => self.answer(io, tag, Err(errno(&error))),
-            Ok(Some(planned)) => {
-                let ticket = Ticket { tag, fua, range: (offset, payload.len()) };
-                direct.write(io, planned, payload, ticket);
-            }
-            Ok(None) => self.work(tag, move |volume| volume.write_at(offset, &payload, fua)),
-        }
-    }
-
-    /// Hands a request to the workers.
-    fn work(&self, tag: u16, job: impl FnOnce(&Volume) -> dbs_core::Result<()> + Send + 'static) {
-        let (volume, remote) = (self.volume.clone(), self.remote.clone());
-        self.pool.submit_once(self.client, move || {
-            let result = run(|| job(&volume));
-            remote.send(Message::Done(tag, result));
-        });
-    }
-
-    /// Hands a request to the workers that may take long.
-    fn work_long(&self, tag: u16, kind: Long, (at, length): (u64, u64), fua: bool) {
-        let (volume, remote) = (self.volume.clone(), self.remote.clone());
-        let (end, leaving) = (at + length, Arc::clone(&self.dropping));
-        let work =
-            LongWork { tag, kind, at, end, commit: fua, volume: Some(volume), remote, leaving };
-        self.pool.submit(self.client, work);
-    }
-
-    /// Answers a request once everything acknowledged so far is durable; all that ask while a
-    /// commit runs share the next one.
-    fn commit(&mut self, io: &mut Io, tag: u16) {
-        if self.commits.add(tag) {
-            self.start_commit(io);
-        }
-    }
-
-    fn start_commit(&mut self, io: &mut Io) {
-        if self.commits.begin().is_some() {
-            self.go_on(io);
-        }
-    }
-
-    fn go_on(&mut self, io: &mut Io) {
-        match self.flushing.start(io, self.storage.as_ref(), &self.volume, 0) {
-            Going::Ended(result) => return self.committed(io, of_store(result)),
-            Going::Flushing => return,
-            Going::Blocked => {}
-        }
-        let (volume, remote) = (self.volume.clone(), self.remote.clone());
-        self.pool.submit_first(move || {
-            let result = run(|| volume.flush());
-            remote.send(Message::Committed(result));
-        });
-    }
-
-    fn committed(&mut self, io: &mut Io, result: Result<(), i32>) {
-        let mut committing = self.commits.take();
-        for tag in committing.drain(..) {
-            self.answer(io, tag, result);
-        }
-        if self.commits.ended(committing) {
-            self.start_commit(io);
-        }
-    }
-
-    fn answer(&mut self, io: &mut Io, tag: u16, result: Result<(), i32>) {
+    fn answered(&mut self, io: &mut Io, tag: u16, answer: Answer) {
         if let Some(queue) = &mut self.queue {
-            queue.answer(io, tag, result);
+            match answer {
+                Answer::Done(data) if data.is_empty() => queue.answer(io, tag, Ok(())),
+                Answer::Done(data) => queue.answer_read(io, tag, data),
+                Answer::Failed(error) => queue.answer(io, tag, Err(error)),
+                // The next server is given it again.
+                Answer::Dropped => {}
+            }
         }
-        self.answered(io);
-    }
-
-    fn answer_read(&mut self, io: &mut Io, tag: u16, data: Buf) {
-        if let Some(queue) = &mut self.queue {
-            queue.answer_read(io, tag, data);
-        }
-        self.answered(io);
-    }
-
-    fn answered(&mut self, io: &mut Io) {
         self.running -= 1;
         self.leave_when_done(io);
     }
@@ -348,17 +191,13 @@ impl Handler for VolumeQueue {
 
     fn message(&mut self, io: &mut Io, message: Message) {
         match message {
-            Message::Done(tag, result) => self.answer(io, tag, result),
-            Message::Read(tag, data, Ok(())) => self.answer_read(io, tag, data),
-            Message::Read(tag, _, Err(error)) => self.answer(io, tag, Err(error)),
-            Message::Commit(tag) => self.commit(io, tag),
-            Message::Dropped => self.answered(io),
-            Message::Committed(result) => self.committed(io, result),
-            Message::Flushed if self.flushing.is_waiting() => self.go_on(io),
-            Message::Flushed => {}
+            Message::Report(report) => {
+                self.requests.report(io, report);
+                self.answer(io);
+            }
             Message::Leave => {
                 self.leaving = true;
-                self.dropping.store(true, Ordering::Relaxed);
+                self.user.drop_long();
                 self.leave_when_done(io);
             }
         }
@@ -375,104 +214,13 @@ impl Handler for VolumeQueue {
             let event = queue.copied(io, tag, buf, result);
             return self.event(io, event);
         }
-        let Some((Ticket { tag, fua, range }, ended)) = self.direct.moved(tag, buf, result) else {
-            return;
-        };
-        match ended {
-            Err(error) => self.answer(io, tag, Err(errno(&error))),
-            Ok(Ended::Read(data)) => self.answer_read(io, tag, data),
-            Ok(Ended::Again) => self.work_read(io, tag, range),
-            Ok(Ended::Write(Finish::Done)) if !fua => self.answer(io, tag, Ok(())),
-            Ok(Ended::Write(_)) => self.commit(io, tag),
-        }
+        self.requests.moved(io, tag, buf, result);
+        self.answer(io);
     }
 
     fn synced(&mut self, io: &mut Io, _: u64, result: io::Result<()>) {
-        let result = self.flushing.synced(result);
-        self.committed(io, of_store(result));
-    }
-}
-
-/// What a request does that may take long.
-#[derive(Clone, Copy)]
-enum Long {
-    Discard,
-    Zeroes,
-    /// Zeros that keep their space.
-    KeepZeroes,
-}
-
-/// Such a request at the workers, who carry it out step by step.
-struct LongWork {
-    tag: u16,
-    kind: Long,
-    at: u64,
-    end: u64,
-    /// It ends with a commit.
-    commit: bool,
-    /// Until it is over.
-    volume: Option<Volume>,
-    remote: Remote<Message>,
-    leaving: Arc<AtomicBool>,
-}
-
-impl LongWork {
-    /// Takes a step; what the queue is told once it is over.
-    fn next(&mut self) -> Option<Message> {
-        let volume = self.volume.as_ref()?;
-        if self.leaving.load(Ordering::Relaxed) {
-            return Some(Message::Dropped);
-        }
-        let most = if matches!(self.kind, Long::KeepZeroes) {
-            ZEROES_MAX_BYTES.into()
-        } else {
-            DISCARD_MAX_BYTES.into()
-        };
-        let (at, length) = (self.at, piece(self.at, self.end, most));
-        let mut finish = Finish::Done;
-        let result = run(|| {
-            finish = match self.kind {
-                Long::Discard => volume.discard_part(at, length)?,
-                Long::Zeroes => volume.zero_part(at, length)?,
-                Long::KeepZeroes => volume.write_part(at, &vec![0; length as usize])?,
-            };
-            Ok(())
-        });
-        self.at += length;
-        self.commit |= finish == Finish::Commit;
-        match result {
-            Ok(()) if self.at < self.end => None,
-            Ok(()) if self.commit => Some(Message::Commit(self.tag)),
-            result => Some(Message::Done(self.tag, result)),
-        }
-    }
-}
-
-impl Work for LongWork {
-    fn step(&mut self) -> bool {
-        let Some(message) = self.next() else { return self.volume.is_some() };
-        self.volume = None;
-        self.remote.send(message);
-        false
-    }
-}
-
-/// Runs a job so that a bug in it costs one request, not a worker.
-fn run(job: impl FnOnce() -> dbs_core::Result<()>) -> Result<(), i32> {
-    catch_unwind(AssertUnwindSafe(job)).map_or(Err(libc::EIO), of_store)
-}
-
-/// What a device's user is told.
-fn of_store(result: dbs_core::Result<()>) -> Result<(), i32> {
-    result.map_err(|error| errno(&error))
-}
-
-/// The error number a device's user sees.
-fn errno(error: &Error) -> i32 {
-    match error.kind() {
-        ErrorKind::NoSpace => libc::ENOSPC,
-        ErrorKind::Unsupported => libc::EOPNOTSUPP,
-        _ => libc::EIO,
+        self.requests.synced(io, result);
+        self.answer(io);
     }
 }
 
