@@ -141,7 +141,9 @@ impl<T: Copy + Send + 'static> Requests<T> {
         demand: Demand,
         (offset, length): (u64, u64),
     ) {
+        let changes = !matches!(demand, Demand::Read | Demand::Flush);
         match demand {
+            _ if changes && user.read_only => self.answer(request, Err(libc::EROFS)),
             Demand::Read => self.read(io, user, request, (offset, length as usize)),
             Demand::Write(payload, durable) => {
                 self.write(io, user, request, offset, payload, durable);
@@ -221,12 +223,14 @@ impl<T: Copy + Send + 'static> Requests<T> {
         }
     }
 
-    /// Hands a read to the workers.
+    /// Hands a read to the workers. They let go of the volume before they tell that they are done, as all do here: who
+    /// waits for a user's last request finds that nobody has its volume open.
     fn work_read(&self, io: &mut Io, user: &Arc<User>, request: T, (at, length): (u64, usize)) {
         let (user, deliver) = (Arc::clone(user), Arc::clone(&self.deliver));
         let mut buf = io.buffers().take(length);
         self.pool.submit_once(user.client, move || {
             let result = run(|| user.volume.read_at(at, &mut buf));
+            drop(user);
             deliver(Report(News::Read(request, buf, result)));
         });
     }
@@ -252,24 +256,27 @@ impl<T: Copy + Send + 'static> Requests<T> {
                 let (user, deliver) = (Arc::clone(user), Arc::clone(&self.deliver));
                 self.pool.submit_once(user.client, move || {
                     let result = run(|| user.volume.write_at(offset, &payload, durable));
+                    drop(user);
                     deliver(Report(News::Done(request, result)));
                 });
             }
         }
     }
 
-    /// Hands a request to the workers that may take long.
+    /// Hands a request to the workers that may take long. All of its range is in the volume, or nothing is done.
     fn long(
-        &self,
+        &mut self,
         user: &Arc<User>,
         request: T,
         kind: Long,
         (at, length): (u64, u64),
         commit: bool,
     ) {
+        let end = at.checked_add(length).filter(|end| *end <= user.volume.size());
+        let Some(end) = end else { return self.answer(request, Err(libc::EINVAL)) };
         let deliver = Arc::clone(&self.deliver);
         let (client, user) = (user.client, Some(Arc::clone(user)));
-        let work = LongWork { request, kind, at, end: at + length, commit, user, deliver };
+        let work = LongWork { request, kind, at, end, commit, user, deliver };
         self.pool.submit(client, work);
     }
 
@@ -297,7 +304,6 @@ impl<T: Copy + Send + 'static> Requests<T> {
         let (user, deliver) = (Arc::clone(user), Arc::clone(&self.deliver));
         self.pool.submit_first(move || {
             let result = run(|| user.volume.flush());
-            // The reactor's requests alone may keep a volume that is closed.
             drop(user);
             deliver(Report(News::Committed(result)));
         });

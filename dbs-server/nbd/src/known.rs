@@ -4,8 +4,9 @@ use super::export::Peer;
 use super::session::{Operation, Session};
 use dbs_core::units::VolumeId;
 use dbs_core::volume::Volume;
+use dbs_frontend::{Counted, Counts};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Its requests are carried out.
@@ -35,16 +36,6 @@ struct Used {
     read_only: bool,
     /// The volume behind the name, if there is one.
     volume: Option<VolumeId>,
-}
-
-/// What a client has asked for, counted by its reactor alone.
-#[derive(Debug, Default)]
-struct Counts {
-    reads: AtomicU64,
-    read_bytes: AtomicU64,
-    writes: AtomicU64,
-    written_bytes: AtomicU64,
-    others: AtomicU64,
 }
 
 /// A connected client, and what it has asked for since it connected.
@@ -126,24 +117,16 @@ impl Known {
     pub fn count(&self, operation: Option<Operation>, payload: usize) {
         let counts = &self.counts;
         match operation {
-            Some(Operation::Read { length, .. }) => {
-                add(&counts.reads, 1);
-                add(&counts.read_bytes, length);
-            }
-            Some(Operation::Write { .. }) => {
-                add(&counts.writes, 1);
-                add(&counts.written_bytes, payload as u64);
-            }
-            Some(Operation::Zero { length, .. }) => {
-                add(&counts.writes, 1);
-                add(&counts.written_bytes, length);
-            }
-            _ => add(&counts.others, 1),
+            Some(Operation::Read { length, .. }) => counts.read(length),
+            Some(Operation::Write { .. }) => counts.write(payload as u64),
+            Some(Operation::Zero { length, .. }) => counts.write(length),
+            _ => counts.other(),
         }
     }
 
     pub fn info(&self) -> ClientInfo {
-        let (export, counts) = (self.export.get(), &self.counts);
+        let export = self.export.get();
+        let Counted { reads, read_bytes, writes, written_bytes, others } = self.counts.get();
         ClientInfo {
             id: self.peer.id,
             peer: self.peer.address.clone(),
@@ -151,17 +134,11 @@ impl Known {
             export: export.map(|used| used.name.clone()),
             read_only: export.is_some_and(|used| used.read_only),
             since_ns: u64::try_from(self.since.as_nanos()).unwrap_or(u64::MAX),
-            reads: counts.reads.load(Relaxed),
-            read_bytes: counts.read_bytes.load(Relaxed),
-            writes: counts.writes.load(Relaxed),
-            written_bytes: counts.written_bytes.load(Relaxed),
-            others: counts.others.load(Relaxed),
+            reads,
+            read_bytes,
+            writes,
+            written_bytes,
+            others,
         }
     }
-}
-
-/// Only one thread adds.
-#[inline]
-fn add(count: &AtomicU64, more: u64) {
-    count.store(count.load(Relaxed).wrapping_add(more), Relaxed);
 }

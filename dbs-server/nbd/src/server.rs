@@ -142,6 +142,12 @@ impl ServerHandle {
         lock(&self.shared.registry).clients.values().map(|client| client.known.info()).collect()
     }
 
+    /// A number for a client of another frontend of the store, which no other client has or gets.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        lock(&self.shared.registry).number()
+    }
+
     /// Disconnects a client, and waits until nothing of it is left; what it was, if it was there. What it
     /// had asked for and was not told to be done may be done or not.
     #[must_use]

@@ -97,6 +97,11 @@ pub(super) struct Registered {
 }
 
 impl Registry {
+    pub fn number(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
     pub fn shutdown(&self, how: Shutdown) {
         for client in self.clients.values() {
             client.socket.iter().for_each(|socket| socket.shutdown(how));
@@ -186,8 +191,7 @@ impl Shared {
         if count >= max + REFUSALS_MAX {
             return Ok(());
         }
-        let id = registry.next_id;
-        registry.next_id += 1;
+        let id = registry.number();
         let trusted = handed.is_some();
         let peer = Peer { id, address, process: socket.peer_process(), trusted };
         let known = Arc::new(Known::new(peer.clone()));
