@@ -509,6 +509,8 @@ pub enum HolderKind {
     Device,
     /// The replica of a Longhorn volume.
     Replica,
+    /// A virtual machine, over vhost-user.
+    VhostUser,
 }
 
 /// Who opens a volume or snapshot.

@@ -9,11 +9,11 @@ use dbs_core::{Result, format_size};
 use dbs_server::clients::Client;
 use std::time::Duration;
 
-/// List who uses the volumes of a served store, or disconnect an NBD client.
+/// List who uses the volumes of a served store, or disconnect a client.
 ///
-/// The list has NBD clients, block devices and replicas, with the volume or snapshot that each has
-/// open, whether it is open for reading only, and since when. For an NBD client it also has the bytes
-/// read and written since the client connected, and the requests per second now.
+/// The list has NBD clients, virtual machines, block devices and replicas, with the volume or snapshot that
+/// each has open, whether it is open for reading only, and since when. For an NBD client and a virtual machine it also
+/// has the bytes read and written since the client connected, and the requests per second now.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Clients {
@@ -30,10 +30,10 @@ enum ClientsCommand {
     Kick(Kick),
 }
 
-/// Disconnect an NBD client.
+/// Disconnect an NBD client or a virtual machine.
 ///
 /// Requests that the server has not answered yet may or may not be carried out. The client can connect
-/// again. To keep a client away, serve the store with `--export`, or with TLS.
+/// again. To keep an NBD client away, serve the store with `--export`, or with TLS.
 #[derive(Debug, Args)]
 struct Kick {
     /// Number of the client, as `dbs clients` shows it

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Serve the store's volumes over NBD, until SIGINT or SIGTERM.
+/// Serve the store's volumes over NBD, and to virtual machines, until SIGINT or SIGTERM.
 ///
 /// The exports are `VOLUME`, and `VOLUME@SNAPSHOT` for reading. If the store has a single volume, the
 /// empty export name means this volume. While the server runs, it answers all dbs commands on the
@@ -38,6 +38,11 @@ pub struct Serve {
     /// Listen for NBD clients: unix:PATH, tcp:HOST:PORT, or tcp:PORT for loopback; can be repeated
     #[arg(long, value_name = "ADDRESS")]
     nbd: Vec<Listen>,
+    /// Serve virtual machines on this machine (vhost-user-blk): a socket VOLUME.sock for each volume, and
+    /// VOLUME@SNAPSHOT.sock for reading each snapshot, in this directory, which must be private to the user who
+    /// serves. The sockets come and go with the volumes and snapshots, and obey --export
+    #[arg(long, value_name = "DIR", conflicts_with = "user")]
+    vhost_user: Option<PathBuf>,
     /// Export only volumes whose names match PATTERN, and their snapshots. In PATTERN, * stands for any
     /// characters, ? for one. `,ro` makes the exports read-only. `,from=CLIENT` limits the rule to
     /// clients with such an address, as `tcp:10.0.*` or `unix:*`. Can be repeated: the first rule that
@@ -78,7 +83,7 @@ pub struct Serve {
     /// quickly. Costs CPU, and lowers latency on some machines
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = spec::short_duration)]
     spin: Duration,
-    /// Threads for NBD requests that have to wait: discards, commits of changed metadata, and requests
+    /// Threads for requests of clients that have to wait: discards, commits of changed metadata, and requests
     /// for parts of blocks of 4 KiB
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     workers: u16,
@@ -158,6 +163,7 @@ impl Serve {
             nbd: self.nbd,
             inherited,
             exports: ExportRules(self.export),
+            vhost_user: self.vhost_user,
             tls,
             reactors: self.reactors.map(usize::from),
             spin: self.spin,
@@ -290,6 +296,7 @@ fn announce(
     let control: Vec<_> = serving.control().map(|path| path.display().to_string()).collect();
     let nbd: Vec<_> = serving.nbd().iter().map(ToString::to_string).collect();
     let metrics = metrics.map(MetricsServer::address);
+    let vhost_user = serving.vhost_user().map(|directory| directory.display().to_string());
     let info = serving.store().info();
     for warning in &info.warnings {
         log::warn("store", &[("warning", warning)]);
@@ -303,6 +310,7 @@ fn announce(
             ("tail", &info.tail),
             ("read_only", &info.read_only),
             ("nbd", &nbd.join(",")),
+            ("vhost_user", &vhost_user.as_deref().unwrap_or_default()),
             ("control", &control.join(",")),
             ("metrics", &metrics.as_deref().unwrap_or_default()),
             ("mount", &mount.unwrap_or_default()),
@@ -311,15 +319,18 @@ fn announce(
     );
     // The log says it too. Nobody may be there to read it: that is no reason to end.
     let told = if context.json {
-        print_json(&json!({ "control": control, "nbd": nbd, "metrics": metrics, "mount": mount }))
+        print_json(&json!({
+            "control": control, "nbd": nbd, "vhost_user": vhost_user, "metrics": metrics, "mount": mount,
+        }))
     } else if context.quiet {
         Ok(())
     } else {
         let lines = control.iter().map(|path| format!("control {path}\n"));
         let nbd = nbd.iter().map(|address| format!("nbd {address}\n"));
+        let vhost_user = vhost_user.map(|directory| format!("vhost-user {directory}\n"));
         let metrics = metrics.map(|address| format!("metrics {address}\n"));
         let mount = mount.map(|point| format!("mount {point}\n"));
-        print(&lines.chain(nbd).chain(metrics).chain(mount).collect::<String>())
+        print(&lines.chain(nbd).chain(vhost_user).chain(metrics).chain(mount).collect::<String>())
     };
     if let Err(error) = told {
         log::warn("announce", &[("error", &error)]);

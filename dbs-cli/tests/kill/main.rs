@@ -11,6 +11,7 @@ mod disk;
 mod support;
 
 mod faults;
+mod guest;
 
 use dbs_nbd::{Client, ClientOptions};
 use std::collections::VecDeque;

@@ -16,6 +16,7 @@ use dbs_control::{socket_path, store_key};
 use dbs_core::io::Storage;
 use dbs_core::io::tail::default_candidates;
 use dbs_core::{Error, ErrorKind, Store};
+use dbs_guest::Guest;
 use dbs_nbd::client::{Client, ClientOptions};
 use dbs_sim::content::fill;
 use dbs_sim::generate::Generator;
@@ -369,7 +370,8 @@ fn each_promise_rests_on_a_sync() {
     for io in ["--driver uring", "--driver pread"] {
         let place = Place::new();
         let (disk, _mounted) = make(&place, 16);
-        let server = place.serve(&format!("--nbd unix:nbd.sock --commit-interval 1h {io}"));
+        let server =
+            place.serve(&format!("--nbd unix:nbd.sock --vhost-user vm --commit-interval 1h {io}"));
         let served = Served::new(&place);
         let synced = |what: &str, work: &mut dyn FnMut()| {
             let before = disk.len();
@@ -396,6 +398,16 @@ fn each_promise_rests_on_a_sync() {
         });
         client.write_at(0, &[5; 4096], false).unwrap();
         drop(client);
+        let guest = Guest::connect(&place.path("vm/v0.sock"), &dbs_guest::Options::default());
+        let mut guest = guest.unwrap();
+        let mut run = |request: dbs_guest::Request| {
+            assert_eq!(guest.queues[0].run(&request).unwrap().0, 0);
+        };
+        run(dbs_guest::Request::write(16384, vec![6; 4096]));
+        synced("a flush of a guest", &mut || run(dbs_guest::Request::flush()));
+        run(dbs_guest::Request::write(16384, vec![7; 4096]));
+        synced("a flush of a guest, data alone", &mut || run(dbs_guest::Request::flush()));
+        drop(guest);
         let mut server = Some(server);
         synced("the end", &mut || {
             server.take().unwrap().stop();

@@ -2,6 +2,7 @@
 //! shown what.
 
 use crate::support::{Place, Served};
+use dbs_guest::{Guest, Options, Request};
 use dbs_nbd::{Client, ClientOptions};
 use serde_json::Value;
 use std::os::unix::net::UnixStream;
@@ -56,6 +57,46 @@ fn what_a_client_has_open_is_not_rolled_back_shrunk_or_deleted() {
     // What takes nothing from it goes on.
     place.json("volume resize v 16MiB");
     place.json("snapshot create v@t");
+}
+
+#[test]
+fn virtual_machines_are_shown_refuse_others_and_are_kicked() {
+    let place = Place::new();
+    let served = serve(&place, "--vhost-user vm --export v --export other,ro");
+    assert_eq!(served.ready["vhost_user"], "vm");
+    let socket = place.path("vm/v.sock");
+    let mut guest = Guest::connect(&socket, &Options::default()).unwrap();
+    let written = guest.queues[0].run(&Request::write(0, vec![7; 8192])).unwrap();
+    assert_eq!(written.0, 0);
+    let who = "virtual machine at vm/v.sock";
+    refused(&place, "snapshot rollback v@s --yes", who);
+    refused(&place, "volume delete v --yes", who);
+    // Nobody writes beside it.
+    let mut beside = connect(&place, "v").unwrap();
+    assert!(beside.write_at(0, &[8; 4096], false).is_err());
+    drop(beside);
+    let one = clients(&place).into_iter().find(|client| client["kind"] == "vhost_user").unwrap();
+    assert_eq!((&one["volume"], &one["read_only"]), (&"v".into(), &false.into()));
+    assert_eq!(one["requests"]["written_bytes"], 8192);
+    // A resize is told to the guest before the command is done, and sockets are there when a command is.
+    place.json("volume resize v 16MiB");
+    assert_eq!(guest.change(Duration::from_secs(60)).unwrap(), 2);
+    assert_eq!(guest.size().unwrap(), 16 << 20);
+    place.json("snapshot create v@t");
+    assert!(place.path("vm/v@t.sock").exists());
+    place.json("--yes snapshot delete v@t");
+    assert!(!place.path("vm/v@t.sock").exists());
+    // The rules of exports hold.
+    let mut other = Guest::connect(&place.path("vm/other.sock"), &Options::default()).unwrap();
+    assert_eq!(other.queues[0].run(&Request::write(0, vec![1; 512])).unwrap().0, 1);
+    place.json("volume create hidden 4MiB");
+    assert!(!place.path("vm/hidden.sock").exists());
+    place.json(&format!("clients kick {}", one["id"]));
+    place.json("--yes snapshot rollback v@s");
+    drop((guest, other));
+    none_left(&place);
+    let refused = place.dbs("serve --vhost-user vm --user nobody");
+    assert!(refused.stderr.contains("cannot be used with"), "{}", refused.stderr);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Who uses a served store, and how much: what `dbs clients` shows.
 
 use dbs_control::api::Progress;
-use dbs_core::info::HolderKind;
+use dbs_core::info::{HolderInfo, HolderKind};
 use dbs_core::{Error, ErrorKind, Result, Store};
-use dbs_nbd::{ClientInfo, ServerHandle};
+use dbs_nbd::ServerHandle;
+use dbs_vhost::VhostUser;
 use serde::{Deserialize, Serialize};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,12 +14,33 @@ const INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// Between two looks whether whoever asks for rates still waits for them.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Where clients come in that have numbers.
+#[derive(Clone, Copy)]
+pub struct Doors<'a> {
+    /// NBD.
+    pub nbd: &'a ServerHandle,
+    /// Virtual machines, if they are served.
+    pub vhost: Option<&'a VhostUser>,
+}
+
+/// A client that has a number.
+struct Numbered {
+    kind: HolderKind,
+    id: u64,
+    who: String,
+    /// It has something open.
+    open: bool,
+    read_only: bool,
+    since_ns: u64,
+    requests: Requests,
+}
+
 /// A user of a volume or snapshot, or an NBD client that has not chosen one yet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Client {
     /// What kind of user.
     pub kind: HolderKind,
-    /// The number of an NBD client, by which it can be disconnected.
+    /// The number of an NBD client or of a virtual machine, by which it can be disconnected.
     pub id: Option<u64>,
     /// Who it is: `NBD client tcp:10.0.0.3:5123`.
     pub who: String,
@@ -28,7 +50,7 @@ pub struct Client {
     pub snapshot: Option<String>,
     /// Whether it may only read.
     pub read_only: bool,
-    /// Since when: of an NBD client when it connected, else when it opened the volume.
+    /// Since when: of who has a number when it connected, else when it opened the volume.
     pub since_ns: u64,
     /// What it has asked for since then; absent where that is not counted.
     pub requests: Option<Requests>,
@@ -36,7 +58,7 @@ pub struct Client {
     pub rates: Option<Rates>,
 }
 
-/// What an NBD client has asked for.
+/// What a client has asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requests {
     /// Reads.
@@ -51,7 +73,7 @@ pub struct Requests {
     pub others: u64,
 }
 
-/// What an NBD client asks for in a second.
+/// What a client asks for in a second.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
     /// Requests of all kinds.
@@ -68,66 +90,104 @@ pub struct Rates {
 /// `Interrupted` if `progress` stopped it.
 pub fn list(
     store: &Store,
-    nbd: &ServerHandle,
+    doors: Doors<'_>,
     interval: Option<Duration>,
     progress: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<Vec<Client>> {
     let Some(interval) = interval.map(|interval| interval.min(INTERVAL_MAX)) else {
-        return Ok(now(store, nbd.clients()));
+        return Ok(now(store, numbered(doors)));
     };
-    let (before, begun) = (nbd.clients(), Instant::now());
+    let (before, begun) = (numbered(doors), Instant::now());
     while let Some(rest) = interval.checked_sub(begun.elapsed()) {
         if !progress(Progress { done: 0, total: 1 }) {
             return Err(Error::new(ErrorKind::Interrupted, "stopped while measuring"));
         }
         thread::sleep(rest.min(WATCH_INTERVAL));
     }
-    let (after, seconds) = (nbd.clients(), begun.elapsed().as_secs_f64());
+    let (after, seconds) = (numbered(doors), begun.elapsed().as_secs_f64());
     let mut clients = now(store, after);
     for client in &mut clients {
         let Some(requests) = client.requests else { continue };
         // One that came meanwhile began with nothing.
-        let then = before.iter().find(|then| Some(then.id) == client.id).map(requests_of);
+        let then = before.iter().find(|then| Some(then.id) == client.id).map(|then| then.requests);
         client.rates = Some(rates(then, requests, seconds));
     }
     Ok(clients)
 }
 
-/// Disconnects an NBD client; who it was.
+/// Disconnects a client; who it was.
 ///
 /// # Errors
 /// `NotFound`.
-pub fn kick(store: &Store, nbd: &ServerHandle, id: u64) -> Result<Client> {
-    let there = now(store, nbd.clients()).into_iter().find(|client| client.id == Some(id));
-    let gone = || Error::not_found(format!("no NBD client has the number {id}; see `dbs clients`"));
+pub fn kick(store: &Store, doors: Doors<'_>, id: u64) -> Result<Client> {
+    let clients = now(store, numbered(doors)).into_iter();
+    let there = clients.into_iter().find(|client| client.id == Some(id));
+    let gone = || Error::not_found(format!("no client has the number {id}; see `dbs clients`"));
     let client = there.ok_or_else(gone)?;
-    nbd.kick(id).ok_or_else(gone)?;
-    Ok(client)
+    let kicked = match client.kind {
+        HolderKind::VhostUser => doors.vhost.is_some_and(|vhost| vhost.kick(id)),
+        _ => doors.nbd.kick(id).is_some(),
+    };
+    if kicked { Ok(client) } else { Err(gone()) }
+}
+
+fn numbered(doors: Doors<'_>) -> Vec<Numbered> {
+    let nbd = doors.nbd.clients().into_iter().map(|client| Numbered {
+        kind: HolderKind::Nbd,
+        id: client.id,
+        who: client.who,
+        open: client.export.is_some(),
+        read_only: client.read_only,
+        since_ns: client.since_ns,
+        requests: Requests {
+            reads: client.reads,
+            read_bytes: client.read_bytes,
+            writes: client.writes,
+            written_bytes: client.written_bytes,
+            others: client.others,
+        },
+    });
+    let machines = doors.vhost.map(VhostUser::clients).unwrap_or_default().into_iter();
+    let machines = machines.map(|client| Numbered {
+        kind: HolderKind::VhostUser,
+        id: client.id,
+        who: client.who,
+        open: true,
+        read_only: client.read_only,
+        since_ns: client.since_ns,
+        requests: Requests {
+            reads: client.counted.reads,
+            read_bytes: client.counted.read_bytes,
+            writes: client.counted.writes,
+            written_bytes: client.counted.written_bytes,
+            others: client.counted.others,
+        },
+    });
+    nbd.chain(machines).collect()
 }
 
 /// Everybody who has something open, and NBD clients that have not.
-fn now(store: &Store, clients: Vec<ClientInfo>) -> Vec<Client> {
+fn now(store: &Store, clients: Vec<Numbered>) -> Vec<Client> {
     let holders = store.holders();
     let mut found: Vec<Client> = Vec::new();
-    for client in clients {
+    for Numbered { kind, id, who, open, read_only, since_ns, requests } in clients {
         // What it has open, by the name of now.
-        let held = holders
-            .iter()
-            .find(|held| held.holder.kind == HolderKind::Nbd && held.holder.id == Some(client.id));
-        let held = held.filter(|_| client.export.is_some());
+        let is_it = |held: &&HolderInfo| held.holder.kind == kind && held.holder.id == Some(id);
+        let held = holders.iter().find(is_it).filter(|_| open);
         found.push(Client {
-            kind: HolderKind::Nbd,
-            id: Some(client.id),
-            who: client.who.clone(),
+            kind,
+            id: Some(id),
+            who,
             volume: held.map(|held| held.volume.clone()),
             snapshot: held.and_then(|held| held.snapshot.clone()),
-            read_only: client.read_only,
-            since_ns: client.since_ns,
-            requests: Some(requests_of(&client)),
+            read_only,
+            since_ns,
+            requests: Some(requests),
             rates: None,
         });
     }
-    let others = holders.into_iter().filter(|held| held.holder.kind != HolderKind::Nbd);
+    let numbered = [HolderKind::Nbd, HolderKind::VhostUser];
+    let others = holders.into_iter().filter(|held| !numbered.contains(&held.holder.kind));
     found.extend(others.map(|held| Client {
         kind: held.holder.kind,
         id: None,
@@ -140,11 +200,6 @@ fn now(store: &Store, clients: Vec<ClientInfo>) -> Vec<Client> {
         rates: None,
     }));
     found
-}
-
-fn requests_of(client: &ClientInfo) -> Requests {
-    let ClientInfo { reads, read_bytes, writes, written_bytes, others, .. } = *client;
-    Requests { reads, read_bytes, writes, written_bytes, others }
 }
 
 fn rates(before: Option<Requests>, after: Requests, seconds: f64) -> Rates {

@@ -9,4 +9,5 @@
 //! Enter at [`serve::Serving::start`].
 
 pub mod clients;
+mod machines;
 pub mod serve;

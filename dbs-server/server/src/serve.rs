@@ -1,7 +1,8 @@
 //! Serving a store: its control socket, its NBD listeners and its housekeeping, from start to a
 //! clean end.
 
-use crate::clients;
+use crate::clients::{self, Doors};
+use crate::machines;
 use dbs_control::api::{self, Progress, Request};
 use dbs_control::{Extra, Service, Session, socket_path};
 use dbs_core::{Error, ErrorKind, IoDriver, OpenOptions, Result, Store};
@@ -10,6 +11,7 @@ use dbs_nbd::{
 };
 use dbs_service::log;
 use dbs_ublk::{AttachOptions, Devices};
+use dbs_vhost::{VhostOptions, VhostUser};
 use serde_json::Value;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -39,6 +41,8 @@ pub struct ServeOptions {
     pub inherited: Vec<OwnedFd>,
     /// Which volumes NBD clients are shown, and which only for reading.
     pub exports: ExportRules,
+    /// Directory for sockets that virtual machines connect to, one for each volume and snapshot.
+    pub vhost_user: Option<PathBuf>,
     /// TLS for NBD over TCP and unix sockets.
     pub tls: Option<TlsConfig>,
     /// Threads that serve connections; `None` for as many as suit the machine.
@@ -94,6 +98,7 @@ pub struct Serving {
     control: Vec<dbs_control::Server>,
     service: Arc<StoreService>,
     nbd: Arc<ServerHandle>,
+    vhost: Option<Arc<VhostUser>>,
     devices: Arc<Devices>,
     housekeeping: Housekeeping,
     extension: Option<Arc<dyn Extension>>,
@@ -155,9 +160,11 @@ impl Serving {
             .and_then(|listeners| dbs_nbd::start_listening(listeners, exports, server_options))
             .map_err(|e| Error::io(e, "starting the NBD server"))?;
         let nbd = Arc::new(nbd);
+        let vhost = serve_machines(&store, options, &nbd)?;
         let service = Arc::new(StoreService {
             store: store.clone(),
             nbd: Arc::clone(&nbd),
+            vhost: vhost.clone(),
             filling,
             devices: Arc::clone(&devices),
             extension: extension.clone(),
@@ -168,7 +175,7 @@ impl Serving {
         let begun = devices.recover().and_then(|()| open_control(options, &service));
         match begun {
             Ok(control) => {
-                Ok(Self { store, control, service, nbd, devices, housekeeping, extension })
+                Ok(Self { store, control, service, nbd, vhost, devices, housekeeping, extension })
             }
             Err(e) => {
                 devices.leave();
@@ -187,6 +194,12 @@ impl Serving {
     #[must_use]
     pub fn nbd(&self) -> &[Listen] {
         self.nbd.addresses()
+    }
+
+    /// Where the sockets are that virtual machines connect to, if there are any.
+    #[must_use]
+    pub fn vhost_user(&self) -> Option<&std::path::Path> {
+        self.vhost.as_deref().map(VhostUser::directory)
     }
 
     /// Runs a command, as if it came over the control socket.
@@ -236,6 +249,7 @@ impl Serving {
             extension.stop();
         }
         self.devices.leave();
+        self.vhost.iter().for_each(|vhost| vhost.stop());
         drop(self.service);
         // The control connections, which shared it, are gone; if not, dropping it must do.
         if let Some(nbd) = Arc::into_inner(self.nbd) {
@@ -244,6 +258,25 @@ impl Serving {
         self.housekeeping.stop();
         self.store.close()
     }
+}
+
+/// Makes the sockets for virtual machines, if there are to be any.
+fn serve_machines(
+    store: &Store,
+    options: &ServeOptions,
+    nbd: &Arc<ServerHandle>,
+) -> Result<Option<Arc<VhostUser>>> {
+    let Some(directory) = &options.vhost_user else { return Ok(None) };
+    let options = VhostOptions {
+        directory: directory.clone(),
+        reactors: options.reactors.unwrap_or(ServerOptions::default().reactors),
+        reactor: options.reactor(),
+        workers: options.workers,
+        access: machines::access(options.exports.clone()),
+        number: machines::numbers(nbd),
+        read_only: options.open.read_only,
+    };
+    Ok(Some(Arc::new(VhostUser::start(store.clone(), options)?)))
 }
 
 /// Where NBD clients come in.
@@ -282,6 +315,7 @@ fn reactor_driver(open: &OpenOptions) -> dbs_reactor::Driver {
 struct StoreService {
     store: Store,
     nbd: Arc<ServerHandle>,
+    vhost: Option<Arc<VhostUser>>,
     /// What connections that fill a volume may open.
     filling: Arc<StoreExports>,
     devices: Arc<Devices>,
@@ -289,6 +323,10 @@ struct StoreService {
 }
 
 impl StoreService {
+    fn doors(&self) -> Doors<'_> {
+        Doors { nbd: &self.nbd, vhost: self.vhost.as_deref() }
+    }
+
     /// Runs a command on the store or on its devices.
     fn run(&self, request: &Request, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Value> {
         match request {
@@ -306,10 +344,10 @@ impl StoreService {
             Request::DeviceList => encode(&self.devices.list()),
             Request::ClientList { interval_ms } => {
                 let interval = interval_ms.map(Duration::from_millis);
-                encode(&clients::list(&self.store, &self.nbd, interval, progress)?)
+                encode(&clients::list(&self.store, self.doors(), interval, progress)?)
             }
             Request::ClientKick { client } => {
-                let kicked = clients::kick(&self.store, &self.nbd, *client)?;
+                let kicked = clients::kick(&self.store, self.doors(), *client)?;
                 log::info("kicked", &[("client", &kicked.who)]);
                 encode(&kicked)
             }
@@ -317,6 +355,9 @@ impl StoreService {
                 let settled = self.devices.settle_before(request);
                 let mut value = execute_logged(&self.store, request, progress)?;
                 self.devices.follow(request, settled);
+                if let Some(vhost) = self.vhost.as_ref().filter(|_| request.writes()) {
+                    vhost.follow();
+                }
                 if let Request::VolumeResize { volume, .. } = request
                     && let Some(size) = self.devices.size(volume)
                 {

@@ -1,7 +1,7 @@
 //! The block devices of one store: attaching, detaching, and taking over what a dead server left.
 
 use super::device::{Device, explain};
-use super::held::{find_again, hold, hold_waiting};
+use super::held::{check_no_machine, find_again, hold, hold_waiting};
 use super::options::{AttachOptions, FLAGS, MAX_IO_BYTES, params};
 use super::record::{Attached, LINKS, Record, State, block_size, find, records, spec, state};
 use super::volume::{self, Target};
@@ -87,6 +87,9 @@ impl Devices {
             let device = there.device.display();
             return Err(Error::busy(format!("{spec} is attached already, as {device}")));
         }
+        if !read_only {
+            check_no_machine(&self.store, volume)?;
+        }
         let doing = format!("attaching {spec}");
         let mut control = Control::open().map_err(|e| explain(e, &doing))?;
         let new = NewDevice {
@@ -110,6 +113,10 @@ impl Devices {
                 (record.id, record.queues, record.depth) = (info.id, info.queues, info.depth);
                 // Before anybody can use it: nobody takes content from its users.
                 *held = Some(hold(&self.store, record)?);
+                // A virtual machine that came meanwhile, or sees the device from here on.
+                if !read_only {
+                    check_no_machine(&self.store, volume)?;
+                }
                 recorded.set(true);
                 // From here on the next server finds it, should this one die.
                 record.save(&self.runtime_dir)
@@ -488,6 +495,7 @@ pub fn remove_unserved(runtime_dir: &Path, attached: &Attached) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dbs_core::info::{Holder, HolderKind};
     use dbs_core::{InitOptions, OpenOptions};
 
     fn devices(dir: &Path) -> Arc<Devices> {
@@ -534,6 +542,35 @@ mod tests {
         assert_eq!(devices.detach("a").unwrap_err().kind(), ErrorKind::NotFound);
         assert!(devices.list().is_empty() && devices.store.holders().is_empty());
         devices.leave();
+    }
+
+    /// Found by review: both wrote, and destroyed the file system.
+    #[test]
+    fn a_volume_that_a_virtual_machine_writes_is_not_attached_to_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = devices(dir.path());
+        let holder = Holder {
+            kind: HolderKind::VhostUser,
+            who: "virtual machine at a.sock".to_owned(),
+            id: Some(3),
+            writes: true,
+            alone: true,
+            remedy: "shut it down first".to_owned(),
+        };
+        let machine = devices.store.volume_for("a", holder).unwrap();
+        let attach = |read_only| {
+            let options = AttachOptions { read_only, queues: 1, depth: 1, ..Default::default() };
+            devices.attach("a", None, &options).map(|_| devices.leave())
+        };
+        let refused = attach(false).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy);
+        assert!(refused.to_string().contains("virtual machine at a.sock; shut"), "{refused}");
+        let busy = |result: Result<()>| result.is_err_and(|e| e.kind() == ErrorKind::Busy);
+        if !Path::new(dbs_reactor::ublk::CONTROL_PATH).exists() {
+            assert!(!busy(attach(true)));
+            drop(machine);
+            assert!(!busy(attach(false)));
+        }
     }
 
     #[test]

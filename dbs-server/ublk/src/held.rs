@@ -99,6 +99,24 @@ pub fn check_unwritten(store: &Store, volume: &str) -> Result<()> {
     }
 }
 
+/// Refuses to write beside a virtual machine, which has its volume to itself.
+///
+/// # Errors
+/// `Busy`, which names the machine.
+pub(super) fn check_no_machine(store: &Store, volume: &str) -> Result<()> {
+    let machine = |held: &HolderInfo| {
+        let Holder { kind, alone, .. } = held.holder;
+        kind == HolderKind::VhostUser && alone && held.snapshot.is_none() && held.volume == volume
+    };
+    match store.holders().into_iter().find(machine) {
+        None => Ok(()),
+        Some(HolderInfo { holder, .. }) => Err(Error::busy(format!(
+            "volume `{volume}` is written by the {}; {}",
+            holder.who, holder.remedy
+        ))),
+    }
+}
+
 fn hold_those(
     store: &Store,
     records: Vec<Record>,

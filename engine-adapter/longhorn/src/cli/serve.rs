@@ -142,6 +142,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         nbd: args.nbd.clone(),
         inherited: Vec::new(),
         exports: ExportRules::default(),
+        vhost_user: None,
         tls: tls.map_err(|e| Error::invalid(format!("TLS: {e}")))?,
         reactors: args.threads.reactors.map(usize::from),
         spin: args.threads.spin,

@@ -86,6 +86,7 @@ fn serve(place: &Place, store: &Path) -> Serving {
         nbd: Vec::new(),
         inherited: Vec::new(),
         exports: Default::default(),
+        vhost_user: None,
         tls: None,
         reactors: Some(1),
         spin: Duration::ZERO,

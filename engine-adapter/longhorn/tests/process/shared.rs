@@ -353,6 +353,7 @@ fn a_server_without_replicas_is_told_from_one_that_has_them() {
         nbd: Vec::new(),
         inherited: Vec::new(),
         exports: dbs_nbd::ExportRules::default(),
+        vhost_user: None,
         tls: None,
         reactors: Some(1),
         spin: Duration::ZERO,

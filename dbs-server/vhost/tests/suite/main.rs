@@ -1,0 +1,72 @@
+//! Volumes as a guest sees them, over sockets, with queues in shared memory.
+#![allow(clippy::unwrap_used)]
+
+mod hostile;
+mod requests;
+mod sockets;
+
+use dbs_core::{InitOptions, OpenOptions, Store};
+use dbs_guest::{Guest, Options};
+use dbs_vhost::{VhostOptions, VhostUser};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of the volume `v`.
+const SIZE: u64 = 16 << 20;
+
+/// A store with a volume `v`, served.
+struct Place {
+    dir: tempfile::TempDir,
+    store: Store,
+    vhost: VhostUser,
+}
+
+fn options(directory: &Path, driver: dbs_reactor::Driver) -> VhostOptions {
+    let next = AtomicU64::new(1);
+    VhostOptions {
+        directory: directory.to_owned(),
+        reactors: 2,
+        reactor: dbs_reactor::Options { driver, ..Default::default() },
+        workers: 4,
+        access: Box::new(|volume, _| (!volume.starts_with("hidden")).then(|| volume == "read")),
+        number: Box::new(move || next.fetch_add(1, Ordering::Relaxed)),
+        read_only: false,
+    }
+}
+
+impl Place {
+    fn new() -> Self {
+        Self::with(dbs_reactor::Driver::Auto)
+    }
+
+    fn with(driver: dbs_reactor::Driver) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let init = InitOptions { size: Some(256 << 20), ..InitOptions::default() };
+        Store::init(&path, &init).unwrap();
+        let store = Store::open(&path, &OpenOptions::default()).unwrap();
+        store.create_volume("v", SIZE).unwrap();
+        let options = options(&dir.path().join("vm"), driver);
+        let vhost = VhostUser::start(store.clone(), options).unwrap();
+        Self { dir, store, vhost }
+    }
+
+    fn socket(&self, spec: &str) -> PathBuf {
+        self.dir.path().join("vm").join(format!("{spec}.sock"))
+    }
+
+    fn guest(&self, options: &Options) -> Guest {
+        Guest::connect(&self.socket("v"), options).unwrap()
+    }
+
+    fn content(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut content = vec![0; length];
+        self.store.volume("v").unwrap().read_at(offset, &mut content).unwrap();
+        content
+    }
+}
+
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..length).map(|_| random.u8(..)).collect()
+}

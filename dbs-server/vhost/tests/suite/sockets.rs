@@ -1,0 +1,138 @@
+//! Sockets, and who may connect to them.
+
+use super::{Place, options};
+use dbs_core::info::{Holder, HolderKind};
+use dbs_guest::{Guest, Options, Request};
+use dbs_reactor::Driver;
+use dbs_vhost::VhostUser;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn sockets_come_and_go_with_what_they_serve() {
+    let place = Place::new();
+    let directory = place.dir.path().join("vm");
+    assert_eq!(names(&directory), ["v.sock"]);
+    assert_eq!(fs::metadata(&directory).unwrap().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(place.socket("v")).unwrap().mode() & 0o777, 0o600);
+    for name in ["a/b", "hidden", &"long".repeat(60)] {
+        place.store.create_volume(name, 4096).unwrap();
+    }
+    place.store.create_snapshot("v", "s", &Default::default()).unwrap();
+    place.vhost.follow();
+    assert_eq!(names(&directory), ["a%2Fb.sock", "v.sock", "v@s.sock"]);
+    place.store.rename_volume("v", "w").unwrap();
+    place.store.delete_volume("a/b").unwrap();
+    place.vhost.follow();
+    assert_eq!(names(&directory), ["w.sock", "w@s.sock"]);
+    place.vhost.stop();
+    assert!(names(&directory).is_empty());
+}
+
+#[test]
+fn a_directory_of_others_is_refused_and_so_is_a_live_socket() {
+    let place = Place::new();
+    let other = place.dir.path().join("other");
+    let start = || VhostUser::start(place.store.clone(), options(&other, Driver::Auto));
+    fs::create_dir(&other).unwrap();
+    fs::set_permissions(&other, PermissionsExt::from_mode(0o750)).unwrap();
+    let refused = start().err().unwrap().to_string();
+    assert!(refused.contains("not private") && refused.contains("chmod 700"), "{refused}");
+    fs::set_permissions(&other, PermissionsExt::from_mode(0o700)).unwrap();
+    let live = UnixListener::bind(other.join("v.sock")).unwrap();
+    let refused = start().err().unwrap().to_string();
+    assert!(refused.contains("another process listens on it"), "{refused}");
+    assert!(other.join("v.sock").exists());
+    drop(live);
+    // Left by servers that were killed: of this volume, and of one that is gone.
+    drop(UnixListener::bind(other.join("gone.sock")).unwrap());
+    fs::write(other.join("precious.sock"), "").unwrap();
+    let server = start().unwrap();
+    assert_eq!(names(&other), ["precious.sock", "v.sock"]);
+    drop(server);
+}
+
+#[test]
+fn a_volume_has_one_writer_who_holds_it() {
+    let place = Place::new();
+    let first = place.guest(&Options::default());
+    let holder = &place.store.holders()[0];
+    assert!(holder.holder.who.contains("v.sock (process"), "{}", holder.holder.who);
+    assert!(place.store.delete_volume("v").is_err());
+    let begun = Instant::now();
+    assert!(Guest::connect(&place.socket("v"), &Options::default()).is_err());
+    assert!(begun.elapsed() > Duration::from_secs(4), "the first has its time to go");
+    // One that goes makes room for one that waits.
+    let waits = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| place.guest(&Options::default()));
+        std::thread::sleep(Duration::from_millis(200));
+        drop(first);
+        waits.join().unwrap()
+    });
+    assert_eq!(place.vhost.clients().len(), 1);
+    let id = place.vhost.clients()[0].id;
+    assert!(place.vhost.kick(id) && !place.vhost.kick(id));
+    assert!(place.store.holders().is_empty());
+    drop(waits);
+    place.store.delete_volume("v").unwrap();
+}
+
+/// Found by review: an NBD client that had come for writing before the machine went on beside it.
+#[test]
+fn a_machine_does_not_write_beside_who_writes_already() {
+    let place = Place::new();
+    let holder = Holder {
+        kind: HolderKind::Nbd,
+        who: "NBD client".to_owned(),
+        id: Some(7),
+        writes: true,
+        alone: false,
+        remedy: "disconnect it".to_owned(),
+    };
+    let writer = place.store.volume_for("v", holder).unwrap();
+    assert!(Guest::connect(&place.socket("v"), &Options::default()).is_err());
+    drop(writer);
+    place.guest(&Options::default());
+}
+
+#[test]
+fn what_may_only_be_read_is_not_written() {
+    let place = Place::new();
+    place.store.create_volume("read", 1 << 20).unwrap();
+    place.vhost.follow();
+    let mut guest = Guest::connect(&place.socket("read"), &Options::default()).unwrap();
+    let queue = &mut guest.queues[0];
+    assert_eq!(queue.run(&Request::write(0, vec![1; 4096])).unwrap().0, 1);
+    assert_eq!(queue.run(&Request::read(0, 4096)).unwrap(), (0, vec![0; 4096]));
+}
+
+#[test]
+fn a_server_that_stops_answers_what_is_under_way() {
+    let place = Place::new();
+    let mut guest = place.guest(&Options::default());
+    let queue = &mut guest.queues[0];
+    for index in 0..64 {
+        queue.add(&Request::write(index * 4096, vec![index as u8; 4096]));
+    }
+    queue.tell();
+    assert!(queue.wait(Duration::from_secs(60)));
+    place.vhost.stop();
+    let mut answered = 0;
+    while let Some((head, _)) = queue.take() {
+        assert_eq!(queue.end(head).1, 0);
+        answered += 1;
+    }
+    assert!(answered > 0);
+    assert!(place.store.holders().is_empty());
+}
