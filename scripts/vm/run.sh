@@ -13,6 +13,7 @@
 # VM_DISKS        further disks, /dev/vdc and on: raw images, each with QEMU's options for it ("FILE,snapshot=on ...")
 # VM_MEMORY       2G by default
 # TGTD_BIN        a directory with Longhorn's tgtd and tgtadm, for the scenario controller-iscsi
+# VM_QEMU         further options for QEMU, separated by blanks
 # VM_PATIENCE     how many times the time of an idle host everything may take, 4 by default
 set -euo pipefail
 here=$(realpath "$(dirname "$0")")
@@ -191,7 +192,7 @@ boot() {
         -chardev "file,id=status,path=$machine/status" -device virtserialport,chardev=status,name=status
         -drive "file=$machine/a.img,id=a,$drive" -device virtio-blk-pci,drive=a
         -drive "file=$machine/b.img,id=b,$drive" -device virtio-blk-pci,drive=b
-        "${disks[@]}")
+        "${disks[@]}" ${VM_QEMU:-})
     if [ -n "$shell" ]; then
         "${command[@]}"
         return
