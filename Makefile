@@ -25,7 +25,7 @@ CRATE ?=
 TEST ?=
 
 .PHONY: build longhorn static packages packages-test run check test lint upstream python wheel vm xfstests guard \
-	guard-accept deny soak powercut mutants fuzz coverage bench bench-micro bench-replica bench-engine bench-fuse bench-python scale \
+	guard-accept deny soak powercut mutants fuzz coverage bench bench-micro bench-replica bench-engine bench-fuse bench-vhost bench-python scale \
 	man install clean
 
 build:
@@ -151,6 +151,11 @@ bench-engine:
 bench-fuse: build
 	$(CARGO) run --release --locked -p dbs-benches --bin fuse -- --dir "$(DIR)" \
 		$(or $(ARGS),--document docs/performance.md)
+
+# A volume as the disk of a virtual machine, beside NBD, qemu-storage-daemon and the bare file: 5 minutes. ARGS=--quick
+# sees in half a minute that it works.
+bench-vhost: build
+	$(CARGO) run --release --locked -p dbs-benches --bin vhost -- --dir "$(DIR)" $(ARGS)
 
 # Snapshots, volumes, clones, clients and extents by the thousand, and less memory for checksums than data
 # needs: tables into docs/performance.md, plots into docs/scale. 35 to 40 minutes.
