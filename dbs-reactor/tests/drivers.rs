@@ -46,10 +46,14 @@ struct Puppet {
     told: Sender<Told>,
     socket: Option<Socket>,
     file: Option<File>,
-    watch: Option<Watch>,
+    watches: Vec<(Watch, File)>,
 }
 
 impl Puppet {
+    fn new(told: Sender<Told>) -> Self {
+        Self { told, socket: None, file: None, watches: Vec::new() }
+    }
+
     fn tell(&self, told: Told) {
         self.told.send(told).unwrap();
     }
@@ -94,10 +98,14 @@ impl Handler for Puppet {
                 io.write(self.file.unwrap(), &segments, buf, tag);
             }
             Ask::Sync(tag) => io.sync(self.file.unwrap(), tag),
-            Ask::Watch(tag) => self.watch = Some(io.watch(self.file.unwrap(), tag)),
+            Ask::Watch(tag) => {
+                let file = self.file.take().unwrap();
+                self.watches.push((io.watch(file, tag), file));
+            }
             Ask::Unwatch => {
-                io.unwatch(self.watch.take().unwrap());
-                io.remove_file(self.file.take().unwrap());
+                let (watch, file) = self.watches.remove(0);
+                io.unwatch(watch);
+                io.remove_file(file);
             }
             Ask::Shutdown => io.shutdown(self.socket.unwrap()),
             Ask::Remove => io.remove(self.socket.take().unwrap()),
@@ -146,8 +154,7 @@ impl Stage {
     fn new(driver: Driver) -> Self {
         let (sender, told) = channel();
         let options = Options { driver, spin: Duration::from_micros(20), ..Options::default() };
-        let make =
-            move |_: &mut Io, _| Puppet { told: sender, socket: None, file: None, watch: None };
+        let make = move |_: &mut Io, _| Puppet::new(sender);
         let thread = spawn("test", &options, make).unwrap();
         let (near, far) = UnixStream::pair().unwrap();
         let stage = Self { thread: Some(thread), peer: near, told };
@@ -178,7 +185,7 @@ fn on_each_driver(test: impl Fn(&mut Stage)) {
         let options = Options { driver, ..Options::default() };
         let probe = spawn("probe", &options, |io: &mut Io, _| {
             io.stop();
-            Puppet { told: channel().0, socket: None, file: None, watch: None }
+            Puppet::new(channel().0)
         });
         match probe {
             Ok(thread) => thread.join(),
@@ -387,6 +394,30 @@ fn events_are_told_each_time_until_nobody_watches() {
         assert_eq!(stage.next(), Told::Signalled(8, true));
         assert_eq!(event.read().unwrap(), 5, "nothing was read");
         // What is watched does not keep the thread from ending.
+    });
+}
+
+/// Found by review: its number was free, and went to the next event, which was watched no longer when the owner of the
+/// first let go of that.
+#[test]
+fn an_event_that_cannot_be_watched_takes_no_other_with_it() {
+    use nix::sys::eventfd::EventFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    on_each_driver(|stage| {
+        let path = nix::libc::O_PATH;
+        let place = fs::OpenOptions::new().read(true).custom_flags(path).open("/").unwrap();
+        stage.ask(Ask::File(place.into()));
+        stage.ask(Ask::Watch(1));
+        assert_eq!(stage.next(), Told::Signalled(1, false));
+        let event = EventFd::new().unwrap();
+        let other = std::os::fd::AsFd::as_fd(&event).try_clone_to_owned().unwrap();
+        stage.ask(Ask::File(other));
+        stage.ask(Ask::Watch(2));
+        stage.ask(Ask::Unwatch);
+        stage.ask(Ask::Wake(Duration::from_millis(1)));
+        assert_eq!(stage.next(), Told::Tick);
+        event.write(1).unwrap();
+        assert_eq!(stage.next(), Told::Signalled(2, true));
     });
 }
 

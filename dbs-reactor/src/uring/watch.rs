@@ -18,6 +18,8 @@ pub(super) struct Watched {
     tag: u64,
     /// Nobody watches any more.
     ended: bool,
+    /// The kernel has let go of it, as it cannot be watched: its number waits for who watches.
+    failed: bool,
 }
 
 /// Whether something that ended is an event, or the end of watching it.
@@ -27,13 +29,17 @@ pub(super) fn is_watch(user_data: u64) -> bool {
 
 impl Uring {
     pub fn watch(&mut self, target: u32, tag: u64) -> u32 {
-        let number = self.watches.insert(Watched { target, tag, ended: false });
+        let number = self.watches.insert(Watched { target, tag, ended: false, failed: false });
         self.push_watch(number);
         number
     }
 
     pub fn unwatch(&mut self, number: u32) {
         let Some(watched) = self.watches.get_mut(number) else { return };
+        if watched.failed {
+            self.watches.remove(number);
+            return;
+        }
         watched.ended = true;
         let user_data = WATCH | u64::from(number);
         self.push(&opcode::PollRemove::new(user_data).build().user_data(user_data | END));
@@ -56,13 +62,16 @@ impl Uring {
             return None;
         }
         let (number, again) = (entry.user_data() as u32, cqueue::more(entry.flags()));
-        let (tag, ended) = self.watches.get(number).map(|watched| (watched.tag, watched.ended))?;
+        let watched = self.watches.get_mut(number)?;
+        let (tag, ended) = (watched.tag, watched.ended);
         let result = match entry.result() {
             negative if negative < 0 => Err(io::Error::from_raw_os_error(-negative)),
             _ => Ok(()),
         };
-        if !again && (ended || result.is_err()) {
+        if !again && ended {
             self.watches.remove(number);
+        } else if !again && result.is_err() {
+            watched.failed = true;
         } else if !again {
             // The kernel had no room to tell of it.
             self.push_watch(number);
