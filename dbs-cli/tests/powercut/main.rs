@@ -408,6 +408,22 @@ fn each_promise_rests_on_a_sync() {
         run(dbs_guest::Request::write(16384, vec![7; 4096]));
         synced("a flush of a guest, data alone", &mut || run(dbs_guest::Request::flush()));
         drop(guest);
+        // Found by review: a driver that does not use flushes takes for durable what is answered.
+        let options = dbs_guest::Options { unused: dbs_guest::FLUSH, ..Default::default() };
+        let mut guest = Guest::connect(&place.path("vm/v0.sock"), &options).unwrap();
+        let range = |kind, flags| dbs_guest::Request::range(kind, 16384, 8192, flags);
+        for request in [
+            dbs_guest::Request::write(16384, vec![8; 4096]),
+            dbs_guest::Request::write(16384 + 512, vec![9; 512]),
+            range(dbs_guest::Kind::WriteZeroes, 0),
+            range(dbs_guest::Kind::WriteZeroes, 1),
+            dbs_guest::Request::write(16384, vec![10; 8192]),
+            range(dbs_guest::Kind::Discard, 0),
+        ] {
+            let what = format!("{:?} of a guest that does not flush", request.kind);
+            synced(&what, &mut || assert_eq!(guest.queues[0].run(&request).unwrap().0, 0));
+        }
+        drop(guest);
         let mut server = Some(server);
         synced("the end", &mut || {
             server.take().unwrap().stop();

@@ -23,16 +23,23 @@ pub struct User {
     volume: Volume,
     read_only: bool,
     client: u64,
-    dropping: AtomicBool,
+    dropping: Arc<AtomicBool>,
     lost: Arc<AtomicBool>,
 }
 
 impl User {
     /// A user of a volume or snapshot, whom the workers know as `client`. If `lost` is set, a server before lost what it
-    /// had acknowledged to it: its next flush fails, and the flag is taken back.
+    /// had acknowledged to it: its next flush fails, and the flag is taken back. Long requests end where they are from
+    /// when `dropping` is set, which [`User::drop_long`] does, too.
     #[must_use]
-    pub fn new(volume: Volume, read_only: bool, client: u64, lost: Arc<AtomicBool>) -> Arc<Self> {
-        Arc::new(Self { volume, read_only, client, dropping: AtomicBool::new(false), lost })
+    pub fn new(
+        volume: Volume,
+        read_only: bool,
+        client: u64,
+        lost: Arc<AtomicBool>,
+        dropping: Arc<AtomicBool>,
+    ) -> Arc<Self> {
+        Arc::new(Self { volume, read_only, client, dropping, lost })
     }
 
     /// From now on long requests of it end where they are, as [`Answer::Dropped`].

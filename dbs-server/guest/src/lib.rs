@@ -12,6 +12,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 pub const MEMORY_START: u64 = 0x10_0000;
 const USER_START: u64 = 0x7000_0000_0000;
 
+/// What makes writes durable, among the features of the disk.
+pub const FLUSH: u64 = 1 << 9;
 /// The features that are asked for unless the server has them not.
 pub const INDIRECT: u64 = 1 << 28;
 /// As above.
@@ -42,10 +45,14 @@ pub struct Options {
     pub places: u16,
     /// Bytes for the data of each request.
     pub data_bytes: u32,
-    /// Features to use of the disk and its queues, beside those that every guest needs.
+    /// Features to use of the queues, beside those that every guest needs.
     pub features: u64,
+    /// Features of the disk not to use.
+    pub unused: u64,
     /// Have the requests under way noted.
     pub inflight: bool,
+    /// How many more places there are for that in each queue than the queue has.
+    pub spare: u16,
 }
 
 impl Default for Options {
@@ -55,7 +62,9 @@ impl Default for Options {
             places: 128,
             data_bytes: 128 << 10,
             features: INDIRECT | EVENT_INDEX,
+            unused: 0,
             inflight: true,
+            spare: 0,
         }
     }
 }
@@ -120,8 +129,8 @@ impl Guest {
         frontend.set_owner().map_err(other)?;
         let offered = frontend.get_features().map_err(other)?;
         let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-        // All of the disk's own.
-        self.features = offered & (self.options.features | VERSION_1 | protocol | 0xff_ffff);
+        let of_disk = 0xff_ffff & !self.options.unused;
+        self.features = offered & (self.options.features | VERSION_1 | protocol | of_disk);
         frontend.set_features(self.features).map_err(other)?;
         let offered = frontend.get_protocol_features().map_err(other)?;
         let mut wanted = VhostUserProtocolFeatures::MQ
@@ -138,7 +147,8 @@ impl Guest {
         }
         if self.options.inflight && offered.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             if self.inflight.is_none() {
-                let (queues, places) = (self.options.queues, self.options.places);
+                let queues = self.options.queues;
+                let places = self.options.places + self.options.spare;
                 let asked = VhostUserInflight::new(0, 0, queues, places);
                 self.inflight = Some(frontend.get_inflight_fd(&asked).map_err(other)?);
             }
@@ -146,18 +156,60 @@ impl Guest {
                 frontend.set_inflight_fd(inflight, file.as_raw_fd()).map_err(other)?;
             }
         }
-        let region = VhostUserMemoryRegionInfo {
-            guest_phys_addr: MEMORY_START,
-            memory_size: self.file.metadata()?.len(),
-            userspace_addr: USER_START,
-            mmap_offset: 0,
-            mmap_handle: self.file.as_raw_fd(),
-        };
-        frontend.set_mem_table(&[region]).map_err(other)?;
+        frontend.set_mem_table(&[region(&self.file, MEMORY_START)?]).map_err(other)?;
         for index in 0..self.queues.len() {
             self.start(index)?;
         }
         Ok(())
+    }
+
+    /// Adds memory behind the other, of which all is zero, as plugging it in does; where it begins.
+    ///
+    /// # Errors
+    /// As [`Guest::connect`].
+    pub fn grow(&mut self, bytes: u64) -> io::Result<u64> {
+        let start = MEMORY_START + self.file.metadata()?.len();
+        let file = File::from(memfd_create(c"more", MFdFlags::MFD_CLOEXEC)?);
+        file.set_len(bytes)?;
+        let regions = [region(&self.file, MEMORY_START)?, region(&file, start)?];
+        self.frontend.set_mem_table(&regions).map_err(other)?;
+        Ok(start)
+    }
+
+    /// Notes requests as under way, in this order, as a server leaves them that was killed after it had taken them.
+    ///
+    /// # Errors
+    /// There are no notes, or they cannot be written.
+    pub fn note(&self, index: u64, heads: &[u16]) -> io::Result<()> {
+        let (start, _, file) = self.notes(index)?;
+        for (counter, head) in (1u64..).zip(heads) {
+            let at = start + 16 * u64::from(*head);
+            file.write_all_at(&[1], at)?;
+            file.write_all_at(&counter.to_le_bytes(), at + 8)?;
+        }
+        Ok(())
+    }
+
+    /// Which requests are noted as under way.
+    ///
+    /// # Errors
+    /// There are no notes, or they cannot be read.
+    pub fn noted(&self, index: u64) -> io::Result<Vec<u16>> {
+        let (start, places, file) = self.notes(index)?;
+        let mut noted = Vec::new();
+        for head in 0..places {
+            let mut mark = [0];
+            file.read_exact_at(&mut mark, start + 16 * u64::from(head))?;
+            noted.extend((mark[0] != 0).then_some(head));
+        }
+        Ok(noted)
+    }
+
+    /// Where the notes of a queue begin, and of how many places they are.
+    fn notes(&self, index: u64) -> io::Result<(u64, u16, &File)> {
+        let (inflight, file) = self.inflight.as_ref().ok_or_else(|| other("no notes"))?;
+        let bytes = (16 + 16 * u64::from(inflight.queue_size)).next_multiple_of(64);
+        Ok((index * bytes + 16, inflight.queue_size, file))
     }
 
     /// Has the server serve a queue.
@@ -235,6 +287,17 @@ impl Guest {
     pub fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
     }
+}
+
+/// A part of the guest's memory.
+fn region(file: &File, start: u64) -> io::Result<VhostUserMemoryRegionInfo> {
+    Ok(VhostUserMemoryRegionInfo {
+        guest_phys_addr: start,
+        memory_size: file.metadata()?.len(),
+        userspace_addr: start - MEMORY_START + USER_START,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    })
 }
 
 pub(crate) fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {

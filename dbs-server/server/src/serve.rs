@@ -216,12 +216,13 @@ impl Serving {
         &self.devices
     }
 
-    /// Whether nobody uses the store: no block device, no NBD client, no command.
+    /// Whether nobody uses the store: no block device, no NBD client, no virtual machine, no command.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         // The commands first: one may become an NBD client, or leave a device behind.
         self.control.iter().all(dbs_control::Server::is_idle)
             && self.nbd.clients().is_empty()
+            && self.vhost.as_ref().is_none_or(|vhost| vhost.clients().is_empty())
             && self.devices.is_idle()
     }
 
@@ -353,11 +354,13 @@ impl StoreService {
             }
             _ => {
                 let settled = self.devices.settle_before(request);
-                let mut value = execute_logged(&self.store, request, progress)?;
-                self.devices.follow(request, settled);
+                let executed = execute_logged(&self.store, request, progress);
+                // One that failed half way has changed something, too.
                 if let Some(vhost) = self.vhost.as_ref().filter(|_| request.writes()) {
                     vhost.follow();
                 }
+                let mut value = executed?;
+                self.devices.follow(request, settled);
                 if let Request::VolumeResize { volume, .. } = request
                     && let Some(size) = self.devices.size(volume)
                 {

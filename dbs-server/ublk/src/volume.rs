@@ -123,7 +123,8 @@ impl VolumeQueue {
                 None
             }
         };
-        let user = User::new(target.volume, target.read_only, u64::from(start.id), target.lost);
+        let (client, dropping) = (start.id.into(), Arc::default());
+        let user = User::new(target.volume, target.read_only, client, target.lost, dropping);
         Self { queue, user, requests, health: start.health, running: 0, leaving: false }
     }
 

@@ -7,8 +7,8 @@ use dbs_core::Volume;
 use dbs_frontend::{Counted, Counts, lock};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A client.
@@ -21,6 +21,8 @@ pub struct Client {
     pub volume: Volume,
     /// Whether it may only read.
     pub read_only: bool,
+    /// Its connection is at an end: long requests end where they are.
+    pub ended: Arc<AtomicBool>,
     /// What its guest is told that the disk is called.
     name: [u8; ID_BYTES],
     since_ns: u64,
@@ -63,7 +65,8 @@ impl Client {
         let since_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         let counts = (0..QUEUES_MAX).map(|_| Counts::default()).collect();
         let (channel, size) = (Mutex::default(), AtomicU64::new(volume.size()));
-        Self { id, who, volume, read_only, name, since_ns, counts, socket, channel, size }
+        let ended = Arc::default();
+        Self { id, who, volume, read_only, ended, name, since_ns, counts, socket, channel, size }
     }
 
     /// What its guest is told that the disk is called.
@@ -105,8 +108,9 @@ impl Client {
         }
     }
 
-    /// Ends its connection; what is under way ends first.
+    /// Ends its connection; what is under way ends first, but long requests, for which its queues may be waiting already.
     pub fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
         // Fails only where the peer was faster.
         let _ = self.socket.shutdown(Shutdown::Both);
     }

@@ -138,7 +138,8 @@ fn receive_with(
             files.extend(received);
         }
     }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
+    // There is room for one more, where the space is aligned.
+    if received.flags.contains(ReturnFlags::CTRUNC) || files.len() > FILES_MAX {
         return Err(invalid("more files came with a message than belong to one"));
     }
     Ok(received.bytes)

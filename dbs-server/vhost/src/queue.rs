@@ -27,8 +27,8 @@ pub enum Message {
     Start(Box<Start>),
     /// Signal it in another way.
     Call(u64, Option<std::fs::File>),
-    /// Take nothing more from a queue, and say what would be next once nothing of it is under way. With `true`, long
-    /// requests are left to whoever serves it next.
+    /// Take nothing more from a queue but what a server before has left, and say what would be next once nothing of it is
+    /// under way. With `true`, that and long requests are left to whoever serves it next.
     Stop(u64, bool, mpsc::Sender<u16>),
     /// What a worker has done.
     Report(Report<(u64, u16)>),
@@ -94,6 +94,8 @@ struct Queue {
     bytes: u64,
     /// Who waits until nothing is under way.
     stopping: Option<mpsc::Sender<u16>>,
+    /// What is not begun then is left.
+    dropping: bool,
     broken: bool,
     /// A malformed request has been told of.
     complained: bool,
@@ -123,7 +125,8 @@ impl Queues {
         let (inflight, mut left) = inflight.unzip();
         left.iter_mut().for_each(|left| left.reverse());
         let running = (0..ring.size()).map(|_| None).collect();
-        let (count, bytes, stopping, broken, complained) = (0, 0, None, false, false);
+        let (count, bytes, stopping) = (0, 0, None);
+        let (dropping, broken, complained) = (false, false, false);
         let left = left.unwrap_or_default();
         self.queues.push(Queue {
             number,
@@ -142,6 +145,7 @@ impl Queues {
             count,
             bytes,
             stopping,
+            dropping,
             broken,
             complained,
         });
@@ -185,7 +189,7 @@ impl Queues {
             // A queue that waits for room is told of nothing else.
             let full = !queue.has_room();
             let chain = queue.end(head, answer);
-            let go = full && queue.has_room() && queue.stopping.is_none();
+            let go = full && queue.has_room();
             self.idle.extend(chain.filter(|_| room));
             if go {
                 self.remote.send(Message::Go(number));
@@ -196,7 +200,7 @@ impl Queues {
 
     /// Lets go of queues that have stopped.
     fn leave(&mut self, io: &mut Io) {
-        let gone = |queue: &Queue| queue.count == 0 && queue.stopping.is_some();
+        let gone = |queue: &Queue| queue.stopping.is_some() && queue.count == 0 && !queue.owes();
         while let Some(index) = self.queues.iter().position(gone) {
             let mut queue = self.queues.swap_remove(index);
             queue.signal();
@@ -216,13 +220,21 @@ impl Queue {
         self.count < self.running.len() && (self.bytes < BYTES_MAX || self.count == 0)
     }
 
+    /// Whether there is something that it has to begin although it stops: what comes next is behind all that was left.
+    fn owes(&self) -> bool {
+        !self.left.is_empty() && !self.broken && !self.dropping
+    }
+
     /// The next request, if there is one and may be begun.
     fn next(&mut self) -> Result<Option<u16>, Broken> {
-        if self.broken || self.stopping.is_some() || !self.has_room() {
+        if self.broken || self.dropping || !self.has_room() {
             return Ok(None);
         }
         if let Some(head) = self.left.pop() {
             return Ok(Some(head));
+        }
+        if self.stopping.is_some() {
+            return Ok(None);
         }
         let head = match self.ring.pop(&self.memory)? {
             None if self.ring.ask(&self.memory)? => self.ring.pop(&self.memory)?,
@@ -387,7 +399,7 @@ impl Handler for Queues {
                 if dropping {
                     queue.user.drop_long();
                 }
-                queue.stopping = Some(stopped);
+                (queue.stopping, queue.dropping) = (Some(stopped), dropping);
                 self.leave(io);
             }
             Message::Report(report) => {

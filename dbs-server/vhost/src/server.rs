@@ -8,7 +8,7 @@ use dbs_core::units::VolumeId;
 use dbs_core::{Error, Result, Store};
 use dbs_frontend::{Acceptor, Listen, Listener, Socket, lock};
 use dbs_service::log;
-use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Uid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of the path of a socket at most.
 const PATH_MAX_BYTES: usize = 107;
@@ -27,6 +27,8 @@ const PATH_MAX_BYTES: usize = 107;
 const CLIENTS_MAX: usize = 1024;
 /// How long who wants to write a volume waits for who writes it.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks for writers who are no machines.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The thread that accepts has nothing else to do.
 const NEVER: Duration = Duration::from_secs(1 << 20);
 
@@ -80,6 +82,7 @@ impl VhostUser {
     /// The directory is not private, or somebody else listens on one of the sockets.
     pub fn start(store: Store, options: VhostOptions) -> Result<Self> {
         prepare(&options.directory)?;
+        raise_descriptors();
         let shared = Arc::new(Shared {
             store,
             options,
@@ -188,15 +191,13 @@ impl Shared {
     fn wanted(&self) -> BTreeSet<String> {
         let mut wanted = BTreeSet::new();
         for volume in self.store.volumes(false) {
-            let access = &self.options.access;
-            if access(&volume.name, &self.path(&volume.name)).is_none() {
-                continue;
-            }
+            let allowed =
+                |spec: &String| (self.options.access)(&volume.name, &self.path(spec)).is_some();
             // One that has gone since has no snapshots.
-            for snapshot in self.store.snapshots(&volume.name, false).unwrap_or_default() {
-                wanted.insert(format!("{}@{}", volume.name, snapshot.name));
-            }
-            if !volume.rebuilding {
+            let snapshots = self.store.snapshots(&volume.name, false).unwrap_or_default();
+            let of_snapshots = snapshots.iter().map(|s| format!("{}@{}", volume.name, s.name));
+            wanted.extend(of_snapshots.filter(allowed));
+            if !volume.rebuilding && allowed(&volume.name) {
                 wanted.insert(volume.name);
             }
         }
@@ -221,7 +222,7 @@ impl Shared {
         let why = if path.as_os_str().len() > PATH_MAX_BYTES {
             "its path would be longer than 107 bytes"
         } else if sockets as u64 >= most {
-            "half of the open files that the process may have are sockets: see `ulimit -n`"
+            "half of the open files that the process may have are sockets: see `ulimit -Hn`"
         } else {
             let listener = Listener::bind(&Listen::Unix(path));
             let listener = listener.map_err(|e| Error::io(e, "serving virtual machines"))?;
@@ -311,10 +312,14 @@ impl Shared {
             let same = held.snapshot.is_none() && held.volume == client.volume.spec();
             (alone || writes) && kind != HolderKind::VhostUser && same
         };
-        if !client.read_only
+        let begun = Instant::now();
+        while !client.read_only
             && let Some(held) = self.store.holders().into_iter().find(alone)
         {
-            return busy(&held.holder.who, &held.holder.remedy);
+            if begun.elapsed() > PATIENCE || self.stopping.load(Ordering::SeqCst) {
+                return busy(&held.holder.who, &held.holder.remedy);
+            }
+            thread::sleep(LOOK_AGAIN);
         }
         let same = |other: &&Arc<Client>| {
             !client.read_only && !other.read_only && other.volume.id() == client.volume.id()
@@ -341,6 +346,15 @@ impl Shared {
         };
         clients.insert(client.id, Arc::clone(client));
         Ok(engine)
+    }
+}
+
+/// Lets the process open as many files as it may: sockets, and six for each queue.
+fn raise_descriptors() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        log::warn("descriptors", &[("error", &error)]);
     }
 }
 

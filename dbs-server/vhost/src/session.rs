@@ -237,6 +237,10 @@ impl Session {
         if count > REGIONS_MAX || files.len() != count {
             return Err(invalid("a table of memory has more than 8 parts, or not a file for each"));
         }
+        if self.memory.is_none() && !files.iter().all(keeps_its_length) {
+            let why = "its file is not sealed: whoever cuts it off ends this server. With QEMU, use memory-backend-memfd";
+            log::warn("vhost-user", &[("client", &self.client.who), ("memory", &why)]);
+        }
         let mut parts = Vec::new();
         for file in files {
             let (guest, size) = (fields.u64()?, fields.u64()?);
@@ -353,7 +357,8 @@ impl Session {
         let client = Arc::clone(&self.client);
         // Without notes, nobody knows whether it comes again.
         let lost = self.inflight.as_ref().map(|_| Arc::clone(&self.lost)).unwrap_or_default();
-        let user = User::new(client.volume.clone(), client.read_only, number, lost);
+        let (volume, dropping) = (client.volume.clone(), Arc::clone(&client.ended));
+        let user = User::new(volume, client.read_only, number, lost, dropping);
         let none = |_| Broken("there are no more descriptors");
         let copy = |file: &Option<File>| file.as_ref().map(File::try_clone).transpose();
         let (call, failed) = (copy(&queue.call).map_err(none)?, copy(&queue.failed).map_err(none)?);
@@ -407,6 +412,13 @@ fn check_event(file: &OwnedFd) -> io::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?) | OFlag::O_NONBLOCK;
     fcntl(file, FcntlArg::F_SETFL(flags))?;
     Ok(())
+}
+
+/// Whether nobody can cut a file off that is mapped.
+fn keeps_its_length(file: &OwnedFd) -> bool {
+    // Other kinds of files have no seals.
+    let seals = fcntl(file, FcntlArg::F_GET_SEALS).unwrap_or(0);
+    SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK)
 }
 
 fn with(number: u64) -> io::Result<Reply> {

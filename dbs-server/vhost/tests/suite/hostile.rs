@@ -2,8 +2,13 @@
 
 use super::{Place, noise};
 use dbs_guest::{Guest, INDIRECT, MEMORY_START, Options, Request};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use proptest::prelude::*;
-use std::io::{Read, Write};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::fs::File;
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use vm_memory::{Bytes, GuestAddress};
@@ -90,6 +95,84 @@ fn a_ring_that_means_nothing_is_not_served_and_others_are() {
         guest.stop(0).unwrap();
         guest.stop(1).unwrap();
     }
+}
+
+/// A message, as a client sends it.
+fn say(socket: &UnixStream, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
+    let mut bytes = Vec::new();
+    for field in [request, 1, payload.len() as u32] {
+        bytes.extend(field.to_le_bytes());
+    }
+    bytes.extend(payload);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(files));
+    }
+    // It may have gone already.
+    let _ = sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+}
+
+/// Whether the server answers on a connection, or has ended it.
+fn answers(socket: &UnixStream) -> bool {
+    say(socket, 1, &[], &[]);
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut answer = [0; 20];
+    match (&*socket).read_exact(&mut answer) {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("neither"),
+        Err(_) => false,
+    }
+}
+
+#[test]
+fn a_message_with_too_many_files_ends_the_connection_and_no_file_stays_open() {
+    let place = Place::new();
+    for count in [8, 9, 16] {
+        let socket = UnixStream::connect(place.socket("v")).unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        // It wants none. More than any message has end the connection.
+        say(&socket, 3, &[], &vec![theirs.as_fd(); count]);
+        drop(theirs);
+        assert_eq!(answers(&socket), count <= 8, "{count} files");
+        ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(ours.read(&mut [0]).unwrap(), 0, "all are closed");
+    }
+}
+
+#[test]
+fn files_that_do_not_fit_their_message_end_the_connection() {
+    let place = Place::new();
+    let file = File::from(memfd_create(c"test", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(8192).unwrap();
+    let null = File::open("/dev/null").unwrap();
+    let fields = |fields: &[u64]| -> Vec<u8> {
+        fields.iter().flat_map(|field| field.to_le_bytes()).collect()
+    };
+    let (file, null) = (file.as_fd(), null.as_fd());
+    for (request, payload, files) in [
+        // Memory: a file too many, one too few, one too short, one twice in a place, a length beyond all.
+        (5, fields(&[1, 0, 4096, 0, 0]), vec![file, file]),
+        (5, fields(&[1, 0, 4096, 0, 0]), vec![]),
+        (5, fields(&[1, 0, 16384, 0, 0]), vec![file]),
+        (5, fields(&[2, 0, 4096, 0, 0, 0, 4096, 0, 4096]), vec![file, file]),
+        (5, fields(&[1, 0, u64::MAX, 0, 8192]), vec![file]),
+        (5, fields(&[9]), vec![file; 8]),
+        // A kick and a call that are none; a kick without one.
+        (12, fields(&[0]), vec![null]),
+        (13, fields(&[0]), vec![null]),
+        (12, fields(&[0]), vec![]),
+        // Notes: without a file, beyond it, and of more queues than are in it.
+        (32, fields(&[4096, 0, 1 | 8 << 16]), vec![]),
+        (32, fields(&[16384, 0, 1 | 8 << 16]), vec![file]),
+        (32, fields(&[4096, 0, 60 | 8 << 16]), vec![file]),
+    ] {
+        let socket = UnixStream::connect(place.socket("v")).unwrap();
+        say(&socket, request, &payload, &files);
+        assert!(!answers(&socket), "{request} {payload:?}");
+    }
+    let mut guest = place.guest(&Options::default());
+    assert_eq!(guest.queues[0].run(&Request::read(0, 512)).unwrap().0, 0);
 }
 
 proptest! {

@@ -4,6 +4,7 @@
 mod hostile;
 mod requests;
 mod sockets;
+mod under_way;
 
 use dbs_core::{InitOptions, OpenOptions, Store};
 use dbs_guest::{Guest, Options};
@@ -23,12 +24,15 @@ struct Place {
 
 fn options(directory: &Path, driver: dbs_reactor::Driver) -> VhostOptions {
     let next = AtomicU64::new(1);
+    let hidden = |volume: &str, socket: &Path| {
+        volume.starts_with("hidden") || socket.to_string_lossy().contains("@hidden")
+    };
     VhostOptions {
         directory: directory.to_owned(),
         reactors: 2,
         reactor: dbs_reactor::Options { driver, ..Default::default() },
         workers: 4,
-        access: Box::new(|volume, _| (!volume.starts_with("hidden")).then(|| volume == "read")),
+        access: Box::new(move |volume, socket| (!hidden(volume, socket)).then(|| volume == "read")),
         number: Box::new(move || next.fetch_add(1, Ordering::Relaxed)),
         read_only: false,
     }
@@ -67,6 +71,7 @@ impl Place {
 }
 
 fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    (0..length).map(|_| random.u8(..)).collect()
+    let mut noise = vec![0; length];
+    fastrand::Rng::with_seed(seed).fill(&mut noise);
+    noise
 }

@@ -29,7 +29,9 @@ fn sockets_come_and_go_with_what_they_serve() {
     for name in ["a/b", "hidden", &"long".repeat(60)] {
         place.store.create_volume(name, 4096).unwrap();
     }
-    place.store.create_snapshot("v", "s", &Default::default()).unwrap();
+    for name in ["s", "hidden"] {
+        place.store.create_snapshot("v", name, &Default::default()).unwrap();
+    }
     place.vhost.follow();
     assert_eq!(names(&directory), ["a%2Fb.sock", "v.sock", "v@s.sock"]);
     place.store.rename_volume("v", "w").unwrap();
@@ -102,8 +104,13 @@ fn a_machine_does_not_write_beside_who_writes_already() {
     };
     let writer = place.store.volume_for("v", holder).unwrap();
     assert!(Guest::connect(&place.socket("v"), &Options::default()).is_err());
-    drop(writer);
-    place.guest(&Options::default());
+    // One that is just going is waited for.
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| place.guest(&Options::default()));
+        std::thread::sleep(Duration::from_millis(200));
+        drop(writer);
+        waits.join().unwrap()
+    });
 }
 
 #[test]
@@ -115,6 +122,17 @@ fn what_may_only_be_read_is_not_written() {
     let queue = &mut guest.queues[0];
     assert_eq!(queue.run(&Request::write(0, vec![1; 4096])).unwrap().0, 1);
     assert_eq!(queue.run(&Request::read(0, 4096)).unwrap(), (0, vec![0; 4096]));
+}
+
+/// Each queue takes six descriptors, each volume and snapshot one.
+#[test]
+fn the_server_opens_as_many_files_as_it_may() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most - 1, most).unwrap();
+    let _place = Place::new();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    assert_eq!(soft, hard);
 }
 
 #[test]
