@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 seconds=$1
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(image repair restore journal ops v1 backup nbd control stream dataconn ssync)
+[ ${#targets[@]} -gt 0 ] || targets=(image repair restore journal ops v1 backup nbd control stream vhost dataconn ssync)
 
 command -v cargo-fuzz >/dev/null || cargo install cargo-fuzz --locked
 if rustup toolchain list 2>/dev/null | grep -q '^nightly'; then
@@ -34,7 +34,7 @@ options() {
     case $1 in
     image | repair | restore | ops | journal | v1) echo --no-trace-compares ;;
     backup) echo --features=backup ;;
-    nbd | control | stream) echo --features=server ;;
+    nbd | control | stream | vhost) echo --features=server ;;
     *) echo --features=engine ;;
     esac
 }
@@ -43,7 +43,7 @@ options() {
 length() {
     case $1 in
     nbd | dataconn) echo 49152 ;;
-    stream | ssync) echo 8192 ;;
+    stream | vhost | ssync) echo 8192 ;;
     *) echo 4096 ;;
     esac
 }

@@ -33,6 +33,8 @@ mod ssync;
 #[cfg(feature = "server")]
 mod stream;
 mod v1;
+#[cfg(feature = "server")]
+mod vhost;
 
 #[cfg(feature = "backup")]
 pub use backup::backup;
@@ -52,6 +54,8 @@ pub use ssync::ssync;
 #[cfg(feature = "server")]
 pub use stream::stream;
 pub use v1::v1;
+#[cfg(feature = "server")]
+pub use vhost::vhost;
 
 /// A target.
 pub type Target = fn(&[u8]);
@@ -72,6 +76,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("control", control),
     #[cfg(feature = "server")]
     ("stream", stream),
+    #[cfg(feature = "server")]
+    ("vhost", vhost),
     #[cfg(feature = "engine")]
     ("dataconn", dataconn),
     #[cfg(feature = "engine")]

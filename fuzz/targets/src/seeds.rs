@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 mod engine;
 #[cfg(feature = "server")]
 mod server;
+#[cfg(feature = "server")]
+mod vhost;
 
 /// A seed: its target, its name, its bytes.
 pub type Seed = (&'static str, String, Vec<u8>);
@@ -40,6 +42,8 @@ pub fn seeds() -> Vec<Seed> {
     backups(&mut seeds);
     #[cfg(feature = "server")]
     server::seeds(&mut seeds);
+    #[cfg(feature = "server")]
+    vhost::seeds(&mut seeds);
     #[cfg(feature = "engine")]
     engine::seeds(&mut seeds);
     seeds
