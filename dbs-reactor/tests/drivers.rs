@@ -24,6 +24,7 @@ enum Ask {
     Sync(u64),
     Watch(u64),
     Unwatch,
+    Kick(OwnedFd),
     Shutdown,
     Remove,
     Wake(Duration),
@@ -103,6 +104,12 @@ impl Handler for Puppet {
                 self.watches.push((io.watch(file, tag), file));
             }
             Ask::Unwatch => {
+                let (watch, file) = self.watches.remove(0);
+                io.unwatch(watch);
+                io.remove_file(file);
+            }
+            Ask::Kick(event) => {
+                fs::File::from(event).write_all(b"x").unwrap();
                 let (watch, file) = self.watches.remove(0);
                 io.unwatch(watch);
                 io.remove_file(file);
@@ -418,6 +425,25 @@ fn an_event_that_cannot_be_watched_takes_no_other_with_it() {
         assert_eq!(stage.next(), Told::Tick);
         event.write(1).unwrap();
         assert_eq!(stage.next(), Told::Signalled(2, true));
+    });
+}
+
+/// Found by review: what was about to be told of its event was watched for good.
+#[test]
+fn an_event_that_happens_while_it_is_let_go_is_let_go() {
+    on_each_driver(|stage| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        stage.ask(Ask::File(reader.into()));
+        stage.ask(Ask::Watch(1));
+        stage.ask(Ask::Wake(Duration::from_millis(1)));
+        assert_eq!(stage.next(), Told::Tick);
+        stage.ask(Ask::Kick(writer.try_clone().unwrap().into()));
+        // Nobody has the other end any more.
+        let begun = Instant::now();
+        while (&writer).write_all(b"x").is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is watched still");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     });
 }
 

@@ -42,7 +42,8 @@ impl Uring {
         }
         watched.ended = true;
         let user_data = WATCH | u64::from(number);
-        self.push(&opcode::PollRemove::new(user_data).build().user_data(user_data | END));
+        // Not what takes polls back: that leaves one alone that is just about to tell of its event.
+        self.push(&opcode::AsyncCancel::new(user_data).build().user_data(user_data | END));
     }
 
     fn push_watch(&mut self, number: u32) {

@@ -110,8 +110,8 @@ impl Client {
 
     /// Ends its connection; what is under way ends first, but long requests, for which its queues may be waiting already.
     pub fn end(&self) {
-        self.ended.store(true, Ordering::Relaxed);
-        // Fails only where the peer was faster.
+        // Before requests are dropped: the peer is not to hear that they are done. Fails only where the peer was faster.
         let _ = self.socket.shutdown(Shutdown::Both);
+        self.ended.store(true, Ordering::Relaxed);
     }
 }

@@ -163,8 +163,8 @@ impl Drop for VhostUser {
 impl Shared {
     /// Makes the sockets be those of what there is; what has failed.
     fn look(self: &Arc<Self>, acceptor: &Acceptor) -> Vec<Error> {
-        let wanted = self.wanted();
         let mut sockets = lock(&self.sockets);
+        let wanted = self.wanted();
         sockets.retain(|spec, number| {
             let stays = wanted.contains(spec);
             if !stays {
@@ -279,6 +279,9 @@ impl Shared {
         let access = (self.options.access)(name, &path);
         let asked = access.ok_or_else(|| Error::not_found(format!("no volume `{name}`")))?;
         let read_only = self.options.read_only || asked || snapshot.is_some();
+        if !read_only {
+            self.wait_for_writers(name)?;
+        }
         let mut who = format!("virtual machine at {}", path.display());
         if let Some(process) = process {
             who = format!("{who} (process {process})");
@@ -301,25 +304,34 @@ impl Shared {
         Ok(Client::new((id, who), volume, read_only, &uuid, clone))
     }
 
-    /// Makes a client known, once nobody else writes what it writes: one that is being ended has a moment for that.
-    fn register(&self, client: &Arc<Client>) -> Result<Arc<Engine>> {
-        let busy = |who: &str, remedy: &str| {
-            Err(Error::busy(format!("it is written by the {who}; {remedy}")))
-        };
-        // Whoever came for writing before the machine would go on.
-        let alone = |held: &HolderInfo| {
+    /// Who writes a volume and is no machine: whoever came for writing before a machine would go on.
+    fn writer(&self, volume: &str) -> Option<HolderInfo> {
+        self.store.holders().into_iter().find(|held| {
             let Holder { kind, alone, writes, .. } = held.holder;
-            let same = held.snapshot.is_none() && held.volume == client.volume.spec();
+            let same = held.snapshot.is_none() && held.volume == volume;
             (alone || writes) && kind != HolderKind::VhostUser && same
-        };
+        })
+    }
+
+    /// Waits before the volume is held: one that is being ended has a moment for that.
+    fn wait_for_writers(&self, volume: &str) -> Result<()> {
         let begun = Instant::now();
-        while !client.read_only
-            && let Some(held) = self.store.holders().into_iter().find(alone)
-        {
+        while let Some(held) = self.writer(volume) {
             if begun.elapsed() > PATIENCE || self.stopping.load(Ordering::SeqCst) {
-                return busy(&held.holder.who, &held.holder.remedy);
+                return Err(written(&held.holder.who, &held.holder.remedy));
             }
             thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
+    }
+
+    /// Makes a client known that nobody else writes beside.
+    fn register(&self, client: &Arc<Client>) -> Result<Arc<Engine>> {
+        // Whoever comes from now on finds the volume held. It may have another name than it was opened by.
+        let its = |held: &HolderInfo| held.holder.id == Some(client.id) && held.holder.alone;
+        let own = self.store.holders().into_iter().find(its);
+        if let Some(held) = own.and_then(|own| self.writer(&own.volume)) {
+            return Err(written(&held.holder.who, &held.holder.remedy));
         }
         let same = |other: &&Arc<Client>| {
             !client.read_only && !other.read_only && other.volume.id() == client.volume.id()
@@ -330,7 +342,7 @@ impl Shared {
         });
         let mut clients = waited.unwrap_or_else(PoisonError::into_inner).0;
         if let Some(other) = clients.values().find(same) {
-            return busy(&other.who, "shut that down first");
+            return Err(written(&other.who, "shut that down first"));
         }
         if self.stopping.load(Ordering::SeqCst) || clients.len() >= CLIENTS_MAX {
             return Err(Error::busy("the server is stopping, or has 1024 clients"));
@@ -386,4 +398,8 @@ fn prepare(directory: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn written(who: &str, remedy: &str) -> Error {
+    Error::busy(format!("it is written by the {who}; {remedy}"))
 }

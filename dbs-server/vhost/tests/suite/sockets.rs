@@ -94,7 +94,7 @@ fn a_volume_has_one_writer_who_holds_it() {
 #[test]
 fn a_machine_does_not_write_beside_who_writes_already() {
     let place = Place::new();
-    let holder = Holder {
+    let nbd = || Holder {
         kind: HolderKind::Nbd,
         who: "NBD client".to_owned(),
         id: Some(7),
@@ -102,8 +102,14 @@ fn a_machine_does_not_write_beside_who_writes_already() {
         alone: false,
         remedy: "disconnect it".to_owned(),
     };
-    let writer = place.store.volume_for("v", holder).unwrap();
-    assert!(Guest::connect(&place.socket("v"), &Options::default()).is_err());
+    let writer = place.store.volume_for("v", nbd()).unwrap();
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| Guest::connect(&place.socket("v"), &Options::default()));
+        std::thread::sleep(Duration::from_millis(200));
+        // Who waits keeps nobody from writing.
+        assert!(place.store.holders().iter().all(|held| !held.holder.alone));
+        assert!(refused.join().unwrap().is_err());
+    });
     // One that is just going is waited for.
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| place.guest(&Options::default()));
@@ -111,6 +117,15 @@ fn a_machine_does_not_write_beside_who_writes_already() {
         drop(writer);
         waits.join().unwrap()
     });
+    // Nor is one overlooked whose volume gets another name meanwhile.
+    let writer = place.store.volume_for("v", nbd()).unwrap();
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| Guest::connect(&place.socket("v"), &Options::default()));
+        std::thread::sleep(Duration::from_millis(200));
+        place.store.rename_volume("v", "w").unwrap();
+        assert!(refused.join().unwrap().is_err());
+    });
+    drop(writer);
 }
 
 #[test]
