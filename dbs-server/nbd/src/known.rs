@@ -1,13 +1,14 @@
 //! What all threads of a server know of a client.
 
 use super::export::Peer;
-use super::session::{Operation, Session};
+use super::latency::Latency;
+use super::session::{Due, Kind, Operation, Session};
 use dbs_core::units::VolumeId;
 use dbs_core::volume::Volume;
 use dbs_frontend::{Counted, Counts};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Its requests are carried out.
 const SERVED: u8 = 0;
@@ -27,6 +28,7 @@ pub(crate) struct Known {
     export: OnceLock<Used>,
     end: AtomicU8,
     counts: Counts,
+    answers: Answers,
 }
 
 /// What a client uses.
@@ -36,6 +38,14 @@ struct Used {
     read_only: bool,
     /// The volume behind the name, if there is one.
     volume: Option<VolumeId>,
+}
+
+/// What a client was answered, counted by its reactor alone.
+#[derive(Debug, Default)]
+struct Answers {
+    all: AtomicU64,
+    reads: Latency,
+    writes: Latency,
 }
 
 /// A connected client, and what it has asked for since it connected.
@@ -63,6 +73,13 @@ pub struct ClientInfo {
     pub written_bytes: u64,
     /// Other requests.
     pub others: u64,
+    /// Requests that are not answered yet.
+    pub in_flight: u64,
+    /// How long reads took, from when the server had the request until it had the reply: ends of ranges in
+    /// nanoseconds, and how many took less than that and no less than the range before.
+    pub read_latency: Vec<(u64, u64)>,
+    /// The same of writes.
+    pub write_latency: Vec<(u64, u64)>,
 }
 
 impl Known {
@@ -124,7 +141,21 @@ impl Known {
         }
     }
 
+    /// Counts a reply; on the thread of the client's reactor.
+    #[inline]
+    pub fn answered(&self, due: Due, now: Instant) {
+        let Answers { all, reads, writes } = &self.answers;
+        all.store(all.load(Relaxed).wrapping_add(1), Relaxed);
+        match (due.kind, due.begun) {
+            (Kind::Read, Some(begun)) => reads.count(now.duration_since(begun)),
+            (Kind::Write, Some(begun)) => writes.count(now.duration_since(begun)),
+            _ => {}
+        }
+    }
+
     pub fn info(&self) -> ClientInfo {
+        // Before what it is taken from.
+        let answered = self.answers.all.load(Relaxed);
         let export = self.export.get();
         let Counted { reads, read_bytes, writes, written_bytes, others } = self.counts.get();
         ClientInfo {
@@ -139,6 +170,9 @@ impl Known {
             writes,
             written_bytes,
             others,
+            in_flight: (reads + writes + others).saturating_sub(answered),
+            read_latency: self.answers.reads.get(),
+            write_latency: self.answers.writes.get(),
         }
     }
 }

@@ -8,6 +8,7 @@ use super::wire::{CONTEXTS_MAX, Cursor, Errno, cmd, cmd_flag, flag};
 use dbs_core::Volume;
 use dbs_reactor::Batch;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Reads of at least this many bytes look for holes first.
 pub(super) const SPARSE_READ_BYTES: u64 = 64 << 10;
@@ -37,6 +38,25 @@ pub struct Admitted {
     pub skip_bytes: u64,
     /// Bytes of memory the request takes until its reply is sent.
     pub cost_bytes: u64,
+    /// When the server had all of it.
+    pub(super) begun: Option<Instant>,
+}
+
+/// What is to be known of a request when it is answered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Due {
+    /// Bytes of memory that it takes.
+    pub cost: u64,
+    pub kind: Kind,
+    pub begun: Option<Instant>,
+}
+
+/// Requests whose latency is counted, and others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Other,
 }
 
 /// What a valid request does.
@@ -111,6 +131,16 @@ impl Admitted {
             Operation::Flush => Some(Direct::Flush),
             _ => None,
         }
+    }
+
+    /// What its answer needs of it.
+    pub(super) fn due(&self) -> Due {
+        let kind = match self.operation {
+            Ok(Operation::Read { .. }) => Kind::Read,
+            Ok(Operation::Write { .. }) => Kind::Write,
+            _ => Kind::Other,
+        };
+        Due { cost: self.cost_bytes, kind, begun: self.begun }
     }
 
     /// The reply that the request is done.
@@ -216,6 +246,7 @@ impl Session {
             payload_bytes: keep as usize,
             skip_bytes: payload - keep,
             cost_bytes: cost,
+            begun: None,
         }
     }
 

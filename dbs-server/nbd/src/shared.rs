@@ -6,7 +6,7 @@ use super::export::{Exports, Peer};
 use super::handshake::Handshake;
 use super::known::Known;
 use super::options::ServerOptions;
-use super::session::{Admitted, Reply, Session};
+use super::session::{Admitted, Due, Reply, Session};
 use super::wire::rep;
 use dbs_frontend::tls::TlsStream;
 use dbs_frontend::{Listener, Pool, Socket, lock};
@@ -40,7 +40,7 @@ pub(super) enum Message {
     /// A connection whose handshake is done.
     Adopt(Box<Adopted>),
     /// The reply that a worker has made.
-    Reply { peer: u32, cost: u64, reply: Reply },
+    Reply { peer: u32, due: Due, reply: Reply },
     /// A worker has done all of a request but the commit behind it.
     Commit { peer: u32, admitted: Admitted },
     /// A commit that requests waited for has ended.

@@ -7,7 +7,7 @@
 
 use super::export::Failure;
 use super::known::Known;
-use super::session::{Admitted, Direct as Op, Reply, Session};
+use super::session::{Admitted, Direct as Op, Due, Reply, Session};
 use super::shared::{Adopted, Message, Shared};
 use super::steps::{Progress, Steps};
 use super::wire::Errno;
@@ -23,6 +23,7 @@ use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Longest payload of a refused request that is skipped rather than taken for an attack.
 const PAYLOAD_SKIP_MAX_BYTES: u64 = 2 * PAYLOAD_MAX_BYTES as u64;
@@ -92,6 +93,8 @@ pub(super) struct Transmission {
     direct: Direct<Running>,
     commits: Commits<Held>,
     flushing: Flushing,
+    /// The time of this turn, if somebody needed it.
+    now: Option<Instant>,
 }
 
 /// A read or write whose bytes are being transferred.
@@ -127,7 +130,7 @@ impl Transmission {
         let wake = Arc::new(move || other.send(Message::Flushed));
         let (direct, commits, flushing) =
             (Direct::default(), Commits::default(), Flushing::new(wake));
-        Self { shared, remote, storage, peers, direct, commits, flushing }
+        Self { shared, remote, storage, peers, direct, commits, flushing, now: None }
     }
 
     fn adopt(&mut self, io: &mut Io, adopted: Adopted) {
@@ -156,7 +159,8 @@ impl Transmission {
 
     /// Starts a request in the best way there is for it.
     fn start(&mut self, io: &mut Io, number: u32, ready: Ready<Admitted>) {
-        let Ready { request: admitted, payload } = ready;
+        let Ready { request: mut admitted, payload } = ready;
+        admitted.begun = Some(self.now());
         let Some(client) = self.peers.get(number) else { return };
         client.known.count(admitted.operation(), payload.as_ref().map_or(0, |data| data.len()));
         let (Some(direct), Some(volume)) = (admitted.direct(), client.session.volume()) else {
@@ -195,7 +199,7 @@ impl Transmission {
             Err(error) => self.fail(number, &admitted, error),
             // Holes are shown as holes to whom they are worth it.
             Ok(Plan::Blocked | Plan::Holes) => self.work(number, admitted, None),
-            Ok(Plan::Zeros) if sparse => self.answer(number, admitted.cost_bytes, |batch| {
+            Ok(Plan::Zeros) if sparse => self.answer(number, admitted.due(), |batch| {
                 batch.push(&admitted.hole_reply(length));
             }),
             Ok(Plan::Zeros) => {
@@ -284,9 +288,7 @@ impl Transmission {
         let mut committing = self.commits.take();
         for Held { peer, admitted, .. } in committing.drain(..) {
             match result {
-                Ok(()) => {
-                    self.answer(peer, admitted.cost_bytes, |batch| batch.push(&admitted.done()))
-                }
+                Ok(()) => self.answer(peer, admitted.due(), |batch| batch.push(&admitted.done())),
                 Err(error) => {
                     let text = error.to_string();
                     self.fail(peer, &admitted, dbs_core::Error::new(error.kind(), text));
@@ -299,7 +301,7 @@ impl Transmission {
     }
 
     fn answer_read(&mut self, number: u32, admitted: &Admitted, buf: Buf) {
-        self.answer(number, admitted.cost_bytes, |batch| {
+        self.answer(number, admitted.due(), |batch| {
             batch.push(&admitted.data_head(buf.len()));
             batch.push_buf(buf);
         });
@@ -307,11 +309,20 @@ impl Transmission {
 
     fn fail(&mut self, number: u32, admitted: &Admitted, error: dbs_core::Error) {
         let reply = Reply::refused(admitted, &error.into());
-        self.answer(number, admitted.cost_bytes, |batch| reply.append_to(batch));
+        self.answer(number, admitted.due(), |batch| reply.append_to(batch));
     }
 
-    fn answer(&mut self, number: u32, cost: u64, reply: impl FnOnce(&mut Batch)) {
-        self.peers.answer(number, cost, reply);
+    fn answer(&mut self, number: u32, due: Due, reply: impl FnOnce(&mut Batch)) {
+        let now = self.now();
+        if let Some(client) = self.peers.get(number) {
+            client.known.answered(due, now);
+        }
+        self.peers.answer(number, due.cost, reply);
+    }
+
+    /// The time, looked at once a turn.
+    fn now(&mut self) -> Instant {
+        *self.now.get_or_insert_with(Instant::now)
     }
 }
 
@@ -321,8 +332,8 @@ impl Handler for Transmission {
     fn message(&mut self, io: &mut Io, message: Message) {
         match message {
             Message::Adopt(adopted) => self.adopt(io, *adopted),
-            Message::Reply { peer, cost, reply } => {
-                self.answer(peer, cost, |batch| reply.append_to(batch));
+            Message::Reply { peer, due, reply } => {
+                self.answer(peer, due, |batch| reply.append_to(batch));
             }
             Message::Commit { peer, admitted } => {
                 if let Some(volume) = self.volume(peer).cloned() {
@@ -359,7 +370,7 @@ impl Handler for Transmission {
             Ok(Ended::Read(buf)) => self.answer_read(peer, &admitted, buf),
             Ok(Ended::Again) => self.work(peer, admitted, None),
             Ok(Ended::Write(Finish::Done)) if !fua => {
-                self.answer(peer, admitted.cost_bytes, |batch| batch.push(&admitted.done()));
+                self.answer(peer, admitted.due(), |batch| batch.push(&admitted.done()));
             }
             Ok(Ended::Write(_)) => {
                 if let Some(volume) = self.volume(peer).cloned() {
@@ -379,6 +390,7 @@ impl Handler for Transmission {
     }
 
     fn turn(&mut self, io: &mut Io) {
+        self.now = None;
         let shared = &self.shared;
         self.peers.settle(io, |client| {
             let id = client.known.peer.id;
@@ -444,9 +456,9 @@ impl Work for Job {
             return false;
         };
         drop((session, payload, steps));
-        let (peer, cost) = (self.peer, admitted.cost_bytes);
+        let (peer, due) = (self.peer, admitted.due());
         self.remote.send(match progress {
-            Progress::Reply(reply) => Message::Reply { peer, cost, reply },
+            Progress::Reply(reply) => Message::Reply { peer, due, reply },
             _ => Message::Commit { peer, admitted },
         });
         false
