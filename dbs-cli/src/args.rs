@@ -2,7 +2,7 @@
 
 use crate::commands::{
     attach, backup, bench, clients, doctor, export, import, mount, repair, scrub, serve, snapshot,
-    store, stream, tools, volume,
+    store, stream, tools, top, volume,
 };
 use crate::context::Context;
 use crate::exit;
@@ -59,6 +59,7 @@ pub enum Command {
     Umount(mount::Umount),
     Serve(Box<serve::Serve>),
     Clients(clients::Clients),
+    Top(top::Top),
     Bench(Box<bench::Bench>),
     Completions(tools::Completions),
     Man(tools::Man),
@@ -148,6 +149,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Umount(command) => command.run(context),
         Command::Serve(command) => command.run(context),
         Command::Clients(command) => command.run(context),
+        Command::Top(command) => command.run(context),
         Command::Attach(command) => command.run(context),
         Command::Detach(command) => command.run(context),
         Command::Attached(command) => command.run(context),

@@ -132,7 +132,8 @@ fn line(label: &str, unit: Unit, done: u64, total: u64, first: u64, took: Durati
     line
 }
 
-fn left(seconds: u64) -> String {
+/// A time that something still takes.
+pub fn left(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),

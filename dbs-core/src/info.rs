@@ -49,6 +49,9 @@ pub struct StoreInfo {
     /// Of those, snapshots that are not merged for now, as something that the merge needs cannot be read or written.
     #[serde(default)]
     pub snapshots_put_off: u64,
+    /// Steps of background work known to remain: merging and freeing what was deleted.
+    #[serde(default)]
+    pub work_remaining: u64,
     /// Sequence number of the last durable commit group.
     pub sequence: u64,
     /// Whether this handle may write.

@@ -15,4 +15,5 @@ pub mod snapshot;
 pub mod store;
 pub mod stream;
 pub mod tools;
+pub mod top;
 pub mod volume;

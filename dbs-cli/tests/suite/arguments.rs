@@ -42,6 +42,7 @@ const COMMANDS: &[&str] = &[
     "attach a",
     "mount .",
     "clients",
+    "top --once",
     "doctor",
     "bench",
 ];

@@ -23,4 +23,5 @@ mod guards;
 mod inherited;
 mod readme;
 mod space;
+mod top;
 mod upgrade;

@@ -42,6 +42,7 @@ impl Store {
             snapshots_max: u64::from(geometry.snapshots),
             snapshots_deleting: meta.unneeded().count() as u64,
             snapshots_put_off: meta.snapshots_put_off(),
+            work_remaining: meta.work_remaining(),
             sequence: meta.log.durable,
             read_only: self.inner.read_only,
             driver: self.inner.storage.driver().to_owned(),

@@ -163,6 +163,7 @@ impl Image {
             snapshots_max: SNAPSHOTS as u64,
             snapshots_deleting: 0,
             snapshots_put_off: 0,
+            work_remaining: 0,
             sequence: 0,
             read_only: true,
             driver: "pread".to_owned(),

@@ -126,6 +126,7 @@ class StoreInfo(_Record):
     snapshots_deleting: int
     """Snapshots deleted whose space has not all come back yet."""
     snapshots_put_off: int
+    work_remaining: int
     """Of those, the ones that are not merged for now: metadata that the merge needs is damaged."""
     sequence: int
     """Number of the last durable commit."""

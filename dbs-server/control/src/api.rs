@@ -343,6 +343,9 @@ pub enum Request {
         #[serde(default)]
         interval_ms: Option<u64>,
     },
+    /// What the server does at this moment: `Top`.
+    #[serde(rename = "top")]
+    Top,
     /// Disconnects an NBD client: `Client`, as it was.
     #[serde(rename = "client.kick")]
     ClientKick {
@@ -394,6 +397,7 @@ impl Request {
                 | Self::SnapshotShow { .. }
                 | Self::DeviceList
                 | Self::ClientList { .. }
+                | Self::Top
                 | Self::ClientKick { .. }
         )
     }

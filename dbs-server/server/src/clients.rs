@@ -33,6 +33,7 @@ struct Numbered {
     read_only: bool,
     since_ns: u64,
     requests: Requests,
+    load: Option<Load>,
 }
 
 /// A user of a volume or snapshot, or an NBD client that has not chosen one yet.
@@ -56,6 +57,21 @@ pub struct Client {
     pub requests: Option<Requests>,
     /// The same in a second, if it was asked for.
     pub rates: Option<Rates>,
+    /// What of an NBD client is under way, and how long it takes; in a [`Top`](crate::top::Top) alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
+}
+
+/// What an NBD client waits for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Requests that are not answered yet.
+    pub in_flight: u64,
+    /// How long reads took since it connected: pairs of a time in nanoseconds and how many took less than that,
+    /// and no less than the time of the pair before. Pairs of none are left out.
+    pub read_latency: Vec<(u64, u64)>,
+    /// The same of writes.
+    pub write_latency: Vec<(u64, u64)>,
 }
 
 /// What a client has asked for.
@@ -95,7 +111,7 @@ pub fn list(
     progress: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<Vec<Client>> {
     let Some(interval) = interval.map(|interval| interval.min(INTERVAL_MAX)) else {
-        return Ok(now(store, numbered(doors)));
+        return Ok(now(store, numbered(doors), false));
     };
     let (before, begun) = (numbered(doors), Instant::now());
     while let Some(rest) = interval.checked_sub(begun.elapsed()) {
@@ -105,7 +121,7 @@ pub fn list(
         thread::sleep(rest.min(WATCH_INTERVAL));
     }
     let (after, seconds) = (numbered(doors), begun.elapsed().as_secs_f64());
-    let mut clients = now(store, after);
+    let mut clients = now(store, after, false);
     for client in &mut clients {
         let Some(requests) = client.requests else { continue };
         // One that came meanwhile began with nothing.
@@ -120,7 +136,7 @@ pub fn list(
 /// # Errors
 /// `NotFound`.
 pub fn kick(store: &Store, doors: Doors<'_>, id: u64) -> Result<Client> {
-    let clients = now(store, numbered(doors)).into_iter();
+    let clients = now(store, numbered(doors), false).into_iter();
     let there = clients.into_iter().find(|client| client.id == Some(id));
     let gone = || Error::not_found(format!("no client has the number {id}; see `dbs clients`"));
     let client = there.ok_or_else(gone)?;
@@ -146,6 +162,11 @@ fn numbered(doors: Doors<'_>) -> Vec<Numbered> {
             written_bytes: client.written_bytes,
             others: client.others,
         },
+        load: Some(Load {
+            in_flight: client.in_flight,
+            read_latency: client.read_latency,
+            write_latency: client.write_latency,
+        }),
     });
     let machines = doors.vhost.map(VhostUser::clients).unwrap_or_default().into_iter();
     let machines = machines.map(|client| Numbered {
@@ -162,15 +183,22 @@ fn numbered(doors: Doors<'_>) -> Vec<Numbered> {
             written_bytes: client.counted.written_bytes,
             others: client.counted.others,
         },
+        load: None,
     });
     nbd.chain(machines).collect()
 }
 
+/// Everybody who uses the store, with their loads.
+#[must_use]
+pub fn loads(store: &Store, doors: Doors<'_>) -> Vec<Client> {
+    now(store, numbered(doors), true)
+}
+
 /// Everybody who has something open, and NBD clients that have not.
-fn now(store: &Store, clients: Vec<Numbered>) -> Vec<Client> {
+fn now(store: &Store, clients: Vec<Numbered>, loads: bool) -> Vec<Client> {
     let holders = store.holders();
     let mut found: Vec<Client> = Vec::new();
-    for Numbered { kind, id, who, open, read_only, since_ns, requests } in clients {
+    for Numbered { kind, id, who, open, read_only, since_ns, requests, load } in clients {
         // What it has open, by the name of now.
         let is_it = |held: &&HolderInfo| held.holder.kind == kind && held.holder.id == Some(id);
         let held = holders.iter().find(is_it).filter(|_| open);
@@ -184,6 +212,7 @@ fn now(store: &Store, clients: Vec<Numbered>) -> Vec<Client> {
             since_ns,
             requests: Some(requests),
             rates: None,
+            load: load.filter(|_| loads),
         });
     }
     let numbered = [HolderKind::Nbd, HolderKind::VhostUser];
@@ -198,6 +227,7 @@ fn now(store: &Store, clients: Vec<Numbered>) -> Vec<Client> {
         since_ns: held.since_ns,
         requests: None,
         rates: None,
+        load: None,
     }));
     found
 }

@@ -1,7 +1,7 @@
 //! The process of `dbs serve`: NBD, block devices and the control socket on one store.
 //!
 //! This crate owns how these are started and stopped together ([`serve`]), the commands that only a server can carry
-//! out, and who uses the store ([`clients`]).
+//! out, who uses the store ([`clients`]), what runs ([`jobs`]), and all of it at a moment ([`top`]).
 //!
 //! Main types: [`serve::Serving`], a store that is being served; [`serve::ServeOptions`], how;
 //! [`clients::Client`], who uses it.
@@ -9,5 +9,7 @@
 //! Enter at [`serve::Serving::start`].
 
 pub mod clients;
+pub mod jobs;
 mod machines;
 pub mod serve;
+pub mod top;

@@ -2,7 +2,9 @@
 //! clean end.
 
 use crate::clients::{self, Doors};
+use crate::jobs::Jobs;
 use crate::machines;
+use crate::top::{Started, Top};
 use dbs_control::api::{self, Progress, Request};
 use dbs_control::{Extra, Service, Session, socket_path};
 use dbs_core::{Error, ErrorKind, IoDriver, OpenOptions, Result, Store};
@@ -168,6 +170,8 @@ impl Serving {
             filling,
             devices: Arc::clone(&devices),
             extension: extension.clone(),
+            started: Started::now(),
+            jobs: Jobs::default(),
         });
         let interval = (!options.open.read_only).then_some(options.commit_interval);
         let housekeeping = Housekeeping::start(store.clone(), interval)?;
@@ -321,6 +325,9 @@ struct StoreService {
     filling: Arc<StoreExports>,
     devices: Arc<Devices>,
     extension: Option<Arc<dyn Extension>>,
+    /// Since when its counts count.
+    started: Started,
+    jobs: Jobs,
 }
 
 impl StoreService {
@@ -343,6 +350,11 @@ impl StoreService {
             }
             Request::DeviceDetach { target } => encode(&self.devices.detach(target)?),
             Request::DeviceList => encode(&self.devices.list()),
+            Request::Top => {
+                let clients = clients::loads(&self.store, self.doors());
+                let devices = self.devices.list();
+                encode(&Top::now(&self.store, self.started, clients, devices, self.jobs.list()))
+            }
             Request::ClientList { interval_ms } => {
                 let interval = interval_ms.map(Duration::from_millis);
                 encode(&clients::list(&self.store, self.doors(), interval, progress)?)
@@ -391,7 +403,8 @@ impl Service for StoreService {
         request: &Request,
         progress: &mut dyn FnMut(Progress) -> bool,
     ) -> Result<Value> {
-        let mut run = || self.run(request, progress);
+        let mut run =
+            || self.jobs.watched(request, progress, |progress| self.run(request, progress));
         match &self.extension {
             Some(extension) => extension.command(request, &mut run),
             None => run(),

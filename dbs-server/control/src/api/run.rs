@@ -149,6 +149,7 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
         R::ClientKick { client } => Err(Error::not_found(format!(
             "no NBD client has the number {client}: the store is not served"
         ))),
+        R::Top => Err(Error::unsupported("the store is not served, so there is nothing to watch")),
         R::DeviceAttach { .. } | R::DeviceDetach { .. } | R::DeviceList => {
             Err(Error::unsupported("block devices are made by the server of a store: `dbs serve`"))
         }

@@ -61,6 +61,7 @@ pub fn changed(request: &Request) -> Option<&str> {
         | R::DeviceDetach { .. }
         | R::DeviceList
         | R::ClientList { .. }
+        | R::Top
         | R::ClientKick { .. } => None,
     }
 }
