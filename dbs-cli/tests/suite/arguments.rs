@@ -92,7 +92,8 @@ fn help_of_every_command() {
     }
     assert!(place.dbs("--help").ok("help").text().contains("130  interrupted"));
     // More than the line that the list of commands shows.
-    for (command, part) in [("attach", "/dev/dbs/STORE"), ("clients kick", "To keep a client away")]
+    for (command, part) in
+        [("attach", "/dev/dbs/STORE"), ("clients kick", "To keep an NBD client away")]
     {
         let shown = place.dbs(&format!("{command} --help")).ok(command);
         assert!(shown.text().contains(part), "{}", shown.text());
