@@ -26,6 +26,7 @@ const VOLATILE: &[&str] = &[
     "open",
     "extents_free",
     "extents_pending",
+    "work_remaining",
     "snapshots_deleting",
     "allocated",
     "done",
