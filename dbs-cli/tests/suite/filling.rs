@@ -206,6 +206,41 @@ fn a_flush_does_not_vouch_for_a_former_server() {
     server.stop();
 }
 
+/// Found by review: an object that had the volume open later knew nothing of what an earlier one had written, and its
+/// flush succeeded.
+#[test]
+fn a_flush_is_of_what_other_objects_of_the_volume_wrote_too() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 16MiB").ok("create");
+    place.dbs("volume create w 16MiB").ok("create");
+    let options = dbs_core::OpenOptions::default();
+    for flushed in [None, Some("v"), Some("w"), Some("store")] {
+        let server = place.serve("--commit-interval 1h");
+        let store = AnyStore::open(&place.store(), &options, &place.path("run")).unwrap();
+        let open = |volume| store.access().open(volume).unwrap();
+        open("v").write_at(0, &[7; 4096]).unwrap();
+        match flushed {
+            None => {}
+            Some("store") => drop(store.call(&Request::Flush, &mut |_| true).unwrap()),
+            Some(volume) => open(volume).flush().unwrap(),
+        }
+        lose(&place, server);
+        let server = place.serve("");
+        open("w").flush().unwrap();
+        match flushed {
+            None => {
+                let error = open("v").flush().unwrap_err().to_string();
+                assert!(error.contains("may be lost"), "{error}");
+            }
+            Some(_) => open("v").flush().unwrap(),
+        }
+        open("v").flush().unwrap();
+        drop(store);
+        server.stop();
+    }
+}
+
 #[test]
 fn nobody_else_writes_a_volume_that_is_being_received() {
     let place = Place::new();

@@ -18,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use volume::RemoteVolume;
-use vouch::Vouch;
+use vouch::Vouches;
 
 /// The NBD context with a volume's map.
 const MAP_CONTEXT: &str = "base:allocation";
@@ -31,7 +31,7 @@ pub struct RemoteStore {
     server: Place,
     idle: Mutex<Vec<Client>>,
     /// What was written to its volumes.
-    vouch: Arc<Vouch>,
+    vouches: Arc<Vouches>,
 }
 
 /// Where a server is, and which store it must serve.
@@ -81,7 +81,7 @@ impl RemoteStore {
 
     fn connect_as(server: Place) -> Result<Self> {
         let first = server.connect()?;
-        Ok(Self { server, idle: Mutex::new(vec![first]), vouch: Arc::default() })
+        Ok(Self { server, idle: Mutex::new(vec![first]), vouches: Arc::default() })
     }
 
     /// Runs a command there. See [`Client::call`].
@@ -96,10 +96,10 @@ impl RemoteStore {
         }
         // A connection that is dead shows that another server may answer.
         self.with(|_| Ok(()))?;
-        self.vouch.check()?;
-        let covered = self.vouch.before_flush();
+        self.vouches.all.check()?;
+        let covered = self.vouches.before_flush();
         let value = self.with(|client| client.call(request, watch))?;
-        self.vouch.flushed(covered).map(|()| value)
+        self.vouches.flushed(&covered, &self.vouches.all).map(|()| value)
     }
 
     /// Writes the metadata to `out`. See [`Client::dump`].
@@ -131,7 +131,7 @@ impl RemoteStore {
             Some(client) => client,
             None => {
                 if found {
-                    self.vouch.broke();
+                    self.vouches.broke();
                 }
                 self.server.connect()?
             }
@@ -142,7 +142,7 @@ impl RemoteStore {
             // The connection may have failed, and the others with it.
             Err(ErrorKind::Io) => {
                 if !client.is_alive() {
-                    self.vouch.broke();
+                    self.vouches.broke();
                 }
                 idle.clear();
             }

@@ -1,6 +1,6 @@
 //! The data of a volume or snapshot of a served store, over NBD.
 
-use super::vouch::Vouch;
+use super::vouch::{Vouch, Vouches};
 use super::{MAP_CONTEXT, Place, RemoteStore, lock, replaced};
 use dbs_control::Client;
 use dbs_core::info::{MapRange, RangeState};
@@ -43,8 +43,10 @@ pub(super) struct RemoteVolume {
     /// Held by who changes sectors in part, against others of this process; shared by who changes
     /// whole ones.
     edges: RwLock<()>,
-    /// Of this volume, and of all that were opened from the store.
-    vouch: [Arc<Vouch>; 2],
+    /// Of this volume, whoever had it open.
+    vouch: Arc<Vouch>,
+    /// Of the store it is in.
+    vouches: Arc<Vouches>,
 }
 
 impl RemoteVolume {
@@ -58,16 +60,18 @@ impl RemoteVolume {
                 Ok(false) => failed(refused, spec),
             }
         })?;
+        // From here on the connection keeps it from being deleted.
+        let uuid = store.uuid(spec)?;
         Ok(Self {
-            // From here on the connection keeps it from being deleted.
-            uuid: store.uuid(spec)?,
+            vouch: store.vouches.volume(&uuid),
+            vouches: Arc::clone(&store.vouches),
+            uuid,
             server: store.server.clone(),
             speak,
             spec: spec.to_owned(),
             size: first.size(),
             idle: Mutex::new(vec![first]),
             edges: RwLock::new(()),
-            vouch: [Arc::default(), Arc::clone(&store.vouch)],
         })
     }
 
@@ -80,7 +84,7 @@ impl RemoteVolume {
         let result = call(&mut connection);
         let mut idle = lock(&self.idle);
         if connection.is_broken() {
-            self.vouch.iter().for_each(|vouch| vouch.broke());
+            self.vouches.broke();
             // The others are to the same server, which has gone.
             let others = std::mem::take(&mut *idle);
             drop((idle, others));
@@ -95,9 +99,10 @@ impl RemoteVolume {
 
     /// As [`RemoteVolume::with`], for what changes the volume.
     fn write<T>(&self, call: impl FnOnce(&mut Connection) -> io::Result<T>) -> Result<T> {
-        self.vouch.iter().for_each(|vouch| vouch.wrote());
+        let wrote = || [&*self.vouch, &self.vouches.all].map(Vouch::wrote);
+        wrote();
         let result = self.with(call);
-        self.vouch.iter().for_each(|vouch| vouch.wrote());
+        wrote();
         result
     }
 
@@ -179,17 +184,14 @@ impl BlockAccess for RemoteVolume {
 
     fn flush(&self) -> Result<()> {
         // It makes all durable that the store has acknowledged.
-        let covered = self.vouch.each_ref().map(|vouch| vouch.before_flush());
+        let covered = self.vouches.before_flush();
         let flushed = self.with(dbs_nbd::Client::flush);
         if flushed.is_err() {
-            self.vouch.iter().for_each(|vouch| vouch.broke());
+            self.vouch.broke();
+            self.vouches.all.broke();
             return flushed;
         }
-        let [own, all] = &self.vouch;
-        let sure = own.flushed(covered[0]).map_err(|e| e.context(&self.spec));
-        // Who flushes the store is told of it by itself.
-        all.flushed_by_one(covered[1]);
-        sure
+        self.vouches.flushed(&covered, &self.vouch).map_err(|e| e.context(&self.spec))
     }
 
     fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>> {
