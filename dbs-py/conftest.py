@@ -20,11 +20,11 @@ END_SECONDS = 120
 class Server:
     """A running `dbs serve`, which writes to a file and is ended with the test."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *arguments: str) -> None:
         self.log = store.with_suffix(".log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [BINARY, "--store", store, "serve"],
+                [BINARY, "--store", store, "serve", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -41,6 +41,14 @@ class Server:
         self.process.kill()
         self.process.wait(END_SECONDS)
 
+    def lose(self, uuid: str) -> None:
+        """As a power loss: what was not flushed to the store of this identity is lost."""
+        self.kill()
+        tails = list(Path("/dev/shm").glob(f"dbs-{os.getuid()}/*{uuid}*"))
+        assert tails
+        for tail in tails:
+            tail.unlink()
+
     def stop(self) -> None:
         """In good order."""
         if self.process.poll() is None:
@@ -52,7 +60,7 @@ class Server:
                 raise
 
 
-Serve = Callable[[Path], Server]
+Serve = Callable[..., Server]
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +78,8 @@ def serve(runtime_dir: str) -> Iterator[Serve]:
         pytest.skip(f"needs {BINARY}: cargo build -p dbs-cli")
     servers: list[Server] = []
 
-    def start(store: Path) -> Server:
-        servers.append(Server(store))
+    def start(store: Path, *arguments: str) -> Server:
+        servers.append(Server(store, *arguments))
         return servers[-1]
 
     yield start

@@ -109,7 +109,7 @@ impl Shared {
         match &*store {
             // Reads that still run on other threads keep the file a moment longer.
             AnyStore::Idle(store, _) => store.clone().close(),
-            AnyStore::Served(_) => Ok(()),
+            AnyStore::Served(server) => server.flush_written(),
         }
     }
 }

@@ -336,7 +336,44 @@ def test_a_server_that_was_killed_and_replaced(path: Path, serve: Serve) -> None
     serve(path)
     assert volume.pread(12, 0) == b"acknowledged"
     assert len(store) == 1
-    store.close()
+    with pytest.raises(dbs.IoFailed, match="may be lost"):
+        store.close()
+    assert store.closed
+
+
+# Found by review: `close` of a served store left to the server when to flush.
+def test_what_was_written_to_a_served_store_is_durable_when_it_is_closed(
+    path: Path, serve: Serve
+) -> None:
+    with dbs.Store.init(path, "64MiB") as idle:
+        uuid = idle.info().uuid
+        idle.create_volume("v", "1MiB")
+    server = serve(path, "--commit-interval", "1h")
+    with dbs.Store.open(path) as store:
+        store["v"].pwrite(b"kept", 0)
+    server.lose(uuid)
+    with dbs.Store.open(path) as idle:
+        assert idle["v"].pread(4, 0) == b"kept"
+
+
+# Found by review: nobody was told by `close`.
+def test_closing_a_store_tells_what_a_former_server_has_lost(path: Path, serve: Serve) -> None:
+    with dbs.Store.init(path, "64MiB") as idle:
+        uuid = idle.info().uuid
+        idle.create_volume("v", "1MiB")
+    for flushed in (False, True):
+        server = serve(path, "--commit-interval", "1h")
+        store = dbs.Store.open(path)
+        store["v"].pwrite(b"lost", 0)
+        if flushed:
+            store["v"].flush()
+        server.lose(uuid)
+        server = serve(path)
+        told = contextlib.nullcontext() if flushed else pytest.raises(dbs.IoFailed, match="lost")
+        with told:
+            store.close()
+        assert store.closed
+        server.stop()
 
 
 def test_a_new_server_may_have_something_else_of_that_name(path: Path, serve: Serve) -> None:

@@ -133,8 +133,11 @@ class Store(Mapping[str, Volume]):
     def close(self) -> None:
         """Makes everything durable and closes the store, with all of its volumes.
 
-        Once more does nothing. Without it, what was written survives, but the next one to open the
-        store has to recover it.
+        Once more does nothing. Without it, what was written survives, but the next one to open an
+        idle store has to recover it, and a server makes it durable in its own time.
+
+        Raises `IoFailed` if what was written is not durable, or may be lost because another server
+        took the place of the one that had it. The store is closed all the same.
         """
         self._raw.close()
 

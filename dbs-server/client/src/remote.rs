@@ -102,6 +102,14 @@ impl RemoteStore {
         self.vouches.flushed(&covered, &self.vouches.all).map(|()| value)
     }
 
+    /// Makes durable what was written over it. Who wrote nothing, or has flushed it, asks the server for nothing.
+    ///
+    /// # Errors
+    /// As [`Client::call`]; `Io` if something of it may be lost.
+    pub fn flush_written(&self) -> Result<()> {
+        if self.vouches.is_owed() { self.run(&Request::Flush) } else { Ok(()) }
+    }
+
     /// Writes the metadata to `out`. See [`Client::dump`].
     ///
     /// # Errors

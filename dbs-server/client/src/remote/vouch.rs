@@ -29,6 +29,11 @@ impl Vouches {
         lock(&self.volumes).values().for_each(|vouch| vouch.broke());
     }
 
+    /// Whether something was written that nobody flushed, and nobody was told that it may be lost.
+    pub fn is_owed(&self) -> bool {
+        lock(&self.volumes).values().any(|vouch| vouch.is_owed())
+    }
+
     /// Before a flush, which is of the whole store: what it covers, if it succeeds.
     pub fn before_flush(&self) -> Covered {
         let volumes = lock(&self.volumes);
