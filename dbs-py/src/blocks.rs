@@ -5,6 +5,7 @@ use crate::convert::Amount;
 use crate::error::{closed, invalid, raise};
 use crate::slot::{Access, Opened, Slot};
 use crate::store::{RawStore, Shared, without_interpreter};
+use dbs_client::any_store::AnyStore;
 use dbs_core::io::buffer::AlignedBuf;
 use dbs_core::volume::ReadPart;
 use dbs_transfer::{BlockAccess, discard_bytes_at, find_bytes, read_bytes_at, zero_bytes_at};
@@ -15,7 +16,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// Most bytes that are read into new objects at once: a mistake must not take all memory.
 const NEW_BYTES_MAX: u64 = 1 << 30;
-/// Bytes that are copied at once before they are written.
+/// Bytes that are copied at once.
 const PIECE: usize = 1 << 20;
 
 /// A call's use of an open volume.
@@ -30,8 +31,21 @@ impl<'py> Using<'py> {
     }
 
     fn blocks(&self) -> &dyn BlockAccess {
-        let access = self.access.as_ref().expect("it is there until the end");
-        &*access.0
+        &*self.opened().blocks
+    }
+
+    fn opened(&self) -> &Opened {
+        self.access.as_ref().expect("it is there until the end")
+    }
+
+    /// Reads ranges of any bytes into memory of the caller.
+    fn read_into(&self, reads: Vec<ReadPart<'_>>) -> PyResult<()> {
+        let (opened, mut reads) = (self.opened(), reads);
+        let read = || match opened.has_sums {
+            true => read_copied(&*opened.blocks, reads),
+            false => read_many_bytes(&*opened.blocks, &mut reads),
+        };
+        self.py.detach(read).map_err(raise)
     }
 }
 
@@ -87,7 +101,8 @@ impl Blocks {
         }
         let Some(store) = self.shared.open_store() else { return Ok(None) };
         let spec = self.spec();
-        let opened = Arc::new(Opened(store.access().open(&spec)?));
+        let has_sums = matches!(&*store, AnyStore::Idle(store, _) if store.checksums().is_some());
+        let opened = Arc::new(Opened { blocks: store.access().open(&spec)?, has_sums });
         // Open, it cannot be deleted: what has the name now is what was opened.
         store.check_same(&spec, &self.uuid)?;
         Ok(self.shared.keep(&self.slot, &opened).then_some(opened))
@@ -163,8 +178,9 @@ impl Blocks {
         })
     }
 
-    /// Fills a writable buffer from `offset` on, without a copy; returns the number of bytes read,
-    /// fewer than the buffer has only at the end of the volume.
+    /// Fills a writable buffer from `offset` on; returns the number of bytes read, fewer than the
+    /// buffer has only at the end of the volume. A served store, or one without checksums, fills it
+    /// without a copy.
     fn readinto(
         &self,
         py: Python<'_>,
@@ -179,8 +195,7 @@ impl Blocks {
         if length == 0 {
             return Ok(0);
         }
-        let buf = &mut buf[..length];
-        py.detach(|| read_bytes_at(blocks, offset.0, buf)).map_err(raise)?;
+        access.read_into(vec![ReadPart { offset: offset.0, buf: &mut buf[..length] }])?;
         Ok(length)
     }
 
@@ -209,7 +224,7 @@ impl Blocks {
     }
 
     /// Fills a writable buffer with blocks of `length` bytes from each of `offsets`, one behind the
-    /// other, without a copy; returns the number of bytes read. All must be inside the volume.
+    /// other, as `readinto` does; returns the number of bytes read. All must be inside the volume.
     fn readinto_many(
         &self,
         py: Python<'_>,
@@ -218,7 +233,6 @@ impl Blocks {
         length: Amount,
     ) -> PyResult<usize> {
         let access = self.access(py)?;
-        let blocks = access.blocks();
         let mut bytes = BytesMut::of(buffer)?;
         let buf = bytes.as_mut_slice();
         let needed = length.0.checked_mul(offsets.len() as u64);
@@ -234,12 +248,11 @@ impl Blocks {
         if total == 0 {
             return Ok(0);
         }
-        let mut reads: Vec<_> = offsets
+        let reads = offsets
             .iter()
             .zip(buf[..total].chunks_mut(length.0 as usize))
-            .map(|(offset, buf)| ReadPart { offset: offset.0, buf })
-            .collect();
-        py.detach(|| read_many_bytes(blocks, &mut reads)).map_err(raise)?;
+            .map(|(offset, buf)| ReadPart { offset: offset.0, buf });
+        access.read_into(reads.collect())?;
         Ok(total)
     }
 
@@ -328,6 +341,45 @@ fn check_new(length: u64) -> PyResult<()> {
             "{length} bytes are more than the 1 GiB that is read into new objects at once; read \
              less, or into a buffer with readinto"
         )));
+    }
+    Ok(())
+}
+
+/// Reads ranges into memory that another thread may change meanwhile. Where no checksum of a block is known, the one of
+/// the bytes that were read is kept for it: they must still be what the device gave.
+fn read_copied(blocks: &dyn BlockAccess, reads: Vec<ReadPart<'_>>) -> dbs_core::Result<()> {
+    let pieces = reads.into_iter().flat_map(|read| {
+        let (mut at, mut left) = (read.offset, read.buf);
+        std::iter::from_fn(move || {
+            let length = left.len().min(PIECE - (at % PIECE as u64) as usize);
+            let (buf, rest) = std::mem::take(&mut left).split_at_mut(length);
+            let piece = ReadPart { offset: at, buf };
+            (at, left) = (at.saturating_add(length as u64), rest);
+            (length > 0).then_some(piece)
+        })
+    });
+    let mut pieces: Vec<_> = pieces.collect();
+    let total = pieces.iter().map(|piece| piece.buf.len()).sum::<usize>();
+    let mut copy = AlignedBuf::zeroed(total.min(PIECE));
+    let mut left = &mut pieces[..];
+    while !left.is_empty() {
+        let mut free = copy.len();
+        let fits = left.iter().take_while(|piece| {
+            let room = free.checked_sub(piece.buf.len());
+            free = room.unwrap_or(free);
+            room.is_some()
+        });
+        let (now, later) = left.split_at_mut(fits.count());
+        let mut rest = &mut copy[..];
+        let mut private = Vec::with_capacity(now.len());
+        for piece in &*now {
+            let (buf, after) = std::mem::take(&mut rest).split_at_mut(piece.buf.len());
+            private.push(ReadPart { offset: piece.offset, buf });
+            rest = after;
+        }
+        read_many_bytes(blocks, &mut private)?;
+        now.iter_mut().zip(private).for_each(|(piece, read)| piece.buf.copy_from_slice(read.buf));
+        left = later;
     }
     Ok(())
 }

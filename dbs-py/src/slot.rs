@@ -7,7 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 pub type Access = Arc<Opened>;
 
 /// What a call has opened. Letting go of the last one may wait for a server.
-pub struct Opened(pub Box<dyn BlockAccess>);
+pub struct Opened {
+    /// Its bytes.
+    pub blocks: Box<dyn BlockAccess>,
+    /// This process keeps its checksums.
+    pub has_sums: bool,
+}
 
 /// A volume that may be open.
 #[derive(Default)]

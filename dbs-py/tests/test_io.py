@@ -346,6 +346,42 @@ def test_data_and_holes_are_found_as_in_a_file(volume: dbs.Volume, tmp_path: Pat
         assert found(empty.seek, 0, os.SEEK_HOLE) == 0
 
 
+# Found by review: the checksum of what another thread had put into the buffer was kept for the block.
+def test_memory_that_changes_while_it_is_read_into_costs_no_checksum(path: Path) -> None:
+    size, block = 32 * MIB, 4096
+    with dbs.Store.init(path, "256MiB") as store:
+        store.create_volume("v", size)
+    # Nobody knows the checksums of what it writes.
+    killed = """
+import dbs, os, sys
+dbs.Store.open(sys.argv[1])["v"].pwrite(b"w" * int(sys.argv[2]), 0)
+os.kill(os.getpid(), 9)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", killed, path, str(size)], stdin=subprocess.DEVNULL, timeout=300
+    )
+    assert ended.returncode == -signal.SIGKILL
+    buffer, done = bytearray(size), threading.Event()
+
+    def change() -> None:
+        view = memoryview(buffer)
+        while not done.is_set():
+            for at in range(MIB - block, size, MIB):
+                view[at : at + block] = b"r" * block
+
+    thread = threading.Thread(target=change)
+    with dbs.Store.open(path) as store:
+        volume = store["v"]
+        thread.start()
+        try:
+            assert volume.readinto(buffer, 0) == size
+        finally:
+            done.set()
+            thread.join(120)
+        assert volume.readinto_many(buffer, [block * at for at in range(size // block)], block) == size
+        assert buffer == b"w" * size
+
+
 class Stopped:
     """A server that does nothing for as long."""
 
