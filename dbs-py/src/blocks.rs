@@ -136,9 +136,10 @@ impl Blocks {
         &self.uuid
     }
 
-    /// Takes another name, after a rename.
-    fn _renamed(&self, spec: String) {
+    /// Takes another name, after a rename. What is open has the old one, for the next connection that it needs.
+    fn _renamed(&self, py: Python<'_>, spec: String) {
         *self.spec.write().unwrap_or_else(PoisonError::into_inner) = spec;
+        py.detach(|| self.slot.clear());
     }
 
     /// Size in bytes.

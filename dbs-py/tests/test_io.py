@@ -17,6 +17,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dbs
@@ -402,6 +403,23 @@ class Stopped:
 
     def __exit__(self, *_: object) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+
+# Found by review: the next connection asked for the old name.
+def test_a_renamed_volume_is_read_by_many_at_once(path: Path, serve: Serve) -> None:
+    dbs.Store.init(path, "64MiB").close()
+    server = serve(path)
+    with dbs.Store.open(path) as store:
+        volume = store.create_volume("v", MIB)
+        volume.pwrite(b"here", 0)
+        volume.rename("w")
+        assert volume.pread(4, 0) == b"here"
+        # Each has a connection of its own as long as the server does not answer.
+        with ThreadPoolExecutor(4) as pool:
+            with Stopped(server):
+                reads = [pool.submit(volume.pread, 4, 0) for _ in range(4)]
+                time.sleep(0.5)
+            assert [read.result(300) for read in reads] == [b"here"] * 4
 
 
 def test_collecting_an_open_volume_keeps_nobody_from_running(path: Path, serve: Serve) -> None:
