@@ -99,6 +99,11 @@ impl<S: Read + Write> Client<S> {
         self.broken
     }
 
+    /// What it goes over: for who looks whether the server has ended it.
+    pub fn stream(&self) -> &S {
+        &self.stream
+    }
+
     /// Names of the metadata contexts selected.
     pub fn contexts(&self) -> impl Iterator<Item = &str> {
         self.contexts.iter().map(|(_, name)| name.as_str())

@@ -7,10 +7,13 @@ use dbs_core::info::{MapRange, RangeState};
 use dbs_core::units::SECTOR_BYTES;
 use dbs_core::volume::ReadPart;
 use dbs_core::{Error, ErrorKind, Result};
-use dbs_nbd::wire::Errno;
+use dbs_nbd::wire;
 use dbs_nbd::{Buffered, ClientOptions, Failure};
 use dbs_transfer::{BlockAccess, write_around};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -76,34 +79,68 @@ impl RemoteVolume {
     }
 
     fn with<T>(&self, call: impl FnOnce(&mut Connection) -> io::Result<T>) -> Result<T> {
-        let idle = lock(&self.idle).pop();
-        let mut connection = match idle {
-            Some(connection) => connection,
-            None => self.connect_again()?,
-        };
-        let result = call(&mut connection);
-        let mut idle = lock(&self.idle);
-        if connection.is_broken() {
-            self.vouches.broke();
-            // The others are to the same server, which has gone.
-            let others = std::mem::take(&mut *idle);
-            drop((idle, others));
-        } else if idle.len() < IDLE_MAX {
-            idle.push(connection);
-        } else {
-            drop(idle);
-            part(vec![connection]);
+        match self.idle() {
+            Idle::Alive(connection) => self.over(connection, call),
+            Idle::Dead | Idle::None => self.over(self.connect_again()?, call),
         }
-        result.map_err(|e| failed(e, &self.spec))
     }
 
     /// As [`RemoteVolume::with`], for what changes the volume.
     fn write<T>(&self, call: impl FnOnce(&mut Connection) -> io::Result<T>) -> Result<T> {
+        let connection = match self.idle() {
+            Idle::Alive(connection) => connection,
+            Idle::Dead => {
+                // Who goes on writing is told early.
+                self.vouch.look().map_err(|e| e.context(&self.spec))?;
+                self.connect_again()?
+            }
+            Idle::None => self.connect_again()?,
+        };
         let wrote = || [&*self.vouch, &self.vouches.all].map(Vouch::wrote);
         wrote();
-        let result = self.with(call);
+        let result = self.over(connection, call);
         wrote();
         result
+    }
+
+    /// A connection that is idle.
+    fn idle(&self) -> Idle {
+        let idle = lock(&self.idle).pop();
+        match idle {
+            Some(connection) if is_alive(&connection) => Idle::Alive(connection),
+            Some(_) => {
+                self.broke();
+                Idle::Dead
+            }
+            None => Idle::None,
+        }
+    }
+
+    fn over<T>(
+        &self,
+        mut connection: Connection,
+        call: impl FnOnce(&mut Connection) -> io::Result<T>,
+    ) -> Result<T> {
+        let result = call(&mut connection);
+        if connection.is_broken() {
+            self.broke();
+        } else {
+            let mut idle = lock(&self.idle);
+            if idle.len() < IDLE_MAX {
+                idle.push(connection);
+            } else {
+                drop(idle);
+                part(vec![connection]);
+            }
+        }
+        result.map_err(|e| failed(e, &self.spec))
+    }
+
+    /// A connection broke. The others are to the same server, which has gone.
+    fn broke(&self) {
+        self.vouches.broke();
+        let others = std::mem::take(&mut *lock(&self.idle));
+        drop(others);
     }
 
     /// One connection more. It is by name, and what had the name may have been replaced.
@@ -113,6 +150,21 @@ impl RemoteVolume {
         let uuid = RemoteStore::connect_as(self.server.clone())?.uuid(&self.spec)?;
         if uuid == self.uuid { Ok(connection) } else { Err(replaced(&self.spec)) }
     }
+}
+
+/// What was found for the next request.
+enum Idle {
+    Alive(Connection),
+    /// The server has ended it.
+    Dead,
+    None,
+}
+
+/// Whether the server has neither ended it, nor said what nobody asked for.
+fn is_alive(connection: &Connection) -> bool {
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    let stream = connection.stream().get_ref();
+    recv(stream.as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN)
 }
 
 impl Drop for RemoteVolume {
@@ -243,12 +295,12 @@ fn state(flags: u32) -> RangeState {
 fn failed(error: io::Error, spec: &str) -> Error {
     let failure = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
     let kind = match failure.map(|failure| failure.errno) {
-        Some(Errno::NoSpace) => ErrorKind::NoSpace,
-        Some(Errno::Perm) => ErrorKind::ReadOnly,
-        Some(Errno::Invalid | Errno::Overflow) => ErrorKind::Invalid,
-        Some(Errno::NotSupported) => ErrorKind::Unsupported,
-        Some(Errno::Shutdown) => ErrorKind::Interrupted,
-        Some(Errno::Io) => ErrorKind::Io,
+        Some(wire::Errno::NoSpace) => ErrorKind::NoSpace,
+        Some(wire::Errno::Perm) => ErrorKind::ReadOnly,
+        Some(wire::Errno::Invalid | wire::Errno::Overflow) => ErrorKind::Invalid,
+        Some(wire::Errno::NotSupported) => ErrorKind::Unsupported,
+        Some(wire::Errno::Shutdown) => ErrorKind::Interrupted,
+        Some(wire::Errno::Io) => ErrorKind::Io,
         None => return Error::io(error, format!("{spec} on the server")),
     };
     Error::new(kind, failure.map(|failure| failure.message.clone()).unwrap_or_default())

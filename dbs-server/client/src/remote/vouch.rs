@@ -102,11 +102,20 @@ impl Vouch {
     /// # Errors
     /// `Io`.
     pub fn check(&self) -> Result<()> {
-        if !self.unsure.swap(false, Ordering::SeqCst) {
-            return Ok(());
-        }
-        let text = "the connection to the server broke, or a flush failed: what was written since the last flush that \
-                    succeeded may be lost";
-        Err(Error::new(ErrorKind::Io, text))
+        if self.unsure.swap(false, Ordering::SeqCst) { Err(lost()) } else { Ok(()) }
     }
+
+    /// As [`Vouch::check`], and a flush says it again.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn look(&self) -> Result<()> {
+        if self.unsure.load(Ordering::SeqCst) { Err(lost()) } else { Ok(()) }
+    }
+}
+
+fn lost() -> Error {
+    let text = "the connection to the server broke, or a flush failed: what was written since the last flush that \
+                succeeded may be lost";
+    Error::new(ErrorKind::Io, text)
 }
