@@ -232,6 +232,8 @@ pub struct BackingInfo {
     pub identity: String,
     /// The file was given, so that what is in it can be read.
     pub attached: bool,
+    /// Where it ends, in bytes of whole blocks: from there on the volume shows nothing of it.
+    pub end: u64,
 }
 
 /// What was read from a volume and its snapshots, and written to it, since the store was opened.

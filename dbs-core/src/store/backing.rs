@@ -110,6 +110,7 @@ impl Store {
         Ok(base.map(|base| BackingInfo {
             identity: identity_of(&meta, base),
             attached: self.inner.file_of(&meta, base).is_ok(),
+            end: meta.snapshot(base).size,
         }))
     }
 }

@@ -3,7 +3,7 @@
 use super::peer::layer::{DIGEST, Layer, LayerMut, Run, State, map_digest};
 use crate::replica::meta::DiskMeta;
 use crate::replica::{Disk, Replica};
-use dbs_core::info::{self, LayerState, RangeState};
+use dbs_core::info::{self, LayerState, MapRange, RangeState};
 use dbs_core::{Error, Result, Store, Volume, volume};
 use dbs_service::log;
 use longhorn_sync::image::{Checksum, Interval, Record, Source, layer_stamp};
@@ -289,13 +289,13 @@ impl LayerMut for StoreLayer {
 
 /// What one reads through a snapshot, as long as the volume is now, with nothing below: zeros are
 /// absent. If the volume rests on a file, it may be without that: then the same file is to be below, and
-/// zeros hide it.
+/// zeros hide it, up to its end.
 pub struct Flattened {
     snapshot: Volume,
     shown: u64,
     size: u64,
-    /// The file is to be below.
-    over_file: bool,
+    /// Where the file ends that is to be below, if one is.
+    over_file: Option<u64>,
 }
 
 impl Flattened {
@@ -305,7 +305,8 @@ impl Flattened {
     /// `NotFound`; `Invalid` if it is marked as removed.
     pub fn open(store: &Store, volume: &str, name: &str, with_file: bool) -> Result<Self> {
         let size = store.volume_size(volume)?;
-        let over_file = !with_file && store.backing(volume)?.is_some();
+        let file = if with_file { None } else { store.backing(volume)? };
+        let over_file = file.map(|file| file.end);
         let snapshot = store.volume(&format!("{volume}@{name}"))?;
         // Looked at now that it is open: from here on nothing of it is given up.
         let layers = store.layers(volume)?;
@@ -315,11 +316,19 @@ impl Flattened {
         Ok(Self { shown: snapshot.size().min(size), snapshot, size, over_file })
     }
 
-    fn state_of(&self, range: RangeState) -> State {
-        match range {
-            RangeState::Data => State::Data,
-            RangeState::Zero if self.over_file => State::Zero,
-            RangeState::Zero | RangeState::Hole => State::Absent,
+    /// Adds a range as one reads it. Zeros hide the file where it has something.
+    fn push(&self, range: &MapRange, runs: &mut Vec<Run>) {
+        let end = range.offset + range.length;
+        let hidden = match range.state {
+            RangeState::Data => end,
+            RangeState::Zero => self.over_file.unwrap_or(0).clamp(range.offset, end),
+            RangeState::Hole => range.offset,
+        };
+        let shown = if range.state == RangeState::Data { State::Data } else { State::Zero };
+        for (from, to, state) in [(range.offset, hidden, shown), (hidden, end, State::Absent)] {
+            if from < to {
+                runs.push(Run { offset: from, length: to - from, state });
+            }
         }
     }
 
@@ -341,13 +350,12 @@ impl Layer for Flattened {
         let shown = self.shown.min(end);
         if offset < shown {
             let ranges = match self.over_file {
-                true => self.snapshot.map_layers(offset, shown - offset, limit)?,
-                false => self.snapshot.map(offset, shown - offset, limit)?,
+                Some(_) => self.snapshot.map_layers(offset, shown - offset, limit)?,
+                None => self.snapshot.map(offset, shown - offset, limit)?,
             };
-            for range in ranges {
-                let state = self.state_of(range.state);
-                runs.push(Run { offset: range.offset, length: range.length, state });
-            }
+            ranges.iter().for_each(|range| self.push(range, &mut runs));
+            // The one that the end of the file is in has become two.
+            runs.truncate(limit.max(1));
         }
         // Behind what the snapshot had: nothing.
         let at = runs.last().map_or(offset.max(shown), Run::end);

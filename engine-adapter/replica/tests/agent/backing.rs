@@ -24,13 +24,15 @@ fn on(image: Option<&Path>, volume: &'static str) -> Setup {
     Setup { volume, backing_file, ..Setup::default() }
 }
 
-/// Writes over the image, zeros in its oldest layer, and both again in another one.
+/// Writes over the image, zeros in its oldest layer, at and behind its end, too, and both again in another one.
 fn sample(node: &Node, volume: &str) {
     let discard = |block: u64, blocks: u64| {
         node.store.volume(volume).unwrap().discard(block * BLOCK, blocks * BLOCK).unwrap();
     };
     node.write(0..10, 1);
     discard(20, 10);
+    discard(IMAGE - 10, 20);
+    discard(3000, 500);
     node.snapshot("a");
     node.write(25..40, 2);
     discard(5, 2);
@@ -52,11 +54,11 @@ fn layers_and_exports_say_what_hides_the_file() {
     let node = Node::with(&runtime, on(Some(&image), VOLUME));
     sample(&node, VOLUME);
     let path = dir.path().join("file");
-    // The oldest layer: its zeros hide the file.
+    // The oldest layer: its zeros hide the file, which has nothing behind its end.
     let (port, task) = receiver(&node, &path);
     node.send("volume-snap-a.img", port, false).unwrap();
     assert!(received(&node, task));
-    assert_eq!(data_of(&path), [(0, 10), (20, 30)]);
+    assert_eq!(data_of(&path), [(0, 10), (20, 30), (IMAGE - 10, IMAGE)]);
     assert!(fs::read(&path).unwrap() == node.layer("a").1);
     // What one reads, without the file and with it.
     let wanted = node.content("vol@b");
@@ -74,7 +76,7 @@ fn layers_and_exports_say_what_hides_the_file() {
         assert!(received(&node, task));
         let mut exported = fs::read(&path).unwrap();
         if !with_file {
-            assert_eq!(data_of(&path), [(0, 10), (20, 40)]);
+            assert_eq!(data_of(&path), [(0, 10), (20, 40), (IMAGE - 10, IMAGE)]);
             let end = (40 * BLOCK) as usize;
             assert!(exported[end..].iter().all(|byte| *byte == 0));
             let holes = (10 * BLOCK) as usize..(20 * BLOCK) as usize;
@@ -221,7 +223,9 @@ fn backups_are_of_what_hides_the_file_and_none_is_restored_over_it() {
     let other = Place::new();
     let image = image(dir.path(), "image", 2);
     let node = Node::with(&runtime, on(Some(&image), VOLUME));
-    node.store.volume(VOLUME).unwrap().discard(0, 2 * MIB).unwrap();
+    for at in [0, 20 * MIB] {
+        node.store.volume(VOLUME).unwrap().discard(at, 2 * MIB).unwrap();
+    }
     node.write(600..610, 1);
     node.snapshot("a");
     let named = BackupCreateRequest {
@@ -231,6 +235,8 @@ fn backups_are_of_what_hides_the_file_and_none_is_restored_over_it() {
     node.backup(named).unwrap();
     assert_eq!(node.backup_end("backup-1").state, "complete");
     assert_eq!(place.blocks(), 2, "zeros, and what was written; nothing that only the file has");
+    // Found by review: nor zeros where the file has nothing.
+    assert_eq!(place.store().backup(VOLUME, "backup-1").unwrap().size, 4 * MIB);
     node.backed_up(&other, "a", "backup-2");
     assert!(other.content("backup-2", 64 * MIB) == node.content("vol@a"));
 

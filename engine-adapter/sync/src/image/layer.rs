@@ -12,11 +12,28 @@ use dbs_core::{Error, Result, Store, Volume};
 /// zeros anyhow they count as a hole.
 pub struct LayerSource {
     layer: Layer,
-    /// What shows through holes; `None` where nothing does, or nobody minds.
-    below: Option<Volume>,
-    /// It rests on a file, which is where it is sent to as well: zeros hide it.
-    over_file: bool,
+    below: Below,
     size: u64,
+}
+
+/// What shows through holes of a layer.
+enum Below {
+    /// Nothing, or nobody minds.
+    Nothing,
+    /// Its parent.
+    Parent(Volume),
+    /// A file that ends there, which is where the layer is sent to as well.
+    File(u64),
+}
+
+impl Below {
+    fn size(&self) -> u64 {
+        match self {
+            Self::Nothing => 0,
+            Self::Parent(parent) => parent.size(),
+            Self::File(end) => *end,
+        }
+    }
 }
 
 impl LayerSource {
@@ -27,13 +44,16 @@ impl LayerSource {
     pub fn to_send(store: &Store, volume: &str, snapshot: &str) -> Result<Self> {
         let layers = store.layers(volume)?;
         let info = layers.iter().find(|layer| layer.name.as_deref() == Some(snapshot));
-        let below = match info.map(|info| (&info.parent, &info.origin)) {
+        let parent = match info.map(|info| (&info.parent, &info.origin)) {
             Some((Some(parent), _)) => Some(store.volume(&format!("{volume}@{parent}"))?),
             Some((None, Some(origin))) => Some(store.volume(origin)?),
             _ => None,
         };
-        let over_file = below.is_none() && store.backing(volume)?.is_some();
-        Ok(Self { below, over_file, ..Self::to_hash(store, volume, snapshot)? })
+        let below = match parent {
+            Some(parent) => Below::Parent(parent),
+            None => store.backing(volume)?.map_or(Below::Nothing, |file| Below::File(file.end)),
+        };
+        Ok(Self { below, ..Self::to_hash(store, volume, snapshot)? })
     }
 
     /// Opens a layer to read its bytes only: all zeros count as holes.
@@ -42,30 +62,33 @@ impl LayerSource {
     /// `NotFound`.
     pub fn to_hash(store: &Store, volume: &str, snapshot: &str) -> Result<Self> {
         let layer = store.layer(volume, Some(snapshot))?;
-        Ok(Self { size: layer.size(), layer, below: None, over_file: false })
+        Ok(Self { size: layer.size(), layer, below: Below::Nothing })
     }
 
     /// Adds the intervals of a zero range; whether all of it.
     fn split_zeros(&self, range: Interval, limit: usize, into: &mut Vec<Interval>) -> Result<bool> {
-        let hole = |offset, length| Interval { offset, length, data: false };
-        let Some(below) = &self.below else {
-            into.push(hole(range.offset, range.length));
-            return Ok(true);
-        };
-        let shown = below.size().clamp(range.offset, range.end()) - range.offset;
+        let shown = self.below.size().clamp(range.offset, range.end()) - range.offset;
         let mut at = range.offset;
-        if shown > 0 {
-            for part in below.map(range.offset, shown, limit - into.len())? {
-                let data = part.state == RangeState::Data;
-                into.push(Interval { offset: part.offset, length: part.length, data });
-                at = part.offset + part.length;
+        match &self.below {
+            Below::Parent(parent) if shown > 0 => {
+                for part in parent.map(range.offset, shown, limit - into.len())? {
+                    let data = part.state == RangeState::Data;
+                    into.push(Interval { offset: part.offset, length: part.length, data });
+                    at = part.offset + part.length;
+                }
             }
+            // The file is never asked: it has something everywhere.
+            Below::File(_) if shown > 0 => {
+                into.push(Interval { offset: at, length: shown, data: true });
+                at += shown;
+            }
+            _ => {}
         }
         if at < range.offset + shown || (at < range.end() && into.len() >= limit) {
             return Ok(false);
         }
         if at < range.end() {
-            into.push(hole(at, range.end() - at));
+            into.push(Interval { offset: at, length: range.end() - at, data: false });
         }
         Ok(true)
     }
@@ -85,10 +108,9 @@ impl Source for LayerSource {
             if intervals.len() >= limit {
                 break;
             }
-            let hides = self.over_file && range.state == LayerState::Zero;
-            let data = hides || range.state == LayerState::Data;
+            let data = range.state == LayerState::Data;
             let interval = Interval { offset: range.offset, length: range.length, data };
-            if hides || range.state != LayerState::Zero {
+            if range.state != LayerState::Zero {
                 intervals.push(interval);
             } else if !self.split_zeros(interval, limit, &mut intervals)? {
                 break;
