@@ -23,6 +23,8 @@ pub struct SnapshotSource {
     snapshot: String,
     /// Its identity: names are given anew.
     uuid: String,
+    /// Rebuilds of the volume that had begun when it was opened.
+    rebuilds: u64,
     created: String,
     size: u64,
     held: RwLock<Option<Arc<Held>>>,
@@ -38,7 +40,7 @@ impl SnapshotSource {
     /// Opens it, with what comes from a backing file or without.
     ///
     /// # Errors
-    /// `NotFound`; those of the store.
+    /// `NotFound`; `Busy` while the volume is rebuilt; those of the store.
     pub fn open(store: Store, volume: &str, snapshot: &str, with_file: bool) -> Result<Self> {
         let layers = store.layers(volume)?;
         let found = find(&layers, snapshot).filter(|_| !names::is_staging(snapshot));
@@ -49,7 +51,13 @@ impl SnapshotSource {
             let text = format!("snapshot {snapshot} is being replaced: try again");
             return Err(Error::busy(text));
         }
+        // Asked before whether one is under way: one that begins in between is one more.
+        let rebuilds = store.snapshot_info(volume, snapshot)?.rebuilds;
+        if store.volume_info(volume)?.rebuilding {
+            return Err(Error::busy("the replica is rebuilding, and its snapshots are incomplete"));
+        }
         Ok(Self {
+            rebuilds,
             volume: volume.to_owned(),
             snapshot: snapshot.to_owned(),
             uuid: layer.uuid.clone(),
@@ -171,6 +179,17 @@ impl Source for SnapshotSource {
             }
         }
         Ok(true)
+    }
+
+    fn check(&self) -> Result<()> {
+        let now = self.held()?.store.snapshot_info(&self.volume, &self.snapshot)?;
+        if now.uuid == self.uuid && now.rebuilds == self.rebuilds {
+            return Ok(());
+        }
+        Err(Error::busy(format!(
+            "the replica was rebuilt, or snapshot {} replaced, while it was backed up: begin again",
+            self.snapshot
+        )))
     }
 }
 
