@@ -27,6 +27,8 @@ const STEPS: u64 = 16;
 const REST: u32 = 3;
 /// Longest rest.
 const REST_MAX: Duration = Duration::from_millis(250);
+/// How often a read is looked at that must end before the work goes on.
+const READ_PAUSE: Duration = Duration::from_millis(5);
 /// How long somebody may go on reading a snapshot that is to be deleted.
 const READERS: Duration = Duration::from_secs(30);
 
@@ -132,11 +134,13 @@ impl Purge<'_> {
         let mut left_now = all;
         while left_now > 0 {
             let begun = Instant::now();
-            store.work(STEPS)?;
+            let waits = store.work(STEPS)?.waits;
             left_now = left()?;
             self.job.progress(all + all.saturating_sub(left_now), all * 2);
             let before = std::mem::replace(&mut requests, store.requests());
-            if requests != before {
+            if waits {
+                sleep(READ_PAUSE);
+            } else if requests != before {
                 sleep((begun.elapsed() * REST).min(REST_MAX));
             }
             self.check_open()?;
