@@ -282,7 +282,7 @@ mod tests {
         sys::freeze(root.as_fd()).unwrap();
         drop(root);
         let number = fs::metadata(device).unwrap().rdev();
-        assert_eq!(thaw(number).unwrap(), [mounted.point.clone()]);
+        assert_eq!(thaw(number).unwrap(), std::slice::from_ref(&mounted.point));
         assert!(thaw(number).unwrap().is_empty());
         fs::write(mounted.point.join("file"), b"later").unwrap();
         run("umount", &[mounted.point.to_str().unwrap()]).unwrap();
