@@ -113,7 +113,7 @@ impl Screen {
     /// The lines that were drawn last.
     fn lines(&self) -> Vec<String> {
         let printed = self.printed();
-        let frame = printed.rsplit_once("\x1b[J").map(|(drawn, _)| drawn).unwrap_or_default();
+        let frame = printed.rsplit_once("\x1b[1;1H").map(|(drawn, _)| drawn).unwrap_or_default();
         let frame = frame.rsplit_once("\x1b[H").map(|(_, frame)| frame).unwrap_or_default();
         let mut text = String::new();
         for (at, part) in frame.split("\x1b[").enumerate() {
@@ -213,6 +213,9 @@ fn the_screen_shows_what_happens_and_follows_keys() {
     screen.shows("a wide screen", |lines| busy(lines, "DEPTH").is_some() && lines.len() == 50);
     screen.press("p");
     screen.shows("paused", |lines| lines[4].ends_with("PAUSED"));
+    // No shell waits here that could continue it: it goes on, and each key is read at once.
+    screen.press("\x1a");
+    std::thread::sleep(Duration::from_millis(500));
     screen.press("pq");
     screen.ended(LEFT).ok("q");
     drop(load);

@@ -154,15 +154,21 @@ impl Meta {
             (None, _) => true,
             (Some(child), None) => {
                 let is_lost = !snapshot.layer.lost.is_empty() || !child.layer.lost.is_empty();
-                !is_lost && !snapshot.backed() && !self.put_off.contains(&child.parent.0)
+                !is_lost && !snapshot.backed() && !self.put_off.contains_key(&child.parent.0)
             }
             _ => false,
         }
     }
 
-    /// A deleted snapshot is not merged for now: what its merge needs cannot be read or written.
-    pub fn put_off(&mut self, id: SnapshotId) {
-        self.put_off.insert(id.0);
+    /// A deleted snapshot is not merged for now: what its merge needs cannot be read or written, or the file system
+    /// below is full (`for_room`).
+    pub fn put_off(&mut self, id: SnapshotId, for_room: bool) {
+        self.put_off.insert(id.0, for_room);
+    }
+
+    /// What was put off for want of room below is tried again.
+    pub fn end_put_off_for_room(&mut self) {
+        self.put_off.retain(|_, for_room| !*for_room);
     }
 
     /// What was put off is tried again.
@@ -177,7 +183,7 @@ impl Meta {
 
     /// Whether a deleted snapshot is put off.
     pub(super) fn is_put_off(&self, id: SnapshotId) -> bool {
-        self.put_off.contains(&id.0)
+        self.put_off.contains_key(&id.0)
     }
 
     /// The metadata blocks whose bitmaps merges found by [`Meta::next_work`] need and that are away, each once.

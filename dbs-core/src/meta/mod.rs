@@ -201,8 +201,8 @@ pub struct Meta {
     snapshots: Vec<Option<Snapshot>>,
     snapshots_free: FreeSet,
     deleting: BTreeSet<u32>,
-    /// Those of them that are not merged for now ([`Meta::put_off`]).
-    put_off: BTreeSet<u32>,
+    /// Those of them that are not merged for now ([`Meta::put_off`]); whether room below may end that.
+    put_off: BTreeMap<u32, bool>,
     /// Where background work goes on: a deleted snapshot, unless it is gone.
     next_deleted: SnapshotId,
     /// Snapshots whose entries a step of background work is copying: they are not freed meanwhile, nor

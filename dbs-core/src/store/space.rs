@@ -75,6 +75,7 @@ impl Store {
             Err(Error::new(crate::ErrorKind::Interrupted, text))
         };
         // First what is merged and freed anyway, which may be long.
+        self.retry_put_off();
         loop {
             let report = self.work(WORK_STEPS)?;
             if report.remaining == 0 || report.done == 0 {

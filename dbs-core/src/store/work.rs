@@ -3,7 +3,7 @@
 
 use super::bring::is_damage;
 use super::{Inner, Store};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::format::Geometry;
 use crate::info::WorkReport;
 use crate::io::buffer::AlignedBuf;
@@ -86,7 +86,7 @@ impl Store {
         while done < steps {
             let next = self.inner.step(|meta| meta.next_work(steps - done));
             let (work, must_commit) = match next {
-                Err(error) if self.inner.put_off(&error) => continue,
+                Err(error) if self.inner.put_off_next(&error) => continue,
                 next => next?,
             };
             match work {
@@ -124,11 +124,16 @@ impl Store {
                     extents => done += extents,
                 }
                 // There may be room now for what a merge copies into holes of the file.
-                self.inner.meta().end_put_off();
+                self.inner.meta().end_put_off_for_room();
             }
         }
         let remaining = self.inner.meta().work_remaining();
         Ok(WorkReport { done, remaining, waits })
+    }
+
+    /// The next background work tries again what could not be merged, without waiting for its time.
+    pub fn retry_put_off(&self) {
+        self.inner.meta().end_put_off();
     }
 
     /// Steps of background work known to remain for the deleted snapshots of a volume; 0 when all
@@ -237,19 +242,17 @@ impl Inner {
     }
 
     /// Whether the deleted snapshot whose turn it is cannot be merged as metadata is damaged: the others are.
-    fn put_off(&self, error: &Error) -> bool {
-        is_damage(error) && self.put_off_if_sound(error)
+    fn put_off_next(&self, error: &Error) -> bool {
+        let next = self.meta().last_deleted();
+        is_damage(error) && self.put_off(next, error)
     }
 
-    /// As [`Self::put_off`], whatever keeps it from being merged, unless no other could be merged for that either.
-    fn put_off_if_sound(&self, error: &Error) -> bool {
+    /// Whether a deleted snapshot alone cannot be merged, and not whatever is tried.
+    fn put_off(&self, id: SnapshotId, error: &Error) -> bool {
         if self.check_sound().is_err() {
             return false;
         }
-        let mut meta = self.meta();
-        let id = meta.last_deleted();
-        meta.put_off(id);
-        drop(meta);
+        self.meta().put_off(id, error.kind() == ErrorKind::NoSpace);
         self.warn_once(format!("{error}; a deleted snapshot is not merged for that"));
         true
     }
@@ -262,7 +265,9 @@ impl Inner {
         // What cannot be brought is told by the plan that needs it.
         let _told_later = brought.blocks(&away);
         let plans = match self.look_with(brought, |meta| meta.plan_merges(merge)) {
-            Err(error) if self.put_off(&error) => return Ok(()),
+            Err(error) if is_damage(&error) && self.put_off(merge.snapshot, &error) => {
+                return Ok(());
+            }
             plans => plans?,
         };
         let copies: Vec<Copy> = plans.iter().flat_map(|plan| plan.copies.iter().cloned()).collect();
@@ -281,7 +286,7 @@ impl Inner {
         match self.copy(&copies) {
             // A block that cannot be read, or a full file system below: the others are merged, and what is free is
             // given back, which may be the room that is wanted.
-            Err(error) if self.put_off_if_sound(&error) => Ok(()),
+            Err(error) if self.put_off(merge.snapshot, &error) => Ok(()),
             copied => copied.and_then(|()| finish()),
         }
     }

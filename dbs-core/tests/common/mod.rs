@@ -38,7 +38,7 @@ pub struct Mem {
     /// Blocks that cannot be read until they are written.
     bad: Mutex<BTreeSet<u64>>,
     /// Blocks that cannot be written.
-    refused: Mutex<BTreeSet<u64>>,
+    refused: Mutex<BTreeMap<u64, i32>>,
 }
 
 impl Mem {
@@ -127,7 +127,12 @@ impl Mem {
 
     /// From now on the block at `offset` cannot be written.
     pub fn refuse(&self, offset: u64) {
-        self.refused.lock().unwrap().insert(offset / BLOCK as u64);
+        self.refuse_with(offset, libc::EIO);
+    }
+
+    /// As [`Mem::refuse`], with another error.
+    pub fn refuse_with(&self, offset: u64, errno: i32) {
+        self.refused.lock().unwrap().insert(offset / BLOCK as u64, errno);
     }
 
     /// All blocks can be read and written: what could not was not of the medium.
@@ -206,8 +211,8 @@ impl Storage for Mem {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "behind the end"));
             }
             let written = blocks(request.offset, request.buf);
-            if self.refused.lock().unwrap().range(written).next().is_some() {
-                return Err(io::Error::from_raw_os_error(libc::EIO));
+            if let Some((_, errno)) = self.refused.lock().unwrap().range(written).next() {
+                return Err(io::Error::from_raw_os_error(*errno));
             }
             changes.events.push(Event::Write(request.offset, request.buf.len()));
             let written = blocks(request.offset, request.buf);

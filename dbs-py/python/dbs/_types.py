@@ -126,8 +126,9 @@ class StoreInfo(_Record):
     snapshots_deleting: int
     """Snapshots deleted whose space has not all come back yet."""
     snapshots_put_off: int
+    """Of those, the ones that are not merged for now: what the merge needs cannot be read or written."""
     work_remaining: int
-    """Of those, the ones that are not merged for now: metadata that the merge needs is damaged."""
+    """Steps of background work known to remain."""
     sequence: int
     """Number of the last durable commit."""
     read_only: bool

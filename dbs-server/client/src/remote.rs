@@ -107,7 +107,14 @@ impl RemoteStore {
     /// # Errors
     /// As [`Client::call`]; `Io` if something of it may be lost.
     pub fn flush_written(&self) -> Result<()> {
-        if self.vouches.is_owed() { self.run(&Request::Flush) } else { Ok(()) }
+        if !self.vouches.is_owed() {
+            return Ok(());
+        }
+        // Whatever keeps it from being flushed, it may be lost.
+        self.run(&Request::Flush).map_err(|error| {
+            let text = format!("what was written may not be durable: {error}");
+            Error::new(ErrorKind::Io, text)
+        })
     }
 
     /// Writes the metadata to `out`. See [`Client::dump`].

@@ -196,14 +196,13 @@ fn clients(before: Option<&Top>, now: &Top, seconds: f64) -> Vec<Flow> {
         [reads + writes + others, reads, writes, read_bytes, written_bytes]
     };
     let flow = |client: &Client| {
-        let (Some(requests), Some(load)) = (client.requests, &client.load) else {
-            return Flow::default();
-        };
+        let Some(requests) = client.requests else { return Flow::default() };
         let then = known.get(&(client.id, &client.who));
         let requests_then = then.and_then(|then| then.requests).map_or([0; 5], counts);
         let none = Load::default();
         let load_then = then.and_then(|then| then.load.as_ref()).unwrap_or(&none);
         let rates = Rates::between(requests_then, counts(requests), seconds);
+        let Some(load) = &client.load else { return Flow { rates, ..Flow::default() } };
         let mut flow = Flow { rates, in_flight: Some(load.in_flight), ..Flow::default() };
         // The first answer says nothing of now.
         if rates.is_some() {

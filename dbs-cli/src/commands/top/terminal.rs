@@ -106,6 +106,8 @@ impl Terminal {
         let mut text = "\x1b[H".to_owned();
         for (at, (style, line)) in lines.iter().enumerate() {
             text += if at > 0 { "\r\n" } else { "" };
+            // In front: behind a line that fills the terminal it would erase the last character.
+            text += "\x1b[K";
             text += match style {
                 Style::Plain => "",
                 Style::Title => "\x1b[1m",
@@ -114,9 +116,9 @@ impl Terminal {
                 Style::Alert => "\x1b[1;7m",
             };
             text += line;
-            text += "\x1b[0m\x1b[K";
+            text += "\x1b[0m";
         }
-        write(&(text + "\x1b[J"))
+        write(&(text + "\x1b[1;1H"))
     }
 
     /// Waits for a key or for something else, at most so long; what was typed.
@@ -148,7 +150,10 @@ impl Terminal {
     /// Stops the program, as Ctrl-Z does, until it is continued.
     pub fn suspend(&self) -> Result<()> {
         leave(&self.before);
-        raise(Signal::SIGTSTP).map_err(|e| Error::io(e.into(), "stopping"))
+        // Without a shell that could continue it, the kernel stops nobody, and tells of nothing.
+        raise(Signal::SIGTSTP).map_err(|e| Error::io(e.into(), "stopping"))?;
+        self.continued.store(false, Ordering::SeqCst);
+        self.set_up()
     }
 }
 

@@ -195,6 +195,19 @@ fn a_volume_and_a_client_that_are_new_began_with_nothing() {
     assert_eq!(measured.clients[0].reads.percentile(50), Some(106_496));
 }
 
+/// A virtual machine: its requests are counted, and their times are not.
+#[test]
+fn a_client_without_times_has_rates() {
+    let without = |seconds| {
+        let mut answer = answer(seconds);
+        answer.clients[0].load = None;
+        answer
+    };
+    let measured = Measured::new(Some(&without(10)), without(12));
+    let client = &measured.clients[0];
+    assert_eq!((client.rates.unwrap().writes, client.in_flight), (1000.0, None));
+}
+
 #[test]
 fn the_document_has_what_is_on_the_screens() {
     let measured = Measured::new(Some(&answer(10)), answer(12));

@@ -446,7 +446,7 @@ impl Loader {
             snapshots,
             snapshots_free,
             deleting,
-            put_off: BTreeSet::new(),
+            put_off: BTreeMap::new(),
             next_deleted: SnapshotId::NONE,
             in_use: Vec::new(),
             entries: self.entries,

@@ -285,6 +285,7 @@ fn dump(store: &Store) -> Result<Value> {
 
 fn trim(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Value> {
     let before = store.info().allocated;
+    store.retry_put_off();
     let mut done = 0;
     loop {
         let report = store.work(WORK_STEPS)?;
