@@ -213,9 +213,11 @@ fn the_screen_shows_what_happens_and_follows_keys() {
     screen.shows("a wide screen", |lines| busy(lines, "DEPTH").is_some() && lines.len() == 50);
     screen.press("p");
     screen.shows("paused", |lines| lines[4].ends_with("PAUSED"));
-    // No shell waits here that could continue it: it goes on, and each key is read at once.
+    // It stops, unless nobody could continue it; then each key is read at once.
     screen.press("\x1a");
-    std::thread::sleep(Duration::from_millis(500));
+    thread::sleep(Duration::from_millis(300));
+    screen.signal("CONT");
+    thread::sleep(Duration::from_millis(300));
     screen.press("pq");
     screen.ended(LEFT).ok("q");
     drop(load);
