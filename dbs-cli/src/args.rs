@@ -75,6 +75,7 @@ pub enum VolumeCommand {
     #[command(visible_alias = "mv")]
     Rename(volume::Rename),
     Resize(volume::Resize),
+    Set(volume::Set),
     #[command(visible_alias = "rm")]
     Delete(volume::Delete),
     Clone(volume::CloneFrom),
@@ -168,6 +169,7 @@ fn run_volume(command: VolumeCommand, context: &Context) -> Result<()> {
         VolumeCommand::Show(command) => command.run(context),
         VolumeCommand::Rename(command) => command.run(context),
         VolumeCommand::Resize(command) => command.run(context),
+        VolumeCommand::Set(command) => command.run(context),
         VolumeCommand::Delete(command) => command.run(context),
         VolumeCommand::Clone(command) => command.run(context),
         VolumeCommand::Flatten(command) => command.run(context),

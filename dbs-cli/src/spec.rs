@@ -123,6 +123,30 @@ pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|e| e.to_string())
 }
 
+/// A limit of requests in a second; `none` is 0.
+///
+/// # Errors
+/// What is wrong with it, for clap.
+pub fn iops(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        _ if text == "none" => Ok(0),
+        Ok(iops) if iops > 0 => Ok(iops),
+        _ => Err("write a number from 1 to 4294967295, or `none`".to_owned()),
+    }
+}
+
+/// A limit of bytes in a second; `none` is 0.
+///
+/// # Errors
+/// What is wrong with it, for clap.
+pub fn bandwidth(text: &str) -> Result<u64, String> {
+    match size(text) {
+        _ if text == "none" => Ok(0),
+        Ok(0) => Err("write a size such as 100MiB, or `none`".to_owned()),
+        size => size,
+    }
+}
+
 /// Parses the size of a cache of checksums.
 ///
 /// # Errors

@@ -220,8 +220,40 @@ pub struct VolumeInfo {
     /// Counter that its owner keeps; 0 if unused.
     #[serde(default)]
     pub revision: u64,
+    /// How fast its clients may use it; absent without limits.
+    #[serde(default, skip_serializing_if = "VolumeLimits::is_none")]
+    pub limits: VolumeLimits,
     /// Space.
     pub usage: Usage,
+}
+
+/// How fast the clients of a volume may use it and its snapshots, all of them together. A server delays requests
+/// that come faster.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeLimits {
+    /// Most requests in a second: reads, writes, discards and ranges made zero. 0 if there is no limit.
+    #[serde(default)]
+    pub iops: u32,
+    /// Most bytes read and written in a second; 0 if there is no limit, else at least 4096.
+    #[serde(default)]
+    pub bandwidth: u64,
+    /// What the limits allow in so many seconds may be used at once, after as many seconds without use.
+    #[serde(default)]
+    pub burst_seconds: u32,
+}
+
+impl VolumeLimits {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        !self.is_some()
+    }
+
+    /// Whether anything is limited.
+    #[must_use]
+    pub fn is_some(&self) -> bool {
+        self.iops > 0 || self.bandwidth > 0
+    }
 }
 
 /// The file outside the store that a volume rests on.
@@ -248,6 +280,12 @@ pub struct VolumeIo {
     pub read_bytes: u64,
     /// Bytes written, in whole blocks.
     pub written_bytes: u64,
+    /// Requests of clients that the limits of the volume have delayed.
+    #[serde(default)]
+    pub delayed: u64,
+    /// Nanoseconds of these delays, together.
+    #[serde(default)]
+    pub delayed_ns: u64,
 }
 
 /// A snapshot.

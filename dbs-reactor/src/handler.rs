@@ -118,6 +118,11 @@ pub trait Handler {
     fn tick(&mut self, io: &mut Io) {
         let _ = io;
     }
+
+    /// The time of [`Io::remind_in`] has come.
+    fn reminded(&mut self, io: &mut Io) {
+        let _ = io;
+    }
 }
 
 /// Starts operations, for the handler that it is handed to.
@@ -125,6 +130,7 @@ pub struct Io {
     pub(crate) backend: Backend,
     buffers: Buffers,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) reminder: Option<Instant>,
     pub(crate) stopping: bool,
 }
 
@@ -158,7 +164,7 @@ impl Io {
                 Err(_) => Backend::Epoll(epoll()?),
             },
         };
-        Ok(Self { backend, buffers, deadline: None, stopping: false })
+        Ok(Self { backend, buffers, deadline: None, reminder: None, stopping: false })
     }
 
     /// Name of the driver in use: `io_uring` or `epoll`.
@@ -323,6 +329,12 @@ impl Io {
     /// Calls [`Handler::tick`] at this time, or never; replaces what was set before.
     pub fn wake_at(&mut self, time: Option<Instant>) {
         self.deadline = time;
+    }
+
+    /// Calls [`Handler::reminded`] in so long, or before: when the first of those who asked is to be reminded.
+    pub fn remind_in(&mut self, wait: Duration) {
+        let time = Instant::now() + wait;
+        self.reminder = Some(self.reminder.map_or(time, |before| before.min(time)));
     }
 
     /// Ends the thread once no operation runs.

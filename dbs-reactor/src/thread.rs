@@ -251,9 +251,15 @@ impl<H: Handler> Turns<H> {
     }
 
     fn time(&mut self) {
-        if self.io.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.io.deadline = None;
+        let Io { deadline, reminder, .. } = &mut self.io;
+        let is_due =
+            |time: &mut Option<Instant>| time.take_if(|time| *time <= Instant::now()).is_some();
+        let (ticks, reminds) = (is_due(deadline), is_due(reminder));
+        if ticks {
             self.handler.tick(&mut self.io);
+        }
+        if reminds {
+            self.handler.reminded(&mut self.io);
         }
     }
 
@@ -275,7 +281,8 @@ impl<H: Handler> Turns<H> {
             backend!(io, driver => driver.poll())
         } else {
             let begun = Instant::now();
-            let timeout = io.deadline.map(|deadline| deadline.saturating_duration_since(begun));
+            let next = [io.deadline, io.reminder].into_iter().flatten().min();
+            let timeout = next.map(|deadline| deadline.saturating_duration_since(begun));
             let result = backend!(io, driver => driver.wait(timeout));
             if !spin.limit.is_zero() {
                 spin.waited(begun.elapsed());

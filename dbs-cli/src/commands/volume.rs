@@ -8,7 +8,7 @@ use crate::target::Target;
 use clap::Args;
 use dbs_client::any_store::AnyStore;
 use dbs_control::api::{Ranges, Request, Trimmed};
-use dbs_core::info::{MapRange, RangeState, TrimReport, Usage, VolumeInfo};
+use dbs_core::info::{MapRange, RangeState, TrimReport, Usage, VolumeInfo, VolumeLimits};
 use dbs_core::{Error, Result, format_size};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -136,6 +136,9 @@ impl Show {
                 ("rebuilding", yes_no(volume.rebuilding)),
             ];
             rows.extend(volume.parent.map(|parent| ("parent", parent)));
+            if volume.limits.is_some() {
+                rows.push(("limits", limits_text(&volume.limits)));
+            }
             rows.extend(volume.origin.map(|origin| ("clone of", origin)));
             rows.extend(usage_rows(&volume.usage));
             facts(&rows)
@@ -210,6 +213,49 @@ impl Resize {
         }
         Ok(())
     }
+}
+
+/// Limit how fast the clients of a volume may use it.
+///
+/// The limits are those of all clients of the volume and of its snapshots together: NBD, block devices and
+/// virtual machines. The server delays requests that come faster. New limits hold at once, and are kept in
+/// the store. Flushes are not limited.
+#[derive(Debug, Args)]
+#[group(id = "limits", required = true, multiple = true, args = ["iops", "bandwidth", "burst"])]
+pub struct Set {
+    /// Volume
+    name: String,
+    /// Most requests in a second, or `none`
+    #[arg(long, value_name = "N", value_parser = spec::iops)]
+    iops: Option<u32>,
+    /// Most bytes read and written in a second, such as 100MiB, or `none`
+    #[arg(long, value_name = "SIZE", value_parser = spec::bandwidth)]
+    bandwidth: Option<u64>,
+    /// What the limits allow in so many seconds may be used at once, after as many seconds without use.
+    /// 1 unless set; with 0 requests come evenly
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(..=3600))]
+    burst: Option<u32>,
+}
+
+impl Set {
+    pub fn run(self, context: &Context) -> Result<()> {
+        let Self { name: volume, iops, bandwidth, burst: burst_seconds } = self;
+        let request = Request::VolumeSet { volume, iops, bandwidth, burst_seconds };
+        let value = context.call(&request)?;
+        let VolumeInfo { name, limits, .. } = typed(value.clone())?;
+        context.done(&value, &format!("volume {name}: {}", limits_text(&limits)))
+    }
+}
+
+/// What people read of limits.
+fn limits_text(limits: &VolumeLimits) -> String {
+    let mut parts = Vec::new();
+    parts.extend((limits.iops > 0).then(|| format!("{} requests/s", limits.iops)));
+    parts.extend((limits.bandwidth > 0).then(|| format!("{}/s", format_size(limits.bandwidth))));
+    if parts.is_empty() {
+        return "no limits".to_owned();
+    }
+    format!("at most {}, burst {} s", parts.join(" and "), limits.burst_seconds)
 }
 
 /// Delete a volume and its snapshots; clones of the snapshots stay.

@@ -1,7 +1,7 @@
 //! One script of commands, on an idle and on a served store: both must answer the same.
 
 use crate::support::{Place, Run, noise, run};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -107,6 +107,13 @@ fn volumes(s: &mut Script<'_>) {
     assert_eq!(s.run("volume rename b c", 0)["name"], "c");
     assert_eq!(s.run("volume resize c 2GiB", 0)["size"], 2u64 << 30);
     assert_eq!(s.run("volume resize c 1MiB --yes", 0)["size"], 1 << 20);
+    let limits = s.run("volume set c --iops 100 --bandwidth 1MiB", 0);
+    assert_eq!(limits["limits"], json!({"iops": 100, "bandwidth": 1 << 20, "burst_seconds": 1}));
+    s.run("volume set c --iops none --burst 5", 0);
+    let limits = &s.run("volume show c", 0)["limits"];
+    assert_eq!(limits, &json!({"iops": 0, "bandwidth": 1 << 20, "burst_seconds": 5}));
+    assert!(s.run("volume set c --bandwidth none", 0).get("limits").is_none());
+    s.run("volume set c --bandwidth 4095", 2);
     let list = s.run("volume list", 0);
     assert_eq!(list.as_array().unwrap().len(), 2);
     assert!(list[0].get("usage").is_none());

@@ -48,7 +48,7 @@ fn layouts() -> Vec<Layout> {
         layout!(RegionEntry: kind reserved offset length),
         layout!(BlockHeader: kind crc address lsn store extra),
         layout!(VolumeSlot: uuid size created_ns revision head flags name_bytes reserved0 name
-            reserved1),
+            limit_iops limit_burst_seconds limit_bandwidth reserved1),
         layout!(SnapshotSlot: uuid size created_ns revision volume parent flags name_bytes used
             reserved0 name reserved1),
         layout!(EntryHeader: snapshot logical run state),

@@ -51,8 +51,14 @@ pub struct VolumeSlot {
     pub reserved0: [u8; 14],
     /// Name in UTF-8, padded with zeros.
     pub name: [u8; 256],
+    /// Most requests of clients in a second; 0 if there is no limit.
+    pub limit_iops: U32,
+    /// What the limits allow in so many seconds may be used at once.
+    pub limit_burst_seconds: U32,
+    /// Most bytes that clients transfer in a second; 0 if there is no limit.
+    pub limit_bandwidth: U64,
     /// Zero.
-    pub reserved1: [u8; 184],
+    pub reserved1: [u8; 168],
 }
 
 /// A snapshot or head. All zeros is a free slot.

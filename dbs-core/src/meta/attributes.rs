@@ -4,7 +4,7 @@ use super::tree::encode_labels;
 use super::{Meta, Step};
 use crate::error::{Error, Result};
 use crate::format::slots::{SNAPSHOT_PROTECTED, SNAPSHOT_RETIRED, VOLUME_REBUILDING};
-use crate::info::Labels;
+use crate::info::{Labels, VolumeLimits};
 use crate::units::{SnapshotId, VolumeId};
 
 impl Meta {
@@ -58,6 +58,12 @@ impl Meta {
     /// Says whether a volume's content is incomplete.
     pub fn set_rebuilding(&mut self, id: VolumeId, rebuilding: bool) {
         set(&mut self.volume_mut(id).flags, VOLUME_REBUILDING, rebuilding);
+        self.append_volume(id);
+    }
+
+    /// How fast a volume may be used.
+    pub fn set_limits(&mut self, id: VolumeId, limits: VolumeLimits) {
+        self.volume(id).pace.set(limits);
         self.append_volume(id);
     }
 

@@ -36,6 +36,7 @@ impl IoCounts {
             writes: of(&self.writes),
             read_bytes: of(&self.read_bytes),
             written_bytes: of(&self.written_bytes),
+            ..VolumeIo::default()
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod locks;
 pub mod log;
 pub mod merge;
 pub mod names;
+pub mod pace;
 pub mod paging;
 pub mod plan;
 pub mod prune;
@@ -53,7 +54,9 @@ use ids::IdMap;
 use layer::SeenLayer;
 use locks::{Fence, RangeLocks, Space};
 use log::Log;
+use pace::Pace;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use view::Views;
 use zerocopy::IntoBytes;
@@ -120,6 +123,8 @@ pub struct Volume {
     pub writes: AtomicU64,
     /// What was read and written since the store was opened.
     pub io: IoCounts,
+    /// How fast it may be used.
+    pub pace: Arc<Pace>,
     /// Times that somebody began to write its layers anew since the store was opened.
     pub rebuilds: u64,
 }
@@ -473,6 +478,7 @@ impl Meta {
             return zerocopy::FromZeros::new_zeroed();
         };
         let (name, name_bytes) = slots::encode_name(&volume.name);
+        let limits = volume.pace.limits();
         VolumeSlot {
             uuid: volume.uuid,
             size: volume.size.into(),
@@ -483,7 +489,10 @@ impl Meta {
             name_bytes,
             reserved0: [0; 14],
             name,
-            reserved1: [0; 184],
+            limit_iops: limits.iops.into(),
+            limit_burst_seconds: limits.burst_seconds.into(),
+            limit_bandwidth: limits.bandwidth.into(),
+            reserved1: [0; 168],
         }
     }
 

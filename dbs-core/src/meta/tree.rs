@@ -70,6 +70,7 @@ impl Meta {
             snapshots: BTreeMap::new(),
             writes: Default::default(),
             io: Default::default(),
+            pace: Default::default(),
             rebuilds: 0,
         };
         if self.volumes.len() <= slot as usize {

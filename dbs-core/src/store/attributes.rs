@@ -2,9 +2,10 @@
 //! [`Store::stage_revision`] is durable when it returns.
 
 use super::{Store, still_named};
-use crate::error::Result;
-use crate::info::Labels;
+use crate::error::{Error, Result};
+use crate::info::{Labels, VolumeLimits};
 use crate::meta::locks::Space;
+use crate::units::BLOCK_BYTES;
 
 impl Store {
     /// Sets or clears the protection from deletion.
@@ -32,6 +33,27 @@ impl Store {
         let id = meta.find_volume(volume)?;
         meta.stage_revision(id, revision);
         Ok(())
+    }
+
+    /// Sets how fast the clients of a volume may use it. It holds at once, for all that have the volume open.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` if the bandwidth is less than a block in a second.
+    pub fn set_limits(&self, volume: &str, mut limits: VolumeLimits) -> Result<()> {
+        if (1..BLOCK_BYTES).contains(&limits.bandwidth) {
+            return Err(Error::invalid(format!(
+                "a bandwidth of {} bytes in a second is less than {BLOCK_BYTES}, the least",
+                limits.bandwidth
+            )));
+        }
+        if limits.is_none() {
+            limits = VolumeLimits::default();
+        }
+        self.inner.command(|meta| {
+            let id = meta.find_volume(volume)?;
+            meta.set_limits(id, limits);
+            Ok(())
+        })
     }
 
     /// Replaces all labels of a snapshot.

@@ -88,7 +88,11 @@ impl Store {
     #[must_use]
     pub fn volume_io(&self) -> Vec<(VolumeInfo, VolumeIo)> {
         let meta = self.inner.meta();
-        meta.volumes().map(|(id, volume)| (volume_info(&meta, id), volume.io.get())).collect()
+        let of = |(id, volume): (_, &crate::meta::Volume)| {
+            let (delayed, delayed_ns) = volume.pace.delays();
+            (volume_info(&meta, id), VolumeIo { delayed, delayed_ns, ..volume.io.get() })
+        };
+        meta.volumes().map(of).collect()
     }
 
     /// One volume with its usage.

@@ -4,7 +4,7 @@ use super::identity::uuid_text;
 use super::{Store, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{RegionKind, labels};
-use crate::info::Labels;
+use crate::info::{Labels, VolumeLimits};
 use crate::meta::entries::Away;
 use crate::meta::{Meta, Step, Stop};
 use serde::{Deserialize, Serialize, Serializer};
@@ -59,6 +59,8 @@ pub(super) struct DumpVolume {
     pub revision: u64,
     pub head: u32,
     pub flags: u32,
+    #[serde(default, skip_serializing_if = "VolumeLimits::is_none")]
+    pub limits: VolumeLimits,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -174,6 +176,7 @@ fn volumes(meta: &Meta) -> Vec<DumpVolume> {
         revision: volume.revision,
         head: volume.head.0,
         flags: volume.flags,
+        limits: volume.pace.limits(),
     });
     volumes.collect()
 }

@@ -43,6 +43,7 @@ pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
         open: meta.is_open(id),
         rebuilding: volume.flags & VOLUME_REBUILDING != 0,
         revision: volume.revision,
+        limits: volume.pace.limits(),
         usage: Usage::default(),
     }
 }

@@ -231,6 +231,9 @@ fn fill(loader: &mut Loader, dump: &Dump, geometry: &Geometry) -> Result<()> {
             head: volume.head.into(),
             flags: volume.flags.into(),
             name,
+            limit_iops: volume.limits.iops.into(),
+            limit_burst_seconds: volume.limits.burst_seconds.into(),
+            limit_bandwidth: volume.limits.bandwidth.into(),
             name_bytes,
             ..VolumeSlot::new_zeroed()
         };

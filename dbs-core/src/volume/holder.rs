@@ -65,10 +65,12 @@ impl Store {
         }
         meta.check_closed(volume)?;
         meta.opened(volume, None);
+        let pace = Arc::clone(&meta.volume(volume).pace);
         let holder = holder.map(|holder| meta.add_holder(Target::Volume(volume), holder, since_ns));
         drop(meta);
         let (store, spec) = (Arc::clone(&self.inner), name.to_owned());
-        Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot: None, spec, holder }) })
+        let handle = Handle { store, volume, snapshot: None, spec, pace, holder };
+        Ok(Volume { handle: Arc::new(handle) })
     }
 
     /// Claims the volume of this name, now and should there be one later, for a holder who opens it
@@ -97,11 +99,12 @@ impl Store {
             }
         };
         meta.opened(volume, snapshot);
+        let pace = Arc::clone(&meta.volume(volume).pace);
         let target = snapshot.map_or(Target::Volume(volume), |id| Target::Snapshot(volume, id));
         let holder = holder.map(|holder| meta.add_holder(target, holder, since_ns));
         drop(meta);
         let (store, spec) = (Arc::clone(&self.inner), spec.to_owned());
-        Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot, spec, holder }) })
+        Ok(Volume { handle: Arc::new(Handle { store, volume, snapshot, spec, pace, holder }) })
     }
 }
 

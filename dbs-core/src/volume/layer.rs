@@ -36,9 +36,10 @@ impl Store {
             }
         };
         meta.opened(volume_id, id);
+        let pace = Arc::clone(&meta.volume(volume_id).pace);
         let spec = snapshot.map_or_else(|| volume.to_owned(), |name| format!("{volume}@{name}"));
         let store = Arc::clone(&self.inner);
-        let handle = Handle { store, volume: volume_id, snapshot: id, spec, holder: None };
+        let handle = Handle { store, volume: volume_id, snapshot: id, spec, pace, holder: None };
         Ok(Layer { handle: Arc::new(handle) })
     }
 }

@@ -33,6 +33,7 @@ pub use many::ReadPart;
 pub use observer::{Observed, Observer};
 pub use request::{Finish, Read, Request, Segment, Start};
 
+pub use crate::meta::pace::Pace;
 pub use crate::store::{Asked, Flush, StartFlush, Wake};
 
 /// An open volume or snapshot. Cloning the handle is cheap. Offsets and lengths are multiples of
@@ -47,6 +48,7 @@ struct Handle {
     volume: VolumeId,
     snapshot: Option<SnapshotId>,
     spec: String,
+    pace: Arc<Pace>,
     /// Its number, if it is open in somebody's name.
     holder: Option<u64>,
 }
@@ -66,6 +68,13 @@ impl Volume {
     #[must_use]
     pub fn spec(&self) -> &str {
         &self.handle.spec
+    }
+
+    /// How fast the volume may be used: what a server asks before it starts a request of a client. The calls of
+    /// this handle do not ask.
+    #[must_use]
+    pub fn pace(&self) -> &Arc<Pace> {
+        &self.handle.pace
     }
 
     /// Current size in bytes.

@@ -1,6 +1,7 @@
 //! What is said of volumes and snapshots: kept over a reopening, and listed.
 
-use crate::common::{Mem, init, open};
+use crate::common::{Mem, dump, init, open};
+use dbs_core::info::VolumeLimits;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{ErrorKind, Store};
 use std::sync::Arc;
@@ -142,4 +143,35 @@ fn who_fills_a_volume_has_it_alone() {
     let ends = SnapshotOptions { rebuilding: Some(false), ..Default::default() };
     store.create_snapshot("w", "ended", &ends).unwrap();
     store.complete_volume("w").unwrap();
+}
+
+#[test]
+fn limits_are_kept_and_hold_at_once() {
+    let (disk, store) = sample();
+    let info = |store: &Store, name: &str| store.volume_info(name).unwrap().limits;
+    let limits = VolumeLimits { iops: 100, bandwidth: 8192, burst_seconds: 2 };
+    let open_before = store.volume("v").unwrap();
+    store.set_limits("v", limits).unwrap();
+    assert_eq!(open_before.pace().limits(), limits, "of a handle from before");
+    let snapshot = store.volume("v@a").unwrap();
+    assert!(Arc::ptr_eq(open_before.pace(), snapshot.pace()), "the volume's own");
+    drop((open_before, snapshot));
+    store.create_snapshot("v", "c", &SnapshotOptions::default()).unwrap();
+    store.rollback("v", "a").unwrap();
+    store.rename_volume("v", "w").unwrap();
+    store.clone_volume("w", "a", "clone").unwrap();
+    let dumped: serde_json::Value = serde_json::from_str(&dump(&store)).unwrap();
+    assert_eq!(dumped["volumes"][0]["limits"]["bandwidth"], 8192);
+    drop(store);
+    let store = open(&disk, 3, false).unwrap();
+    assert_eq!((info(&store, "w"), info(&store, "clone")), (limits, VolumeLimits::default()));
+    let tiny = VolumeLimits { bandwidth: 4095, ..limits };
+    assert_eq!(store.set_limits("w", tiny).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(store.set_limits("x", limits).unwrap_err().kind(), ErrorKind::NotFound);
+    // A burst alone limits nothing.
+    store.set_limits("w", VolumeLimits { burst_seconds: 2, ..VolumeLimits::default() }).unwrap();
+    store.close().unwrap();
+    let store = open(&disk, 4, false).unwrap();
+    assert_eq!(info(&store, "w"), VolumeLimits::default());
+    assert!(store.check().unwrap().findings.is_empty());
 }

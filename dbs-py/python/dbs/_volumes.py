@@ -354,6 +354,24 @@ class Volume(_dbs.WritableBlocks):
         wanted = size_of(size)
         _closed(self, lambda: self._call("volume.resize", size=wanted, shrink=shrink))
 
+    def limit(
+        self,
+        *,
+        iops: int | None = None,
+        bandwidth: int | str | None = None,
+        burst: int | None = None,
+    ) -> None:
+        """Limits how fast its clients may use it: requests and bytes in a second, 0 for no limit.
+
+        What the limits allow in `burst` seconds may be used at once. What is not given stays as it is. Files that
+        :meth:`open` returns on an idle store are not limited.
+
+        >>> v.limit(iops=2000, bandwidth="50MiB")
+        """
+        wanted = None if bandwidth is None else size_of(bandwidth)
+        given = {"iops": iops, "bandwidth": wanted, "burst_seconds": burst}
+        self._call("volume.set", **{key: value for key, value in given.items() if value is not None})
+
     def delete(self) -> None:
         """Deletes it and its snapshots; clones live on.
 

@@ -120,6 +120,21 @@ pub enum Request {
         #[serde(default)]
         shrink: bool,
     },
+    /// Sets how fast the clients of a volume may use it: `VolumeInfo`. What is absent stays as it is.
+    #[serde(rename = "volume.set")]
+    VolumeSet {
+        /// Volume.
+        volume: String,
+        /// Most requests in a second; 0 for no limit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        iops: Option<u32>,
+        /// Most bytes in a second; 0 for no limit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bandwidth: Option<u64>,
+        /// What the limits allow in so many seconds may be used at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        burst_seconds: Option<u32>,
+    },
     /// Deletes a volume and its snapshots: [`Deleted`].
     #[serde(rename = "volume.delete")]
     VolumeDelete {

@@ -12,6 +12,7 @@
 //! - [`Front`] and [`Carrier`]: the seam between a protocol and what carries its requests out where
 //!   that is no volume of this process; [`Pieces`] of what is too long to be carried at once;
 //! - [`Commits`]: requests that wait for a commit, and share it; [`Flushing`]: commits that are a flush alone;
+//! - [`Delayed`]: requests that wait, as the limits of their volume are used up;
 //! - [`Pool`]: threads for what may block, which clients share step by step.
 //!
 //! Main types: [`Peers`], the connections of a reactor; [`Direct`], their reads and writes; [`Pool`], the workers.
@@ -24,6 +25,7 @@ mod address;
 mod carry;
 mod commits;
 mod counts;
+mod delayed;
 mod direct;
 mod flushing;
 mod listen;
@@ -44,6 +46,7 @@ pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use counts::{Counted, Counts};
 pub use dbs_reactor::inherited_sockets;
+pub use delayed::Delayed;
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
 pub use flushing::{Flushing, Going};
 pub use listen::{Listen, Listener};

@@ -4,6 +4,7 @@
 //! the workers, and comes back as a [`Report`].
 
 use super::commits::Commits;
+use super::delayed::Delayed;
 use super::direct::{Direct, Ended, Plan, Storage};
 use super::flushing::{Flushing, Going};
 use super::pieces::{DISCARD_MAX_BYTES, ZEROES_MAX_BYTES, piece};
@@ -102,10 +103,14 @@ pub struct Requests<T> {
     direct: Direct<Ticket<T>>,
     commits: Commits<(Arc<User>, T)>,
     flushing: Flushing,
+    delayed: Delayed<Begun<T>>,
     pool: Arc<Pool>,
     deliver: Deliver<T>,
     ended: VecDeque<(T, Answer)>,
 }
+
+/// A request as it came: whose, which, what, and where.
+type Begun<T> = (Arc<User>, T, Demand, (u64, u64));
 
 /// A request whose data is being transferred.
 struct Ticket<T> {
@@ -132,6 +137,7 @@ impl<T: Copy + Send + 'static> Requests<T> {
             storage,
             direct: Direct::default(),
             commits: Commits::default(),
+            delayed: Delayed::default(),
             flushing: Flushing::new(Arc::new(move || wake(Report(News::Flushed)))),
             pool,
             deliver,
@@ -139,8 +145,51 @@ impl<T: Copy + Send + 'static> Requests<T> {
         }
     }
 
-    /// Starts a request in the best way there is for it. It ends as [`Requests::ended`] tells.
+    /// Starts a request in the best way there is for it, when the limits of its volume let it in. It ends as
+    /// [`Requests::ended`] tells.
     pub fn start(
+        &mut self,
+        io: &mut Io,
+        user: &Arc<User>,
+        request: T,
+        demand: Demand,
+        range: (u64, u64),
+    ) {
+        let bytes = match &demand {
+            Demand::Flush => return self.begin(io, user, request, demand, range),
+            Demand::Read | Demand::Write(..) | Demand::KeepZeroes(_) => range.1,
+            Demand::Discard(_) | Demand::Zeroes(_) => 0,
+        };
+        if !self.delayed.is_empty() || user.volume.pace().is_limited() {
+            let begun = (Arc::clone(user), request, demand, range);
+            let admitted = self.delayed.admit(io, user.volume.pace(), bytes, begun);
+            let Some((user, request, demand, range)) = admitted else { return };
+            return self.begin(io, &user, request, demand, range);
+        }
+        self.begin(io, user, request, demand, range);
+    }
+
+    /// What [`dbs_reactor::Handler::reminded`] tells.
+    pub fn reminded(&mut self, io: &mut Io) {
+        while let Some((user, request, demand, range)) = self.delayed.next(io) {
+            self.begin(io, &user, request, demand, range);
+        }
+    }
+
+    /// Begins what a user has asked for and the limits of its volume have delayed, as the user is to be done with;
+    /// if it drops what takes long ([`User::drop_long`]), drops it.
+    pub fn let_go(&mut self, io: &mut Io, user: &Arc<User>) {
+        self.delayed.free(|(of, ..)| Arc::ptr_eq(of, user));
+        while let Some((user, request, demand, range)) = self.delayed.next(io) {
+            if user.dropping.load(Ordering::Relaxed) {
+                self.ended.push_back((request, Answer::Dropped));
+            } else {
+                self.begin(io, &user, request, demand, range);
+            }
+        }
+    }
+
+    fn begin(
         &mut self,
         io: &mut Io,
         user: &Arc<User>,

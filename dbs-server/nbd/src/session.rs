@@ -120,6 +120,16 @@ impl Admitted {
         self.operation.as_ref().ok().copied()
     }
 
+    /// The bytes that it transfers, if it is one of those that a volume may limit.
+    pub(super) fn limited_bytes(&self) -> Option<u64> {
+        match *self.operation.as_ref().ok()? {
+            Operation::Read { length, .. } => Some(length),
+            Operation::Write { .. } => Some(self.payload_bytes as u64),
+            Operation::Trim { .. } | Operation::Zero { .. } | Operation::Cache { .. } => Some(0),
+            Operation::Flush | Operation::Status { .. } | Operation::StatusOf { .. } => None,
+        }
+    }
+
     /// The request, if a reactor can do it without a worker.
     pub(super) fn direct(&self) -> Option<Direct> {
         match *self.operation.as_ref().ok()? {

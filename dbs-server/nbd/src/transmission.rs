@@ -16,8 +16,8 @@ use super::wire::{Malformed, PAYLOAD_MAX_BYTES, cmd};
 use dbs_core::Volume;
 use dbs_core::volume::Finish;
 use dbs_frontend::{
-    Charge, Commits, Direct, Ended, Event, Flushing, Going, HEADER_MAX_BYTES, Limits, Peers, Plan,
-    Protocol, Ready, Storage, Work,
+    Charge, Commits, Delayed, Direct, Ended, Event, Flushing, Going, HEADER_MAX_BYTES, Limits,
+    Peers, Plan, Protocol, Ready, Storage, Work,
 };
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use std::io;
@@ -93,6 +93,8 @@ pub(super) struct Transmission {
     direct: Direct<Running>,
     commits: Commits<Held>,
     flushing: Flushing,
+    /// Requests that the limits of their volume delay, with the number of their connection.
+    delayed: Delayed<(u32, Ready<Admitted>)>,
     /// The time of this turn, if somebody needed it.
     now: Option<Instant>,
 }
@@ -130,7 +132,17 @@ impl Transmission {
         let wake = Arc::new(move || other.send(Message::Flushed));
         let (direct, commits, flushing) =
             (Direct::default(), Commits::default(), Flushing::new(wake));
-        Self { shared, remote, storage, peers, direct, commits, flushing, now: None }
+        Self {
+            shared,
+            remote,
+            storage,
+            peers,
+            direct,
+            commits,
+            flushing,
+            delayed: Delayed::default(),
+            now: None,
+        }
     }
 
     fn adopt(&mut self, io: &mut Io, adopted: Adopted) {
@@ -152,17 +164,32 @@ impl Transmission {
             self.shared.client_failed(client.known.peer.id, &error);
         }
         for request in ready.drain(..) {
-            self.start(io, number, request);
+            self.take(io, number, request);
         }
         self.peers.receive(io, number, ready);
     }
 
+    /// Takes a request, and starts it when the limits of its volume let it in.
+    fn take(&mut self, io: &mut Io, number: u32, mut ready: Ready<Admitted>) {
+        ready.request.begun = Some(self.now());
+        let Some(client) = self.peers.get(number) else { return };
+        let payload = ready.payload.as_ref().map_or(0, |data| data.len());
+        client.known.count(ready.request.operation(), payload);
+        let ready = match (client.session.volume(), ready.request.limited_bytes()) {
+            (Some(volume), Some(bytes)) => {
+                let admitted = self.delayed.admit(io, volume.pace(), bytes, (number, ready));
+                let Some((_, ready)) = admitted else { return };
+                ready
+            }
+            _ => ready,
+        };
+        self.start(io, number, ready);
+    }
+
     /// Starts a request in the best way there is for it.
     fn start(&mut self, io: &mut Io, number: u32, ready: Ready<Admitted>) {
-        let Ready { request: mut admitted, payload } = ready;
-        admitted.begun = Some(self.now());
+        let Ready { request: admitted, payload } = ready;
         let Some(client) = self.peers.get(number) else { return };
-        client.known.count(admitted.operation(), payload.as_ref().map_or(0, |data| data.len()));
         let (Some(direct), Some(volume)) = (admitted.direct(), client.session.volume()) else {
             return self.work(number, admitted, payload);
         };
@@ -402,6 +429,15 @@ impl Handler for Transmission {
 
     fn tick(&mut self, io: &mut Io) {
         self.peers.tick(io);
+    }
+
+    fn reminded(&mut self, io: &mut Io) {
+        // A connection is over when its last request is.
+        let Self { delayed, peers, .. } = self;
+        delayed.free(|(number, _)| peers.has_ended(*number));
+        while let Some((number, ready)) = self.delayed.next(io) {
+            self.start(io, number, ready);
+        }
     }
 }
 

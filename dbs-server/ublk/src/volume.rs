@@ -199,6 +199,8 @@ impl Handler for VolumeQueue {
             Message::Leave => {
                 self.leaving = true;
                 self.user.drop_long();
+                self.requests.let_go(io, &self.user);
+                self.answer(io);
                 self.leave_when_done(io);
             }
         }
@@ -221,6 +223,11 @@ impl Handler for VolumeQueue {
 
     fn synced(&mut self, io: &mut Io, _: u64, result: io::Result<()>) {
         self.requests.synced(io, result);
+        self.answer(io);
+    }
+
+    fn reminded(&mut self, io: &mut Io) {
+        self.requests.reminded(io);
         self.answer(io);
     }
 }

@@ -400,7 +400,10 @@ impl Handler for Queues {
                     queue.user.drop_long();
                 }
                 (queue.stopping, queue.dropping) = (Some(stopped), dropping);
-                self.leave(io);
+                let user = Arc::clone(&queue.user);
+                self.requests.let_go(io, &user);
+                drop(user);
+                self.answer(io);
             }
             Message::Report(report) => {
                 self.requests.report(io, report);
@@ -423,6 +426,11 @@ impl Handler for Queues {
 
     fn moved(&mut self, io: &mut Io, tag: u64, buf: Buf, result: io::Result<()>) {
         self.requests.moved(io, tag, buf, result);
+        self.answer(io);
+    }
+
+    fn reminded(&mut self, io: &mut Io) {
+        self.requests.reminded(io);
         self.answer(io);
     }
 

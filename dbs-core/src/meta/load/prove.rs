@@ -6,17 +6,19 @@ use crate::format::RegionKind;
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
 use crate::format::slots::{self, SNAPSHOT_BACKED, SNAPSHOT_LABELLED, SnapshotSlot, VolumeSlot};
-use crate::info::{CheckReport, Finding, Severity};
+use crate::info::{CheckReport, Finding, Severity, VolumeLimits};
 use crate::limits::{EXTENT_MIN_BYTES, LABELS_MAX_BYTES, VOLUME_MAX_BYTES};
 use crate::meta::alloc::{Allocator, FreeSet};
 use crate::meta::entries::{Entries, SPARE_BASE};
 use crate::meta::layer::SeenLayer;
 use crate::meta::locks::{Fence, RangeLocks};
 use crate::meta::log::{Log, Ring};
+use crate::meta::pace::Pace;
 use crate::meta::paging::Paging;
 use crate::meta::{Meta, Sight, Snapshot, Volume};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use zerocopy::FromZeros;
 
 /// Entries that are sorted before they go to their layers: 48 MiB, so that memory has a bound. Tests have stores of
@@ -92,6 +94,11 @@ impl Loader {
                 let text = format!("a volume named {name:?} twice: one of them cannot be found");
                 self.corrupt(RegionKind::Volumes, Some(index), &text);
             }
+            let limits = VolumeLimits {
+                iops: slot.limit_iops.get(),
+                bandwidth: slot.limit_bandwidth.get(),
+                burst_seconds: slot.limit_burst_seconds.get(),
+            };
             volumes.push(Some(Volume {
                 name: name.to_owned(),
                 uuid: slot.uuid,
@@ -103,6 +110,7 @@ impl Loader {
                 snapshots: BTreeMap::new(),
                 writes: Default::default(),
                 io: Default::default(),
+                pace: Arc::new(Pace::new(limits)),
                 rebuilds: 0,
             }));
         }

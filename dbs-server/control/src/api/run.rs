@@ -1,7 +1,7 @@
 //! Runs a request on an open store.
 
 use super::{Deleted, MARKER, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
-use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo};
+use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo, VolumeLimits};
 use dbs_core::store::SnapshotOptions;
 use dbs_core::volume::Observer;
 use dbs_core::{Error, ErrorKind, Result, Store};
@@ -21,11 +21,14 @@ const KEEP_PART: u64 = 16;
 /// At least this much.
 const KEEP_MIN_BYTES: u64 = 64 << 20;
 
+/// The burst of a volume that gets its first limit.
+const BURST_SECONDS: u32 = 1;
+
 /// Longest rest of a scrub that is held back.
 const SCRUB_REST: Duration = Duration::from_millis(100);
 
-/// Changing labels reads and replaces them all; two such changes must not interleave.
-static LABELS: Mutex<()> = Mutex::new(());
+/// A change of labels or limits reads and replaces them all: two such changes must not interleave.
+static ATTRIBUTES: Mutex<()> = Mutex::new(());
 
 /// Runs `request` on `store` and returns its result as JSON.
 ///
@@ -69,6 +72,9 @@ pub fn execute(
             without_usage(&find_volume(store, new)?)
         }
         R::VolumeResize { volume, size, shrink } => resize(store, volume, *size, *shrink),
+        R::VolumeSet { volume, iops, bandwidth, burst_seconds } => {
+            set(store, volume, (*iops, *bandwidth, *burst_seconds))
+        }
         R::VolumeDelete { volume } => {
             store.delete_volume(volume)?;
             json(&Deleted { deleted: volume.clone() })
@@ -334,6 +340,23 @@ fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value>
     without_usage(&find_volume(store, volume)?)
 }
 
+fn set(
+    store: &Store,
+    volume: &str,
+    (iops, bandwidth, burst): (Option<u32>, Option<u64>, Option<u32>),
+) -> Result<Value> {
+    let _one_at_a_time = ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = find_volume(store, volume)?.limits;
+    let burst_before = if before.is_some() { before.burst_seconds } else { BURST_SECONDS };
+    let limits = VolumeLimits {
+        iops: iops.unwrap_or(before.iops),
+        bandwidth: bandwidth.unwrap_or(before.bandwidth),
+        burst_seconds: burst.unwrap_or(burst_before),
+    };
+    store.set_limits(volume, limits)?;
+    without_usage(&find_volume(store, volume)?)
+}
+
 fn protect(store: &Store, volume: &str, snapshot: &str, protected: bool) -> Result<Value> {
     store.set_protected(volume, snapshot, protected)?;
     without_usage(&find_snapshot(store, volume, snapshot)?)
@@ -346,7 +369,7 @@ fn label(
     set: &Labels,
     remove: &[String],
 ) -> Result<Value> {
-    let _one_at_a_time = LABELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut labels = find_snapshot(store, volume, snapshot)?.labels;
     labels.retain(|key, _| !remove.contains(key));
     labels.extend(set.clone());

@@ -1,17 +1,22 @@
 //! A store's volumes and snapshots over NBD.
 
-use crate::support::pattern;
+use crate::support::{eventually, pattern};
+use dbs_core::info::VolumeLimits;
+use dbs_core::io::queue::Action;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{InitOptions, OpenOptions, Store, TailPlace};
 use dbs_nbd::export::BASE_ALLOCATION;
 use dbs_nbd::wire::cmd_flag;
 use dbs_nbd::{
-    Client, ClientOptions, Export, Exports, Extent, Listen, Peer, ServerHandle, ServerOptions,
-    StoreExports, start,
+    Buffered, Client, ClientOptions, Export, Exports, Extent, Listen, Peer, Pipeline, ServerHandle,
+    ServerOptions, StoreExports, start,
 };
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -150,4 +155,111 @@ fn a_read_only_server_refuses_writes_and_a_full_store_says_so() {
     let exports = StoreExports::new(store, false);
     let export: Arc<dyn Export> = exports.open("vol", &Peer::default()).unwrap();
     assert_eq!(export.name(), "vol");
+}
+
+/// So much that a limit of 4 KiB/s needs more than an hour for it.
+const DEBT_BYTES: usize = 16 << 20;
+const LONG: Duration = Duration::from_secs(120);
+
+/// A store with a volume whose limits are used up for long, and a volume without limits; and its server.
+fn limited(dir: &Path) -> (Store, ServerHandle) {
+    let store = new_store(dir);
+    store.create_volume("slow", DEBT_BYTES as u64).unwrap();
+    store.create_volume("free", MIB).unwrap();
+    let limits = VolumeLimits { bandwidth: 4096, ..VolumeLimits::default() };
+    store.set_limits("slow", limits).unwrap();
+    let server = serve(&store, dir, false);
+    connect(dir, "slow").write_at(0, &vec![7; DEBT_BYTES], false).unwrap();
+    (store, server)
+}
+
+/// Runs a job on a thread; what it returns, or nothing if it takes too long.
+fn in_time<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(job()));
+    receiver
+}
+
+/// Waits until so many requests of `slow` have been taken and not answered.
+fn wait_until_held(server: &ServerHandle, count: u64) {
+    eventually("held", || {
+        let clients = server.clients().into_iter();
+        clients.filter(|c| c.export.as_deref() == Some("slow")).map(|c| c.in_flight).sum::<u64>()
+            == count
+    });
+}
+
+#[test]
+fn a_limit_delays_one_volume_until_it_is_raised() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
+    let (store, server) = limited(&path);
+    let mut slow = connect(&path, "slow");
+    let answered = in_time(move || {
+        slow.flush().unwrap();
+        slow.write_at(0, &[1; 4096], false).unwrap();
+        slow.read_at(0, &mut [0; 4096]).unwrap();
+        slow.trim(0, 4096, false).unwrap();
+    });
+    wait_until_held(&server, 1);
+    let mut free = connect(&path, "free");
+    free.write_at(0, &[2; 4096], true).unwrap();
+    assert!(answered.try_recv().is_err(), "not delayed");
+    store.set_limits("slow", VolumeLimits::default()).unwrap();
+    answered.recv_timeout(LONG).unwrap();
+    let io = store.volume_io().into_iter().find(|(info, _)| info.name == "slow").unwrap().1;
+    assert_eq!(io.delayed, 1);
+    assert!(io.delayed_ns > 0);
+    drop(free);
+    server.stop();
+}
+
+#[test]
+fn requests_come_no_faster_than_their_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = new_store(dir.path());
+    store.create_volume("slow", MIB).unwrap();
+    store.set_limits("slow", VolumeLimits { iops: 50, ..VolumeLimits::default() }).unwrap();
+    let server = serve(&store, dir.path(), false);
+    let mut slow = connect(dir.path(), "slow");
+    let begun = Instant::now();
+    for round in 0..11 {
+        if round % 2 == 0 {
+            slow.read_at(0, &mut [0; 4096]).unwrap();
+        } else {
+            slow.write_at(0, &[1; 4096], false).unwrap();
+        }
+    }
+    // The first comes at once, the others 20 ms apart.
+    assert!(begun.elapsed() >= Duration::from_millis(200), "{:?}", begun.elapsed());
+    drop(slow);
+    server.stop();
+}
+
+#[test]
+fn who_goes_and_who_stops_wait_for_no_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
+    let (store, server) = limited(&path);
+    let held = |count: usize| {
+        let options = ClientOptions::default();
+        let stream = Buffered::new(UnixStream::connect(path.join("nbd")).unwrap());
+        let client = Client::over(stream, "slow", &options).unwrap();
+        let mut pipeline = Pipeline::new(client, count, 4096).unwrap();
+        for slot in 0..count {
+            pipeline.start(slot, Action::Write, 4096 * slot as u64, 4096).unwrap();
+        }
+        let done = in_time(move || pipeline.finish(&mut Vec::new()).is_ok());
+        wait_until_held(&server, count as u64);
+        done
+    };
+    let done = held(8);
+    let id = server.clients()[0].id;
+    server.kick(id).unwrap();
+    done.recv_timeout(LONG).unwrap();
+    eventually("gone", || server.clients().is_empty());
+    let done = held(8);
+    in_time(move || server.stop()).recv_timeout(LONG).unwrap();
+    assert!(done.recv_timeout(LONG).unwrap(), "what the server had taken is answered");
+    store.close().unwrap();
 }

@@ -103,7 +103,7 @@ pub fn store_metrics(out: &mut Text, stores: &[(String, StoreInfo)]) {
 /// Of the volumes of a store, whoever uses them.
 pub fn volume_metrics(out: &mut Text, volumes: &[(VolumeInfo, VolumeIo)]) {
     type Value = fn(&VolumeInfo, &VolumeIo) -> u64;
-    let values: [(&str, &str, &str, Value); 7] = [
+    let values: [(&str, &str, &str, Value); 10] = [
         ("dbs_volume_size_bytes", "gauge", "Size of the volume.", |info, _| info.size),
         ("dbs_volume_snapshots", "gauge", "Its snapshots.", |info, _| info.snapshots),
         ("dbs_volume_open", "gauge", "Whether somebody has it open.", |info, _| {
@@ -121,6 +121,24 @@ pub fn volume_metrics(out: &mut Text, volumes: &[(VolumeInfo, VolumeIo)]) {
             "counter",
             "Bytes written, in whole blocks.",
             |_, io| io.written_bytes,
+        ),
+        (
+            "dbs_volume_limit_iops",
+            "gauge",
+            "Most requests of its clients in a second; 0 without a limit.",
+            |info, _| info.limits.iops.into(),
+        ),
+        (
+            "dbs_volume_limit_bandwidth_bytes",
+            "gauge",
+            "Most bytes of its clients in a second; 0 without a limit.",
+            |info, _| info.limits.bandwidth,
+        ),
+        (
+            "dbs_volume_delayed_requests_total",
+            "counter",
+            "Requests that the limits of the volume have delayed.",
+            |_, io| io.delayed,
         ),
     ];
     for (name, kind, help, value) in values {

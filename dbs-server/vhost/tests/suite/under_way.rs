@@ -1,6 +1,7 @@
 //! What becomes of requests under way while something of their queue changes.
 
 use super::{Place, noise};
+use dbs_core::info::VolumeLimits;
 use dbs_guest::{EVENT_INDEX, Guest, Kind, Options, Queue, Request};
 use std::time::Duration;
 
@@ -155,4 +156,29 @@ fn a_server_that_stops_does_not_wait_for_long_requests_that_a_queue_waits_for() 
         answered += 1;
     }
     assert!(answered < 100, "all were carried out");
+}
+
+/// A machine that is reset, and a server that stops, wait for no limit of the volume.
+#[test]
+fn what_a_limit_delays_holds_up_neither_the_guest_nor_the_server() {
+    let place = Place::new();
+    let limits = VolumeLimits { bandwidth: 4096, ..VolumeLimits::default() };
+    place.store.set_limits("v", limits).unwrap();
+    let mut guest = place.guest(&Options::default());
+    // More than an hour's worth.
+    guest.queues[0].run(&Request::write(0, vec![1; 16 << 20])).unwrap();
+    let add = |guest: &mut Guest| {
+        let queue = &mut guest.queues[0];
+        for block in 0..8 {
+            queue.add(&Request::write(4096 * block, vec![2; 4096]));
+        }
+        queue.tell();
+        assert!(!queue.wait(Duration::from_millis(100)), "not delayed");
+    };
+    add(&mut guest);
+    guest.stop(0).unwrap();
+    answers(&mut guest.queues[0], 8);
+    guest.start(0).unwrap();
+    add(&mut guest);
+    place.vhost.stop();
 }

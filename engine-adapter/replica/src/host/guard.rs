@@ -26,6 +26,7 @@ pub fn changed(request: &Request) -> Option<&str> {
     match request {
         R::VolumeRename { volume, .. }
         | R::VolumeResize { volume, .. }
+        | R::VolumeSet { volume, .. }
         | R::VolumeDelete { volume }
         | R::VolumeComplete { volume }
         | R::VolumeClone { volume, .. }
