@@ -52,6 +52,7 @@ fn volume(image: &Image, volume: &v1::Volume) -> Result<VolumeInfo> {
         open: false,
         rebuilding: false,
         revision: 0,
+        limits: Default::default(),
         usage: Usage::default(),
     })
 }

@@ -513,6 +513,7 @@ mod tests {
             open: false,
             rebuilding,
             revision: 0,
+            limits: VolumeLimits::default(),
             usage: Usage::default(),
         }
     }

@@ -219,6 +219,7 @@ impl StoreAccess for MemoryStore {
                 open: false,
                 rebuilding: v.rebuilding,
                 revision: 0,
+                limits: Default::default(),
                 usage: Usage::default(),
             })
         })
