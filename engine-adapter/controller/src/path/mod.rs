@@ -46,6 +46,7 @@ pub use stats::{PathKind, PathStats, ReplicaStats};
 
 use crate::rules::timeout;
 use backend::Access;
+use dbs_core::info::VolumeLimits;
 use dbs_frontend::{Front, lock, wait_while};
 use dbs_reactor::{Io, Thread};
 use latch::Latch;
@@ -89,6 +90,8 @@ pub struct PathOptions {
     pub connect_timeout: Duration,
     /// Reads from a replica on this machine while there is one that is complete.
     pub prefer_local: bool,
+    /// How fast all frontends together may use the volume.
+    pub limits: VolumeLimits,
     /// A mistake to make.
     #[cfg(feature = "sabotage")]
     pub bug: Option<sabotage::Bug>,
@@ -105,6 +108,7 @@ impl Default for PathOptions {
             flush_timeout: timeout::FLUSH_DEFAULT,
             connect_timeout: Duration::from_secs(10),
             prefer_local: false,
+            limits: VolumeLimits::default(),
             #[cfg(feature = "sabotage")]
             bug: None,
         }

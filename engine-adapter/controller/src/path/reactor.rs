@@ -4,7 +4,8 @@ use super::latch::Latch;
 use super::message::{Make, Message};
 use super::shard::{Ended, LINK_TAG, Shard};
 use super::shared::Shared;
-use dbs_frontend::{Carrier, Carry, Event, Front};
+use dbs_core::volume::Pace;
+use dbs_frontend::{Action, Carrier, Carry, Delayed, Event, Front};
 use dbs_reactor::ublk::{UblkQueue, UblkRequest};
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use dbs_ublk::Queue;
@@ -32,9 +33,15 @@ struct Attached {
     leaving: Vec<Arc<Latch>>,
 }
 
+/// A request of a frontend: of which, what, with what, and its ticket.
+type Asked = (u8, Carry, Option<Buf>, u64);
+
 /// A reactor.
 pub(super) struct Reactor {
     shard: Shard,
+    pace: Arc<Pace>,
+    /// Requests that the volume's limits delay.
+    delayed: Delayed<Asked>,
     fronts: Vec<Option<Attached>>,
     /// Reused.
     ended: Vec<Ended>,
@@ -46,6 +53,8 @@ pub(super) struct Reactor {
 /// The shard, as a frontend sees it.
 struct Way<'a> {
     shard: &'a mut Shard,
+    pace: &'a Arc<Pace>,
+    delayed: &'a mut Delayed<Asked>,
     front: u8,
 }
 
@@ -55,7 +64,17 @@ impl Carrier for Way<'_> {
     }
 
     fn carry(&mut self, io: &mut Io, request: Carry, payload: Option<Buf>, ticket: u64) {
-        self.shard.carry(io, self.front, request, payload, ticket);
+        let bytes = match request.action {
+            Action::Flush => return self.shard.carry(io, self.front, request, payload, ticket),
+            Action::Read | Action::Write { .. } => request.length.into(),
+            Action::Discard => 0,
+        };
+        let asked = (self.front, request, payload, ticket);
+        if let Some((front, request, payload, ticket)) =
+            self.delayed.admit(io, self.pace, bytes, asked)
+        {
+            self.shard.carry(io, front, request, payload, ticket);
+        }
     }
 }
 
@@ -64,6 +83,8 @@ impl Reactor {
         #[cfg(feature = "sabotage")]
         super::sabotage::set(shared.options.bug);
         Self {
+            pace: Arc::clone(&shared.pace),
+            delayed: Delayed::default(),
             shard: Shard::new(shared, index, remote),
             fronts: Vec::new(),
             ended: Vec::new(),
@@ -75,9 +96,10 @@ impl Reactor {
 
     /// Calls a frontend, if there is one with this number.
     fn front(&mut self, number: usize, call: impl FnOnce(&mut dyn Front, &mut Way<'_>)) {
-        let Self { shard, fronts, .. } = self;
+        let Self { shard, fronts, pace, delayed, .. } = self;
         if let Some(Some(attached)) = fronts.get_mut(number) {
-            call(&mut *attached.front, &mut Way { shard, front: number as u8 });
+            let front = number as u8;
+            call(&mut *attached.front, &mut Way { shard, pace, delayed, front });
         }
     }
 
@@ -122,7 +144,17 @@ impl Reactor {
                 attached.front.stop(io, at_once);
                 attached.leaving.push(latch);
             }
-            _ => latch.count_down(),
+            _ => return latch.count_down(),
+        }
+        // It is over when its last request is answered.
+        self.delayed.free(|(front, ..)| usize::from(*front) == number);
+        self.carry_delayed(io);
+    }
+
+    /// Carries out what the volume's limits have delayed and now let in.
+    fn carry_delayed(&mut self, io: &mut Io) {
+        while let Some((front, request, payload, ticket)) = self.delayed.next(io) {
+            self.shard.carry(io, front, request, payload, ticket);
         }
     }
 
@@ -228,6 +260,12 @@ impl Handler for Reactor {
         let wait =
             if more { Duration::ZERO } else { self.shard.due.saturating_sub(self.shard.now) };
         io.wake_at(Some(Instant::now() + wait));
+    }
+
+    fn reminded(&mut self, io: &mut Io) {
+        self.shard.look_at_clock();
+        self.carry_delayed(io);
+        self.answer(io);
     }
 
     fn tick(&mut self, io: &mut Io) {

@@ -8,6 +8,7 @@ use crate::rules::timeout::{Limits, Waits};
 use crate::rules::{
     BlockLocks, FanOut, Mode, REPLICAS_MAX, ReplicaId, SharedModes, Slot, Slots, Verdict,
 };
+use dbs_core::volume::Pace;
 use dbs_frontend::lock;
 use dbs_reactor::Remote;
 use dbs_service::log;
@@ -41,6 +42,8 @@ struct Registry {
 pub(super) struct Shared {
     pub options: PathOptions,
     pub epoch: Instant,
+    /// What limits the frontends.
+    pub pace: Arc<Pace>,
     pub size: AtomicU64,
     pub expanding: AtomicBool,
     pub modes: SharedModes,
@@ -65,8 +68,11 @@ pub(super) struct Shared {
 
 impl Shared {
     pub fn new(options: PathOptions, size: u64, events: Arc<dyn Events>) -> Self {
+        let pace = Arc::<Pace>::default();
+        pace.set(options.limits);
         Self {
             epoch: Instant::now(),
+            pace,
             size: AtomicU64::new(size),
             expanding: AtomicBool::new(false),
             modes: SharedModes::default(),

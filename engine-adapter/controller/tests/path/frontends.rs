@@ -4,14 +4,16 @@ use crate::data_support::{eventually, pattern};
 use crate::fake::Fake;
 use crate::null::{self, NullLoad};
 use crate::support::{SIZE, Volume, address, options, replicas};
+use dbs_core::info::VolumeLimits;
 use dbs_frontend::{Listen, Listener};
 use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
-use longhorn_controller::path::{BackendAddress, Mode, PathOptions};
+use longhorn_controller::path::{BackendAddress, Mode, PathKind, PathOptions};
 use longhorn_wire::frame::{HEADER_BYTES, Header, Type};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 fn connect(volume: &Volume) -> UnixStream {
     let Listen::Unix(path) = volume.frontend.as_ref().unwrap().address() else { panic!() };
@@ -175,6 +177,26 @@ fn load_without_a_socket() {
         assert!(report.requests >= 32 && report.errors == 0, "{report:?}");
         assert_eq!(volume.path.stats().in_flight, 0);
     }
+}
+
+#[test]
+fn a_limit_delays_requests_and_no_end() {
+    let limits = VolumeLimits { bandwidth: 4096, ..VolumeLimits::default() };
+    let mut volume = Volume::new(PathOptions { limits, ..options(1) });
+    volume.add(1, &BackendAddress::Null, Mode::Rw);
+    let client = volume.client(1);
+    client.write(0, &[1; 4096]).unwrap();
+    let begun = Instant::now();
+    client.write(0, &vec![2; 1 << 20]).unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(900), "{:?}", begun.elapsed());
+    // The next one would wait for four minutes.
+    let begun = Instant::now();
+    let pending = client.submit(Type::Read, 0, 4096, &[]).unwrap();
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(volume.path.stats().requests[PathKind::Read as usize], 0, "not delayed");
+    drop(volume.frontend.take());
+    drop(pending);
+    assert!(begun.elapsed() < Duration::from_secs(120), "its end waited for the limit");
 }
 
 #[test]

@@ -5,7 +5,9 @@ use super::replica;
 use super::replica_args::{ChecksumArgs, DataProtocol, DurabilityArg, Size};
 use crate::process::{BlockDevice, Failed, FrontendOptions, LocalOptions, Process};
 use clap::{ArgAction, Args};
-use dbs_core::{Error, Result};
+use dbs_core::info::VolumeLimits;
+use dbs_core::units::BLOCK_BYTES;
+use dbs_core::{Error, Result, parse_size};
 use dbs_frontend::Listen;
 use dbs_frontend::ListenAddress;
 use dbs_frontend::tls::TlsConfig;
@@ -118,6 +120,18 @@ pub struct OurControllerArgs {
     #[arg(long, value_name = "N", default_value_t = 1024)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=QUEUE_DEPTH_MAX as i64))]
     pub queue_depth: u32,
+    /// Most requests of clients in a second, 0 for no limit: reads, writes and discards
+    #[arg(long, value_name = "N", default_value_t = 0, env = "DBS_IOPS")]
+    pub iops: u32,
+    /// Most bytes that clients read and write in a second, such as 100MiB; 0 for no limit
+    #[arg(long, value_name = "SIZE", default_value = "0", env = "DBS_BANDWIDTH")]
+    #[arg(value_parser = bandwidth)]
+    pub bandwidth: u64,
+    /// What --iops and --bandwidth allow in so many seconds may be used at once, after as many seconds
+    /// without use
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, env = "DBS_BURST")]
+    #[arg(value_parser = clap::value_parser!(u32).range(..=3600))]
+    pub burst: u32,
     /// Seconds that a replica may take for a flush, for healing a block, or to answer a ping
     #[arg(long, value_name = "SECONDS", default_value_t = timeout::FLUSH_DEFAULT.as_secs())]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -204,6 +218,14 @@ fn warn_of_plain_nbd(ours: &OurControllerArgs) {
     log::warn("nbd", &[("message", &text)]);
 }
 
+/// A limit of bytes in a second.
+fn bandwidth(text: &str) -> std::result::Result<u64, String> {
+    match parse_size(text) {
+        Ok(size @ 1..BLOCK_BYTES) => Err(format!("{size} bytes in a second are less than a block")),
+        size => size.map_err(|error| error.to_string()),
+    }
+}
+
 /// Whether it is a volume's name: letters, digits, `_`, `.` and `-`, the first a letter or digit.
 fn is_name(name: &str) -> bool {
     let valid = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
@@ -258,6 +280,11 @@ fn process(args: &ControllerArgs, instance: &str) -> Result<Process> {
             short_timeout,
             flush_timeout,
             prefer_local: ours.prefer_local,
+            limits: VolumeLimits {
+                iops: ours.iops,
+                bandwidth: ours.bandwidth,
+                burst_seconds: ours.burst,
+            },
             ..PathOptions::default()
         },
         instance: instance.to_owned(),
