@@ -9,6 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 const SECOND_NS: u64 = 1_000_000_000;
+/// The least burst: whoever waits is woken some time later than it was told.
+const LATENESS_NS: u64 = 10_000_000;
 
 /// The limits of one volume, and how much of them is used up: one for all that use the volume in this process.
 ///
@@ -27,6 +29,18 @@ struct State {
     limits: VolumeLimits,
     requests: Bucket,
     bytes: Bucket,
+}
+
+impl State {
+    fn take(&mut self, now: u64, bytes: u64) {
+        let VolumeLimits { iops, bandwidth, .. } = self.limits;
+        if iops > 0 {
+            self.requests.take(now, 1, iops.into());
+        }
+        if bandwidth > 0 {
+            self.bytes.take(now, bytes, bandwidth);
+        }
+    }
 }
 
 /// A bucket that is full, or will be at this time.
@@ -89,19 +103,19 @@ impl Pace {
         }
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         let mut state = self.state();
-        let VolumeLimits { iops, bandwidth, burst_seconds } = state.limits;
-        let burst = u64::from(burst_seconds) * SECOND_NS;
+        let burst_seconds = state.limits.burst_seconds;
+        let burst = (u64::from(burst_seconds) * SECOND_NS).max(LATENESS_NS);
         let wait = state.requests.wait(now, burst).max(state.bytes.wait(now, burst));
         if wait > 0 {
             return Err(Duration::from_nanos(wait));
         }
-        if iops > 0 {
-            state.requests.take(now, 1, iops.into());
-        }
-        if bandwidth > 0 {
-            state.bytes.take(now, bytes, bandwidth);
-        }
+        state.take(now, bytes);
         Ok(())
+    }
+
+    /// Lets a request in, whatever the limits are: those behind it wait for longer.
+    pub fn charge(&self, now: Duration, bytes: u64) {
+        self.state().take(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), bytes);
     }
 
     /// A request has waited for so long.
@@ -155,7 +169,9 @@ mod tests {
     #[test]
     fn requests_come_at_the_rate_and_evenly_without_a_burst() {
         let pace = pace(100, 0, 0);
-        assert_eq!(let_in(&pace, s(5), s(15), 4096), 1000);
+        // One more, as who is told to wait may be woken late.
+        assert_eq!(let_in(&pace, s(5), s(15), 4096), 1001);
+        pace.admit(s(20), 4096).unwrap();
         pace.admit(s(20), 4096).unwrap();
         assert_eq!(pace.admit(s(20), 4096), Err(Duration::from_millis(10)));
     }
@@ -173,7 +189,7 @@ mod tests {
     fn the_tighter_limit_counts() {
         // 1 MiB/s in requests of 64 KiB are 16 each second.
         let pace = pace(100, 1 << 20, 0);
-        assert_eq!(let_in(&pace, s(1), s(11), 64 << 10), 160);
+        assert_eq!(let_in(&pace, s(1), s(11), 64 << 10), 161);
     }
 
     #[test]

@@ -7,6 +7,9 @@ use crate::info::{Labels, VolumeLimits};
 use crate::meta::locks::Space;
 use crate::units::BLOCK_BYTES;
 
+/// Longest burst of a volume's limits.
+const BURST_SECONDS_MAX: u32 = 3600;
+
 impl Store {
     /// Sets or clears the protection from deletion.
     ///
@@ -38,12 +41,18 @@ impl Store {
     /// Sets how fast the clients of a volume may use it. It holds at once, for all that have the volume open.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` if the bandwidth is less than a block in a second.
+    /// `NotFound`; `Invalid` if the bandwidth is less than a block in a second, or the burst more than an hour.
     pub fn set_limits(&self, volume: &str, mut limits: VolumeLimits) -> Result<()> {
         if (1..BLOCK_BYTES).contains(&limits.bandwidth) {
             return Err(Error::invalid(format!(
                 "a bandwidth of {} bytes in a second is less than {BLOCK_BYTES}, the least",
                 limits.bandwidth
+            )));
+        }
+        if limits.burst_seconds > BURST_SECONDS_MAX {
+            return Err(Error::invalid(format!(
+                "a burst of {} s is longer than {BURST_SECONDS_MAX} s, the longest",
+                limits.burst_seconds
             )));
         }
         if limits.is_none() {

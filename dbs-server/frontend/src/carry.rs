@@ -4,6 +4,7 @@
 //! data, such as connections to replicas. The reactor's handler owns both, passes each what happened
 //! to its operations, by the bits of their tags, and the answers of one to the other.
 
+use super::delayed::Fate;
 use super::peers::Event;
 use dbs_reactor::ublk::{UblkQueue, UblkRequest};
 use dbs_reactor::{Buf, Io};
@@ -132,6 +133,12 @@ pub trait Front {
         result: io::Result<()>,
     ) {
         let _ = (io, carrier, tag, buf, result);
+    }
+
+    /// What is to become of the request with this ticket, which the limits of the volume delay.
+    fn fate(&self, ticket: u64) -> Fate {
+        let _ = ticket;
+        Fate::Wait
     }
 
     /// A request that was carried out.

@@ -46,7 +46,7 @@ pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;
 pub use counts::{Counted, Counts};
 pub use dbs_reactor::inherited_sockets;
-pub use delayed::Delayed;
+pub use delayed::{Delayed, Fate};
 pub use direct::{Direct, Ended, Plan, Planned, Storage};
 pub use flushing::{Flushing, Going};
 pub use listen::{Listen, Listener};

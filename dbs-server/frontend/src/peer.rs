@@ -79,6 +79,8 @@ pub(super) struct Peer<P: Protocol> {
     pub ended: bool,
     /// Replies can no longer be sent.
     pub broken: bool,
+    /// The client has gone.
+    pub lost: bool,
     /// A farewell is due behind the last reply.
     pub farewell: bool,
     /// Tick at which its handshake of TLS began, until that is over.
@@ -146,6 +148,7 @@ impl<P: Protocol> Peer<P> {
             closed: false,
             ended: false,
             broken: false,
+            lost: false,
             farewell: false,
             stranger: None,
         }
@@ -353,6 +356,7 @@ impl<P: Protocol> Peer<P> {
     pub fn lose(&mut self) {
         // An end that the server has begun is not the client's.
         if !self.ended {
+            self.lost = true;
             self.protocol.ended(true);
         }
         self.end();

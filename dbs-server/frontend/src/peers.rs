@@ -219,6 +219,12 @@ impl<P: Protocol> Peers<P> {
         self.peers.get(number).is_none_or(|peer| peer.ended)
     }
 
+    /// Whether the client is gone, or was given up: nobody waits for its replies.
+    #[must_use]
+    pub fn is_lost(&self, number: u32) -> bool {
+        self.peers.get(number).is_none_or(|peer| peer.lost || peer.broken)
+    }
+
     /// A request needs no answer.
     pub fn forget(&mut self, number: u32, request: &P::Request) {
         if let Some(peer) = self.peers.get_mut(number) {
@@ -303,6 +309,7 @@ impl<P: Protocol> Peers<P> {
             if peer.is_full() {
                 waiting = true;
                 if io.has_hung_up(peer.socket) {
+                    peer.lost = true;
                     peer.protocol.ended(true);
                 }
             }

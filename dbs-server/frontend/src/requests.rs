@@ -4,7 +4,7 @@
 //! the workers, and comes back as a [`Report`].
 
 use super::commits::Commits;
-use super::delayed::Delayed;
+use super::delayed::{Delayed, Fate};
 use super::direct::{Direct, Ended, Plan, Storage};
 use super::flushing::{Flushing, Going};
 use super::pieces::{DISCARD_MAX_BYTES, ZEROES_MAX_BYTES, piece};
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Whose requests they are: one queue of a client, with the volume it uses.
 pub struct User {
@@ -26,7 +26,11 @@ pub struct User {
     client: u64,
     dropping: Arc<AtomicBool>,
     lost: Arc<AtomicBool>,
+    /// What is to become of requests that the limits of the volume delay: one of `FATES`.
+    fate: AtomicUsize,
 }
+
+const FATES: [Fate; 3] = [Fate::Wait, Fate::Go, Fate::Drop];
 
 impl User {
     /// A user of a volume or snapshot, whom the workers know as `client`. If `lost` is set, a server before lost what it
@@ -40,7 +44,17 @@ impl User {
         lost: Arc<AtomicBool>,
         dropping: Arc<AtomicBool>,
     ) -> Arc<Self> {
-        Arc::new(Self { volume, read_only, client, dropping, lost })
+        Arc::new(Self { volume, read_only, client, dropping, lost, fate: AtomicUsize::new(0) })
+    }
+
+    /// From now on the limits of its volume delay it no more, as its end is waited for. With `drops` what they have
+    /// delayed ends as [`Answer::Dropped`]: somebody else is given it again. [`Requests::let_go`] sees to that.
+    pub fn ends_delays(&self, drops: bool) {
+        self.fate.store(if drops { 2 } else { 1 }, Ordering::Relaxed);
+    }
+
+    fn fate(&self) -> Fate {
+        FATES.get(self.fate.load(Ordering::Relaxed)).copied().unwrap_or(Fate::Wait)
     }
 
     /// From now on long requests of it end where they are, as [`Answer::Dropped`].
@@ -160,33 +174,32 @@ impl<T: Copy + Send + 'static> Requests<T> {
             Demand::Read | Demand::Write(..) | Demand::KeepZeroes(_) => range.1,
             Demand::Discard(_) | Demand::Zeroes(_) => 0,
         };
-        if !self.delayed.is_empty() || user.volume.pace().is_limited() {
-            let begun = (Arc::clone(user), request, demand, range);
-            let admitted = self.delayed.admit(io, user.volume.pace(), bytes, begun);
-            let Some((user, request, demand, range)) = admitted else { return };
-            return self.begin(io, &user, request, demand, range);
+        let pace = user.volume.pace();
+        if self.delayed.is_free(pace) || user.fate() != Fate::Wait {
+            return self.begin(io, user, request, demand, range);
         }
-        self.begin(io, user, request, demand, range);
-    }
-
-    /// What [`dbs_reactor::Handler::reminded`] tells.
-    pub fn reminded(&mut self, io: &mut Io) {
-        while let Some((user, request, demand, range)) = self.delayed.next(io) {
+        let begun = (Arc::clone(user), request, demand, range);
+        if let Some((user, request, demand, range)) = self.delayed.admit(io, pace, bytes, begun) {
             self.begin(io, &user, request, demand, range);
         }
     }
 
-    /// Begins what a user has asked for and the limits of its volume have delayed, as the user is to be done with;
-    /// if it drops what takes long ([`User::drop_long`]), drops it.
-    pub fn let_go(&mut self, io: &mut Io, user: &Arc<User>) {
-        self.delayed.free(|(of, ..)| Arc::ptr_eq(of, user));
-        while let Some((user, request, demand, range)) = self.delayed.next(io) {
-            if user.dropping.load(Ordering::Relaxed) {
-                self.ended.push_back((request, Answer::Dropped));
-            } else {
+    /// What [`dbs_reactor::Handler::reminded`] tells.
+    pub fn reminded(&mut self, io: &mut Io) {
+        let fate = |(user, ..): &Begun<T>| user.fate();
+        while let Some(((user, request, demand, range), begins)) = self.delayed.next(io, fate) {
+            if begins {
                 self.begin(io, &user, request, demand, range);
+            } else {
+                self.ended.push_back((request, Answer::Dropped));
             }
         }
+    }
+
+    /// After [`User::ends_delays`]: sees to what the limits of its volume have delayed.
+    pub fn let_go(&mut self, io: &mut Io) {
+        self.delayed.look();
+        self.reminded(io);
     }
 
     fn begin(

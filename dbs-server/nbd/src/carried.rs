@@ -341,6 +341,12 @@ impl Front for Clients {
         self.peers.receive(io, number, ready);
     }
 
+    fn fate(&self, ticket: u64) -> Fate {
+        let client =
+            self.running.get(ticket as u32).and_then(|running| self.peers.get(running.peer));
+        client.map_or(Fate::Drop, |client| client.known.fate())
+    }
+
     fn answered(&mut self, _: &mut Io, ticket: u64, outcome: Outcome) {
         let ticket = ticket as u32;
         let Some(running) = self.running.get(ticket) else { return };

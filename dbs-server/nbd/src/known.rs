@@ -5,7 +5,7 @@ use super::latency::Latency;
 use super::session::{Due, Kind, Operation, Session};
 use dbs_core::units::VolumeId;
 use dbs_core::volume::Volume;
-use dbs_frontend::{Counted, Counts};
+use dbs_frontend::{Counted, Counts, Fate};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -126,6 +126,15 @@ impl Known {
             SERVED => false,
             ENDING => long,
             _ => true,
+        }
+    }
+
+    /// What is to become of a request of it that the limits of the volume delay.
+    pub fn fate(&self) -> Fate {
+        match self.end.load(Relaxed) {
+            SERVED => Fate::Wait,
+            ENDING => Fate::Go,
+            _ => Fate::Drop,
         }
     }
 

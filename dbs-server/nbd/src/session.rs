@@ -125,6 +125,7 @@ impl Admitted {
         match *self.operation.as_ref().ok()? {
             Operation::Read { length, .. } => Some(length),
             Operation::Write { .. } => Some(self.payload_bytes as u64),
+            Operation::Zero { length, options, .. } if options.no_hole => Some(length),
             Operation::Trim { .. } | Operation::Zero { .. } | Operation::Cache { .. } => Some(0),
             Operation::Flush | Operation::Status { .. } | Operation::StatusOf { .. } => None,
         }

@@ -16,8 +16,8 @@ use super::wire::{Malformed, PAYLOAD_MAX_BYTES, cmd};
 use dbs_core::Volume;
 use dbs_core::volume::Finish;
 use dbs_frontend::{
-    Charge, Commits, Delayed, Direct, Ended, Event, Flushing, Going, HEADER_MAX_BYTES, Limits,
-    Peers, Plan, Protocol, Ready, Storage, Work,
+    Charge, Commits, Delayed, Direct, Ended, Event, Fate, Flushing, Going, HEADER_MAX_BYTES,
+    Limits, Peers, Plan, Protocol, Ready, Storage, Work,
 };
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use std::io;
@@ -175,15 +175,13 @@ impl Transmission {
         let Some(client) = self.peers.get(number) else { return };
         let payload = ready.payload.as_ref().map_or(0, |data| data.len());
         client.known.count(ready.request.operation(), payload);
-        let ready = match (client.session.volume(), ready.request.limited_bytes()) {
-            (Some(volume), Some(bytes)) => {
-                let admitted = self.delayed.admit(io, volume.pace(), bytes, (number, ready));
-                let Some((_, ready)) = admitted else { return };
-                ready
-            }
-            _ => ready,
-        };
-        self.start(io, number, ready);
+        let Some(volume) = client.session.volume() else { return self.start(io, number, ready) };
+        let pace = volume.pace();
+        let bytes = ready.request.limited_bytes().filter(|_| !self.delayed.is_free(pace));
+        let Some(bytes) = bytes else { return self.start(io, number, ready) };
+        if let Some((_, ready)) = self.delayed.admit(io, pace, bytes, (number, ready)) {
+            self.start(io, number, ready);
+        }
     }
 
     /// Starts a request in the best way there is for it.
@@ -432,11 +430,20 @@ impl Handler for Transmission {
     }
 
     fn reminded(&mut self, io: &mut Io) {
-        // A connection is over when its last request is.
-        let Self { delayed, peers, .. } = self;
-        delayed.free(|(number, _)| peers.has_ended(*number));
-        while let Some((number, ready)) = self.delayed.next(io) {
-            self.start(io, number, ready);
+        loop {
+            let Self { delayed, peers, .. } = self;
+            let fate = |(number, _): &(u32, Ready<Admitted>)| {
+                peers.get(*number).map_or(Fate::Drop, |client| client.known.fate())
+            };
+            let Some(((number, ready), begins)) = delayed.next(io, fate) else { return };
+            if begins {
+                self.start(io, number, ready);
+                continue;
+            }
+            let admitted = &ready.request;
+            let failure = Failure::new(Errno::Shutdown, "the connection ends before this is done");
+            let reply = Reply::refused(admitted, &failure);
+            self.answer(number, admitted.due(), |batch| reply.append_to(batch));
         }
     }
 }

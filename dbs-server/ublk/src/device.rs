@@ -34,6 +34,9 @@ pub struct QueueStart {
 
 /// The thread of a queue. It ends by itself when its device is stopped.
 pub trait Running: Send {
+    /// The limits of its volume, if this thread knows them, delay its requests no more: the device is removed, and
+    /// the kernel waits for them.
+    fn ends_delays(&self) {}
     /// Answers what is under way, takes nothing more and ends: the next server goes on.
     fn leave(&self);
     /// Waits for its end.
@@ -172,6 +175,7 @@ impl Device {
     /// The kernel's; the device is not served any more even then.
     pub fn remove(self, control: &mut Control) -> Result<()> {
         let id = self.info.id;
+        self.queues.iter().for_each(|queue| queue.ends_delays());
         let stopped = control.stop(id);
         match &stopped {
             // Its tags are back, which ends the threads.

@@ -2,6 +2,7 @@
 
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Error, Result};
+use dbs_frontend::ZEROES_MAX_BYTES;
 use dbs_reactor::ublk::{DEPTH_MAX, Discard, Params, feature};
 
 /// Most queues of a device.
@@ -68,7 +69,8 @@ pub(super) fn params(size: u64, read_only: bool) -> Params {
         discard: (!read_only).then_some(Discard {
             granularity: block,
             max_discard: MAX_DISCARD_BYTES,
-            max_zeroes: MAX_DISCARD_BYTES,
+            // The kernel cuts longer ones: one piece is what the limits of a volume are charged with at once.
+            max_zeroes: ZEROES_MAX_BYTES.into(),
         }),
     }
 }

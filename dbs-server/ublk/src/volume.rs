@@ -32,6 +32,8 @@ pub(super) struct Target {
 enum Message {
     /// What a worker has done.
     Report(Report<u16>),
+    /// The limits of the volume delay nothing any more.
+    EndDelays,
     /// Answer what is under way, take nothing more, end: another server goes on.
     Leave,
 }
@@ -90,6 +92,10 @@ fn as_io_thread<T: Send>(start: impl FnOnce() -> io::Result<T> + Send) -> io::Re
 struct QueueThread(Thread<Message>);
 
 impl Running for QueueThread {
+    fn ends_delays(&self) {
+        self.0.remote().send(Message::EndDelays);
+    }
+
     fn leave(&self) {
         self.0.remote().send(Message::Leave);
     }
@@ -196,10 +202,16 @@ impl Handler for VolumeQueue {
                 self.requests.report(io, report);
                 self.answer(io);
             }
+            Message::EndDelays => {
+                self.user.ends_delays(false);
+                self.requests.let_go(io);
+                self.answer(io);
+            }
             Message::Leave => {
                 self.leaving = true;
                 self.user.drop_long();
-                self.requests.let_go(io, &self.user);
+                self.user.ends_delays(true);
+                self.requests.let_go(io);
                 self.answer(io);
                 self.leave_when_done(io);
             }

@@ -400,9 +400,9 @@ impl Handler for Queues {
                     queue.user.drop_long();
                 }
                 (queue.stopping, queue.dropping) = (Some(stopped), dropping);
-                let user = Arc::clone(&queue.user);
-                self.requests.let_go(io, &user);
-                drop(user);
+                // Without notes, nobody would be given again what was dropped.
+                queue.user.ends_delays(dropping && queue.inflight.is_some());
+                self.requests.let_go(io);
                 self.answer(io);
             }
             Message::Report(report) => {

@@ -353,6 +353,11 @@ fn set(
         bandwidth: bandwidth.unwrap_or(before.bandwidth),
         burst_seconds: burst.unwrap_or(burst_before),
     };
+    if burst.is_some() && limits.is_none() {
+        return Err(Error::invalid(format!(
+            "volume {volume} has no limit that a burst could be of: give one with it"
+        )));
+    }
     store.set_limits(volume, limits)?;
     without_usage(&find_volume(store, volume)?)
 }

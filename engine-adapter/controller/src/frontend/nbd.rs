@@ -73,6 +73,8 @@ impl fmt::Debug for NbdFrontend {
 
 impl Drop for NbdFrontend {
     fn drop(&mut self) {
+        // The server waits for what its clients have under way.
+        self.attached.iter().for_each(|attached| attached.ends_delays());
         if let Some(server) = self.server.take() {
             server.stop();
         }

@@ -5,8 +5,8 @@
 
 use crate::path::{Attached, Path};
 use dbs_frontend::{
-    Acceptor, Action, Carrier, Carry, Charge, Event, Failure, FailureKind, Front, Limits, Listen,
-    Listener, Outcome, Peers, Ready, Socket,
+    Acceptor, Action, Carrier, Carry, Charge, Event, Failure, FailureKind, Fate, Front, Limits,
+    Listen, Listener, Outcome, Peers, Ready, Socket,
 };
 use dbs_reactor::{Batch, Io, Slab};
 use dbs_service::log;
@@ -231,6 +231,20 @@ impl Front for Clients {
             self.start(io, carrier, number, request);
         }
         self.peers.receive(io, number, ready);
+    }
+
+    fn fate(&self, ticket: u64) -> Fate {
+        match self.tickets.get(ticket as u32) {
+            Some((number, _)) if !self.peers.is_lost(*number) => {
+                if self.peers.has_ended(*number) {
+                    Fate::Go
+                } else {
+                    Fate::Wait
+                }
+            }
+            // What it asked for may come again, on another connection.
+            _ => Fate::Drop,
+        }
     }
 
     fn answered(&mut self, _: &mut Io, ticket: u64, outcome: Outcome) {

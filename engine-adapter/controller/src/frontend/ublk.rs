@@ -109,6 +109,8 @@ impl UblkFrontend {
     pub fn remove(self) -> Result<()> {
         let Self { device, attached } = self;
         let mut control = Control::open().map_err(|e| explain(e, "removing the block device"))?;
+        // The kernel waits for what the device has under way.
+        attached.ends_delays();
         let removed = device.remove(&mut control);
         drop(attached);
         removed

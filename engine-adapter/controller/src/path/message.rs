@@ -42,6 +42,8 @@ pub(super) enum Message {
     Front { number: usize, message: Box<dyn Any + Send> },
     /// A frontend ends.
     Detach { number: usize, at_once: bool, latch: Arc<Latch> },
+    /// The limits of the volume delay nothing of this frontend any more.
+    Hurry { number: usize },
     /// Everything ends.
     End,
 }

@@ -410,6 +410,12 @@ impl Attached {
         self.path.shared.send(reactor, Message::Front { number: self.number, message });
     }
 
+    /// The limits of the volume delay nothing of it any more: somebody waits for the end of what it has under way.
+    pub fn ends_delays(&self) {
+        let number = self.number;
+        self.path.shared.tell(|_| Message::Hurry { number });
+    }
+
     /// Detaches it: no new requests, those in flight are answered, and clients have `grace` to take
     /// the replies.
     pub fn detach(self, grace: Duration) {

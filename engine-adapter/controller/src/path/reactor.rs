@@ -5,7 +5,9 @@ use super::message::{Make, Message};
 use super::shard::{Ended, LINK_TAG, Shard};
 use super::shared::Shared;
 use dbs_core::volume::Pace;
-use dbs_frontend::{Action, Carrier, Carry, Delayed, Event, Front};
+use dbs_frontend::{
+    Action, Carrier, Carry, Delayed, Event, Failure, FailureKind, Fate, Front, Outcome,
+};
 use dbs_reactor::ublk::{UblkQueue, UblkRequest};
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use dbs_ublk::Queue;
@@ -31,6 +33,8 @@ struct Attached {
     front: Box<dyn Front>,
     /// Who waits for its end.
     leaving: Vec<Arc<Latch>>,
+    /// The limits of the volume delay nothing of it any more.
+    hurried: bool,
 }
 
 /// A request of a frontend: of which, what, with what, and its ticket.
@@ -55,6 +59,7 @@ struct Way<'a> {
     shard: &'a mut Shard,
     pace: &'a Arc<Pace>,
     delayed: &'a mut Delayed<Asked>,
+    hurried: bool,
     front: u8,
 }
 
@@ -65,10 +70,14 @@ impl Carrier for Way<'_> {
 
     fn carry(&mut self, io: &mut Io, request: Carry, payload: Option<Buf>, ticket: u64) {
         let bytes = match request.action {
-            Action::Flush => return self.shard.carry(io, self.front, request, payload, ticket),
             Action::Read | Action::Write { .. } => request.length.into(),
-            Action::Discard => 0,
+            Action::Discard | Action::Flush => 0,
         };
+        let free =
+            self.hurried || request.action == Action::Flush || self.delayed.is_free(self.pace);
+        if free {
+            return self.shard.carry(io, self.front, request, payload, ticket);
+        }
         let asked = (self.front, request, payload, ticket);
         if let Some((front, request, payload, ticket)) =
             self.delayed.admit(io, self.pace, bytes, asked)
@@ -98,8 +107,8 @@ impl Reactor {
     fn front(&mut self, number: usize, call: impl FnOnce(&mut dyn Front, &mut Way<'_>)) {
         let Self { shard, fronts, pace, delayed, .. } = self;
         if let Some(Some(attached)) = fronts.get_mut(number) {
-            let front = number as u8;
-            call(&mut *attached.front, &mut Way { shard, pace, delayed, front });
+            let (front, hurried) = (number as u8, attached.hurried);
+            call(&mut *attached.front, &mut Way { shard, pace, delayed, hurried, front });
         }
     }
 
@@ -134,7 +143,7 @@ impl Reactor {
             self.fronts.push(None);
         }
         if let Some(place) = self.fronts.get_mut(number) {
-            *place = Some(Attached { front, leaving: Vec::new() });
+            *place = Some(Attached { front, leaving: Vec::new(), hurried: false });
         }
     }
 
@@ -144,17 +153,37 @@ impl Reactor {
                 attached.front.stop(io, at_once);
                 attached.leaving.push(latch);
             }
-            _ => return latch.count_down(),
+            _ => latch.count_down(),
         }
-        // It is over when its last request is answered.
-        self.delayed.free(|(front, ..)| usize::from(*front) == number);
+        self.hurry(io, number);
+    }
+
+    /// The limits of the volume delay nothing of a frontend any more: its end is waited for.
+    fn hurry(&mut self, io: &mut Io, number: usize) {
+        if let Some(Some(attached)) = self.fronts.get_mut(number) {
+            attached.hurried = true;
+        }
+        self.delayed.look();
         self.carry_delayed(io);
     }
 
     /// Carries out what the volume's limits have delayed and now let in.
     fn carry_delayed(&mut self, io: &mut Io) {
-        while let Some((front, request, payload, ticket)) = self.delayed.next(io) {
-            self.shard.carry(io, front, request, payload, ticket);
+        let Self { shard, fronts, delayed, .. } = self;
+        let fate = |(front, .., ticket): &Asked| match fronts.get(usize::from(*front)) {
+            Some(Some(attached)) => match attached.front.fate(*ticket) {
+                Fate::Wait if attached.hurried => Fate::Go,
+                fate => fate,
+            },
+            _ => Fate::Drop,
+        };
+        while let Some(((front, request, payload, ticket), begins)) = delayed.next(io, fate) {
+            if begins {
+                shard.carry(io, front, request, payload, ticket);
+            } else {
+                let failure = Failure::new(FailureKind::Io, "its client is gone");
+                shard.ended.push(Ended { front, ticket, outcome: Outcome::Failed(failure) });
+            }
         }
     }
 
@@ -195,6 +224,7 @@ impl Handler for Reactor {
             Message::Front { number, message } => {
                 self.front(number, |front, way| front.message(io, way, message));
             }
+            Message::Hurry { number } => self.hurry(io, number),
             Message::Detach { number, at_once, latch } => self.detach(io, number, at_once, latch),
             Message::End => {
                 self.shard.close(io);

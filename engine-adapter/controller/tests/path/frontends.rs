@@ -6,7 +6,7 @@ use crate::null::{self, NullLoad};
 use crate::support::{SIZE, Volume, address, options, replicas};
 use dbs_core::info::VolumeLimits;
 use dbs_frontend::{Listen, Listener};
-use longhorn_controller::frontend::{SocketFrontend, SocketOptions};
+use longhorn_controller::frontend::{NbdFrontend, SocketFrontend, SocketOptions};
 use longhorn_controller::path::{BackendAddress, Mode, PathKind, PathOptions};
 use longhorn_wire::frame::{HEADER_BYTES, Header, Type};
 use std::io::{Read, Write};
@@ -197,6 +197,46 @@ fn a_limit_delays_requests_and_no_end() {
     drop(volume.frontend.take());
     drop(pending);
     assert!(begun.elapsed() < Duration::from_secs(120), "its end waited for the limit");
+}
+
+/// Found by review: the server of NBD waited for its clients before the path let their requests go.
+#[test]
+fn a_limit_holds_up_no_server_of_nbd() {
+    let limits = VolumeLimits { bandwidth: 4096, ..VolumeLimits::default() };
+    let volume = Volume::new(PathOptions { limits, ..options(1) });
+    volume.add(1, &BackendAddress::Null, Mode::Rw);
+    let place = volume.dir.path().join("nbd");
+    let nbd = NbdFrontend::start(&volume.path, "v", &[Listen::Unix(place.clone())], None).unwrap();
+    let mut client = dbs_nbd::Client::connect_unix(&place, "v", &Default::default()).unwrap();
+    client.write_at(0, &vec![1; 2 << 20], false).unwrap();
+    let begun = Instant::now();
+    let pending = thread::spawn(move || client.write_at(0, &[2; 4096], false));
+    thread::sleep(Duration::from_millis(200));
+    assert!(!pending.is_finished(), "not delayed");
+    drop(nbd);
+    pending.join().unwrap().unwrap();
+    // Eight minutes' worth.
+    assert!(begun.elapsed() < Duration::from_secs(120), "its end waited for the limit");
+}
+
+/// Found by review: what a client had asked for that was gone was carried out later, over what it had written since.
+#[test]
+fn what_a_lost_client_had_delayed_is_not_carried_out() {
+    let limits = VolumeLimits { iops: 1, ..VolumeLimits::default() };
+    let volume = Volume::new(PathOptions { limits, ..options(1) });
+    let replicas = replicas(1);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    let client = volume.client(1);
+    for data in 1..=2 {
+        client.write(0, &[data; 4096]).unwrap();
+    }
+    let delayed = client.submit(Type::Write, 0, 4096, &[9; 4096]).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    drop((delayed, client));
+    let client = volume.client(1);
+    client.write(0, &[3; 4096]).unwrap();
+    client.read(0, 4096).unwrap();
+    assert!(client.read(0, 4096).unwrap() == [3; 4096]);
 }
 
 #[test]
