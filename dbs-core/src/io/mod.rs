@@ -17,6 +17,8 @@ mod sys;
 pub mod tail;
 pub mod uring;
 
+pub use sys::is_open_for_writing;
+
 use std::io;
 use std::os::fd::OwnedFd;
 

@@ -9,6 +9,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// From `linux/stat.h` (Linux 6.1); the libc crate does not have it for every target.
 const STATX_DIOALIGN: libc::c_uint = 0x2000;
 
+/// From `linux/fcntl.h`; the libc crate does not have it for every target.
+const F_SETSIG: libc::c_int = 10;
+
 /// What the file system says about direct I/O on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DirectIo {
@@ -72,6 +75,33 @@ pub(super) fn discard_blocks(device: &File, offset: u64, len_bytes: u64) -> io::
     Ok(())
 }
 
+/// Whether somebody on this machine has a regular file open for writing, in whatever container, as far as the
+/// file system tells: one on the network does not. `file` must be open for reading alone.
+///
+/// # Errors
+/// `file` is another user's, and this process may not ask for such a file.
+pub fn is_open_for_writing(file: &File) -> io::Result<bool> {
+    let descriptor = file.as_raw_fd();
+    let control = |command, argument: libc::c_int| {
+        // SAFETY: the descriptor is open for the whole call, and these commands take an int.
+        match unsafe { libc::fcntl(descriptor, command, argument) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // Who opens the file in this moment makes the kernel tell this process so, by a signal that ends it if it is not
+    // one that nobody minds.
+    control(F_SETSIG, libc::SIGURG)?;
+    match control(libc::F_SETLEASE, libc::F_RDLCK) {
+        Ok(()) => control(libc::F_SETLEASE, libc::F_UNLCK).map(|()| false),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EAGAIN) => Ok(true),
+            Some(libc::EINVAL | libc::ENOLCK | libc::EOPNOTSUPP) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
 /// Asks what direct I/O on `file` needs.
 pub(super) fn direct_io(file: &File) -> DirectIo {
     let mut stat = MaybeUninit::<libc::statx>::zeroed();
@@ -95,5 +125,25 @@ pub(super) fn direct_io(file: &File) -> DirectIo {
     match (stat.stx_dio_offset_align, stat.stx_dio_mem_align) {
         (0, _) | (_, 0) => DirectIo::Refused,
         (offset, memory) => DirectIo::Aligned { offset, memory },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_a_file_open_for_writing_is_seen() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let writer = File::create(&path).unwrap();
+        let reader = File::open(&path).unwrap();
+        let other = File::open(&path).unwrap();
+        assert!(is_open_for_writing(&reader).unwrap());
+        drop(writer);
+        assert!(!is_open_for_writing(&reader).unwrap(), "others read it");
+        drop(other);
+        // Nothing of the question stays: a lease would hold this up.
+        File::options().write(true).open(&path).unwrap();
     }
 }

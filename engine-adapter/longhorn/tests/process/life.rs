@@ -196,7 +196,7 @@ fn taken_ports_and_other_replicas_directories_are_refused() {
     fs::write(upstream.join("volume.meta"), "{\"Size\":67108864}").unwrap();
     let mut refused = place.start_with("upstream", &["--size", "64mb"]);
     assert_eq!(refused.wait().code(), Some(1));
-    assert!(refused.log().contains("rebuilding"), "{}", refused.log());
+    assert!(refused.log().contains("`longhorn replica-import` takes over"), "{}", refused.log());
     assert_eq!(fs::read_dir(&upstream).unwrap().count(), 1);
 }
 
@@ -275,4 +275,23 @@ fn commands_see_the_store_and_cannot_change_it_behind_the_engine_s_back() {
     let content = data.read(0, BLOCK as u32).unwrap();
     assert_eq!(version_of(&content, 0), Some(1));
     replica.stop();
+}
+
+/// An empty volume beside the replica's was made, and served.
+#[test]
+fn a_replica_is_not_started_as_another_volume_s() {
+    let place = Place::new();
+    place.start("r", &["--size", "64mb"]).stop();
+    let mut command = place.program();
+    command.args(["--volume-name", "other", "replica"]).arg(place.replica("r"));
+    let mut process = Process::spawn({
+        command.args(["--size", "64mb", "--listen", "127.0.0.1:0"]);
+        command
+    });
+    assert_eq!(process.wait().code(), Some(1));
+    assert!(
+        process.log().contains("is one of the volume `vol`, not of `other`"),
+        "{}",
+        process.log()
+    );
 }

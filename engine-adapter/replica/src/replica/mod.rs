@@ -11,19 +11,19 @@
 
 mod below;
 mod change;
-mod counters;
+pub(crate) mod counters;
 mod events;
 mod expand;
 mod generation;
 mod handover;
 mod identity;
-mod incoming;
+pub(crate) mod incoming;
 mod lifecycle;
 pub mod meta;
 mod removal;
 mod restore;
 mod service;
-mod view;
+pub(crate) mod view;
 
 pub use handover::{OpenStore, Predecessor, StoreSource, User};
 pub use incoming::Incoming;
@@ -32,6 +32,7 @@ pub use view::{Disk, ReplicaState};
 
 use below::Below;
 use counters::Counters;
+use dbs_core::info::VolumeInfo;
 use dbs_core::{Error, ErrorKind, Result, Store, Volume};
 use generation::Generation;
 use handover::Waiting;
@@ -365,8 +366,9 @@ impl Replica {
     /// Takes up what the directory and the store say.
     fn settle_in(&self, store: &Store) -> Result<()> {
         let name = &self.options.volume;
-        let Some(volume) = store.volumes(false).into_iter().find(|v| v.name == *name) else {
-            return Ok(());
+        let volumes = store.volumes(false);
+        let Some(volume) = volumes.iter().find(|volume| volume.name == *name) else {
+            return self.check_new(&volumes);
         };
         self.take_below(store)?;
         let meta = VolumeMeta::read(&self.options.dir)?;
@@ -390,6 +392,19 @@ impl Replica {
         self.counters.load(volume.revision, time::now_ns())?;
         let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);
         if told { Ok(()) } else { self.note_in_meta() }
+    }
+
+    /// A replica with a store of its own is there as soon as that has a volume, whatever its name: an empty one beside
+    /// it would be taken for it.
+    fn check_new(&self, volumes: &[VolumeInfo]) -> Result<()> {
+        let Some(other) = volumes.first().filter(|_| self.options.store_file.is_some()) else {
+            return Ok(());
+        };
+        let (dir, name) = (self.options.dir.display(), &self.options.volume);
+        Err(Error::invalid(format!(
+            "the replica in `{dir}` is one of the volume `{}`, not of `{name}`: start it with that --volume-name",
+            other.name
+        )))
     }
 
     /// Writes `volume.meta`.
