@@ -32,6 +32,7 @@ mod rollback;
 mod scrub;
 pub(crate) mod share;
 mod space;
+mod steps;
 mod still;
 mod sums;
 mod turns;
@@ -153,9 +154,9 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
-/// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `superblock` (while
-/// it is updated), and a turn. `meta`, which requests take, never is.
+/// `stills`, `work`, `steps`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
+/// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `steps` (one of its
+/// steps), `superblock` (while it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
     pub(crate) storage: Arc<dyn Storage>,
     env: Arc<dyn Env>,
@@ -170,8 +171,10 @@ pub(crate) struct Inner {
     flushes: Turns,
     /// One piece of background work at a time.
     work: Mutex<()>,
-    /// Who holds `work` does so for long.
-    job: AtomicBool,
+    /// Turns at its steps: who holds `work` for long gives them up in between.
+    steps: steps::Steps,
+    /// A vacuum runs.
+    vacuum: AtomicBool,
     superblock: Mutex<Superblock>,
     /// There was no space for the superblock's last copy. Changed with `superblock` locked.
     last_copy_missing: AtomicBool,
