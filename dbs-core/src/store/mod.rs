@@ -58,7 +58,7 @@ use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
 use crate::limits::SUMS_CACHE_MIN_BYTES;
 use crate::meta::locks::{FenceId, HoldId, Space};
-use crate::meta::{Meta, Step, Stop};
+use crate::meta::{Meta, Seen, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId, format_size};
 use share::{Alone, Share};
 use std::ops::{Deref, Range};
@@ -333,6 +333,12 @@ impl Inner {
         self.meta()
     }
 
+    /// Whether anybody waits for a change.
+    #[cfg(test)]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
     /// Wakes those who wait for a change, if anybody does.
     #[inline]
     pub(crate) fn wake(&self) {
@@ -370,6 +376,26 @@ impl Inner {
     /// Waits for a whole volume: no write is in flight while the guard lives.
     pub(crate) fn hold_all(&self, volume: VolumeId) -> Hold<'_> {
         self.hold(volume, 0..u64::MAX, true)
+    }
+
+    /// Waits until nobody can be shown any more what was lost sight of before this call.
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    pub(crate) fn wait_until_unseen(&self) -> Result<()> {
+        let mut meta = self.meta();
+        while let Some(seen) = meta.still_seen() {
+            self.check_sound()?;
+            meta = match seen {
+                Seen::ByReads => self.wait(meta),
+                Seen::ByCrash => {
+                    drop(meta);
+                    self.commit()?;
+                    self.meta()
+                }
+            };
+        }
+        Ok(())
     }
 
     /// Takes a step of the state machine, doing what it asks for until it succeeds. The second
