@@ -523,14 +523,14 @@ impl Inner {
             if meta.extents.available() > before {
                 return Ok(());
             }
-            let held_by_readers = meta.extents.quarantined() > 0 && !meta.fence.is_idle();
             // Free extents on their way to the device come back in a moment.
-            if !held_by_readers && meta.extents.punching() == 0 {
+            if !meta.extents_wait_for_reads() && meta.extents.punching() == 0 {
                 break;
             }
             meta = self.wait(meta);
         }
-        if hope { Ok(()) } else { Err(meta.no_space()) }
+        // What was freed since the commit needs another one.
+        if hope || meta.extents.quarantined() > 0 { Ok(()) } else { Err(meta.no_space()) }
     }
 }
 
