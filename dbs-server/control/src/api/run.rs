@@ -24,6 +24,9 @@ const KEEP_MIN_BYTES: u64 = 64 << 20;
 /// Longest rest of a scrub that is held back.
 const SCRUB_REST: Duration = Duration::from_millis(100);
 
+/// Rest of background work that waits for reads.
+const WORK_REST: Duration = Duration::from_millis(10);
+
 /// Changing labels reads and replaces them all; two such changes must not interleave.
 static LABELS: Mutex<()> = Mutex::new(());
 
@@ -292,6 +295,10 @@ fn trim(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Val
         done += report.done;
         if report.remaining == 0 {
             break;
+        }
+        if report.waits {
+            // For reads, which it must not ask about all the time.
+            thread::sleep(WORK_REST);
         }
         if !progress(Progress { done, total: done + report.remaining }) {
             return Err(Error::new(
