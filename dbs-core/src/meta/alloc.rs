@@ -201,6 +201,11 @@ impl Allocator {
         self.quarantine.len() as u32
     }
 
+    /// Whether there are ids that [`Allocator::release`] has left in quarantine for I/O alone.
+    pub fn wait_for_io(&self, durable_group: u64) -> bool {
+        self.quarantine.front().is_some_and(|first| first.group <= durable_group)
+    }
+
     /// Ids being given back to the device: free, and not to be had now.
     pub fn punching(&self) -> u32 {
         self.punching

@@ -3,7 +3,7 @@
 
 use super::entries::{Away, Bits, SPARE_BASE};
 use super::locks::Space;
-use super::{Meta, Snapshot, Step, Stop};
+use super::{Meta, Seen, Snapshot, Step, Stop};
 use crate::format::record::FillState;
 use crate::sabotage::{self, Bug};
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -92,10 +92,11 @@ impl Meta {
         };
         self.next_deleted = next;
         self.check_log()?;
-        if self.sight.group > self.log.durable {
+        let seen = self.still_seen();
+        if seen == Some(Seen::ByCrash) {
             return Ok(Work::Commit);
         }
-        let reads = self.fence.oldest() < self.sight.fence && !sabotage::is(Bug::MergeBesideReads);
+        let reads = seen == Some(Seen::ByReads) && !sabotage::is(Bug::MergeBesideReads);
         // What is freed waits for reads by itself.
         let free = |id: &&u32| self.snapshot(SnapshotId(**id)).children.is_empty();
         let id = match self.deleting.iter().find(free).copied() {

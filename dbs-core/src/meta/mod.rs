@@ -188,6 +188,15 @@ pub struct Sight {
     fence: u64,
 }
 
+/// Who may still be shown what something visible has lost sight of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// That is not durable: a crash would bring back what showed it.
+    ByCrash,
+    /// Reads that began before.
+    ByReads,
+}
+
 /// The state of an open store. Aligned so that nobody who takes the lock around it is in the way of who
 /// looks at it.
 #[repr(align(128))]

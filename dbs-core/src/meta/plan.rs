@@ -464,6 +464,12 @@ impl Meta {
         self.spares.release(durable, oldest);
     }
 
+    /// Whether extents that [`Meta::release_freed`] has left are free once reads have ended, which will. Others wait for
+    /// a commit, which who waits here would never make.
+    pub fn extents_wait_for_reads(&self) -> bool {
+        self.extents.wait_for_io(self.log.durable)
+    }
+
     /// Why no extent is free, for people.
     pub fn no_space(&self) -> Error {
         Error::no_space(format!(

@@ -1,7 +1,7 @@
 //! Volumes, snapshots and clones: every command that changes the tree, as one batch of records.
 
 use super::holders::Target;
-use super::{Meta, Sight, Snapshot, Step, Stop, Volume, names};
+use super::{Meta, Seen, Sight, Snapshot, Step, Stop, Volume, names};
 use crate::error::{Error, Result};
 use crate::format::geometry::LABEL_BLOCKS;
 use crate::format::record::Record;
@@ -267,6 +267,14 @@ impl Meta {
     /// Something visible no longer shows a snapshot that it showed until now.
     pub(super) fn lose_sight(&mut self) {
         self.sight = Sight { group: self.log.next, fence: self.fence.next() };
+    }
+
+    /// Who may still be shown what was lost sight of last; nobody from some moment on.
+    pub fn still_seen(&mut self) -> Option<Seen> {
+        if self.sight.group > self.log.durable {
+            return Some(Seen::ByCrash);
+        }
+        (self.fence.oldest() < self.sight.fence).then_some(Seen::ByReads)
     }
 
     pub(super) fn link(&mut self, child: SnapshotId, parent: SnapshotId) {

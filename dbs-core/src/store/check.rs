@@ -12,7 +12,6 @@ use crate::meta::load::Loader;
 use crate::units::SnapshotId;
 use std::io;
 use std::path::Path;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 /// Extents whose entries are compared under one hold of the metadata lock.
@@ -73,7 +72,6 @@ impl Store {
             Err(closing) => Error::new(crate::ErrorKind::Poisoned, closing.to_string()),
             Ok(()) => error,
         })?;
-        let _work = inner.work.lock().unwrap_or_else(PoisonError::into_inner);
         report.findings.extend(inner.check_memory());
         Ok(report)
     }
@@ -200,6 +198,8 @@ impl Inner {
             meta.entries.count_some(&mut counting, ids.clone());
             next = meta.entries.last_extent().filter(|last| *last >= ids.end).map(|_| ids.end);
         }
+        // Amid a step of background work an extent may be neither free nor any layer's.
+        let _step = self.steps.take();
         let meta = self.meta();
         let (free, freed) = (meta.extents.available(), meta.extents.quarantined());
         let known = meta.entries.extents_from(0) + free + freed + meta.extents.punching();

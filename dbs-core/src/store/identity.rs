@@ -9,7 +9,6 @@ use crate::units::BLOCK_BYTES;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::PoisonError;
 
 impl Store {
     /// Gives the store another uuid: this one, or a random one. That is for a copy of a store, which
@@ -26,7 +25,9 @@ impl Store {
         if uuid == Some([0; 16]) {
             return Err(Error::invalid("a uuid of zeros identifies nothing"));
         }
-        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let _step = self.inner.steps.take();
+        // While it waited, the store may have been closed.
+        self.inner.check_writable()?;
         let uuid = uuid.unwrap_or_else(|| as_uuid(self.inner.env.random()));
         let given = Some(uuid).filter(|uuid| *uuid != self.inner.meta().uuid);
         self.inner.update_superblock(|superblock| superblock.given = given)?;

@@ -32,6 +32,7 @@ mod rollback;
 mod scrub;
 pub(crate) mod share;
 mod space;
+mod steps;
 mod still;
 mod sums;
 mod turns;
@@ -57,7 +58,7 @@ use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
 use crate::limits::SUMS_CACHE_MIN_BYTES;
 use crate::meta::locks::{FenceId, HoldId, Space};
-use crate::meta::{Meta, Step, Stop};
+use crate::meta::{Meta, Seen, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId, format_size};
 use share::{Alone, Share};
 use std::ops::{Deref, Range};
@@ -153,9 +154,9 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
-/// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `superblock` (while
-/// it is updated), and a turn. `meta`, which requests take, never is.
+/// `stills`, `work`, `steps`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
+/// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `steps` (one of its
+/// steps), `superblock` (while it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
     pub(crate) storage: Arc<dyn Storage>,
     env: Arc<dyn Env>,
@@ -170,8 +171,10 @@ pub(crate) struct Inner {
     flushes: Turns,
     /// One piece of background work at a time.
     work: Mutex<()>,
-    /// Who holds `work` does so for long.
-    job: AtomicBool,
+    /// Turns at its steps: who holds `work` for long gives them up in between.
+    steps: steps::Steps,
+    /// A vacuum runs.
+    vacuum: AtomicBool,
     superblock: Mutex<Superblock>,
     /// There was no space for the superblock's last copy. Changed with `superblock` locked.
     last_copy_missing: AtomicBool,
@@ -330,6 +333,12 @@ impl Inner {
         self.meta()
     }
 
+    /// Whether anybody waits for a change.
+    #[cfg(test)]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
     /// Wakes those who wait for a change, if anybody does.
     #[inline]
     pub(crate) fn wake(&self) {
@@ -367,6 +376,26 @@ impl Inner {
     /// Waits for a whole volume: no write is in flight while the guard lives.
     pub(crate) fn hold_all(&self, volume: VolumeId) -> Hold<'_> {
         self.hold(volume, 0..u64::MAX, true)
+    }
+
+    /// Waits until nobody can be shown any more what was lost sight of before this call.
+    ///
+    /// # Errors
+    /// `Io`, `Poisoned`.
+    pub(crate) fn wait_until_unseen(&self) -> Result<()> {
+        let mut meta = self.meta();
+        while let Some(seen) = meta.still_seen() {
+            self.check_sound()?;
+            meta = match seen {
+                Seen::ByReads => self.wait(meta),
+                Seen::ByCrash => {
+                    drop(meta);
+                    self.commit()?;
+                    self.meta()
+                }
+            };
+        }
+        Ok(())
     }
 
     /// Takes a step of the state machine, doing what it asks for until it succeeds. The second
@@ -494,14 +523,14 @@ impl Inner {
             if meta.extents.available() > before {
                 return Ok(());
             }
-            let held_by_readers = meta.extents.quarantined() > 0 && !meta.fence.is_idle();
             // Free extents on their way to the device come back in a moment.
-            if !held_by_readers && meta.extents.punching() == 0 {
+            if !meta.extents_wait_for_reads() && meta.extents.punching() == 0 {
                 break;
             }
             meta = self.wait(meta);
         }
-        if hope { Ok(()) } else { Err(meta.no_space()) }
+        // What was freed since the commit needs another one.
+        if hope || meta.extents.quarantined() > 0 { Ok(()) } else { Err(meta.no_space()) }
     }
 }
 

@@ -215,7 +215,8 @@ impl Store {
             commits: Default::default(),
             flushes: Default::default(),
             work: Default::default(),
-            job: Default::default(),
+            steps: Default::default(),
+            vacuum: Default::default(),
             superblock: superblock.into(),
             last_copy_missing: Default::default(),
             read_only,
@@ -258,9 +259,11 @@ impl Store {
         }
         // A process that ends before it has made them again leaves that to the next one.
         let learnt = *self.inner.relearn.lock().unwrap_or_else(PoisonError::into_inner);
-        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those who go on writing would keep it from ever being done.
+        // Those who go on writing would keep it from ever being done; and a flatten or a vacuum, which may take hours,
+        // ends at its next step.
         self.inner.closing.store(true, Ordering::Relaxed);
+        let _work = self.inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let _step = self.inner.steps.take();
         self.inner.commit()?;
         self.inner.close_all_groups(learnt)?;
         self.inner.without_commits(|| {

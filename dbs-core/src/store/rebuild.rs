@@ -9,7 +9,6 @@ use crate::meta::locks::Space;
 use crate::meta::relink::Link;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use std::ops::Range;
-use std::sync::PoisonError;
 
 impl Store {
     /// Adds an empty snapshot of `size` bytes to a volume that is being rebuilt. It has no parent,
@@ -55,7 +54,8 @@ impl Store {
         let handle = self.volume(volume)?;
         let id = handle.ids().0;
         let inner = &*self.inner;
-        let _work = inner.work.lock().unwrap_or_else(PoisonError::into_inner);
+        // Steps of background work change layers, and use snapshots as this does.
+        let _step = inner.steps.take();
         let _head = inner.hold_all(id);
         let _layers = inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true);
         let _uses = inner.uses();

@@ -5,7 +5,6 @@ use crate::error::{Error, Result};
 use crate::meta::Meta;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
 use crate::volume::Volume;
-use std::sync::PoisonError;
 
 impl Store {
     /// Discards the head and starts a new one on the snapshot, whose size the volume takes. Later
@@ -42,8 +41,7 @@ impl Store {
         let birth = self.inner.birth();
         let edge = base.last_block_cut(base.size())?;
         // Vacuum must not cut off the extent that is written before anything refers to it.
-        let _work =
-            edge.as_ref().map(|_| self.inner.work.lock().unwrap_or_else(PoisonError::into_inner));
+        let _step = edge.as_ref().map(|_| self.inner.steps.take());
         let _hold = self.inner.hold_all(base.ids().0);
         let grows = {
             let meta = self.inner.meta();

@@ -5,14 +5,8 @@ use crate::error::{Error, Result};
 use crate::format::{Geometry, RegionKind};
 use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError, TryLockError};
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// How long growing waits for background work, whose steps are short.
-const GROW_PATIENCE: Duration = Duration::from_secs(5);
-const GROW_POLL: Duration = Duration::from_millis(1);
 
 /// Steps of background work between two looks whether a vacuum is to stop.
 const WORK_STEPS: u64 = 64;
@@ -21,11 +15,16 @@ impl Store {
     /// Grows the store to `size` bytes (a file is extended; a device must already have it).
     ///
     /// # Errors
-    /// `Invalid` if it is not larger or beyond the room its metadata has, `NoSpace`, `Io`, `Busy` if a flatten or a
-    /// vacuum runs.
+    /// `Invalid` if it is not larger or beyond the room its metadata has, `NoSpace`, `Io`, `Busy` if a vacuum runs.
     pub fn grow(&self, size: u64) -> Result<()> {
+        let _step = self.inner.steps.take();
         self.inner.check_writable()?;
-        let _work = self.inner.wait_for_work()?;
+        if self.inner.vacuum.load(Ordering::SeqCst) {
+            // It would cut off again what is added.
+            return Err(Error::busy(
+                "a vacuum of the store runs: wait for its end, or stop it; it can be run again",
+            ));
+        }
         let old = self.inner.meta().geometry;
         if size < old.size {
             return Err(Error::invalid(format!(
@@ -85,11 +84,12 @@ impl Store {
                 return stopped();
             }
         }
-        let _job = self.take_job();
+        let _vacuum = Vacuum::begin(self);
         self.inner.commit()?;
         let total = self.inner.extents_to_move();
         let mut done = 0;
-        while self.inner.move_last()? {
+        // Who closes the store does not wait for the rest.
+        while self.inner.check_writable().and_then(|()| self.inner.move_last())? {
             done += 1;
             if !progress(done.min(total), total) {
                 return stopped();
@@ -101,33 +101,28 @@ impl Store {
     }
 }
 
-impl Inner {
-    /// Waits for who does background work, but not as long as a flatten or vacuum may take.
-    ///
-    /// # Errors
-    /// `Busy`.
-    fn wait_for_work(&self) -> Result<MutexGuard<'_, ()>> {
-        let deadline = Instant::now() + GROW_PATIENCE;
-        loop {
-            match self.work.try_lock() {
-                Ok(turn) => return Ok(turn),
-                Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
-                // Steps of work that follow one another give it up, and take it again at once.
-                Err(TryLockError::WouldBlock) if !self.job.load(Ordering::SeqCst) => {
-                    return Ok(self.work.lock().unwrap_or_else(PoisonError::into_inner));
-                }
-                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                    thread::sleep(GROW_POLL);
-                }
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::busy(
-                        "a flatten or a vacuum of the store runs: wait for its end, or stop it; it can be run again",
-                    ));
-                }
-            }
-        }
-    }
+/// The turn of background work, of a vacuum: until it is dropped.
+struct Vacuum<'a> {
+    inner: &'a Inner,
+    _work: MutexGuard<'a, ()>,
+}
 
+impl<'a> Vacuum<'a> {
+    fn begin(store: &'a Store) -> Self {
+        let _work = store.take_work();
+        store.inner.vacuum.store(true, Ordering::SeqCst);
+        Self { inner: &store.inner, _work }
+    }
+}
+
+impl Drop for Vacuum<'_> {
+    fn drop(&mut self) {
+        // Before the turn is given up.
+        self.inner.vacuum.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Inner {
     /// Extents in use behind the place the last one could have.
     fn extents_to_move(&self) -> u64 {
         let meta = self.meta();
@@ -137,6 +132,7 @@ impl Inner {
 
     /// Moves the last extent in use to the lowest free place; `false` if it is there.
     fn move_last(&self) -> Result<bool> {
+        let _step = self.steps.take();
         let (last, lock, blocks) = {
             let meta = self.meta();
             let Some((last, _)) = meta.next_move() else { return Ok(false) };
@@ -157,6 +153,7 @@ impl Inner {
 
     /// Cuts the free end off but for so many bytes; returns the store's size.
     fn shrink(&self, keep: u64) -> Result<u64> {
+        let _step = self.steps.take();
         // A vacuum that was cut off may have left an end that is no part of the store any more.
         self.cut_file()?;
         let (old, used) = {

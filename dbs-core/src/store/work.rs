@@ -14,7 +14,6 @@ use crate::meta::merge::{Copy, Merge, Work};
 use crate::sabotage::{self, Bug};
 use crate::units::{DeviceExtent, SnapshotId, VolumeId};
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 /// Extents given back to the device together, neighbours in one request.
@@ -37,7 +36,7 @@ impl Store {
     ///
     /// # Errors
     /// As there.
-    pub(super) fn try_work(&self, steps: u64) -> Result<Option<WorkReport>> {
+    pub fn try_work(&self, steps: u64) -> Result<Option<WorkReport>> {
         let turn = match self.inner.work.try_lock() {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
@@ -46,14 +45,7 @@ impl Store {
         self.work_while(turn, steps, |_| true).map(Some)
     }
 
-    /// The turn of who works for long, which is told apart from one of a few steps.
-    pub(super) fn take_job(&self) -> Job<'_> {
-        let turn = self.take_work();
-        self.inner.job.store(true, Ordering::SeqCst);
-        Job { inner: &self.inner, _turn: turn }
-    }
-
-    fn take_work(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn take_work(&self) -> MutexGuard<'_, ()> {
         self.inner.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,6 +76,8 @@ impl Store {
         self.inner.check_writable()?;
         let (mut done, mut waits) = (0, false);
         while done < steps {
+            let _step = self.inner.steps.take();
+            self.inner.check_writable()?;
             let next = self.inner.step(|meta| meta.next_work(steps - done));
             let (work, must_commit) = match next {
                 Err(error) if self.inner.put_off_next(&error) => continue,
@@ -155,7 +149,7 @@ impl Store {
         self.inner.check_writable()?;
         let handle = self.head(volume)?;
         let id = handle.ids().0;
-        let _job = self.take_job();
+        let _work = self.take_work();
         let layers = self.inner.meta().foreign_children(id);
         let below = |layer| {
             let mut next = Some(0);
@@ -177,10 +171,13 @@ impl Store {
                     let text = format!("flattening `{volume}` was stopped; run it again to go on");
                     return Err(Error::new(crate::ErrorKind::Interrupted, text));
                 }
+                // Who closes the store does not wait for the rest.
+                self.inner.check_writable()?;
                 self.inner.flatten_extent(id, layer, logical)?;
                 self.inner.commit_if_long()?;
                 done += 1;
             }
+            let _step = self.inner.steps.take();
             // A layer that was merged away meanwhile took its copies along.
             self.inner.command(|meta| {
                 if meta.is_foreign_child(id, layer) {
@@ -192,19 +189,6 @@ impl Store {
         progress(total, total);
         drop(handle);
         Ok(())
-    }
-}
-
-/// A turn of background work that lasts: until it is dropped.
-pub(super) struct Job<'a> {
-    inner: &'a Inner,
-    _turn: MutexGuard<'a, ()>,
-}
-
-impl Drop for Job<'_> {
-    fn drop(&mut self) {
-        // Before the turn is given up.
-        self.inner.job.store(false, Ordering::SeqCst);
     }
 }
 
@@ -292,6 +276,7 @@ impl Inner {
     }
 
     fn flatten_extent(&self, volume: VolumeId, layer: SnapshotId, logical: u32) -> Result<()> {
+        let _step = self.steps.take();
         let blocks = self.meta().extent_blocks(logical);
         let _hold = self.hold(volume, blocks.clone(), true);
         let _layers = self.hold_in(Space::Snapshots(volume), blocks, true);
@@ -392,6 +377,7 @@ impl Inner {
 
     /// Gives free extents back to the file system or device, at most so many; how many.
     fn punch(&self, most: u64) -> Result<u64> {
+        let _step = self.steps.take();
         let (extents, geometry) = {
             let mut meta = self.meta();
             meta.release_freed();

@@ -82,10 +82,22 @@ impl Layer {
         // With checksums, writes to the same blocks take their turns.
         let _hold = store.hold_in(self.space(), blocks.clone(), store.has_sums);
         let mut pieces = Vec::new();
-        let (_, early) = store.step(|meta| {
-            meta.check_layer_writable(owner, &blocks)?;
-            meta.plan_write_to(owner, blocks.clone(), &mut pieces)
-        })?;
+        let mut early = false;
+        while pieces.is_empty() {
+            let (seen, must_commit) = store.step(|meta| {
+                meta.check_layer_writable(owner, &blocks)?;
+                // A clone that has just been cut off may show these blocks: to a read that began before, or after a
+                // power loss, which brings it back.
+                match meta.still_seen() {
+                    None => meta.plan_write_to(owner, blocks.clone(), &mut pieces).map(|()| None),
+                    seen => Ok(seen),
+                }
+            })?;
+            early |= must_commit;
+            if seen.is_some() {
+                store.wait_until_unseen()?;
+            }
+        }
         if let Err(error) = self.claim(&pieces) {
             store.meta().abort_write_to(owner, &pieces);
             return Err(error);
@@ -184,5 +196,74 @@ impl Layer {
         }
         self.handle.store.meta().check_layer_writable(owner, &blocks_of(offset, length))?;
         Ok(owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{InitOptions, OpenOptions, SnapshotOptions, Store};
+    use crate::volume::{Read, Request, Start};
+
+    const BLOCK: usize = BLOCK_BYTES as usize;
+
+    /// A store with a volume `v` that is being rebuilt, whose snapshot `s` a clone `c` has shown until now: a read of it
+    /// is on its way, and that it was cut off is not durable.
+    fn cut_off(path: &std::path::Path) -> (Store, Request) {
+        let init = InitOptions { size: Some(64 << 20), checksums: false, ..InitOptions::default() };
+        Store::init(path, &init).unwrap();
+        let store = Store::open(path, &OpenOptions::default()).unwrap();
+        store.create_volume("v", 1 << 20).unwrap();
+        store.volume("v").unwrap().write_at(0, &[1; BLOCK], false).unwrap();
+        store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
+        store.clone_volume("v", "s", "c").unwrap();
+        store.set_rebuilding("v", true).unwrap();
+        let clone = store.volume("c").unwrap();
+        let mut read = Request::new();
+        clone.read_at(0, &mut [0; BLOCK]).unwrap();
+        assert_eq!(clone.start_read(0, BLOCK_BYTES, &mut read).unwrap(), Start::Io);
+        let mut meta = store.inner.meta();
+        let head = meta.volume(clone.ids().0).head;
+        meta.cut(head);
+        drop(meta);
+        (store, read)
+    }
+
+    /// Found by review: a layer was written in place as soon as no clone was built on it, beside reads of the clone that
+    /// had begun before. They got the new content.
+    #[test]
+    fn a_layer_is_not_written_beside_reads_of_a_clone_that_was_cut_off() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, mut read) = cut_off(&directory.path().join("store"));
+        let layer = store.layer("v", Some("s")).unwrap();
+        std::thread::scope(|scope| {
+            let writes = scope.spawn(|| layer.write_at(0, &[2; BLOCK]));
+            while !writes.is_finished() && !store.inner.is_waited_for() {
+                std::thread::yield_now();
+            }
+            let mut found = [0; BLOCK];
+            store.inner.storage.read_at(read.segments()[0].device, &mut found).unwrap();
+            assert_eq!(read.finish_read(Ok(()), &found).unwrap(), Read::Done);
+            assert_eq!(found, [1; BLOCK], "of the volume that it was cloned from");
+            writes.join().unwrap().unwrap();
+        });
+        let mut found = [0; BLOCK];
+        layer.read_at(0, &mut found).unwrap();
+        assert_eq!(found, [2; BLOCK]);
+    }
+
+    /// A power loss would bring the clone back.
+    #[test]
+    fn a_layer_is_not_written_before_it_is_durable_that_a_clone_was_cut_off() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, mut read) = cut_off(&directory.path().join("store"));
+        assert_eq!(read.finish_read(Ok(()), &[1; BLOCK]).unwrap(), Read::Done);
+        let durable = || {
+            let mut meta = store.inner.meta();
+            meta.still_seen().is_none()
+        };
+        assert!(!durable());
+        store.layer("v", Some("s")).unwrap().write_at(0, &[2; BLOCK]).unwrap();
+        assert!(durable(), "written before");
     }
 }

@@ -82,8 +82,20 @@ impl Volume {
             return Ok(());
         }
         let bytes = |blocks: &Bits| u64::from(blocks.count()) * BLOCK_BYTES;
-        let found = match self.zeros_of(extent, buf) {
-            Err(error) if matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Corrupt) => {
+        let found =
+            self.zeros_of(extent, buf).and_then(|found| match dry_run || found.blocks.is_empty() {
+                true => {
+                    let whole = found.blocks == extent.blocks;
+                    Ok((found.blocks, whole))
+                }
+                // It reads them again.
+                false => self.give_up_zeros(&found, buf),
+            });
+        let (given_up, whole) = match found {
+            Err(error) if error.kind() == ErrorKind::Damaged || is_damage(&error) => {
+                if !dry_run {
+                    self.store().check_sound()?;
+                }
                 // No zeros, and a scrub says where.
                 report.unreadable += bytes(&extent.blocks);
                 return Ok(());
@@ -91,15 +103,6 @@ impl Volume {
             found => found?,
         };
         report.checked += bytes(&extent.blocks);
-        if found.blocks.is_empty() {
-            return Ok(());
-        }
-        let (given_up, whole) = if dry_run {
-            let whole = found.blocks == extent.blocks;
-            (found.blocks, whole)
-        } else {
-            self.give_up_zeros(&found, buf)?
-        };
         report.zeros += bytes(&given_up);
         report.freed += if whole { buf.len() as u64 } else { 0 };
         Ok(())

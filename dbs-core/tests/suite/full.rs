@@ -1,8 +1,10 @@
 //! A store that looks full and is not: what a writer gets while background jobs run.
 
 use crate::checksums::device;
-use crate::common::{BLOCK, FixedEnv, Mem, init, open, options, pattern};
+use crate::common::{BLOCK, FixedEnv, Mem, MemTail, init, open, options, pattern};
+use dbs_core::io::Storage;
 use dbs_core::store::SnapshotOptions;
+use dbs_core::volume::{Request, Start};
 use dbs_core::{ErrorKind, InitOptions, Store, Volume};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -224,4 +226,37 @@ fn a_merge_that_cannot_copy_keeps_nothing_else_from_being_done() {
         let info = store.info();
         assert_eq!((info.snapshots_deleting, info.extents_total - info.extents_free), (0, 1));
     }
+}
+
+/// Found by review: who needed space waited for reads while something was freed that only a commit would give back, and
+/// nobody made one. Reads that followed one another without end held it for ever.
+#[test]
+fn who_needs_space_does_not_wait_for_reads_that_hold_none_of_it() {
+    let disk = init(1);
+    let storage: Arc<dyn Storage> = Arc::clone(&disk) as _;
+    let env = Arc::new(FixedEnv::new(2));
+    let store = Store::open_on(storage, Some(MemTail::boxed()), env, false).unwrap();
+    store.create_volume("w", 1 << 30).unwrap();
+    let w = store.volume("w").unwrap();
+    let write = |volume: &Volume, i| volume.write_at(i * EXTENT, &[3; BLOCK], false);
+    let full = (0..1 << 14).find(|i| write(&w, *i).is_err()).unwrap();
+    w.read_at(EXTENT, &mut [0; BLOCK]).unwrap();
+    store.flush().unwrap();
+    let (reads, hears) = mpsc::channel();
+    let (frees, mut once) = (w.clone(), false);
+    // Amid the commit that is to give space back something is freed, and then a read begins.
+    disk.on_flush(move || {
+        if !std::mem::replace(&mut once, true) {
+            let mut request = Request::new();
+            frees.discard(0, EXTENT).unwrap();
+            let started = frees.start_read(EXTENT, BLOCK as u64, &mut request).unwrap();
+            assert_eq!(started, Start::Io);
+            reads.send(request).unwrap();
+        }
+    });
+    let (tell, told) = mpsc::channel();
+    let writer = w.clone();
+    std::thread::spawn(move || tell.send(writer.write_at(full * EXTENT, &[4; BLOCK], false)));
+    told.recv_timeout(HANG).expect("it waits for the read").unwrap();
+    drop(hears.recv().unwrap());
 }

@@ -1,7 +1,7 @@
 //! The store end to end on real files, through the public API.
 
 use crate::common::finish_work;
-use dbs_core::store::SnapshotOptions;
+use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
 use std::path::Path;
 use std::time::Duration;
@@ -139,35 +139,105 @@ fn growing_and_vacuum_keep_content() {
     assert!(store.check().unwrap().findings.is_empty());
 }
 
-/// Found by review: housekeeping waited for the end of a flatten, and committed nothing meanwhile. Growing waited
-/// without a word.
-#[test]
-fn a_flatten_holds_up_neither_housekeeping_nor_who_wants_to_grow() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = init(dir.path(), 64 << 20);
-    let store = open(&path);
+/// A store with a clone `c`, which a flatten of one extent makes independent, and `r`, which is being rebuilt.
+fn with_a_clone(dir: &Path) -> Store {
+    let store = open(&init(dir, 64 << 20));
     store.create_volume("v", 16 << 20).unwrap();
     store.volume("v").unwrap().write_at(0, &[1; 4096], false).unwrap();
     store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
     store.clone_volume("v", "s", "c").unwrap();
+    store.create_rebuilding("r", 1 << 20).unwrap();
+    store.insert_snapshot("r", "s", 1 << 20, &SnapshotOptions::default()).unwrap();
+    // It ends within a block.
+    store.create_volume("w", 5 << 9).unwrap();
+    store.volume("w").unwrap().write_at(0, &[2; 5 << 9], false).unwrap();
+    store.create_snapshot("w", "s", &SnapshotOptions::default()).unwrap();
+    store.resize_volume("w", 1 << 20).unwrap();
+    store
+}
+
+/// Calls this at each step of `job`, on another thread, and waits for it.
+fn beside<T: Send + 'static>(
+    store: &Store,
+    job: impl FnOnce(&mut dyn FnMut(u64, u64) -> bool),
+    call: impl Fn(Store) -> T + Clone + Send + 'static,
+) -> Vec<T> {
     let (told, hears) = std::sync::mpsc::channel();
-    let mut asked = false;
-    let mut beside = |_, _| {
-        if !std::mem::replace(&mut asked, true) {
-            let (store, told) = (store.clone(), told.clone());
-            std::thread::spawn(move || {
-                let kept = store.housekeep(Duration::from_millis(1));
-                told.send((kept, store.grow(128 << 20)))
-            });
-            let (kept, grown) = hears.recv_timeout(Duration::from_secs(60)).expect("it waits");
-            kept.unwrap();
-            assert_eq!(grown.unwrap_err().kind(), ErrorKind::Busy);
+    let mut answers = Vec::new();
+    job(&mut |_, _| {
+        let (store, told, call) = (store.clone(), told.clone(), call.clone());
+        std::thread::spawn(move || told.send(call(store)));
+        answers.push(hears.recv_timeout(Duration::from_secs(60)).expect("it waits"));
+        true
+    });
+    assert!(!answers.is_empty());
+    answers
+}
+
+/// Found by review: housekeeping waited for the end of a flatten, which may take hours, and committed nothing meanwhile.
+/// Growing, a check, another uuid, and the end of a rebuild waited without a word, too.
+#[test]
+fn a_flatten_holds_up_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = with_a_clone(dir.path());
+    let flatten = |step: &mut dyn FnMut(u64, u64) -> bool| store.flatten("c", step).unwrap();
+    let calls = |store: Store| {
+        store.housekeep(Duration::from_millis(1)).unwrap();
+        store.grow(store.info().size + (16 << 20)).unwrap();
+        store.set_uuid(None).unwrap();
+        let links = [Link { snapshot: "s".into(), created_ns: 1, ..Link::default() }];
+        store.relink("r", &links, Some("s")).unwrap();
+        store.rollback_keeping_size("w", "s").unwrap();
+        assert!(store.check().unwrap().findings.is_empty());
+    };
+    assert!(beside(&store, flatten, calls).len() > 1);
+    assert_eq!(store.info().size, 96 << 20);
+    assert_eq!(read(&store, "c", 0, 4096), [1; 4096]);
+    assert_eq!(read(&store, "w", 0, 4096)[..5 << 9], [2; 5 << 9]);
+    assert!(store.check().unwrap().findings.is_empty());
+}
+
+/// A vacuum would cut off again what is added.
+#[test]
+fn growing_is_refused_while_a_vacuum_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = with_a_clone(dir.path());
+    store.volume("v").unwrap().write_at(1 << 20, &pattern(1, 4096), false).unwrap();
+    store.volume("v").unwrap().discard(0, 1 << 20).unwrap();
+    store.delete_volume("w").unwrap();
+    let vacuum = |step: &mut dyn FnMut(u64, u64) -> bool| assert!(store.vacuum(step).is_ok());
+    let calls = |store: Store| {
+        assert!(store.check().unwrap().findings.is_empty());
+        store.set_uuid(None).unwrap();
+        store.grow(128 << 20).err().map(|error| error.kind())
+    };
+    let answers = beside(&store, vacuum, calls);
+    assert_eq!(answers.last(), Some(&Some(ErrorKind::Busy)));
+    store.grow(128 << 20).unwrap();
+}
+
+/// Who closes a store has waited for the end of a flatten.
+#[test]
+fn closing_ends_a_flatten() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = with_a_clone(dir.path());
+    let (other, mut closes) = (store.clone(), None);
+    let flattened = store.flatten("c", &mut |_, _| {
+        let (store, other) = (other.clone(), other.clone());
+        closes.get_or_insert_with(|| std::thread::spawn(move || store.close()));
+        // It has begun.
+        while other.create_volume("n", 1 << 20).is_ok() {
+            // If not, the next one says so.
+            drop(other.delete_volume("n"));
         }
         true
-    };
-    store.flatten("c", &mut beside).unwrap();
-    assert!(asked);
-    store.grow(128 << 20).unwrap();
+    });
+    assert_eq!(flattened.unwrap_err().kind(), ErrorKind::Poisoned);
+    closes.unwrap().join().unwrap().unwrap();
+    drop((store, other));
+    let store = open(&dir.path().join("store.dbs"));
+    assert_eq!(read(&store, "c", 0, 4096), [1; 4096]);
+    assert!(store.check().unwrap().findings.is_empty());
 }
 
 /// Found by review: all that was to be merged and freed was so before a vacuum was asked whether to stop.

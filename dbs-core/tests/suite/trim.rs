@@ -1,7 +1,7 @@
 //! Giving up blocks of zeros: what is freed, what is left, and what writers meet meanwhile.
 
 use crate::common::{BLOCK, init, init_unchecked, open};
-use dbs_core::volume::Volume;
+use dbs_core::volume::{Request, Start, Volume};
 use dbs_core::{ErrorKind, Store};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,5 +112,27 @@ fn writers_beside_a_trim_lose_nothing() {
     let content = read(&store.volume("v").unwrap());
     for (block, byte) in expected.into_inner().unwrap().into_iter().enumerate() {
         assert!(content[block * BLOCK..][..BLOCK].iter().all(|found| *found == byte), "{block}");
+    }
+}
+
+/// Found by review: a trim ended at a block that the device could not read, and nothing behind it was ever given up.
+#[test]
+fn a_trim_goes_on_behind_what_it_cannot_read() {
+    for disk in [init(1), init_unchecked(1)] {
+        let store = open(&disk, 2, false).unwrap();
+        store.create_volume("v", 3 * EXTENT).unwrap();
+        let v = store.volume("v").unwrap();
+        write(&v, 0, &[0; 3 * PER_EXTENT]);
+        read(&v);
+        let mut request = Request::new();
+        let started = v.start_read(EXTENT, BLOCK as u64, &mut request).unwrap();
+        assert_eq!(started, Start::Io);
+        disk.spoil(request.segments()[0].device);
+        drop(request);
+        for dry_run in [true, false] {
+            let report = v.trim(dry_run, &mut |_| true).unwrap();
+            let found = (report.unreadable, report.zeros, report.freed, report.done);
+            assert_eq!(found, (EXTENT, 2 * EXTENT, 2 * EXTENT, 3 * EXTENT));
+        }
     }
 }

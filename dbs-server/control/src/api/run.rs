@@ -27,6 +27,9 @@ const BURST_SECONDS: u32 = 1;
 /// Longest rest of a scrub that is held back.
 const SCRUB_REST: Duration = Duration::from_millis(100);
 
+/// Rest of background work that waits for reads.
+const WORK_REST: Duration = Duration::from_millis(10);
+
 /// A change of labels or limits reads and replaces them all: two such changes must not interleave.
 static ATTRIBUTES: Mutex<()> = Mutex::new(());
 
@@ -298,6 +301,10 @@ fn trim(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Val
         done += report.done;
         if report.remaining == 0 {
             break;
+        }
+        if report.waits {
+            // For reads, which it must not ask about all the time.
+            thread::sleep(WORK_REST);
         }
         if !progress(Progress { done, total: done + report.remaining }) {
             return Err(Error::new(
