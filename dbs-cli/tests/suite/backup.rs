@@ -204,9 +204,7 @@ fn nightly_backups_keep_one_snapshot_and_what_a_retention_says() {
         .into_iter()
         .find(|path| path.to_str().unwrap().ends_with(&format!("backup_{last}.cfg")));
     let text = std::fs::read_to_string(facts.as_ref().unwrap()).unwrap();
-    let (head, tail) = text.split_once("\"CreatedTime\":\"").unwrap();
-    let tail = tail.split_once('"').unwrap().1;
-    std::fs::write(facts.unwrap(), format!("{head}\"CreatedTime\":\"\"{tail}")).unwrap();
+    std::fs::write(facts.unwrap(), in_progress(&text)).unwrap();
 
     let dry = json(&place, &format!("prune {url} --keep-last 1 --dry-run"));
     let kept_by = |dry: &Value, volume: usize, backup: usize| {
@@ -303,6 +301,13 @@ fn an_interrupted_backup_says_nothing_of_snapshots_that_it_deletes() {
     }
 }
 
+/// The facts of a backup as those of one that was cut off.
+fn in_progress(facts: &str) -> String {
+    let (head, tail) = facts.split_once("\"CreatedTime\":\"").unwrap();
+    let tail = tail.split_once('"').unwrap().1;
+    format!("{head}\"CreatedTime\":\"\"{tail}")
+}
+
 /// What is wrong is found, and what can be deleted is.
 fn damage(place: &Place, url: &str) {
     let verified = json(place, &format!("verify {url}?volume=vol --data"));
@@ -322,7 +327,24 @@ fn damage(place: &Place, url: &str) {
         std::fs::write(&config, bad).unwrap();
         backup(place, &format!("verify {url}?volume=vol&backup=backup-1")).exits(code, bad);
     }
+    // Found by review: without it, a verification of all backups found nothing wrong.
+    std::fs::remove_file(&config).unwrap();
+    for args in ["", " --data"] {
+        backup(place, &format!("verify {url}?volume=vol{args}")).exits(10, "no volume.cfg");
+    }
     std::fs::write(&config, good).unwrap();
+    let facts = files(&place.path("backups"), ".cfg");
+    let facts: Vec<_> = facts.into_iter().filter(|file| !file.ends_with("volume.cfg")).collect();
+    let complete: Vec<_> =
+        facts.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    for (file, text) in facts.iter().zip(&complete) {
+        std::fs::write(file, in_progress(text)).unwrap();
+    }
+    let found = backup(place, &format!("verify {url}?volume=vol")).exits(10, "all cut off");
+    assert!(found.stderr.contains("has no complete backup"), "{}", found.stderr);
+    for (file, text) in facts.iter().zip(complete) {
+        std::fs::write(file, text).unwrap();
+    }
     let block = files(&place.path("backups"), ".blk").pop().unwrap();
     std::fs::write(&block, b"torn").unwrap();
     backup(place, &format!("verify {url}?volume=vol")).ok("structure");

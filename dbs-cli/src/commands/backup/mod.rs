@@ -142,7 +142,7 @@ impl Restore {
     }
 }
 
-/// Check whether a backup can be restored: exit code 4 for damage.
+/// Check whether a backup can be restored: exit code 4 for damage, 10 if there is nothing to verify.
 ///
 /// The command checks that all blocks of the backup are there, and with --data that each block has its
 /// content. A full backup of the same snapshot (`dbs backup create --full`) mends damaged blocks.
@@ -165,7 +165,11 @@ impl Verify {
         let backups = open(&self.url)?;
         let names = match &self.url.backup {
             Some(backup) => vec![backup.clone()],
-            None => names(&backups, volume)?,
+            None => {
+                // Without the facts of the volume, none of its backups can be restored.
+                backups.volume(volume)?;
+                backups.backups(volume)?
+            }
         };
         let (mut all, mut bad, mut text) = (Vec::new(), false, String::new());
         for name in names {
@@ -205,7 +209,14 @@ impl Verify {
         } else {
             output::print(&text)?
         }
-        Ok(if bad { ExitCode::from(exit::CORRUPT) } else { ExitCode::SUCCESS })
+        if bad {
+            return Ok(ExitCode::from(exit::CORRUPT));
+        }
+        if all.iter().all(|one| one["verified"].is_null()) {
+            let text = format!("volume {volume} has no complete backup: nothing was verified");
+            return Err(Error::not_found(text));
+        }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
