@@ -118,7 +118,7 @@ fn a_retired_snapshot_is_not_backed_up() {
     let refused = backup(&place, &format!("create vol@one {url}")).exits(2, "retired");
     assert!(refused.stderr.contains("parts of its content may be gone"), "{}", refused.stderr);
     place.dbs("snapshot create vol@two").ok("snapshot");
-    for send in ["send vol@one one", "send vol@two two --from one"] {
+    for send in ["send vol@one one", "send vol@two two --from one", "volume export vol@one one"] {
         let refused = place.dbs(send).exits(2, send);
         assert!(refused.stderr.contains("`vol@one` is retired"), "{}", refused.stderr);
     }

@@ -1,8 +1,9 @@
 //! `dbs backup create`.
 
 use super::volume::SnapshotSource;
-use super::{Pace, open, url};
-use crate::context::{Context, typed};
+use super::{Pace, open, place, place_of, url};
+use crate::commands::taken::{remove, take};
+use crate::context::Context;
 use crate::output;
 use crate::progress::Unit;
 use crate::spec::{self, SnapshotSpec, Spec};
@@ -11,10 +12,8 @@ use clap::Args;
 use dbs_backup::codec::Method;
 use dbs_backup::url::Url;
 use dbs_backup::{CreateOptions, Created};
-use dbs_control::api::Request;
-use dbs_core::info::{Labels, SnapshotInfo};
+use dbs_core::info::SnapshotInfo;
 use dbs_core::{Error, Result, format_size};
-use jiff::Timestamp;
 
 /// How the labels begin that a backup has from `dbs`.
 const OWN_LABELS: &str = "dbs-";
@@ -137,8 +136,8 @@ impl Create {
         if let Some(snapshot) = spec.snapshot.clone() {
             return self.snapshot(context, target, &SnapshotSpec { volume, snapshot });
         }
-        let place = self.url.store().with(self.name_there(&volume), None).to_string();
-        let taken = take(context, target, &volume, &place)?;
+        let place = place(&self.url, self.name_there(&volume));
+        let taken = take(context, target, &volume, "backup", (TAKEN_FOR, &place))?;
         let created = self.snapshot(context, target, &taken);
         // The next backup needs the difference to the snapshot of the last complete one, and to no other.
         let useless = |other: &SnapshotInfo| match &created {
@@ -185,22 +184,4 @@ impl Create {
         let mut meter = context.meter(&format!("backing up {spec}"), Unit::Bytes);
         creation.run(&mut self.pace.work(&mut |done, total| meter.update(done, total)))
     }
-}
-
-/// Takes a snapshot of a volume, with a label that says for which backups.
-fn take(context: &Context, target: &Target, volume: &str, place: &str) -> Result<SnapshotSpec> {
-    let request = Request::SnapshotCreate {
-        volume: volume.to_owned(),
-        snapshot: Timestamp::now().strftime("backup-%Y%m%dT%H%M%S.%3fZ").to_string(),
-        labels: Labels::from([(TAKEN_FOR.to_owned(), place.to_owned())]),
-        system: true,
-        rebuilding: None,
-    };
-    let taken: SnapshotInfo = typed(target.call(context, &request)?)?;
-    Ok(SnapshotSpec { volume: taken.volume, snapshot: taken.name })
-}
-
-fn remove(context: &Context, target: &Target, spec: &SnapshotSpec) -> Result<()> {
-    let SnapshotSpec { volume, snapshot } = spec.clone();
-    target.clean_up(context, &Request::SnapshotDelete { volume, snapshot })
 }
