@@ -9,6 +9,7 @@ mod globals;
 mod old;
 mod output;
 mod progress;
+mod signals;
 mod spec;
 mod target;
 mod terminal;

@@ -1,6 +1,6 @@
 //! `dbs backup` on idle and served stores, to a directory.
 
-use crate::support::{Place, Run, run};
+use crate::support::{Place, Run, hangups_are_ignored, run};
 use dbs_core::{OpenOptions, Store};
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -281,7 +281,10 @@ fn an_interrupted_backup_says_nothing_of_snapshots_that_it_deletes() {
     }
     drop(volume);
     store.close().unwrap();
-    for served in [false, true] {
+    for (served, signal) in [(false, "INT"), (true, "INT"), (false, "HUP"), (true, "HUP")] {
+        if signal == "HUP" && hangups_are_ignored() {
+            continue;
+        }
         let _server = served.then(|| place.serve(""));
         let mut command = place.bare();
         command.env("DBS_STORE", place.store()).env("DBS_TEST_ALONE", "1");
@@ -291,12 +294,17 @@ fn an_interrupted_backup_says_nothing_of_snapshots_that_it_deletes() {
         while !has_begun() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        let killed = Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status();
-        assert!(killed.unwrap().success());
+        // Of a lost terminal, the kernel and the shell both tell.
+        for _ in 0..if signal == "HUP" { 2 } else { 1 } {
+            let child = child.id().to_string();
+            let killed = Command::new("kill").args(["-s", signal, &child]).status();
+            assert!(killed.unwrap().success());
+        }
         let run = Run::new(child.wait_with_output().unwrap());
         assert!(run.code != 0 && !run.stderr.contains("is kept"), "{}", run.stderr);
         assert!(run.stderr.contains("stopped before the end"), "{}", run.stderr);
-        assert_eq!(snapshots(&place, "vol"), [""; 0], "served: {served}");
+        assert_eq!(snapshots(&place, "vol"), [""; 0], "served: {served}, {signal}");
+        assert!(!has_begun(), "facts in progress stay after {signal}");
         std::fs::remove_dir_all(root.join("backupstore")).unwrap();
     }
 }

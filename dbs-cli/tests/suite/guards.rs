@@ -1,6 +1,6 @@
 //! Which store a command acts on, who may reach its server, and what nobody is to overwrite.
 
-use crate::support::{Place, Run, noise, run};
+use crate::support::{Place, Run, hangups_are_ignored, noise, run};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -425,4 +425,22 @@ fn users_of_the_control_group_and_no_others_may_use_a_server() {
     place.dbs("volume show v").ok("a server of another user");
     server.kill().unwrap();
     server.wait().unwrap();
+}
+
+/// Found by review: a lost terminal ended a server as `kill -9` does.
+#[test]
+fn a_hangup_ends_a_server_in_good_order() {
+    if hangups_are_ignored() {
+        return;
+    }
+    let place = Place::new();
+    place.init();
+    let server = place.serve("");
+    server.signal("HUP");
+    // The kernel and the shell both tell.
+    let _ended_already =
+        Command::new("kill").args(["-s", "HUP", &server.pid().to_string()]).status();
+    let (code, log) = server.ended();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("stopped"), "{log}");
 }
