@@ -231,6 +231,53 @@ fn nightly_backups_keep_one_snapshot_and_what_a_retention_says() {
     backup(&place, &format!("prune {url}?volume=none --keep-last 1")).exits(10, "no such volume");
 }
 
+/// Found by review: the unit that prunes each night deleted what other machines had backed up to the same place.
+#[test]
+fn only_what_this_store_backs_up_is_pruned() {
+    let place = Place::new();
+    place.init();
+    let root = place.path("backups");
+    std::fs::create_dir(&root).unwrap();
+    let url = format!("vfs://{}", root.display());
+    for volume in ["mine", "theirs"] {
+        place.dbs(&format!("volume create {volume} 4MiB")).ok("create");
+    }
+    place.dbs("snapshot create theirs@s").ok("snapshot");
+    let prune = |args: &str| backup(&place, &format!("prune {url} --keep-last 1 {args}"));
+    json(&place, &format!("create theirs@s {url} --name one"));
+    json(&place, &format!("create theirs@s {url} --name two"));
+    let nothing = prune("--own").exits(10, "this store backs up nothing there");
+    assert!(nothing.stderr.contains("backs up from this store"), "{}", nothing.stderr);
+    // The place in another spelling is the same place: the snapshot of the last backup there is used, and deleted.
+    let first = json(&place, &format!("create mine {url}"));
+    let second = json(&place, &format!("create mine {url}//"));
+    assert_eq!(second["base"], first["backup"]);
+    assert_eq!(snapshots(&place, "mine").len(), 1);
+    let mut unasked = place.bare();
+    unasked.env("DBS_TEST_ALONE", "1").args(["backup", "prune", &url, "--keep-last", "1"]);
+    let asked = run(&mut unasked).exits(2, "nobody to ask").stderr;
+    assert!(asked.contains(&format!("Delete 2 backups of mine, theirs at {url}?")), "{asked}");
+    let left = |volume| json(&place, &format!("list {url}?volume={volume}"));
+    prune("--own").ok("own");
+    for (volume, backups) in [("mine", 1), ("theirs", 2)] {
+        assert_eq!(left(volume).as_array().unwrap().len(), backups, "{volume}");
+    }
+    // Of snapshots for another place one is told when they are left behind.
+    let other = place.path("other");
+    std::fs::create_dir(&other).unwrap();
+    let told = || {
+        let mut command = place.bare();
+        command.env("DBS_STORE", place.store()).env("DBS_TEST_ALONE", "1");
+        let run = run(command
+            .args(["backup", "create", "mine"])
+            .arg(format!("vfs://{}", other.display())));
+        run.ok("another place").stderr
+    };
+    let note = told();
+    assert!(note.contains(&format!("taken for backups to {url}")), "{note}");
+    assert_eq!(told(), "", "once");
+}
+
 /// Found by a tester: the first volume that was locked ended `prune` of all, without a word of what was deleted.
 #[test]
 fn a_volume_that_cannot_be_pruned_stops_no_other() {

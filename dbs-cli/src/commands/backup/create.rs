@@ -20,7 +20,7 @@ const OWN_LABELS: &str = "dbs-";
 /// The sizes of blocks that Longhorn's manager allows.
 const BLOCK_SIZES: [u64; 2] = [2 << 20, 16 << 20];
 /// The label of snapshots that this command takes: where their backups are.
-const TAKEN_FOR: &str = "dbs-backup";
+pub(super) const TAKEN_FOR: &str = "dbs-backup";
 
 /// Back up volumes or snapshots.
 ///
@@ -149,8 +149,19 @@ impl Create {
             output::warn(&format!("snapshots that no backup needs are kept: {error}"));
             Vec::new()
         });
+        let taken_for = |snapshot: &SnapshotInfo| snapshot.labels.get(TAKEN_FOR).cloned();
+        let of_here = |label: &String| place_of(label).as_ref() == Some(&place);
+        let labels: Vec<_> = snapshots.iter().filter_map(taken_for).collect();
+        if let (1, Some(other)) =
+            (labels.iter().filter(|l| of_here(l)).count(), labels.iter().find(|l| !of_here(l)))
+        {
+            context.note(&format!(
+                "this is the first backup of {volume} to {place}. Snapshots that were taken for backups to {other} stay, \
+                 and take space: delete them if you back up to there no more"
+            ));
+        }
         for snapshot in snapshots {
-            if snapshot.labels.get(TAKEN_FOR) == Some(&place) && useless(&snapshot) {
+            if taken_for(&snapshot).is_some_and(|label| of_here(&label)) && useless(&snapshot) {
                 let spec = SnapshotSpec { volume: volume.clone(), snapshot: snapshot.name };
                 if let Err(error) = remove(context, target, &spec) {
                     output::warn(&format!("snapshot {spec} is kept: {error}"));

@@ -54,6 +54,19 @@ fn open(url: &Url) -> Result<BackupStore> {
     BackupStore::open(url, &variable)
 }
 
+/// Where the backups of a volume are, in one spelling for each place; options say how to get there.
+fn place(url: &Url, volume: &str) -> String {
+    let parts = url.path.split('/').filter(|part| !part.is_empty());
+    let path = parts.map(|part| format!("/{part}")).collect();
+    Url { path, options: Vec::new(), ..url.with(volume, None) }.to_string()
+}
+
+/// The same, of a snapshot's label, which earlier versions wrote as the URL was given.
+fn place_of(label: &str) -> Option<String> {
+    let url = Url::parse(label).ok()?;
+    Some(place(&url, url.volume.as_deref()?))
+}
+
 /// Parses a URL, for clap.
 fn url(text: &str) -> std::result::Result<Url, String> {
     Url::parse(text).map_err(|e| e.to_string())
