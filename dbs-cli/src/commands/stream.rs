@@ -1,14 +1,15 @@
 //! `dbs send` and `dbs receive`.
 
 use super::export::refuse_terminal;
-use crate::confirm::confirm;
+use crate::confirm::confirm_in_store;
 use crate::context::Context;
+use crate::input::Input;
 use crate::output::print_json;
 use crate::progress::Unit;
-use crate::spec::Spec;
+use crate::spec::{Spec, check_new_snapshot};
 use clap::Args;
 use dbs_control::api::Request;
-use dbs_core::{Error, Result, format_size};
+use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_transfer::{
     Copied, NewFile, ReceiveOptions, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader,
     pending, plan, receive_all, send,
@@ -160,7 +161,7 @@ impl Receive {
             let what = format!(
                 "Roll volume {volume} back to the snapshot that the stream was made against?"
             );
-            confirm(context, &what)?;
+            confirm_in_store(context, &what)?;
         }
         context.stop.on_signals()?;
         let received = context.with(true, |target| {
