@@ -165,8 +165,9 @@ impl Receive {
         }
         context.stop.on_signals()?;
         let received = context.with(true, |target| {
+            self.check_free(target.access()?)?;
             let received = self.receive(context, target.access()?, input);
-            let mut received = received.map_err(|e| e.context(name))?;
+            let mut received = received.map_err(|e| context.stop.explain(e.context(name)))?;
             if let (Some(new), [one]) = (&self.spec.snapshot, &mut received[..])
                 && *new != one.snapshot
             {
@@ -179,6 +180,17 @@ impl Receive {
             Ok(received)
         })?;
         show(context, &received)
+    }
+
+    /// Refuses a name that the snapshot cannot get, before anything is received.
+    fn check_free(&self, store: &dyn StoreAccess) -> Result<()> {
+        let Spec { volume, snapshot: Some(new) } = &self.spec else { return Ok(()) };
+        check_new_snapshot(new)?;
+        match store.snapshot_info(volume, new) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Err(Error::exists(format!("volume {volume} already has snapshot {new}"))),
+        }
     }
 
     fn receive(

@@ -384,6 +384,21 @@ fn what_somebody_has_open_is_not_rolled_back_to_receive_into_it() {
     server.stop();
 }
 
+/// Found by review: a name that the snapshot cannot get was refused when everything had been received.
+#[test]
+fn a_name_that_is_taken_is_refused_before_anything_is_received() {
+    let place = Place::new();
+    let [whole, difference] = source(&place);
+    place.init();
+    place.pipe("receive v", &whole).ok("the base");
+    place.dbs("snapshot create v@taken").ok("snapshot");
+    for (name, code) in [("taken", 13), ("dbs-receiving", 2)] {
+        place.pipe(&format!("--yes receive v@{name} --force"), &difference).exits(code, name);
+        assert_eq!(place.json("snapshot list v").as_array().unwrap().len(), 2, "{name}");
+    }
+    place.pipe("--yes receive v@free --force", &difference).ok("free");
+}
+
 #[test]
 fn names_of_a_stream_do_not_move_the_cursor_in_an_error() {
     let place = Place::new();
