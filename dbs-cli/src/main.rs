@@ -6,6 +6,7 @@ mod confirm;
 mod context;
 mod exit;
 mod globals;
+mod input;
 mod old;
 mod output;
 mod progress;

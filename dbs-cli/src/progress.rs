@@ -52,6 +52,14 @@ impl Stop {
         Ok(())
     }
 
+    /// An error of a transfer: that of an input which failed since it was stopped says so.
+    pub fn explain(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Io if self.asked() => Error::new(ErrorKind::Interrupted, error.to_string()),
+            _ => error,
+        }
+    }
+
     /// Whether to stop.
     pub fn asked(&self) -> bool {
         self.asked.load(Ordering::SeqCst)

@@ -155,7 +155,7 @@ impl Receive {
         if self.token {
             return self.print_token(context);
         }
-        let (input, name) = self.open()?;
+        let (input, name) = self.open(context)?;
         if self.force {
             let volume = &self.spec.volume;
             let what = format!(
@@ -217,7 +217,7 @@ impl Receive {
         receive_all(store, &options, input, &mut began, &mut progress)
     }
 
-    fn open(&self) -> Result<(Box<dyn Read + Send>, String)> {
+    fn open(&self, context: &Context) -> Result<(Box<dyn Read + Send>, String)> {
         if !is_standard(&self.file) {
             let name = self.file.display().to_string();
             let file = File::open(&self.file).map_err(|e| match e.kind() {
@@ -231,7 +231,9 @@ impl Receive {
                 "the standard input is a terminal: name a file or pipe it in",
             ));
         }
-        Ok((Box::new(io::stdin()), "the standard input".to_owned()))
+        let name = "the standard input".to_owned();
+        let input = Input::new(&context.stop).map_err(|e| Error::io(e, &name))?;
+        Ok((Box::new(input), name))
     }
 
     fn print_token(&self, context: &Context) -> Result<()> {
