@@ -52,7 +52,7 @@ impl Stop {
         Ok(())
     }
 
-    /// An error of a transfer: that of an input which failed since it was stopped says so.
+    /// An error of a transfer: that of a pipe which failed since it was stopped says so.
     pub fn explain(&self, error: Error) -> Error {
         match error.kind() {
             ErrorKind::Io if self.asked() => Error::new(ErrorKind::Interrupted, error.to_string()),

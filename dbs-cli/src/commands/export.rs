@@ -2,8 +2,9 @@
 
 use super::taken::{remove, take};
 use crate::confirm::confirm;
-use crate::context::Context;
+use crate::context::{Context, typed};
 use crate::output;
+use crate::pipes::Output;
 use crate::progress::Unit;
 use crate::spec::{SnapshotSpec, Spec};
 use crate::target::Target;
@@ -13,15 +14,18 @@ use dbs_control::api::Request;
 use dbs_core::io::open::claim;
 use dbs_core::store::is_same_place;
 use dbs_core::{Error, ErrorKind, Result, format_size};
-use dbs_transfer::{BlockAccess, Copied, check_same, check_whole, export_path, export_stream};
+use dbs_server::top::Top;
+use dbs_transfer::{
+    BlockAccess, Copied, StoreAccess, check_same, check_whole, export_path, export_stream,
+};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 /// Write a volume or snapshot as a raw image.
 ///
-/// Of a volume that a server has, the command takes a snapshot, exports that, and deletes it: the image is what
-/// a power cut at that moment would have left.
+/// If somebody has the volume open, the command takes a snapshot, exports that, and deletes it: the image is
+/// what a power cut at that moment would have left.
 #[derive(Debug, Args)]
 pub struct Export {
     /// VOLUME, or VOLUME@SNAPSHOT
@@ -49,7 +53,7 @@ impl Export {
         context.stop.on_signals()?;
         let copied = context.with(false, |target| {
             let is_head = self.spec.snapshot.is_none();
-            match is_head && !self.live && may_be_written(context, target)? {
+            match is_head && !self.live && is_used(context, target, &self.spec.volume)? {
                 true => self.at_one_moment(context, target),
                 false => self.copy(context, target, &self.spec),
             }
@@ -96,9 +100,13 @@ impl Export {
             (Some(store), Some(name)) => Some((store, store.snapshot_info(&spec.volume, name)?)),
             _ => None,
         };
+        let before = written(context, target, &spec.volume);
         let volume = target.open_spec(&spec.to_string())?;
         let check = || match &snapshot {
             Some((store, snapshot)) => check_same(*store, [snapshot]),
+            None if !self.live && written(context, target, &spec.volume) != before => {
+                Err(Error::busy(format!("somebody has begun to write to volume {}", spec.volume)))
+            }
             // A rebuild may have begun.
             None => match target.open_spec(&spec.to_string()) {
                 Err(error) if error.kind() == ErrorKind::Busy => Err(error),
@@ -126,12 +134,15 @@ impl Export {
             meter.update(done, total) && failed.is_none()
         };
         let copied = match self.file.as_os_str() == "-" {
-            true => export_stream(volume, io::stdout().lock(), &mut progress),
+            true => {
+                let output = Output::new(&context.stop).map_err(|e| Error::io(e, STDOUT))?;
+                export_stream(volume, output, &mut progress)
+            }
             false => export_path(volume, &self.file, self.force, &mut progress),
         };
         match failed {
             Some(error) => Err(error.context("the export is incomplete, begin again")),
-            None => copied,
+            None => copied.map_err(|error| context.stop.explain(error)),
         }
     }
 
@@ -161,15 +172,23 @@ impl Export {
     }
 }
 
-/// Whether somebody may write to the volumes of a store: a server's users may.
-fn may_be_written(context: &Context, target: &Target) -> Result<bool> {
-    match target {
-        Target::Live(AnyStore::Served(_)) => {
-            Ok(target.call(context, &Request::Info)?["read_only"] != true)
-        }
-        _ => Ok(false),
-    }
+/// Whether somebody has a volume open who may write: a user of a server.
+fn is_used(context: &Context, target: &Target, volume: &str) -> Result<bool> {
+    let Target::Live(AnyStore::Served(server)) = target else { return Ok(false) };
+    Ok(server.volume_info(volume)?.open
+        && target.call(context, &Request::Info)?["read_only"] != true)
 }
+
+/// What a volume is, and how often it was written since its store was opened, where that is counted.
+fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, u64)> {
+    let Target::Live(AnyStore::Served(_)) = target else { return None };
+    let top: Top = typed(target.call(context, &Request::Top).ok()?).ok()?;
+    let found = top.volumes.into_iter().find(|load| load.name == volume)?;
+    Some((found.uuid, found.io.writes))
+}
+
+/// What errors of the standard output name.
+pub(super) const STDOUT: &str = "the standard output";
 
 /// The label of the snapshot that an export takes.
 const TAKEN_FOR: &str = "dbs-export";

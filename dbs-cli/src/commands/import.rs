@@ -1,7 +1,7 @@
 //! `dbs volume import`.
 
 use crate::context::{Context, typed};
-use crate::input::Input;
+use crate::pipes::Input;
 use crate::progress::Unit;
 use crate::spec;
 use crate::target::Target;

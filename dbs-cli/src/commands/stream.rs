@@ -1,10 +1,10 @@
 //! `dbs send` and `dbs receive`.
 
-use super::export::refuse_terminal;
+use super::export::{STDOUT, refuse_terminal};
 use crate::confirm::confirm_in_store;
 use crate::context::Context;
-use crate::input::Input;
 use crate::output::print_json;
+use crate::pipes::{Input, Output};
 use crate::progress::Unit;
 use crate::spec::{Spec, check_new_snapshot};
 use clap::Args;
@@ -58,7 +58,9 @@ impl SendSnapshot {
             };
             let what = if single.is_some() { self.spec.to_string() } else { describe(&streams) };
             if to_stdout {
-                return Ok((send_all(context, store, &streams, io::stdout().lock())?, what));
+                let output = Output::new(&context.stop).map_err(|e| Error::io(e, STDOUT))?;
+                let copied = send_all(context, store, &streams, output);
+                return Ok((copied.map_err(|error| context.stop.explain(error))?, what));
             }
             let new = NewFile::create(&self.file)?;
             let copied = send_all(context, store, &streams, new.file())?;

@@ -20,7 +20,7 @@ struct Held {
 impl Held {
     fn new(place: &Place, args: &str) -> Self {
         let mut command = place.bare();
-        command.env("DBS_STORE", place.store()).args(["volume", "export"]);
+        command.env("DBS_STORE", place.store());
         let mut child = command
             .args(args.split_whitespace())
             .stdout(Stdio::piped())
@@ -75,7 +75,7 @@ fn an_image_of_a_volume_in_use_is_of_one_moment() {
     let before = source(&place);
     let server = place.serve("--nbd unix:nbd.sock");
     let mut guest = client(&place);
-    let held = Held::new(&place, "v -");
+    let held = Held::new(&place, "volume export v -");
     guest.write_at(16 << 20, &[7; 4096], true).unwrap();
     guest.write_at((33 << 20) - 4096, &[8; 4096], true).unwrap();
     let taken = snapshots(&place);
@@ -90,7 +90,7 @@ fn an_image_of_a_volume_in_use_is_of_one_moment() {
     assert_eq!((second[16 * MIB], second[33 * MIB - 1]), (7, 8));
     assert_eq!(snapshots(&place), [""; 0]);
     // As it is, if that is wanted.
-    let held = Held::new(&place, "v - --live");
+    let held = Held::new(&place, "volume export v - --live");
     assert_eq!(snapshots(&place), [""; 0]);
     assert_eq!(held.finish().0, Some(0));
     server.stop();
@@ -104,21 +104,22 @@ fn an_image_of_a_volume_in_use_is_of_one_moment() {
 fn no_snapshot_of_an_export_stays() {
     let place = Place::new();
     source(&place);
-    let _server = place.serve("");
+    let _server = place.serve("--nbd unix:nbd.sock");
+    let _guest = client(&place);
     // Whoever reads it has gone.
-    let Held { mut child, stdout, .. } = Held::new(&place, "v -");
+    let Held { mut child, stdout, .. } = Held::new(&place, "volume export v -");
     drop(stdout);
     assert_ne!(child.wait().unwrap().code(), Some(0));
     assert_eq!(snapshots(&place), [""; 0]);
     for signal in ["TERM", "INT"] {
-        let held = Held::new(&place, "v -");
+        let held = Held::new(&place, "volume export v -");
         held.signal(signal);
         let (code, errors, _) = held.finish();
-        assert!(code != Some(0) && errors.contains("stopped at"), "{signal}: {errors}");
+        assert!(code != Some(0) && errors.contains("stopped"), "{signal}: {errors}");
         assert_eq!(snapshots(&place), [""; 0], "{signal}");
     }
     // What a kill has left goes with the next export, once the server knows that nobody reads it.
-    let mut held = Held::new(&place, "v -");
+    let mut held = Held::new(&place, "volume export v -");
     held.child.kill().unwrap();
     held.child.wait().unwrap();
     assert_eq!(snapshots(&place).len(), 1);
@@ -129,6 +130,51 @@ fn no_snapshot_of_an_export_stays() {
     }
 }
 
+/// Of a volume that nobody has open nothing is taken, unless somebody begins to write it.
+#[test]
+fn a_volume_that_somebody_begins_to_write_is_not_exported() {
+    let place = Place::new();
+    let before = source(&place);
+    let _server = place.serve("--nbd unix:nbd.sock");
+    for writes in [false, true] {
+        let held = Held::new(&place, "volume export v -");
+        assert_eq!(snapshots(&place), [""; 0]);
+        let mut guest = client(&place);
+        if writes {
+            guest.write_at(16 << 20, &[7; 4096], true).unwrap();
+        }
+        let (code, errors, image) = held.finish();
+        match writes {
+            true => assert!(code == Some(11) && errors.contains("begun to write"), "{errors}"),
+            false => assert!(code == Some(0) && image == before, "{errors}"),
+        }
+    }
+}
+
+/// Found by review: a signal was looked at when something was written, and a full pipe was waited for.
+#[test]
+fn a_signal_ends_what_nobody_reads() {
+    let place = Place::new();
+    source(&place);
+    place.dbs("snapshot create v@one").ok("snapshot");
+    let _server = place.serve("--nbd unix:nbd.sock");
+    let _guest = client(&place);
+    for args in ["volume export v -", "volume export v@one -", "send v@one"] {
+        let mut held = Held::new(&place, args);
+        held.signal("TERM");
+        let begun = Instant::now();
+        let status = loop {
+            match held.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+            assert!(begun.elapsed() < PATIENCE, "{args} goes on waiting");
+        };
+        assert_eq!(status.code(), Some(130), "{args}");
+        assert_eq!(snapshots(&place), ["one"], "{args}");
+    }
+}
+
 /// Found by review: that a snapshot was gone at the end passed for success.
 #[test]
 fn a_snapshot_that_is_another_one_at_the_end_is_not_exported() {
@@ -136,7 +182,7 @@ fn a_snapshot_that_is_another_one_at_the_end_is_not_exported() {
     source(&place);
     let _server = place.serve("");
     place.dbs("snapshot create v@one").ok("snapshot");
-    let held = Held::new(&place, "v@one -");
+    let held = Held::new(&place, "volume export v@one -");
     place.dbs("snapshot rename v@one two").ok("rename");
     let (code, errors, _) = held.finish();
     assert_eq!(code, Some(10), "{errors}");
