@@ -385,7 +385,8 @@ fn damage(place: &Place, url: &str) {
     // Found by review: without it, a verification of all backups found nothing wrong.
     std::fs::remove_file(&config).unwrap();
     for args in ["", " --data"] {
-        backup(place, &format!("verify {url}?volume=vol{args}")).exits(10, "no volume.cfg");
+        let found = backup(place, &format!("verify {url}?volume=vol{args}")).exits(10, "none");
+        assert!(found.stderr.contains("/volume.cfg"), "{}", found.stderr);
     }
     std::fs::write(&config, good).unwrap();
     let facts = files(&place.path("backups"), ".cfg");
