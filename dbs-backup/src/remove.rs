@@ -303,6 +303,9 @@ mod tests {
     const BLOCK: u64 = 8192;
     const VOLUME: &str = "vol-1";
 
+    /// Makes a lock an old one.
+    type Aging = Box<dyn Fn() + Send>;
+
     /// Blocks of these bytes.
     struct Bytes(Vec<u8>);
 
@@ -370,7 +373,7 @@ mod tests {
     fn a_removal_is_not_tried_again_when_its_lock_is_out_of_date() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().to_owned();
-        let aging: Arc<Mutex<Option<Box<dyn Fn() + Send>>>> = Arc::default();
+        let aging: Arc<Mutex<Option<Aging>>> = Arc::default();
         let age = Arc::clone(&aging);
         let (other, deleting) = deletion(root.path(), move || {
             age.lock().unwrap().take().unwrap()();
