@@ -93,7 +93,7 @@ impl BackupStore {
         self.begin();
         names::check("backing image", image)?;
         let lock = self.lock(LOCK, Kind::Deletion)?;
-        lock.check()?;
+        lock.check_fresh()?;
         self.remove_facts(|objects| objects.remove_all(&format!("{}/{image}", images())))?;
         let others = self.images()?;
         let Some(referenced) = self.referenced(&others)? else { return Ok(()) };
@@ -104,10 +104,11 @@ impl BackupStore {
             }
         })?;
         // Whoever took the lock for one out of date has begun a backup by now.
-        if self.images()? != others {
+        let is_new = || Ok(self.images()?.iter().any(|name| others.binary_search(name).is_err()));
+        if is_new()? {
             return Ok(());
         }
-        self.sweep(&blocks(), garbage, &lock, work)
+        self.sweep(&blocks(), garbage, &lock, work, &is_new)
     }
 
     /// The blocks of these images; nothing if that is not known of all of them.

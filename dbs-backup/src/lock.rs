@@ -6,6 +6,7 @@
 use crate::config;
 use crate::names;
 use crate::objects::Objects;
+use crate::pool;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -35,10 +36,17 @@ pub(crate) enum Kind {
 pub(crate) struct Times {
     /// From the writing of a lock to the look at the others: two who come at the same time both see both.
     pub wait: Duration,
-    /// Between two writings of a lock that is held.
+    /// Between two writings of a lock that is held; half of it for a deletion's.
     pub refresh: Duration,
     /// When a lock that is not written any more means nothing.
     pub expiry: Duration,
+}
+
+impl Times {
+    /// How old a lock may be when something is deleted by it: see [`Lock::check_fresh`]. 45 s.
+    fn fresh(&self) -> Duration {
+        self.expiry * 3 / 10
+    }
 }
 
 impl Default for Times {
@@ -96,6 +104,8 @@ impl Lock {
         times: Times,
         stop: &Arc<AtomicBool>,
     ) -> Result<Self> {
+        let half = Times { refresh: times.refresh / 2, ..times };
+        let times = if kind == Kind::Deletion { half } else { times };
         let name = names::random("lock")?;
         let path = names::lock(volume, &name);
         let mut content = Content { name, r#type: kind as i64, acquired: false };
@@ -136,6 +146,30 @@ impl Lock {
     pub fn aging(&self) -> impl Fn() + Send + 'static {
         let shared = Arc::clone(&self.shared);
         move || shared.kept().at.1 -= shared.times.expiry * 2
+    }
+
+    /// As [`Lock::check`], and waits until the lock was written a short time ago: asked before each try of a removal.
+    ///
+    /// Others rely on what is there once the lock is out of date, so a removal must have ended by then, also one whose
+    /// way to the server has broken: the try is given up after 70 s (`objects/http.rs`), and the kernel goes on sending
+    /// what it has of a closed connection for about 100 s after it first did. A lock that is 45 s old is good for 105 s.
+    ///
+    /// # Errors
+    /// `Busy`; `Interrupted`.
+    pub fn check_fresh(&self) -> Result<()> {
+        loop {
+            self.check()?;
+            {
+                let kept = self.shared.kept();
+                if !kept.lapsed && kept.age() <= self.shared.times.fresh() {
+                    return Ok(());
+                }
+            }
+            if self.stop.load(Memory::SeqCst) {
+                return Err(pool::interrupted());
+            }
+            pool::pause(pool::TICK, &self.stop);
+        }
     }
 
     /// Refuses to go on if the lock was out of date at any time: others may have taken it for gone.
@@ -203,9 +237,12 @@ impl Shared {
 }
 
 impl Kept {
+    fn age(&self) -> Duration {
+        self.at.0.elapsed().max(self.at.1.elapsed().unwrap_or_default())
+    }
+
     fn is_lapsed(&self, expiry: Duration) -> bool {
-        let slept = self.at.1.elapsed().unwrap_or_default();
-        self.lapsed || self.at.0.elapsed().max(slept) > expiry
+        self.lapsed || self.age() > expiry
     }
 }
 
@@ -302,6 +339,7 @@ fn refused(path: &str, content: &Content, why: &str) -> Error {
 mod tests {
     use super::*;
     use crate::objects::Directory;
+    use crate::objects::hooked::Hooked;
 
     const VOLUME: &str = "vol-1";
 
@@ -420,7 +458,7 @@ mod tests {
             Err(Error::io(std::io::Error::other("gone"), "the server"))
         };
         let objects: Arc<dyn Objects> =
-            Arc::new(Hooked { inner, put: Box::new(put), get: Box::new(|_| ()) });
+            Arc::new(Hooked { put: Box::new(put), ..Hooked::on(inner) });
         let times = Times { refresh: Duration::from_millis(1), ..quick() };
         let lock = Lock::take(&objects, VOLUME, Kind::Work, times, &stop).unwrap();
         let begun = Instant::now();
@@ -448,59 +486,29 @@ mod tests {
             }
         };
         let objects: Arc<dyn Objects> =
-            Arc::new(Hooked { inner, put: Box::new(|_| Ok(())), get: Box::new(get) });
+            Arc::new(Hooked { get: Box::new(get), ..Hooked::on(inner) });
         let taken = Lock::take(&objects, VOLUME, Kind::Work, quick(), &Arc::default());
         assert_eq!(taken.map(drop).unwrap_err().kind(), ErrorKind::Busy);
     }
 
-    /// Something before or after a call.
-    type Hook<T> = Box<dyn Fn(&str) -> T + Send + Sync>;
-
-    /// Objects with something before each writing, and after each reading.
-    struct Hooked {
-        inner: Arc<dyn Objects>,
-        put: Hook<Result<()>>,
-        get: Hook<()>,
-    }
-
-    impl Objects for Hooked {
-        fn put(&self, path: &str, content: &[u8]) -> Result<()> {
-            (self.put)(path)?;
-            self.inner.put(path, content)
-        }
-
-        fn get(&self, path: &str, limit: u64) -> Result<Vec<u8>> {
-            let content = self.inner.get(path, limit);
-            (self.get)(path);
-            content
-        }
-
-        fn get_start(&self, path: &str, most: u64) -> Result<Vec<u8>> {
-            self.inner.get_start(path, most)
-        }
-
-        fn stat(&self, path: &str) -> Result<Option<crate::objects::Stat>> {
-            self.inner.stat(path)
-        }
-
-        fn list(&self, folder: &str) -> Result<Vec<String>> {
-            self.inner.list(folder)
-        }
-
-        fn walk(&self, folder: &str, found: crate::objects::Found<'_>) -> Result<()> {
-            self.inner.walk(folder, found)
-        }
-
-        fn remove(&self, path: &str) -> Result<()> {
-            self.inner.remove(path)
-        }
-
-        fn remove_all(&self, folder: &str) -> Result<()> {
-            self.inner.remove_all(folder)
-        }
-
-        fn settle(&self) -> Result<()> {
-            self.inner.settle()
-        }
+    /// A removal waits while the lock was not written for a while, and is refused once it was out of date.
+    #[test]
+    fn a_removal_waits_for_a_fresh_lock() {
+        let (_root, objects) = store();
+        let stop = Arc::new(AtomicBool::new(true));
+        let lock = Lock::take(&objects, VOLUME, Kind::Deletion, quick(), &stop).unwrap();
+        lock.check_fresh().unwrap();
+        lock.shared.kept().at.1 -= quick().expiry / 2;
+        lock.check().unwrap();
+        assert_eq!(lock.check_fresh().unwrap_err().kind(), ErrorKind::Interrupted, "it waits");
+        stop.store(false, Memory::SeqCst);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| lock.check_fresh());
+            lock.shared.refresh().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        lock.shared.kept().at.1 -= quick().expiry * 2;
+        lock.shared.refresh().unwrap();
+        assert_eq!(lock.check_fresh().unwrap_err().kind(), ErrorKind::Busy);
     }
 }

@@ -3,6 +3,14 @@
 //! In this order: `volume.cfg` names another backup as the last one; the backup's facts go, durably; blocks go to which
 //! no facts refer; `volume.cfg` counts what is left. So no facts ever refer to a block that was deleted, whenever it is cut
 //! off. What stays then goes with the next deletion.
+//!
+//! Nobody begins a backup while the deletion's lock is good, and whoever begins one later lists the blocks later. So each
+//! removal must have ended when the lock goes out of date: [`Lock::check_fresh`] is asked before each try of each removal,
+//! also of facts, under whose name somebody may have created a backup by then. What no check in this process can stop is
+//! a `hard` mount of a network file system that carries a removal out when the server is back.
+//!
+//! Upstream takes a lock that is good for one out of date if its clock is ahead. What it has begun is in the list of
+//! backups before it lists blocks. So that list is looked at again, right before blocks go and as often as a lock is written.
 
 use crate::config::BackupConfig;
 use crate::lock::{Kind, Lock};
@@ -10,9 +18,11 @@ use crate::names::{self, BlockName, TEMPORARY};
 use crate::objects::Objects;
 use crate::pool::{self, Work};
 use crate::store::BackupStore;
-use dbs_core::{ErrorKind, Result};
+use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// What a deletion has deleted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -78,7 +88,9 @@ impl BackupStore {
             Ok(config) => config,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
                 // Nobody can restore them.
-                paths.iter().try_for_each(|path| self.objects.remove(path))?;
+                paths
+                    .iter()
+                    .try_for_each(|path| self.objects.remove_if(path, &|| lock.check_fresh()))?;
                 return Err(error.context("cannot find volume in backupstore"));
             }
             Err(error) => return Err(error),
@@ -95,10 +107,7 @@ impl BackupStore {
             self.save_volume(&config)?;
         }
         self.remove_facts(|objects| {
-            paths.iter().try_for_each(|path| {
-                lock.check()?;
-                objects.remove(path)
-            })
+            paths.iter().try_for_each(|path| objects.remove_if(path, &|| lock.check_fresh()))
         })?;
         let mut removed = self.collect(volume, &others, lock, work)?;
         removed.found = found;
@@ -123,14 +132,22 @@ impl BackupStore {
         }
         let lock = self.lock(volume, Kind::Deletion)?;
         // Facts before blocks, durably, and the lock last.
-        for folder in [names::backups(volume), names::blocks(volume)] {
+        let before = self.backups(volume)?;
+        let is_new = || self.has_new(volume, &before);
+        for (folder, is_new) in [
+            (names::backups(volume), &(|| Ok(false)) as IsNew<'_>),
+            (names::blocks(volume), &is_new),
+        ] {
             let mut all = Vec::new();
             self.walk(&folder, work, &mut |path, _| all.push(path.to_owned()))?;
-            self.sweep(&folder, all, &lock, work)?;
+            if is_new()? {
+                return Err(begun());
+            }
+            self.sweep(&folder, all, &lock, work, is_new)?;
             self.objects.settle()?;
         }
-        lock.check()?;
-        self.objects.remove(&names::volume_config(volume))?;
+        self.objects.remove_if(&names::volume_config(volume), &|| lock.check_fresh())?;
+        lock.check_fresh()?;
         self.objects.remove_all(&names::locks(volume))?;
         self.objects.remove_all(&folder)
     }
@@ -187,36 +204,58 @@ impl BackupStore {
         })?;
         for file in self.objects.list(&names::backups(volume))? {
             if file.contains(TEMPORARY) {
-                self.objects.remove(&format!("{}/{file}", names::backups(volume)))?;
+                let path = format!("{}/{file}", names::backups(volume));
+                self.objects.remove_if(&path, &|| lock.check_fresh())?;
             }
         }
+        let is_new = || self.has_new(volume, &others.names);
         // Whoever took the lock for one out of date has begun a backup by now.
-        if self.backups(volume)? != others.names {
+        if is_new()? {
             removed.kept = Some("a new backup was begun meanwhile".to_owned());
             return Ok(removed);
         }
         removed.blocks =
             garbage.iter().filter(|path| names::block_of(path).is_some()).count() as u64;
-        self.sweep(&folder, garbage, lock, work)?;
+        self.sweep(&folder, garbage, lock, work, &is_new)?;
         Ok(removed)
     }
 
-    /// Removes objects in a folder for as long as the lock is good.
+    /// Whether there is a backup besides these, which are sorted.
+    fn has_new(&self, volume: &str, known: &[String]) -> Result<bool> {
+        Ok(self.backups(volume)?.iter().any(|name| known.binary_search(name).is_err()))
+    }
+
+    /// Removes objects in a folder for as long as the lock is good, and there is no new backup.
+    ///
+    /// # Errors
+    /// `Busy`; `Interrupted`; those of the store.
     pub(crate) fn sweep(
         &self,
         folder: &str,
         paths: Vec<String>,
         lock: &Lock,
         work: &mut Work<'_>,
+        is_new: IsNew<'_>,
     ) -> Result<()> {
         let (total, mut done) = (paths.len() as u64, 0);
+        let looked = Mutex::new(Instant::now());
+        let is_due = || {
+            let mut looked = looked.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_due = looked.elapsed() >= self.times.refresh;
+            if is_due {
+                *looked = Instant::now();
+            }
+            is_due
+        };
         pool::each(
             work.workers,
             &self.stop,
             paths.into_iter(),
             |path| {
-                lock.check()?;
-                self.objects.remove(&format!("{folder}/{path}"))
+                if is_due() && is_new()? {
+                    return Err(begun());
+                }
+                self.objects.remove_if(&format!("{folder}/{path}"), &|| lock.check_fresh())
             },
             |removed| {
                 done += u64::from(removed.is_some());
@@ -224,6 +263,16 @@ impl BackupStore {
             },
         )
     }
+}
+
+/// Whether somebody has begun a backup since the lock was taken.
+pub(crate) type IsNew<'a> = &'a (dyn Fn() -> Result<bool> + Sync);
+
+fn begun() -> Error {
+    Error::busy(
+        "somebody has begun a backup during this deletion, and took its lock for one out of date: look at the clocks. No \
+         further blocks are deleted; delete again when that backup has ended",
+    )
 }
 
 impl Others {
@@ -234,6 +283,139 @@ impl Others {
         let Ok(time) = asked_at.parse::<jiff::Timestamp>() else { return };
         if self.last.as_ref().is_none_or(|(last, _, _)| time > *last) {
             self.last = Some((time, asked_at.clone(), name.to_owned()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::Directory;
+    use crate::objects::hooked::Hooked;
+    use crate::url::Url;
+    use crate::{CreateOptions, Created, Source};
+    use std::ops::Range;
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::SystemTime;
+
+    const BLOCK: u64 = 8192;
+    const VOLUME: &str = "vol-1";
+
+    /// Makes a lock an old one.
+    type Aging = Box<dyn Fn() + Send>;
+
+    /// Blocks of these bytes.
+    struct Bytes(Vec<u8>);
+
+    impl Source for Bytes {
+        fn size(&self) -> u64 {
+            self.0.len() as u64 * BLOCK
+        }
+
+        fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+            buf.fill(self.0[(offset / BLOCK) as usize]);
+            Ok(())
+        }
+
+        fn ranges(
+            &self,
+            base: Option<&BackupConfig>,
+            found: &mut dyn FnMut(Range<u64>) -> Result<()>,
+        ) -> Result<bool> {
+            found(0..self.size())?;
+            Ok(base.is_none())
+        }
+    }
+
+    fn create(store: &BackupStore, backup: &str, bytes: &[u8]) -> Result<Created> {
+        let options = CreateOptions {
+            volume: VOLUME.to_owned(),
+            snapshot: backup.to_owned(),
+            backup: Some(backup.to_owned()),
+            block_size: Some(BLOCK),
+            ..CreateOptions::default()
+        };
+        let source = Bytes(bytes.to_vec());
+        store.create(&source, options)?.run(&mut Work::new(&mut |_, _| true))
+    }
+
+    fn store(objects: Arc<dyn Objects>) -> BackupStore {
+        BackupStore::on(&Url::parse("vfs:///x").unwrap(), objects).without_waiting()
+    }
+
+    /// A directory, and a deletion of whose removals of blocks the first one calls `meanwhile`, and is made once more.
+    fn deletion(
+        root: &Path,
+        meanwhile: impl Fn() + Send + Sync + 'static,
+    ) -> (BackupStore, BackupStore) {
+        let inner: Arc<dyn Objects> = Arc::new(Directory::open(root).unwrap());
+        let first = AtomicBool::new(true);
+        let remove = move |path: &str| {
+            let is_first = path.ends_with(".blk") && first.swap(false, Ordering::SeqCst);
+            if is_first {
+                meanwhile();
+            }
+            is_first
+        };
+        let hooked = Hooked { remove: Box::new(remove), ..Hooked::on(Arc::clone(&inner)) };
+        (store(inner), store(Arc::new(hooked)))
+    }
+
+    fn bad(store: &BackupStore, backup: &str) -> usize {
+        store.verify(VOLUME, backup, true, &mut Work::new(&mut |_, _| true)).unwrap().bad.len()
+    }
+
+    /// Found by review: a removal whose way to the server broke was tried again when somebody had taken the lock for one
+    /// out of date and relied on the block.
+    #[test]
+    fn a_removal_is_not_tried_again_when_its_lock_is_out_of_date() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().to_owned();
+        let aging: Arc<Mutex<Option<Aging>>> = Arc::default();
+        let age = Arc::clone(&aging);
+        let (other, deleting) = deletion(root.path(), move || {
+            age.lock().unwrap().take().unwrap()();
+            let locks = path.join(names::locks(VOLUME));
+            for lock in std::fs::read_dir(locks).unwrap() {
+                let file = std::fs::File::options().write(true).open(lock.unwrap().path()).unwrap();
+                file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            }
+            let other = store(Arc::new(Directory::open(&path).unwrap()));
+            create(&other, "backup-2", &[1, 2, 3]).unwrap();
+        });
+        create(&other, "backup-1", &[1, 2, 3]).unwrap();
+        let lock = deleting.lock(VOLUME, Kind::Deletion).unwrap();
+        *aging.lock().unwrap() = Some(Box::new(lock.aging()));
+        let mut progress = |_, _| true;
+        let mut work = Work { workers: 1, ..Work::new(&mut progress) };
+        let error = deleting.remove_locked(VOLUME, &["backup-1"], &lock, &mut work).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert_eq!(bad(&other, "backup-2"), 0);
+    }
+
+    /// Found by review: upstream, whose clock is ahead, begins a backup although the lock is good.
+    #[test]
+    fn a_backup_that_somebody_begins_ends_the_deletion() {
+        for whole in [false, true] {
+            let root = tempfile::tempdir().unwrap();
+            let path = root.path().join(names::backup_config(VOLUME, "backup-2"));
+            let (other, mut deleting) = deletion(root.path(), move || {
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(&path, "{}").unwrap();
+            });
+            create(&other, "backup-1", &[1, 2, 3]).unwrap();
+            deleting.times.refresh = std::time::Duration::from_nanos(2);
+            let mut progress = |_, _| true;
+            let mut work = Work { workers: 1, ..Work::new(&mut progress) };
+            let error = match whole {
+                false => deleting.remove(VOLUME, "backup-1", &mut work).map(drop).unwrap_err(),
+                true => deleting.remove_volume(VOLUME, &mut work).unwrap_err(),
+            };
+            assert!(error.to_string().contains("look at the clocks"), "{error}");
+            let left = other.blocks(VOLUME, &mut Work::new(&mut |_, _| true)).unwrap();
+            assert_eq!(left.len(), 2, "the one that was on its way is gone");
         }
     }
 }

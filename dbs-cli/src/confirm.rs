@@ -25,3 +25,11 @@ pub fn confirm(context: &Context, what: &str) -> Result<()> {
         _ => Err(Error::new(ErrorKind::Interrupted, "not confirmed; nothing was changed")),
     }
 }
+
+/// As [`confirm`], of something in the store, which may be that of another shell's `DBS_STORE`.
+///
+/// # Errors
+/// As [`confirm`]; `Invalid` if no store was named.
+pub fn confirm_in_store(context: &Context, what: &str) -> Result<()> {
+    confirm(context, &format!("Store {}: {what}", context.store()?.display()))
+}

@@ -1,7 +1,8 @@
 //! How far a long command is, on one line of the terminal, and the way to stop it.
 
 use crate::output::printable;
-use dbs_core::{Error, Result, format_size};
+use crate::signals::endings;
+use dbs_core::{Error, ErrorKind, Result, format_size};
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,24 +28,36 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// From the first SIGINT or SIGTERM on, says so; the second ends the process. Until this is
-    /// called a signal ends it at once, which is right for commands that take no time.
+    /// From the first SIGINT, SIGTERM or SIGHUP on, says so; the second ends the process, unless it is a SIGHUP: of a
+    /// lost terminal both the kernel and the shell tell. Until this is called a signal ends it at once, which is right
+    /// for commands that take no time.
     ///
     /// # Errors
     /// `Io`.
     pub fn on_signals(&self) -> Result<()> {
-        use signal_hook::consts::{SIGINT, SIGTERM};
+        use signal_hook::consts::SIGHUP;
         use signal_hook::flag;
         if self.watching.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
         let code = i32::from(crate::exit::INTERRUPTED);
-        for signal in [SIGINT, SIGTERM] {
-            flag::register_conditional_shutdown(signal, code, Arc::clone(&self.asked))
-                .and_then(|_| flag::register(signal, Arc::clone(&self.asked)))
-                .map_err(|e| Error::io(e, "watching for signals"))?;
+        for signal in endings() {
+            let failed = |e| Error::io(e, "watching for signals");
+            if signal != SIGHUP {
+                flag::register_conditional_shutdown(signal, code, Arc::clone(&self.asked))
+                    .map_err(failed)?;
+            }
+            flag::register(signal, Arc::clone(&self.asked)).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// An error of a transfer: that of a pipe which failed since it was stopped says so.
+    pub fn explain(&self, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Io if self.asked() => Error::new(ErrorKind::Interrupted, error.to_string()),
+            _ => error,
+        }
     }
 
     /// Whether to stop.

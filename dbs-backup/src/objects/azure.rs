@@ -194,7 +194,8 @@ impl Azure {
 
 impl Service for Azure {
     fn call(&self, call: &Call<'_>) -> Result<Option<Answer>> {
-        self.http.call(call.limit, || self.request(call), |answer| self.judge(call, answer))
+        let make = || (call.allowed)().and_then(|()| self.request(call));
+        self.http.call(call.limit, make, |answer| self.judge(call, answer))
     }
 
     fn page(&self, prefix: &str, delimited: bool, token: Option<&str>, most: u32) -> Result<Page> {
@@ -254,8 +255,7 @@ mod tests {
             root: "/devstoreaccount1/cont".into(),
         };
         let query = vec![("comp", "x".to_owned()), ("prefix", "a/b".to_owned())];
-        let call =
-            Call { method: "PUT", path: Some("a b"), query, body: b"abc", limit: 0, starts: false };
+        let call = Call { query, ..Call::of("PUT", "a b", b"abc", 0) };
         let headers = [
             ("x-ms-blob-type", "BlockBlob".to_owned()),
             ("x-ms-date", "Wed, 25 Nov 2026 12:00:00 GMT".to_owned()),
@@ -263,6 +263,21 @@ mod tests {
         ];
         let signature = azure.signature(&call, "/devstoreaccount1/cont/p/a%20b", &headers);
         assert_eq!(signature, "OcP8FXxD8JbDdQWd0Xv9QIQ9ZjjtoAZ8HoeHCPUVkxY=");
+    }
+
+    /// Found by review: a removal was tried for ten minutes, whatever had become of its lock.
+    #[test]
+    fn a_removal_is_allowed_at_each_try() {
+        let stop = Arc::new(AtomicBool::new(false));
+        crate::objects::remote::test_removal(|origin| Azure {
+            http: Http::new(&|_| None, "localhost", false, None, &stop).unwrap(),
+            account: "devstoreaccount1".into(),
+            key: hmac::Key::new(hmac::HMAC_SHA256, b"secret"),
+            container: "cont".into(),
+            prefix: "p/".into(),
+            origin,
+            root: "/devstoreaccount1/cont".into(),
+        });
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Objects as files in a directory: `vfs://`, and what is mounted for `nfs://` and `cifs://`.
 
-use super::{Found, Objects, Stat, missing, too_long};
+use super::{Allowed, Found, Objects, Stat, missing, too_long};
 use crate::names::{BASE, TEMPORARY};
 use dbs_core::{Error, Result};
 use nix::fcntl::OFlag;
@@ -185,8 +185,9 @@ impl Objects for Directory {
         self.walk_folder(&self.at(folder), "", found)
     }
 
-    fn remove(&self, path: &str) -> Result<()> {
+    fn remove_if(&self, path: &str, allowed: Allowed<'_>) -> Result<()> {
         let file = self.at(path);
+        allowed()?;
         match fs::remove_file(&file) {
             Err(error) if !is_absent(&error) => return Err(failed(error, "removing", &file)),
             _ => self.prune(&file),

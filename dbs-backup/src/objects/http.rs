@@ -23,6 +23,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 const SILENCE: Duration = Duration::from_secs(60);
 /// A connection is made in this time.
 const CONNECT: Duration = Duration::from_secs(10);
+/// A removal has its answer in this time, or is given up: see `Lock::check_fresh`.
+const REMOVAL: Duration = Duration::from_secs(70);
 /// Connections that are kept for the next request.
 const IDLE: usize = 64;
 
@@ -133,9 +135,14 @@ impl Http {
     /// Sends one request; an answer that is longer than `limit` is `Corrupt`.
     pub fn send(&self, request: Request<Vec<u8>>, limit: u64) -> Result<Answer> {
         let what = format!("{} {}", request.method(), request.uri().path());
-        let has_body = matches!(request.method().as_str(), "PUT" | "POST");
-        let answer =
-            if has_body { self.agent.run(request) } else { self.agent.run(request.map(|_| ())) };
+        let answer = match request.method().as_str() {
+            "PUT" | "POST" => self.agent.run(request),
+            "DELETE" => {
+                let request = self.agent.configure_request(request.map(|_| ()));
+                self.agent.run(request.timeout_global(Some(REMOVAL)).build())
+            }
+            _ => self.agent.run(request.map(|_| ())),
+        };
         let answer = answer.map_err(|e| failed(&what, e))?;
         let (parts, mut body) = answer.into_parts();
         let read = body.with_config().limit(limit + 1).read_to_vec();

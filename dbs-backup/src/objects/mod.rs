@@ -2,6 +2,8 @@
 
 pub(crate) mod azure;
 mod directory;
+#[cfg(test)]
+pub(crate) mod hooked;
 mod http;
 pub(crate) mod mount;
 mod remote;
@@ -29,6 +31,9 @@ pub type Found<'a> = &'a mut dyn FnMut(&str, Bytes<'_>) -> Result<()>;
 /// Gives the bytes of an object where that is known. In a directory each call asks the file system.
 pub type Bytes<'a> = &'a dyn Fn() -> Option<u64>;
 
+/// Asked right before each try of a request whether it may still be made.
+pub type Allowed<'a> = &'a (dyn Fn() -> Result<()> + Sync);
+
 /// Keeps objects: byte strings under paths. Many threads may use it at once.
 ///
 /// Errors are `NotFound` where said so, `Io` for whatever may be better later, and others.
@@ -47,8 +52,14 @@ pub trait Objects: Send + Sync {
     fn list(&self, folder: &str) -> Result<Vec<String>>;
     /// Calls `found` with the path, below the folder, of every object below a folder.
     fn walk(&self, folder: &str, found: Found<'_>) -> Result<()>;
+    /// Removes an object, if it is there, and if `allowed` says yes at each try.
+    fn remove_if(&self, path: &str, allowed: Allowed<'_>) -> Result<()>;
+
     /// Removes an object, if it is there.
-    fn remove(&self, path: &str) -> Result<()>;
+    fn remove(&self, path: &str) -> Result<()> {
+        self.remove_if(path, &|| Ok(()))
+    }
+
     /// Removes everything below a folder, and the folder.
     fn remove_all(&self, folder: &str) -> Result<()>;
     /// Makes durable what was removed, and what others have written, as far as this side can.

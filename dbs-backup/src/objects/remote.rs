@@ -1,7 +1,7 @@
 //! Objects of a server: what S3 and Azure have in common.
 
 use super::http::{Answer, Variables};
-use super::{Found, Objects, Stat, missing};
+use super::{Allowed, Found, Objects, Stat, missing};
 use crate::names::BlockName;
 use crate::pool;
 use crate::url::{Url, encode};
@@ -46,6 +46,8 @@ pub(crate) struct Call<'a> {
     pub limit: u64,
     /// No more than `limit` bytes are asked for, of what may have more.
     pub starts: bool,
+    /// Asked before each try.
+    pub allowed: Allowed<'a>,
 }
 
 /// A part of a list.
@@ -64,13 +66,15 @@ pub(crate) struct Remote<S> {
 }
 
 impl<'a> Call<'a> {
-    fn of(method: &'static str, path: &'a str, body: &'a [u8], limit: u64) -> Self {
-        Self { method, path: Some(path), query: Vec::new(), body, limit, starts: false }
+    /// Of an object.
+    pub fn of(method: &'static str, path: &'a str, body: &'a [u8], limit: u64) -> Self {
+        let (path, query) = (Some(path), Vec::new());
+        Self { method, path, query, body, limit, starts: false, allowed: &|| Ok(()) }
     }
 
     /// Of a page of a list.
     pub fn list(query: Vec<(&'static str, String)>) -> Self {
-        Self { method: "GET", path: None, query, body: &[], limit: LIST_LIMIT, starts: false }
+        Self { path: None, query, ..Self::of("GET", "", &[], LIST_LIMIT) }
     }
 
     /// The range of bytes that is asked for.
@@ -191,8 +195,9 @@ impl<S: Service> Objects for Remote<S> {
         self.each(folder, false, found)
     }
 
-    fn remove(&self, path: &str) -> Result<()> {
-        self.service.call(&Call::of("DELETE", path, &[], LIST_LIMIT)).map(drop)
+    fn remove_if(&self, path: &str, allowed: Allowed<'_>) -> Result<()> {
+        let call = Call { allowed, ..Call::of("DELETE", path, &[], LIST_LIMIT) };
+        self.service.call(&call).map(drop)
     }
 
     fn remove_all(&self, folder: &str) -> Result<()> {
@@ -243,6 +248,33 @@ pub(super) fn prefix(url: &Url) -> String {
 /// A time as HTTP has it.
 pub(super) fn parse_date(text: &str) -> Option<Timestamp> {
     jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()
+}
+
+/// A removal by a service whose server refuses every request as busy ends when it is not allowed any more.
+#[cfg(test)]
+pub(super) fn test_removal<S: Service>(make: impl FnOnce(String) -> S) {
+    use std::io::{Read, Write};
+    use std::sync::atomic::AtomicUsize;
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", server.local_addr().unwrap());
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&tries);
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            let (mut stream, mut request) = (stream.unwrap(), [0; 4096]);
+            counted.fetch_add(1, Ordering::SeqCst);
+            let _ = stream.read(&mut request);
+            let answer = b"HTTP/1.1 503 busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            let _ = stream.write_all(answer);
+        }
+    });
+    let remote = Remote { service: make(address), stop: Arc::default() };
+    let allowed = || match tries.load(Ordering::SeqCst) {
+        0 | 1 => Ok(()),
+        _ => Err(Error::busy("not any more")),
+    };
+    let error = remote.remove_if("a/b", &allowed).unwrap_err();
+    assert_eq!((error.kind(), tries.load(Ordering::SeqCst)), (ErrorKind::Busy, 2), "{error}");
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Objects in memory that fail when told to, and volumes in memory.
 
 use dbs_backup::config::BackupConfig;
-use dbs_backup::objects::{Found, Objects, Stat};
+use dbs_backup::objects::{Allowed, Found, Objects, Stat};
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, CreateOptions, Created, Onto, Restored, Source, Target, Work};
 use dbs_core::{Error, Result};
@@ -178,7 +178,8 @@ impl Objects for Memory {
         below.into_iter().try_for_each(|(path, size)| found(path, &|| size))
     }
 
-    fn remove(&self, path: &str) -> Result<()> {
+    fn remove_if(&self, path: &str, allowed: Allowed<'_>) -> Result<()> {
+        allowed()?;
         self.call(|| self.take(|there| there == path))
     }
 

@@ -56,7 +56,7 @@ pub struct Attach {
     /// already keeps its own setting
     #[arg(long, value_name = "SIZE", value_parser = spec::checksum_cache)]
     checksum_cache: Option<u64>,
-    /// Serve the store in this process, until SIGINT or SIGTERM
+    /// Serve the store in this process, until SIGINT, SIGTERM or SIGHUP
     #[arg(long)]
     foreground: bool,
 }

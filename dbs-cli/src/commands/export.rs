@@ -1,19 +1,31 @@
 //! `dbs volume export`.
 
+use super::taken::{remove, take};
 use crate::confirm::confirm;
-use crate::context::Context;
+use crate::context::{Context, typed};
+use crate::output;
+use crate::pipes::Output;
 use crate::progress::Unit;
-use crate::spec::Spec;
+use crate::spec::{SnapshotSpec, Spec};
+use crate::target::Target;
 use clap::Args;
+use dbs_client::any_store::AnyStore;
+use dbs_control::api::Request;
 use dbs_core::io::open::claim;
 use dbs_core::store::is_same_place;
 use dbs_core::{Error, ErrorKind, Result, format_size};
-use dbs_transfer::{export_path, export_stream};
+use dbs_server::top::Top;
+use dbs_transfer::{
+    BlockAccess, Copied, StoreAccess, check_same, check_whole, export_path, export_stream,
+};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 /// Write a volume or snapshot as a raw image.
+///
+/// If somebody has the volume open, the command takes a snapshot, exports that, and deletes it: the image is
+/// what a power cut at that moment would have left.
 #[derive(Debug, Args)]
 pub struct Export {
     /// VOLUME, or VOLUME@SNAPSHOT
@@ -25,6 +37,10 @@ pub struct Export {
     /// overwritten, other stores only after a question
     #[arg(long)]
     force: bool,
+    /// Export a volume as it is while it is written, without a snapshot. Parts of the image are then of
+    /// different moments: file systems and databases in it can be damaged
+    #[arg(long)]
+    live: bool,
 }
 
 impl Export {
@@ -36,21 +52,10 @@ impl Export {
         }
         context.stop.on_signals()?;
         let copied = context.with(false, |target| {
-            let volume = target.open_spec(&self.spec.to_string())?;
-            let mut meter = context.meter("exporting", Unit::Bytes);
-            let mut progress = |done, total| meter.update(done, total);
-            let copied = if to_stdout {
-                export_stream(&*volume, io::stdout().lock(), &mut progress)?
-            } else {
-                export_path(&*volume, &self.file, self.force, &mut progress)?
-            };
-            // A rebuild may have begun meanwhile, and changed what was read.
-            match target.open_spec(&self.spec.to_string()) {
-                Err(error) if error.kind() == ErrorKind::Busy => {
-                    let file = self.file.display();
-                    Err(error.context(format!("{file} may be incomplete, export it again")))
-                }
-                _ => Ok(copied),
+            let is_head = self.spec.snapshot.is_none();
+            match is_head && !self.live && is_used(context, target, &self.spec.volume)? {
+                true => self.at_one_moment(context, target),
+                false => self.copy(context, target, &self.spec),
             }
         })?;
         if to_stdout {
@@ -62,6 +67,85 @@ impl Export {
 }
 
 impl Export {
+    /// Exports a snapshot that is taken for it. The map and the parts of a volume that is written are of different
+    /// moments: an image of them can lack what was flushed first and hold what was written later.
+    fn at_one_moment(&self, context: &Context, target: &Target) -> Result<Copied> {
+        let volume = &self.spec.volume;
+        for snapshot in target.access()?.snapshots(volume)? {
+            if snapshot.labels.contains_key(TAKEN_FOR) {
+                let left = SnapshotSpec { volume: volume.clone(), snapshot: snapshot.name };
+                // Left by a process that was killed. That of an export that runs is open: it is refused, and stays.
+                let _ = remove(context, target, &left);
+            }
+        }
+        let taken = take(context, target, volume, "export", (TAKEN_FOR, "temporary"));
+        let taken = taken.map_err(|error| {
+            error.context(format!(
+                "no snapshot of volume {volume} can be taken for the export. Export one that is there, or the volume \
+                 as it is with --live"
+            ))
+        })?;
+        let (volume, snapshot) = (taken.volume.clone(), Some(taken.snapshot.clone()));
+        let copied = self.copy(context, target, &Spec { volume, snapshot });
+        if let Err(error) = remove(context, target, &taken) {
+            output::warn(&format!("snapshot {taken} is kept: {error}"));
+        }
+        copied
+    }
+
+    fn copy(&self, context: &Context, target: &Target, spec: &Spec) -> Result<Copied> {
+        // Nobody changes an image of format 1.0.0.
+        let store = target.access().ok();
+        let snapshot = match (store, &spec.snapshot) {
+            (Some(store), Some(name)) => Some((store, store.snapshot_info(&spec.volume, name)?)),
+            _ => None,
+        };
+        let before = written(context, target, &spec.volume);
+        let volume = target.open_spec(&spec.to_string())?;
+        let check = || match &snapshot {
+            Some((store, snapshot)) => check_same(*store, [snapshot]),
+            None if !self.live && written(context, target, &spec.volume) != before => {
+                Err(Error::busy(format!("somebody has begun to write to volume {}", spec.volume)))
+            }
+            // A rebuild may have begun.
+            None => match target.open_spec(&spec.to_string()) {
+                Err(error) if error.kind() == ErrorKind::Busy => Err(error),
+                _ => Ok(()),
+            },
+        };
+        let whole =
+            snapshot.iter().try_for_each(|(store, snapshot)| check_whole(*store, [snapshot]));
+        let copied = whole.and_then(|()| self.write(context, &*volume, &check));
+        let closed = volume.close(&mut || true);
+        copied.and_then(|copied| closed.map(|()| copied))
+    }
+
+    /// Writes the image, and calls `check` when all was read, before a new file gets its name.
+    fn write(
+        &self,
+        context: &Context,
+        volume: &dyn BlockAccess,
+        check: &dyn Fn() -> Result<()>,
+    ) -> Result<Copied> {
+        let mut meter = context.meter("exporting", Unit::Bytes);
+        let mut failed = None;
+        let mut progress = |done, total| {
+            failed = if done == total { check().err() } else { None };
+            meter.update(done, total) && failed.is_none()
+        };
+        let copied = match self.file.as_os_str() == "-" {
+            true => {
+                let output = Output::new(&context.stop).map_err(|e| Error::io(e, STDOUT))?;
+                export_stream(volume, output, &mut progress)
+            }
+            false => export_path(volume, &self.file, self.force, &mut progress),
+        };
+        match failed {
+            Some(error) => Err(error.context("the export is incomplete, begin again")),
+            None => copied.map_err(|error| context.stop.explain(error)),
+        }
+    }
+
     /// Refuses to overwrite the store itself, and what its volumes rest on; asks before another one is.
     fn check_overwritten(&self, context: &Context) -> Result<()> {
         let (file, Ok(kind)) = (self.file.display(), std::fs::metadata(&self.file)) else {
@@ -87,6 +171,27 @@ impl Export {
         }
     }
 }
+
+/// Whether somebody has a volume open who may write: a user of a server.
+fn is_used(context: &Context, target: &Target, volume: &str) -> Result<bool> {
+    let Target::Live(AnyStore::Served(server)) = target else { return Ok(false) };
+    Ok(server.volume_info(volume)?.open
+        && target.call(context, &Request::Info)?["read_only"] != true)
+}
+
+/// What a volume is, and how often it was written since its store was opened, where that is counted.
+fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, u64)> {
+    let Target::Live(AnyStore::Served(_)) = target else { return None };
+    let top: Top = typed(target.call(context, &Request::Top).ok()?).ok()?;
+    let found = top.volumes.into_iter().find(|load| load.name == volume)?;
+    Some((found.uuid, found.io.writes))
+}
+
+/// What errors of the standard output name.
+pub(super) const STDOUT: &str = "the standard output";
+
+/// The label of the snapshot that an export takes.
+const TAKEN_FOR: &str = "dbs-export";
 
 /// How what is known of a file begins if that is a store, of any version.
 const STORE: &str = "a DBS store";

@@ -1,6 +1,7 @@
 //! `dbs volume import`.
 
 use crate::context::{Context, typed};
+use crate::pipes::Input;
 use crate::progress::Unit;
 use crate::spec;
 use crate::target::Target;
@@ -47,14 +48,14 @@ enum Format {
 /// The image.
 enum Source {
     File(File),
-    /// What was read of the standard input to look at it; the rest follows.
-    Pipe(Vec<u8>),
+    /// What was read of the standard input to look at it; and the rest.
+    Pipe(Vec<u8>, Input),
 }
 
 impl Import {
     pub fn run(self, context: &Context) -> Result<()> {
         // Before anything is made in the store.
-        let (source, length) = self.open()?;
+        let (source, length) = self.open(context)?;
         if matches!(source, Source::File(_)) {
             context.refuse_store(&self.file)?;
         }
@@ -85,13 +86,13 @@ impl Import {
         context.done(&value, &format!("imported volume {}, {size}, {data} of data", self.name))
     }
 
-    fn open(&self) -> Result<(Source, Option<u64>)> {
+    fn open(&self, context: &Context) -> Result<(Source, Option<u64>)> {
         if self.file.as_os_str() == "-" {
-            let mut head = Vec::new();
-            let read = io::stdin().lock().take(IMAGE_BYTES as u64).read_to_end(&mut head);
-            read.map_err(|e| Error::io(e, "reading the standard input"))?;
+            let failed = |e| Error::io(e, "reading the standard input");
+            let (mut head, input) = (Vec::new(), Input::new(&context.stop).map_err(failed)?);
+            (&input).take(IMAGE_BYTES as u64).read_to_end(&mut head).map_err(failed)?;
             self.check_format(&head, "the standard input")?;
-            return Ok((Source::Pipe(head), None));
+            return Ok((Source::Pipe(head, input), None));
         }
         let name = self.file.display();
         let failed = |e: io::Error| match e.kind() {
@@ -182,8 +183,9 @@ impl Import {
             |done, total| meter.update(done, if known || self.size.is_some() { total } else { 0 });
         let copied = match source {
             Source::File(file) => import_file(file, &*filled, &mut progress),
-            Source::Pipe(head) => import_stream(head.chain(io::stdin()), &*filled, &mut progress),
-        }?;
+            Source::Pipe(head, input) => import_stream(head.chain(input), &*filled, &mut progress),
+        };
+        let copied = copied.map_err(|error| context.stop.explain(error))?;
         if copied.length == 0 {
             return Err(Error::invalid(
                 "the standard input ended before its first byte: look at the command before the pipe",

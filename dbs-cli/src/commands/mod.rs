@@ -14,6 +14,7 @@ pub mod serve;
 pub mod snapshot;
 pub mod store;
 pub mod stream;
+pub mod taken;
 pub mod tools;
 pub mod top;
 pub mod volume;

@@ -4,6 +4,7 @@ use super::mount::{MountOption, end_served, mount_served};
 use crate::context::Context;
 use crate::exit;
 use crate::output::{print, print_json};
+use crate::signals;
 use crate::spec;
 use crate::terminal::leave_terminal;
 use clap::{Args, FromArgMatches};
@@ -19,7 +20,7 @@ use dbs_service::notify::notify;
 use dbs_service::privileges::{self, Unprivileged};
 use nix::unistd::Gid;
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Serve the store's volumes over NBD, and to virtual machines, until SIGINT or SIGTERM.
+/// Serve the store's volumes over NBD, and to virtual machines, until SIGINT, SIGTERM or SIGHUP.
 ///
 /// The exports are `VOLUME`, and `VOLUME@SNAPSHOT` for reading. If the store has a single volume, the
 /// empty export name means this volume. While the server runs, it answers all dbs commands on the
@@ -178,8 +179,7 @@ impl Serve {
             commit_interval: self.commit_interval,
         };
         // Before the store is opened, so that no signal ends the process while it is open.
-        let mut signals =
-            Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io(e, "watching for signals"))?;
+        let mut signals = signals::watch()?;
         let listener = self.metrics.as_ref().map(ListenAddress::bind).transpose();
         let listener = listener.map_err(|e| Error::io(e, "serving metrics"))?;
         let serving = Serving::start(&options)?;
@@ -339,12 +339,12 @@ fn announce(
     Ok(())
 }
 
-/// A second signal ends the process at once; the store survives that.
+/// A second signal, other than SIGHUP, ends the process at once; the store survives that.
 fn exit_on_next(mut signals: Signals) -> Result<()> {
     thread::Builder::new()
         .name("dbs-signals".to_owned())
         .spawn(move || {
-            if signals.forever().next().is_some() {
+            if signals.forever().any(|signal| signal != SIGHUP) {
                 std::process::exit(i32::from(exit::INTERRUPTED));
             }
         })

@@ -1,7 +1,7 @@
 //! Commands on snapshots.
 
 use super::volume::usage_rows;
-use crate::confirm::confirm;
+use crate::confirm::confirm_in_store;
 use crate::context::{Context, typed};
 use crate::output::{Table, exact_size, facts, time};
 use crate::spec::{self, LabelChange, SnapshotSpec};
@@ -186,10 +186,13 @@ fn destroy(context: &Context, request: &Request, question: &str, message: &str) 
         return Err(Error::unsupported("no such command"));
     };
     let (volume, snapshot) = (volume.clone(), snapshot.clone());
+    let spec = format!("{volume}@{snapshot}");
     let show = Request::SnapshotShow { volume, snapshot, usage: false };
     let value = context.with(true, |target| {
-        target.call(context, &show)?;
-        confirm(context, question)?;
+        let asked: SnapshotInfo = typed(target.call(context, &show)?)?;
+        confirm_in_store(context, question)?;
+        // The question may have been open for long, and names are used again.
+        target.check_same(&spec, &asked.uuid)?;
         target.call(context, request)
     })?;
     context.done(&value, message)

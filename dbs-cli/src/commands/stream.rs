@@ -1,14 +1,15 @@
 //! `dbs send` and `dbs receive`.
 
-use super::export::refuse_terminal;
-use crate::confirm::confirm;
+use super::export::{STDOUT, refuse_terminal};
+use crate::confirm::confirm_in_store;
 use crate::context::Context;
 use crate::output::print_json;
+use crate::pipes::{Input, Output};
 use crate::progress::Unit;
-use crate::spec::Spec;
+use crate::spec::{Spec, check_new_snapshot};
 use clap::Args;
 use dbs_control::api::Request;
-use dbs_core::{Error, Result, format_size};
+use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_transfer::{
     Copied, NewFile, ReceiveOptions, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader,
     pending, plan, receive_all, send,
@@ -57,7 +58,9 @@ impl SendSnapshot {
             };
             let what = if single.is_some() { self.spec.to_string() } else { describe(&streams) };
             if to_stdout {
-                return Ok((send_all(context, store, &streams, io::stdout().lock())?, what));
+                let output = Output::new(&context.stop).map_err(|e| Error::io(e, STDOUT))?;
+                let copied = send_all(context, store, &streams, output);
+                return Ok((copied.map_err(|error| context.stop.explain(error))?, what));
             }
             let new = NewFile::create(&self.file)?;
             let copied = send_all(context, store, &streams, new.file())?;
@@ -154,18 +157,19 @@ impl Receive {
         if self.token {
             return self.print_token(context);
         }
-        let (input, name) = self.open()?;
+        let (input, name) = self.open(context)?;
         if self.force {
             let volume = &self.spec.volume;
             let what = format!(
                 "Roll volume {volume} back to the snapshot that the stream was made against?"
             );
-            confirm(context, &what)?;
+            confirm_in_store(context, &what)?;
         }
         context.stop.on_signals()?;
         let received = context.with(true, |target| {
+            self.check_free(target.access()?)?;
             let received = self.receive(context, target.access()?, input);
-            let mut received = received.map_err(|e| e.context(name))?;
+            let mut received = received.map_err(|e| context.stop.explain(e.context(name)))?;
             if let (Some(new), [one]) = (&self.spec.snapshot, &mut received[..])
                 && *new != one.snapshot
             {
@@ -178,6 +182,17 @@ impl Receive {
             Ok(received)
         })?;
         show(context, &received)
+    }
+
+    /// Refuses a name that the snapshot cannot get, before anything is received.
+    fn check_free(&self, store: &dyn StoreAccess) -> Result<()> {
+        let Spec { volume, snapshot: Some(new) } = &self.spec else { return Ok(()) };
+        check_new_snapshot(new)?;
+        match store.snapshot_info(volume, new) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Err(Error::exists(format!("volume {volume} already has snapshot {new}"))),
+        }
     }
 
     fn receive(
@@ -204,7 +219,7 @@ impl Receive {
         receive_all(store, &options, input, &mut began, &mut progress)
     }
 
-    fn open(&self) -> Result<(Box<dyn Read + Send>, String)> {
+    fn open(&self, context: &Context) -> Result<(Box<dyn Read + Send>, String)> {
         if !is_standard(&self.file) {
             let name = self.file.display().to_string();
             let file = File::open(&self.file).map_err(|e| match e.kind() {
@@ -218,7 +233,9 @@ impl Receive {
                 "the standard input is a terminal: name a file or pipe it in",
             ));
         }
-        Ok((Box::new(io::stdin()), "the standard input".to_owned()))
+        let name = "the standard input".to_owned();
+        let input = Input::new(&context.stop).map_err(|e| Error::io(e, &name))?;
+        Ok((Box::new(input), name))
     }
 
     fn print_token(&self, context: &Context) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Commands on volumes.
 
-use crate::confirm::confirm;
+use crate::confirm::confirm_in_store;
 use crate::context::{Context, typed};
 use crate::output::{Table, exact_size, facts, print, print_json, time};
 use crate::spec::{self, SnapshotSpec, Spec};
@@ -195,9 +195,10 @@ impl Resize {
             let old: VolumeInfo = typed(target.call(context, &show)?)?;
             let shrink = size < old.size;
             if shrink {
-                let (old, new) = (format_size(old.size), format_size(size));
-                let what = format!("Shrink volume {name} from {old} to {new}, losing its end?");
-                confirm(context, &what)?;
+                let (from, to) = (format_size(old.size), format_size(size));
+                let what = format!("Shrink volume {name} from {from} to {to}, losing its end?");
+                confirm_in_store(context, &what)?;
+                target.check_same(&name, &old.uuid)?;
             }
             let request = Request::VolumeResize { volume: name.clone(), size, shrink };
             target.call(context, &request)
@@ -276,7 +277,8 @@ impl Delete {
                 1 => " and its snapshot".to_owned(),
                 n => format!(" and its {n} snapshots"),
             };
-            confirm(context, &format!("Delete volume {name}{snapshots}?"))?;
+            confirm_in_store(context, &format!("Delete volume {name}{snapshots}?"))?;
+            target.check_same(&name, &volume.uuid)?;
             target.call(context, &Request::VolumeDelete { volume: name.clone() })
         })?;
         context.done(&value, &format!("deleted volume {name}"))

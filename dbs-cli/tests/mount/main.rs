@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Place, Run, can_mount, noise};
+use support::{Place, Run, can_mount, hangups_are_ignored, noise};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -238,7 +238,8 @@ fn signals_unmount() {
         return;
     }
     let site = Site::new();
-    for signal in ["TERM", "INT"] {
+    let ignored = hangups_are_ignored();
+    for signal in ["TERM", "INT", "HUP"].into_iter().take(if ignored { 2 } else { 3 }) {
         let mut server = site.foreground("mount -f mnt");
         server.signal(signal);
         assert_eq!(wait(&mut server.0, signal), 0, "{}", site.log());

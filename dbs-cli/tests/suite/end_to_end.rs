@@ -50,7 +50,9 @@ impl Script<'_> {
             serde_json::from_slice(text).unwrap_or_else(|e| panic!("{args}: {e}\n{}", run.stderr));
         let answer = value.clone();
         blank(&mut value);
-        self.answers.push(format!("{args} -> {code} {value}"));
+        // Questions name the store.
+        let place = self.place.path("").display().to_string();
+        self.answers.push(format!("{args} -> {code} {value}").replace(&place, ""));
         answer
     }
 

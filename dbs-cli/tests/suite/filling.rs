@@ -10,7 +10,7 @@ use dbs_nbd::{Buffered, Client, ClientOptions};
 use serde_json::json;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -88,7 +88,7 @@ fn exports(place: &Place, socket: &str) -> Vec<String> {
     list.into_iter().map(|(name, _)| name).collect()
 }
 
-fn until(what: &str, done: impl Fn() -> bool) {
+fn until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < deadline, "did not happen: {what}");
@@ -381,6 +381,52 @@ fn what_somebody_has_open_is_not_rolled_back_to_receive_into_it() {
     drop(writer);
     until("it is closed", || !state(&place, "v").1);
     place.pipe("--yes receive v --force", &difference).ok("closed");
+    server.stop();
+}
+
+/// Found by review: a name that the snapshot cannot get was refused when everything had been received.
+#[test]
+fn a_name_that_is_taken_is_refused_before_anything_is_received() {
+    let place = Place::new();
+    let [whole, difference] = source(&place);
+    place.init();
+    place.pipe("receive v", &whole).ok("the base");
+    place.dbs("snapshot create v@taken").ok("snapshot");
+    for (name, code) in [("taken", 13), ("dbs-receiving", 2)] {
+        place.pipe(&format!("--yes receive v@{name} --force"), &difference).exits(code, name);
+        assert_eq!(place.json("snapshot list v").as_array().unwrap().len(), 2, "{name}");
+    }
+    place.pipe("--yes receive v@free --force", &difference).ok("free");
+}
+
+/// Found by review: a signal was looked at when something came, and handlers restart what waits.
+#[test]
+fn a_signal_ends_what_waits_for_its_input() {
+    let place = Place::new();
+    let [whole, _] = source(&place);
+    place.init();
+    let signalled = |args: &str, input: &[u8], begun: &dyn Fn() -> bool| {
+        let mut fed = Fed::new(&place, "store.dbs", args, input);
+        // Nearly all has been taken: it waits for more, or will soon.
+        until("it fills", begun);
+        let sent = Command::new("kill").args(["-s", "TERM", &fed.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+        let mut code = None;
+        until("it ends", || {
+            code = fed.child.try_wait().unwrap().map(|status| status.code());
+            code.is_some()
+        });
+        assert_eq!(code, Some(Some(130)), "{args}");
+    };
+    let server = place.serve("");
+    let allocated = |volume: &str| {
+        let run = place.dbs(&format!("--json volume show {volume}"));
+        run.code == 0 && run.json()["usage"]["allocated"].as_u64() > Some(5 << 20)
+    };
+    signalled("receive v", &whole[..7 * MIB], &|| allocated("v"));
+    assert!(place.json("receive v --token")["token"].is_string());
+    signalled("volume import w -", &whole[..7 * MIB], &|| allocated("w"));
+    place.dbs("volume show w").exits(10, "what was imported in part is deleted");
     server.stop();
 }
 

@@ -1,7 +1,8 @@
 //! Which store a command acts on, who may reach its server, and what nobody is to overwrite.
 
-use crate::support::{Place, Run, noise, run};
+use crate::support::{Place, Run, hangups_are_ignored, noise, run};
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -425,4 +426,50 @@ fn users_of_the_control_group_and_no_others_may_use_a_server() {
     place.dbs("volume show v").ok("a server of another user");
     server.kill().unwrap();
     server.wait().unwrap();
+}
+
+/// Found by review: what was confirmed was deleted by its name, also if another one had got the name meanwhile.
+#[test]
+fn what_is_deleted_is_what_was_confirmed() {
+    let place = Place::new();
+    place.init();
+    place.dbs("volume create v 4MiB").ok("create");
+    place.dbs("snapshot create v@s").ok("snapshot");
+    let _server = place.serve("");
+    let pty = nix::pty::openpty(None, None).unwrap();
+    let end = || pty.slave.try_clone().unwrap();
+    let mut command = place.bare();
+    command.env("DBS_STORE", place.store()).args(["snapshot", "delete", "v@s"]);
+    let mut child = command.stdin(end()).stderr(end()).stdout(Stdio::null()).spawn().unwrap();
+    let (mut master, mut asked) = (File::from(pty.master), String::new());
+    while !asked.contains("[y/N]") {
+        let mut piece = [0; 256];
+        let count = master.read(&mut piece).unwrap();
+        asked += &String::from_utf8_lossy(&piece[..count]);
+    }
+    let store = place.store().display().to_string();
+    assert!(asked.contains(&store) && asked.contains("v@s"), "{asked}");
+    place.dbs("--yes snapshot delete v@s").ok("delete");
+    place.dbs("snapshot create v@s").ok("another one");
+    master.write_all(b"y\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(10));
+    place.dbs("snapshot show v@s").ok("it stays");
+}
+
+/// Found by review: a lost terminal ended a server as `kill -9` does.
+#[test]
+fn a_hangup_ends_a_server_in_good_order() {
+    if hangups_are_ignored() {
+        return;
+    }
+    let place = Place::new();
+    place.init();
+    let server = place.serve("");
+    server.signal("HUP");
+    // The kernel and the shell both tell.
+    let _ended_already =
+        Command::new("kill").args(["-s", "HUP", &server.pid().to_string()]).status();
+    let (code, log) = server.ended();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("stopped"), "{log}");
 }

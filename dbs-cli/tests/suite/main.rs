@@ -17,6 +17,7 @@ mod clients;
 mod doctor;
 mod documents;
 mod end_to_end;
+mod export;
 mod filesystem;
 mod filling;
 mod guards;

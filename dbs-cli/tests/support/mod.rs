@@ -182,6 +182,17 @@ pub fn can_mount() -> bool {
     false
 }
 
+/// Whether what is started here ignores SIGHUP; says so.
+pub fn hangups_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    let is_ignored = u64::from_str_radix(mask.trim(), 16).unwrap() & 1 == 1;
+    if is_ignored {
+        println!("SKIPPED a hangup: SIGHUP is ignored here, as below nohup");
+    }
+    is_ignored
+}
+
 pub fn run(command: &mut Command) -> Run {
     Run::new(command.output().unwrap())
 }

@@ -191,7 +191,8 @@ impl S3 {
 
 impl Service for S3 {
     fn call(&self, call: &Call<'_>) -> Result<Option<Answer>> {
-        self.http.call(call.limit, || self.request(call), |answer| self.judge(call, answer))
+        let make = || (call.allowed)().and_then(|()| self.request(call));
+        self.http.call(call.limit, make, |answer| self.judge(call, answer))
     }
 
     fn page(&self, prefix: &str, delimited: bool, token: Option<&str>, most: u32) -> Result<Page> {
@@ -240,5 +241,18 @@ mod tests {
             *s3.ahead.lock().unwrap() = ahead;
             s3.request(&Call::list(Vec::new())).unwrap();
         }
+    }
+
+    /// Found by review: a removal was tried for ten minutes, whatever had become of its lock.
+    #[test]
+    fn a_removal_is_allowed_at_each_try() {
+        crate::objects::remote::test_removal(|origin| {
+            let url = Url::parse("s3://bucket@region/path").unwrap();
+            let variable = |name: &str| match name {
+                "AWS_ENDPOINTS" => Some(origin.clone()),
+                name => name.contains("ACCESS_KEY").then(|| "key".to_owned()),
+            };
+            S3::new(&url, &variable, &Arc::default()).unwrap()
+        });
     }
 }

@@ -1,8 +1,9 @@
 //! `dbs backup create`.
 
 use super::volume::SnapshotSource;
-use super::{Pace, open, url};
-use crate::context::{Context, typed};
+use super::{Pace, open, place, place_of, url};
+use crate::commands::taken::{remove, take};
+use crate::context::Context;
 use crate::output;
 use crate::progress::Unit;
 use crate::spec::{self, SnapshotSpec, Spec};
@@ -11,17 +12,15 @@ use clap::Args;
 use dbs_backup::codec::Method;
 use dbs_backup::url::Url;
 use dbs_backup::{CreateOptions, Created};
-use dbs_control::api::Request;
-use dbs_core::info::{Labels, SnapshotInfo};
+use dbs_core::info::SnapshotInfo;
 use dbs_core::{Error, Result, format_size};
-use jiff::Timestamp;
 
 /// How the labels begin that a backup has from `dbs`.
 const OWN_LABELS: &str = "dbs-";
 /// The sizes of blocks that Longhorn's manager allows.
 const BLOCK_SIZES: [u64; 2] = [2 << 20, 16 << 20];
 /// The label of snapshots that this command takes: where their backups are.
-const TAKEN_FOR: &str = "dbs-backup";
+pub(super) const TAKEN_FOR: &str = "dbs-backup";
 
 /// Back up volumes or snapshots.
 ///
@@ -137,8 +136,8 @@ impl Create {
         if let Some(snapshot) = spec.snapshot.clone() {
             return self.snapshot(context, target, &SnapshotSpec { volume, snapshot });
         }
-        let place = self.url.store().with(self.name_there(&volume), None).to_string();
-        let taken = take(context, target, &volume, &place)?;
+        let place = place(&self.url, self.name_there(&volume));
+        let taken = take(context, target, &volume, "backup", (TAKEN_FOR, &place))?;
         let created = self.snapshot(context, target, &taken);
         // The next backup needs the difference to the snapshot of the last complete one, and to no other.
         let useless = |other: &SnapshotInfo| match &created {
@@ -150,8 +149,19 @@ impl Create {
             output::warn(&format!("snapshots that no backup needs are kept: {error}"));
             Vec::new()
         });
+        let taken_for = |snapshot: &SnapshotInfo| snapshot.labels.get(TAKEN_FOR).cloned();
+        let of_here = |label: &String| place_of(label).as_ref() == Some(&place);
+        let labels: Vec<_> = snapshots.iter().filter_map(taken_for).collect();
+        if let (1, Some(other)) =
+            (labels.iter().filter(|l| of_here(l)).count(), labels.iter().find(|l| !of_here(l)))
+        {
+            context.note(&format!(
+                "this is the first backup of {volume} to {place}. Snapshots that were taken for backups to {other} stay, \
+                 and take space: delete them if you back up to there no more"
+            ));
+        }
         for snapshot in snapshots {
-            if snapshot.labels.get(TAKEN_FOR) == Some(&place) && useless(&snapshot) {
+            if taken_for(&snapshot).is_some_and(|label| of_here(&label)) && useless(&snapshot) {
                 let spec = SnapshotSpec { volume: volume.clone(), snapshot: snapshot.name };
                 if let Err(error) = remove(context, target, &spec) {
                     output::warn(&format!("snapshot {spec} is kept: {error}"));
@@ -185,22 +195,4 @@ impl Create {
         let mut meter = context.meter(&format!("backing up {spec}"), Unit::Bytes);
         creation.run(&mut self.pace.work(&mut |done, total| meter.update(done, total)))
     }
-}
-
-/// Takes a snapshot of a volume, with a label that says for which backups.
-fn take(context: &Context, target: &Target, volume: &str, place: &str) -> Result<SnapshotSpec> {
-    let request = Request::SnapshotCreate {
-        volume: volume.to_owned(),
-        snapshot: Timestamp::now().strftime("backup-%Y%m%dT%H%M%S.%3fZ").to_string(),
-        labels: Labels::from([(TAKEN_FOR.to_owned(), place.to_owned())]),
-        system: true,
-        rebuilding: None,
-    };
-    let taken: SnapshotInfo = typed(target.call(context, &request)?)?;
-    Ok(SnapshotSpec { volume: taken.volume, snapshot: taken.name })
-}
-
-fn remove(context: &Context, target: &Target, spec: &SnapshotSpec) -> Result<()> {
-    let SnapshotSpec { volume, snapshot } = spec.clone();
-    target.clean_up(context, &Request::SnapshotDelete { volume, snapshot })
 }

@@ -1,16 +1,20 @@
 //! `dbs backup delete` and `dbs backup prune`.
 
-use super::{names, open, url};
+use super::create::TAKEN_FOR;
+use super::{names, open, place, place_of, url};
 use crate::confirm::confirm;
-use crate::context::Context;
+use crate::context::{Context, typed};
 use crate::output::{self, Table};
 use crate::progress::{Meter, Unit};
 use clap::Args;
 use dbs_backup::url::Url;
 use dbs_backup::{BackupStore, Judged, Removed, Retention, Work};
+use dbs_control::api::Request;
+use dbs_core::info::VolumeInfo;
 use dbs_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use serde_json::json;
+use std::collections::HashSet;
 
 /// Delete a backup and the blocks that no other backup needs, or a volume with all its backups.
 #[derive(Debug, Args)]
@@ -30,7 +34,8 @@ impl Delete {
             {
                 return Err(Error::not_found(format!("no volume {volume} in the backup store")));
             }
-            confirm(context, &format!("Delete all backups of volume {volume}?"))?;
+            let store = self.url.store();
+            confirm(context, &format!("Delete all backups of volume {volume} at {store}?"))?;
             context.stop.on_signals()?;
             let mut meter: Meter = context.meter("deleting backups", Unit::Steps);
             let mut progress = |done, total| meter.update(done, total);
@@ -39,7 +44,8 @@ impl Delete {
             return context
                 .done(&json!({ "volume": volume }), &format!("deleted all backups of {volume}"));
         };
-        confirm(context, &format!("Delete backup {backup} of volume {volume}?"))?;
+        let store = self.url.store();
+        confirm(context, &format!("Delete backup {backup} of volume {volume} at {store}?"))?;
         context.stop.on_signals()?;
         let mut meter: Meter = context.meter("deleting blocks", Unit::Steps);
         let mut progress = |done, total| meter.update(done, total);
@@ -89,6 +95,10 @@ pub struct Prune {
     /// there no blocks are deleted. The command fails if somebody is backing up the volume
     #[arg(long)]
     in_progress: bool,
+    /// Only volumes that this store (--store) backs up there with `dbs backup create VOLUME`: whatever others
+    /// have backed up to the same place is kept
+    #[arg(long)]
+    own: bool,
     /// Show what would be kept and deleted, and delete nothing
     #[arg(long)]
     dry_run: bool,
@@ -113,18 +123,28 @@ impl Prune {
                 "{backup} is a backup: name its volume, or use `dbs backup delete`"
             )));
         }
-        let volumes = match &self.url.volume {
+        let mut volumes = match &self.url.volume {
             // An error if it is not there.
             Some(volume) => names(&store, volume).map(|_| vec![volume.clone()])?,
             None => store.volumes()?,
         };
+        if self.own {
+            let own = places(context)?;
+            volumes.retain(|volume| own.contains(&place(&self.url, volume)));
+            if volumes.is_empty() {
+                return Err(Error::not_found(format!(
+                    "no volume at {} is one that `dbs backup create VOLUME` backs up from this store",
+                    self.url
+                )));
+            }
+        }
         context.stop.on_signals()?;
         let mut failures = Failures::default();
         let judged = volumes.into_iter().map(|volume| self.judge(&store, volume, &mut failures));
         let mut all = judged.collect::<Result<Vec<_>>>()?;
         let doomed: usize = all.iter().map(|pruned| pruned.doomed().len()).sum();
         if !self.dry_run && doomed > 0 {
-            confirm(context, &format!("Delete {}?", count(doomed)))?;
+            confirm(context, &question(&all, &self.url))?;
             for pruned in &mut all {
                 let stopped = || Error::new(ErrorKind::Interrupted, "the command was interrupted");
                 let pruned_now = match context.stop.asked() {
@@ -254,6 +274,36 @@ impl Pruned {
         }
         Ok(())
     }
+}
+
+/// Volumes that a question names.
+const NAMED: usize = 8;
+
+/// What is asked before anything is deleted.
+fn question(all: &[Pruned], url: &Url) -> String {
+    let doomed: usize = all.iter().map(|pruned| pruned.doomed().len()).sum();
+    let affected = all.iter().filter(|pruned| !pruned.doomed().is_empty());
+    let volumes: Vec<_> = affected.map(|pruned| pruned.volume.as_str()).collect();
+    let named = volumes.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+    let more = match volumes.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("Delete {} of {named}{more} at {}?", count(doomed), url.store())
+}
+
+/// Where this store backs volumes up with `dbs backup create VOLUME`: the snapshots say so that it keeps for that.
+fn places(context: &Context) -> Result<HashSet<String>> {
+    context.with(false, |target| {
+        let all = target.call(context, &Request::VolumeList { usage: false })?;
+        let mut places = HashSet::new();
+        for volume in typed::<Vec<VolumeInfo>>(all)? {
+            let snapshots = target.access()?.snapshots(&volume.name)?;
+            let labels = snapshots.iter().filter_map(|snapshot| snapshot.labels.get(TAKEN_FOR));
+            places.extend(labels.filter_map(|label| place_of(label)));
+        }
+        Ok(places)
+    })
 }
 
 fn count(backups: usize) -> String {

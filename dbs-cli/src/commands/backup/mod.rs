@@ -54,6 +54,19 @@ fn open(url: &Url) -> Result<BackupStore> {
     BackupStore::open(url, &variable)
 }
 
+/// Where the backups of a volume are, in one spelling for each place; options say how to get there.
+fn place(url: &Url, volume: &str) -> String {
+    let parts = url.path.split('/').filter(|part| !part.is_empty());
+    let path = parts.map(|part| format!("/{part}")).collect();
+    Url { path, options: Vec::new(), ..url.with(volume, None) }.to_string()
+}
+
+/// The same, of a snapshot's label, which earlier versions wrote as the URL was given.
+fn place_of(label: &str) -> Option<String> {
+    let url = Url::parse(label).ok()?;
+    Some(place(&url, url.volume.as_deref()?))
+}
+
 /// Parses a URL, for clap.
 fn url(text: &str) -> std::result::Result<Url, String> {
     Url::parse(text).map_err(|e| e.to_string())
@@ -142,7 +155,7 @@ impl Restore {
     }
 }
 
-/// Check whether a backup can be restored: exit code 4 for damage.
+/// Check whether a backup can be restored: exit code 4 for damage, 10 if there is nothing to verify.
 ///
 /// The command checks that all blocks of the backup are there, and with --data that each block has its
 /// content. A full backup of the same snapshot (`dbs backup create --full`) mends damaged blocks.
@@ -165,7 +178,11 @@ impl Verify {
         let backups = open(&self.url)?;
         let names = match &self.url.backup {
             Some(backup) => vec![backup.clone()],
-            None => names(&backups, volume)?,
+            None => {
+                // Without the facts of the volume, none of its backups can be restored.
+                backups.volume(volume)?;
+                backups.backups(volume)?
+            }
         };
         let (mut all, mut bad, mut text) = (Vec::new(), false, String::new());
         for name in names {
@@ -205,7 +222,14 @@ impl Verify {
         } else {
             output::print(&text)?
         }
-        Ok(if bad { ExitCode::from(exit::CORRUPT) } else { ExitCode::SUCCESS })
+        if bad {
+            return Ok(ExitCode::from(exit::CORRUPT));
+        }
+        if all.iter().all(|one| one["verified"].is_null()) {
+            let text = format!("volume {volume} has no complete backup: nothing was verified");
+            return Err(Error::not_found(text));
+        }
+        Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -1,9 +1,10 @@
 //! `dbs backup mount`.
 
 use super::{open, url};
-use crate::commands::mount::{Files, How, Server, absolute, serve, start, watch_signals};
+use crate::commands::mount::{Files, How, Server, absolute, serve, start};
 use crate::context::Context;
 use crate::output;
+use crate::signals;
 use crate::spec;
 use crate::terminal::leave_terminal;
 use clap::Args;
@@ -64,7 +65,7 @@ impl Mount {
             leave_terminal()?;
         }
         // Before anything is mounted, so that no signal leaves it behind.
-        let mut signals = watch_signals()?;
+        let mut signals = signals::watch()?;
         let server = Server { context, background: self.how.background };
         let options = BackupOptions {
             url: self.url.clone(),

@@ -2,6 +2,7 @@
 //! over its file in a mount that nobody sees.
 
 use super::{Server, end_on};
+use crate::signals;
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_fuse::Mount;
 use dbs_fuse::content::{Part, choose, mount_options};
@@ -153,7 +154,7 @@ fn wait(mounted: &Mounted, server: &Server<'_>, signals: &mut Signals) -> Result
         all.iter().any(|m| m.device == mounted.device && m.source == mounted.source)
     };
     while there() {
-        if signals.pending().next().is_some() {
+        if signals::pending(signals, asked).is_some() {
             end_on(asked);
             asked = true;
             if let Err(error) = mounts::unmount(&mounted.point, false) {

@@ -10,6 +10,7 @@ pub use umount::Umount;
 
 use crate::context::Context;
 use crate::exit;
+use crate::signals;
 use crate::spec::SnapshotSpec;
 use crate::terminal::leave_terminal;
 use clap::{Args, ValueEnum};
@@ -17,7 +18,6 @@ use dbs_core::{Error, ErrorKind, OpenOptions, Result, Store};
 use dbs_fuse::content::parts;
 use dbs_fuse::{Options, image_path};
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -53,7 +53,7 @@ pub struct Mount {
 /// How anything is mounted.
 #[derive(Debug, Args)]
 pub struct How {
-    /// Serve the mount in this process, until `dbs umount`, SIGINT or SIGTERM
+    /// Serve the mount in this process, until `dbs umount`, SIGINT, SIGTERM or SIGHUP
     #[arg(long, short)]
     pub foreground: bool,
     /// Mount options, separated by commas; can be repeated
@@ -107,7 +107,7 @@ impl Mount {
             leave_terminal()?;
         }
         // Before anything is mounted, so that no signal leaves it behind.
-        let mut signals = watch_signals()?;
+        let mut signals = signals::watch()?;
         let opened = open(&store, &context.serving_options(true)?)?;
         let allow_other = self.how.allow_other();
         let server = Server { context, background: self.how.background };
@@ -149,7 +149,7 @@ pub fn serve(mount: dbs_fuse::Mount, server: &Server<'_>, signals: &mut Signals)
     announce(server, &mount)?;
     let mut asked = false;
     while !mount.is_over() {
-        if signals.pending().next().is_some() {
+        if signals::pending(signals, asked).is_some() {
             end_on(asked);
             asked = true;
             if let Err(error) = mount.unmount(false) {
@@ -191,14 +191,6 @@ pub fn end_served(mount: dbs_fuse::Mount) -> Result<()> {
         mount.unmount(true)?;
     }
     mount.close()
-}
-
-/// The signals that unmount.
-///
-/// # Errors
-/// `Io`.
-pub fn watch_signals() -> Result<Signals> {
-    Signals::new([SIGINT, SIGTERM]).map_err(|e| Error::io(e, "watching for signals"))
 }
 
 /// A second signal ends the process at once: users of the mount get errors, the store is only read.
