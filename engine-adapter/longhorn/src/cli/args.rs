@@ -106,7 +106,6 @@ pub enum Command {
 
 /// `longhorn replica`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct LonghornReplica {
     /// The replica.
     #[command(flatten)]
@@ -119,7 +118,6 @@ pub struct LonghornReplica {
 
 /// `longhorn version`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct VersionArgs {
     /// Do not ask the engine for its version
     #[arg(long, boolean = "false")]
@@ -180,6 +178,8 @@ mod tests {
             assert!(parse(&format!("longhorn {wrong}")).is_err(), "{wrong}");
         }
         assert!(matches!(parse("longhorn export x").unwrap().command, Command::Other(_)));
+        // Two levels below what says that a later option counts.
+        parse("longhorn snapshots create --freeze-fs --freeze-fs=false s").unwrap();
     }
 
     #[test]
