@@ -41,8 +41,7 @@ fn as_a_user_through_fusermount3() {
             return;
         }
     }
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let dir = place.dir.path();
     fs::write(dir.join("image"), noise(1, 1 << 20)).unwrap();
     place.dbs("volume import v image").ok("import");

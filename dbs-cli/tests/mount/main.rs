@@ -42,8 +42,7 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        let place = Place::new();
-        place.init();
+        let place = Place::with_store();
         fs::write(place.path("image"), noise(1, 1 << 20)).unwrap();
         place.dbs("volume import v image").ok("import");
         place.dbs("snapshot create v@s").ok("snapshot");
