@@ -4,7 +4,7 @@ use super::args::Globals;
 use super::client_args::*;
 use super::golang;
 use super::output::{Failure, print, print_json, table};
-use crate::client::{CloneOptions, Engine, RebuildOptions, SyncOptions, mode_name, service_url};
+use crate::client::{CloneOptions, Engine, RebuildOptions, SyncOptions, service_url};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::labels;
 use longhorn_wire::proto::controller::ReplicaMode;
@@ -153,7 +153,7 @@ async fn list(engine: &Engine) -> Result<()> {
             _ => engine.chain(&replica).await.ok(),
         };
         let chain = chain.map(|chain| format!("[{}]", chain.join(" "))).unwrap_or_default();
-        rows.push([replica.address, mode_name(replica.mode).to_owned(), chain]);
+        rows.push([replica.address, replica.mode.as_str_name().to_owned(), chain]);
     }
     print(&table(&rows))
 }

@@ -1,7 +1,7 @@
 //! Filling a volume with another's snapshot.
 
 use super::{
-    ByReplica, CloneStatus, Engine, Failures, Listed, ReplicaLink, SyncOptions, each, mode_name,
+    ByReplica, CloneStatus, Engine, Failures, Listed, ReplicaLink, SyncOptions, each,
 };
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::controller::ReplicaMode;
@@ -35,7 +35,7 @@ impl Engine {
         let replicas = self.replicas().await?;
         if let Some(other) = replicas.iter().find(|replica| !usable(replica)) {
             let Listed { address, mode } = other;
-            let mode = mode_name(*mode);
+            let mode = mode.as_str_name();
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!(

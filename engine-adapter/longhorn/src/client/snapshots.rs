@@ -1,7 +1,7 @@
 //! Listing, removing and purging snapshots.
 
 use super::{
-    ByReplica, DiskInfo, Engine, Failures, Listed, PurgeStatus, ReplicaLink, each, mode_name,
+    ByReplica, DiskInfo, Engine, Failures, Listed, PurgeStatus, ReplicaLink, each,
 };
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::names;
@@ -85,7 +85,7 @@ impl Engine {
         }
         for replica in &replicas {
             if replica.mode != ReplicaMode::Rw {
-                let mode = mode_name(replica.mode);
+                let mode = replica.mode.as_str_name();
                 let text = "can only mark snapshot as removed from replica in mode RW, got";
                 return Err(Error::new(ErrorKind::Busy, format!("{text} {mode}")));
             }
