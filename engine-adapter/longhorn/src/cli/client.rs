@@ -24,9 +24,13 @@ pub fn run(command: &ClientCommand, globals: &Globals) -> std::result::Result<()
     let failed = |e: Error| {
         if behind { Failure::behind(doing, e) } else { Failure::beside(doing, e) }
     };
+    block_on(act(command, globals)).map_err(failed)
+}
+
+/// Waits for what a command asks of others.
+pub(super) fn block_on<T>(act: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| failed(Error::io(e, "starting a runtime")))?;
-    runtime.block_on(act(command, globals)).map_err(failed)
+    runtime.map_err(|e| Error::io(e, "starting a runtime"))?.block_on(act)
 }
 
 /// What a command is called when it fails, and whether the reason stands behind that.
