@@ -18,8 +18,6 @@ from dbs._types import (
 )
 from dbs._volumes import Volume
 
-__all__ = ["Store"]
-
 
 class Store(Mapping[str, Volume]):
     """A store: all volumes and snapshots in one file or block device.

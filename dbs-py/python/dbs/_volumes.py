@@ -14,8 +14,6 @@ from dbs._types import Extent, SnapshotInfo, TrimReport, Usage, VolumeInfo
 if TYPE_CHECKING:
     from dbs._store import Store
 
-__all__ = ["Snapshot", "Volume"]
-
 _LET_GO_SECONDS = 0.5
 
 
