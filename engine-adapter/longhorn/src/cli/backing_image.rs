@@ -32,9 +32,6 @@ struct ImageInfo {
 }
 
 /// Does what the command line says.
-///
-/// # Errors
-/// Why not.
 pub fn run(command: &BackupCommand) -> Result<()> {
     use BackupCommand as C;
     match command {

@@ -94,9 +94,6 @@ pub fn credential(url: &Url) -> HashMap<String, String> {
 }
 
 /// Opens a backup store with the credentials of the environment.
-///
-/// # Errors
-/// Those of the backup store.
 pub fn open_store(url: &Url) -> Result<BackupStore> {
     BackupStore::open(url, &|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }

@@ -16,17 +16,11 @@ const HEAD: &str = "volume-head";
 
 impl Engine {
     /// The chain of one replica: head first, disk names.
-    ///
-    /// # Errors
-    /// Those of the call.
     pub async fn chain(&self, replica: &Listed) -> Result<Vec<String>> {
         Ok(replica.link(self)?.get().await?.chain)
     }
 
     /// Bare names of the snapshots under the head that all usable replicas have, newest first.
-    ///
-    /// # Errors
-    /// Those of the calls.
     pub async fn snapshots(&self) -> Result<Vec<String>> {
         let mut common: Option<Vec<String>> = None;
         for replica in self.replicas().await? {
