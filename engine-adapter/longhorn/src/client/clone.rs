@@ -1,8 +1,6 @@
 //! Filling a volume with another's snapshot.
 
-use super::{
-    ByReplica, CloneStatus, Engine, Failures, Listed, ReplicaLink, SyncOptions, each,
-};
+use super::{ByReplica, CloneStatus, Engine, Failures, Listed, ReplicaLink, SyncOptions, each};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::controller::ReplicaMode;
 

@@ -1,8 +1,6 @@
 //! Listing, removing and purging snapshots.
 
-use super::{
-    ByReplica, DiskInfo, Engine, Failures, Listed, PurgeStatus, ReplicaLink, each,
-};
+use super::{ByReplica, DiskInfo, Engine, Failures, Listed, PurgeStatus, ReplicaLink, each};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::names;
 use longhorn_wire::proto::controller::ReplicaMode;
