@@ -31,9 +31,7 @@ echo done
 
 #[test]
 fn as_a_user_through_fusermount3() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     for program in ["fusermount3", "setpriv", "unshare"] {
         let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
         if !found.unwrap().status.success() {
