@@ -59,9 +59,6 @@ impl Bench {
     }
 
     /// A new store in the directory, sparse and `size` bytes long.
-    ///
-    /// # Errors
-    /// Those of formatting.
     pub fn init(&self, name: &str, size: u64) -> Outcome<PathBuf> {
         let path = self.dir.join(name);
         Store::init(&path, &InitOptions { size: Some(size), ..InitOptions::default() })?;
@@ -103,9 +100,6 @@ pub fn drain(store: &Store) -> Outcome<Drained> {
 }
 
 /// Runs something and says how long it took.
-///
-/// # Errors
-/// Its own.
 pub fn timed<T, E>(run: impl FnOnce() -> Result<T, E>) -> Result<(T, Duration), E> {
     let begun = Instant::now();
     let value = run()?;

@@ -78,9 +78,6 @@ pub fn forget_cached(path: &Path) -> Outcome<()> {
 
 /// How long it takes to read a range past the page cache, 1 MiB after the other; through the
 /// cache where that is impossible.
-///
-/// # Errors
-/// Those of the file.
 pub fn read_time(path: &Path, offset: u64, length: u64) -> Outcome<Duration> {
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
     let file = direct.or_else(|_| File::open(path))?;

@@ -123,9 +123,6 @@ pub enum BackupCommand {
 }
 
 /// Runs the command; most only succeed or fail.
-///
-/// # Errors
-/// Those of the command.
 pub fn run(cli: Cli) -> Result<ExitCode> {
     let context = &Context::new(cli.globals);
     match cli.command {

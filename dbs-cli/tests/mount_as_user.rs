@@ -31,9 +31,7 @@ echo done
 
 #[test]
 fn as_a_user_through_fusermount3() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     for program in ["fusermount3", "setpriv", "unshare"] {
         let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
         if !found.unwrap().status.success() {
@@ -41,8 +39,7 @@ fn as_a_user_through_fusermount3() {
             return;
         }
     }
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let dir = place.dir.path();
     fs::write(dir.join("image"), noise(1, 1 << 20)).unwrap();
     place.dbs("volume import v image").ok("import");

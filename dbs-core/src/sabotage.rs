@@ -1,12 +1,55 @@
 //! Planted bugs for the tests of the tests: with the feature `sabotage`, one of them can be
 //! switched on; without it every check compiles to `false`.
 
-/// A planted bug. Each breaks one step that a promise of `docs/format.md` rests on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Bug {
+/// Makes the enum `Bug` of these, and `set` and `is` to switch one on and to ask for it. The feature is that of
+/// the crate that uses this.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! planted_bugs {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A planted bug.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: [Self; [$(stringify!($name)),*].len()] = [$(Self::$name),*];
+        }
+
+        #[cfg(feature = "sabotage")]
+        thread_local! {
+            static ACTIVE: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+        }
+
+        /// Switches a planted bug on (or all off) for the calling thread.
+        #[cfg(feature = "sabotage")]
+        pub fn set(bug: Option<Bug>) {
+            ACTIVE.set(bug);
+        }
+
+        /// Whether this planted bug is on.
+        #[cfg(feature = "sabotage")]
+        #[must_use]
+        pub fn is(bug: Bug) -> bool {
+            ACTIVE.get() == Some(bug)
+        }
+
+        /// Whether this planted bug is on: never, without the feature.
+        #[cfg(not(feature = "sabotage"))]
+        #[must_use]
+        #[inline(always)]
+        pub const fn is(_bug: Bug) -> bool {
+            false
+        }
+    };
+}
+
+// Each breaks one step that a promise of `docs/format.md` rests on.
+planted_bugs! {
     /// The journal group is written without flushing the data it points to.
-    SkipDataFlush = 1,
+    SkipDataFlush,
     /// A commit returns without flushing its journal group.
     SkipGroupFlush,
     /// Neither the checksum over a whole journal group nor its later blocks' headers are compared.
@@ -115,97 +158,4 @@ pub enum Bug {
     ClaimTwice,
     /// A write that overwrites is acknowledged while the record of its place is not safe.
     OverwriteBeforeTail,
-}
-
-impl Bug {
-    /// Every planted bug.
-    pub const ALL: [Self; 55] = [
-        Self::SkipDataFlush,
-        Self::SkipGroupFlush,
-        Self::IgnoreGroupChecksum,
-        Self::ReuseFreedEarly,
-        Self::ReplayStaleTail,
-        Self::SkipTail,
-        Self::TrustLostTail,
-        Self::WriteBackEarly,
-        Self::WriteBothCopies,
-        Self::ReleaseJournalEarly,
-        Self::ForgetZeroOnDiscard,
-        Self::MergeBeforeFlush,
-        Self::RecordMergesEarly,
-        Self::MarkUnrecorded,
-        Self::MergeIgnoresZeros,
-        Self::IgnoreBlockChecksum,
-        Self::SkipEmptyFlush,
-        Self::OverwriteGoodCopy,
-        Self::GrowWithoutFlush,
-        Self::PruneUncovered,
-        Self::PruneShared,
-        Self::RecordLayerEarly,
-        Self::WriteKeepsViews,
-        Self::RelinkKeepsViews,
-        Self::CutKeepsViews,
-        Self::MergeBesideReads,
-        Self::RelinkWithoutCutting,
-        Self::ForgetZeroInRebuilding,
-        Self::LoseIntent,
-        Self::LateIntent,
-        Self::ClearIntentEarly,
-        Self::TrustOpenGroup,
-        Self::CloseKeepsDoubts,
-        Self::WriteFreshPages,
-        Self::ForgetKeepsPage,
-        Self::CopyKeepsSums,
-        Self::FailedWriteKeepsSums,
-        Self::CommitAfterFailure,
-        Self::FlushBesideFailure,
-        Self::ShareRunningFlush,
-        Self::AnswerAmidFlush,
-        Self::IgnoreFlushFailure,
-        Self::KeepTailAfterFailure,
-        Self::FlushUncommitted,
-        Self::PassOverUnreadable,
-        Self::HealOpensPage,
-        Self::WriteBesideHolds,
-        Self::ExcludeOwnLane,
-        Self::DirtyBitmapsGo,
-        Self::OlderBitmapsCome,
-        Self::PlannedBitmapsGo,
-        Self::FillHeldJournal,
-        Self::ReadOutsideFence,
-        Self::ClaimTwice,
-        Self::OverwriteBeforeTail,
-    ];
-}
-
-#[cfg(feature = "sabotage")]
-mod switch {
-    use super::Bug;
-    use std::cell::Cell;
-
-    thread_local! {
-        static ACTIVE: Cell<Option<Bug>> = const { Cell::new(None) };
-    }
-
-    /// Switches a planted bug on (or all off) for the calling thread.
-    pub fn set(bug: Option<Bug>) {
-        ACTIVE.set(bug);
-    }
-
-    /// Whether this planted bug is on.
-    #[must_use]
-    pub fn is(bug: Bug) -> bool {
-        ACTIVE.get() == Some(bug)
-    }
-}
-
-#[cfg(feature = "sabotage")]
-pub use switch::{is, set};
-
-/// Whether this planted bug is on: never, without the feature.
-#[cfg(not(feature = "sabotage"))]
-#[must_use]
-#[inline(always)]
-pub const fn is(_bug: Bug) -> bool {
-    false
 }

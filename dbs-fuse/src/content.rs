@@ -28,15 +28,9 @@ pub struct Part {
 /// Where bytes come from.
 pub trait Source {
     /// Bytes in all.
-    ///
-    /// # Errors
-    /// Those of what is behind.
     fn size(&self) -> Result<u64>;
 
     /// Fills `buf` from `offset`, both in sectors.
-    ///
-    /// # Errors
-    /// Those of what is behind.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 }
 

@@ -23,7 +23,9 @@ const CONTROLLER: [&str; 3] =
 const SHARED: [&str; 2] = ["SyncFileInfo", "VersionOutput"];
 
 /// Messages that commands print, with the keys of upstream's JSON.
-const PRINTED: [&str; 5] = [
+const PRINTED: [&str; 7] = [
+    "BackupStatusResponse",
+    "RestoreStatusResponse",
     "SnapshotPurgeStatusResponse",
     "SnapshotCloneStatusResponse",
     "SnapshotHashStatusResponse",
@@ -32,12 +34,25 @@ const PRINTED: [&str; 5] = [
 ];
 
 /// Keys of theirs that are not the fields' names in camel case.
-const KEYS: [(&str, &str); 5] = [
+const KEYS: [(&str, &str); 8] = [
+    ("BackupStatusResponse.backup_url", "backupURL"),
+    ("RestoreStatusResponse.backup_url", "backupURL"),
+    ("RestoreStatusResponse.dest_file_name", "filename"),
     ("VersionOutput.cliAPIVersion", "cliAPIVersion"),
     ("VersionOutput.cliAPIMinVersion", "cliAPIMinVersion"),
     ("VersionOutput.controllerAPIVersion", "controllerAPIVersion"),
     ("VersionOutput.controllerAPIMinVersion", "controllerAPIMinVersion"),
     ("Volume.snapshot_max_size", "SnapshotMaxSize"),
+];
+
+/// Fields of theirs that are left out if they are empty. Upstream has no block device at all.
+const OPTIONAL: [&str; 6] = [
+    "BackupStatusResponse.backup_url",
+    "BackupStatusResponse.error",
+    "RestoreStatusResponse.progress",
+    "RestoreStatusResponse.error",
+    "RestoreStatusResponse.dest_file_name",
+    "Volume.block_device",
 ];
 
 fn configure() -> Builder {
@@ -47,9 +62,10 @@ fn configure() -> Builder {
     let build = KEYS.into_iter().fold(build, |build, (field, key)| {
         build.field_attribute(format!(".ptypes.{field}"), format!("#[serde(rename = \"{key}\")]"))
     });
-    // Upstream has no such key.
-    let optional = "#[serde(skip_serializing_if = \"String::is_empty\")]";
-    build.field_attribute(".ptypes.Volume.block_device", optional)
+    let optional = "#[serde(skip_serializing_if = \"crate::proto::is_empty\")]";
+    OPTIONAL
+        .into_iter()
+        .fold(build, |build, field| build.field_attribute(format!(".ptypes.{field}"), optional))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

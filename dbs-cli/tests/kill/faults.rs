@@ -336,9 +336,7 @@ impl Stage {
 fn faults_are_told_to_who_asked_and_nothing_is_lost() {
     use Effect::{Delay, Fail, Short};
     use Operation::{Allocate, Read, Sync, Write};
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     // Without checksums nobody reads again what was read wrong.
     for (driver, checksums) in [("auto", true), ("auto", false), ("pread", true), ("pread", false)]
     {

@@ -94,8 +94,7 @@ impl Load {
 #[test]
 fn a_guest_goes_on_after_kills_of_its_server() {
     let rounds = setting("DBS_KILL_ROUNDS", 10);
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 16MiB");
     let socket = place.path("vm/v.sock");
     let mut random = Random(0x51_7cc1_b727_220a);
@@ -158,8 +157,7 @@ fn a_guest_goes_on_after_kills_of_its_server() {
 
 #[test]
 fn a_guest_is_told_once_that_a_server_lost_what_it_had_acknowledged() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 16MiB");
     place.json("snapshot create v@s");
     let socket = place.path("vm/v.sock");

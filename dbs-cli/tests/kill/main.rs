@@ -54,8 +54,7 @@ impl Random {
 fn acknowledged_writes_survive_kills() {
     let rounds = setting("DBS_KILL_ROUNDS", 10);
     let time = Duration::from_secs(setting("DBS_KILL_SECONDS", 0));
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 32MiB");
     let socket = place.path("nbd.sock");
     let mut random = Random(0x9e37_79b9_7f4a_7c15);

@@ -151,9 +151,7 @@ fn date(seconds: i64) -> String {
 
 #[test]
 fn backups_in_a_directory_as_files() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let (site, url) = site();
     show_backups(&site, &url);
     let left = stored(&site.place.path("backups"), ".lck");
@@ -173,9 +171,7 @@ fn s3_site() -> (Site, Arc<Server>, &'static str) {
 
 #[test]
 fn backups_on_s3_as_files() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let (site, server, url) = s3_site();
     show_backups(&site, url);
     let left = server.objects.lock().unwrap().keys().any(|key| key.ends_with(".lck"));
@@ -185,9 +181,7 @@ fn backups_on_s3_as_files() {
 /// Reads wait for a server that is away, and go on when it is back.
 #[test]
 fn a_server_that_goes_away_and_comes_back() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let (site, server, url) = s3_site();
     site.dbs(&format!("backup create vol@one {url} --name backup-1")).ok("create");
     site.json(&format!("backup mount {url} mnt"));
@@ -214,9 +208,7 @@ fn a_server_that_goes_away_and_comes_back() {
 
 #[test]
 fn damage_is_an_error_with_its_reason_in_the_log() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let (site, url) = site();
     site.dbs(&format!("backup create vol@one {url} --name backup-1")).ok("create");
     let wanted = exported(&site, "vol@one");
@@ -276,9 +268,7 @@ fn damage_is_an_error_with_its_reason_in_the_log() {
 
 #[test]
 fn what_is_open_is_not_pruned() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let (site, url) = site();
     for backup in ["backup-1", "backup-2"] {
         site.dbs(&format!("backup create vol@one {url} --name {backup}")).ok("create");
@@ -315,9 +305,7 @@ fn what_is_open_is_not_pruned() {
 
 #[test]
 fn many_backups_are_listed_quickly() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let (site, url) = site();
     site.dbs(&format!("backup create vol@one {url} --name backup-1")).ok("create");
     let root = site.place.path("backups");
@@ -404,9 +392,7 @@ fn the_file_system_inside_a_backup() {
 
 #[test]
 fn a_process_that_was_killed() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let (site, url) = site();
     site.dbs(&format!("backup create vol@one {url} --name backup-1")).ok("create");
     let pid = site.json(&format!("backup mount {url} mnt"))["pid"].as_u64().unwrap();

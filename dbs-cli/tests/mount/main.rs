@@ -42,8 +42,7 @@ struct Site {
 
 impl Site {
     fn new() -> Self {
-        let place = Place::new();
-        place.init();
+        let place = Place::with_store();
         fs::write(place.path("image"), noise(1, 1 << 20)).unwrap();
         place.dbs("volume import v image").ok("import");
         place.dbs("snapshot create v@s").ok("snapshot");
@@ -174,9 +173,7 @@ fn runs(pid: u64) -> bool {
 
 #[test]
 fn in_the_background_until_it_is_unmounted() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let site = Site::new();
     let mounted = site.json("mount mnt");
     let pid = mounted["pid"].as_u64().unwrap();
@@ -211,9 +208,7 @@ fn in_the_background_until_it_is_unmounted() {
 
 #[test]
 fn failures_are_told_by_who_was_asked() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let site = Site::new();
     for (args, code, word) in [
         ("mount nowhere", 10, "nowhere"),
@@ -234,9 +229,7 @@ fn failures_are_told_by_who_was_asked() {
 
 #[test]
 fn signals_unmount() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let site = Site::new();
     let ignored = hangups_are_ignored();
     for signal in ["TERM", "INT", "HUP"].into_iter().take(if ignored { 2 } else { 3 }) {
@@ -267,9 +260,7 @@ fn signals_unmount() {
 
 #[test]
 fn a_dead_mount_is_taken_away() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let site = Site::new();
     for round in 0..2 {
         let pid = site.json("mount mnt")["pid"].as_u64().unwrap();
@@ -296,9 +287,7 @@ fn a_dead_mount_is_taken_away() {
 
 #[test]
 fn beside_a_server_it_shows_what_is() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let site = Site::new();
     let mut server = site.foreground("--quiet serve --mount mnt");
     site.dbs("snapshot create v@t").ok("snapshot");

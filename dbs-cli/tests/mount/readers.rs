@@ -468,9 +468,7 @@ fn is_listening(socket: &Path) -> bool {
 
 #[test]
 fn sixteen_readers_beside_a_server_that_is_written() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let seconds = std::env::var("DBS_MOUNT_SECONDS").map_or(4, |text| text.parse().unwrap());
     let time = Duration::from_secs(seconds);
     let site = Site::new();

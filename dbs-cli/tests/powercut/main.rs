@@ -330,9 +330,7 @@ fn seed() -> u64 {
 /// With `DBS_POWERCUT_SECONDS`, for so long; else a few.
 #[test]
 fn what_a_power_cut_leaves_is_what_was_promised() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let seconds = std::env::var("DBS_POWERCUT_SECONDS").map(|text| text.parse().unwrap());
     let end = seconds.ok().map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut total = Report::default();
@@ -354,9 +352,7 @@ fn what_a_power_cut_leaves_is_what_was_promised() {
 /// The test of the test: a disk that does not do what it says.
 #[test]
 fn a_disk_that_does_not_sync_is_found_out() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let found = (1..20).find_map(|seed| run(seed, 120, 40, true).err());
     println!("{}", found.expect("nobody noticed"));
 }
@@ -364,9 +360,7 @@ fn a_disk_that_does_not_sync_is_found_out() {
 /// A sync reaches the disk before each answer that promises that it did, with every driver.
 #[test]
 fn each_promise_rests_on_a_sync() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     for io in ["--driver uring", "--driver pread"] {
         let place = Place::new();
         let (disk, _mounted) = make(&place, 16);

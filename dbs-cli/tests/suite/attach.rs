@@ -40,8 +40,7 @@ fn without_the_driver_the_way_out_is_named() {
     if kernel_can() {
         return;
     }
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 16MiB").ok("create");
     let refused = place.dbs("attach v --foreground").exits(1, "foreground");
     assert!(refused.stderr.contains("dbs: attaching v: "), "{}", refused.stderr);
@@ -65,8 +64,7 @@ fn a_server_started_for_nothing_ends() {
     if kernel_can() {
         return;
     }
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 16MiB").ok("create");
     let refused = place.dbs("attach v").exits(1, "attach");
     assert!(refused.stderr.contains("modprobe ublk_drv"), "{}", refused.stderr);
@@ -86,8 +84,7 @@ fn a_server_started_for_nothing_ends() {
 #[test]
 fn a_server_started_for_devices_stays_as_long_as_it_is_used() {
     let served = |use_it: &dyn Fn(&Place)| {
-        let place = Place::new();
-        place.init();
+        let place = Place::with_store();
         place.dbs("volume create v 16MiB").ok("create");
         let nbd = place.path("nbd");
         let server = place.serve(&format!("--while-attached --nbd unix:{}", nbd.display()));
@@ -111,8 +108,7 @@ fn a_server_started_for_devices_stays_as_long_as_it_is_used() {
 
 #[test]
 fn what_is_not_attached_cannot_be_detached() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     for target in ["v", "v@s", "/dev/ublkb77", "/dev/dbs/store.dbs/v"] {
         let refused = place.dbs(&format!("detach {target}")).exits(10, target);
         assert!(refused.stderr.contains(target), "{}", refused.stderr);

@@ -28,8 +28,7 @@ fn sample(place: &Place) -> Vec<u8> {
 /// read.
 #[test]
 fn the_store_itself_is_no_image() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     fs::hard_link(place.store(), place.path("link")).unwrap();
     for command in ["volume create v --on link", "volume import v link --format raw"] {
         let refused = place.dbs(command).exits(2, command);
@@ -105,8 +104,7 @@ fn a_client_reads_eio_where_the_file_is_missing() {
 /// Fifty virtual machines from one image: the size is that of the image, and clones take no space.
 #[test]
 fn volumes_are_made_on_an_image() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let content: Vec<u8> = (0..FILE).map(|at| (at / 512) as u8 | 1).collect();
     fs::write(place.path("image"), &content).unwrap();
     let made = place.dbs("--json volume create golden --on image").ok("create").json();

@@ -29,8 +29,7 @@ fn exported(place: &Place, spec: &str) -> Vec<u8> {
 
 #[test]
 fn backups_of_idle_and_served_stores() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let root = place.path("backups");
     std::fs::create_dir(&root).unwrap();
     let url = format!("vfs://{}", root.display());
@@ -87,8 +86,7 @@ fn backups_of_idle_and_served_stores() {
 /// Found by review: what a larger volume had in the last block was carried over, and showed up when it grew again.
 #[test]
 fn a_volume_that_shrinks_within_a_block_and_grows_is_backed_up_as_it_is() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let root = place.path("backups");
     std::fs::create_dir(&root).unwrap();
     let url = format!("vfs://{}", root.display());
@@ -107,8 +105,7 @@ fn a_volume_that_shrinks_within_a_block_and_grows_is_backed_up_as_it_is() {
 /// Found by review: what was given up of a snapshot is backed up by nobody as if it were there.
 #[test]
 fn a_retired_snapshot_is_not_backed_up() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create vol 4MiB").ok("create");
     place.dbs("snapshot create vol@one").ok("snapshot");
     let store = Store::open(&place.store(), &OpenOptions::default()).unwrap();
@@ -129,8 +126,7 @@ fn a_retired_snapshot_is_not_backed_up() {
 /// built on that.
 #[test]
 fn snapshots_of_a_volume_that_is_rebuilt_are_not_backed_up() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create vol 4MiB").ok("create");
     place.dbs("snapshot create vol@one").ok("snapshot");
     let rebuilding = |on: bool| {
@@ -163,8 +159,7 @@ fn snapshots(place: &Place, volume: &str) -> Vec<String> {
 
 #[test]
 fn nightly_backups_keep_one_snapshot_and_what_a_retention_says() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let root = place.path("backups");
     let url = format!("vfs://{}", root.display());
     for volume in ["vol", "second"] {
@@ -281,8 +276,7 @@ fn only_what_this_store_backs_up_is_pruned() {
 /// Found by a tester: the first volume that was locked ended `prune` of all, without a word of what was deleted.
 #[test]
 fn a_volume_that_cannot_be_pruned_stops_no_other() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let root = place.path("backups");
     std::fs::create_dir(&root).unwrap();
     let url = format!("vfs://{}", root.display());
@@ -438,8 +432,7 @@ fn damage(place: &Place, url: &str) {
 /// A volume that was made smaller: the size in `volume.cfg` is that of the last backup.
 #[test]
 fn the_larger_of_two_backups_is_restored() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let root = place.path("backups");
     std::fs::create_dir(&root).unwrap();
     let url = format!("vfs://{}", root.display());
@@ -471,8 +464,7 @@ fn the_larger_of_two_backups_is_restored() {
 /// A restore that fails half way goes on where it was, and nobody takes what it has left for a volume.
 #[test]
 fn a_restore_that_was_cut_off_goes_on() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let root = place.path("backups");
     std::fs::create_dir(&root).unwrap();
     let url = format!("vfs://{}", root.display());

@@ -76,8 +76,7 @@ fn an_idle_and_a_served_store() {
 
 #[test]
 fn people_get_a_table() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let only = "--only rand-read-lat,first-write,overwrite,read-chain-1,read-chain-256";
     let text = place.dbs(&format!("bench {SHORT} {only}")).ok("bench").text();
     let row = text.lines().find(|line| line.starts_with("rand-read-lat")).unwrap();
@@ -90,8 +89,7 @@ fn people_get_a_table() {
 
 #[test]
 fn a_volume_that_is_there() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let image = noise(1, 32 << 20);
     place.pipe("volume import v -", &image).ok("import");
     place.json("snapshot create v@s");
@@ -135,8 +133,7 @@ fn refused_unless_confirmed(place: &Place) {
 
 #[test]
 fn an_nbd_export() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let image = noise(2, 16 << 20);
     place.pipe("volume import v -", &image).ok("import");
     let server = place.serve("--nbd unix:nbd.sock --nbd tcp:0");
@@ -190,8 +187,7 @@ fn a_file() {
 
 #[test]
 fn a_store_is_no_plain_file() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let refused = place.dbs("bench --device store.dbs --write").exits(2, "not confirmed");
     assert!(refused.stderr.contains("holds"), "it says what is there: {}", refused.stderr);
     let server = place.serve("");
@@ -203,8 +199,7 @@ fn a_store_is_no_plain_file() {
 
 #[test]
 fn refusals() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let full = place.dbs("bench --size 300MiB --time 20ms").exits(12, "no room");
     assert!(full.stderr.contains("--size"), "{}", full.stderr);
     for args in [
@@ -229,8 +224,7 @@ fn refusals() {
 #[test]
 fn an_interrupted_run_leaves_nothing() {
     for served in [false, true] {
-        let place = Place::new();
-        place.init();
+        let place = Place::with_store();
         let server = served.then(|| place.serve(""));
         for args in ["--time 1h --only rand-read-lat", "--time 1h --only read-chain-16"] {
             let run = interrupted(&place, args);

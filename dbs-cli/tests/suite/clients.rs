@@ -143,8 +143,7 @@ fn clients_are_shown_and_kicked() {
 
 #[test]
 fn nobody_uses_an_idle_store() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     assert!(clients(&place).is_empty());
     place.dbs("clients kick 1").exits(10, "there is none");
 }

@@ -15,8 +15,7 @@ fn found(place: &Place, about: &str, code: i32) -> Vec<(String, String)> {
 
 #[test]
 fn a_store_in_order_has_nothing_wrong_idle_and_served() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 16MiB").ok("create");
     let run = place.dbs("doctor");
     let text = run.text();
@@ -75,8 +74,7 @@ fn a_full_store_and_a_volume_that_nobody_fills_are_problems() {
 
 #[test]
 fn damage_comes_first() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 16MiB").ok("create");
     let file = std::fs::OpenOptions::new().write(true).open(place.store()).unwrap();
     // All copies of the superblock but one: that is healed. All of them: nothing can be read.

@@ -312,8 +312,7 @@ fn the_cache_of_checksums_has_the_size_it_was_given() {
 fn every_key_is_documented() {
     let docs =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md")).unwrap();
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 16MiB");
     place.pipe("volume import w -", &image(1)).ok("import");
     place.json("snapshot create w@s --label k=v");
@@ -360,8 +359,7 @@ fn documented(docs: &str, args: &str, value: &Value) {
 
 #[test]
 fn a_dump_is_json_either_way() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 16MiB");
     let idle = place.dbs("dump").ok("dump").json();
     assert!(idle.is_object());
@@ -375,8 +373,7 @@ fn a_dump_is_json_either_way() {
 /// They say nothing, and nothing else is wrong: no metadata is written over, and none saved.
 #[test]
 fn damaged_checksums_are_begun_anew() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.pipe("volume import w -", &image(1)).ok("import");
     let mut store = std::fs::read(place.store()).unwrap();
     let page = store.chunks(4096).position(|block| block.starts_with(b"DBSc")).unwrap();
@@ -394,8 +391,7 @@ fn damaged_checksums_are_begun_anew() {
 
 #[test]
 fn a_damaged_store_is_checked_repaired_and_put_back() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 16MiB");
     let whole = place.dbs("check").ok("check").text();
     let dump = place.json("dump");
@@ -444,8 +440,7 @@ fn a_damaged_store_is_checked_repaired_and_put_back() {
 
 #[test]
 fn people_get_tables() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let made = place.dbs("volume create demo 10GiB").ok("create").text();
     assert_eq!(made, "created volume demo, 10.0 GiB\n");
     let list = place.dbs("volume ls").ok("ls").text();
@@ -462,8 +457,7 @@ fn people_get_tables() {
 
 #[test]
 fn init_refuses_what_is_there() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("init store.dbs --size 256MiB").exits(13, "a store");
     place.dbs("init store.dbs --size 256MiB --force").exits(2, "not confirmed");
     place.json("volume create v 1MiB");
@@ -477,8 +471,7 @@ fn init_refuses_what_is_there() {
 
 #[test]
 fn a_second_writer_is_refused_and_told_of_the_owner() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let server = place.serve("");
     let pid = server.pid().to_string();
     let second = place.dbs("serve").exits(11, "second server");
@@ -495,8 +488,7 @@ fn a_second_writer_is_refused_and_told_of_the_owner() {
 /// Found by a tester: of several commands at once, all but one were refused.
 #[test]
 fn commands_at_once_wait_for_one_another() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 16MiB").ok("create");
     std::thread::scope(|threads| {
         for n in 0..6 {
@@ -511,8 +503,7 @@ fn commands_at_once_wait_for_one_another() {
 /// Found by review: a server whose standard output nobody read ended without closing the store.
 #[test]
 fn a_server_needs_nobody_who_reads_its_output() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let mut command = place.bare();
     command.env("DBS_STORE", place.store()).args(["serve", "--nbd", "unix:nbd"]);
     let mut server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -532,8 +523,7 @@ fn a_server_needs_nobody_who_reads_its_output() {
 
 #[test]
 fn a_read_only_server_refuses_changes() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 1MiB");
     let server = place.serve("--read-only");
     place.dbs("volume list").ok("list");
@@ -543,8 +533,7 @@ fn a_read_only_server_refuses_changes() {
 
 #[test]
 fn metrics_of_the_store_are_served() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 1GiB").ok("create");
     for mode in ["", "--read-only"] {
         let server = place.serve(&format!("{mode} --metrics 127.0.0.1:0"));
@@ -569,8 +558,7 @@ fn metrics_of_the_store_are_served() {
 
 #[test]
 fn a_server_survives_being_killed() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let server = place.serve("--nbd unix:nbd.sock --control other.sock");
     assert_eq!(server.ready["nbd"], serde_json::json!(["unix:nbd.sock"]));
     assert_eq!(server.ready["control"].as_array().unwrap().len(), 2);
@@ -622,8 +610,7 @@ fn privileges_are_dropped_for_good() {
         println!("SKIPPED privileges: needs root");
         return;
     }
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("serve --user root").exits(2, "root gives up nothing");
     place.dbs("serve --user no-such-user").exits(2, "nobody to be");
     place.dbs("serve --user 65534:65534 --mount mnt").exits(2, "it could not be unmounted");
@@ -659,8 +646,7 @@ fn privileges_are_dropped_for_good() {
 fn an_interrupted_import_leaves_nothing() {
     const PATIENCE: Duration = Duration::from_secs(120);
     const FED: usize = 3;
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let mut child = place
         .bare()
         .env("DBS_STORE", place.store())
@@ -713,8 +699,7 @@ fn an_interrupted_import_leaves_nothing() {
 /// Found by a tester: with a reader that died, a part of an image was taken for the whole.
 #[test]
 fn data_that_nobody_reads_to_its_end_is_a_failure() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.pipe("volume import v -", &noise(7, 8 << 20)).ok("import");
     // A label for each of many snapshots: more than a pipe holds.
     let label = "x".repeat(4000);
@@ -745,8 +730,7 @@ fn a_full_store_says_so() {
 /// It counted heads, and deleted ones that were still being merged.
 #[test]
 fn a_check_counts_the_snapshots_that_are_listed() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     for volume in ["v", "w"] {
         place.dbs(&format!("volume create {volume} 8MiB")).ok("create");
     }
@@ -766,8 +750,7 @@ fn a_check_counts_the_snapshots_that_are_listed() {
 /// It cut off all free space, under clients that write.
 #[test]
 fn a_vacuum_leaves_room_for_new_data() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.pipe("volume import v -", &noise(3, 16 << 20)).ok("import");
     let server = place.serve("--nbd unix:nbd.sock");
     let vacuumed = place.json("vacuum");
@@ -786,8 +769,7 @@ fn a_vacuum_leaves_room_for_new_data() {
 
 #[test]
 fn metrics_tell_of_every_volume() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.pipe("volume import v -", &noise(4, 8 << 20)).ok("import");
     for read_only in ["", " --read-only"] {
         let server = place.serve(&format!("--metrics 127.0.0.1:0{read_only}"));
@@ -816,8 +798,7 @@ fn metrics_tell_of_every_volume() {
 
 #[test]
 fn errors_blame_what_is_wrong() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 1MiB").ok("create");
     place.dbs("snapshot create v@s").ok("snapshot");
     let odd = place.dbs("volume diff v@s v --offset 3").exits(2, "odd").stderr;

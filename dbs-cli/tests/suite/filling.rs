@@ -161,8 +161,7 @@ fn what_a_former_server_has_lost_is_received_again() {
 /// As above, seen from a program that writes a volume of a served store.
 #[test]
 fn a_flush_does_not_vouch_for_a_former_server() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 16MiB").ok("create");
     let options = dbs_core::OpenOptions::default();
     for (lost, by_store) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -209,8 +208,7 @@ fn a_flush_does_not_vouch_for_a_former_server() {
 /// Who goes on writing is told before much is written, and again by a flush; who had flushed goes on.
 #[test]
 fn a_write_goes_to_the_next_server_if_nothing_is_lost() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 16MiB").ok("create");
     let options = dbs_core::OpenOptions::default();
     for lost in [false, true] {
@@ -237,8 +235,7 @@ fn a_write_goes_to_the_next_server_if_nothing_is_lost() {
 /// flush succeeded.
 #[test]
 fn a_flush_is_of_what_other_objects_of_the_volume_wrote_too() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 16MiB").ok("create");
     place.dbs("volume create w 16MiB").ok("create");
     let options = dbs_core::OpenOptions::default();
@@ -432,8 +429,7 @@ fn a_signal_ends_what_waits_for_its_input() {
 
 #[test]
 fn names_of_a_stream_do_not_move_the_cursor_in_an_error() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let uuid = "00000000-0000-4000-8000-000000000001";
     let description = json!({
         "volume": "v", "snapshot": "s", "uuid": uuid, "size": 512, "created_ns": 1,
@@ -453,8 +449,7 @@ fn names_of_a_stream_do_not_move_the_cursor_in_an_error() {
 fn a_killed_import_is_told_hidden_and_begun_again() {
     let image = noise(3, 8 * MIB);
     for served in [false, true] {
-        let place = Place::new();
-        place.init();
+        let place = Place::with_store();
         let server = served.then(|| place.serve("--nbd unix:nbd.sock"));
         let import = Fed::new(&place, "store.dbs", "volume import v -", &image[..4 * MIB]);
         if served {
@@ -488,8 +483,7 @@ fn a_killed_import_is_told_hidden_and_begun_again() {
 
 #[test]
 fn an_import_ends_and_cleans_up_its_own_volume_alone() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let server = place.serve("");
     let image = noise(5, 8 * MIB);
     // What is left of the input makes it succeed, or fail.
@@ -589,8 +583,7 @@ fn a_volume_with_its_clones_is_sent_and_received() {
 /// Found by review: the snapshot of a copy of the store had the same identity, and was taken for the base.
 #[test]
 fn a_difference_is_not_put_on_the_snapshot_of_a_copy() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 4MiB").ok("create");
     std::fs::copy(place.store(), place.path("copy.dbs")).unwrap();
     place.dbs("-s copy.dbs new-uuid").ok("new-uuid");
@@ -608,8 +601,7 @@ fn a_difference_is_not_put_on_the_snapshot_of_a_copy() {
 
 #[test]
 fn an_import_of_nothing_is_refused() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let refused = place.pipe("volume import v -", b"").exits(2, "an empty pipe").stderr;
     assert!(refused.contains("before the pipe"), "{refused}");
     assert_eq!(place.json("volume list").as_array().unwrap().len(), 0);

@@ -26,8 +26,7 @@ fn is_root(what: &str) -> bool {
 
 #[test]
 fn a_copy_is_never_taken_for_its_original() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 8MiB").ok("create");
     fs::copy(place.store(), place.path("copy.dbs")).unwrap();
     let _original = place.serve("");
@@ -68,8 +67,7 @@ fn a_copy_is_never_taken_for_its_original() {
 
 #[test]
 fn a_copy_gets_a_uuid_of_its_own() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 8MiB").ok("create");
     let data = noise(1, 1 << 20);
     fs::write(place.path("data"), &data).unwrap();
@@ -106,8 +104,7 @@ fn a_copy_gets_a_uuid_of_its_own() {
 
 #[test]
 fn no_export_overwrites_an_open_store() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 1MiB").ok("create");
     place.dbs("init other.dbs --size 64MiB").ok("init");
     let before = fs::metadata(place.store()).unwrap().len();
@@ -166,8 +163,7 @@ impl Drop for Loop {
 
 #[test]
 fn a_loop_device_is_the_store_behind_it() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 1MiB").ok("create");
     place.dbs("init other.dbs --size 64MiB").ok("init");
     on(&place, "other.dbs", "volume create w 1MiB").ok("create");
@@ -219,8 +215,7 @@ fn init_spares_a_file_whose_data_comes_late() {
 
 #[test]
 fn a_send_that_fails_leaves_no_file() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 1MiB").ok("create");
     place.dbs("snapshot create v@s").ok("snapshot");
     place.dbs("send v@typo stream").exits(10, "no such snapshot");
@@ -234,8 +229,7 @@ fn a_send_that_fails_leaves_no_file() {
 
 #[test]
 fn images_of_other_formats_are_recognised() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let heads: [(&str, usize, &[u8]); 4] = [
         ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
         ("VMDK", 0, b"KDMV\x01\0\0\0"),
@@ -297,8 +291,7 @@ fn as_nobody(place: &Place, program: &Path, args: &str) -> Run {
 
 #[test]
 fn a_server_with_another_runtime_directory_is_found() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 1MiB").ok("create");
     let served = place.serve("");
     let elsewhere = |args: &str| {
@@ -322,8 +315,7 @@ fn a_server_with_another_runtime_directory_is_found() {
 
 #[test]
 fn a_socket_in_a_directory_that_others_can_change_is_refused_for_that() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let open = place.path("open");
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
@@ -345,8 +337,7 @@ fn a_server_in_a_default_directory_that_another_user_has_made_is_not_believed() 
     // Users that nobody is.
     let [victim, other] = [613_401, 613_402];
     let default = Path::new("/tmp").join(format!("dbs-{victim}"));
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 1MiB").ok("create");
     fs::set_permissions(place.store(), fs::Permissions::from_mode(0o666)).unwrap();
     let program = open_to_all(&place);
@@ -382,8 +373,7 @@ fn users_of_the_control_group_and_no_others_may_use_a_server() {
     if !is_root("a control group") {
         return;
     }
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.dbs("volume create v 1MiB").ok("create");
     let program = open_to_all(&place);
     let served = place.serve("");

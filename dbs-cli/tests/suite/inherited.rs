@@ -33,8 +33,7 @@ fn read(path: &Path) -> [u8; 4] {
 
 #[test]
 fn clients_come_in_through_a_socket_that_was_passed() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 8MiB");
     let path = place.path("passed.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -64,8 +63,7 @@ fn clients_come_in_through_a_socket_that_was_passed() {
 
 #[test]
 fn what_was_passed_to_another_process_is_not_taken() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = place.served(&mut passed(&place, listener, "1"));
     assert_eq!(server.ready["nbd"], serde_json::json!([]));
@@ -74,8 +72,7 @@ fn what_was_passed_to_another_process_is_not_taken() {
 
 #[test]
 fn what_was_passed_and_is_no_socket_that_listens_is_refused() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     let connected = UnixListener::bind(place.path("a.sock")).unwrap();
     let connected = std::os::unix::net::UnixStream::connect(
         connected.local_addr().unwrap().as_pathname().unwrap(),
@@ -90,8 +87,7 @@ fn what_was_passed_and_is_no_socket_that_listens_is_refused() {
 
 #[test]
 fn nbd_clients_start_a_server_for_themselves() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 8MiB");
     let mut command = Command::new("nbdinfo");
     command.args(["--size", "--", "[", env!("CARGO_BIN_EXE_dbs"), "--quiet", "serve", "]"]);

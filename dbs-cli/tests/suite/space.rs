@@ -8,8 +8,7 @@ const MIB: usize = 1 << 20;
 
 #[test]
 fn blocks_of_zeros_are_released_on_idle_and_served_stores() {
-    let place = Place::new();
-    place.init();
+    let place = Place::with_store();
     place.json("volume create v 64MiB");
     let server = place.serve("--nbd unix:nbd.sock");
     let stream = UnixStream::connect(place.path("nbd.sock")).unwrap();

@@ -78,6 +78,13 @@ impl Place {
         self.dbs("init store.dbs --size 256MiB").ok("init");
     }
 
+    /// A place with a store.
+    pub fn with_store() -> Self {
+        let place = Self::new();
+        place.init();
+        place
+    }
+
     /// Serves the store until the result is stopped or dropped.
     pub fn serve(&self, args: &str) -> Served {
         let mut command = self.bare();

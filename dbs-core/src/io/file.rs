@@ -1,8 +1,9 @@
-//! A regular file or block device, opened: what both drivers share, and the `pread` driver.
+//! A regular file or block device as storage: all but the rings of its io_uring driver.
 
 use super::buffer::AlignedBuf;
 use super::lock::StoreLock;
-use super::piece::{self, Alignment};
+use super::piece::{self, Alignment, Piece};
+use super::uring::Pool;
 use super::{DirectIo, ReadRequest, Storage, WriteRequest, sys};
 use crate::error::{Error, Result};
 use crate::units::{BLOCK_BYTES, SECTOR_BYTES};
@@ -10,6 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, fcntl};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -247,32 +249,46 @@ impl Target {
     }
 }
 
-/// The driver that works everywhere: one blocking call after another.
-pub struct PreadFile {
+/// A file or block device as storage, by one of two drivers.
+pub(super) struct FileStorage {
+    // First: a ring has the target's descriptor registered.
+    pub(super) rings: Option<Pool>,
     target: Target,
 }
 
-impl PreadFile {
-    pub(super) fn new(target: Target) -> Self {
-        Self { target }
+impl FileStorage {
+    /// By the driver that works everywhere: one blocking call after another.
+    pub(super) fn pread(target: Target) -> Self {
+        Self { rings: None, target }
+    }
+
+    /// By the driver for kernels that allow io_uring.
+    pub(super) fn uring(target: Target) -> io::Result<Self> {
+        let rings = Some(Pool::new(target.file().as_raw_fd())?);
+        Ok(Self { rings, target })
+    }
+
+    fn run<'a>(&self, mut pieces: impl Iterator<Item = Piece<'a>>) -> io::Result<()> {
+        match &self.rings {
+            Some(rings) => rings.run(pieces),
+            None => pieces.try_for_each(|piece| piece.transfer(self.target.file())),
+        }
     }
 }
 
-impl Storage for PreadFile {
+impl Storage for FileStorage {
     fn size_bytes(&self) -> u64 {
         self.target.size_bytes()
     }
 
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
         self.target.check_reads(requests)?;
-        piece::of_reads(requests, self.target.alignment())
-            .try_for_each(|piece| piece.transfer(self.target.file()))
+        self.run(piece::of_reads(requests, self.target.alignment()))
     }
 
     fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
         self.target.check_writes(requests)?;
-        piece::of_writes(requests, self.target.alignment())
-            .try_for_each(|piece| piece.transfer(self.target.file()))
+        self.run(piece::of_writes(requests, self.target.alignment()))
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -300,7 +316,7 @@ impl Storage for PreadFile {
     }
 
     fn driver(&self) -> &'static str {
-        "pread"
+        if self.rings.is_some() { "io_uring" } else { "pread" }
     }
 }
 

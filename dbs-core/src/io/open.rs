@@ -2,10 +2,10 @@
 
 use super::Storage;
 use super::buffer::AlignedBuf;
-use super::file::{PreadFile, Target, TargetInfo};
+use super::file::{FileStorage, Target, TargetInfo};
 use super::lock::{StoreLock, open_failed};
 use super::probe::{PROBE_BYTES, in_use, signature};
-use super::uring::{UringFile, uring_available};
+use super::uring::uring_available;
 use crate::error::{Error, Result};
 use crate::units::{SECTOR_BYTES, format_size};
 use nix::errno::Errno;
@@ -272,14 +272,14 @@ fn with_driver(lock: StoreLock, driver: IoDriver, created: bool) -> Result<Opene
     let ring = use_ring(driver, uring_available())?;
     let target = Target::open(lock)?;
     let info = target.info();
-    let storage: Arc<dyn Storage> = if ring {
-        Arc::new(UringFile::new(target).map_err(|error| {
+    let storage = if ring {
+        FileStorage::uring(target).map_err(|error| {
             Error::io(error, format!("cannot set up io_uring for `{}`", path.display()))
-        })?)
+        })?
     } else {
-        Arc::new(PreadFile::new(target))
+        FileStorage::pread(target)
     };
-    Ok(OpenedStorage { storage, info, place, created })
+    Ok(OpenedStorage { storage: Arc::new(storage), info, place, created })
 }
 
 fn use_ring(driver: IoDriver, available: io::Result<()>) -> Result<bool> {

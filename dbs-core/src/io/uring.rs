@@ -2,12 +2,10 @@
 //! device together.
 #![allow(unsafe_code)]
 
-use super::file::Target;
-use super::piece::{self, Piece, Remaining};
-use super::{DirectIo, ReadRequest, Storage, WriteRequest};
+use super::piece::{Piece, Remaining};
 use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,66 +20,6 @@ const SHORTAGE_ATTEMPTS: u32 = 1000;
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 
 const _: () = assert!(DEPTH == u64::BITS as usize, "the free slots are the bits of a u64");
-
-/// The driver for kernels that allow io_uring.
-pub struct UringFile {
-    // First: a ring has the target's descriptor registered.
-    rings: Pool,
-    target: Target,
-}
-
-impl UringFile {
-    pub(super) fn new(target: Target) -> io::Result<Self> {
-        let rings = Pool::new(target.file().as_raw_fd())?;
-        Ok(Self { rings, target })
-    }
-}
-
-impl Storage for UringFile {
-    fn size_bytes(&self) -> u64 {
-        self.target.size_bytes()
-    }
-
-    fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
-        self.target.check_reads(requests)?;
-        let pieces = piece::of_reads(requests, self.target.alignment());
-        self.rings.run(pieces)
-    }
-
-    fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
-        self.target.check_writes(requests)?;
-        let pieces = piece::of_writes(requests, self.target.alignment());
-        self.rings.run(pieces)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.target.flush()
-    }
-
-    fn discard(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
-        self.target.discard(offset, len_bytes)
-    }
-
-    fn allocate(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
-        self.target.allocate(offset, len_bytes)
-    }
-
-    fn set_size(&self, size_bytes: u64) -> io::Result<()> {
-        self.target.set_size(size_bytes)
-    }
-
-    fn resizable(&self) -> bool {
-        !self.target.info().is_block_device
-    }
-
-    fn direct_io(&self) -> io::Result<Option<DirectIo>> {
-        self.target.direct_io().map(Some)
-    }
-
-    fn driver(&self) -> &'static str {
-        "io_uring"
-    }
-}
 
 /// Whether this kernel, and what confines this process, allow the driver.
 ///
@@ -98,7 +36,7 @@ pub fn uring_available() -> io::Result<()> {
 }
 
 /// Rings for any number of threads: each call takes one for itself and brings it back.
-struct Pool {
+pub(super) struct Pool {
     fd: RawFd,
     state: Mutex<PoolState>,
     returned: Condvar,
@@ -114,12 +52,12 @@ struct PoolState {
 
 impl Pool {
     /// A pool with its first ring, for the descriptor `fd`, which must outlive it.
-    fn new(fd: RawFd) -> io::Result<Self> {
+    pub(super) fn new(fd: RawFd) -> io::Result<Self> {
         let state = PoolState { idle: vec![Ring::new(fd)?], made: 1, limit: RINGS_MAX };
         Ok(Self { fd, state: Mutex::new(state), returned: Condvar::new() })
     }
 
-    fn run<'a>(&self, pieces: impl Iterator<Item = Piece<'a>>) -> io::Result<()> {
+    pub(super) fn run<'a>(&self, pieces: impl Iterator<Item = Piece<'a>>) -> io::Result<()> {
         let mut pieces = pieces.peekable();
         if pieces.peek().is_none() {
             return Ok(());
@@ -378,27 +316,34 @@ fn is_transient(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::io::conformance::{self, Resize};
+    use crate::io::file::{FileStorage, Target};
     use crate::io::lock::StoreLock;
-    use crate::io::piece::Alignment;
+    use crate::io::piece::{self, Alignment};
+    use crate::io::{ReadRequest, Storage, WriteRequest};
     use std::fs::File;
+    use std::os::fd::AsRawFd;
 
-    fn open(path: &std::path::Path) -> Option<UringFile> {
+    fn open(path: &std::path::Path) -> Option<FileStorage> {
         if let Err(error) = uring_available() {
             eprintln!("skipped: io_uring is not available here: {error}");
             return None;
         }
         File::create(path).unwrap().set_len(conformance::SIZE_BYTES).unwrap();
         let target = Target::open(StoreLock::acquire(path, false).unwrap()).unwrap();
-        Some(UringFile::new(target).unwrap())
+        Some(FileStorage::uring(target).unwrap())
+    }
+
+    fn rings(storage: &FileStorage) -> &Pool {
+        storage.rings.as_ref().unwrap()
     }
 
     #[test]
     fn threads_share_few_rings() {
         let directory = tempfile::tempdir().unwrap();
         let Some(storage) = open(&directory.path().join("store")) else { return };
-        storage.rings.state().limit = 2;
+        rings(&storage).state().limit = 2;
         conformance::run(&storage, Resize::Possible);
-        let state = storage.rings.state();
+        let state = rings(&storage).state();
         assert!(state.made <= 2);
         assert_eq!(state.idle.len(), state.made);
     }
@@ -454,7 +399,7 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
             storage.read_at(0, &mut [0; 4096]).unwrap();
         }
-        let state = storage.rings.state();
+        let state = rings(&storage).state();
         assert_eq!((state.made, state.idle.len()), (1, 1), "the ring is used again");
     }
 }

@@ -131,9 +131,6 @@ impl Backups {
     }
 
     /// What is inside a backup.
-    ///
-    /// # Errors
-    /// Those of opening and reading it.
     pub fn parts(&self, volume: &str, backup: &str) -> dbs_core::Result<Vec<Part>> {
         let (reader, place) = (&self.reader, Place::default());
         content::parts(&Image { reader, place, backup: self.reader.open(volume, backup)? })

@@ -203,9 +203,7 @@ fn changes_are_refused_as_by_a_read_only_ext4() {
 /// Root can tell the kernel that a mount may be written. The view refuses then by itself.
 #[test]
 fn mounted_anew_for_writing_it_refuses_all_the_same() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     let root = server.path("");
     let before = (look(&root), fs::read(server.path("volumes/v/head.raw")).unwrap());

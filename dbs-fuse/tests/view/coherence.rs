@@ -27,9 +27,7 @@ fn error_soon(file: &File, right: &[u8]) -> Option<i32> {
 
 #[test]
 fn what_is_made_appears_and_what_is_written_is_read() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = Server::new(64 << 20);
     server.ask(&json!(["create", "v", 1 << 20]));
     let head = File::open(server.path("volumes/v/head.raw")).unwrap();
@@ -64,9 +62,7 @@ fn what_is_made_appears_and_what_is_written_is_read() {
 
 #[test]
 fn what_was_rebuilt_under_an_open_file_is_read_anew() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = Server::new(64 << 20);
     server.ask(&json!(["create", "v", 1 << 20]));
     server.ask(&json!(["write", "v", 0, 1, 4096]));
@@ -89,9 +85,7 @@ fn what_was_rebuilt_under_an_open_file_is_read_anew() {
 
 #[test]
 fn what_is_deleted_is_stale_and_never_something_else() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = Server::new(64 << 20);
     server.ask(&json!(["create", "v", 1 << 20]));
     let path = server.path("volumes/v/snapshots/s.raw");

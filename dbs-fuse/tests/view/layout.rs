@@ -28,9 +28,7 @@ fn sample() -> Server {
 
 #[test]
 fn the_tree_is_as_documented() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     assert_eq!(names(&server.path("")), set(&["store.json", "volumes"]));
     let members = ["head.raw", "info.json", "map.json", "snapshots"];
@@ -80,9 +78,7 @@ fn the_tree_is_as_documented() {
 
 #[test]
 fn the_head_of_an_incomplete_volume_is_not_shown() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     for live in [true, false] {
         let mut server = sample();
         server.ask(&json!(["snapshot", "v", "one"]));
@@ -108,9 +104,7 @@ fn the_head_of_an_incomplete_volume_is_not_shown() {
 
 #[test]
 fn names_are_escaped_and_lead_back() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = Server::new(64 << 20);
     let long = "ä".repeat(127);
     let plain = ["a/b", "..", ".", "100%", "%2F", "größe 1", &long];
@@ -130,9 +124,7 @@ fn names_are_escaped_and_lead_back() {
 
 #[test]
 fn holes_and_attributes_are_told() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     server.ask(&json!(["write", "v", 640 * KIB, 1, 8 * KIB]));
     server.ask(&json!(["discard", "v", 16 * KIB, 8 * KIB]));
@@ -178,9 +170,7 @@ fn holes_and_attributes_are_told() {
 /// The same numbers, times and bytes when it is mounted again, of a store that nobody writes.
 #[test]
 fn an_idle_store_looks_the_same_each_time() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     server.ask(&json!(["snapshot", "v", "s"]));
     let look = |server: &Server| {

@@ -153,9 +153,7 @@ fn read_head(file: &File, random: &mut fastrand::Rng) {
 
 #[test]
 fn sixteen_readers_see_nothing_but_what_was_there() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let seconds = std::env::var("DBS_FUSE_SECONDS").ok().and_then(|text| text.parse().ok());
     let seconds: u64 = seconds.unwrap_or(3);
     let server = Server::new(256 << 20);

@@ -39,9 +39,7 @@ fn assert_told(server: &Server, name: &str, changes: &[Value]) {
 
 #[test]
 fn the_time_of_a_head_changes_with_its_content_only() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     assert_told(
         &server,
@@ -76,9 +74,7 @@ fn the_time_of_a_head_changes_with_its_content_only() {
 
 #[test]
 fn the_time_of_a_snapshot_changes_while_its_content_does() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     let taken = time(&server, SNAPSHOT);
     server.ask(&json!(["write", "v", 0, 2, 8192]));
@@ -102,9 +98,7 @@ fn the_time_of_a_snapshot_changes_while_its_content_does() {
 
 #[test]
 fn the_time_of_a_text_changes_with_it() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     let label = |value: &str| json!(["label", "v", "s", "key", value]);
     assert_told(&server, "volumes/v/info.json", &[label("a"), label("b"), label("a")]);
@@ -115,9 +109,7 @@ fn the_time_of_a_text_changes_with_it() {
 
 #[test]
 fn looking_at_a_map_does_not_make_it() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     for live in [true, false] {
         let mut server = sample();
         if !live {
@@ -141,9 +133,7 @@ fn looking_at_a_map_does_not_make_it() {
 
 #[test]
 fn the_directory_above_has_its_own_number() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     let inode = |name: &str| fs::metadata(server.path(name)).unwrap().ino();
     for (name, above) in
@@ -168,9 +158,7 @@ fn the_directory_above_has_its_own_number() {
 /// How a backup keeps what it reads, as `docs/mount.md` says.
 #[test]
 fn a_protected_snapshot_is_there_until_it_is_unprotected() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = sample();
     server.ask(&json!(["protect", "v", "s"]));
     let file = File::open(server.path(SNAPSHOT)).unwrap();

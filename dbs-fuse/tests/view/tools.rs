@@ -44,9 +44,7 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn programs_copy_compare_and_count() {
-    if !can_mount() {
-        return;
-    }
+    let true = can_mount() else { return };
     let server = Server::new(128 << 20);
     server.ask(&json!(["create", "v", 64 << 20]));
     for (index, at) in [0, 5 << 20, (33 << 20) + 4096, (64 << 20) - 65536].into_iter().enumerate() {

@@ -1,12 +1,33 @@
 """What stores and volumes both use."""
 
 import os
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from dbs import _dbs
 from dbs._errors import NotFound
 
 AnyPath = str | os.PathLike[str]
+
+
+class Closing:
+    """Closes at the end of a ``with`` block. The last base, so that `close` is another one's."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def size_of(value: int | str) -> int:

@@ -3,23 +3,6 @@
 import errno as _errno
 from typing import Final
 
-__all__ = [
-    "Busy",
-    "Closed",
-    "Corrupt",
-    "Denied",
-    "Error",
-    "Exists",
-    "Interrupted",
-    "Invalid",
-    "IoFailed",
-    "NoSpace",
-    "NotFound",
-    "Poisoned",
-    "ReadOnly",
-    "Unsupported",
-]
-
 
 class Error(Exception):
     """The base of all errors of this package.

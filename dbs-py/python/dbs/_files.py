@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 from dbs._dbs import WritableBlocks
 from dbs._errors import make
 
-__all__ = ["VolumeFile"]
-
 _PIECE = 256 << 20
 
 

@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from dbs import _dbs
-from dbs._common import AnyPath, MissingItem, filled, size_of
+from dbs._common import AnyPath, Closing, MissingItem, filled, size_of
 from dbs._errors import Invalid, NotFound
 from dbs._types import (
     CheckReport,
@@ -18,10 +17,8 @@ from dbs._types import (
 )
 from dbs._volumes import Volume
 
-__all__ = ["Store"]
 
-
-class Store(Mapping[str, Volume]):
+class Store(Mapping[str, Volume], Closing):
     """A store: all volumes and snapshots in one file or block device.
 
     A mapping of names to volumes, in order of names. Made by `Store.init` and `Store.open`; closed
@@ -140,17 +137,6 @@ class Store(Mapping[str, Volume]):
         took the place of the one that had it. The store is closed all the same.
         """
         self._raw.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def info(self) -> StoreInfo:
         """Facts about the store."""

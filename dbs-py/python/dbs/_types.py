@@ -5,20 +5,6 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
-__all__ = [
-    "CheckReport",
-    "ChecksumInfo",
-    "DamagedRange",
-    "Extent",
-    "Finding",
-    "ScrubReport",
-    "SnapshotInfo",
-    "StoreInfo",
-    "TrimReport",
-    "Usage",
-    "VolumeInfo",
-]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -2,19 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from dbs import _dbs
-from dbs._common import MissingItem, filled, size_of
+from dbs._common import Closing, MissingItem, filled, size_of
 from dbs._errors import Busy, Invalid, NotFound, make
 from dbs._files import VolumeFile
 from dbs._types import Extent, SnapshotInfo, TrimReport, Usage, VolumeInfo
 
 if TYPE_CHECKING:
     from dbs._store import Store
-
-__all__ = ["Snapshot", "Volume"]
 
 _LET_GO_SECONDS = 0.5
 
@@ -57,7 +54,7 @@ def _closed(blocks: "Snapshot | Volume", change: Callable[[], object]) -> None:
             return
 
 
-class Snapshot(_dbs.Blocks):
+class Snapshot(_dbs.Blocks, Closing):
     """A snapshot: a volume as it was. Its bytes are read as a `Volume`'s.
 
     Got from `Volume.snapshots`, `Volume.snapshot` or ``volume["name"]``. If it is deleted, every
@@ -159,17 +156,6 @@ class Snapshot(_dbs.Blocks):
         """A file to read it with: an `io.RawIOBase`."""
         return VolumeFile(self, mode)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<dbs.Snapshot {self.spec!r}>"
 
@@ -183,7 +169,7 @@ class Snapshot(_dbs.Blocks):
         )
 
 
-class Volume(_dbs.WritableBlocks):
+class Volume(_dbs.WritableBlocks, Closing):
     """A volume: a virtual disk. ``volume["name"]`` is one of its snapshots.
 
     Got from ``store["name"]``, `Store.create_volume` and `Snapshot.clone`. It is opened by its first
@@ -390,17 +376,6 @@ class Volume(_dbs.WritableBlocks):
         (1000, b'text')
         """
         return VolumeFile(self, mode)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<dbs.Volume {self._name!r}>"

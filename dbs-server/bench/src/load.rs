@@ -28,16 +28,10 @@ pub trait Queue: Send {
     fn buffer(&mut self, slot: usize) -> Result<&mut [u8]>;
 
     /// Starts a request of an idle slot.
-    ///
-    /// # Errors
-    /// As above.
     fn start(&mut self, slot: usize, action: Action, offset: u64, length: u32) -> Result<()>;
 
     /// Waits for at least one request, if any is in flight, and appends the slots that are idle
     /// again to `done`.
-    ///
-    /// # Errors
-    /// As above.
     fn finish(&mut self, done: &mut Vec<usize>) -> Result<()>;
 }
 
@@ -53,15 +47,9 @@ pub trait Subject: Sync {
     fn refuses_flushes(&self) -> Option<String>;
 
     /// The share (0 to 1) of its first `length` bytes that holds data, if it can tell.
-    ///
-    /// # Errors
-    /// Those of asking it.
     fn data_share(&self, length: u64) -> Result<Option<f64>>;
 
     /// Queues that have `depth` slots together, for requests of `block` bytes.
-    ///
-    /// # Errors
-    /// Those of connecting to it.
     fn queues(&self, depth: u32, block: u32) -> Result<Vec<Box<dyn Queue + '_>>>;
 }
 

@@ -47,15 +47,9 @@ pub trait Ground {
     fn create(&self, length: u64) -> Result<()>;
 
     /// Opens it.
-    ///
-    /// # Errors
-    /// As above.
     fn open(&self) -> Result<Box<dyn Subject + '_>>;
 
     /// Takes a snapshot of it.
-    ///
-    /// # Errors
-    /// As above.
     fn snapshot(&self, name: &str) -> Result<()>;
 
     /// Deletes it with its snapshots, and waits until their space is free again.
@@ -65,9 +59,6 @@ pub trait Ground {
     fn delete(&self) -> Result<()>;
 
     /// What the store has room for.
-    ///
-    /// # Errors
-    /// As above.
     fn room(&self) -> Result<Room>;
 }
 

@@ -25,6 +25,7 @@ pub const RANGES_MAX: usize = 4096;
 /// `volume` is a volume's name, `snapshot` a snapshot's name in it; sizes and offsets are bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "method", content = "params", deny_unknown_fields)]
+#[allow(missing_docs, reason = "fields named for what they are")]
 pub enum Request {
     /// Facts about the store: `StoreInfo`.
     #[serde(rename = "info")]
@@ -78,7 +79,6 @@ pub enum Request {
     /// One volume: `VolumeInfo`.
     #[serde(rename = "volume.show")]
     VolumeShow {
-        /// Volume.
         volume: String,
         /// Whether to compute its space, which walks every layer.
         #[serde(default = "yes")]
@@ -97,14 +97,10 @@ pub enum Request {
     },
     /// Says that a volume that was being filled is complete: `VolumeInfo`.
     #[serde(rename = "volume.complete")]
-    VolumeComplete {
-        /// Volume.
-        volume: String,
-    },
+    VolumeComplete { volume: String },
     /// Renames a volume: `VolumeInfo`.
     #[serde(rename = "volume.rename")]
     VolumeRename {
-        /// Volume.
         volume: String,
         /// Its new name.
         new: String,
@@ -112,7 +108,6 @@ pub enum Request {
     /// Changes the size of a volume: `VolumeInfo`.
     #[serde(rename = "volume.resize")]
     VolumeResize {
-        /// Volume.
         volume: String,
         /// New provisioned size.
         size: u64,
@@ -137,16 +132,12 @@ pub enum Request {
     },
     /// Deletes a volume and its snapshots: [`Deleted`].
     #[serde(rename = "volume.delete")]
-    VolumeDelete {
-        /// Volume.
-        volume: String,
-    },
+    VolumeDelete { volume: String },
     /// Creates a volume on a snapshot: `VolumeInfo`.
     #[serde(rename = "volume.clone")]
     VolumeClone {
         /// Volume of the snapshot.
         volume: String,
-        /// Snapshot.
         snapshot: String,
         /// Name of the new volume.
         new: String,
@@ -156,14 +147,10 @@ pub enum Request {
     },
     /// Makes a clone independent of its origin: `VolumeInfo`. Can be stopped and run again.
     #[serde(rename = "volume.flatten")]
-    VolumeFlatten {
-        /// Volume.
-        volume: String,
-    },
+    VolumeFlatten { volume: String },
     /// Clones made from a volume's snapshots, or from one: array of names.
     #[serde(rename = "volume.children")]
     VolumeChildren {
-        /// Volume.
         volume: String,
         /// One of its snapshots, all if absent.
         #[serde(default)]
@@ -172,7 +159,6 @@ pub enum Request {
     /// Space of a volume or snapshot: `Usage`.
     #[serde(rename = "volume.du")]
     VolumeDu {
-        /// Volume.
         volume: String,
         /// One of its snapshots, the volume itself if absent.
         #[serde(default)]
@@ -181,12 +167,10 @@ pub enum Request {
     /// What a part of a volume or snapshot holds: [`Ranges`], without gaps.
     #[serde(rename = "volume.map")]
     VolumeMap {
-        /// Volume.
         volume: String,
         /// One of its snapshots, the head if absent.
         #[serde(default)]
         snapshot: Option<String>,
-        /// Start.
         #[serde(default)]
         offset: u64,
         /// Length, to the end if absent.
@@ -196,7 +180,6 @@ pub enum Request {
     /// Where the content of `to` may differ from that of `from`: [`Ranges`].
     #[serde(rename = "volume.diff")]
     VolumeDiff {
-        /// Volume.
         volume: String,
         /// One of its snapshots, or `volume@snapshot` of another one; an empty volume if absent.
         #[serde(default)]
@@ -204,7 +187,6 @@ pub enum Request {
         /// One of its snapshots, the head if absent.
         #[serde(default)]
         to: Option<String>,
-        /// Start.
         #[serde(default)]
         offset: u64,
         /// Length, to the end if absent.
@@ -218,7 +200,6 @@ pub enum Request {
     /// Gives up the blocks of a volume that hold nothing but zeros: `TrimReport`.
     #[serde(rename = "volume.release")]
     VolumeRelease {
-        /// Volume.
         volume: String,
         /// Only look for them.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -228,7 +209,6 @@ pub enum Request {
     /// Takes a snapshot of the head: `SnapshotInfo`.
     #[serde(rename = "snapshot.create")]
     SnapshotCreate {
-        /// Volume.
         volume: String,
         /// Name of the new snapshot.
         snapshot: String,
@@ -245,7 +225,6 @@ pub enum Request {
     /// Snapshots of a volume, oldest first: array of `SnapshotInfo`.
     #[serde(rename = "snapshot.list")]
     SnapshotList {
-        /// Volume.
         volume: String,
         /// Whether to compute the space of each.
         #[serde(default)]
@@ -254,9 +233,7 @@ pub enum Request {
     /// One snapshot: `SnapshotInfo`.
     #[serde(rename = "snapshot.show")]
     SnapshotShow {
-        /// Volume.
         volume: String,
-        /// Snapshot.
         snapshot: String,
         /// Whether to compute its space.
         #[serde(default = "yes")]
@@ -265,51 +242,27 @@ pub enum Request {
     /// Renames a snapshot: `SnapshotInfo`.
     #[serde(rename = "snapshot.rename")]
     SnapshotRename {
-        /// Volume.
         volume: String,
-        /// Snapshot.
         snapshot: String,
         /// Its new name.
         new: String,
     },
     /// Deletes a snapshot: [`Deleted`].
     #[serde(rename = "snapshot.delete")]
-    SnapshotDelete {
-        /// Volume.
-        volume: String,
-        /// Snapshot.
-        snapshot: String,
-    },
+    SnapshotDelete { volume: String, snapshot: String },
     /// Discards the head and starts a new one on the snapshot: `VolumeInfo`.
     #[serde(rename = "snapshot.rollback")]
-    SnapshotRollback {
-        /// Volume.
-        volume: String,
-        /// Snapshot.
-        snapshot: String,
-    },
+    SnapshotRollback { volume: String, snapshot: String },
     /// Protects a snapshot from deletion: `SnapshotInfo`.
     #[serde(rename = "snapshot.protect")]
-    SnapshotProtect {
-        /// Volume.
-        volume: String,
-        /// Snapshot.
-        snapshot: String,
-    },
+    SnapshotProtect { volume: String, snapshot: String },
     /// Takes the protection away: `SnapshotInfo`.
     #[serde(rename = "snapshot.unprotect")]
-    SnapshotUnprotect {
-        /// Volume.
-        volume: String,
-        /// Snapshot.
-        snapshot: String,
-    },
+    SnapshotUnprotect { volume: String, snapshot: String },
     /// Sets and removes labels: `SnapshotInfo`.
     #[serde(rename = "snapshot.label")]
     SnapshotLabel {
-        /// Volume.
         volume: String,
-        /// Snapshot.
         snapshot: String,
         /// Labels to add or replace.
         #[serde(default)]
@@ -323,7 +276,6 @@ pub enum Request {
     /// `Attached`.
     #[serde(rename = "device.attach")]
     DeviceAttach {
-        /// Volume.
         volume: String,
         /// One of its snapshots, the head if absent.
         #[serde(default)]

@@ -245,9 +245,6 @@ impl Serving {
 
     /// Ends everything in good order: no new clients, requests in flight finish, the store is
     /// committed and closed. Users of block devices wait for the next server.
-    ///
-    /// # Errors
-    /// Those of closing the store.
     pub fn stop(self) -> Result<()> {
         self.control.into_iter().for_each(dbs_control::Server::stop);
         if let Some(extension) = self.extension {

@@ -97,9 +97,6 @@ pub fn discard_bytes_at(access: &dyn BlockAccess, offset: u64, length: u64) -> R
 
 /// The first byte at or behind `offset` that is data, or with `data` off none; the size if there is none.
 /// Any offset will do.
-///
-/// # Errors
-/// Those of the volume.
 pub fn find_bytes(access: &dyn BlockAccess, offset: u64, data: bool) -> Result<u64> {
     let size = access.size();
     let first = offset - offset % SECTOR_BYTES;

@@ -69,29 +69,14 @@ pub trait BlockAccess: Send + Sync {
     /// Those of the store or the connection, here and below.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
     /// Writes `buf` at `offset`.
-    ///
-    /// # Errors
-    /// As above.
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()>;
     /// Makes the range read as zeros, to the byte.
-    ///
-    /// # Errors
-    /// As above.
     fn write_zeroes(&self, offset: u64, length: u64) -> Result<()>;
     /// Gives up the content of the whole blocks inside the range.
-    ///
-    /// # Errors
-    /// As above.
     fn discard(&self, offset: u64, length: u64) -> Result<()>;
     /// Makes everything written durable.
-    ///
-    /// # Errors
-    /// As above.
     fn flush(&self) -> Result<()>;
     /// The map of the range, in order and without gaps, at most `limit` entries.
-    ///
-    /// # Errors
-    /// As above.
     fn map(&self, offset: u64, length: u64, limit: usize) -> Result<Vec<MapRange>>;
 
     /// Ends the access: on return nobody holds the volume open because of it. `go_on` is asked now and then
@@ -114,9 +99,6 @@ pub trait BlockAccess: Send + Sync {
 
     /// Writes `buf` at any byte. Without an implementation of its own, nobody else may write the
     /// sectors around it meanwhile.
-    ///
-    /// # Errors
-    /// As above.
     fn write_bytes_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
         let read = |at, part: &mut [u8]| self.read_at(at, part);
         bytes::write_around(self.size(), offset, buf, &read, &|at, part| self.write_at(at, part))

@@ -27,9 +27,6 @@ impl<S: Read + Write> NbdAccess<S> {
 
     /// What differs from a snapshot, by the context `dbs:diff:SNAPSHOT`, which the client must
     /// have selected.
-    ///
-    /// # Errors
-    /// Those of the server and the connection.
     pub fn differences(&self, snapshot: &str, offset: u64, length: u64) -> Result<Vec<MapRange>> {
         let context = format!("dbs:diff:{snapshot}");
         let mut found = Vec::new();

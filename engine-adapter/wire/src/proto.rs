@@ -26,6 +26,11 @@ pub mod health {
     tonic::include_proto!("grpc.health.v1");
 }
 
+/// Whether a field has the value that it has if nobody sets it.
+fn is_empty<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// All definitions of a replica's servers, for their reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 

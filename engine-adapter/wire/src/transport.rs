@@ -235,9 +235,6 @@ pub async fn connect(host: &str, port: u16) -> io::Result<Line> {
 }
 
 /// As [`connect`], and finds out when the other dies unseen.
-///
-/// # Errors
-/// As [`connect`].
 pub async fn connect_to_stay(host: &str, port: u16) -> io::Result<Line> {
     use nix::sys::socket::{setsockopt, sockopt};
     let line = connect(host, port).await?;

@@ -169,6 +169,52 @@ verified() {
     fio --name="$name" --eta=never "$@" --verify=crc32c --verify_fatal=1 --randrepeat=1 --output="$work/fio.log" >"$work/fio.err.log" 2>&1
 }
 
+# write_files: and syncs each; an error ends it.
+write_files() {
+    local n
+    trap - ERR EXIT
+    for n in $(seq 100000); do
+        [ ! -e "$work/enough" ] || return 0
+        head -c $((n * 977 % 40000 + 1)) /dev/urandom >"/mnt/fs/$((n % 200))" && sync "/mnt/fs/$((n % 200))" || return 1
+        echo "$n" >"$work/written"
+    done
+}
+
+# survives_kills COMMAND...: it kills the server and starts another, again and again, while fio writes to $raw and files
+# are written to $fs, which is mounted on /mnt/fs: a pause, and no error.
+survives_kills() {
+    local round writing load before
+    write_files 2>"$work/writer.log" &
+    writing=$!
+    for round in $(seq "$rounds"); do
+        fio --name=round --eta=never --filename="$raw" --size=12m --rw=randwrite --bsrange=4k-64k --direct=1 \
+            --ioengine=io_uring --iodepth=16 --verify=crc32c --verify_fatal=1 --randseed="$round" --output="$work/fio.log" &
+        load=$!
+        # Another moment of the run each time.
+        sleep "$(awk -v n="$round" 'BEGIN { srand(n); print 0.8 + rand() }')"
+        kill -0 $load 2>/dev/null || echo "  (fio was done before the server was killed)"
+        "$@" >/dev/null
+        wait $load || fail "fio, round $round"
+        kill -0 $writing || fail "the writer saw an error in round $round"
+    done
+    ok "$rounds rounds of kill -9: fio read back all it wrote, the writer went on"
+
+    touch "$work/enough"
+    wait $writing
+    before=$(cat "$work/written")
+    [ "$before" -gt "$rounds" ] || fail "only $before files were written"
+    if dmesg | grep -E 'I/O error|EXT4-fs error|Buffer I/O'; then
+        fail "the kernel saw errors"
+    fi
+    md5sum /mnt/fs/[0-9]* >"$work/sums"
+    umount /mnt/fs
+    e2fsck -fn "$fs" >"$work/e2fsck.log" 2>&1
+    mount "$fs" /mnt/fs
+    md5sum -c "$work/sums" >/dev/null
+    umount /mnt/fs
+    ok "$before files written and synced meanwhile; the kernel saw no error, ext4 is clean"
+}
+
 # end_fio PROCESS: ends one that would go on; an error or wrong data before that is a failure.
 end_fio() {
     kill -0 "$1" || fail "fio has ended by itself"

@@ -28,9 +28,6 @@ impl Drop for Bare {
 
 impl Bare {
     /// Writes them.
-    ///
-    /// # Errors
-    /// Those of fio.
     pub fn make(dir: PathBuf, replicas: u16, size: u64, time: Duration) -> Outcome<Self> {
         let seconds = u32::try_from(time.as_secs().max(1))?;
         let files = (0..replicas).map(|number| dir.with_extension(format!("{number}"))).collect();
@@ -44,9 +41,6 @@ impl Bare {
 
     /// What a volume over these files could do at most: each has all writes, and its share of the
     /// reads.
-    ///
-    /// # Errors
-    /// Those of fio.
     pub fn measure(&self, write: bool, block: u64, depth: u32) -> Outcome<Figures> {
         let count = self.files.len() as u32;
         let pattern = match (block > 4096, write) {

@@ -31,9 +31,6 @@ pub struct Image {
 
 impl Image {
     /// Writes both.
-    ///
-    /// # Errors
-    /// Those of writing.
     pub fn make(dir: &Path, size: u64) -> Outcome<Self> {
         let image = Self { dir: dir.to_owned(), size };
         let options = InitOptions { size: Some(2 * size + (256 << 20)), ..InitOptions::default() };
@@ -116,9 +113,6 @@ impl Subject {
     }
 
     /// Reads all of it once, as a program does that reads a file: MB a second.
-    ///
-    /// # Errors
-    /// Those of reading.
     pub fn sequential(&self) -> Outcome<f64> {
         let mut buf = AlignedBuf::zeroed(PIECE);
         let file = match &self.place {
@@ -142,9 +136,6 @@ impl Subject {
     }
 
     /// Readers that read random blocks, past the page cache: reads a second, of all together.
-    ///
-    /// # Errors
-    /// Those of reading.
     pub fn random(&self, readers: usize, time: Duration) -> Outcome<f64> {
         let end = Instant::now() + time;
         let counts: Vec<Outcome<u64>> = thread::scope(|scope| {

@@ -21,9 +21,6 @@ struct Side {
 }
 
 /// Takes the measurement.
-///
-/// # Errors
-/// Those of the stores, their servers and fio.
 pub fn measure(bench: &Bench) -> Outcome<Table> {
     let sizes: &[u64] = bench.pick(&[1, 4, 16, 64], &[1]);
     let largest = sizes.last().copied().unwrap_or(1) * COVERED_BYTES;

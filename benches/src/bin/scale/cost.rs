@@ -26,9 +26,6 @@ pub const COLUMNS: [(&str, Unit); 9] = [
 
 /// The values of all columns; medians of the commands, until each is durable. What is merged is the
 /// snapshot that holds all that the volume had.
-///
-/// # Errors
-/// Those of the commands.
 pub fn values(probe: &Probe, store: &Store, volume: &str) -> Outcome<Vec<f64>> {
     let mut times = [const { Vec::new() }; 5];
     for number in 0..REPEATS {

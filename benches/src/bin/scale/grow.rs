@@ -17,9 +17,6 @@ const EXTENT_BYTES: u64 = 512 << 10;
 const MEMORY: &str = "/dev/shm";
 
 /// Empty stores of growing size.
-///
-/// # Errors
-/// Those of the store.
 pub fn sizes(bench: &Bench) -> Outcome<Table> {
     let sizes = bench.pick(&[1, 16, 256, 4096, 16_000, 65_536][..], &[1, 16][..]);
     let title = "A store of growing size, nothing in it";
@@ -35,9 +32,6 @@ pub fn sizes(bench: &Bench) -> Outcome<Table> {
 }
 
 /// Stores with a growing number of extents, all of them in use by one volume.
-///
-/// # Errors
-/// Those of the store.
 pub fn extents(bench: &Bench) -> Outcome<Table> {
     let powers = bench.pick(&[10, 14, 18, 20, 22, 24][..], &[8, 10][..]);
     let title = "A store with a growing number of extents (of 512 KiB), all in use";

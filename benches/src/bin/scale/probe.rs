@@ -42,9 +42,6 @@ pub fn probe(store: &Path) -> Outcome<Probe> {
 }
 
 /// The other side of [`probe`]: prints the figures.
-///
-/// # Errors
-/// Those of opening and closing.
 pub fn answer(store: &Path) -> Outcome<()> {
     let ([before, _], cpu_before) = (resident(), cpu_time());
     let (store, time) = timed(|| open(store))?;

@@ -24,9 +24,6 @@ const WRITES: u64 = 16;
 const WRITE_BYTES: u64 = 64 << 10;
 
 /// More and more volumes, each with a client that does nothing.
-///
-/// # Errors
-/// Those of store and server.
 pub fn volumes(bench: &Bench) -> Outcome<Table> {
     let title = "Volumes of a served store, each with an idle client";
     let columns = [
@@ -83,9 +80,6 @@ fn idle(bench: &Bench, served: &Served, socket: &Path, volumes: u32) -> Outcome<
 }
 
 /// More and more clients of one volume, each with one request in flight.
-///
-/// # Errors
-/// Those of store and server.
 pub fn clients(bench: &Bench) -> Outcome<Table> {
     let title = "Clients of a volume, each with one request in flight";
     let columns = [
@@ -121,9 +115,6 @@ pub fn clients(bench: &Bench) -> Outcome<Table> {
 }
 
 /// A longer and longer chain of snapshots below the volume that is read.
-///
-/// # Errors
-/// Those of store and server.
 pub fn chain(bench: &Bench) -> Outcome<Table> {
     let title = "A chain of snapshots below a served volume";
     let columns = [COLUMNS.as_slice(), &[("random reads of its head, QD 32", Unit::Rate)]].concat();

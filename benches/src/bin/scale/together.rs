@@ -10,9 +10,6 @@ const EXTENT_BYTES: u64 = 64 << 10;
 const SNAPSHOTS: usize = 16;
 
 /// Takes the measurement.
-///
-/// # Errors
-/// Those of the store.
 pub fn measure(bench: &Bench) -> Outcome<Table> {
     let extents: u64 = bench.pick(1 << 20, 1 << 10);
     let title = format!(

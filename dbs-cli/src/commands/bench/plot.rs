@@ -3,7 +3,6 @@
 use super::table::micros;
 use dbs_bench::{Group, Measurement, Operation, Pattern, Report};
 use dbs_core::format_size;
-use std::fmt::Write;
 
 /// Pixels.
 const PANEL: (f64, f64) = (500.0, 210.0);
@@ -46,7 +45,7 @@ pub fn svg(report: &Report) -> String {
     for (index, panel) in panels.iter().enumerate() {
         let x = MARGIN + (index % columns) as f64 * (PANEL.0 + MARGIN);
         let y = HEADER + (index / columns) as f64 * (PANEL.1 + MARGIN);
-        push(&mut out, format!("<g transform=\"translate({x} {y})\">\n{panel}</g>\n"));
+        out += &format!("<g transform=\"translate({x} {y})\">\n{panel}</g>\n");
     }
     legend(&mut out, width - 2.0 * LEGEND - MARGIN, 28.0, &[("read", READ), ("write", WRITE)]);
     out + "</svg>\n"
@@ -60,8 +59,8 @@ fn header(out: &mut String, report: &Report) {
         "{size} through {}, {} s a test, dbs {}",
         target.driver, report.test_seconds, report.version
     );
-    push(out, text(MARGIN, 28.0, "start", &title, " font-size=\"17\" font-weight=\"bold\""));
-    push(out, text(MARGIN, 47.0, "start", &facts, " fill=\"#555\""));
+    *out += &text(MARGIN, 28.0, "start", &title, " font-size=\"17\" font-weight=\"bold\"");
+    *out += &text(MARGIN, 47.0, "start", &facts, " fill=\"#555\"");
 }
 
 /// The end of a long name, which says most.
@@ -149,15 +148,12 @@ fn bars(
         let y = BARS_TOP + row as f64 * ROW;
         let (end, color) = (x(value(result)), color(result));
         let (top, width, middle) = (y + 2.0, (end - BARS_LEFT).max(1.0), y + 15.0);
-        push(
-            &mut out,
-            format!(
-                "<rect x=\"{BARS_LEFT}\" y=\"{top}\" width=\"{width:.1}\" height=\"{BAR}\" \
+        out += &format!(
+            "<rect x=\"{BARS_LEFT}\" y=\"{top}\" width=\"{width:.1}\" height=\"{BAR}\" \
              fill=\"{color}\"/>\n"
-            ),
         );
-        push(&mut out, text(BARS_LEFT - 8.0, middle, "end", &label(result), ""));
-        push(&mut out, text(end + 6.0, middle, "start", &exact(value(result)), " fill=\"#444\""));
+        out += &text(BARS_LEFT - 8.0, middle, "end", &label(result), "");
+        out += &text(end + 6.0, middle, "start", &exact(value(result)), " fill=\"#444\"");
     }
     out
 }
@@ -179,26 +175,18 @@ fn percentiles(title: &str, results: &[&Measurement]) -> String {
     for (row, result) in results.iter().enumerate() {
         let (middle, values) = (BARS_TOP + row as f64 * ROW + 11.0, of(result));
         let (from, to) = (x(values[0].max(1) as f64), x(values[2].max(1) as f64));
-        push(
-            &mut out,
-            format!(
-                "<line x1=\"{from:.1}\" x2=\"{to:.1}\" y1=\"{middle}\" y2=\"{middle}\" \
+        out += &format!(
+            "<line x1=\"{from:.1}\" x2=\"{to:.1}\" y1=\"{middle}\" y2=\"{middle}\" \
              stroke=\"#bbb\" stroke-width=\"4\"/>\n"
-            ),
         );
         for (ns, (_, color)) in values.iter().zip(PERCENTILES) {
             let at = x((*ns).max(1) as f64);
-            push(
-                &mut out,
-                format!("<circle cx=\"{at:.1}\" cy=\"{middle}\" r=\"5.5\" fill=\"{color}\"/>\n"),
-            );
+            out +=
+                &format!("<circle cx=\"{at:.1}\" cy=\"{middle}\" r=\"5.5\" fill=\"{color}\"/>\n");
         }
-        push(&mut out, text(BARS_LEFT - 8.0, middle + 4.0, "end", &label(result), ""));
+        out += &text(BARS_LEFT - 8.0, middle + 4.0, "end", &label(result), "");
         let figures = values.map(micros).join(" / ");
-        push(
-            &mut out,
-            text(PANEL.0, middle + 4.0, "end", &figures, " font-size=\"10\" fill=\"#444\""),
-        );
+        out += &text(PANEL.0, middle + 4.0, "end", &figures, " font-size=\"10\" fill=\"#444\"");
     }
     legend(&mut out, BARS_LEFT, bottom + 48.0, &PERCENTILES);
     out
@@ -212,36 +200,27 @@ fn heading(title: &str) -> String {
 fn axis(out: &mut String, bottom: f64, unit: &str, ticks: impl Iterator<Item = (f64, String)>) {
     let top = BARS_TOP - 4.0;
     for (x, name) in ticks {
-        push(
-            out,
-            format!(
-                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top}\" y2=\"{bottom}\" stroke=\"#e2e2e2\"/>\n"
-            ),
+        *out += &format!(
+            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top}\" y2=\"{bottom}\" stroke=\"#e2e2e2\"/>\n"
         );
-        push(out, text(x, bottom + 14.0, "middle", &name, " font-size=\"10\" fill=\"#555\""));
+        *out += &text(x, bottom + 14.0, "middle", &name, " font-size=\"10\" fill=\"#555\"");
     }
     let end = BARS_LEFT + BARS_LENGTH;
-    push(
-        out,
-        format!(
-            "<line x1=\"{BARS_LEFT}\" x2=\"{end}\" y1=\"{bottom}\" y2=\"{bottom}\" stroke=\"#888\"/>\n"
-        ),
+    *out += &format!(
+        "<line x1=\"{BARS_LEFT}\" x2=\"{end}\" y1=\"{bottom}\" y2=\"{bottom}\" stroke=\"#888\"/>\n"
     );
     let middle = BARS_LEFT + BARS_LENGTH / 2.0;
-    push(out, text(middle, bottom + 29.0, "middle", unit, " font-size=\"11\" fill=\"#555\""));
+    *out += &text(middle, bottom + 29.0, "middle", unit, " font-size=\"11\" fill=\"#555\"");
 }
 
 fn legend(out: &mut String, x: f64, y: f64, entries: &[(&str, &str)]) {
     let mut x = x;
     for (name, color) in entries {
         let top = y - 9.0;
-        push(
-            out,
-            format!(
-                "<rect x=\"{x}\" y=\"{top}\" width=\"10\" height=\"10\" rx=\"2\" fill=\"{color}\"/>\n"
-            ),
+        *out += &format!(
+            "<rect x=\"{x}\" y=\"{top}\" width=\"10\" height=\"10\" rx=\"2\" fill=\"{color}\"/>\n"
         );
-        push(out, text(x + 15.0, y, "start", name, " font-size=\"11\""));
+        *out += &text(x + 15.0, y, "start", name, " font-size=\"11\"");
         x += LEGEND;
     }
 }
@@ -250,11 +229,6 @@ fn legend(out: &mut String, x: f64, y: f64, entries: &[(&str, &str)]) {
 fn text(x: f64, y: f64, anchor: &str, content: &str, more: &str) -> String {
     let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\"{more}>{content}</text>\n")
-}
-
-fn push(out: &mut String, part: String) {
-    // Strings take everything.
-    let _ = out.write_str(&part);
 }
 
 /// The distance of ticks that gives about five up to `highest`.

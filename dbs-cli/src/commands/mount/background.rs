@@ -19,9 +19,6 @@ pub struct Server<'a> {
 impl Server<'_> {
     /// Says that everything is ready. In the background, that is the last word: nobody may wait for
     /// the end of an output that this process keeps open.
-    ///
-    /// # Errors
-    /// Those of the output.
     pub fn ready(&self, value: &Value, message: &str) -> Result<()> {
         if !self.background {
             return self.context.done(value, message);
@@ -42,9 +39,6 @@ impl Server<'_> {
 
 /// Starts the process, and waits until it is ready or has failed. Its `command` mounts the first of the `places` at the
 /// second.
-///
-/// # Errors
-/// Those of the process.
 pub fn start(
     context: &Context,
     command: &[&str],

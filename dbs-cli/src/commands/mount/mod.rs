@@ -142,9 +142,6 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 /// Says that something is mounted, and serves it until it is unmounted, by whomever.
-///
-/// # Errors
-/// Those of unmounting it.
 pub fn serve(mount: dbs_fuse::Mount, server: &Server<'_>, signals: &mut Signals) -> Result<()> {
     announce(server, &mount)?;
     let mut asked = false;

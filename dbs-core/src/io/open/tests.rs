@@ -48,9 +48,9 @@ fn files_conform_through_the_page_cache() {
     let path = sparse(directory.path(), conformance::SIZE_BYTES);
     let target = || Target::open_buffered(StoreLock::acquire(&path, false).unwrap()).unwrap();
     assert!(!target().info().direct);
-    conformance::run(&PreadFile::new(target()), Resize::Possible);
+    conformance::run(&FileStorage::pread(target()), Resize::Possible);
     if uring_available().is_ok() {
-        conformance::run(&UringFile::new(target()).unwrap(), Resize::Possible);
+        conformance::run(&FileStorage::uring(target()).unwrap(), Resize::Possible);
     }
 }
 

@@ -90,8 +90,6 @@ pub mod rep {
     pub const ERR_TLS_REQD: u32 = ERROR_BIT | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
-    /// The server is stopping.
-    pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
     /// Request or reply too large.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
     /// Extended headers are in force.

@@ -2,12 +2,7 @@
 //! them for the rules: with the feature `sabotage` one can be switched on for the reactors of a path
 //! (`PathOptions::bug`); without it every check is `false`.
 
-#[cfg(feature = "sabotage")]
-pub use switch::{is, set};
-
-/// A planted mistake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bug {
+dbs_core::planted_bugs! {
     /// A change is acknowledged before the replicas that missed it are `ERR`.
     AcknowledgeFirst,
     /// A reply belongs to whatever request has its place in the array by now.
@@ -42,31 +37,4 @@ pub enum Bug {
     KeepUnhealed,
     /// The request that met damage is answered when that is healed.
     HealFirst,
-}
-
-/// Whether this one is on: never, without the feature.
-#[cfg(not(feature = "sabotage"))]
-#[inline(always)]
-pub const fn is(_bug: Bug) -> bool {
-    false
-}
-
-#[cfg(feature = "sabotage")]
-mod switch {
-    use super::Bug;
-    use std::cell::Cell;
-
-    thread_local! {
-        static ACTIVE: Cell<Option<Bug>> = const { Cell::new(None) };
-    }
-
-    /// Switches one on (or all off) for the calling thread.
-    pub fn set(bug: Option<Bug>) {
-        ACTIVE.set(bug);
-    }
-
-    /// Whether this one is on.
-    pub fn is(bug: Bug) -> bool {
-        ACTIVE.get() == Some(bug)
-    }
 }

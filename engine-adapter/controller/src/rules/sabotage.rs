@@ -1,12 +1,7 @@
 //! Planted mistakes for the test of the simulation: with the feature `sabotage` one can be switched on for the
 //! calling thread; without it every check is `false`.
 
-#[cfg(feature = "sabotage")]
-pub use switch::{is, set};
-
-/// A planted mistake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bug {
+dbs_core::planted_bugs! {
     /// Replicas that are being rebuilt are read from.
     ReadFromWo,
     /// A write that failed on one replica is acknowledged, the replica faulted some time later.
@@ -67,69 +62,4 @@ pub enum Bug {
     NoWideningForDamage,
     /// A write that met damage goes once more to those that have it as well.
     WidenForAll,
-}
-
-impl Bug {
-    /// All of them.
-    pub const ALL: [Self; 30] = [
-        Self::ReadFromWo,
-        Self::AcknowledgeFirst,
-        Self::AcknowledgeEarly,
-        Self::KeepFailed,
-        Self::KeepAllFull,
-        Self::KeepFullBehindDone,
-        Self::KeepWoAhead,
-        Self::BlameFirst,
-        Self::NoWidening,
-        Self::NoBlockLocks,
-        Self::UnmapWhileRebuilding,
-        Self::KeepWithoutSnapshot,
-        Self::SnapshotWithoutPause,
-        Self::SkipVerify,
-        Self::TrustUnfilled,
-        Self::KeepExtraLayers,
-        Self::IgnoreCounters,
-        Self::SkipCounterCopy,
-        Self::KeepUnexpanded,
-        Self::IgnoreSize,
-        Self::IgnoreTimeout,
-        Self::KeepUnreverted,
-        Self::HurryForAny,
-        Self::FaultRefusals,
-        Self::BlameDamaged,
-        Self::HealFromBefore,
-        Self::HealUnlocked,
-        Self::NeverHeal,
-        Self::NoWideningForDamage,
-        Self::WidenForAll,
-    ];
-}
-
-/// Whether this one is on: never, without the feature.
-#[cfg(not(feature = "sabotage"))]
-#[must_use]
-#[inline(always)]
-pub const fn is(_bug: Bug) -> bool {
-    false
-}
-
-#[cfg(feature = "sabotage")]
-mod switch {
-    use super::Bug;
-    use std::cell::Cell;
-
-    thread_local! {
-        static ACTIVE: Cell<Option<Bug>> = const { Cell::new(None) };
-    }
-
-    /// Switches one on (or all off) for the calling thread.
-    pub fn set(bug: Option<Bug>) {
-        ACTIVE.set(bug);
-    }
-
-    /// Whether this one is on.
-    #[must_use]
-    pub fn is(bug: Bug) -> bool {
-        ACTIVE.get() == Some(bug)
-    }
 }

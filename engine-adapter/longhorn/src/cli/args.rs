@@ -111,7 +111,6 @@ pub enum Command {
 
 /// `longhorn replica`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct LonghornReplica {
     /// The replica.
     #[command(flatten)]
@@ -124,7 +123,6 @@ pub struct LonghornReplica {
 
 /// `longhorn version`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct VersionArgs {
     /// Do not ask the engine for its version
     #[arg(long, boolean = "false")]
@@ -185,6 +183,8 @@ mod tests {
             assert!(parse(&format!("longhorn {wrong}")).is_err(), "{wrong}");
         }
         assert!(matches!(parse("longhorn export x").unwrap().command, Command::Other(_)));
+        // Two levels below what says that a later option counts.
+        parse("longhorn snapshots create --freeze-fs --freeze-fs=false s").unwrap();
     }
 
     #[test]

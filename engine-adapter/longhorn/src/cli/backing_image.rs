@@ -1,8 +1,8 @@
 //! The commands for backups of backing images in a backup store.
 
 use super::backup_args::BackupCommand;
+use super::backup_store::url;
 use super::client_args::Operands;
-use super::golang;
 use super::output::print_json;
 use crate::client::open_store;
 use dbs_backup::Work;
@@ -32,14 +32,11 @@ struct ImageInfo {
 }
 
 /// Does what the command line says.
-///
-/// # Errors
-/// Why not.
 pub fn run(command: &BackupCommand) -> Result<()> {
     use BackupCommand as C;
     match command {
         C::LsBackingImage(args) => {
-            let url = url(args)?;
+            let url = url(&args.operands)?;
             print_json(&open_store(&url)?.images()?)
         }
         C::RmBackingImage(args) => {
@@ -72,16 +69,9 @@ fn inspect(url: &Url, image: &str) -> Result<ImageInfo> {
     })
 }
 
-fn url(args: &Operands) -> Result<Url> {
-    match args.operands.first().map(String::as_str) {
-        None | Some("") => Err(Error::invalid("cannot find valid required parameter: dest URL")),
-        Some(url) => Url::parse(golang::unquoted(url)),
-    }
-}
-
 /// The store and the image that a URL names.
 fn image(args: &Operands) -> Result<(Url, String)> {
-    let mut url = url(args)?;
+    let mut url = url(&args.operands)?;
     let image = url.option(OPTION).unwrap_or_default().to_owned();
     if !dbs_backup::names::is_valid(&image) {
         return Err(Error::invalid(format!("invalid backing image name parsed: {image}")));

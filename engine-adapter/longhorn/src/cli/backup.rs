@@ -4,7 +4,7 @@ use super::args::Globals;
 use super::backing_image;
 use super::backup_args::{BackupCommand, CreateArgs, RestoreArgs, StatusArgs};
 use super::backup_store;
-use super::client::connect;
+use super::client::{block_on, connect};
 use super::golang;
 use super::output::{Failure, json, print, print_line};
 use super::restore_to_file;
@@ -38,11 +38,6 @@ pub fn run(command: &BackupCommand, globals: &Globals) -> std::result::Result<()
             .map_err(|e| Failure::beside("Failed to run inspect-backing-image command", e)),
         other => backup_store::run(other).map_err(Failure::printed),
     }
-}
-
-fn block_on<T>(act: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|e| Error::io(e, "starting a runtime"))?.block_on(act)
 }
 
 async fn create(args: &CreateArgs, globals: &Globals) -> Result<()> {

@@ -6,7 +6,6 @@ use clap::{Args, Subcommand};
 
 /// `backups`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct Backups {
     /// What to do with them.
     #[command(subcommand)]
@@ -50,7 +49,6 @@ pub enum BackupCommand {
 
 /// `system-backup`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct SystemBackups {
     /// What to do with them.
     #[command(subcommand)]
@@ -74,7 +72,6 @@ pub enum SystemCommand {
 
 /// `system-backup upload`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct UploadArgs {
     /// The file, and STORE/backupstore/system-backups/VERSION/NAME
     #[arg(value_names = ["PATH", "URL"], num_args = 0..)]
@@ -92,7 +89,6 @@ pub struct UploadArgs {
 
 /// `backups create`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct CreateArgs {
     /// Name of the snapshot
     #[arg(value_name = "SNAPSHOT")]
@@ -128,7 +124,6 @@ pub struct CreateArgs {
 
 /// `backups status`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct StatusArgs {
     /// Name of the backup
     #[arg(value_name = "BACKUP")]
@@ -143,7 +138,6 @@ pub struct StatusArgs {
 
 /// `backups restore`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct RestoreArgs {
     /// URL of the backup
     #[arg(value_name = "URL")]
@@ -158,7 +152,6 @@ pub struct RestoreArgs {
 
 /// `backups restore-to-file`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct RestoreToFileArgs {
     /// URL of the backup
     #[arg(value_name = "URL")]
@@ -179,7 +172,6 @@ pub struct RestoreToFileArgs {
 
 /// `backups ls`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct ListArgs {
     /// URL of the backup store
     #[arg(value_name = "URL")]
@@ -194,7 +186,6 @@ pub struct ListArgs {
 
 /// `backups rm`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct RemoveArgs {
     /// URL of the backup; with --volume, of the backup store
     #[arg(value_name = "URL")]

@@ -112,7 +112,7 @@ pub fn run(command: &BackupCommand) -> Result<()> {
     }
 }
 
-fn url(operands: &[String]) -> Result<Url> {
+pub(super) fn url(operands: &[String]) -> Result<Url> {
     match operands.first().map(String::as_str) {
         None | Some("") => Err(Error::invalid("cannot find valid required parameter: dest URL")),
         Some(url) => Url::parse(golang::unquoted(url)),

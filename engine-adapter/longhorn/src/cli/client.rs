@@ -4,7 +4,7 @@ use super::args::Globals;
 use super::client_args::*;
 use super::golang;
 use super::output::{Failure, print, print_json, table};
-use crate::client::{CloneOptions, Engine, RebuildOptions, SyncOptions, mode_name, service_url};
+use crate::client::{CloneOptions, Engine, RebuildOptions, SyncOptions, service_url};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::labels;
 use longhorn_wire::proto::controller::ReplicaMode;
@@ -24,9 +24,13 @@ pub fn run(command: &ClientCommand, globals: &Globals) -> std::result::Result<()
     let failed = |e: Error| {
         if behind { Failure::behind(doing, e) } else { Failure::beside(doing, e) }
     };
+    block_on(act(command, globals)).map_err(failed)
+}
+
+/// Waits for what a command asks of others.
+pub(super) fn block_on<T>(act: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| failed(Error::io(e, "starting a runtime")))?;
-    runtime.block_on(act(command, globals)).map_err(failed)
+    runtime.map_err(|e| Error::io(e, "starting a runtime"))?.block_on(act)
 }
 
 /// What a command is called when it fails, and whether the reason stands behind that.
@@ -153,7 +157,7 @@ async fn list(engine: &Engine) -> Result<()> {
             _ => engine.chain(&replica).await.ok(),
         };
         let chain = chain.map(|chain| format!("[{}]", chain.join(" "))).unwrap_or_default();
-        rows.push([replica.address, mode_name(replica.mode).to_owned(), chain]);
+        rows.push([replica.address, replica.mode.as_str_name().to_owned(), chain]);
     }
     print(&table(&rows))
 }

@@ -60,7 +60,6 @@ pub enum ClientCommand {
 
 /// Arguments that are taken and ignored.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct NoArgs {
     #[arg(hide = true)]
     ignored: Vec<String>,
@@ -68,7 +67,6 @@ pub struct NoArgs {
 
 /// One name or address; upstream takes more at times.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct Operands {
     /// Address `tcp://HOST:PORT` of a replica, or name of a snapshot
     #[arg(value_name = "NAME")]
@@ -88,7 +86,6 @@ pub struct SyncArgs {
 
 /// `add-replica`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct AddReplicaArgs {
     /// Address of the replica
     #[arg(value_name = "tcp://HOST:PORT")]
@@ -126,7 +123,6 @@ pub struct SizeArgs {
 
 /// `update-replica`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct UpdateReplicaArgs {
     /// Address of the replica
     #[arg(value_name = "tcp://HOST:PORT")]
@@ -138,7 +134,6 @@ pub struct UpdateReplicaArgs {
 
 /// `verify-rebuild-replica`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct VerifyRebuildArgs {
     /// Address of the replica
     #[arg(value_name = "tcp://HOST:PORT")]
@@ -150,7 +145,6 @@ pub struct VerifyRebuildArgs {
 
 /// `start-with-replicas`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct StartArgs {
     /// Addresses of the replicas
     #[arg(value_name = "tcp://HOST:PORT")]
@@ -162,7 +156,6 @@ pub struct StartArgs {
 
 /// `snapshots`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct Snapshots {
     /// What to do with them.
     #[command(subcommand)]
@@ -200,7 +193,6 @@ pub enum SnapshotCommand {
 
 /// `snapshots create`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct CreateArgs {
     /// Name of the snapshot
     #[arg(value_name = "NAME")]
@@ -215,7 +207,6 @@ pub struct CreateArgs {
 
 /// `snapshots purge`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct PurgeArgs {
     /// Succeed if a purge is in progress already
     #[arg(long, boolean = "false")]
@@ -224,7 +215,6 @@ pub struct PurgeArgs {
 
 /// `snapshots clone`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct CloneArgs {
     /// Name of the snapshot
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
@@ -248,7 +238,6 @@ pub struct CloneArgs {
 
 /// `snapshots hash`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct HashArgs {
     /// Name of the snapshot
     #[arg(value_name = "NAME")]
@@ -260,7 +249,6 @@ pub struct HashArgs {
 
 /// `expand`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct ExpandArgs {
     /// New size of the volume in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 0, allow_negative_numbers = true)]
@@ -280,7 +268,6 @@ pub enum FrontendCommand {
 
 /// `unmap-mark-snap-chain-removed`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct UnmapMarkArgs {
     /// An unmap marks the snapshots that it reaches as removed
     #[arg(long, boolean = "false")]
@@ -292,7 +279,6 @@ pub struct UnmapMarkArgs {
 
 /// `journal`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct JournalArgs {
     /// Number of requests to log; 0 stands for all
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
@@ -312,7 +298,6 @@ pub enum ProfilerCommand {
 
 /// `profiler enable`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct ProfilerEnableArgs {
     /// Port on which the profiler is to listen, above 30000; by default the port of `--url` plus 20001
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]

@@ -40,7 +40,6 @@ const NAME_MAX: usize = 64;
 
 /// `longhorn controller`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct ControllerArgs {
     /// Name of the volume
     pub volume: String,

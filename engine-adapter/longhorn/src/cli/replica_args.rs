@@ -178,7 +178,6 @@ pub enum DurabilityArg {
 
 /// `longhorn sync-agent`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true)]
 pub struct SyncAgentArgs {
     /// Address to listen on
     #[arg(long, value_name = "[HOST]:PORT", default_value = "localhost:9504")]

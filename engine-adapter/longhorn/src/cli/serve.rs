@@ -32,7 +32,7 @@ const WORKERS: u16 = 16;
 
 /// `longhorn serve`.
 #[derive(Debug, Args)]
-#[command(args_override_self = true, next_help_heading = OURS)]
+#[command(next_help_heading = OURS)]
 pub struct ServeArgs {
     /// The store: a block device or file, made with `dbs init`. While it is served, this process
     /// answers `dbs` commands on the store

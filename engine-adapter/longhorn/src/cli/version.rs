@@ -1,8 +1,9 @@
 //! `longhorn version`.
 
 use super::args::{Globals, VersionArgs};
+use super::client::{block_on, connect};
 use super::output::{Failure, json, print};
-use crate::client::{Engine, Version};
+use crate::client::Version;
 use dbs_core::{Error, Result};
 use serde::Serialize;
 
@@ -32,14 +33,7 @@ fn versions(server_version: Option<Version>) -> Result<String> {
 }
 
 fn ask(globals: &Globals) -> Result<Version> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| Error::io(e, "starting a runtime"))?;
-    runtime.block_on(async {
-        let Globals { url, volume_name, engine_instance_name, .. } = globals;
-        Engine::new(url, volume_name, engine_instance_name)?.version().await
-    })
+    block_on(async { connect(globals)?.version().await })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use dbs_core::{Error, ErrorKind, Result};
 use longhorn_controller::volume::{Host as _, Machine};
 use longhorn_wire::names;
 use longhorn_wire::proto::controller::ReplicaMode;
-use longhorn_wire::proto::ptypes::BackupCreateRequest;
+use longhorn_wire::proto::ptypes::{BackupCreateRequest, BackupStatusResponse};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -94,9 +94,6 @@ pub fn credential(url: &Url) -> HashMap<String, String> {
 }
 
 /// Opens a backup store with the credentials of the environment.
-///
-/// # Errors
-/// Those of the backup store.
 pub fn open_store(url: &Url) -> Result<BackupStore> {
     BackupStore::open(url, &|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
@@ -264,9 +261,9 @@ impl Engine {
             1 => {
                 let under_way = statuses
                     .values()
-                    .find(|status| status.is_restoring && !status.filename.is_empty());
+                    .find(|status| status.is_restoring && !status.dest_file_name.is_empty());
                 match under_way {
-                    Some(status) => Ok(status.filename.clone()),
+                    Some(status) => Ok(status.dest_file_name.clone()),
                     None => Ok(names::snapshot_disk(&Machine::default().unique_name())),
                 }
             }
@@ -322,7 +319,7 @@ impl Engine {
             }
             let at = &replica.address;
             let status = match replica.link(self)?.restore_status().await {
-                Ok(status) => RestoreStatus::from(status),
+                Ok(status) => status,
                 Err(error) => RestoreStatus {
                     error: format!("Failed to get restoring status on {at}: {error}"),
                     ..RestoreStatus::default()
@@ -351,23 +348,14 @@ fn failed(replica: &Listed, message: String) -> ReplicaError {
     ReplicaError { address: replica.address.clone(), message }
 }
 
-fn shown(
-    backup: &str,
-    address: &str,
-    status: Result<longhorn_wire::proto::ptypes::BackupStatusResponse>,
-) -> BackupStatus {
+fn shown(backup: &str, address: &str, status: Result<BackupStatusResponse>) -> BackupStatus {
     match status {
-        Ok(status) => BackupStatus {
-            progress: status.progress,
-            backup_url: status.backup_url,
-            error: status.error,
-            snapshot_name: status.snapshot_name,
-            state: status.state,
-            replica_address: address.to_owned(),
-        },
-        Err(error) => BackupStatus {
-            error: format!("Failed to get backup status on {address} for {backup}: {error}"),
-            ..BackupStatus::default()
-        },
+        Ok(status) => BackupStatus { status, replica_address: address.to_owned() },
+        Err(error) => {
+            let mut shown = BackupStatus::default();
+            shown.status.error =
+                format!("Failed to get backup status on {address} for {backup}: {error}");
+            shown
+        }
     }
 }

@@ -1,8 +1,6 @@
 //! Filling a volume with another's snapshot.
 
-use super::{
-    ByReplica, CloneStatus, Engine, Failures, Listed, ReplicaLink, SyncOptions, each, mode_name,
-};
+use super::{ByReplica, CloneStatus, Engine, Failures, Listed, ReplicaLink, SyncOptions, each};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::controller::ReplicaMode;
 
@@ -35,7 +33,7 @@ impl Engine {
         let replicas = self.replicas().await?;
         if let Some(other) = replicas.iter().find(|replica| !usable(replica)) {
             let Listed { address, mode } = other;
-            let mode = mode_name(*mode);
+            let mode = mode.as_str_name();
             return Err(Error::new(
                 ErrorKind::Busy,
                 format!(

@@ -30,14 +30,12 @@ pub struct Listed {
 }
 
 impl Listed {
-    fn decode(replica: Option<ControllerReplica>, what: &str) -> Result<Self> {
-        let wrong = |text| Error::new(ErrorKind::Io, format!("{what}: {text}"));
-        let replica =
-            replica.ok_or_else(|| wrong("controller returned an empty replica response"))?;
+    fn decode(replica: ControllerReplica, what: &str) -> Result<Self> {
         let mode = replica.mode();
-        let address = replica
-            .address
-            .ok_or_else(|| wrong("controller returned a replica response without an address"))?;
+        let address = replica.address.ok_or_else(|| {
+            let text = "controller returned a replica response without an address";
+            Error::new(ErrorKind::Io, format!("{what}: {text}"))
+        })?;
         Ok(Self { address: address.address, mode })
     }
 
@@ -45,12 +43,6 @@ impl Listed {
     pub(super) fn link(&self, engine: &Engine) -> Result<ReplicaLink> {
         ReplicaLink::new(&self.address, &engine.volume, "")
     }
-}
-
-/// How upstream writes a mode.
-#[must_use]
-pub fn mode_name(mode: ReplicaMode) -> &'static str {
-    mode.as_str_name()
 }
 
 impl Engine {
@@ -163,7 +155,7 @@ impl Engine {
         let reply = self.client().replica_list(within(SHORT_CALL, ())).await;
         let reply = answer(reply, format_args!("failed to list replicas for volume {}", self.url))?;
         let what = format!("failed to decode a replica for volume {}", self.url);
-        reply.replicas.into_iter().map(|replica| Listed::decode(Some(replica), &what)).collect()
+        reply.replicas.into_iter().map(|replica| Listed::decode(replica, &what)).collect()
     }
 
     /// Adds a replica in this mode.
@@ -183,7 +175,7 @@ impl Engine {
         let what = format_args!("failed to create replica {address} for volume {url}");
         let replica = answer(reply, what)?;
         let what = format!("failed to decode created replica {address} for volume {url}");
-        Listed::decode(Some(replica), &what)
+        Listed::decode(replica, &what)
     }
 
     /// Removes a replica.
@@ -203,7 +195,7 @@ impl Engine {
         let what = format_args!("failed to update replica {address} for volume {url}");
         let replica = answer(reply, what)?;
         let what = format!("failed to decode updated replica {address} for volume {url}");
-        Listed::decode(Some(replica), &what)
+        Listed::decode(replica, &what)
     }
 
     /// Makes a replica in mode WO ready to be filled; what it has to be given.

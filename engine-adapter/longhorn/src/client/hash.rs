@@ -1,6 +1,6 @@
 //! Checksums of snapshots, by which replicas are compared.
 
-use super::{ByReplica, Engine, Failures, HashStatus, Listed, ReplicaLink, each, mode_name};
+use super::{ByReplica, Engine, Failures, HashStatus, Listed, ReplicaLink, each};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::proto::controller::ReplicaMode;
 
@@ -18,7 +18,7 @@ impl Engine {
             let refuse =
                 |why: String| Error::new(ErrorKind::Busy, format!("{REFUSED} because {why}"));
             if replica.mode != ReplicaMode::Rw {
-                return Err(refuse(format!("{at} is in {} mode", mode_name(replica.mode))));
+                return Err(refuse(format!("{at} is in {} mode", replica.mode.as_str_name())));
             }
             let link = replica.link(self)?;
             if link.get().await?.rebuilding {
@@ -74,7 +74,7 @@ impl Engine {
 async fn status(replica: &Listed, link: &ReplicaLink, snapshot: &str) -> Result<HashStatus> {
     let at = &replica.address;
     if replica.mode != ReplicaMode::Rw {
-        let mode = mode_name(replica.mode);
+        let mode = replica.mode.as_str_name();
         let text = format!("replica {at} since it is in {mode} mode");
         return Err(Error::new(ErrorKind::Busy, text));
     }

@@ -17,7 +17,7 @@ mod status;
 
 pub use backup::{BackupBegun, ReplicaError, RestoreError, credential, open_store};
 pub use clone::CloneOptions;
-pub use engine::{Engine, Listed, mode_name};
+pub use engine::{Engine, Listed};
 pub use rebuild::RebuildOptions;
 pub use replica::{ReplicaLink, SyncOptions};
 pub use status::{

@@ -1,6 +1,6 @@
 //! Adding replicas to a volume.
 
-use super::{ByReplica, Engine, Listed, RebuildStatus, ReplicaLink, SyncOptions, mode_name};
+use super::{ByReplica, Engine, Listed, RebuildStatus, ReplicaLink, SyncOptions};
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_service::log;
 use longhorn_wire::proto::controller::ReplicaMode;
@@ -165,7 +165,7 @@ impl Engine {
             Error::not_found(text)
         })?;
         if new.mode != ReplicaMode::Wo {
-            let mode = mode_name(new.mode);
+            let mode = new.mode.as_str_name();
             let text = format!("replica {address} is not in mode WO: {mode}");
             return Err(Error::new(ErrorKind::Busy, text));
         }

@@ -1,8 +1,6 @@
 //! Listing, removing and purging snapshots.
 
-use super::{
-    ByReplica, DiskInfo, Engine, Failures, Listed, PurgeStatus, ReplicaLink, each, mode_name,
-};
+use super::{ByReplica, DiskInfo, Engine, Failures, Listed, PurgeStatus, ReplicaLink, each};
 use dbs_core::{Error, ErrorKind, Result};
 use longhorn_wire::names;
 use longhorn_wire::proto::controller::ReplicaMode;
@@ -16,17 +14,11 @@ const HEAD: &str = "volume-head";
 
 impl Engine {
     /// The chain of one replica: head first, disk names.
-    ///
-    /// # Errors
-    /// Those of the call.
     pub async fn chain(&self, replica: &Listed) -> Result<Vec<String>> {
         Ok(replica.link(self)?.get().await?.chain)
     }
 
     /// Bare names of the snapshots under the head that all usable replicas have, newest first.
-    ///
-    /// # Errors
-    /// Those of the calls.
     pub async fn snapshots(&self) -> Result<Vec<String>> {
         let mut common: Option<Vec<String>> = None;
         for replica in self.replicas().await? {
@@ -85,7 +77,7 @@ impl Engine {
         }
         for replica in &replicas {
             if replica.mode != ReplicaMode::Rw {
-                let mode = mode_name(replica.mode);
+                let mode = replica.mode.as_str_name();
                 let text = "can only mark snapshot as removed from replica in mode RW, got";
                 return Err(Error::new(ErrorKind::Busy, format!("{text} {mode}")));
             }

@@ -5,6 +5,8 @@ use longhorn_wire::proto::ptypes;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// A replica's restore: `longhorn backup restore-status`.
+pub use longhorn_wire::proto::ptypes::RestoreStatusResponse as RestoreStatus;
 /// A replica's part in a clone: `longhorn snapshot clone-status`.
 pub use longhorn_wire::proto::ptypes::SnapshotCloneStatusResponse as CloneStatus;
 /// A replica's checksum of a snapshot: `longhorn snapshot hash-status`. Upstream's command line forgets
@@ -71,68 +73,38 @@ impl From<ptypes::ReplicaRebuildStatusResponse> for RebuildStatus {
 }
 
 /// A backup: `longhorn backup status`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackupStatus {
-    /// Percent.
-    pub progress: i32,
-    /// The backup, once it is complete.
-    #[serde(rename = "backupURL", skip_serializing_if = "String::is_empty")]
-    pub backup_url: String,
-    /// Why it failed.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub error: String,
-    /// Bare name of the snapshot.
-    pub snapshot_name: String,
-    /// `in_progress`, `complete` or `error`.
-    pub state: String,
+    /// What the replica says.
+    #[serde(flatten)]
+    pub status: ptypes::BackupStatusResponse,
     /// The replica that makes it.
     pub replica_address: String,
 }
 
-/// A replica's restore: `longhorn backup restore-status`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RestoreStatus {
-    /// Whether it goes on.
-    pub is_restoring: bool,
-    /// Percent.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub progress: i32,
-    /// Why it failed.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub error: String,
-    /// Disk that is restored.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub filename: String,
-    /// Empty, `in_progress`, `complete` or `error`.
-    pub state: String,
-    /// The backup that is being restored, or was.
-    #[serde(rename = "backupURL")]
-    pub backup_url: String,
-    /// The backup that was restored last.
-    pub last_restored: String,
-    /// The one that is being restored.
-    pub current_restoring_backup: String,
-}
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
 
-impl From<ptypes::RestoreStatusResponse> for RestoreStatus {
-    fn from(status: ptypes::RestoreStatusResponse) -> Self {
-        Self {
-            is_restoring: status.is_restoring,
-            progress: status.progress,
-            error: status.error,
-            filename: status.dest_file_name,
-            state: status.state,
-            backup_url: status.backup_url,
-            last_restored: status.last_restored,
-            current_restoring_backup: status.current_restoring_backup,
-        }
+    #[test]
+    fn keys_are_in_upstream_s_order_and_some_only_if_they_say_something() {
+        let mut restore = RestoreStatus { progress: 7, error: "e".into(), ..Default::default() };
+        restore.dest_file_name = "f".into();
+        let shown = serde_json::to_string(&restore).unwrap();
+        let behind = r#""state":"","backupURL":"","lastRestored":"","currentRestoringBackup":""}"#;
+        let filled = r#"{"isRestoring":false,"progress":7,"error":"e","filename":"f","#;
+        assert_eq!(shown, format!("{filled}{behind}"));
+        let shown = serde_json::to_string(&RestoreStatus::default()).unwrap();
+        assert_eq!(shown, format!("{}{behind}", r#"{"isRestoring":false,"#));
+
+        let mut backup = BackupStatus { replica_address: "r".into(), ..Default::default() };
+        let behind = r#""snapshotName":"","state":"","replicaAddress":"r"}"#;
+        let shown = serde_json::to_string(&backup).unwrap();
+        assert_eq!(shown, format!("{}{behind}", r#"{"progress":0,"#));
+        (backup.status.backup_url, backup.status.error) = ("u".into(), "e".into());
+        let shown = serde_json::to_string(&backup).unwrap();
+        assert_eq!(shown, format!("{}{behind}", r#"{"progress":0,"backupURL":"u","error":"e","#));
     }
-}
-
-/// As serde asks for it.
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_zero(progress: &i32) -> bool {
-    *progress == 0
 }

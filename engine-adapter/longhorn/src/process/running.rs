@@ -48,9 +48,6 @@ impl<T> Running<T> {
     }
 
     /// Ends it, if it is up. `how` may take its time, and answers with what is there still.
-    ///
-    /// # Errors
-    /// Those of `how`.
     pub fn end(&self, how: impl FnOnce(T) -> (Option<T>, Result<()>)) -> Result<()> {
         let _turn = lock(&self.ending);
         let running = {

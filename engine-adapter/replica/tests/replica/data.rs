@@ -92,9 +92,7 @@ fn connections_follow_the_state_and_changes_are_counted() {
 
 #[test]
 fn closing_and_opening_under_load_loses_nothing() {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
+    let bench = Bench::opened();
     let data = Data::of(&bench);
     let done = AtomicBool::new(false);
     let written = std::thread::scope(|scope| {

@@ -6,13 +6,6 @@ use longhorn_wire::proto::ptypes::Replica;
 use std::collections::BTreeMap;
 use tonic::{Code, Status};
 
-fn opened() -> Bench {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
-    bench
-}
-
 fn unknown<T: std::fmt::Debug>(outcome: Outcome<T>) -> String {
     let status: Status = outcome.unwrap_err();
     assert_eq!(status.code(), Code::Unknown, "{status}");
@@ -59,7 +52,7 @@ fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 #[test]
 fn snapshots_are_disks_of_a_chain() {
-    let bench = opened();
+    let bench = Bench::opened();
     bench.write(0, 1);
     bench.write(1, 1);
     let first = bench.snapshot_as("a", true, NOW, &[("k", "v"), ("", "x")]).unwrap();
@@ -89,7 +82,7 @@ fn snapshots_are_disks_of_a_chain() {
 
 #[test]
 fn snapshots_that_are_refused() {
-    let bench = opened();
+    let bench = Bench::opened();
     bench.snapshot("a");
     bench.write(0, 1);
     let text = unknown(bench.snapshot_as("a", true, NOW, &[]));
@@ -112,7 +105,7 @@ fn snapshots_that_are_refused() {
 
 #[test]
 fn reverts_leave_side_branches() {
-    let bench = opened();
+    let bench = Bench::opened();
     bench.write(0, 1);
     bench.snapshot("a");
     bench.write(0, 2);
@@ -142,7 +135,7 @@ fn reverts_leave_side_branches() {
 
 #[test]
 fn reverts_that_are_refused() {
-    let bench = opened();
+    let bench = Bench::opened();
     bench.write(0, 1);
     bench.snapshot("a");
     bench.write(0, 2);
@@ -191,7 +184,7 @@ fn what_could_not_be_committed_for_want_of_space_is_not_told_as_a_full_disk() {
 
 #[test]
 fn expansion_keeps_the_size_of_older_layers() {
-    let bench = opened();
+    let bench = Bench::opened();
     let last = SIZE / 4096 - 1;
     bench.write(last, 1);
     bench.snapshot("a");
@@ -249,7 +242,7 @@ fn a_volume_that_ends_within_a_block_does_not_grow() {
 
 #[test]
 fn expansions_that_fail_say_how_far_they_got() {
-    let bench = opened();
+    let bench = Bench::opened();
     bench.write(0, 1);
     for size in [SIZE as i64 + 512, SIZE as i64 - 4096, -4096, 0, i64::MAX, i64::MIN] {
         let (code, message, rollback) = expand_error(bench.expand(size));
@@ -290,7 +283,7 @@ fn expansions_that_fail_say_how_far_they_got() {
 fn encrypted_volumes_grow_by_their_header_when_opened() {
     let room = 16 * MIB;
     let expected = (SIZE + room) as i64;
-    let plain = opened();
+    let plain = Bench::opened();
     plain.close();
     assert_eq!(plain.open_as(false, expected).unwrap().size, SIZE.to_string());
 
@@ -319,7 +312,7 @@ fn encrypted_volumes_grow_by_their_header_when_opened() {
 
 #[test]
 fn removed_disks_leave_the_chain_but_not_the_disks() {
-    let bench = opened();
+    let bench = Bench::opened();
     for (name, byte) in [("a", 1), ("b", 2), ("c", 3)] {
         bench.write(0, byte);
         bench.write(u64::from(byte), byte);
@@ -346,7 +339,7 @@ fn removed_disks_leave_the_chain_but_not_the_disks() {
 
 #[test]
 fn what_prepare_remove_says() {
-    let bench = opened();
+    let bench = Bench::opened();
     for name in ["a", "b", "c"] {
         bench.snapshot(name);
     }
@@ -372,7 +365,7 @@ fn what_prepare_remove_says() {
     assert_eq!(bench.prepare("c").unwrap(), list(&[("prune", "c", "volume-head-003.img")]));
     bench.mark("a").unwrap();
     // A side branch: no child, and several.
-    let bench = opened();
+    let bench = Bench::opened();
     bench.snapshot("a");
     bench.snapshot("b");
     bench.revert("a");
@@ -384,7 +377,7 @@ fn what_prepare_remove_says() {
 
 #[test]
 fn removing_a_disk_moves_what_it_holds_to_its_child() {
-    let bench = opened();
+    let bench = Bench::opened();
     for (name, byte) in [("a", 1), ("b", 2), ("c", 3)] {
         bench.write(0, byte);
         bench.write(u64::from(byte), byte);
@@ -416,7 +409,7 @@ fn removing_a_disk_moves_what_it_holds_to_its_child() {
 
 #[test]
 fn several_children_keep_a_disk_unless_forced() {
-    let bench = opened();
+    let bench = Bench::opened();
     bench.write(0, 1);
     bench.snapshot("a");
     bench.write(0, 2);
@@ -439,7 +432,7 @@ fn several_children_keep_a_disk_unless_forced() {
 
 #[test]
 fn replacing_folds_the_parent_into_its_child() {
-    let bench = opened();
+    let bench = Bench::opened();
     for (name, byte) in [("a", 1), ("b", 2), ("c", 3)] {
         bench.write(0, byte);
         bench.write(u64::from(byte), byte);
@@ -465,7 +458,7 @@ fn replacing_folds_the_parent_into_its_child() {
 
 #[test]
 fn unmaps_touch_whole_blocks() {
-    let bench = opened();
+    let bench = Bench::opened();
     (0..4).for_each(|block| bench.write(block, 1));
     bench.snapshot("a");
     bench.write(1, 2);
@@ -500,7 +493,7 @@ fn unmaps_touch_whole_blocks() {
 
 #[test]
 fn unmaps_reach_the_removed_snapshots_below() {
-    let bench = opened();
+    let bench = Bench::opened();
     for (name, byte) in [("a", 1), ("b", 2)] {
         (0..4).for_each(|block| bench.write(block, byte));
         bench.snapshot(name);
@@ -519,7 +512,7 @@ fn unmaps_reach_the_removed_snapshots_below() {
 
 #[test]
 fn the_unmap_mark_removes_what_only_the_head_needs() {
-    let bench = opened();
+    let bench = Bench::opened();
     (0..4).for_each(|block| bench.write(block, 1));
     bench.snapshot("fork");
     bench.snapshot("side");

@@ -122,9 +122,7 @@ fn what_is_not_open_is_left_alone() {
 
 #[test]
 fn delete_leaves_nothing_and_begins_anew() {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
+    let bench = Bench::opened();
     bench.write(3, 3);
     bench.snapshot("a");
     bench.close();
@@ -175,9 +173,7 @@ fn rebuilding_survives_closing_and_restarting() {
 /// alone would count as a clone's, and be taken away at the next start.
 #[test]
 fn a_rebuild_that_could_not_be_noted_has_not_begun() {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
+    let bench = Bench::opened();
     bench.write(0, 1);
     bench.no_room_for_meta();
     let status = bench.rebuilding(true).unwrap_err();
@@ -203,9 +199,7 @@ fn a_rebuild_that_could_not_be_noted_has_not_begun() {
 /// Reads and deletes go on when nothing can be written beside the store.
 #[test]
 fn a_directory_without_room_is_opened_and_closed() {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
+    let bench = Bench::opened();
     bench.write(0, 1);
     bench.snapshot("a");
     bench.write(0, 2);
@@ -270,9 +264,7 @@ fn an_orderly_restart_forgets_nothing() {
 
 #[test]
 fn after_a_kill_it_is_dirty_and_has_what_was_acknowledged() {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
+    let bench = Bench::opened();
     bench.snapshot("a");
     bench.write(7, 7);
     bump(&bench, 5);
@@ -321,9 +313,7 @@ fn revision_counters() {
 
 #[test]
 fn after_a_power_loss_the_counter_is_that_of_a_commit() {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
+    let bench = Bench::opened();
     bump(&bench, 10);
     bench.active().events().commit().unwrap();
     bump(&bench, 10);
@@ -453,9 +443,7 @@ fn limits_and_switches_change_at_any_time() {
 #[test]
 fn a_vanished_directory_or_store_shows_in_pings_and_state() {
     for gone in ["directory", "store", "replaced"] {
-        let bench = Bench::new();
-        bench.create(&SIZE.to_string()).unwrap();
-        bench.open();
+        let bench = Bench::opened();
         let active = bench.active();
         active.events().healthy().unwrap();
         if gone == "directory" {
@@ -482,9 +470,7 @@ fn a_vanished_directory_or_store_shows_in_pings_and_state() {
 
 #[test]
 fn a_volume_that_is_renamed_away_is_an_error() {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
+    let bench = Bench::opened();
     bench.store.as_ref().unwrap().rename_volume("vol", "mine").unwrap();
     let until = std::time::Instant::now() + std::time::Duration::from_secs(120);
     while bench.get().state != "error" {
@@ -497,9 +483,7 @@ fn a_volume_that_is_renamed_away_is_an_error() {
 
 #[test]
 fn a_store_that_writes_no_more_is_an_error() {
-    let bench = Bench::new();
-    bench.create(&SIZE.to_string()).unwrap();
-    bench.open();
+    let bench = Bench::opened();
     let active = bench.active();
     bench.store.clone().unwrap().close().unwrap();
     let until = std::time::Instant::now() + std::time::Duration::from_secs(120);
@@ -546,9 +530,7 @@ fn a_lost_or_damaged_volume_meta_costs_a_head_number() {
     for damage in
         [None, Some("{\"Head\":"), Some("{\"Head\":\"volume-head-9x.img\",\"Dirty\":false}")]
     {
-        let bench = Bench::new();
-        bench.create(&SIZE.to_string()).unwrap();
-        bench.open();
+        let bench = Bench::opened();
         bench.write(1, 1);
         bench.snapshot("a");
         bench.close();

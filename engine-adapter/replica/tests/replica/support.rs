@@ -81,6 +81,14 @@ impl Bench {
         Self::with(|_| {})
     }
 
+    /// One of [`SIZE`], open.
+    pub fn opened() -> Self {
+        let bench = Self::new();
+        bench.create(&SIZE.to_string()).unwrap();
+        bench.open();
+        bench
+    }
+
     pub fn with(change: impl FnOnce(&mut ReplicaOptions)) -> Self {
         Self::on(Arc::new(tempdir()), change)
     }
