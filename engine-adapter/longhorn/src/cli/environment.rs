@@ -88,7 +88,8 @@ mod tests {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/kubernetes.md");
         let page = std::fs::read_to_string(page).unwrap();
         let command = Cli::command();
-        let processes = ["replica", "controller"].map(|name| command.find_subcommand(name).unwrap());
+        let processes =
+            ["replica", "controller"].map(|name| command.find_subcommand(name).unwrap());
         let options = [&command].into_iter().chain(processes).flat_map(Command::get_arguments);
         let mut looked_at = 0;
         for option in options.filter(|option| option.get_env().is_some()) {
