@@ -18,14 +18,15 @@ ARGS ?=
 FILTER ?=
 # make vm: which of them
 SCENARIO ?=
-# make upstream
+# make upstream, make upstream-manager
 SOURCE ?=
+PROBE ?=
 # make check: which crate, and which of its test programs
 CRATE ?=
 TEST ?=
 
-.PHONY: build longhorn static packages packages-test run check test lint upstream python wheel vm xfstests guard \
-	guard-accept deny soak powercut mutants fuzz coverage bench bench-micro bench-replica bench-engine bench-fuse bench-vhost bench-python scale \
+.PHONY: build longhorn static packages packages-test run check test lint upstream upstream-manager python wheel vm \
+	xfstests guard guard-accept deny soak powercut mutants fuzz coverage bench bench-micro bench-replica bench-engine bench-fuse bench-vhost bench-python scale \
 	man install clean
 
 build:
@@ -70,6 +71,11 @@ lint:
 # `make test` leaves out without it: docs/testing.md. SOURCE is a git repository, upstream's own unless given.
 upstream:
 	@scripts/upstream.sh $(SOURCE)
+
+# Upstream's instance manager, beside it, for the tests that take it from INSTANCE_MANAGER_BIN. PROBE is the repository of
+# grpc_health_probe, by which it sees that a process is up.
+upstream-manager:
+	@scripts/upstream.sh --manager "$(SOURCE)" "$(PROBE)"
 
 # The Python package alone: tests, types, examples.
 python:

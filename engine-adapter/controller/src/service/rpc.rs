@@ -225,8 +225,11 @@ impl ControllerService for ControllerRpc {
         let ControllerReplica { address, mode: number } = request.into_inner();
         let mode = mode(number)?;
         let address = address.ok_or_else(|| Status::invalid_argument("no replica is named"))?;
-        self.change_replica(address.address, move |controller, address| {
-            controller.update_replica(address, mode)
+        self.call(move |controller| {
+            let address = &address.address;
+            replica(controller, address)?;
+            controller.update_replica(address, mode).map_err(failed)?;
+            replica(controller, address)
         })
         .await
     }

@@ -117,7 +117,7 @@ pub struct LonghornReplica {
     pub replica: ReplicaArgs,
     /// Keep the replica in this store, which a running `longhorn serve` has open, and not in a file of
     /// its own in DIRECTORY
-    #[arg(long, value_name = "PATH", help_heading = OURS)]
+    #[arg(long, value_name = "PATH", help_heading = OURS, env = "DBS_REPLICA_STORE")]
     pub store: Option<PathBuf>,
 }
 
@@ -199,7 +199,6 @@ mod tests {
             (false, Some(1 << 30))
         );
         assert!(given("longhorn replica d --checksums").0);
-        assert!(given("longhorn replica d --checksums=").0);
         let refused = parse("longhorn replica d --checksum-cache 255kb").unwrap_err().to_string();
         assert!(refused.contains("must be at least 256.0 KiB"), "{refused}");
     }

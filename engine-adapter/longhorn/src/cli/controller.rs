@@ -110,14 +110,17 @@ pub struct OurControllerArgs {
     /// Threads; the connections of the frontend and those to the replicas are spread over them
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(env = "DBS_CONTROLLER_REACTORS")]
     pub reactors: u16,
     /// Connections to each replica, at least one for each reactor
     #[arg(long, value_name = "N", default_value_t = 2)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(env = "DBS_REPLICA_CONNECTIONS")]
     pub replica_connections: u16,
     /// Requests in flight on each reactor; further requests wait
     #[arg(long, value_name = "N", default_value_t = 1024)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=QUEUE_DEPTH_MAX as i64))]
+    #[arg(env = "DBS_QUEUE_DEPTH")]
     pub queue_depth: u32,
     /// Most requests of clients in a second, 0 for no limit: reads, writes and discards
     #[arg(long, value_name = "N", default_value_t = 0, env = "DBS_IOPS")]
@@ -134,12 +137,13 @@ pub struct OurControllerArgs {
     /// Seconds that a replica may take for a flush, for healing a block, or to answer a ping
     #[arg(long, value_name = "SECONDS", default_value_t = timeout::FLUSH_DEFAULT.as_secs())]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(env = "DBS_FLUSH_TIMEOUT")]
     pub flush_timeout: u64,
     /// In place of --engine-replica-timeout, and any: for tests
     #[arg(long, value_name = "MILLISECONDS", hide = true)]
     pub replica_timeout_ms: Option<u64>,
     /// Read from a replica on this machine as long as one is complete
-    #[arg(long)]
+    #[arg(long, boolean = "false", env = "DBS_PREFER_LOCAL")]
     pub prefer_local: bool,
     /// Also serve the replica in DIRECTORY in this process, so that `add-replica` can add it; can be
     /// repeated
@@ -154,6 +158,7 @@ pub struct OurControllerArgs {
     pub checksums: ChecksumArgs,
     /// Serve metrics for Prometheus over HTTP
     #[arg(long, value_name = "[HOST]:PORT")]
+    #[arg(env = "DBS_CONTROLLER_METRICS")]
     pub metrics: Option<ListenAddress>,
     /// What `tgt-blockdev` is made with. Over iSCSI, everybody who reaches port 3260 of this machine or pod can
     /// use the volume. A block device of ublk that is there when the frontend starts stays what it is
@@ -168,10 +173,12 @@ pub struct OurControllerArgs {
     /// Queues of the block device of ublk [default: one for each reactor]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+    #[arg(env = "DBS_FRONTEND_QUEUES")]
     pub frontend_queues: Option<u16>,
     /// Requests that a queue of the block device of ublk holds at a time
     #[arg(long, value_name = "N", default_value_t = 128)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
+    #[arg(env = "DBS_FRONTEND_DEPTH")]
     pub frontend_depth: u16,
     /// Further address on which the frontend `nbd` listens: tcp:PORT (loopback), tcp:HOST:PORT or
     /// unix:PATH; can be repeated
@@ -185,9 +192,11 @@ pub struct OurControllerArgs {
     /// Directory of the frontend's socket. Its subdirectory `longhorn` holds what the next controller
     /// must know [default: /var/run]
     #[arg(long, value_name = "DIRECTORY")]
+    #[arg(env = "DBS_SOCKET_DIR")]
     pub socket_dir: Option<PathBuf>,
     /// Directory for the nodes of block devices
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/longhorn")]
+    #[arg(env = "DBS_DEVICE_DIR")]
     pub device_dir: PathBuf,
     /// Answer requests without replicas: reads give zeros, and written data is lost. Only for measuring
     /// frontends

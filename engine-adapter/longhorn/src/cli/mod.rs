@@ -8,6 +8,7 @@ mod backup_store;
 mod client;
 pub mod client_args;
 pub mod controller;
+mod environment;
 pub mod golang;
 pub mod moves;
 mod output;
@@ -22,7 +23,6 @@ pub use args::{Cli, Command, Globals, TlsArgs};
 pub use replica_args::ReplicaArgs;
 
 use crate::process;
-use clap::Parser;
 use clap::error::ErrorKind;
 use dbs_service::log;
 use output::Failure;
@@ -64,8 +64,8 @@ impl Failed {
 /// a controller without a good replica ends with 61.
 #[must_use]
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(golang::double_dashes(args)) {
-        Ok(cli) => cli,
+    let (cli, variables) = match environment::parse(golang::double_dashes(args)) {
+        Ok(parsed) => parsed,
         Err(e) => {
             // Nowhere to report that to.
             let _ = e.print();
@@ -73,7 +73,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if asked { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
     };
-    exit(run(cli))
+    exit(run(cli, &variables))
 }
 
 fn exit(ended: Result<(), Failed>) -> ExitCode {
@@ -86,11 +86,14 @@ fn exit(ended: Result<(), Failed>) -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failed> {
+fn run(cli: Cli, variables: &[(String, String)]) -> Result<(), Failed> {
     let globals = &cli.globals;
     let serving = |e: dbs_core::Error| Failed::Serving(e.to_string());
     use Command::{Controller, Replica, Serve, SyncAgent};
     let serves = matches!(cli.command, Controller(_) | Replica(_) | SyncAgent(_) | Serve(_));
+    if serves {
+        environment::announce(variables);
+    }
     globals.tls.choose(serves).map_err(serving)?;
     match cli.command {
         Command::Controller(args) => {

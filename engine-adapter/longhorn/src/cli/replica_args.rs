@@ -77,28 +77,32 @@ pub struct OurArgs {
     /// background makes the write survive power loss. `power`: power loss, as each write is committed
     /// before it is acknowledged
     #[arg(long, value_enum, default_value_t = DurabilityArg::Interval)]
+    #[arg(env = "DBS_REPLICA_DURABILITY")]
     pub durability: DurabilityArg,
     /// Longest time until a write is committed
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = golang::duration)]
+    #[arg(env = "DBS_COMMIT_INTERVAL")]
     pub commit_interval: Duration,
     /// Uncommitted bytes at which a commit begins earlier
     #[arg(long, value_name = "SIZE", default_value = "64mb", value_parser = golang::size)]
+    #[arg(env = "DBS_COMMIT_BYTES")]
     pub commit_bytes: Size,
     /// Serve metrics for Prometheus over HTTP
-    #[arg(long, value_name = "[HOST]:PORT")]
+    #[arg(long, value_name = "[HOST]:PORT", env = "DBS_REPLICA_METRICS")]
     pub metrics: Option<ListenAddress>,
     /// Threads.
     #[command(flatten)]
     pub threads: ThreadArgs,
     /// Extent size of a new store in DIRECTORY
     #[arg(long, value_name = "SIZE", default_value = "1mb", value_parser = golang::size)]
+    #[arg(env = "DBS_EXTENT_SIZE")]
     pub extent_size: Size,
     /// Checksums of data.
     #[command(flatten)]
     pub checksums: ChecksumArgs,
     /// Directory on tmpfs for changes that are not committed yet; by default a directory of the host,
     /// if the host's file system is below /host, else of this system
-    #[arg(long, value_name = "DIRECTORY")]
+    #[arg(long, value_name = "DIRECTORY", env = "DBS_TAIL")]
     pub tail: Option<PathBuf>,
     /// Answer requests without touching data: reads give zeros, and written data is lost. Only for
     /// measuring the protocol
@@ -112,19 +116,17 @@ pub struct OurArgs {
 pub struct ThreadArgs {
     /// Threads that serve data connections; by default one for each core, at most 4
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(env = "DBS_REPLICA_REACTORS")]
     pub reactors: Option<u16>,
     /// Threads for requests that have to wait; by default 8, with `longhorn serve` 16
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(env = "DBS_WORKERS")]
     pub workers: Option<u16>,
     /// How long a thread of --reactors polls for the next request before it sleeps, while requests come
     /// quickly
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = golang::duration)]
+    #[arg(env = "DBS_SPIN")]
     pub spin: Duration,
-}
-
-/// Whether to keep checksums; an empty variable, as a template may leave it, is no wish.
-fn if_given(text: &str) -> Result<bool, String> {
-    if text.is_empty() { Ok(StoreOptions::default().checksums) } else { golang::boolean(text) }
 }
 
 /// Checksums of data in the store of a replica's directory.
@@ -133,7 +135,7 @@ fn if_given(text: &str) -> Result<bool, String> {
 pub struct ChecksumArgs {
     /// Whether a new store in DIRECTORY keeps a checksum of each block of data, and compares the
     /// checksum at each read
-    #[arg(long, value_name = "BOOL", default_value = "true", value_parser = if_given)]
+    #[arg(long, value_name = "BOOL", default_value = "true", value_parser = golang::boolean)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(action = ArgAction::Set, env = "DBS_CHECKSUMS")]
     pub checksums: bool,

@@ -460,10 +460,15 @@ fn replicas_are_answered_with_their_modes() {
         assert_eq!(client.replica_update(update).await.unwrap_err().code(), Code::InvalidArgument);
         let update = ControllerReplica::default();
         assert_eq!(client.replica_update(update).await.unwrap_err().code(), Code::InvalidArgument);
-        let missing = client.replica_get(at("tcp://c:1")).await.unwrap_err();
-        assert_eq!(missing.code(), Code::NotFound);
         let text = "cannot find the replica with address tcp://c:1 in the controller server of";
-        assert!(missing.message().starts_with(text), "{missing}");
+        let update = ControllerReplica { address: Some(at("tcp://c:1")), mode: 2 };
+        for missing in [
+            client.replica_get(at("tcp://c:1")).await.unwrap_err(),
+            client.replica_update(update).await.unwrap_err(),
+        ] {
+            assert_eq!(missing.code(), Code::NotFound);
+            assert!(missing.message().starts_with(text), "{missing}");
+        }
         client.replica_delete(at("tcp://b:1")).await.unwrap();
         let left = client.replica_list(()).await.unwrap().into_inner().replicas;
         assert_eq!((left.len(), left[0].mode()), (1, ReplicaMode::Rw));

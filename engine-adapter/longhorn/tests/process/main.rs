@@ -10,6 +10,7 @@ mod backing;
 mod backup;
 mod checksums;
 mod controller;
+mod environment;
 mod files;
 mod flushes;
 mod frontends;

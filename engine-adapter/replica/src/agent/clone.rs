@@ -26,6 +26,9 @@ const TICK: Duration = Duration::from_millis(200);
 impl Agent {
     /// Becomes a clone, to the end; a caller that goes away does not stop it.
     ///
+    /// Without a source that answers and has the snapshot nothing has begun, so no status is left: Longhorn's manager
+    /// takes one with an error for the end of the clone, and else tries again.
+    ///
     /// # Errors
     /// `Busy` while it is at that already, `NotFound` without that snapshot; of the other replica,
     /// of the store.
@@ -33,6 +36,12 @@ impl Agent {
         self: &Arc<Self>,
         request: SnapshotCloneRequest,
     ) -> Result<()> {
+        let source = find_source(&request).await;
+        let source = source.or_else(|error| {
+            let outcome = Err(error);
+            self.log_clone(&request, &outcome);
+            outcome
+        })?;
         let from = vec![request.from_address.clone()];
         let job = self.jobs.begin(Kind::Clone, from, &request.snapshot_file_name)?;
         let me = Arc::clone(self);
@@ -40,38 +49,41 @@ impl Agent {
             let passed = Arc::<AtomicU64>::default();
             let whole = Arc::<AtomicU64>::default();
             let mut tick = tokio::time::interval(TICK);
-            let mut cloning = std::pin::pin!(me.clone_from(&request, &whole, &passed));
+            let mut cloning = std::pin::pin!(me.clone_from(&request, &source, &whole, &passed));
             let outcome = loop {
                 tokio::select! {
                     outcome = &mut cloning => break outcome,
                     _ = tick.tick() => tell(&job, &whole, &passed),
                 }
             };
-            let snapshot = &request.snapshot_file_name;
-            let volume = me.replica.volume_name();
-            if let Err(error) = &outcome {
-                let from = &request.from_address;
-                log::error(
-                    "clone",
-                    &[
-                        ("volume", &volume),
-                        ("from", from),
-                        ("snapshot", snapshot),
-                        ("error", error),
-                    ],
-                );
-            } else {
-                log::info("clone", &[("volume", &volume), ("snapshot", snapshot)]);
-            }
+            me.log_clone(&request, &outcome);
             job.end(&outcome);
             outcome
         });
         task.await.map_err(broken)?
     }
 
+    fn log_clone<T>(&self, request: &SnapshotCloneRequest, outcome: &Result<T>) {
+        let SnapshotCloneRequest { from_address, snapshot_file_name: snapshot, .. } = request;
+        let volume = self.replica.volume_name();
+        match outcome {
+            Ok(_) => log::info("clone", &[("volume", &volume), ("snapshot", snapshot)]),
+            Err(error) => log::error(
+                "clone",
+                &[
+                    ("volume", &volume),
+                    ("from", from_address),
+                    ("snapshot", snapshot),
+                    ("error", error),
+                ],
+            ),
+        }
+    }
+
     async fn clone_from(
         self: &Arc<Self>,
         request: &SnapshotCloneRequest,
+        source: &ptypes::Replica,
         whole: &Arc<AtomicU64>,
         passed: &Arc<AtomicU64>,
     ) -> Result<()> {
@@ -79,7 +91,7 @@ impl Agent {
         let address = Address::parse(from_address)?;
         let disk = names::snapshot_disk(snapshot);
         let has_file = !self.replica.backing_identity()?.is_empty();
-        let size = size_of_source(&address, request, &disk, has_file).await?;
+        let size = size_of_source(&address, request, source, &disk, has_file)?;
         let ours = {
             let me = Arc::clone(self);
             blocking(move || me.replica.store()?.volume_size(me.replica.volume_name())).await?
@@ -180,42 +192,57 @@ pub(super) async fn source_with(
     volume: &str,
     has_file: bool,
 ) -> Result<ptypes::Replica> {
+    let replica = source(address, volume).await?;
+    check_files(address, &replica, has_file)?;
+    Ok(replica)
+}
+
+async fn source(address: &Address, volume: &str) -> Result<ptypes::Replica> {
     let calls = remote::calls(address, volume)?;
     let call = remote::within(remote::SHORT_CALL, ());
     let answer = ReplicaServiceClient::new(calls).replica_get(call).await;
     let answer = answer.map_err(|status| {
         remote::failed(&status, &format!("asking the source replica {address}"))
     })?;
-    let replica = answer.into_inner().replica.unwrap_or_default();
+    Ok(answer.into_inner().replica.unwrap_or_default())
+}
+
+fn check_files(address: &Address, replica: &ptypes::Replica, has_file: bool) -> Result<()> {
     if replica.backing_file.is_empty() == has_file {
         let (theirs, ours) = if has_file { ("no", "one") } else { ("a", "none") };
         return Err(Error::invalid(format!(
             "the source replica {address} has {theirs} backing file, and this one has {ours}"
         )));
     }
+    Ok(())
+}
+
+/// The source of a clone, if it has the snapshot.
+async fn find_source(request: &SnapshotCloneRequest) -> Result<ptypes::Replica> {
+    let SnapshotCloneRequest { from_address, snapshot_file_name: snapshot, .. } = request;
+    let replica = source(&Address::parse(from_address)?, &request.from_volume_name).await?;
+    if !replica.disks.contains_key(&names::snapshot_disk(snapshot)) {
+        return Err(Error::not_found(format!(
+            "cannot find snapshot {snapshot} in the source replica {from_address}"
+        )));
+    }
     Ok(replica)
 }
 
 /// The size of the volume of which a snapshot is to be cloned, if both have a backing file or none has.
-async fn size_of_source(
+fn size_of_source(
     address: &Address,
     request: &SnapshotCloneRequest,
+    source: &ptypes::Replica,
     disk: &str,
     has_file: bool,
 ) -> Result<u64> {
-    let replica = source_with(address, &request.from_volume_name, has_file).await?;
-    match replica.disks.get(disk) {
-        Some(found) if found.removed => return Err(removed(&request.snapshot_file_name)),
-        Some(_) => {}
-        None => {
-            return Err(Error::not_found(format!(
-                "cannot find snapshot {} in the source replica {}",
-                request.snapshot_file_name, request.from_address
-            )));
-        }
+    check_files(address, source, has_file)?;
+    if source.disks.get(disk).is_some_and(|disk| disk.removed) {
+        return Err(removed(&request.snapshot_file_name));
     }
-    let size = replica.size.parse();
-    size.map_err(|_| Error::invalid(format!("{:?} is no size of a replica", replica.size)))
+    let size = source.size.parse();
+    size.map_err(|_| Error::invalid(format!("{:?} is no size of a replica", source.size)))
 }
 
 fn tell(job: &Job, whole: &AtomicU64, passed: &AtomicU64) {

@@ -72,13 +72,19 @@ fn what_cannot_be_cloned_is_refused_and_leaves_nothing() {
     let text = |outcome: Outcome<()>| outcome.unwrap_err().message().to_owned();
     let refused = text(clone(&source, &target, "x"));
     assert!(refused.contains("cannot find snapshot x in the source replica tcp://"), "{refused}");
-    let failed = status(&target);
-    assert_eq!((failed.state.as_str(), failed.is_cloning), ("error", false));
-    assert_eq!(failed.error, refused);
+    // With no snapshot, or nobody there, nothing has begun: who asks for the status does not take it for the end.
+    assert_eq!(status(&target), Default::default());
+    let nobody = request("tcp://127.0.0.1:1", "x");
+    target.call(|mut c| async move { c.snapshot_clone(nobody).await }).unwrap_err();
+    assert_eq!(status(&target), Default::default());
     source.write(0..10, 1);
     source.snapshot("a");
     let small = Node::with(&runtime, Setup { size: 32 * MIB, ..Setup::default() });
-    assert!(text(clone(&source, &small, "a")).contains("cannot be cloned into"));
+    let refused = text(clone(&source, &small, "a"));
+    assert!(refused.contains("cannot be cloned into"), "{refused}");
+    let failed = status(&small);
+    assert_eq!((failed.state.as_str(), failed.is_cloning), ("error", false));
+    assert_eq!(failed.error, refused);
     let other = Node::with(&runtime, Setup { volume: "third", ..Setup::default() });
     let refused = clone(&other, &target, "a").unwrap_err();
     assert!(refused.message().contains("incorrect volume name origin"), "{refused}");
