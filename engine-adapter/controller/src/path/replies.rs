@@ -14,7 +14,7 @@ use crate::rules::{Answer, FanOut, Outcome as Decided, Slot, Slots};
 use dbs_frontend::{Action, Event, FailureKind, Outcome, Ready};
 use dbs_reactor::{Buf, Io};
 use longhorn_data::stats::add;
-use longhorn_wire::frame::{NO_SPACE_TEXT, Type};
+use longhorn_wire::frame::{HANDED_OVER_TEXT, NO_SPACE_TEXT, Type};
 
 impl Shard {
     /// Begins to receive on a connection.
@@ -66,6 +66,9 @@ impl Shard {
         payload: Option<Buf>,
     ) {
         let now = self.now;
+        if self.connected(slot, serial).is_some() && reply.kind == Some(Type::Error) {
+            self.hear_of_newer(slot, payload.as_deref().unwrap_or_default());
+        }
         let Some(backend) = self.connected(slot, serial) else { return };
         if backend.pinged == Some(reply.sequence) {
             backend.pinged = None;
@@ -131,6 +134,15 @@ impl Shard {
                 self.failed(io, place, slot, NO_SPACE_TEXT.to_owned());
             }
             (Stage::Change | Stage::Durable, _) => self.failed(io, place, slot, text(payload)),
+        }
+    }
+
+    /// An error may say that a newer controller has the volume. Then this one ends before it acknowledges
+    /// anything else.
+    fn hear_of_newer(&self, slot: Slot, text: &[u8]) {
+        let text = String::from_utf8_lossy(text);
+        if text.contains(HANDED_OVER_TEXT) && !is(Bug::OutliveHandOver) {
+            self.shared.give_way(slot, &text);
         }
     }
 

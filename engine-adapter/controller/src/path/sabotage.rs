@@ -10,6 +10,8 @@ pub use switch::{is, set};
 pub enum Bug {
     /// A change is acknowledged before the replicas that missed it are `ERR`.
     AcknowledgeFirst,
+    /// A replica that a newer controller has is a replica lost, like any other.
+    OutliveHandOver,
     /// A reply belongs to whatever request has its place in the array by now.
     AnyUse,
     /// A reply is believed whatever it is about.

@@ -221,6 +221,21 @@ impl Shared {
         }
     }
 
+    /// A newer process has the store of a replica. If that is complete, a newer controller has the volume, and takes
+    /// all replicas for complete, whatever this one makes of them: all become `ERR`, so that nothing is
+    /// acknowledged any more that one of them lacks. One that is being rebuilt says nothing of the others.
+    pub fn give_way(&self, slot: Slot, why: &str) {
+        let deciding = lock(&self.deciding);
+        let modes = self.modes.now();
+        let is_complete = modes.rw.contains(slot);
+        let all = if is_complete { modes.written() } else { Slots::EMPTY };
+        let new: Vec<Slot> = all.iter().filter(|slot| self.make_err(*slot)).collect();
+        drop(deciding);
+        for other in new {
+            self.report_fault(other, why);
+        }
+    }
+
     /// Makes a replica `ERR` if another one is complete; else it is better than none.
     pub fn fault_unless_last(&self, slot: Slot, why: &str) {
         let deciding = lock(&self.deciding);

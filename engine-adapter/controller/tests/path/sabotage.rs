@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 const SIZE: usize = 1 << 20;
 const BLOCK: u32 = 4096;
+/// What a replica says whose store is with a newer process.
+pub const HANDED_OVER: &str = "the replica `/data/v` was handed over to a newer process";
 /// Silence after which replicas are given up here.
 const SHORT: Duration = Duration::from_secs(1);
 /// What has not happened after this does not happen.
@@ -93,6 +95,17 @@ fn who_missed_a_write_is_out_when_it_is_acknowledged(bug: Option<Bug>) -> bool {
     let (good, bad) = (replica(), that(Type::Write, |_| Do::Fail("no")));
     on(bug, &[&good, &bad], 64, |volume| {
         volume.client().write(0, &[1; 4096]).is_ok() && volume.path.mode(2) == Some(Mode::Err)
+    })
+}
+
+/// Found by review: the older controller went on with the replicas that the newer one had not used yet, which
+/// reads from the other ones.
+fn what_a_newer_controller_has_is_acknowledged_by_nobody_else(bug: Option<Bug>) -> bool {
+    let (good, gone) = (replica(), that(Type::Write, |_| Do::Fail(HANDED_OVER)));
+    on(bug, &[&good, &gone], 64, |volume| {
+        let client = volume.client();
+        let refused = client.write(0, &[1; 4096]).is_err() && client.read(0, BLOCK).is_err();
+        refused && [1, 2].iter().all(|id| volume.path.mode(*id) == Some(Mode::Err))
     })
 }
 
@@ -341,8 +354,9 @@ fn who_reads_does_not_wait_for_healing(bug: Option<Bug>) -> bool {
 
 type Check = fn(Option<Bug>) -> bool;
 
-const CHECKS: [(Bug, Check); 17] = [
+const CHECKS: [(Bug, Check); 18] = [
     (Bug::AcknowledgeFirst, who_missed_a_write_is_out_when_it_is_acknowledged),
+    (Bug::OutliveHandOver, what_a_newer_controller_has_is_acknowledged_by_nobody_else),
     (Bug::AnyUse, a_late_reply_is_nobodys),
     (Bug::TrustReplies, a_reply_is_about_what_was_asked),
     (Bug::ReadFromWo, nothing_is_read_from_one_being_rebuilt),

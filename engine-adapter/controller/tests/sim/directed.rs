@@ -113,6 +113,30 @@ fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {
     nothing_violated(&sim);
 }
 
+/// Found by review: the snapshot was taken for done, and writes went on, on replicas that the newer controller had not
+/// used yet.
+#[test]
+fn a_controller_ends_when_a_newer_one_has_a_replica() {
+    type Change = fn(&Controller) -> bool;
+    let changes: [Change; 3] = [
+        |controller| snapshot(controller, "two").is_ok(),
+        |controller| controller.revert("one").is_ok(),
+        |controller| {
+            controller.begin_expansion(2 * SIZE).unwrap();
+            controller.run_expansion(2 * SIZE);
+            controller.volume().last_expansion_error.is_empty()
+        },
+    ];
+    for change in changes {
+        let (sim, controller) = volume(2, 2);
+        snapshot(&controller, "one").unwrap();
+        sim.world().replicas[0].handed_over = true;
+        assert!(!change(&controller));
+        assert_eq!(modes(&controller), [Mode::Err; 2]);
+        assert_eq!(sim.world().path.complete().count(), 0);
+    }
+}
+
 /// The machine of the controller ends: replicas are closed, and another controller takes them.
 fn begin_again(sim: &Arc<Sim>, replicas: usize, counters: bool) -> Arc<Controller> {
     {

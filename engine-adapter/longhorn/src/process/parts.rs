@@ -83,6 +83,13 @@ impl DataPath for Data {
             None => Address::parse(address).and_then(|address| address.data()).map_err(invalid)?,
         };
         let hello = self.path.connect(replica, address, &BackendAddress::Remote(listen))?;
+        if let Some(other) = self.ledger.newer_of(hello) {
+            self.path.remove(replica);
+            let text = format!(
+                "it is a newer process of {other}, which is complete: remove that one first"
+            );
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
         // It has no mode yet: nothing that it may miss is sent before the ledger knows it.
         self.ledger.name(replica, address, hello);
         Ok(())
