@@ -190,7 +190,7 @@ impl Replica {
     /// Makes everything durable, the revision counter with it.
     pub(super) fn commit_to(&self, store: &Store) -> Result<()> {
         if self.options.revision_counter {
-            store.stage_revision(&self.options.volume, self.counters.revision())?;
+            store.stage_revision(&self.options.volume, self.counters.written())?;
         }
         store.flush()
     }
