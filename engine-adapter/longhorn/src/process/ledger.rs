@@ -217,6 +217,14 @@ impl Ledger {
         }
     }
 
+    /// Removes a list that another controller has kept, if this one keeps none.
+    pub fn end_of_others(&self) {
+        let is_kept = lock(&self.state).mark.is_some();
+        if !is_kept {
+            self.end();
+        }
+    }
+
     fn keep(&self, state: &mut State, mark: u64) -> Result<()> {
         let before = state.mark.replace(mark);
         let saved = self.save(state);

@@ -51,6 +51,8 @@ pub(super) struct Data {
     /// Where the only replica listens for data, if it is not the port after that of its gRPC.
     pub unix: Option<PathBuf>,
     pub ledger: Arc<Ledger>,
+    /// Whether the frontend may be a device that an earlier controller left.
+    pub outlives: bool,
     /// Those of this process.
     pub locals: HashMap<String, Local>,
     /// The kinds that there may be, and the files.
@@ -97,6 +99,11 @@ impl DataPath for Data {
 
     fn set_mode(&self, replica: ReplicaId, mode: Mode) -> bool {
         if mode == Mode::Rw {
+            // What is done to the volume from here on, nobody tells a device that waits for a controller. As long as
+            // no replica is open here, another controller may have the device, and need the list.
+            if !self.outlives {
+                self.ledger.end_of_others();
+            }
             // If it has failed already, that is known there.
             self.ledger.complete(replica);
         }

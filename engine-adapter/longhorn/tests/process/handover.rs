@@ -2,7 +2,7 @@
 //! lost, whoever of the two is killed when.
 
 use crate::PROGRAM;
-use crate::controller::{client, controller, modes, replica, run};
+use crate::controller::{TEXT_SIZE, client, controller, modes, replica, run};
 use crate::support::*;
 use longhorn_testing::DataClient;
 use std::time::{Duration, Instant};
@@ -126,7 +126,8 @@ fn the_older_of_two_controllers_acknowledges_nothing_more() {
     // They are no replicas beside the ones whose directories they have.
     let url = format!("http://{}", older.field("grpc"));
     let add = ["--url", &url, "--volume-name", "vol", "add-replica", &addresses[0]];
-    let refused = std::process::Command::new(PROGRAM).args(add).output().unwrap();
+    let sizes = ["--size", TEXT_SIZE, "--current-size", TEXT_SIZE];
+    let refused = std::process::Command::new(PROGRAM).args(add).args(sizes).output().unwrap();
     let text = String::from_utf8_lossy(&refused.stderr);
     assert!(text.contains(&format!("newer process of {}", olders[0].1)), "{text}");
     assert_eq!(modes(&older), ["RW", "RW"]);

@@ -244,6 +244,18 @@ fn what_is_no_list_is_not_believed() {
 }
 
 #[test]
+fn a_list_that_is_kept_is_no_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ledger");
+    let ledger = Ledger::new(file.clone());
+    ledger.begin(MARK).unwrap();
+    ledger.end_of_others();
+    assert!(file.exists());
+    Ledger::new(file.clone()).end_of_others();
+    assert!(!file.exists());
+}
+
+#[test]
 fn a_newer_process_of_a_complete_replica_is_known() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = Ledger::new(directory.path().join("ledger"));
