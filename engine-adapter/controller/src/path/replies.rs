@@ -71,16 +71,7 @@ impl Shard {
         }
         let Some(backend) = self.connected(slot, serial) else { return };
         if backend.pinged == Some(reply.sequence) {
-            backend.pinged = None;
-            backend.ping_due = now + PING_INTERVAL;
-            let (target, asked) = (backend.target, backend.ping_asked);
-            self.note_ping(target, asked, reply);
-            let ping = Ask { kind: Type::Ping, offset: 0, length: 0 };
-            return match (reply.kind, reply.check(&ping)) {
-                (Some(Type::Error), Ok(())) => self.shared.fault(slot, &text(payload)),
-                (_, Ok(())) => {}
-                (_, Err(what)) => self.nonsense(io, slot, serial, &what),
-            };
+            return self.ping_replied(io, (slot, serial), reply, payload);
         }
         // What nobody has asked for is ignored.
         let Some(place) = self.pending.find(reply.sequence) else { return };
@@ -134,6 +125,27 @@ impl Shard {
                 self.failed(io, place, slot, NO_SPACE_TEXT.to_owned());
             }
             (Stage::Change | Stage::Durable, _) => self.failed(io, place, slot, text(payload)),
+        }
+    }
+
+    fn ping_replied(
+        &mut self,
+        io: &mut Io,
+        (slot, serial): (Slot, u64),
+        reply: &Reply,
+        payload: Option<Buf>,
+    ) {
+        let now = self.now;
+        let Some(backend) = self.connected(slot, serial) else { return };
+        backend.pinged = None;
+        backend.ping_due = now + PING_INTERVAL;
+        let (target, asked) = (backend.target, backend.ping_asked);
+        self.note_ping(target, asked, reply);
+        let ping = Ask { kind: Type::Ping, offset: 0, length: 0 };
+        match (reply.kind, reply.check(&ping)) {
+            (Some(Type::Error), Ok(())) => self.shared.fault(slot, &text(payload)),
+            (_, Ok(())) => {}
+            (_, Err(what)) => self.nonsense(io, slot, serial, &what),
         }
     }
 
@@ -196,9 +208,15 @@ impl Shard {
         match outcome {
             Decided::Done => {
                 let action = pending.request.action;
-                if (pending.stage, action) == (Stage::Change, Action::Write { durable: true }) {
-                    pending.errors.clear();
-                    return self.begin_flush(io, place, Stage::Durable);
+                if pending.stage == Stage::Change && action != Action::Flush {
+                    pending.losses = self.shared.unsettled();
+                    if pending.losses.is_some() || action == (Action::Write { durable: true }) {
+                        pending.errors.clear();
+                        return self.begin_flush(io, place, Stage::Durable);
+                    }
+                }
+                if let Some(losses) = pending.losses.take() {
+                    self.shared.settle(losses);
                 }
                 let bytes = match action {
                     Action::Write { .. } => pending.request.length,

@@ -12,6 +12,8 @@ pub enum Bug {
     AcknowledgeFirst,
     /// A replica that a newer controller has is a replica lost, like any other.
     OutliveHandOver,
+    /// What replicas have that one lacks which was just lost is answered before they have flushed.
+    AnswerBeforeFlush,
     /// A reply belongs to whatever request has its place in the array by now.
     AnyUse,
     /// A reply is believed whatever it is about.

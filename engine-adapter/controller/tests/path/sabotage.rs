@@ -237,6 +237,27 @@ fn a_pause_does_not_wait_for_a_flush(bug: Option<Bug>) -> bool {
     })
 }
 
+/// Found by review: it could be gone from those that had it, after a loss of power, or not be counted there, and
+/// nothing told them from the one that lacked it.
+fn what_one_replica_lacks_is_durable_on_the_others(bug: Option<Bug>) -> bool {
+    let (good, bad) = (flushing(Duration::ZERO), that(Type::Write, |_| Do::Fail("no")));
+    on(bug, &[&good, &bad], 64, |volume| {
+        let client = volume.client();
+        let flushes = |after: usize| good.seen(Type::Flush).len() == after;
+        client.write(0, &[1; 4096]).is_ok()
+            && flushes(1)
+            // Not each time.
+            && client.write(0, &[2; 4096]).is_ok()
+            && flushes(1)
+            // Whatever it was lost for.
+            && volume.path.add(3, "r3", &bad.address(), Mode::Wo).is_ok()
+            && {
+                volume.path.set_mode(3, Mode::Err);
+                client.unmap(0, BLOCK).is_ok() && flushes(2)
+            }
+    })
+}
+
 fn a_slow_flush_is_no_fault(bug: Option<Bug>) -> bool {
     let (slow, quick) = (flushing(SHORT * 3), flushing(Duration::ZERO));
     on(bug, &[&slow, &quick], 64, |volume| {
@@ -354,9 +375,10 @@ fn who_reads_does_not_wait_for_healing(bug: Option<Bug>) -> bool {
 
 type Check = fn(Option<Bug>) -> bool;
 
-const CHECKS: [(Bug, Check); 18] = [
+const CHECKS: [(Bug, Check); 19] = [
     (Bug::AcknowledgeFirst, who_missed_a_write_is_out_when_it_is_acknowledged),
     (Bug::OutliveHandOver, what_a_newer_controller_has_is_acknowledged_by_nobody_else),
+    (Bug::AnswerBeforeFlush, what_one_replica_lacks_is_durable_on_the_others),
     (Bug::AnyUse, a_late_reply_is_nobodys),
     (Bug::TrustReplies, a_reply_is_about_what_was_asked),
     (Bug::ReadFromWo, nothing_is_read_from_one_being_rebuilt),
