@@ -44,6 +44,8 @@ pub enum Bug {
     HealUnlocked,
     /// A replica that refuses to be healed stays.
     KeepUnhealed,
+    /// A replica may call a block damaged as often as it likes, if nothing has to be healed.
+    BelieveDamage,
     /// The request that met damage is answered when that is healed.
     HealFirst,
 }

@@ -296,6 +296,22 @@ fn a_large_change_has_its_turn(bug: Option<Bug>) -> bool {
     })
 }
 
+/// Found by review: each read that reached it was two more requests, for ever.
+fn who_says_damaged_to_everything_is_out(bug: Option<Bug>) -> bool {
+    let liar = that(Type::Read, |header| {
+        let text = "rotten".to_owned();
+        let offset = header.offset.cast_unsigned();
+        let damaged = Damaged { offset, in_snapshot: false, text };
+        Do::Bytes(message(Type::Damaged, header, &damaged.encode()))
+    });
+    let good = replica();
+    on(bug, &[&liar, &good], 64, |volume| {
+        let client = volume.client();
+        let read = || client.read(0, BLOCK).is_ok();
+        (0..400).all(|_| read()) && volume.path.mode(1) == Some(Mode::Err)
+    })
+}
+
 /// One whose first block is damaged until it is healed, as this says.
 fn damaged(heal: impl Fn(&Header) -> Do + Send + Sync + 'static) -> Fake {
     let well = AtomicBool::new(false);
@@ -375,7 +391,7 @@ fn who_reads_does_not_wait_for_healing(bug: Option<Bug>) -> bool {
 
 type Check = fn(Option<Bug>) -> bool;
 
-const CHECKS: [(Bug, Check); 19] = [
+const CHECKS: [(Bug, Check); 20] = [
     (Bug::AcknowledgeFirst, who_missed_a_write_is_out_when_it_is_acknowledged),
     (Bug::OutliveHandOver, what_a_newer_controller_has_is_acknowledged_by_nobody_else),
     (Bug::AnswerBeforeFlush, what_one_replica_lacks_is_durable_on_the_others),
@@ -394,6 +410,7 @@ const CHECKS: [(Bug, Check); 19] = [
     (Bug::Starve, a_large_change_has_its_turn),
     (Bug::HealUnlocked, nobody_changes_what_is_being_healed),
     (Bug::KeepUnhealed, who_refuses_to_be_healed_is_out),
+    (Bug::BelieveDamage, who_says_damaged_to_everything_is_out),
     (Bug::HealFirst, who_reads_does_not_wait_for_healing),
 ];
 
