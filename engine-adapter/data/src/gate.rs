@@ -77,8 +77,18 @@ pub trait Wake: Send + Sync {
 
 /// A count of changes that survives the process.
 pub trait Revision: Send + Sync {
-    /// Counts one write or unmap. Called on reactors before the reply is sent: it may not block.
-    fn bump(&self);
+    /// One write or unmap has reached the store: the next commit is to say so. Whoever waits for that commit
+    /// is counted after it, but has to be in what it makes durable. Called on reactors: it may not block.
+    fn note_written(&self);
+
+    /// Counts one that was noted. Called on reactors before the reply is sent: it may not block.
+    fn count(&self);
+
+    /// Both, for one that waits for no commit.
+    fn bump(&self) {
+        self.note_written();
+        self.count();
+    }
 }
 
 /// When a write is acknowledged.
@@ -209,10 +219,19 @@ impl Active {
         self.first_change.call_once_force(|_| self.events.first_change());
     }
 
-    /// Counts a write or unmap that is about to be acknowledged.
-    pub(crate) fn bump(&self) {
+    /// A write or unmap is about to wait for a commit.
+    pub(crate) fn note_change(&self) {
         if let Some(revision) = &self.revision {
-            revision.bump();
+            revision.note_written();
+        }
+    }
+
+    /// Counts a write or unmap that is about to be acknowledged, and was noted or not.
+    pub(crate) fn count_change(&self, noted: bool) {
+        match &self.revision {
+            Some(revision) if noted => revision.count(),
+            Some(revision) => revision.bump(),
+            None => {}
         }
     }
 

@@ -14,9 +14,14 @@ use std::thread;
 impl<T: Send + 'static> Runner<T> {
     /// Ends a request once everything acknowledged so far is durable; all that ask while a commit
     /// runs share the next one.
-    pub(super) fn commit(&mut self, ticket: Ticket<T>) {
+    pub(super) fn commit(&mut self, mut ticket: Ticket<T>) {
         let number = ticket.opened();
         let Some(opened) = self.slots.opened_mut(number) else { return };
+        if ticket.request.changes() {
+            // Before the commit begins that it waits for.
+            opened.active.note_change();
+            ticket.noted = true;
+        }
         if opened.commits.add(ticket) {
             self.start_commit(number);
         }

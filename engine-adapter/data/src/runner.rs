@@ -154,7 +154,7 @@ impl<T: Send + 'static> Runner<T> {
             Some(Seen::Open(opened)) => {
                 let opened = *opened;
                 let begun = self.now();
-                self.begin(io, Ticket { whose, opened, request, begun }, payload);
+                self.begin(io, Ticket { whose, opened, request, begun, noted: false }, payload);
             }
             Some(Seen::Refused(texts)) => {
                 let texts = Arc::clone(texts);
@@ -295,7 +295,7 @@ impl<T: Send + 'static> Runner<T> {
     /// Ends a request of an open replica.
     fn end(&mut self, io: &mut Io, ticket: Ticket<T>, outcome: Outcome) {
         let took = self.now().saturating_duration_since(ticket.begun);
-        let Ticket { whose, opened, request, .. } = ticket;
+        let Ticket { whose, opened, request, noted, .. } = ticket;
         let bytes = match &outcome {
             Outcome::Done(size) => Some(u64::from(*size)),
             Outcome::Data(_, range) => Some(range.len() as u64),
@@ -312,7 +312,7 @@ impl<T: Send + 'static> Runner<T> {
             && bytes.is_some()
             && let Some(opened) = self.slots.opened(opened)
         {
-            opened.active.bump();
+            opened.active.count_change(noted);
         }
         self.ended.push(Ended { whose, request, outcome });
         self.release(io, opened);

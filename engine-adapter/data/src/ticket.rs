@@ -9,6 +9,8 @@ pub struct Ticket<T> {
     pub(super) opened: u32,
     pub(super) request: Request,
     pub(super) begun: Instant,
+    /// Whether the next commit counts it, see [`Revision::note_written`](super::gate::Revision::note_written).
+    pub(super) noted: bool,
 }
 
 impl<T> Ticket<T> {

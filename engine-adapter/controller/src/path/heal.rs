@@ -123,15 +123,19 @@ impl Shard {
 
     /// A replica has written a damaged block again, or found that it is well.
     pub(super) fn healed(&mut self, io: &mut Io, place: u32, bytes: u32) {
+        let now = self.now;
         let Some(pending) = self.pending.get_mut(place) else { return };
         pending.healed = true;
+        let begun = pending.begun;
         let Some(Patient { slot, serial, offset }) = pending.patient else { return };
-        if bytes > 0
-            && let Some(backend) = self.connected(slot, serial)
-        {
-            backend.replica.healed.fetch_add(1, Ordering::Relaxed);
-            let worth_it = backend.trust.healed();
-            log::info("path", &[("replica", &backend.replica.name), ("healed", &offset)]);
+        if let Some(backend) = self.connected(slot, serial) {
+            let worth_it = if bytes > 0 {
+                backend.replica.healed.fetch_add(1, Ordering::Relaxed);
+                log::info("path", &[("replica", &backend.replica.name), ("healed", &offset)]);
+                backend.trust.healed(now)
+            } else {
+                backend.trust.found_well(begun, now) || is(Bug::BelieveDamage)
+            };
             if !worth_it {
                 self.shared.fault_unless_last(slot, "too many of its blocks are damaged");
             }

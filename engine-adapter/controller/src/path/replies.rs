@@ -14,7 +14,7 @@ use crate::rules::{Answer, FanOut, Outcome as Decided, Slot, Slots};
 use dbs_frontend::{Action, Event, FailureKind, Outcome, Ready};
 use dbs_reactor::{Buf, Io};
 use longhorn_data::stats::add;
-use longhorn_wire::frame::{NO_SPACE_TEXT, Type};
+use longhorn_wire::frame::{HANDED_OVER_TEXT, NO_SPACE_TEXT, Type};
 
 impl Shard {
     /// Begins to receive on a connection.
@@ -66,18 +66,12 @@ impl Shard {
         payload: Option<Buf>,
     ) {
         let now = self.now;
+        if self.connected(slot, serial).is_some() && reply.kind == Some(Type::Error) {
+            self.hear_of_newer(slot, payload.as_deref().unwrap_or_default());
+        }
         let Some(backend) = self.connected(slot, serial) else { return };
         if backend.pinged == Some(reply.sequence) {
-            backend.pinged = None;
-            backend.ping_due = now + PING_INTERVAL;
-            let (target, asked) = (backend.target, backend.ping_asked);
-            self.note_ping(target, asked, reply);
-            let ping = Ask { kind: Type::Ping, offset: 0, length: 0 };
-            return match (reply.kind, reply.check(&ping)) {
-                (Some(Type::Error), Ok(())) => self.shared.fault(slot, &text(payload)),
-                (_, Ok(())) => {}
-                (_, Err(what)) => self.nonsense(io, slot, serial, &what),
-            };
+            return self.ping_replied(io, (slot, serial), reply, payload);
         }
         // What nobody has asked for is ignored.
         let Some(place) = self.pending.find(reply.sequence) else { return };
@@ -134,6 +128,36 @@ impl Shard {
         }
     }
 
+    fn ping_replied(
+        &mut self,
+        io: &mut Io,
+        (slot, serial): (Slot, u64),
+        reply: &Reply,
+        payload: Option<Buf>,
+    ) {
+        let now = self.now;
+        let Some(backend) = self.connected(slot, serial) else { return };
+        backend.pinged = None;
+        backend.ping_due = now + PING_INTERVAL;
+        let (target, asked) = (backend.target, backend.ping_asked);
+        self.note_ping(target, asked, reply);
+        let ping = Ask { kind: Type::Ping, offset: 0, length: 0 };
+        match (reply.kind, reply.check(&ping)) {
+            (Some(Type::Error), Ok(())) => self.shared.fault(slot, &text(payload)),
+            (_, Ok(())) => {}
+            (_, Err(what)) => self.nonsense(io, slot, serial, &what),
+        }
+    }
+
+    /// An error may say that a newer controller has the volume. Then this one ends before it acknowledges
+    /// anything else.
+    fn hear_of_newer(&self, slot: Slot, text: &[u8]) {
+        let text = String::from_utf8_lossy(text);
+        if text.contains(HANDED_OVER_TEXT) && !is(Bug::OutliveHandOver) {
+            self.shared.give_way(slot, &text);
+        }
+    }
+
     /// A replica that says what cannot be is not believed any more, nor is the rest of what has come
     /// from it.
     fn nonsense(&mut self, io: &mut Io, slot: Slot, serial: u64, what: &str) {
@@ -184,9 +208,15 @@ impl Shard {
         match outcome {
             Decided::Done => {
                 let action = pending.request.action;
-                if (pending.stage, action) == (Stage::Change, Action::Write { durable: true }) {
-                    pending.errors.clear();
-                    return self.begin_flush(io, place, Stage::Durable);
+                if pending.stage == Stage::Change && action != Action::Flush {
+                    pending.losses = self.shared.unsettled();
+                    if pending.losses.is_some() || action == (Action::Write { durable: true }) {
+                        pending.errors.clear();
+                        return self.begin_flush(io, place, Stage::Durable);
+                    }
+                }
+                if let Some(losses) = pending.losses.take() {
+                    self.shared.settle(losses);
                 }
                 let bytes = match action {
                     Action::Write { .. } => pending.request.length,

@@ -5,6 +5,10 @@
 dbs_core::planted_bugs! {
     /// A change is acknowledged before the replicas that missed it are `ERR`.
     AcknowledgeFirst,
+    /// A replica that a newer controller has is a replica lost, like any other.
+    OutliveHandOver,
+    /// What replicas have that one lacks which was just lost is answered before they have flushed.
+    AnswerBeforeFlush,
     /// A reply belongs to whatever request has its place in the array by now.
     AnyUse,
     /// A reply is believed whatever it is about.
@@ -35,6 +39,8 @@ dbs_core::planted_bugs! {
     HealUnlocked,
     /// A replica that refuses to be healed stays.
     KeepUnhealed,
+    /// A replica may call a block damaged as often as it likes, if nothing has to be healed.
+    BelieveDamage,
     /// The request that met damage is answered when that is healed.
     HealFirst,
 }

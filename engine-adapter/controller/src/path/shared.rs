@@ -3,6 +3,7 @@
 use super::PathOptions;
 use super::message::Message;
 use super::replica::Replica;
+use super::sabotage::{Bug, is};
 use super::stats::Counters;
 use crate::rules::timeout::{Limits, Waits};
 use crate::rules::{
@@ -58,6 +59,10 @@ pub(super) struct Shared {
     /// The reactor, plus 1, with a request that has waited too long for its blocks: until it has locked
     /// them, nobody begins a change.
     pub starving: AtomicU64,
+    /// How often a replica has become `ERR`.
+    losses: AtomicU64,
+    /// How many of these a flush of the others has followed.
+    settled: AtomicU64,
     /// Locked while it is decided which replicas become `ERR` and until they are, so that two reactors do
     /// not make each other's last replica `ERR`.
     deciding: Mutex<()>,
@@ -82,6 +87,8 @@ impl Shared {
             preferred: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             starving: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
             deciding: Mutex::default(),
             registry: Mutex::default(),
             events,
@@ -214,7 +221,26 @@ impl Shared {
         // One that was removed has no mode, and its slot may be another's.
         let registry = lock(&self.registry);
         let is_there = registry.replicas.iter().any(|other| other.serial == replica.serial);
-        is_there && self.modes.fault(slot)
+        let new = is_there && self.modes.fault(slot);
+        if new {
+            self.losses.fetch_add(1, Ordering::SeqCst);
+        }
+        new
+    }
+
+    /// Whether the replicas that are left are to flush before another change is answered, and what
+    /// [`Shared::settle`] is to be told then. What they have more than the lost one must not be gone, nor their
+    /// count of it, when they come back after a loss of power: nothing would tell it from them.
+    #[inline]
+    pub fn unsettled(&self) -> Option<u64> {
+        let losses = self.losses.load(Ordering::SeqCst);
+        (losses != self.settled.load(Ordering::Relaxed) && !is(Bug::AnswerBeforeFlush))
+            .then_some(losses)
+    }
+
+    /// All replicas have flushed that are left after so many losses.
+    pub fn settle(&self, losses: u64) {
+        self.settled.fetch_max(losses, Ordering::SeqCst);
     }
 
     /// Makes a replica `ERR`, whatever that means for the others.
@@ -224,6 +250,21 @@ impl Shared {
         drop(deciding);
         if new {
             self.report_fault(slot, why);
+        }
+    }
+
+    /// A newer process has the store of a replica. If that is complete, a newer controller has the volume, and takes
+    /// all replicas for complete, whatever this one makes of them: all become `ERR`, so that nothing is
+    /// acknowledged any more that one of them lacks. One that is being rebuilt says nothing of the others.
+    pub fn give_way(&self, slot: Slot, why: &str) {
+        let deciding = lock(&self.deciding);
+        let modes = self.modes.now();
+        let is_complete = modes.rw.contains(slot);
+        let all = if is_complete { modes.written() } else { Slots::EMPTY };
+        let new: Vec<Slot> = all.iter().filter(|slot| self.make_err(*slot)).collect();
+        drop(deciding);
+        for other in new {
+            self.report_fault(other, why);
         }
     }
 

@@ -268,8 +268,9 @@ fn part_at_heads(replicas: &[Facts<'_>], refused: &mut [Option<String>]) {
     }
 }
 
-/// Why a volume with revision counters is not to start: a replica that is refused for its size alone has
-/// counted more than those that are left.
+/// Why a volume with revision counters is not to start: a replica that is refused for its size alone, or for the mark
+/// of a rebuild, has counted more than those that are left. A rebuild begins with a count of 0 and counts what others
+/// count, too: one that counted more was complete, and whoever was to take its mark away did not.
 #[must_use]
 pub fn ahead(
     policy: Policy,
@@ -286,7 +287,11 @@ pub fn ahead(
     };
     let left = start.refused.iter().enumerate().filter(|(_, why)| why.is_none());
     let highest = left.filter_map(|(index, _)| counts(&index)).max()?;
-    let other = |probe: &Probe| matches!(probe, Probe::Open { state, size, .. } if state.is_complete() && *size != start.size);
+    let other = |probe: &Probe| match probe {
+        Probe::Open { state: State::Rebuilding, .. } => true,
+        Probe::Open { state, size, .. } => state.is_complete() && *size != start.size,
+        Probe::Failed(_) | Probe::Unavailable(_) => false,
+    };
     let mut others = probes.iter().enumerate().filter(|(_, probe)| other(probe));
     others.find_map(|(index, _)| counts(&index).filter(|its| *its > highest).map(|_| index))
 }
@@ -442,9 +447,9 @@ mod tests {
         }
     }
 
-    /// Found by review: a stale replica of the size that was last seen beat the newest.
+    /// Found by review: a stale replica of the size that was last seen beat the newest, and one that was marked.
     #[test]
-    fn one_of_another_size_that_counted_more_is_in_the_way() {
+    fn one_that_counted_more_is_in_the_way() {
         let probes =
             [open(State::Dirty, 50), open(State::Dirty, 100), open(State::Rebuilding, 100)];
         let start = weigh(100, 50, &probes);
@@ -453,7 +458,8 @@ mod tests {
         let ahead =
             |policy, counters: [i64; 3]| ahead(policy, &probes, &counters.map(with), &start);
         assert_eq!(ahead(COUNTS, [5, 6, 1]), Some(1));
-        assert_eq!(ahead(COUNTS, [5, 5, 9]), None);
+        assert_eq!(ahead(COUNTS, [5, 5, 5]), None);
+        assert_eq!(ahead(COUNTS, [5, 5, 9]), Some(2));
         assert_eq!(ahead(Policy { upgrade: true, ..COUNTS }, [5, 6, 1]), None);
         assert_eq!(ahead(SALVAGE, [5, 6, 1]), None);
     }

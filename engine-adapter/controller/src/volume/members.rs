@@ -75,6 +75,13 @@ impl Controller {
         joined
     }
 
+    /// Takes the mark of a replica away that it lacks something. Of upstream's, only who filled it may.
+    pub(super) fn mark_complete(&self, target: &Target) -> Result<()> {
+        let info = self.call(target, Call::Get);
+        let marked = info.is_ok_and(|info| info.rebuilding && info.dbs.is_some());
+        if marked { self.mark_incomplete(target, false) } else { Ok(()) }
+    }
+
     /// Marks a replica as one that lacks something, which outlives it and this controller; or takes the mark away.
     fn mark_incomplete(&self, target: &Target, incomplete: bool) -> Result<()> {
         let marked = self.call(target, Call::SetRebuilding(incomplete)).map(drop);
@@ -194,10 +201,8 @@ impl Controller {
         self.set_mode(id, mode);
         drop(pause);
         // Whoever says so knows that it lacks nothing. As long as the mark stays, no controller starts with it.
-        if self.replica(address)?.mode == Mode::Rw
-            && self.call(&target, Call::Get).is_ok_and(|info| info.rebuilding && info.dbs.is_some())
-        {
-            self.mark_incomplete(&target, false)?;
+        if self.replica(address)?.mode == Mode::Rw {
+            self.mark_complete(&target)?;
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ use super::rules::limits::Limits;
 use super::rules::start::Policy;
 use super::rules::{Mode, Modes, ReplicaId, Slot, timeout};
 use dbs_core::{Error, Result};
+use longhorn_wire::frame::HANDED_OVER_TEXT;
 use longhorn_wire::proto::controller::Volume;
 use longhorn_wire::proto::ptypes;
 use std::collections::BTreeMap;
@@ -272,7 +273,29 @@ impl Controller {
         timeout: Option<CallTimeout>,
     ) -> Vec<Called> {
         let calls = members.iter().map(|member| (member.target.clone(), call.clone())).collect();
-        self.parts.replicas.call_all(calls, timeout)
+        let mut answers = self.parts.replicas.call_all(calls, timeout);
+        self.give_way(members, &mut answers);
+        answers
+    }
+
+    /// If a complete replica says that a newer process has its store, a newer controller has the volume, as the
+    /// data path knows it (`path::shared::Shared::give_way`): all become `ERR`, and what some have done is not
+    /// to be taken for done.
+    fn give_way(&self, members: &[Member], answers: &mut [Called]) {
+        let newer = members.iter().zip(&*answers).find_map(|(member, answer)| {
+            let error = answer.as_ref().err()?;
+            let is_complete = member.mode == Mode::Rw;
+            (is_complete && error.text.contains(HANDED_OVER_TEXT))
+                .then(|| (member.id, error.clone()))
+        });
+        let Some((first, error)) = newer else { return };
+        // That one last: as long as it is asked, nothing is acknowledged that others alone have.
+        let mut all = self.active();
+        all.sort_by_key(|member| member.id == first);
+        for member in all {
+            self.fault(member.id, Fault::Data, &error.text);
+        }
+        answers.fill(Err(error));
     }
 
     /// Logs something of this volume.

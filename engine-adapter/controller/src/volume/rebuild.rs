@@ -69,7 +69,10 @@ impl Controller {
             }
         };
         match rebuild::verify(address, member.mode) {
-            Verify::Complete => return Ok(()),
+            Verify::Complete => {
+                self.unmark(&member.target);
+                return Ok(());
+            }
             Verify::Refuse(text) => return Err(Error::invalid(text)),
             Verify::Compare => {}
         }
@@ -86,10 +89,25 @@ impl Controller {
             false => Err(Error::invalid(format!("the rebuild failed: {}", status.error))),
         };
         let verified = verified.and_then(|()| self.promote(&member, &source));
-        if let Err(error) = &verified {
-            self.fault(member.id, Fault::Rebuild, &format!("verifying its rebuild: {error}"));
+        match &verified {
+            Ok(()) => self.unmark(&member.target),
+            Err(error) => {
+                self.fault(member.id, Fault::Rebuild, &format!("verifying its rebuild: {error}"));
+            }
         }
         verified
+    }
+
+    /// Takes the mark away that a replica is being rebuilt: whoever asked for the rebuild does so as well, unless
+    /// it has ended by now, and no start would take the replica.
+    fn unmark(&self, target: &Target) {
+        if let Err(error) = self.mark_complete(target) {
+            self.log(
+                true,
+                "rebuilding-mark-stays",
+                &[("replica", &target.address), ("why", &error)],
+            );
+        }
     }
 
     /// Whether all came in that a rebuild was to bring, as far as the replica says: names of layers tell

@@ -166,12 +166,7 @@ impl Controller {
         }
         if let Some(index) = start::ahead(policy, &probes, &all, &chosen) {
             self.log_refused(candidates, &chosen);
-            let Candidate { target, info, .. } = &candidates[index];
-            return Err(StartError::Other(format!(
-                "replica {} has counted {} changes, more than the replicas whose size is {}, but its own size is \
-                 {}; leave out those that are older, or give its size as that of the volume",
-                target.address, info.revision_counter, chosen.size, info.size
-            )));
+            return Err(StartError::Other(in_the_way(&candidates[index], chosen.size)));
         }
         if fit(&chosen).is_empty() {
             self.log_refused(candidates, &chosen);
@@ -325,6 +320,22 @@ impl Controller {
         let frontend = self.state().frontend.clone();
         frontend.map_or(Ok(()), |frontend| frontend.stop())
     }
+}
+
+/// Why a volume does not start without a replica that counted more than the others.
+fn in_the_way(Candidate { target, info, .. }: &Candidate, size: u64) -> String {
+    let (address, counted) = (&target.address, info.revision_counter);
+    if info.rebuilding {
+        return format!(
+            "replica {address} has counted {counted} changes, more than the others, but is marked as being rebuilt; \
+             start with it alone if it was complete, or leave it out"
+        );
+    }
+    format!(
+        "replica {address} has counted {counted} changes, more than the replicas whose size is {size}, but its own \
+         size is {}; leave out those that are older, or give its size as that of the volume",
+        info.size
+    )
 }
 
 pub(super) fn must_be_closed(info: &ptypes::Replica) -> std::result::Result<(), String> {

@@ -2,6 +2,7 @@
 
 use crate::data_support::{Replica, eventually, pattern};
 use crate::fake::{Do, Fake, done, message};
+use crate::sabotage::HANDED_OVER;
 use crate::support::{
     Load, SHORT, SIZE, Volume, address, content, options, refused, replicas, short_timeouts,
 };
@@ -28,6 +29,40 @@ fn an_idle_replica_that_does_not_answer_pings_is_given_up() {
     dead.behave(|header| if is(header, Type::Ping) { Do::Silence } else { Do::Serve });
     assert_eq!(volume.faulted(1), "ping timeout");
     assert_eq!(volume.mode(2), Mode::Rw);
+}
+
+/// Found by review: see `sabotage.rs`. Whatever is asked first finds it, and a ping does if nothing is.
+#[test]
+fn a_replica_that_a_newer_controller_has_is_the_end_of_all() {
+    for kind in [Type::Read, Type::Write, Type::Unmap, Type::Ping] {
+        let volume = Volume::new(options(2));
+        let (gone, good) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+        volume.add(1, &gone.address(), Mode::Rw);
+        volume.add(2, &good.address(), Mode::Rw);
+        let client = volume.client(1);
+        client.write(0, &[1; 4096]).unwrap();
+        gone.behave(move |header| if is(header, kind) { Do::Fail(HANDED_OVER) } else { Do::Serve });
+        match kind {
+            // Every other one is asked of this replica.
+            Type::Read => drop((0..4).map(|_| client.read(0, 4096)).find(Result::is_err).unwrap()),
+            Type::Write => drop(refused(client.write(0, &[2; 4096]))),
+            Type::Unmap => drop(refused(client.unmap(0, 4096))),
+            _ => {}
+        }
+        for id in [1, 2] {
+            assert_eq!(volume.faulted(id), HANDED_OVER, "{kind:?}");
+        }
+        assert_eq!(refused(client.write(0, &[3; 4096])), "no backend available");
+    }
+    // One that is being rebuilt is not what a newer controller begins with.
+    let volume = Volume::new(options(1));
+    let (good, rebuilt) = (Fake::new(SIZE as usize), Fake::new(SIZE as usize));
+    volume.add(1, &good.address(), Mode::Rw);
+    volume.add(2, &rebuilt.address(), Mode::Wo);
+    rebuilt
+        .behave(|header| if is(header, Type::Write) { Do::Fail(HANDED_OVER) } else { Do::Serve });
+    volume.client(1).write(0, &[1; 4096]).unwrap();
+    assert_eq!((volume.mode(1), volume.mode(2)), (Mode::Rw, Mode::Err));
 }
 
 #[test]

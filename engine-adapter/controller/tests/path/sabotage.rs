@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 const SIZE: usize = 1 << 20;
 const BLOCK: u32 = 4096;
+/// What a replica says whose store is with a newer process.
+pub const HANDED_OVER: &str = "the replica `/data/v` was handed over to a newer process";
 /// Silence after which replicas are given up here.
 const SHORT: Duration = Duration::from_secs(1);
 /// What has not happened after this does not happen.
@@ -93,6 +95,17 @@ fn who_missed_a_write_is_out_when_it_is_acknowledged(bug: Option<Bug>) -> bool {
     let (good, bad) = (replica(), that(Type::Write, |_| Do::Fail("no")));
     on(bug, &[&good, &bad], 64, |volume| {
         volume.client().write(0, &[1; 4096]).is_ok() && volume.path.mode(2) == Some(Mode::Err)
+    })
+}
+
+/// Found by review: the older controller went on with the replicas that the newer one had not used yet, which
+/// reads from the other ones.
+fn what_a_newer_controller_has_is_acknowledged_by_nobody_else(bug: Option<Bug>) -> bool {
+    let (good, gone) = (replica(), that(Type::Write, |_| Do::Fail(HANDED_OVER)));
+    on(bug, &[&good, &gone], 64, |volume| {
+        let client = volume.client();
+        let refused = client.write(0, &[1; 4096]).is_err() && client.read(0, BLOCK).is_err();
+        refused && [1, 2].iter().all(|id| volume.path.mode(*id) == Some(Mode::Err))
     })
 }
 
@@ -224,6 +237,27 @@ fn a_pause_does_not_wait_for_a_flush(bug: Option<Bug>) -> bool {
     })
 }
 
+/// Found by review: it could be gone from those that had it, after a loss of power, or not be counted there, and
+/// nothing told them from the one that lacked it.
+fn what_one_replica_lacks_is_durable_on_the_others(bug: Option<Bug>) -> bool {
+    let (good, bad) = (flushing(Duration::ZERO), that(Type::Write, |_| Do::Fail("no")));
+    on(bug, &[&good, &bad], 64, |volume| {
+        let client = volume.client();
+        let flushes = |after: usize| good.seen(Type::Flush).len() == after;
+        client.write(0, &[1; 4096]).is_ok()
+            && flushes(1)
+            // Not each time.
+            && client.write(0, &[2; 4096]).is_ok()
+            && flushes(1)
+            // Whatever it was lost for.
+            && volume.path.add(3, "r3", &bad.address(), Mode::Wo).is_ok()
+            && {
+                volume.path.set_mode(3, Mode::Err);
+                client.unmap(0, BLOCK).is_ok() && flushes(2)
+            }
+    })
+}
+
 fn a_slow_flush_is_no_fault(bug: Option<Bug>) -> bool {
     let (slow, quick) = (flushing(SHORT * 3), flushing(Duration::ZERO));
     on(bug, &[&slow, &quick], 64, |volume| {
@@ -259,6 +293,22 @@ fn a_large_change_has_its_turn(bug: Option<Bug>) -> bool {
             ended.store(true, Ordering::SeqCst);
             large.is_ok()
         })
+    })
+}
+
+/// Found by review: each read that reached it was two more requests, for ever.
+fn who_says_damaged_to_everything_is_out(bug: Option<Bug>) -> bool {
+    let liar = that(Type::Read, |header| {
+        let text = "rotten".to_owned();
+        let offset = header.offset.cast_unsigned();
+        let damaged = Damaged { offset, in_snapshot: false, text };
+        Do::Bytes(message(Type::Damaged, header, &damaged.encode()))
+    });
+    let good = replica();
+    on(bug, &[&liar, &good], 64, |volume| {
+        let client = volume.client();
+        let read = || client.read(0, BLOCK).is_ok();
+        (0..400).all(|_| read()) && volume.path.mode(1) == Some(Mode::Err)
     })
 }
 
@@ -341,8 +391,10 @@ fn who_reads_does_not_wait_for_healing(bug: Option<Bug>) -> bool {
 
 type Check = fn(Option<Bug>) -> bool;
 
-const CHECKS: [(Bug, Check); 17] = [
+const CHECKS: [(Bug, Check); 20] = [
     (Bug::AcknowledgeFirst, who_missed_a_write_is_out_when_it_is_acknowledged),
+    (Bug::OutliveHandOver, what_a_newer_controller_has_is_acknowledged_by_nobody_else),
+    (Bug::AnswerBeforeFlush, what_one_replica_lacks_is_durable_on_the_others),
     (Bug::AnyUse, a_late_reply_is_nobodys),
     (Bug::TrustReplies, a_reply_is_about_what_was_asked),
     (Bug::ReadFromWo, nothing_is_read_from_one_being_rebuilt),
@@ -358,6 +410,7 @@ const CHECKS: [(Bug, Check); 17] = [
     (Bug::Starve, a_large_change_has_its_turn),
     (Bug::HealUnlocked, nobody_changes_what_is_being_healed),
     (Bug::KeepUnhealed, who_refuses_to_be_healed_is_out),
+    (Bug::BelieveDamage, who_says_damaged_to_everything_is_out),
     (Bug::HealFirst, who_reads_does_not_wait_for_healing),
 ];
 

@@ -113,6 +113,30 @@ fn a_revert_that_fails_everywhere_leaves_no_replica_and_says_why() {
     nothing_violated(&sim);
 }
 
+/// Found by review: the snapshot was taken for done, and writes went on, on replicas that the newer controller had not
+/// used yet.
+#[test]
+fn a_controller_ends_when_a_newer_one_has_a_replica() {
+    type Change = fn(&Controller) -> bool;
+    let changes: [Change; 3] = [
+        |controller| snapshot(controller, "two").is_ok(),
+        |controller| controller.revert("one").is_ok(),
+        |controller| {
+            controller.begin_expansion(2 * SIZE).unwrap();
+            controller.run_expansion(2 * SIZE);
+            controller.volume().last_expansion_error.is_empty()
+        },
+    ];
+    for change in changes {
+        let (sim, controller) = volume(2, 2);
+        snapshot(&controller, "one").unwrap();
+        sim.world().replicas[0].handed_over = true;
+        assert!(!change(&controller));
+        assert_eq!(modes(&controller), [Mode::Err; 2]);
+        assert_eq!(sim.world().path.complete().count(), 0);
+    }
+}
+
 /// The machine of the controller ends: replicas are closed, and another controller takes them.
 fn begin_again(sim: &Arc<Sim>, replicas: usize, counters: bool) -> Arc<Controller> {
     {
@@ -300,6 +324,52 @@ fn a_replica_is_made_complete_between_two_writes() {
     assert_eq!(modes(&controller), [Mode::Rw, Mode::Rw]);
     assert!(!sim.world().replicas[1].rebuilding);
     nothing_violated(&sim);
+}
+
+/// A volume with revision counters, of the first of two replicas; the other one is filled, and complete.
+fn rebuilt() -> (Arc<Sim>, Arc<Controller>) {
+    let (sim, _) = volume(2, 0);
+    sim.world().replicas.iter_mut().for_each(|replica| replica.counter_disabled = false);
+    let controller = controller(&sim, true, false);
+    controller.start(&[address(0)], SIZE, SIZE).unwrap();
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    controller.prepare_rebuild(&address(1), "").unwrap();
+    sim.world().replicas[1].filled = true;
+    controller.verify_rebuild(&address(1), "").unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw; 2]);
+    (sim, controller)
+}
+
+/// Found by review: only the caller took the mark away, and may have ended before.
+#[test]
+fn a_rebuilt_replica_is_complete_at_the_next_start() {
+    let (sim, _) = rebuilt();
+    assert!(!sim.world().replicas[1].rebuilding);
+    assert_eq!(modes(&begin_again(&sim, 2, true)), [Mode::Rw; 2]);
+    nothing_violated(&sim);
+}
+
+/// Found by review: where the mark stayed, a stale replica was the only fit one, and became the volume.
+#[test]
+fn a_marked_replica_that_counted_more_keeps_a_volume_from_starting() {
+    let (sim, _) = rebuilt();
+    {
+        let mut world = sim.world();
+        world.replicas[1].rebuilding = true;
+        world.replicas[1].counter += 1;
+        world.path = crate::path::Path::after(&world.path);
+        world.replicas.iter_mut().for_each(Replica::reset);
+    }
+    let addresses = [address(0), address(1)];
+    let controller = controller(&sim, true, false);
+    let error = controller.start(&addresses, SIZE, SIZE).unwrap_err();
+    assert!(error.to_string().contains("marked as being rebuilt"), "{error}");
+    // The way out: alone it is complete.
+    controller.start(&addresses[1..], SIZE, SIZE).unwrap();
+    assert_eq!(modes(&controller), [Mode::Rw]);
+    controller.shutdown().unwrap();
+    controller.start(&addresses, SIZE, SIZE).unwrap();
+    assert_eq!(modes(&controller), [Mode::Err, Mode::Rw]);
 }
 
 /// A block device whose kernel cannot change its size in use, unless it can.

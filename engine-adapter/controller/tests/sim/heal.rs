@@ -6,6 +6,7 @@ use longhorn_controller::rules::sabotage::{Bug, is};
 use longhorn_controller::rules::widen::BLOCK;
 use longhorn_controller::rules::{Read, ReplicaId, Slot, Slots};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Numbers of healings, apart from those of the user's requests.
 pub const HEALINGS: u64 = 1 << 40;
@@ -139,8 +140,9 @@ impl World {
                 }
             }
             (Phase::Healing, Reply::Healed(had_to_be)) => {
+                let now = Duration::from_micros(self.now);
                 let peer = self.path.peers.get_mut(&from.index());
-                if had_to_be && peer.is_some_and(|peer| !peer.trust.healed()) {
+                if had_to_be && peer.is_some_and(|peer| !peer.trust.healed(now)) {
                     self.blemish(slot);
                     self.fault_unless_last(slot, "too many of its blocks are damaged");
                 }

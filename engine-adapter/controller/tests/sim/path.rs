@@ -436,6 +436,9 @@ impl World {
             }
             self.fault(verdict.faulted, "a change failed");
         }
+        if verdict.outcome != Outcome::Done {
+            self.taint_lost();
+        }
         self.end(id, verdict.outcome, &[], true);
     }
 
@@ -444,6 +447,17 @@ impl World {
         for slot in slots.iter() {
             if let Some(peer) = self.path.peers.get(&slot.index()) {
                 self.replicas[peer.replica].blemished = true;
+            }
+        }
+    }
+
+    /// A change that nobody has acknowledged may be in replicas that are lost, and not in those that are left: they count
+    /// as much then as who has later ones. A count says how many changes there were, not which.
+    fn taint_lost(&mut self) {
+        let rw = self.path.modes.now().rw;
+        for (index, peer) in &self.path.peers {
+            if Slot::new(*index).is_some_and(|slot| !rw.contains(slot)) {
+                self.replicas[peer.replica].tainted = true;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use longhorn_controller::volume::Call;
 use longhorn_wire::control::expansion::ExpandCode;
+use longhorn_wire::frame::HANDED_OVER_TEXT;
 use longhorn_wire::proto::ptypes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,6 +102,8 @@ pub struct Replica {
     pub syncing: bool,
     /// Requests that are to fail.
     pub failing: u32,
+    /// A newer process has its store.
+    pub handed_over: bool,
     /// Calls that are to fail; odd ones do what they are asked before.
     pub failing_calls: u32,
     // For the referee.
@@ -310,6 +313,9 @@ impl Replica {
 
     /// Does what a call asks. What a stock replica may refuse, it refuses.
     pub fn call(&mut self, call: &Call, now: u64) -> Result<ptypes::Replica, String> {
+        if self.handed_over {
+            return Err(format!("the replica `/data` {HANDED_OVER_TEXT}"));
+        }
         let fails = self.failing_calls > 0 && !matches!(call, Call::Get | Call::Close);
         if fails {
             self.failing_calls -= 1;

@@ -66,7 +66,9 @@ impl ActiveEvents for Events {
 }
 
 impl Revision for Events {
-    fn bump(&self) {
+    fn note_written(&self) {}
+
+    fn count(&self) {
         self.revision.fetch_add(1, Ordering::SeqCst);
     }
 }

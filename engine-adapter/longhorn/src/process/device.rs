@@ -228,6 +228,11 @@ impl DeviceVolume {
             self.end_older(&record, offer)?;
         }
         wait_until_left(&mut control, &record)?;
+        if offer.upgrade {
+            // The first request to each replica takes its store over from the older process, and may wait for what that is
+            // at. A flush may wait as long as that; a read of the device's users would cost the replica.
+            self.path.flush();
+        }
         match self.ledger.take_over(record.mark, offer.upgrade) {
             Ok(()) => Ok(Some(record)),
             Err(error) if error.kind() != ErrorKind::Busy => Err(error),

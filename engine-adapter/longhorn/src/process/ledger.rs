@@ -112,6 +112,19 @@ impl Ledger {
         state.names.insert(replica, Name { address, identity, generation, later });
     }
 
+    /// The address of a complete replica whose directory a newer process has that says this: to open the newer one
+    /// would take the store from it, as a newer controller does, and end this one. A copy of a directory is told from it
+    /// by its generation, once one of both has changed.
+    pub fn newer_of(&self, hello: Option<Hello>) -> Option<String> {
+        let Hello { identity, generations, .. } = hello?;
+        let number = u128::from_be_bytes(identity?);
+        let (identity, now) = (format!("{IDENTITY}{number:032x}"), generations?.now);
+        let state = lock(&self.state);
+        let same =
+            |name: &&Name| name.identity.as_ref() == Some(&identity) && name.later.contains(&now);
+        self.complete_in(&state).find(same).map(|name| name.address.clone())
+    }
+
     /// A replica holds everything, unless the replica was removed from the list.
     pub fn complete(&self, replica: ReplicaId) {
         let mut state = lock(&self.state);
@@ -201,6 +214,14 @@ impl Ledger {
         if let Err(error) = self.remove() {
             // Its mark is no other device's.
             log::warn("ledger", &[("error", &error)]);
+        }
+    }
+
+    /// Removes a list that another controller has kept, if this one keeps none.
+    pub fn end_of_others(&self) {
+        let is_kept = lock(&self.state).mark.is_some();
+        if !is_kept {
+            self.end();
         }
     }
 

@@ -214,10 +214,7 @@ fn run_on(
     let volume = process.options.volume.clone();
     let places = process.frontends.places();
     let (ledger, frozen) = (Arc::new(Ledger::new(places.ledger(&volume))), places.frozen(&volume));
-    if !process.options.frontend.as_deref().is_some_and(may_outlive) {
-        // What is done to the volume from here on, nobody tells a device that waits for a controller.
-        ledger.end();
-    }
+    let outlives = process.options.frontend.as_deref().is_some_and(may_outlive);
     let faults = Arc::new(Faults { relay: Arc::clone(&relay), ledger: Arc::clone(&ledger) });
     let path = Path::new(process.path.clone(), process.size, faults)
         .map_err(|e| Error::io(e, "starting the data path"))?;
@@ -228,6 +225,7 @@ fn run_on(
         path: Arc::clone(&path),
         unix,
         ledger: Arc::clone(&ledger),
+        outlives,
         locals: local,
         backends: backends.clone(),
     });

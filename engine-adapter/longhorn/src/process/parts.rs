@@ -51,6 +51,8 @@ pub(super) struct Data {
     /// Where the only replica listens for data, if it is not the port after that of its gRPC.
     pub unix: Option<PathBuf>,
     pub ledger: Arc<Ledger>,
+    /// Whether the frontend may be a device that an earlier controller left.
+    pub outlives: bool,
     /// Those of this process.
     pub locals: HashMap<String, Local>,
     /// The kinds that there may be, and the files.
@@ -83,6 +85,13 @@ impl DataPath for Data {
             None => Address::parse(address).and_then(|address| address.data()).map_err(invalid)?,
         };
         let hello = self.path.connect(replica, address, &BackendAddress::Remote(listen))?;
+        if let Some(other) = self.ledger.newer_of(hello) {
+            self.path.remove(replica);
+            let text = format!(
+                "it is a newer process of {other}, which is complete: remove that one first"
+            );
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
         // It has no mode yet: nothing that it may miss is sent before the ledger knows it.
         self.ledger.name(replica, address, hello);
         Ok(())
@@ -90,6 +99,11 @@ impl DataPath for Data {
 
     fn set_mode(&self, replica: ReplicaId, mode: Mode) -> bool {
         if mode == Mode::Rw {
+            // What is done to the volume from here on, nobody tells a device that waits for a controller. As long as
+            // no replica is open here, another controller may have the device, and need the list.
+            if !self.outlives {
+                self.ledger.end_of_others();
+            }
             // If it has failed already, that is known there.
             self.ledger.complete(replica);
         }

@@ -66,6 +66,26 @@ fn a_taken_port_costs_an_older_controller_nothing() {
     engine.stop();
 }
 
+/// Found by review: a second controller, which was refused, took the list along by which the next one takes a block
+/// device over; that removed the device instead.
+#[test]
+fn a_controller_that_is_refused_removes_no_list_of_another() {
+    let place = Place::new();
+    let (replica, address) = replica(&place, "a");
+    let list = place.path().join("longhorn/ublk-vol.replicas");
+    fs::create_dir_all(list.parent().unwrap()).unwrap();
+    fs::write(&list, "{}").unwrap();
+    let other = replica.open();
+    let mut refused = controller_with(&place, "nbd", &[&address], &[]);
+    assert_eq!(refused.wait().code(), Some(61), "{}", refused.log());
+    assert!(list.exists());
+    replica.rpc().close().unwrap();
+    drop(other);
+    let mut engine = controller_with(&place, "nbd", &[&address], &[]).ready();
+    assert!(!list.exists(), "nobody tells that device what is written now");
+    engine.stop();
+}
+
 #[test]
 fn nbd_clients_find_a_volume_over_three_replicas() {
     let place = Place::new();

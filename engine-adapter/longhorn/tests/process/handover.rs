@@ -1,6 +1,8 @@
 //! A newer process on the directory of one that serves, as a live upgrade starts it: nothing is
 //! lost, whoever of the two is killed when.
 
+use crate::PROGRAM;
+use crate::controller::{TEXT_SIZE, client, controller, modes, replica, run};
 use crate::support::*;
 use longhorn_testing::DataClient;
 use std::time::{Duration, Instant};
@@ -107,6 +109,50 @@ fn an_upgrade_can_be_rolled_back() {
     }
     old.stop();
     check(&place.start("r", &[]).open(), 5);
+}
+
+/// Found by review: the older controller went on with the replicas that the newer one had not used yet, and each of both
+/// acknowledged what the replicas of the other one lacked.
+#[test]
+fn the_older_of_two_controllers_acknowledges_nothing_more() {
+    let place = Place::new();
+    let olders = ["a", "b"].map(|name| replica(&place, name));
+    let addresses = olders.each_ref().map(|(_, address)| address.as_str());
+    let older = controller(&place, &addresses, &[]).ready();
+    let before = client(&place);
+    write(&before, 1);
+    let newers = ["a", "b"].map(|name| place.start(name, &["--disableRevCounter"]));
+    let addresses = newers.each_ref().map(|newer| format!("tcp://{}", newer.field("grpc")));
+    // They are no replicas beside the ones whose directories they have.
+    let url = format!("http://{}", older.field("grpc"));
+    let add = ["--url", &url, "--volume-name", "vol", "add-replica", &addresses[0]];
+    let sizes = ["--size", TEXT_SIZE, "--current-size", TEXT_SIZE];
+    let refused = std::process::Command::new(PROGRAM).args(add).args(sizes).output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(text.contains(&format!("newer process of {}", olders[0].1)), "{text}");
+    assert_eq!(modes(&older), ["RW", "RW"]);
+
+    let addresses = addresses.each_ref().map(String::as_str);
+    let newer = controller(&place, &addresses, &["--upgrade"]).ready();
+    let after = client(&place);
+    write(&before, 2);
+    // One of the stores is the newer one's from now on, and the older one can write to the other.
+    assert_eq!(version_of(&after.read(4096, BLOCK as u32).unwrap(), 1), Some(2));
+    let refused = before.write(0, &block(0, 3)).unwrap_err();
+    assert!(
+        refused.to_string().contains("handed over") || refused.to_string().contains("no backend")
+    );
+    assert_eq!(modes(&older), ["ERR", "ERR"]);
+    before.read(0, BLOCK as u32).unwrap_err();
+    for number in 1..BLOCKS {
+        let content = after.read(number * BLOCK as u64, BLOCK as u32).unwrap();
+        assert_eq!(version_of(&content, number), Some(2), "block {number}");
+    }
+    write(&after, 4);
+    drop(older);
+    check(&after, 4);
+    assert_eq!(run(&newer, &["snapshots", "create", "one"]).trim(), "one");
+    assert_eq!(modes(&newer), ["RW", "RW"]);
 }
 
 fn place_has(process: &Process, snapshot: &str) -> bool {

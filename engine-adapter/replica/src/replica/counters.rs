@@ -32,6 +32,8 @@ pub struct Counters {
     /// Absent until there is a volume to count for, and after it could not be written.
     file: Mutex<Option<File>>,
     revision: AtomicU64,
+    /// The same, with the changes that have reached the store and are acknowledged after a commit.
+    written: AtomicU64,
     modified_ns: AtomicU64,
     failed: AtomicBool,
     /// The session of the store, if its tail was gone at the beginning of that; 0 if it was not.
@@ -50,6 +52,7 @@ impl Counters {
             boot: boot.trim().to_owned(),
             file: Mutex::default(),
             revision: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             modified_ns: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             missing: AtomicBool::new(false),
@@ -96,7 +99,7 @@ impl Counters {
     /// # Errors
     /// `Io`, `NoSpace`.
     pub fn start(&self, revision: u64, modified_ns: u64) -> Result<()> {
-        self.revision.store(revision, Ordering::SeqCst);
+        self.put_all(revision);
         self.modified_ns.store(modified_ns, Ordering::SeqCst);
         let mut file = self.file();
         *file = None;
@@ -134,6 +137,13 @@ impl Counters {
         self.revision.load(Ordering::SeqCst)
     }
 
+    /// Changes that a commit which begins now makes durable. No more than that: a replica that claims a
+    /// change which it may lack is taken for as good as those that have it.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::SeqCst)
+    }
+
     /// When the head was last changed.
     #[must_use]
     pub fn modified_ns(&self) -> u64 {
@@ -142,8 +152,13 @@ impl Counters {
 
     /// Sets the count. Nobody may be counting meanwhile.
     pub fn set_revision(&self, revision: u64) {
-        self.revision.store(revision, Ordering::SeqCst);
+        self.put_all(revision);
         self.put(&self.file(), 0, revision);
+    }
+
+    fn put_all(&self, revision: u64) {
+        self.revision.store(revision, Ordering::SeqCst);
+        self.written.store(revision, Ordering::SeqCst);
     }
 
     /// The head has been changed. Makes the file that there was no room for, if there is now.
@@ -192,7 +207,11 @@ fn digits(mut number: u64) -> [u8; DIGITS] {
 }
 
 impl Revision for Counters {
-    fn bump(&self) {
+    fn note_written(&self) {
+        self.written.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn count(&self) {
         // The lock keeps a later count from being overwritten by an earlier one.
         let file = self.file();
         let revision = self.revision.fetch_add(1, Ordering::SeqCst) + 1;

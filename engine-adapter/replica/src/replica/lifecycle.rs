@@ -190,7 +190,7 @@ impl Replica {
     /// Makes everything durable, the revision counter with it.
     pub(super) fn commit_to(&self, store: &Store) -> Result<()> {
         if self.options.revision_counter {
-            store.stage_revision(&self.options.volume, self.counters.revision())?;
+            store.stage_revision(&self.options.volume, self.counters.written())?;
         }
         store.flush()
     }
@@ -255,19 +255,22 @@ impl Replica {
     }
 
     /// Says that the content is incomplete, or that it is complete. Said again, a rebuild begins anew: a mark
-    /// from before need not be taken away for it.
+    /// from before need not be taken away for it. That it is complete may be said again as well: the controller and
+    /// whoever asks it for a rebuild both do.
     ///
     /// # Errors
-    /// `Invalid` from another state than open, dirty or rebuilding, or than rebuilding; if `volume.meta` cannot tell of
+    /// `Invalid` from another state than open, dirty or rebuilding; if `volume.meta` cannot tell of
     /// a rebuild that is to begin; those of the store. Nothing has changed then.
     pub fn set_rebuilding(&self, rebuilding: bool) -> Result<()> {
         let _work = self.work();
         let name = self.state_name()?;
-        let allowed: &[&str] =
-            if rebuilding { &["open", "dirty", "rebuilding"] } else { &["rebuilding"] };
-        if !allowed.contains(&name.as_str()) {
-            let text = format!("cannot set rebuilding={rebuilding} from state {name}");
-            return Err(Error::invalid(text));
+        match (name.as_str(), rebuilding) {
+            ("rebuilding", _) | ("open" | "dirty", true) => {}
+            ("open" | "dirty", false) => return Ok(()),
+            _ => {
+                let text = format!("cannot set rebuilding={rebuilding} from state {name}");
+                return Err(Error::invalid(text));
+            }
         }
         if rebuilding && self.state().restoring.is_some() {
             return Err(Error::busy("a backup is being restored to the replica"));

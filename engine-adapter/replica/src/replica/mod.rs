@@ -38,6 +38,7 @@ use generation::Generation;
 use handover::Waiting;
 use incoming::Pending;
 use longhorn_data::{Access, Durability, Gate, Revision};
+use longhorn_wire::frame::HANDED_OVER_TEXT;
 use longhorn_wire::proto::ptypes;
 use longhorn_wire::{names, time};
 use meta::VolumeMeta;
@@ -464,7 +465,7 @@ impl Replica {
 
     fn surrendered(&self) -> Error {
         let dir = self.options.dir.display();
-        Error::busy(format!("the replica `{dir}` was handed over to a newer process"))
+        Error::busy(format!("the replica `{dir}` {HANDED_OVER_TEXT}"))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use dbs_frontend::Listener;
-use longhorn_data::{DataOptions, DataServer, DataService};
+use longhorn_data::{DataOptions, DataServer, DataService, Durability};
 use longhorn_testing::{ClientError, DataClient};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -88,6 +88,46 @@ fn connections_follow_the_state_and_changes_are_counted() {
     drop(client);
     bench.delete().unwrap();
     assert_eq!(refusal(data.client().ping()), "ping failure: replica state initial");
+}
+
+/// Found by review: a commit that writes waited for said how many there had been before them, and nothing said more
+/// until the next write. After a loss of power, the replica that had all was taken for one that lacked the last.
+#[test]
+fn what_survives_a_loss_of_power_is_counted_in_it() {
+    const CLIENTS: u64 = 4;
+    const WRITES: u64 = 20;
+    let bench = Bench::with(|options| options.durability = Durability::Power);
+    bench.create(&SIZE.to_string()).unwrap();
+    bench.open();
+    let data = Data::of(&bench);
+    let store = bench.store.clone().unwrap();
+    let counted = || store.volume_info("vol").unwrap().revision;
+    data.client().write(0, &[1; 4096]).unwrap();
+    assert_eq!(counted(), 1);
+    let acknowledged = AtomicU64::new(1);
+    std::thread::scope(|scope| {
+        for writer in 0..CLIENTS {
+            let client = data.client();
+            let (acknowledged, counted) = (&acknowledged, &counted);
+            scope.spawn(move || {
+                for number in 0..WRITES {
+                    // Parts of blocks go another way.
+                    let length = if number % 2 == 0 { 4096 } else { 512 };
+                    client.write((1 + writer * WRITES + number) * 4096, &vec![2; length]).unwrap();
+                    let least = acknowledged.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(counted() >= least, "{} of {least}", counted());
+                }
+            });
+        }
+    });
+    assert_eq!(data.client().unmap(0, 4096).unwrap(), 4096);
+    let all = CLIENTS * WRITES + 2;
+    assert_eq!((counted(), bench.get().revision_counter), (all, all as i64));
+    drop((data, store));
+    let dir = bench.kill();
+    lose_power(dir.path());
+    let bench = Bench::on(dir, |_| {});
+    assert_eq!(bench.open().revision_counter, all as i64);
 }
 
 #[test]

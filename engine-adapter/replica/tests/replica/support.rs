@@ -57,6 +57,19 @@ pub fn try_store(dir: &Path) -> dbs_core::Result<Store> {
     Store::open(&store_file(dir), &OpenOptions { tail, ..Default::default() })
 }
 
+/// What a loss of power takes of a directory in which no process is: another boot begins, without tails.
+pub fn lose_power(dir: &Path) {
+    let file = dir.join("volume.counters");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let boot = text.split_whitespace().nth(2).unwrap();
+    std::fs::write(&file, text.replace(boot, "00000000-0000-0000-0000-000000000000")).unwrap();
+    for file in std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()) {
+        if file.extension().is_some_and(|extension| extension == "tail") {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+}
+
 pub fn options(dir: &Path) -> ReplicaOptions {
     let mut options = ReplicaOptions::new(dir, "vol");
     options.store_file = Some(store_file(dir));

@@ -34,6 +34,9 @@ pub const NO_SPACE_TEXT: &str = "no space left on device";
 pub fn no_space(text: String) -> String {
     if text.contains(NO_SPACE_TEXT) { text } else { format!("{text}: {NO_SPACE_TEXT}") }
 }
+/// What the errors of a replica contain once a newer process of its directory has the store, as in a live
+/// upgrade: a controller knows by it that a newer one has the volume.
+pub const HANDED_OVER_TEXT: &str = "was handed over to a newer process";
 /// The error of a read beyond the end of the volume.
 pub const UNEXPECTED_EOF_TEXT: &str = "unexpected EOF";
 

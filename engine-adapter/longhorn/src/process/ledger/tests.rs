@@ -242,3 +242,37 @@ fn what_is_no_list_is_not_believed() {
         assert!(ledger(&file, &[]).check(MARK, true).is_err(), "{text}");
     }
 }
+
+#[test]
+fn a_list_that_is_kept_is_no_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ledger");
+    let ledger = Ledger::new(file.clone());
+    ledger.begin(MARK).unwrap();
+    ledger.end_of_others();
+    assert!(file.exists());
+    Ledger::new(file.clone()).end_of_others();
+    assert!(!file.exists());
+}
+
+#[test]
+fn a_newer_process_of_a_complete_replica_is_known() {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = Ledger::new(directory.path().join("ledger"));
+    let told = |byte, now| {
+        let generations = Some(Generations { now, changed: now + 1 });
+        Some(Hello { generations, ..hello(byte) })
+    };
+    ledger.name(1, A, told(1, 10));
+    assert_eq!(ledger.newer_of(told(1, 10)), None, "it is not complete");
+    ledger.complete(1);
+    for now in [10, 11] {
+        assert_eq!(ledger.newer_of(told(1, now)).as_deref(), Some(A));
+    }
+    // Another one, a copy that has changed since, one that says nothing of itself.
+    for other in [told(2, 10), told(1, 12), Some(hello(1)), None] {
+        assert_eq!(ledger.newer_of(other), None);
+    }
+    ledger.remove_replica(1);
+    assert_eq!(ledger.newer_of(told(1, 10)), None);
+}
