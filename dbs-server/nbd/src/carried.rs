@@ -15,8 +15,8 @@ use super::transmission::Client;
 use super::wire::Errno;
 use dbs_core::volume::Finish;
 use dbs_frontend::{
-    Action, Carrier, Carry, Event, FailureKind, Front, Limits, Listen, Outcome, Peers, Pieces,
-    Pool, Ready,
+    Action, Carrier, Carry, Event, FailureKind, Fate, Front, Limits, Listen, Outcome, Peers,
+    Pieces, Pool, Ready,
 };
 use dbs_reactor::{Buf, Io, Slab};
 use std::any::Any;
