@@ -2,7 +2,7 @@
 
 use crate::machine::Config;
 use crate::model::{Model, Volume};
-use crate::op::{Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
+use crate::op::{Long, Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
 use crate::step::{Fate, Step};
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ const WEIGHTS: [u32; KINDS] =
 /// Of histories about what is held and read while trees change: handles and slow reads, clones, flatten,
 /// rollback and deletion, background work, and writes that reuse what was freed at once.
 const TREES: [u32; KINDS] =
-    [6, 0, 1, 8, 10, 0, 14, 10, 0, 0, 16, 24, 40, 2, 1, 1, 1, 1, 30, 1, 2, 40, 0, 0, 1, 0, 0];
+    [6, 0, 1, 8, 10, 0, 14, 10, 0, 0, 16, 24, 40, 2, 1, 1, 1, 1, 30, 1, 2, 40, 0, 2, 2, 0, 0];
 
 /// Makes the steps of one seed's history.
 pub struct Generator {
@@ -86,11 +86,16 @@ impl Generator {
 
     /// The next step of a history that has come to `model`.
     pub fn step(&mut self, model: &Model) -> Step {
-        let op = match self.planned(model) {
-            Some(op) => op,
-            None => self.op(model),
+        let op = match model.job && self.rng.u8(0..6) == 0 {
+            true => self.go_on(),
+            false => self.planned(model).unwrap_or_else(|| self.op(model)),
         };
-        let fate = if self.rng.u8(..) < self.disturbed { self.fate() } else { Fate::Calm };
+        let fate = match &op {
+            // What cannot be merged is put off, and the history goes on.
+            Op::Work { .. } if !self.trees && self.rng.u8(0..4) == 0 => Fate::Unreadable,
+            _ if self.rng.u8(..) < self.disturbed => self.fate(),
+            _ => Fate::Calm,
+        };
         Step { op, fate, seed: self.rng.u64(..) }
     }
 
@@ -125,8 +130,9 @@ impl Generator {
             order.push(Op::CreateSnapshot { vol: clone, snap: new, labels });
         }
         order.extend_from_slice(&read[..self.rng.usize(1..3)]);
-        order.push(match self.rng.u8(0..4) {
-            0 => Op::Rollback { vol: clone, snap: new, keep_size: false },
+        order.push(match self.rng.u8(0..8) {
+            0..2 => Op::Rollback { vol: clone, snap: new, keep_size: false },
+            2 => Op::Begin { long: Long::Flatten { vol: clone } },
             _ => Op::Flatten { vol: clone, limit },
         });
         order.push(match self.rng.u8(0..3) {
@@ -156,7 +162,7 @@ impl Generator {
             28 => Fate::EioAt(n),
             29 => Fate::ReadEioAt(n),
             30 => Fate::EnospcFrom(1 + n / 4),
-            _ => Fate::Calm,
+            _ => Fate::RefusedAt(n),
         }
     }
 
@@ -186,7 +192,7 @@ impl Generator {
             7 => Op::Rollback { vol, snap, keep_size: self.rng.bool() },
             8..=9 => self.mark(vol, snap, kind == 8),
             10 => Op::Clone { vol, snap, new },
-            11 => Op::Flatten { vol, limit: self.rng.u8(0..6) },
+            11 => self.flatten(vol),
             12 => {
                 let (at, len) = self.range(model, vol);
                 Op::Write { vol, at, len, fua: self.rng.u8(0..12) == 0 }
@@ -216,7 +222,7 @@ impl Generator {
                 0 => Op::NewUuid { byte: 1 + vol },
                 extents => Op::Grow { extents },
             },
-            20 => Op::Vacuum { limit: self.rng.u8(0..10) },
+            20 => self.vacuum(),
             21 => self.hold(model, vol),
             22 => Op::SetLabels { vol, snap, labels: self.rng.u8(..) },
             23 => Op::Retire { vol, snap, on: self.rng.u8(0..6) != 0 },
@@ -235,6 +241,30 @@ impl Generator {
                 11 => Op::KillWithoutTail,
                 _ => Op::PowerLoss,
             },
+        }
+    }
+
+    fn flatten(&mut self, vol: u8) -> Op {
+        let stands = if self.trees { self.rng.u8(0..6) == 0 } else { self.rng.u8(0..3) != 0 };
+        match stands {
+            true => Op::Begin { long: Long::Flatten { vol } },
+            false => Op::Flatten { vol, limit: self.rng.u8(0..6) },
+        }
+    }
+
+    fn vacuum(&mut self) -> Op {
+        match self.rng.u8(0..20) {
+            limit @ 0..10 => Op::Vacuum { limit },
+            _ => Op::Begin { long: Long::Vacuum },
+        }
+    }
+
+    /// Something with the call that stands still.
+    fn go_on(&mut self) -> Op {
+        match self.rng.u8(0..8) {
+            0 => Op::Stop,
+            1 => Op::GoOn { steps: u8::MAX },
+            steps => Op::GoOn { steps },
         }
     }
 
@@ -426,6 +456,7 @@ mod tests {
             let mut generator = Generator::new(seed);
             let mut model = Model::default();
             for number in 1..=60 {
+                model.job = number % 3 == 0;
                 let op = generator.step(&model).op;
                 match model.apply(&op, number) {
                     Ok(()) => {
@@ -438,7 +469,7 @@ mod tests {
             }
         }
         println!("{done:?}, {refused} refused");
-        assert_eq!(done.len(), 41);
+        assert_eq!(done.len(), 44);
         assert!(done.values().all(|count| *count > 20), "{done:?}");
         assert!(refused < 300 * 60 / 3, "{refused} of {} refused", 300 * 60);
     }

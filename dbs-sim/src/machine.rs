@@ -2,14 +2,16 @@
 //! dies and comes back as told, and compares.
 
 use crate::blind;
+use crate::cover::{self, Scene};
 use crate::disk::{CrashMode, Faults, Medium, SimDisk, is_stop};
 use crate::env::{SimEnv, TailPlace};
 use crate::image;
+use crate::job::{Job, State};
 use crate::layers;
 use crate::model::Model;
-use crate::op::{Op, volume_name};
+use crate::op::{Long, Op, volume_name};
 use crate::outcomes::{End, Outcomes};
-use crate::perform::perform;
+use crate::perform::perform_beside;
 use crate::slow::SlowRead;
 use crate::step::{Fate, RESERVE_EXTENTS, Stats, Step, full};
 use crate::verify::{self, Allow, Found};
@@ -85,8 +87,11 @@ pub struct Machine {
     store: Option<Store>,
     held: BTreeMap<u32, Volume>,
     slow: Vec<SlowRead>,
+    job: Option<Job>,
     number: u32,
     hit: bool,
+    /// No step since the store was opened.
+    fresh: bool,
 }
 
 /// A machine that was killed and can be started any number of times.
@@ -124,8 +129,10 @@ impl Machine {
             store: None,
             held: BTreeMap::new(),
             slow: Vec::new(),
+            job: None,
             number: 0,
             hit: false,
+            fresh: true,
         };
         machine.open().map_err(|e| format!("first open: {e}"))?;
         if !config.tears {
@@ -180,15 +187,17 @@ impl Machine {
     }
 
     fn ordinary(&mut self, op: &Op, fate: Fate, rng: &mut fastrand::Rng) -> Result<(), String> {
-        if self.model.unpredictable(op) {
+        if self.model.unpredictable(op) || self.waits_for_job(op) {
             return Ok(());
         }
         self.end_reads_before(op)?;
+        self.count(op, fate);
         let before = self.model.clone();
         let mut after = before.clone();
         self.number += 1;
+        self.fresh = false;
         let expected = after.apply(op, self.number);
-        self.disk.arm(fate.faults());
+        self.disk.arm(fate.faults(self.store().info().metadata));
         let result = self.perform(op);
         let captures = self.disk.take_captures();
         let outcomes = match &expected {
@@ -209,6 +218,7 @@ impl Machine {
             (Err(error), _) if is_stop(error) && died => {}
             (Err(error), Err(kinds)) if kinds.contains(&error.kind()) => {}
             (Err(error), _) if fate.explains(error) && !must_go_on(op, error) => {}
+            (Err(error), Ok(())) if merges(op) && self.cannot_merge(error) => {}
             (Err(error), Ok(())) if error.kind() == ErrorKind::NoSpace => {
                 self.stats.no_space += 1;
                 full(&self.store().info(), op).map_err(|e| format!("{op:?}: {error}; {e}"))?;
@@ -217,6 +227,7 @@ impl Machine {
                 return Err(format!("{op:?} failed: {error} ({:?})", error.kind()));
             }
         }
+        self.note_job();
         for capture in captures {
             self.images_of(&capture, self.images_each, &outcomes, rng)?;
         }
@@ -229,6 +240,14 @@ impl Machine {
             volume.into_iter().for_each(|volume| slow.note(volume));
         }
         Ok(())
+    }
+
+    fn count(&self, op: &Op, fate: Fate) {
+        if cover::is_on() {
+            let (info, job) = (&self.store().info(), self.job.as_ref().map(|job| job.long));
+            let (reads, fresh, forgets) = (self.slow.len(), self.fresh, self.forgets);
+            cover::note(op, fate, &self.model, &Scene { info, job, reads, fresh, forgets });
+        }
     }
 
     fn begin_read(&mut self, vol: u8) -> Result<(), String> {
@@ -253,8 +272,11 @@ impl Machine {
             let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
             return self.end_reads(|of| of == id);
         }
-        let merges = matches!(op, Op::ClearLayer { .. } | Op::Relink { .. });
-        if merges || self.store().info().extents_free <= READS_EXTENTS {
+        // A layer is written once what a clone showed of it is read by nobody any more.
+        if merges(op)
+            || matches!(op, Op::WriteLayer { .. })
+            || self.store().info().extents_free <= READS_EXTENTS
+        {
             return self.end_reads(|_| true);
         }
         Ok(())
@@ -287,7 +309,9 @@ impl Machine {
                 let end = if rng.bool() { End::PowerLost } else { End::FlushLost };
                 return self.end(end, &outcomes, rng);
             }
-            Fate::ReadEioAt(_) | Fate::EnospcFrom(_) | Fate::RefusedAt(_) if failed.is_some() => {
+            Fate::ReadEioAt(_) | Fate::EnospcFrom(_) | Fate::RefusedAt(_) | Fate::Unreadable
+                if failed.is_some() =>
+            {
                 self.disk.arm(Faults::default());
                 outcomes.compare(self.store(), End::Killed)?;
                 if failed == Some(ErrorKind::NoSpace) {
@@ -327,6 +351,7 @@ impl Machine {
         let exact = end == End::Killed && outcomes.certain();
         let durable = matches!(end, End::PowerLost | End::FlushLost);
         verify::adopt(&mut self.model, found, durable, exact);
+        self.note_job();
     }
 
     fn fill(&mut self, vol: u8, step: &Step) -> Result<(), String> {
@@ -357,6 +382,7 @@ impl Machine {
 
     fn reopen(&mut self, rng: &mut fastrand::Rng) -> Result<(), String> {
         self.end_reads(|_| true)?;
+        self.stop_job().map_err(|e| format!("stopping what is under way: {e}"))?;
         self.held.clear();
         self.forget_handles();
         let Some(store) = self.store.take() else { return Ok(()) };
@@ -389,6 +415,8 @@ impl Machine {
         if let Some(tail) = &self.tail {
             tail.kill();
         }
+        // Nobody hears what it says.
+        let _unheard = self.stop_job();
         self.slow.clear();
         self.held.clear();
         self.forget_handles();
@@ -437,6 +465,7 @@ impl Machine {
         while self.forgets && self.settle()? {}
         self.disk.stop();
         self.tail.iter().for_each(TailPlace::kill);
+        let _unheard = self.stop_job();
         self.slow.clear();
         self.held.clear();
         self.forget_handles();
@@ -463,8 +492,9 @@ impl Machine {
     }
 
     fn forget_handles(&mut self) {
+        self.model.job = false;
         for volume in self.model.volumes.values_mut() {
-            volume.held = false;
+            (volume.held, volume.busy) = (false, false);
         }
     }
 
@@ -475,6 +505,7 @@ impl Machine {
 
     fn open_with(&mut self, tail: Option<Box<dyn TailMemory>>) -> Result<(), Error> {
         self.stats.opens += 1;
+        self.fresh = true;
         let disk: Arc<dyn Storage> = Arc::clone(&self.disk) as _;
         let env: Arc<dyn Env> = Arc::clone(&self.env) as _;
         let memory = self.forgets.then_some(0);
@@ -514,7 +545,8 @@ impl Machine {
         let after = |message| format!("after {end:?}: {message}");
         let mut outcomes = outcomes.clone();
         for model in outcomes.all_mut() {
-            model.volumes.values_mut().for_each(|volume| volume.held = false);
+            model.job = false;
+            model.volumes.values_mut().for_each(|v| (v.held, v.busy) = (false, false));
         }
         let (index, found) = outcomes.compare(self.store(), end).map_err(after)?;
         self.adopt(&outcomes, index, &found, end);
@@ -547,8 +579,59 @@ impl Machine {
         let store = self.store().clone();
         match *op {
             Op::Hold { vol } => self.toggle_handle(&store, vol),
-            _ => perform(&store, op, self.model.tag(op, self.number)),
+            Op::Begin { long } => self.begin_job(&store, long),
+            Op::GoOn { steps } => match self.job.take() {
+                Some(job) => self.keep_job(job.go_on(steps)),
+                None => Ok(()),
+            },
+            Op::Stop => self.stop_job(),
+            _ => {
+                let tag = self.model.tag(op, self.number);
+                perform_beside(&store, op, tag, self.job.is_some())
+            }
         }
+    }
+
+    fn begin_job(&mut self, store: &Store, long: Long) -> Result<(), Error> {
+        let id = match long {
+            Long::Flatten { vol } => self.model.volume_mut(vol).map_or(0, |v| v.id),
+            Long::Vacuum => 0,
+        };
+        self.keep_job(Job::begin(store, long, id))
+    }
+
+    fn keep_job(&mut self, state: State) -> Result<(), Error> {
+        match state {
+            State::Stands(job) => {
+                self.job = Some(job);
+                Ok(())
+            }
+            State::Ended(ended) => ended,
+        }
+    }
+
+    fn stop_job(&mut self) -> Result<(), Error> {
+        self.job.take().map_or(Ok(()), Job::stop)
+    }
+
+    /// The model knows of the call that stands still.
+    fn note_job(&mut self) {
+        let id = self.job.as_ref().map_or(0, |job| job.id);
+        self.model.job = self.job.is_some();
+        self.model.volumes.values_mut().for_each(|volume| volume.busy = volume.id == id);
+    }
+
+    /// Whether something is refused as what is deleted below is not merged now.
+    fn cannot_merge(&self, error: &Error) -> bool {
+        let waits = self.job.is_some() || self.store().info().snapshots_put_off > 0;
+        waits && matches!(error.kind(), ErrorKind::Busy | ErrorKind::Corrupt)
+    }
+
+    /// Whether an operation would wait for the call that stands still, or be refused for it.
+    fn waits_for_job(&self, op: &Op) -> bool {
+        let Some(job) = &self.job else { return false };
+        let long = matches!(op, Op::Flatten { .. } | Op::Vacuum { .. } | Op::Begin { .. });
+        long || (job.long == Long::Vacuum && matches!(op, Op::Grow { .. }))
     }
 
     fn toggle_handle(&mut self, store: &Store, vol: u8) -> Result<(), Error> {
@@ -583,8 +666,10 @@ impl Frozen {
             store: None,
             held: BTreeMap::new(),
             slow: Vec::new(),
+            job: None,
             number: self.number,
             hit: false,
+            fresh: true,
         };
         machine.open().map_err(|e| format!("open: {e}"))?;
         Ok(machine)
@@ -627,8 +712,10 @@ pub fn verify_image(
         store: Some(store),
         held: BTreeMap::new(),
         slow: Vec::new(),
+        job: None,
         number: u32::MAX / 2,
         hit: false,
+        fresh: true,
     };
     machine.adopt(outcomes, index, &found, End::PowerLost);
     machine.go_on(rng).map_err(|e| format!("going on after the crash: {e}"))
@@ -659,6 +746,11 @@ impl Machine {
         let outcomes = Outcomes::settled(&self.model);
         self.end(End::PowerLost, &outcomes, rng)
     }
+}
+
+/// Whether it first merges what is deleted.
+fn merges(op: &Op) -> bool {
+    matches!(op, Op::ClearLayer { .. } | Op::Relink { .. })
 }
 
 /// Whether what was refused must go on where there is no space at all.

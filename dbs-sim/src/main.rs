@@ -2,7 +2,7 @@
 
 use dbs_core::sabotage::Bug;
 use dbs_sim::bugs::{Way, find};
-use dbs_sim::{Failure, Stats, generate::Generator, runner};
+use dbs_sim::{Failure, Stats, cover, generate::Generator, runner};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const USAGE: &str = "usage: dbs-sim run --seed N [--steps N] [--images N] [--trees] [--shrink]
        dbs-sim soak --seconds N [--seed N] [--steps N] [--images N] [--trees] [--threads N]
+       dbs-sim cover --seconds N [as for soak]
        dbs-sim groups --seconds N [--seed N]
+       dbs-sim requests --seconds N [--seed N]
        dbs-sim bugs [NAME]";
 
 #[derive(Default)]
@@ -41,7 +43,14 @@ fn main() -> ExitCode {
     match (command.as_str(), arguments.seed, arguments.seconds) {
         ("run", Some(seed), None) => run(seed, &arguments),
         ("soak", _, Some(seconds)) => soak(seconds, &arguments),
+        ("cover", _, Some(seconds)) => {
+            cover::start();
+            let code = soak(seconds, &arguments);
+            println!("{}", cover::table());
+            code
+        }
         ("groups", _, Some(seconds)) => groups(seconds, arguments.seed.unwrap_or(0)),
+        ("requests", _, Some(seconds)) => requests(seconds, arguments.seed.unwrap_or(0)),
         ("bugs", None, None) => bugs(arguments.bug.as_deref()),
         _ => {
             eprintln!("{USAGE}");
@@ -175,6 +184,20 @@ fn groups(seconds: u64, first: u64) -> ExitCode {
         seed += 1;
     }
     println!("{} histories from {first} on, {images} crash images", seed - first);
+    ExitCode::SUCCESS
+}
+
+/// Histories of requests beside one another, one after the other.
+fn requests(seconds: u64, first: u64) -> ExitCode {
+    let (end, mut seed) = (Instant::now() + Duration::from_secs(seconds), first);
+    while Instant::now() < end {
+        if let Err(message) = dbs_sim::requests::run(seed) {
+            println!("seed {seed}: {message}");
+            return ExitCode::FAILURE;
+        }
+        seed += 1;
+    }
+    println!("{} histories from {first} on", seed - first);
     ExitCode::SUCCESS
 }
 

@@ -5,7 +5,7 @@
 
 use crate::content::{Block, SECTORS, Tag, Tags};
 use crate::image;
-use crate::op::{Op, labels, snapshot_name, volume_name};
+use crate::op::{Long, Op, labels, snapshot_name, volume_name};
 use crate::tree::Tree;
 use dbs_core::ErrorKind;
 use dbs_core::info::Labels;
@@ -19,6 +19,8 @@ pub struct Model {
     pub volumes: BTreeMap<String, Volume>,
     /// A power loss may leave a mix of old and new sectors in a block, not old or new blocks alone.
     pub tears: bool,
+    /// A call stands still.
+    pub job: bool,
     /// The store was given a uuid whose bytes are all this one.
     pub given: Option<u8>,
     next_id: u32,
@@ -35,6 +37,8 @@ pub struct Volume {
     pub snapshots: BTreeMap<String, Snapshot>,
     /// Somebody holds it open.
     pub held: bool,
+    /// So does a call that stands still.
+    pub busy: bool,
     /// Nothing was done to it since it was created.
     pub fresh: bool,
     /// What its layers hold, if that is known.
@@ -105,7 +109,7 @@ impl Model {
             }
             Op::DeleteVolume { vol } => {
                 let volume = self.volume_mut(vol)?;
-                if volume.held || volume.snapshots.values().any(|s| s.protected) {
+                if volume.held || volume.busy || volume.snapshots.values().any(|s| s.protected) {
                     return Err(vec![ErrorKind::Busy]);
                 }
                 self.volumes.remove(&volume_name(vol));
@@ -148,9 +152,10 @@ impl Model {
                 volume.held = !volume.held;
                 Ok(())
             }
-            Op::FlushVolume { vol } | Op::Flatten { vol, .. } | Op::Fill { vol } => {
-                self.volume_mut(vol).map(|_| ())
-            }
+            Op::FlushVolume { vol }
+            | Op::Flatten { vol, .. }
+            | Op::Begin { long: Long::Flatten { vol } }
+            | Op::Fill { vol } => self.volume_mut(vol).map(|_| ()),
             Op::NewUuid { byte } => {
                 self.given = Some(byte);
                 Ok(())
@@ -325,8 +330,8 @@ impl Model {
     fn insert(&mut self, vol: u8, head: Content, backed: bool, fresh: bool) {
         self.next_id += 1;
         let (id, snapshots) = (self.next_id, BTreeMap::new());
-        let (held, rebuilding, tree) = (false, false, None);
-        let volume = Volume { id, head, snapshots, held, rebuilding, backed, fresh, tree };
+        let (held, busy, rebuilding, tree) = (false, false, false, None);
+        let volume = Volume { id, head, snapshots, held, busy, rebuilding, backed, fresh, tree };
         self.volumes.insert(volume_name(vol), volume);
     }
 

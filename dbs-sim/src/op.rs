@@ -167,6 +167,16 @@ pub enum Op {
     Vacuum {
         limit: u8,
     },
+    /// Begins a long call that stands still after each of its steps, unless there is one.
+    Begin {
+        long: Long,
+    },
+    /// Lets it go on.
+    GoOn {
+        steps: u8,
+    },
+    /// Stops it.
+    Stop,
     /// Opens a handle and keeps it, or drops the one that is kept.
     Hold {
         vol: u8,
@@ -187,6 +197,14 @@ pub enum Op {
     KillWithoutTail,
     /// Power loss.
     PowerLoss,
+}
+
+/// A call that may take long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are what they say")]
+pub enum Long {
+    Flatten { vol: u8 },
+    Vacuum,
 }
 
 impl Op {

@@ -2,10 +2,11 @@
 
 use crate::content::{SECTOR, SECTORS, Tag, fill};
 use crate::image;
+use crate::job::{flatten, not_stopped};
 use crate::op::{Op, labels, snapshot_name, volume_name};
 use crate::rebuild::link_marks;
 use dbs_core::store::{Link, SnapshotOptions};
-use dbs_core::{Error, ErrorKind, Store};
+use dbs_core::{Error, Store};
 use std::time::Duration;
 
 /// Bytes of a block.
@@ -16,6 +17,15 @@ const BLOCK: u64 = (SECTOR * SECTORS) as u64;
 /// # Errors
 /// Those of the store.
 pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
+    perform_beside(store, op, tag, false)
+}
+
+/// As [`perform`]; with `job` beside a call that stands still and has the turn of background work, which cannot be
+/// waited for.
+///
+/// # Errors
+/// Those of the store.
+pub fn perform_beside(store: &Store, op: &Op, tag: Tag, job: bool) -> Result<(), Error> {
     match *op {
         Op::CreateVolume { vol, sectors } => {
             let (name, size) = (volume_name(vol), bytes(sectors));
@@ -30,18 +40,7 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
         Op::Clone { vol, snap, new } => {
             store.clone_volume(&volume_name(vol), &snapshot_name(snap), &volume_name(new)).map(drop)
         }
-        Op::Flatten { vol, limit } => {
-            match store.flatten(&volume_name(vol), &mut countdown(limit)) {
-                // A clone that rests on a file.
-                Err(error)
-                    if error.kind() == ErrorKind::Unsupported
-                        && store.backing(&volume_name(vol))?.is_some() =>
-                {
-                    Ok(())
-                }
-                flattened => flattened.or_else(not_stopped),
-            }
-        }
+        Op::Flatten { vol, limit } => flatten(store, vol, &mut countdown(limit)),
         Op::Write { vol, at, len, fua } => {
             let mut buf = vec![0; bytes(len) as usize];
             fill(&mut buf, u64::from(at), tag);
@@ -69,11 +68,14 @@ pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
         | Op::WriteLayer { .. }
         | Op::ZeroLayer { .. }
         | Op::ClearLayer { .. }
-        | Op::Relink { .. } => perform_on_layers(store, op, tag),
+        | Op::Relink { .. } => perform_on_layers(store, op, tag, job),
         Op::FlushVolume { vol } => store.volume(&volume_name(vol))?.flush(),
         Op::Flush => store.flush(),
         Op::Work { steps } => {
-            store.work(u64::from(steps))?;
+            if steps.is_multiple_of(16) {
+                store.retry_put_off();
+            }
+            work(store, u64::from(steps), job)?;
             store.relearn_checksums(u32::from(steps))?;
             match steps % 4 {
                 // Without memory for checksums they are written, or lost.
@@ -128,7 +130,7 @@ fn perform_on_snapshot(store: &Store, op: &Op) -> Result<(), Error> {
     }
 }
 
-fn perform_on_layers(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
+fn perform_on_layers(store: &Store, op: &Op, tag: Tag, job: bool) -> Result<(), Error> {
     let layer = |vol, snap| store.layer(&volume_name(vol), Some(&snapshot_name(snap)));
     let range = |start: u8, count: u8| (u64::from(start) * BLOCK, u64::from(count) * BLOCK);
     match *op {
@@ -149,12 +151,12 @@ fn perform_on_layers(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
             layer(vol, snap)?.zero(offset, length)
         }
         Op::ClearLayer { vol, snap, start, count } => {
-            finish_work(store)?;
+            finish_work(store, job)?;
             let (offset, length) = range(start, count);
             layer(vol, snap)?.clear(offset, length)
         }
         Op::Relink { vol, ref links, head, marks } => {
-            finish_work(store)?;
+            finish_work(store, job)?;
             let links: Vec<_> = links
                 .iter()
                 .map(|(snap, parent)| {
@@ -171,9 +173,17 @@ fn perform_on_layers(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
 }
 
 /// Merges what is deleted, as far as that can be done.
-fn finish_work(store: &Store) -> Result<(), Error> {
-    while store.work(64)?.done > 0 {}
+fn finish_work(store: &Store, job: bool) -> Result<(), Error> {
+    while work(store, 64, job)? > 0 {}
     Ok(())
+}
+
+/// Background work, unless a call that stands still has its turn; how many steps.
+fn work(store: &Store, steps: u64, job: bool) -> Result<u64, Error> {
+    match job {
+        true => Ok(store.try_work(steps)?.map_or(0, |report| report.done)),
+        false => store.work(steps).map(|report| report.done),
+    }
 }
 
 pub(crate) fn bytes(sectors: u16) -> u64 {
@@ -186,9 +196,4 @@ fn countdown(limit: u8) -> impl FnMut(u64, u64) -> bool {
         left = left.saturating_sub(1);
         left > 0
     }
-}
-
-/// Being stopped by the progress function is what was asked for.
-fn not_stopped(error: Error) -> Result<(), Error> {
-    if error.kind() == ErrorKind::Interrupted { Ok(()) } else { Err(error) }
 }

@@ -18,13 +18,17 @@ const BLOCK: u64 = 4096;
 const EXTENT: u64 = 64 << 10;
 /// Blocks of a volume: two extents.
 const BLOCKS: u64 = 2 * EXTENT / BLOCK;
+/// Volumes that are there all the time. A third comes and goes: a clone of a snapshot of one of them.
 const VOLUMES: usize = 2;
+const CLONE: usize = VOLUMES;
 const STEPS: usize = 150;
 /// Times that the process ends on the way, about.
 const KILLS: usize = 2;
 /// Most requests on their way, and snapshots of a volume.
 const FLYING: usize = 8;
 const SNAPSHOTS: usize = 3;
+/// Most of those whose content nobody wants any more.
+const RETIRED: usize = 2;
 /// With fewer free extents somebody might wait for space, and so for reads, which are on this thread.
 const FREE_EXTENTS: u64 = 12;
 
@@ -56,7 +60,12 @@ struct Side {
     older: Vec<May>,
     /// Blocks that the head may hold itself. A write of any other leaves what is there, if it fails.
     held: [bool; BLOCKS as usize],
+    /// Blocks that it held until they became zeros, which is not durable: a power loss brings them back, and a write over
+    /// them that has failed.
+    undone: [bool; BLOCKS as usize],
     snapshots: Vec<(String, Vec<May>)>,
+    /// Snapshots whose blocks may be given up.
+    retired: Vec<String>,
 }
 
 struct Game {
@@ -128,7 +137,19 @@ impl Game {
                 (0..BLOCKS).map(|block| vec![u8::from(block * BLOCK < EXTENT)]).collect();
             let held = std::array::from_fn(|block| now[block] == [1]);
             let (kept, older) = (now.clone(), now.clone());
-            Ok::<_, String>(Side { name, handle, kept, older, now, held, snapshots: Vec::new() })
+            let (snapshots, retired) = (Vec::new(), Vec::new());
+            let undone = [false; BLOCKS as usize];
+            Ok::<_, String>(Side {
+                name,
+                handle,
+                kept,
+                older,
+                now,
+                held,
+                undone,
+                snapshots,
+                retired,
+            })
         };
         let sides = ["a", "b"].map(side).into_iter().collect::<Result<_, _>>()?;
         store.create_volume("filler", 1 << 20).map_err(told)?;
@@ -139,7 +160,7 @@ impl Game {
     }
 
     fn step(&mut self) -> Outcome {
-        let volume = self.rng.usize(..VOLUMES);
+        let volume = self.rng.usize(..self.sides.len());
         match self.rng.u8(..20) {
             0..6 => self.start_write(volume),
             6..10 => self.start_read(volume),
@@ -322,12 +343,14 @@ impl Game {
             return Err("a failed write is a success".to_owned());
         }
         let (side, at) = (&mut self.sides[volume], block as usize);
-        if let Kind::Write(byte) = kind
-            && side.held[at]
-        {
-            side.now[at].push(byte);
-            side.kept[at].push(byte);
-            side.older[at].push(byte);
+        if let Kind::Write(byte) = kind {
+            if side.held[at] {
+                side.now[at].push(byte);
+                side.kept[at].push(byte);
+            }
+            if side.held[at] || side.undone[at] {
+                side.older[at].push(byte);
+            }
         }
         let mut buf = [0; BLOCK as usize];
         if self.writes(volume, Some(block)) {
@@ -349,6 +372,9 @@ impl Game {
         }
         .map_err(told)?;
         for block in first..first + count {
+            let side = &mut self.sides[volume];
+            let held = side.held[block as usize];
+            side.undone[block as usize] |= held;
             self.wrote(volume, block, 0, true);
             self.sides[volume].held[block as usize] = false;
         }
@@ -360,6 +386,7 @@ impl Game {
         for side in &mut self.sides {
             side.kept.clone_from(&side.now);
             side.older.clone_from(&side.now);
+            side.undone = [false; BLOCKS as usize];
         }
     }
 
@@ -367,7 +394,11 @@ impl Game {
     fn command(&mut self, volume: usize) -> Outcome {
         let is_written = self.writes(volume, None);
         let any_written = self.flying.iter().any(|flying| matches!(flying.kind, Kind::Write(_)));
-        match self.rng.u8(..11) {
+        match self.rng.u8(..16) {
+            11 => self.clone_of(volume),
+            12 => self.flatten(),
+            13 | 14 => self.prune(volume),
+            15 => self.give_up(volume),
             0 if !is_written => self.snapshot(volume),
             1 if !is_written => self.rollback(volume),
             2 => self.delete_snapshot(volume),
@@ -400,8 +431,9 @@ impl Game {
     }
 
     fn snapshot(&mut self, volume: usize) -> Outcome {
+        let is_crowded = self.is_crowded();
         let side = &mut self.sides[volume];
-        if side.snapshots.len() == SNAPSHOTS || self.store.info().extents_free < FREE_EXTENTS {
+        if side.snapshots.len() == SNAPSHOTS || is_crowded {
             return Ok(());
         }
         self.named += 1;
@@ -413,7 +445,85 @@ impl Game {
         Ok(())
     }
 
+    /// Whether something new might find no place.
+    fn is_crowded(&self) -> bool {
+        let info = self.store.info();
+        info.extents_free < FREE_EXTENTS || info.snapshots + 2 > info.snapshots_max
+    }
+
+    fn clone_of(&mut self, volume: usize) -> Outcome {
+        if self.sides.len() > CLONE || self.is_crowded() {
+            return Ok(());
+        }
+        let (name, side) = ("c", &self.sides[volume]);
+        let Some((snapshot, content)) = self.rng.choice(&side.snapshots) else { return Ok(()) };
+        self.store.clone_volume(side.name, snapshot, name).map_err(told)?;
+        let handle = self.store.volume(name).map_err(told)?;
+        let [now, kept, older] = [content; 3].map(Clone::clone);
+        let ([held, undone], snapshots, retired) =
+            ([[false; BLOCKS as usize]; 2], Vec::new(), Vec::new());
+        self.sides.push(Side { name, handle, now, kept, older, held, undone, snapshots, retired });
+        self.durable();
+        Ok(())
+    }
+
+    /// Cuts the clone off, beside all but its own writes.
+    fn flatten(&mut self) -> Outcome {
+        if self.sides.len() <= CLONE || self.writes(CLONE, None) || self.is_crowded() {
+            return Ok(());
+        }
+        let mut left = self.rng.u8(1..6);
+        let mut go_on = |_, _| {
+            left -= 1;
+            left > 0
+        };
+        match self.store.flatten(self.sides[CLONE].name, &mut go_on) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => return Err(told(error)),
+            // Where nothing was left to cut off, it makes nothing durable.
+            _ => {}
+        }
+        self.sides[CLONE].held = [true; BLOCKS as usize];
+        Ok(())
+    }
+
+    /// Gives up what nobody wants of retired snapshots, beside writes that cover it or fail.
+    fn prune(&mut self, volume: usize) -> Outcome {
+        let side = &mut self.sides[volume];
+        if side.retired.len() < RETIRED && !side.snapshots.is_empty() && self.rng.bool() {
+            let at = self.rng.usize(..side.snapshots.len());
+            let (name, _) = &side.snapshots[at];
+            self.store.set_retired(side.name, name, true).map_err(told)?;
+            side.retired.push(side.snapshots.remove(at).0);
+            self.durable();
+        }
+        self.store.prune(self.sides[volume].name, 0, BLOCKS * BLOCK).map(drop).map_err(told)
+    }
+
+    /// Deletes a retired snapshot, or the clone.
+    fn give_up(&mut self, volume: usize) -> Outcome {
+        let is_used = self.flying.iter().any(|flying| flying.volume == volume);
+        let deleted = match self.sides[volume].retired.pop() {
+            Some(name) => match self.store.delete_snapshot(self.sides[volume].name, &name) {
+                Err(error) if error.kind() == ErrorKind::Busy => {
+                    self.sides[volume].retired.push(name);
+                    return Ok(());
+                }
+                deleted => deleted,
+            },
+            None if volume == CLONE && !is_used => {
+                self.sides.pop();
+                self.store.delete_volume("c")
+            }
+            None => return Ok(()),
+        };
+        self.durable();
+        deleted.map_err(told)
+    }
+
     fn rollback(&mut self, volume: usize) -> Outcome {
+        if self.is_crowded() {
+            return Ok(());
+        }
         let side = &mut self.sides[volume];
         let Some((name, content)) = self.rng.choice(&side.snapshots) else { return Ok(()) };
         self.store.rollback(side.name, name).map_err(told)?;
@@ -497,12 +607,13 @@ struct Old {
     kept: Vec<May>,
     older: Vec<May>,
     snapshots: Vec<(String, Vec<May>)>,
+    retired: Vec<String>,
 }
 
 impl From<Side> for Old {
     fn from(side: Side) -> Self {
-        let Side { name, kept, older, snapshots, .. } = side;
-        Self { name, kept, older, snapshots }
+        let Side { name, kept, older, snapshots, retired, .. } = side;
+        Self { name, kept, older, snapshots, retired }
     }
 }
 
@@ -528,7 +639,8 @@ impl Old {
         let snapshots = snapshots.collect::<Result<_, _>>()?;
         let handle = store.volume(self.name).map_err(told)?;
         let (kept, older, held) = (now.clone(), now.clone(), [true; BLOCKS as usize]);
-        Ok(Side { name: self.name, handle, now, kept, older, held, snapshots })
+        let (name, retired, undone) = (self.name, self.retired, [false; BLOCKS as usize]);
+        Ok(Side { name, handle, now, kept, older, held, undone, snapshots, retired })
     }
 }
 

@@ -197,7 +197,7 @@ impl Machine {
     /// # Errors
     /// What remains.
     pub fn drain(&mut self) -> Result<(), String> {
-        let mut ops = Vec::new();
+        let mut ops = vec![Op::Stop];
         for vol in 0..crate::op::VOLUMES {
             let Ok(volume) = self.model.volume_mut(vol) else { continue };
             if volume.held {

@@ -45,6 +45,8 @@ pub enum Fate {
     ReadEioAt(u64),
     /// The disk below is full from the n-th request for space.
     EnospcFrom(u64),
+    /// No data can be read.
+    Unreadable,
 }
 
 /// One step of a history; its seed decides all that happens by chance in it.
@@ -92,7 +94,8 @@ impl std::ops::AddAssign for Stats {
 }
 
 impl Fate {
-    pub(crate) fn faults(self) -> Faults {
+    /// The faults on a disk whose data begins there.
+    pub(crate) fn faults(self, data: u64) -> Faults {
         let mut faults = Faults::default();
         match self {
             Self::Calm => {}
@@ -102,6 +105,7 @@ impl Fate {
             Self::RefusedAt(n) => faults.refused_at = Some(n),
             Self::ReadEioAt(n) => faults.read_eio_at = Some(n),
             Self::EnospcFrom(n) => faults.enospc_from = Some(n),
+            Self::Unreadable => faults.read_eio_in = Some(data..u64::MAX),
         }
         faults
     }
@@ -109,7 +113,7 @@ impl Fate {
     /// Whether the disk was used enough for it to come true.
     pub(crate) fn was_hit(self, counts: &Counts) -> bool {
         match self {
-            Self::Calm => false,
+            Self::Calm | Self::Unreadable => false,
             Self::Images(at) => at.iter().any(|n| counts.changes >= *n),
             Self::KillAt(n) | Self::PowerLossAt(n) | Self::EioAt(n) | Self::RefusedAt(n) => {
                 counts.changes >= n
@@ -122,7 +126,7 @@ impl Fate {
     /// Whether the store may fail like this because of the fate.
     pub(crate) fn explains(self, error: &Error) -> bool {
         match self {
-            Self::EioAt(_) | Self::ReadEioAt(_) => {
+            Self::EioAt(_) | Self::ReadEioAt(_) | Self::Unreadable => {
                 matches!(error.kind(), ErrorKind::Io | ErrorKind::Poisoned)
             }
             Self::EnospcFrom(_) | Self::RefusedAt(_) => {
@@ -156,7 +160,9 @@ pub(crate) fn full(info: &StoreInfo, op: &Op) -> Result<(), String> {
             info.extents_free <= needed + RESERVE_EXTENTS
         }
         Op::ZeroLayer { .. } | Op::ClearLayer { .. } => info.extents_free <= RESERVE_EXTENTS + 1,
-        Op::Flatten { .. } | Op::ResizeVolume { .. } => info.extents_free <= RESERVE_EXTENTS + 1,
+        Op::Flatten { .. } | Op::GoOn { .. } | Op::ResizeVolume { .. } => {
+            info.extents_free <= RESERVE_EXTENTS + 1
+        }
         _ => return Err("it must always be possible".into()),
     };
     if is_full { Ok(()) } else { Err(format!("yet the store is not full: {info:?}")) }

@@ -84,9 +84,32 @@ fn rebuilding() -> Vec<Op> {
         Op::CreateSnapshot { vol, snap: 5, labels: 0 },
         Op::InsertSnapshot { vol, snap: 4, sectors: 80 },
         Op::Relink { vol, links, head: Some(0), marks: 0 },
+        Op::Flatten { vol: 1, limit: u8::MAX },
+        Op::NewUuid { byte: 3 },
         Op::Vacuum { limit: u8::MAX },
         Op::Work { steps: 100 },
         Op::Flush,
+    ]
+}
+
+/// On a clone with retired snapshots, and on what it was cloned from: each with each, itself included.
+fn cloned() -> Vec<Op> {
+    vec![
+        Op::Write { vol: 1, at: 0, len: 24, fua: true },
+        Op::Write { vol: 1, at: 130, len: 40, fua: false },
+        Op::Discard { vol: 1, at: 0, len: 256 },
+        Op::CreateSnapshot { vol: 1, snap: 5, labels: 0 },
+        Op::DeleteSnapshot { vol: 1, snap: 4 },
+        Op::DeleteSnapshot { vol: 0, snap: 1 },
+        Op::Rollback { vol: 1, snap: 0, keep_size: false },
+        Op::Rollback { vol: 0, snap: 0, keep_size: true },
+        Op::Prune { vol: 1, at: 0, len: 512 },
+        Op::Flatten { vol: 1, limit: u8::MAX },
+        Op::ResizeVolume { vol: 1, sectors: 133 },
+        Op::Work { steps: 100 },
+        Op::Vacuum { limit: u8::MAX },
+        Op::NewUuid { byte: 3 },
+        Op::Grow { extents: 2 },
     ]
 }
 
@@ -132,6 +155,8 @@ enum With {
     Nothing,
     /// Retired snapshots of volume 0.
     Retired,
+    /// Of its clone, volume 1.
+    RetiredInClone,
     /// Volume 3, which is being rebuilt.
     Rebuilding,
     /// The same, with a deleted snapshot below those that are left.
@@ -160,6 +185,12 @@ fn bench(with: With, how: How) -> Bench {
     let with = match with {
         With::Nothing => Vec::new(),
         With::Retired => vec![Op::Retire { vol: 0, snap: 2, on: true }],
+        With::RetiredInClone => vec![
+            Op::CreateSnapshot { vol: 1, snap: 4, labels: 0 },
+            Op::Write { vol: 1, at: 8, len: 20, fua: false },
+            Op::Retire { vol: 1, snap: 3, on: true },
+            Op::Retire { vol: 1, snap: 4, on: true },
+        ],
         With::Rebuilding => threshold::rebuilt().into_iter().chain([threshold::linked()]).collect(),
         With::Merging => {
             let gone = Op::DeleteSnapshot { vol: 3, snap: 0 };
@@ -193,8 +224,14 @@ fn after(model: &Model, ops: [(&Op, u32, &Answer); 2]) -> Option<Model> {
     let mut model = model.clone();
     for (op, number, answer) in ops {
         let busy = matches!(answer, Err(error) if error.kind() == dbs_core::ErrorKind::Busy);
-        if busy && matches!(op, Op::DeleteVolume { .. }) {
-            // The other call has the volume open.
+        if busy && matches!(op, Op::DeleteVolume { .. } | Op::DeleteSnapshot { .. }) {
+            // The other call has it open.
+            continue;
+        }
+        if busy
+            && matches!(op, Op::Grow { .. })
+            && ops.iter().any(|(op, ..)| matches!(op, Op::Vacuum { .. }))
+        {
             continue;
         }
         let full = matches!(answer, Err(error) if error.kind() == dbs_core::ErrorKind::NoSpace);
@@ -385,6 +422,9 @@ fn pairs(hows: &[How]) -> Vec<Pair> {
     for first in firsts() {
         pairs.extend(seconds().into_iter().map(|op| (With::Nothing, first.clone(), op)));
         pairs.push((With::Retired, first, Op::Prune { vol: 0, at: 0, len: 512 }));
+    }
+    for first in cloned() {
+        pairs.extend(cloned().into_iter().map(|op| (With::RetiredInClone, first.clone(), op)));
     }
     for first in rebuilding() {
         let seconds = rebuilding().into_iter();
