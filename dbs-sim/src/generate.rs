@@ -16,7 +16,7 @@ const WEIGHTS: [u32; KINDS] =
 /// Of histories about what is held and read while trees change: handles and slow reads, clones, flatten,
 /// rollback and deletion, background work, and writes that reuse what was freed at once.
 const TREES: [u32; KINDS] =
-    [6, 0, 1, 8, 10, 0, 14, 10, 0, 0, 16, 24, 40, 2, 1, 1, 1, 1, 30, 1, 2, 40, 0, 6, 8, 0, 0];
+    [6, 0, 1, 8, 10, 0, 14, 10, 0, 0, 16, 24, 40, 2, 1, 1, 1, 1, 30, 1, 2, 40, 0, 2, 2, 0, 0];
 
 /// Makes the steps of one seed's history.
 pub struct Generator {
@@ -130,10 +130,10 @@ impl Generator {
             order.push(Op::CreateSnapshot { vol: clone, snap: new, labels });
         }
         order.extend_from_slice(&read[..self.rng.usize(1..3)]);
-        order.push(match self.rng.u8(0..4) {
-            0 => Op::Rollback { vol: clone, snap: new, keep_size: false },
-            1 => Op::Flatten { vol: clone, limit },
-            _ => Op::Begin { long: Long::Flatten { vol: clone } },
+        order.push(match self.rng.u8(0..8) {
+            0..2 => Op::Rollback { vol: clone, snap: new, keep_size: false },
+            2 => Op::Begin { long: Long::Flatten { vol: clone } },
+            _ => Op::Flatten { vol: clone, limit },
         });
         order.push(match self.rng.u8(0..3) {
             0 => Op::DeleteVolume { vol: origin },
@@ -245,9 +245,10 @@ impl Generator {
     }
 
     fn flatten(&mut self, vol: u8) -> Op {
-        match self.rng.u8(0..3) {
-            0 => Op::Flatten { vol, limit: self.rng.u8(0..6) },
-            _ => Op::Begin { long: Long::Flatten { vol } },
+        let stands = if self.trees { self.rng.u8(0..6) == 0 } else { self.rng.u8(0..3) != 0 };
+        match stands {
+            true => Op::Begin { long: Long::Flatten { vol } },
+            false => Op::Flatten { vol, limit: self.rng.u8(0..6) },
         }
     }
 

@@ -479,8 +479,8 @@ impl Game {
         };
         match self.store.flatten(self.sides[CLONE].name, &mut go_on) {
             Err(error) if error.kind() != ErrorKind::Interrupted => return Err(told(error)),
-            Ok(()) => self.durable(),
-            Err(_) => {}
+            // Where nothing was left to cut off, it makes nothing durable.
+            _ => {}
         }
         self.sides[CLONE].held = [true; BLOCKS as usize];
         Ok(())
