@@ -222,12 +222,12 @@ impl Resize {
 /// virtual machines. The server delays requests that come faster. New limits hold at once, and are kept in
 /// the store. Flushes are not limited.
 #[derive(Debug, Args)]
-#[group(id = "limits", required = true, multiple = true, args = ["iops", "bandwidth", "burst"])]
 pub struct Set {
     /// Volume
     name: String,
     /// Most requests in a second, or `none`
     #[arg(long, value_name = "N", value_parser = spec::iops)]
+    #[arg(required_unless_present_any = ["bandwidth", "burst"])]
     iops: Option<u32>,
     /// Most bytes read and written in a second, such as 100MiB, or `none`
     #[arg(long, value_name = "SIZE", value_parser = spec::bandwidth)]

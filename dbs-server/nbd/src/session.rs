@@ -27,6 +27,10 @@ pub struct Session {
     pub(super) contexts: Vec<String>,
 }
 
+/// Bytes of a range of zeros at most that the limits of a volume are charged with: everybody who uses the volume waits
+/// until it is paid for.
+const LIMITED_ZEROES_BYTES: u64 = 32 << 20;
+
 /// A request found valid, or the reason why it is not.
 #[derive(Debug, Clone)]
 pub struct Admitted {
@@ -125,7 +129,9 @@ impl Admitted {
         match *self.operation.as_ref().ok()? {
             Operation::Read { length, .. } => Some(length),
             Operation::Write { .. } => Some(self.payload_bytes as u64),
-            Operation::Zero { length, options, .. } if options.no_hole => Some(length),
+            Operation::Zero { length, options, .. } if options.no_hole && !options.fast => {
+                Some(length.min(LIMITED_ZEROES_BYTES))
+            }
             Operation::Trim { .. } | Operation::Zero { .. } | Operation::Cache { .. } => Some(0),
             Operation::Flush | Operation::Status { .. } | Operation::StatusOf { .. } => None,
         }

@@ -2,15 +2,16 @@
 
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Error, Result};
-use dbs_frontend::ZEROES_MAX_BYTES;
 use dbs_reactor::ublk::{DEPTH_MAX, Discard, Params, feature};
 
 /// Most queues of a device.
 pub const QUEUES_MAX: u16 = 64;
 /// Bytes of one request at most: larger ones gain nothing, and all of a queue's must fit into memory.
 pub(super) const MAX_IO_BYTES: u32 = 1 << 20;
-/// Bytes given up or zeroed with one request at most, so that it does not take long.
+/// Bytes given up with one request at most, so that it does not take long.
 const MAX_DISCARD_BYTES: u64 = 1 << 30;
+/// Bytes zeroed with one request at most: what the limits of a volume are charged with at once.
+const MAX_ZEROES_BYTES: u64 = 32 << 20;
 /// What every device is made with.
 pub(super) const FLAGS: u64 = feature::USER_COPY
     | feature::USER_RECOVERY
@@ -69,8 +70,7 @@ pub(super) fn params(size: u64, read_only: bool) -> Params {
         discard: (!read_only).then_some(Discard {
             granularity: block,
             max_discard: MAX_DISCARD_BYTES,
-            // The kernel cuts longer ones: one piece is what the limits of a volume are charged with at once.
-            max_zeroes: ZEROES_MAX_BYTES.into(),
+            max_zeroes: MAX_ZEROES_BYTES,
         }),
     }
 }
