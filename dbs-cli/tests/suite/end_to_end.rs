@@ -767,6 +767,12 @@ fn a_vacuum_leaves_room_for_new_data() {
     place.dbs("check").ok("check");
 }
 
+/// The metrics that a text names.
+fn metric_names(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("dbs_"))
+}
+
 #[test]
 fn metrics_tell_of_every_volume() {
     let place = Place::with_store();
@@ -786,6 +792,16 @@ fn metrics_tell_of_every_volume() {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
             line.unwrap_or_else(|| panic!("no {name} in {text}")).trim().parse().unwrap()
         };
+        let alerts = include_str!("../../../contrib/prometheus-alerts.yaml");
+        let (alerts, _) = alerts.split_once("name: longhorn").unwrap();
+        let dashboard = include_str!("../../../contrib/grafana-dashboard.json");
+        serde_json::from_str::<Value>(dashboard).unwrap();
+        for name in metric_names(alerts).chain(metric_names(dashboard)) {
+            assert!(
+                text.contains(&format!("# TYPE {name} ")),
+                "{name} is in contrib, and not served"
+            );
+        }
         assert_eq!(value("dbs_store_snapshots "), 0);
         assert_eq!(value("dbs_store_snapshot_slots "), 1);
         assert_eq!(value("dbs_volume_size_bytes{volume=\"v\"} "), 8 << 20);

@@ -629,4 +629,10 @@ fn metrics_name_the_volume_and_its_replicas() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} in {text}");
     }
+    let alerts = include_str!("../../../../contrib/prometheus-alerts.yaml");
+    let (_, alerts) = alerts.split_once("name: longhorn").unwrap();
+    let words = alerts.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    for name in words.filter(|word| word.starts_with("dbs_")) {
+        assert!(text.contains(&format!("# TYPE {name} ")), "{name} is in contrib, and not served");
+    }
 }
