@@ -175,16 +175,29 @@ impl Transmission {
         let Some(client) = self.peers.get(number) else { return };
         let payload = ready.payload.as_ref().map_or(0, |data| data.len());
         client.known.count(ready.request.operation(), payload);
-        let Some(volume) = client.session.volume() else { return self.start(io, number, ready) };
-        let pace = volume.pace();
-        let bytes = ready.request.limited_bytes().filter(|_| !self.delayed.is_free(pace));
-        let Some(bytes) = bytes else { return self.start(io, number, ready) };
-        if let Some((_, ready)) = self.delayed.admit(io, pace, bytes, (number, ready)) {
+        let is_free = |volume: &Volume| self.delayed.is_free(volume.pace());
+        if client.session.volume().is_none_or(is_free) {
+            self.start(io, number, ready);
+        } else {
+            self.take_limited(io, number, ready);
+        }
+    }
+
+    #[cold]
+    fn take_limited(&mut self, io: &mut Io, number: u32, ready: Ready<Admitted>) {
+        let Self { peers, delayed, .. } = self;
+        let volume = peers.get(number).and_then(|client| client.session.volume());
+        let admitted = match (volume, ready.request.limited_bytes()) {
+            (Some(volume), Some(bytes)) => delayed.admit(io, volume.pace(), bytes, (number, ready)),
+            _ => Some((number, ready)),
+        };
+        if let Some((_, ready)) = admitted {
             self.start(io, number, ready);
         }
     }
 
     /// Starts a request in the best way there is for it.
+    #[inline]
     fn start(&mut self, io: &mut Io, number: u32, ready: Ready<Admitted>) {
         let Ready { request: admitted, payload } = ready;
         let Some(client) = self.peers.get(number) else { return };
