@@ -179,12 +179,13 @@ fn is_used(context: &Context, target: &Target, volume: &str) -> Result<bool> {
         && target.call(context, &Request::Info)?["read_only"] != true)
 }
 
-/// What a volume is, and how often it was written since its store was opened, where that is counted.
-fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, u64)> {
+/// What a volume is, and how often it was written and changed since its store was opened, where that is counted: a
+/// write counts as one when it begins, and as a change when it ends.
+fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, [u64; 2])> {
     let Target::Live(AnyStore::Served(_)) = target else { return None };
     let top: Top = typed(target.call(context, &Request::Top).ok()?).ok()?;
     let found = top.volumes.into_iter().find(|load| load.name == volume)?;
-    Some((found.uuid, found.io.writes))
+    Some((found.uuid, [found.io.writes, found.io.changes]))
 }
 
 /// What errors of the standard output name.
