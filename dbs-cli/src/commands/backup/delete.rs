@@ -1,6 +1,6 @@
 //! `dbs backup delete` and `dbs backup prune`.
 
-use super::create::TAKEN_FOR;
+use super::create::taken_for;
 use super::{names, open, place, place_of, url};
 use crate::confirm::confirm;
 use crate::context::{Context, typed};
@@ -299,8 +299,7 @@ fn places(context: &Context) -> Result<HashSet<String>> {
         let mut places = HashSet::new();
         for volume in typed::<Vec<VolumeInfo>>(all)? {
             let snapshots = target.access()?.snapshots(&volume.name)?;
-            let labels = snapshots.iter().filter_map(|snapshot| snapshot.labels.get(TAKEN_FOR));
-            places.extend(labels.filter_map(|label| place_of(label)));
+            places.extend(snapshots.iter().filter_map(taken_for).filter_map(place_of));
         }
         Ok(places)
     })
