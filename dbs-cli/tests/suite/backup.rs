@@ -259,15 +259,15 @@ fn only_what_this_store_backs_up_is_pruned() {
     }
     // Of snapshots for another place one is told when they are left behind.
     let other = place.path("other");
-    std::fs::create_dir(&other).unwrap();
-    let told = || {
+    let create = || {
         let mut command = place.bare();
         command.env("DBS_STORE", place.store()).env("DBS_TEST_ALONE", "1");
-        let run = run(command
-            .args(["backup", "create", "mine"])
-            .arg(format!("vfs://{}", other.display())));
-        run.ok("another place").stderr
+        run(command.args(["backup", "create", "mine"]).arg(format!("vfs://{}", other.display())))
     };
+    let failed = create().stderr;
+    assert!(failed.contains("backing up mine") && !failed.contains("taken for"), "{failed}");
+    std::fs::create_dir(&other).unwrap();
+    let told = || create().ok("another place").stderr;
     let note = told();
     assert!(note.contains(&format!("taken for backups to {url}")), "{note}");
     assert_eq!(told(), "", "once");

@@ -158,12 +158,11 @@ impl Create {
         });
         let of_here = |label: &str| place_of(label).as_ref() == Some(&place);
         let labels: Vec<_> = snapshots.iter().filter_map(taken_for).collect();
-        if let (1, Some(other)) =
-            (labels.iter().filter(|l| of_here(l)).count(), labels.iter().find(|l| !of_here(l)))
-        {
+        let is_first = created.is_ok() && labels.iter().filter(|l| of_here(l)).count() == 1;
+        if let Some(other) = labels.iter().find(|l| is_first && !of_here(l)) {
             context.note(&format!(
                 "this is the first backup of {volume} to {place}. Snapshots that were taken for backups to {other} stay, \
-                 and take space: delete them if you back up to there no more"
+                 and take space: delete them if you no longer back up to there"
             ));
         }
         for snapshot in snapshots {

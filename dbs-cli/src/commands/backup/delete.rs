@@ -95,8 +95,8 @@ pub struct Prune {
     /// there no blocks are deleted. The command fails if somebody is backing up the volume
     #[arg(long)]
     in_progress: bool,
-    /// Only volumes that this store (--store) backs up there with `dbs backup create VOLUME`: whatever others
-    /// have backed up to the same place is kept
+    /// Only volumes that this store (--store) backs up there with `dbs backup create VOLUME`; others at the
+    /// same place are kept
     #[arg(long)]
     own: bool,
     /// Show what would be kept and deleted, and delete nothing
