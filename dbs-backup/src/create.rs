@@ -307,8 +307,9 @@ impl<S: Source> Creation<'_, S> {
         if let Ok(there) = self.store.backup(&self.options.volume, &self.name) {
             let is_unsafe = facts == Some(&there) && self.lock.check().is_err();
             if there.is_in_progress() || is_unsafe {
+                let objects = &self.store.objects;
                 // If that fails, it can be deleted as any backup.
-                let _ = self.store.remove_facts(|objects| objects.remove(path));
+                let _ = objects.remove(path).and_then(|()| objects.settle());
             }
         }
         self.store.stop.store(stopped, Ordering::SeqCst);

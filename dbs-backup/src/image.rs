@@ -93,8 +93,10 @@ impl BackupStore {
         self.begin();
         names::check("backing image", image)?;
         let lock = self.lock(LOCK, Kind::Deletion)?;
-        lock.check_fresh()?;
-        self.remove_facts(|objects| objects.remove_all(&format!("{}/{image}", images())))?;
+        let (folder, mut facts) = (format!("{}/{image}", images()), Vec::new());
+        self.walk(&folder, work, &mut |path, _| facts.push(path.to_owned()))?;
+        self.remove_facts(&folder, facts, &lock, work)?;
+        self.objects.remove_empty(&folder)?;
         let others = self.images()?;
         let Some(referenced) = self.referenced(&others)? else { return Ok(()) };
         let mut garbage = Vec::new();

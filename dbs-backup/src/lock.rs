@@ -148,6 +148,11 @@ impl Lock {
         move || shared.kept().at.1 -= shared.times.expiry * 2
     }
 
+    /// Its file.
+    pub fn path(&self) -> &str {
+        &self.shared.path
+    }
+
     /// As [`Lock::check`], and waits until the lock was written a short time ago: asked before each try of a removal.
     ///
     /// Others rely on what is there once the lock is out of date, so a removal must have ended by then, also one whose

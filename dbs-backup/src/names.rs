@@ -144,7 +144,12 @@ pub(crate) fn backups(name: &str) -> String {
 
 /// The file with a backup's facts.
 pub(crate) fn backup_config(volume: &str, backup: &str) -> String {
-    format!("{}/{BACKUP_PREFIX}{backup}{CONFIG_SUFFIX}", backups(volume))
+    format!("{}/{}", backups(volume), backup_file(backup))
+}
+
+/// The name of that file.
+pub(crate) fn backup_file(backup: &str) -> String {
+    format!("{BACKUP_PREFIX}{backup}{CONFIG_SUFFIX}")
 }
 
 /// The backup whose facts are in a file of this name; others are passed over, as upstream does.

@@ -15,7 +15,6 @@
 use crate::config::BackupConfig;
 use crate::lock::{Kind, Lock};
 use crate::names::{self, BlockName, TEMPORARY};
-use crate::objects::Objects;
 use crate::pool::{self, Work};
 use crate::store::BackupStore;
 use dbs_core::{Error, ErrorKind, Result};
@@ -82,22 +81,19 @@ impl BackupStore {
         lock: &Lock,
         work: &mut Work<'_>,
     ) -> Result<Removed> {
-        let paths: Vec<_> =
-            backups.iter().map(|backup| names::backup_config(volume, backup)).collect();
+        let facts = || backups.iter().map(|backup| names::backup_file(backup)).collect();
         let mut config = match self.volume(volume) {
             Ok(config) => config,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
                 // Nobody can restore them.
-                paths
-                    .iter()
-                    .try_for_each(|path| self.objects.remove_if(path, &|| lock.check_fresh()))?;
+                self.remove_facts(&names::backups(volume), facts(), lock, work)?;
                 return Err(error.context("cannot find volume in backupstore"));
             }
             Err(error) => return Err(error),
         };
         let mut found = true;
-        for path in &paths {
-            found &= self.objects.stat(path)?.is_some();
+        for backup in backups {
+            found &= self.objects.stat(&names::backup_config(volume, backup))?.is_some();
         }
         let others = self.others(volume, backups)?;
         if backups.contains(&config.last_backup_name.as_str()) {
@@ -106,9 +102,7 @@ impl BackupStore {
                 last.map(|(_, at, name)| (at, name)).unwrap_or_default();
             self.save_volume(&config)?;
         }
-        self.remove_facts(|objects| {
-            paths.iter().try_for_each(|path| objects.remove_if(path, &|| lock.check_fresh()))
-        })?;
+        self.remove_facts(&names::backups(volume), facts(), lock, work)?;
         let mut removed = self.collect(volume, &others, lock, work)?;
         removed.found = found;
         if removed.kept.is_none() {
@@ -131,33 +125,36 @@ impl BackupStore {
             return Ok(());
         }
         let lock = self.lock(volume, Kind::Deletion)?;
-        // Facts before blocks, durably, and the lock last.
         let before = self.backups(volume)?;
         let is_new = || self.has_new(volume, &before);
-        for (folder, is_new) in [
-            (names::backups(volume), &(|| Ok(false)) as IsNew<'_>),
-            (names::blocks(volume), &is_new),
-        ] {
+        // Facts before blocks, durably, and then the rest.
+        for part in [names::backups(volume), names::blocks(volume), folder.clone()] {
             let mut all = Vec::new();
-            self.walk(&folder, work, &mut |path, _| all.push(path.to_owned()))?;
+            self.walk(&part, work, &mut |path, _| {
+                if format!("{part}/{path}") != lock.path() {
+                    all.push(path.to_owned());
+                }
+            })?;
             if is_new()? {
                 return Err(begun());
             }
-            self.sweep(&folder, all, &lock, work, is_new)?;
+            self.sweep(&part, all, &lock, work, &is_new)?;
             self.objects.settle()?;
         }
-        self.objects.remove_if(&names::volume_config(volume), &|| lock.check_fresh())?;
-        lock.check_fresh()?;
-        self.objects.remove_all(&names::locks(volume))?;
-        self.objects.remove_all(&folder)
+        // Whoever begins a backup from here on finds nothing that is still to go.
+        self.objects.remove(lock.path())?;
+        self.objects.remove_empty(&folder)
     }
 
     /// Removes facts, durably: a power loss must not bring them back without their blocks.
     pub(crate) fn remove_facts(
         &self,
-        remove: impl FnOnce(&dyn Objects) -> Result<()>,
+        folder: &str,
+        files: Vec<String>,
+        lock: &Lock,
+        work: &mut Work<'_>,
     ) -> Result<()> {
-        remove(&*self.objects)?;
+        self.sweep(folder, files, lock, work, &|| Ok(false))?;
         self.objects.settle()
     }
 
@@ -202,12 +199,9 @@ impl BackupStore {
             None if path.contains(TEMPORARY) => garbage.push(path.to_owned()),
             None => {}
         })?;
-        for file in self.objects.list(&names::backups(volume))? {
-            if file.contains(TEMPORARY) {
-                let path = format!("{}/{file}", names::backups(volume));
-                self.objects.remove_if(&path, &|| lock.check_fresh())?;
-            }
-        }
+        let mut left = self.objects.list(&names::backups(volume))?;
+        left.retain(|file| file.contains(TEMPORARY));
+        self.sweep(&names::backups(volume), left, lock, work, &|| Ok(false))?;
         let is_new = || self.has_new(volume, &others.names);
         // Whoever took the lock for one out of date has begun a backup by now.
         if is_new()? {
@@ -290,8 +284,8 @@ impl Others {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::Directory;
     use crate::objects::hooked::Hooked;
+    use crate::objects::{Directory, Objects};
     use crate::url::Url;
     use crate::{CreateOptions, Created, Source};
     use std::ops::Range;
@@ -393,6 +387,29 @@ mod tests {
         let error = deleting.remove_locked(VOLUME, &["backup-1"], &lock, &mut work).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
         assert_eq!(bad(&other, "backup-2"), 0);
+    }
+
+    /// Found by review: what had begun when the lock was gone was removed with what was left of the volume.
+    #[test]
+    fn a_backup_that_begins_when_the_lock_is_gone_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let inner: Arc<dyn Objects> = Arc::new(Directory::open(root.path()).unwrap());
+        let other = store(Arc::clone(&inner));
+        create(&other, "backup-1", &[1, 2, 3]).unwrap();
+        // As upstream can leave it.
+        std::fs::create_dir(root.path().join(names::blocks(VOLUME)).join("empty")).unwrap();
+        let beside = store(Arc::clone(&inner));
+        let remove = move |path: &str| {
+            if path == names::volume(VOLUME) {
+                create(&beside, "backup-2", &[1, 2, 3]).unwrap();
+            }
+            false
+        };
+        let hooked = Hooked { remove: Box::new(remove), ..Hooked::on(inner) };
+        store(Arc::new(hooked)).remove_volume(VOLUME, &mut Work::new(&mut |_, _| true)).unwrap();
+        assert_eq!((bad(&other, "backup-2"), other.backups(VOLUME).unwrap().len()), (0, 1));
+        other.remove_volume(VOLUME, &mut Work::new(&mut |_, _| true)).unwrap();
+        assert_eq!(other.volumes().unwrap(), [""; 0]);
     }
 
     /// Found by review: upstream, whose clock is ahead, begins a backup although the lock is good.

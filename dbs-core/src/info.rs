@@ -286,6 +286,10 @@ pub struct VolumeIo {
     /// Nanoseconds of these delays, together.
     #[serde(default)]
     pub delayed_ns: u64,
+    /// Goes up with each change of the content, also by zeros, discards and rollbacks: with a write when it has ended,
+    /// perhaps by more than one.
+    #[serde(default)]
+    pub changes: u64,
 }
 
 /// A snapshot.

@@ -194,7 +194,7 @@ impl Azure {
 
 impl Service for Azure {
     fn call(&self, call: &Call<'_>) -> Result<Option<Answer>> {
-        let make = || (call.allowed)().and_then(|()| self.request(call));
+        let make = || self.request(call).and_then(|request| (call.allowed)().map(|()| request));
         self.http.call(call.limit, make, |answer| self.judge(call, answer))
     }
 

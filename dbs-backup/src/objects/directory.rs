@@ -204,6 +204,13 @@ impl Objects for Directory {
         Ok(())
     }
 
+    fn remove_empty(&self, folder: &str) -> Result<()> {
+        let path = self.at(folder);
+        remove_empty(&path, DEPTH);
+        self.prune(&path);
+        Ok(())
+    }
+
     /// Upstream does not sync its files, and a program that was killed may not have come to it.
     fn settle(&self) -> Result<()> {
         // The folder can be on another file system than the one it is in.
@@ -215,6 +222,16 @@ impl Objects for Directory {
         let folder = opened.map_err(|e| failed(e, "opening", &base))?;
         sync_all(&folder, &base).map_err(|e| failed(e, "syncing", &base))
     }
+}
+
+/// Removes folders in which nothing is; that one stays is no harm.
+fn remove_empty(folder: &Path, depth: usize) {
+    for (name, is_folder) in entries(folder).unwrap_or_default() {
+        if is_folder && depth > 0 {
+            remove_empty(&folder.join(name), depth - 1);
+        }
+    }
+    let _ = fs::remove_dir(folder);
 }
 
 /// Names below a folder, and whether each is a folder. Names that are no UTF-8 are none of ours.
@@ -324,6 +341,9 @@ mod tests {
         objects.remove("backupstore/a/b/one").unwrap();
         objects.remove("backupstore/a/b/one").unwrap();
         assert!(!root.path().join("backupstore/a/b").exists(), "empty folders go");
+        std::fs::create_dir_all(root.path().join("backupstore/a/x/y")).unwrap();
+        objects.remove_empty("backupstore/a").unwrap();
+        assert_eq!(objects.list("backupstore/a").unwrap(), ["two"]);
         objects.remove_all("backupstore/a").unwrap();
         objects.settle().unwrap();
         assert!(root.path().join("backupstore").exists());

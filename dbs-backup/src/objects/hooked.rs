@@ -14,7 +14,8 @@ pub(crate) struct Hooked {
     pub put: Hook<Result<()>>,
     /// After each reading.
     pub get: Hook<()>,
-    /// Each try of a removal, after it was allowed: true says that it was lost, and there is another.
+    /// Each try of a removal, after it was allowed: true says that it was lost, and there is another. And before a folder
+    /// is removed.
     pub remove: Hook<bool>,
 }
 
@@ -65,7 +66,13 @@ impl Objects for Hooked {
     }
 
     fn remove_all(&self, folder: &str) -> Result<()> {
+        (self.remove)(folder);
         self.inner.remove_all(folder)
+    }
+
+    fn remove_empty(&self, folder: &str) -> Result<()> {
+        (self.remove)(folder);
+        self.inner.remove_empty(folder)
     }
 
     fn settle(&self) -> Result<()> {

@@ -62,6 +62,11 @@ pub trait Objects: Send + Sync {
 
     /// Removes everything below a folder, and the folder.
     fn remove_all(&self, folder: &str) -> Result<()>;
+    /// Removes a folder and those below it which hold no object, where there are folders without objects.
+    fn remove_empty(&self, _folder: &str) -> Result<()> {
+        Ok(())
+    }
+
     /// Makes durable what was removed, and what others have written, as far as this side can.
     fn settle(&self) -> Result<()>;
 }

@@ -1,6 +1,6 @@
 //! `dbs volume export`.
 
-use super::taken::{remove, take};
+use super::taken::{remove, take, taken_at};
 use crate::confirm::confirm;
 use crate::context::{Context, typed};
 use crate::output;
@@ -16,8 +16,10 @@ use dbs_core::store::is_same_place;
 use dbs_core::{Error, ErrorKind, Result, format_size};
 use dbs_server::top::Top;
 use dbs_transfer::{
-    BlockAccess, Copied, StoreAccess, check_same, check_whole, export_path, export_stream,
+    BlockAccess, Copied, EXPORT_LABEL, EXPORT_NAME, check_same, check_whole, export_path,
+    export_stream, is_of_export,
 };
+use jiff::{SignedDuration, Timestamp};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
@@ -37,8 +39,8 @@ pub struct Export {
     /// overwritten, other stores only after a question
     #[arg(long)]
     force: bool,
-    /// Export a volume as it is while it is written, without a snapshot. Parts of the image are then of
-    /// different moments: file systems and databases in it can be damaged
+    /// Export a volume as it is, without a snapshot, also while it is written. The image is then not of one
+    /// moment: file systems and databases in it can be damaged
     #[arg(long)]
     live: bool,
 }
@@ -52,8 +54,12 @@ impl Export {
         }
         context.stop.on_signals()?;
         let copied = context.with(false, |target| {
-            let is_head = self.spec.snapshot.is_none();
-            match is_head && !self.live && is_used(context, target, &self.spec.volume)? {
+            if self.spec.snapshot.is_some() || !is_writable(context, target)? {
+                return self.copy(context, target, &self.spec);
+            }
+            let volume = &self.spec.volume;
+            remove_left(context, target, volume);
+            match !self.live && target.access()?.volume_info(volume)?.open {
                 true => self.at_one_moment(context, target),
                 false => self.copy(context, target, &self.spec),
             }
@@ -71,14 +77,7 @@ impl Export {
     /// moments: an image of them can lack what was flushed first and hold what was written later.
     fn at_one_moment(&self, context: &Context, target: &Target) -> Result<Copied> {
         let volume = &self.spec.volume;
-        for snapshot in target.access()?.snapshots(volume)? {
-            if snapshot.labels.contains_key(TAKEN_FOR) {
-                let left = SnapshotSpec { volume: volume.clone(), snapshot: snapshot.name };
-                // Left by a process that was killed. That of an export that runs is open: it is refused, and stays.
-                let _ = remove(context, target, &left);
-            }
-        }
-        let taken = take(context, target, volume, "export", (TAKEN_FOR, "temporary"));
+        let taken = take(context, target, volume, EXPORT_NAME, EXPORT_LABEL);
         let taken = taken.map_err(|error| {
             error.context(format!(
                 "no snapshot of volume {volume} can be taken for the export. Export one that is there, or the volume \
@@ -87,7 +86,8 @@ impl Export {
         })?;
         let (volume, snapshot) = (taken.volume.clone(), Some(taken.snapshot.clone()));
         let copied = self.copy(context, target, &Spec { volume, snapshot });
-        if let Err(error) = remove(context, target, &taken) {
+        let removed = remove(context, target, &taken);
+        if let Some(error) = removed.err().filter(|error| error.kind() != ErrorKind::NotFound) {
             output::warn(&format!("snapshot {taken} is kept: {error}"));
         }
         copied
@@ -172,26 +172,39 @@ impl Export {
     }
 }
 
-/// Whether somebody has a volume open who may write: a user of a server.
-fn is_used(context: &Context, target: &Target, volume: &str) -> Result<bool> {
-    let Target::Live(AnyStore::Served(server)) = target else { return Ok(false) };
-    Ok(server.volume_info(volume)?.open
-        && target.call(context, &Request::Info)?["read_only"] != true)
+/// Whether somebody else may write meanwhile: users of a server.
+fn is_writable(context: &Context, target: &Target) -> Result<bool> {
+    let Target::Live(AnyStore::Served(_)) = target else { return Ok(false) };
+    Ok(target.call(context, &Request::Info)?["read_only"] != true)
 }
 
-/// What a volume is, and how often it was written since its store was opened, where that is counted.
-fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, u64)> {
+/// Removes what exports that were killed have left. It does no harm that it stays.
+fn remove_left(context: &Context, target: &Target, volume: &str) {
+    let all = target.access().and_then(|store| store.snapshots(volume)).unwrap_or_default();
+    let is_old = |name: &str| {
+        taken_at(name, EXPORT_NAME).is_some_and(|at| Timestamp::now().duration_since(at) >= BEGIN)
+    };
+    for left in all.into_iter().filter(|taken| is_of_export(taken) && is_old(&taken.name)) {
+        // That of an export that runs is open: it is refused, and stays.
+        let left = SnapshotSpec { volume: volume.to_owned(), snapshot: left.name };
+        let _ = remove(context, target, &left);
+    }
+}
+
+/// What a volume is, and how often it was written and changed since its store was opened, where that is counted: a
+/// write counts as one when it begins, and as a change when it ends.
+fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, [u64; 2])> {
     let Target::Live(AnyStore::Served(_)) = target else { return None };
     let top: Top = typed(target.call(context, &Request::Top).ok()?).ok()?;
     let found = top.volumes.into_iter().find(|load| load.name == volume)?;
-    Some((found.uuid, found.io.writes))
+    Some((found.uuid, [found.io.writes, found.io.changes]))
 }
 
 /// What errors of the standard output name.
 pub(super) const STDOUT: &str = "the standard output";
 
-/// The label of the snapshot that an export takes.
-const TAKEN_FOR: &str = "dbs-export";
+/// An export has opened its snapshot when that is so old.
+const BEGIN: SignedDuration = SignedDuration::from_secs(60);
 
 /// How what is known of a file begins if that is a store, of any version.
 const STORE: &str = "a DBS store";

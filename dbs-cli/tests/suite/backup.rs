@@ -259,18 +259,45 @@ fn only_what_this_store_backs_up_is_pruned() {
     }
     // Of snapshots for another place one is told when they are left behind.
     let other = place.path("other");
-    std::fs::create_dir(&other).unwrap();
-    let told = || {
+    let create = || {
         let mut command = place.bare();
         command.env("DBS_STORE", place.store()).env("DBS_TEST_ALONE", "1");
-        let run = run(command
-            .args(["backup", "create", "mine"])
-            .arg(format!("vfs://{}", other.display())));
-        run.ok("another place").stderr
+        run(command.args(["backup", "create", "mine"]).arg(format!("vfs://{}", other.display())))
     };
+    let failed = create().stderr;
+    assert!(failed.contains("backing up mine") && !failed.contains("taken for"), "{failed}");
+    std::fs::create_dir(&other).unwrap();
+    let told = || create().ok("another place").stderr;
     let note = told();
     assert!(note.contains(&format!("taken for backups to {url}")), "{note}");
     assert_eq!(told(), "", "once");
+}
+
+/// Found by review: a replica of the store, with which the snapshots for backups come, pruned the other's backups.
+#[test]
+fn what_is_received_makes_no_backups_own() {
+    let [place, replica] = [Place::new(), Place::new()];
+    place.init();
+    replica.init();
+    let root = place.path("backups");
+    std::fs::create_dir(&root).unwrap();
+    let url = format!("vfs://{}", root.display());
+    place.dbs("volume create db 4MiB").ok("create");
+    for _ in 0..2 {
+        json(&place, &format!("create db {url}"));
+    }
+    let stream = place.path("stream");
+    place.dbs(&format!("send -R db {}", stream.display())).ok("send");
+    replica.dbs(&format!("receive db {}", stream.display())).ok("receive");
+    let received = snapshots(&replica, "db");
+    assert_eq!(received, snapshots(&place, "db"));
+    let prune = format!("prune {url} --keep-last 1 --own");
+    backup(&replica, &prune).exits(10, "they are another store's");
+    // A backup of its own is, and leaves what was received.
+    json(&replica, &format!("create db {url}"));
+    let left = snapshots(&replica, "db");
+    assert!(left.len() == 2 && left.contains(&received[0]), "{left:?}");
+    backup(&replica, &prune).ok("own");
 }
 
 /// Found by a tester: the first volume that was locked ended `prune` of all, without a word of what was deleted.

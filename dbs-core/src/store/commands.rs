@@ -12,6 +12,7 @@ use crate::meta::tree::Birth;
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use crate::volume::Volume;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 impl Store {
     /// Facts about the store.
@@ -90,7 +91,8 @@ impl Store {
         let meta = self.inner.meta();
         let of = |(id, volume): (_, &crate::meta::Volume)| {
             let (delayed, delayed_ns) = volume.pace.delays();
-            (volume_info(&meta, id), VolumeIo { delayed, delayed_ns, ..volume.io.get() })
+            let changes = volume.writes.load(Ordering::Relaxed);
+            (volume_info(&meta, id), VolumeIo { delayed, delayed_ns, changes, ..volume.io.get() })
         };
         meta.volumes().map(of).collect()
     }

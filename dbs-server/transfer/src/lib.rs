@@ -27,8 +27,9 @@ pub use export::{NewFile, export_file, export_path, export_stream};
 pub use import::{import_file, import_stream};
 pub use nbd::{NbdAccess, translate};
 pub use stream::{
-    BaseSnapshot, ReceiveOptions, Received, ResumeToken, SendOptions, StoreAccess, StreamHeader,
-    check_same, check_whole, pending, plan, receive, receive_all, send,
+    BaseSnapshot, EXPORT_LABEL, EXPORT_NAME, ReceiveOptions, Received, ResumeToken, SendOptions,
+    StoreAccess, StreamHeader, check_same, check_whole, is_of_export, is_received, pending, plan,
+    receive, receive_all, send,
 };
 
 use dbs_core::info::{MapRange, RangeState};

@@ -191,7 +191,8 @@ impl S3 {
 
 impl Service for S3 {
     fn call(&self, call: &Call<'_>) -> Result<Option<Answer>> {
-        let make = || (call.allowed)().and_then(|()| self.request(call));
+        // Credentials may have to be asked for, which can take minutes.
+        let make = || self.request(call).and_then(|request| (call.allowed)().map(|()| request));
         self.http.call(call.limit, make, |answer| self.judge(call, answer))
     }
 
@@ -241,6 +242,45 @@ mod tests {
             *s3.ahead.lock().unwrap() = ahead;
             s3.request(&Call::list(Vec::new())).unwrap();
         }
+    }
+
+    /// Found by review: a removal was allowed, and then waited for credentials, however long these took.
+    #[test]
+    fn a_removal_is_allowed_when_there_are_credentials() {
+        use std::io::{Read, Write};
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", server.local_addr().unwrap());
+        let (asked, removed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let counts = [Arc::clone(&asked), Arc::clone(&removed)];
+        std::thread::spawn(move || {
+            for stream in server.incoming() {
+                let (mut stream, mut request) = (stream.unwrap(), [0; 4096]);
+                let length = stream.read(&mut request).unwrap_or(0);
+                let removal = request[..length].starts_with(b"DELETE");
+                counts[usize::from(removal)].fetch_add(1, Ordering::SeqCst);
+                let keys = r#"{"AccessKeyId":"a","SecretAccessKey":"s"}"#;
+                let (length, close) = (keys.len(), "Connection: close");
+                let answer =
+                    format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n{close}\r\n\r\n{keys}");
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        let url = Url::parse("s3://bucket@region/path").unwrap();
+        let variable = |name: &str| match name {
+            "AWS_ENDPOINTS" => Some(address.clone()),
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI" => Some(format!("{address}/keys")),
+            _ => None,
+        };
+        let s3 = S3::new(&url, &variable, &Arc::default()).unwrap();
+        // The lock goes out of date while credentials are asked for.
+        let allowed = || match asked.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            _ => Err(Error::new(dbs_core::ErrorKind::Busy, "not any more")),
+        };
+        let call = Call { allowed: &allowed, ..Call::of("DELETE", "a/b", &[], 1 << 20) };
+        assert!(s3.call(&call).is_err());
+        assert_eq!((asked.load(Ordering::SeqCst), removed.load(Ordering::SeqCst)), (1, 0));
     }
 
     /// Found by review: a removal was tried for ten minutes, whatever had become of its lock.

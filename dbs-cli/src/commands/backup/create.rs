@@ -14,13 +14,20 @@ use dbs_backup::url::Url;
 use dbs_backup::{CreateOptions, Created};
 use dbs_core::info::SnapshotInfo;
 use dbs_core::{Error, Result, format_size};
+use dbs_transfer::is_received;
 
 /// How the labels begin that a backup has from `dbs`.
 const OWN_LABELS: &str = "dbs-";
 /// The sizes of blocks that Longhorn's manager allows.
 const BLOCK_SIZES: [u64; 2] = [2 << 20, 16 << 20];
 /// The label of snapshots that this command takes: where their backups are.
-pub(super) const TAKEN_FOR: &str = "dbs-backup";
+const TAKEN_FOR: &str = "dbs-backup";
+
+/// Where the backups are that this store took a snapshot for. A received one was taken by another store, whose backups
+/// are not ours.
+pub(super) fn taken_for(snapshot: &SnapshotInfo) -> Option<&str> {
+    snapshot.labels.get(TAKEN_FOR).filter(|_| !is_received(snapshot)).map(String::as_str)
+}
 
 /// Back up volumes or snapshots.
 ///
@@ -149,19 +156,17 @@ impl Create {
             output::warn(&format!("snapshots that no backup needs are kept: {error}"));
             Vec::new()
         });
-        let taken_for = |snapshot: &SnapshotInfo| snapshot.labels.get(TAKEN_FOR).cloned();
-        let of_here = |label: &String| place_of(label).as_ref() == Some(&place);
+        let of_here = |label: &str| place_of(label).as_ref() == Some(&place);
         let labels: Vec<_> = snapshots.iter().filter_map(taken_for).collect();
-        if let (1, Some(other)) =
-            (labels.iter().filter(|l| of_here(l)).count(), labels.iter().find(|l| !of_here(l)))
-        {
+        let is_first = created.is_ok() && labels.iter().filter(|l| of_here(l)).count() == 1;
+        if let Some(other) = labels.iter().find(|l| is_first && !of_here(l)) {
             context.note(&format!(
                 "this is the first backup of {volume} to {place}. Snapshots that were taken for backups to {other} stay, \
-                 and take space: delete them if you back up to there no more"
+                 and take space: delete them if you no longer back up to there"
             ));
         }
         for snapshot in snapshots {
-            if taken_for(&snapshot).is_some_and(|label| of_here(&label)) && useless(&snapshot) {
+            if taken_for(&snapshot).is_some_and(of_here) && useless(&snapshot) {
                 let spec = SnapshotSpec { volume: volume.clone(), snapshot: snapshot.name };
                 if let Err(error) = remove(context, target, &spec) {
                     output::warn(&format!("snapshot {spec} is kept: {error}"));

@@ -1,6 +1,6 @@
 //! `dbs backup delete` and `dbs backup prune`.
 
-use super::create::TAKEN_FOR;
+use super::create::taken_for;
 use super::{names, open, place, place_of, url};
 use crate::confirm::confirm;
 use crate::context::{Context, typed};
@@ -95,8 +95,8 @@ pub struct Prune {
     /// there no blocks are deleted. The command fails if somebody is backing up the volume
     #[arg(long)]
     in_progress: bool,
-    /// Only volumes that this store (--store) backs up there with `dbs backup create VOLUME`: whatever others
-    /// have backed up to the same place is kept
+    /// Only volumes that this store (--store) backs up there with `dbs backup create VOLUME`; others at the
+    /// same place are kept
     #[arg(long)]
     own: bool,
     /// Show what would be kept and deleted, and delete nothing
@@ -299,8 +299,7 @@ fn places(context: &Context) -> Result<HashSet<String>> {
         let mut places = HashSet::new();
         for volume in typed::<Vec<VolumeInfo>>(all)? {
             let snapshots = target.access()?.snapshots(&volume.name)?;
-            let labels = snapshots.iter().filter_map(|snapshot| snapshot.labels.get(TAKEN_FOR));
-            places.extend(labels.filter_map(|label| place_of(label)));
+            places.extend(snapshots.iter().filter_map(taken_for).filter_map(place_of));
         }
         Ok(places)
     })

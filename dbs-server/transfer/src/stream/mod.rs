@@ -29,6 +29,29 @@ fn identity(snapshot: &SnapshotInfo) -> &str {
     snapshot.labels.get(RECEIVED_LABEL).unwrap_or(&snapshot.uuid)
 }
 
+/// Whether a snapshot was received from another store.
+#[must_use]
+pub fn is_received(snapshot: &SnapshotInfo) -> bool {
+    snapshot.labels.contains_key(RECEIVED_LABEL)
+}
+
+/// The label of a snapshot that `dbs volume export` takes of a volume in use and deletes at its end, and its value.
+pub const EXPORT_LABEL: (&str, &str) = ("dbs-export", "temporary");
+
+/// What its name is before a `-` and the time.
+pub const EXPORT_NAME: &str = "export";
+
+/// Whether a snapshot is one that `dbs volume export` has taken in this store, and deletes: nothing may come to rest on it.
+#[must_use]
+pub fn is_of_export(snapshot: &SnapshotInfo) -> bool {
+    let (label, value) = EXPORT_LABEL;
+    let rest = snapshot.name.strip_prefix(EXPORT_NAME);
+    rest.is_some_and(|rest| rest.starts_with('-'))
+        && snapshot.labels.get(label).is_some_and(|found| found == value)
+        && !snapshot.user_created
+        && !is_received(snapshot)
+}
+
 fn spec_of(snapshot: &SnapshotInfo) -> String {
     format!("{}@{}", snapshot.volume, snapshot.name)
 }

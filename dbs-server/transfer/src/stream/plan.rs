@@ -1,6 +1,6 @@
 //! Which streams carry a volume with all its snapshots, and the clones below it.
 
-use super::{SendOptions, StoreAccess, spec_of};
+use super::{SendOptions, StoreAccess, is_of_export, spec_of};
 use dbs_control::api::MARKER;
 use dbs_core::info::{SnapshotInfo, VolumeInfo};
 use dbs_core::{Error, Result};
@@ -112,8 +112,10 @@ impl Plan {
             )));
         }
         let mut left = store.snapshots(volume)?;
-        // Such a one need not hold what it held.
-        left.retain(|snapshot| !snapshot.retired && snapshot.name != MARKER);
+        // A retired one need not hold what it held; one of an export goes at any time.
+        left.retain(|snapshot| {
+            !snapshot.retired && snapshot.name != MARKER && !is_of_export(snapshot)
+        });
         if left.is_empty() {
             return Err(Error::invalid(format!(
                 "volume `{volume}` has no snapshot, and only snapshots can be sent: take one with \

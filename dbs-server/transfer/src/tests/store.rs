@@ -223,6 +223,29 @@ fn a_clone_of_a_deleted_snapshot_is_not_left_out() {
     assert_eq!(volumes(plan(&store, "k").unwrap()), ["k@x"]);
 }
 
+/// Found by review: a sequence took along the snapshot of an export, which goes at any time; it then failed, or its
+/// receiver could take no further ones.
+#[test]
+fn a_sequence_passes_over_the_snapshot_of_an_export() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = source(directory.path());
+    let take = |name: &str, value: &str, system: bool| {
+        let labels = [("dbs-export".to_owned(), value.to_owned())].into();
+        let options = SnapshotOptions { labels, system, ..SnapshotOptions::default() };
+        source.create_snapshot("v", name, &options).unwrap();
+        source.volume("v").unwrap().write_at(0, &[9; 4096], false).unwrap();
+    };
+    take("export-1", "temporary", true);
+    // These only look like one.
+    take("export-2", "temporary", false);
+    take("export-3", "monthly", true);
+    take("other", "temporary", true);
+    let steps = plan(&source, "v").unwrap();
+    assert_eq!(steps[3].base.as_deref(), Some("c"));
+    let specs = volumes(steps);
+    assert_eq!(specs, ["v@a", "v@b", "v@c", "v@export-2", "v@export-3", "v@other"]);
+}
+
 #[test]
 fn a_clone_that_nothing_names_is_perhaps_one_of_several() {
     let directory = tempfile::tempdir().unwrap();
