@@ -76,36 +76,6 @@ fn a_replica_becomes_upstream_s_and_ours_again() {
     replica.stop();
 }
 
-/// Found by review: an export that did not know where the tail of a killed replica was went on without it, and what the
-/// replica had acknowledged was gone.
-#[test]
-fn a_killed_replica_is_not_exported_without_its_tail() {
-    let place = Place::new();
-    let dir = place.replica("r");
-    let path = dir.to_str().unwrap();
-    let Ok(tail) = tempfile::tempdir_in("/dev/shm") else {
-        println!("SKIPPED: /dev/shm cannot be written to");
-        return;
-    };
-    let tail_path = tail.path().to_str().unwrap();
-    // Nothing is committed while it runs.
-    let more = ["--tail", tail_path, "--commit-interval", "60m", "--size", "64mb"];
-    let mut replica = place.start("r", &more);
-    let data = replica.open();
-    data.write(0, &block(0, 1)).unwrap();
-    replica.kill();
-    drop(data);
-    refused(&place, &["replica-export", path], "give --tail as to `replica`");
-    assert!(dir.join("volume.dbs").exists());
-    let mut command = place.program();
-    command.env("DBS_TAIL", tail_path).args(["--volume-name", "vol", "replica-export", path]);
-    let ended = command.output().unwrap();
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-    let images = images(&dir);
-    let head = fs::read(dir.join(&images[0])).unwrap();
-    assert!(images.len() == 1 && head[..BLOCK] == block(0, 1), "{images:?}");
-}
-
 #[test]
 fn a_replica_that_is_being_moved_is_not_started() {
     let place = Place::new();

@@ -83,7 +83,7 @@ impl StoreFile {
     /// # Errors
     /// `NotFound`, `Busy` if another process has it, those of the store.
     pub fn open(&self) -> Result<Store> {
-        let store = self.open_with_tail(false)?;
+        let store = self.open_with_tail()?;
         if self.options.checksums && store.checksums().is_none() {
             let path = self.path.display();
             let text = "the store was made without checksums and stays without; a new replica has \
@@ -93,22 +93,9 @@ impl StoreFile {
         Ok(store)
     }
 
-    /// Whether opening it for writing would lose what was acknowledged: the last process to write it was killed, and its
-    /// tail is not where it is looked for. Nothing is changed.
-    ///
-    /// # Errors
-    /// As [`StoreFile::open`].
-    pub fn lacks_tail(&self) -> Result<bool> {
-        let store = self.open_with_tail(true)?;
-        let lacks = store.lost_tail().is_some();
-        store.close()?;
-        Ok(lacks)
-    }
-
-    fn open_with_tail(&self, read_only: bool) -> Result<Store> {
+    fn open_with_tail(&self) -> Result<Store> {
         let checksum_cache = self.options.checksum_cache;
-        let options =
-            |tail| OpenOptions { tail, checksum_cache, read_only, ..OpenOptions::default() };
+        let options = |tail| OpenOptions { tail, checksum_cache, ..OpenOptions::default() };
         if let Some(directory) = &self.options.tail {
             return Store::open(&self.path, &options(TailPlace::Directory(directory.clone())));
         }

@@ -86,7 +86,7 @@ fn is_committed(target: &Path) -> Result<bool> {
 /// Writes all files. The store stays as it is, but gets out of the way at the end if they are to take its place.
 fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> Result<Moved> {
     let file = StoreFile::of(dir, options.store.clone());
-    let lacks_tail = file.lacks_tail().map_err(|e| match e.kind() {
+    let store = file.open().map_err(|e| match e.kind() {
         ErrorKind::NotFound => Error::not_found(format!(
             "there is no store in `{}`: it holds no replica of DBS, or one in a shared store, which is moved by \
              rebuilding an upstream replica from it",
@@ -94,13 +94,6 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
         )),
         _ => e,
     })?;
-    if lacks_tail {
-        return Err(Error::busy(
-            "the replica was killed, and the tail with what it acknowledged last is not where it is looked for: give \
-             --tail as to `replica`. If that tail is gone, start and stop the replica once",
-        ));
-    }
-    let store = file.open()?;
     let written = write_from(&store, options, (dir, place), told);
     let moved = match written {
         Ok(moved) if options.to.is_none() => {
