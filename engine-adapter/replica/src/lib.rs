@@ -1,8 +1,8 @@
 //! A Longhorn replica: one volume of a store, served as Longhorn expects it.
 //!
 //! This crate owns a replica's state ([`replica`]), what happens between replicas and in the background of one
-//! ([`agent`]: rebuilds, clones, purges, hashes), the processes that serve replicas ([`host`]), and their
-//! [`metrics`].
+//! ([`agent`]: rebuilds, clones, purges, hashes), the processes that serve replicas ([`host`]), their [`metrics`], and
+//! how a closed one comes from [`upstream`]'s files or becomes such.
 //!
 //! Main types: [`replica::Replica`], which all changes go through; [`agent::Agent`], the sync agent of one;
 //! [`host::own::Running`], a replica with all its servers.
@@ -13,3 +13,4 @@ pub mod agent;
 pub mod host;
 pub mod metrics;
 pub mod replica;
+pub mod upstream;

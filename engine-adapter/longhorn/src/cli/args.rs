@@ -4,6 +4,7 @@ use super::backup_args::{Backups, SystemBackups};
 use super::client_args::ClientCommand;
 use super::controller::ControllerArgs;
 use super::golang::BooleanOption as _;
+use super::moves::{ExportArgs, ImportArgs};
 use super::replica_args::{OURS, ReplicaArgs, SyncAgentArgs};
 use super::serve::ServeArgs;
 use clap::{Args, Parser, Subcommand};
@@ -85,6 +86,10 @@ pub enum Command {
     Controller(Box<ControllerArgs>),
     /// Serve a replica until SIGINT or SIGTERM
     Replica(Box<LonghornReplica>),
+    /// Take over a stopped replica of upstream's: its files become a store in the directory
+    ReplicaImport(ImportArgs),
+    /// Make a stopped replica upstream's again: its store becomes files in the directory
+    ReplicaExport(ExportArgs),
     /// Serve the sync agent of a running replica until SIGINT or SIGTERM
     SyncAgent(SyncAgentArgs),
     /// Serve a store that replicas share (`longhorn replica --store`), until SIGINT or SIGTERM

@@ -9,6 +9,7 @@ mod client;
 pub mod client_args;
 pub mod controller;
 pub mod golang;
+pub mod moves;
 mod output;
 mod replica;
 mod replica_args;
@@ -101,6 +102,12 @@ fn run(cli: Cli) -> Result<(), Failed> {
         }
         Command::SyncAgent(args) => {
             replica::sync_agent(&args, &globals.volume_name).map_err(serving)
+        }
+        Command::ReplicaImport(args) => {
+            moves::run_import(&args, &globals.volume_name).map_err(Failed::Command)
+        }
+        Command::ReplicaExport(args) => {
+            moves::run_export(&args, &globals.volume_name).map_err(Failed::Command)
         }
         Command::Serve(args) => serve::serve(&args).map_err(serving),
         Command::Version(args) => version::run(&args, globals).map_err(Failed::Command),

@@ -30,6 +30,7 @@ mod history;
 mod io;
 mod migration;
 mod mixed;
+mod moving;
 mod path;
 mod process;
 mod snapshots;

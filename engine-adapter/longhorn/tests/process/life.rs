@@ -196,7 +196,7 @@ fn taken_ports_and_other_replicas_directories_are_refused() {
     fs::write(upstream.join("volume.meta"), "{\"Size\":67108864}").unwrap();
     let mut refused = place.start_with("upstream", &["--size", "64mb"]);
     assert_eq!(refused.wait().code(), Some(1));
-    assert!(refused.log().contains("rebuilding"), "{}", refused.log());
+    assert!(refused.log().contains("`longhorn replica-import` takes over"), "{}", refused.log());
     assert_eq!(fs::read_dir(&upstream).unwrap().count(), 1);
 }
 

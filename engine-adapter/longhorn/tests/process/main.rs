@@ -18,6 +18,7 @@ mod iscsi;
 mod life;
 mod limits;
 mod local;
+mod moving;
 mod shared;
 mod synced;
 mod tls;

@@ -7,7 +7,7 @@
 
 mod backup;
 mod clone;
-mod files;
+pub(crate) mod files;
 pub mod hash;
 mod incoming;
 pub mod jobs;

@@ -65,7 +65,7 @@ impl Agent {
         let find = |disk: &str| disks.get(disk).ok_or_else(|| no_disk(disk));
         match FileName::parse(name)? {
             FileName::Snapshot(disk) => {
-                let snapshot = find(&disk)?.snapshot.as_deref().unwrap_or_default();
+                let snapshot = find(&disk)?.snapshot.as_deref();
                 let volume = self.replica.volume_name();
                 let source = LayerSource::to_send(&self.replica.store()?, volume, snapshot)?;
                 let mut parcel = Parcel::new(disk, Arc::new(source));

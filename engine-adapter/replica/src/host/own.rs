@@ -11,6 +11,7 @@ use super::sockets::{DataSocket, SocketFile, Sockets, Wanted};
 use crate::agent::ports::ReceiverPorts;
 use crate::metrics;
 use crate::replica::{Replica, StoreSource, meta};
+use crate::upstream::{self, Held};
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_frontend::ListenAddress;
 use dbs_service::log;
@@ -58,6 +59,8 @@ pub struct Running {
     /// Of gRPC, data and sync agent.
     addresses: [String; 3],
     _socket: Option<SocketFile>,
+    /// Until the store is closed.
+    _held: Held,
 }
 
 /// Serves until a signal comes.
@@ -73,23 +76,25 @@ pub fn run(process: &Process) -> Result<()> {
     running.stop().and(ended)
 }
 
-/// Makes the directory, and checks that it is not another kind of replica's.
-fn prepare(dir: &Path) -> Result<()> {
+/// Makes the directory, and checks that it is not another kind of replica's, nor about to become one.
+fn prepare(dir: &Path) -> Result<Held> {
     fs::create_dir_all(dir).map_err(|e| Error::io(e, format!("making `{}`", dir.display())))?;
+    let held = Held::shared(dir)?;
+    upstream::check_settled(dir)?;
     let has = |name: &str| dir.join(name).try_exists().unwrap_or(true);
     if has(meta::VOLUME_META) && !has(STORE_FILE) {
         return Err(Error::new(
             ErrorKind::Exists,
             format!(
                 "`{}` holds a replica ({}) that is not in a store of its own ({STORE_FILE}): one \
-                 of another engine, which is moved by rebuilding it, or one that is in a shared \
-                 store (--store)",
+                 of upstream's, which `longhorn replica-import` takes over, or one that is in a \
+                 shared store (--store)",
                 dir.display(),
                 meta::VOLUME_META
             ),
         ));
     }
-    Ok(())
+    Ok(held)
 }
 
 impl Running {
@@ -103,7 +108,7 @@ impl Running {
             // Before anything is made.
             dbs_backing::file_at(path)?;
         }
-        prepare(&options.dir)?;
+        let held = prepare(&options.dir)?;
         let sockets = process.wanted.bind()?;
         let socket = match &sockets.data {
             DataSocket::Unix(_) => process.wanted.unix.as_deref().and_then(SocketFile::of),
@@ -116,7 +121,7 @@ impl Running {
         let addresses = sockets.describe();
         match start_replica(process, &owner, &path, sockets) {
             Ok((common, served, metrics)) => {
-                Ok(Self { common, served, owner, metrics, addresses, _socket: socket })
+                Ok(Self { common, served, owner, metrics, addresses, _socket: socket, _held: held })
             }
             Err(e) => {
                 if let Err(close) = owner.end() {
@@ -172,7 +177,7 @@ impl Running {
     /// # Errors
     /// Those of closing the store.
     pub fn stop(self) -> Result<()> {
-        let Self { common, served, owner, metrics, _socket, .. } = self;
+        let Self { common, served, owner, metrics, _socket, _held, .. } = self;
         drop(metrics);
         served.stop();
         let closed = owner.end();

@@ -7,6 +7,7 @@ use super::options::Options;
 use super::protocol::{self, Expected, REPLICA, STEP_TIMEOUT, STOP, SYNC_AGENT};
 use super::signals;
 use super::sockets::{DataSocket, SocketFile, Wanted, bind_receivers};
+use crate::upstream::{self, Held};
 use dbs_control::{Client, socket_path, store_key};
 use dbs_core::{Error, ErrorKind, Result};
 use dbs_frontend::ListenAddress;
@@ -65,6 +66,8 @@ pub fn run(shim: &Shim) -> Result<()> {
     let signals = signals::watch()?;
     let dir = &shim.options.dir;
     fs::create_dir_all(dir).map_err(|e| Error::io(e, format!("making `{}`", dir.display())))?;
+    let _held = Held::shared(dir)?;
+    upstream::check_settled(dir)?;
     if dir.join(super::file::STORE_FILE).exists() {
         return Err(Error::new(
             ErrorKind::Exists,

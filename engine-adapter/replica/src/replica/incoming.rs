@@ -419,7 +419,7 @@ pub(super) fn snapshot_of(disk: &str) -> Result<&str> {
         .ok_or_else(|| Error::invalid(format!("{disk:?} is not the disk of a snapshot")))
 }
 
-pub(super) fn staged(snapshot: &str) -> String {
+pub(crate) fn staged(snapshot: &str) -> String {
     format!("{}{snapshot}", names::STAGING_PREFIX)
 }
 
@@ -434,7 +434,7 @@ fn parent_of(meta: &DiskMeta) -> Option<String> {
 }
 
 /// What a description makes of a snapshot.
-pub(super) fn link(name: &str, meta: &DiskMeta) -> Link {
+pub(crate) fn link(name: &str, meta: &DiskMeta) -> Link {
     let mut labels = meta.labels.clone();
     let created_ns = created(&meta.created, &mut labels);
     Link {

@@ -37,13 +37,14 @@ impl Below {
 }
 
 impl LayerSource {
-    /// Opens a layer to send it. Keeps the snapshot and its parent from being deleted.
+    /// Opens a layer to send it, or that of the head, which nobody may be writing to. Keeps the snapshot and its
+    /// parent from being deleted.
     ///
     /// # Errors
     /// `NotFound`.
-    pub fn to_send(store: &Store, volume: &str, snapshot: &str) -> Result<Self> {
+    pub fn to_send(store: &Store, volume: &str, snapshot: Option<&str>) -> Result<Self> {
         let layers = store.layers(volume)?;
-        let info = layers.iter().find(|layer| layer.name.as_deref() == Some(snapshot));
+        let info = layers.iter().find(|layer| layer.name.as_deref() == snapshot);
         let parent = match info.map(|info| (&info.parent, &info.origin)) {
             Some((Some(parent), _)) => Some(store.volume(&format!("{volume}@{parent}"))?),
             Some((None, Some(origin))) => Some(store.volume(origin)?),
@@ -53,7 +54,8 @@ impl LayerSource {
             Some(parent) => Below::Parent(parent),
             None => store.backing(volume)?.map_or(Below::Nothing, |file| Below::File(file.end)),
         };
-        Ok(Self { below, ..Self::to_hash(store, volume, snapshot)? })
+        let layer = store.layer(volume, snapshot)?;
+        Ok(Self { size: layer.size(), layer, below })
     }
 
     /// Opens a layer to read its bytes only: all zeros count as holes.

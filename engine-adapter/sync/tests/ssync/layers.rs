@@ -53,7 +53,7 @@ fn history(store: &Store, seed: u64) {
 }
 
 fn layer(store: &Store, snapshot: &str) -> Arc<LayerSource> {
-    Arc::new(LayerSource::to_send(store, "v", snapshot).unwrap())
+    Arc::new(LayerSource::to_send(store, "v", Some(snapshot)).unwrap())
 }
 
 /// What a chain of layer files reads as: the newest data, zeros where there is none.
@@ -245,7 +245,7 @@ async fn a_layer_that_existed_gets_only_what_differs() {
     let source = Arc::new(SparseFile::source(&file).unwrap());
     let sent = send_layer(source.clone(), &to, "c").await;
     assert!(sent.existed && sent.written > 0);
-    let layer = LayerSource::to_send(&to, "v", "c").unwrap();
+    let layer = LayerSource::to_send(&to, "v", Some("c")).unwrap();
     assert_same(&layer, source.as_ref());
     assert!(to.check().unwrap().findings.is_empty());
 }
@@ -259,7 +259,7 @@ async fn a_layer_takes_the_size_of_what_it_receives() {
         crate::support::random_file(&file, seed, size, 10);
         let source = Arc::new(SparseFile::source(&file).unwrap());
         send_layer(source.clone(), &to, "x").await;
-        assert_same(&LayerSource::to_send(&to, "v", "x").unwrap(), source.as_ref());
+        assert_same(&LayerSource::to_send(&to, "v", Some("x")).unwrap(), source.as_ref());
     }
     assert!(to.check().unwrap().findings.is_empty());
 }

@@ -1,0 +1,286 @@
+//! `longhorn replica-import`: the files of a closed replica of upstream's become a store of ours.
+
+use super::files::{CHECKSUM, Files, change_time};
+use super::{
+    Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, check_not,
+    copy, exists, list, make_dir, put, remove, rename, sync,
+};
+use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
+use crate::replica::counters::{COUNTERS_FILE, Counters};
+use crate::replica::incoming::{link, staged};
+use crate::replica::meta::VOLUME_META;
+use dbs_core::info::LayerState;
+use dbs_core::volume::Layer;
+use dbs_core::{Backing, Error, ErrorKind, Result, Store};
+use longhorn_sync::image::{LayerSink, Record, Sink, Source, SparseFile, layer_stamp};
+use longhorn_wire::names;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// In [`IMPORT`]: which files the store there is filled from.
+const SOURCE: &str = "source";
+/// In [`IMPORT`]: upstream's files are to be kept.
+const KEEP: &str = "keep";
+/// Ranges of a map asked for at once.
+const RANGES: usize = 256;
+
+/// What is to be taken over.
+#[derive(Debug, Clone)]
+pub struct ImportOptions {
+    /// The replica's directory.
+    pub dir: PathBuf,
+    /// Name of the volume in the store: the one that the replica will be started with.
+    pub volume: String,
+    /// The file that the volume rests on.
+    pub backing_file: Option<PathBuf>,
+    /// How the store is made.
+    pub store: StoreOptions,
+    /// Whether upstream's files are kept, in [`KEPT`].
+    pub keep: bool,
+}
+
+/// Takes a replica over, or goes on with that. Nothing is told if only the last steps were left of it.
+///
+/// # Errors
+/// `Busy` while somebody uses the replica; `Invalid`, `Exists` or `NotFound` with the reason if there is nothing that can
+/// be taken over; those of the store.
+pub fn import(options: &ImportOptions, told: Told<'_>) -> Result<Option<Moved>> {
+    let dir = &absolute(&options.dir)?;
+    let _held = Held::alone(dir)?;
+    check_not(dir, EXPORT)?;
+    let place = dir.join(IMPORT);
+    if exists(&place)? && exists(&dir.join(STORE_FILE))? {
+        return finish(dir, &place, told).map(|()| None);
+    }
+    let files = Files::read(dir)?;
+    let moved = fill(options, &files, &place, told)?;
+    finish(dir, &place, told)?;
+    Ok(Some(moved))
+}
+
+/// Makes the store, and puts it in its place: all that upstream's files have is durable in it then. They stay as
+/// they are.
+fn fill(options: &ImportOptions, files: &Files, place: &Path, told: Told<'_>) -> Result<Moved> {
+    files.check_unused()?;
+    let below = open_below(options, files)?;
+    if options.keep && exists(&files.dir.join(KEPT))? {
+        let text = format!("there is `{KEPT}` from before in the directory: move it away");
+        return Err(Error::new(ErrorKind::Exists, text));
+    }
+    let identity = below.as_ref().map_or("", |file| file.identity());
+    let stamp = format!("{}\n{identity}\n{}", options.volume, files.stamp()?);
+    make_dir(place)?;
+    let source = place.join(SOURCE);
+    if fs::read_to_string(&source).ok().as_deref() != Some(&stamp) {
+        // What there may be was filled from something else.
+        for name in list(place)? {
+            remove(&place.join(name))?;
+        }
+        put(&source, stamp.as_bytes())?;
+        sync(place)?;
+    }
+    told(Progress::default())?;
+    let file = StoreFile { path: place.join(STORE_FILE), options: options.store.clone() };
+    let store = file.open_or_create(Some(files.meta.size))?;
+    let filling =
+        Filling { store: &store, volume: &options.volume, files, growth: Growth::default() };
+    let filled = filling.run(below, place, told);
+    store.close()?;
+    let moved = filled?;
+    told(Progress::default())?;
+    // Nobody has changed them meanwhile: what was read belongs together.
+    files.check_unused()?;
+    if !stamp.ends_with(&format!("\n{}", files.stamp()?)) {
+        let text = "upstream's files have changed while they were read: give the command again";
+        return Err(Error::busy(text));
+    }
+    if options.keep {
+        put(&place.join(KEEP), b"")?;
+    }
+    // The content of what is beside the store is durable, and the store is closed; now their names, and then that
+    // of the store, which decides.
+    sync(place)?;
+    rename(&file.path, &files.dir.join(STORE_FILE))?;
+    sync(&files.dir)?;
+    sync(place)?;
+    told(Progress::default())?;
+    Ok(moved)
+}
+
+/// The file that the volume rests on, which upstream's files name.
+fn open_below(options: &ImportOptions, files: &Files) -> Result<Option<Arc<dyn Backing>>> {
+    let named = &*files.meta.backing_file_path;
+    match &options.backing_file {
+        None if named.is_empty() => Ok(None),
+        None => Err(Error::invalid(format!(
+            "the volume rests on the backing file `{named}`: name it with --backing-file"
+        ))),
+        Some(_) if named.is_empty() => {
+            Err(Error::invalid("the volume rests on no backing file: leave --backing-file out"))
+        }
+        Some(path) => dbs_backing::open(&dbs_backing::file_at(path)?).map(Some),
+    }
+}
+
+/// A store that is filled.
+struct Filling<'a> {
+    store: &'a Store,
+    volume: &'a str,
+    files: &'a Files,
+    growth: Growth,
+}
+
+impl Filling<'_> {
+    /// Takes all layers over, one after the other, and then their tree. What was done before is not done again.
+    fn run(&self, below: Option<Arc<dyn Backing>>, place: &Path, told: Told<'_>) -> Result<Moved> {
+        let Self { store, volume, files, .. } = *self;
+        let size = files.meta.size;
+        let below = below.map(|file| store.attach_backing(file));
+        if store.volumes(false).is_empty() {
+            match &below {
+                Some(file) => store.create_backed(volume, size, file)?,
+                None => store.create_volume(volume, size)?,
+            };
+        }
+        store.set_rebuilding(volume, true)?;
+        let total = files.disks.keys().map(|disk| allocated(&files.image(disk))).sum();
+        let mut count = Count { progress: Progress { bytes: 0, total }, told };
+        let snapshots = files.snapshots();
+        for disk in &snapshots {
+            self.take_snapshot(disk, &mut count)?;
+        }
+        let described = snapshots.iter().filter_map(|disk| files.disks.get_key_value(*disk));
+        let links =
+            described.filter_map(|(disk, meta)| Some(link(names::snapshot_name(disk)?, meta)));
+        let head = files.disks.get(&files.meta.head);
+        let parent = head.and_then(|head| names::snapshot_name(&head.parent));
+        store.relink(volume, &links.collect::<Vec<_>>(), parent)?;
+        count.add(0)?;
+        self.take_head(&mut count)?;
+        store.stage_revision(volume, files.revision)?;
+        store.set_rebuilding(volume, false)?;
+        store.flush()?;
+        for disk in &snapshots {
+            self.take_record(disk, place)?;
+        }
+        self.take_counters(place)?;
+        count.add(0)?;
+        Ok(Moved { size, snapshots: snapshots.len(), bytes: count.progress.bytes })
+    }
+
+    /// A layer that is being filled has another name. It is filled in order, so that its end tells how far that is.
+    fn take_snapshot(&self, disk: &str, count: &mut Count<'_>) -> Result<()> {
+        let (store, volume) = (self.store, self.volume);
+        let name = names::snapshot_name(disk).unwrap_or_default();
+        let image = self.files.image(disk);
+        let layers = store.layers(volume)?;
+        if layers.iter().any(|layer| layer.name.as_deref() == Some(name)) {
+            return count.add(allocated(&image));
+        }
+        self.growth.look(store, self.files.meta.size);
+        let (source, staged) = (SparseFile::source(image)?, staged(name));
+        let sink = LayerSink::new(store, volume, &staged, None)?;
+        sink.open(source.size())?;
+        let from = filled(&store.layer(volume, Some(&staged))?)?;
+        copy(&source, from, &|at, piece| sink.write_at(at, piece), count)?;
+        store.flush()?;
+        store.rename_snapshot(volume, &staged, name)?;
+        count.add(0)
+    }
+
+    fn take_head(&self, count: &mut Count<'_>) -> Result<()> {
+        let source = SparseFile::source(self.files.image(&self.files.meta.head))?;
+        let from = filled(&self.store.layer(self.volume, None)?)?;
+        let head = self.store.volume(self.volume)?;
+        copy(&source, from, &|at, piece| head.write_at(at, piece, false), count)
+    }
+
+    /// A recorded hash that is current stays so.
+    fn take_record(&self, disk: &str, place: &Path) -> Result<()> {
+        let image = self.files.image(disk);
+        // One that cannot be read is none.
+        let record = Record::load(&image).unwrap_or(None);
+        let Some(record) = record.filter(|record| record.tells(&change_time(&image))) else {
+            return Ok(());
+        };
+        let name = names::snapshot_name(disk).unwrap_or_default();
+        let stamp = layer_stamp(self.store, self.volume, name)?;
+        Record { change_time: stamp, ..record }.store(&place.join(disk))
+    }
+
+    /// The count of writes, and when the last one was.
+    fn take_counters(&self, place: &Path) -> Result<()> {
+        let m = fs::metadata(self.files.image(&self.files.meta.head));
+        let changed = m.map_or(0, |m| {
+            m.mtime().unsigned_abs() * 1_000_000_000 + m.mtime_nsec().unsigned_abs()
+        });
+        Counters::new(place).start(self.files.revision, changed)?;
+        sync(&place.join(COUNTERS_FILE))
+    }
+}
+
+/// Up to where a layer was surely filled.
+fn filled(layer: &Layer) -> Result<u64> {
+    let (mut at, mut end) = (0, 0);
+    while at < layer.size() {
+        let ranges = layer.map(at, layer.size() - at, RANGES)?;
+        let Some(last) = ranges.last() else { break };
+        at = last.offset + last.length;
+        let held = ranges.iter().rev().find(|range| range.state != LayerState::Absent);
+        end = held.map_or(end, |range| range.offset + range.length);
+    }
+    // The last piece may have come in part.
+    Ok(end.saturating_sub(PIECE_BYTES as u64))
+}
+
+fn allocated(image: &Path) -> u64 {
+    fs::metadata(image).map_or(0, |m| m.blocks() * 512)
+}
+
+/// Removes upstream's files, as everything is in the store. `volume.meta` is ours as well.
+fn finish(dir: &Path, place: &Path, told: Told<'_>) -> Result<()> {
+    let source = place.join(SOURCE);
+    if exists(&source)? {
+        let text = fs::read_to_string(&source)
+            .map_err(|e| Error::io(e, format!("reading `{}`", source.display())))?;
+        let kept = exists(&place.join(KEEP))?.then(|| dir.join(KEPT));
+        kept.as_deref().map_or(Ok(()), make_dir)?;
+        for name in names_of(&text) {
+            let file = dir.join(name);
+            match &kept {
+                Some(kept) if name == VOLUME_META => {
+                    let copied = fs::copy(&file, kept.join(name));
+                    copied.map_err(|e| Error::io(e, format!("copying `{}`", file.display())))?;
+                }
+                Some(kept) if exists(&file)? => rename(&file, &kept.join(name))?,
+                None if name != VOLUME_META => remove(&file)?,
+                _ => {}
+            }
+            told(Progress::default())?;
+        }
+        kept.as_deref().map_or(Ok(()), sync)?;
+        sync(dir)?;
+        remove(&source)?;
+        sync(place)?;
+    }
+    for name in list(place)? {
+        let from = place.join(&name);
+        if name == COUNTERS_FILE || name.ends_with(CHECKSUM) {
+            rename(&from, &dir.join(&name))?;
+        } else {
+            // Of a process that was killed.
+            remove(&from)?;
+        }
+        told(Progress::default())?;
+    }
+    sync(dir)?;
+    fs::remove_dir(place).map_err(|e| Error::io(e, format!("removing `{}`", place.display())))?;
+    sync(dir)
+}
+
+/// The names in what [`SOURCE`] says.
+fn names_of(source: &str) -> impl Iterator<Item = &str> {
+    source.lines().skip(2).filter_map(|line| line.splitn(5, ' ').nth(4))
+}
