@@ -123,17 +123,7 @@ impl Files {
     /// # Errors
     /// `Busy`, `Io`.
     pub fn check_unused(&self) -> Result<()> {
-        for disk in self.disks.keys() {
-            let path = self.image(disk);
-            let open = File::open(&path).and_then(|file| is_open_for_writing(&file));
-            if open.map_err(|e| Error::io(e, format!("asking who uses `{}`", path.display())))? {
-                return Err(Error::busy(format!(
-                    "a process has `{}` open for writing: stop the replica first",
-                    path.display()
-                )));
-            }
-        }
-        Ok(())
+        self.disks.keys().try_for_each(|disk| check_unused(&self.image(disk)))
     }
 
     /// What changes when one of the files does: a line for each, with its name at the end.
@@ -146,10 +136,7 @@ impl Files {
             let path = self.dir.join(name);
             let m = fs::symlink_metadata(&path)
                 .map_err(|e| Error::io(e, format!("looking at `{}`", path.display())))?;
-            let (size, inode) = (m.size(), m.ino());
-            let times = [(m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())];
-            let [(a, b), (c, d)] = times;
-            stamp += &format!("{size} {inode} {a}.{b:09} {c}.{d:09} {name}\n");
+            stamp += &format!("{} {}.{:09} {name}\n", state(&m), m.ctime(), m.ctime_nsec());
         }
         Ok(stamp)
     }
@@ -217,6 +204,27 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// Refuses while a process has a file open for writing.
+///
+/// # Errors
+/// `Busy`, `Io`.
+pub fn check_unused(path: &Path) -> Result<()> {
+    let open = File::open(path).and_then(|file| is_open_for_writing(&file));
+    if open.map_err(|e| Error::io(e, format!("asking who uses `{}`", path.display())))? {
+        let path = path.display();
+        return Err(Error::busy(format!(
+            "a process has `{path}` open for writing: stop the replica first"
+        )));
+    }
+    Ok(())
+}
+
+/// What changes when a file is written or replaced. Its ctime also changes with the number of its names.
+#[must_use]
+pub fn state(m: &fs::Metadata) -> String {
+    format!("{} {} {}.{:09}", m.size(), m.ino(), m.mtime(), m.mtime_nsec())
 }
 
 /// What a name stands for; nothing if it is not upstream's and does no harm.

@@ -1,6 +1,6 @@
 //! `longhorn replica-import`: the files of a closed replica of upstream's become a store of ours.
 
-use super::files::{CHECKSUM, Files, change_time};
+use super::files::{CHECKSUM, Files, change_time, check_unused, state};
 use super::{
     Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, check_not,
     copy, exists, list, make_dir, put, remove, rename, sync,
@@ -23,6 +23,8 @@ use std::sync::Arc;
 const SOURCE: &str = "source";
 /// In [`IMPORT`]: upstream's files are to be kept.
 const KEEP: &str = "keep";
+/// At the end of an image's name.
+const IMAGE: &str = ".img";
 /// Ranges of a map asked for at once.
 const RANGES: usize = 256;
 
@@ -239,29 +241,14 @@ fn allocated(image: &Path) -> u64 {
     fs::metadata(image).map_or(0, |m| m.blocks() * 512)
 }
 
-/// Removes upstream's files, as everything is in the store. `volume.meta` is ours as well.
+/// Takes the last steps, as everything is in the store.
 fn finish(dir: &Path, place: &Path, told: Told<'_>) -> Result<()> {
     let source = place.join(SOURCE);
     if exists(&source)? {
         let text = fs::read_to_string(&source)
             .map_err(|e| Error::io(e, format!("reading `{}`", source.display())))?;
         let kept = exists(&place.join(KEEP))?.then(|| dir.join(KEPT));
-        kept.as_deref().map_or(Ok(()), make_dir)?;
-        for name in names_of(&text) {
-            let file = dir.join(name);
-            match &kept {
-                Some(kept) if name == VOLUME_META => {
-                    let copied = fs::copy(&file, kept.join(name));
-                    copied.map_err(|e| Error::io(e, format!("copying `{}`", file.display())))?;
-                }
-                Some(kept) if exists(&file)? => rename(&file, &kept.join(name))?,
-                None if name != VOLUME_META => remove(&file)?,
-                _ => {}
-            }
-            told(Progress::default())?;
-        }
-        kept.as_deref().map_or(Ok(()), sync)?;
-        sync(dir)?;
+        clear(&Taken { dir, lines: text.lines().skip(2).collect() }, kept.as_deref(), told)?;
         remove(&source)?;
         sync(place)?;
     }
@@ -280,7 +267,82 @@ fn finish(dir: &Path, place: &Path, told: Told<'_>) -> Result<()> {
     sync(dir)
 }
 
-/// The names in what [`SOURCE`] says.
-fn names_of(source: &str) -> impl Iterator<Item = &str> {
-    source.lines().skip(2).filter_map(|line| line.splitn(5, ' ').nth(4))
+/// Removes upstream's files, or moves them. `volume.meta` is ours as well.
+fn clear(taken: &Taken<'_>, kept: Option<&Path>, told: Told<'_>) -> Result<()> {
+    taken.check(|_| true)?;
+    kept.map_or(Ok(()), make_dir)?;
+    for name in taken.names() {
+        // Upstream's replica may be started at any time: nobody holds it back.
+        taken.check(|other| other == name || other == VOLUME_META)?;
+        let file = taken.dir.join(name);
+        match kept {
+            Some(kept) if name == VOLUME_META => {
+                let copied = fs::copy(&file, kept.join(name));
+                copied.map_err(|e| Error::io(e, format!("copying `{}`", file.display())))?;
+            }
+            Some(kept) if exists(&file)? => rename(&file, &kept.join(name))?,
+            None if name != VOLUME_META => remove(&file)?,
+            _ => {}
+        }
+        told(Progress::default())?;
+    }
+    kept.map_or(Ok(()), sync)?;
+    sync(taken.dir)
+}
+
+/// Upstream's files that were taken over: the lines of [`SOURCE`] about them.
+struct Taken<'a> {
+    dir: &'a Path,
+    lines: Vec<&'a str>,
+}
+
+impl Taken<'_> {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.lines.iter().filter_map(|line| name_in(line))
+    }
+
+    /// Refuses if one of these files is not what was taken over, or is about to be another: then upstream's replica has been
+    /// started since the store got its name. Some may be gone.
+    fn check(&self, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        for line in &self.lines {
+            let Some(name) = name_in(line).filter(|name| wanted(name)) else { continue };
+            let path = self.dir.join(name);
+            if !exists(&path)? {
+                continue;
+            }
+            let m = fs::symlink_metadata(&path)
+                .map_err(|e| Error::io(e, format!("looking at `{}`", path.display())))?;
+            if !line.starts_with(&format!("{} ", state(&m))) {
+                return Err(self.changed(name));
+            }
+            check_unused(&path)?;
+        }
+        Ok(())
+    }
+
+    fn changed(&self, name: &str) -> Error {
+        let is_gone = |name: &str| name.ends_with(IMAGE) && !self.dir.join(name).exists();
+        let ways = if self.names().any(is_gone) {
+            format!(
+                "Others are removed already, and the volume as it was taken over is in `{STORE_FILE}`: to go on with that, \
+                 move `{name}` away, and give the command again"
+            )
+        } else {
+            format!(
+                "To take them over anew, remove `{STORE_FILE}` and `{IMPORT}`; to give up what is newer in them, move \
+                 `{name}` away. Then give the command again"
+            )
+        };
+        let text = format!(
+            "`{name}` has changed since it was taken over: upstream's replica was started in `{}`, and its files may be newer \
+             than what was taken over. Nothing more is removed. {ways}",
+            self.dir.display()
+        );
+        Error::new(ErrorKind::Exists, text)
+    }
+}
+
+/// The name in a line of [`SOURCE`].
+fn name_in(line: &str) -> Option<&str> {
+    line.splitn(5, ' ').nth(4)
 }

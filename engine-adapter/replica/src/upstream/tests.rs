@@ -387,6 +387,86 @@ fn what_has_changed_since_is_taken_over_anew() {
     equal("moved", &our_views(dir), &upstream_model());
 }
 
+/// Imports up to where this holds.
+fn import_until(dir: &Path, options: &ImportOptions, holds: &dyn Fn() -> bool) {
+    let told = |_| if holds() { Err(Error::busy("stop")) } else { Ok(()) };
+    import(options, &told).unwrap_err();
+    assert!(dir.join(STORE_FILE).exists() && !is_settled(dir));
+}
+
+fn dirty(dir: &Path) {
+    let meta = VolumeMeta { dirty: true, ..VolumeMeta::read(dir).unwrap().unwrap() };
+    meta.write(dir).unwrap();
+}
+
+/// Nobody keeps Longhorn from starting upstream's replica where an import was cut off.
+#[test]
+fn what_upstream_has_written_after_the_turn_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let write = |dir: &Path| {
+        let file = File::options().write(true).open(dir.join(HEAD)).unwrap();
+        file.write_all_at(&[77; 4096], 0).unwrap();
+    };
+    let edits: [(&str, &dyn Fn(&Path)); 2] = [("written", &write), ("opened", &dirty)];
+    for (name, edit) in edits {
+        for keep in [false, true] {
+            let dir = &place.path().join(format!("{name}-{keep}"));
+            upstream_replica(dir);
+            let options = ImportOptions { keep, ..importing(dir) };
+            import_until(dir, &options, &|| dir.join(STORE_FILE).exists());
+            edit(dir);
+            let before = list(dir).unwrap();
+            let refused = import(&options, &done).unwrap_err();
+            assert!(
+                refused.kind() == ErrorKind::Exists && refused.to_string().contains("newer"),
+                "{refused}"
+            );
+            assert_eq!(list(dir).unwrap(), before);
+            // As the text says.
+            fs::remove_file(dir.join(STORE_FILE)).unwrap();
+            fs::remove_dir_all(dir.join(IMPORT)).unwrap();
+            let views = upstream_views(dir);
+            assert!(name == "opened" || views[HEAD][0] == 77);
+            import(&options, &done).unwrap().unwrap();
+            equal(name, &our_views(dir), &views);
+        }
+    }
+
+    // Where the head is gone nothing can be taken over anew.
+    let dir = &place.path().join("amid");
+    upstream_replica(dir);
+    let views = upstream_views(dir);
+    import_until(dir, &importing(dir), &|| !dir.join(HEAD).exists());
+    dirty(dir);
+    let before = list(dir).unwrap();
+    let refused = import(&importing(dir), &done).unwrap_err().to_string();
+    assert!(refused.contains("move `volume.meta` away") && !refused.contains("anew"), "{refused}");
+    assert_eq!(list(dir).unwrap(), before);
+    fs::remove_file(dir.join("volume.meta")).unwrap();
+    import(&importing(dir), &done).unwrap();
+    equal("amid", &our_views(dir), &views);
+
+    // Started while they are being removed; and now.
+    let dir = &place.path().join("meanwhile");
+    upstream_replica(dir);
+    let started = |_| {
+        if dir.join(STORE_FILE).exists() && !dir.join("revision.counter").exists() {
+            dirty(dir);
+        }
+        Ok(())
+    };
+    import(&importing(dir), &started).unwrap_err();
+    assert!(dir.join(HEAD).exists());
+    let dir = &place.path().join("open");
+    upstream_replica(dir);
+    import_until(dir, &importing(dir), &|| dir.join(STORE_FILE).exists());
+    let open = File::options().append(true).open(dir.join(disk("c"))).unwrap();
+    let refused = import(&importing(dir), &done).unwrap_err();
+    assert!(refused.to_string().contains("open for writing"), "{refused}");
+    drop(open);
+    import(&importing(dir), &done).unwrap();
+}
+
 fn upstream_model() -> Views {
     let place = tempfile::tempdir().unwrap();
     upstream_replica(place.path());
