@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 /// In [`EXPORT`]: images that are complete, each with the state of the layer that it was made of.
 const DONE: &str = "done";
-/// In [`EXPORT`]: all files are complete, and durable.
+/// In [`EXPORT`], if they are to take the place of the store: all files are complete, and durable.
 const COMPLETE: &str = "complete";
 /// Layers from the head down that upstream opens at most.
 const CHAIN_MAX: usize = 250;
@@ -60,17 +60,25 @@ pub fn export(options: &ExportOptions, told: Told<'_>) -> Result<Option<Moved>> 
         }
     };
     let place = target.join(EXPORT);
-    if is_committed(&target)? {
+    if options.to.is_some() {
+        check_empty(&target)?;
+    } else if is_committed(&target)? {
         return finish(&target, &place, told).map(|()| None);
-    }
-    let others = list(&target)?.into_iter().find(|name| name != EXPORT);
-    if let Some(name) = others.filter(|_| options.to.is_some()) {
-        let text = format!("`{}` is not empty: it holds `{name}`", target.display());
-        return Err(Error::new(ErrorKind::Exists, text));
     }
     let moved = write(options, dir, &place, told)?;
     finish(&target, &place, told)?;
     Ok(Some(moved))
+}
+
+/// Refuses another directory with files in it. Even an export's that was cut off when it gave them their names: the replica
+/// may have been used since, or be another.
+fn check_empty(target: &Path) -> Result<()> {
+    let Some(name) = list(target)?.into_iter().find(|name| name != EXPORT) else { return Ok(()) };
+    let mut text = format!("`{}` is not empty: it holds `{name}`", target.display());
+    if exists(&target.join(EXPORT))? {
+        text += ". An export to there was cut off at its end: remove the directory, and give the command again";
+    }
+    Err(Error::new(ErrorKind::Exists, text))
 }
 
 /// Whether all files are written, and no store is where a replica would look for it.
@@ -155,8 +163,10 @@ fn write_from(
     count.add(0)?;
     // All of it is durable now, but for names, which are before the one that says so.
     sync(place)?;
-    put(&place.join(COMPLETE), b"")?;
-    sync(place)?;
+    if options.to.is_none() {
+        put(&place.join(COMPLETE), b"")?;
+        sync(place)?;
+    }
     count.add(0)?;
     Ok(Moved { size: state.size(), snapshots: disks.len() - 1, bytes: count.progress.bytes })
 }

@@ -337,9 +337,14 @@ fn an_export_is_killed_at_every_step() {
             if way == "to" || dir.join(STORE_FILE).exists() {
                 equal(&format!("{way} {steps}: ours is as it was"), &our_views(dir), &views);
             }
+            let options = exporting(dir, Some(&*to).filter(|_| way == "to"));
+            if way == "to" && list(&to).unwrap() != [EXPORT] {
+                let refused = export(&options, &done).unwrap_err();
+                assert!(refused.to_string().contains("remove the directory"), "{refused}");
+                fs::remove_dir_all(&to).unwrap();
+            }
             if killed(way, dir, steps * 5 % 7) {
-                export(&exporting(dir, Some(&*to).filter(|_| way == "to")), &done)
-                    .unwrap_or_else(|e| panic!("{way} {steps}: {e}"));
+                export(&options, &done).unwrap_or_else(|e| panic!("{way} {steps}: {e}"));
             }
             assert!(is_settled(target));
             equal(&format!("{way} {steps}"), &upstream_views(target), &views);
@@ -465,6 +470,47 @@ fn what_upstream_has_written_after_the_turn_stays() {
     assert!(refused.to_string().contains("open for writing"), "{refused}");
     drop(open);
     import(&importing(dir), &done).unwrap();
+}
+
+/// With `--to` the replica stays ours, and is used.
+#[test]
+fn an_export_elsewhere_is_of_the_replica_as_it_is() {
+    let place = tempfile::tempdir().unwrap();
+    let [dir, other] = ["r", "other"].map(|name| place.path().join(name));
+    for dir in [&dir, &other] {
+        upstream_replica(dir);
+        import(&importing(dir), &done).unwrap().unwrap();
+    }
+    let ways: [(&str, &str); 3] =
+        [("written", "volume.export/volume.meta"), ("named", HEAD), ("ended", "volume.meta")];
+    for (name, file) in ways {
+        let to = &place.path().join(name);
+        let stop = |_| if to.join(file).exists() { Err(Error::busy("stop")) } else { Ok(()) };
+        export(&exporting(&other, Some(to)), &stop).unwrap_err();
+        // Not by chance what `other` has as well.
+        use_store(&dir);
+        let views = our_views(&dir);
+        match export(&exporting(&dir, Some(to)), &done) {
+            Ok(moved) => assert!(moved.is_some()),
+            Err(refused) => {
+                assert!(refused.to_string().contains("remove the directory"), "{name}: {refused}");
+                fs::remove_dir_all(to).unwrap();
+                export(&exporting(&dir, Some(to)), &done).unwrap().unwrap();
+            }
+        }
+        equal(name, &upstream_views(to), &views);
+    }
+    // The same replica, used in between; nor does the target's own name end it.
+    let to = &place.path().join("used");
+    let stop =
+        |_| if to.join(EXPORT).join("volume.meta").exists() { Err(Error::busy("stop")) } else { Ok(()) };
+    export(&exporting(&other, Some(to)), &stop).unwrap_err();
+    let refused = export(&exporting(to, None), &done).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotFound, "{refused}");
+    use_store(&other);
+    let views = our_views(&other);
+    export(&exporting(&other, Some(to)), &done).unwrap().unwrap();
+    equal("used", &upstream_views(to), &views);
 }
 
 fn upstream_model() -> Views {
