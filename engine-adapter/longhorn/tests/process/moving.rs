@@ -172,4 +172,12 @@ fn nothing_goes_before_what_takes_its_place_is_durable() {
     let source = position(&steps, "unlink volume.import/source");
     let last = steps.iter().rposition(|step| step.starts_with("unlink volume-")).unwrap();
     assert!(last < source && steps[last..source].contains(&"fsync .".to_owned()), "{steps:#?}");
+
+    traced(&place, &dir, &["replica-export", path]).unwrap();
+    let steps = traced(&place, &dir, &["replica-import", "--keep", path]).unwrap();
+    let source = position(&steps, "unlink volume.import/source");
+    let copy = position(&steps, "fsync volume.upstream/volume.meta");
+    let kept = position(&steps, "fsync volume.upstream");
+    let last = steps.iter().rposition(|step| step.starts_with("rename volume-")).unwrap();
+    assert!(copy < kept && last < kept && kept < source, "{steps:#?}");
 }

@@ -277,8 +277,9 @@ fn clear(taken: &Taken<'_>, kept: Option<&Path>, told: Told<'_>) -> Result<()> {
         let file = taken.dir.join(name);
         match kept {
             Some(kept) if name == VOLUME_META => {
-                let copied = fs::copy(&file, kept.join(name));
-                copied.map_err(|e| Error::io(e, format!("copying `{}`", file.display())))?;
+                let bytes = fs::read(&file)
+                    .map_err(|e| Error::io(e, format!("reading `{}`", file.display())))?;
+                put(&kept.join(name), &bytes)?;
             }
             Some(kept) if exists(&file)? => rename(&file, &kept.join(name))?,
             None if name != VOLUME_META => remove(&file)?,

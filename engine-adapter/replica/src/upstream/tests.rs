@@ -262,6 +262,9 @@ fn child() {
     };
     match way {
         "import" => import(&importing(dir), &told).map(drop).unwrap(),
+        "keep" => {
+            import(&ImportOptions { keep: true, ..importing(dir) }, &told).map(drop).unwrap();
+        }
         "to" => {
             let to = dir.with_extension("to");
             export(&exporting(dir, Some(&to)), &told).map(drop).unwrap();
@@ -290,30 +293,38 @@ fn an_import_is_killed_at_every_step() {
     let place = tempfile::tempdir().unwrap();
     let model = place.path().join("model");
     upstream_replica(&model);
-    let views = upstream_views(&model);
-    let mut steps = 0;
-    loop {
-        let dir = &place.path().join(steps.to_string());
-        upstream_replica(dir);
-        if !killed("import", dir, steps) {
-            break;
+    let (names, views) = (list(&model).unwrap(), upstream_views(&model));
+    for way in ["import", "keep"] {
+        let mut steps = 0;
+        loop {
+            let dir = &place.path().join(format!("{way}{steps}"));
+            upstream_replica(dir);
+            if !killed(way, dir, steps) {
+                break;
+            }
+            let (begun, ended) = (dir.join(IMPORT).exists(), dir.join(STORE_FILE).exists());
+            assert!(begun && !is_settled(dir), "{steps}: no replica starts here");
+            if !ended {
+                equal(&format!("{steps}: upstream's is as it was"), &upstream_views(dir), &views);
+            }
+            // Once more, elsewhere in it, and then to the end.
+            if killed(way, dir, steps * 5 % 7) {
+                let options = ImportOptions { keep: way == "keep", ..importing(dir) };
+                import(&options, &done).unwrap_or_else(|e| panic!("{way} {steps}: {e}"));
+            }
+            assert!(is_settled(dir));
+            equal(&format!("{way} {steps}"), &our_views(dir), &views);
+            assert_eq!(our_disks(dir).1, 1234, "{way} {steps}");
+            assert!(list(dir).unwrap().iter().all(|name| !name.ends_with(".img")), "{steps}");
+            if way == "keep" {
+                assert_eq!(list(&dir.join(KEPT)).unwrap(), names, "{steps}");
+                equal(&format!("kept {steps}"), &upstream_views(&dir.join(KEPT)), &views);
+            }
+            // Up to the turn they are the same.
+            steps += if way == "keep" && !ended { 4 } else { 1 };
         }
-        let (begun, ended) = (dir.join(IMPORT).exists(), dir.join(STORE_FILE).exists());
-        assert!(begun && !is_settled(dir), "{steps}: no replica starts here");
-        if !ended {
-            equal(&format!("{steps}: upstream's is as it was"), &upstream_views(dir), &views);
-        }
-        // Once more, elsewhere in it, and then to the end.
-        if killed("import", dir, steps * 5 % 7) {
-            import(&importing(dir), &done).unwrap_or_else(|e| panic!("{steps}: {e}"));
-        }
-        assert!(is_settled(dir));
-        equal(&format!("{steps}"), &our_views(dir), &views);
-        assert_eq!(our_disks(dir).1, 1234, "{steps}");
-        assert!(list(dir).unwrap().iter().all(|name| !name.ends_with(".img")), "{steps}");
-        steps += 1;
+        assert!(steps >= 16, "{way} {steps}");
     }
-    assert!(steps >= 16, "{steps}");
 }
 
 #[test]
