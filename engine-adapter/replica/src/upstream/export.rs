@@ -3,7 +3,7 @@
 use super::files::{CHECKSUM, META, REVISION_BYTES, REVISION_FILE, change_time};
 use super::{
     Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, check_not, copy, exists, list,
-    make_dir, put, remove, rename, sync,
+    make_dir, put, remove, rename, sync, warn,
 };
 use crate::agent::shelf::disk_meta;
 use crate::host::file::{STORE_FILE, StoreFile, StoreOptions};
@@ -94,7 +94,7 @@ fn is_committed(target: &Path) -> Result<bool> {
 /// Writes all files. The store stays as it is, but gets out of the way at the end if they are to take its place.
 fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> Result<Moved> {
     let file = StoreFile::of(dir, options.store.clone());
-    let store = file.open().map_err(|e| match e.kind() {
+    check_tail(&file).map_err(|e| match e.kind() {
         ErrorKind::NotFound => Error::not_found(format!(
             "there is no store in `{}`: it holds no replica of DBS, or one in a shared store, which is moved by \
              rebuilding an upstream replica from it",
@@ -102,6 +102,8 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
         )),
         _ => e,
     })?;
+    let store = file.open()?;
+    warn(&store);
     let written = write_from(&store, options, (dir, place), told);
     let moved = match written {
         Ok(moved) if options.to.is_none() => {
@@ -117,6 +119,17 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
     let moved = moved?;
     told(Progress::default())?;
     Ok(moved)
+}
+
+/// Refuses a store whose last process was killed, and whose tail is not where it is looked for.
+fn check_tail(file: &StoreFile) -> Result<()> {
+    if file.look()?.lost_tail().is_none() {
+        return Ok(());
+    }
+    Err(Error::busy(
+        "the replica was not stopped in good order, and its tail, with what it acknowledged last, is not here: give --tail as \
+         to `replica`; or start the replica once where it ran, and stop it",
+    ))
 }
 
 fn write_from(

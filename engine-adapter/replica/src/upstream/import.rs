@@ -3,7 +3,7 @@
 use super::files::{CHECKSUM, Files, change_time, check_unused, state};
 use super::{
     Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, check_not,
-    copy, exists, list, make_dir, put, remove, rename, sync,
+    copy, exists, list, make_dir, put, remove, rename, sync, warn,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
 use crate::replica::counters::{COUNTERS_FILE, Counters};
@@ -86,6 +86,7 @@ fn fill(options: &ImportOptions, files: &Files, place: &Path, told: Told<'_>) ->
     told(Progress::default())?;
     let file = StoreFile { path: place.join(STORE_FILE), options: options.store.clone() };
     let store = file.open_or_create(Some(files.meta.size))?;
+    warn(&store);
     let filling =
         Filling { store: &store, volume: &options.volume, files, growth: Growth::default() };
     let filled = filling.run(below, place, told);

@@ -28,7 +28,8 @@ pub mod import;
 pub use export::export;
 pub use import::import;
 
-use dbs_core::{Error, ErrorKind, Result};
+use dbs_core::{Error, ErrorKind, Result, Store};
+use dbs_service::log;
 use longhorn_sync::image::Source;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -172,6 +173,13 @@ impl Count<'_> {
     fn add(&mut self, bytes: u64) -> Result<()> {
         self.progress.bytes += bytes;
         (self.told)(self.progress)
+    }
+}
+
+/// Tells what there is to be told of a store that was opened.
+fn warn(store: &Store) {
+    for warning in &store.info().warnings {
+        log::warn("store", &[("warning", warning)]);
     }
 }
 

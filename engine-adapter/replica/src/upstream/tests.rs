@@ -5,7 +5,6 @@ use super::*;
 use crate::host::file::{STORE_FILE, StoreFile, StoreOptions};
 use crate::replica::meta::{DiskMeta, VolumeMeta};
 use crate::replica::{Disk, Replica, ReplicaOptions, StoreSource};
-use dbs_core::Store;
 use longhorn_sync::image::{HashOptions, Record, Source, SparseFile, hash};
 use longhorn_wire::names;
 use std::collections::BTreeMap;
@@ -513,8 +512,9 @@ fn an_export_elsewhere_is_of_the_replica_as_it_is() {
     }
     // The same replica, used in between; nor does the target's own name end it.
     let to = &place.path().join("used");
-    let stop =
-        |_| if to.join(EXPORT).join("volume.meta").exists() { Err(Error::busy("stop")) } else { Ok(()) };
+    let stop = |_| {
+        if to.join(EXPORT).join("volume.meta").exists() { Err(Error::busy("stop")) } else { Ok(()) }
+    };
     export(&exporting(&other, Some(to)), &stop).unwrap_err();
     let refused = export(&exporting(to, None), &done).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NotFound, "{refused}");
