@@ -140,6 +140,13 @@ fn write_from(
 ) -> Result<Moved> {
     let volume = volume_of(store, &options.volume, options.to.is_none())?;
     let old = VolumeMeta::read(dir)?.unwrap_or_default();
+    let below = store.backing(&volume)?.is_some();
+    if below && old.backing_file_path.is_empty() {
+        return Err(Error::invalid(format!(
+            "the volume rests on a backing file, and {VOLUME_META} does not say on which: start the replica once with \
+             --backing-file, and stop it"
+        )));
+    }
     let layers = store.layers(&volume)?;
     let state = ReplicaState {
         head: names::head_number(&old.head).unwrap_or(0),
@@ -168,7 +175,7 @@ fn write_from(
         head: state.head_disk(),
         parent: state.parent_disk(),
         sector_size: SECTOR_SIZE,
-        backing_file_path: old.backing_file_path,
+        backing_file_path: if below { old.backing_file_path } else { String::new() },
         encrypted: old.encrypted,
         ..VolumeMeta::default()
     };

@@ -732,6 +732,17 @@ fn a_volume_comes_over_with_its_backing_file() {
         drop(volume);
         store.close().unwrap();
     }
+    let meta = fs::read(dir.join("volume.meta")).unwrap();
+    for damage in [None, Some("{")] {
+        match damage {
+            None => fs::remove_file(dir.join("volume.meta")).unwrap(),
+            Some(text) => fs::write(dir.join("volume.meta"), text).unwrap(),
+        }
+        let refused = export(&exporting(dir, None), &done).unwrap_err();
+        assert!(refused.to_string().contains("does not say on which"), "{refused}");
+        assert!(dir.join(STORE_FILE).exists());
+    }
+    fs::write(dir.join("volume.meta"), meta).unwrap();
     export(&exporting(dir, None), &done).unwrap().unwrap();
     assert!(upstream_views(dir)[HEAD] == head);
     assert_eq!(Files::read(dir).unwrap().meta.backing_file_path, base.display().to_string());
