@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// In [`EXPORT`]: images that are complete, each with the state of the layer that it was made of.
 const DONE: &str = "done";
@@ -166,10 +167,7 @@ fn write_from(
         layer.write_record(dir, place)?;
         count.add(0)?;
     }
-    let revision = revision(store, &volume, dir)?;
-    let mut text = revision.to_string().into_bytes();
-    text.resize(REVISION_BYTES, 0);
-    put(&place.join(REVISION_FILE), &text)?;
+    write_counters(store, &volume, dir, &place.join(state.head_disk()))?;
     let meta = VolumeMeta {
         size: state.size(),
         head: state.head_disk(),
@@ -308,12 +306,21 @@ impl Layer<'_> {
     }
 }
 
-/// How many writes were counted.
-fn revision(store: &Store, volume: &str, dir: &Path) -> Result<u64> {
+/// How many writes were counted; and when the last one was, by which a controller chooses among replicas that have all failed.
+fn write_counters(store: &Store, volume: &str, dir: &Path, head: &Path) -> Result<()> {
     let counters = Counters::new(dir);
     counters.distrust_before(store.lost_tail());
     counters.load(store.volume_info(volume)?.revision, time::now_ns())?;
-    Ok(counters.revision())
+    let mut text = counters.revision().to_string().into_bytes();
+    text.resize(REVISION_BYTES, 0);
+    put(&head.with_file_name(REVISION_FILE), &text)?;
+    let modified = UNIX_EPOCH + Duration::from_nanos(counters.modified_ns());
+    let date = || {
+        let file = File::options().write(true).open(head)?;
+        file.set_modified(modified)?;
+        file.sync_all()
+    };
+    date().map_err(|e| Error::io(e, format!("setting the time of `{}`", head.display())))
 }
 
 /// Puts the files in their places, and removes what was ours, if it was to go.

@@ -196,6 +196,8 @@ fn a_replica_comes_over_and_goes_back() {
     upstream_replica(dir);
     let (names, views, metas) =
         (list(dir).unwrap(), upstream_views(dir), Files::read(dir).unwrap().disks);
+    let modified = || fs::metadata(dir.join(HEAD)).unwrap().modified().unwrap();
+    let written = modified();
     let moved = import(&importing(dir), &done).unwrap().unwrap();
     assert_eq!((moved.size, moved.snapshots), (SIZE, 4));
     equal("moved", &our_views(dir), &views);
@@ -221,6 +223,7 @@ fn a_replica_comes_over_and_goes_back() {
     let views = our_views(dir);
     export(&exporting(dir, None), &done).unwrap().unwrap();
     equal("moved", &upstream_views(dir), &views);
+    assert_eq!(modified(), written, "which tells how fresh it is");
     let stale = format!("{}.checksum", disk("b"));
     assert_eq!(
         list(dir).unwrap(),
