@@ -81,12 +81,13 @@ impl Files {
                 Error::not_found(text)
             });
         };
-        check_whole(&meta, &images, &metas)?;
         let mut disks = BTreeMap::new();
-        for disk in &metas {
+        for disk in metas {
             let path = dir.join(format!("{disk}{META}"));
-            disks.insert(disk.clone(), DiskMeta::parse(disk, &small(&path)?.unwrap_or_default())?);
+            let described = DiskMeta::parse(&disk, &small(&path)?.unwrap_or_default())?;
+            disks.insert(disk, described);
         }
+        check_whole(&meta, &images, &disks)?;
         let revision = revision(&dir.join(REVISION_FILE))?;
         let mut files = Self { dir: dir.to_owned(), meta, disks, revision, names };
         files.drop_old_heads()?;
@@ -166,8 +167,8 @@ impl Files {
         if let Some(disk) = self.disks.keys().find(|disk| same(disk)) {
             return Err(bad(
                 disk,
-                "it is the same file as the head: a snapshot that was cut off has left it. Remove it, and the \
-                 file with .meta behind its name",
+                "it is the same file as the head: a snapshot that was cut off has left it. Move it away, with \
+                 the file with .meta behind its name",
             ));
         }
         Ok(())
@@ -259,7 +260,11 @@ fn kind_of(name: &str) -> Result<Option<Kind>> {
 }
 
 /// Refuses what upstream would not serve, and what is not there as a whole.
-fn check_whole(meta: &VolumeMeta, images: &[String], metas: &[String]) -> Result<()> {
+fn check_whole(
+    meta: &VolumeMeta,
+    images: &[String],
+    disks: &BTreeMap<String, DiskMeta>,
+) -> Result<()> {
     if !meta.error.is_empty() {
         return Err(bad("", &format!("its {VOLUME_META} tells of an error: {}", meta.error)));
     }
@@ -273,17 +278,23 @@ fn check_whole(meta: &VolumeMeta, images: &[String], metas: &[String]) -> Result
     if meta.size == 0 || !meta.size.is_multiple_of(SECTOR_SIZE) {
         return Err(bad("", &format!("{} bytes are no size of a volume", meta.size)));
     }
-    if !metas.contains(&meta.head) || names::head_number(&meta.head).is_none() {
+    if !disks.contains_key(&meta.head) || names::head_number(&meta.head).is_none() {
         return Err(bad("", &format!("its head {:?} is missing", meta.head)));
     }
     let cut_off = "a purge, rebuild or clone that was cut off has left it so";
-    if let Some(image) = images.iter().find(|image| !metas.contains(image)) {
-        return Err(bad(
-            image,
-            &format!("it has no {META}: {cut_off}. Remove it if upstream does not list it"),
-        ));
+    if let Some(image) = images.iter().find(|image| !disks.contains_key(*image)) {
+        let child = disks.iter().find(|(_, child)| child.parent == **image).map(|(disk, _)| disk);
+        let child = child.or((meta.parent == **image).then_some(&meta.head));
+        let text = match child {
+            Some(child) => format!(
+                "it has no {META}, and is the parent of {child}, which needs it. Take that file from another replica of \
+                 the volume, or rebuild this one"
+            ),
+            None => format!("it has no {META}: {cut_off}. Move it away"),
+        };
+        return Err(bad(image, &text));
     }
-    if let Some(disk) = metas.iter().find(|disk| !images.contains(disk)) {
+    if let Some(disk) = disks.keys().find(|disk| !images.contains(disk)) {
         return Err(bad(
             disk,
             &format!("the file is missing: {cut_off}. Start and stop upstream's replica once"),

@@ -579,7 +579,13 @@ fn what_upstream_would_not_serve_is_refused() {
     for (text, edit) in metas {
         refused(text, &|dir| change(dir, edit));
     }
-    let files: [Case; 13] = [
+    let files: [Case; 15] = [
+        ("is the parent of volume-snap-b.img, which needs it", |dir| {
+            fs::remove_file(dir.join(disk("a") + ".meta")).unwrap();
+        }),
+        ("is the parent of volume-head-003.img, which needs it", |dir| {
+            fs::remove_file(dir.join(disk("d") + ".meta")).unwrap();
+        }),
         ("its parent volume-snap-x.img is missing", |dir| {
             describe(dir, &disk("c"), &disk("x"), DiskMeta::default());
         }),
@@ -589,7 +595,7 @@ fn what_upstream_would_not_serve_is_refused() {
             describe(dir, &disk("e"), &disk("d"), DiskMeta::default());
         }),
         ("the file is missing", |dir| fs::remove_file(dir.join(disk("c"))).unwrap()),
-        ("it has no .meta", |dir| image(&dir.join(disk("e")), SIZE, &[])),
+        ("cut off has left it so. Move it away", |dir| image(&dir.join(disk("e")), SIZE, &[])),
         ("a restore that was cut off", |dir| {
             image(&dir.join(disk("a") + ".snap_tmp"), SIZE, &[]);
         }),
