@@ -5,6 +5,7 @@ use super::{
     Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, check_not, copy, exists, list,
     make_dir, put, remove, rename, sync, warn,
 };
+use crate::agent::files::FileName;
 use crate::agent::shelf::disk_meta;
 use crate::host::file::{STORE_FILE, StoreFile, StoreOptions};
 use crate::replica::FILES;
@@ -103,13 +104,18 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
         )),
         _ => e,
     })?;
+    let in_place = options.to.is_none();
+    if in_place {
+        check_strays(dir)?;
+    }
     let store = file.open()?;
     warn(&store);
     let written = write_from(&store, options, (dir, place), told);
     let moved = match written {
-        Ok(moved) if options.to.is_none() => {
+        Ok(moved) if in_place => {
             // While it is open: nobody else has it before it is out of the way, which decides.
-            rename(&file.path, &place.join(STORE_FILE))
+            check_strays(dir)
+                .and_then(|()| rename(&file.path, &place.join(STORE_FILE)))
                 .and_then(|()| sync(place))
                 .and_then(|()| sync(dir))
                 .map(|()| moved)
@@ -120,6 +126,25 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
     let moved = moved?;
     told(Progress::default())?;
     Ok(moved)
+}
+
+/// Refuses files that upstream would take for its own: it lists all that have such a name.
+fn check_strays(dir: &Path) -> Result<()> {
+    for name in list(dir)? {
+        if matches!(FileName::parse(&name), Err(_) | Ok(FileName::Checksum(_))) {
+            continue;
+        }
+        let path = dir.join(&name);
+        let m = fs::symlink_metadata(&path)
+            .map_err(|e| Error::io(e, format!("looking at `{}`", path.display())))?;
+        if m.len() > 0 {
+            let text = format!("`{}` is no file of this replica: move it away", path.display());
+            return Err(Error::new(ErrorKind::Exists, text));
+        }
+        // A restore that failed has left it.
+        remove(&path)?;
+    }
+    Ok(())
 }
 
 /// Refuses a store whose last process was killed, and whose tail is not where it is looked for.

@@ -527,6 +527,36 @@ fn an_export_elsewhere_is_of_the_replica_as_it_is() {
     equal("used", &upstream_views(to), &views);
 }
 
+/// Upstream takes every file for a disk that has the name of one.
+#[test]
+fn an_export_does_not_mix_with_other_files() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    import(&importing(dir), &done).unwrap().unwrap();
+    let views = our_views(dir);
+    let refused = |stray: &Path, told: Told<'_>| {
+        let refused = export(&exporting(dir, None), told).unwrap_err();
+        assert!(refused.to_string().contains("is no file of this replica"), "{refused}");
+        assert!(dir.join(STORE_FILE).exists());
+        fs::remove_file(stray).unwrap();
+    };
+    describe(dir, &disk("x"), "", DiskMeta::default());
+    refused(&dir.join(disk("x") + ".meta"), &done);
+    // The same name as one of ours, and one that comes later.
+    for name in [&*disk("a"), HEAD] {
+        let told = |_| {
+            image(&dir.join(name), SIZE, &[(0, 1, 1)]);
+            Ok(())
+        };
+        refused(&dir.join(name), &told);
+    }
+    fs::write(dir.join(disk("y")), "").unwrap();
+    export(&exporting(dir, None), &done).unwrap().unwrap();
+    equal("moved", &upstream_views(dir), &views);
+    assert!(!dir.join(disk("y")).exists());
+}
+
 fn upstream_model() -> Views {
     let place = tempfile::tempdir().unwrap();
     upstream_replica(place.path());
