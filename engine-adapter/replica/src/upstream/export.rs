@@ -2,8 +2,8 @@
 
 use super::files::{CHECKSUM, META, REVISION_BYTES, REVISION_FILE, change_time};
 use super::{
-    Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, check_not, copy, exists, list,
-    make_dir, put, remove, rename, sync, warn,
+    Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, allocated, check_not, check_room,
+    copy, exists, list, make_dir, put, remove, rename, sync, told_of_room, warn,
 };
 use crate::agent::files::FileName;
 use crate::agent::shelf::disk_meta;
@@ -120,10 +120,12 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
                 .and_then(|()| sync(dir))
                 .map(|()| moved)
         }
-        other => other,
+        other => other.map_err(|e| told_of_room(e, place)),
     };
-    store.close()?;
+    // What has stopped it tells more than what closing says then.
+    let closed = store.close();
     let moved = moved?;
+    closed?;
     told(Progress::default())?;
     Ok(moved)
 }
@@ -182,7 +184,9 @@ fn write_from(
     let disks = state.disks();
     check(&state, &disks)?;
     clear(place, &disks)?;
-    let total = state.layers.iter().map(|layer| layer.data_bytes).sum();
+    let total = state.layers.iter().map(|layer| layer.data_bytes).sum::<u64>();
+    let there = disks.keys().map(|disk| allocated(&place.join(disk))).sum();
+    check_room(place, total.saturating_sub(there))?;
     let mut count = Count { progress: Progress { bytes: 0, total }, told };
     count.add(0)?;
     for (name, disk) in &disks {
@@ -357,8 +361,11 @@ fn finish(target: &Path, place: &Path, told: Told<'_>) -> Result<()> {
             // Its image has got its name before, which is a change.
             if let Some(record) = Record::load(&place.join(disk)).unwrap_or(None) {
                 let change_time = change_time(&target.join(disk));
-                Record { change_time, ..record }.store(&target.join(disk))?;
-                sync(&to)?;
+                let record = Record { change_time, ..record };
+                // Without room for it there is none, which only costs time: this must come to an end.
+                if record.store(&target.join(disk)).and_then(|()| sync(&to)).is_err() {
+                    remove(&to)?;
+                }
             }
             remove(&from)?;
         } else {
@@ -373,10 +380,8 @@ fn finish(target: &Path, place: &Path, told: Told<'_>) -> Result<()> {
     // Now everything is upstream's, durably.
     let file = StoreFile { path: place.join(STORE_FILE), options: StoreOptions::default() };
     if exists(&file.path)? {
-        let store = file.open()?;
-        let alone = volume_of(&store, "", true);
-        store.close()?;
-        alone?;
+        // On a full disk nothing can be written to it.
+        volume_of(&file.look()?, "", true)?;
         for name in FILES.iter().filter(|name| **name != VOLUME_META) {
             remove(&target.join(name))?;
         }

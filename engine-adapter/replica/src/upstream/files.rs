@@ -1,6 +1,6 @@
 //! The files of upstream's replica in its directory: what is there, and whether upstream would serve it.
 
-use super::{IMPORT, KEPT};
+use super::{IMPORT, KEPT, allocated};
 use crate::agent::files::FileName;
 use crate::host::file::STORE_FILE;
 use crate::replica::meta::{DiskMeta, VOLUME_META, VolumeMeta};
@@ -99,6 +99,12 @@ impl Files {
     #[must_use]
     pub fn image(&self, disk: &str) -> PathBuf {
         self.dir.join(disk)
+    }
+
+    /// Bytes that the images take.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        self.disks.keys().map(|disk| allocated(&self.image(disk))).sum()
     }
 
     /// Snapshots, each behind its parent.

@@ -2,8 +2,9 @@
 
 use super::files::{CHECKSUM, Files, change_time, check_unused, state};
 use super::{
-    Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, check_not,
-    copy, exists, list, make_dir, put, remove, rename, sync, warn,
+    Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, allocated,
+    check_not, check_room, copy, exists, list, make_dir, put, remove, rename, sync, told_of_room,
+    warn,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
 use crate::replica::counters::{COUNTERS_FILE, Counters};
@@ -85,13 +86,17 @@ fn fill(options: &ImportOptions, files: &Files, place: &Path, told: Told<'_>) ->
     }
     told(Progress::default())?;
     let file = StoreFile { path: place.join(STORE_FILE), options: options.store.clone() };
-    let store = file.open_or_create(Some(files.meta.size))?;
+    let full = |e| told_of_room(e, place);
+    check_room(place, files.allocated().saturating_sub(allocated(&file.path))).map_err(full)?;
+    let store = file.open_or_create(Some(files.meta.size)).map_err(full)?;
     warn(&store);
     let filling =
         Filling { store: &store, volume: &options.volume, files, growth: Growth::default() };
     let filled = filling.run(below, place, told);
-    store.close()?;
-    let moved = filled?;
+    // What has stopped it tells more than what closing says then.
+    let closed = store.close();
+    let moved = filled.map_err(full)?;
+    closed.map_err(full)?;
     told(Progress::default())?;
     // Nobody has changed them meanwhile: what was read belongs together.
     files.check_unused()?;
@@ -148,7 +153,7 @@ impl Filling<'_> {
             };
         }
         store.set_rebuilding(volume, true)?;
-        let total = files.disks.keys().map(|disk| allocated(&files.image(disk))).sum();
+        let total = files.allocated();
         let mut count = Count { progress: Progress { bytes: 0, total }, told };
         let snapshots = files.snapshots();
         for disk in &snapshots {
@@ -236,10 +241,6 @@ fn filled(layer: &Layer) -> Result<u64> {
     }
     // The last piece may have come in part.
     Ok(end.saturating_sub(PIECE_BYTES as u64))
-}
-
-fn allocated(image: &Path) -> u64 {
-    fs::metadata(image).map_or(0, |m| m.blocks() * 512)
 }
 
 /// Takes the last steps, as everything is in the store.

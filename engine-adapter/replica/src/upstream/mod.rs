@@ -28,11 +28,12 @@ pub mod import;
 pub use export::export;
 pub use import::import;
 
-use dbs_core::{Error, ErrorKind, Result, Store};
+use dbs_core::{Error, ErrorKind, Result, Store, format_size};
 use dbs_service::log;
 use longhorn_sync::image::Source;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Directory in which a store is filled.
@@ -174,6 +175,37 @@ impl Count<'_> {
         self.progress.bytes += bytes;
         (self.told)(self.progress)
     }
+}
+
+/// Refuses if a file system has less room than so many bytes take, and what describes them.
+fn check_room(place: &Path, bytes: u64) -> Result<()> {
+    let needed = bytes + bytes / 20;
+    let system = nix::sys::statvfs::statvfs(place)
+        .map_err(|e| Error::io(e.into(), format!("looking at `{}`", place.display())))?;
+    let free = system.blocks_available() * system.fragment_size();
+    if free >= needed {
+        return Ok(());
+    }
+    let (needed, free) = (format_size(needed), format_size(free));
+    Err(Error::new(
+        ErrorKind::NoSpace,
+        format!("the content is copied, for which {needed} are needed, and there are {free} free"),
+    ))
+}
+
+/// What to do if there is no room, which others may need more.
+fn told_of_room(error: Error, place: &Path) -> Error {
+    if error.kind() != ErrorKind::NoSpace {
+        return error;
+    }
+    let text =
+        format!("{error}. Free space, and give the command again; or remove `{}`", place.display());
+    Error::new(ErrorKind::NoSpace, text)
+}
+
+/// Bytes that a file takes; nothing if there is none.
+fn allocated(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |m| m.blocks() * 512)
 }
 
 /// Tells what there is to be told of a store that was opened.

@@ -557,6 +557,16 @@ fn an_export_does_not_mix_with_other_files() {
     assert!(!dir.join(disk("y")).exists());
 }
 
+#[test]
+fn a_copy_that_has_no_room_is_not_begun() {
+    let place = tempfile::tempdir().unwrap();
+    check_room(place.path(), 1 << 20).unwrap();
+    let refused = told_of_room(check_room(place.path(), 1 << 60).unwrap_err(), place.path());
+    assert_eq!(refused.kind(), ErrorKind::NoSpace);
+    let text = refused.to_string();
+    assert!(text.contains("are needed") && text.contains("give the command again"), "{text}");
+}
+
 fn upstream_model() -> Views {
     let place = tempfile::tempdir().unwrap();
     upstream_replica(place.path());
