@@ -236,6 +236,10 @@ pub fn state(m: &fs::Metadata) -> String {
 
 /// What a name stands for; nothing if it is not upstream's and does no harm.
 fn kind_of(name: &str) -> Result<Option<Kind>> {
+    // Names are written one in a line, and read without spaces around them.
+    if name.contains(char::is_control) || name.trim() != name {
+        return Err(unknown(&name.escape_debug().to_string()));
+    }
     if name == STORE_FILE {
         let text = format!("there is a replica of DBS in the directory ({STORE_FILE})");
         return Err(Error::new(ErrorKind::Exists, text));

@@ -7,6 +7,7 @@ use super::{
     warn,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
+use crate::replica::FILES;
 use crate::replica::counters::{COUNTERS_FILE, Counters};
 use crate::replica::incoming::{link, staged};
 use crate::replica::meta::VOLUME_META;
@@ -345,7 +346,9 @@ impl Taken<'_> {
     }
 }
 
-/// The name in a line of [`SOURCE`].
+/// The name in a line of [`SOURCE`]; never one of ours, but that of what both have.
 fn name_in(line: &str) -> Option<&str> {
-    line.splitn(5, ' ').nth(4)
+    let name = line.splitn(5, ' ').nth(4)?;
+    let ours = name != VOLUME_META && (FILES.contains(&name) || name == STORE_FILE);
+    (!ours).then_some(name)
 }

@@ -619,7 +619,14 @@ fn what_upstream_would_not_serve_is_refused() {
     for (text, edit) in metas {
         refused(text, &|dir| change(dir, edit));
     }
-    let files: [Case; 15] = [
+    let files: [Case; 17] = [
+        ("no file of upstream's replica", |dir| {
+            let name = "volume-snap-x\n1 1 1 1 volume.dbs\n.img.checksum";
+            fs::write(dir.join(name), "").unwrap();
+        }),
+        ("no file of upstream's replica", |dir| {
+            fs::write(dir.join(disk("a") + ".meta "), "").unwrap();
+        }),
         ("is the parent of volume-snap-b.img, which needs it", |dir| {
             fs::remove_file(dir.join(disk("a") + ".meta")).unwrap();
         }),
