@@ -2,8 +2,9 @@
 
 use super::files::{CHECKSUM, META, REVISION_BYTES, REVISION_FILE, change_time};
 use super::{
-    Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, allocated, check_not, check_room,
-    copy, exists, list, make_dir, put, remove, rename, sync, told_of_room, warn,
+    Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, allocated, check_not,
+    check_place, check_room, copy, exists, list, make_dir, put, remove, rename, sync, told_of_room,
+    warn,
 };
 use crate::agent::files::FileName;
 use crate::agent::shelf::disk_meta;
@@ -22,9 +23,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 /// In [`EXPORT`]: images that are complete, each with the state of the layer that it was made of.
-const DONE: &str = "done";
+pub(super) const DONE: &str = "done";
 /// In [`EXPORT`], if they are to take the place of the store: all files are complete, and durable.
-const COMPLETE: &str = "complete";
+pub(super) const COMPLETE: &str = "complete";
 /// Layers from the head down that upstream opens at most.
 const CHAIN_MAX: usize = 250;
 
@@ -62,6 +63,7 @@ pub fn export(options: &ExportOptions, told: Told<'_>) -> Result<Option<Moved>> 
         }
     };
     let place = target.join(EXPORT);
+    check_place(&place)?;
     if options.to.is_some() {
         check_empty(&target)?;
     } else if is_committed(&target)? {

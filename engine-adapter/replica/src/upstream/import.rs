@@ -3,8 +3,8 @@
 use super::files::{CHECKSUM, Files, change_time, check_unused, state};
 use super::{
     Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, allocated,
-    check_not, check_room, copy, exists, list, make_dir, put, remove, rename, sync, told_of_room,
-    warn,
+    check_not, check_place, check_room, copy, exists, list, make_dir, put, remove, rename, sync,
+    told_of_room, warn,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
 use crate::replica::FILES;
@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// In [`IMPORT`]: which files the store there is filled from.
-const SOURCE: &str = "source";
+pub(super) const SOURCE: &str = "source";
 /// In [`IMPORT`]: upstream's files are to be kept.
-const KEEP: &str = "keep";
+pub(super) const KEEP: &str = "keep";
 /// At the end of an image's name.
 const IMAGE: &str = ".img";
 /// Ranges of a map asked for at once.
@@ -55,6 +55,7 @@ pub fn import(options: &ImportOptions, told: Told<'_>) -> Result<Option<Moved>> 
     let _held = Held::alone(dir)?;
     check_not(dir, EXPORT)?;
     let place = dir.join(IMPORT);
+    check_place(&place)?;
     if exists(&place)? && exists(&dir.join(STORE_FILE))? {
         return finish(dir, &place, told).map(|()| None);
     }

@@ -28,6 +28,9 @@ pub mod import;
 pub use export::export;
 pub use import::import;
 
+use crate::agent::files::FileName;
+use crate::host::file::STORE_FILE;
+use crate::replica::FILES;
 use dbs_core::{Error, ErrorKind, Result, Store, format_size};
 use dbs_service::log;
 use longhorn_sync::image::Source;
@@ -233,6 +236,37 @@ fn exists(path: &Path) -> Result<bool> {
             .map(|_| true)
             .map_err(|e| Error::io(e, format!("looking at `{}`", path.display()))),
     }
+}
+
+/// Refuses a place of work, if it is there, that is not one of these commands': they remove what is in it.
+fn check_place(place: &Path) -> Result<()> {
+    if !exists(place)? {
+        return Ok(());
+    }
+    let m = fs::symlink_metadata(place)
+        .map_err(|e| Error::io(e, format!("looking at `{}`", place.display())))?;
+    let foreign =
+        if m.is_dir() { list(place)?.into_iter().find(|name| !is_ours(name)) } else { None };
+    if m.is_dir() && foreign.is_none() {
+        return Ok(());
+    }
+    let text = match foreign {
+        Some(name) => {
+            format!("`{}` holds `{name}`, which is none of the command's", place.display())
+        }
+        None => format!("`{}` is no directory", place.display()),
+    };
+    Err(Error::new(ErrorKind::Exists, format!("{text}: move it away")))
+}
+
+/// Whether one of the commands makes files of this name where it is at work.
+fn is_ours(name: &str) -> bool {
+    let name = name.strip_suffix(".tmp").unwrap_or(name);
+    let own = [import::SOURCE, import::KEEP, export::DONE, export::COMPLETE, files::REVISION_FILE];
+    own.contains(&name)
+        || FILES.contains(&name)
+        || name.starts_with(STORE_FILE)
+        || FileName::parse(name).is_ok()
 }
 
 /// Makes a directory, durably; it may be there.

@@ -2,7 +2,7 @@ use super::export::ExportOptions;
 use super::files::{Files, change_time};
 use super::import::ImportOptions;
 use super::*;
-use crate::host::file::{STORE_FILE, StoreFile, StoreOptions};
+use crate::host::file::{StoreFile, StoreOptions};
 use crate::replica::meta::{DiskMeta, VolumeMeta};
 use crate::replica::{Disk, Replica, ReplicaOptions, StoreSource};
 use longhorn_sync::image::{HashOptions, Record, Source, SparseFile, hash};
@@ -565,6 +565,38 @@ fn a_copy_that_has_no_room_is_not_begun() {
     assert_eq!(refused.kind(), ErrorKind::NoSpace);
     let text = refused.to_string();
     assert!(text.contains("are needed") && text.contains("give the command again"), "{text}");
+}
+
+#[test]
+fn a_place_of_work_that_is_another_s_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let (dir, big) = (&place.path().join("r"), place.path().join("big"));
+    upstream_replica(dir);
+    fs::create_dir(&big).unwrap();
+    fs::write(big.join("theirs"), "x").unwrap();
+    let refused = |way: &str, text: &str| {
+        let refused = match way {
+            IMPORT => import(&importing(dir), &done).unwrap_err(),
+            _ => export(&exporting(dir, None), &done).unwrap_err(),
+        };
+        assert!(refused.to_string().contains(text), "{way}: {refused}");
+        assert!(big.join("theirs").exists());
+    };
+    for way in [IMPORT, EXPORT] {
+        std::os::unix::fs::symlink(&big, dir.join(way)).unwrap();
+        refused(way, "is no directory");
+        fs::remove_file(dir.join(way)).unwrap();
+        fs::rename(&big, dir.join(way)).unwrap();
+        fs::rename(dir.join(way), &big).unwrap();
+        fs::create_dir(dir.join(way)).unwrap();
+        fs::write(dir.join(way).join("theirs"), "x").unwrap();
+        refused(way, "holds `theirs`");
+        assert!(dir.join(way).join("theirs").exists());
+        fs::remove_dir_all(dir.join(way)).unwrap();
+        if way == IMPORT {
+            import(&importing(dir), &done).unwrap().unwrap();
+        }
+    }
 }
 
 fn upstream_model() -> Views {
