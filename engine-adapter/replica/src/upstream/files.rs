@@ -3,6 +3,7 @@
 use super::{IMPORT, KEPT, allocated};
 use crate::agent::files::FileName;
 use crate::host::file::STORE_FILE;
+use crate::replica::incoming::link;
 use crate::replica::meta::{DiskMeta, VOLUME_META, VolumeMeta};
 use crate::replica::{FILES, view::SECTOR_SIZE};
 use dbs_core::io::is_open_for_writing;
@@ -133,6 +134,23 @@ impl Files {
         self.disks.keys().try_for_each(|disk| check_unused(&self.image(disk)))
     }
 
+    /// Refuses layers that are smaller than the file below.
+    ///
+    /// # Errors
+    /// `Invalid`, `Io`.
+    pub fn check_above(&self, below: u64) -> Result<()> {
+        for disk in
+            self.disks.iter().filter(|(_, meta)| meta.parent.is_empty()).map(|(disk, _)| disk)
+        {
+            let size = metadata(&self.image(disk))?.size();
+            if *disk != self.meta.head && size < below {
+                let text = format!("it has {size} bytes, and the backing file below it {below}");
+                return Err(bad(disk, &text));
+            }
+        }
+        Ok(())
+    }
+
     /// What changes when one of the files does: a line for each, with its name at the end.
     ///
     /// # Errors
@@ -184,7 +202,8 @@ impl Files {
     fn check_tree(&self) -> Result<()> {
         for (disk, meta) in &self.disks {
             if let Some(name) = names::snapshot_name(disk) {
-                names::check_snapshot(name, meta.labels.clone())?;
+                // With what is added to them.
+                names::check_snapshot(name, link(name, meta).labels)?;
             }
             let size = metadata(&self.image(disk))?.size();
             if !size.is_multiple_of(SECTOR_SIZE) || size > self.meta.size {

@@ -130,7 +130,11 @@ fn open_below(options: &ImportOptions, files: &Files) -> Result<Option<Arc<dyn B
         Some(_) if named.is_empty() => {
             Err(Error::invalid("the volume rests on no backing file: leave --backing-file out"))
         }
-        Some(path) => dbs_backing::open(&dbs_backing::file_at(path)?).map(Some),
+        Some(path) => {
+            let below = dbs_backing::open(&dbs_backing::file_at(path)?)?;
+            files.check_above(below.size())?;
+            Ok(Some(below))
+        }
     }
 }
 

@@ -806,6 +806,12 @@ fn a_volume_comes_over_with_its_backing_file() {
     meta.backing_file_path = base.display().to_string();
     meta.write(dir).unwrap();
     let mut head = upstream_views(dir).remove(HEAD).unwrap();
+    let large = place.path().join("large");
+    image(&large, SIZE / 2 + BLOCK, &[]);
+    let options = ImportOptions { backing_file: Some(large), ..importing(dir) };
+    let refused = import(&options, &done).unwrap_err();
+    assert!(refused.to_string().contains("and the backing file below it"), "{refused}");
+    assert!(is_settled(dir));
     import(&ImportOptions { backing_file: Some(base.clone()), ..importing(dir) }, &done).unwrap();
     {
         let store = store(dir);
