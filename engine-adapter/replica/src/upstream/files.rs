@@ -143,7 +143,9 @@ impl Files {
             self.disks.iter().filter(|(_, meta)| meta.parent.is_empty()).map(|(disk, _)| disk)
         {
             let size = metadata(&self.image(disk))?.size();
-            if *disk != self.meta.head && size < below {
+            // A base ends with a block, in which a layer may end.
+            let [room, end] = [size, below].map(|size| size.next_multiple_of(BLOCK_BYTES));
+            if *disk != self.meta.head && room < end {
                 let text = format!("it has {size} bytes, and the backing file below it {below}");
                 return Err(bad(disk, &text));
             }

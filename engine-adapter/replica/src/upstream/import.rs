@@ -284,7 +284,7 @@ fn clear(taken: &Taken<'_>, kept: Option<&Path>, told: Told<'_>) -> Result<()> {
         taken.check(|other| other == name || other == VOLUME_META)?;
         let file = taken.dir.join(name);
         match kept {
-            Some(kept) if name == VOLUME_META => {
+            Some(kept) if name == VOLUME_META && exists(&file)? => {
                 let bytes = fs::read(&file)
                     .map_err(|e| Error::io(e, format!("reading `{}`", file.display())))?;
                 put(&kept.join(name), &bytes)?;
@@ -324,7 +324,9 @@ impl Taken<'_> {
             if !line.starts_with(&format!("{} ", state(&m))) {
                 return Err(self.changed(name));
             }
-            check_unused(&path)?;
+            if m.is_file() {
+                check_unused(&path)?;
+            }
         }
         Ok(())
     }
@@ -333,7 +335,7 @@ impl Taken<'_> {
         let is_gone = |name: &str| name.ends_with(IMAGE) && !self.dir.join(name).exists();
         let ways = if self.names().any(is_gone) {
             format!(
-                "Others are removed already, and the volume as it was taken over is in `{STORE_FILE}`: to go on with that, \
+                "Others have gone already, and the volume as it was taken over is in `{STORE_FILE}`: to go on with that, \
                  move `{name}` away, and give the command again"
             )
         } else {
