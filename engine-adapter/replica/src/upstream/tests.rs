@@ -654,7 +654,14 @@ fn what_upstream_would_not_serve_is_refused() {
     for (text, edit) in metas {
         refused(text, &|dir| change(dir, edit));
     }
-    let files: [Case; 17] = [
+    let files: [Case; 18] = [
+        ("8000 bytes", |dir| {
+            // Short enough without the one for a time that is more than a second's.
+            let labels = [("k".to_owned(), "v".repeat(7980))].into();
+            let created = "2026-08-21T10:00:00.5Z".to_owned();
+            let meta = DiskMeta { created, labels, ..DiskMeta::default() };
+            describe(dir, &disk("c"), &disk("a"), meta);
+        }),
         ("no file of upstream's replica", |dir| {
             let name = "volume-snap-x\n1 1 1 1 volume.dbs\n.img.checksum";
             fs::write(dir.join(name), "").unwrap();
