@@ -61,7 +61,7 @@ pub struct ExportArgs {
 #[derive(Debug, Args)]
 pub struct CommonArgs {
     /// Directory on tmpfs for changes that are not committed yet, as for `replica`
-    #[arg(long, value_name = "DIRECTORY", help_heading = OURS)]
+    #[arg(long, value_name = "DIRECTORY", help_heading = OURS, env = "DBS_TAIL")]
     pub tail: Option<PathBuf>,
     /// Print JSON
     #[arg(long, boolean = "false")]

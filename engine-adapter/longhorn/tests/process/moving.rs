@@ -76,6 +76,43 @@ fn a_replica_becomes_upstream_s_and_ours_again() {
     replica.stop();
 }
 
+/// What is in the tail is all that there is of some writes.
+#[test]
+fn an_export_of_a_killed_replica_takes_its_tail() {
+    let Ok(tail) = tempfile::Builder::new().prefix("dbs-").tempdir_in("/dev/shm") else {
+        println!("SKIPPED: /dev/shm cannot be written to");
+        return;
+    };
+    let place = Place::new();
+    let dir = place.replica("r");
+    let [path, tail] = [&*dir, tail.path()].map(|path| path.to_str().unwrap());
+    let mut replica =
+        place.start("r", &["--size", "64mb", "--tail", tail, "--commit-interval", "10m"]);
+    let data = replica.open();
+    data.write(0, &block(0, 1)).unwrap();
+    drop(data);
+    replica.kill();
+    let to = place.path().join("to");
+    for more in [&[][..], &["--to", to.to_str().unwrap()]] {
+        // Each time: the first one has not made it worth nothing.
+        for _ in 0..2 {
+            refused(
+                &place,
+                &[&["replica-export", path], more].concat(),
+                "give --tail as to `replica`",
+            );
+        }
+    }
+    let mut command = place.program();
+    command.env("DBS_TAIL", tail).args(["replica-export", path, "--to", to.to_str().unwrap()]);
+    assert!(command.status().unwrap().success());
+    run(&place, &["replica-export", path, "--tail", tail]).unwrap();
+    for dir in [dir, to] {
+        let head = fs::read(dir.join("volume-head-000.img")).unwrap();
+        assert!(head[..BLOCK] == block(0, 1), "{}", dir.display());
+    }
+}
+
 #[test]
 fn a_replica_that_is_being_moved_is_not_started() {
     let place = Place::new();
@@ -172,4 +209,12 @@ fn nothing_goes_before_what_takes_its_place_is_durable() {
     let source = position(&steps, "unlink volume.import/source");
     let last = steps.iter().rposition(|step| step.starts_with("unlink volume-")).unwrap();
     assert!(last < source && steps[last..source].contains(&"fsync .".to_owned()), "{steps:#?}");
+
+    traced(&place, &dir, &["replica-export", path]).unwrap();
+    let steps = traced(&place, &dir, &["replica-import", "--keep", path]).unwrap();
+    let source = position(&steps, "unlink volume.import/source");
+    let copy = position(&steps, "fsync volume.upstream/volume.meta");
+    let kept = position(&steps, "fsync volume.upstream");
+    let last = steps.iter().rposition(|step| step.starts_with("rename volume-")).unwrap();
+    assert!(copy < kept && last < kept && kept < source, "{steps:#?}");
 }

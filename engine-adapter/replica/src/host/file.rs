@@ -83,7 +83,7 @@ impl StoreFile {
     /// # Errors
     /// `NotFound`, `Busy` if another process has it, those of the store.
     pub fn open(&self) -> Result<Store> {
-        let store = self.open_with_tail()?;
+        let store = self.open_with_tail(false)?;
         if self.options.checksums && store.checksums().is_none() {
             let path = self.path.display();
             let text = "the store was made without checksums and stays without; a new replica has \
@@ -93,9 +93,19 @@ impl StoreFile {
         Ok(store)
     }
 
-    fn open_with_tail(&self) -> Result<Store> {
+    /// Opens it for reading only, with the tail that [`Self::open`] would take. A tail that is not there can still be named
+    /// afterwards: [`Self::open`] makes it worth nothing.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn look(&self) -> Result<Store> {
+        self.open_with_tail(true)
+    }
+
+    fn open_with_tail(&self, read_only: bool) -> Result<Store> {
         let checksum_cache = self.options.checksum_cache;
-        let options = |tail| OpenOptions { tail, checksum_cache, ..OpenOptions::default() };
+        let options =
+            |tail| OpenOptions { read_only, tail, checksum_cache, ..OpenOptions::default() };
         if let Some(directory) = &self.options.tail {
             return Store::open(&self.path, &options(TailPlace::Directory(directory.clone())));
         }

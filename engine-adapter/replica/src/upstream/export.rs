@@ -2,9 +2,11 @@
 
 use super::files::{CHECKSUM, META, REVISION_BYTES, REVISION_FILE, change_time};
 use super::{
-    Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, check_not, copy, exists, list,
-    make_dir, put, remove, rename, sync,
+    Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, allocated, check_not,
+    check_place, check_room, copy, exists, list, make_dir, put, remove, rename, sync, told_of_room,
+    warn,
 };
+use crate::agent::files::FileName;
 use crate::agent::shelf::disk_meta;
 use crate::host::file::{STORE_FILE, StoreFile, StoreOptions};
 use crate::replica::FILES;
@@ -18,11 +20,12 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 /// In [`EXPORT`]: images that are complete, each with the state of the layer that it was made of.
-const DONE: &str = "done";
-/// In [`EXPORT`]: all files are complete, and durable.
-const COMPLETE: &str = "complete";
+pub(super) const DONE: &str = "done";
+/// In [`EXPORT`], if they are to take the place of the store: all files are complete, and durable.
+pub(super) const COMPLETE: &str = "complete";
 /// Layers from the head down that upstream opens at most.
 const CHAIN_MAX: usize = 250;
 
@@ -60,17 +63,26 @@ pub fn export(options: &ExportOptions, told: Told<'_>) -> Result<Option<Moved>> 
         }
     };
     let place = target.join(EXPORT);
-    if is_committed(&target)? {
+    check_place(&place)?;
+    if options.to.is_some() {
+        check_empty(&target)?;
+    } else if is_committed(&target)? {
         return finish(&target, &place, told).map(|()| None);
-    }
-    let others = list(&target)?.into_iter().find(|name| name != EXPORT);
-    if let Some(name) = others.filter(|_| options.to.is_some()) {
-        let text = format!("`{}` is not empty: it holds `{name}`", target.display());
-        return Err(Error::new(ErrorKind::Exists, text));
     }
     let moved = write(options, dir, &place, told)?;
     finish(&target, &place, told)?;
     Ok(Some(moved))
+}
+
+/// Refuses another directory with files in it. Even an export's that was cut off when it gave them their names: the replica
+/// may have been used since, or be another.
+fn check_empty(target: &Path) -> Result<()> {
+    let Some(name) = list(target)?.into_iter().find(|name| name != EXPORT) else { return Ok(()) };
+    let mut text = format!("`{}` is not empty: it holds `{name}`", target.display());
+    if exists(&target.join(EXPORT))? {
+        text += ". An export to there was cut off at its end: remove the directory, and give the command again";
+    }
+    Err(Error::new(ErrorKind::Exists, text))
 }
 
 /// Whether all files are written, and no store is where a replica would look for it.
@@ -86,7 +98,7 @@ fn is_committed(target: &Path) -> Result<bool> {
 /// Writes all files. The store stays as it is, but gets out of the way at the end if they are to take its place.
 fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> Result<Moved> {
     let file = StoreFile::of(dir, options.store.clone());
-    let store = file.open().map_err(|e| match e.kind() {
+    check_tail(&file).map_err(|e| match e.kind() {
         ErrorKind::NotFound => Error::not_found(format!(
             "there is no store in `{}`: it holds no replica of DBS, or one in a shared store, which is moved by \
              rebuilding an upstream replica from it",
@@ -94,21 +106,60 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
         )),
         _ => e,
     })?;
+    let in_place = options.to.is_none();
+    if in_place {
+        check_strays(dir)?;
+    }
+    let store = file.open()?;
+    warn(&store);
     let written = write_from(&store, options, (dir, place), told);
     let moved = match written {
-        Ok(moved) if options.to.is_none() => {
+        Ok(moved) if in_place => {
             // While it is open: nobody else has it before it is out of the way, which decides.
-            rename(&file.path, &place.join(STORE_FILE))
+            check_strays(dir)
+                .and_then(|()| rename(&file.path, &place.join(STORE_FILE)))
                 .and_then(|()| sync(place))
                 .and_then(|()| sync(dir))
                 .map(|()| moved)
         }
-        other => other,
+        other => other.map_err(|e| told_of_room(e, place)),
     };
-    store.close()?;
+    // What has stopped it tells more than what closing says then.
+    let closed = store.close();
     let moved = moved?;
+    closed?;
     told(Progress::default())?;
     Ok(moved)
+}
+
+/// Refuses files that upstream would take for its own: it lists all that have such a name.
+fn check_strays(dir: &Path) -> Result<()> {
+    for name in list(dir)? {
+        if matches!(FileName::parse(&name), Err(_) | Ok(FileName::Checksum(_))) {
+            continue;
+        }
+        let path = dir.join(&name);
+        let m = fs::symlink_metadata(&path)
+            .map_err(|e| Error::io(e, format!("looking at `{}`", path.display())))?;
+        if m.len() > 0 {
+            let text = format!("`{}` is no file of this replica: move it away", path.display());
+            return Err(Error::new(ErrorKind::Exists, text));
+        }
+        // A restore that failed has left it.
+        remove(&path)?;
+    }
+    Ok(())
+}
+
+/// Refuses a store whose last process was killed, and whose tail is not where it is looked for.
+fn check_tail(file: &StoreFile) -> Result<()> {
+    if file.look()?.lost_tail().is_none() {
+        return Ok(());
+    }
+    Err(Error::busy(
+        "the replica was not stopped in good order, and its tail, with what it acknowledged last, is not here: give --tail as \
+         to `replica`; or start the replica once where it ran, and stop it",
+    ))
 }
 
 fn write_from(
@@ -119,6 +170,13 @@ fn write_from(
 ) -> Result<Moved> {
     let volume = volume_of(store, &options.volume, options.to.is_none())?;
     let old = VolumeMeta::read(dir)?.unwrap_or_default();
+    let below = store.backing(&volume)?.is_some();
+    if below && old.backing_file_path.is_empty() {
+        return Err(Error::invalid(format!(
+            "the volume rests on a backing file, and {VOLUME_META} does not say on which: start the replica once with \
+             --backing-file, and stop it"
+        )));
+    }
     let layers = store.layers(&volume)?;
     let state = ReplicaState {
         head: names::head_number(&old.head).unwrap_or(0),
@@ -128,7 +186,9 @@ fn write_from(
     let disks = state.disks();
     check(&state, &disks)?;
     clear(place, &disks)?;
-    let total = state.layers.iter().map(|layer| layer.data_bytes).sum();
+    let total = state.layers.iter().map(|layer| layer.data_bytes).sum::<u64>();
+    let there = disks.keys().map(|disk| allocated(&place.join(disk))).sum();
+    check_room(place, total.saturating_sub(there))?;
     let mut count = Count { progress: Progress { bytes: 0, total }, told };
     count.add(0)?;
     for (name, disk) in &disks {
@@ -138,16 +198,13 @@ fn write_from(
         layer.write_record(dir, place)?;
         count.add(0)?;
     }
-    let revision = revision(store, &volume, dir)?;
-    let mut text = revision.to_string().into_bytes();
-    text.resize(REVISION_BYTES, 0);
-    put(&place.join(REVISION_FILE), &text)?;
+    write_counters(store, &volume, dir, &place.join(state.head_disk()))?;
     let meta = VolumeMeta {
         size: state.size(),
         head: state.head_disk(),
         parent: state.parent_disk(),
         sector_size: SECTOR_SIZE,
-        backing_file_path: old.backing_file_path,
+        backing_file_path: if below { old.backing_file_path } else { String::new() },
         encrypted: old.encrypted,
         ..VolumeMeta::default()
     };
@@ -155,8 +212,10 @@ fn write_from(
     count.add(0)?;
     // All of it is durable now, but for names, which are before the one that says so.
     sync(place)?;
-    put(&place.join(COMPLETE), b"")?;
-    sync(place)?;
+    if options.to.is_none() {
+        put(&place.join(COMPLETE), b"")?;
+        sync(place)?;
+    }
     count.add(0)?;
     Ok(Moved { size: state.size(), snapshots: disks.len() - 1, bytes: count.progress.bytes })
 }
@@ -278,12 +337,21 @@ impl Layer<'_> {
     }
 }
 
-/// How many writes were counted.
-fn revision(store: &Store, volume: &str, dir: &Path) -> Result<u64> {
+/// How many writes were counted; and when the last one was, by which a controller chooses among replicas that have all failed.
+fn write_counters(store: &Store, volume: &str, dir: &Path, head: &Path) -> Result<()> {
     let counters = Counters::new(dir);
     counters.distrust_before(store.lost_tail());
     counters.load(store.volume_info(volume)?.revision, time::now_ns())?;
-    Ok(counters.revision())
+    let mut text = counters.revision().to_string().into_bytes();
+    text.resize(REVISION_BYTES, 0);
+    put(&head.with_file_name(REVISION_FILE), &text)?;
+    let modified = UNIX_EPOCH + Duration::from_nanos(counters.modified_ns());
+    let date = || {
+        let file = File::options().write(true).open(head)?;
+        file.set_modified(modified)?;
+        file.sync_all()
+    };
+    date().map_err(|e| Error::io(e, format!("setting the time of `{}`", head.display())))
 }
 
 /// Puts the files in their places, and removes what was ours, if it was to go.
@@ -295,8 +363,11 @@ fn finish(target: &Path, place: &Path, told: Told<'_>) -> Result<()> {
             // Its image has got its name before, which is a change.
             if let Some(record) = Record::load(&place.join(disk)).unwrap_or(None) {
                 let change_time = change_time(&target.join(disk));
-                Record { change_time, ..record }.store(&target.join(disk))?;
-                sync(&to)?;
+                let record = Record { change_time, ..record };
+                // Without room for it there is none, which only costs time: this must come to an end.
+                if record.store(&target.join(disk)).and_then(|()| sync(&to)).is_err() {
+                    remove(&to)?;
+                }
             }
             remove(&from)?;
         } else {
@@ -311,10 +382,8 @@ fn finish(target: &Path, place: &Path, told: Told<'_>) -> Result<()> {
     // Now everything is upstream's, durably.
     let file = StoreFile { path: place.join(STORE_FILE), options: StoreOptions::default() };
     if exists(&file.path)? {
-        let store = file.open()?;
-        let alone = volume_of(&store, "", true);
-        store.close()?;
-        alone?;
+        // On a full disk nothing can be written to it.
+        volume_of(&file.look()?, "", true)?;
         for name in FILES.iter().filter(|name| **name != VOLUME_META) {
             remove(&target.join(name))?;
         }

@@ -1,8 +1,9 @@
 //! The files of upstream's replica in its directory: what is there, and whether upstream would serve it.
 
-use super::{IMPORT, KEPT};
+use super::{IMPORT, KEPT, allocated};
 use crate::agent::files::FileName;
 use crate::host::file::STORE_FILE;
+use crate::replica::incoming::link;
 use crate::replica::meta::{DiskMeta, VOLUME_META, VolumeMeta};
 use crate::replica::{FILES, view::SECTOR_SIZE};
 use dbs_core::io::is_open_for_writing;
@@ -81,12 +82,13 @@ impl Files {
                 Error::not_found(text)
             });
         };
-        check_whole(&meta, &images, &metas)?;
         let mut disks = BTreeMap::new();
-        for disk in &metas {
+        for disk in metas {
             let path = dir.join(format!("{disk}{META}"));
-            disks.insert(disk.clone(), DiskMeta::parse(disk, &small(&path)?.unwrap_or_default())?);
+            let described = DiskMeta::parse(&disk, &small(&path)?.unwrap_or_default())?;
+            disks.insert(disk, described);
         }
+        check_whole(&meta, &images, &disks)?;
         let revision = revision(&dir.join(REVISION_FILE))?;
         let mut files = Self { dir: dir.to_owned(), meta, disks, revision, names };
         files.drop_old_heads()?;
@@ -98,6 +100,12 @@ impl Files {
     #[must_use]
     pub fn image(&self, disk: &str) -> PathBuf {
         self.dir.join(disk)
+    }
+
+    /// Bytes that the images take.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        self.disks.keys().map(|disk| allocated(&self.image(disk))).sum()
     }
 
     /// Snapshots, each behind its parent.
@@ -123,14 +131,23 @@ impl Files {
     /// # Errors
     /// `Busy`, `Io`.
     pub fn check_unused(&self) -> Result<()> {
-        for disk in self.disks.keys() {
-            let path = self.image(disk);
-            let open = File::open(&path).and_then(|file| is_open_for_writing(&file));
-            if open.map_err(|e| Error::io(e, format!("asking who uses `{}`", path.display())))? {
-                return Err(Error::busy(format!(
-                    "a process has `{}` open for writing: stop the replica first",
-                    path.display()
-                )));
+        self.disks.keys().try_for_each(|disk| check_unused(&self.image(disk)))
+    }
+
+    /// Refuses layers that are smaller than the file below.
+    ///
+    /// # Errors
+    /// `Invalid`, `Io`.
+    pub fn check_above(&self, below: u64) -> Result<()> {
+        for disk in
+            self.disks.iter().filter(|(_, meta)| meta.parent.is_empty()).map(|(disk, _)| disk)
+        {
+            let size = metadata(&self.image(disk))?.size();
+            // A base ends with a block, in which a layer may end.
+            let [room, end] = [size, below].map(|size| size.next_multiple_of(BLOCK_BYTES));
+            if *disk != self.meta.head && room < end {
+                let text = format!("it has {size} bytes, and the backing file below it {below}");
+                return Err(bad(disk, &text));
             }
         }
         Ok(())
@@ -146,10 +163,7 @@ impl Files {
             let path = self.dir.join(name);
             let m = fs::symlink_metadata(&path)
                 .map_err(|e| Error::io(e, format!("looking at `{}`", path.display())))?;
-            let (size, inode) = (m.size(), m.ino());
-            let times = [(m.mtime(), m.mtime_nsec()), (m.ctime(), m.ctime_nsec())];
-            let [(a, b), (c, d)] = times;
-            stamp += &format!("{size} {inode} {a}.{b:09} {c}.{d:09} {name}\n");
+            stamp += &format!("{} {}.{:09} {name}\n", state(&m), m.ctime(), m.ctime_nsec());
         }
         Ok(stamp)
     }
@@ -179,8 +193,8 @@ impl Files {
         if let Some(disk) = self.disks.keys().find(|disk| same(disk)) {
             return Err(bad(
                 disk,
-                "it is the same file as the head: a snapshot that was cut off has left it. Remove it, and the \
-                 file with .meta behind its name",
+                "it is the same file as the head: a snapshot that was cut off has left it. Move it away, with \
+                 the file with .meta behind its name",
             ));
         }
         Ok(())
@@ -190,7 +204,8 @@ impl Files {
     fn check_tree(&self) -> Result<()> {
         for (disk, meta) in &self.disks {
             if let Some(name) = names::snapshot_name(disk) {
-                names::check_snapshot(name, meta.labels.clone())?;
+                // With what is added to them.
+                names::check_snapshot(name, link(name, meta).labels)?;
             }
             let size = metadata(&self.image(disk))?.size();
             if !size.is_multiple_of(SECTOR_SIZE) || size > self.meta.size {
@@ -219,8 +234,33 @@ impl Files {
     }
 }
 
+/// Refuses while a process has a file open for writing.
+///
+/// # Errors
+/// `Busy`, `Io`.
+pub fn check_unused(path: &Path) -> Result<()> {
+    let open = File::open(path).and_then(|file| is_open_for_writing(&file));
+    if open.map_err(|e| Error::io(e, format!("asking who uses `{}`", path.display())))? {
+        let path = path.display();
+        return Err(Error::busy(format!(
+            "a process has `{path}` open for writing: stop the replica first"
+        )));
+    }
+    Ok(())
+}
+
+/// What changes when a file is written or replaced. Its ctime also changes with the number of its names.
+#[must_use]
+pub fn state(m: &fs::Metadata) -> String {
+    format!("{} {} {}.{:09}", m.size(), m.ino(), m.mtime(), m.mtime_nsec())
+}
+
 /// What a name stands for; nothing if it is not upstream's and does no harm.
 fn kind_of(name: &str) -> Result<Option<Kind>> {
+    // Names are written one in a line, and read without spaces around them.
+    if name.contains(char::is_control) || name.trim() != name {
+        return Err(unknown(&name.escape_debug().to_string()));
+    }
     if name == STORE_FILE {
         let text = format!("there is a replica of DBS in the directory ({STORE_FILE})");
         return Err(Error::new(ErrorKind::Exists, text));
@@ -251,7 +291,11 @@ fn kind_of(name: &str) -> Result<Option<Kind>> {
 }
 
 /// Refuses what upstream would not serve, and what is not there as a whole.
-fn check_whole(meta: &VolumeMeta, images: &[String], metas: &[String]) -> Result<()> {
+fn check_whole(
+    meta: &VolumeMeta,
+    images: &[String],
+    disks: &BTreeMap<String, DiskMeta>,
+) -> Result<()> {
     if !meta.error.is_empty() {
         return Err(bad("", &format!("its {VOLUME_META} tells of an error: {}", meta.error)));
     }
@@ -265,17 +309,23 @@ fn check_whole(meta: &VolumeMeta, images: &[String], metas: &[String]) -> Result
     if meta.size == 0 || !meta.size.is_multiple_of(SECTOR_SIZE) {
         return Err(bad("", &format!("{} bytes are no size of a volume", meta.size)));
     }
-    if !metas.contains(&meta.head) || names::head_number(&meta.head).is_none() {
+    if !disks.contains_key(&meta.head) || names::head_number(&meta.head).is_none() {
         return Err(bad("", &format!("its head {:?} is missing", meta.head)));
     }
     let cut_off = "a purge, rebuild or clone that was cut off has left it so";
-    if let Some(image) = images.iter().find(|image| !metas.contains(image)) {
-        return Err(bad(
-            image,
-            &format!("it has no {META}: {cut_off}. Remove it if upstream does not list it"),
-        ));
+    if let Some(image) = images.iter().find(|image| !disks.contains_key(*image)) {
+        let child = disks.iter().find(|(_, child)| child.parent == **image).map(|(disk, _)| disk);
+        let child = child.or((meta.parent == **image).then_some(&meta.head));
+        let text = match child {
+            Some(child) => format!(
+                "it has no {META}, and is the parent of {child}, which needs it. Take that file from another replica of \
+                 the volume, or rebuild this one"
+            ),
+            None => format!("it has no {META}: {cut_off}. Move it away"),
+        };
+        return Err(bad(image, &text));
     }
-    if let Some(disk) = metas.iter().find(|disk| !images.contains(disk)) {
+    if let Some(disk) = disks.keys().find(|disk| !images.contains(disk)) {
         return Err(bad(
             disk,
             &format!("the file is missing: {cut_off}. Start and stop upstream's replica once"),

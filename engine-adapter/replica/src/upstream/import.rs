@@ -1,11 +1,13 @@
 //! `longhorn replica-import`: the files of a closed replica of upstream's become a store of ours.
 
-use super::files::{CHECKSUM, Files, change_time};
+use super::files::{CHECKSUM, Files, change_time, check_unused, state};
 use super::{
-    Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, check_not,
-    copy, exists, list, make_dir, put, remove, rename, sync,
+    Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, allocated,
+    check_not, check_place, check_room, copy, exists, list, make_dir, put, remove, rename, sync,
+    told_of_room, warn,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
+use crate::replica::FILES;
 use crate::replica::counters::{COUNTERS_FILE, Counters};
 use crate::replica::incoming::{link, staged};
 use crate::replica::meta::VOLUME_META;
@@ -20,9 +22,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// In [`IMPORT`]: which files the store there is filled from.
-const SOURCE: &str = "source";
+pub(super) const SOURCE: &str = "source";
 /// In [`IMPORT`]: upstream's files are to be kept.
-const KEEP: &str = "keep";
+pub(super) const KEEP: &str = "keep";
+/// At the end of an image's name.
+const IMAGE: &str = ".img";
 /// Ranges of a map asked for at once.
 const RANGES: usize = 256;
 
@@ -51,6 +55,7 @@ pub fn import(options: &ImportOptions, told: Told<'_>) -> Result<Option<Moved>> 
     let _held = Held::alone(dir)?;
     check_not(dir, EXPORT)?;
     let place = dir.join(IMPORT);
+    check_place(&place)?;
     if exists(&place)? && exists(&dir.join(STORE_FILE))? {
         return finish(dir, &place, told).map(|()| None);
     }
@@ -83,12 +88,17 @@ fn fill(options: &ImportOptions, files: &Files, place: &Path, told: Told<'_>) ->
     }
     told(Progress::default())?;
     let file = StoreFile { path: place.join(STORE_FILE), options: options.store.clone() };
-    let store = file.open_or_create(Some(files.meta.size))?;
+    let full = |e| told_of_room(e, place);
+    check_room(place, files.allocated().saturating_sub(allocated(&file.path))).map_err(full)?;
+    let store = file.open_or_create(Some(files.meta.size)).map_err(full)?;
+    warn(&store);
     let filling =
         Filling { store: &store, volume: &options.volume, files, growth: Growth::default() };
     let filled = filling.run(below, place, told);
-    store.close()?;
-    let moved = filled?;
+    // What has stopped it tells more than what closing says then.
+    let closed = store.close();
+    let moved = filled.map_err(full)?;
+    closed.map_err(full)?;
     told(Progress::default())?;
     // Nobody has changed them meanwhile: what was read belongs together.
     files.check_unused()?;
@@ -120,7 +130,11 @@ fn open_below(options: &ImportOptions, files: &Files) -> Result<Option<Arc<dyn B
         Some(_) if named.is_empty() => {
             Err(Error::invalid("the volume rests on no backing file: leave --backing-file out"))
         }
-        Some(path) => dbs_backing::open(&dbs_backing::file_at(path)?).map(Some),
+        Some(path) => {
+            let below = dbs_backing::open(&dbs_backing::file_at(path)?)?;
+            files.check_above(below.size())?;
+            Ok(Some(below))
+        }
     }
 }
 
@@ -145,7 +159,7 @@ impl Filling<'_> {
             };
         }
         store.set_rebuilding(volume, true)?;
-        let total = files.disks.keys().map(|disk| allocated(&files.image(disk))).sum();
+        let total = files.allocated();
         let mut count = Count { progress: Progress { bytes: 0, total }, told };
         let snapshots = files.snapshots();
         for disk in &snapshots {
@@ -235,33 +249,14 @@ fn filled(layer: &Layer) -> Result<u64> {
     Ok(end.saturating_sub(PIECE_BYTES as u64))
 }
 
-fn allocated(image: &Path) -> u64 {
-    fs::metadata(image).map_or(0, |m| m.blocks() * 512)
-}
-
-/// Removes upstream's files, as everything is in the store. `volume.meta` is ours as well.
+/// Takes the last steps, as everything is in the store.
 fn finish(dir: &Path, place: &Path, told: Told<'_>) -> Result<()> {
     let source = place.join(SOURCE);
     if exists(&source)? {
         let text = fs::read_to_string(&source)
             .map_err(|e| Error::io(e, format!("reading `{}`", source.display())))?;
         let kept = exists(&place.join(KEEP))?.then(|| dir.join(KEPT));
-        kept.as_deref().map_or(Ok(()), make_dir)?;
-        for name in names_of(&text) {
-            let file = dir.join(name);
-            match &kept {
-                Some(kept) if name == VOLUME_META => {
-                    let copied = fs::copy(&file, kept.join(name));
-                    copied.map_err(|e| Error::io(e, format!("copying `{}`", file.display())))?;
-                }
-                Some(kept) if exists(&file)? => rename(&file, &kept.join(name))?,
-                None if name != VOLUME_META => remove(&file)?,
-                _ => {}
-            }
-            told(Progress::default())?;
-        }
-        kept.as_deref().map_or(Ok(()), sync)?;
-        sync(dir)?;
+        clear(&Taken { dir, lines: text.lines().skip(2).collect() }, kept.as_deref(), told)?;
         remove(&source)?;
         sync(place)?;
     }
@@ -280,7 +275,87 @@ fn finish(dir: &Path, place: &Path, told: Told<'_>) -> Result<()> {
     sync(dir)
 }
 
-/// The names in what [`SOURCE`] says.
-fn names_of(source: &str) -> impl Iterator<Item = &str> {
-    source.lines().skip(2).filter_map(|line| line.splitn(5, ' ').nth(4))
+/// Removes upstream's files, or moves them. `volume.meta` is ours as well.
+fn clear(taken: &Taken<'_>, kept: Option<&Path>, told: Told<'_>) -> Result<()> {
+    taken.check(|_| true)?;
+    kept.map_or(Ok(()), make_dir)?;
+    for name in taken.names() {
+        // Upstream's replica may be started at any time: nobody holds it back.
+        taken.check(|other| other == name || other == VOLUME_META)?;
+        let file = taken.dir.join(name);
+        match kept {
+            Some(kept) if name == VOLUME_META && exists(&file)? => {
+                let bytes = fs::read(&file)
+                    .map_err(|e| Error::io(e, format!("reading `{}`", file.display())))?;
+                put(&kept.join(name), &bytes)?;
+            }
+            Some(kept) if exists(&file)? => rename(&file, &kept.join(name))?,
+            None if name != VOLUME_META => remove(&file)?,
+            _ => {}
+        }
+        told(Progress::default())?;
+    }
+    kept.map_or(Ok(()), sync)?;
+    sync(taken.dir)
+}
+
+/// Upstream's files that were taken over: the lines of [`SOURCE`] about them.
+struct Taken<'a> {
+    dir: &'a Path,
+    lines: Vec<&'a str>,
+}
+
+impl Taken<'_> {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.lines.iter().filter_map(|line| name_in(line))
+    }
+
+    /// Refuses if one of these files is not what was taken over, or is about to be another: then upstream's replica has been
+    /// started since the store got its name. Some may be gone.
+    fn check(&self, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        for line in &self.lines {
+            let Some(name) = name_in(line).filter(|name| wanted(name)) else { continue };
+            let path = self.dir.join(name);
+            if !exists(&path)? {
+                continue;
+            }
+            let m = fs::symlink_metadata(&path)
+                .map_err(|e| Error::io(e, format!("looking at `{}`", path.display())))?;
+            if !line.starts_with(&format!("{} ", state(&m))) {
+                return Err(self.changed(name));
+            }
+            if m.is_file() {
+                check_unused(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn changed(&self, name: &str) -> Error {
+        let is_gone = |name: &str| name.ends_with(IMAGE) && !self.dir.join(name).exists();
+        let ways = if self.names().any(is_gone) {
+            format!(
+                "Others have gone already, and the volume as it was taken over is in `{STORE_FILE}`: to go on with that, \
+                 move `{name}` away, and give the command again"
+            )
+        } else {
+            format!(
+                "To take them over anew, remove `{STORE_FILE}` and `{IMPORT}`; to give up what is newer in them, move \
+                 `{name}` away. Then give the command again"
+            )
+        };
+        let text = format!(
+            "`{name}` has changed since it was taken over: upstream's replica was started in `{}`, and its files may be newer \
+             than what was taken over. Nothing more is removed. {ways}",
+            self.dir.display()
+        );
+        Error::new(ErrorKind::Exists, text)
+    }
+}
+
+/// The name in a line of [`SOURCE`]; never one of ours, but that of what both have.
+fn name_in(line: &str) -> Option<&str> {
+    let name = line.splitn(5, ' ').nth(4)?;
+    let ours = name != VOLUME_META && (FILES.contains(&name) || name == STORE_FILE);
+    (!ours).then_some(name)
 }

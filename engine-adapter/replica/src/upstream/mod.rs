@@ -28,10 +28,15 @@ pub mod import;
 pub use export::export;
 pub use import::import;
 
-use dbs_core::{Error, ErrorKind, Result};
+use crate::agent::files::FileName;
+use crate::host::file::STORE_FILE;
+use crate::replica::FILES;
+use dbs_core::{Error, ErrorKind, Result, Store, format_size};
+use dbs_service::log;
 use longhorn_sync::image::Source;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Directory in which a store is filled.
@@ -175,6 +180,44 @@ impl Count<'_> {
     }
 }
 
+/// Refuses if a file system has less room than so many bytes take, and what describes them.
+fn check_room(place: &Path, bytes: u64) -> Result<()> {
+    let needed = bytes + bytes / 20;
+    let system = nix::sys::statvfs::statvfs(place)
+        .map_err(|e| Error::io(e.into(), format!("looking at `{}`", place.display())))?;
+    let free = system.blocks_available() * system.fragment_size();
+    if free >= needed {
+        return Ok(());
+    }
+    let (needed, free) = (format_size(needed), format_size(free));
+    Err(Error::new(
+        ErrorKind::NoSpace,
+        format!("the content is copied, for which {needed} are needed, and there are {free} free"),
+    ))
+}
+
+/// What to do if there is no room, which others may need more.
+fn told_of_room(error: Error, place: &Path) -> Error {
+    if error.kind() != ErrorKind::NoSpace {
+        return error;
+    }
+    let text =
+        format!("{error}. Free space, and give the command again; or remove `{}`", place.display());
+    Error::new(ErrorKind::NoSpace, text)
+}
+
+/// Bytes that a file takes; nothing if there is none.
+fn allocated(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |m| m.blocks() * 512)
+}
+
+/// Tells what there is to be told of a store that was opened.
+fn warn(store: &Store) {
+    for warning in &store.info().warnings {
+        log::warn("store", &[("warning", warning)]);
+    }
+}
+
 fn open(dir: &Path) -> Result<File> {
     let opened = File::open(dir);
     opened.map_err(|e| match e.kind() {
@@ -193,6 +236,37 @@ fn exists(path: &Path) -> Result<bool> {
             .map(|_| true)
             .map_err(|e| Error::io(e, format!("looking at `{}`", path.display()))),
     }
+}
+
+/// Refuses a place of work, if it is there, that is not one of these commands': they remove what is in it.
+fn check_place(place: &Path) -> Result<()> {
+    if !exists(place)? {
+        return Ok(());
+    }
+    let m = fs::symlink_metadata(place)
+        .map_err(|e| Error::io(e, format!("looking at `{}`", place.display())))?;
+    let foreign =
+        if m.is_dir() { list(place)?.into_iter().find(|name| !is_ours(name)) } else { None };
+    if m.is_dir() && foreign.is_none() {
+        return Ok(());
+    }
+    let text = match foreign {
+        Some(name) => {
+            format!("`{}` holds `{name}`, which is none of the command's", place.display())
+        }
+        None => format!("`{}` is no directory", place.display()),
+    };
+    Err(Error::new(ErrorKind::Exists, format!("{text}: move it away")))
+}
+
+/// Whether one of the commands makes files of this name where it is at work.
+fn is_ours(name: &str) -> bool {
+    let name = name.strip_suffix(".tmp").unwrap_or(name);
+    let own = [import::SOURCE, import::KEEP, export::DONE, export::COMPLETE, files::REVISION_FILE];
+    own.contains(&name)
+        || FILES.contains(&name)
+        || name.starts_with(STORE_FILE)
+        || FileName::parse(name).is_ok()
 }
 
 /// Makes a directory, durably; it may be there.

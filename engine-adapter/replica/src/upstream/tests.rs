@@ -2,10 +2,9 @@ use super::export::ExportOptions;
 use super::files::{Files, change_time};
 use super::import::ImportOptions;
 use super::*;
-use crate::host::file::{STORE_FILE, StoreFile, StoreOptions};
+use crate::host::file::{StoreFile, StoreOptions};
 use crate::replica::meta::{DiskMeta, VolumeMeta};
 use crate::replica::{Disk, Replica, ReplicaOptions, StoreSource};
-use dbs_core::Store;
 use longhorn_sync::image::{HashOptions, Record, Source, SparseFile, hash};
 use longhorn_wire::names;
 use std::collections::BTreeMap;
@@ -113,6 +112,16 @@ fn upstream_views(dir: &Path) -> Views {
     files.disks.keys().map(|disk| (disk.clone(), view(disk))).collect()
 }
 
+/// Compares what one reads; what differs is far too long to be shown.
+fn equal(what: &str, found: &Views, expected: &Views) {
+    assert!(found.keys().eq(expected.keys()), "{what}: {:?}", found.keys());
+    for (disk, view) in found {
+        let blocks = view.chunks(BLOCK as usize).zip(expected[disk].chunks(BLOCK as usize));
+        let differs = blocks.enumerate().find(|(_, (found, expected))| found != expected);
+        assert!(differs.is_none(), "{what}: {disk}, block {:?}", differs.map(|(block, _)| block));
+    }
+}
+
 fn store(dir: &Path) -> Store {
     StoreFile::of(dir, StoreOptions::default()).open().unwrap()
 }
@@ -187,9 +196,11 @@ fn a_replica_comes_over_and_goes_back() {
     upstream_replica(dir);
     let (names, views, metas) =
         (list(dir).unwrap(), upstream_views(dir), Files::read(dir).unwrap().disks);
+    let modified = || fs::metadata(dir.join(HEAD)).unwrap().modified().unwrap();
+    let written = modified();
     let moved = import(&importing(dir), &done).unwrap().unwrap();
     assert_eq!((moved.size, moved.snapshots), (SIZE, 4));
-    assert_eq!(our_views(dir), views);
+    equal("moved", &our_views(dir), &views);
     let checksum = format!("{}.checksum", disk("a"));
     let ours =
         ["volume.counters", "volume.dbs", "volume.generation", "volume.identity", "volume.meta"];
@@ -211,7 +222,8 @@ fn a_replica_comes_over_and_goes_back() {
     use_store(dir);
     let views = our_views(dir);
     export(&exporting(dir, None), &done).unwrap().unwrap();
-    assert_eq!(upstream_views(dir), views);
+    equal("moved", &upstream_views(dir), &views);
+    assert_eq!(modified(), written, "which tells how fresh it is");
     let stale = format!("{}.checksum", disk("b"));
     assert_eq!(
         list(dir).unwrap(),
@@ -234,7 +246,7 @@ fn a_replica_comes_over_and_goes_back() {
             < 8 * 40
     );
     import(&importing(dir), &done).unwrap().unwrap();
-    assert_eq!(our_views(dir), views);
+    equal("moved", &our_views(dir), &views);
 }
 
 /// The child process of [`killed`]; a test of its own for want of another program.
@@ -252,6 +264,9 @@ fn child() {
     };
     match way {
         "import" => import(&importing(dir), &told).map(drop).unwrap(),
+        "keep" => {
+            import(&ImportOptions { keep: true, ..importing(dir) }, &told).map(drop).unwrap();
+        }
         "to" => {
             let to = dir.with_extension("to");
             export(&exporting(dir, Some(&to)), &told).map(drop).unwrap();
@@ -280,30 +295,38 @@ fn an_import_is_killed_at_every_step() {
     let place = tempfile::tempdir().unwrap();
     let model = place.path().join("model");
     upstream_replica(&model);
-    let views = upstream_views(&model);
-    let mut steps = 0;
-    loop {
-        let dir = &place.path().join(steps.to_string());
-        upstream_replica(dir);
-        if !killed("import", dir, steps) {
-            break;
+    let (names, views) = (list(&model).unwrap(), upstream_views(&model));
+    for way in ["import", "keep"] {
+        let mut steps = 0;
+        loop {
+            let dir = &place.path().join(format!("{way}{steps}"));
+            upstream_replica(dir);
+            if !killed(way, dir, steps) {
+                break;
+            }
+            let (begun, ended) = (dir.join(IMPORT).exists(), dir.join(STORE_FILE).exists());
+            assert!(begun && !is_settled(dir), "{steps}: no replica starts here");
+            if !ended {
+                equal(&format!("{steps}: upstream's is as it was"), &upstream_views(dir), &views);
+            }
+            // Once more, elsewhere in it, and then to the end.
+            if killed(way, dir, steps * 5 % 7) {
+                let options = ImportOptions { keep: way == "keep", ..importing(dir) };
+                import(&options, &done).unwrap_or_else(|e| panic!("{way} {steps}: {e}"));
+            }
+            assert!(is_settled(dir));
+            equal(&format!("{way} {steps}"), &our_views(dir), &views);
+            assert_eq!(our_disks(dir).1, 1234, "{way} {steps}");
+            assert!(list(dir).unwrap().iter().all(|name| !name.ends_with(".img")), "{steps}");
+            if way == "keep" {
+                assert_eq!(list(&dir.join(KEPT)).unwrap(), names, "{steps}");
+                equal(&format!("kept {steps}"), &upstream_views(&dir.join(KEPT)), &views);
+            }
+            // Up to the turn they are the same.
+            steps += if way == "keep" && !ended { 4 } else { 1 };
         }
-        let (begun, ended) = (dir.join(IMPORT).exists(), dir.join(STORE_FILE).exists());
-        assert!(begun && !is_settled(dir), "{steps}: no replica starts here");
-        if !ended {
-            assert_eq!(upstream_views(dir), views, "{steps}: upstream's is as it was");
-        }
-        // Once more, elsewhere in it, and then to the end.
-        if killed("import", dir, steps * 5 % 7) {
-            import(&importing(dir), &done).unwrap_or_else(|e| panic!("{steps}: {e}"));
-        }
-        assert!(is_settled(dir));
-        assert_eq!(our_views(dir), views, "{steps}");
-        assert_eq!(our_disks(dir).1, 1234, "{steps}");
-        assert!(list(dir).unwrap().iter().all(|name| !name.ends_with(".img")), "{steps}");
-        steps += 1;
+        assert!(steps >= 16, "{way} {steps}");
     }
-    assert!(steps >= 16, "{steps}");
 }
 
 #[test]
@@ -325,14 +348,19 @@ fn an_export_is_killed_at_every_step() {
             }
             assert!(!is_settled(target), "{way} {steps}: no replica starts here");
             if way == "to" || dir.join(STORE_FILE).exists() {
-                assert_eq!(our_views(dir), views, "{way} {steps}: ours is as it was");
+                equal(&format!("{way} {steps}: ours is as it was"), &our_views(dir), &views);
+            }
+            let options = exporting(dir, Some(&*to).filter(|_| way == "to"));
+            if way == "to" && list(&to).unwrap() != [EXPORT] {
+                let refused = export(&options, &done).unwrap_err();
+                assert!(refused.to_string().contains("remove the directory"), "{refused}");
+                fs::remove_dir_all(&to).unwrap();
             }
             if killed(way, dir, steps * 5 % 7) {
-                export(&exporting(dir, Some(&*to).filter(|_| way == "to")), &done)
-                    .unwrap_or_else(|e| panic!("{way} {steps}: {e}"));
+                export(&options, &done).unwrap_or_else(|e| panic!("{way} {steps}: {e}"));
             }
             assert!(is_settled(target));
-            assert_eq!(upstream_views(target), views, "{way} {steps}");
+            equal(&format!("{way} {steps}"), &upstream_views(target), &views);
             let stale = format!("{}.checksum", disk("b"));
             let expected: Vec<_> = names.into_iter().filter(|name| *name != stale).collect();
             assert_eq!(list(target).unwrap(), expected, "{way} {steps}");
@@ -353,7 +381,7 @@ fn what_has_changed_since_is_taken_over_anew() {
     File::options().write(true).open(dir.join(HEAD)).unwrap().write_all_at(&[77; 4096], 0).unwrap();
     let views = upstream_views(dir);
     import(&importing(dir), &done).unwrap().unwrap();
-    assert_eq!(our_views(dir), views);
+    equal("moved", &our_views(dir), &views);
 
     let dir = &place.path().join("amid");
     upstream_replica(dir);
@@ -374,7 +402,204 @@ fn what_has_changed_since_is_taken_over_anew() {
         "{refused}"
     );
     import(&importing(dir), &done).unwrap().unwrap();
-    assert_eq!(our_views(dir), upstream_model());
+    equal("moved", &our_views(dir), &upstream_model());
+}
+
+/// Imports up to where this holds.
+fn import_until(dir: &Path, options: &ImportOptions, holds: &dyn Fn() -> bool) {
+    let told = |_| if holds() { Err(Error::busy("stop")) } else { Ok(()) };
+    import(options, &told).unwrap_err();
+    assert!(dir.join(STORE_FILE).exists() && !is_settled(dir));
+}
+
+fn dirty(dir: &Path) {
+    let meta = VolumeMeta { dirty: true, ..VolumeMeta::read(dir).unwrap().unwrap() };
+    meta.write(dir).unwrap();
+}
+
+/// Nobody keeps Longhorn from starting upstream's replica where an import was cut off.
+#[test]
+fn what_upstream_has_written_after_the_turn_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let write = |dir: &Path| {
+        let file = File::options().write(true).open(dir.join(HEAD)).unwrap();
+        file.write_all_at(&[77; 4096], 0).unwrap();
+    };
+    let edits: [(&str, &dyn Fn(&Path)); 2] = [("written", &write), ("opened", &dirty)];
+    for (name, edit) in edits {
+        for keep in [false, true] {
+            let dir = &place.path().join(format!("{name}-{keep}"));
+            upstream_replica(dir);
+            let options = ImportOptions { keep, ..importing(dir) };
+            import_until(dir, &options, &|| dir.join(STORE_FILE).exists());
+            edit(dir);
+            let before = list(dir).unwrap();
+            let refused = import(&options, &done).unwrap_err();
+            assert!(
+                refused.kind() == ErrorKind::Exists && refused.to_string().contains("newer"),
+                "{refused}"
+            );
+            assert_eq!(list(dir).unwrap(), before);
+            // As the text says.
+            fs::remove_file(dir.join(STORE_FILE)).unwrap();
+            fs::remove_dir_all(dir.join(IMPORT)).unwrap();
+            let views = upstream_views(dir);
+            assert!(name == "opened" || views[HEAD][0] == 77);
+            import(&options, &done).unwrap().unwrap();
+            equal(name, &our_views(dir), &views);
+        }
+    }
+
+    // Where the head is gone nothing can be taken over anew.
+    for keep in [false, true] {
+        let dir = &place.path().join(format!("amid-{keep}"));
+        upstream_replica(dir);
+        let (views, options) = (upstream_views(dir), ImportOptions { keep, ..importing(dir) });
+        import_until(dir, &options, &|| !dir.join(HEAD).exists());
+        dirty(dir);
+        let before = list(dir).unwrap();
+        let refused = import(&options, &done).unwrap_err().to_string();
+        assert!(
+            refused.contains("move `volume.meta` away") && !refused.contains("anew"),
+            "{refused}"
+        );
+        assert_eq!(list(dir).unwrap(), before);
+        fs::remove_file(dir.join("volume.meta")).unwrap();
+        import(&options, &done).unwrap();
+        equal("amid", &our_views(dir), &views);
+    }
+
+    // Started while they are being removed; and now.
+    let dir = &place.path().join("meanwhile");
+    upstream_replica(dir);
+    let started = |_| {
+        if dir.join(STORE_FILE).exists() && !dir.join("revision.counter").exists() {
+            dirty(dir);
+        }
+        Ok(())
+    };
+    import(&importing(dir), &started).unwrap_err();
+    assert!(dir.join(HEAD).exists());
+    let dir = &place.path().join("open");
+    upstream_replica(dir);
+    import_until(dir, &importing(dir), &|| dir.join(STORE_FILE).exists());
+    let open = File::options().append(true).open(dir.join(disk("c"))).unwrap();
+    let refused = import(&importing(dir), &done).unwrap_err();
+    assert!(refused.to_string().contains("open for writing"), "{refused}");
+    drop(open);
+    import(&importing(dir), &done).unwrap();
+}
+
+/// With `--to` the replica stays ours, and is used.
+#[test]
+fn an_export_elsewhere_is_of_the_replica_as_it_is() {
+    let place = tempfile::tempdir().unwrap();
+    let [dir, other] = ["r", "other"].map(|name| place.path().join(name));
+    for dir in [&dir, &other] {
+        upstream_replica(dir);
+        import(&importing(dir), &done).unwrap().unwrap();
+    }
+    let ways: [(&str, &str); 3] =
+        [("written", "volume.export/volume.meta"), ("named", HEAD), ("ended", "volume.meta")];
+    for (name, file) in ways {
+        let to = &place.path().join(name);
+        let stop = |_| if to.join(file).exists() { Err(Error::busy("stop")) } else { Ok(()) };
+        export(&exporting(&other, Some(to)), &stop).unwrap_err();
+        // Not by chance what `other` has as well.
+        use_store(&dir);
+        let views = our_views(&dir);
+        match export(&exporting(&dir, Some(to)), &done) {
+            Ok(moved) => assert!(moved.is_some()),
+            Err(refused) => {
+                assert!(refused.to_string().contains("remove the directory"), "{name}: {refused}");
+                fs::remove_dir_all(to).unwrap();
+                export(&exporting(&dir, Some(to)), &done).unwrap().unwrap();
+            }
+        }
+        equal(name, &upstream_views(to), &views);
+    }
+    // The same replica, used in between; nor does the target's own name end it.
+    let to = &place.path().join("used");
+    let stop = |_| {
+        if to.join(EXPORT).join("volume.meta").exists() { Err(Error::busy("stop")) } else { Ok(()) }
+    };
+    export(&exporting(&other, Some(to)), &stop).unwrap_err();
+    let refused = export(&exporting(to, None), &done).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotFound, "{refused}");
+    use_store(&other);
+    let views = our_views(&other);
+    export(&exporting(&other, Some(to)), &done).unwrap().unwrap();
+    equal("used", &upstream_views(to), &views);
+}
+
+/// Upstream takes every file for a disk that has the name of one.
+#[test]
+fn an_export_does_not_mix_with_other_files() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    import(&importing(dir), &done).unwrap().unwrap();
+    let views = our_views(dir);
+    let refused = |stray: &Path, told: Told<'_>| {
+        let refused = export(&exporting(dir, None), told).unwrap_err();
+        assert!(refused.to_string().contains("is no file of this replica"), "{refused}");
+        assert!(dir.join(STORE_FILE).exists());
+        fs::remove_file(stray).unwrap();
+    };
+    describe(dir, &disk("x"), "", DiskMeta::default());
+    refused(&dir.join(disk("x") + ".meta"), &done);
+    // The same name as one of ours, and one that comes later.
+    for name in [&*disk("a"), HEAD] {
+        let told = |_| {
+            image(&dir.join(name), SIZE, &[(0, 1, 1)]);
+            Ok(())
+        };
+        refused(&dir.join(name), &told);
+    }
+    fs::write(dir.join(disk("y")), "").unwrap();
+    export(&exporting(dir, None), &done).unwrap().unwrap();
+    equal("moved", &upstream_views(dir), &views);
+    assert!(!dir.join(disk("y")).exists());
+}
+
+#[test]
+fn a_copy_that_has_no_room_is_not_begun() {
+    let place = tempfile::tempdir().unwrap();
+    check_room(place.path(), 1 << 20).unwrap();
+    let refused = told_of_room(check_room(place.path(), 1 << 60).unwrap_err(), place.path());
+    assert_eq!(refused.kind(), ErrorKind::NoSpace);
+    let text = refused.to_string();
+    assert!(text.contains("are needed") && text.contains("give the command again"), "{text}");
+}
+
+#[test]
+fn a_place_of_work_that_is_another_s_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let (dir, big) = (&place.path().join("r"), place.path().join("big"));
+    upstream_replica(dir);
+    fs::create_dir(&big).unwrap();
+    fs::write(big.join("theirs"), "x").unwrap();
+    let refused = |way: &str, text: &str| {
+        let refused = match way {
+            IMPORT => import(&importing(dir), &done).unwrap_err(),
+            _ => export(&exporting(dir, None), &done).unwrap_err(),
+        };
+        assert!(refused.to_string().contains(text), "{way}: {refused}");
+        assert!(big.join("theirs").exists());
+    };
+    for way in [IMPORT, EXPORT] {
+        std::os::unix::fs::symlink(&big, dir.join(way)).unwrap();
+        refused(way, "is no directory");
+        fs::remove_file(dir.join(way)).unwrap();
+        fs::create_dir(dir.join(way)).unwrap();
+        fs::write(dir.join(way).join("theirs"), "x").unwrap();
+        refused(way, "holds `theirs`");
+        assert!(dir.join(way).join("theirs").exists());
+        fs::remove_dir_all(dir.join(way)).unwrap();
+        if way == IMPORT {
+            import(&importing(dir), &done).unwrap().unwrap();
+        }
+    }
 }
 
 fn upstream_model() -> Views {
@@ -390,9 +615,9 @@ fn upstream_s_files_may_be_kept() {
     upstream_replica(dir);
     let (names, views) = (list(dir).unwrap(), upstream_views(dir));
     import(&ImportOptions { keep: true, ..importing(dir) }, &done).unwrap().unwrap();
-    assert_eq!(our_views(dir), views);
+    equal("moved", &our_views(dir), &views);
     assert_eq!(list(&dir.join(KEPT)).unwrap(), names);
-    assert_eq!(upstream_views(&dir.join(KEPT)), views);
+    equal("moved", &upstream_views(&dir.join(KEPT)), &views);
 }
 
 /// An edit of a directory, and what is said then.
@@ -429,7 +654,27 @@ fn what_upstream_would_not_serve_is_refused() {
     for (text, edit) in metas {
         refused(text, &|dir| change(dir, edit));
     }
-    let files: [Case; 13] = [
+    let files: [Case; 18] = [
+        ("8000 bytes", |dir| {
+            // Short enough without the one for a time that is more than a second's.
+            let labels = [("k".to_owned(), "v".repeat(7980))].into();
+            let created = "2026-08-21T10:00:00.5Z".to_owned();
+            let meta = DiskMeta { created, labels, ..DiskMeta::default() };
+            describe(dir, &disk("c"), &disk("a"), meta);
+        }),
+        ("no file of upstream's replica", |dir| {
+            let name = "volume-snap-x\n1 1 1 1 volume.dbs\n.img.checksum";
+            fs::write(dir.join(name), "").unwrap();
+        }),
+        ("no file of upstream's replica", |dir| {
+            fs::write(dir.join(disk("a") + ".meta "), "").unwrap();
+        }),
+        ("is the parent of volume-snap-b.img, which needs it", |dir| {
+            fs::remove_file(dir.join(disk("a") + ".meta")).unwrap();
+        }),
+        ("is the parent of volume-head-003.img, which needs it", |dir| {
+            fs::remove_file(dir.join(disk("d") + ".meta")).unwrap();
+        }),
         ("its parent volume-snap-x.img is missing", |dir| {
             describe(dir, &disk("c"), &disk("x"), DiskMeta::default());
         }),
@@ -439,7 +684,7 @@ fn what_upstream_would_not_serve_is_refused() {
             describe(dir, &disk("e"), &disk("d"), DiskMeta::default());
         }),
         ("the file is missing", |dir| fs::remove_file(dir.join(disk("c"))).unwrap()),
-        ("it has no .meta", |dir| image(&dir.join(disk("e")), SIZE, &[])),
+        ("cut off has left it so. Move it away", |dir| image(&dir.join(disk("e")), SIZE, &[])),
         ("a restore that was cut off", |dir| {
             image(&dir.join(disk("a") + ".snap_tmp"), SIZE, &[]);
         }),
@@ -490,7 +735,7 @@ fn what_upstream_left_over_does_no_harm() {
     meta.dirty = true;
     meta.write(dir).unwrap();
     import(&importing(dir), &done).unwrap().unwrap();
-    assert_eq!(our_views(dir), views);
+    equal("moved", &our_views(dir), &views);
     assert!(VolumeMeta::read(dir).unwrap().unwrap().dirty, "as upstream shows it");
     let left: Vec<_> = list(dir).unwrap();
     assert!(left.iter().all(|name| !name.contains("head") && !name.ends_with(".tmp")), "{left:?}");
@@ -537,7 +782,8 @@ fn other_volumes_of_the_store_stay() {
     let error = export(&named("other"), &done).unwrap_err();
     assert!(error.to_string().contains("flatten"), "{error}");
     export(&named("v"), &done).unwrap().unwrap();
-    assert_eq!((upstream_views(to), our_views(dir)), (views.clone(), views));
+    equal("elsewhere", &upstream_views(to), &views);
+    equal("as it was", &our_views(dir), &views);
     let error = export(&named("v"), &done).unwrap_err();
     assert!(error.to_string().contains("is not empty"), "{error}");
 
@@ -570,6 +816,12 @@ fn a_volume_comes_over_with_its_backing_file() {
     meta.backing_file_path = base.display().to_string();
     meta.write(dir).unwrap();
     let mut head = upstream_views(dir).remove(HEAD).unwrap();
+    let large = place.path().join("large");
+    image(&large, SIZE / 2 + BLOCK, &[]);
+    let options = ImportOptions { backing_file: Some(large), ..importing(dir) };
+    let refused = import(&options, &done).unwrap_err();
+    assert!(refused.to_string().contains("and the backing file below it"), "{refused}");
+    assert!(is_settled(dir));
     import(&ImportOptions { backing_file: Some(base.clone()), ..importing(dir) }, &done).unwrap();
     {
         let store = store(dir);
@@ -584,6 +836,17 @@ fn a_volume_comes_over_with_its_backing_file() {
         drop(volume);
         store.close().unwrap();
     }
+    let meta = fs::read(dir.join("volume.meta")).unwrap();
+    for damage in [None, Some("{")] {
+        match damage {
+            None => fs::remove_file(dir.join("volume.meta")).unwrap(),
+            Some(text) => fs::write(dir.join("volume.meta"), text).unwrap(),
+        }
+        let refused = export(&exporting(dir, None), &done).unwrap_err();
+        assert!(refused.to_string().contains("does not say on which"), "{refused}");
+        assert!(dir.join(STORE_FILE).exists());
+    }
+    fs::write(dir.join("volume.meta"), meta).unwrap();
     export(&exporting(dir, None), &done).unwrap().unwrap();
     assert!(upstream_views(dir)[HEAD] == head);
     assert_eq!(Files::read(dir).unwrap().meta.backing_file_path, base.display().to_string());
