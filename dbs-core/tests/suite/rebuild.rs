@@ -396,3 +396,41 @@ fn write_own(
     }
     states
 }
+
+/// Found by review: what was cleared in a layer while its volume was flattened read as zeros, not as the parent, from which
+/// the layer was cut off.
+#[test]
+fn a_volume_that_is_rebuilt_is_not_flattened() {
+    for (when, ends) in [(0, false), (0, true), (1, false), (1, true), (2, false)] {
+        let disk = init(1);
+        let store = open(&disk, 2, false).unwrap();
+        store.create_volume("w", SIZE).unwrap();
+        let content = pattern(3, 2 * EXTENT as usize);
+        store.volume("w").unwrap().write_at(0, &content, false).unwrap();
+        store.create_snapshot("w", "s", &SnapshotOptions::default()).unwrap();
+        store.clone_volume("w", "s", "v").unwrap();
+        store.create_snapshot("v", "t", &SnapshotOptions::default()).unwrap();
+        let flattened = store.flatten("v", &mut |done, _| {
+            if done == when {
+                store.set_rebuilding("v", true).unwrap();
+                layer(&store, "t").clear(0, EXTENT).unwrap();
+                if ends {
+                    store.set_rebuilding("v", false).unwrap();
+                }
+            } else if done == 1 && when == 2 {
+                // While the last extent is copied: only the cut is left.
+                let store = store.clone();
+                disk.on_read(move || store.set_rebuilding("v", true).unwrap());
+            }
+            true
+        });
+        assert_eq!(flattened.unwrap_err().kind(), ErrorKind::Busy, "{when}, {ends}");
+        assert_eq!(store.flatten("v", &mut |_, _| true).is_ok(), ends, "{when}, {ends}");
+        store.set_rebuilding("v", false).unwrap();
+        assert!(read(&store, "v@t")[..content.len()] == content, "{when}, {ends}");
+        store.flatten("v", &mut |_, _| true).unwrap();
+        assert_eq!(store.volume_info("v").unwrap().origin, None);
+        assert!(read(&store, "v@t")[..content.len()] == content, "{when}, {ends}");
+        is_clean(&store);
+    }
+}
