@@ -426,6 +426,8 @@ fn a_volume_that_is_rebuilt_is_not_flattened() {
         });
         assert_eq!(flattened.unwrap_err().kind(), ErrorKind::Busy, "{when}, {ends}");
         assert_eq!(store.flatten("v", &mut |_, _| true).is_ok(), ends, "{when}, {ends}");
+        let next = layer(&store, "t").map(when * EXTENT, EXTENT, 1).unwrap();
+        assert_eq!(next[0].state, LayerState::Absent, "{when}, {ends}: copied after that");
         store.set_rebuilding("v", false).unwrap();
         assert!(read(&store, "v@t")[..content.len()] == content, "{when}, {ends}");
         store.flatten("v", &mut |_, _| true).unwrap();
