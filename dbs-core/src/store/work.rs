@@ -37,12 +37,15 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn try_work(&self, steps: u64) -> Result<Option<WorkReport>> {
-        let turn = match self.inner.work.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(None),
-        };
-        self.work_while(turn, steps, |_| true).map(Some)
+        self.try_take_work().map(|turn| self.work_while(turn, steps, |_| true)).transpose()
+    }
+
+    pub(super) fn try_take_work(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.inner.work.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(super) fn take_work(&self) -> MutexGuard<'_, ()> {
