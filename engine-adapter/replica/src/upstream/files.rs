@@ -128,7 +128,8 @@ impl Files {
             let open = File::open(&path).and_then(|file| is_open_for_writing(&file));
             if open.map_err(|e| Error::io(e, format!("asking who uses `{}`", path.display())))? {
                 return Err(Error::busy(format!(
-                    "a process has `{}` open for writing: stop the replica first",
+                    "a process has `{}` open for writing, or its file system (NFS) does not tell: stop the replica \
+                     first, or copy its files to a local file system",
                     path.display()
                 )));
             }
