@@ -27,6 +27,9 @@ use std::ops::Range;
 impl Layer {
     /// Writes `buf` at `offset`: these blocks become data.
     ///
+    /// It may wait for reads that began before: a thread with a [`Request`](super::Request) of its own under way would
+    /// wait for itself.
+    ///
     /// # Errors
     /// `Invalid` outside the layer or unaligned, `ReadOnly` if the volume is not being rebuilt,
     /// `Busy` if another one builds on the snapshot, `NoSpace`, `Io`, `Poisoned`.
