@@ -154,7 +154,7 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `steps`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
+/// `stills`, `work`, `steps`, `commits`, `superblock`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
 /// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `steps` (one of its
 /// steps), `superblock` (while it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
