@@ -279,7 +279,14 @@ impl Meta {
         if until.group > self.log.durable {
             return Some(Seen::ByCrash);
         }
-        (self.fence.oldest() < until.fence).then_some(Seen::ByReads)
+        if until.fence > 0 && self.fence.oldest() < until.fence {
+            return Some(Seen::ByReads);
+        }
+        if self.sight.fence <= until.fence {
+            // Reads need not be looked through again until the next time.
+            self.sight.fence = 0;
+        }
+        None
     }
 
     pub(super) fn link(&mut self, child: SnapshotId, parent: SnapshotId) {
