@@ -318,7 +318,7 @@ pub struct SnapshotInfo {
     pub retired: bool,
     /// Free-form labels.
     pub labels: Labels,
-    /// Times that a rebuild of its volume began since the store was opened: who reads it for long compares this
+    /// Changes when a rebuild of its volume begins, and when the store is opened: who reads it for long compares this
     /// with what it was before.
     #[serde(default)]
     pub rebuilds: u64,

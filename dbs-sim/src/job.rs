@@ -35,9 +35,17 @@ impl Job {
         let (store, bug) = (store.clone(), Bug::ALL.into_iter().find(|bug| sabotage::is(*bug)));
         let thread = thread::spawn(move || {
             sabotage::set(bug);
-            let mut step = |_, _| tell.send(()).is_ok() && hears.recv().unwrap_or(false);
+            let mut stood = false;
+            let mut step = |_, _| {
+                stood = true;
+                tell.send(()).is_ok() && hears.recv().unwrap_or(false)
+            };
             match long {
-                Long::Flatten { vol } => flatten(&store, vol, &mut step),
+                Long::Flatten { vol } => match flatten(&store, vol, &mut step) {
+                    // A rebuild of the volume began while it stood still.
+                    Err(error) if stood && error.kind() == ErrorKind::Busy => Ok(()),
+                    flattened => flattened,
+                },
                 Long::Vacuum => store.vacuum(&mut step).map(drop).or_else(not_stopped),
             }
         });

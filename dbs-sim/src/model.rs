@@ -141,7 +141,9 @@ impl Model {
                 self.write(vol, at, len, Tag::ZERO)
             }
             // What is read stays.
-            Op::Trim { vol, .. } => match self.volume_mut(vol)?.rebuilding {
+            Op::Trim { vol, .. }
+            | Op::Flatten { vol, .. }
+            | Op::Begin { long: Long::Flatten { vol } } => match self.volume_mut(vol)?.rebuilding {
                 true => Err(vec![ErrorKind::Busy]),
                 false => Ok(()),
             },
@@ -152,10 +154,7 @@ impl Model {
                 volume.held = !volume.held;
                 Ok(())
             }
-            Op::FlushVolume { vol }
-            | Op::Flatten { vol, .. }
-            | Op::Begin { long: Long::Flatten { vol } }
-            | Op::Fill { vol } => self.volume_mut(vol).map(|_| ()),
+            Op::FlushVolume { vol } | Op::Fill { vol } => self.volume_mut(vol).map(|_| ()),
             Op::NewUuid { byte } => {
                 self.given = Some(byte);
                 Ok(())

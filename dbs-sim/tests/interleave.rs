@@ -489,6 +489,48 @@ fn a_process_killed_amid_two_calls_without_memory_for_bitmaps() {
     each_moment(&How::SHORT, kill_amid);
 }
 
+/// A check while a piece of background work is held at each of its operations: what is neither free nor anybody's amid
+/// a step is not lost. False if it made fewer.
+fn check_beside(work: &Op, at: At) -> bool {
+    let Bench { disk, store, model, .. } = bench(With::RetiredInClone, How::AMPLE[0]);
+    let what = format!("{work:?} held at {at:?}");
+    let gate = Arc::new(Gate::new(at));
+    disk.set_gate(Some(Arc::clone(&gate)));
+    std::thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            let answer = perform(&store, work, model.tag(work, 100));
+            gate.arrived();
+            answer
+        });
+        let held = gate.wait_held(HANG);
+        let (send, receive) = std::sync::mpsc::channel();
+        let checked = &store;
+        scope.spawn(move || send.send(checked.check()));
+        let early = receive.recv_timeout(HEAD_START).ok();
+        gate.open();
+        let report = early.unwrap_or_else(|| {
+            receive.recv_timeout(HANG).unwrap_or_else(|_| panic!("{what}: the check hangs"))
+        });
+        let findings = report.unwrap_or_else(|e| panic!("{what}: {e}")).findings;
+        assert!(findings.is_empty(), "{what}: {findings:?}");
+        working.join().unwrap().unwrap_or_else(|e| panic!("{what}: {e}"));
+        held
+    })
+}
+
+#[test]
+fn a_check_takes_nothing_for_lost_that_a_step_of_background_work_has() {
+    let mut done = 0;
+    let flatten = Op::Flatten { vol: 1, limit: u8::MAX };
+    for work in [Op::Vacuum { limit: u8::MAX }, flatten, Op::Work { steps: 100 }] {
+        for at in [At::Change, At::Read] {
+            done += (1..).take_while(|nth| check_beside(&work, at(*nth))).count();
+        }
+    }
+    println!("{done} interleavings");
+    assert!(done > 20);
+}
+
 /// A call on one handle while another closes the store, held at its `nth` change; false if it made fewer.
 /// Then the process is killed: what was acknowledged is there.
 fn close_beside(how: How, second: &Op, nth: u64) -> bool {

@@ -77,6 +77,7 @@ pub(super) fn discard_blocks(device: &File, offset: u64, len_bytes: u64) -> io::
 
 /// Whether somebody on this machine has a regular file open for writing, in whatever container, as far as the
 /// file system tells: one on the network does not. `file` must be open for reading alone.
+/// On NFS the answer may be yes for a file that nobody writes: its client knows too little.
 ///
 /// # Errors
 /// `file` is another user's, and this process may not ask for such a file.

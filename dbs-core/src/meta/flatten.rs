@@ -6,7 +6,7 @@ use super::locks::Space;
 use super::merge::Copy;
 use super::view::{LOST, base_of};
 use super::{Meta, Step};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::format::record::FillState;
 use crate::sabotage::Bug;
 use crate::units::{BLOCK_BYTES, SnapshotId, VolumeId};
@@ -40,6 +40,21 @@ impl Meta {
     /// The layers of a volume that build on another volume's.
     pub fn foreign_children(&self, volume: VolumeId) -> Vec<SnapshotId> {
         self.snapshots().map(|(id, _)| id).filter(|id| self.is_foreign_child(volume, *id)).collect()
+    }
+
+    /// Refuses to detach a volume whose layers change in a rebuild, or did since there were so many `rebuilds` of it:
+    /// what was cleared in a layer shows the parent, which must stay there.
+    ///
+    /// # Errors
+    /// `Busy`.
+    pub fn check_not_rebuilt(&self, id: VolumeId, rebuilds: u64) -> Result<()> {
+        self.check_complete(id)?;
+        let volume = self.volume(id);
+        if volume.rebuilds == rebuilds {
+            return Ok(());
+        }
+        let text = format!("volume `{}` was rebuilt meanwhile: flatten it again", volume.name);
+        Err(Error::busy(text))
     }
 
     /// Whether a snapshot or head is a layer of `volume` that builds on another volume's: while a job on

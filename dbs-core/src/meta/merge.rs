@@ -92,7 +92,7 @@ impl Meta {
         };
         self.next_deleted = next;
         self.check_log()?;
-        let seen = self.still_seen();
+        let seen = self.still_seen(self.sight());
         if seen == Some(Seen::ByCrash) {
             return Ok(Work::Commit);
         }

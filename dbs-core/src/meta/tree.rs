@@ -269,12 +269,24 @@ impl Meta {
         self.sight = Sight { group: self.log.next, fence: self.fence.next() };
     }
 
-    /// Who may still be shown what was lost sight of last; nobody from some moment on.
-    pub fn still_seen(&mut self) -> Option<Seen> {
-        if self.sight.group > self.log.durable {
+    /// When something was lost sight of last.
+    pub fn sight(&self) -> Sight {
+        self.sight
+    }
+
+    /// Who may still be shown what was lost sight of until `until`; nobody from some moment on.
+    pub fn still_seen(&mut self, until: Sight) -> Option<Seen> {
+        if until.group > self.log.durable {
             return Some(Seen::ByCrash);
         }
-        (self.fence.oldest() < self.sight.fence).then_some(Seen::ByReads)
+        if until.fence > 0 && self.fence.oldest() < until.fence {
+            return Some(Seen::ByReads);
+        }
+        if self.sight.fence <= until.fence {
+            // Reads need not be looked through again until the next time.
+            self.sight.fence = 0;
+        }
+        None
     }
 
     pub(super) fn link(&mut self, child: SnapshotId, parent: SnapshotId) {

@@ -258,6 +258,14 @@ fn is_untouched(storage: &dyn Storage, header: &Header, file: &File) -> io::Resu
     Ok(true)
 }
 
+/// The store that a file is of.
+///
+/// # Errors
+/// `Invalid` if the file is none that [`save`] wrote.
+pub(super) fn store_of(file: &File) -> Result<[u8; 16]> {
+    Ok(read_header(file)?.store)
+}
+
 fn read_header(file: &File) -> Result<Header> {
     let mut header = Header::new_zeroed();
     file.read_exact_at(header.as_mut_bytes(), 0)

@@ -40,7 +40,8 @@ impl Store {
 
     /// Checks an open store: its metadata as it was on the device when that began, while commits go on;
     /// checksums of data as they are when they are read; and that memory accounts for every extent. A
-    /// commit waits only if much metadata is written over before it was looked at.
+    /// commit waits only if much metadata is written over before it was looked at. The counts of data blocks are compared
+    /// only if none changes meanwhile, as writers, a flatten and a vacuum do.
     ///
     /// # Errors
     /// `Io`; `Poisoned` if the store is closed meanwhile.

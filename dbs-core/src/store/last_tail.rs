@@ -6,6 +6,7 @@ use crate::format::Superblock;
 use crate::io::{Storage, TailMemory, tail as tails};
 use crate::meta::load::{LastSession, Loader};
 use crate::meta::tail::{self, TailKey};
+use crate::sabotage::{self, Bug};
 use std::path::{Path, PathBuf};
 
 /// Replays the tail of the last session; a warning if there was one and it is gone.
@@ -27,6 +28,21 @@ pub(super) fn take_tail(
     }
     check_unneeded(tail.refused.take(), &last, env.boot_id())?;
     Ok((last.tail && last.boot == env.boot_id()).then(|| TAIL_GONE.to_owned()))
+}
+
+/// Makes durable what a killed process wrote, before anything is written that says so. If that fails, what the tail's
+/// records point to may be what was not stored, and the next process is not told: then `forget` makes the tail worth
+/// nothing.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn flush_first(storage: &dyn Storage, forget: impl FnOnce()) -> Result<()> {
+    storage.flush().map_err(|error| {
+        if !sabotage::is(Bug::KeepTailAfterFailure) {
+            forget();
+        }
+        Error::io(error, "flush failed")
+    })
 }
 
 /// What is said of a tail that is not there, or is none of the session that needs it.
@@ -83,6 +99,22 @@ impl WantedTail<'_> {
             _ => opened.refused,
         };
         Ok(OpenedTail { refused, ..opened })
+    }
+
+    /// Makes a tail that is there worth nothing.
+    pub(super) fn forget(&self) {
+        let candidates = match self.place {
+            TailPlace::None => Vec::new(),
+            TailPlace::Directory(directory) => vec![directory.clone()],
+            TailPlace::Auto => tails::default_candidates(),
+        };
+        let there = |at: &&PathBuf| tails::find_file(at, self.uuid, self.store).is_some();
+        for directory in candidates.iter().filter(there) {
+            // One that cannot be used is refused when the store is opened.
+            if let Ok(mut memory) = tails::FileTail::open(directory, self.uuid, self.store) {
+                tail::forget(&mut memory);
+            }
+        }
     }
 
     fn open_among(&self, candidates: &[PathBuf]) -> Result<OpenedTail> {

@@ -58,7 +58,7 @@ use crate::info::Labels;
 use crate::io::{DirectIo, Storage};
 use crate::limits::SUMS_CACHE_MIN_BYTES;
 use crate::meta::locks::{FenceId, HoldId, Space};
-use crate::meta::{Meta, Seen, Step, Stop};
+use crate::meta::{Meta, Seen, Sight, Step, Stop};
 use crate::units::{BLOCK_BYTES, VolumeId, format_size};
 use share::{Alone, Share};
 use std::ops::{Deref, Range};
@@ -154,7 +154,7 @@ pub struct Store {
 }
 
 /// What all handles share. Locks, and turns at commits and flushes, are taken in this order: `scrub`, `relearn`,
-/// `stills`, `work`, `steps`, `superblock`, `commits`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
+/// `stills`, `work`, `steps`, `commits`, `superblock`, `flushes`, `meta`; `changes`, `poison`, `warnings`, `passed`, `files`, `again` and `still` are leaves. Held across
 /// I/O are `scrub` (one scrub), `relearn`, `stills` (one check), `work` (one job in the background), `steps` (one of its
 /// steps), `superblock` (while it is updated), and a turn. `meta`, which requests take, never is.
 pub(crate) struct Inner {
@@ -378,13 +378,13 @@ impl Inner {
         self.hold(volume, 0..u64::MAX, true)
     }
 
-    /// Waits until nobody can be shown any more what was lost sight of before this call.
+    /// Waits until nobody can be shown any more what was lost sight of until `until`.
     ///
     /// # Errors
     /// `Io`, `Poisoned`.
-    pub(crate) fn wait_until_unseen(&self) -> Result<()> {
+    pub(crate) fn wait_until_unseen(&self, until: Sight) -> Result<()> {
         let mut meta = self.meta();
-        while let Some(seen) = meta.still_seen() {
+        while let Some(seen) = meta.still_seen(until) {
             self.check_sound()?;
             meta = match seen {
                 Seen::ByReads => self.wait(meta),

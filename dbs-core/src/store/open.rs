@@ -1,7 +1,7 @@
 //! Formatting, opening and closing a store.
 
 use super::identity::as_uuid;
-use super::last_tail::{OpenedTail, WantedTail, take_tail};
+use super::last_tail::{OpenedTail, WantedTail, flush_first, take_tail};
 use super::{Env, InitOptions, Inner, OpenOptions, Store, TailPlace, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::{SUPERBLOCK_REGION_BYTES, SUPERBLOCK_SECOND};
@@ -12,7 +12,6 @@ use crate::io::env::SystemEnv;
 use crate::io::{Storage, TailMemory, WriteRequest, open as drivers};
 use crate::meta::commit::WriteBack;
 use crate::meta::tail::{self, Tail, TailKey};
-use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -171,14 +170,10 @@ impl Store {
         }
         if !read_only {
             // What a killed predecessor wrote without flushing is read below as if durable.
-            storage.flush().map_err(|error| {
-                // What the tail's records point to may be what was not stored, and the next process is not told.
-                if let Some(memory) = tail.memory.as_deref_mut()
-                    && !sabotage::is(Bug::KeepTailAfterFailure)
-                {
+            flush_first(&*storage, || {
+                if let Some(memory) = tail.memory.as_deref_mut() {
                     tail::forget(memory);
                 }
-                Error::io(error, "flush failed")
             })?;
         }
         let load = if read_only { recover::load_to_read } else { recover::load_within };

@@ -5,7 +5,7 @@
 
 use super::aside;
 use super::check::Checked;
-use super::last_tail::{TAIL_GONE, WantedTail, check_unneeded};
+use super::last_tail::{TAIL_GONE, WantedTail, check_unneeded, flush_first};
 use super::pages::Pages;
 use super::recover;
 use super::rewrite::rewrite;
@@ -68,6 +68,8 @@ impl std::fmt::Debug for Repair {
 pub struct OpenRepair {
     pub(super) target: RepairTarget,
     pub(super) repair: Repair,
+    /// Where the tail of a killed process is.
+    pub(super) tail: TailPlace,
 }
 
 /// What is repaired.
@@ -115,6 +117,7 @@ impl OpenRepair {
                 });
             }
         };
+        flush_opened(&opened, &self.tail, self.repair.store)?;
         if self.repair.plan.is_none() {
             return self.repair.carry_out(&*opened.storage);
         }
@@ -194,7 +197,8 @@ impl Store {
         let refused = tail.refused.take();
         let repair = plan_with(&*opened.storage, memory, refused, &env, options.lose_journal);
         let repair = repair.map_err(named)?;
-        Ok(OpenRepair { repair, target: RepairTarget::Opened(opened) })
+        let tail = options.tail.clone();
+        Ok(OpenRepair { repair, target: RepairTarget::Opened(opened), tail })
     }
 
     /// As [`Store::plan_repair`], on storage of the caller's.
@@ -226,7 +230,7 @@ impl Store {
             _ => Error::io(error, format!("cannot read `{}`", saved.display())),
         })?;
         let opened = drivers::open_storage(path, false, driver)?;
-        Self::undo_repair_on(&*opened.storage, &file, force)
+        undo_opened(&opened, &TailPlace::Auto, &file, force)
             .map_err(|error| error.context(saved.display()))
     }
 
@@ -238,6 +242,27 @@ impl Store {
     pub fn undo_repair_on(storage: &dyn Storage, saved: &File, force: bool) -> Result<()> {
         aside::put_back(storage, saved, force)
     }
+}
+
+/// Makes durable what a killed process wrote to a store that is repaired. If that fails, nothing is done, and its tail is
+/// given up: an undo would bring back the state that the tail builds on.
+///
+/// # Errors
+/// `Io`.
+fn flush_opened(opened: &drivers::OpenedStorage, place: &TailPlace, uuid: [u8; 16]) -> Result<()> {
+    let store = &*opened.place;
+    let tail = WantedTail { place, uuid, store, knows_boot: true, read_only: false };
+    flush_first(&*opened.storage, || tail.forget())
+}
+
+fn undo_opened(
+    opened: &drivers::OpenedStorage,
+    place: &TailPlace,
+    saved: &File,
+    force: bool,
+) -> Result<()> {
+    flush_opened(opened, place, aside::store_of(saved)?)?;
+    Store::undo_repair_on(&*opened.storage, saved, force)
 }
 
 /// As [`Store::plan_repair_on`]; `refused` says why the tail that is there cannot be used.
@@ -498,11 +523,16 @@ impl crate::info::Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::io::{ReadRequest, WriteRequest};
     use crate::meta::entries::SPARE_BASE;
     use crate::meta::usage::Ranges;
     use crate::store::{InitOptions, OpenOptions};
+    use crate::volume::{Read, Request, Start};
     use serde_json::{Value, json};
+    use std::io;
     use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     const SIZE: u64 = 64 << 20;
     const EXTENT: u64 = 64 << 10;
@@ -544,6 +574,108 @@ mod tests {
         let plan = Store::plan_restore(path, &dump, IoDriver::Auto).unwrap();
         plan.carry_out(&path.with_extension("saved")).unwrap();
         geometry
+    }
+
+    /// A device that loses what it was given, and says so once.
+    struct Loses {
+        under: Arc<dyn Storage>,
+        /// Where there is something else then.
+        at: u64,
+        told: AtomicBool,
+    }
+
+    impl Storage for Loses {
+        fn size_bytes(&self) -> u64 {
+            self.under.size_bytes()
+        }
+
+        fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+            self.under.read_many(requests)
+        }
+
+        fn write_many(&self, requests: &[WriteRequest<'_>]) -> io::Result<()> {
+            self.under.write_many(requests)
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            if self.told.swap(true, Ordering::SeqCst) {
+                return self.under.flush();
+            }
+            self.under.write_at(self.at, &[7; BLOCK_BYTES as usize])?;
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        }
+
+        fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+            self.under.discard(offset, length)
+        }
+
+        fn allocate(&self, offset: u64, length: u64) -> io::Result<()> {
+            self.under.allocate(offset, length)
+        }
+
+        fn set_size(&self, size: u64) -> io::Result<()> {
+            self.under.set_size(size)
+        }
+
+        fn driver(&self) -> &'static str {
+            self.under.driver()
+        }
+    }
+
+    /// Found by review: the device lost what a killed process had written, and told the repair, or the undo of one. Undone
+    /// then, and opened, the store replayed the tail and showed what had been there before.
+    #[test]
+    fn a_tail_does_not_outlive_a_flush_of_a_repair_that_failed() {
+        const BLOCK: usize = BLOCK_BYTES as usize;
+        let Ok(tmpfs) = tempfile::tempdir_in("/dev/shm") else {
+            println!("SKIPPED: /dev/shm cannot be written to");
+            return;
+        };
+        let tail = TailPlace::Directory(tmpfs.path().to_path_buf());
+        for undoes in [false, true] {
+            let directory = tempfile::tempdir().unwrap();
+            let (path, save) = (directory.path().join("store"), directory.path().join("saved"));
+            let init = InitOptions { size: Some(SIZE), checksums: false, ..InitOptions::default() };
+            Store::init(&path, &init).unwrap();
+            let options = OpenOptions { tail: tail.clone(), ..OpenOptions::default() };
+            let store = Store::open(&path, &options).unwrap();
+            store.create_volume("v", EXTENT).unwrap();
+            let volume = store.volume("v").unwrap();
+            volume.write_at(0, &[1; BLOCK], false).unwrap();
+            let mut read = Request::new();
+            assert_eq!(volume.start_read(0, BLOCK_BYTES, &mut read).unwrap(), Start::Io);
+            let at = read.segments()[0].device;
+            assert_eq!(read.finish_read(Ok(()), &[1; BLOCK]).unwrap(), Read::Done);
+            // As if it was killed.
+            drop((read, volume, store));
+            let file = File::options().write(true).open(&path).unwrap();
+            file.write_all_at(&[1; 100], BLOCK_BYTES + 2000).unwrap();
+            let wanted = RepairOptions { tail: tail.clone(), ..RepairOptions::default() };
+            let mut plan = Store::plan_repair(&path, &wanted).unwrap();
+            assert!(plan.saves());
+            let RepairTarget::Opened(opened) = &mut plan.target else { panic!("it is there") };
+            let under = Arc::clone(&opened.storage);
+            opened.storage = Arc::new(Loses { under, at, told: false.into() });
+            let failed = if undoes {
+                // The repair was killed before it wrote anything.
+                plan.repair.save(&*opened.storage, &new_file(&save).unwrap()).unwrap();
+                let undone = undo_opened(opened, &tail, &File::open(&save).unwrap(), false);
+                drop(plan);
+                undone
+            } else {
+                plan.carry_out(&save).map(drop)
+            };
+            assert_eq!(failed.unwrap_err().kind(), crate::ErrorKind::Io);
+            if save.exists() {
+                Store::undo_repair(&path, &save, IoDriver::Auto, false).unwrap();
+            }
+            let store = Store::open(&path, &options).unwrap();
+            let mut found = [9; BLOCK];
+            store.volume("v").unwrap().read_at(0, &mut found).unwrap();
+            assert!(found == [0; BLOCK], "{undoes}: {} is what nobody wrote", found[0]);
+            let warnings = store.info().warnings;
+            assert!(warnings.iter().any(|text| text.contains(TAIL_GONE)), "{warnings:?}");
+        }
     }
 
     fn data(entry: u32, snapshot: u32, extent: u32) -> Value {

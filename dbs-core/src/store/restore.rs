@@ -5,7 +5,7 @@ use super::identity::parse_uuid;
 use super::pages::Pages;
 use super::recover;
 use super::repair::{self, OpenRepair, Repair, RepairTarget, knows_all_features};
-use super::{IoDriver, Store};
+use super::{IoDriver, Store, TailPlace};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::geometry::REGION_KINDS;
 use crate::format::journal::Scan;
@@ -42,7 +42,8 @@ impl Store {
         match drivers::open_storage(path, false, driver) {
             Ok(opened) => {
                 let repair = Self::plan_restore_on(&*opened.storage, dump).map_err(named)?;
-                Ok(OpenRepair { target: RepairTarget::Opened(opened), repair })
+                let target = RepairTarget::Opened(opened);
+                Ok(OpenRepair { target, repair, tail: TailPlace::Auto })
             }
             Err(error) if error.kind() == crate::ErrorKind::NotFound => {
                 let size = superblock(&parse(dump)?)?.geometry.size;
@@ -52,7 +53,7 @@ impl Store {
                 });
                 let repair = Self::plan_restore_on(&absent, dump).map_err(named)?;
                 let target = RepairTarget::New { path: path.to_owned(), size, driver };
-                Ok(OpenRepair { target, repair })
+                Ok(OpenRepair { target, repair, tail: TailPlace::None })
             }
             Err(error) => Err(error),
         }

@@ -7,9 +7,13 @@ use crate::sabotage::{self, Bug};
 use crate::units::BLOCK_BYTES;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
+use std::thread::sleep;
+use std::time::Duration;
 
 /// Steps of background work between two looks whether a vacuum is to stop.
 const WORK_STEPS: u64 = 64;
+/// Until a vacuum looks again whether a flatten, for which it waits, has ended.
+const WORK_REST: Duration = Duration::from_millis(10);
 
 impl Store {
     /// Grows the store to `size` bytes (a file is extended; a device must already have it).
@@ -76,15 +80,27 @@ impl Store {
         // First what is merged and freed anyway, which may be long.
         self.retry_put_off();
         loop {
-            let report = self.work(WORK_STEPS)?;
-            if report.remaining == 0 || report.done == 0 {
+            let report = self.try_work(WORK_STEPS)?;
+            if report.is_some_and(|report| report.remaining == 0 || report.done == 0) {
                 break;
             }
-            if !progress(0, report.remaining) {
+            if !progress(0, report.map_or(1, |report| report.remaining)) {
                 return stopped();
             }
+            if report.is_none() {
+                sleep(WORK_REST);
+            }
         }
-        let _vacuum = Vacuum::begin(self);
+        let _vacuum = loop {
+            self.inner.check_writable()?;
+            if let Some(vacuum) = Vacuum::begin(self) {
+                break vacuum;
+            }
+            if !progress(0, 1) {
+                return stopped();
+            }
+            sleep(WORK_REST);
+        };
         self.inner.commit()?;
         let total = self.inner.extents_to_move();
         let mut done = 0;
@@ -108,10 +124,11 @@ struct Vacuum<'a> {
 }
 
 impl<'a> Vacuum<'a> {
-    fn begin(store: &'a Store) -> Self {
-        let _work = store.take_work();
+    /// None while somebody else has it.
+    fn begin(store: &'a Store) -> Option<Self> {
+        let _work = store.try_take_work()?;
         store.inner.vacuum.store(true, Ordering::SeqCst);
-        Self { inner: &store.inner, _work }
+        Some(Self { inner: &store.inner, _work })
     }
 }
 

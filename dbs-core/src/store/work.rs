@@ -37,12 +37,15 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn try_work(&self, steps: u64) -> Result<Option<WorkReport>> {
-        let turn = match self.inner.work.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(None),
-        };
-        self.work_while(turn, steps, |_| true).map(Some)
+        self.try_take_work().map(|turn| self.work_while(turn, steps, |_| true)).transpose()
+    }
+
+    pub(super) fn try_take_work(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.inner.work.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(super) fn take_work(&self) -> MutexGuard<'_, ()> {
@@ -144,13 +147,18 @@ impl Store {
     /// stopped (return `false` from `progress(done, total)` in extents) and run again.
     ///
     /// # Errors
-    /// `NotFound`, `NoSpace`, `Io`, `Interrupted` if `progress` says so.
+    /// `NotFound`, `NoSpace`, `Io`, `Interrupted` if `progress` says so; `Busy` if the volume is being rebuilt, or was
+    /// meanwhile.
     pub fn flatten(&self, volume: &str, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         self.inner.check_writable()?;
         let handle = self.head(volume)?;
         let id = handle.ids().0;
+        self.inner.meta().check_complete(id)?;
         let _work = self.take_work();
-        let layers = self.inner.meta().foreign_children(id);
+        let (layers, rebuilds) = {
+            let meta = self.inner.meta();
+            (meta.foreign_children(id), meta.volume(id).rebuilds)
+        };
         let below = |layer| {
             let mut next = Some(0);
             while let Some(from) = next {
@@ -173,13 +181,14 @@ impl Store {
                 }
                 // Who closes the store does not wait for the rest.
                 self.inner.check_writable()?;
-                self.inner.flatten_extent(id, layer, logical)?;
+                self.inner.flatten_extent((id, rebuilds), layer, logical)?;
                 self.inner.commit_if_long()?;
                 done += 1;
             }
             let _step = self.inner.steps.take();
             // A layer that was merged away meanwhile took its copies along.
             self.inner.command(|meta| {
+                meta.check_not_rebuilt(id, rebuilds)?;
                 if meta.is_foreign_child(id, layer) {
                     meta.cut(layer);
                 }
@@ -275,7 +284,12 @@ impl Inner {
         }
     }
 
-    fn flatten_extent(&self, volume: VolumeId, layer: SnapshotId, logical: u32) -> Result<()> {
+    fn flatten_extent(
+        &self,
+        (volume, rebuilds): (VolumeId, u64),
+        layer: SnapshotId,
+        logical: u32,
+    ) -> Result<()> {
         let _step = self.steps.take();
         let blocks = self.meta().extent_blocks(logical);
         let _hold = self.hold(volume, blocks.clone(), true);
@@ -284,6 +298,7 @@ impl Inner {
         // Numbered in the same step as planned: while it waits for space it must not count as a
         // reader that space waits for.
         let (planned, _) = self.step(|meta| {
+            meta.check_not_rebuilt(volume, rebuilds)?;
             let plan = meta.plan_flatten(volume, layer, logical)?;
             Ok(plan.map(|plan| (plan, self.fence(meta))))
         })?;

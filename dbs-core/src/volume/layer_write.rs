@@ -27,6 +27,9 @@ use std::ops::Range;
 impl Layer {
     /// Writes `buf` at `offset`: these blocks become data.
     ///
+    /// It may wait for reads that began before: a thread with a [`Request`](super::Request) of its own under way would
+    /// wait for itself.
+    ///
     /// # Errors
     /// `Invalid` outside the layer or unaligned, `ReadOnly` if the volume is not being rebuilt,
     /// `Busy` if another one builds on the snapshot, `NoSpace`, `Io`, `Poisoned`.
@@ -82,21 +85,21 @@ impl Layer {
         // With checksums, writes to the same blocks take their turns.
         let _hold = store.hold_in(self.space(), blocks.clone(), store.has_sums);
         let mut pieces = Vec::new();
-        let mut early = false;
+        let (mut early, mut first) = (false, None);
         while pieces.is_empty() {
-            let (seen, must_commit) = store.step(|meta| {
+            let (until, must_commit) = store.step(|meta| {
                 meta.check_layer_writable(owner, &blocks)?;
                 // A clone that has just been cut off may show these blocks: to a read that began before, or after a
-                // power loss, which brings it back.
-                match meta.still_seen() {
-                    None => meta.plan_write_to(owner, blocks.clone(), &mut pieces).map(|()| None),
-                    seen => Ok(seen),
+                // power loss, which brings it back. From here on nobody clones the volume: what is lost sight of
+                // later is nothing of this layer.
+                let until = *first.get_or_insert(meta.sight());
+                if meta.still_seen(until).is_some() {
+                    return Ok(Some(until));
                 }
+                meta.plan_write_to(owner, blocks.clone(), &mut pieces).map(|()| None)
             })?;
             early |= must_commit;
-            if seen.is_some() {
-                store.wait_until_unseen()?;
-            }
+            until.map_or(Ok(()), |until| store.wait_until_unseen(until))?;
         }
         if let Err(error) = self.claim(&pieces) {
             store.meta().abort_write_to(owner, &pieces);
@@ -260,7 +263,8 @@ mod tests {
         assert_eq!(read.finish_read(Ok(()), &[1; BLOCK]).unwrap(), Read::Done);
         let durable = || {
             let mut meta = store.inner.meta();
-            meta.still_seen().is_none()
+            let until = meta.sight();
+            meta.still_seen(until).is_none()
         };
         assert!(!durable());
         store.layer("v", Some("s")).unwrap().write_at(0, &[2; BLOCK]).unwrap();

@@ -82,25 +82,19 @@ impl Volume {
             return Ok(());
         }
         let bytes = |blocks: &Bits| u64::from(blocks.count()) * BLOCK_BYTES;
-        let found =
-            self.zeros_of(extent, buf).and_then(|found| match dry_run || found.blocks.is_empty() {
-                true => {
-                    let whole = found.blocks == extent.blocks;
-                    Ok((found.blocks, whole))
-                }
-                // It reads them again.
-                false => self.give_up_zeros(&found, buf),
-            });
-        let (given_up, whole) = match found {
-            Err(error) if error.kind() == ErrorKind::Damaged || is_damage(&error) => {
-                if !dry_run {
-                    self.store().check_sound()?;
-                }
-                // No zeros, and a scrub says where.
-                report.unreadable += bytes(&extent.blocks);
-                return Ok(());
+        let given_up = match if_readable(self.zeros_of(extent, buf))? {
+            Some(found) if dry_run || found.blocks.is_empty() => {
+                let whole = found.blocks == extent.blocks;
+                Some((found.blocks, whole))
             }
-            found => found?,
+            // It reads them again.
+            Some(found) => self.give_up_zeros(&found, buf)?,
+            None => None,
+        };
+        let Some((given_up, whole)) = given_up else {
+            // No zeros, and a scrub says where.
+            report.unreadable += bytes(&extent.blocks);
+            return Ok(());
         };
         report.checked += bytes(&extent.blocks);
         report.zeros += bytes(&given_up);
@@ -109,8 +103,8 @@ impl Volume {
     }
 
     /// Gives up those of the blocks that are still data of the head, and zeros, now that nobody writes
-    /// them: these, and whether nothing of the extent is left.
-    fn give_up_zeros(&self, found: &Extent, buf: &mut [u8]) -> Result<(Bits, bool)> {
+    /// them: these, and whether nothing of the extent is left; `None` if they cannot be read any more.
+    fn give_up_zeros(&self, found: &Extent, buf: &mut [u8]) -> Result<Option<(Bits, bool)>> {
         let (store, volume) = (self.store(), self.ids().0);
         let first = self.store().meta().extent_blocks(found.logical).start;
         let runs = |blocks: &Bits| blocks.runs((buf.len() as u64 / BLOCK_BYTES) as u32);
@@ -118,14 +112,16 @@ impl Volume {
             runs(&found.blocks).next().map(|run| run.start),
             runs(&found.blocks).last().map(|run| run.end),
         ) else {
-            return Ok((Bits::default(), false));
+            return Ok(Some((Bits::default(), false)));
         };
         let absolute =
             |run: std::ops::Range<u32>| first + u64::from(run.start)..first + u64::from(run.end);
         let _hold = store.hold(volume, absolute(start..end), true);
-        let Some(held) = self.own(found.logical)? else { return Ok((Bits::default(), false)) };
+        let Some(held) = if_readable(self.own(found.logical))? else { return Ok(None) };
+        let Some(held) = held else { return Ok(Some((Bits::default(), false))) };
         let blocks = held.blocks.and(&found.blocks);
-        let zeros = self.zeros_of(&Extent { blocks, ..held }, buf)?.blocks;
+        let zeros = if_readable(self.zeros_of(&Extent { blocks, ..held }, buf))?;
+        let Some(Extent { blocks: zeros, .. }) = zeros else { return Ok(None) };
         let give_up = |meta: &mut Meta, within_room: bool| {
             zeros.runs((buf.len() as u64 / BLOCK_BYTES) as u32).try_for_each(
                 |run| match within_room {
@@ -141,8 +137,10 @@ impl Volume {
             }
             done => drop(done?),
         }
-        let left = self.own(found.logical)?.is_some_and(|left| !left.blocks.is_empty());
-        Ok((zeros, !left))
+        // They are given up, whatever can be read of the others now.
+        let left = if_readable(self.own(found.logical))?;
+        let is_empty = |left: Option<Extent>| left.is_none_or(|left| left.blocks.is_empty());
+        Ok(Some((zeros, left.is_some_and(is_empty))))
     }
 
     /// Those of the blocks that hold zeros.
@@ -202,6 +200,14 @@ impl Meta {
     }
 }
 
+/// What was read; `None` if it cannot be.
+fn if_readable<T>(read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Err(error) if error.kind() == ErrorKind::Damaged || is_damage(&error) => Ok(None),
+        read => read.map(Some),
+    }
+}
+
 /// Whether a block holds nothing but zeros.
 fn is_zeros(block: &[u8]) -> bool {
     block.chunks_exact(64).all(|part| part.iter().fold(0, |seen, byte| seen | byte) == 0)
@@ -234,7 +240,7 @@ mod tests {
         let found = volume.zeros_of(&volume.own(0).unwrap().unwrap(), &mut buf).unwrap();
         assert_eq!(found.blocks, Bits::range(&(0..4)));
         volume.write_at(BLOCK_BYTES, &[7; BLOCK], false).unwrap();
-        let (given_up, whole) = volume.give_up_zeros(&found, &mut buf).unwrap();
+        let (given_up, whole) = volume.give_up_zeros(&found, &mut buf).unwrap().unwrap();
         assert_eq!(given_up, Bits::range(&(0..1)).or(&Bits::range(&(2..4))));
         assert!(!whole);
         let mut all = [1; 4 * BLOCK];
@@ -244,13 +250,13 @@ mod tests {
         // In a snapshot since, it is none of the head's any more.
         let found = volume.own(0).unwrap().unwrap();
         store.create_snapshot("v", "s", &Default::default()).unwrap();
-        assert!(volume.give_up_zeros(&found, &mut buf).unwrap().0.is_empty());
+        assert!(volume.give_up_zeros(&found, &mut buf).unwrap().unwrap().0.is_empty());
         // Nor if the head has others there.
         volume.write_at(0, &[0; 2 * BLOCK], false).unwrap();
         let found = volume.zeros_of(&volume.own(0).unwrap().unwrap(), &mut buf).unwrap();
         store.create_snapshot("v", "t", &Default::default()).unwrap();
         volume.write_at(BLOCK_BYTES, &[0; 2 * BLOCK], false).unwrap();
-        let (given_up, _) = volume.give_up_zeros(&found, &mut buf).unwrap();
+        let (given_up, _) = volume.give_up_zeros(&found, &mut buf).unwrap().unwrap();
         assert_eq!(given_up, Bits::range(&(1..2)));
     }
 }

@@ -7,7 +7,7 @@ use dbs_core::store::{Env, SnapshotOptions};
 use dbs_core::{InitOptions, Store};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub const BLOCK: usize = 4096;
@@ -39,6 +39,8 @@ pub struct Mem {
     bad: Mutex<BTreeSet<u64>>,
     /// Blocks that cannot be written.
     refused: Mutex<BTreeMap<u64, i32>>,
+    /// No storage can be reserved.
+    no_room: AtomicBool,
 }
 
 impl Mem {
@@ -56,6 +58,7 @@ impl Mem {
             discard_hook: None.into(),
             bad: Mutex::default(),
             refused: Mutex::default(),
+            no_room: AtomicBool::default(),
         }
     }
 
@@ -78,6 +81,7 @@ impl Mem {
                 discard_hook: None.into(),
                 bad: Mutex::default(),
                 refused: Mutex::default(),
+                no_room: AtomicBool::default(),
             };
         }
         Self::from_bytes(self.bytes())
@@ -135,8 +139,14 @@ impl Mem {
         self.refused.lock().unwrap().insert(offset / BLOCK as u64, errno);
     }
 
+    /// From now on no storage can be reserved: that fails as a device does.
+    pub fn refuse_room(&self) {
+        self.no_room.store(true, Ordering::Relaxed);
+    }
+
     /// All blocks can be read and written: what could not was not of the medium.
     pub fn recover(&self) {
+        self.no_room.store(false, Ordering::Relaxed);
         self.bad.lock().unwrap().clear();
         self.refused.lock().unwrap().clear();
     }
@@ -250,7 +260,8 @@ impl Storage for Mem {
     }
 
     fn allocate(&self, _offset: u64, _len_bytes: u64) -> io::Result<()> {
-        Ok(())
+        let refused = self.no_room.load(Ordering::Relaxed);
+        if refused { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
     }
 
     fn set_size(&self, size_bytes: u64) -> io::Result<()> {

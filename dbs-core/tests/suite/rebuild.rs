@@ -7,6 +7,7 @@ use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::volume::Layer;
 use dbs_core::{ErrorKind, InitOptions, Store};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const EXTENT: u64 = 64 << 10;
 const SIZE: u64 = 8 * EXTENT;
@@ -395,4 +396,78 @@ fn write_own(
         states.insert((name, block), state.unwrap());
     }
     states
+}
+
+/// Found by review: what was cleared in a layer while its volume was flattened read as zeros, not as the parent, from which
+/// the layer was cut off.
+#[test]
+fn a_volume_that_is_rebuilt_is_not_flattened() {
+    for (when, ends) in [(0, false), (0, true), (1, false), (1, true), (2, false)] {
+        let disk = init(1);
+        let store = open(&disk, 2, false).unwrap();
+        store.create_volume("w", SIZE).unwrap();
+        let content = pattern(3, 2 * EXTENT as usize);
+        store.volume("w").unwrap().write_at(0, &content, false).unwrap();
+        store.create_snapshot("w", "s", &SnapshotOptions::default()).unwrap();
+        store.clone_volume("w", "s", "v").unwrap();
+        store.create_snapshot("v", "t", &SnapshotOptions::default()).unwrap();
+        let flattened = store.flatten("v", &mut |done, _| {
+            if done == when {
+                store.set_rebuilding("v", true).unwrap();
+                layer(&store, "t").clear(0, EXTENT).unwrap();
+                if ends {
+                    store.set_rebuilding("v", false).unwrap();
+                }
+            } else if done == 1 && when == 2 {
+                // While the last extent is copied: only the cut is left.
+                let store = store.clone();
+                disk.on_read(move || store.set_rebuilding("v", true).unwrap());
+            }
+            true
+        });
+        assert_eq!(flattened.unwrap_err().kind(), ErrorKind::Busy, "{when}, {ends}");
+        let next = layer(&store, "t").map(when * EXTENT, EXTENT, 1).unwrap();
+        assert_eq!(next[0].state, LayerState::Absent, "{when}, {ends}: copied after that");
+        assert_eq!(store.flatten("v", &mut |_, _| true).is_ok(), ends, "{when}, {ends}");
+        store.set_rebuilding("v", false).unwrap();
+        assert!(read(&store, "v@t")[..content.len()] == content, "{when}, {ends}");
+        store.flatten("v", &mut |_, _| true).unwrap();
+        assert_eq!(store.volume_info("v").unwrap().origin, None);
+        assert!(read(&store, "v@t")[..content.len()] == content, "{when}, {ends}");
+        is_clean(&store);
+    }
+}
+
+/// Found by review: who writes a layer waited for whatever had been lost sight of last, and a guest that trims another
+/// volume all the time held it up for ever.
+#[test]
+fn a_layer_is_written_while_another_volume_is_pruned_all_the_time() {
+    const MOST: u64 = 50;
+    let (disk, store) = target();
+    insert(&store, "s");
+    store.create_volume("w", SIZE).unwrap();
+    let other = store.volume("w").unwrap();
+    for snapshot in [Some("r"), None] {
+        other.write_at(0, &pattern(1, SIZE as usize), false).unwrap();
+        if let Some(name) = snapshot {
+            store.create_snapshot("w", name, &SnapshotOptions::default()).unwrap();
+            store.set_retired("w", name, true).unwrap();
+        }
+    }
+    store.flush().unwrap();
+    let pruned = Arc::new(AtomicU64::new(0));
+    let (pruning, count) = (store.clone(), Arc::clone(&pruned));
+    let prune = move || {
+        let nth = count.load(Ordering::Relaxed);
+        if nth < MOST && pruning.prune("w", nth * BLOCK, BLOCK).unwrap() > 0 {
+            count.store(nth + 1, Ordering::Relaxed);
+        }
+    };
+    prune();
+    disk.on_flush(prune);
+    layer(&store, "s").write_at(0, &[7; BLOCK as usize]).unwrap();
+    let pruned = pruned.load(Ordering::Relaxed);
+    assert!((2..10).contains(&pruned), "{pruned} prunes went before");
+    disk.on_flush(|| {});
+    is_clean(&store);
 }

@@ -197,6 +197,17 @@ fn a_flatten_holds_up_nobody_else() {
     assert!(store.check().unwrap().findings.is_empty());
 }
 
+/// Found by review: a vacuum that waited for the end of a flatten was not asked whether to stop.
+#[test]
+fn a_vacuum_that_waits_for_a_flatten_can_be_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = with_a_clone(dir.path());
+    let flatten = |step: &mut dyn FnMut(u64, u64) -> bool| store.flatten("c", step).unwrap();
+    let calls = |store: Store| store.vacuum(&mut |_, _| false).unwrap_err().kind();
+    let answers = beside(&store, flatten, calls);
+    assert!(answers.iter().all(|answer| *answer == ErrorKind::Interrupted), "{answers:?}");
+}
+
 /// A vacuum would cut off again what is added.
 #[test]
 fn growing_is_refused_while_a_vacuum_runs() {

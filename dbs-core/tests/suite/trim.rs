@@ -136,3 +136,20 @@ fn a_trim_goes_on_behind_what_it_cannot_read() {
         }
     }
 }
+
+/// Found by review: what a trim could not give up, as no storage could be reserved for saying so, it called unreadable.
+#[test]
+fn a_trim_that_cannot_reserve_what_it_needs_fails() {
+    let disk = init_unchecked(1);
+    let store = open(&disk, 2, false).unwrap();
+    store.create_volume("v", EXTENT).unwrap();
+    let v = store.volume("v").unwrap();
+    write(&v, 0, &[1; PER_EXTENT]);
+    disk.refuse_room();
+    store.create_snapshot("v", "s", &Default::default()).unwrap();
+    write(&v, 0, &[0; PER_EXTENT]);
+    assert_eq!(v.trim(false, &mut |_| true).unwrap_err().kind(), ErrorKind::Io);
+    disk.recover();
+    let report = v.trim(false, &mut |_| true).unwrap();
+    assert_eq!((report.zeros, report.unreadable), (EXTENT, 0));
+}

@@ -394,7 +394,7 @@ impl Loader {
 
     fn assemble(
         mut self,
-        volumes: Vec<Option<Volume>>,
+        mut volumes: Vec<Option<Volume>>,
         names: HashMap<String, VolumeId>,
         snapshots: Vec<Option<Snapshot>>,
         (session, boot): (u64, [u8; 16]),
@@ -403,6 +403,8 @@ impl Loader {
         self.leaked.iter().for_each(|id| self.entries.release(*id));
         self.entries.compact();
         self.entries.start_counting();
+        // Who asked before the store was opened anew finds another number.
+        volumes.iter_mut().flatten().for_each(|volume| volume.rebuilds = session >> 16);
         let items = self.geometry.items_per_block(RegionKind::Extents);
         let paging = Paging::new(self.held(), items);
         let free_slots = |capacity: u32, used: &dyn Fn(usize) -> bool| {

@@ -297,16 +297,18 @@ fn trim(store: &Store, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Val
     store.retry_put_off();
     let mut done = 0;
     loop {
-        let report = store.work(WORK_STEPS)?;
-        done += report.done;
-        if report.remaining == 0 {
+        // None while a flatten or a vacuum runs.
+        let report = store.try_work(WORK_STEPS)?;
+        let remaining = report.map_or(1, |report| report.remaining);
+        done += report.map_or(0, |report| report.done);
+        if remaining == 0 {
             break;
         }
-        if report.waits {
-            // For reads, which it must not ask about all the time.
+        if report.is_none_or(|report| report.waits) {
+            // For its end or for reads, which it must not ask about all the time.
             thread::sleep(WORK_REST);
         }
-        if !progress(Progress { done, total: done + report.remaining }) {
+        if !progress(Progress { done, total: done + remaining }) {
             return Err(Error::new(
                 ErrorKind::Interrupted,
                 format!("stopped after {done} steps; the rest is done next time"),

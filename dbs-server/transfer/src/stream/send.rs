@@ -179,7 +179,10 @@ pub fn check_same<'a>(
         match store.snapshot_info(&snapshot.volume, &snapshot.name) {
             // One that began and ended meanwhile has written its layers anew.
             Ok(now) if now.uuid == snapshot.uuid && now.rebuilds != snapshot.rebuilds => {
-                return Err(rebuilt(&snapshot.volume));
+                return Err(Error::busy(format!(
+                    "volume `{}` was rebuilt while `{spec}` was read, or its store was opened anew: begin again",
+                    snapshot.volume
+                )));
             }
             Ok(now) if now.uuid == snapshot.uuid => check_not_rebuilt(store, &snapshot.volume)?,
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),

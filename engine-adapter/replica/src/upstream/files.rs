@@ -243,7 +243,8 @@ pub fn check_unused(path: &Path) -> Result<()> {
     if open.map_err(|e| Error::io(e, format!("asking who uses `{}`", path.display())))? {
         let path = path.display();
         return Err(Error::busy(format!(
-            "a process has `{path}` open for writing: stop the replica first"
+            "a process has `{path}` open for writing, or its file system (NFS) does not tell: stop the replica \
+             first, or copy its files to a local file system"
         )));
     }
     Ok(())
