@@ -72,8 +72,8 @@ impl Acceptor {
         Ok(Self { commands, waker, thread: Mutex::new(Some(spawned)) })
     }
 
-    /// Accepts on these listeners for a service; `adopt` is called with each connection and may not
-    /// block.
+    /// Accepts on these listeners for a service; `adopt` is called with each connection, and nobody is accepted
+    /// while it blocks.
     pub fn add(
         &self,
         id: u64,

@@ -325,8 +325,12 @@ impl<P: Protocol> Peers<P> {
 
     /// Looks which clients are gone, also of those that are not heard because they have asked for too much.
     pub fn look(&mut self, io: &mut Io) {
-        for (_, peer) in self.peers.iter() {
-            if !peer.ended && io.has_hung_up(peer.socket) {
+        let numbers: Vec<u32> = self.peers.iter().map(|(number, _)| number).collect();
+        for number in numbers {
+            if let Some(peer) = self.peers.get_mut(number).filter(|peer| !peer.ended)
+                && io.has_hung_up(peer.socket)
+            {
+                peer.lost = true;
                 peer.protocol.ended(true);
             }
         }

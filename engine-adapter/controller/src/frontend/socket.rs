@@ -18,15 +18,23 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 /// Where upstream's clients look for a volume.
 const DIRECTORY: &str = "/var/run";
 /// What each connection may have in flight, however many there are.
 const SHARE_MIN_BYTES: u64 = 64 << 10;
+/// What is said to a client that is gone, in case that it is not.
+const GONE_TEXT: &str = "its client is gone";
 /// A client that takes its leave tells so by closing.
 const IDLE: Duration = Duration::from_secs(3600);
+
+/// How long a client waits at most until nothing is left of what others have asked for that are gone.
+const GONE_PATIENCE: Duration = Duration::from_secs(30);
+/// How often it is looked meanwhile whether the frontend ends.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Settings of the frontend.
 #[derive(Debug, Clone)]
@@ -77,13 +85,16 @@ pub struct SocketFrontend {
     acceptor: Acceptor,
     address: Listen,
     attached: Option<Arc<Attached>>,
+    ending: Arc<AtomicBool>,
     stop_grace: Duration,
 }
 
-/// A new connection, for a reactor.
-struct Adopted {
-    socket: OwnedFd,
-    peer: String,
+/// What a reactor is told.
+enum Told {
+    /// A new connection, and who it is.
+    Adopt(OwnedFd, String),
+    /// Look which clients are gone, and drop this when nothing is left of what they have asked for.
+    Look(mpsc::Sender<()>),
 }
 
 impl SocketFrontend {
@@ -103,26 +114,42 @@ impl SocketFrontend {
             move |_: &mut Io, tags| -> Box<dyn Front> {
                 let peers = Peers::new(limits, write_timeout).tagged(tags);
                 let tickets = Slab::default();
-                Box::new(Clients { peers, limits, tickets, connections, durable, stopping: false })
+                let (looking, stopping) = (Vec::new(), false);
+                Box::new(Clients {
+                    peers,
+                    limits,
+                    tickets,
+                    connections,
+                    durable,
+                    looking,
+                    stopping,
+                })
             }
         })?;
         let attached = Arc::new(attached);
         let acceptor = Acceptor::start("socket", IDLE, || {})?;
         let (front, max) = (Arc::clone(&attached), options.max_connections);
         let next = AtomicUsize::new(0);
+        let ending = Arc::<AtomicBool>::default();
+        let ends = Arc::clone(&ending);
         let adopt = move |socket: Socket, peer: String| {
             if connections.fetch_add(1, Ordering::SeqCst) >= max {
                 connections.fetch_sub(1, Ordering::SeqCst);
                 return log::warn("socket", &[("refused", &peer), ("connections", &max)]);
             }
+            if !without_the_gone(&front, &ends) {
+                connections.fetch_sub(1, Ordering::SeqCst);
+                let why = "requests of a client that is gone are still under way";
+                return log::warn("socket", &[("refused", &peer), ("error", &why)]);
+            }
             // Fails only if the peer is gone already, which its reactor finds out.
             let _ = socket.tune();
             let turn = next.fetch_add(1, Ordering::Relaxed);
-            front.send(turn, Box::new(Adopted { socket: socket.into(), peer }));
+            front.send(turn, Box::new(Told::Adopt(socket.into(), peer)));
         };
         acceptor.add(0, vec![listener], adopt);
         let attached = Some(attached);
-        Ok(Self { acceptor, address, attached, stop_grace: options.stop_grace })
+        Ok(Self { acceptor, address, attached, ending, stop_grace: options.stop_grace })
     }
 
     /// Where it listens.
@@ -143,12 +170,32 @@ impl fmt::Debug for SocketFrontend {
 
 impl Drop for SocketFrontend {
     fn drop(&mut self) {
+        self.ending.store(true, Ordering::SeqCst);
         // With its thread its handle of what is attached is gone.
         self.acceptor.stop();
         if let Some(attached) = self.attached.take().and_then(Arc::into_inner) {
             attached.detach(self.stop_grace);
         }
     }
+}
+
+/// Waits until nothing is left of what clients that are gone have asked for: who has lost a connection asks for the
+/// same on the next one, and then for something newer, which an old request that came last would undo. Says whether
+/// it is so.
+fn without_the_gone(front: &Attached, ends: &AtomicBool) -> bool {
+    let (sender, all_gone) = mpsc::channel::<()>();
+    for reactor in 0..front.path().reactors() {
+        front.send(reactor, Box::new(Told::Look(sender.clone())));
+    }
+    drop(sender);
+    let until = Instant::now() + GONE_PATIENCE;
+    while !ends.load(Ordering::SeqCst) && Instant::now() < until {
+        // Nothing is sent; it ends when the last reactor has let go of it.
+        if all_gone.recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
+            return true;
+        }
+    }
+    false
 }
 
 /// The connections of one reactor.
@@ -162,10 +209,20 @@ struct Clients {
     connections: Arc<AtomicUsize>,
     /// Whether writes are answered only when they are durable.
     durable: bool,
+    /// Who waits until nothing is left of clients that are gone.
+    looking: Vec<mpsc::Sender<()>>,
     stopping: bool,
 }
 
 impl Clients {
+    /// Tells who waits for it that nothing is left of clients that are gone.
+    fn let_in(&mut self) {
+        let Self { peers, tickets, looking, .. } = self;
+        if !looking.is_empty() && !tickets.iter().any(|(_, (number, _))| peers.is_lost(*number)) {
+            looking.clear();
+        }
+    }
+
     fn start(
         &mut self,
         io: &mut Io,
@@ -174,6 +231,10 @@ impl Clients {
         ready: Ready<Request>,
     ) {
         let Ready { request, payload } = ready;
+        // It may have come again, on another connection.
+        if self.peers.is_lost(number) {
+            return self.reply(number, &request, |batch| request.reply_error(batch, GONE_TEXT));
+        }
         let action = match request.op {
             Op::Read => Action::Read,
             Op::Write => Action::Write { durable: self.durable },
@@ -208,12 +269,19 @@ impl Clients {
 
 impl Front for Clients {
     fn message(&mut self, io: &mut Io, carrier: &mut dyn Carrier, message: Box<dyn Any + Send>) {
-        let Ok(adopted) = message.downcast::<Adopted>() else { return };
+        let Ok(told) = message.downcast::<Told>() else { return };
+        let (socket, peer) = match *told {
+            Told::Adopt(socket, peer) => (socket, peer),
+            Told::Look(seen) => {
+                self.peers.look(io);
+                self.looking.push(seen);
+                return self.let_in();
+            }
+        };
         if self.stopping {
             self.connections.fetch_sub(1, Ordering::SeqCst);
             return;
         }
-        let Adopted { socket, peer } = *adopted;
         let connections = self.connections.load(Ordering::SeqCst).max(1) as u64;
         let bytes = (self.limits.bytes / connections).max(SHARE_MIN_BYTES);
         self.peers.limit(Limits { bytes, ..self.limits });
@@ -264,6 +332,7 @@ impl Front for Clients {
         self.peers.settle(io, |_| {
             connections.fetch_sub(1, Ordering::SeqCst);
         });
+        self.let_in();
     }
 
     fn tick(&mut self, io: &mut Io) {

@@ -71,8 +71,8 @@ pub(super) struct Pending {
     pub edges: [Option<Buf>; 2],
     /// Blocks that nobody else changes until the end.
     pub locked: Option<(u64, u64)>,
-    /// How many replicas were lost when those that are left began to flush for a change.
-    pub losses: Option<u64>,
+    /// What `Shared::losses` was when a change was sent.
+    pub losses: u64,
     /// Most bytes that a replica said it freed.
     pub freed: u32,
     pub begun: Duration,
@@ -113,7 +113,7 @@ impl Pending {
             widened: None,
             edges: [None, None],
             locked: None,
-            losses: None,
+            losses: 0,
             freed: 0,
             begun: Duration::ZERO,
             asked: Duration::ZERO,

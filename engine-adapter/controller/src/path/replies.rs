@@ -209,14 +209,18 @@ impl Shard {
             Decided::Done => {
                 let action = pending.request.action;
                 if pending.stage == Stage::Change && action != Action::Flush {
-                    pending.losses = self.shared.unsettled();
-                    if pending.losses.is_some() || action == (Action::Write { durable: true }) {
+                    if is(Bug::SettleAtEnd) {
+                        pending.losses = self.shared.losses();
+                    }
+                    if self.shared.must_flush(!fan_out.is_clean())
+                        || action == (Action::Write { durable: true })
+                    {
                         pending.errors.clear();
                         return self.begin_flush(io, place, Stage::Durable);
                     }
                 }
-                if let Some(losses) = pending.losses.take() {
-                    self.shared.settle(losses);
+                if pending.stage == Stage::Durable {
+                    self.shared.settle(pending.losses);
                 }
                 let bytes = match action {
                     Action::Write { .. } => pending.request.length,

@@ -9,6 +9,10 @@ dbs_core::planted_bugs! {
     OutliveHandOver,
     /// What replicas have that one lacks which was just lost is answered before they have flushed.
     AnswerBeforeFlush,
+    /// A change that the lost replica has ends that, if it is flushed after the loss.
+    SettleAtEnd,
+    /// After that, what the lost replica missed while it was on its way is answered before a flush.
+    TrustSettled,
     /// A reply belongs to whatever request has its place in the array by now.
     AnyUse,
     /// A reply is believed whatever it is about.

@@ -372,8 +372,12 @@ impl Shard {
 
     /// Sends a write to all replicas that are to have it.
     pub(super) fn send_write(&mut self, io: &mut Io, place: u32) {
-        let first = self.pending.get_mut(place).and_then(|pending| pending.fan_out.take());
-        let again = first.map(FanOut::again);
+        let losses = self.shared.losses();
+        let Some(pending) = self.pending.get_mut(place) else { return };
+        let again = pending.fan_out.take().map(FanOut::again);
+        if again.is_none() {
+            pending.losses = losses;
+        }
         let Some(fan_out) = again.or_else(|| FanOut::write(self.shared.modes.now())) else {
             return self.fail(place, FailureKind::Io, NO_BACKEND);
         };
@@ -394,8 +398,9 @@ impl Shard {
     }
 
     fn begin_discard(&mut self, io: &mut Io, place: u32) {
-        let modes = self.shared.modes.now();
+        let (losses, modes) = (self.shared.losses(), self.shared.modes.now());
         let Some(pending) = self.pending.get_mut(place) else { return };
+        pending.losses = losses;
         let (offset, length) = pending.range;
         let expanding = self.shared.expanding.load(Ordering::SeqCst);
         match (rule::unmap(modes, expanding, offset, u64::from(length)), FanOut::write(modes)) {

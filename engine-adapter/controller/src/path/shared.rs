@@ -59,9 +59,9 @@ pub(super) struct Shared {
     /// The reactor, plus 1, with a request that has waited too long for its blocks: until it has locked
     /// them, nobody begins a change.
     pub starving: AtomicU64,
-    /// How often a replica has become `ERR`.
+    /// Counts replicas that become `ERR`: once before, and once when nothing is sent to it any more.
     losses: AtomicU64,
-    /// How many of these a flush of the others has followed.
+    /// The same, as far as a flush of the others has followed.
     settled: AtomicU64,
     /// Locked while it is decided which replicas become `ERR` and until they are, so that two reactors do
     /// not make each other's last replica `ERR`.
@@ -221,24 +221,32 @@ impl Shared {
         // One that was removed has no mode, and its slot may be another's.
         let registry = lock(&self.registry);
         let is_there = registry.replicas.iter().any(|other| other.serial == replica.serial);
-        let new = is_there && self.modes.fault(slot);
+        let new = is_there && self.modes.of(slot) != Some(Mode::Err);
         if new {
+            self.losses.fetch_add(1, Ordering::SeqCst);
+            self.modes.fault(slot);
             self.losses.fetch_add(1, Ordering::SeqCst);
         }
         new
     }
 
-    /// Whether the replicas that are left are to flush before another change is answered, and what
-    /// [`Shared::settle`] is to be told then. What they have more than the lost one must not be gone, nor their
-    /// count of it, when they come back after a loss of power: nothing would tell it from them.
+    /// To be asked before a change is sent: nothing of it goes to those that were lost by then.
     #[inline]
-    pub fn unsettled(&self) -> Option<u64> {
-        let losses = self.losses.load(Ordering::SeqCst);
-        (losses != self.settled.load(Ordering::Relaxed) && !is(Bug::AnswerBeforeFlush))
-            .then_some(losses)
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
     }
 
-    /// All replicas have flushed that are left after so many losses.
+    /// Whether the replicas that are left are to flush before a change is answered that one may have `missed`.
+    /// What they have more than the lost one must not be gone, nor their count of it, when they come back after
+    /// a loss of power: nothing would tell it from them.
+    #[inline]
+    pub fn must_flush(&self, missed: bool) -> bool {
+        let unsettled = self.losses() != self.settled.load(Ordering::Relaxed);
+        (unsettled || missed && !is(Bug::TrustSettled)) && !is(Bug::AnswerBeforeFlush)
+    }
+
+    /// A change is durable on all replicas that are left which was sent after so many [`Shared::losses`]: who was
+    /// lost by then lacks it, and is told by that.
     pub fn settle(&self, losses: u64) {
         self.settled.fetch_max(losses, Ordering::SeqCst);
     }

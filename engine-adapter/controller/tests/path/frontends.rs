@@ -1,7 +1,7 @@
 //! Where requests come from.
 
 use crate::data_support::{eventually, pattern};
-use crate::fake::Fake;
+use crate::fake::{Do, Fake};
 use crate::null::{self, NullLoad};
 use crate::support::{SIZE, Volume, address, options, replicas};
 use dbs_core::info::VolumeLimits;
@@ -10,6 +10,7 @@ use longhorn_controller::frontend::{NbdFrontend, SocketFrontend, SocketOptions};
 use longhorn_controller::path::{BackendAddress, Mode, PathKind, PathOptions};
 use longhorn_wire::frame::{HEADER_BYTES, Header, Type};
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -237,6 +238,70 @@ fn what_a_lost_client_had_delayed_is_not_carried_out() {
     client.write(0, &[3; 4096]).unwrap();
     client.read(0, 4096).unwrap();
     assert!(client.read(0, 4096).unwrap() == [3; 4096]);
+}
+
+/// Found by review: a connection with all that it may have under way is not read from, so its end was noticed within a
+/// second, and what it had asked for was carried out until then, and what had not been read yet even later.
+#[test]
+fn what_a_lost_client_had_asked_for_beyond_its_room_is_not_carried_out() {
+    const LENGTH: usize = 1 << 20;
+    let limits = VolumeLimits { iops: 4, ..VolumeLimits::default() };
+    let volume = Volume::new(PathOptions { limits, ..options(2) });
+    let replicas = replicas(1);
+    volume.add(1, &address(&replicas[0]), Mode::Rw);
+    let client = volume.client(1);
+    // All that it has room for, and some more, which is in the sockets of both.
+    let sent: Vec<_> = (0..70)
+        .map(|_| client.submit(Type::Write, 0, LENGTH as u32, &vec![9; LENGTH]).unwrap())
+        .collect();
+    thread::sleep(Duration::from_millis(100));
+    drop((sent, client));
+    let client = volume.client(1);
+    client.write(0, &[3; LENGTH]).unwrap();
+    // More than what the limit lets in until the end is noticed.
+    for _ in 0..12 {
+        assert!(client.read(0, LENGTH as u32).unwrap() == [3; LENGTH]);
+    }
+}
+
+#[test]
+fn a_client_is_let_in_when_nothing_is_left_of_one_that_is_gone() {
+    const FREE: u64 = 8192;
+    let volume = Volume::new(options(1));
+    let slow = Fake::with(SIZE as usize, |header| match header.kind() {
+        Some(Type::Write) => Do::AtGate,
+        _ => Do::Serve,
+    });
+    volume.add(1, &slow.address(), Mode::Rw);
+    let place = volume.dir.path().join("narrow.sock");
+    let narrow =
+        SocketOptions { requests_max: 2, ..SocketOptions::at(Listen::Unix(place.clone())) };
+    let narrow = SocketFrontend::start(&volume.path, &narrow).unwrap();
+    // Two that are under way, and one that there is no room for. It goes on listening to replies.
+    let mut gone = UnixStream::connect(place).unwrap();
+    for at in [0, 4096, FREE] {
+        let header = Header::with_payload(Type::Write, at as u32, at as i64, 4096);
+        gone.write_all(&[&header.encode()[..], &[9; 4096]].concat()).unwrap();
+    }
+    eventually("two are under way", || volume.path.stats().in_flight == 2);
+    gone.shutdown(Shutdown::Write).unwrap();
+    let address = narrow.address().clone();
+    let next = thread::spawn(move || {
+        let client = longhorn_testing::DataClient::connect(&address, 1).unwrap();
+        client.ping().unwrap();
+        client
+    });
+    thread::sleep(Duration::from_millis(300));
+    assert!(!next.is_finished(), "the old requests are still under way");
+    slow.open_gate();
+    next.join().unwrap().write(FREE, &[3; 4096]).unwrap();
+    // The third one was refused.
+    let mut replies = Vec::new();
+    gone.read_to_end(&mut replies).unwrap();
+    assert!(String::from_utf8_lossy(&replies).contains("its client is gone"));
+    assert!(slow.content()[FREE as usize..][..4096] == [3; 4096]);
+    let writes = slow.seen(Type::Write);
+    assert_eq!(writes.iter().filter(|write| write.offset == FREE as i64).count(), 1);
 }
 
 #[test]
