@@ -3,6 +3,7 @@
 use super::{Env, TailPlace, recover};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Superblock;
+use crate::io::open::OpenedStorage;
 use crate::io::{Storage, TailMemory, tail as tails};
 use crate::meta::load::{LastSession, Loader};
 use crate::meta::tail::{self, TailKey};
@@ -43,6 +44,21 @@ pub(super) fn flush_first(storage: &dyn Storage, forget: impl FnOnce()) -> Resul
         }
         Error::io(error, "flush failed")
     })
+}
+
+/// Makes durable what a killed process wrote to a store that is repaired. If that fails, nothing is done, and its tail is
+/// given up: an undo would bring back the state that the tail builds on.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn flush_opened(
+    opened: &OpenedStorage,
+    place: &TailPlace,
+    uuid: [u8; 16],
+) -> Result<()> {
+    let store = &*opened.place;
+    let tail = WantedTail { place, uuid, store, knows_boot: true, read_only: false };
+    flush_first(&*opened.storage, || tail.forget())
 }
 
 /// What is said of a tail that is not there, or is none of the session that needs it.

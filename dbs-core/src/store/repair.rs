@@ -5,7 +5,7 @@
 
 use super::aside;
 use super::check::Checked;
-use super::last_tail::{TAIL_GONE, WantedTail, check_unneeded, flush_first};
+use super::last_tail::{TAIL_GONE, WantedTail, check_unneeded, flush_opened};
 use super::pages::Pages;
 use super::recover;
 use super::rewrite::rewrite;
@@ -242,17 +242,6 @@ impl Store {
     pub fn undo_repair_on(storage: &dyn Storage, saved: &File, force: bool) -> Result<()> {
         aside::put_back(storage, saved, force)
     }
-}
-
-/// Makes durable what a killed process wrote to a store that is repaired. If that fails, nothing is done, and its tail is
-/// given up: an undo would bring back the state that the tail builds on.
-///
-/// # Errors
-/// `Io`.
-fn flush_opened(opened: &drivers::OpenedStorage, place: &TailPlace, uuid: [u8; 16]) -> Result<()> {
-    let store = &*opened.place;
-    let tail = WantedTail { place, uuid, store, knows_boot: true, read_only: false };
-    flush_first(&*opened.storage, || tail.forget())
 }
 
 fn undo_opened(
