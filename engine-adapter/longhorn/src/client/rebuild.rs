@@ -59,7 +59,10 @@ impl Engine {
         sources.fill(&replica, files, options).await?;
         replica.reload().await?;
         self.verify_rebuild(address, instance).await?;
-        replica.set_rebuilding(false).await
+        let Err(error) = replica.set_rebuilding(false).await else { return Ok(()) };
+        // A controller of DBS has said so already, which older replicas refuse to be told again.
+        let is_known = replica.get().await.is_ok_and(|replica| !replica.rebuilding);
+        if is_known { Ok(()) } else { Err(error) }
     }
 
     /// Adds a replica to a volume that a backup is restored to, which fills it; the first one starts

@@ -296,8 +296,9 @@ impl World {
         };
         let details = self.details(method, body);
         self.asked.push(format!("{name} {method}{instance}{details}"));
-        let refused = self.refused.get(&format!("{name} {method}")).or(self.refused.get(method));
-        if let Some((code, text)) = refused {
+        let names =
+            [method.to_owned(), format!("{name} {method}"), format!("{name} {method}{details}")];
+        if let Some((code, text)) = names.iter().find_map(|name| self.refused.get(name)) {
             return Err(Status::new(*code, text.clone()));
         }
         match who {
@@ -421,6 +422,10 @@ impl World {
             }
             "ReplicaVerifyRebuild" => {
                 let address = decode::<ReplicaAddress>(body).address;
+                if let Some(Pretender { replica, .. }) = self.replicas.get_mut(&address) {
+                    // Of upstream's, whoever filled it says so.
+                    replica.rebuilding &= replica.dbs.is_none();
+                }
                 find(self, &address, Some(ReplicaMode::Rw))?.encode_to_vec()
             }
             "ReplicaRebuildConcurrentSyncLimitGet" => {

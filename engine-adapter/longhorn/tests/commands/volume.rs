@@ -70,6 +70,22 @@ fn a_replica_that_is_to_be_filled_again_stays_marked() {
     assert!(!asked.iter().any(|asked| asked.contains("ReplicaOpen")), "{asked:?}");
 }
 
+/// Found by review: the controller had said so before, which an older replica refuses to be told again.
+#[test]
+fn a_replica_that_is_known_to_be_complete_may_refuse_to_be_told() {
+    for (dbs, fails) in [(Some(Facts::default()), false), (None, true)] {
+        let stage = Stage::new(2, 1);
+        stage.with(1, |new| new.replica.dbs = dbs);
+        stage.refuse("r1 RebuildingSet false", Code::Unknown, "cannot set from state open");
+        if fails {
+            let text = stage.fails(&add(&stage, 1, &[]));
+            assert!(text.contains("cannot set from state open"), "{text}");
+        } else {
+            stage.prints(&add(&stage, 1, &[]));
+        }
+    }
+}
+
 #[test]
 fn older_controllers_have_no_limit() {
     let stage = Stage::new(3, 2);
