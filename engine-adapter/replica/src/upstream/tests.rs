@@ -421,12 +421,11 @@ fn dirty(dir: &Path) {
 #[test]
 fn what_upstream_has_written_after_the_turn_stays() {
     let place = tempfile::tempdir().unwrap();
-    let write = |dir: &Path| {
+    let written: Case = ("written", |dir| {
         let file = File::options().write(true).open(dir.join(HEAD)).unwrap();
         file.write_all_at(&[77; 4096], 0).unwrap();
-    };
-    let edits: [(&str, &dyn Fn(&Path)); 2] = [("written", &write), ("opened", &dirty)];
-    for (name, edit) in edits {
+    });
+    for (name, edit) in [written, ("opened", dirty)] {
         for keep in [false, true] {
             let dir = &place.path().join(format!("{name}-{keep}"));
             upstream_replica(dir);
