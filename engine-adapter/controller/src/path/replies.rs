@@ -14,7 +14,7 @@ use crate::rules::{Answer, FanOut, Outcome as Decided, Slot, Slots};
 use dbs_frontend::{Action, Event, FailureKind, Outcome, Ready};
 use dbs_reactor::{Buf, Io};
 use longhorn_data::stats::add;
-use longhorn_wire::frame::{HANDED_OVER_TEXT, NO_SPACE_TEXT, Type};
+use longhorn_wire::frame::{NO_SPACE_TEXT, Type, is_handed_over};
 
 impl Shard {
     /// Begins to receive on a connection.
@@ -153,7 +153,7 @@ impl Shard {
     /// anything else.
     fn hear_of_newer(&self, slot: Slot, text: &[u8]) {
         let text = String::from_utf8_lossy(text);
-        if text.contains(HANDED_OVER_TEXT) && !is(Bug::OutliveHandOver) {
+        if is_handed_over(&text) && !is(Bug::OutliveHandOver) {
             self.shared.give_way(slot, &text);
         }
     }

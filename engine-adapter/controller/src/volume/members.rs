@@ -60,6 +60,11 @@ impl Controller {
                 self.parts.path.resize(its_size);
             }
             if marks {
+                // Before: a start takes a marked one that counted more for the better one.
+                if !self.options.policy.counter_disabled {
+                    let set = self.call(&member.target, Call::SetCounter(0));
+                    set.map_err(|error| super::failed(&member.target, &error))?;
+                }
                 self.mark_incomplete(&member.target, true)?;
             }
             self.join(&member, snapshot_required)

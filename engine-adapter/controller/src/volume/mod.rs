@@ -31,7 +31,8 @@ use super::rules::limits::Limits;
 use super::rules::start::Policy;
 use super::rules::{Mode, Modes, ReplicaId, Slot, timeout};
 use dbs_core::{Error, Result};
-use longhorn_wire::frame::HANDED_OVER_TEXT;
+use longhorn_wire::control::expansion::ExpandError;
+use longhorn_wire::frame::is_handed_over;
 use longhorn_wire::proto::controller::Volume;
 use longhorn_wire::proto::ptypes;
 use std::collections::BTreeMap;
@@ -285,8 +286,9 @@ impl Controller {
         let newer = members.iter().zip(&*answers).find_map(|(member, answer)| {
             let error = answer.as_ref().err()?;
             let is_complete = member.mode == Mode::Rw;
-            (is_complete && error.text.contains(HANDED_OVER_TEXT))
-                .then(|| (member.id, error.clone()))
+            // That of an expansion has a form of its own.
+            let said = ExpandError::of_call(&error.text, error.refused).message;
+            (is_complete && is_handed_over(&said)).then(|| (member.id, error.clone()))
         });
         let Some((first, error)) = newer else { return };
         // That one last: as long as it is asked, nothing is acknowledged that others alone have.

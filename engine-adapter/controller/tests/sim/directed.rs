@@ -137,6 +137,19 @@ fn a_controller_ends_when_a_newer_one_has_a_replica() {
     }
 }
 
+/// Found by review: names that users choose are in what replicas say. With this one, all became `ERR`.
+#[test]
+fn a_name_is_not_taken_for_a_newer_controller() {
+    let (sim, controller) = volume(2, 2);
+    sim.world().replicas.iter_mut().for_each(|replica| replica.table = 0);
+    for name in ["was handed over to a newer process", "` was handed over to a newer process"] {
+        let error = snapshot(&controller, name).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+        assert_eq!(modes(&controller), [Mode::Rw; 2]);
+    }
+    nothing_violated(&sim);
+}
+
 /// The machine of the controller ends: replicas are closed, and another controller takes them.
 fn begin_again(sim: &Arc<Sim>, replicas: usize, counters: bool) -> Arc<Controller> {
     {
@@ -370,6 +383,22 @@ fn a_marked_replica_that_counted_more_keeps_a_volume_from_starting() {
     controller.shutdown().unwrap();
     controller.start(&addresses, SIZE, SIZE).unwrap();
     assert_eq!(modes(&controller), [Mode::Err, Mode::Rw]);
+}
+
+/// Found by review: its count was made 0 when its rebuild was prepared. If the controller ended before, the volume did
+/// not start with both, though the first one was complete.
+#[test]
+fn a_replica_that_is_only_marked_has_counted_nothing() {
+    let (sim, _) = volume(2, 0);
+    for (replica, counter) in sim.world().replicas.iter_mut().zip([5, 7]) {
+        (replica.counter, replica.counter_disabled) = (counter, false);
+    }
+    let controller = controller(&sim, true, false);
+    controller.start(&[address(0)], SIZE, SIZE).unwrap();
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap();
+    assert!(sim.world().replicas[1].rebuilding);
+    assert_eq!(modes(&begin_again(&sim, 2, true)), [Mode::Rw, Mode::Err]);
+    nothing_violated(&sim);
 }
 
 /// A block device whose kernel cannot change its size in use, unless it can.

@@ -2,7 +2,7 @@
 
 use longhorn_controller::volume::Call;
 use longhorn_wire::control::expansion::ExpandCode;
-use longhorn_wire::frame::HANDED_OVER_TEXT;
+use longhorn_wire::frame::handed_over;
 use longhorn_wire::proto::ptypes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -314,7 +314,11 @@ impl Replica {
     /// Does what a call asks. What a stock replica may refuse, it refuses.
     pub fn call(&mut self, call: &Call, now: u64) -> Result<ptypes::Replica, String> {
         if self.handed_over {
-            return Err(format!("the replica `/data` {HANDED_OVER_TEXT}"));
+            let text = handed_over("/data");
+            return Err(match call {
+                Call::Expand(_) => failure(ExpandCode::FunctionFailedWithoutRollback, &text),
+                _ => text,
+            });
         }
         let fails = self.failing_calls > 0 && !matches!(call, Call::Get | Call::Close);
         if fails {
@@ -381,7 +385,7 @@ impl Replica {
             return Err(format!("snapshot {disk} is already existing"));
         }
         if self.layers.len() >= self.table {
-            return Err(FULL_TABLE.to_owned());
+            return Err(format!("failed to create new disk {name}: {FULL_TABLE}"));
         }
         let layer = std::mem::take(&mut self.head);
         let rotten = std::mem::take(&mut self.rotten).into_iter();

@@ -385,7 +385,7 @@ impl World {
                     self.snapshots.insert(disk, (pauses, self.at_pause.clone()));
                 }
                 answer.map_err(|text| {
-                    let refused = text == FULL_TABLE;
+                    let refused = text.ends_with(FULL_TABLE);
                     CallError { refused, ..CallError::unknown(text) }
                 })
             }

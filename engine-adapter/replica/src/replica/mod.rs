@@ -38,7 +38,7 @@ use generation::Generation;
 use handover::Waiting;
 use incoming::Pending;
 use longhorn_data::{Access, Durability, Gate, Revision};
-use longhorn_wire::frame::HANDED_OVER_TEXT;
+use longhorn_wire::frame::handed_over;
 use longhorn_wire::proto::ptypes;
 use longhorn_wire::{names, time};
 use meta::VolumeMeta;
@@ -464,8 +464,7 @@ impl Replica {
     }
 
     fn surrendered(&self) -> Error {
-        let dir = self.options.dir.display();
-        Error::busy(format!("the replica `{dir}` {HANDED_OVER_TEXT}"))
+        Error::busy(handed_over(self.options.dir.display()))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -34,9 +34,22 @@ pub const NO_SPACE_TEXT: &str = "no space left on device";
 pub fn no_space(text: String) -> String {
     if text.contains(NO_SPACE_TEXT) { text } else { format!("{text}: {NO_SPACE_TEXT}") }
 }
-/// What the errors of a replica contain once a newer process of its directory has the store, as in a live
-/// upgrade: a controller knows by it that a newer one has the volume.
-pub const HANDED_OVER_TEXT: &str = "was handed over to a newer process";
+/// How the errors of a replica begin and end once a newer process of its directory has the store.
+const HANDED_OVER: (&str, &str) = ("the replica `", "` was handed over to a newer process");
+
+/// All that a replica of this directory says once a newer process has the store, as in a live upgrade.
+#[must_use]
+pub fn handed_over(dir: impl fmt::Display) -> String {
+    format!("{}{dir}{}", HANDED_OVER.0, HANDED_OVER.1)
+}
+
+/// Whether an error of a replica is that: a controller knows by it that a newer one has the volume. Errors that tell
+/// of names, which users choose, begin otherwise.
+#[must_use]
+pub fn is_handed_over(text: &str) -> bool {
+    text.starts_with(HANDED_OVER.0) && text.ends_with(HANDED_OVER.1)
+}
+
 /// The error of a read beyond the end of the volume.
 pub const UNEXPECTED_EOF_TEXT: &str = "unexpected EOF";
 
