@@ -15,6 +15,8 @@ const VOLATILE: &[&str] = &[
     "uuid",
     "dbs.received-uuid",
     "created_ns",
+    // Another number each time that the store is opened.
+    "rebuilds",
     "sequence",
     "read_only",
     "driver",
