@@ -352,7 +352,7 @@ class Volume(_dbs.WritableBlocks, Closing):
         What the limits allow in `burst` seconds may be used at once. What is not given stays as it is. Files that
         :meth:`open` returns on an idle store are not limited.
 
-        >>> v.limit(iops=2000, bandwidth="50MiB")
+        >>> store["disk"].limit(iops=2000, bandwidth="50MiB")
         """
         wanted = None if bandwidth is None else size_of(bandwidth)
         given = {"iops": iops, "bandwidth": wanted, "burst_seconds": burst}
