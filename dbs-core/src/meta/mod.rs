@@ -125,7 +125,8 @@ pub struct Volume {
     pub io: IoCounts,
     /// How fast it may be used.
     pub pace: Arc<Pace>,
-    /// Times that somebody began to write its layers anew since the store was opened.
+    /// Goes up when somebody begins to write its layers anew. Where it begins is another number each time that the
+    /// store is opened.
     pub rebuilds: u64,
 }
 

@@ -308,7 +308,16 @@ impl Inner {
             return Err(error);
         }
         drop(fenced);
-        self.finish(|meta| meta.finish_flatten(&plan))
+        // Who fills the volume since then has perhaps been told already that the layer has nothing here.
+        let mut checked = Ok(());
+        self.finish(|meta| {
+            checked = meta.check_not_rebuilt(volume, rebuilds);
+            match checked {
+                Ok(()) => meta.finish_flatten(&plan),
+                Err(_) => meta.abort_flatten(&plan),
+            }
+        })?;
+        checked
     }
 
     /// Applies the outcome of a background step. Where no tail keeps its records they are
