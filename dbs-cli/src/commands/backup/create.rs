@@ -2,7 +2,7 @@
 
 use super::volume::SnapshotSource;
 use super::{Pace, open, place, place_of, url};
-use crate::commands::taken::{remove, take};
+use crate::commands::taken::{remove, take, taken_at};
 use crate::context::Context;
 use crate::output;
 use crate::progress::Unit;
@@ -22,6 +22,8 @@ const OWN_LABELS: &str = "dbs-";
 const BLOCK_SIZES: [u64; 2] = [2 << 20, 16 << 20];
 /// The label of snapshots that this command takes: where their backups are.
 const TAKEN_FOR: &str = "dbs-backup";
+/// How the names of these begin.
+const TAKEN_AS: &str = "backup";
 
 /// Where the backups are that this store took a snapshot for. A received one was taken by another store, whose backups
 /// are not ours.
@@ -144,7 +146,7 @@ impl Create {
             return self.snapshot(context, target, &SnapshotSpec { volume, snapshot });
         }
         let place = place(&self.url, self.name_there(&volume));
-        let taken = take(context, target, &volume, "backup", (TAKEN_FOR, &place))?;
+        let taken = take(context, target, &volume, TAKEN_AS, (TAKEN_FOR, &place))?;
         let created = self.snapshot(context, target, &taken);
         // The next backup needs the difference to the snapshot of the last complete one, and to no other.
         let useless = |other: &SnapshotInfo| match &created {
@@ -166,7 +168,9 @@ impl Create {
             ));
         }
         for snapshot in snapshots {
-            if taken_for(&snapshot).is_some_and(of_here) && useless(&snapshot) {
+            // One with another name is its user's.
+            let is_ours = !snapshot.user_created && taken_at(&snapshot.name, TAKEN_AS).is_some();
+            if is_ours && taken_for(&snapshot).is_some_and(of_here) && useless(&snapshot) {
                 let spec = SnapshotSpec { volume: volume.clone(), snapshot: snapshot.name };
                 if let Err(error) = remove(context, target, &spec) {
                     output::warn(&format!("snapshot {spec} is kept: {error}"));
