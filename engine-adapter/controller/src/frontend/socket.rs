@@ -218,7 +218,11 @@ impl Clients {
     /// Tells who waits for it that nothing is left of clients that are gone.
     fn let_in(&mut self) {
         let Self { peers, tickets, looking, .. } = self;
-        if !looking.is_empty() && !tickets.iter().any(|(_, (number, _))| peers.is_lost(*number)) {
+        if !looking.is_empty()
+            && !tickets
+                .iter()
+                .any(|(_, (number, _))| peers.is_lost(*number) || peers.has_ended(*number))
+        {
             looking.clear();
         }
     }

@@ -6,6 +6,7 @@ use super::{Call, Controller, Fault, Member, Target};
 use crate::rules::sabotage::{Bug, is};
 use crate::rules::{Mode, REPLICAS_MAX, limits, rebuild};
 use dbs_core::{Error, Result};
+use longhorn_wire::proto::ptypes;
 use std::collections::HashMap;
 
 impl Controller {
@@ -52,16 +53,19 @@ impl Controller {
         let member = Member { id, target, mode };
         // Upstream's replica would refuse to be told twice, by whoever has it filled.
         let marks = mode == Mode::Wo && snapshot_required && info.dbs.is_some();
-        let joined = self.open_new(&member, size).and_then(|(its_size, sector_size)| {
+        let mut counted = None;
+        let joined = self.open_new(&member, size).and_then(|(its_size, opened)| {
             if size == 0 {
                 let mut state = self.state();
-                (state.size, state.sector_size) = (its_size, sector_size);
+                state.size = its_size;
+                state.sector_size = u64::try_from(opened.sector_size).unwrap_or(0);
                 drop(state);
                 self.parts.path.resize(its_size);
             }
             if marks {
-                // Before: a start takes a marked one that counted more for the better one.
+                // Before the mark: a marked replica with a higher count keeps a volume from starting (`start::ahead`).
                 if !self.options.policy.counter_disabled {
+                    counted = Some(opened.revision_counter);
                     let set = self.call(&member.target, Call::SetCounter(0));
                     set.map_err(|error| super::failed(&member.target, &error))?;
                 }
@@ -72,7 +76,10 @@ impl Controller {
         if joined.is_err() {
             self.parts.path.remove(id);
             if marks && !info.rebuilding {
-                // What it has is what it had.
+                // What it has is what it had, and so it counts. The mark goes last: a start takes no marked one.
+                if let Some(counter) = counted {
+                    let _ = self.call(&member.target, Call::SetCounter(counter));
+                }
                 let _ = self.mark_incomplete(&member.target, false);
             }
             self.parts.replicas.close_soon(&member.target);
@@ -94,8 +101,8 @@ impl Controller {
     }
 
     /// Opens a new replica, which must be of the volume's size if it has one; answers with that, and
-    /// with the size of a sector.
-    fn open_new(&self, member: &Member, size: u64) -> Result<(u64, u64)> {
+    /// with what an open one says of itself.
+    fn open_new(&self, member: &Member, size: u64) -> Result<(u64, ptypes::Replica)> {
         let target = &member.target;
         // Only those of a start may be with an older controller.
         let call = Call::Open { upgrade: false, expected_size: size };
@@ -112,7 +119,7 @@ impl Controller {
                 target.address
             )));
         }
-        Ok((its, u64::try_from(info.sector_size).unwrap_or(0)))
+        Ok((its, info))
     }
 
     /// Makes an open replica part of the volume.

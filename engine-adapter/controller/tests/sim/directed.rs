@@ -401,6 +401,24 @@ fn a_replica_that_is_only_marked_has_counted_nothing() {
     nothing_violated(&sim);
 }
 
+/// Found by review: the count was 0 from then on, and the next start took a replica with less for the better one.
+#[test]
+fn a_replica_that_could_not_be_added_keeps_its_count() {
+    let (sim, _) = volume(2, 0);
+    for (replica, counter) in sim.world().replicas.iter_mut().zip([5, 7]) {
+        (replica.counter, replica.counter_disabled) = (counter, false);
+    }
+    let controller = controller(&sim, true, false);
+    controller.start(&[address(0)], SIZE, SIZE).unwrap();
+    // No snapshot can be made there.
+    sim.world().replicas[0].table = 0;
+    controller.create_replica(&address(1), "", true, Mode::Wo).unwrap_err();
+    let world = sim.world();
+    assert_eq!((world.replicas[1].counter, world.replicas[1].rebuilding), (7, false));
+    drop(world);
+    nothing_violated(&sim);
+}
+
 /// A block device whose kernel cannot change its size in use, unless it can.
 #[derive(Default)]
 struct Device {
