@@ -49,9 +49,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 use view::{Limits, SECTOR_SIZE};
 
+/// File of its directory that tells which generation of its content it has.
+pub const GENERATION: &str = generation::FILE;
 /// Files of its directory, of which it has some from its first start on.
 pub const FILES: [&str; 4] =
-    [meta::VOLUME_META, counters::COUNTERS_FILE, generation::FILE, identity::FILE];
+    [meta::VOLUME_META, counters::COUNTERS_FILE, GENERATION, identity::FILE];
 
 /// What a replica is started with.
 #[derive(Debug, Clone)]

@@ -9,10 +9,10 @@ use super::{
 use crate::agent::files::FileName;
 use crate::agent::shelf::disk_meta;
 use crate::host::file::{STORE_FILE, StoreFile, StoreOptions};
-use crate::replica::FILES;
 use crate::replica::counters::Counters;
 use crate::replica::meta::{VOLUME_META, VolumeMeta};
 use crate::replica::view::{Disk, ReplicaState, SECTOR_SIZE, live_chain};
+use crate::replica::{FILES, GENERATION};
 use dbs_core::{Error, ErrorKind, Result, Store};
 use longhorn_sync::image::{LayerSource, Record, Sink, Source, SparseFile, layer_stamp};
 use longhorn_wire::{names, time};
@@ -98,7 +98,10 @@ fn is_committed(target: &Path) -> Result<bool> {
 /// Writes all files. The store stays as it is, but gets out of the way at the end if they are to take its place.
 fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> Result<Moved> {
     let file = StoreFile::of(dir, options.store.clone());
-    check_tail(&file).map_err(|e| match e.kind() {
+    let in_place = options.to.is_none();
+    // An export that was cut off has made durable what a tail had, and nobody has served the replica since.
+    let goes_on = in_place && exists(place)?;
+    check_tail(&file, goes_on).map_err(|e| match e.kind() {
         ErrorKind::NotFound => Error::not_found(format!(
             "there is no store in `{}`: it holds no replica of DBS, or one in a shared store, which is moved by \
              rebuilding an upstream replica from it",
@@ -106,7 +109,6 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
         )),
         _ => e,
     })?;
-    let in_place = options.to.is_none();
     if in_place {
         check_strays(dir)?;
     }
@@ -152,8 +154,8 @@ fn check_strays(dir: &Path) -> Result<()> {
 }
 
 /// Refuses a store whose last process was killed, and whose tail is not where it is looked for.
-fn check_tail(file: &StoreFile) -> Result<()> {
-    if file.look()?.lost_tail().is_none() {
+fn check_tail(file: &StoreFile, goes_on: bool) -> Result<()> {
+    if file.look()?.lost_tail().is_none() || goes_on {
         return Ok(());
     }
     Err(Error::busy(
@@ -191,8 +193,9 @@ fn write_from(
     check_room(place, total.saturating_sub(there))?;
     let mut count = Count { progress: Progress { bytes: 0, total }, told };
     count.add(0)?;
+    let generation = fs::read_to_string(dir.join(GENERATION)).unwrap_or_default();
     for (name, disk) in &disks {
-        let layer = Layer { store, volume: &volume, name, disk };
+        let layer = Layer { store, volume: &volume, name, disk, generation: generation.trim() };
         layer.write_image(place, &mut count)?;
         put(&place.join(format!("{name}{META}")), &disk_meta(name, disk).to_bytes()?)?;
         layer.write_record(dir, place)?;
@@ -289,6 +292,8 @@ struct Layer<'a> {
     volume: &'a str,
     name: &'a str,
     disk: &'a Disk,
+    /// A rebuild in between gives layers other content, and not always another stamp.
+    generation: &'a str,
 }
 
 impl Layer<'_> {
@@ -296,8 +301,10 @@ impl Layer<'_> {
     fn write_image(&self, place: &Path, count: &mut Count<'_>) -> Result<()> {
         let (path, done) = (place.join(self.name), place.join(DONE));
         // Only a snapshot's layer is surely what it was.
-        let state =
-            self.stamp()?.map(|stamp| format!("{stamp} {} {}", self.disk.parent, self.name));
+        let state = self.stamp()?.map(|stamp| {
+            let Self { name, disk, generation, .. } = self;
+            format!("{stamp} {generation} {} {name}", disk.parent)
+        });
         if let Some(state) = &state
             && fs::read_to_string(&done).is_ok_and(|done| done.lines().any(|line| line == state))
             && exists(&path)?

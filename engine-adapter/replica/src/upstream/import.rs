@@ -57,6 +57,16 @@ pub fn import(options: &ImportOptions, told: Told<'_>) -> Result<Option<Moved>> 
     let place = dir.join(IMPORT);
     check_place(&place)?;
     if exists(&place)? && exists(&dir.join(STORE_FILE))? {
+        // Its own is moved out of there, and nothing else may make upstream's files go.
+        if exists(&place.join(STORE_FILE))? {
+            return Err(Error::new(
+                ErrorKind::Exists,
+                format!(
+                    "`{}` is not the store that the import makes in `{IMPORT}`: move it away",
+                    dir.join(STORE_FILE).display()
+                ),
+            ));
+        }
         return finish(dir, &place, told).map(|()| None);
     }
     let files = Files::read(dir)?;
@@ -228,7 +238,8 @@ impl Filling<'_> {
     fn take_counters(&self, place: &Path) -> Result<()> {
         let m = fs::metadata(self.files.image(&self.files.meta.head));
         let changed = m.map_or(0, |m| {
-            m.mtime().unsigned_abs() * 1_000_000_000 + m.mtime_nsec().unsigned_abs()
+            let seconds = u64::try_from(m.mtime()).unwrap_or(0);
+            seconds.saturating_mul(1_000_000_000).saturating_add(m.mtime_nsec().unsigned_abs())
         });
         Counters::new(place).start(self.files.revision, changed)?;
         sync(&place.join(COUNTERS_FILE))

@@ -4,8 +4,9 @@ use super::import::ImportOptions;
 use super::*;
 use crate::host::file::{StoreFile, StoreOptions};
 use crate::replica::meta::{DiskMeta, VolumeMeta};
-use crate::replica::{Disk, Replica, ReplicaOptions, StoreSource};
-use longhorn_sync::image::{HashOptions, Record, Source, SparseFile, hash};
+use crate::replica::{Disk, GENERATION, Replica, ReplicaOptions, StoreSource};
+use dbs_core::info::LayerState;
+use longhorn_sync::image::{HashOptions, Record, Source, SparseFile, hash, layer_stamp};
 use longhorn_wire::names;
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -405,6 +406,53 @@ fn what_has_changed_since_is_taken_over_anew() {
     equal("moved", &our_views(dir), &upstream_model());
 }
 
+/// Found by review: any store there was taken for that of the import, and upstream's files were removed.
+#[test]
+fn another_store_does_not_end_an_import() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    let views = upstream_views(dir);
+    // Until the import has made its store.
+    let mut steps = 0;
+    while !dir.join(IMPORT).join(STORE_FILE).exists() {
+        assert!(killed("import", dir, steps), "it has gone past that");
+        steps += 1;
+    }
+    fs::write(dir.join(STORE_FILE), "another one").unwrap();
+    let refused = import(&importing(dir), &done).unwrap_err();
+    assert!(
+        refused.kind() == ErrorKind::Exists && refused.to_string().contains("move it away"),
+        "{refused}"
+    );
+    fs::remove_file(dir.join(STORE_FILE)).unwrap();
+    equal("upstream's", &upstream_views(dir), &views);
+    import(&importing(dir), &done).unwrap().unwrap();
+    equal("moved", &our_views(dir), &views);
+}
+
+/// Found by review: an export whose container was made anew told to start the replica, and the replica to export.
+#[test]
+fn an_export_that_was_cut_off_needs_no_tail_of_its_own() {
+    let Ok(elsewhere) = tempfile::Builder::new().prefix("dbs-").tempdir_in("/dev/shm") else {
+        println!("SKIPPED: /dev/shm cannot be written to");
+        return;
+    };
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    import(&importing(dir), &done).unwrap();
+    let views = our_views(dir);
+    assert!(killed("export", dir, 3));
+    assert!(dir.join(EXPORT).exists() && dir.join(STORE_FILE).exists());
+    let mut options = exporting(dir, None);
+    options.store.tail = Some(elsewhere.path().to_owned());
+    let lost = StoreFile::of(dir, options.store.clone()).look().unwrap().lost_tail().is_some();
+    assert!(lost, "or there is nothing to go without");
+    export(&options, &done).unwrap().unwrap();
+    equal("upstream's", &upstream_views(dir), &views);
+}
+
 /// Imports up to where this holds.
 fn import_until(dir: &Path, options: &ImportOptions, holds: &dyn Fn() -> bool) {
     let told = |_| if holds() { Err(Error::busy("stop")) } else { Ok(()) };
@@ -529,6 +577,34 @@ fn an_export_elsewhere_is_of_the_replica_as_it_is() {
     let views = our_views(&other);
     export(&exporting(&other, Some(to)), &done).unwrap().unwrap();
     equal("used", &upstream_views(to), &views);
+}
+
+/// Found by review: a rebuild in between left as much data in a snapshot, and the image from before was kept.
+#[test]
+fn an_export_elsewhere_is_not_of_what_a_rebuild_replaced() {
+    let place = tempfile::tempdir().unwrap();
+    let [dir, to] = &["r", "to"].map(|name| place.path().join(name));
+    upstream_replica(dir);
+    import(&importing(dir), &done).unwrap().unwrap();
+    let stop = |_| {
+        if to.join(EXPORT).join("volume.meta").exists() { Err(Error::busy("stop")) } else { Ok(()) }
+    };
+    export(&exporting(dir, Some(to)), &stop).unwrap_err();
+    let store = store(dir);
+    let layer = store.layer("v", Some("b")).unwrap();
+    let before = layer_stamp(&store, "v", "b").unwrap();
+    let held = layer.map(0, SIZE, 1000).unwrap();
+    let at = held.iter().find(|next| next.state == LayerState::Data).unwrap().offset;
+    store.set_rebuilding("v", true).unwrap();
+    layer.write_at(at, &[99; 4096]).unwrap();
+    store.set_rebuilding("v", false).unwrap();
+    drop(layer);
+    assert_eq!(layer_stamp(&store, "v", "b").unwrap(), before, "or this proves nothing");
+    store.close().unwrap();
+    // As the replica's process does at its first change.
+    fs::write(dir.join(GENERATION), "1 boot 0\n").unwrap();
+    export(&exporting(dir, Some(to)), &done).unwrap().unwrap();
+    equal("rebuilt", &upstream_views(to), &our_views(dir));
 }
 
 /// Upstream takes every file for a disk that has the name of one.
