@@ -1,6 +1,7 @@
 //! A controller and replicas that only pretend, behind real sockets: they keep a list of what they were
 //! asked, in order, and can be told to refuse.
 
+use crate::raw::Raw;
 use longhorn_wire::control::ControlServer;
 use longhorn_wire::proto::controller::*;
 use longhorn_wire::proto::ptypes::*;
@@ -13,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use tokio::runtime::Runtime;
 use tonic::body::Body;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::service::Routes;
@@ -215,7 +215,7 @@ impl<const KIND: u8> Service<http::Request<Body>> for Fake<KIND> {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let method = request.uri().path().rsplit('/').next().unwrap().to_owned();
         let call = Method { world: Arc::clone(&self.world), who: self.who, method };
-        Box::pin(async move { Ok(Grpc::new(Bytes).unary(call, request).await) })
+        Box::pin(async move { Ok(Grpc::new(Raw).unary(call, request).await) })
     }
 }
 
@@ -236,45 +236,6 @@ impl UnaryService<Vec<u8>> for Method {
         let mut world = self.world.lock().unwrap();
         let reply = world.answer(self.who, &self.method, &instance, request.get_ref());
         Box::pin(async { reply.map(Response::new) })
-    }
-}
-
-#[derive(Default)]
-struct Bytes;
-
-impl Codec for Bytes {
-    type Encode = Vec<u8>;
-    type Decode = Vec<u8>;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Bytes {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn encode(&mut self, item: Vec<u8>, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        use prost::bytes::BufMut;
-        to.put_slice(&item);
-        Ok(())
-    }
-}
-
-impl Decoder for Bytes {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
-        use prost::bytes::Buf;
-        Ok(Some(from.copy_to_bytes(from.remaining()).to_vec()))
     }
 }
 

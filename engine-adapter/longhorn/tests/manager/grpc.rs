@@ -1,8 +1,8 @@
 //! A client of any gRPC service that describes itself: requests and answers are JSON, as the service's own
 //! descriptions have them. So nothing of the manager's protocol is written down here.
 
+use crate::raw::Raw;
 use prost::Message;
-use prost::bytes::{Buf, BufMut};
 use prost_reflect::prost_types::FileDescriptorProto;
 use prost_reflect::{
     DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor,
@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
 use tonic::client::Grpc;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 use tonic_reflection::pb::v1::ServerReflectionRequest;
@@ -216,44 +215,5 @@ fn json_of(field: &FieldDescriptor, value: &Field) -> Value {
             };
             Value::Object(pairs.iter().map(pair).collect::<Map<_, _>>())
         }
-    }
-}
-
-/// Messages as they are on the wire.
-#[derive(Clone, Copy, Default)]
-struct Raw;
-
-impl Codec for Raw {
-    type Encode = Vec<u8>;
-    type Decode = Vec<u8>;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put_slice(&item);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
-        let length = buffer.remaining();
-        Ok(Some(buffer.copy_to_bytes(length).to_vec()))
     }
 }

@@ -17,3 +17,5 @@ mod plain;
 
 mod processes;
 mod proxy;
+#[path = "../commands/raw.rs"]
+mod raw;
