@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 
 /// Write a snapshot, or the difference between two snapshots, as a stream.
 ///
-/// With --recursive, writes all snapshots of a volume and of the clones that build on them.
+/// With --recursive, writes all snapshots of a volume and of the clones that build on them, but for retired ones
+/// and those of an export that runs.
 #[derive(Debug, Args)]
 pub struct SendSnapshot {
     /// VOLUME@SNAPSHOT, or with --recursive VOLUME

@@ -175,3 +175,15 @@ fn limits_are_kept_and_hold_at_once() {
     assert_eq!(info(&store, "w"), VolumeLimits::default());
     assert!(store.check().unwrap().findings.is_empty());
 }
+
+#[test]
+fn a_restored_dump_keeps_limits() {
+    let (disk, store) = sample();
+    let limits = VolumeLimits { iops: 1, bandwidth: 1 << 40, burst_seconds: 3600 };
+    store.set_limits("v", limits).unwrap();
+    let dumped = dump(&store);
+    store.set_limits("v", VolumeLimits::default()).unwrap();
+    drop(store);
+    Store::plan_restore_on(&*disk, dumped.as_bytes()).unwrap().carry_out(&*disk).unwrap();
+    assert_eq!(open(&disk, 3, false).unwrap().volume_info("v").unwrap().limits, limits);
+}

@@ -77,8 +77,9 @@ pub trait Wake: Send + Sync {
 
 /// A count of changes that survives the process.
 pub trait Revision: Send + Sync {
-    /// One write or unmap has reached the store: the next commit is to say so. Whoever waits for that commit
-    /// is counted after it, but has to be in what it makes durable. Called on reactors: it may not block.
+    /// One write or unmap has reached the store: the next commit is to say so. A change that waits for a commit is
+    /// counted when it is acknowledged, after the commit; but the count that the commit stores must have it. Called
+    /// on reactors: it may not block.
     fn note_written(&self);
 
     /// Counts one that was noted. Called on reactors before the reply is sent: it may not block.
