@@ -396,7 +396,8 @@ fn a_damaged_store_is_checked_repaired_and_put_back() {
     let place = Place::with_store();
     place.json("volume create v 16MiB");
     let whole = place.dbs("check").ok("check").text();
-    let dump = place.json("dump");
+    let dumped = place.dbs("dump").ok("dump");
+    let dump = dumped.json();
     let table = &dump["regions"][0];
     let (offset, length) = (table["offset"].as_u64().unwrap(), table["length"].as_u64().unwrap());
     let file = std::fs::File::options().write(true).open(place.store()).unwrap();
@@ -431,7 +432,7 @@ fn a_damaged_store_is_checked_repaired_and_put_back() {
     assert_eq!(place.dbs("check").exits(4, "check after the forced undo").text(), found);
     assert!(whole.contains("no findings"), "{whole}");
     let path = place.path("dump.json");
-    std::fs::write(&path, dump.to_string()).unwrap();
+    std::fs::write(&path, dumped.stdout).unwrap();
     let save = place.path("before");
     let (path, save) = (path.display(), save.display());
     place.dbs(&format!("restore-metadata {path}")).exits(2, "nobody confirmed");

@@ -3,12 +3,16 @@
 use super::identity::uuid_text;
 use super::{Store, recover};
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::crc::{crc32c, crc32c_append};
 use crate::format::{RegionKind, labels};
 use crate::info::{Labels, VolumeLimits};
 use crate::meta::entries::Away;
 use crate::meta::{Meta, Step, Stop};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::cell::Cell;
+use std::io::{self, Write};
 use std::iter;
+use std::rc::Rc;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -40,6 +44,52 @@ pub(super) struct Dump<E> {
     pub volumes: Vec<DumpVolume>,
     pub snapshots: Vec<DumpSnapshot>,
     pub entries: E,
+    /// None in a dump of an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crc32c: Option<Sum>,
+}
+
+/// The CRC32C of all bytes of the dump before its own digits.
+#[derive(Clone, Default)]
+pub(super) struct Sum(Rc<Cell<u32>>);
+
+impl Serialize for Sum {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_u32(self.0.get())
+    }
+}
+
+impl<'de> Deserialize<'de> for Sum {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        u32::deserialize(deserializer).map(|sum| Self(Rc::new(Cell::new(sum))))
+    }
+}
+
+impl Sum {
+    /// Whether the dump is as it was written.
+    pub fn is_of(&self, dump: &[u8]) -> bool {
+        const KEY: &[u8] = b"\"crc32c\": ";
+        let at = dump.windows(KEY.len()).rposition(|window| window == KEY);
+        at.is_some_and(|at| crc32c(&dump[..at + KEY.len()]) == self.0.get())
+    }
+}
+
+/// Passes on what is written, and computes its sum.
+struct Summed<'a> {
+    out: &'a mut dyn Write,
+    sum: Sum,
+}
+
+impl Write for Summed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.sum.0.set(crc32c_append(self.sum.0.get(), &bytes[..written]));
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -96,7 +146,7 @@ impl Store {
     ///
     /// # Errors
     /// `Io` if `out` fails, or the device; `Poisoned` if the store is closed meanwhile.
-    pub fn dump(&self, out: &mut dyn std::io::Write) -> Result<()> {
+    pub fn dump(&self, out: &mut dyn Write) -> Result<()> {
         let inner = &*self.inner;
         if inner.check_sound().is_err() {
             // Nothing changes any more, and what was replayed from a tail is in memory alone.
@@ -129,13 +179,13 @@ impl Store {
     }
 }
 
-fn write(out: &mut dyn std::io::Write, created_ns: u64, look: Look<'_>) -> Result<()> {
-    let mut dump = None;
+fn write(out: &mut dyn Write, created_ns: u64, look: Look<'_>) -> Result<()> {
+    let (mut dump, sum) = (None, Sum::default());
     look(&mut |meta| {
-        dump = Some(of(meta, created_ns, Entries(look)));
+        dump = Some(Dump { crc32c: Some(sum.clone()), ..of(meta, created_ns, Entries(look)) });
         Ok(())
     })?;
-    serde_json::to_writer_pretty(&mut *out, &dump)
+    serde_json::to_writer_pretty(Summed { out: &mut *out, sum }, &dump)
         .map_err(|error| Error::io(error.into(), "writing the dump failed"))?;
     writeln!(out).map_err(|error| Error::io(error, "writing the dump failed"))
 }
@@ -163,6 +213,7 @@ fn of<E>(meta: &Meta, created_ns: u64, entries: E) -> Dump<E> {
         volumes: volumes(meta),
         snapshots: snapshots(meta),
         entries,
+        crc32c: None,
     }
 }
 

@@ -142,9 +142,15 @@ impl Store {
     }
 }
 
-fn parse(dump: &[u8]) -> Result<Dump> {
-    let dump: Dump = serde_json::from_slice(dump)
+fn parse(bytes: &[u8]) -> Result<Dump> {
+    let dump: Dump = serde_json::from_slice(bytes)
         .map_err(|error| Error::invalid(format!("no dump of a store's metadata: {error}")))?;
+    if dump.crc32c.as_ref().is_some_and(|sum| !sum.is_of(bytes)) {
+        return Err(Error::corrupt(
+            "the dump is not as `dbs dump` wrote it: its checksum does not match. Use another copy of it; or, if somebody \
+             changed it on purpose, remove its last field, `crc32c`",
+        ));
+    }
     if dump.format != FORMAT {
         return Err(Error::invalid(format!("a dump of format {}, not {FORMAT}", dump.format)));
     }

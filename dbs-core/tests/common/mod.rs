@@ -417,6 +417,12 @@ pub fn contents(store: &Store) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// All metadata as text.
+/// A dump without its checksum, as one that somebody changes.
+pub fn unsummed(dump: &str) -> String {
+    let end = dump.rfind(",\n  \"crc32c\"").unwrap();
+    format!("{}\n}}\n", &dump[..end])
+}
+
 pub fn dump(store: &Store) -> String {
     let mut out = Vec::new();
     store.dump(&mut out).unwrap();

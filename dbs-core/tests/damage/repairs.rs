@@ -301,8 +301,9 @@ fn a_dump_restores_metadata_that_is_gone() {
         assert_eq!(crate::common::dump(&store), dump);
         assert!(read(&store) == before);
         drop(store);
-        // Over what is there, too, and again.
-        Store::plan_restore_on(&*wiped, dump.as_bytes()).unwrap().carry_out(&*wiped).unwrap();
+        // Over what is there, too, and again; of an older version, which wrote no checksum.
+        let older = crate::common::unsummed(&dump);
+        Store::plan_restore_on(&*wiped, older.as_bytes()).unwrap().carry_out(&*wiped).unwrap();
         use_all(&open(&wiped, 9, false).unwrap());
         // Neither over another store, nor where there is no room for the data.
         let other = crate::common::init(77);
@@ -311,7 +312,12 @@ fn a_dump_restores_metadata_that_is_gone() {
             assert_eq!(error.kind(), ErrorKind::Invalid);
             assert!(error.to_string().contains(text), "{error}");
         }
-        let spoiled = dump.replacen("\"parent\": 0", "\"parent\": 9", 9);
+        // Found by review: one changed digit, and volumes showed zeros, or each other's content.
+        let changed = dump.replacen("\"extent\": 1", "\"extent\": 5", 1);
+        assert_ne!(changed, dump);
+        let error = Store::plan_restore_on(&*wiped, changed.as_bytes()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        let spoiled = older.replacen("\"parent\": 0", "\"parent\": 9", 9);
         let error = Store::plan_restore_on(&*wiped, spoiled.as_bytes()).unwrap_err();
         assert!([ErrorKind::Corrupt, ErrorKind::Invalid].contains(&error.kind()), "{error}");
     }
@@ -326,6 +332,7 @@ fn a_dump_restored_to_no_file_makes_it_when_that_begins() {
     let (path, save) = (directory.path().join("new"), directory.path().join("saved"));
     let entries = || std::fs::read_dir(directory.path()).unwrap().count();
     let plan = |dump: &str| Store::plan_restore(&path, dump.as_bytes(), IoDriver::Auto);
+    let dump = crate::common::unsummed(&dump);
     let hostile = dump.replacen("\"parent\": 0", "\"parent\": 9", 9);
     let uuid = dump.find("\"uuid\": \"").unwrap() + 9;
     let signed = [&dump[..uuid], "+f", &dump[uuid + 2..]].concat();
