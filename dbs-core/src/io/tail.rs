@@ -25,6 +25,9 @@ const OPEN_ATTEMPTS: u32 = 8;
 const LOCK_ATTEMPTS: u32 = 200;
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
+/// How the names of tails end.
+const END: &str = ".tail";
+
 /// For so long nobody looks again whether the file is still in its place.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -211,6 +214,30 @@ pub fn find_file(directory: &Path, uuid: [u8; 16], place: &str) -> Option<PathBu
     (!gone).then_some(path)
 }
 
+/// The file of a store's tail in a directory.
+#[must_use]
+pub fn path_of(directory: &Path, uuid: [u8; 16], place: &str) -> PathBuf {
+    directory.join(file_name(uuid, place))
+}
+
+/// The other places of stores with this uuid that have a tail in a directory of this user, which no process has open.
+#[must_use]
+pub fn find_of_other_places(directory: &Path, uuid: [u8; 16], place: &str) -> Vec<String> {
+    let (own, any) = (file_name(uuid, place), file_name(uuid, ""));
+    let prefix = any.strip_suffix(END).unwrap_or(&any);
+    let names = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let is_free = |name: &str| {
+        let file = File::open(directory.join(name));
+        file.is_ok_and(|file| file.try_lock_shared().is_ok())
+    };
+    let places = names.filter(|name| *name != own).filter_map(|name| {
+        let place = name.strip_prefix(prefix)?.strip_suffix(END)?;
+        is_free(&name).then(|| place.to_owned())
+    });
+    places.collect()
+}
+
 /// The file of a store's tail where another user keeps tails, if there is one; only root can look.
 #[must_use]
 pub fn find_of_others(uuid: [u8; 16], place: &str) -> Option<PathBuf> {
@@ -335,7 +362,7 @@ fn file_name(uuid: [u8; 16], place: &str) -> String {
         // Writing to a string cannot fail.
         let _ = write!(name, "{byte:02x}");
     }
-    name + "-" + place + ".tail"
+    name + "-" + place + END
 }
 
 #[cfg(test)]

@@ -28,7 +28,46 @@ pub(super) fn take_tail(
         return Ok(None);
     }
     check_unneeded(tail.refused.take(), &last, env.boot_id())?;
-    Ok((last.tail && last.boot == env.boot_id()).then(|| TAIL_GONE.to_owned()))
+    if !last.tail || last.boot != env.boot_id() {
+        return Ok(None);
+    }
+    match tail.places.find_moved(&key, loader.durable()) {
+        None => Ok(Some(TAIL_GONE.to_owned())),
+        Some(text) if tail.places.read_only => Ok(Some(text)),
+        Some(text) => Err(Error::new(ErrorKind::Invalid, text)),
+    }
+}
+
+/// Where tails are, and how that of a store is called there.
+#[derive(Default)]
+pub(super) struct TailPlaces {
+    directories: Vec<PathBuf>,
+    /// Which file or device the store is.
+    store: String,
+    read_only: bool,
+}
+
+impl TailPlaces {
+    /// What to say of a tail that is surely the last session's, but of a store at another place.
+    fn find_moved(&self, key: &TailKey, durable: u64) -> Option<String> {
+        let names = |at: &PathBuf| tails::find_of_other_places(at, key.store, &self.store);
+        let (at, place) = self.directories.iter().find_map(|at| {
+            let is_it = |place: &String| {
+                let copy = tails::TailCopy::read(at, key.store, place);
+                copy.is_ok_and(|mut copy| tail::replay(&mut copy, key, durable).is_some())
+            };
+            Some((at, names(at).into_iter().find(is_it)?))
+        })?;
+        let [found, own] = [&place, &self.store].map(|place| tails::path_of(at, key.store, place));
+        Some(format!(
+            "the last process to write the store ended without closing it, and its tail `{}`, with writes that were \
+             acknowledged, is that of another file or device. If the store was moved, or its device has another number \
+             now, rename the tail to `{}`. If this is a copy, it lacks these writes: open the original, end that, and copy \
+             it again",
+            found.display(),
+            own.display()
+        ))
+    }
 }
 
 /// Makes durable what a killed process wrote, before anything is written that says so. If that fails, what the tail's
@@ -73,6 +112,8 @@ pub(super) struct OpenedTail {
     pub(super) warning: Option<String>,
     /// Why the one that is there cannot be used.
     pub(super) refused: Option<Error>,
+    /// Where it was looked for.
+    pub(super) places: TailPlaces,
 }
 
 /// Refuses to go on without a tail that is there, in which a session of this boot has kept what it
@@ -114,7 +155,9 @@ impl WantedTail<'_> {
             TailPlace::Auto => opened.refused.or_else(|| others().as_deref().map(of_another_user)),
             _ => opened.refused,
         };
-        Ok(OpenedTail { refused, ..opened })
+        let (store, read_only) = (self.store.to_owned(), self.read_only);
+        let places = TailPlaces { directories: candidates, store, read_only };
+        Ok(OpenedTail { refused, places, ..opened })
     }
 
     /// Makes a tail that is there worth nothing.
@@ -166,7 +209,8 @@ impl WantedTail<'_> {
                 let effect = "writes to new space are committed before they are acknowledged, which is \
                               slower";
                 let warning = (!self.read_only).then(|| format!("{error}: {effect}"));
-                Ok(OpenedTail { memory: None, warning, refused: refused(&error) })
+                let refused = refused(&error);
+                Ok(OpenedTail { warning, refused, ..OpenedTail::default() })
             }
         }
     }

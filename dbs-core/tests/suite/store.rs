@@ -366,6 +366,49 @@ fn a_tail_is_kept_where_it_was_asked_for() {
     assert_eq!(std::fs::read_dir(shm.path()).unwrap().count(), 0);
 }
 
+/// Found by review: the tail was looked for by where the store is, and what a killed process had acknowledged was gone
+/// from a store that was moved, though its tail was there.
+#[test]
+fn a_store_that_was_moved_does_not_lose_its_tail() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = init(dir.path(), 64 << 20);
+    let Ok(shm) = tempfile::tempdir_in("/dev/shm") else {
+        println!("SKIPPED tail of one's own: needs /dev/shm");
+        return;
+    };
+    let with = |read_only| OpenOptions {
+        tail: TailPlace::Directory(shm.path().to_owned()),
+        read_only,
+        ..OpenOptions::default()
+    };
+    let store = Store::open(&path, &with(false)).unwrap();
+    store.create_volume("v", 1 << 20).unwrap();
+    store.volume("v").unwrap().write_at(0, &pattern(5, 8192), false).unwrap();
+    drop(store);
+    let moved = dir.path().join("moved");
+    let before = std::fs::read(&path).unwrap();
+    std::fs::write(&moved, &before).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let reader = Store::open(&moved, &with(true)).unwrap();
+    assert!(reader.info().warnings.iter().any(|text| text.contains("rename the tail to")));
+    drop(reader);
+    let refused = Store::open(&moved, &with(false)).err().expect("acknowledged writes are lost");
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    let text = refused.to_string();
+    let named: Vec<_> = text.split('`').filter(|part| part.ends_with(".tail")).collect();
+    assert!(std::fs::read(&moved).unwrap() == before, "something was written");
+    std::fs::rename(named[0], named[1]).unwrap();
+    let store = Store::open(&moved, &with(false)).unwrap();
+    assert_eq!(read(&store, "v", 0, 8192), pattern(5, 8192));
+    store.close().unwrap();
+    // While its process lives, what is found elsewhere is a copy: of a file system's snapshot, as after a power cut.
+    let store = Store::open(&moved, &with(false)).unwrap();
+    store.volume("v").unwrap().write_at(0, &pattern(6, 8192), false).unwrap();
+    std::fs::copy(&moved, &path).unwrap();
+    Store::open(&path, &with(false)).unwrap().close().unwrap();
+    store.close().unwrap();
+}
+
 #[test]
 fn which_store_it_is_can_be_asked_without_opening_it() {
     use std::os::unix::fs::FileExt;
