@@ -94,16 +94,13 @@ struct FileSource<'a> {
 
 impl<'a> FileSource<'a> {
     fn new(file: &'a File) -> Result<Self> {
-        let mut seekable = file;
-        // Also gives the size of a block device, which its metadata does not.
-        let length =
-            seekable.seek(SeekFrom::End(0)).map_err(|e| Error::io(e, "finding the file's size"))?;
+        let length = length_of(file)?;
         Ok(Self { file, length, end: padded(length), at: 0, segment_end: 0, is_data: false })
     }
 
     fn next(&mut self, piece: &mut Piece) -> Result<bool> {
         if self.at == self.end {
-            return Ok(false);
+            return self.check_length().map(|()| false);
         }
         if self.at >= self.segment_end {
             self.find_segment().map_err(|e| Error::io(e.into(), "finding holes in the file"))?;
@@ -123,6 +120,18 @@ impl<'a> FileSource<'a> {
         }
         self.at = piece.end();
         Ok(true)
+    }
+
+    /// Refuses a file that somebody has cut off meanwhile, or gone on to write: where it is cut off, it looks like a hole.
+    fn check_length(&self) -> Result<()> {
+        let now = length_of(self.file)?;
+        if now == self.length {
+            return Ok(());
+        }
+        Err(Error::busy(format!(
+            "the input was {} bytes long, and is {now} now: somebody writes to it. Import it again when that has ended",
+            self.length
+        )))
     }
 
     /// Sets the segment that starts at `at`, which is below the length.
@@ -153,6 +162,11 @@ impl<'a> FileSource<'a> {
         let found = lseek(self.file, from, whence)?;
         u64::try_from(found).map_err(|_| Errno::EOVERFLOW)
     }
+}
+
+/// Also the size of a block device, which its metadata does not give.
+fn length_of(mut file: &File) -> Result<u64> {
+    file.seek(SeekFrom::End(0)).map_err(|e| Error::io(e, "finding the file's size"))
 }
 
 /// Reads until `buf` is full or the input ends; returns the bytes read.

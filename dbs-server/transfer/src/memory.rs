@@ -220,6 +220,7 @@ impl StoreAccess for MemoryStore {
                 rebuilding: v.rebuilding,
                 revision: 0,
                 limits: Default::default(),
+                backing: None,
                 usage: Usage::default(),
             })
         })

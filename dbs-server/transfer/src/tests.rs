@@ -36,6 +36,20 @@ fn content(mut file: &File) -> Vec<u8> {
     bytes
 }
 
+/// Found by review: where a sparse file was cut off meanwhile, it looked like a hole, and the import like a whole one.
+#[test]
+fn a_file_that_changes_its_length_is_not_imported() {
+    for length in [40 * MIB, 64 * MIB + 4096] {
+        let file = sparse_file(64 * MIB);
+        let mut change = |_, _| {
+            file.set_len(length).unwrap();
+            true
+        };
+        let refused = import_file(&file, &Memory::new(64 * MIB), &mut change).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+    }
+}
+
 #[test]
 fn import_of_a_sparse_file_stays_sparse() {
     for size in [64 * MIB, 64 * MIB + 700] {
