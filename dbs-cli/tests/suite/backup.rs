@@ -122,6 +122,20 @@ fn a_retired_snapshot_is_not_backed_up() {
     assert!(!place.path("one").exists() && !place.path("two").exists());
 }
 
+/// Found by review: each failure left the snapshot that was taken for it.
+#[test]
+fn a_name_that_no_backup_store_can_have_leaves_no_snapshot() {
+    let place = Place::with_store();
+    let url = format!("vfs://{}", place.path("").display());
+    for name in ["a", "my+vol", "pvc%2F1"] {
+        place.dbs(&format!("volume create {name} 4MiB")).ok("create");
+        let refused = backup(&place, &format!("create {name} {url}")).exits(2, name);
+        assert!(refused.stderr.contains("--to"), "{}", refused.stderr);
+        assert_eq!(snapshots(&place, name), [""; 0]);
+        json(&place, &format!("create {name} {url} --to other"));
+    }
+}
+
 /// Found by review: what a replica's rebuild had not brought yet was backed up as a hole, and later backups
 /// built on that.
 #[test]

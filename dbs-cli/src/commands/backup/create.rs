@@ -146,6 +146,14 @@ impl Create {
             return self.snapshot(context, target, &SnapshotSpec { volume, snapshot });
         }
         let place = place(&self.url, self.name_there(&volume));
+        // Before the snapshot, which would not be found again by such a place.
+        if place_of(&place).as_ref() != Some(&place) {
+            return Err(Error::invalid(format!(
+                "`{}` cannot be the name of a volume in a backup store, which has two or more letters, digits, `.`, `_` and `-`: \
+                 give it another one there with --to",
+                self.name_there(&volume)
+            )));
+        }
         let taken = take(context, target, &volume, TAKEN_AS, (TAKEN_FOR, &place))?;
         let created = self.snapshot(context, target, &taken);
         // The next backup needs the difference to the snapshot of the last complete one, and to no other.
