@@ -53,6 +53,7 @@ fn volume(image: &Image, volume: &v1::Volume) -> Result<VolumeInfo> {
         rebuilding: false,
         revision: 0,
         limits: Default::default(),
+        backing: None,
         usage: Usage::default(),
     })
 }

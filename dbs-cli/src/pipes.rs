@@ -82,8 +82,14 @@ impl Write for Output {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        sync(&self.file)
     }
+}
+
+/// Makes what was written durable if it is a file or device: some tell only then that they are full.
+pub fn sync(file: &File) -> io::Result<()> {
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() || kind.is_block_device() { file.sync_all() } else { Ok(()) }
 }
 
 /// Waits until a file can be read or written.

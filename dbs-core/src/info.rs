@@ -223,6 +223,9 @@ pub struct VolumeInfo {
     /// How fast its clients may use it; absent without limits.
     #[serde(default, skip_serializing_if = "VolumeLimits::is_none")]
     pub limits: VolumeLimits,
+    /// What identifies the file outside the store that it rests on; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing: Option<String>,
     /// Space.
     pub usage: Usage,
 }

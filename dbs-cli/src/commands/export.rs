@@ -11,6 +11,7 @@ use crate::target::Target;
 use clap::Args;
 use dbs_client::any_store::AnyStore;
 use dbs_control::api::Request;
+use dbs_core::info::VolumeInfo;
 use dbs_core::io::open::claim;
 use dbs_core::store::is_same_place;
 use dbs_core::{Error, ErrorKind, Result, format_size};
@@ -20,9 +21,10 @@ use dbs_transfer::{
     export_stream, is_of_export,
 };
 use jiff::{SignedDuration, Timestamp};
+use std::fmt::Display;
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Write a volume or snapshot as a raw image.
 ///
@@ -105,7 +107,10 @@ impl Export {
         let check = || match &snapshot {
             Some((store, snapshot)) => check_same(*store, [snapshot]),
             None if !self.live && written(context, target, &spec.volume) != before => {
-                Err(Error::busy(format!("somebody has begun to write to volume {}", spec.volume)))
+                Err(Error::busy(format!(
+                    "somebody has begun to write to volume {}, or its server was started anew",
+                    spec.volume
+                )))
             }
             // A rebuild may have begun.
             None => match target.open_spec(&spec.to_string()) {
@@ -158,10 +163,11 @@ impl Export {
         for image in context.backing_files() {
             // One that is not there stops nothing: see `Context::open_options`.
             if is_same_place(&self.file, image).unwrap_or(false) {
-                return Err(Error::invalid(format!(
-                    "{file} is the image that volumes of the store rest on: name another file"
-                )));
+                return Err(rested_on(&file));
             }
+        }
+        if is_rested_on(context, &self.file) {
+            return Err(rested_on(&file));
         }
         match claim(&self.file)?.content()? {
             Some(what) if what.starts_with(STORE) => {
@@ -170,6 +176,22 @@ impl Export {
             _ => Ok(()),
         }
     }
+}
+
+fn rested_on(file: &dyn Display) -> Error {
+    Error::invalid(format!(
+        "{file} is the image that volumes of the store rest on: name another file"
+    ))
+}
+
+/// Whether volumes of the store rest on this file, though nobody has named it.
+fn is_rested_on(context: &Context, file: &Path) -> bool {
+    let volumes = context.call(&Request::VolumeList { usage: false }).and_then(typed);
+    let volumes: Vec<VolumeInfo> = volumes.unwrap_or_default();
+    let mut below = volumes.into_iter().filter_map(|volume| volume.backing).peekable();
+    // It is read for that alone.
+    below.peek().is_some()
+        && dbs_backing::open(file).is_ok_and(|image| below.any(|below| below == image.identity()))
 }
 
 /// Whether somebody else may write meanwhile: users of a server.
@@ -191,13 +213,13 @@ fn remove_left(context: &Context, target: &Target, volume: &str) {
     }
 }
 
-/// What a volume is, and how often it was written and changed since its store was opened, where that is counted: a
-/// write counts as one when it begins, and as a change when it ends.
-fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, [u64; 2])> {
+/// What a volume is, and how often it was written and changed since its store was opened, and when that was, where that
+/// is counted: a write counts as one when it begins, and as a change when it ends.
+fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, [u64; 3])> {
     let Target::Live(AnyStore::Served(_)) = target else { return None };
     let top: Top = typed(target.call(context, &Request::Top).ok()?).ok()?;
     let found = top.volumes.into_iter().find(|load| load.name == volume)?;
-    Some((found.uuid, [found.io.writes, found.io.changes]))
+    Some((found.uuid, [found.io.writes, found.io.changes, top.started_ns]))
 }
 
 /// What errors of the standard output name.

@@ -24,7 +24,8 @@ const UNKNOWN_SIZE_BYTES: u64 = 16 << 40;
 pub struct Import {
     /// Name of the new volume
     name: String,
-    /// A file or block device, or `-` for the standard input
+    /// A file or block device, or `-` for the standard input. A pipe that ends early looks like a short image:
+    /// use `set -o pipefail`, and look at the command before the pipe
     file: PathBuf,
     /// Size of the volume, at least the size of the image; by default the size of the image
     #[arg(long, value_parser = spec::size)]

@@ -9,7 +9,7 @@ use crate::spec;
 use crate::terminal::leave_terminal;
 use clap::{Args, FromArgMatches};
 use dbs_control::Access;
-use dbs_core::{Error, OpenOptions, Result};
+use dbs_core::{Error, OpenOptions, Result, Store};
 use dbs_frontend::{ListenAddress, inherited_sockets};
 use dbs_nbd::{ExportRule, ExportRules, Listen, TlsConfig};
 use dbs_server::serve::{ServeOptions, Serving};
@@ -22,6 +22,7 @@ use nix::unistd::Gid;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -286,6 +287,25 @@ fn serve_metrics(
     }
 }
 
+/// Volumes that a warning names.
+const NAMED: usize = 10;
+
+/// Images that volumes rest on and that were not given; and these volumes, some of them by name.
+fn missing_images(store: &Store) -> Vec<(String, String)> {
+    let mut missing = BTreeMap::<String, Vec<String>>::new();
+    for volume in store.volumes(false) {
+        let below = store.backing(&volume.name).unwrap_or(None);
+        if let Some(below) = below.filter(|below| !below.attached) {
+            missing.entry(below.identity).or_default().push(volume.name);
+        }
+    }
+    let text = |names: Vec<String>| match names.get(NAMED..) {
+        Some(more @ [_, ..]) => format!("{} and {} more", names[..NAMED].join(", "), more.len()),
+        _ => names.join(", "),
+    };
+    missing.into_iter().map(|(image, names)| (image, text(names))).collect()
+}
+
 /// Tells where clients can connect: on the standard output, in the log and to systemd.
 fn announce(
     context: &Context,
@@ -300,6 +320,11 @@ fn announce(
     let info = serving.store().info();
     for warning in &info.warnings {
         log::warn("store", &[("warning", warning)]);
+    }
+    for (image, volumes) in missing_images(serving.store()) {
+        let text = "reads of these volumes fail: the image that they rest on was not given with --backing-file, or is not \
+                    the file it was";
+        log::warn("backing", &[("warning", &text), ("volumes", &volumes), ("image", &image)]);
     }
     log::info(
         "ready",

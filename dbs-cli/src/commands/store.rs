@@ -4,6 +4,7 @@ use crate::confirm::confirm;
 use crate::context::{Context, typed};
 use crate::exit;
 use crate::output::{exact_size, facts, print, print_json};
+use crate::pipes::sync;
 use crate::progress::Unit;
 use crate::spec;
 use crate::target::{Target, watch};
@@ -16,7 +17,9 @@ use dbs_core::store::{is_same_place, parse_uuid};
 use dbs_core::v1::{self, Image};
 use dbs_core::{Error, ErrorKind, InitOptions, Result, Store, format_size};
 use dbs_ublk::first_left;
+use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -352,7 +355,8 @@ impl Write for Stdout {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stdout().lock().flush()
+        io::stdout().lock().flush()?;
+        sync(&File::from(io::stdout().as_fd().try_clone_to_owned()?))
     }
 }
 

@@ -108,6 +108,7 @@ fn send_all(
         let copied = send(store, options, &mut output, &mut progress)?;
         all = Copied { length: all.length + copied.length, data: all.data + copied.data };
     }
+    output.flush().map_err(|e| Error::io(e, "writing the stream"))?;
     Ok(all)
 }
 

@@ -140,6 +140,7 @@ impl Show {
                 rows.push(("limits", limits_text(&volume.limits)));
             }
             rows.extend(volume.origin.map(|origin| ("clone of", origin)));
+            rows.extend(volume.backing.map(|file| ("rests on", file)));
             rows.extend(usage_rows(&volume.usage));
             facts(&rows)
         })
@@ -516,6 +517,7 @@ mod tests {
             rebuilding,
             revision: 0,
             limits: VolumeLimits::default(),
+            backing: None,
             usage: Usage::default(),
         }
     }

@@ -109,6 +109,8 @@ fn volumes_are_made_on_an_image() {
     fs::write(place.path("image"), &content).unwrap();
     let made = place.dbs("--json volume create golden --on image").ok("create").json();
     assert_eq!(made["size"].as_u64(), Some(FILE as u64));
+    let shown = place.dbs("volume show golden").ok("show").text();
+    assert!(shown.contains(made["backing"].as_str().unwrap()), "{shown}");
     place.dbs("snapshot create golden@v1").ok("snapshot");
     for clone in ["vm-1", "vm-2"] {
         place.dbs(&format!("volume clone golden@v1 {clone}")).ok("clone");
@@ -137,6 +139,9 @@ fn the_image_that_volumes_rest_on_is_never_written_over() {
     assert!(refused.contains("that volumes of the store rest on"), "{refused}");
     std::os::unix::fs::symlink("image", place.path("link")).unwrap();
     place.dbs("--backing-file link volume export v image --force").exits(2, "by another name");
+    // Nor if it is not named again, as nothing needs it that is under way.
+    let refused = place.dbs("volume export v image --force").exits(2, "not named").stderr;
+    assert!(refused.contains("that volumes of the store rest on"), "{refused}");
     // Nor by who does not know that it is one.
     place.dbs("-s other.dbs init other.dbs --size 64MiB").ok("init");
     place.dbs("-s other.dbs volume create w 1MiB").ok("create");

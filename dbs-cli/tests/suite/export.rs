@@ -100,6 +100,47 @@ fn an_image_of_a_volume_in_use_is_of_one_moment() {
     assert!(std::fs::read(place.path("third")).unwrap() == second);
 }
 
+/// Found by review: the server counts from 0 again after a start, so that nothing seemed to be written since.
+#[test]
+fn an_image_of_what_is_written_around_a_restart_is_incomplete() {
+    let place = Place::new();
+    source(&place);
+    let server = place.serve("--nbd unix:nbd.sock");
+    let held = Held::new(&place, "volume export v -");
+    let mut guest = client(&place);
+    guest.write_at(0, &[7; 4096], true).unwrap();
+    guest.write_at((33 << 20) - 4096, &[8; 4096], true).unwrap();
+    drop(guest);
+    server.stop();
+    let _server = place.serve("--nbd unix:nbd.sock");
+    let (code, errors, _) = held.finish();
+    assert_eq!(code, Some(11), "{errors}");
+    assert!(errors.contains("begin again"), "{errors}");
+}
+
+/// Found by review: a file system that tells only at the end that it is full was not asked.
+#[test]
+fn what_is_written_to_a_redirected_file_is_durable() {
+    let place = Place::new();
+    source(&place);
+    place.dbs("snapshot create v@s").ok("snapshot");
+    for command in ["volume export v -", "send v@s -", "dump"] {
+        let mut traced = Command::new("strace");
+        traced.args(["-f", "-o", "/dev/null", "-e", "trace=fsync,fdatasync"]);
+        // The store's own are of an fd that is opened later.
+        traced.args(["-e", "inject=fsync:error=ENOSPC", "-P"]).arg(place.path("out"));
+        traced.arg(env!("CARGO_BIN_EXE_dbs")).arg("-s").arg(place.store());
+        traced.args(command.split_whitespace()).current_dir(place.path(""));
+        traced.stdout(std::fs::File::create(place.path("out")).unwrap()).stderr(Stdio::piped());
+        let Ok(output) = traced.output() else {
+            println!("SKIPPED: needs strace");
+            return;
+        };
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && errors.contains("space left"), "{command}: {errors}");
+    }
+}
+
 #[test]
 fn no_snapshot_of_an_export_stays() {
     let place = Place::new();

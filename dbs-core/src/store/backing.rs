@@ -149,7 +149,7 @@ impl Inner {
     }
 }
 
-fn identity_of(meta: &Meta, base: SnapshotId) -> String {
+pub(super) fn identity_of(meta: &Meta, base: SnapshotId) -> String {
     let mut labels = labels::decode(&meta.snapshot(base).labels).unwrap_or_default();
     labels.remove(BASE_LABEL).unwrap_or_else(|| "which file it was is lost".to_owned())
 }

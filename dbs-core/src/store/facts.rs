@@ -1,5 +1,6 @@
 //! What is known of volumes and snapshots, from the metadata.
 
+use super::backing::identity_of;
 use super::identity::uuid_text;
 use crate::format::labels;
 use crate::format::slots::{
@@ -44,6 +45,7 @@ pub(crate) fn volume_info(meta: &Meta, id: VolumeId) -> VolumeInfo {
         rebuilding: volume.flags & VOLUME_REBUILDING != 0,
         revision: volume.revision,
         limits: volume.pace.limits(),
+        backing: meta.base_under(volume.head).map(|base| identity_of(meta, base)),
         usage: Usage::default(),
     }
 }
