@@ -226,10 +226,11 @@ impl Store {
     /// Renames a volume.
     ///
     /// # Errors
-    /// `NotFound`, `Exists`, `Invalid`.
+    /// `NotFound`, `Exists`, `Invalid`; `Busy` if a virtual machine has it or a snapshot of it.
     pub fn rename_volume(&self, name: &str, new: &str) -> Result<()> {
         self.inner.command(|meta| {
             let id = meta.find_volume(name)?;
+            meta.check_renamable(id, None)?;
             Ok(meta.rename_volume(id, new)?)
         })
     }
@@ -395,10 +396,11 @@ impl Store {
     /// Renames a snapshot.
     ///
     /// # Errors
-    /// `NotFound`, `Exists`, `Invalid`.
+    /// `NotFound`, `Exists`, `Invalid`; `Busy` if a virtual machine has it.
     pub fn rename_snapshot(&self, volume: &str, name: &str, new: &str) -> Result<()> {
         self.inner.command(|meta| {
             let (volume, id) = meta.find_snapshot(volume, name)?;
+            meta.check_renamable(volume, Some(id))?;
             Ok(meta.rename_snapshot(volume, id, new)?)
         })
     }
