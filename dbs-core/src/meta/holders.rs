@@ -3,7 +3,7 @@
 
 use super::Meta;
 use crate::error::{Error, Result};
-use crate::info::{Holder, HolderInfo};
+use crate::info::{Holder, HolderInfo, HolderKind};
 use crate::units::{SnapshotId, VolumeId, format_time};
 use std::collections::BTreeMap;
 
@@ -74,6 +74,30 @@ impl Meta {
             None => Ok(()),
             Some(who) => Err(Error::busy(format!(
                 "{doing} volume `{name}` would take content from its users: it is open by {who}"
+            ))),
+        }
+    }
+
+    /// Refuses another name for a volume, or for one of its snapshots, while a virtual machine has it. When the server
+    /// is started anew, the machine comes again by the name: its guest would wait for ever, or would go on with what it
+    /// knows of this volume on the next one of that name.
+    ///
+    /// # Errors
+    /// `Busy`, which names the machine.
+    pub fn check_renamable(&self, id: VolumeId, snapshot: Option<SnapshotId>) -> Result<()> {
+        let concerned = |what: &Target| match what {
+            Target::Volume(held) => snapshot.is_none() && *held == id,
+            Target::Snapshot(held, of) => *held == id && snapshot.is_none_or(|only| only == *of),
+            Target::Name(_) => false,
+        };
+        let mut held = self.holders.all.values();
+        let machine = held.find(|h| h.holder.kind == HolderKind::VhostUser && concerned(&h.what));
+        match machine {
+            None => Ok(()),
+            Some(Held { holder, .. }) => Err(Error::busy(format!(
+                "a virtual machine finds its disk by the name, and would not find it again after a restart of the \
+                 server: it is open by the {}; {}",
+                holder.who, holder.remedy
             ))),
         }
     }

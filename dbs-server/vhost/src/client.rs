@@ -23,6 +23,8 @@ pub struct Client {
     pub read_only: bool,
     /// Its connection is at an end: long requests end where they are.
     pub ended: Arc<AtomicBool>,
+    /// The uuid of that volume or snapshot.
+    pub uuid: String,
     /// What its guest is told that the disk is called.
     name: [u8; ID_BYTES],
     since_ns: u64,
@@ -55,7 +57,7 @@ impl Client {
         (id, who): (u64, String),
         volume: Volume,
         read_only: bool,
-        uuid: &str,
+        uuid: String,
         socket: UnixStream,
     ) -> Self {
         let mut name = [0; ID_BYTES];
@@ -66,7 +68,20 @@ impl Client {
         let counts = (0..QUEUES_MAX).map(|_| Counts::default()).collect();
         let (channel, size) = (Mutex::default(), AtomicU64::new(volume.size()));
         let ended = Arc::default();
-        Self { id, who, volume, read_only, ended, name, since_ns, counts, socket, channel, size }
+        Self {
+            id,
+            who,
+            volume,
+            read_only,
+            ended,
+            uuid,
+            name,
+            since_ns,
+            counts,
+            socket,
+            channel,
+            size,
+        }
     }
 
     /// What its guest is told that the disk is called.

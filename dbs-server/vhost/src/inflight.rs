@@ -21,10 +21,34 @@ const USED: u64 = 14;
 /// Where in an entry.
 const NEXT: u64 = 6;
 const COUNTER: u64 = 8;
+/// The last bytes of a region that was made here: whose requests are in it. It begins so, as no entry does.
+const OWNER: &[u8] = b"DBS uuid";
+const OWNER_BYTES: u64 = 64;
+const UUID_BYTES: usize = 36;
+/// The region is mapped, and so has whole pages.
+const PAGE_BYTES: u64 = 4096;
 
 /// Bytes for one queue of so many places.
 pub fn bytes_of_queue(size: u16) -> u64 {
     (HEADER_BYTES + ENTRY_BYTES * u64::from(size)).next_multiple_of(ALIGN)
+}
+
+/// Bytes for so many queues, and for whose they are.
+pub fn bytes_of_region(queues: u16, size: u16) -> u64 {
+    (bytes_of_queue(size) * u64::from(queues) + OWNER_BYTES).next_multiple_of(PAGE_BYTES)
+}
+
+/// Notes of which volume or snapshot the requests in a region are that has so many bytes.
+pub fn set_owner(memory: &Memory, bytes: u64, uuid: &str) -> Option<()> {
+    memory.write(bytes.checked_sub(OWNER_BYTES)?, &[OWNER, uuid.as_bytes()].concat())
+}
+
+/// That volume's or snapshot's uuid; of a region that an older server has made, nobody knows it.
+pub fn owner(memory: &Memory, bytes: u64) -> Option<String> {
+    let mut noted = [0; OWNER.len() + UUID_BYTES];
+    memory.read(bytes.checked_sub(OWNER_BYTES)?, &mut noted)?;
+    let uuid = noted.strip_prefix(OWNER)?;
+    Some(uuid.escape_ascii().to_string())
 }
 
 /// The notes of one queue.

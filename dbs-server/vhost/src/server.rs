@@ -2,8 +2,8 @@
 
 use super::client::{Client, ClientInfo};
 use super::engine::Engine;
-use super::session::Session;
-use dbs_core::info::{Holder, HolderInfo, HolderKind};
+use super::session::{OtherVolume, Session};
+use dbs_core::info::{Holder, HolderInfo, HolderKind, VolumeInfo};
 use dbs_core::units::VolumeId;
 use dbs_core::{Error, Result, Store};
 use dbs_frontend::{Acceptor, Listen, Listener, Socket, lock};
@@ -264,8 +264,34 @@ impl Shared {
         match ended {
             // A process that is killed.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-            ended => ended.map_err(failed),
+            Err(error) => match error.get_ref().and_then(|e| e.downcast_ref::<OtherVolume>()) {
+                Some(OtherVolume(uuid)) => Err(Error::busy(self.of_another(uuid))),
+                None => Err(failed(error)),
+            },
+            Ok(()) => Ok(()),
         }
+    }
+
+    /// What to say to a machine that knows the disk here as the volume or snapshot with this uuid.
+    fn of_another(&self, uuid: &str) -> String {
+        let of_volume = |volume: VolumeInfo| {
+            let snapshots = self.store.snapshots(&volume.name, false).unwrap_or_default();
+            let snapshot = snapshots.into_iter().find(|snapshot| snapshot.uuid == uuid);
+            let snapshot = snapshot.map(|snapshot| format!("{}@{}", volume.name, snapshot.name));
+            snapshot.or((volume.uuid == uuid).then_some(volume.name))
+        };
+        let now = match self.store.volumes(false).into_iter().find_map(of_volume) {
+            Some(spec) => format!(
+                "which is called `{spec}` now: give it back the name that it had, and the machine goes on; or shut the \
+                 machine down, and start it with {}",
+                self.path(&spec).display()
+            ),
+            None => "which is not in the store any more: shut the machine down".to_owned(),
+        };
+        format!(
+            "the requests that the machine has under way are of another volume (uuid {uuid}), {now}. None of them was \
+             carried out here"
+        )
     }
 
     fn start_engine(&self) -> io::Result<Engine> {
@@ -301,7 +327,7 @@ impl Shared {
         };
         let read_only = read_only || volume.read_only();
         let clone = socket.try_clone().map_err(|e| Error::io(e, "a connection"))?;
-        Ok(Client::new((id, who), volume, read_only, &uuid, clone))
+        Ok(Client::new((id, who), volume, read_only, uuid, clone))
     }
 
     /// Who writes a volume and is no machine: whoever came for writing before a machine would go on.

@@ -3,7 +3,7 @@
 use super::client::Client;
 use super::disk::{CONFIG_MAX_BYTES, QUEUES_MAX, config, feature, features};
 use super::engine::Engine;
-use super::inflight::{Inflight, bytes_of_queue};
+use super::inflight::{self, Inflight, bytes_of_queue};
 use super::memory::{Memory, REGIONS_MAX, Region, map_shared};
 use super::message::{Message, Payload, invalid, receive, reply, request};
 use super::queue::{self, Start};
@@ -13,6 +13,8 @@ use dbs_reactor::Remote;
 use dbs_service::log;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::error::Error;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -32,8 +34,6 @@ mod protocol {
 
 /// In the number of a queue: no file comes with it.
 const NO_FILE: u64 = 1 << 8;
-/// The region of requests under way is mapped, and so has whole pages.
-const PAGE_BYTES: u64 = 4096;
 
 /// A connection.
 pub struct Session {
@@ -66,6 +66,18 @@ struct Queue {
     /// Its number at the reactor that serves it.
     served: Option<(u64, Remote<queue::Message>)>,
 }
+
+/// The requests that a client had under way are of the volume or snapshot with this uuid, which had the name before.
+#[derive(Debug)]
+pub struct OtherVolume(pub String);
+
+impl fmt::Display for OtherVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "its requests under way are of another volume, with the uuid {}", self.0)
+    }
+}
+
+impl Error for OtherVolume {}
 
 /// What is sent back.
 enum Reply {
@@ -276,13 +288,14 @@ impl Session {
         if queues == 0 || queues > QUEUES_MAX || places == 0 || places > SIZE_MAX {
             return Err(invalid("there are at most 64 queues of 1024 places"));
         }
-        let size = (bytes_of_queue(places) * u64::from(queues)).next_multiple_of(PAGE_BYTES);
+        let size = inflight::bytes_of_region(queues, places);
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file = File::from(memfd_create(c"dbs-vhost-inflight", flags)?);
         file.set_len(size)?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
         let memory = map_shared(file.try_clone()?.into(), 0, size)?;
+        inflight::set_owner(&memory, size, &self.client.uuid);
         // It begins: nothing was acknowledged to it. Who only reads says nothing of who writes.
         if !self.client.read_only {
             self.lost.store(false, Ordering::SeqCst);
@@ -305,7 +318,12 @@ impl Session {
         if places == 0 || size < bytes_of_queue(places) * u64::from(queues) {
             return Err(invalid("the region of requests under way is too short"));
         }
-        self.inflight = Some((Arc::new(map_shared(file, offset, size)?), queues, places));
+        let memory = map_shared(file, offset, size)?;
+        // The socket is found by a name, which may be that of another volume by now.
+        if let Some(other) = inflight::owner(&memory, size).filter(|it| *it != self.client.uuid) {
+            return Err(io::Error::other(OtherVolume(other)));
+        }
+        self.inflight = Some((Arc::new(memory), queues, places));
         Ok(())
     }
 

@@ -1,8 +1,10 @@
 //! Runs a request on an open store.
 
-use super::{Deleted, MARKER, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
+use super::{
+    Deleted, MARKER, OWN_LABELS, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed,
+};
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo, VolumeLimits};
-use dbs_core::store::SnapshotOptions;
+use dbs_core::store::{Expected, SnapshotOptions, parse_uuid};
 use dbs_core::volume::Observer;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use serde::Serialize;
@@ -66,20 +68,23 @@ pub fn execute(
         R::VolumeCreate { volume, size, rebuilding: true } => {
             without_usage(&store.create_rebuilding(volume, *size)?)
         }
-        R::VolumeComplete { volume } => {
-            store.set_rebuilding(volume, false)?;
+        R::VolumeComplete { volume, uuid } => {
+            store.set_rebuilding_if(volume, false, &expected(uuid.as_deref())?)?;
             without_usage(&find_volume(store, volume)?)
         }
         R::VolumeRename { volume, new } => {
             store.rename_volume(volume, new)?;
             without_usage(&find_volume(store, new)?)
         }
-        R::VolumeResize { volume, size, shrink } => resize(store, volume, *size, *shrink),
+        R::VolumeResize { volume, size, shrink, uuid } => {
+            resize(store, volume, *size, *shrink, &expected(uuid.as_deref())?)
+        }
         R::VolumeSet { volume, iops, bandwidth, burst_seconds } => {
             set(store, volume, (*iops, *bandwidth, *burst_seconds))
         }
-        R::VolumeDelete { volume } => {
-            store.delete_volume(volume)?;
+        R::VolumeDelete { volume, uuid, rebuilding } => {
+            let expected = Expected { rebuilding: *rebuilding, ..expected(uuid.as_deref())? };
+            store.delete_volume_if(volume, &expected)?;
             json(&Deleted { deleted: volume.clone() })
         }
         R::VolumeClone { volume, snapshot, new, rebuilding: false } => {
@@ -112,6 +117,9 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
         R::SnapshotCreate { volume, snapshot, labels, system, rebuilding } => {
             if rebuilding.is_none() {
                 refuse_incomplete(store, volume, "its snapshot would be incomplete, too")?;
+                // A receive always says whether the volume is being filled.
+                refuse_marker(snapshot)?;
+                refuse_own(labels)?;
             }
             let options = SnapshotOptions {
                 labels: labels.clone(),
@@ -132,22 +140,20 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
             if snapshot == MARKER {
                 refuse_incomplete(store, volume, "the snapshot tells how far it was received")?;
             }
-            if new == MARKER {
-                return Err(Error::invalid(format!(
-                    "a snapshot `{MARKER}` marks a volume that is being received: choose another name"
-                )));
-            }
+            refuse_marker(new)?;
             store.rename_snapshot(volume, snapshot, new)?;
             without_usage(&find_snapshot(store, volume, new)?)
         }
-        R::SnapshotDelete { volume, snapshot } => {
+        R::SnapshotDelete { volume, snapshot, uuid } => {
             if snapshot == MARKER {
                 refuse_incomplete(store, volume, "the snapshot tells how far it was received")?;
             }
-            store.delete_snapshot(volume, snapshot)?;
+            store.delete_snapshot_if(volume, snapshot, &expected(uuid.as_deref())?)?;
             json(&Deleted { deleted: spec(volume, Some(snapshot)) })
         }
-        R::SnapshotRollback { volume, snapshot } => roll_back(store, volume, snapshot),
+        R::SnapshotRollback { volume, snapshot, uuid } => {
+            roll_back(store, volume, snapshot, &expected(uuid.as_deref())?)
+        }
         R::SnapshotProtect { volume, snapshot } => protect(store, volume, snapshot, true),
         R::SnapshotUnprotect { volume, snapshot } => protect(store, volume, snapshot, false),
         R::SnapshotLabel { volume, snapshot, set, remove } => {
@@ -212,7 +218,12 @@ fn refuse_incomplete(store: &Store, volume: &str, why: &str) -> Result<()> {
     )))
 }
 
-fn roll_back(store: &Store, volume: &str, snapshot: &str) -> Result<Value> {
+/// What a request that says a uuid expects.
+fn expected(uuid: Option<&str>) -> Result<Expected> {
+    Ok(Expected { uuid: uuid.map(parse_uuid).transpose()?, rebuilding: false })
+}
+
+fn roll_back(store: &Store, volume: &str, snapshot: &str, to: &Expected) -> Result<Value> {
     let before = find_volume(store, volume)?;
     let received = before.rebuilding && store.snapshots(volume, false)?.iter().any(is_marker);
     if received && before.open {
@@ -228,12 +239,32 @@ fn roll_back(store: &Store, volume: &str, snapshot: &str) -> Result<Value> {
         }
         store.set_labels(volume, MARKER, &labels)?;
     }
-    store.rollback(volume, snapshot)?;
+    store.rollback_if(volume, snapshot, to)?;
     if received {
-        // What was received in part is gone, and the snapshot was complete.
-        store.set_rebuilding(volume, false)?;
+        // What was received in part is gone, and the snapshot was complete. Of another volume, nobody knows.
+        store.set_rebuilding_if(volume, false, &expected(Some(&before.uuid))?)?;
     }
     without_usage(&find_volume(store, volume)?)
+}
+
+/// Refuses a snapshot that would be taken for the marker of a volume that is being received.
+fn refuse_marker(snapshot: &str) -> Result<()> {
+    if snapshot != MARKER {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a snapshot `{MARKER}` marks a volume that is being received: choose another name"
+    )))
+}
+
+/// Refuses labels that would be taken for those of a receive.
+fn refuse_own(labels: &Labels) -> Result<()> {
+    if !labels.keys().any(|key| key.starts_with(OWN_LABELS)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "labels that begin with `{OWN_LABELS}` are those of `dbs` itself: choose another key"
+    )))
 }
 
 fn is_marker(snapshot: &SnapshotInfo) -> bool {
@@ -333,19 +364,18 @@ fn release(
     })?)
 }
 
-fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value> {
-    let old = find_volume(store, volume)?.size;
-    if size < old && !shrink {
-        return Err(Error::invalid(format!(
-            "volume {volume} has {old} bytes: a size of {size} destroys the content beyond it; \
-             allow that with `shrink`"
-        )));
-    }
+fn resize(
+    store: &Store,
+    volume: &str,
+    size: u64,
+    shrink: bool,
+    expected: &Expected,
+) -> Result<Value> {
     // Whoever goes on with the stream does so behind what was received, and takes that to be there.
     if store.snapshots(volume, false)?.iter().any(is_partly_received) {
         refuse_incomplete(store, volume, "a part of its content was received with this size")?;
     }
-    store.resize_volume(volume, size)?;
+    store.resize_volume_if(volume, size, shrink, expected)?;
     without_usage(&find_volume(store, volume)?)
 }
 
@@ -383,6 +413,9 @@ fn label(
     set: &Labels,
     remove: &[String],
 ) -> Result<Value> {
+    if snapshot != MARKER {
+        refuse_own(set)?;
+    }
     let _one_at_a_time = ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut labels = find_snapshot(store, volume, snapshot)?.labels;
     labels.retain(|key, _| !remove.contains(key));

@@ -128,6 +128,35 @@ fn a_machine_does_not_write_beside_who_writes_already() {
     drop(writer);
 }
 
+/// Found by review: it is by the name that a machine comes again when the server is started anew.
+#[test]
+fn what_a_machine_has_keeps_its_name() {
+    let place = Place::new();
+    for name in ["s", "t"] {
+        place.store.create_snapshot("v", name, &Default::default()).unwrap();
+    }
+    place.vhost.follow();
+    let refused = |result: dbs_core::Result<()>| {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), dbs_core::ErrorKind::Busy);
+        let text = error.to_string();
+        assert!(text.contains(".sock (process") && text.contains("shut it down first"), "{text}");
+    };
+    let writes = place.guest(&Options::default());
+    refused(place.store.rename_volume("v", "w"));
+    // What has a socket of its own is not concerned.
+    place.store.rename_snapshot("v", "t", "u").unwrap();
+    drop(writes);
+    let reads = Guest::connect(&place.socket("v@s"), &Options::default()).unwrap();
+    refused(place.store.rename_volume("v", "w"));
+    refused(place.store.rename_snapshot("v", "s", "w"));
+    place.store.rename_snapshot("v", "u", "t").unwrap();
+    assert!(place.vhost.kick(place.vhost.clients()[0].id));
+    drop(reads);
+    place.store.rename_snapshot("v", "s", "w").unwrap();
+    place.store.rename_volume("v", "w").unwrap();
+}
+
 #[test]
 fn what_may_only_be_read_is_not_written() {
     let place = Place::new();

@@ -63,6 +63,31 @@ fn a_queue_that_rests_has_carried_out_what_was_left() {
     assert_eq!(answered, 512);
 }
 
+/// Found by review: a machine that came again after a rename had its requests carried out on the next volume of that
+/// name, and went on there with its file system of the other.
+#[test]
+fn requests_of_another_volume_are_not_carried_out_on_the_one_that_has_its_name_now() {
+    let place = Place::new();
+    let mut guest = place.guest(&Options::default());
+    leave(&mut guest, 0, &[Request::write(0, noise(1, 4096))]);
+    assert!(place.vhost.kick(place.vhost.clients()[0].id));
+    place.store.rename_volume("v", "old").unwrap();
+    place.store.create_volume("v", super::SIZE).unwrap();
+    place.vhost.follow();
+    assert!(guest.reconnect(&place.socket("v")).is_err());
+    assert!(guest.queues[0].take().is_none());
+    assert_eq!(place.content(0, 4096), [0; 4096]);
+    // It goes on where its disk is.
+    guest.reconnect(&place.socket("old")).unwrap();
+    answers(&mut guest.queues[0], 1);
+    guest.queues[0].run(&Request::flush()).unwrap();
+    assert_eq!(place.content(0, 4096), [0; 4096]);
+    place.vhost.stop();
+    let mut content = vec![0; 4096];
+    place.store.volume("old").unwrap().read_at(0, &mut content).unwrap();
+    assert_eq!(content, noise(1, 4096));
+}
+
 #[test]
 fn memory_is_added_while_requests_are_under_way() {
     let place = Place::new();
