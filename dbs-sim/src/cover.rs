@@ -25,6 +25,8 @@ pub struct Scene<'a> {
     pub fresh: bool,
     /// Bitmaps leave memory whenever they can.
     pub forgets: bool,
+    /// The store takes no changes any more.
+    pub poisoned: bool,
 }
 
 /// Counts from now on, for the whole process.
@@ -60,6 +62,7 @@ pub fn note(op: &Op, fate: Fate, model: &Model, scene: &Scene<'_>) {
         ("no tail", !info.tail),
         ("just opened", scene.fresh),
         ("paging", scene.forgets),
+        ("poisoned", scene.poisoned),
         ("disturbed", fate != Fate::Calm),
     ];
     let text = format!("{op:?}");

@@ -22,6 +22,10 @@ use dbs_core::{Error, ErrorKind, Store, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+mod after;
+
+use after::Poisoned;
+
 /// Sectors that [`Op::Fill`] writes at once.
 const FILL_SECTORS: u16 = 64;
 
@@ -88,6 +92,7 @@ pub struct Machine {
     held: BTreeMap<u32, Volume>,
     slow: Vec<SlowRead>,
     job: Option<Job>,
+    poisoned: Option<Poisoned>,
     number: u32,
     hit: bool,
     /// No step since the store was opened.
@@ -130,6 +135,7 @@ impl Machine {
             held: BTreeMap::new(),
             slow: Vec::new(),
             job: None,
+            poisoned: None,
             number: 0,
             hit: false,
             fresh: true,
@@ -159,6 +165,9 @@ impl Machine {
     pub fn step(&mut self, step: &Step) -> Result<(), String> {
         self.stats.steps += 1;
         let mut rng = fastrand::Rng::with_seed(step.seed);
+        if self.poisoned.is_some() {
+            return self.step_poisoned(step, &mut rng);
+        }
         match step.op {
             Op::LoseTail => {
                 self.ordinary(&Op::Flush, Fate::Calm, &mut rng)?;
@@ -187,6 +196,9 @@ impl Machine {
     }
 
     fn ordinary(&mut self, op: &Op, fate: Fate, rng: &mut fastrand::Rng) -> Result<(), String> {
+        if self.poisoned.is_some() {
+            return self.refused(op, fate);
+        }
         if self.model.unpredictable(op) || self.waits_for_job(op) {
             return Ok(());
         }
@@ -246,7 +258,13 @@ impl Machine {
         if cover::is_on() {
             let (info, job) = (&self.store().info(), self.job.as_ref().map(|job| job.long));
             let (reads, fresh, forgets) = (self.slow.len(), self.fresh, self.forgets);
-            cover::note(op, fate, &self.model, &Scene { info, job, reads, fresh, forgets });
+            let poisoned = self.poisoned.is_some();
+            cover::note(
+                op,
+                fate,
+                &self.model,
+                &Scene { info, job, reads, fresh, forgets, poisoned },
+            );
         }
     }
 
@@ -299,27 +317,15 @@ impl Machine {
             Fate::EioAt(_) | Fate::RefusedAt(_)
                 if self.hit && failed != Some(ErrorKind::NoSpace) =>
             {
-                outcomes.compare(self.store(), End::Killed)?;
-                // Whoever flushes now is told the truth, whatever failed before.
-                let outcomes = match self.store().flush() {
-                    Ok(()) => outcomes.clone().flushed(),
-                    Err(error) if fate.explains(&error) => outcomes.clone(),
-                    Err(error) => return Err(format!("flush after an error: {error}")),
-                };
+                self.disk.arm(Faults::default());
                 let end = if rng.bool() { End::PowerLost } else { End::FlushLost };
-                return self.end(end, &outcomes, rng);
+                return self.after_error(failed, outcomes, end, rng);
             }
             Fate::ReadEioAt(_) | Fate::EnospcFrom(_) | Fate::RefusedAt(_) | Fate::Unreadable
                 if failed.is_some() =>
             {
                 self.disk.arm(Faults::default());
-                outcomes.compare(self.store(), End::Killed)?;
-                if failed == Some(ErrorKind::NoSpace) {
-                    let flushed = self.store().flush();
-                    flushed
-                        .map_err(|error| format!("no space, and once there is some: {error}"))?;
-                }
-                return self.end(End::Killed, outcomes, rng);
+                return self.after_error(failed, outcomes, End::Killed, rng);
             }
             _ => {}
         }
@@ -375,7 +381,9 @@ impl Machine {
     /// How they differ, or what the checker found.
     pub fn verify(&mut self) -> Result<(), String> {
         verify::compare(self.store(), &[&self.model], Allow::Newest)?;
-        verify::check(self.store())?;
+        if self.poisoned.is_none() {
+            verify::check(self.store())?;
+        }
         verify::check_maps(self.store(), &self.model)?;
         layers::check(self.store(), &self.model)
     }
@@ -667,6 +675,7 @@ impl Frozen {
             held: BTreeMap::new(),
             slow: Vec::new(),
             job: None,
+            poisoned: None,
             number: self.number,
             hit: false,
             fresh: true,
@@ -713,6 +722,7 @@ pub fn verify_image(
         held: BTreeMap::new(),
         slow: Vec::new(),
         job: None,
+        poisoned: None,
         number: u32::MAX / 2,
         hit: false,
         fresh: true,
@@ -742,6 +752,9 @@ impl Machine {
         ];
         for op in ops {
             self.ordinary(&op, Fate::Calm, rng)?;
+        }
+        if self.poisoned.is_some() {
+            return self.end_poisoned(rng);
         }
         let outcomes = Outcomes::settled(&self.model);
         self.end(End::PowerLost, &outcomes, rng)

@@ -130,6 +130,7 @@ fn drive(
             stats = machine.stats;
             result?;
         }
+        machine.end_poisoned(&mut fastrand::Rng::with_seed(config.seed))?;
         machine.verify()?;
         machine.drain()
     });
