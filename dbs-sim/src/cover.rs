@@ -50,6 +50,8 @@ pub fn note(op: &Op, fate: Fate, model: &Model, scene: &Scene<'_>) {
         ("flatten", matches!(scene.job, Some(Long::Flatten { .. }))),
         ("flatten, same volume", of.is_some_and(|volume| volume.busy)),
         ("vacuum", scene.job == Some(Long::Vacuum)),
+        ("scrub", scene.job == Some(Long::Scrub)),
+        ("relearn", scene.job == Some(Long::Relearn)),
         ("merging", info.snapshots_deleting > 0),
         ("put off", info.snapshots_put_off > 0),
         ("handle", volumes().any(|volume| volume.held)),
@@ -68,6 +70,8 @@ pub fn note(op: &Op, fate: Fate, model: &Model, scene: &Scene<'_>) {
     let text = format!("{op:?}");
     let kind = match op {
         Op::Begin { long: Long::Vacuum } => "Begin vacuum",
+        Op::Begin { long: Long::Scrub } => "Begin scrub",
+        Op::Begin { long: Long::Relearn } => "Begin relearn",
         _ => text.split([' ', '{']).next().unwrap_or_default(),
     };
     let mut counts = lock(&COUNTS);

@@ -2,7 +2,7 @@
 
 use crate::machine::Config;
 use crate::model::{Model, Volume};
-use crate::op::{Long, Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
+use crate::op::{Long, Op, Reads, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
 use crate::step::{Fate, Step};
 use std::collections::VecDeque;
 
@@ -118,7 +118,8 @@ impl Generator {
         let new = self.vacant(SNAPSHOTS, |n| n == snap);
         let at = 8 * self.rng.u16(0..3);
         let write = |vol, at, len| Op::Write { vol, at, len, fua };
-        let read = [Op::ReadBegin { vol: clone }, Op::ReadEnd];
+        let of = self.reads(Some(new));
+        let read = [Op::ReadBegin { vol: clone, of }, Op::ReadEnd];
         let mut order = vec![Op::Clone { vol: origin, snap, new: clone }, Op::Hold { vol: clone }];
         match self.rng.u8(0..3) {
             0 => order.push(write(clone, at, 8)),
@@ -216,6 +217,8 @@ impl Generator {
             },
             18 => match self.rng.u8(1..24) {
                 limit @ 20.. if !self.trees => Op::Trim { vol, limit },
+                18 => Op::Begin { long: Long::Scrub },
+                19 => Op::Begin { long: Long::Relearn },
                 steps => Op::Work { steps },
             },
             19 => match self.rng.u8(0..3) {
@@ -344,11 +347,27 @@ impl Generator {
     fn hold(&mut self, model: &Model, vol: u8) -> Op {
         let held: Vec<_> = model.volumes.iter().filter(|(_, v)| v.held).collect();
         let reading = self.rng.choice(&held).map(|(name, _)| number(name));
-        match (self.rng.u8(0..8), reading) {
-            (0..4, Some(vol)) => Op::ReadBegin { vol },
-            (4..6, Some(_)) => Op::ReadEnd,
-            (6, Some(vol)) => Op::Hold { vol },
+        match (self.rng.u8(0..10), reading) {
+            (0..3, Some(vol)) => Op::ReadBegin { vol, of: Reads::Head },
+            (3..5, _) => {
+                let (vol, snap) = self.place(model, true);
+                Op::ReadBegin { vol, of: self.reads(Some(snap)) }
+            }
+            (5..7, _) => Op::ReadEnd,
+            (7, _) => Op::ReadOn,
+            (8, Some(vol)) => Op::Hold { vol },
             _ => Op::Hold { vol },
+        }
+    }
+
+    /// What is read of a volume, or of this snapshot of it.
+    fn reads(&mut self, snap: Option<u8>) -> Reads {
+        let snap = snap.filter(|_| self.rng.bool());
+        match (self.rng.u8(0..3), snap) {
+            (0, None) => Reads::Head,
+            (0, Some(snap)) => Reads::Snapshot(snap),
+            (1, snap) => Reads::Layer(snap),
+            (_, snap) => Reads::Observed(snap),
         }
     }
 

@@ -6,10 +6,10 @@ use crate::cover::{self, Scene};
 use crate::disk::{CrashMode, Faults, Medium, SimDisk, is_stop};
 use crate::env::{SimEnv, TailPlace};
 use crate::image;
-use crate::job::{Job, State};
+use crate::job::{Job, Went};
 use crate::layers;
 use crate::model::Model;
-use crate::op::{Long, Op, volume_name};
+use crate::op::{Long, Op, Reads, snapshot_name, volume_name};
 use crate::outcomes::{End, Outcomes};
 use crate::perform::perform_beside;
 use crate::slow::SlowRead;
@@ -175,7 +175,8 @@ impl Machine {
                 Ok(())
             }
             Op::Verify => self.verify(),
-            Op::ReadBegin { vol } => self.begin_read(vol),
+            Op::ReadBegin { vol, of } => self.begin_read(vol, of),
+            Op::ReadOn => self.slow.iter_mut().try_for_each(|slow| slow.read_on(&self.disk)),
             Op::ReadEnd => self.end_reads(|_| true),
             Op::Fill { vol } => self.fill(vol, step),
             Op::Reopen => self.reopen(&mut rng),
@@ -199,6 +200,13 @@ impl Machine {
         if self.poisoned.is_some() {
             return self.refused(op, fate);
         }
+        let scrubs = self.job.as_ref().is_some_and(|job| job.long == Long::Scrub)
+            || matches!(op, Op::Begin { long: Long::Scrub });
+        let fate = match fate {
+            // What it cannot read it reports as damage, at its end.
+            Fate::ReadEioAt(_) | Fate::Unreadable if scrubs => Fate::Calm,
+            fate => fate,
+        };
         if self.model.unpredictable(op) || self.waits_for_job(op) {
             return Ok(());
         }
@@ -230,7 +238,7 @@ impl Machine {
             (Err(error), _) if is_stop(error) && died => {}
             (Err(error), Err(kinds)) if kinds.contains(&error.kind()) => {}
             (Err(error), _) if fate.explains(error) && !must_go_on(op, error) => {}
-            (Err(error), Ok(())) if merges(op) && self.cannot_merge(error) => {}
+            (Err(error), _) if merges(op) && self.cannot_merge(error) => {}
             (Err(error), Ok(())) if error.kind() == ErrorKind::NoSpace => {
                 self.stats.no_space += 1;
                 full(&self.store().info(), op).map_err(|e| format!("{op:?}: {error}; {e}"))?;
@@ -247,10 +255,7 @@ impl Machine {
         let known = failed.is_none() && !self.may_keep_discarded(op, fate);
         let outcomes = if known { Outcomes::settled(&self.model) } else { outcomes };
         self.consequence(fate, failed, died, &outcomes, rng)?;
-        for slow in &mut self.slow {
-            let volume = self.model.volumes.values().find(|volume| volume.id == slow.id);
-            volume.into_iter().for_each(|volume| slow.note(volume));
-        }
+        self.slow.iter_mut().for_each(|slow| slow.note(&self.model));
         Ok(())
     }
 
@@ -268,34 +273,59 @@ impl Machine {
         }
     }
 
-    fn begin_read(&mut self, vol: u8) -> Result<(), String> {
+    fn begin_read(&mut self, vol: u8, of: Reads) -> Result<(), String> {
+        let store = self.store().clone();
         let Ok(volume) = self.model.volume_mut(vol) else { return Ok(()) };
-        if let Some(handle) = self.held.get(&volume.id) {
-            self.slow.extend(SlowRead::begin(handle, volume)?);
+        let handle = match of {
+            Reads::Head => self.held.get(&volume.id).cloned(),
+            Reads::Snapshot(snap) if volume.snapshots.contains_key(&snapshot_name(snap)) => {
+                let spec = format!("{}@{}", volume_name(vol), snapshot_name(snap));
+                Some(store.volume(&spec).map_err(|e| format!("opening {spec}: {e}"))?)
+            }
+            Reads::Snapshot(_) => None,
+            Reads::Layer(snap) | Reads::Observed(snap) => {
+                let known = |snap| volume.snapshots.contains_key(&snapshot_name(snap));
+                if snap.is_none_or(known) {
+                    self.slow.extend(SlowRead::begin_standing(&store, &self.model, vol, of)?);
+                }
+                return Ok(());
+            }
+        };
+        if let Some(handle) = handle {
+            self.slow.extend(SlowRead::begin(handle, &self.model, vol, of)?);
         }
         Ok(())
     }
 
-    fn end_reads(&mut self, which: impl Fn(u32) -> bool) -> Result<(), String> {
-        let ending = self.slow.extract_if(.., |slow| which(slow.id)).collect::<Vec<_>>();
+    fn end_reads(&mut self, which: impl Fn(&SlowRead) -> bool) -> Result<(), String> {
+        let ending = self.slow.extract_if(.., |slow| which(slow)).collect::<Vec<_>>();
         ending.into_iter().try_for_each(|slow| slow.end(&self.disk))
     }
 
     /// Reads end where this one thread would wait for them, or the model does not know of them.
     fn end_reads_before(&mut self, op: &Op) -> Result<(), String> {
-        if self.slow.is_empty() {
-            return Ok(());
-        }
-        if let Op::Hold { vol } = *op {
-            let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
-            return self.end_reads(|of| of == id);
+        match *op {
+            Op::Hold { vol } => {
+                let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
+                return self.end_reads(|slow| slow.of == Reads::Head && slow.id == id);
+            }
+            // It is refused while a handle is there.
+            Op::DeleteVolume { vol } | Op::DeleteSnapshot { vol, .. } => {
+                let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
+                self.end_reads(|slow| slow.has_handle() && slow.id == id)?;
+            }
+            _ => {}
         }
         // A layer is written once what a clone showed of it is read by nobody any more.
         if merges(op)
             || matches!(op, Op::WriteLayer { .. })
             || self.store().info().extents_free <= READS_EXTENTS
         {
-            return self.end_reads(|_| true);
+            self.end_reads(|_| true)?;
+            if self.job.is_some() && !self.has_turn() {
+                self.stop_job().map_err(|e| format!("stopping what reads: {e}"))?;
+                self.note_job();
+            }
         }
         Ok(())
     }
@@ -595,7 +625,7 @@ impl Machine {
             Op::Stop => self.stop_job(),
             _ => {
                 let tag = self.model.tag(op, self.number);
-                perform_beside(&store, op, tag, self.job.is_some())
+                perform_beside(&store, op, tag, self.job.as_ref().map(|job| job.long))
             }
         }
     }
@@ -603,18 +633,18 @@ impl Machine {
     fn begin_job(&mut self, store: &Store, long: Long) -> Result<(), Error> {
         let id = match long {
             Long::Flatten { vol } => self.model.volume_mut(vol).map_or(0, |v| v.id),
-            Long::Vacuum => 0,
+            Long::Vacuum | Long::Scrub | Long::Relearn => 0,
         };
         self.keep_job(Job::begin(store, long, id))
     }
 
-    fn keep_job(&mut self, state: State) -> Result<(), Error> {
+    fn keep_job(&mut self, state: Went) -> Result<(), Error> {
         match state {
-            State::Stands(job) => {
+            Went::On(job) => {
                 self.job = Some(job);
                 Ok(())
             }
-            State::Ended(ended) => ended,
+            Went::Ended(ended) => ended,
         }
     }
 
@@ -629,17 +659,23 @@ impl Machine {
         self.model.volumes.values_mut().for_each(|volume| volume.busy = volume.id == id);
     }
 
+    fn has_turn(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| job.long.has_turn())
+    }
+
     /// Whether something is refused as what is deleted below is not merged now.
     fn cannot_merge(&self, error: &Error) -> bool {
-        let waits = self.job.is_some() || self.store().info().snapshots_put_off > 0;
+        let waits = self.has_turn() || self.store().info().snapshots_put_off > 0;
         waits && matches!(error.kind(), ErrorKind::Busy | ErrorKind::Corrupt)
     }
 
     /// Whether an operation would wait for the call that stands still, or be refused for it.
     fn waits_for_job(&self, op: &Op) -> bool {
         let Some(job) = &self.job else { return false };
-        let long = matches!(op, Op::Flatten { .. } | Op::Vacuum { .. } | Op::Begin { .. });
-        long || (job.long == Long::Vacuum && matches!(op, Op::Grow { .. }))
+        let long = matches!(op, Op::Flatten { .. } | Op::Vacuum { .. });
+        (long && job.long.has_turn())
+            || matches!(op, Op::Begin { .. })
+            || (job.long == Long::Vacuum && matches!(op, Op::Grow { .. }))
     }
 
     fn toggle_handle(&mut self, store: &Store, vol: u8) -> Result<(), Error> {

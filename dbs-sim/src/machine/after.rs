@@ -63,7 +63,8 @@ impl Machine {
         rng: &mut fastrand::Rng,
     ) -> Result<(), String> {
         match &step.op {
-            Op::ReadBegin { vol } => self.begin_read(*vol)?,
+            Op::ReadBegin { vol, of } => self.begin_read(*vol, *of)?,
+            Op::ReadOn => self.slow.iter_mut().try_for_each(|slow| slow.read_on(&self.disk))?,
             Op::ReadEnd => self.end_reads(|_| true)?,
             Op::Verify => self.verify()?,
             op if op.ends_process() => return self.end_poisoned(rng),
@@ -131,5 +132,6 @@ fn is_poisoned(store: &Store) -> Result<bool, String> {
 
 /// Whether it may be done without writing anything.
 fn writes_nothing(op: &Op) -> bool {
-    matches!(op, Op::Hold { .. } | Op::Work { .. } | Op::GoOn { .. } | Op::Stop)
+    let reads = matches!(op, Op::Begin { long } if !long.has_turn());
+    reads || matches!(op, Op::Hold { .. } | Op::Work { .. } | Op::GoOn { .. } | Op::Stop)
 }
