@@ -51,12 +51,14 @@ impl Generator {
         Self { rng, weights, disturbed, trees: false, plan: VecDeque::new() }
     }
 
-    /// A generator of histories without crashes, about trees that change under handles and slow reads.
+    /// A generator of histories without crashes, about trees that change under handles and slow reads; in a
+    /// quarter of them the disk fails at times.
     #[must_use]
     pub fn trees(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed ^ 0x7ee5);
         let weights = TREES.map(|weight| weight * [1, 1, 2, 4][rng.usize(0..4)]);
-        Self { rng, weights, disturbed: 0, trees: true, plan: VecDeque::new() }
+        let disturbed = if seed % 4 == 3 { 12 } else { 0 };
+        Self { rng, weights, disturbed, trees: true, plan: VecDeque::new() }
     }
 
     /// The machine of this seed.
@@ -156,7 +158,8 @@ impl Generator {
             2 => self.rng.u64(1..12),
             _ => self.rng.u64(1..40),
         };
-        match self.rng.u8(0..32) {
+        let errors = if self.trees { 28 } else { 0 };
+        match self.rng.u8(errors..32) {
             0..20 => Fate::Images([n, self.rng.u64(1..8)]),
             20..24 => Fate::KillAt(n),
             24..28 => Fate::PowerLossAt(n),

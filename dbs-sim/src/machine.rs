@@ -179,7 +179,7 @@ impl Machine {
             Op::ReadOn => self.slow.iter_mut().try_for_each(|slow| slow.read_on(&self.disk)),
             Op::ReadEnd => self.end_reads(|_| true),
             Op::Fill { vol } => self.fill(vol, step),
-            Op::Reopen => self.reopen(&mut rng),
+            Op::Reopen => self.reopen(step.fate, &mut rng),
             Op::Kill => {
                 let outcomes = Outcomes::settled(&self.model);
                 self.end(End::Killed, &outcomes, &mut rng)
@@ -340,16 +340,14 @@ impl Machine {
         rng: &mut fastrand::Rng,
     ) -> Result<(), String> {
         match fate {
-            Fate::KillAt(_) if died => return self.end(End::Killed, outcomes, rng),
-            Fate::PowerLossAt(_) if died => return self.end(End::PowerLost, outcomes, rng),
-            // A failed flush leaves the cache unknown: a power loss shows what it lost, and so does a disk
-            // that does not keep it in memory.
+            Fate::KillAt(_) | Fate::PowerLossAt(_) if died => {
+                return self.end(fate.end(rng), outcomes, rng);
+            }
             Fate::EioAt(_) | Fate::RefusedAt(_)
                 if self.hit && failed != Some(ErrorKind::NoSpace) =>
             {
                 self.disk.arm(Faults::default());
-                let end = if rng.bool() { End::PowerLost } else { End::FlushLost };
-                return self.after_error(failed, outcomes, end, rng);
+                return self.after_error(failed, outcomes, fate.end(rng), rng);
             }
             Fate::ReadEioAt(_) | Fate::EnospcFrom(_) | Fate::RefusedAt(_) | Fate::Unreadable
                 if failed.is_some() =>
@@ -418,13 +416,24 @@ impl Machine {
         layers::check(self.store(), &self.model)
     }
 
-    fn reopen(&mut self, rng: &mut fastrand::Rng) -> Result<(), String> {
+    fn reopen(&mut self, fate: Fate, rng: &mut fastrand::Rng) -> Result<(), String> {
         self.end_reads(|_| true)?;
         self.stop_job().map_err(|e| format!("stopping what is under way: {e}"))?;
         self.held.clear();
         self.forget_handles();
+        let outcomes = Outcomes::settled(&self.model);
+        self.disk.arm(fate.faults(self.store().info().metadata));
         let Some(store) = self.store.take() else { return Ok(()) };
-        store.close().map_err(|e| format!("close: {e}"))?;
+        let closed = store.close();
+        self.hit = fate.was_hit(&self.disk.counts());
+        for capture in self.disk.take_captures() {
+            self.images_of(&capture, self.images_each, &outcomes, rng)?;
+        }
+        if self.disk.stopped() || closed.as_ref().is_err_and(|error| fate.explains(error)) {
+            return self.end(fate.end(rng), &outcomes, rng);
+        }
+        self.disk.arm(Faults::default());
+        closed.map_err(|e| format!("close: {e}"))?;
         self.alone()?;
         if self.disk.dirty() {
             return Err("a closed store has unflushed writes".into());
@@ -577,6 +586,10 @@ impl Machine {
             end = if again == End::PowerLost { again } else { end };
         }
         self.disk.arm(Faults::default());
+        let shown = match self.store.is_none() && rng.u8(0..4) == 0 {
+            true => Some(self.look(end, outcomes)?),
+            false => None,
+        };
         if self.store.is_none() {
             self.open().map_err(|e| format!("open after {end:?}: {e}"))?;
         }
@@ -587,8 +600,33 @@ impl Machine {
             model.volumes.values_mut().for_each(|v| (v.held, v.busy) = (false, false));
         }
         let (index, found) = outcomes.compare(self.store(), end).map_err(after)?;
+        if shown.is_some_and(|shown| shown != found) {
+            return Err(after("who only reads it is shown something else".to_owned()));
+        }
         self.adopt(&outcomes, index, &found, end);
         verify::check(self.store()).map_err(after)
+    }
+
+    /// Opens what a process has left for reading only, which changes nothing; what it shows.
+    fn look(&self, end: End, outcomes: &Outcomes) -> Result<Found, String> {
+        let failed = |e: String| format!("reading only after {end:?}: {e}");
+        let memory = self.tail.as_ref().map(|tail| tail.copy_if(true));
+        let place = TailPlace::default();
+        let tail = memory.map(|memory| {
+            place.put(memory);
+            place.attach(&self.disk)
+        });
+        let disk: Arc<dyn Storage> = Arc::clone(&self.disk) as _;
+        let env: Arc<dyn Env> = Arc::clone(&self.env) as _;
+        let store = Store::open_within(disk, tail, env, true, self.forgets.then_some(0));
+        let store = image::given(store.map_err(|e| failed(e.to_string()))?);
+        let (index, found) = outcomes.compare(&store, end).map_err(failed)?;
+        verify::check(&store).map_err(failed)?;
+        layers::check(&store, outcomes.model(index)).map_err(failed)?;
+        match self.disk.counts().changes {
+            0 => Ok(found),
+            _ => Err(failed("it has changed the disk".to_owned())),
+        }
     }
 
     /// Takes crash images of `disk` and opens each of them beside the history.
