@@ -24,7 +24,8 @@ pub struct SlowRead {
     blocks: Vec<Seen>,
     /// It is not there any more, or not by this name.
     gone: bool,
-    /// None once it has ended.
+    /// It has become smaller.
+    shrunk: bool,
     way: Way,
 }
 
@@ -32,13 +33,20 @@ pub struct SlowRead {
 enum Way {
     /// As a reactor does it, and what the disk gave.
     Request(Box<Request>, Option<Vec<u8>>),
-    /// By a blocking call.
-    Call(Standing<Answer>),
-    /// It has ended.
-    Ended(Answer),
+    /// By blocking calls: one that stands still, and one at once after it.
+    Call(Standing<Answers>),
+    /// They have ended.
+    Ended(Answers),
 }
 
 type Answer = Result<Vec<u8>, Error>;
+type Answers = Result<(Vec<u8>, Answer), Error>;
+
+impl Way {
+    fn ended() -> Self {
+        Self::Ended(Ok((Vec::new(), Ok(Vec::new()))))
+    }
+}
 
 /// What a block has held since the read began.
 #[derive(Default)]
@@ -97,11 +105,13 @@ impl SlowRead {
             read(&mut buf)?;
             stand_about_read(&Rc::new(stand), store.info().metadata);
             read(&mut buf)?;
-            Ok(buf)
+            let mut again = vec![0; buf.len()];
+            let later = read(&mut again).map(|()| again);
+            Ok((buf, later))
         });
         match call {
             State::Stands(call) => Ok(Some(Self { way: Way::Call(call), ..slow })),
-            State::Ended(answer) => slow.judge(answer).map(|()| None),
+            State::Ended(answers) => slow.judge_both(answers).map(|()| None),
         }
     }
 
@@ -113,8 +123,9 @@ impl SlowRead {
         let blocks = content.sectors as usize / SECTORS;
         let what = format!("a slow read of {of:?} of {}", volume_name(vol));
         let seen = std::iter::repeat_with(Seen::default).take(blocks).collect();
-        let (id, way) = (volume.id, Way::Ended(Ok(Vec::new())));
-        let mut slow = Self { id, of, what, snapshot, blocks: seen, gone: false, way };
+        let (id, way) = (volume.id, Way::ended());
+        let mut slow =
+            Self { id, of, what, snapshot, blocks: seen, gone: false, shrunk: false, way };
         slow.note(model);
         Some((slow, vec![0; blocks * SECTORS * SECTOR]))
     }
@@ -143,6 +154,7 @@ impl SlowRead {
 
     fn note_content(&mut self, content: &Content) {
         let whole = content.sectors as usize / SECTORS;
+        self.shrunk |= whole < self.blocks.len();
         for (at, seen) in self.blocks.iter_mut().enumerate() {
             let now = content.blocks().get(at);
             // Behind the end of a volume that has shrunk there is what was there, beside what is new.
@@ -159,7 +171,7 @@ impl SlowRead {
     /// # Errors
     /// What the disk said.
     pub fn read_on(&mut self, disk: &SimDisk) -> Result<(), String> {
-        match std::mem::replace(&mut self.way, Way::Ended(Ok(Vec::new()))) {
+        match std::mem::replace(&mut self.way, Way::ended()) {
             Way::Request(request, None) => {
                 let mut buf = vec![0xa5; self.blocks.len() * SECTORS * SECTOR];
                 for zeros in request.zeros() {
@@ -174,7 +186,7 @@ impl SlowRead {
             Way::Call(call) => {
                 self.way = match call.next(true) {
                     State::Stands(call) => Way::Call(call),
-                    State::Ended(answer) => Way::Ended(answer),
+                    State::Ended(answers) => Way::Ended(answers),
                 };
             }
             way => self.way = way,
@@ -188,7 +200,7 @@ impl SlowRead {
     /// What it should not have read.
     pub fn end(mut self, disk: &SimDisk) -> Result<(), String> {
         self.read_on(disk)?;
-        match std::mem::replace(&mut self.way, Way::Ended(Ok(Vec::new()))) {
+        match std::mem::replace(&mut self.way, Way::ended()) {
             Way::Request(mut request, buf) => {
                 let buf = buf.unwrap_or_default();
                 match request.finish_read(Ok(()), &buf) {
@@ -197,15 +209,26 @@ impl SlowRead {
                     read => self.judge(read.map(|_| buf)),
                 }
             }
-            Way::Call(call) => self.judge(call.end(true)),
-            Way::Ended(answer) => self.judge(answer),
+            Way::Call(call) => self.judge_both(call.end(true)),
+            Way::Ended(answers) => self.judge_both(answers),
         }
+    }
+
+    /// What is read once it is gone is nothing, whatever has its place by then.
+    fn judge_both(&self, answers: Answers) -> Result<(), String> {
+        let (buf, later) = match answers {
+            Ok((buf, later)) => (Ok(buf), later),
+            Err(error) => return self.judge(Err(error)),
+        };
+        self.judge(buf)?;
+        self.judge(later)
     }
 
     fn judge(&self, answer: Answer) -> Result<(), String> {
         match answer {
             Ok(buf) => self.compare(&buf),
             Err(error) if self.gone && error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) if self.shrunk && error.kind() == ErrorKind::Invalid => Ok(()),
             Err(error) => Err(format!("{}: {error}", self.what)),
         }
     }
