@@ -220,8 +220,8 @@ impl Generator {
             },
             18 => match self.rng.u8(1..24) {
                 limit @ 20.. if !self.trees => Op::Trim { vol, limit },
-                18 => Op::Begin { long: Long::Scrub },
-                19 => Op::Begin { long: Long::Relearn },
+                14..17 => Op::Begin { long: Long::Scrub },
+                17..20 => Op::Begin { long: Long::Relearn },
                 steps => Op::Work { steps },
             },
             19 => match self.rng.u8(0..3) {
@@ -270,7 +270,7 @@ impl Generator {
         match self.rng.u8(0..8) {
             0 => Op::Stop,
             1 => Op::GoOn { steps: u8::MAX },
-            steps => Op::GoOn { steps },
+            steps => Op::GoOn { steps: steps - 1 },
         }
     }
 
