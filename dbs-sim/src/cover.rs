@@ -25,6 +25,8 @@ pub struct Scene<'a> {
     pub fresh: bool,
     /// Bitmaps leave memory whenever they can.
     pub forgets: bool,
+    /// The store takes no changes any more.
+    pub poisoned: bool,
 }
 
 /// Counts from now on, for the whole process.
@@ -48,6 +50,8 @@ pub fn note(op: &Op, fate: Fate, model: &Model, scene: &Scene<'_>) {
         ("flatten", matches!(scene.job, Some(Long::Flatten { .. }))),
         ("flatten, same volume", of.is_some_and(|volume| volume.busy)),
         ("vacuum", scene.job == Some(Long::Vacuum)),
+        ("scrub", scene.job == Some(Long::Scrub)),
+        ("relearn", scene.job == Some(Long::Relearn)),
         ("merging", info.snapshots_deleting > 0),
         ("put off", info.snapshots_put_off > 0),
         ("handle", volumes().any(|volume| volume.held)),
@@ -60,11 +64,14 @@ pub fn note(op: &Op, fate: Fate, model: &Model, scene: &Scene<'_>) {
         ("no tail", !info.tail),
         ("just opened", scene.fresh),
         ("paging", scene.forgets),
+        ("poisoned", scene.poisoned),
         ("disturbed", fate != Fate::Calm),
     ];
     let text = format!("{op:?}");
     let kind = match op {
         Op::Begin { long: Long::Vacuum } => "Begin vacuum",
+        Op::Begin { long: Long::Scrub } => "Begin scrub",
+        Op::Begin { long: Long::Relearn } => "Begin relearn",
         _ => text.split([' ', '{']).next().unwrap_or_default(),
     };
     let mut counts = lock(&COUNTS);

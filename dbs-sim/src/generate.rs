@@ -2,7 +2,7 @@
 
 use crate::machine::Config;
 use crate::model::{Model, Volume};
-use crate::op::{Long, Op, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
+use crate::op::{Long, Op, Reads, SECTORS_MAX, SNAPSHOTS, VOLUMES, snapshot_name, volume_name};
 use crate::step::{Fate, Step};
 use std::collections::VecDeque;
 
@@ -51,12 +51,14 @@ impl Generator {
         Self { rng, weights, disturbed, trees: false, plan: VecDeque::new() }
     }
 
-    /// A generator of histories without crashes, about trees that change under handles and slow reads.
+    /// A generator of histories without crashes, about trees that change under handles and slow reads; in a
+    /// quarter of them the disk fails at times.
     #[must_use]
     pub fn trees(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed ^ 0x7ee5);
         let weights = TREES.map(|weight| weight * [1, 1, 2, 4][rng.usize(0..4)]);
-        Self { rng, weights, disturbed: 0, trees: true, plan: VecDeque::new() }
+        let disturbed = if seed % 4 == 3 { 12 } else { 0 };
+        Self { rng, weights, disturbed, trees: true, plan: VecDeque::new() }
     }
 
     /// The machine of this seed.
@@ -118,7 +120,8 @@ impl Generator {
         let new = self.vacant(SNAPSHOTS, |n| n == snap);
         let at = 8 * self.rng.u16(0..3);
         let write = |vol, at, len| Op::Write { vol, at, len, fua };
-        let read = [Op::ReadBegin { vol: clone }, Op::ReadEnd];
+        let of = self.reads(Some(new));
+        let read = [Op::ReadBegin { vol: clone, of }, Op::ReadEnd];
         let mut order = vec![Op::Clone { vol: origin, snap, new: clone }, Op::Hold { vol: clone }];
         match self.rng.u8(0..3) {
             0 => order.push(write(clone, at, 8)),
@@ -155,7 +158,8 @@ impl Generator {
             2 => self.rng.u64(1..12),
             _ => self.rng.u64(1..40),
         };
-        match self.rng.u8(0..32) {
+        let errors = if self.trees { 28 } else { 0 };
+        match self.rng.u8(errors..32) {
             0..20 => Fate::Images([n, self.rng.u64(1..8)]),
             20..24 => Fate::KillAt(n),
             24..28 => Fate::PowerLossAt(n),
@@ -216,6 +220,8 @@ impl Generator {
             },
             18 => match self.rng.u8(1..24) {
                 limit @ 20.. if !self.trees => Op::Trim { vol, limit },
+                14..17 => Op::Begin { long: Long::Scrub },
+                17..20 => Op::Begin { long: Long::Relearn },
                 steps => Op::Work { steps },
             },
             19 => match self.rng.u8(0..3) {
@@ -264,7 +270,7 @@ impl Generator {
         match self.rng.u8(0..8) {
             0 => Op::Stop,
             1 => Op::GoOn { steps: u8::MAX },
-            steps => Op::GoOn { steps },
+            steps => Op::GoOn { steps: steps - 1 },
         }
     }
 
@@ -344,11 +350,27 @@ impl Generator {
     fn hold(&mut self, model: &Model, vol: u8) -> Op {
         let held: Vec<_> = model.volumes.iter().filter(|(_, v)| v.held).collect();
         let reading = self.rng.choice(&held).map(|(name, _)| number(name));
-        match (self.rng.u8(0..8), reading) {
-            (0..4, Some(vol)) => Op::ReadBegin { vol },
-            (4..6, Some(_)) => Op::ReadEnd,
-            (6, Some(vol)) => Op::Hold { vol },
+        match (self.rng.u8(0..10), reading) {
+            (0..3, Some(vol)) => Op::ReadBegin { vol, of: Reads::Head },
+            (3..5, _) => {
+                let (vol, snap) = self.place(model, true);
+                Op::ReadBegin { vol, of: self.reads(Some(snap)) }
+            }
+            (5..7, _) => Op::ReadEnd,
+            (7, _) => Op::ReadOn,
+            (8, Some(vol)) => Op::Hold { vol },
             _ => Op::Hold { vol },
+        }
+    }
+
+    /// What is read of a volume, or of this snapshot of it.
+    fn reads(&mut self, snap: Option<u8>) -> Reads {
+        let snap = snap.filter(|_| self.rng.bool());
+        match (self.rng.u8(0..3), snap) {
+            (0, None) => Reads::Head,
+            (0, Some(snap)) => Reads::Snapshot(snap),
+            (1, snap) => Reads::Layer(snap),
+            (_, snap) => Reads::Observed(snap),
         }
     }
 
@@ -469,7 +491,7 @@ mod tests {
             }
         }
         println!("{done:?}, {refused} refused");
-        assert_eq!(done.len(), 44);
+        assert_eq!(done.len(), 45);
         assert!(done.values().all(|count| *count > 20), "{done:?}");
         assert!(refused < 300 * 60 / 3, "{refused} of {} refused", 300 * 60);
     }

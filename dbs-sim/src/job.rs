@@ -1,12 +1,10 @@
-//! A long call that stands still between two of its steps, while the history goes on beside it.
-//!
-//! It has a thread of its own, but one of the two runs at a time: so a history repeats itself.
+//! A long call that stands still between two of its steps, or about a read of the disk.
 
+use crate::disk::at_next_read;
 use crate::op::{Long, volume_name};
-use dbs_core::sabotage::{self, Bug};
+use crate::standing::{Stand, Standing, State};
 use dbs_core::{Error, ErrorKind, Store};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::rc::Rc;
 
 /// The call.
 pub struct Job {
@@ -14,15 +12,13 @@ pub struct Job {
     pub long: Long,
     /// The model's number of the volume that it has open; 0 for none.
     pub id: u32,
-    go: Sender<bool>,
-    stands: Receiver<()>,
-    thread: JoinHandle<Result<(), Error>>,
+    call: Standing<Result<(), Error>>,
 }
 
-/// What there is of a call after it was let go on.
-pub enum State {
-    /// It stands still again.
-    Stands(Job),
+/// What has become of a call.
+pub enum Went {
+    /// It stands still.
+    On(Job),
     /// It has ended.
     Ended(Result<(), Error>),
 }
@@ -30,64 +26,51 @@ pub enum State {
 impl Job {
     /// Begins a call, up to its first step.
     #[must_use]
-    pub fn begin(store: &Store, long: Long, id: u32) -> State {
-        let ((go, hears), (tell, stands)) = (channel(), channel());
-        let (store, bug) = (store.clone(), Bug::ALL.into_iter().find(|bug| sabotage::is(*bug)));
-        let thread = thread::spawn(move || {
-            sabotage::set(bug);
-            let mut stood = false;
-            let mut step = |_, _| {
-                stood = true;
-                tell.send(()).is_ok() && hears.recv().unwrap_or(false)
-            };
-            match long {
-                Long::Flatten { vol } => match flatten(&store, vol, &mut step) {
-                    // A rebuild of the volume began while it stood still.
-                    Err(error) if stood && error.kind() == ErrorKind::Busy => Ok(()),
-                    flattened => flattened,
-                },
-                Long::Vacuum => store.vacuum(&mut step).map(drop).or_else(not_stopped),
+    pub fn begin(store: &Store, long: Long, id: u32) -> Went {
+        let store = store.clone();
+        let call = Standing::begin(move |stand| match long {
+            Long::Flatten { vol } => {
+                let mut stood = false;
+                let mut step = |_, _| {
+                    stood = true;
+                    stand.still()
+                };
+                let flattened = flatten(&store, vol, &mut step);
+                flattened.or_else(|error| if stood { not_rebuilt(error) } else { Err(error) })
             }
+            Long::Vacuum => store.vacuum(&mut |_, _| stand.still()).map(drop).or_else(not_stopped),
+            Long::Scrub => scrub(&store, stand),
+            Long::Relearn => relearn(&store, stand),
         });
-        Self { long, id, go, stands, thread }.look()
+        Self::went(long, id, call)
     }
 
     /// Lets it do so many steps.
     #[must_use]
-    pub fn go_on(mut self, steps: u8) -> State {
+    pub fn go_on(self, steps: u8) -> Went {
+        let Self { long, id, mut call } = self;
         for _ in 0..steps {
-            match self.next(true) {
-                State::Stands(job) => self = job,
-                ended @ State::Ended(_) => return ended,
+            match call.next(true) {
+                State::Stands(stands) => call = stands,
+                State::Ended(ended) => return Went::Ended(ended),
             }
         }
-        State::Stands(self)
+        Went::On(Self { long, id, call })
     }
 
     /// Stops it.
     ///
     /// # Errors
     /// Those of the call.
-    pub fn stop(mut self) -> Result<(), Error> {
-        loop {
-            match self.next(false) {
-                State::Stands(job) => self = job,
-                State::Ended(ended) => return ended,
-            }
-        }
+    pub fn stop(self) -> Result<(), Error> {
+        self.call.end(false)
     }
 
-    fn next(self, go: bool) -> State {
-        // If it has ended, it does not hear that.
-        let _ended = self.go.send(go);
-        self.look()
-    }
-
-    fn look(self) -> State {
-        if self.stands.recv().is_ok() {
-            return State::Stands(self);
+    fn went(long: Long, id: u32, state: State<Result<(), Error>>) -> Went {
+        match state {
+            State::Stands(call) => Went::On(Self { long, id, call }),
+            State::Ended(ended) => Went::Ended(ended),
         }
-        State::Ended(self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     }
 }
 
@@ -107,6 +90,46 @@ pub(crate) fn flatten(
         }
         flattened => flattened.or_else(not_stopped),
     }
+}
+
+/// A rebuild of the volume began while a flatten of it stood still; it may have ended.
+fn not_rebuilt(error: Error) -> Result<(), Error> {
+    let text = error.to_string();
+    let rebuilt = text.contains("is being rebuilt") || text.contains("was rebuilt meanwhile");
+    if error.kind() == ErrorKind::Busy && rebuilt { Ok(()) } else { Err(error) }
+}
+
+/// Nothing is damaged that could be read.
+fn scrub(store: &Store, stand: Stand) -> Result<(), Error> {
+    let (data, stand) = (store.info().metadata, Rc::new(stand));
+    let scrubbed = store.scrub(true, &mut |_| {
+        let going = stand.still();
+        stand_about_read(&stand, data);
+        going
+    });
+    match scrubbed {
+        Ok(report) if report.damaged > 0 => Err(Error::damaged(format!("{report:?}"))),
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(()),
+        scrubbed => scrubbed.map(drop).or_else(not_stopped),
+    }
+}
+
+fn relearn(store: &Store, stand: Stand) -> Result<(), Error> {
+    let (data, stand) = (store.info().metadata, Rc::new(stand));
+    loop {
+        stand_about_read(&stand, data);
+        if !store.relearn_checksums(1)? {
+            return Ok(());
+        }
+    }
+}
+
+/// The calling thread stands still before its next read of data, which begins behind `data`, and after it.
+pub(crate) fn stand_about_read(stand: &Rc<Stand>, data: u64) {
+    let stand = Rc::clone(stand);
+    at_next_read(data, move || {
+        let _goes_on = stand.still();
+    });
 }
 
 /// Being stopped by the progress function is what was asked for.

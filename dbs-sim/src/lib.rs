@@ -30,6 +30,7 @@ pub mod requests;
 pub mod ringed;
 pub mod runner;
 pub mod slow;
+pub mod standing;
 pub mod step;
 pub mod threshold;
 pub mod tree;

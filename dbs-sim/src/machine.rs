@@ -6,10 +6,10 @@ use crate::cover::{self, Scene};
 use crate::disk::{CrashMode, Faults, Medium, SimDisk, is_stop};
 use crate::env::{SimEnv, TailPlace};
 use crate::image;
-use crate::job::{Job, State};
+use crate::job::{Job, Went};
 use crate::layers;
 use crate::model::Model;
-use crate::op::{Long, Op, volume_name};
+use crate::op::{Long, Op, Reads, snapshot_name, volume_name};
 use crate::outcomes::{End, Outcomes};
 use crate::perform::perform_beside;
 use crate::slow::SlowRead;
@@ -21,6 +21,10 @@ use dbs_core::store::{Env, InitOptions};
 use dbs_core::{Error, ErrorKind, Store, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+mod after;
+
+use after::Poisoned;
 
 /// Sectors that [`Op::Fill`] writes at once.
 const FILL_SECTORS: u16 = 64;
@@ -88,6 +92,7 @@ pub struct Machine {
     held: BTreeMap<u32, Volume>,
     slow: Vec<SlowRead>,
     job: Option<Job>,
+    poisoned: Option<Poisoned>,
     number: u32,
     hit: bool,
     /// No step since the store was opened.
@@ -130,6 +135,7 @@ impl Machine {
             held: BTreeMap::new(),
             slow: Vec::new(),
             job: None,
+            poisoned: None,
             number: 0,
             hit: false,
             fresh: true,
@@ -159,6 +165,9 @@ impl Machine {
     pub fn step(&mut self, step: &Step) -> Result<(), String> {
         self.stats.steps += 1;
         let mut rng = fastrand::Rng::with_seed(step.seed);
+        if self.poisoned.is_some() {
+            return self.step_poisoned(step, &mut rng);
+        }
         match step.op {
             Op::LoseTail => {
                 self.ordinary(&Op::Flush, Fate::Calm, &mut rng)?;
@@ -166,10 +175,11 @@ impl Machine {
                 Ok(())
             }
             Op::Verify => self.verify(),
-            Op::ReadBegin { vol } => self.begin_read(vol),
+            Op::ReadBegin { vol, of } => self.begin_read(vol, of),
+            Op::ReadOn => self.slow.iter_mut().try_for_each(|slow| slow.read_on(&self.disk)),
             Op::ReadEnd => self.end_reads(|_| true),
             Op::Fill { vol } => self.fill(vol, step),
-            Op::Reopen => self.reopen(&mut rng),
+            Op::Reopen => self.reopen(step.fate, &mut rng),
             Op::Kill => {
                 let outcomes = Outcomes::settled(&self.model);
                 self.end(End::Killed, &outcomes, &mut rng)
@@ -187,6 +197,16 @@ impl Machine {
     }
 
     fn ordinary(&mut self, op: &Op, fate: Fate, rng: &mut fastrand::Rng) -> Result<(), String> {
+        if self.poisoned.is_some() {
+            return self.refused(op, fate);
+        }
+        let scrubs = self.job.as_ref().is_some_and(|job| job.long == Long::Scrub)
+            || matches!(op, Op::Begin { long: Long::Scrub });
+        let fate = match fate {
+            // What it cannot read it reports as damage, at its end.
+            Fate::ReadEioAt(_) | Fate::Unreadable if scrubs => Fate::Calm,
+            fate => fate,
+        };
         if self.model.unpredictable(op) || self.waits_for_job(op) {
             return Ok(());
         }
@@ -218,7 +238,7 @@ impl Machine {
             (Err(error), _) if is_stop(error) && died => {}
             (Err(error), Err(kinds)) if kinds.contains(&error.kind()) => {}
             (Err(error), _) if fate.explains(error) && !must_go_on(op, error) => {}
-            (Err(error), Ok(())) if merges(op) && self.cannot_merge(error) => {}
+            (Err(error), _) if merges(op) && self.cannot_merge(error) => {}
             (Err(error), Ok(())) if error.kind() == ErrorKind::NoSpace => {
                 self.stats.no_space += 1;
                 full(&self.store().info(), op).map_err(|e| format!("{op:?}: {error}; {e}"))?;
@@ -235,10 +255,7 @@ impl Machine {
         let known = failed.is_none() && !self.may_keep_discarded(op, fate);
         let outcomes = if known { Outcomes::settled(&self.model) } else { outcomes };
         self.consequence(fate, failed, died, &outcomes, rng)?;
-        for slow in &mut self.slow {
-            let volume = self.model.volumes.values().find(|volume| volume.id == slow.id);
-            volume.into_iter().for_each(|volume| slow.note(volume));
-        }
+        self.slow.iter_mut().for_each(|slow| slow.note(&self.model));
         Ok(())
     }
 
@@ -246,38 +263,69 @@ impl Machine {
         if cover::is_on() {
             let (info, job) = (&self.store().info(), self.job.as_ref().map(|job| job.long));
             let (reads, fresh, forgets) = (self.slow.len(), self.fresh, self.forgets);
-            cover::note(op, fate, &self.model, &Scene { info, job, reads, fresh, forgets });
+            let poisoned = self.poisoned.is_some();
+            cover::note(
+                op,
+                fate,
+                &self.model,
+                &Scene { info, job, reads, fresh, forgets, poisoned },
+            );
         }
     }
 
-    fn begin_read(&mut self, vol: u8) -> Result<(), String> {
+    fn begin_read(&mut self, vol: u8, of: Reads) -> Result<(), String> {
+        let store = self.store().clone();
         let Ok(volume) = self.model.volume_mut(vol) else { return Ok(()) };
-        if let Some(handle) = self.held.get(&volume.id) {
-            self.slow.extend(SlowRead::begin(handle, volume)?);
+        let handle = match of {
+            Reads::Head => self.held.get(&volume.id).cloned(),
+            Reads::Snapshot(snap) if volume.snapshots.contains_key(&snapshot_name(snap)) => {
+                let spec = format!("{}@{}", volume_name(vol), snapshot_name(snap));
+                Some(store.volume(&spec).map_err(|e| format!("opening {spec}: {e}"))?)
+            }
+            Reads::Snapshot(_) => None,
+            Reads::Layer(snap) | Reads::Observed(snap) => {
+                let known = |snap| volume.snapshots.contains_key(&snapshot_name(snap));
+                if snap.is_none_or(known) {
+                    self.slow.extend(SlowRead::begin_standing(&store, &self.model, vol, of)?);
+                }
+                return Ok(());
+            }
+        };
+        if let Some(handle) = handle {
+            self.slow.extend(SlowRead::begin(handle, &self.model, vol, of)?);
         }
         Ok(())
     }
 
-    fn end_reads(&mut self, which: impl Fn(u32) -> bool) -> Result<(), String> {
-        let ending = self.slow.extract_if(.., |slow| which(slow.id)).collect::<Vec<_>>();
+    fn end_reads(&mut self, which: impl Fn(&SlowRead) -> bool) -> Result<(), String> {
+        let ending = self.slow.extract_if(.., |slow| which(slow)).collect::<Vec<_>>();
         ending.into_iter().try_for_each(|slow| slow.end(&self.disk))
     }
 
     /// Reads end where this one thread would wait for them, or the model does not know of them.
     fn end_reads_before(&mut self, op: &Op) -> Result<(), String> {
-        if self.slow.is_empty() {
-            return Ok(());
-        }
-        if let Op::Hold { vol } = *op {
-            let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
-            return self.end_reads(|of| of == id);
+        match *op {
+            Op::Hold { vol } => {
+                let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
+                return self.end_reads(|slow| slow.of == Reads::Head && slow.id == id);
+            }
+            // It is refused while a handle is there.
+            Op::DeleteVolume { vol } | Op::DeleteSnapshot { vol, .. } => {
+                let id = self.model.volume_mut(vol).map_or(0, |v| v.id);
+                self.end_reads(|slow| slow.has_handle() && slow.id == id)?;
+            }
+            _ => {}
         }
         // A layer is written once what a clone showed of it is read by nobody any more.
         if merges(op)
             || matches!(op, Op::WriteLayer { .. })
             || self.store().info().extents_free <= READS_EXTENTS
         {
-            return self.end_reads(|_| true);
+            self.end_reads(|_| true)?;
+            if self.job.is_some() && !self.has_turn() {
+                self.stop_job().map_err(|e| format!("stopping what reads: {e}"))?;
+                self.note_job();
+            }
         }
         Ok(())
     }
@@ -292,34 +340,20 @@ impl Machine {
         rng: &mut fastrand::Rng,
     ) -> Result<(), String> {
         match fate {
-            Fate::KillAt(_) if died => return self.end(End::Killed, outcomes, rng),
-            Fate::PowerLossAt(_) if died => return self.end(End::PowerLost, outcomes, rng),
-            // A failed flush leaves the cache unknown: a power loss shows what it lost, and so does a disk
-            // that does not keep it in memory.
+            Fate::KillAt(_) | Fate::PowerLossAt(_) if died => {
+                return self.end(fate.end(rng), outcomes, rng);
+            }
             Fate::EioAt(_) | Fate::RefusedAt(_)
                 if self.hit && failed != Some(ErrorKind::NoSpace) =>
             {
-                outcomes.compare(self.store(), End::Killed)?;
-                // Whoever flushes now is told the truth, whatever failed before.
-                let outcomes = match self.store().flush() {
-                    Ok(()) => outcomes.clone().flushed(),
-                    Err(error) if fate.explains(&error) => outcomes.clone(),
-                    Err(error) => return Err(format!("flush after an error: {error}")),
-                };
-                let end = if rng.bool() { End::PowerLost } else { End::FlushLost };
-                return self.end(end, &outcomes, rng);
+                self.disk.arm(Faults::default());
+                return self.after_error(failed, outcomes, fate.end(rng), rng);
             }
             Fate::ReadEioAt(_) | Fate::EnospcFrom(_) | Fate::RefusedAt(_) | Fate::Unreadable
                 if failed.is_some() =>
             {
                 self.disk.arm(Faults::default());
-                outcomes.compare(self.store(), End::Killed)?;
-                if failed == Some(ErrorKind::NoSpace) {
-                    let flushed = self.store().flush();
-                    flushed
-                        .map_err(|error| format!("no space, and once there is some: {error}"))?;
-                }
-                return self.end(End::Killed, outcomes, rng);
+                return self.after_error(failed, outcomes, End::Killed, rng);
             }
             _ => {}
         }
@@ -375,18 +409,31 @@ impl Machine {
     /// How they differ, or what the checker found.
     pub fn verify(&mut self) -> Result<(), String> {
         verify::compare(self.store(), &[&self.model], Allow::Newest)?;
-        verify::check(self.store())?;
+        if self.poisoned.is_none() {
+            verify::check(self.store())?;
+        }
         verify::check_maps(self.store(), &self.model)?;
         layers::check(self.store(), &self.model)
     }
 
-    fn reopen(&mut self, rng: &mut fastrand::Rng) -> Result<(), String> {
+    fn reopen(&mut self, fate: Fate, rng: &mut fastrand::Rng) -> Result<(), String> {
         self.end_reads(|_| true)?;
         self.stop_job().map_err(|e| format!("stopping what is under way: {e}"))?;
         self.held.clear();
         self.forget_handles();
+        let outcomes = Outcomes::settled(&self.model);
+        self.disk.arm(fate.faults(self.store().info().metadata));
         let Some(store) = self.store.take() else { return Ok(()) };
-        store.close().map_err(|e| format!("close: {e}"))?;
+        let closed = store.close();
+        self.hit = fate.was_hit(&self.disk.counts());
+        for capture in self.disk.take_captures() {
+            self.images_of(&capture, self.images_each, &outcomes, rng)?;
+        }
+        if self.disk.stopped() || closed.as_ref().is_err_and(|error| fate.explains(error)) {
+            return self.end(fate.end(rng), &outcomes, rng);
+        }
+        self.disk.arm(Faults::default());
+        closed.map_err(|e| format!("close: {e}"))?;
         self.alone()?;
         if self.disk.dirty() {
             return Err("a closed store has unflushed writes".into());
@@ -539,6 +586,10 @@ impl Machine {
             end = if again == End::PowerLost { again } else { end };
         }
         self.disk.arm(Faults::default());
+        let shown = match self.store.is_none() && rng.u8(0..4) == 0 {
+            true => Some(self.look(end, outcomes)?),
+            false => None,
+        };
         if self.store.is_none() {
             self.open().map_err(|e| format!("open after {end:?}: {e}"))?;
         }
@@ -549,8 +600,33 @@ impl Machine {
             model.volumes.values_mut().for_each(|v| (v.held, v.busy) = (false, false));
         }
         let (index, found) = outcomes.compare(self.store(), end).map_err(after)?;
+        if shown.is_some_and(|shown| shown != found) {
+            return Err(after("who only reads it is shown something else".to_owned()));
+        }
         self.adopt(&outcomes, index, &found, end);
         verify::check(self.store()).map_err(after)
+    }
+
+    /// Opens what a process has left for reading only, which changes nothing; what it shows.
+    fn look(&self, end: End, outcomes: &Outcomes) -> Result<Found, String> {
+        let failed = |e: String| format!("reading only after {end:?}: {e}");
+        let memory = self.tail.as_ref().map(|tail| tail.copy_if(true));
+        let place = TailPlace::default();
+        let tail = memory.map(|memory| {
+            place.put(memory);
+            place.attach(&self.disk)
+        });
+        let disk: Arc<dyn Storage> = Arc::clone(&self.disk) as _;
+        let env: Arc<dyn Env> = Arc::clone(&self.env) as _;
+        let store = Store::open_within(disk, tail, env, true, self.forgets.then_some(0));
+        let store = image::given(store.map_err(|e| failed(e.to_string()))?);
+        let (index, found) = outcomes.compare(&store, end).map_err(failed)?;
+        verify::check(&store).map_err(failed)?;
+        layers::check(&store, outcomes.model(index)).map_err(failed)?;
+        match self.disk.counts().changes {
+            0 => Ok(found),
+            _ => Err(failed("it has changed the disk".to_owned())),
+        }
     }
 
     /// Takes crash images of `disk` and opens each of them beside the history.
@@ -587,7 +663,7 @@ impl Machine {
             Op::Stop => self.stop_job(),
             _ => {
                 let tag = self.model.tag(op, self.number);
-                perform_beside(&store, op, tag, self.job.is_some())
+                perform_beside(&store, op, tag, self.job.as_ref().map(|job| job.long))
             }
         }
     }
@@ -595,18 +671,18 @@ impl Machine {
     fn begin_job(&mut self, store: &Store, long: Long) -> Result<(), Error> {
         let id = match long {
             Long::Flatten { vol } => self.model.volume_mut(vol).map_or(0, |v| v.id),
-            Long::Vacuum => 0,
+            Long::Vacuum | Long::Scrub | Long::Relearn => 0,
         };
         self.keep_job(Job::begin(store, long, id))
     }
 
-    fn keep_job(&mut self, state: State) -> Result<(), Error> {
+    fn keep_job(&mut self, state: Went) -> Result<(), Error> {
         match state {
-            State::Stands(job) => {
+            Went::On(job) => {
                 self.job = Some(job);
                 Ok(())
             }
-            State::Ended(ended) => ended,
+            Went::Ended(ended) => ended,
         }
     }
 
@@ -621,17 +697,23 @@ impl Machine {
         self.model.volumes.values_mut().for_each(|volume| volume.busy = volume.id == id);
     }
 
+    fn has_turn(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| job.long.has_turn())
+    }
+
     /// Whether something is refused as what is deleted below is not merged now.
     fn cannot_merge(&self, error: &Error) -> bool {
-        let waits = self.job.is_some() || self.store().info().snapshots_put_off > 0;
+        let waits = self.has_turn() || self.store().info().snapshots_put_off > 0;
         waits && matches!(error.kind(), ErrorKind::Busy | ErrorKind::Corrupt)
     }
 
     /// Whether an operation would wait for the call that stands still, or be refused for it.
     fn waits_for_job(&self, op: &Op) -> bool {
         let Some(job) = &self.job else { return false };
-        let long = matches!(op, Op::Flatten { .. } | Op::Vacuum { .. } | Op::Begin { .. });
-        long || (job.long == Long::Vacuum && matches!(op, Op::Grow { .. }))
+        let long = matches!(op, Op::Flatten { .. } | Op::Vacuum { .. });
+        (long && job.long.has_turn())
+            || matches!(op, Op::Begin { .. })
+            || (job.long == Long::Vacuum && matches!(op, Op::Grow { .. }))
     }
 
     fn toggle_handle(&mut self, store: &Store, vol: u8) -> Result<(), Error> {
@@ -667,6 +749,7 @@ impl Frozen {
             held: BTreeMap::new(),
             slow: Vec::new(),
             job: None,
+            poisoned: None,
             number: self.number,
             hit: false,
             fresh: true,
@@ -713,6 +796,7 @@ pub fn verify_image(
         held: BTreeMap::new(),
         slow: Vec::new(),
         job: None,
+        poisoned: None,
         number: u32::MAX / 2,
         hit: false,
         fresh: true,
@@ -742,6 +826,9 @@ impl Machine {
         ];
         for op in ops {
             self.ordinary(&op, Fate::Calm, rng)?;
+        }
+        if self.poisoned.is_some() {
+            return self.end_poisoned(rng);
         }
         let outcomes = Outcomes::settled(&self.model);
         self.end(End::PowerLost, &outcomes, rng)

@@ -98,8 +98,7 @@ impl Model {
             Op::CreateVolume { vol, sectors } => {
                 self.vacant(vol)?;
                 let backed = image::is_below(sectors);
-                // Its layers are not what it shows.
-                self.insert(vol, Content::fresh(u64::from(sectors), backed), backed, !backed);
+                self.insert(vol, Content::fresh(u64::from(sectors), backed), backed, true);
                 Ok(())
             }
             Op::RenameVolume { vol, new } => self.rename_volume(vol, new),

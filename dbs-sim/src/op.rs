@@ -181,10 +181,14 @@ pub enum Op {
     Hold {
         vol: u8,
     },
-    /// Begins to read a volume whose handle is kept; the disk is read at [`Op::ReadEnd`].
+    /// Begins to read something of a volume, the head through a handle that is kept; the disk is read at
+    /// [`Op::ReadOn`] or [`Op::ReadEnd`].
     ReadBegin {
         vol: u8,
+        of: Reads,
     },
+    /// All reads that have begun read the disk, and do not end.
+    ReadOn,
     /// Ends all reads that have begun.
     ReadEnd,
     /// Compares everything with the model.
@@ -205,6 +209,41 @@ pub enum Op {
 pub enum Long {
     Flatten { vol: u8 },
     Vacuum,
+    Scrub,
+    Relearn,
+}
+
+impl Long {
+    /// Whether it has the turn of background work, so that others wait.
+    #[must_use]
+    pub fn has_turn(self) -> bool {
+        matches!(self, Self::Flatten { .. } | Self::Vacuum)
+    }
+}
+
+/// What of a volume is read for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// The head, as a reactor does it.
+    Head,
+    /// This snapshot, as a reactor does it.
+    Snapshot(u8),
+    /// The layer of this snapshot, or of the head.
+    Layer(Option<u8>),
+    /// This snapshot, or the head, by an observer.
+    Observed(Option<u8>),
+}
+
+impl Reads {
+    /// The snapshot.
+    #[must_use]
+    pub fn snapshot(self) -> Option<u8> {
+        match self {
+            Self::Head => None,
+            Self::Snapshot(snap) => Some(snap),
+            Self::Layer(snap) | Self::Observed(snap) => snap,
+        }
+    }
 }
 
 impl Op {

@@ -3,7 +3,7 @@
 use crate::content::{SECTOR, SECTORS, Tag, fill};
 use crate::image;
 use crate::job::{flatten, not_stopped};
-use crate::op::{Op, labels, snapshot_name, volume_name};
+use crate::op::{Long, Op, labels, snapshot_name, volume_name};
 use crate::rebuild::link_marks;
 use dbs_core::store::{Link, SnapshotOptions};
 use dbs_core::{Error, Store};
@@ -17,15 +17,14 @@ const BLOCK: u64 = (SECTOR * SECTORS) as u64;
 /// # Errors
 /// Those of the store.
 pub fn perform(store: &Store, op: &Op, tag: Tag) -> Result<(), Error> {
-    perform_beside(store, op, tag, false)
+    perform_beside(store, op, tag, None)
 }
 
-/// As [`perform`]; with `job` beside a call that stands still and has the turn of background work, which cannot be
-/// waited for.
+/// As [`perform`], beside a call that stands still: what that has cannot be waited for.
 ///
 /// # Errors
 /// Those of the store.
-pub fn perform_beside(store: &Store, op: &Op, tag: Tag, job: bool) -> Result<(), Error> {
+pub fn perform_beside(store: &Store, op: &Op, tag: Tag, job: Option<Long>) -> Result<(), Error> {
     match *op {
         Op::CreateVolume { vol, sectors } => {
             let (name, size) = (volume_name(vol), bytes(sectors));
@@ -76,7 +75,9 @@ pub fn perform_beside(store: &Store, op: &Op, tag: Tag, job: bool) -> Result<(),
                 store.retry_put_off();
             }
             work(store, u64::from(steps), job)?;
-            store.relearn_checksums(u32::from(steps))?;
+            if job != Some(Long::Relearn) {
+                store.relearn_checksums(u32::from(steps))?;
+            }
             match steps % 4 {
                 // Without memory for checksums they are written, or lost.
                 1 => store.crowd_checksums(true),
@@ -130,7 +131,7 @@ fn perform_on_snapshot(store: &Store, op: &Op) -> Result<(), Error> {
     }
 }
 
-fn perform_on_layers(store: &Store, op: &Op, tag: Tag, job: bool) -> Result<(), Error> {
+fn perform_on_layers(store: &Store, op: &Op, tag: Tag, job: Option<Long>) -> Result<(), Error> {
     let layer = |vol, snap| store.layer(&volume_name(vol), Some(&snapshot_name(snap)));
     let range = |start: u8, count: u8| (u64::from(start) * BLOCK, u64::from(count) * BLOCK);
     match *op {
@@ -173,14 +174,14 @@ fn perform_on_layers(store: &Store, op: &Op, tag: Tag, job: bool) -> Result<(), 
 }
 
 /// Merges what is deleted, as far as that can be done.
-fn finish_work(store: &Store, job: bool) -> Result<(), Error> {
+fn finish_work(store: &Store, job: Option<Long>) -> Result<(), Error> {
     while work(store, 64, job)? > 0 {}
     Ok(())
 }
 
 /// Background work, unless a call that stands still has its turn; how many steps.
-fn work(store: &Store, steps: u64, job: bool) -> Result<u64, Error> {
-    match job {
+fn work(store: &Store, steps: u64, job: Option<Long>) -> Result<u64, Error> {
+    match job.is_some_and(Long::has_turn) {
         true => Ok(store.try_work(steps)?.map_or(0, |report| report.done)),
         false => store.work(steps).map(|report| report.done),
     }

@@ -2,6 +2,7 @@
 //! rebuilding when they were empty; what is done to others then is left out.
 
 use crate::content::{SECTORS, Tag, Tags};
+use crate::image;
 use crate::layers::Observed;
 use crate::model::{Content, Model, Refusal, Snapshot, Volume};
 use crate::op::{Op, labels, snapshot_name, volume_name};
@@ -157,7 +158,9 @@ impl Model {
             if !on {
                 volume.forget_layers();
             } else if volume.tree.is_none() && volume.fresh && aligned {
-                volume.tree = Some(Tree::new(volume.head.blocks().len()));
+                let base = Content::fresh(image::SECTORS, volume.backed);
+                let base = base.blocks().iter().map(|block| block.now).collect();
+                volume.tree = Some(Tree::new(volume.head.blocks().len(), base));
             }
             return;
         }
@@ -174,14 +177,15 @@ impl Model {
     }
 }
 
-/// Whether a link puts a layer on a larger one.
+/// Whether a link puts a layer on a larger one, or on a larger file.
 fn smaller_than_parent(
     volume: &Volume,
     links: &[(String, Option<String>)],
     head: Option<String>,
 ) -> bool {
     let size = |name: &String| volume.snapshots.get(name).map_or(0, |s| s.content.sectors);
-    let below = |parent: &Option<String>| parent.as_ref().map_or(0, size);
+    let file = if volume.backed { image::SECTORS.next_multiple_of(SECTORS as u64) } else { 0 };
+    let below = |parent: &Option<String>| parent.as_ref().map_or(file, size);
     links.iter().any(|(name, parent)| size(name) < below(parent))
         || volume.head.sectors < below(&head)
 }

@@ -130,6 +130,7 @@ fn drive(
             stats = machine.stats;
             result?;
         }
+        machine.end_poisoned(&mut fastrand::Rng::with_seed(config.seed))?;
         machine.verify()?;
         machine.drain()
     });
@@ -197,7 +198,7 @@ impl Machine {
     /// # Errors
     /// What remains.
     pub fn drain(&mut self) -> Result<(), String> {
-        let mut ops = vec![Op::Stop];
+        let mut ops = vec![Op::ReadEnd, Op::Stop];
         for vol in 0..crate::op::VOLUMES {
             let Ok(volume) = self.model.volume_mut(vol) else { continue };
             if volume.held {

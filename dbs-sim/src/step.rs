@@ -3,6 +3,7 @@
 use crate::disk::{Counts, Faults};
 use crate::image;
 use crate::op::Op;
+use crate::outcomes::End;
 use crate::perform::bytes;
 use dbs_core::info::StoreInfo;
 use dbs_core::{Error, ErrorKind};
@@ -108,6 +109,18 @@ impl Fate {
             Self::Unreadable => faults.read_eio_in = Some(data..u64::MAX),
         }
         faults
+    }
+
+    /// How the process ends of it.
+    pub(crate) fn end(self, rng: &mut fastrand::Rng) -> End {
+        match self {
+            Self::PowerLossAt(_) => End::PowerLost,
+            // A failed flush leaves the cache unknown: a power loss shows what it lost, and so does a disk
+            // that does not keep it in memory.
+            Self::EioAt(_) | Self::RefusedAt(_) if rng.bool() => End::PowerLost,
+            Self::EioAt(_) | Self::RefusedAt(_) => End::FlushLost,
+            _ => End::Killed,
+        }
     }
 
     /// Whether the disk was used enough for it to come true.

@@ -5,6 +5,7 @@ use crate::content::{Block, Tags};
 use dbs_core::info::LayerState;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What a layer says of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,8 @@ struct Node {
 pub struct Tree {
     nodes: BTreeMap<u32, Node>,
     head: u32,
+    /// What is below the roots.
+    base: Arc<[Tags]>,
 }
 
 impl Node {
@@ -78,10 +81,10 @@ impl Spot {
 }
 
 impl Tree {
-    /// A head without parent and content.
+    /// A head without parent and content, over what a file has.
     #[must_use]
-    pub fn new(blocks: usize) -> Self {
-        Self { nodes: BTreeMap::from([(0, Node::empty(None, blocks))]), head: 0 }
+    pub fn new(blocks: usize, base: Arc<[Tags]>) -> Self {
+        Self { nodes: BTreeMap::from([(0, Node::empty(None, blocks))]), head: 0, base }
     }
 
     /// What a snapshot, or the head, shows: block by block, of its own size.
@@ -243,6 +246,7 @@ impl Tree {
                 (*id, tags.map(<[Tags]>::to_vec))
             })
             .collect();
+        let base = &self.base;
         for (id, node) in &mut self.nodes {
             for (block, spot) in node.spots.iter_mut().enumerate().filter(|s| !s.1.older.is_empty())
             {
@@ -251,7 +255,7 @@ impl Tree {
                     continue;
                 };
                 let below = match node.parent {
-                    None => Some(Tags::default()),
+                    None => Some(base.get(block).copied().unwrap_or_default()),
                     Some(parent) => shown[&parent]
                         .as_ref()
                         .map(|tags| tags.get(block).copied().unwrap_or_default()),
@@ -352,7 +356,9 @@ impl Tree {
     }
 
     fn below(&self, id: u32, block: usize) -> Block {
-        self.nodes[&id].parent.map_or_else(Block::default, |parent| self.block(parent, block))
+        let now = self.base.get(block).copied().unwrap_or_default();
+        let base = || Block { now, ..Block::default() };
+        self.nodes[&id].parent.map_or_else(base, |parent| self.block(parent, block))
     }
 
     /// Takes deleted snapshots out that at most one layer builds on.

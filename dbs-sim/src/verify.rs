@@ -92,7 +92,7 @@ pub fn compare(
 }
 
 /// What a store was found to hold.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Found(Contents);
 
 /// Makes `model`, which has the found shape, hold the found contents. It is `exact` if it could be

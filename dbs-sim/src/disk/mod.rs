@@ -17,6 +17,7 @@ use blocks::{Blocks, garbage};
 use contents::Contents;
 use dbs_core::io::{ReadRequest, Storage, WriteRequest};
 use fault::{Verdict, stop_error};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -76,6 +77,24 @@ pub struct Wronged {
 
 /// What is done in the middle of something else.
 type Hook = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// What the calling thread does about its next read, and from which byte on it must be.
+    static AT_READ: RefCell<Option<(u64, Box<dyn FnMut()>)>> = const { RefCell::new(None) };
+}
+
+/// Calls this before and after the next batch of reads of the calling thread that all begin at this byte or
+/// behind it, on any disk.
+pub fn at_next_read(from: u64, hook: impl FnMut() + 'static) {
+    AT_READ.set(Some((from, Box::new(hook))));
+}
+
+/// What is to be done about this batch of reads.
+fn due_at_read(requests: &[ReadRequest<'_>]) -> Option<Box<dyn FnMut()>> {
+    let first = requests.iter().map(|request| request.offset).min()?;
+    let due = AT_READ.with_borrow_mut(|at| at.take_if(|(from, _)| *from <= first));
+    due.map(|(_, hook)| hook)
+}
 
 impl SimDisk {
     /// An empty disk.
@@ -260,6 +279,10 @@ impl Storage for SimDisk {
     }
 
     fn read_many(&self, requests: &mut [ReadRequest<'_>]) -> io::Result<()> {
+        let mut about = due_at_read(requests);
+        if let Some(before) = &mut about {
+            before();
+        }
         let mut state = lock(&self.state);
         for request in requests {
             state.check_range(request.offset, request.buf.len() as u64)?;
@@ -274,6 +297,9 @@ impl Storage for SimDisk {
         }
         if let Some(gate) = gate {
             gate.pass_read();
+        }
+        if let Some(after) = &mut about {
+            after();
         }
         Ok(())
     }
