@@ -547,10 +547,16 @@ mod tests {
     /// Found by review: both wrote, and destroyed the file system.
     #[test]
     fn a_volume_that_a_virtual_machine_writes_is_not_attached_to_be_written() {
+        for kind in [HolderKind::VhostUser, HolderKind::NvmeTcp] {
+            is_not_attached_beside(kind);
+        }
+    }
+
+    fn is_not_attached_beside(kind: HolderKind) {
         let dir = tempfile::tempdir().unwrap();
         let devices = devices(dir.path());
         let holder = Holder {
-            kind: HolderKind::VhostUser,
+            kind,
             who: "virtual machine at a.sock".to_owned(),
             id: Some(3),
             writes: true,

@@ -99,14 +99,15 @@ pub fn check_unwritten(store: &Store, volume: &str) -> Result<()> {
     }
 }
 
-/// Refuses to write beside a virtual machine, which has its volume to itself.
+/// Refuses to write beside a virtual machine or a host of NVMe, which has its volume to itself.
 ///
 /// # Errors
-/// `Busy`, which names the machine.
+/// `Busy`, which names it.
 pub(super) fn check_no_machine(store: &Store, volume: &str) -> Result<()> {
     let machine = |held: &HolderInfo| {
         let Holder { kind, alone, .. } = held.holder;
-        kind == HolderKind::VhostUser && alone && held.snapshot.is_none() && held.volume == volume
+        let machine = matches!(kind, HolderKind::VhostUser | HolderKind::NvmeTcp);
+        machine && alone && held.snapshot.is_none() && held.volume == volume
     };
     match store.holders().into_iter().find(machine) {
         None => Ok(()),
