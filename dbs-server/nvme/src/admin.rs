@@ -132,7 +132,7 @@ fn log_page(
     let dwords = u64::from(command.dword(10) >> 16) | u64::from(command.dword(11) & 0xffff) << 16;
     let length = (dwords + 1) * 4;
     let offset = command.qword(12);
-    if length > TRANSFER_MAX_BYTES || offset % 4 != 0 {
+    if length > TRANSFER_MAX_BYTES || !offset.is_multiple_of(4) {
         return Err(Status::INVALID_FIELD);
     }
     command.takes(length)?;

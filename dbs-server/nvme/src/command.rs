@@ -224,9 +224,10 @@ pub enum Ask {
         durable: bool,
         frees: bool,
     },
-    /// Gives up so many ranges, which are its data; or only says that they are of no use.
+    /// Gives up so many ranges, with which its data of so many bytes begins; or only says that they are of no use.
     Deallocate {
         ranges: usize,
+        bytes: usize,
         does: bool,
     },
 }
@@ -273,7 +274,12 @@ impl Ask {
             }
             opcode::DATASET_MANAGEMENT => {
                 let ranges = (command.dword(10) & 0xff) as usize + 1;
-                Ok(Self::Deallocate { ranges, does: command.dword(11) & 1 << 2 != 0 })
+                // Linux always sends as much as there may be.
+                let bytes = command.data_length() as usize;
+                if !(ranges * RANGE_BYTES..=RANGES_MAX * RANGE_BYTES).contains(&bytes) {
+                    return Err(Status::SGL_LENGTH);
+                }
+                Ok(Self::Deallocate { ranges, bytes, does: command.dword(11) & 1 << 2 != 0 })
             }
             _ => Err(Status::INVALID_OPCODE),
         }
@@ -283,7 +289,7 @@ impl Ask {
     pub fn host_bytes(&self) -> usize {
         match *self {
             Self::Write { length, .. } => length as usize,
-            Self::Deallocate { ranges, .. } => ranges * RANGE_BYTES,
+            Self::Deallocate { bytes, .. } => bytes,
             _ => 0,
         }
     }
@@ -307,13 +313,14 @@ impl Ask {
     }
 }
 
-/// The ranges, offset and length in bytes, that a command gives up in a namespace of so many bytes.
+/// The ranges, offset and length in bytes, that a command gives up in a namespace of so many bytes; its data begins with
+/// `count` of them.
 ///
 /// # Errors
 /// One is not inside.
-pub fn ranges(data: &[u8], size: u64) -> Result<Vec<(u64, u64)>, Status> {
+pub fn ranges(data: &[u8], count: usize, size: u64) -> Result<Vec<(u64, u64)>, Status> {
     let mut ranges = Vec::new();
-    for range in data.chunks_exact(RANGE_BYTES) {
+    for range in data.chunks_exact(RANGE_BYTES).take(count) {
         let length = u64::from(u32_at(range, 4)) * BLOCK_BYTES;
         let offset = u64_at(range, 8).checked_mul(BLOCK_BYTES);
         let inside = |offset: &u64| offset.checked_add(length).is_some_and(|end| end <= size);

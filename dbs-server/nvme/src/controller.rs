@@ -83,6 +83,8 @@ struct State {
     registers: Registers,
     /// Queues that are connected; 0 is the admin queue.
     queues: BTreeSet<u16>,
+    /// An I/O queue was lost: the others end, and none is connected before that.
+    lost: bool,
     events: Events,
     /// What discovery shows, since its beginning was read last.
     found: (u64, Arc<Vec<String>>),
@@ -207,17 +209,33 @@ impl Controller {
         self.keep_alive.store(milliseconds.div_ceil(1000), Ordering::Relaxed);
     }
 
+    /// An I/O queue is lost: all end. The host may ask for the same again, and then for newer things, but not before
+    /// nothing is left of them. The admin queue stays: a host that disconnects ends its I/O queues first.
+    pub fn lose_queues(&self) {
+        if !std::mem::replace(&mut lock(&self.state).lost, true) {
+            let reactors = self.reactors.get().into_iter().flatten();
+            reactors.for_each(|reactor| reactor.send(Message::Reset(self.id)));
+        }
+    }
+
+    /// Whether its I/O queues end.
+    pub fn has_lost(&self) -> bool {
+        lock(&self.state).lost
+    }
+
     /// An I/O queue is connected.
     ///
     /// # Errors
     /// It cannot be.
     pub fn join(&self, queue: u16) -> Result<(), Status> {
-        let mut state = lock(&self.state);
+        let state = &mut *lock(&self.state);
         let admin = state.queues.contains(&0);
-        if !admin || !state.registers.is_ready() || self.has_ended() || !state.queues.insert(queue)
-        {
+        let left = state.lost && state.queues.len() > 1;
+        let may = admin && !left && state.registers.is_ready() && !self.has_ended();
+        if !may || !state.queues.insert(queue) {
             return Err(Status::SEQUENCE);
         }
+        state.lost = false;
         Ok(())
     }
 

@@ -34,7 +34,7 @@ pub struct Queue {
     pub head: u16,
     /// Commands that are not answered.
     pub open: usize,
-    /// It ends by itself, without its controller.
+    /// It ends without others having to.
     pub closing: Cell<bool>,
     /// Commands that wait for their data, by the tag under which it is asked for.
     waiting: Slab<Waiting>,
@@ -275,16 +275,16 @@ impl Protocol for Queue {
         Ok(Some(decoded?))
     }
 
-    /// A host that has lost one connection ends all, and asks for the same on new ones, and then for newer things: what
-    /// is not begun is not begun any more.
+    /// What is not begun of it is not begun any more.
     fn ended(&self, _: bool) {
         if let Some(user) = &self.user {
             user.ends_delays(true);
             user.drop_long();
         }
-        // For this one alone, nobody else has to go at once.
-        if !self.closing.get() {
-            self.controller.end();
+        match self.number {
+            _ if self.closing.get() => {}
+            0 => self.controller.end(),
+            _ => self.controller.lose_queues(),
         }
     }
 }

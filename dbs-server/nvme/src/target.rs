@@ -1,7 +1,7 @@
 //! The queues of one reactor: commands are taken, carried out and answered here.
 
 use super::admin::{self, Reply};
-use super::command::{Ask, Command, RANGE_BYTES, Source, Status, ranges};
+use super::command::{Ask, Command, Source, Status, ranges};
 use super::controller::Controller;
 use super::queue::{Pdu, Queue, is_whole};
 use super::server::Shared;
@@ -85,9 +85,12 @@ impl Target {
 
     fn adopt(&mut self, io: &mut Io, socket: OwnedFd, queue: Queue) {
         let controller = Arc::clone(&queue.controller);
+        let lost = queue.number > 0 && controller.has_lost();
         let number = self.peers.add(io, socket, queue, None);
-        if controller.has_ended() {
-            self.peers.end(io, true, |queue| queue.controller.id == controller.id);
+        // What told the reactors of that may have come before.
+        if lost || controller.has_ended() {
+            let its = |queue: &Queue| queue.controller.id == controller.id;
+            self.peers.end(io, true, |queue| its(queue) && (queue.number > 0 || !lost));
         }
         self.input(io, u64::from(number), Event::Begun(&[]));
         self.tell(number, &controller);
@@ -181,7 +184,7 @@ impl Target {
             }
             Ok(Reply::Wait) => self.hold(ticket),
             Ok(Reply::Reset) => {
-                self.shared.tell(|| Message::Reset(controller.id));
+                controller.lose_queues();
                 self.answer(ticket, Status::SUCCESS, 0);
             }
             Ok(Reply::Shutdown) => match user {
@@ -291,11 +294,10 @@ impl Target {
     fn start(&mut self, io: &mut Io, ticket: Ticket, ask: &Ask, payload: Buf, asked: usize) {
         let Some(queue) = self.peers.get_mut(ticket.peer) else { return };
         let Some(user) = queue.user.clone() else { return };
-        if let Ask::Deallocate { does, .. } = *ask {
+        if let Ask::Deallocate { ranges: count, does, .. } = *ask {
             let size = queue.controller.disk().map_or(0, |disk| disk.volume.size());
-            debug_assert_eq!(payload.len() % RANGE_BYTES, 0);
             queue.free(asked);
-            return match ranges(&payload, size) {
+            return match ranges(&payload, count, size) {
                 Ok(mut ranges) if does => {
                     ranges.reverse();
                     let left = queue.ranges.insert((ticket.command, ranges));

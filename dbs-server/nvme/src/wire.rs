@@ -208,7 +208,10 @@ impl Framing {
     fn begin<const BYTES: usize>(&self, kind: u8, flags: u8, data: usize) -> [u8; BYTES] {
         let mut pdu = [0; BYTES];
         let digest = if self.header_digest { DIGEST_BYTES } else { 0 };
-        let mut flags = flags | u8::from(self.header_digest) * flag::HEADER_DIGEST;
+        let mut flags = flags;
+        if self.header_digest {
+            flags |= flag::HEADER_DIGEST;
+        }
         let (mut offset, mut length) = (0, BYTES + digest);
         if data > 0 {
             offset = length.next_multiple_of(self.alignment.max(1));

@@ -85,7 +85,7 @@ fn a_volume_has_one_host_and_is_held_for_it() {
     let place = Place::new();
     place.store.create_snapshot("v", "s", &SnapshotOptions::default()).unwrap();
     place.nvme.follow();
-    let mut host = place.host(Options::default());
+    let mut host = Host::with(place.address(), Options::default(), &place.subsystem("v"), 3);
     let holders = place.store.holders();
     assert_eq!((holders.len(), holders[0].holder.kind), (1, HolderKind::NvmeTcp));
     assert!(holders[0].holder.alone && holders[0].holder.writes);
@@ -99,9 +99,15 @@ fn a_volume_has_one_host_and_is_held_for_it() {
     reader.queues[0].run(&Command::read(0, 4096)).ok();
     assert_ne!(reader.controller, host.controller);
     host.queues[0].run(&Command::write(0, vec![1; 4096])).ok();
-    // Whose connection is lost loses all, and may come again at once.
+    // Who loses an I/O queue loses all, but may say goodbye.
     drop(host.queues.pop());
-    assert!(host.admin.wire.next().is_none());
+    for queue in &mut host.queues {
+        assert!(queue.wire.next().is_none());
+    }
+    host.admin.run(&Command::property_set(0x14, 0x0046_4001)).ok();
+    assert_eq!(host.admin.run(&Command::property_get(0x1c, false)).ok().result, 1 | 2 << 2);
+    // And may come again at once.
+    drop(host);
     let mut again = place.host(Options::default());
     again.queues[0].run(&Command::read(0, 4096)).ok();
     let id = place.nvme.clients().into_iter().find(|client| !client.read_only).unwrap().id;
@@ -219,9 +225,9 @@ fn a_server_that_stops_answers_what_is_under_way_and_lets_go() {
     let writes: Vec<u16> = (0..50)
         .map(|at| host.queues[0].submit(&Command::write(at * 4096, vec![1; 4096])))
         .collect();
-    let asked = host.queues[0].submit(&Command::write(0, vec![2; 65536]));
     let answered = host.queues[0].wait(writes[0]).ok();
     assert_eq!(answered.result, 0);
+    let asked = host.queues[0].submit(&Command::write(0, vec![2; 65536]));
     place.nvme.stop();
     assert!(place.store.holders().is_empty());
     while let Some(pdu) = host.queues[0].wire.next() {
