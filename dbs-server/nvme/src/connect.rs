@@ -5,7 +5,8 @@
 
 use super::command::{Command, ENTRY_BYTES, Status, completion, opcode};
 use super::controller::Host;
-use super::identify::{ADMIN_CAPSULE_MAX_BYTES, ENTRIES_MAX};
+use super::identify::ADMIN_CAPSULE_MAX_BYTES;
+use super::registers::ENTRIES_MAX;
 use super::wire::{
     COMMON_BYTES, DIGEST_BYTES, Fatal, Framing, INIT_BYTES, fatal, is_intact, kind, put, u16_at,
 };

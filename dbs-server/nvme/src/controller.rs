@@ -3,14 +3,12 @@
 use super::command::Status;
 use super::identify::{DISCOVERY_EVENTS, DISCOVERY_NQN, EVENTS_MAX, NAMESPACE_EVENTS, UUID_NQN};
 use super::registers::{Begins, Registers};
-use super::target::Message;
 use dbs_core::Volume;
 use dbs_frontend::{Counted, Counts, lock};
-use dbs_reactor::Remote;
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// I/O queues of a controller at most.
@@ -18,8 +16,19 @@ pub const QUEUES_MAX: u16 = 64;
 /// Seconds that a host may be late with keeping its controller alive.
 const LATE_MAX: u32 = 2;
 
-/// The reactors, once they run.
-pub type Reactors = Arc<OnceLock<Vec<Remote<Message>>>>;
+/// What the reactors are to do for a controller, by its number among clients.
+#[derive(Debug, Clone, Copy)]
+pub enum Notice {
+    /// All its queues end at once.
+    End(u64),
+    /// Its I/O queues do.
+    EndQueues(u64),
+    /// Something has changed that its host may want to know.
+    Changed(u64),
+}
+
+/// Tells all reactors.
+pub type Tell = Arc<dyn Fn(Notice) + Send + Sync>;
 
 /// A host, as it says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +84,7 @@ pub struct Controller {
     /// The size that the host was told of last.
     size: AtomicU64,
     counts: Vec<Counts>,
-    reactors: Reactors,
+    tell: Tell,
 }
 
 #[derive(Default)]
@@ -128,7 +137,7 @@ impl Controller {
         (who, address): (String, String),
         subject: Subject,
         keep_alive_ms: u32,
-        reactors: Reactors,
+        tell: Tell,
     ) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let size = match &subject {
@@ -151,7 +160,7 @@ impl Controller {
             silent: AtomicU32::new(0),
             size: AtomicU64::new(size),
             counts: (0..=QUEUES_MAX).map(|_| Counts::default()).collect(),
-            reactors,
+            tell,
         }
     }
 
@@ -177,8 +186,7 @@ impl Controller {
     /// Ends all its connections; what is under way ends first.
     pub fn end(&self) {
         if !self.ended.swap(true, Ordering::SeqCst) {
-            let reactors = self.reactors.get().into_iter().flatten();
-            reactors.for_each(|reactor| reactor.send(Message::Kick(self.id)));
+            (self.tell)(Notice::End(self.id));
         }
     }
 
@@ -213,8 +221,7 @@ impl Controller {
     /// nothing is left of them. The admin queue stays: a host that disconnects ends its I/O queues first.
     pub fn lose_queues(&self) {
         if !std::mem::replace(&mut lock(&self.state).lost, true) {
-            let reactors = self.reactors.get().into_iter().flatten();
-            reactors.for_each(|reactor| reactor.send(Message::Reset(self.id)));
+            (self.tell)(Notice::EndQueues(self.id));
         }
     }
 
@@ -276,8 +283,7 @@ impl Controller {
         let mut state = lock(&self.state);
         (state.events.changed, state.events.logged) = (true, true);
         drop(state);
-        let reactors = self.reactors.get().into_iter().flatten();
-        reactors.for_each(|reactor| reactor.send(Message::Changed(self.id)));
+        (self.tell)(Notice::Changed(self.id));
     }
 
     /// Tells the host of the size of its disk if that has changed.
@@ -371,7 +377,7 @@ mod tests {
         let host = Host { name: "nqn.2014-08.org.nvmexpress:uuid:x".to_owned(), id: [1; 16] };
         let subject = Subject::Discovery(([127, 0, 0, 1], 4420).into());
         let names = ("host".to_owned(), "tcp:127.0.0.1:1".to_owned());
-        Controller::new((1, 1), host, names, subject, keep_alive_ms, Arc::default())
+        Controller::new((1, 1), host, names, subject, keep_alive_ms, Arc::new(|_| {}))
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! Command Set and Fabrics specifications; offsets are those of the figures.
 
 use super::command::{BLOCK_BYTES, NAMESPACE, RANGES_MAX, TRANSFER_MAX_LOG, opcode};
-use super::registers::VERSION;
+use super::registers::{ENTRIES_MAX, VERSION};
 use super::wire::put;
 use std::net::SocketAddr;
 
@@ -14,8 +14,6 @@ pub const IDENTIFY_BYTES: usize = 4096;
 pub const CAPSULE_MAX_BYTES: usize = 16 << 10;
 /// The same for an admin queue, as the specification has it.
 pub const ADMIN_CAPSULE_MAX_BYTES: usize = 8 << 10;
-/// Entries of a queue.
-pub const ENTRIES_MAX: u16 = 128;
 /// Requests for events that wait.
 pub const EVENTS_MAX: usize = 4;
 /// The subsystem that tells of all others.

@@ -5,10 +5,10 @@
 //! queue with a TCP connection of its own. The protocol is that of the NVM Express Base, NVM Command Set and TCP
 //! Transport specifications.
 //!
-//! - `server.rs`: [`NvmeTcp`], where hosts connect, and who is connected;
+//! - `server.rs`, `shared.rs`: [`NvmeTcp`], where hosts connect, which subsystems there are, and who is connected;
 //! - `connect.rs`: the beginning of a connection, on a thread of its own;
 //! - `controller.rs`, `registers.rs`: the state that the queues of a host share: properties, keep-alive, events;
-//! - `target.rs`, `queue.rs`: the queues of one reactor; [`dbs_frontend::Requests`] carries their requests out;
+//! - `target.rs`, `queue.rs`, `message.rs`: the queues of one reactor; [`dbs_frontend::Requests`] carries their requests out;
 //! - `admin.rs`, `identify.rs`: what admin commands are answered with;
 //! - `command.rs`, `wire.rs`: commands and PDUs: bytes to types and back, none of which is believed.
 //!
@@ -19,11 +19,14 @@ mod command;
 mod connect;
 mod controller;
 mod identify;
+mod message;
 mod queue;
 mod registers;
 mod server;
+mod shared;
 mod target;
 mod wire;
 
 pub use controller::ClientInfo;
-pub use server::{Access, NvmeOptions, NvmeTcp};
+pub use server::NvmeTcp;
+pub use shared::{Access, NvmeOptions};

@@ -2,8 +2,8 @@
 //!
 //! After "Controller Properties" of the NVM Express Base Specification.
 
-use super::identify::ENTRIES_MAX;
-
+/// Entries of a queue.
+pub const ENTRIES_MAX: u16 = 128;
 /// The version of the specification: 1.4.
 pub const VERSION: u32 = 0x0001_0400;
 

@@ -2,12 +2,13 @@
 
 use super::admin::{self, Reply};
 use super::command::{Ask, Command, Source, Status, ranges};
-use super::controller::Controller;
+use super::controller::{Controller, Notice};
+use super::message::{Kind, Message, Ticket};
 use super::queue::{Pdu, Queue, is_whole};
-use super::server::Shared;
+use super::shared::Shared;
 use super::wire::{Fatal, Head, Piece};
 use dbs_core::Store;
-use dbs_frontend::{Answer, Charge, Demand, Event, Limits, Peers, Pool, Ready, Report, Requests};
+use dbs_frontend::{Answer, Charge, Demand, Event, Limits, Peers, Pool, Ready, Requests};
 use dbs_reactor::{Batch, Buf, Handler, Io, Remote};
 use dbs_service::log;
 use std::io;
@@ -20,48 +21,6 @@ use std::time::Duration;
 const LIMITS: Limits = Limits { requests: 1024, bytes: 32 << 20 };
 /// How long a host may leave answers unread.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// What other threads tell a reactor.
-pub enum Message {
-    /// Serve a queue.
-    Adopt(Box<(OwnedFd, Queue)>),
-    /// What a worker has done.
-    Report(Report<Ticket>),
-    /// All queues of a controller end at once.
-    Kick(u64),
-    /// Its I/O queues do.
-    Reset(u64),
-    /// Something has changed that the host of a controller may want to know.
-    Changed(u64),
-    /// All queues end when what is under way is answered.
-    Stop,
-    /// All queues end at once.
-    Abort,
-    /// All queues are gone: end.
-    End,
-}
-
-/// A command under way.
-#[derive(Debug, Clone, Copy)]
-pub struct Ticket {
-    peer: u32,
-    command: u16,
-    /// Bytes of the account of its connection.
-    cost: u64,
-    kind: Kind,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Kind {
-    Read,
-    /// What it was asked for.
-    Write(usize),
-    Other,
-    /// What is left of its ranges.
-    Ranges(u32),
-    /// The controller is shut down with it.
-    Shutdown,
-}
 
 /// The handler of a reactor.
 pub struct Target {
@@ -393,11 +352,11 @@ impl Handler for Target {
         match message {
             Message::Adopt(adopted) => self.adopt(io, adopted.0, adopted.1),
             Message::Report(report) => self.requests.report(io, report),
-            Message::Kick(id) => {
+            Message::Notice(Notice::End(id)) => {
                 self.peers.end(io, true, |queue| queue.controller.id == id && !queue.closing.get());
                 self.requests.let_go(io);
             }
-            Message::Reset(id) => {
+            Message::Notice(Notice::EndQueues(id)) => {
                 let its = |queue: &Queue| queue.controller.id == id && queue.number != 0;
                 self.peers.iter().filter(|(_, queue)| its(queue)).for_each(|(_, queue)| {
                     queue.closing.set(true);
@@ -405,7 +364,7 @@ impl Handler for Target {
                 self.peers.end(io, true, its);
                 self.requests.let_go(io);
             }
-            Message::Changed(id) => {
+            Message::Notice(Notice::Changed(id)) => {
                 let its =
                     |(_, queue): &(u32, &Queue)| queue.controller.id == id && queue.number == 0;
                 let found = self.peers.iter().find(its);

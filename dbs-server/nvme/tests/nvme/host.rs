@@ -103,7 +103,7 @@ impl Wire {
         assert_eq!((answer[8], answer[9], answer[10]), (0, 0, 0), "version, alignment");
         assert_eq!(answer[11], this.init()[11], "digests");
         let most = u32::from_le_bytes(answer[12..16].try_into().unwrap()) as usize;
-        assert!(most >= 4096 && most % 4 == 0);
+        assert!(most >= 4096 && most.is_multiple_of(4));
         assert!(answer[16..].iter().all(|byte| *byte == 0));
         this.piece_max = most.min(options.piece_bytes);
         this
@@ -181,7 +181,8 @@ impl Wire {
         }
         let mut data = Vec::new();
         if kind == 7 {
-            assert_eq!(offset % (usize::from(self.options.alignment) + 1) / 4, 0);
+            let unit = (usize::from(self.options.alignment) + 1) * 4;
+            assert!(offset.is_multiple_of(unit));
             assert!(offset >= header + if with_header { 4 } else { 0 });
             data = all.split_off(offset);
             if with_data {
