@@ -70,14 +70,10 @@ impl<'a> Connecting<'a> {
         let framing = Framing::default();
         let mut this = Self { socket, deadline, framing, command: 0, flow_control: true };
         let mut pdu = [0; INIT_BYTES];
-        // What is none is told by its first bytes: no more may come.
         this.read(&mut pdu[..COMMON_BYTES])?;
-        if pdu[0] != kind::IC_REQ || usize::from(pdu[4]) != INIT_BYTES {
-            let start = pdu[..COMMON_BYTES].to_vec();
-            let fatal = Framing::of(&pdu).err();
-            let why = "the first PDU does not initialize the connection";
-            let fatal = fatal.unwrap_or_else(|| Fatal::field(4, why, &start));
-            return this.fails(Fatal { header: start, ..fatal });
+        // The rest is zeros still, which is right: what is wrong by now is in these, and no more may come.
+        if let Err(fatal) = Framing::of(&pdu) {
+            return this.fails(Fatal { header: pdu[..COMMON_BYTES].to_vec(), ..fatal });
         }
         this.read(&mut pdu[COMMON_BYTES..])?;
         match Framing::of(&pdu) {
