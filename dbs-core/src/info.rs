@@ -561,6 +561,8 @@ pub enum HolderKind {
     Replica,
     /// A virtual machine, over vhost-user.
     VhostUser,
+    /// A host of NVMe over TCP.
+    NvmeTcp,
 }
 
 /// Who opens a volume or snapshot.

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Serve the store's volumes over NBD, and to virtual machines, until SIGINT, SIGTERM or SIGHUP.
+/// Serve the store's volumes over NBD, to virtual machines and over NVMe/TCP, until SIGINT, SIGTERM or SIGHUP.
 ///
 /// The exports are `VOLUME`, and `VOLUME@SNAPSHOT` for reading. If the store has a single volume, the
 /// empty export name means this volume. While the server runs, it answers all dbs commands on the
@@ -45,6 +45,11 @@ pub struct Serve {
     /// serves. The sockets come and go with the volumes and snapshots, and obey --export
     #[arg(long, value_name = "DIR", conflicts_with = "user")]
     vhost_user: Option<PathBuf>,
+    /// Listen for hosts of NVMe over TCP on this machine (Linux's nvme-tcp): tcp:PORT, or tcp:HOST:PORT with a HOST that
+    /// is loopback; the usual port is 4420. Each volume and each snapshot is a subsystem, called after its uuid,
+    /// and the discovery subsystem lists them. They obey --export. Can be repeated
+    #[arg(long, value_name = "ADDRESS")]
+    nvme: Vec<Listen>,
     /// Export only volumes whose names match PATTERN, and their snapshots. In PATTERN, * stands for any
     /// characters, ? for one. `,ro` makes the exports read-only. `,from=CLIENT` limits the rule to
     /// clients with such an address, as `tcp:10.0.*` or `unix:*`. Can be repeated: the first rule that
@@ -166,6 +171,7 @@ impl Serve {
             inherited,
             exports: ExportRules(self.export),
             vhost_user: self.vhost_user,
+            nvme: self.nvme,
             tls,
             reactors: self.reactors.map(usize::from),
             spin: self.spin,
@@ -315,6 +321,7 @@ fn announce(
 ) -> Result<()> {
     let control: Vec<_> = serving.control().map(|path| path.display().to_string()).collect();
     let nbd: Vec<_> = serving.nbd().iter().map(ToString::to_string).collect();
+    let nvme: Vec<_> = serving.nvme().iter().map(ToString::to_string).collect();
     let metrics = metrics.map(MetricsServer::address);
     let vhost_user = serving.vhost_user().map(|directory| directory.display().to_string());
     let info = serving.store().info();
@@ -336,6 +343,7 @@ fn announce(
             ("read_only", &info.read_only),
             ("nbd", &nbd.join(",")),
             ("vhost_user", &vhost_user.as_deref().unwrap_or_default()),
+            ("nvme", &nvme.join(",")),
             ("control", &control.join(",")),
             ("metrics", &metrics.as_deref().unwrap_or_default()),
             ("mount", &mount.unwrap_or_default()),
@@ -345,7 +353,8 @@ fn announce(
     // The log says it too. Nobody may be there to read it: that is no reason to end.
     let told = if context.json {
         print_json(&json!({
-            "control": control, "nbd": nbd, "vhost_user": vhost_user, "metrics": metrics, "mount": mount,
+            "control": control, "nbd": nbd, "vhost_user": vhost_user, "nvme": nvme, "metrics": metrics,
+            "mount": mount,
         }))
     } else if context.quiet {
         Ok(())
@@ -353,9 +362,11 @@ fn announce(
         let lines = control.iter().map(|path| format!("control {path}\n"));
         let nbd = nbd.iter().map(|address| format!("nbd {address}\n"));
         let vhost_user = vhost_user.map(|directory| format!("vhost-user {directory}\n"));
+        let nvme = nvme.iter().map(|address| format!("nvme {address}\n"));
         let metrics = metrics.map(|address| format!("metrics {address}\n"));
         let mount = mount.map(|point| format!("mount {point}\n"));
-        print(&lines.chain(nbd).chain(vhost_user).chain(metrics).chain(mount).collect::<String>())
+        let lines = lines.chain(nbd).chain(vhost_user).chain(nvme);
+        print(&lines.chain(metrics).chain(mount).collect::<String>())
     };
     if let Err(error) = told {
         log::warn("announce", &[("error", &error)]);

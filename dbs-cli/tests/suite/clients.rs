@@ -1,10 +1,12 @@
 //! Who uses a served store: whom `dbs clients` shows, what is refused while somebody does, and who is
 //! shown what.
 
+use crate::nvme_host::{Command, EVENT, Host, Options as HostOptions, SET};
 use crate::support::{Place, Served};
 use dbs_guest::{Guest, Options, Request};
 use dbs_nbd::{Client, ClientOptions};
 use serde_json::Value;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -97,6 +99,79 @@ fn virtual_machines_are_shown_refuse_others_and_are_kicked() {
     none_left(&place);
     let refused = place.dbs("serve --vhost-user vm --user nobody");
     assert!(refused.stderr.contains("cannot be used with"), "{}", refused.stderr);
+}
+
+/// Where hosts of NVMe connect, and the name of the subsystem of a volume or snapshot.
+fn nvme(served: &Served) -> SocketAddr {
+    let address = served.ready["nvme"][0].as_str().unwrap();
+    address.strip_prefix("tcp:").unwrap().parse().unwrap()
+}
+
+fn subsystem(place: &Place, what: &str) -> String {
+    let uuid = place.json(what)["uuid"].as_str().unwrap().to_owned();
+    format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")
+}
+
+#[test]
+fn hosts_of_nvme_are_shown_refuse_others_go_on_after_a_kill_and_are_kicked() {
+    let place = Place::new();
+    let mut served = serve(&place, "--nvme tcp:0 --export v --export other,ro,from=tcp:127.*");
+    let (address, v) = (nvme(&served), subsystem(&place, "volume show v"));
+    let options = HostOptions::default();
+    let mut host = Host::with(address, options, &v, 2);
+    host.queues[0].run(&Command::write(0, vec![7; 8192])).ok();
+    let who =
+        "NVMe host nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555 at tcp:127";
+    let run = place.dbs("snapshot rollback v@s --yes").exits(11, "rollback");
+    assert!(run.stderr.contains(who) && run.stderr.contains("clients kick"), "{}", run.stderr);
+    place.dbs("volume delete v --yes").exits(11, "delete");
+    // Nobody writes beside it.
+    let mut beside = connect(&place, "v").unwrap();
+    assert!(beside.write_at(0, &[8; 4096], false).is_err());
+    drop(beside);
+    let one = clients(&place).into_iter().find(|client| client["kind"] == "nvme_tcp").unwrap();
+    assert_eq!((&one["volume"], &one["read_only"]), (&"v".into(), &false.into()));
+    assert_eq!(one["requests"]["written_bytes"], 8192);
+    // A resize is told to the host before the command is done.
+    let event = host.admin.submit(&Command::new(EVENT, 0));
+    host.admin.run(&Command::new(SET, 0).dword(10, 0x0b).dword(11, 1 << 8)).ok();
+    place.json("volume resize v 16MiB");
+    host.admin.wait(event).ok();
+    host.queues[1].run(&Command::write(12 << 20, vec![9; 4096])).ok();
+    // The rules of exports hold, and a snapshot is there when its command is done.
+    let other = subsystem(&place, "volume show other");
+    let mut reader = Host::with(address, options, &other, 1);
+    assert_eq!(reader.queues[0].run(&Command::write(0, vec![1; 512])).status, 0x20);
+    place.json("snapshot create v@t");
+    let snapshot = subsystem(&place, "snapshot show v@t");
+    let mut frozen = Host::with(address, options, &snapshot, 1);
+    assert_eq!(frozen.queues[0].run(&Command::read(4096, 512)).ok().data, [7; 512]);
+    place.json("volume create hidden 4MiB");
+    let hidden = subsystem(&place, "volume show hidden");
+    assert_eq!(Host::admin(address, options, &hidden).err().unwrap().status, 0x182);
+    drop((reader, frozen));
+    // Who is killed has acknowledged nothing that the next server does not know.
+    served.kill();
+    assert!(host.queues[0].wire.next().is_none());
+    let served = place.serve("--nvme tcp:0");
+    let mut host = Host::with(nvme(&served), options, &v, 2);
+    assert_eq!(host.queues[0].run(&Command::read(4096, 4096)).ok().data, [7; 4096]);
+    assert_eq!(host.queues[1].run(&Command::read(12 << 20, 4096)).ok().data, [9; 4096]);
+    let one = clients(&place).into_iter().find(|client| client["kind"] == "nvme_tcp").unwrap();
+    place.json(&format!("clients kick {}", one["id"]));
+    place.json("--yes snapshot rollback v@s");
+    assert!(host.admin.wire.next().is_none());
+    none_left(&place);
+}
+
+#[test]
+fn nvme_listens_on_loopback_alone() {
+    let place = Place::new();
+    place.init();
+    let refused = place.dbs("serve --nvme tcp:0.0.0.0:4420").exits(2, "all addresses");
+    for word in ["tcp:0.0.0.0:4420", "authentication", "tcp:4420", "ssh -L"] {
+        assert!(refused.stderr.contains(word), "{word}: {}", refused.stderr);
+    }
 }
 
 #[test]

@@ -5,6 +5,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+/// The other side of NVMe over TCP, which the tests of `dbs-nvme` drive.
+#[allow(dead_code, reason = "they use more of it")]
+#[path = "../../../dbs-server/nvme/tests/nvme/host.rs"]
+mod nvme_host;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -7,7 +7,7 @@ use dbs_reactor::{Buf, Buffers, Socket};
 use std::io;
 
 /// Longest header of a request in bytes.
-pub const HEADER_MAX_BYTES: usize = 32;
+pub const HEADER_MAX_BYTES: usize = 76;
 /// A payload of which at least so much is missing is received straight into its buffer.
 const FILL_MIN_BYTES: usize = 16 << 10;
 /// Plaintext taken out of TLS at once.
@@ -29,6 +29,15 @@ pub trait Protocol {
 
     /// Bytes of a request's header, at most [`HEADER_MAX_BYTES`].
     fn header_bytes(&self) -> usize;
+
+    /// Bytes of the whole header, at most [`HEADER_MAX_BYTES`], where [`Protocol::header_bytes`] are but its start, which
+    /// tells how long it is.
+    ///
+    /// # Errors
+    /// As [`Protocol::request`].
+    fn whole_header_bytes(&self, start: &[u8]) -> io::Result<usize> {
+        Ok(start.len())
+    }
 
     /// Makes a request of its header; `None` if the client takes its leave.
     ///
@@ -98,6 +107,18 @@ struct Input<R> {
     skip: u64,
     /// Received, but not looked at for want of room.
     backlog: Vec<u8>,
+}
+
+impl<R> Input<R> {
+    /// Takes what is missing of the first `length` bytes of a header.
+    #[inline]
+    fn gather<'a>(&mut self, bytes: &'a [u8], length: usize) -> &'a [u8] {
+        let count = bytes.len().min(length.saturating_sub(self.header_bytes));
+        let (taken, rest) = bytes.split_at(count);
+        self.header[self.header_bytes..][..count].copy_from_slice(taken);
+        self.header_bytes += count;
+        rest
+    }
 }
 
 /// A payload on its way in.
@@ -281,12 +302,14 @@ impl<P: Protocol> Peer<P> {
 
     /// Takes bytes of a header; what is admitted waits for room.
     fn header<'a>(&mut self, bytes: &'a [u8]) -> io::Result<&'a [u8]> {
-        let length = self.protocol.header_bytes();
+        let start = self.protocol.header_bytes();
         let input = &mut self.input;
-        let count = bytes.len().min(length - input.header_bytes);
-        let (taken, rest) = bytes.split_at(count);
-        input.header[input.header_bytes..][..count].copy_from_slice(taken);
-        input.header_bytes += count;
+        let rest = input.gather(bytes, start);
+        if input.header_bytes < start {
+            return Ok(rest);
+        }
+        let length = self.protocol.whole_header_bytes(&input.header[..start])?;
+        let rest = input.gather(rest, length);
         if input.header_bytes < length {
             return Ok(rest);
         }

@@ -227,8 +227,13 @@ impl<P: Protocol> Peers<P> {
 
     /// A request needs no answer.
     pub fn forget(&mut self, number: u32, request: &P::Request) {
+        self.release(number, request.cost_bytes());
+    }
+
+    /// A request that takes so many bytes needs no answer, or has one that nobody waits for now.
+    pub fn release(&mut self, number: u32, bytes: u64) {
         if let Some(peer) = self.peers.get_mut(number) {
-            peer.release(1, request.cost_bytes());
+            peer.release(1, bytes);
         }
         self.touch(number);
     }

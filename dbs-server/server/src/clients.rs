@@ -3,7 +3,9 @@
 use dbs_control::api::Progress;
 use dbs_core::info::{HolderInfo, HolderKind};
 use dbs_core::{Error, ErrorKind, Result, Store};
+use dbs_frontend::Counted;
 use dbs_nbd::ServerHandle;
+use dbs_nvme::NvmeTcp;
 use dbs_vhost::VhostUser;
 use serde::{Deserialize, Serialize};
 use std::thread;
@@ -21,6 +23,8 @@ pub struct Doors<'a> {
     pub nbd: &'a ServerHandle,
     /// Virtual machines, if they are served.
     pub vhost: Option<&'a VhostUser>,
+    /// Hosts of NVMe over TCP, if they are served.
+    pub nvme: Option<&'a NvmeTcp>,
 }
 
 /// A client that has a number.
@@ -41,7 +45,7 @@ struct Numbered {
 pub struct Client {
     /// What kind of user.
     pub kind: HolderKind,
-    /// The number of an NBD client or of a virtual machine, by which it can be disconnected.
+    /// The number of an NBD client, a virtual machine or a host of NVMe, by which it can be disconnected.
     pub id: Option<u64>,
     /// Who it is: `NBD client tcp:10.0.0.3:5123`.
     pub who: String,
@@ -142,6 +146,7 @@ pub fn kick(store: &Store, doors: Doors<'_>, id: u64) -> Result<Client> {
     let client = there.ok_or_else(gone)?;
     let kicked = match client.kind {
         HolderKind::VhostUser => doors.vhost.is_some_and(|vhost| vhost.kick(id)),
+        HolderKind::NvmeTcp => doors.nvme.is_some_and(|nvme| nvme.kick(id)),
         _ => doors.nbd.kick(id).is_some(),
     };
     if kicked { Ok(client) } else { Err(gone()) }
@@ -176,16 +181,28 @@ fn numbered(doors: Doors<'_>) -> Vec<Numbered> {
         open: true,
         read_only: client.read_only,
         since_ns: client.since_ns,
-        requests: Requests {
-            reads: client.counted.reads,
-            read_bytes: client.counted.read_bytes,
-            writes: client.counted.writes,
-            written_bytes: client.counted.written_bytes,
-            others: client.counted.others,
-        },
+        requests: client.counted.into(),
         load: None,
     });
-    nbd.chain(machines).collect()
+    let hosts = doors.nvme.map(NvmeTcp::clients).unwrap_or_default().into_iter();
+    let hosts = hosts.map(|client| Numbered {
+        kind: HolderKind::NvmeTcp,
+        id: client.id,
+        who: client.who,
+        open: true,
+        read_only: client.read_only,
+        since_ns: client.since_ns,
+        requests: client.counted.into(),
+        load: None,
+    });
+    nbd.chain(machines).chain(hosts).collect()
+}
+
+impl From<Counted> for Requests {
+    fn from(counted: Counted) -> Self {
+        let Counted { reads, read_bytes, writes, written_bytes, others } = counted;
+        Self { reads, read_bytes, writes, written_bytes, others }
+    }
 }
 
 /// Everybody who uses the store, with their loads.
@@ -215,7 +232,7 @@ fn now(store: &Store, clients: Vec<Numbered>, loads: bool) -> Vec<Client> {
             load: load.filter(|_| loads),
         });
     }
-    let numbered = [HolderKind::Nbd, HolderKind::VhostUser];
+    let numbered = [HolderKind::Nbd, HolderKind::VhostUser, HolderKind::NvmeTcp];
     let others = holders.into_iter().filter(|held| !numbered.contains(&held.holder.kind));
     found.extend(others.map(|held| Client {
         kind: held.holder.kind,

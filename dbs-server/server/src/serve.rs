@@ -11,6 +11,7 @@ use dbs_core::{Error, ErrorKind, IoDriver, OpenOptions, Result, Store};
 use dbs_nbd::{
     ExportRules, Listen, Listener, ServerHandle, ServerOptions, StoreExports, TlsConfig,
 };
+use dbs_nvme::{NvmeOptions, NvmeTcp};
 use dbs_service::log;
 use dbs_ublk::{AttachOptions, Devices};
 use dbs_vhost::{VhostOptions, VhostUser};
@@ -45,6 +46,8 @@ pub struct ServeOptions {
     pub exports: ExportRules,
     /// Directory for sockets that virtual machines connect to, one for each volume and snapshot.
     pub vhost_user: Option<PathBuf>,
+    /// Where to listen for hosts of NVMe over TCP: loopback alone; may be empty.
+    pub nvme: Vec<Listen>,
     /// TLS for NBD over TCP and unix sockets.
     pub tls: Option<TlsConfig>,
     /// Threads that serve connections; `None` for as many as suit the machine.
@@ -101,6 +104,7 @@ pub struct Serving {
     service: Arc<StoreService>,
     nbd: Arc<ServerHandle>,
     vhost: Option<Arc<VhostUser>>,
+    nvme: Option<Arc<NvmeTcp>>,
     devices: Arc<Devices>,
     housekeeping: Housekeeping,
     extension: Option<Arc<dyn Extension>>,
@@ -163,10 +167,12 @@ impl Serving {
             .map_err(|e| Error::io(e, "starting the NBD server"))?;
         let nbd = Arc::new(nbd);
         let vhost = serve_machines(&store, options, &nbd)?;
+        let nvme = serve_hosts(&store, options, &nbd)?;
         let service = Arc::new(StoreService {
             store: store.clone(),
             nbd: Arc::clone(&nbd),
             vhost: vhost.clone(),
+            nvme: nvme.clone(),
             filling,
             devices: Arc::clone(&devices),
             extension: extension.clone(),
@@ -178,9 +184,17 @@ impl Serving {
         // Before anybody asks for anything.
         let begun = devices.recover().and_then(|()| open_control(options, &service));
         match begun {
-            Ok(control) => {
-                Ok(Self { store, control, service, nbd, vhost, devices, housekeeping, extension })
-            }
+            Ok(control) => Ok(Self {
+                store,
+                control,
+                service,
+                nbd,
+                vhost,
+                nvme,
+                devices,
+                housekeeping,
+                extension,
+            }),
             Err(e) => {
                 devices.leave();
                 housekeeping.stop();
@@ -206,6 +220,12 @@ impl Serving {
         self.vhost.as_deref().map(VhostUser::directory)
     }
 
+    /// Where hosts of NVMe over TCP can connect.
+    #[must_use]
+    pub fn nvme(&self) -> &[Listen] {
+        self.nvme.as_deref().map_or(&[], NvmeTcp::addresses)
+    }
+
     /// Runs a command, as if it came over the control socket.
     ///
     /// # Errors
@@ -220,13 +240,15 @@ impl Serving {
         &self.devices
     }
 
-    /// Whether nobody uses the store: no block device, no NBD client, no virtual machine, no command.
+    /// Whether nobody uses the store: no block device, no NBD client, no virtual machine, no host, no
+    /// command.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         // The commands first: one may become an NBD client, or leave a device behind.
         self.control.iter().all(dbs_control::Server::is_idle)
             && self.nbd.clients().is_empty()
             && self.vhost.as_ref().is_none_or(|vhost| vhost.clients().is_empty())
+            && self.nvme.as_ref().is_none_or(|nvme| nvme.clients().is_empty())
             && self.devices.is_idle()
     }
 
@@ -252,6 +274,7 @@ impl Serving {
         }
         self.devices.leave();
         self.vhost.iter().for_each(|vhost| vhost.stop());
+        self.nvme.iter().for_each(|nvme| nvme.stop());
         drop(self.service);
         // The control connections, which shared it, are gone; if not, dropping it must do.
         if let Some(nbd) = Arc::into_inner(self.nbd) {
@@ -279,6 +302,27 @@ fn serve_machines(
         read_only: options.open.read_only,
     };
     Ok(Some(Arc::new(VhostUser::start(store.clone(), options)?)))
+}
+
+/// Listens for hosts of NVMe over TCP, if it is to.
+fn serve_hosts(
+    store: &Store,
+    options: &ServeOptions,
+    nbd: &Arc<ServerHandle>,
+) -> Result<Option<Arc<NvmeTcp>>> {
+    if options.nvme.is_empty() {
+        return Ok(None);
+    }
+    let options = NvmeOptions {
+        listen: options.nvme.clone(),
+        reactors: options.reactors.unwrap_or(ServerOptions::default().reactors),
+        reactor: options.reactor(),
+        workers: options.workers,
+        access: machines::host_access(options.exports.clone()),
+        number: machines::numbers(nbd),
+        read_only: options.open.read_only,
+    };
+    Ok(Some(Arc::new(NvmeTcp::start(store.clone(), options)?)))
 }
 
 /// Where NBD clients come in.
@@ -318,6 +362,7 @@ struct StoreService {
     store: Store,
     nbd: Arc<ServerHandle>,
     vhost: Option<Arc<VhostUser>>,
+    nvme: Option<Arc<NvmeTcp>>,
     /// What connections that fill a volume may open.
     filling: Arc<StoreExports>,
     devices: Arc<Devices>,
@@ -329,7 +374,7 @@ struct StoreService {
 
 impl StoreService {
     fn doors(&self) -> Doors<'_> {
-        Doors { nbd: &self.nbd, vhost: self.vhost.as_deref() }
+        Doors { nbd: &self.nbd, vhost: self.vhost.as_deref(), nvme: self.nvme.as_deref() }
     }
 
     /// Runs a command on the store or on its devices.
@@ -365,8 +410,9 @@ impl StoreService {
                 let settled = self.devices.settle_before(request);
                 let executed = execute_logged(&self.store, request, progress);
                 // One that failed half way has changed something, too.
-                if let Some(vhost) = self.vhost.as_ref().filter(|_| request.writes()) {
-                    vhost.follow();
+                if request.writes() {
+                    self.vhost.iter().for_each(|vhost| vhost.follow());
+                    self.nvme.iter().for_each(|nvme| nvme.follow());
                 }
                 let mut value = executed?;
                 self.devices.follow(request, settled);

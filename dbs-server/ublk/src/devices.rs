@@ -567,7 +567,8 @@ mod tests {
     /// Found by review: both wrote, and destroyed the file system.
     #[test]
     fn a_volume_that_somebody_writes_is_not_attached_to_be_written() {
-        for (kind, alone) in [(HolderKind::VhostUser, true), (HolderKind::Nbd, false)] {
+        use HolderKind::{Nbd, NvmeTcp, VhostUser};
+        for (kind, alone) in [(VhostUser, true), (NvmeTcp, true), (Nbd, false)] {
             let dir = tempfile::tempdir().unwrap();
             let devices = devices(dir.path());
             let holder = |writes| Holder {

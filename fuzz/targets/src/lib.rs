@@ -21,6 +21,8 @@ mod journal;
 mod nbd;
 #[cfg(feature = "server")]
 mod nbd_client;
+#[cfg(feature = "server")]
+mod nvme;
 mod ops;
 #[cfg(feature = "server")]
 mod peers;
@@ -46,6 +48,8 @@ pub use image::image;
 pub use journal::journal;
 #[cfg(feature = "server")]
 pub use nbd::nbd;
+#[cfg(feature = "server")]
+pub use nvme::nvme;
 pub use ops::ops;
 pub use repair::repair;
 pub use restore::restore;
@@ -78,6 +82,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("stream", stream),
     #[cfg(feature = "server")]
     ("vhost", vhost),
+    #[cfg(feature = "server")]
+    ("nvme", nvme),
     #[cfg(feature = "engine")]
     ("dataconn", dataconn),
     #[cfg(feature = "engine")]

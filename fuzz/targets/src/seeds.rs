@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 #[cfg(feature = "engine")]
 mod engine;
 #[cfg(feature = "server")]
+mod nvme;
+#[cfg(feature = "server")]
 mod server;
 #[cfg(feature = "server")]
 mod vhost;
@@ -44,6 +46,8 @@ pub fn seeds() -> Vec<Seed> {
     server::seeds(&mut seeds);
     #[cfg(feature = "server")]
     vhost::seeds(&mut seeds);
+    #[cfg(feature = "server")]
+    nvme::seeds(&mut seeds);
     #[cfg(feature = "engine")]
     engine::seeds(&mut seeds);
     seeds

@@ -87,6 +87,7 @@ fn serve(place: &Place, store: &Path) -> Serving {
         inherited: Vec::new(),
         exports: Default::default(),
         vhost_user: None,
+        nvme: Vec::new(),
         tls: None,
         reactors: Some(1),
         spin: Duration::ZERO,

@@ -1,0 +1,411 @@
+//! A controller: the association of a host with one subsystem, which its queues share on all reactors.
+
+use super::command::Status;
+use super::identify::{DISCOVERY_EVENTS, DISCOVERY_NQN, EVENTS_MAX, NAMESPACE_EVENTS, UUID_NQN};
+use super::registers::{Begins, Registers};
+use dbs_core::Volume;
+use dbs_frontend::{Counted, Counts, lock};
+use std::collections::{BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// I/O queues of a controller at most.
+pub const QUEUES_MAX: u16 = 64;
+/// Seconds that a host may be late with keeping its controller alive.
+const LATE_MAX: u32 = 2;
+
+/// What the reactors are to do for a controller, by its number among clients.
+#[derive(Debug, Clone, Copy)]
+pub enum Notice {
+    /// All its queues end at once.
+    End(u64),
+    /// Its I/O queues do.
+    EndQueues(u64),
+    /// Something has changed that its host may want to know.
+    Changed(u64),
+}
+
+/// Tells all reactors.
+pub type Tell = Arc<dyn Fn(Notice) + Send + Sync>;
+
+/// A host, as it says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub id: [u8; 16],
+}
+
+/// A volume or snapshot that a host uses.
+pub struct Disk {
+    /// What it uses.
+    pub volume: Volume,
+    /// Whether it may only read.
+    pub read_only: bool,
+    /// What the subsystem is called after.
+    pub uuid: String,
+    /// A server before lost what it had acknowledged, which the host is to be told.
+    pub lost: Arc<AtomicBool>,
+}
+
+/// What a controller shows.
+pub enum Subject {
+    /// A volume or snapshot, as a namespace.
+    Disk(Disk),
+    /// Which subsystems there are, and at which address.
+    Discovery(SocketAddr),
+}
+
+/// A controller.
+pub struct Controller {
+    /// Its number among all clients of the store.
+    pub id: u64,
+    /// Its number among controllers, which no other has at a time.
+    pub number: u16,
+    /// Its host.
+    pub host: Host,
+    /// Who that is, for people.
+    pub who: String,
+    /// Where the host connects from.
+    pub address: String,
+    /// What it shows.
+    pub subject: Subject,
+    since_ns: u64,
+    state: Mutex<State>,
+    ended: AtomicBool,
+    /// A command has come since the clock looked last.
+    heard: AtomicBool,
+    /// Seconds of silence that are allowed; 0 if all are.
+    keep_alive: AtomicU32,
+    silent: AtomicU32,
+    /// The size that the host was told of last.
+    size: AtomicU64,
+    counts: Vec<Counts>,
+    tell: Tell,
+}
+
+#[derive(Default)]
+struct State {
+    registers: Registers,
+    /// Queues that are connected; 0 is the admin queue.
+    queues: BTreeSet<u16>,
+    /// An I/O queue was lost: the others end, and none is connected before that.
+    lost: bool,
+    events: Events,
+    /// What discovery shows, since its beginning was read last.
+    found: (u64, Arc<Vec<String>>),
+}
+
+/// Events that the host is to be told of.
+#[derive(Default)]
+struct Events {
+    /// Commands that wait for one.
+    waiting: VecDeque<u16>,
+    /// Which the host wants.
+    wanted: u32,
+    /// Something has changed that the host was not told of.
+    changed: bool,
+    /// The host was told, and has not looked yet.
+    told: bool,
+    /// What the log of changes is to show.
+    logged: bool,
+}
+
+/// A client, and what it has asked for since it connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// Its number.
+    pub id: u64,
+    /// Who it is, for people.
+    pub who: String,
+    /// Whether it may only read.
+    pub read_only: bool,
+    /// When it connected, nanoseconds since the Unix epoch.
+    pub since_ns: u64,
+    /// What it has asked for.
+    pub counted: Counted,
+}
+
+impl Controller {
+    /// One with its admin queue connected, to be kept alive once in so many milliseconds.
+    pub fn new(
+        (id, number): (u64, u16),
+        host: Host,
+        (who, address): (String, String),
+        subject: Subject,
+        keep_alive_ms: u32,
+        tell: Tell,
+    ) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let size = match &subject {
+            Subject::Disk(disk) => disk.volume.size(),
+            Subject::Discovery(_) => 0,
+        };
+        let state = State { queues: BTreeSet::from([0]), ..State::default() };
+        Self {
+            id,
+            number,
+            host,
+            who,
+            address,
+            subject,
+            since_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+            state: Mutex::new(state),
+            ended: AtomicBool::new(false),
+            heard: AtomicBool::new(true),
+            keep_alive: AtomicU32::new(keep_alive_ms.div_ceil(1000)),
+            silent: AtomicU32::new(0),
+            size: AtomicU64::new(size),
+            counts: (0..=QUEUES_MAX).map(|_| Counts::default()).collect(),
+            tell,
+        }
+    }
+
+    /// The disk that it shows.
+    pub fn disk(&self) -> Option<&Disk> {
+        match &self.subject {
+            Subject::Disk(disk) => Some(disk),
+            Subject::Discovery(_) => None,
+        }
+    }
+
+    /// The name of its subsystem.
+    pub fn subsystem(&self) -> String {
+        let named = |disk: &Disk| format!("{UUID_NQN}{}", disk.uuid);
+        self.disk().map_or_else(|| DISCOVERY_NQN.to_owned(), named)
+    }
+
+    /// Whether nothing of it is begun any more.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Ends all its connections; what is under way ends first.
+    pub fn end(&self) {
+        if !self.ended.swap(true, Ordering::SeqCst) {
+            (self.tell)(Notice::End(self.id));
+        }
+    }
+
+    /// Ends it if it is silent for too long: to be called once a second.
+    pub fn strike(&self) -> bool {
+        let allowed = self.keep_alive.load(Ordering::Relaxed);
+        if self.heard.swap(false, Ordering::Relaxed) || allowed == 0 {
+            self.silent.store(0, Ordering::Relaxed);
+            return false;
+        }
+        // Counted, not measured: a server that was stopped for a while has not listened.
+        let dead = self.silent.fetch_add(1, Ordering::Relaxed) >= allowed.saturating_add(LATE_MAX);
+        dead && !self.has_ended()
+    }
+
+    /// A command has come.
+    pub fn heard(&self) {
+        self.heard.store(true, Ordering::Relaxed);
+    }
+
+    /// How many milliseconds the host may be silent.
+    pub fn keep_alive_ms(&self) -> u32 {
+        self.keep_alive.load(Ordering::Relaxed).saturating_mul(1000)
+    }
+
+    /// The host may be silent for so many milliseconds.
+    pub fn set_keep_alive(&self, milliseconds: u32) {
+        self.keep_alive.store(milliseconds.div_ceil(1000), Ordering::Relaxed);
+    }
+
+    /// An I/O queue is lost: all end. The host may ask for the same again, and then for newer things, but not before
+    /// nothing is left of them. The admin queue stays: a host that disconnects ends its I/O queues first.
+    pub fn lose_queues(&self) {
+        if !std::mem::replace(&mut lock(&self.state).lost, true) {
+            (self.tell)(Notice::EndQueues(self.id));
+        }
+    }
+
+    /// Whether its I/O queues end.
+    pub fn has_lost(&self) -> bool {
+        lock(&self.state).lost
+    }
+
+    /// An I/O queue is connected.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub fn join(&self, queue: u16) -> Result<(), Status> {
+        let state = &mut *lock(&self.state);
+        let admin = state.queues.contains(&0);
+        let left = state.lost && state.queues.len() > 1;
+        let may = admin && !left && state.registers.is_ready() && !self.has_ended();
+        if !may || !state.queues.insert(queue) {
+            return Err(Status::SEQUENCE);
+        }
+        state.lost = false;
+        Ok(())
+    }
+
+    /// A queue is gone; whether it was the last.
+    pub fn leave(&self, queue: u16) -> bool {
+        let mut state = lock(&self.state);
+        state.queues.remove(&queue);
+        state.queues.is_empty()
+    }
+
+    /// A property, if there is one.
+    pub fn property(&self, offset: u32, bytes: u8) -> Option<u64> {
+        lock(&self.state).registers.get(offset, bytes)
+    }
+
+    /// Sets a property, if there is one that can be set.
+    pub fn set_property(&self, offset: u32, bytes: u8, value: u64) -> Option<Begins> {
+        let mut state = lock(&self.state);
+        let begins = state.registers.set(offset, bytes, value)?;
+        if begins == Begins::Reset {
+            state.events = Events::default();
+        }
+        Some(begins)
+    }
+
+    /// What it has done is durable; or cannot be made so.
+    pub fn shut_down(&self, durable: bool) {
+        lock(&self.state).registers.shut_down(durable);
+    }
+
+    /// Whether the host has enabled it.
+    pub fn is_ready(&self) -> bool {
+        lock(&self.state).registers.is_ready()
+    }
+
+    /// Something has changed: the size of the disk, or for discovery which subsystems there are.
+    pub fn changed(&self) {
+        let mut state = lock(&self.state);
+        (state.events.changed, state.events.logged) = (true, true);
+        drop(state);
+        (self.tell)(Notice::Changed(self.id));
+    }
+
+    /// Tells the host of the size of its disk if that has changed.
+    pub fn follow(&self) {
+        if let Some(disk) = self.disk() {
+            let size = disk.volume.size();
+            if self.size.swap(size, Ordering::Relaxed) != size {
+                self.changed();
+            }
+        }
+    }
+
+    /// A command waits for an event.
+    ///
+    /// # Errors
+    /// As many wait as may.
+    pub fn wait_for_event(&self, command: u16) -> Result<(), Status> {
+        let waiting = &mut lock(&self.state).events.waiting;
+        if waiting.len() >= EVENTS_MAX {
+            return Err(Status::EVENTS_EXCEEDED);
+        }
+        waiting.push_back(command);
+        Ok(())
+    }
+
+    /// The command that is to tell of an event now, and what it says.
+    pub fn event(&self) -> Option<(u16, u32)> {
+        // A notice: what has changed, and the log that tells more.
+        let (mask, event) = match self.subject {
+            Subject::Disk(_) => (NAMESPACE_EVENTS, 0x04_00_02),
+            Subject::Discovery(_) => (DISCOVERY_EVENTS, 0x70_f0_02),
+        };
+        let events = &mut lock(&self.state).events;
+        if !events.changed || events.told || events.wanted & mask == 0 {
+            return None;
+        }
+        let command = events.waiting.pop_front()?;
+        (events.changed, events.told) = (false, true);
+        Some((command, event))
+    }
+
+    /// Which events the host wants.
+    pub fn wanted(&self) -> u32 {
+        lock(&self.state).events.wanted
+    }
+
+    /// The host wants these events.
+    pub fn want(&self, events: u32) {
+        lock(&self.state).events.wanted = events;
+    }
+
+    /// What the log of changes shows; if `seen`, the host has looked, and may be told again.
+    pub fn changes(&self, seen: bool) -> bool {
+        let events = &mut lock(&self.state).events;
+        let logged = events.logged;
+        if seen {
+            (events.logged, events.told) = (false, false);
+        }
+        logged
+    }
+
+    /// What discovery shows: as it is now where its beginning is read, else as it was then.
+    pub fn found(&self, now: Option<(u64, Vec<String>)>) -> (u64, Arc<Vec<String>>) {
+        let found = &mut lock(&self.state).found;
+        if let Some((generation, subsystems)) = now {
+            *found = (generation, Arc::new(subsystems));
+        }
+        found.clone()
+    }
+
+    /// The counts of one of its queues, for the thread that serves it.
+    pub fn counts(&self, queue: u16) -> Option<&Counts> {
+        self.counts.get(usize::from(queue))
+    }
+
+    /// What others are told of it, if it uses a disk.
+    pub fn info(&self) -> Option<ClientInfo> {
+        let read_only = self.disk()?.read_only;
+        let mut counted = Counted::default();
+        self.counts.iter().for_each(|counts| counted += counts.get());
+        let Self { id, since_ns, .. } = *self;
+        Some(ClientInfo { id, who: self.who.clone(), read_only, since_ns, counted })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn discovery(keep_alive_ms: u32) -> Controller {
+        let host = Host { name: "nqn.2014-08.org.nvmexpress:uuid:x".to_owned(), id: [1; 16] };
+        let subject = Subject::Discovery(([127, 0, 0, 1], 4420).into());
+        let names = ("host".to_owned(), "tcp:127.0.0.1:1".to_owned());
+        Controller::new((1, 1), host, names, subject, keep_alive_ms, Arc::new(|_| {}))
+    }
+
+    #[test]
+    fn a_silent_host_is_given_up_after_its_time_and_a_little_more() {
+        let controller = discovery(2500);
+        // The first was heard when it connected.
+        assert!((0..6).all(|_| !controller.strike()));
+        controller.heard();
+        assert!((0..6).all(|_| !controller.strike()));
+        assert!(controller.strike());
+        let silent = discovery(0);
+        assert!((0..1000).all(|_| !silent.strike()));
+    }
+
+    #[test]
+    fn an_event_is_told_once_until_the_host_looks() {
+        let controller = discovery(0);
+        for command in 0..EVENTS_MAX as u16 {
+            controller.wait_for_event(command).unwrap();
+        }
+        assert_eq!(controller.wait_for_event(9), Err(Status::EVENTS_EXCEEDED));
+        controller.changed();
+        assert_eq!(controller.event(), None, "it is not wanted");
+        controller.want(DISCOVERY_EVENTS);
+        assert_eq!(controller.event(), Some((0, 0x70_f0_02)));
+        controller.changed();
+        assert_eq!(controller.event(), None, "it was told");
+        assert!(controller.changes(true));
+        assert_eq!(controller.event(), Some((1, 0x70_f0_02)));
+    }
+}

@@ -1,0 +1,230 @@
+//! What a host is told of the controller and of its namespace: data structures of Identify, and log pages.
+//!
+//! After the figures "Identify Controller", "Identify Namespace" and "Discovery Log Page" of the NVM Express Base, NVM
+//! Command Set and Fabrics specifications; offsets are those of the figures.
+
+use super::command::{BLOCK_BYTES, NAMESPACE, RANGES_MAX, TRANSFER_MAX_LOG, opcode};
+use super::registers::{ENTRIES_MAX, VERSION};
+use super::wire::put;
+use std::net::SocketAddr;
+
+/// Bytes of each data structure of Identify.
+pub const IDENTIFY_BYTES: usize = 4096;
+/// Bytes of data in a capsule for an I/O queue: a write of so much needs no round trip more.
+pub const CAPSULE_MAX_BYTES: usize = 16 << 10;
+/// The same for an admin queue, as the specification has it.
+pub const ADMIN_CAPSULE_MAX_BYTES: usize = 8 << 10;
+/// Requests for events that wait.
+pub const EVENTS_MAX: usize = 4;
+/// The subsystem that tells of all others.
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// What the names of other subsystems begin with.
+pub const UUID_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+/// Bytes of an entry of the discovery log, and of its header.
+pub const RECORD_BYTES: usize = 1024;
+
+/// Blocks of 512 bytes in one of 4 KiB, which are written as a whole; as numbers that begin with 0.
+const WHOLE_BLOCKS: u16 = 7;
+/// Zeros written with one command at most: 32 MiB, as a power of two of 4 KiB.
+const ZEROES_MAX_LOG: u8 = 13;
+/// Blocks of one range to be given up.
+const DEALLOCATE_MAX_BLOCKS: u32 = (1 << 30) / BLOCK_BYTES as u32;
+/// Events that a host can be told of: an attribute of a namespace has changed.
+pub const NAMESPACE_EVENTS: u32 = 1 << 8;
+/// The discovery log has changed.
+pub const DISCOVERY_EVENTS: u32 = 1 << 31;
+
+/// A controller, as the data structure for it is made.
+pub struct Described<'a> {
+    /// Its number.
+    pub number: u16,
+    /// Its subsystem.
+    pub subsystem: &'a str,
+    /// The uuid of what it shows; none for discovery.
+    pub uuid: Option<&'a str>,
+}
+
+/// The data structure of a controller.
+pub fn controller(described: &Described<'_>) -> Vec<u8> {
+    let mut data = vec![0; IDENTIFY_BYTES];
+    let discovery = described.uuid.is_none();
+    let digits = described.uuid.unwrap_or_default().bytes().filter(|byte| *byte != b'-');
+    let serial: Vec<u8> = digits.take(20).collect();
+    text(&mut data[4..24], &serial);
+    text(&mut data[24..64], b"DBS volume");
+    text(&mut data[64..72], env!("CARGO_PKG_VERSION").as_bytes());
+    data[77] = TRANSFER_MAX_LOG;
+    put(&mut data, 78, &described.number.to_le_bytes());
+    put(&mut data, 80, &VERSION.to_le_bytes());
+    let events = if discovery { DISCOVERY_EVENTS } else { NAMESPACE_EVENTS };
+    put(&mut data, 92, &events.to_le_bytes());
+    // Any command keeps the controller alive.
+    put(&mut data, 96, &(1u32 << 6).to_le_bytes());
+    data[111] = if discovery { 2 } else { 1 };
+    data[258] = 3;
+    data[259] = EVENTS_MAX as u8 - 1;
+    // One slot for firmware, which is read-only.
+    data[260] = 0x03;
+    // The log of effects, and parts of logs.
+    data[261] = 0x06;
+    // Keep alive in seconds.
+    put(&mut data, 320, &10u16.to_le_bytes());
+    put(&mut data, 514, &ENTRIES_MAX.to_le_bytes());
+    // One descriptor, which may be an offset into the capsule, or the transport's.
+    put(&mut data, 536, &(1u32 | 1 << 20).to_le_bytes());
+    put(&mut data, 768, described.subsystem.as_bytes());
+    let capsule = if discovery { 0 } else { CAPSULE_MAX_BYTES };
+    put(&mut data, 1792, &(((64 + capsule) / 16) as u32).to_le_bytes());
+    put(&mut data, 1796, &1u32.to_le_bytes());
+    data[1803] = 1;
+    if !discovery {
+        data[512] = 0x66;
+        data[513] = 0x44;
+        put(&mut data, 516, &NAMESPACE.to_le_bytes());
+        // Dataset management and zeros.
+        put(&mut data, 520, &(1u16 << 2 | 1 << 3).to_le_bytes());
+        // A cache that a flush makes durable, of one namespace or of all.
+        data[525] = 0x07;
+        put(&mut data, 526, &WHOLE_BLOCKS.to_le_bytes());
+        put(&mut data, 528, &WHOLE_BLOCKS.to_le_bytes());
+    }
+    data
+}
+
+/// The data structure of a namespace of so many bytes.
+pub fn namespace(size: u64, read_only: bool) -> Vec<u8> {
+    let mut data = vec![0; IDENTIFY_BYTES];
+    let blocks = (size / BLOCK_BYTES).to_le_bytes();
+    put(&mut data, 0, &blocks);
+    put(&mut data, 8, &blocks);
+    put(&mut data, 16, &blocks);
+    // What is atomic, and what is best to write, are fields of its own.
+    data[24] = 1 << 1 | 1 << 4;
+    // Given up, blocks are zeros; zeros can be written by giving blocks up.
+    data[33] = 0x01 | 1 << 3;
+    // Atomic, in use and after a loss of power, and the boundaries of that: a block of 4 KiB. The best to write and to
+    // give up, and where those begin, is the same.
+    for at in [34, 36, 40, 44, 64, 66, 68, 70, 72] {
+        put(&mut data, at, &WHOLE_BLOCKS.to_le_bytes());
+    }
+    data[99] = u8::from(read_only);
+    // The only format: no metadata, and blocks of so many bytes.
+    data[130] = BLOCK_BYTES.ilog2() as u8;
+    data
+}
+
+/// By what a namespace is known everywhere: a list of one descriptor, its uuid.
+pub fn descriptors(uuid: &str) -> Vec<u8> {
+    let mut data = vec![0; IDENTIFY_BYTES];
+    data[0] = 3;
+    data[1] = 16;
+    let digits = uuid.bytes().filter_map(|digit| (digit as char).to_digit(16));
+    let digits: Vec<u8> = digits.map(|digit| digit as u8).collect();
+    for (byte, pair) in data[4..20].iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    data
+}
+
+/// The namespaces behind this number.
+pub fn namespaces(behind: u32) -> Vec<u8> {
+    let mut data = vec![0; IDENTIFY_BYTES];
+    if behind < NAMESPACE {
+        put(&mut data, 0, &NAMESPACE.to_le_bytes());
+    }
+    data
+}
+
+/// Limits of commands that the limit of transfers is not for.
+pub fn limits() -> Vec<u8> {
+    let mut data = vec![0; IDENTIFY_BYTES];
+    data[1] = ZEROES_MAX_LOG;
+    data[3] = (RANGES_MAX - 1) as u8;
+    put(&mut data, 4, &DEALLOCATE_MAX_BLOCKS.to_le_bytes());
+    data
+}
+
+/// The log of a healthy device: nothing used up.
+pub fn health() -> Vec<u8> {
+    let mut data = vec![0; 512];
+    // 27 °C, in kelvins: there is nothing to measure.
+    put(&mut data, 1, &300u16.to_le_bytes());
+    (data[3], data[4]) = (100, 10);
+    data
+}
+
+/// The log of the commands that there are.
+pub fn effects() -> Vec<u8> {
+    let mut data = vec![0; 4096];
+    let admin = [
+        opcode::GET_LOG_PAGE,
+        opcode::IDENTIFY,
+        opcode::ABORT,
+        opcode::SET_FEATURES,
+        opcode::GET_FEATURES,
+        opcode::ASYNC_EVENT_REQUEST,
+        opcode::KEEP_ALIVE,
+    ];
+    for code in admin {
+        data[usize::from(code) * 4] = 1;
+    }
+    let writes = [opcode::WRITE, opcode::WRITE_ZEROES, opcode::DATASET_MANAGEMENT];
+    for code in [opcode::FLUSH, opcode::READ].into_iter().chain(writes) {
+        // Supported, and whether it changes the content of blocks.
+        data[1024 + usize::from(code) * 4] = 1 | u8::from(writes.contains(&code)) << 1;
+    }
+    data
+}
+
+/// A part of the discovery log: of these subsystems, all at one address.
+pub fn discovery(
+    generation: u64,
+    subsystems: &[String],
+    address: SocketAddr,
+    (offset, length): (u64, usize),
+) -> Vec<u8> {
+    let mut data = Vec::with_capacity(length + 2 * RECORD_BYTES);
+    let first = offset / RECORD_BYTES as u64;
+    let skip = (offset % RECORD_BYTES as u64) as usize;
+    let mut number = first;
+    while data.len() < skip + length {
+        let subsystem = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+        match subsystem.map(|index| subsystems.get(index)) {
+            None => data.extend(discovery_header(generation, subsystems.len() as u64)),
+            Some(Some(subsystem)) => data.extend(record(subsystem, address)),
+            Some(None) => data.resize(skip + length, 0),
+        }
+        number += 1;
+    }
+    data.truncate(skip + length);
+    data.split_off(skip)
+}
+
+fn discovery_header(generation: u64, records: u64) -> [u8; RECORD_BYTES] {
+    let mut header = [0; RECORD_BYTES];
+    put(&mut header, 0, &generation.to_le_bytes());
+    put(&mut header, 8, &records.to_le_bytes());
+    header
+}
+
+fn record(subsystem: &str, address: SocketAddr) -> [u8; RECORD_BYTES] {
+    let mut record = [0; RECORD_BYTES];
+    record[0] = 3;
+    record[1] = if address.is_ipv4() { 1 } else { 2 };
+    // An NVM subsystem, without a secure channel, which can do without flow control of submission queues.
+    (record[2], record[3]) = (2, 1 << 2);
+    put(&mut record, 4, &1u16.to_le_bytes());
+    // Controllers are made as hosts connect.
+    put(&mut record, 6, &0xffffu16.to_le_bytes());
+    put(&mut record, 8, &ENTRIES_MAX.to_le_bytes());
+    text(&mut record[32..64], address.port().to_string().as_bytes());
+    put(&mut record, 256, subsystem.as_bytes());
+    text(&mut record[512..768], address.ip().to_string().as_bytes());
+    record
+}
+
+/// Text, with spaces behind it.
+fn text(place: &mut [u8], text: &[u8]) {
+    place.fill(b' ');
+    place.iter_mut().zip(text).for_each(|(place, byte)| *place = *byte);
+}

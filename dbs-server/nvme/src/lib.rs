@@ -1,0 +1,32 @@
+//! Volumes as NVMe namespaces: a target of NVMe over TCP, for the hosts of this machine.
+//!
+//! Each volume and each snapshot is a subsystem, called after its uuid, with one namespace. A host (Linux's `nvme-tcp`)
+//! asks the discovery subsystem which there are, connects its admin queue, which makes a controller, and then each I/O
+//! queue with a TCP connection of its own. The protocol is that of the NVM Express Base, NVM Command Set and TCP
+//! Transport specifications.
+//!
+//! - `server.rs`, `shared.rs`: [`NvmeTcp`], where hosts connect, which subsystems there are, and who is connected;
+//! - `connect.rs`: the beginning of a connection, on a thread of its own;
+//! - `controller.rs`, `registers.rs`: the state that the queues of a host share: properties, keep-alive, events;
+//! - `target.rs`, `queue.rs`, `message.rs`: the queues of one reactor; [`dbs_frontend::Requests`] carries their requests out;
+//! - `admin.rs`, `identify.rs`: what admin commands are answered with;
+//! - `command.rs`, `wire.rs`: commands and PDUs: bytes to types and back, none of which is believed.
+//!
+//! Enter at [`NvmeTcp::start`].
+
+mod admin;
+mod command;
+mod connect;
+mod controller;
+mod identify;
+mod message;
+mod queue;
+mod registers;
+mod server;
+mod shared;
+mod target;
+mod wire;
+
+pub use controller::ClientInfo;
+pub use server::NvmeTcp;
+pub use shared::{Access, NvmeOptions};

@@ -1,0 +1,425 @@
+//! What all threads of the server share: which subsystems there are, who is connected, and the way of a connection to
+//! its reactor.
+
+use super::command::Status;
+use super::connect::{Asked, Connecting, Refused, wrong_data};
+use super::controller::{Controller, Disk, Host, QUEUES_MAX, Subject, Tell};
+use super::identify::{DISCOVERY_NQN, UUID_NQN};
+use super::message::Message;
+use super::queue::Queue;
+use super::wire::Framing;
+use dbs_core::info::{Holder, HolderInfo, HolderKind};
+use dbs_core::units::VolumeId;
+use dbs_core::{Error, Result, Store};
+use dbs_frontend::{Listen, Socket, User, lock};
+use dbs_reactor::Remote;
+use dbs_service::log;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Connections at a time at most; more are closed at once.
+const CONNECTIONS_MAX: usize = 1024;
+/// Connections that may be at their beginning: each has a thread.
+const CONNECTING_MAX: usize = 64;
+/// How long a host may take to connect.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long who wants to write a volume waits for who writes it.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks for that.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// The largest number of a controller.
+const NUMBER_MAX: u16 = 0xffef;
+
+/// What may be done with a volume by who connects from an address: nothing, or only reading (`true`), or all.
+pub type Access = Box<dyn Fn(&str, &str) -> Option<bool> + Send + Sync>;
+
+/// How to serve.
+pub struct NvmeOptions {
+    /// Where to listen: TCP on loopback.
+    pub listen: Vec<Listen>,
+    /// Threads that serve queues.
+    pub reactors: usize,
+    /// How they do I/O.
+    pub reactor: dbs_reactor::Options,
+    /// Threads for requests that have to wait.
+    pub workers: usize,
+    /// Which volumes there are for whom.
+    pub access: Access,
+    /// Numbers for clients.
+    pub number: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// Nothing is written to the store.
+    pub read_only: bool,
+}
+
+/// What all threads share.
+pub struct Shared {
+    /// The store.
+    pub store: Store,
+    /// How to serve it.
+    pub options: NvmeOptions,
+    /// The reactors, once they run.
+    pub reactors: Arc<OnceLock<Vec<Remote<Message>>>>,
+    tell: Tell,
+    /// Those that are served, by their numbers among clients.
+    pub controllers: Mutex<BTreeMap<u64, Arc<Controller>>>,
+    /// Connections: those at their beginning with their socket.
+    pub connections: Mutex<Connections>,
+    /// What there is, by its uuid.
+    subjects: Mutex<(u64, Arc<Subjects>)>,
+    /// Whose hosts are to be told that a server before lost what it had acknowledged, by the volume.
+    lost: Mutex<BTreeMap<VolumeId, Arc<AtomicBool>>>,
+    /// A connection has gone.
+    pub gone: Condvar,
+    /// A controller has.
+    pub ended: Condvar,
+    /// No more are let in.
+    pub stopping: AtomicBool,
+    /// The reactor that the next queue is served by.
+    next: AtomicU64,
+}
+
+/// Connections.
+#[derive(Default)]
+pub struct Connections {
+    next: u64,
+    /// Those at their beginning.
+    pub connecting: BTreeMap<u64, Arc<Socket>>,
+    /// How many belong to queues.
+    pub served: usize,
+}
+
+/// A volume, or one of its snapshots, by uuid.
+type Subjects = BTreeMap<String, (String, Option<String>)>;
+
+impl Shared {
+    /// What there is in a store at the moment, and nobody who is connected.
+    pub fn new(store: Store, options: NvmeOptions) -> Arc<Self> {
+        let reactors: Arc<OnceLock<Vec<Remote<Message>>>> = Arc::default();
+        let told = Arc::clone(&reactors);
+        let shared = Self {
+            store,
+            options,
+            reactors,
+            tell: Arc::new(move |notice| {
+                let reactors = told.get().into_iter().flatten();
+                reactors.for_each(|reactor| reactor.send(Message::Notice(notice)));
+            }),
+            controllers: Mutex::default(),
+            connections: Mutex::default(),
+            subjects: Mutex::default(),
+            lost: Mutex::default(),
+            gone: Condvar::new(),
+            ended: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+        };
+        shared.look();
+        Arc::new(shared)
+    }
+
+    /// Sends a message to all reactors.
+    pub fn tell(&self, message: impl Fn() -> Message) {
+        self.reactors.get().into_iter().flatten().for_each(|reactor| reactor.send(message()));
+    }
+
+    /// The names of the subsystems that who connects from an address finds, and a number that changes with them.
+    pub fn subsystems_for(&self, address: &str) -> (u64, Vec<String>) {
+        let (generation, subjects) = lock(&self.subjects).clone();
+        let visible = |(_, (volume, _)): &(&String, &(String, Option<String>))| {
+            (self.options.access)(volume, address).is_some()
+        };
+        let names = subjects.iter().filter(visible).map(|(uuid, _)| format!("{UUID_NQN}{uuid}"));
+        (generation, names.collect())
+    }
+
+    /// A queue is gone.
+    pub fn left(&self, controller: Arc<Controller>, queue: u16) {
+        self.leave(controller, queue);
+        lock(&self.connections).served -= 1;
+        self.gone.notify_all();
+    }
+
+    fn leave(&self, controller: Arc<Controller>, queue: u16) {
+        if queue == 0 {
+            controller.end();
+        }
+        if controller.leave(queue) {
+            let id = controller.id;
+            if controller.disk().is_some() {
+                log::info("nvme", &[("disconnected", &controller.who)]);
+            }
+            drop(controller);
+            let removed = lock(&self.controllers).remove(&id);
+            // Who waits for that finds that nobody has the volume open for it.
+            drop(removed);
+            self.ended.notify_all();
+        }
+    }
+
+    /// Once a second: ends those whose hosts are silent.
+    pub fn strike(&self) {
+        let controllers: Vec<_> = lock(&self.controllers).values().cloned().collect();
+        for controller in controllers.iter().filter(|controller| controller.strike()) {
+            log::warn("nvme", &[("silent", &controller.who)]);
+            controller.end();
+        }
+    }
+
+    /// Looks what there is; whether that has changed.
+    pub fn look(&self) -> bool {
+        let mut found = Subjects::new();
+        for volume in self.store.volumes(false) {
+            // One that has gone since has no snapshots.
+            for snapshot in self.store.snapshots(&volume.name, false).unwrap_or_default() {
+                found.insert(snapshot.uuid, (volume.name.clone(), Some(snapshot.name)));
+            }
+            if !volume.rebuilding {
+                found.insert(volume.uuid, (volume.name, None));
+            }
+        }
+        let mut subjects = lock(&self.subjects);
+        let changed = *subjects.1 != found;
+        if changed {
+            *subjects = (subjects.0 + 1, Arc::new(found));
+        }
+        changed
+    }
+
+    /// Takes a connection.
+    pub fn adopt(self: &Arc<Self>, socket: Socket, peer: String, address: SocketAddr) {
+        // Fails only if the peer is gone already, which its thread finds out.
+        let _ = socket.tune();
+        let socket = Arc::new(socket);
+        let mut connections = lock(&self.connections);
+        let full = connections.connecting.len() >= CONNECTING_MAX
+            || connections.connecting.len() + connections.served >= CONNECTIONS_MAX;
+        if full || self.stopping.load(Ordering::SeqCst) {
+            drop(connections);
+            return log::warn("nvme", &[("refused", &peer), ("why", &"too many connections")]);
+        }
+        let number = connections.next;
+        connections.next += 1;
+        connections.connecting.insert(number, Arc::clone(&socket));
+        drop(connections);
+        let shared = Arc::clone(self);
+        let spawned = thread::Builder::new().name("nvme-connect".to_owned()).spawn(move || {
+            let served = shared.serve(number, socket, &peer, address);
+            lock(&shared.connections).connecting.remove(&number);
+            shared.gone.notify_all();
+            if let Err(error) = served
+                && !shared.stopping.load(Ordering::SeqCst)
+            {
+                log::warn("nvme", &[("client", &peer), ("error", &error)]);
+            }
+        });
+        if let Err(error) = spawned {
+            lock(&self.connections).connecting.remove(&number);
+            log::error("nvme", &[("error", &error)]);
+        }
+    }
+
+    /// The thread of a connection at its beginning.
+    fn serve(
+        &self,
+        number: u64,
+        socket: Arc<Socket>,
+        peer: &str,
+        address: SocketAddr,
+    ) -> io::Result<()> {
+        let mut connecting = Connecting::begin(&socket, CONNECT_PATIENCE)?;
+        let Some(asked) = connecting.asked()? else { return Ok(()) };
+        let framing = connecting.framing();
+        let controller = match self.controller(&asked, peer, address) {
+            Ok(controller) => controller,
+            Err(refused) => return connecting.refuse(refused),
+        };
+        let accepted = connecting.accept(controller.number);
+        let handed = accepted.and_then(|()| {
+            self.hand_over(number, socket, (Arc::clone(&controller), &asked), framing)
+        });
+        if handed.is_err() {
+            controller.end();
+            self.leave(controller, asked.queue);
+        }
+        handed
+    }
+
+    fn hand_over(
+        &self,
+        number: u64,
+        socket: Arc<Socket>,
+        (controller, asked): (Arc<Controller>, &Asked),
+        framing: Framing,
+    ) -> io::Result<()> {
+        socket.set_read_timeout(None)?;
+        let mut connections = lock(&self.connections);
+        let stopping = || io::Error::other("the server is stopping");
+        // Nobody else has it then: who stops the server finds it here or with its reactor.
+        connections.connecting.remove(&number).ok_or_else(stopping)?;
+        let socket = Arc::into_inner(socket).ok_or_else(stopping)?;
+        let reactors = self.reactors.get().filter(|reactors| !reactors.is_empty());
+        let reactors = reactors.ok_or_else(stopping)?;
+        let index = self.next.fetch_add(1, Ordering::Relaxed) as usize % reactors.len();
+        let user = controller.disk().map(|disk| {
+            let lost = Arc::clone(&disk.lost);
+            let (volume, client) = (disk.volume.clone(), controller.id);
+            // A flag of its own: a queue may end without its controller.
+            User::new(volume, disk.read_only, client, lost, Arc::default())
+        });
+        let (place, flow_control) = ((asked.queue, asked.entries), asked.flow_control);
+        let queue = Queue::new(controller, user, place, framing, flow_control);
+        connections.served += 1;
+        reactors[index].send(Message::Adopt(Box::new((socket.into(), queue))));
+        Ok(())
+    }
+
+    /// The controller that a host asks for: a new one, or that of an I/O queue.
+    fn controller(
+        &self,
+        asked: &Asked,
+        peer: &str,
+        address: SocketAddr,
+    ) -> std::result::Result<Arc<Controller>, Refused> {
+        if asked.queue > 0 {
+            return self.join(asked);
+        }
+        let id = (self.options.number)();
+        let who = format!("NVMe host {} at {peer}", asked.host.name);
+        let subject = if asked.subsystem == DISCOVERY_NQN {
+            Subject::Discovery(address)
+        } else {
+            Subject::Disk(self.open(asked, (id, &who), peer)?)
+        };
+        let mut controllers = lock(&self.controllers);
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err((Status::CONNECT_BUSY, 0));
+        }
+        let used = |number: u16| controllers.values().any(|other| other.number == number);
+        let number = (1..=NUMBER_MAX).find(|number| !used(*number));
+        let number = number.ok_or((Status::CONNECT_BUSY, 0))?;
+        let controller = Arc::new(Controller::new(
+            (id, number),
+            asked.host.clone(),
+            (who, peer.to_owned()),
+            subject,
+            asked.keep_alive_ms,
+            Arc::clone(&self.tell),
+        ));
+        if controller.disk().is_some() {
+            log::info("nvme", &[("connected", &controller.who), ("to", &asked.subsystem)]);
+        }
+        controllers.insert(id, Arc::clone(&controller));
+        Ok(controller)
+    }
+
+    fn join(&self, asked: &Asked) -> std::result::Result<Arc<Controller>, Refused> {
+        let its = |other: &&Arc<Controller>| other.number == asked.controller;
+        let found = lock(&self.controllers).values().find(its).cloned();
+        let controller = found.ok_or_else(|| wrong_data(16))?;
+        if controller.subsystem() != asked.subsystem {
+            return Err(wrong_data(256));
+        }
+        let Host { name, id } = &controller.host;
+        if (name, id) != (&asked.host.name, &asked.host.id) {
+            return Err((Status::CONNECT_HOST, 0));
+        }
+        if asked.queue > QUEUES_MAX || controller.disk().is_none() {
+            return Err((Status::CONNECT_PARAMETERS, 42));
+        }
+        controller.join(asked.queue).map_err(|status| (status, 0))?;
+        Ok(controller)
+    }
+
+    /// Opens what a host asks for.
+    fn open(
+        &self,
+        asked: &Asked,
+        (id, who): (u64, &str),
+        peer: &str,
+    ) -> std::result::Result<Disk, Refused> {
+        let unknown = || wrong_data(256);
+        let uuid = asked.subsystem.strip_prefix(UUID_NQN).ok_or_else(unknown)?;
+        let subjects = Arc::clone(&lock(&self.subjects).1);
+        let (name, snapshot) = subjects.get(uuid).ok_or_else(unknown)?;
+        let only_reads = (self.options.access)(name, peer).ok_or_else(unknown)?;
+        let read_only = self.options.read_only || only_reads || snapshot.is_some();
+        let refused = |error: Error| {
+            log::warn("nvme", &[("refused", &who), ("error", &error)]);
+            (Status::CONNECT_BUSY, 0)
+        };
+        if !read_only {
+            self.wait_for_writers(name).map_err(refused)?;
+        }
+        let holder = Holder {
+            kind: HolderKind::NvmeTcp,
+            who: who.to_owned(),
+            id: Some(id),
+            writes: !read_only,
+            alone: !read_only,
+            remedy: format!("disconnect it there first, or with `dbs clients kick {id}`"),
+        };
+        let spec = snapshot.as_ref().map_or_else(|| name.clone(), |s| format!("{name}@{s}"));
+        let volume = self.store.volume_for(&spec, holder).and_then(|volume| volume.complete());
+        let volume = volume.map_err(refused)?;
+        // It is held from here on, and may have another name than a moment ago: another may have that.
+        let own = self.own(id).filter(|own| self.uuid(own).is_ok_and(|found| found == uuid));
+        let own = own.ok_or((Status::CONNECT_BUSY, 0))?;
+        // Whoever came at the same moment finds this one, or is found.
+        if let Some(held) = self.writer(&own.volume, Some(id)).filter(|_| !read_only) {
+            drop(volume);
+            return Err(refused(written(&held)));
+        }
+        let has_lost = || Arc::new(AtomicBool::new(self.store.lost_tail().is_some()));
+        let lost = lock(&self.lost).entry(volume.id()).or_insert_with(has_lost).clone();
+        let read_only = read_only || volume.read_only();
+        Ok(Disk { volume, read_only, uuid: uuid.to_owned(), lost })
+    }
+
+    /// What a host holds.
+    fn own(&self, id: u64) -> Option<HolderInfo> {
+        let its = |held: &HolderInfo| is_of(&held.holder, Some(id));
+        self.store.holders().into_iter().find(its)
+    }
+
+    fn uuid(&self, held: &HolderInfo) -> Result<String> {
+        Ok(match &held.snapshot {
+            Some(snapshot) => self.store.snapshot_info(&held.volume, snapshot)?.uuid,
+            None => self.store.volume_info(&held.volume)?.uuid,
+        })
+    }
+
+    /// Who else writes a volume: what it writes could be undone, or undo.
+    fn writer(&self, volume: &str, id: Option<u64>) -> Option<HolderInfo> {
+        self.store.holders().into_iter().find(|held| {
+            let same = held.snapshot.is_none() && held.volume == volume;
+            same && (held.holder.alone || held.holder.writes) && !is_of(&held.holder, id)
+        })
+    }
+
+    /// Waits before the volume is held: a host whose connections were lost comes again while the server ends them.
+    fn wait_for_writers(&self, volume: &str) -> Result<()> {
+        let begun = Instant::now();
+        while let Some(held) = self.writer(volume, None) {
+            if begun.elapsed() > PATIENCE || self.stopping.load(Ordering::SeqCst) {
+                return Err(written(&held));
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
+    }
+}
+
+/// Whether that is the host of this number.
+fn is_of(holder: &Holder, id: Option<u64>) -> bool {
+    holder.kind == HolderKind::NvmeTcp && id.is_some() && holder.id == id
+}
+
+fn written(held: &HolderInfo) -> Error {
+    let Holder { who, remedy, .. } = &held.holder;
+    Error::busy(format!("the volume is written by the {who}; {remedy}"))
+}
