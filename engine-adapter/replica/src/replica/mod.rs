@@ -23,6 +23,7 @@ pub mod meta;
 mod removal;
 mod restore;
 mod service;
+mod taking;
 pub(crate) mod view;
 
 pub use handover::{OpenStore, Predecessor, StoreSource, User};
@@ -47,6 +48,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
+use taking::Taking;
 use view::{Limits, SECTOR_SIZE};
 
 /// Files of its directory, of which it has some from its first start on.
@@ -64,6 +66,8 @@ pub struct ReplicaOptions {
     pub store_file: Option<PathBuf>,
     /// The file that the volume rests on, or a directory with nothing else in it.
     pub backing_file: Option<PathBuf>,
+    /// Bytes a second that come over from upstream's files, if the volume rests on them; 0 for no limit.
+    pub take_over: Option<u64>,
     /// Whether writes and unmaps are counted.
     pub revision_counter: bool,
     /// Whether unmaps mark the snapshots they reach as removed.
@@ -91,6 +95,7 @@ impl ReplicaOptions {
             volume: volume.to_owned(),
             store_file: None,
             backing_file: None,
+            take_over: None,
             revision_counter: true,
             unmap_mark: false,
             snapshot_max_count: 250,
@@ -107,6 +112,8 @@ impl ReplicaOptions {
 pub struct Replica {
     options: ReplicaOptions,
     below: Option<Below>,
+    /// Upstream's files, until all of them is in the store.
+    taking: Mutex<Option<Arc<Taking>>>,
     gate: Arc<Gate>,
     counters: Arc<Counters>,
     generation: Generation,
@@ -173,6 +180,10 @@ impl Replica {
     /// `Io` if its files cannot be read or written, those of the store.
     pub fn new(options: ReplicaOptions, source: StoreSource) -> Result<Arc<Self>> {
         let below = options.backing_file.as_deref().map(Below::open).transpose()?;
+        let taking = match options.store_file {
+            Some(_) => Taking::find(&options.dir, options.take_over)?,
+            None => None,
+        };
         let counters = Arc::new(Counters::new(&options.dir));
         let generation = Generation::new(&options.dir);
         let limits = Limits {
@@ -209,6 +220,7 @@ impl Replica {
         let replica = Arc::new_cyclic(|me| Self {
             options,
             below,
+            taking: Mutex::new(taking),
             gate,
             counters,
             generation,
@@ -233,10 +245,10 @@ impl Replica {
         &self.gate
     }
 
-    /// The store, if it is with this process.
+    /// The store, if it is with this process and has all that the replica is to have.
     ///
     /// # Errors
-    /// `Busy` if it is with another.
+    /// `Busy` if it is with another, or upstream's files are still needed.
     pub fn store(&self) -> Result<Store> {
         let (store, unsettled) = {
             let state = self.state();
@@ -251,6 +263,7 @@ impl Replica {
         if unsettled {
             self.take_below(&store)?;
         }
+        self.check_taken()?;
         Ok(store)
     }
 
@@ -361,6 +374,7 @@ impl Replica {
             Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
             layers => layers?,
         };
+        self.show_taken(&store, &mut facts.layers);
         Ok(facts)
     }
 
@@ -391,6 +405,7 @@ impl Replica {
         self.note_generation(|generation| generation.load(dirty, lost_tail));
         self.counters.distrust_before(lost_tail);
         self.counters.load(volume.revision, time::now_ns())?;
+        self.begin_taking(store)?;
         let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);
         if told { Ok(()) } else { self.note_in_meta() }
     }
