@@ -215,7 +215,9 @@ fn start_replica(
     let options = &process.options;
     let source = source(owner, options)?;
     let replica = options.replica(volume_name(options), Some(store_file));
-    let replica = Replica::new(ReplicaOptions { take_over: process.take_over, ..replica }, source)?;
+    let taken = upstream::serve::find(&options.dir)?;
+    let replica = ReplicaOptions { taken, take_over: process.take_over, ..replica };
+    let replica = Replica::new(replica, source)?;
     owner.serves(&replica);
     if let Some(size) = options.size {
         replica.create(size)?;

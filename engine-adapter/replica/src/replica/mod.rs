@@ -29,6 +29,7 @@ pub(crate) mod view;
 pub use handover::{OpenStore, Predecessor, StoreSource, User};
 pub use incoming::Incoming;
 pub use service::{ReplicaRpc, SERVICE_NAME};
+pub use taking::{KIND, Progress, Taken};
 pub use view::{Disk, ReplicaState};
 
 use below::Below;
@@ -66,7 +67,9 @@ pub struct ReplicaOptions {
     pub store_file: Option<PathBuf>,
     /// The file that the volume rests on, or a directory with nothing else in it.
     pub backing_file: Option<PathBuf>,
-    /// Bytes a second that come over from upstream's files, if the volume rests on them; 0 for no limit.
+    /// Upstream's files, if the volume rests on them, or has until now.
+    pub taken: Option<Arc<dyn Taken>>,
+    /// Bytes a second that come over from them, if it is not left to us; 0 for no limit.
     pub take_over: Option<u64>,
     /// Whether writes and unmaps are counted.
     pub revision_counter: bool,
@@ -95,6 +98,7 @@ impl ReplicaOptions {
             volume: volume.to_owned(),
             store_file: None,
             backing_file: None,
+            taken: None,
             take_over: None,
             revision_counter: true,
             unmap_mark: false,
@@ -180,10 +184,7 @@ impl Replica {
     /// `Io` if its files cannot be read or written, those of the store.
     pub fn new(options: ReplicaOptions, source: StoreSource) -> Result<Arc<Self>> {
         let below = options.backing_file.as_deref().map(Below::open).transpose()?;
-        let taking = match options.store_file {
-            Some(_) => Taking::find(&options.dir, options.take_over)?,
-            None => None,
-        };
+        let taking = options.taken.as_ref().map(|files| Taking::new(files, options.take_over));
         let counters = Arc::new(Counters::new(&options.dir));
         let generation = Generation::new(&options.dir);
         let limits = Limits {

@@ -1,23 +1,21 @@
-//! A replica that is served from upstream's files while their content comes over: [`crate::upstream::serve`] says how.
+//! A replica that is served from upstream's files while their content comes over. Module `upstream::serve` knows these
+//! files; here is when it is asked, and by whom.
 //!
 //! Until it is over, the replica tells of upstream's snapshots from their files, and is [`Busy`](dbs_core::ErrorKind::Busy) for what needs
 //! their content.
 
 use super::{Replica, User};
-use crate::replica::change::created;
-use crate::upstream::chain::{Chain, KIND};
-use crate::upstream::files::Files;
-use crate::upstream::{Progress, TAKEN, allocated, serve};
 use dbs_core::info::LayerInfo;
 use dbs_core::{Backing, Error, Result, Store};
 use dbs_service::log;
-use longhorn_wire::names;
-use std::path::Path;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// How the identity of upstream's files begins: that of no other file does.
+pub const KIND: &str = "files of upstream's replica";
 /// Bytes a second that come over unless something else is said.
 pub const RATE: u64 = 100 << 20;
 /// After an error.
@@ -28,10 +26,62 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How often it is logged how far it is.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Upstream's files, which the volume rests on.
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Bytes of content that were copied, by this process or before.
+    pub bytes: u64,
+    /// All of them.
+    pub total: u64,
+    /// Those that this process has copied.
+    pub copied: u64,
+}
+
+/// Upstream's files that a volume rests on.
+pub trait Taken: Send + Sync {
+    /// What they show.
+    fn file(&self) -> Arc<dyn Backing>;
+
+    /// Nothing of them.
+    fn progress(&self) -> Progress;
+
+    /// Whether all that they hold is in the store.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn is_done(&self, store: &Store, volume: &str) -> Result<bool>;
+
+    /// Brings their content over, or goes on with that: it is durable in the store on return, and the volume rests on them no
+    /// more. An error of who is told ends it.
+    ///
+    /// # Errors
+    /// `Invalid` if the files have changed; those of the files and the store. It can be called again.
+    fn bring(
+        &self,
+        store: &Store,
+        volume: &str,
+        told: &dyn Fn(Progress) -> Result<()>,
+    ) -> Result<()>;
+
+    /// Adds upstream's snapshots to the layers of the volume, below them. `on_files`: it still rests on them.
+    fn show(&self, layers: &mut Vec<LayerInfo>, on_files: bool);
+
+    /// Removes them, as nothing of them is needed any more.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn remove(&self) -> Result<()>;
+}
+
+impl fmt::Debug for dyn Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file().name())
+    }
+}
+
+/// Files that are still needed, and how far it is with them.
 pub(super) struct Taking {
-    files: Files,
-    chain: Arc<dyn Backing>,
+    files: Arc<dyn Taken>,
     /// Bytes a second; 0 for no limit.
     rate: u64,
     /// What the store was given, which forgets it otherwise.
@@ -78,26 +128,18 @@ impl User for Run {
 }
 
 impl Taking {
-    /// The files in a replica's directory, if they are still needed there.
-    pub fn find(dir: &Path, rate: Option<u64>) -> Result<Option<Arc<Self>>> {
-        let taken = dir.join(TAKEN);
-        if !taken.is_dir() {
-            return Ok(None);
-        }
-        let files = Files::read(&taken)?;
-        let chain = Arc::new(Chain::open(&files)?);
-        Ok(Some(Arc::new(Self {
-            progress: Mutex::new(Progress { total: files.allocated(), ..Progress::default() }),
-            files,
-            chain,
+    pub fn new(files: &Arc<dyn Taken>, rate: Option<u64>) -> Arc<Self> {
+        Arc::new(Self {
+            progress: Mutex::new(files.progress()),
+            files: Arc::clone(files),
             rate: rate.unwrap_or(RATE),
             attached: Mutex::default(),
             run: Mutex::default(),
-        })))
+        })
     }
 
     fn attach(&self, store: &Store) {
-        *lock(&self.attached) = Some(store.attach_backing(Arc::clone(&self.chain)));
+        *lock(&self.attached) = Some(store.attach_backing(self.files.file()));
     }
 
     /// Brings everything over, as fast as it may, and again after errors, until it is done or who has the store
@@ -106,8 +148,10 @@ impl Taking {
         loop {
             let (begun, mut told_at) = (Instant::now(), Instant::now());
             let told = Mutex::new(&mut told_at);
-            let result = serve::bring(store, volume, &self.files, &*self.chain, &|progress| {
-                *lock(&self.progress) = progress;
+            let result = self.files.bring(store, volume, &|progress| {
+                if progress.total > 0 {
+                    *lock(&self.progress) = progress;
+                }
                 let mut told_at = lock(&told);
                 if told_at.elapsed() >= LOG_INTERVAL {
                     **told_at = Instant::now();
@@ -136,47 +180,6 @@ impl Taking {
         let fields: [(&str, &dyn std::fmt::Display); 4] =
             [("volume", &volume), ("state", &what), ("bytes", &bytes), ("total", &total)];
         log::info("upstream-files", &fields);
-    }
-
-    /// Adds upstream's snapshots to the layers of the volume, below them.
-    fn show(&self, layers: &mut Vec<LayerInfo>, on_files: bool) {
-        let parent_of = |disk: &str| {
-            let meta = self.files.disks.get(disk)?;
-            names::snapshot_name(&meta.parent).map(str::to_owned)
-        };
-        let head = &self.files.meta.head;
-        for layer in layers.iter_mut() {
-            let disk = layer.name.as_deref().map(names::snapshot_disk);
-            if let Some(disk) = disk.filter(|disk| self.files.disks.contains_key(disk)) {
-                layer.parent = parent_of(&disk);
-            } else if layer.parent.is_none() {
-                layer.parent = parent_of(head);
-                if on_files {
-                    layer.data_bytes += allocated(&self.files.image(head));
-                }
-            }
-        }
-        for (disk, meta) in self.files.disks.iter().filter(|(disk, _)| *disk != head) {
-            let Some(name) = names::snapshot_name(disk) else { continue };
-            if layers.iter().any(|layer| layer.name.as_deref() == Some(name)) {
-                continue;
-            }
-            let mut labels = meta.labels.clone();
-            let image = self.files.image(disk);
-            layers.push(LayerInfo {
-                name: Some(name.to_owned()),
-                uuid: String::new(),
-                parent: parent_of(disk),
-                origin: None,
-                children: Vec::new(),
-                size: std::fs::metadata(&image).map_or(0, |m| m.len()),
-                created_ns: created(&meta.created, &mut labels),
-                user_created: meta.user_created,
-                retired: meta.removed,
-                labels,
-                data_bytes: allocated(&image),
-            });
-        }
     }
 }
 
@@ -211,14 +214,16 @@ impl Replica {
             taking.attach(store);
         }
         let file = file.filter(|file| file.starts_with(KIND))?;
-        let now = taking.as_ref().map_or("they are not there", |taking| taking.chain.identity());
+        let now = taking.map(|taking| taking.files.file());
+        let now = now.as_ref().map_or("they are not there", |now| now.identity());
         Some(if now == file {
             Ok(())
         } else {
             Err(Error::invalid(format!(
-                "the volume `{}` rests on upstream's files in `{}`, which are not what they were: that was {file}; now: {now}",
+                "the volume `{}` rests on upstream's files, which are not what they were in `{}`: that was {file}; now: \
+                 {now}",
                 self.options.volume,
-                self.options.dir.join(TAKEN).display()
+                self.options.dir.display()
             )))
         })
     }
@@ -229,14 +234,14 @@ impl Replica {
             && !layers.is_empty()
         {
             let on_files = store.backing(&self.options.volume).is_ok_and(|on| on.is_some());
-            taking.show(layers, on_files);
+            taking.files.show(layers, on_files);
         }
     }
 
     /// Goes on bringing upstream's files over, or removes them if that is done.
     pub(super) fn begin_taking(&self, store: &Store) -> Result<()> {
         let Some(taking) = self.taking() else { return Ok(()) };
-        if serve::is_done(store, &self.options.volume, &*taking.chain)? {
+        if taking.files.is_done(store, &self.options.volume)? {
             self.end_taking(&taking);
             return Ok(());
         }
@@ -276,7 +281,7 @@ impl Replica {
             }
             *now = None;
         }
-        if let Err(e) = serve::remove_files(&self.options.dir) {
+        if let Err(e) = taking.files.remove() {
             log::warn("upstream-files", &[("volume", &self.options.volume), ("error", &e)]);
         }
     }

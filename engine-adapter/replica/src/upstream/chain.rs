@@ -1,6 +1,7 @@
 //! Upstream's chain of files as one image: a volume rests on it until their content is in the store.
 
 use super::files::Files;
+use crate::replica::KIND;
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Backing, Error, Result};
 use nix::errno::Errno;
@@ -11,8 +12,6 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-/// How its identity begins: that of no other file does.
-pub const KIND: &str = "files of upstream's replica";
 /// Samples of all images together, and the bytes of each.
 const SAMPLES: u64 = 256;
 const SAMPLE: u64 = 4 << 10;

@@ -61,15 +61,7 @@ const PIECE_BYTES: usize = 1 << 20;
 const INTERVALS: usize = 256;
 
 /// How far it is. Told after each step, and after each piece of content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
-    /// Bytes of content that were copied, by this process or before.
-    pub bytes: u64,
-    /// All of them.
-    pub total: u64,
-    /// Those that this process has copied.
-    pub copied: u64,
-}
+pub use crate::replica::Progress;
 
 impl Progress {
     /// Nothing of these files.
@@ -248,7 +240,7 @@ fn told_of_room(error: Error, place: &Path) -> Error {
 }
 
 /// Bytes that a file takes; nothing if there is none.
-pub(crate) fn allocated(path: &Path) -> u64 {
+fn allocated(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |m| m.blocks() * 512)
 }
 

@@ -17,17 +17,20 @@ use super::chain::Chain;
 use super::files::{Files, is_upstreams};
 use super::import::{Filling, put_counters};
 use super::{
-    Count, Held, Progress, TAKEN, Told, check_room, check_settled, exists, list, make_dir, remove,
-    rename, sync, told_of_room,
+    Count, Held, Progress, TAKEN, Told, allocated, check_room, check_settled, exists, list,
+    make_dir, remove, rename, sync, told_of_room,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
-use crate::replica::incoming::staged;
+use crate::replica::Taken;
+use crate::replica::incoming::{link, staged};
 use crate::replica::meta::VOLUME_META;
+use dbs_core::info::LayerInfo;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Backing, Error, Result, Store};
+use longhorn_wire::names;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Volume of the store into which upstream's layers come.
@@ -143,44 +146,116 @@ fn make_store(
     sync(dir)
 }
 
-/// Whether all that the files hold is in the store.
-///
-/// # Errors
-/// Those of the store.
-pub fn is_done(store: &Store, volume: &str, chain: &dyn Backing) -> Result<bool> {
-    let on = store.backing(volume)?;
-    Ok(on.is_none_or(|on| on.identity != chain.identity()) && !has_source(store))
+/// Upstream's files in a replica's directory that are served.
+pub struct Served {
+    /// The replica's directory.
+    dir: PathBuf,
+    files: Files,
+    chain: Arc<dyn Backing>,
 }
 
-/// Brings the content over, or goes on with that: it is durable in the store on return, and the volume rests on the files no
-/// more. An error of who is told ends it.
+/// Upstream's files that the replica in this directory is served from, if it is.
 ///
 /// # Errors
-/// `Invalid` if the files have changed; those of the files and the store. It can be called again.
-pub fn bring(
-    store: &Store,
-    volume: &str,
-    files: &Files,
-    chain: &dyn Backing,
-    told: Told<'_>,
-) -> Result<()> {
-    if is_done(store, volume, chain)? {
-        return Ok(());
+/// `Io`; `Invalid` if they are not all there.
+pub fn find(dir: &Path) -> Result<Option<Arc<dyn Taken>>> {
+    let taken = dir.join(TAKEN);
+    if !exists(&taken)? {
+        return Ok(None);
     }
-    let on = store.backing(volume)?;
-    if on.is_some_and(|on| on.identity == chain.identity()) {
-        fill(store, files, told)?;
-        // What was read is what the volume shows.
-        let now = Chain::open(&Files::read(&files.dir)?)?;
-        if now.identity() != chain.identity() {
-            return Err(Error::invalid(format!(
-                "files in `{}` have changed while the volume rested on them",
-                files.dir.display()
-            )));
+    let read = || {
+        let files = Files::read(&taken)?;
+        Ok((Arc::new(Chain::open(&files)?), files))
+    };
+    match read() {
+        // A process that has the store may have removed them just now.
+        Err(_) if !exists(&taken)? => Ok(None),
+        Err(error) => Err(error),
+        Ok((chain, files)) => Ok(Some(Arc::new(Served { dir: dir.to_owned(), files, chain }))),
+    }
+}
+
+impl Served {
+    fn is_below(&self, store: &Store, volume: &str) -> Result<bool> {
+        let on = store.backing(volume)?;
+        Ok(on.is_some_and(|on| on.identity == self.chain.identity()))
+    }
+}
+
+impl Taken for Served {
+    fn file(&self) -> Arc<dyn Backing> {
+        Arc::clone(&self.chain)
+    }
+
+    fn progress(&self) -> Progress {
+        Progress::of(&self.files)
+    }
+
+    fn is_done(&self, store: &Store, volume: &str) -> Result<bool> {
+        Ok(!self.is_below(store, volume)? && !has_source(store))
+    }
+
+    fn bring(&self, store: &Store, volume: &str, told: Told<'_>) -> Result<()> {
+        if self.is_done(store, volume)? {
+            return Ok(());
         }
-        told(Progress::default())?;
+        if self.is_below(store, volume)? {
+            fill(store, &self.files, told)?;
+            // What was read is what the volume shows.
+            let now = Chain::open(&Files::read(&self.files.dir)?)?;
+            if now.identity() != self.chain.identity() {
+                return Err(Error::invalid(format!(
+                    "files in `{}` have changed while the volume rested on them",
+                    self.files.dir.display()
+                )));
+            }
+            told(Progress::default())?;
+        }
+        store.adopt(volume, SOURCE)
     }
-    store.adopt(volume, SOURCE)
+
+    fn show(&self, layers: &mut Vec<LayerInfo>, on_files: bool) {
+        let parent_of = |disk: &str| {
+            let meta = self.files.disks.get(disk)?;
+            names::snapshot_name(&meta.parent).map(str::to_owned)
+        };
+        let head = &self.files.meta.head;
+        for layer in layers.iter_mut() {
+            let disk = layer.name.as_deref().map(names::snapshot_disk);
+            if let Some(disk) = disk.filter(|disk| self.files.disks.contains_key(disk)) {
+                layer.parent = parent_of(&disk);
+            } else if layer.parent.is_none() {
+                layer.parent = parent_of(head);
+                if on_files {
+                    layer.data_bytes += allocated(&self.files.image(head));
+                }
+            }
+        }
+        for (disk, meta) in self.files.disks.iter().filter(|(disk, _)| *disk != head) {
+            let Some(name) = names::snapshot_name(disk) else { continue };
+            if layers.iter().any(|layer| layer.name.as_deref() == Some(name)) {
+                continue;
+            }
+            let (image, link) = (self.files.image(disk), link(name, meta));
+            layers.push(LayerInfo {
+                name: Some(link.snapshot),
+                uuid: String::new(),
+                parent: link.parent,
+                origin: None,
+                children: Vec::new(),
+                size: fs::metadata(&image).map_or(0, |m| m.len()),
+                created_ns: link.created_ns,
+                user_created: link.user_created,
+                retired: link.retired,
+                labels: link.labels,
+                data_bytes: allocated(&image),
+            });
+        }
+    }
+
+    fn remove(&self) -> Result<()> {
+        remove_files(&self.dir)
+    }
 }
 
 /// Fills the second volume.

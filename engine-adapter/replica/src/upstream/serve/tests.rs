@@ -13,10 +13,8 @@ fn begin_here(dir: &Path, told: Told<'_>) -> Result<()> {
     begin(dir, "v", &StoreOptions::default(), told)
 }
 
-fn chain(dir: &Path) -> (Files, Arc<dyn Backing>) {
-    let files = Files::read(dir).unwrap();
-    let chain = Arc::new(Chain::open(&files).unwrap());
-    (files, chain)
+fn chain(dir: &Path) -> Arc<dyn Backing> {
+    Arc::new(Chain::open(&Files::read(dir).unwrap()).unwrap())
 }
 
 /// What a process does, from its start to the end of bringing everything over.
@@ -26,21 +24,20 @@ pub fn serve(dir: &Path, told: Told<'_>) {
         begin_here(dir, told).unwrap();
     }
     if dir.join(TAKEN).exists() {
-        let (files, chain) = chain(&dir.join(TAKEN));
+        let files = find(dir).unwrap().unwrap();
         let store = store(dir);
-        let _attached = store.attach_backing(Arc::clone(&chain));
-        bring(&store, "v", &files, &*chain, told).unwrap();
+        let _attached = store.attach_backing(files.file());
+        files.bring(&store, "v", told).unwrap();
         store.close().unwrap();
         told(Progress::default()).unwrap();
-        remove_files(dir).unwrap();
+        files.remove().unwrap();
     }
 }
 
 /// Does something with the store, with upstream's files if they are still there.
 fn with_store<T>(dir: &Path, act: impl FnOnce(&Store) -> T) -> T {
     let store = store(dir);
-    let _attached =
-        dir.join(TAKEN).exists().then(|| store.attach_backing(chain(&dir.join(TAKEN)).1));
+    let _attached = dir.join(TAKEN).exists().then(|| store.attach_backing(chain(&dir.join(TAKEN))));
     let done = act(&store);
     store.close().unwrap();
     done
@@ -65,7 +62,7 @@ fn a_chain_shows_what_upstream_s_head_shows() {
     let place = tempfile::tempdir().unwrap();
     let dir = &place.path().join("r");
     upstream_replica(dir);
-    let (_, chain) = chain(dir);
+    let chain = chain(dir);
     let view = &upstream_views(dir)[HEAD];
     assert_eq!(chain.size(), SIZE);
     let mut random = fastrand::Rng::with_seed(7);
@@ -109,13 +106,14 @@ fn files_that_were_changed_are_others() {
         upstream_replica(dir);
         begin_here(dir, &done).unwrap();
         let taken = &dir.join(TAKEN);
-        let before = chain(taken).1.identity().to_owned();
+        let before = chain(taken).identity().to_owned();
         change(taken);
-        let now = chain(taken).1;
+        let now = chain(taken);
         assert_eq!(now.identity() == before, what == "nothing", "{what}");
         let store = store(dir);
         let replica = ReplicaOptions {
             store_file: Some(dir.join(STORE_FILE)),
+            taken: find(dir).unwrap(),
             take_over: Some(1),
             ..ReplicaOptions::new(dir, "v")
         };
@@ -124,6 +122,29 @@ fn files_that_were_changed_are_others() {
         assert_eq!(refused.contains("not what they were"), what != "nothing", "{what}: {refused}");
         store.close().unwrap();
     }
+}
+
+#[test]
+fn a_volume_stays_on_files_that_have_changed_while_they_were_read() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    begin_here(dir, &done).unwrap();
+    let files = find(dir).unwrap().unwrap();
+    let store = store(dir);
+    let _attached = store.attach_backing(files.file());
+    let change = |progress: Progress| {
+        if progress.bytes > 0 {
+            let file = File::options().write(true).open(dir.join(TAKEN).join(HEAD)).unwrap();
+            file.write_all_at(&[1; 4096], 900 * BLOCK).unwrap();
+        }
+        Ok(())
+    };
+    let refused = files.bring(&store, "v", &change).unwrap_err().to_string();
+    assert!(refused.contains("have changed while the volume rested on them"), "{refused}");
+    assert_eq!(store.backing("v").unwrap().unwrap().identity, files.file().identity());
+    assert!(has_source(&store) && dir.join(TAKEN).join(HEAD).exists());
+    store.close().unwrap();
 }
 
 /// Killed at each step, used in between, and killed again elsewhere: nothing is lost, and what was not upstream's stays.
@@ -210,6 +231,7 @@ fn replica(dir: &Path, rate: u64) -> (Arc<Replica>, Store) {
     let store = store(dir);
     let options = ReplicaOptions {
         store_file: Some(dir.join(STORE_FILE)),
+        taken: find(dir).unwrap(),
         take_over: Some(rate),
         ..ReplicaOptions::new(dir, "v")
     };
