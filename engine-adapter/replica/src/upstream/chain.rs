@@ -4,6 +4,7 @@ use super::files::Files;
 use crate::replica::KIND;
 use dbs_core::units::BLOCK_BYTES;
 use dbs_core::{Backing, Error, Result};
+use longhorn_sync::image::open_to_map;
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
 use std::fs::File;
@@ -42,7 +43,7 @@ impl Chain {
         let mut disk = files.meta.head.as_str();
         while let Some(meta) = files.disks.get(disk) {
             let path = files.image(disk);
-            let opened = File::open(&path)
+            let opened = open_to_map(&path)
                 .and_then(|file| Ok(Image { size: file.metadata()?.len(), file }))
                 .map_err(|e| Error::io(e, format!("opening `{}`", path.display())))?;
             images.push(opened);

@@ -18,12 +18,12 @@ use super::files::{Files, is_upstreams};
 use super::import::{Filling, put_counters};
 use super::{
     Count, Held, Progress, TAKEN, Told, allocated, check_room, check_settled, exists, list,
-    make_dir, remove, rename, sync, told_of_room,
+    make_dir, remove, rename, sync,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
-use crate::replica::Taken;
 use crate::replica::incoming::{link, staged};
 use crate::replica::meta::VOLUME_META;
+use crate::replica::{KIND, Taken};
 use dbs_core::info::LayerInfo;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Backing, Error, Result, Store};
@@ -81,8 +81,7 @@ pub fn begin(dir: &Path, volume: &str, options: &StoreOptions, told: Told<'_>) -
         remove(&dir.join(name))?;
     }
     let file = StoreFile { path: dir.join(NEW_STORE), options: options.clone() };
-    make_store(&Files::read(&taken)?, dir, volume, &file, told)
-        .map_err(|e| told_of_room(e, dir))?;
+    make_store(&Files::read(&taken)?, dir, volume, &file, told)?;
     rename(&file.path, &dir.join(STORE_FILE))?;
     sync(dir)?;
     told(Progress::default())
@@ -175,13 +174,6 @@ pub fn find(dir: &Path) -> Result<Option<Arc<dyn Taken>>> {
     }
 }
 
-impl Served {
-    fn is_below(&self, store: &Store, volume: &str) -> Result<bool> {
-        let on = store.backing(volume)?;
-        Ok(on.is_some_and(|on| on.identity == self.chain.identity()))
-    }
-}
-
 impl Taken for Served {
     fn file(&self) -> Arc<dyn Backing> {
         Arc::clone(&self.chain)
@@ -192,18 +184,20 @@ impl Taken for Served {
     }
 
     fn is_done(&self, store: &Store, volume: &str) -> Result<bool> {
-        Ok(!self.is_below(store, volume)? && !has_source(store))
+        let on = store.backing(volume)?;
+        Ok(on.is_none_or(|on| !on.identity.starts_with(KIND)) && !has_source(store))
     }
 
     fn bring(&self, store: &Store, volume: &str, told: Told<'_>) -> Result<()> {
         if self.is_done(store, volume)? {
             return Ok(());
         }
-        if self.is_below(store, volume)? {
+        let on = store.backing(volume)?.filter(|on| on.identity.starts_with(KIND));
+        if let Some(on) = on {
             fill(store, &self.files, told)?;
             // What was read is what the volume shows.
             let now = Chain::open(&Files::read(&self.files.dir)?)?;
-            if now.identity() != self.chain.identity() {
+            if [self.chain.identity(), now.identity()] != [&*on.identity; 2] {
                 return Err(Error::invalid(format!(
                     "files in `{}` have changed while the volume rested on them",
                     self.files.dir.display()

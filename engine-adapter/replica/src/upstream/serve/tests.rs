@@ -78,6 +78,39 @@ fn a_chain_shows_what_upstream_s_head_shows() {
     }
 }
 
+/// What upstream's process had begun to write when it was killed may be allocated and not written. Once the page cache has such
+/// blocks, file systems say that there is data.
+#[test]
+fn blocks_that_were_never_written_do_not_become_data_by_reading_beside_them() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    let file = File::options().write(true).open(dir.join(HEAD)).unwrap();
+    // `a` has all of these blocks, and the head the first 16.
+    file.write_all_at(&[0x77; 16 * BLOCK as usize], 100 * BLOCK).unwrap();
+    let flags = nix::fcntl::FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let (at, length) = ((116 * BLOCK).cast_signed(), (150 * BLOCK).cast_signed());
+    if nix::fcntl::fallocate(&file, flags, at, length).is_err() {
+        println!("SKIPPED: the file system allocates no blocks ahead");
+        return;
+    }
+    file.sync_all().unwrap();
+    let all = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+    nix::fcntl::posix_fadvise(&file, 0, 0, all).unwrap();
+    let view = upstream_views(dir).remove(HEAD).unwrap();
+    nix::fcntl::posix_fadvise(&file, 0, 0, all).unwrap();
+    if view[(116 * BLOCK) as usize] == 0 {
+        println!("SKIPPED: the file system takes allocated blocks for data");
+        return;
+    }
+    let chain = chain(dir);
+    for (first, count) in [(100, 4), (104, 4), (108, 8), (116, 150)] {
+        let mut buf = vec![0xee; (count * BLOCK) as usize];
+        chain.read_at(first * BLOCK, &mut buf).unwrap();
+        assert!(buf == view[(first * BLOCK) as usize..][..buf.len()], "from block {first} on");
+    }
+}
+
 #[test]
 fn files_that_were_changed_are_others() {
     let place = tempfile::tempdir().unwrap();
