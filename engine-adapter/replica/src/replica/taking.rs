@@ -8,6 +8,7 @@ use super::{Replica, User};
 use dbs_core::info::LayerInfo;
 use dbs_core::{Backing, Error, Result, Store};
 use dbs_service::log;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,6 +24,8 @@ const RETRY: Duration =
     if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 /// Of a wait: who ends the store waits no longer.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long a thread whose store was closed is waited for.
+const LET_GO: Duration = Duration::from_secs(2);
 /// How often it is logged how far it is.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -146,18 +149,16 @@ impl Taking {
     /// wants it back.
     fn bring(&self, store: &Store, volume: &str, run: &Run) -> Result<()> {
         loop {
-            let (begun, mut told_at) = (Instant::now(), Instant::now());
-            let told = Mutex::new(&mut told_at);
+            let begun = Instant::now();
+            let told_at = Cell::new(begun);
             let result = self.files.bring(store, volume, &|progress| {
                 if progress.total > 0 {
                     *lock(&self.progress) = progress;
                 }
-                let mut told_at = lock(&told);
-                if told_at.elapsed() >= LOG_INTERVAL {
-                    **told_at = Instant::now();
+                if told_at.get().elapsed() >= LOG_INTERVAL {
+                    told_at.set(Instant::now());
                     self.log("going on", volume);
                 }
-                drop(told_at);
                 run.wait(self.ahead(progress.copied, begun.elapsed()))
             });
             run.check()?;
@@ -245,14 +246,22 @@ impl Replica {
             self.end_taking(&taking);
             return Ok(());
         }
+        let before = lock(&taking.run).take();
+        if let Some(before) = before.filter(|before| !before.ended.load(Ordering::SeqCst)) {
+            if !before.stopped.load(Ordering::SeqCst) {
+                // The store has not been elsewhere since.
+                *lock(&taking.run) = Some(before);
+                return Ok(());
+            }
+            // What it still does fails, as its store was closed.
+            before.let_go(Instant::now() + LET_GO);
+        }
         let run = Arc::new(Run {
             replica: self.me.clone(),
             stopped: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         });
-        if let Some(before) = lock(&taking.run).replace(Arc::clone(&run)) {
-            before.stopped.store(true, Ordering::SeqCst);
-        }
+        *lock(&taking.run) = Some(Arc::clone(&run));
         let user: Weak<Run> = Arc::downgrade(&run);
         self.used_by(user);
         let (store, volume) = (store.clone(), self.options.volume.clone());

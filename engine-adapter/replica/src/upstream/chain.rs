@@ -70,7 +70,7 @@ impl Backing for Chain {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         // What no image so far has.
-        let mut missing = vec![offset..offset + buf.len() as u64];
+        let mut missing: Vec<_> = std::iter::once(offset..offset + buf.len() as u64).collect();
         for image in &self.images {
             let mut below = Vec::new();
             for range in missing {

@@ -621,7 +621,7 @@ fn upstream_s_files_may_be_kept() {
 }
 
 /// An edit of a directory, and what is said then.
-type Case = (&'static str, fn(&Path));
+pub(super) type Case = (&'static str, fn(&Path));
 
 #[test]
 fn what_upstream_would_not_serve_is_refused() {

@@ -114,7 +114,7 @@ fn blocks_that_were_never_written_do_not_become_data_by_reading_beside_them() {
 #[test]
 fn files_that_were_changed_are_others() {
     let place = tempfile::tempdir().unwrap();
-    let cases: [(&str, fn(&Path)); 5] = [
+    let cases: [Case; 5] = [
         ("nothing", |_| {}),
         ("a block", |dir| {
             let file = File::options().write(true).open(dir.join(HEAD)).unwrap();
@@ -376,7 +376,7 @@ fn a_replica_tells_of_snapshots_whose_content_is_still_to_come() {
 #[test]
 fn what_cannot_be_served_at_once_is_refused_and_stays() {
     let place = tempfile::tempdir().unwrap();
-    let cases: [(&str, fn(&Path)); 4] = [
+    let cases: [Case; 4] = [
         ("being rebuilt", |dir| edit(dir, |meta| meta.rebuilding = true)),
         ("use `longhorn replica-import`", |dir| {
             edit(dir, |meta| meta.backing_file_path = "/image".to_owned());
