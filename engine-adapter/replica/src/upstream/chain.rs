@@ -13,9 +13,8 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-/// Samples of all images together, and the bytes of each.
+/// Blocks that are samples, of all images together.
 const SAMPLES: u64 = 256;
-const SAMPLE: u64 = 4 << 10;
 /// Files of at most so many bytes are read as a whole.
 const SMALL: u64 = 64 << 10;
 
@@ -149,16 +148,22 @@ fn identity(files: &Files) -> io::Result<String> {
     let samples = (SAMPLES / files.disks.len().max(1) as u64).max(1);
     let mut bytes = 0;
     for name in files.names() {
-        let file = File::open(files.dir.join(name))?;
+        let file = open_to_map(&files.dir.join(name))?;
         let m = file.metadata()?;
-        bytes += m.len();
-        let facts = format!("{name}\n{} {}.{:09}\n", m.len(), m.mtime(), m.mtime_nsec());
+        let image = Image { file, size: m.len() };
+        bytes += image.size;
+        let facts = format!("{name}\n{} {}.{:09}\n", image.size, m.mtime(), m.mtime_nsec());
         hasher.update(facts.as_bytes());
-        let (count, length) = if m.len() <= SMALL { (1, m.len()) } else { (samples, SAMPLE) };
-        let mut part = vec![0; length as usize];
+        let blocks = image.size.div_ceil(BLOCK_BYTES);
+        let count = if image.size <= SMALL { blocks } else { samples };
         for sample in 0..count {
-            let at = m.len().saturating_sub(length) / count * sample;
-            file.read_exact_at(&mut part, at)?;
+            // Where a file has nothing are zeros; see `open_to_map` for why that is not read.
+            let mut part = [0; BLOCK_BYTES as usize];
+            let at =
+                (u128::from(sample) * u128::from(blocks) / u128::from(count)) as u64 * BLOCK_BYTES;
+            if image.next_data(at)? < at + BLOCK_BYTES {
+                image.fill(at, &mut part)?;
+            }
             hasher.update(&part);
         }
     }
