@@ -178,3 +178,30 @@ fn nothing_is_taken_over_unless_it_is_asked_for() {
     replica.wait_for("state=done");
     replica.stop();
 }
+
+/// A live upgrade between two processes of ours: the newer one goes on with it.
+#[test]
+fn a_newer_process_goes_on_bringing_the_content_over() {
+    let place = Place::new();
+    let (mut model, _) = upstream_replicas(&place);
+    let dir = place.replica("a");
+    let mut older = place.start("a", &["--take-over", "1"]);
+    let data = older.open();
+    write(&data, 3 * STEP, &[0xd0; BLOCK], &mut model);
+    let mut newer = place.start("a", &["--take-over", "0"]);
+    let newer_data = newer.data();
+    newer.rpc().open(true).unwrap();
+    let disks = newer.rpc().get().unwrap().disks;
+    assert!(disks.contains_key("volume-snap-old.img"), "from the older one: {disks:?}");
+    assert!(is_served_from_files(&dir));
+    // The first request takes the store over.
+    assert!(content(&newer_data) == model);
+    write(&newer_data, 4 * STEP, &[0xd1; BLOCK], &mut model);
+    newer.wait_for("state=done");
+    eventually("upstream's files are gone", || !is_served_from_files(&dir));
+    assert!(content(&newer_data) == model);
+    assert!(older.rpc().get().is_ok());
+    drop((data, newer_data));
+    newer.stop();
+    older.stop();
+}
