@@ -4,6 +4,7 @@
 //! [`Store`](dbs_core::Store) over a [`SimDisk`], and after every crash the store is compared
 //! with a [`Model`] of what it must or may hold. `docs/testing.md` says how to use it.
 
+pub mod adopt;
 pub mod beside;
 pub mod blind;
 pub mod bugs;

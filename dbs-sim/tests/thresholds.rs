@@ -103,3 +103,10 @@ fn a_long_relink_cut_off_at_each_operation() {
     println!("relink: {images} images");
     assert!(images > 40, "only {images}");
 }
+
+#[test]
+fn a_volume_that_leaves_its_file_cut_off_at_each_operation() {
+    let images = dbs_sim::adopt::run(&Config { tail: false, ..Config::small(3) }).unwrap();
+    println!("adopt: {images:?} images");
+    assert!(images.iter().all(|count| *count > 2), "only {images:?}");
+}

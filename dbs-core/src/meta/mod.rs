@@ -1,6 +1,7 @@
 //! The state of an open store in memory. No I/O, no clock, no threads: each call is a step of a
 //! state machine, and says what must be read, written or committed by whom it is called.
 
+pub mod adopt;
 pub mod alloc;
 pub mod attributes;
 pub mod base;

@@ -197,7 +197,7 @@ impl Meta {
     }
 
     /// Refuses a volume whose tree other volumes or deleted snapshots are part of.
-    fn check_alone(&self, volume: VolumeId) -> Result<()> {
+    pub(super) fn check_alone(&self, volume: VolumeId) -> Result<()> {
         let name = &self.volume(volume).name;
         for (_, snapshot) in self.snapshots() {
             let parent = self.try_snapshot(snapshot.parent);

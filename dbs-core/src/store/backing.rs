@@ -8,6 +8,7 @@ use crate::format::superblock::INCOMPAT_BACKED;
 use crate::info::{BackingInfo, VolumeInfo};
 use crate::meta::Meta;
 use crate::meta::base::{BASE_LABEL, encode_base};
+use crate::meta::locks::Space;
 use crate::meta::plan::ReadPiece;
 use crate::units::{BLOCK_BYTES, SnapshotId};
 use std::fmt;
@@ -97,6 +98,48 @@ impl Store {
         let kept = files.iter().map(|file| self.attach_backing(Arc::clone(file)));
         // Once, when it is opened.
         let _ = self.inner.given.set(kept.collect());
+    }
+
+    /// Takes the file from below a volume that rests on one. `from` is another volume of the store whose newest
+    /// snapshot, right below its empty head, shows what the file shows: the caller has seen to that. What
+    /// rests on the file builds on that snapshot, which is merged into it in the background as any deleted one is; the other
+    /// snapshots of `from` become those of the volume under their names; and `from` is gone.
+    ///
+    /// It is durable on return. Nothing that the volume shows changes with it. A crash leaves the volume on the file, or on
+    /// the snapshots, some of which may still be those of `from`: then that is still there, and a further call does the
+    /// rest.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` if the volume rests on no file, or `from` has no such snapshot or a head that holds something;
+    /// `Busy` if `from` is in use, one of them is being rebuilt, or other volumes rest on the same file or build on `from`;
+    /// `Exists` if both have a snapshot of the same name. Nothing has changed after these.
+    pub fn adopt(&self, volume: &str, from: &str) -> Result<()> {
+        let inner = &*self.inner;
+        inner.check_writable()?;
+        if volume == from {
+            return Err(Error::invalid("a volume cannot take its own snapshots"));
+        }
+        // The handle keeps the volume from being deleted meanwhile.
+        let handle = self.head(volume)?;
+        let id = handle.ids().0;
+        {
+            // Steps of background work change layers, and writers plan by what is below.
+            let _step = inner.steps.take();
+            let _head = inner.hold_all(id);
+            let _layers = inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true);
+            inner.command(|meta| {
+                let other = meta.find_volume(from)?;
+                Ok(meta.rebase(id, other)?)
+            })?;
+            let adopted = inner.step_in_group(|meta| {
+                let other = meta.find_volume(from)?;
+                meta.adopt_some(id, other)
+            });
+            // What was done before it failed is right as it is.
+            inner.commit()?;
+            adopted?;
+        }
+        self.delete_volume(from)
     }
 
     /// The file that a volume rests on, if it does.

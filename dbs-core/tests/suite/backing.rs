@@ -8,11 +8,11 @@ use dbs_core::{Backing, ErrorKind, Store};
 use std::io;
 use std::sync::Arc;
 
-const BLOCK: usize = 4096;
-const EXTENT: usize = 64 << 10;
+pub const BLOCK: usize = 4096;
+pub const EXTENT: usize = 64 << 10;
 /// Five blocks and a half behind the third extent: the file ends within an extent, and within a block.
 const FILE: usize = 3 * EXTENT + 5 * BLOCK + 2048;
-const SIZE: usize = 8 * EXTENT;
+pub const SIZE: usize = 8 * EXTENT;
 
 struct File {
     identity: String,
@@ -45,19 +45,19 @@ pub fn file_of(salt: u8) -> Arc<dyn Backing> {
 }
 
 /// What the volume shows at first.
-fn fresh(salt: u8) -> Vec<u8> {
+pub fn fresh(salt: u8) -> Vec<u8> {
     let mut shown: Vec<u8> = (0..FILE).map(|at| (at / 512) as u8 ^ salt | 1).collect();
     shown.resize(SIZE, 0);
     shown
 }
 
-struct Sample {
-    disk: Arc<Mem>,
-    store: Store,
+pub struct Sample {
+    pub disk: Arc<Mem>,
+    pub store: Store,
     _file: Arc<dyn Backing>,
 }
 
-fn sample() -> Sample {
+pub fn sample() -> Sample {
     let disk = init(1);
     let store = open(&disk, 2, false).unwrap();
     let file = store.attach_backing(file_of(2));
@@ -65,19 +65,19 @@ fn sample() -> Sample {
     Sample { disk, store, _file: file }
 }
 
-fn read(store: &Store, spec: &str) -> Vec<u8> {
+pub fn read(store: &Store, spec: &str) -> Vec<u8> {
     let volume = store.volume(spec).unwrap();
     let mut buf = vec![0xaa; volume.size() as usize];
     volume.read_at(0, &mut buf).unwrap();
     buf
 }
 
-fn write(store: &Store, spec: &str, at: usize, bytes: &[u8], model: &mut [u8]) {
+pub fn write(store: &Store, spec: &str, at: usize, bytes: &[u8], model: &mut [u8]) {
     store.volume(spec).unwrap().write_bytes_at(at as u64, bytes).unwrap();
     model[at..][..bytes.len()].copy_from_slice(bytes);
 }
 
-fn snapshot(store: &Store, volume: &str, name: &str) {
+pub fn snapshot(store: &Store, volume: &str, name: &str) {
     store.create_snapshot(volume, name, &SnapshotOptions::default()).unwrap();
 }
 

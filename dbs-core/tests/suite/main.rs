@@ -8,6 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adopt;
 mod attributes;
 mod backing;
 mod checksum_faults;

@@ -18,6 +18,7 @@ pub struct Source {
     revision: f64,
     rebuild: Option<f64>,
     purge: Option<f64>,
+    taking: Option<f64>,
     data: DataStats,
 }
 
@@ -33,6 +34,11 @@ impl Source {
             volume: volume.to_owned(),
             rebuild: rebuild.map(|job| f64::from(job.progress)),
             purge: purge.map(|job| f64::from(job.progress)),
+            taking: replica.taking_progress().map(|progress| {
+                // What is left to do after the last byte is not nothing.
+                let percent = progress.bytes as f64 * 100.0 / (progress.total as f64).max(1.0);
+                percent.min(99.0).floor()
+            }),
             size: info.size.parse().unwrap_or(0.0),
             snapshots: f64::from(info.snapshot_count_usage),
             head_bytes: info.head_file_size as f64,
@@ -110,8 +116,13 @@ fn replica_metrics(out: &mut Text, replicas: &[&Source]) {
 /// Progress of jobs that run; one that does not has no series.
 fn job_metrics(out: &mut Text, replicas: &[&Source]) {
     type Value = fn(&Source) -> Option<f64>;
-    let jobs: [(&str, &str, Value); 2] = [
+    let jobs: [(&str, &str, Value); 3] = [
         ("dbs_replica_rebuild_percent", "Progress of the rebuild that runs.", |r| r.rebuild),
+        (
+            "dbs_replica_take_over_percent",
+            "How much of upstream's files has come into the store, while the volume rests on them.",
+            |r| r.taking,
+        ),
         ("dbs_replica_purge_percent", "Progress of the purge that runs.", |r| r.purge),
     ];
     for (name, help, value) in jobs {

@@ -50,6 +50,7 @@ pub fn serve(args: &ReplicaArgs, store: Option<&Path>, volume_name: &str) -> Res
         metrics: args.ours.metrics.clone(),
         runtime_dir: runtime_dir(),
         store: store_options(&args.ours),
+        take_over: args.ours.take_over.flatten(),
     })
 }
 

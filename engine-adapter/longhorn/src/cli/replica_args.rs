@@ -97,6 +97,11 @@ pub struct OurArgs {
     #[arg(long, value_name = "SIZE", default_value = "1mb", value_parser = golang::size)]
     #[arg(env = "DBS_EXTENT_SIZE")]
     pub extent_size: Size,
+    /// If DIRECTORY has the files of an upstream replica: serve them at once, and bring their content into
+    /// a new store there meanwhile, so many bytes a second; 0 for no limit. They are removed at the end
+    #[arg(long, value_name = "BYTES", value_parser = golang::size)]
+    #[arg(env = "DBS_TAKE_OVER")]
+    pub take_over: Option<Size>,
     /// Checksums of data.
     #[command(flatten)]
     pub checksums: ChecksumArgs,

@@ -188,6 +188,7 @@ fn start_one(index: usize, planned: &Planned, local: &LocalOptions) -> Result<(S
         metrics: None,
         runtime_dir: local.runtime_dir.clone(),
         store: local.store.clone(),
+        take_over: None,
     };
     let running = Running::start(&process)?;
     let address = format!("tcp://{}", running.grpc());

@@ -4,7 +4,7 @@ use crate::controller::{client, command_of, free_ports, replica};
 use crate::support::*;
 use std::process::{Command, Output};
 
-const REPLICA: [(&str, &str); 12] = [
+const REPLICA: [(&str, &str); 13] = [
     ("DBS_REPLICA_DURABILITY", "power"),
     ("DBS_COMMIT_INTERVAL", "250ms"),
     ("DBS_COMMIT_BYTES", "8mb"),
@@ -15,6 +15,7 @@ const REPLICA: [(&str, &str); 12] = [
     ("DBS_EXTENT_SIZE", "2mb"),
     ("DBS_CHECKSUMS", "false"),
     ("DBS_CHECKSUM_CACHE", "1mb"),
+    ("DBS_TAKE_OVER", "100mb"),
     // Their values are the test's own.
     ("DBS_TAIL", ""),
     ("DBS_REPLICA_STORE", ""),

@@ -22,6 +22,7 @@ mod local;
 mod moving;
 mod shared;
 mod synced;
+mod taking;
 mod tls;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_longhorn");

@@ -10,7 +10,7 @@ use super::signals;
 use super::sockets::{DataSocket, SocketFile, Sockets, Wanted};
 use crate::agent::ports::ReceiverPorts;
 use crate::metrics;
-use crate::replica::{Replica, StoreSource, meta};
+use crate::replica::{Replica, ReplicaOptions, StoreSource, meta};
 use crate::upstream::{self, Held};
 use dbs_core::{Error, ErrorKind, Result, Store};
 use dbs_frontend::ListenAddress;
@@ -48,6 +48,9 @@ pub struct Process {
     pub runtime_dir: PathBuf,
     /// The store.
     pub store: StoreOptions,
+    /// Whether upstream's files in the directory are served at once, and how many bytes of them come into the store a second; 0
+    /// for no limit.
+    pub take_over: Option<u64>,
 }
 
 /// A replica with a store of its own, being served in this process.
@@ -77,18 +80,34 @@ pub fn run(process: &Process) -> Result<()> {
 }
 
 /// Makes the directory, and checks that it is not another kind of replica's, nor about to become one.
-fn prepare(dir: &Path) -> Result<Held> {
+fn prepare(process: &Process) -> Result<Held> {
+    let dir = &*process.options.dir;
     fs::create_dir_all(dir).map_err(|e| Error::io(e, format!("making `{}`", dir.display())))?;
+    if process.take_over.is_some() && upstream::serve::is_upstream(dir)? {
+        if process.options.backing_file.is_some() {
+            let text = "--take-over takes no replica over that has a backing file: use `longhorn replica-import`";
+            return Err(Error::invalid(text));
+        }
+        let volume = volume_name(&process.options);
+        upstream::serve::begin(dir, volume, &process.store, &|_| Ok(()))?;
+        log::info("upstream-files", &[("volume", &volume), ("state", &"served")]);
+    }
     let held = Held::shared(dir)?;
     upstream::check_settled(dir)?;
     let has = |name: &str| dir.join(name).try_exists().unwrap_or(true);
+    if has(upstream::TAKEN) && !has(STORE_FILE) {
+        upstream::check_not_served(dir)?;
+    }
+    if let Err(e) = upstream::serve::remove_gone(dir) {
+        log::warn("upstream-files", &[("error", &e)]);
+    }
     if has(meta::VOLUME_META) && !has(STORE_FILE) {
         return Err(Error::new(
             ErrorKind::Exists,
             format!(
                 "`{}` holds a replica ({}) that is not in a store of its own ({STORE_FILE}): one \
-                 of upstream's, which `longhorn replica-import` takes over, or one that is in a \
-                 shared store (--store)",
+                 of upstream's, which `longhorn replica-import` takes over, and --take-over serves \
+                 at once, or one that is in a shared store (--store)",
                 dir.display(),
                 meta::VOLUME_META
             ),
@@ -108,7 +127,7 @@ impl Running {
             // Before anything is made.
             dbs_backing::file_at(path)?;
         }
-        let held = prepare(&options.dir)?;
+        let held = prepare(process)?;
         let sockets = process.wanted.bind()?;
         let socket = match &sockets.data {
             DataSocket::Unix(_) => process.wanted.unix.as_deref().and_then(SocketFile::of),
@@ -195,8 +214,10 @@ fn start_replica(
 ) -> Result<(Arc<Common>, Arc<Served>, Option<MetricsServer>)> {
     let options = &process.options;
     let source = source(owner, options)?;
-    let volume = if options.volume_name.is_empty() { "volume" } else { &options.volume_name };
-    let replica = Replica::new(options.replica(volume, Some(store_file)), source)?;
+    let replica = options.replica(volume_name(options), Some(store_file));
+    let taken = upstream::serve::find(&options.dir)?;
+    let replica = ReplicaOptions { taken, take_over: process.take_over, ..replica };
+    let replica = Replica::new(replica, source)?;
     owner.serves(&replica);
     if let Some(size) = options.size {
         replica.create(size)?;
@@ -214,6 +235,11 @@ fn start_replica(
     let served = Arc::new(served);
     let metrics = start_metrics(process, owner, &served)?;
     Ok((common, served, metrics))
+}
+
+/// The volume in the store.
+fn volume_name(options: &Options) -> &str {
+    if options.volume_name.is_empty() { "volume" } else { &options.volume_name }
 }
 
 /// The store of the directory, or the process that has it.

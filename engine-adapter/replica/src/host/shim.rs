@@ -68,6 +68,7 @@ pub fn run(shim: &Shim) -> Result<()> {
     fs::create_dir_all(dir).map_err(|e| Error::io(e, format!("making `{}`", dir.display())))?;
     let _held = Held::shared(dir)?;
     upstream::check_settled(dir)?;
+    upstream::check_not_served(dir)?;
     if dir.join(super::file::STORE_FILE).exists() {
         return Err(Error::new(
             ErrorKind::Exists,

@@ -76,6 +76,9 @@ impl Replica {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             file => file?,
         };
+        if let Some(found) = self.attach_taken(store, file.as_ref().map(|file| &*file.identity)) {
+            return found;
+        }
         match (file, &self.below) {
             (None, None) => Ok(()),
             (Some(file), Some(below)) if file.identity == below.file.identity() => Ok(()),

@@ -73,6 +73,7 @@ impl Replica {
         check_given(disk, created)?;
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
+        self.check_taken()?;
         let disks = self.disks()?;
         let found = disks.get(disk).and_then(|found| Some((found, found.snapshot.as_deref()?)));
         let Some((target, snapshot)) = found else {

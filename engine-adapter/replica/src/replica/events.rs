@@ -96,7 +96,7 @@ impl Replica {
         // Nothing is written; it says whether something could be.
         volume.write_at(0, &[], false).map_err(|e| e.to_string())?;
         // It is pinned, but may have been renamed.
-        let store = self.store().map_err(|e| e.to_string())?;
+        let store = self.owned().ok_or_else(|| self.surrendered().to_string())?;
         store.layer(&self.options.volume, None).map_err(|e| e.to_string())?;
         for (path, before) in files {
             let now = file_id(path).map_err(|e| format!("`{}` is gone: {e}", path.display()))?;
@@ -120,13 +120,15 @@ impl Replica {
     /// Discards the whole blocks inside the range in the head, and in the run of removed snapshots
     /// below it; with the flag for it set, the snapshots below are marked as removed first.
     fn unmap(&self, offset: u64, length: u64) -> Result<u64> {
+        // Snapshots that are not in the store are marked with an unmap after they are.
+        let taking = self.taking().is_some();
         let (store, volume, mark) = {
             let state = self.state();
             let volume = state.opened.as_ref().and_then(|opened| opened.volume.clone());
             let (Place::Own(store), Some(volume)) = (&state.store, volume) else {
                 return Err(Error::invalid("replica no longer exist"));
             };
-            let mark = state.limits.unmap_mark && state.marked != Some(state.head);
+            let mark = state.limits.unmap_mark && state.marked != Some(state.head) && !taking;
             (store.clone(), volume, mark.then_some(state.head))
         };
         let size = volume.size();

@@ -47,6 +47,7 @@ impl Replica {
                  volume sector size {BLOCK_BYTES}"
             )));
         }
+        self.check_taken().map_err(unchanged)?;
         let facts = self.facts().map_err(refused)?;
         if size < facts.size() {
             let text = format!("cannot expand replica to a smaller size {size}");

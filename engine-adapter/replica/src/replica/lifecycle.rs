@@ -230,6 +230,7 @@ impl Replica {
     pub fn delete(&self) -> Result<()> {
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
+        self.check_taken()?;
         let disks = self.disks()?;
         self.note_generation(Generation::change);
         self.shut();
@@ -276,6 +277,7 @@ impl Replica {
             return Err(Error::busy("a backup is being restored to the replica"));
         }
         let store = self.take_over()?;
+        self.check_taken()?;
         self.state().restored = None;
         if rebuilding {
             // Durable before the store's mark: that alone is what a clone has, and is taken away at the

@@ -23,11 +23,13 @@ pub mod meta;
 mod removal;
 mod restore;
 mod service;
+mod taking;
 pub(crate) mod view;
 
 pub use handover::{OpenStore, Predecessor, StoreSource, User};
 pub use incoming::Incoming;
 pub use service::{ReplicaRpc, SERVICE_NAME};
+pub use taking::{KIND, Progress, Taken};
 pub use view::{Disk, ReplicaState};
 
 use below::Below;
@@ -47,6 +49,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
+use taking::Taking;
 use view::{Limits, SECTOR_SIZE};
 
 /// File of its directory that tells which generation of its content it has.
@@ -66,6 +69,10 @@ pub struct ReplicaOptions {
     pub store_file: Option<PathBuf>,
     /// The file that the volume rests on, or a directory with nothing else in it.
     pub backing_file: Option<PathBuf>,
+    /// Upstream's files, if the volume rests on them, or has until now.
+    pub taken: Option<Arc<dyn Taken>>,
+    /// Bytes a second that come over from them, if it is not left to us; 0 for no limit.
+    pub take_over: Option<u64>,
     /// Whether writes and unmaps are counted.
     pub revision_counter: bool,
     /// Whether unmaps mark the snapshots they reach as removed.
@@ -93,6 +100,8 @@ impl ReplicaOptions {
             volume: volume.to_owned(),
             store_file: None,
             backing_file: None,
+            taken: None,
+            take_over: None,
             revision_counter: true,
             unmap_mark: false,
             snapshot_max_count: 250,
@@ -109,6 +118,8 @@ impl ReplicaOptions {
 pub struct Replica {
     options: ReplicaOptions,
     below: Option<Below>,
+    /// Upstream's files, until all of them is in the store.
+    taking: Mutex<Option<Arc<Taking>>>,
     gate: Arc<Gate>,
     counters: Arc<Counters>,
     generation: Generation,
@@ -175,6 +186,7 @@ impl Replica {
     /// `Io` if its files cannot be read or written, those of the store.
     pub fn new(options: ReplicaOptions, source: StoreSource) -> Result<Arc<Self>> {
         let below = options.backing_file.as_deref().map(Below::open).transpose()?;
+        let taking = options.taken.as_ref().map(|files| Taking::new(files, options.take_over));
         let counters = Arc::new(Counters::new(&options.dir));
         let generation = Generation::new(&options.dir);
         let limits = Limits {
@@ -211,6 +223,7 @@ impl Replica {
         let replica = Arc::new_cyclic(|me| Self {
             options,
             below,
+            taking: Mutex::new(taking),
             gate,
             counters,
             generation,
@@ -235,10 +248,10 @@ impl Replica {
         &self.gate
     }
 
-    /// The store, if it is with this process.
+    /// The store, if it is with this process and has all that the replica is to have.
     ///
     /// # Errors
-    /// `Busy` if it is with another.
+    /// `Busy` if it is with another, or upstream's files are still needed.
     pub fn store(&self) -> Result<Store> {
         let (store, unsettled) = {
             let state = self.state();
@@ -253,6 +266,7 @@ impl Replica {
         if unsettled {
             self.take_below(&store)?;
         }
+        self.check_taken()?;
         Ok(store)
     }
 
@@ -363,6 +377,7 @@ impl Replica {
             Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
             layers => layers?,
         };
+        self.show_taken(&store, &mut facts.layers);
         Ok(facts)
     }
 
@@ -393,6 +408,7 @@ impl Replica {
         self.note_generation(|generation| generation.load(dirty, lost_tail));
         self.counters.distrust_before(lost_tail);
         self.counters.load(volume.revision, time::now_ns())?;
+        self.begin_taking(store)?;
         let told = meta.is_some_and(|meta| meta.rebuilding == rebuilding);
         if told { Ok(()) } else { self.note_in_meta() }
     }

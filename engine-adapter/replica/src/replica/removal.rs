@@ -18,6 +18,7 @@ impl Replica {
     pub fn mark_removed(&self, name: &str) -> Result<()> {
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
+        self.check_taken()?;
         let disks = self.disks()?;
         let Some((name, disk)) = find(&disks, name) else { return Ok(()) };
         let Some(snapshot) = &disk.snapshot else {
@@ -37,6 +38,7 @@ impl Replica {
     /// `Invalid` for the head or a disk that is not marked.
     pub fn prepare_remove(&self, name: &str) -> Result<Vec<PrepareRemoveAction>> {
         let Some(_work) = self.begin()? else { return Ok(Vec::new()) };
+        self.check_taken()?;
         let disks = self.disks()?;
         let Some((name, disk)) = find(&disks, name) else { return Ok(Vec::new()) };
         if disk.snapshot.is_none() {
@@ -69,6 +71,7 @@ impl Replica {
     pub fn remove(&self, name: &str, force: bool) -> Result<()> {
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
+        self.check_taken()?;
         let disks = self.disks()?;
         let Some(disk) = disks.get(name) else { return Ok(()) };
         let Some(snapshot) = &disk.snapshot else {
@@ -95,6 +98,7 @@ impl Replica {
     pub fn replace(&self, target: &str, source: &str) -> Result<()> {
         let Some(_work) = self.begin()? else { return Ok(()) };
         let store = self.take_over()?;
+        self.check_taken()?;
         let disks = self.disks()?;
         if disks.get(target).is_some_and(|disk| disk.snapshot.is_none()) {
             return Err(Error::invalid("cannot replace the active differencing disk"));

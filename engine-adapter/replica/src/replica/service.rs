@@ -145,8 +145,13 @@ impl ReplicaService for ReplicaRpc {
         request: Request<ReplicaRevertRequest>,
     ) -> Reply<ReplicaRevertResponse> {
         let ReplicaRevertRequest { name, created } = request.into_inner();
-        let replica =
-            self.change(move |replica| replica.revert(&name, &created).map_err(failed)).await?;
+        let revert = move |replica: &Replica| {
+            // With the code of what has changed nothing: who is told so by all replicas need give up none.
+            let early = |e| Status::new(Code::InvalidArgument, text(&e));
+            replica.check_taken().map_err(early)?;
+            replica.revert(&name, &created).map_err(failed)
+        };
+        let replica = self.change(revert).await?;
         Ok(Response::new(ReplicaRevertResponse { replica }))
     }
 

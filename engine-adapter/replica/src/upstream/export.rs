@@ -3,8 +3,8 @@
 use super::files::{CHECKSUM, META, REVISION_BYTES, REVISION_FILE, change_time};
 use super::{
     Count, EXPORT, Held, IMPORT, Moved, Progress, Told, absolute, allocated, check_not,
-    check_place, check_room, copy, exists, list, make_dir, put, remove, rename, sync, told_of_room,
-    warn,
+    check_not_served, check_place, check_room, copy, exists, list, make_dir, put, remove, rename,
+    sync, told_of_room, warn,
 };
 use crate::agent::files::FileName;
 use crate::agent::shelf::disk_meta;
@@ -51,6 +51,7 @@ pub fn export(options: &ExportOptions, told: Told<'_>) -> Result<Option<Moved>> 
     let dir = &absolute(&options.dir)?;
     let _held = Held::alone(dir)?;
     check_not(dir, IMPORT)?;
+    check_not_served(dir)?;
     let (target, _target_held) = match &options.to {
         None => (dir.clone(), None),
         Some(to) => {
@@ -191,7 +192,7 @@ fn write_from(
     let total = state.layers.iter().map(|layer| layer.data_bytes).sum::<u64>();
     let there = disks.keys().map(|disk| allocated(&place.join(disk))).sum();
     check_room(place, total.saturating_sub(there))?;
-    let mut count = Count { progress: Progress { bytes: 0, total }, told };
+    let mut count = Count { progress: Progress { total, ..Progress::default() }, told };
     count.add(0)?;
     let generation = fs::read_to_string(dir.join(GENERATION)).unwrap_or_default();
     for (name, disk) in &disks {

@@ -96,6 +96,12 @@ impl Files {
         Ok(files)
     }
 
+    /// Names of all files of it.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
     /// Path of a disk's image.
     #[must_use]
     pub fn image(&self, disk: &str) -> PathBuf {
@@ -254,6 +260,12 @@ pub fn check_unused(path: &Path) -> Result<()> {
 #[must_use]
 pub fn state(m: &fs::Metadata) -> String {
     format!("{} {} {}.{:09}", m.size(), m.ino(), m.mtime(), m.mtime_nsec())
+}
+
+/// Whether a file of this name is one of upstream's replica.
+#[must_use]
+pub fn is_upstreams(name: &str) -> bool {
+    matches!(kind_of(name), Ok(Some(_)))
 }
 
 /// What a name stands for; nothing if it is not upstream's and does no harm.

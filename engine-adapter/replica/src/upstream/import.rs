@@ -3,8 +3,8 @@
 use super::files::{CHECKSUM, Files, change_time, check_unused, state};
 use super::{
     Count, EXPORT, Held, IMPORT, KEPT, Moved, PIECE_BYTES, Progress, Told, absolute, allocated,
-    check_not, check_place, check_room, copy, exists, list, make_dir, put, remove, rename, sync,
-    told_of_room, warn,
+    check_not, check_not_served, check_place, check_room, copy, exists, list, make_dir, put,
+    remove, rename, sync, told_of_room, warn,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
 use crate::replica::FILES;
@@ -54,6 +54,7 @@ pub fn import(options: &ImportOptions, told: Told<'_>) -> Result<Option<Moved>> 
     let dir = &absolute(&options.dir)?;
     let _held = Held::alone(dir)?;
     check_not(dir, EXPORT)?;
+    check_not_served(dir)?;
     let place = dir.join(IMPORT);
     check_place(&place)?;
     if exists(&place)? && exists(&dir.join(STORE_FILE))? {
@@ -149,11 +150,12 @@ fn open_below(options: &ImportOptions, files: &Files) -> Result<Option<Arc<dyn B
 }
 
 /// A store that is filled.
-struct Filling<'a> {
-    store: &'a Store,
-    volume: &'a str,
-    files: &'a Files,
-    growth: Growth,
+pub(super) struct Filling<'a> {
+    pub store: &'a Store,
+    /// The volume there.
+    pub volume: &'a str,
+    pub files: &'a Files,
+    pub growth: Growth,
 }
 
 impl Filling<'_> {
@@ -168,12 +170,27 @@ impl Filling<'_> {
                 None => store.create_volume(volume, size)?,
             };
         }
-        store.set_rebuilding(volume, true)?;
-        let total = files.allocated();
-        let mut count = Count { progress: Progress { bytes: 0, total }, told };
+        let mut count = Count { progress: Progress::of(files), told };
+        self.take_layers(&mut count)?;
+        store.stage_revision(volume, files.revision)?;
+        store.set_rebuilding(volume, false)?;
+        store.flush()?;
         let snapshots = files.snapshots();
         for disk in &snapshots {
-            self.take_snapshot(disk, &mut count)?;
+            self.take_record(disk, place)?;
+        }
+        put_counters(files, place)?;
+        count.add(0)?;
+        Ok(Moved { size, snapshots: snapshots.len(), bytes: count.progress.bytes })
+    }
+
+    /// Takes all layers into the volume, which counts as being rebuilt from then on, and their tree.
+    pub fn take_layers(&self, count: &mut Count<'_>) -> Result<()> {
+        let Self { store, volume, files, .. } = *self;
+        store.set_rebuilding(volume, true)?;
+        let snapshots = files.snapshots();
+        for disk in &snapshots {
+            self.take_snapshot(disk, count)?;
         }
         let described = snapshots.iter().filter_map(|disk| files.disks.get_key_value(*disk));
         let links =
@@ -182,16 +199,7 @@ impl Filling<'_> {
         let parent = head.and_then(|head| names::snapshot_name(&head.parent));
         store.relink(volume, &links.collect::<Vec<_>>(), parent)?;
         count.add(0)?;
-        self.take_head(&mut count)?;
-        store.stage_revision(volume, files.revision)?;
-        store.set_rebuilding(volume, false)?;
-        store.flush()?;
-        for disk in &snapshots {
-            self.take_record(disk, place)?;
-        }
-        self.take_counters(place)?;
-        count.add(0)?;
-        Ok(Moved { size, snapshots: snapshots.len(), bytes: count.progress.bytes })
+        self.take_head(count)
     }
 
     /// A layer that is being filled has another name. It is filled in order, so that its end tells how far that is.
@@ -233,17 +241,17 @@ impl Filling<'_> {
         let stamp = layer_stamp(self.store, self.volume, name)?;
         Record { change_time: stamp, ..record }.store(&place.join(disk))
     }
+}
 
-    /// The count of writes, and when the last one was.
-    fn take_counters(&self, place: &Path) -> Result<()> {
-        let m = fs::metadata(self.files.image(&self.files.meta.head));
-        let changed = m.map_or(0, |m| {
-            let seconds = u64::try_from(m.mtime()).unwrap_or(0);
-            seconds.saturating_mul(1_000_000_000).saturating_add(m.mtime_nsec().unsigned_abs())
-        });
-        Counters::new(place).start(self.files.revision, changed)?;
-        sync(&place.join(COUNTERS_FILE))
-    }
+/// The count of writes, and when the last one was.
+pub(super) fn put_counters(files: &Files, place: &Path) -> Result<()> {
+    let m = fs::metadata(files.image(&files.meta.head));
+    let changed = m.map_or(0, |m| {
+        let seconds = u64::try_from(m.mtime()).unwrap_or(0);
+        seconds.saturating_mul(1_000_000_000).saturating_add(m.mtime_nsec().unsigned_abs())
+    });
+    Counters::new(place).start(files.revision, changed)?;
+    sync(&place.join(COUNTERS_FILE))
 }
 
 /// Up to where a layer was surely filled.

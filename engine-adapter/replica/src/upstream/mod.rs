@@ -15,15 +15,21 @@
 //! While one of the two is there, a replica is not started ([`check_settled`]). [`Held`] keeps commands and
 //! processes of replicas out of each other's way.
 //!
+//! [`serve`] is the third way in: the replica is served from upstream's files while their content comes over.
+//!
 //! | part | does |
 //! |---|---|
 //! | [`files`] | looks at upstream's files |
 //! | [`import`](mod@import) | `longhorn replica-import` |
 //! | [`export`](mod@export) | `longhorn replica-export` |
+//! | [`chain`] | upstream's chain of files as one image |
+//! | [`serve`] | `longhorn replica --take-over` |
 
+pub mod chain;
 pub mod export;
 pub mod files;
 pub mod import;
+pub mod serve;
 
 pub use export::export;
 pub use import::import;
@@ -46,18 +52,22 @@ pub const EXPORT: &str = "volume.export";
 /// Directory with upstream's files that are kept.
 pub const KEPT: &str = "volume.upstream";
 
+/// Directory with upstream's files from which a replica is served.
+pub const TAKEN: &str = "volume.taken";
+
 /// Bytes copied at once.
 const PIECE_BYTES: usize = 1 << 20;
 /// Intervals asked for at once.
 const INTERVALS: usize = 256;
 
 /// How far it is. Told after each step, and after each piece of content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
-    /// Bytes of content that were copied, by this process or before.
-    pub bytes: u64,
-    /// All of them.
-    pub total: u64,
+pub use crate::replica::Progress;
+
+impl Progress {
+    /// Nothing of these files.
+    fn of(files: &files::Files) -> Self {
+        Self { total: files.allocated(), ..Self::default() }
+    }
 }
 
 /// Who is told; an error ends the command, which can be given again.
@@ -77,7 +87,14 @@ pub struct Moved {
 /// The lock on a replica's directory: shared by the processes that serve it, or one command's alone.
 #[derive(Debug)]
 pub struct Held {
-    _directory: File,
+    directory: File,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Explicitly, as a child between fork and exec shares the description.
+        let _ = self.directory.unlock();
+    }
 }
 
 impl Held {
@@ -92,7 +109,7 @@ impl Held {
                 "is being moved from or to upstream's files: wait until the command has ended";
             return Err(Error::busy(format!("the replica in `{}` {text}", dir.display())));
         }
-        Ok(Self { _directory: directory })
+        Ok(Self { directory })
     }
 
     /// For a command.
@@ -102,7 +119,7 @@ impl Held {
     pub fn alone(dir: &Path) -> Result<Self> {
         let directory = open(dir)?;
         match directory.try_lock() {
-            Ok(()) => Ok(Self { _directory: directory }),
+            Ok(()) => Ok(Self { directory }),
             Err(TryLockError::WouldBlock) => Err(Error::busy(format!(
                 "the replica in `{}` is being served, or another command moves it: stop it first",
                 dir.display()
@@ -121,6 +138,21 @@ impl Held {
 pub fn check_settled(dir: &Path) -> Result<()> {
     check_not(dir, IMPORT)?;
     check_not(dir, EXPORT)
+}
+
+/// Refuses a replica that is served from upstream's files.
+///
+/// # Errors
+/// `Busy` with what to do.
+pub fn check_not_served(dir: &Path) -> Result<()> {
+    if !exists(&dir.join(TAKEN))? {
+        return Ok(());
+    }
+    let dir = dir.display();
+    Err(Error::busy(format!(
+        "the replica in `{dir}` is served from upstream's files, which are in `{TAKEN}` there: start it again, with \
+         --take-over, until their content is in its store"
+    )))
 }
 
 /// Refuses a directory in which one of the commands was cut off: by where it was at work.
@@ -158,6 +190,7 @@ fn copy(
                     let piece = &mut buf[..length as usize];
                     source.read_at(next, piece)?;
                     write(next, piece)?;
+                    count.progress.copied += length;
                 }
                 count.add(length)?;
                 next += length;

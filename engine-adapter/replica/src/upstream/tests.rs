@@ -14,16 +14,16 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const SIZE: u64 = 4 << 20;
-const BLOCK: u64 = 4096;
-const HEAD: &str = "volume-head-003.img";
+pub(super) const SIZE: u64 = 4 << 20;
+pub(super) const BLOCK: u64 = 4096;
+pub(super) const HEAD: &str = "volume-head-003.img";
 /// What a child process of a test is to do, where, and before which step it dies.
 const TASK: &str = "UPSTREAM_TASK";
 
 /// What one reads through each disk.
-type Views = BTreeMap<String, Vec<u8>>;
+pub(super) type Views = BTreeMap<String, Vec<u8>>;
 
-fn disk(name: &str) -> String {
+pub(super) fn disk(name: &str) -> String {
     names::snapshot_disk(name)
 }
 
@@ -43,7 +43,7 @@ fn describe(dir: &Path, disk: &str, parent: &str, meta: DiskMeta) {
 
 /// A tree: `a` below all, `b` on it and removed, `c` on it and left by a revert, `d` on `b`, the head on `d`. `a` is
 /// from before the volume was expanded.
-fn upstream_replica(dir: &Path) {
+pub(super) fn upstream_replica(dir: &Path) {
     fs::create_dir_all(dir).unwrap();
     let meta = |user_created, removed, created: &str, labels: &[(&str, &str)]| DiskMeta {
         user_created,
@@ -92,7 +92,7 @@ fn hash_of(source: &dyn Source) -> String {
 }
 
 /// What upstream's replica would read.
-fn upstream_views(dir: &Path) -> Views {
+pub(super) fn upstream_views(dir: &Path) -> Views {
     let files = Files::read(dir).unwrap();
     let view = |disk: &String| {
         let (mut line, mut at) = (Vec::new(), disk);
@@ -114,7 +114,7 @@ fn upstream_views(dir: &Path) -> Views {
 }
 
 /// Compares what one reads; what differs is far too long to be shown.
-fn equal(what: &str, found: &Views, expected: &Views) {
+pub(super) fn equal(what: &str, found: &Views, expected: &Views) {
     assert!(found.keys().eq(expected.keys()), "{what}: {:?}", found.keys());
     for (disk, view) in found {
         let blocks = view.chunks(BLOCK as usize).zip(expected[disk].chunks(BLOCK as usize));
@@ -123,12 +123,12 @@ fn equal(what: &str, found: &Views, expected: &Views) {
     }
 }
 
-fn store(dir: &Path) -> Store {
+pub(super) fn store(dir: &Path) -> Store {
     StoreFile::of(dir, StoreOptions::default()).open().unwrap()
 }
 
 /// What ours reads.
-fn our_views(dir: &Path) -> Views {
+pub(super) fn our_views(dir: &Path) -> Views {
     let store = store(dir);
     let mut views = Views::new();
     for layer in store.layers("v").unwrap() {
@@ -142,7 +142,7 @@ fn our_views(dir: &Path) -> Views {
     views
 }
 
-fn our_disks(dir: &Path) -> (BTreeMap<String, Disk>, u64) {
+pub(super) fn our_disks(dir: &Path) -> (BTreeMap<String, Disk>, u64) {
     let store = store(dir);
     let options = ReplicaOptions::new(dir, "v");
     let replica = Replica::new(options, StoreSource::Own(store.clone())).unwrap();
@@ -153,13 +153,13 @@ fn our_disks(dir: &Path) -> (BTreeMap<String, Disk>, u64) {
 }
 
 /// What is to stay of a description: not the name, which is stale, nor the time of a head.
-fn same(meta: &DiskMeta) -> DiskMeta {
+pub(super) fn same(meta: &DiskMeta) -> DiskMeta {
     let is_head = meta.parent == disk("d");
     let created = if is_head { String::new() } else { meta.created.clone() };
     DiskMeta { name: String::new(), created, ..meta.clone() }
 }
 
-fn importing(dir: &Path) -> ImportOptions {
+pub(super) fn importing(dir: &Path) -> ImportOptions {
     ImportOptions {
         dir: dir.to_owned(),
         volume: "v".into(),
@@ -169,12 +169,12 @@ fn importing(dir: &Path) -> ImportOptions {
     }
 }
 
-fn exporting(dir: &Path, to: Option<&Path>) -> ExportOptions {
+pub(super) fn exporting(dir: &Path, to: Option<&Path>) -> ExportOptions {
     let (volume, store) = (String::new(), StoreOptions::default());
     ExportOptions { dir: dir.to_owned(), volume, to: to.map(Path::to_owned), store }
 }
 
-fn done(_: Progress) -> Result<()> {
+pub(super) fn done(_: Progress) -> Result<()> {
     Ok(())
 }
 
@@ -268,6 +268,7 @@ fn child() {
         "keep" => {
             import(&ImportOptions { keep: true, ..importing(dir) }, &told).map(drop).unwrap();
         }
+        "serve" => serve::tests::serve(dir, &told),
         "to" => {
             let to = dir.with_extension("to");
             export(&exporting(dir, Some(&to)), &told).map(drop).unwrap();
@@ -277,7 +278,7 @@ fn child() {
 }
 
 /// Whether a process that does this was killed before its step of this number.
-fn killed(way: &str, dir: &Path, steps: u64) -> bool {
+pub(super) fn killed(way: &str, dir: &Path, steps: u64) -> bool {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "upstream::tests::child", "--test-threads=1"]);
     let output = command.env(TASK, format!("{way}|{}|{steps}", dir.display())).output().unwrap();
@@ -696,7 +697,7 @@ fn upstream_s_files_may_be_kept() {
 }
 
 /// An edit of a directory, and what is said then.
-type Case = (&'static str, fn(&Path));
+pub(super) type Case = (&'static str, fn(&Path));
 
 #[test]
 fn what_upstream_would_not_serve_is_refused() {

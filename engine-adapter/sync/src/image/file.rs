@@ -3,7 +3,7 @@
 use crate::image::{Checksum, GRAIN, Interval, Record, Sink, Source, check_inside};
 use dbs_core::{Error, Result};
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::unistd::{Whence, lseek};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -28,7 +28,7 @@ impl SparseFile {
     /// `NotFound`, `Io`.
     pub fn source(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let file = File::open(&path).map_err(|error| cannot("open", &path, error))?;
+        let file = open_to_map(&path).map_err(|error| cannot("open", &path, error))?;
         Ok(Self { path, existed: true, file: OnceLock::from(file) })
     }
 
@@ -58,6 +58,18 @@ impl SparseFile {
     fn io<T>(&self, verb: &str, outcome: io::Result<T>) -> Result<T> {
         outcome.map_err(|error| cannot(verb, &self.path, error))
     }
+}
+
+/// Opens a file for reading, of which is asked where it has data. Nothing is read ahead: blocks that are allocated and were
+/// never written count as data once they are in the page cache.
+///
+/// # Errors
+/// Of opening it.
+pub fn open_to_map(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    // Where there is no such advice there is none to give.
+    let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_RANDOM);
+    Ok(file)
 }
 
 impl Source for SparseFile {

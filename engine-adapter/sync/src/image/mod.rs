@@ -19,7 +19,7 @@ mod record;
 
 pub use bytes::Bytes;
 pub use crc::Crc64;
-pub use file::SparseFile;
+pub use file::{SparseFile, open_to_map};
 pub use hash::{HashOptions, Hashed, hash, hash_recorded};
 pub use layer::{LayerSource, VolumeSource, layer_stamp};
 pub use layer_sink::LayerSink;

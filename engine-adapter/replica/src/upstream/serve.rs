@@ -1,0 +1,313 @@
+//! `longhorn replica --take-over`: a replica that is served from upstream's files while their content comes over.
+//!
+//! The volume rests on these files as on a backing file ([`super::chain`]), and takes writes at once. Meanwhile the import
+//! fills a second volume of the store ([`SOURCE`]) with all layers, the head's content as the newest snapshot.
+//! Then [`Store::adopt`] puts that in the place of the files.
+//!
+//! | in the replica's directory | a process that was killed has | the next one |
+//! |---|---|---|
+//! | `volume.taken/`, no `volume.dbs` | not begun to serve it | moves the other files there, and makes the store |
+//! | `volume.taken/`, and `volume.dbs`, whose volume rests on them or which has [`SOURCE`] | served it | goes on filling it |
+//! | `volume.taken/`, and `volume.dbs` otherwise | brought everything over | removes upstream's files |
+//!
+//! Upstream's files lie in a directory of their own, so that upstream's replica, should it be started here again, finds no head and
+//! does not serve what is outdated.
+
+use super::chain::Chain;
+use super::files::{Files, is_upstreams};
+use super::import::{Filling, put_counters};
+use super::{
+    Count, Held, Progress, TAKEN, Told, allocated, check_room, check_settled, exists, list,
+    make_dir, remove, rename, sync,
+};
+use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions};
+use crate::replica::incoming::{link, staged};
+use crate::replica::meta::VOLUME_META;
+use crate::replica::{KIND, Taken};
+use dbs_core::info::LayerInfo;
+use dbs_core::store::SnapshotOptions;
+use dbs_core::{Backing, Error, Result, Store};
+use longhorn_wire::names;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Volume of the store into which upstream's layers come.
+pub const SOURCE: &str = "upstream's layers";
+/// The store until it has its name.
+const NEW_STORE: &str = "volume.new";
+/// [`TAKEN`] once nothing in it is needed any more.
+const GONE: &str = "volume.taken.gone";
+
+/// Whether a replica is to be made of upstream's files here before it can be served.
+///
+/// # Errors
+/// `Io`.
+pub fn is_upstream(dir: &Path) -> Result<bool> {
+    let has = |name| exists(&dir.join(name));
+    Ok(!has(STORE_FILE)? && (has(TAKEN)? || has(VOLUME_META)?))
+}
+
+/// Makes a replica of upstream's files that can be served at once, or goes on with that.
+///
+/// # Errors
+/// `Busy` while somebody uses the files; `Invalid`, `Exists` or `NotFound` with the reason if they cannot be taken
+/// over; `NoSpace` if the store has no room for their content; those of the store. Nothing has changed after these.
+pub fn begin(dir: &Path, volume: &str, options: &StoreOptions, told: Told<'_>) -> Result<()> {
+    let _held = Held::alone(dir)?;
+    check_settled(dir)?;
+    let taken = dir.join(TAKEN);
+    if !exists(&taken)? {
+        let files = Files::read(dir)?;
+        check(&files, volume)?;
+        files.check_unused()?;
+        check_room(dir, files.allocated())?;
+        files.names().iter().try_for_each(|name| sync(&dir.join(name)))?;
+        told(Progress::default())?;
+        make_dir(&taken)?;
+    }
+    told(Progress::default())?;
+    // The head is among the first: what is left without it upstream's replica does not serve.
+    for name in list(dir)?.into_iter().filter(|name| name != VOLUME_META && is_upstreams(name)) {
+        rename(&dir.join(&name), &taken.join(&name))?;
+        told(Progress::default())?;
+    }
+    // This one is ours as well.
+    copy_meta(dir, &taken)?;
+    sync(&taken)?;
+    sync(dir)?;
+    for name in list(dir)?.iter().filter(|name| is_half_made(name)) {
+        remove(&dir.join(name))?;
+    }
+    let file = StoreFile { path: dir.join(NEW_STORE), options: options.clone() };
+    make_store(&Files::read(&taken)?, dir, volume, &file, told)?;
+    rename(&file.path, &dir.join(STORE_FILE))?;
+    sync(dir)?;
+    told(Progress::default())
+}
+
+/// Refuses what only `replica-import` takes over.
+fn check(files: &Files, volume: &str) -> Result<()> {
+    let named = &*files.meta.backing_file_path;
+    if !named.is_empty() {
+        return Err(Error::invalid(format!(
+            "the volume rests on the backing file `{named}`: it cannot be served before its content has come over; use \
+             `longhorn replica-import`"
+        )));
+    }
+    if volume == SOURCE {
+        return Err(Error::invalid(format!(
+            "a volume that is taken over cannot be called `{SOURCE}`"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a file is what a process that was killed has left of a store: [`StoreFile`] names it so.
+fn is_half_made(name: &str) -> bool {
+    name == NEW_STORE || (name.starts_with(&format!("{STORE_FILE}.")) && name.ends_with(".new"))
+}
+
+fn copy_meta(dir: &Path, taken: &Path) -> Result<()> {
+    let (from, to) = (dir.join(VOLUME_META), taken.join(VOLUME_META));
+    if exists(&to)? {
+        return Ok(());
+    }
+    let temporary = taken.join(format!("{VOLUME_META}.tmp"));
+    fs::copy(&from, &temporary)
+        .map_err(|e| Error::io(e, format!("copying `{}`", from.display())))?;
+    sync(&temporary)?;
+    rename(&temporary, &to)
+}
+
+/// Makes the store with a volume that shows what the files hold.
+fn make_store(
+    files: &Files,
+    dir: &Path,
+    volume: &str,
+    file: &StoreFile,
+    told: Told<'_>,
+) -> Result<()> {
+    let chain: Arc<dyn Backing> = Arc::new(Chain::open(files)?);
+    let store = file.open_or_create(Some(files.meta.size))?;
+    let made = (|| {
+        let _file = store.attach_backing(Arc::clone(&chain));
+        store.create_backed(volume, files.meta.size, &chain)?;
+        store.stage_revision(volume, files.revision)?;
+        store.flush()
+    })();
+    // What has stopped it tells more than what closing says then.
+    let closed = store.close();
+    made.and(closed)?;
+    told(Progress::default())?;
+    put_counters(files, dir)?;
+    sync(dir)
+}
+
+/// Upstream's files in a replica's directory that are served.
+pub struct Served {
+    /// The replica's directory.
+    dir: PathBuf,
+    files: Files,
+    chain: Arc<dyn Backing>,
+}
+
+/// Upstream's files that the replica in this directory is served from, if it is.
+///
+/// # Errors
+/// `Io`; `Invalid` if they are not all there.
+pub fn find(dir: &Path) -> Result<Option<Arc<dyn Taken>>> {
+    let taken = dir.join(TAKEN);
+    if !exists(&taken)? {
+        return Ok(None);
+    }
+    let read = || {
+        let files = Files::read(&taken)?;
+        Ok((Arc::new(Chain::open(&files)?), files))
+    };
+    match read() {
+        // A process that has the store may have removed them just now.
+        Err(_) if !exists(&taken)? => Ok(None),
+        Err(error) => Err(error),
+        Ok((chain, files)) => Ok(Some(Arc::new(Served { dir: dir.to_owned(), files, chain }))),
+    }
+}
+
+impl Taken for Served {
+    fn file(&self) -> Arc<dyn Backing> {
+        Arc::clone(&self.chain)
+    }
+
+    fn progress(&self) -> Progress {
+        Progress::of(&self.files)
+    }
+
+    fn is_done(&self, store: &Store, volume: &str) -> Result<bool> {
+        let on = store.backing(volume)?;
+        Ok(on.is_none_or(|on| !on.identity.starts_with(KIND)) && !has_source(store))
+    }
+
+    fn bring(&self, store: &Store, volume: &str, told: Told<'_>) -> Result<()> {
+        if self.is_done(store, volume)? {
+            return Ok(());
+        }
+        let on = store.backing(volume)?.filter(|on| on.identity.starts_with(KIND));
+        if let Some(on) = on {
+            fill(store, &self.files, told)?;
+            // What was read is what the volume shows.
+            let now = Chain::open(&Files::read(&self.files.dir)?)?;
+            if [self.chain.identity(), now.identity()] != [&*on.identity; 2] {
+                return Err(Error::invalid(format!(
+                    "files in `{}` have changed while the volume rested on them",
+                    self.files.dir.display()
+                )));
+            }
+            told(Progress::default())?;
+        }
+        store.adopt(volume, SOURCE)
+    }
+
+    fn show(&self, layers: &mut Vec<LayerInfo>, on_files: bool) {
+        let parent_of = |disk: &str| {
+            let meta = self.files.disks.get(disk)?;
+            names::snapshot_name(&meta.parent).map(str::to_owned)
+        };
+        let head = &self.files.meta.head;
+        for layer in layers.iter_mut() {
+            let disk = layer.name.as_deref().map(names::snapshot_disk);
+            if let Some(disk) = disk.filter(|disk| self.files.disks.contains_key(disk)) {
+                layer.parent = parent_of(&disk);
+            } else if layer.parent.is_none() {
+                layer.parent = parent_of(head);
+                if on_files {
+                    layer.data_bytes += allocated(&self.files.image(head));
+                }
+            }
+        }
+        for (disk, meta) in self.files.disks.iter().filter(|(disk, _)| *disk != head) {
+            let Some(name) = names::snapshot_name(disk) else { continue };
+            if layers.iter().any(|layer| layer.name.as_deref() == Some(name)) {
+                continue;
+            }
+            let (image, link) = (self.files.image(disk), link(name, meta));
+            layers.push(LayerInfo {
+                name: Some(link.snapshot),
+                uuid: String::new(),
+                parent: link.parent,
+                origin: None,
+                children: Vec::new(),
+                size: fs::metadata(&image).map_or(0, |m| m.len()),
+                created_ns: link.created_ns,
+                user_created: link.user_created,
+                retired: link.retired,
+                labels: link.labels,
+                data_bytes: allocated(&image),
+            });
+        }
+    }
+
+    fn remove(&self) -> Result<()> {
+        remove_files(&self.dir)
+    }
+}
+
+/// Fills the second volume.
+fn fill(store: &Store, files: &Files, told: Told<'_>) -> Result<()> {
+    let newest = staged(&files.meta.head);
+    let size = files.meta.size;
+    if !has_source(store) {
+        store.create_volume(SOURCE, size)?;
+    }
+    let is_whole = !store.volume_info(SOURCE)?.rebuilding;
+    if is_whole && store.snapshots(SOURCE, false)?.iter().any(|snapshot| snapshot.name == newest) {
+        return Ok(());
+    }
+    let mut count = Count { progress: Progress::of(files), told };
+    Filling { store, volume: SOURCE, files, growth: Growth::default() }.take_layers(&mut count)?;
+    store.set_rebuilding(SOURCE, false)?;
+    count.add(0)?;
+    let options = SnapshotOptions { system: true, ..SnapshotOptions::default() };
+    store.create_snapshot(SOURCE, &newest, &options)?;
+    store.flush()?;
+    count.add(0)
+}
+
+fn has_source(store: &Store) -> bool {
+    store.volumes(false).iter().any(|volume| volume.name == SOURCE)
+}
+
+/// Removes the files, of which nothing is needed any more.
+///
+/// # Errors
+/// `Io`; what is left is removed with the next call.
+pub fn remove_files(dir: &Path) -> Result<()> {
+    let gone = dir.join(GONE);
+    if exists(&dir.join(TAKEN))? {
+        remove_all(&gone)?;
+        rename(&dir.join(TAKEN), &gone)?;
+        sync(dir)?;
+    }
+    remove_all(&gone)
+}
+
+/// Removes what is left of files of which nothing was needed any more.
+///
+/// # Errors
+/// `Io`.
+pub fn remove_gone(dir: &Path) -> Result<()> {
+    remove_all(&dir.join(GONE))
+}
+
+fn remove_all(place: &Path) -> Result<()> {
+    match fs::remove_dir_all(place) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(e, format!("removing `{}`", place.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(super) mod tests;
