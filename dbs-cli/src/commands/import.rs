@@ -67,11 +67,9 @@ impl Import {
             match filled {
                 Ok((copied, volume)) => Ok((self.finish(context, target, &uuid, volume)?, copied)),
                 Err(error) => {
-                    let delete = Request::VolumeDelete { volume: self.name.clone() };
-                    let deleted = target
-                        .check_same(&self.name, &uuid)
-                        .and_then(|()| target.clean_up(context, &delete));
-                    match deleted {
+                    let (volume, uuid) = (self.name.clone(), Some(uuid));
+                    let delete = Request::VolumeDelete { volume, uuid, rebuilding: false };
+                    match target.clean_up(context, &delete) {
                         Ok(()) => Err(error),
                         Err(kept) => Err(error.context(format!(
                             "the incomplete volume {} could not be deleted ({kept})",
@@ -163,8 +161,9 @@ impl Import {
                 self.name
             )));
         }
-        // One that is still being filled is open, and stays.
-        target.call(context, &Request::VolumeDelete { volume: self.name.clone() })?;
+        // One that is still being filled is open, and stays; so does one that is complete by now, or another one.
+        let (volume, uuid) = (self.name.clone(), Some(there.uuid));
+        target.call(context, &Request::VolumeDelete { volume, uuid, rebuilding: true })?;
         create()
     }
 
@@ -196,9 +195,9 @@ impl Import {
         }
         // Also by a server: a volume that is open is not made smaller.
         filled.close(&mut || !context.stop.asked())?;
-        target.check_same(&self.name, uuid)?;
-        let (volume, size) = (self.name.clone(), copied.length.max(SECTOR_BYTES));
-        target.call(context, &Request::VolumeResize { volume, size, shrink: true })?;
+        let (size, uuid) = (copied.length.max(SECTOR_BYTES), Some(uuid.to_owned()));
+        let volume = self.name.clone();
+        target.call(context, &Request::VolumeResize { volume, size, shrink: true, uuid })?;
         Ok((copied, target.access()?.open_to_fill(&self.name)?))
     }
 
@@ -210,9 +209,8 @@ impl Import {
         uuid: &str,
         filled: Box<dyn BlockAccess + '_>,
     ) -> Result<serde_json::Value> {
-        let volume = self.name.clone();
-        target.check_same(&volume, uuid)?;
-        target.call(context, &Request::VolumeComplete { volume: volume.clone() })?;
+        let (volume, uuid) = (self.name.clone(), Some(uuid.to_owned()));
+        target.call(context, &Request::VolumeComplete { volume: volume.clone(), uuid })?;
         drop(filled);
         target.call(context, &Request::VolumeShow { volume, usage: true })
     }

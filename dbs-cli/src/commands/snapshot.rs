@@ -148,8 +148,8 @@ impl Delete {
         let message = format!("deleted snapshot {}", self.snapshot);
         let question = format!("Delete snapshot {}?", self.snapshot);
         let SnapshotSpec { volume, snapshot } = self.snapshot;
-        let request = Request::SnapshotDelete { volume, snapshot };
-        destroy(context, &request, &question, &message)
+        let request = Request::SnapshotDelete { volume, snapshot, uuid: None };
+        destroy(context, request, &question, &message)
     }
 }
 
@@ -172,16 +172,16 @@ impl Rollback {
             spec.volume
         );
         let SnapshotSpec { volume, snapshot } = self.snapshot;
-        let request = Request::SnapshotRollback { volume, snapshot };
-        destroy(context, &request, &question, &message)
+        let request = Request::SnapshotRollback { volume, snapshot, uuid: None };
+        destroy(context, request, &question, &message)
     }
 }
 
 /// Runs a request that destroys something, after asking; a snapshot that is not there is reported
 /// without asking.
-fn destroy(context: &Context, request: &Request, question: &str, message: &str) -> Result<()> {
-    let (Request::SnapshotDelete { volume, snapshot }
-    | Request::SnapshotRollback { volume, snapshot }) = request
+fn destroy(context: &Context, mut request: Request, question: &str, message: &str) -> Result<()> {
+    let (Request::SnapshotDelete { volume, snapshot, .. }
+    | Request::SnapshotRollback { volume, snapshot, .. }) = &request
     else {
         return Err(Error::unsupported("no such command"));
     };
@@ -192,8 +192,8 @@ fn destroy(context: &Context, request: &Request, question: &str, message: &str) 
         let asked: SnapshotInfo = typed(target.call(context, &show)?)?;
         confirm_in_store(context, question)?;
         // The question may have been open for long, and names are used again.
-        target.check_same(&spec, &asked.uuid)?;
-        target.call(context, request)
+        request.mean(&spec, &asked.uuid);
+        target.call(context, &request)
     })?;
     context.done(&value, message)
 }

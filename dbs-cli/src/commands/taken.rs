@@ -48,7 +48,7 @@ pub fn take(
 /// Those of the store.
 pub fn remove(context: &Context, target: &Target, spec: &SnapshotSpec) -> Result<()> {
     let SnapshotSpec { volume, snapshot } = spec.clone();
-    target.clean_up(context, &Request::SnapshotDelete { volume, snapshot })
+    target.clean_up(context, &Request::SnapshotDelete { volume, snapshot, uuid: None })
 }
 
 #[cfg(test)]

@@ -198,9 +198,10 @@ impl Resize {
                 let (from, to) = (format_size(old.size), format_size(size));
                 let what = format!("Shrink volume {name} from {from} to {to}, losing its end?");
                 confirm_in_store(context, &what)?;
-                target.check_same(&name, &old.uuid)?;
             }
-            let request = Request::VolumeResize { volume: name.clone(), size, shrink };
+            // The question may have been open for long, and names are used again.
+            let uuid = Some(old.uuid);
+            let request = Request::VolumeResize { volume: name.clone(), size, shrink, uuid };
             target.call(context, &request)
         })?;
         context.done(&value, &format!("volume {name} has {} now", format_size(size)))?;
@@ -278,8 +279,9 @@ impl Delete {
                 n => format!(" and its {n} snapshots"),
             };
             confirm_in_store(context, &format!("Delete volume {name}{snapshots}?"))?;
-            target.check_same(&name, &volume.uuid)?;
-            target.call(context, &Request::VolumeDelete { volume: name.clone() })
+            // The question may have been open for long, and names are used again.
+            let (volume, uuid) = (volume.name, Some(volume.uuid));
+            target.call(context, &Request::VolumeDelete { volume, uuid, rebuilding: false })
         })?;
         context.done(&value, &format!("deleted volume {name}"))
     }

@@ -140,8 +140,11 @@ fn request(op: &Op) -> Option<Request> {
             volume: volume(vol),
             size: u64::from(sectors) * SECTOR,
             shrink: true,
+            uuid: None,
         },
-        Op::DeleteVolume { vol } => Request::VolumeDelete { volume: volume(vol) },
+        Op::DeleteVolume { vol } => {
+            Request::VolumeDelete { volume: volume(vol), uuid: None, rebuilding: false }
+        }
         Op::Clone { vol, snap, new } => Request::VolumeClone {
             volume: volume(vol),
             snapshot: snapshot(snap),
@@ -162,10 +165,10 @@ fn request(op: &Op) -> Option<Request> {
             new: snapshot(new),
         },
         Op::DeleteSnapshot { vol, snap } => {
-            Request::SnapshotDelete { volume: volume(vol), snapshot: snapshot(snap) }
+            Request::SnapshotDelete { volume: volume(vol), snapshot: snapshot(snap), uuid: None }
         }
         Op::Rollback { vol, snap, keep_size: false } => {
-            Request::SnapshotRollback { volume: volume(vol), snapshot: snapshot(snap) }
+            Request::SnapshotRollback { volume: volume(vol), snapshot: snapshot(snap), uuid: None }
         }
         Op::Flush => Request::Flush,
         Op::Work { steps } => Request::Work { steps: u64::from(steps) },

@@ -22,6 +22,7 @@ mod filesystem;
 mod filling;
 mod guards;
 mod inherited;
+mod names;
 mod readme;
 mod space;
 mod top;

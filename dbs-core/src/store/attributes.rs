@@ -1,6 +1,7 @@
 //! Commands that say something of a volume or snapshot and leave its content alone. Each but
 //! [`Store::stage_revision`] is durable when it returns.
 
+use super::expected::Expected;
 use super::{Store, still_named};
 use crate::error::{Error, Result};
 use crate::info::{Labels, VolumeLimits};
@@ -96,12 +97,26 @@ impl Store {
     /// # Errors
     /// `NotFound`.
     pub fn set_rebuilding(&self, volume: &str, rebuilding: bool) -> Result<()> {
+        self.set_rebuilding_if(volume, rebuilding, &Expected::default())
+    }
+
+    /// As [`Store::set_rebuilding`], of a volume that is as expected.
+    ///
+    /// # Errors
+    /// `NotFound`; `Exists` if it is not as expected.
+    pub fn set_rebuilding_if(
+        &self,
+        volume: &str,
+        rebuilding: bool,
+        expected: &Expected,
+    ) -> Result<()> {
         let id = self.inner.meta().find_volume(volume)?;
         // Layers being written are written before the volume counts as complete.
         let _layers =
             (!rebuilding).then(|| self.inner.hold_in(Space::Snapshots(id), 0..u64::MAX, true));
         self.inner.command(|meta| {
             still_named(meta, volume, id)?;
+            expected.check_volume(meta, id)?;
             if rebuilding {
                 meta.note_rebuild(id);
             }

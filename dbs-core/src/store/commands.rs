@@ -1,6 +1,7 @@
 //! Commands on volumes and snapshots. Each is durable when it returns, and after a crash wholly
 //! done or not at all.
 
+use super::expected::Expected;
 use super::facts::{snapshot_info, spec_of, volume_info};
 use super::identity::{as_uuid, uuid_text};
 use super::{Hold, Inner, SnapshotOptions, Store, still_named};
@@ -252,12 +253,34 @@ impl Store {
     /// present end needs space there is none of; `Busy` if it shrinks and has a
     /// [holder](Store::volume_for).
     pub fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
+        self.resize_volume_if(name, size, true, &Expected::default())
+    }
+
+    /// As [`Store::resize_volume`], of a volume that is as expected, and to a smaller size only with `shrink`.
+    ///
+    /// # Errors
+    /// As [`Store::resize_volume`]; `NotFound` and `Exists` if it is not as expected.
+    pub fn resize_volume_if(
+        &self,
+        name: &str,
+        size: u64,
+        shrink: bool,
+        expected: &Expected,
+    ) -> Result<()> {
         self.inner.check_writable()?;
         let volume = self.head(name)?;
         let id = volume.ids().0;
         let check = |meta: &Meta| {
+            expected.check_volume(meta, id)?;
             let volume = meta.volume(id);
             if size < volume.size {
+                let old = volume.size;
+                if !shrink {
+                    return Err(Error::invalid(format!(
+                        "volume {name} has {old} bytes: a size of {size} destroys the content beyond it; \
+                         allow that with `shrink`"
+                    )));
+                }
                 meta.check_unheld(id, "shrinking")?;
                 // What lies behind the new end is given up, which such a layer refuses.
                 meta.check_not_lost(volume.head)?;
@@ -301,8 +324,17 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Busy` if it is open or a snapshot is protected.
     pub fn delete_volume(&self, name: &str) -> Result<()> {
+        self.delete_volume_if(name, &Expected::default())
+    }
+
+    /// As [`Store::delete_volume`], of a volume that is as expected.
+    ///
+    /// # Errors
+    /// As [`Store::delete_volume`]; `NotFound` and `Exists` if it is not as expected.
+    pub fn delete_volume_if(&self, name: &str, expected: &Expected) -> Result<()> {
         self.inner.command(|meta| {
             let id = meta.find_volume(name)?;
+            expected.check_volume(meta, id)?;
             Ok(meta.delete_volume(id)?)
         })
     }
@@ -410,8 +442,17 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Busy` if it is protected or open.
     pub fn delete_snapshot(&self, volume: &str, name: &str) -> Result<()> {
+        self.delete_snapshot_if(volume, name, &Expected::default())
+    }
+
+    /// As [`Store::delete_snapshot`], of a snapshot that is as expected.
+    ///
+    /// # Errors
+    /// As [`Store::delete_snapshot`]; `NotFound` if it is not as expected.
+    pub fn delete_snapshot_if(&self, volume: &str, name: &str, expected: &Expected) -> Result<()> {
         self.inner.command(|meta| {
             let (volume, id) = meta.find_snapshot(volume, name)?;
+            expected.check_snapshot(meta, volume, id)?;
             Ok(meta.delete_snapshot(volume, id)?)
         })
     }

@@ -1,5 +1,6 @@
 //! Returning a volume to one of its snapshots: durable on return, and wholly done or not at all.
 
+use super::expected::Expected;
 use super::{Store, still_named};
 use crate::error::{Error, Result};
 use crate::meta::Meta;
@@ -13,6 +14,14 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Invalid` if the snapshot is retired, `NoSpace` when the table is full.
     pub fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        self.rollback_if(volume, snapshot, &Expected::default())
+    }
+
+    /// As [`Store::rollback`], to a snapshot that is as expected.
+    ///
+    /// # Errors
+    /// As [`Store::rollback`]; `NotFound` if it is not as expected.
+    pub fn rollback_if(&self, volume: &str, snapshot: &str, expected: &Expected) -> Result<()> {
         self.inner.check_writable()?;
         let id = self.inner.meta().find_volume(volume)?;
         // Before anybody has to wait.
@@ -23,6 +32,7 @@ impl Store {
             still_named(meta, volume, id)?;
             meta.check_unheld(id, "rolling back")?;
             let (id, to) = meta.find_base(volume, snapshot)?;
+            expected.check_snapshot(meta, id, to)?;
             meta.rollback(id, to, birth)
         })
     }

@@ -324,6 +324,9 @@ class Volume(_dbs.WritableBlocks, Closing):
         Raises `Busy` if it is open elsewhere on a served store.
         """
         name = self._snapshot_name(snapshot)
+        if not isinstance(snapshot, Snapshot):
+            uuid = self._call("snapshot.show", snapshot=name, usage=False)["uuid"]
+            snapshot = Snapshot(self, name, uuid)
         _closed(self, lambda: self._call("snapshot.rollback", snapshot, snapshot=name))
 
     def rename(self, name: str) -> None:

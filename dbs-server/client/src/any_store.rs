@@ -66,8 +66,28 @@ impl AnyStore {
             Self::Idle(store, _) => {
                 api::execute(store, request, &mut |progress| watch(Some(progress)))
             }
-            Self::Served(server) => server.call(request, watch),
+            Self::Served(server) => match server.call(request, watch) {
+                Err(error) if knows_names_alone(&error) => self.call_by_name(request, error, watch),
+                answer => answer,
+            },
         }
+    }
+
+    /// Runs a command that the server has refused with `error`, which knows no request that says which volume it means: as
+    /// clients did when there was none. The name may be another volume's between the two requests.
+    fn call_by_name(
+        &self,
+        request: &Request,
+        error: Error,
+        watch: &mut Watch<'_>,
+    ) -> Result<Value> {
+        let (Self::Served(server), Some((plain, spec, uuid))) = (self, request.by_name()) else {
+            let why =
+                "the server of the store is older than this program: restart it with this version";
+            return Err(Error::unsupported(format!("{why}: {error}")));
+        };
+        self.check_same(&spec, &uuid)?;
+        server.call(&plain, watch)
     }
 
     /// Does the background work that commands have left on a store that is open here; a server
@@ -176,6 +196,11 @@ pub fn find_server(path: &Path, runtime_dir: &Path) -> Result<RemoteStore> {
         }
     }
     Err(why)
+}
+
+/// Whether a server has refused a parameter that came with a later version. All refuse what they do not know.
+fn knows_names_alone(error: &Error) -> bool {
+    error.kind() == ErrorKind::Invalid && error.to_string().contains("no request: unknown field")
 }
 
 /// What a key has in front of the place.

@@ -247,11 +247,11 @@ impl StoreAccess for RemoteStore {
     }
 
     fn complete(&self, volume: &str) -> Result<()> {
-        self.run(&Request::VolumeComplete { volume: volume.to_owned() })
+        self.run(&Request::VolumeComplete { volume: volume.to_owned(), uuid: None })
     }
 
     fn resize_volume(&self, name: &str, size: u64) -> Result<()> {
-        self.run(&Request::VolumeResize { volume: name.to_owned(), size, shrink: true })
+        self.run(&Request::VolumeResize { volume: name.to_owned(), size, shrink: true, uuid: None })
     }
 
     fn create_snapshot(&self, volume: &str, name: &str, options: &SnapshotOptions) -> Result<()> {
@@ -266,12 +266,12 @@ impl StoreAccess for RemoteStore {
 
     fn delete_snapshot(&self, volume: &str, name: &str) -> Result<()> {
         let (volume, snapshot) = (volume.to_owned(), name.to_owned());
-        self.run(&Request::SnapshotDelete { volume, snapshot })
+        self.run(&Request::SnapshotDelete { volume, snapshot, uuid: None })
     }
 
     fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
         let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
-        self.run(&Request::SnapshotRollback { volume, snapshot })
+        self.run(&Request::SnapshotRollback { volume, snapshot, uuid: None })
     }
 
     fn set_labels(&self, volume: &str, snapshot: &str, labels: &Labels) -> Result<()> {

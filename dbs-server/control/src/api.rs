@@ -6,6 +6,7 @@
 //! member `usage` of volumes and snapshots takes a walk over every layer: only lists that ask for it have
 //! it, and `show` unless it is asked not to.
 
+mod meant;
 mod run;
 
 use dbs_core::info::{Labels, MapRange};
@@ -22,7 +23,9 @@ pub const RANGES_MAX: usize = 4096;
 
 /// One command. Names of methods and parameters are stable: they are the control protocol.
 ///
-/// `volume` is a volume's name, `snapshot` a snapshot's name in it; sizes and offsets are bytes.
+/// `volume` is a volume's name, `snapshot` a snapshot's name in it; sizes and offsets are bytes. A request with `uuid` is
+/// carried out if what it names has that uuid in the step that carries it out, else it is refused with `NotFound`: names are
+/// used again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "method", content = "params", deny_unknown_fields)]
 #[allow(missing_docs, reason = "fields named for what they are")]
@@ -97,7 +100,12 @@ pub enum Request {
     },
     /// Says that a volume that was being filled is complete: `VolumeInfo`.
     #[serde(rename = "volume.complete")]
-    VolumeComplete { volume: String },
+    VolumeComplete {
+        volume: String,
+        /// Only of the volume with this uuid.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uuid: Option<String>,
+    },
     /// Renames a volume: `VolumeInfo`.
     #[serde(rename = "volume.rename")]
     VolumeRename {
@@ -114,6 +122,9 @@ pub enum Request {
         /// Allows a smaller size, which destroys what lies beyond it.
         #[serde(default)]
         shrink: bool,
+        /// Only of the volume with this uuid.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uuid: Option<String>,
     },
     /// Sets how fast the clients of a volume may use it: `VolumeInfo`. What is absent stays as it is.
     #[serde(rename = "volume.set")]
@@ -132,7 +143,15 @@ pub enum Request {
     },
     /// Deletes a volume and its snapshots: [`Deleted`].
     #[serde(rename = "volume.delete")]
-    VolumeDelete { volume: String },
+    VolumeDelete {
+        volume: String,
+        /// Only of the volume with this uuid.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uuid: Option<String>,
+        /// Only while it is being filled, or if what filled it has ended half way.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        rebuilding: bool,
+    },
     /// Creates a volume on a snapshot: `VolumeInfo`.
     #[serde(rename = "volume.clone")]
     VolumeClone {
@@ -249,10 +268,22 @@ pub enum Request {
     },
     /// Deletes a snapshot: [`Deleted`].
     #[serde(rename = "snapshot.delete")]
-    SnapshotDelete { volume: String, snapshot: String },
+    SnapshotDelete {
+        volume: String,
+        snapshot: String,
+        /// Only of the snapshot with this uuid.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uuid: Option<String>,
+    },
     /// Discards the head and starts a new one on the snapshot: `VolumeInfo`.
     #[serde(rename = "snapshot.rollback")]
-    SnapshotRollback { volume: String, snapshot: String },
+    SnapshotRollback {
+        volume: String,
+        snapshot: String,
+        /// Only of the snapshot with this uuid.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        uuid: Option<String>,
+    },
     /// Protects a snapshot from deletion: `SnapshotInfo`.
     #[serde(rename = "snapshot.protect")]
     SnapshotProtect { volume: String, snapshot: String },

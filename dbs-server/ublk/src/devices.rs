@@ -602,7 +602,8 @@ mod tests {
     fn commands_that_take_content_wait_for_devices_that_come_and_go() {
         let dir = tempfile::tempdir().unwrap();
         let devices = devices(dir.path());
-        let shrink = Request::VolumeResize { volume: "a".to_owned(), size: 4096, shrink: true };
+        let shrink =
+            Request::VolumeResize { volume: "a".to_owned(), size: 4096, shrink: true, uuid: None };
         let settled = devices.settle_before(&shrink);
         assert!(settled.is_some() && devices.changing.try_lock().is_err(), "no attach meanwhile");
         drop(settled);
@@ -628,7 +629,8 @@ mod tests {
         if !Path::new(dbs_reactor::ublk::CONTROL_PATH).exists() {
             devices.recover_all();
         }
-        let delete = Request::VolumeDelete { volume: "a".to_owned() };
+        let delete =
+            Request::VolumeDelete { volume: "a".to_owned(), uuid: None, rebuilding: false };
         drop(devices.settle_before(&delete));
         assert_eq!(devices.store.delete_volume("a").unwrap_err().kind(), ErrorKind::Busy);
         // As `dbs detach --force` does, in another process.

@@ -117,7 +117,7 @@ impl Restore {
                 })?;
             drop(meter);
             target.check_same(&name, &uuid)?;
-            target.call(context, &Request::VolumeComplete { volume: name.clone() })?;
+            target.call(context, &Request::VolumeComplete { volume: name.clone(), uuid: Some(uuid) })?;
             // Open until it is complete: nobody else fills it in between.
             drop(filled);
             let show = Request::VolumeShow { volume: name.clone(), usage: true };

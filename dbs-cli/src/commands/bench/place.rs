@@ -53,7 +53,11 @@ impl<'a> StorePlace<'a> {
     fn delete_volume(&self) -> Result<()> {
         let begun = Instant::now();
         loop {
-            match self.call(&Request::VolumeDelete { volume: self.name.clone() }) {
+            match self.call(&Request::VolumeDelete {
+                volume: self.name.clone(),
+                uuid: None,
+                rebuilding: false,
+            }) {
                 Err(e) if e.kind() == ErrorKind::Busy && begun.elapsed() < BUSY_TIMEOUT => {
                     thread::sleep(BUSY_PAUSE);
                 }

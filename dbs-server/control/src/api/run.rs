@@ -2,7 +2,7 @@
 
 use super::{Deleted, MARKER, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo, VolumeLimits};
-use dbs_core::store::SnapshotOptions;
+use dbs_core::store::{Expected, SnapshotOptions, parse_uuid};
 use dbs_core::volume::Observer;
 use dbs_core::{Error, ErrorKind, Result, Store};
 use serde::Serialize;
@@ -66,20 +66,23 @@ pub fn execute(
         R::VolumeCreate { volume, size, rebuilding: true } => {
             without_usage(&store.create_rebuilding(volume, *size)?)
         }
-        R::VolumeComplete { volume } => {
-            store.set_rebuilding(volume, false)?;
+        R::VolumeComplete { volume, uuid } => {
+            store.set_rebuilding_if(volume, false, &expected(uuid.as_deref())?)?;
             without_usage(&find_volume(store, volume)?)
         }
         R::VolumeRename { volume, new } => {
             store.rename_volume(volume, new)?;
             without_usage(&find_volume(store, new)?)
         }
-        R::VolumeResize { volume, size, shrink } => resize(store, volume, *size, *shrink),
+        R::VolumeResize { volume, size, shrink, uuid } => {
+            resize(store, volume, *size, *shrink, &expected(uuid.as_deref())?)
+        }
         R::VolumeSet { volume, iops, bandwidth, burst_seconds } => {
             set(store, volume, (*iops, *bandwidth, *burst_seconds))
         }
-        R::VolumeDelete { volume } => {
-            store.delete_volume(volume)?;
+        R::VolumeDelete { volume, uuid, rebuilding } => {
+            let expected = Expected { rebuilding: *rebuilding, ..expected(uuid.as_deref())? };
+            store.delete_volume_if(volume, &expected)?;
             json(&Deleted { deleted: volume.clone() })
         }
         R::VolumeClone { volume, snapshot, new, rebuilding: false } => {
@@ -140,14 +143,16 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
             store.rename_snapshot(volume, snapshot, new)?;
             without_usage(&find_snapshot(store, volume, new)?)
         }
-        R::SnapshotDelete { volume, snapshot } => {
+        R::SnapshotDelete { volume, snapshot, uuid } => {
             if snapshot == MARKER {
                 refuse_incomplete(store, volume, "the snapshot tells how far it was received")?;
             }
-            store.delete_snapshot(volume, snapshot)?;
+            store.delete_snapshot_if(volume, snapshot, &expected(uuid.as_deref())?)?;
             json(&Deleted { deleted: spec(volume, Some(snapshot)) })
         }
-        R::SnapshotRollback { volume, snapshot } => roll_back(store, volume, snapshot),
+        R::SnapshotRollback { volume, snapshot, uuid } => {
+            roll_back(store, volume, snapshot, &expected(uuid.as_deref())?)
+        }
         R::SnapshotProtect { volume, snapshot } => protect(store, volume, snapshot, true),
         R::SnapshotUnprotect { volume, snapshot } => protect(store, volume, snapshot, false),
         R::SnapshotLabel { volume, snapshot, set, remove } => {
@@ -212,7 +217,12 @@ fn refuse_incomplete(store: &Store, volume: &str, why: &str) -> Result<()> {
     )))
 }
 
-fn roll_back(store: &Store, volume: &str, snapshot: &str) -> Result<Value> {
+/// What a request that says a uuid expects.
+fn expected(uuid: Option<&str>) -> Result<Expected> {
+    Ok(Expected { uuid: uuid.map(parse_uuid).transpose()?, rebuilding: false })
+}
+
+fn roll_back(store: &Store, volume: &str, snapshot: &str, to: &Expected) -> Result<Value> {
     let before = find_volume(store, volume)?;
     let received = before.rebuilding && store.snapshots(volume, false)?.iter().any(is_marker);
     if received && before.open {
@@ -220,18 +230,22 @@ fn roll_back(store: &Store, volume: &str, snapshot: &str) -> Result<Value> {
     }
     if received && snapshot == MARKER {
         // If this is cut off behind the rollback, nobody may take what is gone for received.
-        let mut labels = find_snapshot(store, volume, MARKER)?.labels;
+        let marker = find_snapshot(store, volume, MARKER)?;
+        let (mut labels, uuid) = (marker.labels, parse_uuid(&marker.uuid)?);
         for value in labels.values_mut() {
             if let Some((stream, _)) = value.rsplit_once(':') {
                 *value = format!("{stream}:0");
             }
         }
-        store.set_labels(volume, MARKER, &labels)?;
+        // Another one than is meant keeps what it says, as it is not rolled back.
+        if to.uuid.is_none_or(|meant| meant == uuid) {
+            store.set_labels(volume, MARKER, &labels)?;
+        }
     }
-    store.rollback(volume, snapshot)?;
+    store.rollback_if(volume, snapshot, to)?;
     if received {
-        // What was received in part is gone, and the snapshot was complete.
-        store.set_rebuilding(volume, false)?;
+        // What was received in part is gone, and the snapshot was complete. Of another volume, nobody knows.
+        store.set_rebuilding_if(volume, false, &expected(Some(&before.uuid))?)?;
     }
     without_usage(&find_volume(store, volume)?)
 }
@@ -333,19 +347,18 @@ fn release(
     })?)
 }
 
-fn resize(store: &Store, volume: &str, size: u64, shrink: bool) -> Result<Value> {
-    let old = find_volume(store, volume)?.size;
-    if size < old && !shrink {
-        return Err(Error::invalid(format!(
-            "volume {volume} has {old} bytes: a size of {size} destroys the content beyond it; \
-             allow that with `shrink`"
-        )));
-    }
+fn resize(
+    store: &Store,
+    volume: &str,
+    size: u64,
+    shrink: bool,
+    expected: &Expected,
+) -> Result<Value> {
     // Whoever goes on with the stream does so behind what was received, and takes that to be there.
     if store.snapshots(volume, false)?.iter().any(is_partly_received) {
         refuse_incomplete(store, volume, "a part of its content was received with this size")?;
     }
-    store.resize_volume(volume, size)?;
+    store.resize_volume_if(volume, size, shrink, expected)?;
     without_usage(&find_volume(store, volume)?)
 }
 

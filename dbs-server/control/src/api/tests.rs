@@ -1,4 +1,5 @@
 use super::*;
+use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store};
 use serde_json::json;
 
 #[test]
@@ -16,7 +17,7 @@ fn names_on_the_wire_are_stable() {
             json!({"method": "volume.release", "params": {"volume": "a", "dry_run": true}}),
         ),
         (
-            Request::SnapshotRollback { volume: "a".into(), snapshot: "b".into() },
+            Request::SnapshotRollback { volume: "a".into(), snapshot: "b".into(), uuid: None },
             json!({"method": "snapshot.rollback", "params": {"volume": "a", "snapshot": "b"}}),
         ),
     ] {
@@ -30,7 +31,7 @@ fn optional_parameters_may_be_absent() {
     let wire = json!({"method": "volume.resize", "params": {"volume": "a", "size": 1}});
     assert_eq!(
         serde_json::from_value::<Request>(wire).unwrap(),
-        Request::VolumeResize { volume: "a".into(), size: 1, shrink: false }
+        Request::VolumeResize { volume: "a".into(), size: 1, shrink: false, uuid: None }
     );
     let wire = json!({"method": "volume.list", "params": {}});
     assert_eq!(
@@ -78,6 +79,100 @@ fn unknown_methods_and_parameters_are_refused() {
     }
 }
 
+/// Clients know by this text that a server is older than a parameter.
+#[test]
+fn a_parameter_that_is_not_known_is_named() {
+    let wire = json!({"method": "volume.delete", "params": {"volume": "a", "later": true}});
+    let error = Request::from_wire(wire).unwrap_err().to_string();
+    assert!(error.starts_with("unknown field `later`"), "{error}");
+}
+
+#[test]
+fn a_request_means_what_has_the_uuid() {
+    let delete = |uuid: Option<&str>| Request::SnapshotDelete {
+        volume: "a".into(),
+        snapshot: "s".into(),
+        uuid: uuid.map(str::to_owned),
+    };
+    let mut request = delete(None);
+    assert_eq!(request.by_name(), None);
+    request.mean("a", "of the volume");
+    assert_eq!(request, delete(None));
+    request.mean("a@s", "x");
+    assert_eq!(request, delete(Some("x")));
+    assert_eq!(request.by_name(), Some((delete(None), "a@s".to_owned(), "x".to_owned())));
+    let delete = |rebuilding| Request::VolumeDelete {
+        volume: "a".into(),
+        uuid: Some("x".to_owned()),
+        rebuilding,
+    };
+    assert!(delete(false).by_name().is_some());
+    // A look before would say nothing of what it is by then.
+    assert_eq!(delete(true).by_name(), None);
+    let mut other = Request::VolumeFlatten { volume: "a".into() };
+    other.mean("a", "x");
+    assert_eq!(other.by_name(), None);
+}
+
+/// A store with a volume `v` and its snapshot `s`; their uuids.
+fn store(dir: &std::path::Path) -> (Store, [String; 2]) {
+    let path = dir.join("store");
+    let options = InitOptions { size: Some(64 << 20), ..InitOptions::default() };
+    Store::init(&path, &options).unwrap();
+    let store = Store::open(&path, &OpenOptions::default()).unwrap();
+    let volume = store.create_volume("v", 8 << 20).unwrap().uuid;
+    let snapshot = store.create_snapshot("v", "s", &Default::default()).unwrap().uuid;
+    (store, [volume, snapshot])
+}
+
+/// Found by review: each looked at what has the name, and then did it to whatever had the name.
+#[test]
+fn what_destroys_is_carried_out_on_what_was_meant_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, [volume, snapshot]) = store(dir.path());
+    let run = |method: &str, mut params: Value, uuid: &str| {
+        params["uuid"] = uuid.into();
+        let request = Request::from_wire(json!({"method": method, "params": params})).unwrap();
+        execute(&store, &request, &mut |_| true)
+    };
+    let of_volume = json!({"volume": "v"});
+    let of_snapshot = json!({"volume": "v", "snapshot": "s"});
+    let shrink = json!({"volume": "v", "size": 4096, "shrink": true});
+    store.set_rebuilding("v", true).unwrap();
+    // Each is of the other kind, too.
+    let requests = [
+        ("volume.complete", &of_volume, &volume, &snapshot),
+        ("volume.resize", &shrink, &volume, &snapshot),
+        ("snapshot.rollback", &of_snapshot, &snapshot, &volume),
+        ("snapshot.delete", &of_snapshot, &snapshot, &volume),
+        ("volume.delete", &of_volume, &volume, &snapshot),
+    ];
+    for (method, params, _, other) in requests {
+        let refused = run(method, params.clone(), other).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NotFound, "{method}: {refused}");
+        assert!(refused.to_string().contains("something else has the name now"), "{refused}");
+        let invalid = run(method, params.clone(), "none").unwrap_err();
+        assert_eq!(invalid.kind(), ErrorKind::Invalid, "{method}: {invalid}");
+    }
+    let there = store.volume_info("v").unwrap();
+    assert!(there.rebuilding && there.size == 8 << 20 && there.snapshots == 1);
+    for (method, params, uuid, _) in requests {
+        run(method, params.clone(), uuid).unwrap_or_else(|e| panic!("{method}: {e}"));
+    }
+    assert!(store.volumes(false).is_empty());
+}
+
+#[test]
+fn a_volume_that_is_complete_is_not_deleted_as_one_that_is_being_filled() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, [uuid, _]) = store(dir.path());
+    let delete = Request::VolumeDelete { volume: "v".into(), uuid: Some(uuid), rebuilding: true };
+    let run = || execute(&store, &delete, &mut |_| true);
+    assert_eq!(run().unwrap_err().kind(), ErrorKind::Exists);
+    store.set_rebuilding("v", true).unwrap();
+    run().unwrap();
+}
+
 #[test]
 fn readers_need_no_writing() {
     assert!(!Request::Check.writes());
@@ -86,6 +181,8 @@ fn readers_need_no_writing() {
     let release = |dry_run| Request::VolumeRelease { volume: "a".into(), dry_run };
     assert!(release(false).writes() && release(false).leaves_work());
     assert!(!release(true).writes() && !release(true).leaves_work());
-    assert!(Request::VolumeDelete { volume: "a".into() }.leaves_work());
-    assert!(!Request::VolumeComplete { volume: "a".into() }.leaves_work());
+    assert!(
+        Request::VolumeDelete { volume: "a".into(), uuid: None, rebuilding: false }.leaves_work()
+    );
+    assert!(!Request::VolumeComplete { volume: "a".into(), uuid: None }.leaves_work());
 }

@@ -249,10 +249,10 @@ fn commands_see_the_store_and_cannot_change_it_behind_the_engine_s_back() {
     let list = Request::SnapshotList { volume: name(), usage: false };
     assert_eq!(call(&list).unwrap()[0]["name"], "s1");
     for request in [
-        Request::SnapshotDelete { volume: name(), snapshot: "s1".to_owned() },
-        Request::VolumeDelete { volume: name() },
+        Request::SnapshotDelete { volume: name(), snapshot: "s1".to_owned(), uuid: None },
+        Request::VolumeDelete { volume: name(), uuid: None, rebuilding: false },
         Request::VolumeRename { volume: name(), new: "x".to_owned() },
-        Request::VolumeResize { volume: name(), size: 1 << 20, shrink: true },
+        Request::VolumeResize { volume: name(), size: 1 << 20, shrink: true, uuid: None },
     ] {
         let refused = call(&request).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");

@@ -110,7 +110,7 @@ fn many_replicas_share_a_store_and_outlive_everybody() {
     }
     let volume = shared.volume("a");
     assert!(shared.volumes().contains(&volume));
-    let delete = Request::VolumeDelete { volume };
+    let delete = Request::VolumeDelete { volume, uuid: None, rebuilding: false };
     let refused = shared.remote().call(&delete, &mut |_| true).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Busy);
     assert!(refused.to_string().contains("through its engine"), "{refused}");

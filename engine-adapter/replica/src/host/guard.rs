@@ -27,8 +27,8 @@ pub fn changed(request: &Request) -> Option<&str> {
         R::VolumeRename { volume, .. }
         | R::VolumeResize { volume, .. }
         | R::VolumeSet { volume, .. }
-        | R::VolumeDelete { volume }
-        | R::VolumeComplete { volume }
+        | R::VolumeDelete { volume, .. }
+        | R::VolumeComplete { volume, .. }
         | R::VolumeClone { volume, .. }
         | R::VolumeFlatten { volume }
         | R::VolumeRelease { volume, .. }
@@ -74,7 +74,8 @@ mod tests {
     #[test]
     fn only_changes_of_served_volumes_are_refused() {
         let volume = || "v".to_owned();
-        let delete = Request::SnapshotDelete { volume: volume(), snapshot: "s".to_owned() };
+        let delete =
+            Request::SnapshotDelete { volume: volume(), snapshot: "s".to_owned(), uuid: None };
         let refused = check(&delete, &|name| name == "v").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy);
         check(&delete, &|_| false).unwrap();
