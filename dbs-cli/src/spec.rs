@@ -1,6 +1,6 @@
 //! `volume` and `volume@snapshot` on the command line.
 
-use dbs_control::api::MARKER;
+use dbs_control::api::{MARKER, OWN_LABELS};
 use dbs_core::{Error, OpenOptions, parse_size};
 use std::fmt;
 use std::str::FromStr;
@@ -63,9 +63,6 @@ impl fmt::Display for SnapshotSpec {
         write!(f, "{}@{}", self.volume, self.snapshot)
     }
 }
-
-/// How the labels begin that say what was received, and how far.
-const OWN_LABELS: &str = "dbs.";
 
 /// Refuses the name of the snapshot that marks a volume which is being received.
 ///

@@ -18,6 +18,9 @@ pub use run::execute;
 /// Name of the marker snapshot. A volume that has it and is rebuilding is being received.
 pub use dbs_core::volume::RECEIVING as MARKER;
 
+/// How the labels begin by which a receive knows what it has received, and how far: no user sets them.
+pub const OWN_LABELS: &str = "dbs.";
+
 /// Most ranges one answer to [`Request::VolumeMap`] or [`Request::VolumeDiff`] holds.
 pub const RANGES_MAX: usize = 4096;
 

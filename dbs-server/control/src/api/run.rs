@@ -1,6 +1,8 @@
 //! Runs a request on an open store.
 
-use super::{Deleted, MARKER, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed};
+use super::{
+    Deleted, MARKER, OWN_LABELS, Progress, RANGES_MAX, Ranges, Request, Trimmed, Vacuumed,
+};
 use dbs_core::info::{Labels, MapRange, SnapshotInfo, VolumeInfo, VolumeLimits};
 use dbs_core::store::{Expected, SnapshotOptions, parse_uuid};
 use dbs_core::volume::Observer;
@@ -115,6 +117,9 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
         R::SnapshotCreate { volume, snapshot, labels, system, rebuilding } => {
             if rebuilding.is_none() {
                 refuse_incomplete(store, volume, "its snapshot would be incomplete, too")?;
+                // A receive always says whether the volume is being filled.
+                refuse_marker(snapshot)?;
+                refuse_own(labels)?;
             }
             let options = SnapshotOptions {
                 labels: labels.clone(),
@@ -135,11 +140,7 @@ fn execute_snapshot(store: &Store, request: &Request) -> Result<Value> {
             if snapshot == MARKER {
                 refuse_incomplete(store, volume, "the snapshot tells how far it was received")?;
             }
-            if new == MARKER {
-                return Err(Error::invalid(format!(
-                    "a snapshot `{MARKER}` marks a volume that is being received: choose another name"
-                )));
-            }
+            refuse_marker(new)?;
             store.rename_snapshot(volume, snapshot, new)?;
             without_usage(&find_snapshot(store, volume, new)?)
         }
@@ -248,6 +249,26 @@ fn roll_back(store: &Store, volume: &str, snapshot: &str, to: &Expected) -> Resu
         store.set_rebuilding_if(volume, false, &expected(Some(&before.uuid))?)?;
     }
     without_usage(&find_volume(store, volume)?)
+}
+
+/// Refuses a snapshot that would be taken for the marker of a volume that is being received.
+fn refuse_marker(snapshot: &str) -> Result<()> {
+    if snapshot != MARKER {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a snapshot `{MARKER}` marks a volume that is being received: choose another name"
+    )))
+}
+
+/// Refuses labels that would be taken for those of a receive.
+fn refuse_own(labels: &Labels) -> Result<()> {
+    if !labels.keys().any(|key| key.starts_with(OWN_LABELS)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "labels that begin with `{OWN_LABELS}` are those of `dbs` itself: choose another key"
+    )))
 }
 
 fn is_marker(snapshot: &SnapshotInfo) -> bool {
@@ -396,6 +417,9 @@ fn label(
     set: &Labels,
     remove: &[String],
 ) -> Result<Value> {
+    if snapshot != MARKER {
+        refuse_own(set)?;
+    }
     let _one_at_a_time = ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut labels = find_snapshot(store, volume, snapshot)?.labels;
     labels.retain(|key, _| !remove.contains(key));
