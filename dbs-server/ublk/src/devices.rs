@@ -1,7 +1,7 @@
 //! The block devices of one store: attaching, detaching, and taking over what a dead server left.
 
 use super::device::{Device, explain};
-use super::held::{check_no_machine, find_again, hold, hold_waiting};
+use super::held::{check_no_writer, find_again, hold, hold_waiting};
 use super::options::{AttachOptions, FLAGS, MAX_IO_BYTES, params};
 use super::record::{Attached, LINKS, Record, State, block_size, find, records, spec, state};
 use super::volume::{self, Target};
@@ -17,6 +17,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a device waits for who has its volume open for writing.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The devices of one store, in the process that serves it.
 pub struct Devices {
@@ -76,6 +82,9 @@ impl Devices {
         options: &AttachOptions,
     ) -> Result<Attached> {
         options.check()?;
+        if !options.read_only && snapshot.is_none() {
+            self.wait_for_writers(volume);
+        }
         let _changing = lock(&self.changing);
         let spec = spec(volume, snapshot);
         let handle = self.store.complete_volume(&spec)?;
@@ -88,7 +97,7 @@ impl Devices {
             return Err(Error::busy(format!("{spec} is attached already, as {device}")));
         }
         if !read_only {
-            check_no_machine(&self.store, volume)?;
+            check_no_writer(&self.store, volume)?;
         }
         let doing = format!("attaching {spec}");
         let mut control = Control::open().map_err(|e| explain(e, &doing))?;
@@ -113,9 +122,9 @@ impl Devices {
                 (record.id, record.queues, record.depth) = (info.id, info.queues, info.depth);
                 // Before anybody can use it: nobody takes content from its users.
                 *held = Some(hold(&self.store, record)?);
-                // A virtual machine that came meanwhile, or sees the device from here on.
+                // Who came meanwhile, or sees the device from here on.
                 if !read_only {
-                    check_no_machine(&self.store, volume)?;
+                    check_no_writer(&self.store, volume)?;
                 }
                 recorded.set(true);
                 // From here on the next server finds it, should this one die.
@@ -136,6 +145,17 @@ impl Devices {
         let serving = Serving { record, volume, device };
         lock(&self.serving).insert(attached_id(&serving), serving);
         Ok(attached)
+    }
+
+    /// Gives those a moment who have the volume open for writing: the server may be about to hear that one has gone.
+    fn wait_for_writers(&self, volume: &str) {
+        let begun = Instant::now();
+        while check_no_writer(&self.store, volume).is_err()
+            && begun.elapsed() < PATIENCE
+            && !self.leaving.load(Ordering::SeqCst)
+        {
+            thread::sleep(LOOK_AGAIN);
+        }
     }
 
     /// Detaches what `target` names: a volume, a snapshot, or a device.
@@ -546,30 +566,39 @@ mod tests {
 
     /// Found by review: both wrote, and destroyed the file system.
     #[test]
-    fn a_volume_that_a_virtual_machine_writes_is_not_attached_to_be_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let devices = devices(dir.path());
-        let holder = Holder {
-            kind: HolderKind::VhostUser,
-            who: "virtual machine at a.sock".to_owned(),
-            id: Some(3),
-            writes: true,
-            alone: true,
-            remedy: "shut it down first".to_owned(),
-        };
-        let machine = devices.store.volume_for("a", holder).unwrap();
-        let attach = |read_only| {
-            let options = AttachOptions { read_only, queues: 1, depth: 1, ..Default::default() };
-            devices.attach("a", None, &options).map(|_| devices.leave())
-        };
-        let refused = attach(false).unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Busy);
-        assert!(refused.to_string().contains("virtual machine at a.sock; shut"), "{refused}");
-        let busy = |result: Result<()>| result.is_err_and(|e| e.kind() == ErrorKind::Busy);
-        if !Path::new(dbs_reactor::ublk::CONTROL_PATH).exists() {
-            assert!(!busy(attach(true)));
-            drop(machine);
-            assert!(!busy(attach(false)));
+    fn a_volume_that_somebody_writes_is_not_attached_to_be_written() {
+        for (kind, alone) in [(HolderKind::VhostUser, true), (HolderKind::Nbd, false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let devices = devices(dir.path());
+            let holder = |writes| Holder {
+                kind,
+                who: "user of a".to_owned(),
+                id: Some(3),
+                writes,
+                alone: alone && writes,
+                remedy: "stop it first".to_owned(),
+            };
+            let writer = devices.store.volume_for("a", holder(true)).unwrap();
+            let attach = |read_only| {
+                let options =
+                    AttachOptions { read_only, queues: 1, depth: 1, ..Default::default() };
+                devices.attach("a", None, &options).map(|_| devices.leave())
+            };
+            let refused = attach(false).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Busy);
+            assert!(refused.to_string().contains("writing by the user of a; stop"), "{refused}");
+            let busy = |result: Result<()>| result.is_err_and(|e| e.kind() == ErrorKind::Busy);
+            if !Path::new(dbs_reactor::ublk::CONTROL_PATH).exists() {
+                assert!(!busy(attach(true)));
+                // One that is just going is waited for, and who only reads is no matter.
+                let _reader = devices.store.volume_for("a", holder(false)).unwrap();
+                thread::scope(|scope| {
+                    let waits = scope.spawn(|| busy(attach(false)));
+                    thread::sleep(Duration::from_millis(200));
+                    drop(writer);
+                    assert!(!waits.join().unwrap());
+                });
+            }
         }
     }
 

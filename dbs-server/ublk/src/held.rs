@@ -99,19 +99,21 @@ pub fn check_unwritten(store: &Store, volume: &str) -> Result<()> {
     }
 }
 
-/// Refuses to write beside a virtual machine, which has its volume to itself.
+/// Refuses a device that writes a volume which others write: a virtual machine, or an NBD client, which would go on as it
+/// began. The kernel keeps what it has read and takes it for what is there.
 ///
 /// # Errors
-/// `Busy`, which names the machine.
-pub(super) fn check_no_machine(store: &Store, volume: &str) -> Result<()> {
-    let machine = |held: &HolderInfo| {
-        let Holder { kind, alone, .. } = held.holder;
-        kind == HolderKind::VhostUser && alone && held.snapshot.is_none() && held.volume == volume
+/// `Busy`, which names who writes.
+pub(super) fn check_no_writer(store: &Store, volume: &str) -> Result<()> {
+    let writes = |held: &HolderInfo| {
+        let Holder { kind, alone, writes, .. } = held.holder;
+        let same = held.snapshot.is_none() && held.volume == volume;
+        (alone || writes) && kind != HolderKind::Device && same
     };
-    match store.holders().into_iter().find(machine) {
+    match store.holders().into_iter().find(writes) {
         None => Ok(()),
         Some(HolderInfo { holder, .. }) => Err(Error::busy(format!(
-            "volume `{volume}` is written by the {}; {}",
+            "volume `{volume}` is open for writing by the {}; {}",
             holder.who, holder.remedy
         ))),
     }
