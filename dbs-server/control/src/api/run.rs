@@ -231,13 +231,17 @@ fn roll_back(store: &Store, volume: &str, snapshot: &str, to: &Expected) -> Resu
     }
     if received && snapshot == MARKER {
         // If this is cut off behind the rollback, nobody may take what is gone for received.
-        let mut labels = find_snapshot(store, volume, MARKER)?.labels;
+        let marker = find_snapshot(store, volume, MARKER)?;
+        let (mut labels, uuid) = (marker.labels, parse_uuid(&marker.uuid)?);
         for value in labels.values_mut() {
             if let Some((stream, _)) = value.rsplit_once(':') {
                 *value = format!("{stream}:0");
             }
         }
-        store.set_labels(volume, MARKER, &labels)?;
+        // Another one than is meant keeps what it says, as it is not rolled back.
+        if to.uuid.is_none_or(|meant| meant == uuid) {
+            store.set_labels(volume, MARKER, &labels)?;
+        }
     }
     store.rollback_if(volume, snapshot, to)?;
     if received {
