@@ -27,6 +27,8 @@ pub struct Generator {
     /// Whether it is about trees: most writes go to a few blocks, so that layers cover each other, and
     /// some operations come in an order that takes what is read out of sight and gives it to others.
     trees: bool,
+    /// Nothing but heads is read for long.
+    heads: bool,
     /// Operations of such an order that are still to come.
     plan: VecDeque<Op>,
 }
@@ -48,17 +50,17 @@ impl Generator {
         weights[0] = weights[0].max(8);
         weights[12] = weights[12].max(60);
         let disturbed = rng.u8(40..=160);
-        Self { rng, weights, disturbed, trees: false, plan: VecDeque::new() }
+        Self { rng, weights, disturbed, trees: false, heads: false, plan: VecDeque::new() }
     }
 
     /// A generator of histories without crashes, about trees that change under handles and slow reads; in a
-    /// quarter of them the disk fails at times.
+    /// quarter of them the disk fails at times, and in another nothing but heads is read for long.
     #[must_use]
     pub fn trees(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed ^ 0x7ee5);
         let weights = TREES.map(|weight| weight * [1, 1, 2, 4][rng.usize(0..4)]);
         let disturbed = if seed % 4 == 3 { 12 } else { 0 };
-        Self { rng, weights, disturbed, trees: true, plan: VecDeque::new() }
+        Self { rng, weights, disturbed, trees: true, heads: seed % 4 == 1, plan: VecDeque::new() }
     }
 
     /// The machine of this seed.
@@ -120,7 +122,10 @@ impl Generator {
         let new = self.vacant(SNAPSHOTS, |n| n == snap);
         let at = 8 * self.rng.u16(0..3);
         let write = |vol, at, len| Op::Write { vol, at, len, fua };
-        let of = self.reads(Some(new));
+        let of = match self.heads || self.rng.u8(0..4) != 0 {
+            true => Reads::Head,
+            false => self.reads(Some(new)),
+        };
         let read = [Op::ReadBegin { vol: clone, of }, Op::ReadEnd];
         let mut order = vec![Op::Clone { vol: origin, snap, new: clone }, Op::Hold { vol: clone }];
         match self.rng.u8(0..3) {
@@ -220,8 +225,9 @@ impl Generator {
             },
             18 => match self.rng.u8(1..24) {
                 limit @ 20.. if !self.trees => Op::Trim { vol, limit },
-                14..17 => Op::Begin { long: Long::Scrub },
-                17..20 => Op::Begin { long: Long::Relearn },
+                14..17 if !self.trees => Op::Begin { long: Long::Scrub },
+                17..19 if !self.trees => Op::Begin { long: Long::Relearn },
+                19 if !self.heads => Op::Begin { long: Long::Scrub },
                 steps => Op::Work { steps },
             },
             19 => match self.rng.u8(0..3) {
@@ -270,7 +276,7 @@ impl Generator {
         match self.rng.u8(0..8) {
             0 => Op::Stop,
             1 => Op::GoOn { steps: u8::MAX },
-            steps => Op::GoOn { steps: steps - 1 },
+            steps => Op::GoOn { steps: steps - u8::from(!self.heads) },
         }
     }
 
@@ -350,6 +356,14 @@ impl Generator {
     fn hold(&mut self, model: &Model, vol: u8) -> Op {
         let held: Vec<_> = model.volumes.iter().filter(|(_, v)| v.held).collect();
         let reading = self.rng.choice(&held).map(|(name, _)| number(name));
+        if self.heads {
+            return match (self.rng.u8(0..8), reading) {
+                (0..4, Some(vol)) => Op::ReadBegin { vol, of: Reads::Head },
+                (4..6, Some(_)) => Op::ReadEnd,
+                (6, Some(held)) => Op::Hold { vol: held },
+                _ => Op::Hold { vol },
+            };
+        }
         match (self.rng.u8(0..10), reading) {
             (0..3, Some(vol)) => Op::ReadBegin { vol, of: Reads::Head },
             (3..5, _) => {

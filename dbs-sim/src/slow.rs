@@ -40,6 +40,7 @@ enum Way {
 }
 
 type Answer = Result<Vec<u8>, Error>;
+type Reader = Box<dyn Fn(&mut [u8]) -> Result<(), Error>>;
 type Answers = Result<(Vec<u8>, Answer), Error>;
 
 impl Way {
@@ -90,7 +91,7 @@ impl SlowRead {
         let Some((slow, mut buf)) = Self::new(model, vol, of) else { return Ok(None) };
         let (store, volume, snapshot) = (store.clone(), volume_name(vol), slow.snapshot.clone());
         let call = Standing::begin(move |stand| {
-            let read: Box<dyn Fn(&mut [u8]) -> Result<(), Error>> = match of {
+            let read: Reader = match of {
                 Reads::Layer(_) => {
                     let layer = store.layer(&volume, snapshot.as_deref())?;
                     Box::new(move |buf| layer.read_at(0, buf))

@@ -78,9 +78,12 @@ pub struct Wronged {
 /// What is done in the middle of something else.
 type Hook = Box<dyn FnOnce() + Send>;
 
+/// What is done about a read, before it and after it.
+type AboutRead = Box<dyn FnMut()>;
+
 thread_local! {
     /// What the calling thread does about its next read, and from which byte on it must be.
-    static AT_READ: RefCell<Option<(u64, Box<dyn FnMut()>)>> = const { RefCell::new(None) };
+    static AT_READ: RefCell<Option<(u64, AboutRead)>> = const { RefCell::new(None) };
 }
 
 /// Calls this before and after the next batch of reads of the calling thread that all begin at this byte or
@@ -90,7 +93,7 @@ pub fn at_next_read(from: u64, hook: impl FnMut() + 'static) {
 }
 
 /// What is to be done about this batch of reads.
-fn due_at_read(requests: &[ReadRequest<'_>]) -> Option<Box<dyn FnMut()>> {
+fn due_at_read(requests: &[ReadRequest<'_>]) -> Option<AboutRead> {
     let first = requests.iter().map(|request| request.offset).min()?;
     let due = AT_READ.with_borrow_mut(|at| at.take_if(|(from, _)| *from <= first));
     due.map(|(_, hook)| hook)
