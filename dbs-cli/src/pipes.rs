@@ -69,7 +69,17 @@ impl Output {
     }
 }
 
-impl Write for Output {
+impl Output {
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn sync(&self) -> io::Result<()> {
+        sync(&self.file)
+    }
+}
+
+impl Write for &Output {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         loop {
             match (&self.file).write(buf) {
@@ -82,7 +92,7 @@ impl Write for Output {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        sync(&self.file)
+        Ok(())
     }
 }
 

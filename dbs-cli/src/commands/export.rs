@@ -102,11 +102,11 @@ impl Export {
             (Some(store), Some(name)) => Some((store, store.snapshot_info(&spec.volume, name)?)),
             _ => None,
         };
-        let before = written(context, target, &spec.volume);
+        let before = written(context, target, &spec.volume)?;
         let volume = target.open_spec(&spec.to_string())?;
         let check = || match &snapshot {
             Some((store, snapshot)) => check_same(*store, [snapshot]),
-            None if !self.live && written(context, target, &spec.volume) != before => {
+            None if !self.live && written(context, target, &spec.volume)? != before => {
                 Err(Error::busy(format!(
                     "somebody has begun to write to volume {}, or its server was started anew",
                     spec.volume
@@ -140,8 +140,10 @@ impl Export {
         };
         let copied = match self.file.as_os_str() == "-" {
             true => {
-                let output = Output::new(&context.stop).map_err(|e| Error::io(e, STDOUT))?;
-                export_stream(volume, output, &mut progress)
+                let failed = |e| Error::io(e, STDOUT);
+                let output = Output::new(&context.stop).map_err(failed)?;
+                let copied = export_stream(volume, &output, &mut progress);
+                copied.and_then(|copied| output.sync().map(|()| copied).map_err(failed))
             }
             false => export_path(volume, &self.file, self.force, &mut progress),
         };
@@ -166,7 +168,7 @@ impl Export {
                 return Err(rested_on(&file));
             }
         }
-        if is_rested_on(context, &self.file) {
+        if is_rested_on(context, &self.file)? {
             return Err(rested_on(&file));
         }
         match claim(&self.file)?.content()? {
@@ -185,13 +187,12 @@ fn rested_on(file: &dyn Display) -> Error {
 }
 
 /// Whether volumes of the store rest on this file, though nobody has named it.
-fn is_rested_on(context: &Context, file: &Path) -> bool {
-    let volumes = context.call(&Request::VolumeList { usage: false }).and_then(typed);
-    let volumes: Vec<VolumeInfo> = volumes.unwrap_or_default();
+fn is_rested_on(context: &Context, file: &Path) -> Result<bool> {
+    let volumes: Vec<VolumeInfo> = typed(context.call(&Request::VolumeList { usage: false })?)?;
     let mut below = volumes.into_iter().filter_map(|volume| volume.backing).peekable();
     // It is read for that alone.
-    below.peek().is_some()
-        && dbs_backing::open(file).is_ok_and(|image| below.any(|below| below == image.identity()))
+    Ok(below.peek().is_some()
+        && dbs_backing::open(file).is_ok_and(|image| below.any(|below| below == image.identity())))
 }
 
 /// Whether somebody else may write meanwhile: users of a server.
@@ -215,11 +216,11 @@ fn remove_left(context: &Context, target: &Target, volume: &str) {
 
 /// What a volume is, and how often it was written and changed since its store was opened, and when that was, where that
 /// is counted: a write counts as one when it begins, and as a change when it ends.
-fn written(context: &Context, target: &Target, volume: &str) -> Option<(String, [u64; 3])> {
-    let Target::Live(AnyStore::Served(_)) = target else { return None };
-    let top: Top = typed(target.call(context, &Request::Top).ok()?).ok()?;
-    let found = top.volumes.into_iter().find(|load| load.name == volume)?;
-    Some((found.uuid, [found.io.writes, found.io.changes, top.started_ns]))
+fn written(context: &Context, target: &Target, volume: &str) -> Result<Option<(String, [u64; 3])>> {
+    let Target::Live(AnyStore::Served(_)) = target else { return Ok(None) };
+    let top: Top = typed(target.call(context, &Request::Top)?)?;
+    let found = top.volumes.into_iter().find(|load| load.name == volume);
+    Ok(found.map(|found| (found.uuid, [found.io.writes, found.io.changes, top.started_ns])))
 }
 
 /// What errors of the standard output name.

@@ -64,12 +64,12 @@ impl Import {
         let size = self.size.or(length).unwrap_or(UNKNOWN_SIZE_BYTES);
         let (value, copied) = context.with(true, |target| {
             let uuid = self.create(context, target, size)?;
-            let filled = self.fill(context, target, &uuid, &source, length.is_some());
+            let filled = self.fill(context, target, &uuid, &source, length);
             match filled {
                 Ok((copied, volume)) => Ok((self.finish(context, target, &uuid, volume)?, copied)),
                 Err(error) => {
                     let (volume, uuid) = (self.name.clone(), Some(uuid));
-                    let delete = Request::VolumeDelete { volume, uuid, rebuilding: false };
+                    let delete = Request::VolumeDelete { volume, uuid, rebuilding: true };
                     match target.clean_up(context, &delete) {
                         Ok(()) => Err(error),
                         Err(kept) => Err(error.context(format!(
@@ -175,9 +175,10 @@ impl Import {
         target: &'a Target,
         uuid: &str,
         source: &Source,
-        known: bool,
+        length: Option<u64>,
     ) -> Result<(Copied, Box<dyn BlockAccess + 'a>)> {
         let filled = target.access()?.open_to_fill(&self.name)?;
+        let known = length.is_some();
         let mut meter = context.meter("importing", Unit::Bytes);
         let mut progress =
             |done, total| meter.update(done, if known || self.size.is_some() { total } else { 0 });
@@ -190,6 +191,12 @@ impl Import {
             return Err(Error::invalid(
                 "the standard input ended before its first byte: look at the command before the pipe",
             ));
+        }
+        if length.is_some_and(|length| length != copied.length) {
+            return Err(Error::busy(format!(
+                "{} has another length than a moment ago: somebody writes to it. Import it again when that has ended",
+                self.file.display()
+            )));
         }
         if self.size.is_some() || known {
             return Ok((copied, filled));

@@ -59,8 +59,11 @@ impl SendSnapshot {
             };
             let what = if single.is_some() { self.spec.to_string() } else { describe(&streams) };
             if to_stdout {
-                let output = Output::new(&context.stop).map_err(|e| Error::io(e, STDOUT))?;
-                let copied = send_all(context, store, &streams, output);
+                let failed = |e| Error::io(e, STDOUT);
+                let output = Output::new(&context.stop).map_err(failed)?;
+                let copied = send_all(context, store, &streams, &output);
+                let copied =
+                    copied.and_then(|copied| output.sync().map(|()| copied).map_err(failed));
                 return Ok((copied.map_err(|error| context.stop.explain(error))?, what));
             }
             let new = NewFile::create(&self.file)?;
@@ -108,7 +111,6 @@ fn send_all(
         let copied = send(store, options, &mut output, &mut progress)?;
         all = Copied { length: all.length + copied.length, data: all.data + copied.data };
     }
-    output.flush().map_err(|e| Error::io(e, "writing the stream"))?;
     Ok(all)
 }
 

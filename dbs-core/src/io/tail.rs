@@ -202,9 +202,7 @@ pub fn find_directory(candidates: &[PathBuf], uuid: [u8; 16], place: &str) -> Op
 /// The file of a store's tail in a directory of this user, if it is there, or may be as far as one can look.
 #[must_use]
 pub fn find_file(directory: &Path, uuid: [u8; 16], place: &str) -> Option<PathBuf> {
-    // In others no process of this user has kept a tail, and what they are says nothing.
-    let ours = |found: std::fs::Metadata| found.is_dir() && found.uid() == geteuid().as_raw();
-    if !std::fs::symlink_metadata(directory).is_ok_and(ours) {
+    if !is_of_this_user(directory) {
         return None;
     }
     let path = directory.join(file_name(uuid, place));
@@ -214,26 +212,38 @@ pub fn find_file(directory: &Path, uuid: [u8; 16], place: &str) -> Option<PathBu
     (!gone).then_some(path)
 }
 
+/// In other directories no process of this user has kept a tail, and what they are says nothing.
+fn is_of_this_user(directory: &Path) -> bool {
+    let ours = |found: std::fs::Metadata| found.is_dir() && found.uid() == geteuid().as_raw();
+    std::fs::symlink_metadata(directory).is_ok_and(ours)
+}
+
+/// Whether no process has a tail open. One that ends has it a moment longer than its store.
+#[must_use]
+pub fn is_free(path: &Path) -> bool {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    open_directory(path, flags).is_ok_and(|file| try_lock(&file).is_ok())
+}
+
 /// The file of a store's tail in a directory.
 #[must_use]
 pub fn path_of(directory: &Path, uuid: [u8; 16], place: &str) -> PathBuf {
     directory.join(file_name(uuid, place))
 }
 
-/// The other places of stores with this uuid that have a tail in a directory of this user, which no process has open.
+/// The other places of stores with this uuid that have a file for a tail in a directory of this user.
 #[must_use]
 pub fn find_of_other_places(directory: &Path, uuid: [u8; 16], place: &str) -> Vec<String> {
+    if !is_of_this_user(directory) {
+        return Vec::new();
+    }
     let (own, any) = (file_name(uuid, place), file_name(uuid, ""));
     let prefix = any.strip_suffix(END).unwrap_or(&any);
     let names = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    let is_free = |name: &str| {
-        let file = File::open(directory.join(name));
-        file.is_ok_and(|file| file.try_lock_shared().is_ok())
-    };
     let places = names.filter(|name| *name != own).filter_map(|name| {
         let place = name.strip_prefix(prefix)?.strip_suffix(END)?;
-        is_free(&name).then(|| place.to_owned())
+        Some(place.to_owned())
     });
     places.collect()
 }

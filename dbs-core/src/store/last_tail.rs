@@ -34,7 +34,13 @@ pub(super) fn take_tail(
     match tail.places.find_moved(&key, loader.durable()) {
         None => Ok(Some(TAIL_GONE.to_owned())),
         Some(text) if tail.places.read_only => Ok(Some(text)),
-        Some(text) => Err(Error::new(ErrorKind::Invalid, text)),
+        Some(text) => {
+            // The one that was made is of no session, and would hide the other where that is in another directory.
+            if let Some(memory) = &mut tail.memory {
+                memory.remove();
+            }
+            Err(Error::new(ErrorKind::Invalid, text))
+        }
     }
 }
 
@@ -48,13 +54,16 @@ pub(super) struct TailPlaces {
 }
 
 impl TailPlaces {
-    /// What to say of a tail that is surely the last session's, but of a store at another place.
-    fn find_moved(&self, key: &TailKey, durable: u64) -> Option<String> {
+    /// What to say of a tail that is surely the last session's and has something for the store, but is that of another
+    /// place.
+    pub(super) fn find_moved(&self, key: &TailKey, durable: u64) -> Option<String> {
         let names = |at: &PathBuf| tails::find_of_other_places(at, key.store, &self.store);
         let (at, place) = self.directories.iter().find_map(|at| {
             let is_it = |place: &String| {
                 let copy = tails::TailCopy::read(at, key.store, place);
-                copy.is_ok_and(|mut copy| tail::replay(&mut copy, key, durable).is_some())
+                let has = |mut copy| tail::replay(&mut copy, key, durable);
+                copy.is_ok_and(|copy| has(copy).is_some_and(|batches| !batches.is_empty()))
+                    && tails::is_free(&tails::path_of(at, key.store, place))
             };
             Some((at, names(at).into_iter().find(is_it)?))
         })?;
@@ -63,7 +72,7 @@ impl TailPlaces {
             "the last process to write the store ended without closing it, and its tail `{}`, with writes that were \
              acknowledged, is that of another file or device. If the store was moved, or its device has another number \
              now, rename the tail to `{}`. If this is a copy, it lacks these writes: open the original, end that, and copy \
-             it again",
+             it again. Or remove the tail, and the store opens without these writes",
             found.display(),
             own.display()
         ))

@@ -5,7 +5,7 @@
 
 use super::aside;
 use super::check::Checked;
-use super::last_tail::{TAIL_GONE, WantedTail, check_unneeded, flush_opened};
+use super::last_tail::{TAIL_GONE, TailPlaces, WantedTail, check_unneeded, flush_opened};
 use super::pages::Pages;
 use super::recover;
 use super::rewrite::rewrite;
@@ -195,7 +195,8 @@ impl Store {
         let mut tail = wanted.open()?;
         let memory = tail.memory.as_deref_mut();
         let refused = tail.refused.take();
-        let repair = plan_with(&*opened.storage, memory, refused, &env, options.lose_journal);
+        let found = (memory, refused, &tail.places);
+        let repair = plan_with(&*opened.storage, found, &env, options.lose_journal);
         let repair = repair.map_err(named)?;
         let tail = options.tail.clone();
         Ok(OpenRepair { repair, target: RepairTarget::Opened(opened), tail })
@@ -212,7 +213,7 @@ impl Store {
         env: &dyn Env,
         lose_journal: bool,
     ) -> Result<Repair> {
-        plan_with(storage, tail, None, env, lose_journal)
+        plan_with(storage, (tail, None, &TailPlaces::default()), env, lose_journal)
     }
 
     /// Puts back the metadata that a repair of the store at `path` saved in the file `saved`. What was
@@ -254,11 +255,13 @@ fn undo_opened(
     Store::undo_repair_on(&*opened.storage, saved, force)
 }
 
-/// As [`Store::plan_repair_on`]; `refused` says why the tail that is there cannot be used.
+/// A tail, or why the one that is there cannot be used; and where else one may be.
+type FoundTail<'a> = (Option<&'a mut (dyn TailMemory + 'static)>, Option<Error>, &'a TailPlaces);
+
+/// As [`Store::plan_repair_on`].
 fn plan_with(
     storage: &dyn Storage,
-    tail: Option<&mut (dyn TailMemory + 'static)>,
-    refused: Option<Error>,
+    found: FoundTail<'_>,
     env: &dyn Env,
     lose_journal: bool,
 ) -> Result<Repair> {
@@ -279,7 +282,7 @@ fn plan_with(
         if recover::is_used_up(&superblock, loader.durable()) {
             return Err(Error::corrupt(recover::USED_UP));
         }
-        steps.extend(replay_tail(&mut loader, superblock.uuid, tail, refused, env)?);
+        steps.extend(replay_tail(&mut loader, superblock.uuid, found, env)?);
         stand_ins = stand_ins_for(&loader, &superblock.geometry);
         recover::load_labels(storage, &superblock.geometry, &mut loader)?;
         if loader.is_hopeless() {
@@ -435,8 +438,7 @@ fn mend_superblock(storage: &dyn Storage) -> Result<(Superblock, Vec<RepairStep>
 fn replay_tail(
     loader: &mut Loader,
     store: [u8; 16],
-    tail: Option<&mut (dyn TailMemory + 'static)>,
-    refused: Option<Error>,
+    (tail, refused, places): FoundTail<'_>,
     env: &dyn Env,
 ) -> Result<Option<RepairStep>> {
     let Some(last) = loader.last_session else { return Ok(None) };
@@ -457,7 +459,13 @@ fn replay_tail(
         return Ok(Some(lost(text)));
     }
     check_unneeded(refused, &last, env.boot_id())?;
-    Ok((last.tail && last.boot == env.boot_id()).then(|| lost(TAIL_GONE)))
+    if !last.tail || last.boot != env.boot_id() {
+        return Ok(None);
+    }
+    match places.find_moved(&key, loader.durable()) {
+        None => Ok(Some(lost(TAIL_GONE))),
+        Some(text) => Err(Error::invalid(text)),
+    }
 }
 
 /// Blocks of the journal that cannot be read, as they are saved: put back, they must not look as if

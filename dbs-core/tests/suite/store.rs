@@ -1,7 +1,7 @@
 //! The store end to end on real files, through the public API.
 
 use crate::common::finish_work;
-use dbs_core::store::{Link, SnapshotOptions};
+use dbs_core::store::{Link, RepairOptions, SnapshotOptions};
 use dbs_core::{ErrorKind, InitOptions, OpenOptions, Store, TailPlace};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -404,10 +404,23 @@ fn a_store_that_was_moved_does_not_lose_its_tail() {
     let text = refused.to_string();
     let named: Vec<_> = text.split('`').filter(|part| part.ends_with(".tail")).collect();
     assert!(std::fs::read(&moved).unwrap() == before, "something was written");
+    assert!(!Path::new(named[1]).exists(), "an empty one could hide it");
+    let options = RepairOptions { tail: with(false).tail, ..RepairOptions::default() };
+    let plan = Store::plan_repair(&moved, &options).err().expect("they would be given up");
+    assert!(plan.to_string().contains("rename the tail"));
+    let stale = shm.path().join(named[0].replace(".tail", "0.tail"));
+    std::fs::copy(named[0], &stale).unwrap();
     std::fs::rename(named[0], named[1]).unwrap();
     let store = Store::open(&moved, &with(false)).unwrap();
     assert_eq!(read(&store, "v", 0, 8192), pattern(5, 8192));
+    // That of another session says nothing.
+    store.volume("v").unwrap().write_at(0, &pattern(7, 8192), false).unwrap();
+    drop(store);
+    std::fs::remove_file(named[1]).unwrap();
+    let store = Store::open(&moved, &with(false)).unwrap();
+    assert!(store.info().warnings.iter().any(|text| text.contains("its tail is gone")));
     store.close().unwrap();
+    std::fs::remove_file(&stale).unwrap();
     // While its process lives, what is found elsewhere is a copy: of a file system's snapshot, as after a power cut.
     let store = Store::open(&moved, &with(false)).unwrap();
     store.volume("v").unwrap().write_at(0, &pattern(6, 8192), false).unwrap();

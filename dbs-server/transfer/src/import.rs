@@ -10,6 +10,7 @@ use nix::unistd::{Whence, lseek};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
+use std::time::SystemTime;
 
 /// Fills a volume from its start with the content of a file or block device; holes and blocks of
 /// zeros take no space. A length that is no multiple of 512 is padded with zeros; what the volume
@@ -85,6 +86,8 @@ fn fill(
 struct FileSource<'a> {
     file: &'a File,
     length: u64,
+    /// When it was written last, of a regular file.
+    written: Option<SystemTime>,
     /// The length, padded.
     end: u64,
     at: u64,
@@ -94,13 +97,14 @@ struct FileSource<'a> {
 
 impl<'a> FileSource<'a> {
     fn new(file: &'a File) -> Result<Self> {
-        let length = length_of(file)?;
-        Ok(Self { file, length, end: padded(length), at: 0, segment_end: 0, is_data: false })
+        let (length, written) = state_of(file)?;
+        let end = padded(length);
+        Ok(Self { file, length, written, end, at: 0, segment_end: 0, is_data: false })
     }
 
     fn next(&mut self, piece: &mut Piece) -> Result<bool> {
         if self.at == self.end {
-            return self.check_length().map(|()| false);
+            return self.check_unchanged().map(|()| false);
         }
         if self.at >= self.segment_end {
             self.find_segment().map_err(|e| Error::io(e.into(), "finding holes in the file"))?;
@@ -122,16 +126,15 @@ impl<'a> FileSource<'a> {
         Ok(true)
     }
 
-    /// Refuses a file that somebody has cut off meanwhile, or gone on to write: where it is cut off, it looks like a hole.
-    fn check_length(&self) -> Result<()> {
-        let now = length_of(self.file)?;
-        if now == self.length {
+    /// Refuses a file that somebody has written to meanwhile: where it is cut off, or not written again yet, it looks like
+    /// a hole.
+    fn check_unchanged(&self) -> Result<()> {
+        if state_of(self.file)? == (self.length, self.written) {
             return Ok(());
         }
-        Err(Error::busy(format!(
-            "the input was {} bytes long, and is {now} now: somebody writes to it. Import it again when that has ended",
-            self.length
-        )))
+        Err(Error::busy(
+            "somebody has written to the input meanwhile: import it again when that has ended",
+        ))
     }
 
     /// Sets the segment that starts at `at`, which is below the length.
@@ -164,9 +167,12 @@ impl<'a> FileSource<'a> {
     }
 }
 
-/// Also the size of a block device, which its metadata does not give.
-fn length_of(mut file: &File) -> Result<u64> {
-    file.seek(SeekFrom::End(0)).map_err(|e| Error::io(e, "finding the file's size"))
+/// The length, also of a block device, whose metadata does not tell it; and when a regular file was written last.
+fn state_of(mut file: &File) -> Result<(u64, Option<SystemTime>)> {
+    let failed = |e| Error::io(e, "looking at the file");
+    let metadata = file.metadata().map_err(failed)?;
+    let written = if metadata.is_file() { metadata.modified().ok() } else { None };
+    Ok((file.seek(SeekFrom::End(0)).map_err(failed)?, written))
 }
 
 /// Reads until `buf` is full or the input ends; returns the bytes read.

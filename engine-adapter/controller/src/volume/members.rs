@@ -77,10 +77,10 @@ impl Controller {
             self.parts.path.remove(id);
             if marks && !info.rebuilding {
                 // What it has is what it had, and so it counts. The mark goes last: a start takes no marked one.
-                if let Some(counter) = counted {
-                    let _ = self.call(&member.target, Call::SetCounter(counter));
+                let set = |counter| self.call(&member.target, Call::SetCounter(counter)).is_ok();
+                if counted.is_none_or(set) {
+                    let _ = self.mark_incomplete(&member.target, false);
                 }
-                let _ = self.mark_incomplete(&member.target, false);
             }
             self.parts.replicas.close_soon(&member.target);
         }

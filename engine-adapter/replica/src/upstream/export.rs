@@ -115,7 +115,7 @@ fn write(options: &ExportOptions, dir: &Path, place: &Path, told: Told<'_>) -> R
     }
     let store = file.open()?;
     warn(&store);
-    let written = write_from(&store, options, (dir, place), told);
+    let written = write_from(&store, options, (dir, place), (goes_on, told));
     let moved = match written {
         Ok(moved) if in_place => {
             // While it is open: nobody else has it before it is out of the way, which decides.
@@ -169,7 +169,7 @@ fn write_from(
     store: &Store,
     options: &ExportOptions,
     (dir, place): (&Path, &Path),
-    told: Told<'_>,
+    (goes_on, told): (bool, Told<'_>),
 ) -> Result<Moved> {
     let volume = volume_of(store, &options.volume, options.to.is_none())?;
     let old = VolumeMeta::read(dir)?.unwrap_or_default();
@@ -202,7 +202,11 @@ fn write_from(
         layer.write_record(dir, place)?;
         count.add(0)?;
     }
-    write_counters(store, &volume, dir, &place.join(state.head_disk()))?;
+    let counters = Counters::new(dir);
+    if !goes_on {
+        counters.distrust_before(store.lost_tail());
+    }
+    write_counters(&counters, store, &volume, &place.join(state.head_disk()))?;
     let meta = VolumeMeta {
         size: state.size(),
         head: state.head_disk(),
@@ -346,9 +350,7 @@ impl Layer<'_> {
 }
 
 /// How many writes were counted; and when the last one was, by which a controller chooses among replicas that have all failed.
-fn write_counters(store: &Store, volume: &str, dir: &Path, head: &Path) -> Result<()> {
-    let counters = Counters::new(dir);
-    counters.distrust_before(store.lost_tail());
+fn write_counters(counters: &Counters, store: &Store, volume: &str, head: &Path) -> Result<()> {
     counters.load(store.volume_info(volume)?.revision, time::now_ns())?;
     let mut text = counters.revision().to_string().into_bytes();
     text.resize(REVISION_BYTES, 0);

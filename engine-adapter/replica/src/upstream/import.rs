@@ -25,6 +25,8 @@ use std::sync::Arc;
 pub(super) const SOURCE: &str = "source";
 /// In [`IMPORT`]: upstream's files are to be kept.
 pub(super) const KEEP: &str = "keep";
+/// In [`IMPORT`]: the store is complete, and goes to its place next.
+pub(super) const TAKEN: &str = "taken";
 /// At the end of an image's name.
 const IMAGE: &str = ".img";
 /// Ranges of a map asked for at once.
@@ -58,8 +60,9 @@ pub fn import(options: &ImportOptions, told: Told<'_>) -> Result<Option<Moved>> 
     let place = dir.join(IMPORT);
     check_place(&place)?;
     if exists(&place)? && exists(&dir.join(STORE_FILE))? {
-        // Its own is moved out of there, and nothing else may make upstream's files go.
-        if exists(&place.join(STORE_FILE))? {
+        // Its own has been moved out of there, and nothing else may make upstream's files go.
+        let may_go = exists(&place.join(TAKEN))? || !exists(&place.join(SOURCE))?;
+        if !may_go || exists(&place.join(STORE_FILE))? {
             return Err(Error::new(
                 ErrorKind::Exists,
                 format!(
@@ -120,6 +123,7 @@ fn fill(options: &ImportOptions, files: &Files, place: &Path, told: Told<'_>) ->
     if options.keep {
         put(&place.join(KEEP), b"")?;
     }
+    put(&place.join(TAKEN), b"")?;
     // The content of what is beside the store is durable, and the store is closed; now their names, and then that
     // of the store, which decides.
     sync(place)?;

@@ -295,7 +295,14 @@ fn check_place(place: &Path) -> Result<()> {
 /// Whether one of the commands makes files of this name where it is at work.
 fn is_ours(name: &str) -> bool {
     let name = name.strip_suffix(".tmp").unwrap_or(name);
-    let own = [import::SOURCE, import::KEEP, export::DONE, export::COMPLETE, files::REVISION_FILE];
+    let own = [
+        import::SOURCE,
+        import::KEEP,
+        import::TAKEN,
+        export::DONE,
+        export::COMPLETE,
+        files::REVISION_FILE,
+    ];
     own.contains(&name)
         || FILES.contains(&name)
         || name.starts_with(STORE_FILE)
