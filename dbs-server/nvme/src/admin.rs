@@ -112,7 +112,9 @@ fn identify(controller: &Controller, command: &Command) -> Result<Reply, Status>
         (0 | 3, Some(_)) if namespace != super::command::NAMESPACE => {
             return Err(Status::INVALID_NAMESPACE);
         }
-        (0, Some(disk)) => identify::namespace(disk.volume.size(), disk.read_only),
+        (0, Some(disk)) => {
+            identify::namespace(disk.volume.size(), disk.read_only, disk.whole_blocks)
+        }
         (3, Some(disk)) => identify::descriptors(&disk.uuid),
         (2, Some(_)) if namespace < 0xffff_fffe => identify::namespaces(namespace),
         (2, Some(_)) => return Err(Status::INVALID_NAMESPACE),

@@ -45,6 +45,8 @@ pub struct Disk {
     pub volume: Volume,
     /// Whether it may only read.
     pub read_only: bool,
+    /// Whether each 4 KiB are known to be written whole or not at all.
+    pub whole_blocks: bool,
     /// What the subsystem is called after.
     pub uuid: String,
     /// A server before lost what it had acknowledged, which the host is to be told.

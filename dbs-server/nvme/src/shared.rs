@@ -377,7 +377,8 @@ impl Shared {
         let has_lost = || Arc::new(AtomicBool::new(self.store.lost_tail().is_some()));
         let lost = lock(&self.lost).entry(volume.id()).or_insert_with(has_lost).clone();
         let read_only = read_only || volume.read_only();
-        Ok(Disk { volume, read_only, uuid: uuid.to_owned(), lost })
+        let whole_blocks = self.store.writes_whole_blocks();
+        Ok(Disk { volume, read_only, whole_blocks, uuid: uuid.to_owned(), lost })
     }
 
     /// What a host holds.
