@@ -266,7 +266,8 @@ impl Shared {
         let reactors = reactors.ok_or_else(stopping)?;
         let index = self.next.fetch_add(1, Ordering::Relaxed) as usize % reactors.len();
         let user = controller.disk().map(|disk| {
-            let lost = Arc::clone(&disk.lost);
+            // The flush of a shutdown must not use up what an application is to be told: Linux does not look at it.
+            let lost = if asked.queue == 0 { Arc::default() } else { Arc::clone(&disk.lost) };
             let (volume, client) = (disk.volume.clone(), controller.id);
             // A flag of its own: a queue may end without its controller.
             User::new(volume, disk.read_only, client, lost, Arc::default())

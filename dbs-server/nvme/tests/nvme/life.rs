@@ -182,15 +182,6 @@ fn a_silent_host_is_let_go() {
 }
 
 #[test]
-fn what_was_written_is_durable_when_a_controller_is_shut_down() {
-    let place = Place::new();
-    let mut host = place.host(Options::default());
-    host.queues[0].run(&Command::write(0, vec![1; 4096])).ok();
-    host.admin.run(&Command::property_set(0x14, 0x0046_4001)).ok();
-    assert_eq!(host.admin.run(&Command::property_get(0x1c, false)).ok().result, 1 | 2 << 2);
-}
-
-#[test]
 fn what_a_limit_delays_holds_up_neither_the_next_host_nor_the_server() {
     let place = Place::new();
     let limits = VolumeLimits { bandwidth: 4096, ..VolumeLimits::default() };
