@@ -71,6 +71,8 @@ pub struct Shared {
     pub connections: Mutex<Connections>,
     /// What there is, by its uuid.
     subjects: Mutex<(u64, Arc<Subjects>)>,
+    /// Held while that is looked for: who looked first must not have the last word.
+    looking: Mutex<()>,
     /// Whose hosts are to be told that a server before lost what it had acknowledged, by the volume.
     lost: Mutex<BTreeMap<VolumeId, Arc<AtomicBool>>>,
     /// A connection has gone.
@@ -112,6 +114,7 @@ impl Shared {
             controllers: Mutex::default(),
             connections: Mutex::default(),
             subjects: Mutex::default(),
+            looking: Mutex::default(),
             lost: Mutex::default(),
             gone: Condvar::new(),
             ended: Condvar::new(),
@@ -172,6 +175,7 @@ impl Shared {
 
     /// Looks what there is; whether that has changed.
     pub fn look(&self) -> bool {
+        let _looking = lock(&self.looking);
         let mut found = Subjects::new();
         for volume in self.store.volumes(false) {
             // One that has gone since has no snapshots.
