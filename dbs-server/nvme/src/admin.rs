@@ -1,7 +1,7 @@
 //! Commands of an admin queue: what is answered to each, without anything else being done.
 
 use super::command::{Command, Status, TRANSFER_MAX_BYTES, opcode};
-use super::controller::{Controller, QUEUES_MAX, Subject};
+use super::controller::{Controller, Subject};
 use super::identify::{self, Described, IDENTIFY_BYTES};
 use super::registers::Begins;
 
@@ -172,12 +172,12 @@ fn log_page(
 fn set_feature(controller: &Controller, command: &Command) -> Result<Reply, Status> {
     let value = command.dword(11);
     match command.dword(10) as u8 {
-        feature::QUEUES if controller.disk().is_some() => {
+        feature::QUEUES if let Some(disk) = controller.disk() => {
             let (submission, completion) = (value as u16, (value >> 16) as u16);
             if submission == u16::MAX || completion == u16::MAX {
                 return Err(Status::INVALID_FIELD);
             }
-            let granted = |asked: u16| u64::from(asked.min(QUEUES_MAX - 1));
+            let granted = |asked: u16| u64::from(asked.min(disk.queues_max - 1));
             Ok(Reply::Done(granted(submission) | granted(completion) << 16))
         }
         feature::EVENTS => {
@@ -196,9 +196,9 @@ fn set_feature(controller: &Controller, command: &Command) -> Result<Reply, Stat
 }
 
 fn get_feature(controller: &Controller, command: &Command) -> Result<Reply, Status> {
-    let queues = u64::from(QUEUES_MAX - 1);
+    let queues = controller.disk().map(|disk| u64::from(disk.queues_max - 1));
     match command.dword(10) as u8 {
-        feature::QUEUES if controller.disk().is_some() => Ok(Reply::Done(queues | queues << 16)),
+        feature::QUEUES if let Some(queues) = queues => Ok(Reply::Done(queues | queues << 16)),
         feature::EVENTS => Ok(Reply::Done(controller.wanted().into())),
         feature::KEEP_ALIVE => Ok(Reply::Done(controller.keep_alive_ms().into())),
         feature::WRITE_CACHE => Ok(Reply::Done(1)),

@@ -5,7 +5,7 @@ use super::message::Message;
 use super::shared::{Connections, NvmeOptions, PATIENCE, Shared};
 use super::target::Target;
 use dbs_core::{Error, Result, Store};
-use dbs_frontend::{Acceptor, Listen, Listener, Pool, lock, wait_while};
+use dbs_frontend::{Acceptor, Listen, Listener, Pool, lock, raise_descriptors, wait_while};
 use dbs_reactor::Thread;
 use std::collections::BTreeMap;
 use std::io;
@@ -44,6 +44,7 @@ impl NvmeTcp {
         let addresses: Vec<Listen> = addresses.map_err(failed)?;
         // A name may mean something else by now.
         addresses.iter().try_for_each(check_loopback)?;
+        raise_descriptors();
         let pool = Arc::new(Pool::start("nvme-worker", options.workers.max(1)).map_err(failed)?);
         let shared = Shared::new(store, options);
         let threads = Mutex::default();

@@ -15,6 +15,7 @@ use dbs_frontend::{Listen, Socket, User, lock};
 use dbs_reactor::Remote;
 use dbs_service::log;
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +25,9 @@ use std::time::{Duration, Instant};
 
 /// Connections at a time at most; more are closed at once.
 const CONNECTIONS_MAX: usize = 1024;
+/// Connections of which hosts may begin with one that they were not connected with before: the rest is for their I/O queues,
+/// without which a host whose connections were lost cannot go on.
+const BEGIN_MAX: usize = CONNECTIONS_MAX - 128;
 /// Connections that may be at their beginning: each has a thread.
 const CONNECTING_MAX: usize = 64;
 /// How long a host may take to connect.
@@ -83,6 +87,9 @@ pub struct Shared {
     pub stopping: AtomicBool,
     /// The reactor that the next queue is served by.
     next: AtomicU64,
+    /// The number of the next controller: given out in turn, and begun anywhere, so that a queue that comes late for one
+    /// that has ended, maybe in the server before, does not find another.
+    next_number: AtomicU64,
 }
 
 /// Connections.
@@ -120,6 +127,7 @@ impl Shared {
             ended: Condvar::new(),
             stopping: AtomicBool::new(false),
             next: AtomicU64::new(0),
+            next_number: AtomicU64::new(RandomState::new().hash_one(0)),
         };
         shared.look();
         Arc::new(shared)
@@ -293,6 +301,9 @@ impl Shared {
         if asked.queue > 0 {
             return self.join(asked);
         }
+        if lock(&self.connections).served >= BEGIN_MAX {
+            return Err((Status::CONNECT_BUSY, 0));
+        }
         let id = (self.options.number)();
         let who = format!("NVMe host {} at {peer}", asked.host.name);
         let subject = if asked.subsystem == DISCOVERY_NQN {
@@ -305,7 +316,9 @@ impl Shared {
             return Err((Status::CONNECT_BUSY, 0));
         }
         let used = |number: u16| controllers.values().any(|other| other.number == number);
-        let number = (1..=NUMBER_MAX).find(|number| !used(*number));
+        let next = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let numbers = (0..NUMBER_MAX.into()).map(|step| number_at(next.wrapping_add(step)));
+        let number = numbers.into_iter().find(|number| !used(*number));
         let number = number.ok_or((Status::CONNECT_BUSY, 0))?;
         let controller = Arc::new(Controller::new(
             (id, number),
@@ -325,7 +338,10 @@ impl Shared {
     fn join(&self, asked: &Asked) -> std::result::Result<Arc<Controller>, Refused> {
         let its = |other: &&Arc<Controller>| other.number == asked.controller;
         let found = lock(&self.controllers).values().find(its).cloned();
-        let controller = found.ok_or_else(|| wrong_data(16))?;
+        // One that has ended, or of the server before: the host begins anew.
+        let number = (1..=NUMBER_MAX).contains(&asked.controller);
+        let unknown = || if number { (Status::CONNECT_BUSY, 0) } else { wrong_data(16) };
+        let controller = found.ok_or_else(unknown)?;
         if controller.subsystem() != asked.subsystem {
             return Err(wrong_data(256));
         }
@@ -333,7 +349,7 @@ impl Shared {
         if (name, id) != (&asked.host.name, &asked.host.id) {
             return Err((Status::CONNECT_HOST, 0));
         }
-        if asked.queue > QUEUES_MAX || controller.disk().is_none() {
+        if controller.disk().is_none_or(|disk| asked.queue > disk.queues_max) {
             return Err((Status::CONNECT_PARAMETERS, 42));
         }
         controller.join(asked.queue).map_err(|status| (status, 0))?;
@@ -383,7 +399,8 @@ impl Shared {
         let lost = lock(&self.lost).entry(volume.id()).or_insert_with(has_lost).clone();
         let read_only = read_only || volume.read_only();
         let whole_blocks = self.store.writes_whole_blocks();
-        Ok(Disk { volume, read_only, whole_blocks, uuid: uuid.to_owned(), lost })
+        let queues_max = QUEUES_MAX.min((2 * self.options.reactors).max(4) as u16);
+        Ok(Disk { volume, read_only, whole_blocks, queues_max, uuid: uuid.to_owned(), lost })
     }
 
     /// What a host holds.
@@ -418,6 +435,11 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// The number of a controller, of those that are given out in turn.
+fn number_at(place: u64) -> u16 {
+    (place % u64::from(NUMBER_MAX)) as u16 + 1
 }
 
 /// Whether that is the host of this number.

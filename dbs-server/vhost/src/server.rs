@@ -6,9 +6,9 @@ use super::session::Session;
 use dbs_core::info::{Holder, HolderInfo, HolderKind};
 use dbs_core::units::VolumeId;
 use dbs_core::{Error, Result, Store};
-use dbs_frontend::{Acceptor, Listen, Listener, Socket, lock};
+use dbs_frontend::{Acceptor, Listen, Listener, Socket, lock, raise_descriptors};
 use dbs_service::log;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::Uid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -358,15 +358,6 @@ impl Shared {
         };
         clients.insert(client.id, Arc::clone(client));
         Ok(engine)
-    }
-}
-
-/// Lets the process open as many files as it may: sockets, and six for each queue.
-fn raise_descriptors() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
-    if let Err(error) = raised {
-        log::warn("descriptors", &[("error", &error)]);
     }
 }
 

@@ -46,9 +46,11 @@ fn what_a_host_may_not_connect_to_is_told_by_the_field_that_is_wrong() {
         (connect(&long, &v, 0, 0xffff), PARAMETERS, data | 512),
         (connect(HOST, &v, 0, 1), PARAMETERS, data | 16),
         (connect(HOST, &v, 1, 0xffff), PARAMETERS, data | 16),
-        (connect(HOST, &v, 1, number + 1), PARAMETERS, data | 16),
+        (connect(HOST, &v, 1, 0), PARAMETERS, data | 16),
+        (connect(HOST, &v, 1, 0xfff0), PARAMETERS, data | 16),
         (connect(HOST, DISCOVERY, 1, number), PARAMETERS, data | 256),
         (connect("nqn.other", &v, 1, number), 0x184, 0),
+        (connect(HOST, &v, 5, number), PARAMETERS, 42),
         (connect(HOST, &v, 65, number), PARAMETERS, 42),
         (edit(40, 1), 0x180, 0),
         (edit(44, 0), PARAMETERS, 44),
@@ -75,9 +77,29 @@ fn what_a_host_may_not_connect_to_is_told_by_the_field_that_is_wrong() {
         // Its place is free once the reactor has seen it go.
         match queue(&place, number) {
             Ok((mut queue, _)) => break drop(queue.run(&Command::read(0, 4096)).ok()),
-            Err(status) => assert_eq!(status, 0x0c),
+            Err(status) => assert_eq!(status, BUSY),
         }
     }
+}
+
+#[test]
+fn a_queue_that_comes_too_late_may_try_again() {
+    let place = Place::new();
+    let (v, o) = (place.subsystem("v"), Options::default());
+    let mut numbers = Vec::new();
+    for _ in 0..3 {
+        let host = Host::admin(place.address(), o, &v).unwrap();
+        let id = place.nvme.clients()[0].id;
+        assert!(place.nvme.kick(id));
+        // Linux gives the disk up where it is told not to retry.
+        let late = Queue::connect(place.address(), o, (HOST, &v), (1, host.controller));
+        let late = late.err().unwrap();
+        assert_eq!((late.status, late.no_retry), (BUSY, false));
+        numbers.push(host.controller);
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 3, "each has a number of its own");
 }
 
 #[test]
