@@ -44,8 +44,8 @@ pub enum Reply {
     Shutdown,
 }
 
-/// Which subsystems there are for a host, and a number that changes with them.
-pub type Subsystems<'a> = &'a dyn Fn(&Controller) -> (u64, Vec<String>);
+/// Which subsystems there are for a host, and a number that changes with them; `None` if it is this one still.
+pub type Subsystems<'a> = &'a dyn Fn(&Controller, u64) -> Option<(u64, Vec<String>)>;
 
 /// Answers a command.
 ///
@@ -144,7 +144,9 @@ fn log_page(
     let log = match ((command.dword(10) & 0xff) as u8, &controller.subject) {
         (log::DISCOVERY, Subject::Discovery(address)) => {
             controller.changes(seen);
-            let now = (offset == 0).then(|| subsystems(controller));
+            // There may be many: a list is made when something has changed, not for each read.
+            let known = controller.found(None).0;
+            let now = if offset == 0 { subsystems(controller, known) } else { None };
             let (generation, found) = controller.found(now);
             let range = (offset, length);
             return Ok(Reply::Data(identify::discovery(generation, &found, *address, range)));

@@ -138,14 +138,18 @@ impl Shared {
         self.reactors.get().into_iter().flatten().for_each(|reactor| reactor.send(message()));
     }
 
-    /// The names of the subsystems that who connects from an address finds, and a number that changes with them.
-    pub fn subsystems_for(&self, address: &str) -> (u64, Vec<String>) {
+    /// The names of the subsystems that who connects from an address finds, and a number that changes with them; `None` if
+    /// it is the one that is known.
+    pub fn subsystems_for(&self, address: &str, known: u64) -> Option<(u64, Vec<String>)> {
         let (generation, subjects) = lock(&self.subjects).clone();
+        if generation == known {
+            return None;
+        }
         let visible = |(_, (volume, _)): &(&String, &(String, Option<String>))| {
             (self.options.access)(volume, address).is_some()
         };
         let names = subjects.iter().filter(visible).map(|(uuid, _)| format!("{UUID_NQN}{uuid}"));
-        (generation, names.collect())
+        Some((generation, names.collect()))
     }
 
     /// A queue is gone.
@@ -204,6 +208,10 @@ impl Shared {
 
     /// Takes a connection.
     pub fn adopt(self: &Arc<Self>, socket: Socket, peer: String, address: SocketAddr) {
+        // The address listened on is loopback, but packets of others may be routed to it (route_localnet).
+        if !is_loopback(&peer) {
+            return log::warn("nvme", &[("refused", &peer), ("why", &"it is not on this machine")]);
+        }
         // Fails only if the peer is gone already, which its thread finds out.
         let _ = socket.tune();
         let socket = Arc::new(socket);
@@ -437,6 +445,12 @@ impl Shared {
     }
 }
 
+/// Whether a peer, as `tcp:ADDRESS:PORT`, is this machine.
+fn is_loopback(peer: &str) -> bool {
+    let address = peer.strip_prefix("tcp:").and_then(|peer| peer.parse::<SocketAddr>().ok());
+    address.is_some_and(|address| address.ip().is_loopback())
+}
+
 /// The number of a controller, of those that are given out in turn.
 fn number_at(place: u64) -> u16 {
     (place % u64::from(NUMBER_MAX)) as u16 + 1
@@ -450,4 +464,29 @@ fn is_of(holder: &Holder, id: Option<u64>) -> bool {
 fn written(held: &HolderInfo) -> Error {
     let Holder { who, remedy, .. } = &held.holder;
     Error::busy(format!("the volume is written by the {who}; {remedy}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        for peer in ["tcp:127.0.0.1:1", "tcp:127.8.9.10:65535", "tcp:[::1]:4420"] {
+            assert!(is_loopback(peer), "{peer}");
+        }
+        for peer in ["tcp:192.0.2.1:4420", "tcp:[2001:db8::1]:4420", "127.0.0.1:1", "tcp:", ""] {
+            assert!(!is_loopback(peer), "{peer}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_controllers_are_all_that_there_are_in_turn() {
+        let most = u64::from(NUMBER_MAX);
+        assert_eq!(
+            [0, 1, most - 1, most, u64::MAX].map(number_at).map(|number| number > 0),
+            [true; 5]
+        );
+        assert_eq!((number_at(0), number_at(most - 1), number_at(most)), (1, NUMBER_MAX, 1));
+    }
 }

@@ -6,6 +6,9 @@ use dbs_core::SnapshotOptions;
 use dbs_core::info::{HolderKind, VolumeLimits};
 use dbs_nvme::{NvmeOptions, NvmeTcp};
 use dbs_reactor::Driver;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const BUSY: u16 = 0x181;
 const PARAMETERS: u16 = 0x182;
@@ -140,6 +143,35 @@ fn a_volume_has_one_host_and_is_held_for_it() {
     while !place.nvme.clients().is_empty() {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_host_gets_no_other_volume_that_takes_the_name() {
+    let place = Place::new();
+    place.store.create_volume("w", SIZE).unwrap();
+    let (store, armed) = (place.store.clone(), Arc::new(AtomicBool::new(true)));
+    let options = NvmeOptions {
+        // It is asked when a host comes.
+        access: Box::new(move |_, _| {
+            if armed.swap(false, Ordering::SeqCst) {
+                store.rename_volume("v", "x").unwrap();
+                store.rename_volume("w", "v").unwrap();
+            }
+            Some(false)
+        }),
+        ..options(Driver::Auto)
+    };
+    let subsystem = place.subsystem("v");
+    let nvme = NvmeTcp::start(place.store.clone(), options).unwrap();
+    let dbs_frontend::Listen::Tcp(host, port) = &nvme.addresses()[0] else { panic!("no TCP") };
+    let address = SocketAddr::new(host.parse().unwrap(), *port);
+    let refused = Host::admin(address, Options::default(), &subsystem).err().unwrap();
+    assert_eq!((refused.status, refused.no_retry), (BUSY, false));
+    // It comes again, and gets its own by the new name.
+    nvme.follow();
+    let host = Host::admin(address, Options::default(), &subsystem).unwrap();
+    assert_eq!(place.store.holders()[0].volume, "x");
+    drop(host);
 }
 
 #[test]
