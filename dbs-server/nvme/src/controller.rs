@@ -413,6 +413,21 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_may_not_join_may_retry_if_that_passes() {
+        let controller = discovery(0);
+        assert_eq!(controller.join(1), Err(Status::SEQUENCE), "it is not enabled");
+        controller.set_property(0x14, 4, 0x0046_0001).unwrap();
+        assert_eq!(controller.join(1), Ok(()));
+        assert_eq!(controller.join(1), Err(Status::SEQUENCE), "it is connected");
+        controller.lose_queues();
+        assert_eq!(controller.join(2), Err(Status::CONNECT_BUSY), "one is lost and still there");
+        assert!(!controller.leave(1));
+        assert_eq!(controller.join(2), Ok(()));
+        controller.end();
+        assert_eq!(controller.join(3), Err(Status::CONNECT_BUSY), "it has ended");
+    }
+
+    #[test]
     fn an_event_is_told_once_until_the_host_looks() {
         let controller = discovery(0);
         for command in 0..EVENTS_MAX as u16 {
