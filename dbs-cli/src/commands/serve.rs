@@ -46,7 +46,7 @@ pub struct Serve {
     #[arg(long, value_name = "DIR", conflicts_with = "user")]
     vhost_user: Option<PathBuf>,
     /// Listen for hosts of NVMe over TCP on this machine (Linux's nvme-tcp): tcp:PORT, or tcp:HOST:PORT with a HOST that
-    /// is loopback; the usual port is 4420. Each volume and each snapshot is a subsystem, called after its uuid,
+    /// is loopback, and a PORT below 1024, which not every user can take. Each volume and each snapshot is a subsystem, called after its uuid,
     /// and the discovery subsystem lists them. They obey --export. Can be repeated
     #[arg(long, value_name = "ADDRESS")]
     nvme: Vec<Listen>,

@@ -315,6 +315,12 @@ impl Storage for FileStorage {
         self.target.direct_io().map(Some)
     }
 
+    fn writes_whole_blocks(&self) -> bool {
+        let info = self.target.info();
+        // What is below a file is not known.
+        info.is_block_device && u64::from(info.physical_block_bytes) >= BLOCK_BYTES
+    }
+
     fn driver(&self) -> &'static str {
         if self.rings.is_some() { "io_uring" } else { "pread" }
     }

@@ -114,6 +114,12 @@ pub trait Storage: Send + Sync {
         Ok(None)
     }
 
+    /// Whether a block of 4 KiB that one request writes is known to be written whole or not at all, also when the power
+    /// fails: false where that cannot be told.
+    fn writes_whole_blocks(&self) -> bool {
+        false
+    }
+
     /// Driver name for the log and `dbs info`: `io_uring`, `pread`, `sim`.
     fn driver(&self) -> &'static str;
 

@@ -299,6 +299,13 @@ impl Store {
         let found = self.inner.storage.direct_io();
         found.map_err(|error| Error::io(error, "duplicating the store's descriptor failed"))
     }
+
+    /// Whether it is known that the device writes a block of 4 KiB whole or not at all, also when the power fails: that
+    /// of a store in a file is not known.
+    #[must_use]
+    pub fn writes_whole_blocks(&self) -> bool {
+        self.inner.storage.writes_whole_blocks()
+    }
 }
 
 impl Inner {

@@ -7,6 +7,7 @@ use dbs_service::log;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, mpsc};
@@ -181,6 +182,15 @@ impl Accepting {
         let _ = woken.read();
         let ready: Vec<bool> = fds.iter().skip(1).map(|fd| fd.any() == Some(true)).collect();
         all.into_iter().zip(ready).filter(|(_, ready)| *ready).map(|(one, _)| one).collect()
+    }
+}
+
+/// Lets the process open as many files as it may, for frontends with many: connections, sockets, queues of machines.
+pub fn raise_descriptors() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        log::warn("descriptors", &[("error", &error)]);
     }
 }
 

@@ -40,7 +40,7 @@ mod requests;
 mod socket;
 pub mod tls;
 
-pub use accept::Acceptor;
+pub use accept::{Acceptor, raise_descriptors};
 pub use address::{ListenAddress, Reserved};
 pub use carry::{Action, Carrier, Carry, Failure, FailureKind, Front, Outcome};
 pub use commits::Commits;

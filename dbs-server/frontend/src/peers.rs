@@ -168,6 +168,20 @@ impl<P: Protocol> Peers<P> {
         (ready, failure)
     }
 
+    /// Takes what has come before and had no room, after [`Peers::release`] has made some: further requests that are ready, and
+    /// why the connection is over, as of [`Peers::input`]. Where requests are answered, that is done when the answer is sent.
+    pub fn resume(
+        &mut self,
+        io: &Io,
+        number: u32,
+        ready: &mut Vec<Ready<P::Request>>,
+    ) -> Option<io::Error> {
+        let peer = self.peers.get_mut(number).filter(|peer| !peer.ended)?;
+        let failure = peer.resume(io.buffers(), ready).err()?;
+        peer.end();
+        Some(failure)
+    }
+
     /// Receives on, if there is room for it.
     pub fn receive(&mut self, io: &mut Io, number: u32, mut ready: Vec<Ready<P::Request>>) {
         ready.clear();

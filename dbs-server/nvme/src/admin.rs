@@ -1,7 +1,7 @@
 //! Commands of an admin queue: what is answered to each, without anything else being done.
 
 use super::command::{Command, Status, TRANSFER_MAX_BYTES, opcode};
-use super::controller::{Controller, QUEUES_MAX, Subject};
+use super::controller::{Controller, Subject};
 use super::identify::{self, Described, IDENTIFY_BYTES};
 use super::registers::Begins;
 
@@ -44,8 +44,8 @@ pub enum Reply {
     Shutdown,
 }
 
-/// Which subsystems there are for a host, and a number that changes with them.
-pub type Subsystems<'a> = &'a dyn Fn(&Controller) -> (u64, Vec<String>);
+/// Which subsystems there are for a host, and a number that changes with them; `None` if it is this one still.
+pub type Subsystems<'a> = &'a dyn Fn(&Controller, u64) -> Option<(u64, Vec<String>)>;
 
 /// Answers a command.
 ///
@@ -112,7 +112,9 @@ fn identify(controller: &Controller, command: &Command) -> Result<Reply, Status>
         (0 | 3, Some(_)) if namespace != super::command::NAMESPACE => {
             return Err(Status::INVALID_NAMESPACE);
         }
-        (0, Some(disk)) => identify::namespace(disk.volume.size(), disk.read_only),
+        (0, Some(disk)) => {
+            identify::namespace(disk.volume.size(), disk.read_only, disk.whole_blocks)
+        }
         (3, Some(disk)) => identify::descriptors(&disk.uuid),
         (2, Some(_)) if namespace < 0xffff_fffe => identify::namespaces(namespace),
         (2, Some(_)) => return Err(Status::INVALID_NAMESPACE),
@@ -142,7 +144,9 @@ fn log_page(
     let log = match ((command.dword(10) & 0xff) as u8, &controller.subject) {
         (log::DISCOVERY, Subject::Discovery(address)) => {
             controller.changes(seen);
-            let now = (offset == 0).then(|| subsystems(controller));
+            // There may be many: a list is made when something has changed, not for each read.
+            let known = controller.found(None).0;
+            let now = if offset == 0 { subsystems(controller, known) } else { None };
             let (generation, found) = controller.found(now);
             let range = (offset, length);
             return Ok(Reply::Data(identify::discovery(generation, &found, *address, range)));
@@ -170,12 +174,12 @@ fn log_page(
 fn set_feature(controller: &Controller, command: &Command) -> Result<Reply, Status> {
     let value = command.dword(11);
     match command.dword(10) as u8 {
-        feature::QUEUES if controller.disk().is_some() => {
+        feature::QUEUES if let Some(disk) = controller.disk() => {
             let (submission, completion) = (value as u16, (value >> 16) as u16);
             if submission == u16::MAX || completion == u16::MAX {
                 return Err(Status::INVALID_FIELD);
             }
-            let granted = |asked: u16| u64::from(asked.min(QUEUES_MAX - 1));
+            let granted = |asked: u16| u64::from(asked.min(disk.queues_max - 1));
             Ok(Reply::Done(granted(submission) | granted(completion) << 16))
         }
         feature::EVENTS => {
@@ -194,9 +198,9 @@ fn set_feature(controller: &Controller, command: &Command) -> Result<Reply, Stat
 }
 
 fn get_feature(controller: &Controller, command: &Command) -> Result<Reply, Status> {
-    let queues = u64::from(QUEUES_MAX - 1);
+    let queues = controller.disk().map(|disk| u64::from(disk.queues_max - 1));
     match command.dword(10) as u8 {
-        feature::QUEUES if controller.disk().is_some() => Ok(Reply::Done(queues | queues << 16)),
+        feature::QUEUES if let Some(queues) = queues => Ok(Reply::Done(queues | queues << 16)),
         feature::EVENTS => Ok(Reply::Done(controller.wanted().into())),
         feature::KEEP_ALIVE => Ok(Reply::Done(controller.keep_alive_ms().into())),
         feature::WRITE_CACHE => Ok(Reply::Done(1)),

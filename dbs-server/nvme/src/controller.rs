@@ -11,10 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// I/O queues of a controller at most.
+/// I/O queues of a controller at most, however many reactors there are.
 pub const QUEUES_MAX: u16 = 64;
 /// Seconds that a host may be late with keeping its controller alive.
 const LATE_MAX: u32 = 2;
+
+/// How long who only looks what there is may be silent: there is no disk that would have to last longer.
+const DISCOVERY_SILENT_MS: u32 = 120_000;
 
 /// What the reactors are to do for a controller, by its number among clients.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +48,10 @@ pub struct Disk {
     pub volume: Volume,
     /// Whether it may only read.
     pub read_only: bool,
+    /// Whether each 4 KiB are known to be written whole or not at all.
+    pub whole_blocks: bool,
+    /// I/O queues that the host may have: more than there are reactors to serve them are of no use.
+    pub queues_max: u16,
     /// What the subsystem is called after.
     pub uuid: String,
     /// A server before lost what it had acknowledged, which the host is to be told.
@@ -76,7 +83,7 @@ pub struct Controller {
     since_ns: u64,
     state: Mutex<State>,
     ended: AtomicBool,
-    /// A command has come since the clock looked last.
+    /// A command has come or was answered since the clock looked last.
     heard: AtomicBool,
     /// Seconds of silence that are allowed; 0 if all are.
     keep_alive: AtomicU32,
@@ -145,7 +152,7 @@ impl Controller {
             Subject::Discovery(_) => 0,
         };
         let state = State { queues: BTreeSet::from([0]), ..State::default() };
-        Self {
+        let this = Self {
             id,
             number,
             host,
@@ -156,12 +163,14 @@ impl Controller {
             state: Mutex::new(state),
             ended: AtomicBool::new(false),
             heard: AtomicBool::new(true),
-            keep_alive: AtomicU32::new(keep_alive_ms.div_ceil(1000)),
+            keep_alive: AtomicU32::new(0),
             silent: AtomicU32::new(0),
             size: AtomicU64::new(size),
             counts: (0..=QUEUES_MAX).map(|_| Counts::default()).collect(),
             tell,
-        }
+        };
+        this.set_keep_alive(keep_alive_ms);
+        this
     }
 
     /// The disk that it shows.
@@ -202,7 +211,7 @@ impl Controller {
         dead && !self.has_ended()
     }
 
-    /// A command has come.
+    /// A command has come, or is answered.
     pub fn heard(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
@@ -212,8 +221,10 @@ impl Controller {
         self.keep_alive.load(Ordering::Relaxed).saturating_mul(1000)
     }
 
-    /// The host may be silent for so many milliseconds.
+    /// The host may be silent for so many milliseconds; with 0 for ever, if it has a disk.
     pub fn set_keep_alive(&self, milliseconds: u32) {
+        let ever = milliseconds == 0 && self.disk().is_none();
+        let milliseconds = if ever { DISCOVERY_SILENT_MS } else { milliseconds };
         self.keep_alive.store(milliseconds.div_ceil(1000), Ordering::Relaxed);
     }
 
@@ -236,10 +247,17 @@ impl Controller {
     /// It cannot be.
     pub fn join(&self, queue: u16) -> Result<(), Status> {
         let state = &mut *lock(&self.state);
-        let admin = state.queues.contains(&0);
-        let left = state.lost && state.queues.len() > 1;
-        let may = admin && !left && state.registers.is_ready() && !self.has_ended();
-        if !may || !state.queues.insert(queue) {
+        // A host that is told not to retry gives its disk up: what passes must not say so.
+        if self.has_ended() || !state.queues.contains(&0) {
+            return Err(Status::CONNECT_BUSY);
+        }
+        if !state.registers.is_ready() {
+            return Err(Status::SEQUENCE);
+        }
+        if state.lost && state.queues.len() > 1 {
+            return Err(Status::CONNECT_BUSY);
+        }
+        if !state.queues.insert(queue) {
             return Err(Status::SEQUENCE);
         }
         state.lost = false;
@@ -388,8 +406,25 @@ mod tests {
         controller.heard();
         assert!((0..6).all(|_| !controller.strike()));
         assert!(controller.strike());
+        // Who only looks has not for ever.
         let silent = discovery(0);
-        assert!((0..1000).all(|_| !silent.strike()));
+        assert!((0..123).all(|_| !silent.strike()));
+        assert!(silent.strike());
+    }
+
+    #[test]
+    fn a_queue_that_may_not_join_may_retry_if_that_passes() {
+        let controller = discovery(0);
+        assert_eq!(controller.join(1), Err(Status::SEQUENCE), "it is not enabled");
+        controller.set_property(0x14, 4, 0x0046_0001).unwrap();
+        assert_eq!(controller.join(1), Ok(()));
+        assert_eq!(controller.join(1), Err(Status::SEQUENCE), "it is connected");
+        controller.lose_queues();
+        assert_eq!(controller.join(2), Err(Status::CONNECT_BUSY), "one is lost and still there");
+        assert!(!controller.leave(1));
+        assert_eq!(controller.join(2), Ok(()));
+        controller.end();
+        assert_eq!(controller.join(3), Err(Status::CONNECT_BUSY), "it has ended");
     }
 
     #[test]

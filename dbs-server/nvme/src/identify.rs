@@ -85,26 +85,29 @@ pub fn controller(described: &Described<'_>) -> Vec<u8> {
         put(&mut data, 520, &(1u16 << 2 | 1 << 3).to_le_bytes());
         // A cache that a flush makes durable, of one namespace or of all.
         data[525] = 0x07;
-        put(&mut data, 526, &WHOLE_BLOCKS.to_le_bytes());
-        put(&mut data, 528, &WHOLE_BLOCKS.to_le_bytes());
+        // Nothing longer than a block is atomic at any offset (AWUN, AWUPF: 0); the namespace may know more.
     }
     data
 }
 
-/// The data structure of a namespace of so many bytes.
-pub fn namespace(size: u64, read_only: bool) -> Vec<u8> {
+/// The data structure of a namespace of so many bytes. Only if `whole`, it promises that each 4 KiB are written whole or
+/// not at all, also when the power fails: databases rely on it.
+pub fn namespace(size: u64, read_only: bool, whole: bool) -> Vec<u8> {
     let mut data = vec![0; IDENTIFY_BYTES];
     let blocks = (size / BLOCK_BYTES).to_le_bytes();
     put(&mut data, 0, &blocks);
     put(&mut data, 8, &blocks);
     put(&mut data, 16, &blocks);
-    // What is atomic, and what is best to write, are fields of its own.
-    data[24] = 1 << 1 | 1 << 4;
+    // What is best to write is told, and maybe what is atomic.
+    data[24] = 1 << 4 | u8::from(whole) << 1;
     // Given up, blocks are zeros; zeros can be written by giving blocks up.
     data[33] = 0x01 | 1 << 3;
-    // Atomic, in use and after a loss of power, and the boundaries of that: a block of 4 KiB. The best to write and to
-    // give up, and where those begin, is the same.
-    for at in [34, 36, 40, 44, 64, 66, 68, 70, 72] {
+    // The best to write and to give up, and where those begin: a block of 4 KiB.
+    for at in [64, 66, 68, 70, 72] {
+        put(&mut data, at, &WHOLE_BLOCKS.to_le_bytes());
+    }
+    // Atomic, in use and after a loss of power, and the boundaries of that: the same.
+    for at in [34, 36, 40, 44].into_iter().filter(|_| whole) {
         put(&mut data, at, &WHOLE_BLOCKS.to_le_bytes());
     }
     data[99] = u8::from(read_only);
@@ -227,4 +230,26 @@ fn record(subsystem: &str, address: SocketAddr) -> [u8; RECORD_BYTES] {
 fn text(place: &mut [u8], text: &[u8]) {
     place.fill(b' ');
     place.iter_mut().zip(text).for_each(|(place, byte)| *place = *byte);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_device_does_is_promised_to_be_atomic() {
+        let u16_at = |data: &[u8], at: usize| u16::from_le_bytes([data[at], data[at + 1]]);
+        for (whole, features, blocks) in [(true, 0x12, 7), (false, 0x10, 0)] {
+            let data = namespace(1 << 20, false, whole);
+            assert_eq!(data[24], features);
+            for at in [34, 36, 38, 40, 42, 44] {
+                let expected = if matches!(at, 38 | 42) { 0 } else { blocks };
+                assert_eq!(u16_at(&data, at), expected, "{whole} {at}");
+            }
+            assert_eq!(u16_at(&data, 64), 7, "the best to write");
+        }
+        let described = Described { number: 1, subsystem: "nqn.x", uuid: Some("") };
+        let data = controller(&described);
+        assert_eq!((u16_at(&data, 526), u16_at(&data, 528)), (0, 0));
+    }
 }

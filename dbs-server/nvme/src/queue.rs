@@ -242,6 +242,8 @@ impl Queue {
     /// The completion of a command, which gives its entry back.
     pub fn completion(&mut self, command: u16, status: Status, result: u64) -> [u8; 16] {
         self.open -= 1;
+        // Some hosts take an answer for a sign of life of both sides, as Linux before 6.5.
+        self.controller.heard();
         let head = if self.flow_control { self.head } else { u16::MAX };
         super::command::completion(result, head, command, status)
     }

@@ -5,8 +5,9 @@ use super::message::Message;
 use super::shared::{Connections, NvmeOptions, PATIENCE, Shared};
 use super::target::Target;
 use dbs_core::{Error, Result, Store};
-use dbs_frontend::{Acceptor, Listen, Listener, Pool, lock, wait_while};
+use dbs_frontend::{Acceptor, Listen, Listener, Pool, lock, raise_descriptors, wait_while};
 use dbs_reactor::Thread;
+use dbs_service::log;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, ToSocketAddrs};
@@ -44,6 +45,12 @@ impl NvmeTcp {
         let addresses: Vec<Listen> = addresses.map_err(failed)?;
         // A name may mean something else by now.
         addresses.iter().try_for_each(check_loopback)?;
+        let open = addresses.iter().filter(|address| is_open(address));
+        open.for_each(|address| {
+            let why = "any user may listen on such a port when the server does not, and hosts take that for it: use one below 1024";
+            log::warn("nvme", &[("listening", address), ("note", &why)]);
+        });
+        raise_descriptors();
         let pool = Arc::new(Pool::start("nvme-worker", options.workers.max(1)).map_err(failed)?);
         let shared = Shared::new(store, options);
         let threads = Mutex::default();
@@ -150,6 +157,11 @@ fn socket_address(address: &Listen) -> Option<SocketAddr> {
     let Listen::Tcp(host, port) = address else { return None };
     let ip = host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     Some(SocketAddr::new(ip, *port))
+}
+
+/// Whether any user may listen on an address.
+fn is_open(address: &Listen) -> bool {
+    matches!(address, Listen::Tcp(_, 1024..))
 }
 
 /// Refuses an address that others than this machine reach.

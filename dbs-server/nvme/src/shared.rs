@@ -15,6 +15,7 @@ use dbs_frontend::{Listen, Socket, User, lock};
 use dbs_reactor::Remote;
 use dbs_service::log;
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +25,9 @@ use std::time::{Duration, Instant};
 
 /// Connections at a time at most; more are closed at once.
 const CONNECTIONS_MAX: usize = 1024;
+/// Connections of which hosts may begin with one that they were not connected with before: the rest is for their I/O queues,
+/// without which a host whose connections were lost cannot go on.
+const BEGIN_MAX: usize = CONNECTIONS_MAX - 128;
 /// Connections that may be at their beginning: each has a thread.
 const CONNECTING_MAX: usize = 64;
 /// How long a host may take to connect.
@@ -71,6 +75,8 @@ pub struct Shared {
     pub connections: Mutex<Connections>,
     /// What there is, by its uuid.
     subjects: Mutex<(u64, Arc<Subjects>)>,
+    /// Held while that is looked for: who looked first must not have the last word.
+    looking: Mutex<()>,
     /// Whose hosts are to be told that a server before lost what it had acknowledged, by the volume.
     lost: Mutex<BTreeMap<VolumeId, Arc<AtomicBool>>>,
     /// A connection has gone.
@@ -81,6 +87,9 @@ pub struct Shared {
     pub stopping: AtomicBool,
     /// The reactor that the next queue is served by.
     next: AtomicU64,
+    /// The number of the next controller: given out in turn, and begun anywhere, so that a queue that comes late for one
+    /// that has ended, maybe in the server before, does not find another.
+    next_number: AtomicU64,
 }
 
 /// Connections.
@@ -112,11 +121,13 @@ impl Shared {
             controllers: Mutex::default(),
             connections: Mutex::default(),
             subjects: Mutex::default(),
+            looking: Mutex::default(),
             lost: Mutex::default(),
             gone: Condvar::new(),
             ended: Condvar::new(),
             stopping: AtomicBool::new(false),
             next: AtomicU64::new(0),
+            next_number: AtomicU64::new(RandomState::new().hash_one(0)),
         };
         shared.look();
         Arc::new(shared)
@@ -127,14 +138,18 @@ impl Shared {
         self.reactors.get().into_iter().flatten().for_each(|reactor| reactor.send(message()));
     }
 
-    /// The names of the subsystems that who connects from an address finds, and a number that changes with them.
-    pub fn subsystems_for(&self, address: &str) -> (u64, Vec<String>) {
+    /// The names of the subsystems that who connects from an address finds, and a number that changes with them; `None` if
+    /// it is the one that is known.
+    pub fn subsystems_for(&self, address: &str, known: u64) -> Option<(u64, Vec<String>)> {
         let (generation, subjects) = lock(&self.subjects).clone();
+        if generation == known {
+            return None;
+        }
         let visible = |(_, (volume, _)): &(&String, &(String, Option<String>))| {
             (self.options.access)(volume, address).is_some()
         };
         let names = subjects.iter().filter(visible).map(|(uuid, _)| format!("{UUID_NQN}{uuid}"));
-        (generation, names.collect())
+        Some((generation, names.collect()))
     }
 
     /// A queue is gone.
@@ -172,6 +187,7 @@ impl Shared {
 
     /// Looks what there is; whether that has changed.
     pub fn look(&self) -> bool {
+        let _looking = lock(&self.looking);
         let mut found = Subjects::new();
         for volume in self.store.volumes(false) {
             // One that has gone since has no snapshots.
@@ -192,6 +208,10 @@ impl Shared {
 
     /// Takes a connection.
     pub fn adopt(self: &Arc<Self>, socket: Socket, peer: String, address: SocketAddr) {
+        // The address listened on is loopback, but packets of others may be routed to it (route_localnet).
+        if !is_loopback(&peer) {
+            return log::warn("nvme", &[("refused", &peer), ("why", &"it is not on this machine")]);
+        }
         // Fails only if the peer is gone already, which its thread finds out.
         let _ = socket.tune();
         let socket = Arc::new(socket);
@@ -266,7 +286,8 @@ impl Shared {
         let reactors = reactors.ok_or_else(stopping)?;
         let index = self.next.fetch_add(1, Ordering::Relaxed) as usize % reactors.len();
         let user = controller.disk().map(|disk| {
-            let lost = Arc::clone(&disk.lost);
+            // The flush of a shutdown must not use up what an application is to be told: Linux does not look at it.
+            let lost = if asked.queue == 0 { Arc::default() } else { Arc::clone(&disk.lost) };
             let (volume, client) = (disk.volume.clone(), controller.id);
             // A flag of its own: a queue may end without its controller.
             User::new(volume, disk.read_only, client, lost, Arc::default())
@@ -288,6 +309,9 @@ impl Shared {
         if asked.queue > 0 {
             return self.join(asked);
         }
+        if lock(&self.connections).served >= BEGIN_MAX {
+            return Err((Status::CONNECT_BUSY, 0));
+        }
         let id = (self.options.number)();
         let who = format!("NVMe host {} at {peer}", asked.host.name);
         let subject = if asked.subsystem == DISCOVERY_NQN {
@@ -300,7 +324,9 @@ impl Shared {
             return Err((Status::CONNECT_BUSY, 0));
         }
         let used = |number: u16| controllers.values().any(|other| other.number == number);
-        let number = (1..=NUMBER_MAX).find(|number| !used(*number));
+        let next = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let numbers = (0..NUMBER_MAX.into()).map(|step| number_at(next.wrapping_add(step)));
+        let number = numbers.into_iter().find(|number| !used(*number));
         let number = number.ok_or((Status::CONNECT_BUSY, 0))?;
         let controller = Arc::new(Controller::new(
             (id, number),
@@ -320,7 +346,10 @@ impl Shared {
     fn join(&self, asked: &Asked) -> std::result::Result<Arc<Controller>, Refused> {
         let its = |other: &&Arc<Controller>| other.number == asked.controller;
         let found = lock(&self.controllers).values().find(its).cloned();
-        let controller = found.ok_or_else(|| wrong_data(16))?;
+        // One that has ended, or of the server before: the host begins anew.
+        let number = (1..=NUMBER_MAX).contains(&asked.controller);
+        let unknown = || if number { (Status::CONNECT_BUSY, 0) } else { wrong_data(16) };
+        let controller = found.ok_or_else(unknown)?;
         if controller.subsystem() != asked.subsystem {
             return Err(wrong_data(256));
         }
@@ -328,7 +357,7 @@ impl Shared {
         if (name, id) != (&asked.host.name, &asked.host.id) {
             return Err((Status::CONNECT_HOST, 0));
         }
-        if asked.queue > QUEUES_MAX || controller.disk().is_none() {
+        if controller.disk().is_none_or(|disk| asked.queue > disk.queues_max) {
             return Err((Status::CONNECT_PARAMETERS, 42));
         }
         controller.join(asked.queue).map_err(|status| (status, 0))?;
@@ -377,7 +406,9 @@ impl Shared {
         let has_lost = || Arc::new(AtomicBool::new(self.store.lost_tail().is_some()));
         let lost = lock(&self.lost).entry(volume.id()).or_insert_with(has_lost).clone();
         let read_only = read_only || volume.read_only();
-        Ok(Disk { volume, read_only, uuid: uuid.to_owned(), lost })
+        let whole_blocks = self.store.writes_whole_blocks();
+        let queues_max = QUEUES_MAX.min((2 * self.options.reactors).max(4) as u16);
+        Ok(Disk { volume, read_only, whole_blocks, queues_max, uuid: uuid.to_owned(), lost })
     }
 
     /// What a host holds.
@@ -414,6 +445,17 @@ impl Shared {
     }
 }
 
+/// Whether a peer, as `tcp:ADDRESS:PORT`, is this machine.
+fn is_loopback(peer: &str) -> bool {
+    let address = peer.strip_prefix("tcp:").and_then(|peer| peer.parse::<SocketAddr>().ok());
+    address.is_some_and(|address| address.ip().is_loopback())
+}
+
+/// The number of a controller, of those that are given out in turn.
+fn number_at(place: u64) -> u16 {
+    (place % u64::from(NUMBER_MAX)) as u16 + 1
+}
+
 /// Whether that is the host of this number.
 fn is_of(holder: &Holder, id: Option<u64>) -> bool {
     holder.kind == HolderKind::NvmeTcp && id.is_some() && holder.id == id
@@ -422,4 +464,29 @@ fn is_of(holder: &Holder, id: Option<u64>) -> bool {
 fn written(held: &HolderInfo) -> Error {
     let Holder { who, remedy, .. } = &held.holder;
     Error::busy(format!("the volume is written by the {who}; {remedy}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        for peer in ["tcp:127.0.0.1:1", "tcp:127.8.9.10:65535", "tcp:[::1]:4420"] {
+            assert!(is_loopback(peer), "{peer}");
+        }
+        for peer in ["tcp:192.0.2.1:4420", "tcp:[2001:db8::1]:4420", "127.0.0.1:1", "tcp:", ""] {
+            assert!(!is_loopback(peer), "{peer}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_controllers_are_all_that_there_are_in_turn() {
+        let most = u64::from(NUMBER_MAX);
+        assert_eq!(
+            [0, 1, most - 1, most, u64::MAX].map(number_at).map(|number| number > 0),
+            [true; 5]
+        );
+        assert_eq!((number_at(0), number_at(most - 1), number_at(most)), (1, NUMBER_MAX, 1));
+    }
 }

@@ -58,13 +58,27 @@ impl Target {
     /// Lets a connection take input, carries out what is complete, and receives on.
     fn input(&mut self, io: &mut Io, tag: u64, event: Event<'_>) {
         let number = tag as u32;
-        let (mut ready, failure) = self.peers.input(io, number, event);
-        if let Some(error) = failure {
-            let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Fatal>());
-            if let Some(fatal) = inner {
-                self.fails(io, number, fatal);
+        let (mut ready, mut failure) = self.peers.input(io, number, event);
+        loop {
+            if let Some(error) = failure {
+                let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Fatal>());
+                if let Some(fatal) = inner {
+                    self.fails(io, number, fatal);
+                }
             }
+            if ready.is_empty() {
+                break;
+            }
+            self.take(io, number, &mut ready);
+            // Pieces of data are not answered: there may be room for more already.
+            failure = self.peers.resume(io, number, &mut ready);
         }
+        self.peers.receive(io, number, ready);
+        self.finish(io);
+    }
+
+    /// Carries out what is complete.
+    fn take(&mut self, io: &mut Io, number: u32, ready: &mut Vec<Ready<Pdu>>) {
         for Ready { request, payload } in ready.drain(..) {
             let payload = payload.unwrap_or_else(Buf::empty);
             let taken = match request {
@@ -79,8 +93,6 @@ impl Target {
                 self.fails(io, number, &fatal);
             }
         }
-        self.peers.receive(io, number, ready);
-        self.finish(io);
     }
 
     /// Ends a connection whose host broke the protocol, and says so.
@@ -132,7 +144,8 @@ impl Target {
             counts.other();
         }
         let shared = &self.shared;
-        let subsystems = |controller: &Controller| shared.subsystems_for(&controller.address);
+        let subsystems =
+            |controller: &Controller, known| shared.subsystems_for(&controller.address, known);
         match admin::answer(&controller, &subsystems, command) {
             Err(status) => self.answer(ticket, status, 0),
             Ok(Reply::Done(result)) => self.answer(ticket, Status::SUCCESS, result),

@@ -6,9 +6,9 @@ use super::session::{OtherVolume, Session};
 use dbs_core::info::{Holder, HolderInfo, HolderKind, VolumeInfo};
 use dbs_core::units::VolumeId;
 use dbs_core::{Error, Result, Store};
-use dbs_frontend::{Acceptor, Listen, Listener, Socket, lock};
+use dbs_frontend::{Acceptor, Listen, Listener, Socket, lock, raise_descriptors};
 use dbs_service::log;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::Uid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -302,6 +302,7 @@ impl Shared {
     fn open(&self, socket: &UnixStream, spec: &str, process: Option<u32>) -> Result<Client> {
         let (id, path) = ((self.options.number)(), self.path(spec));
         let (name, snapshot) = spec.split_once('@').map_or((spec, None), |(v, s)| (v, Some(s)));
+        let uuid = self.uuid(name, snapshot)?;
         let access = (self.options.access)(name, &path);
         let asked = access.ok_or_else(|| Error::not_found(format!("no volume `{name}`")))?;
         let read_only = self.options.read_only || asked || snapshot.is_some();
@@ -321,13 +322,25 @@ impl Shared {
             remedy: format!("shut it down first, or disconnect it with `dbs clients kick {id}`"),
         };
         let volume = self.store.volume_for(spec, holder)?.complete()?;
-        let uuid = match snapshot {
-            Some(snapshot) => self.store.snapshot_info(name, snapshot)?.uuid,
-            None => self.store.volume_info(name)?.uuid,
+        // It is held from here on, and may have another name than when the machine came: another may have that.
+        let its = |held: &HolderInfo| {
+            held.holder.kind == HolderKind::VhostUser && held.holder.id == Some(id)
         };
+        let own = self.store.holders().into_iter().find(its);
+        let found = own.and_then(|own| self.uuid(&own.volume, own.snapshot.as_deref()).ok());
+        if found.as_ref() != Some(&uuid) {
+            return Err(Error::busy(format!("`{spec}` has got another name meanwhile")));
+        }
         let read_only = read_only || volume.read_only();
         let clone = socket.try_clone().map_err(|e| Error::io(e, "a connection"))?;
         Ok(Client::new((id, who), volume, read_only, uuid, clone))
+    }
+
+    fn uuid(&self, volume: &str, snapshot: Option<&str>) -> Result<String> {
+        Ok(match snapshot {
+            Some(snapshot) => self.store.snapshot_info(volume, snapshot)?.uuid,
+            None => self.store.volume_info(volume)?.uuid,
+        })
     }
 
     /// Who writes a volume and is no machine: whoever came for writing before a machine would go on.
@@ -384,15 +397,6 @@ impl Shared {
         };
         clients.insert(client.id, Arc::clone(client));
         Ok(engine)
-    }
-}
-
-/// Lets the process open as many files as it may: sockets, and six for each queue.
-fn raise_descriptors() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
-    if let Err(error) = raised {
-        log::warn("descriptors", &[("error", &error)]);
     }
 }
 

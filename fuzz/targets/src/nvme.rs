@@ -10,6 +10,7 @@ use dbs_nvme::{NvmeOptions, NvmeTcp};
 use dbs_reactor::Driver;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Steps of one input.
@@ -255,13 +256,14 @@ fn options() -> NvmeOptions {
         file_threads: 1,
         ..Default::default()
     };
+    let next = AtomicU64::new(1);
     NvmeOptions {
         listen: vec!["tcp:0".parse().unwrap()],
         reactors: 1,
         reactor,
         workers: 1,
         access: Box::new(|_, _| Some(false)),
-        number: Box::new(|| 1),
+        number: Box::new(move || next.fetch_add(1, Ordering::Relaxed)),
         read_only: false,
     }
 }

@@ -179,6 +179,26 @@ fn a_write_of_which_a_part_came_is_not_done() {
 }
 
 #[test]
+fn data_may_come_in_more_pieces_than_a_queue_may_have_under_way() {
+    let place = Place::new();
+    let mut host = place.host(Options::default());
+    let queue = &mut host.queues[0];
+    let (number, tag) = asked(queue, 65536);
+    let data = noise(3, 65536);
+    let pieces: Vec<u8> = (0..65536)
+        .step_by(16)
+        .flat_map(|at| {
+            let last = u8::from(at + 16 == data.len()) << 2;
+            queue.wire.pdu(6, last, &piece(number, tag, at, 16), &data[at..at + 16])
+        })
+        .collect();
+    // At once: some 1,600 of them are received together.
+    queue.wire.stream.write_all(&pieces).unwrap();
+    queue.wait(number).ok();
+    assert!(place.content(0, 65536) == data);
+}
+
+#[test]
 fn damaged_data_fails_its_command_alone() {
     let place = Place::new();
     let options = Options { header_digest: true, data_digest: true, ..Options::default() };

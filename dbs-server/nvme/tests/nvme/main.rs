@@ -2,23 +2,25 @@
 #![allow(clippy::unwrap_used)]
 
 mod commands;
+mod durable;
 mod host;
 mod hostile;
 mod life;
 
-use dbs_core::{InitOptions, OpenOptions, Store};
+use dbs_core::{InitOptions, OpenOptions, Store, TailPlace};
 use dbs_nvme::{NvmeOptions, NvmeTcp};
 use dbs_reactor::Driver;
 use host::{Host, Options};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tempfile::TempDir;
 
 /// Bytes of the volume `v`.
 const SIZE: u64 = 16 << 20;
 
 /// A store with a volume `v`, served.
 struct Place {
-    _dir: tempfile::TempDir,
+    dir: TempDir,
     store: Store,
     nvme: NvmeTcp,
 }
@@ -51,8 +53,20 @@ impl Place {
         Store::init(&path, &init).unwrap();
         let store = Store::open(&path, &OpenOptions::default()).unwrap();
         store.create_volume("v", SIZE).unwrap();
+        Self::serving(dir, store, driver)
+    }
+
+    fn serving(dir: TempDir, store: Store, driver: Driver) -> Self {
         let nvme = NvmeTcp::start(store.clone(), options(driver)).unwrap();
-        Self { _dir: dir, store, nvme }
+        Self { dir, store, nvme }
+    }
+
+    /// What a loss of power would leave of the store at this moment: its file, without its tail.
+    fn after_power_loss(&self) -> Store {
+        let path = self.dir.path().join("left");
+        std::fs::copy(self.dir.path().join("store"), &path).unwrap();
+        let options = OpenOptions { tail: TailPlace::None, ..OpenOptions::default() };
+        Store::open(&path, &options).unwrap()
     }
 
     fn address(&self) -> SocketAddr {

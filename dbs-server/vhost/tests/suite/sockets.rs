@@ -4,11 +4,13 @@ use super::{Place, options};
 use dbs_core::info::{Holder, HolderKind};
 use dbs_guest::{Guest, Options, Request};
 use dbs_reactor::Driver;
-use dbs_vhost::VhostUser;
+use dbs_vhost::{VhostOptions, VhostUser};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn names(directory: &Path) -> Vec<String> {
@@ -155,6 +157,33 @@ fn what_a_machine_has_keeps_its_name() {
     drop(reads);
     place.store.rename_snapshot("v", "s", "w").unwrap();
     place.store.rename_volume("v", "w").unwrap();
+}
+
+/// Found by review: a machine got the volume that had the name by the time it was opened.
+#[test]
+fn a_machine_does_not_get_another_volume_that_takes_the_name() {
+    let place = Place::new();
+    place.store.create_volume("w", 4096).unwrap();
+    let (store, directory) = (place.store.clone(), place.dir.path().join("other"));
+    let armed = Arc::new(AtomicBool::new(false));
+    let now = Arc::clone(&armed);
+    let server = VhostOptions {
+        // It is asked when a machine comes.
+        access: Box::new(move |_, _| {
+            if now.swap(false, Ordering::SeqCst) {
+                store.rename_volume("v", "x").unwrap();
+                store.rename_volume("w", "v").unwrap();
+            }
+            Some(false)
+        }),
+        ..options(&directory, Driver::Auto)
+    };
+    let _server = VhostUser::start(place.store.clone(), server).unwrap();
+    armed.store(true, Ordering::SeqCst);
+    assert!(Guest::connect(&directory.join("v.sock"), &Options::default()).is_err());
+    assert!(!armed.load(Ordering::SeqCst));
+    // What has the name now may be had by it.
+    Guest::connect(&directory.join("v.sock"), &Options::default()).unwrap();
 }
 
 #[test]
