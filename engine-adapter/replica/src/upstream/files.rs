@@ -219,6 +219,10 @@ impl Files {
                 let text = format!("it has {size} bytes, and the volume {}", self.meta.size);
                 return Err(bad(disk, &text));
             }
+            if *disk == self.meta.head && size < self.meta.size && !size.is_multiple_of(BLOCK_BYTES)
+            {
+                return Err(bad(disk, &format!("it ends within a block, at {size} bytes")));
+            }
             let parent = self.disks.get(&meta.parent).map(|_| metadata(&self.image(&meta.parent)));
             let room = if *disk == self.meta.head { self.meta.size } else { size };
             let below = parent.transpose()?.map_or(room, |parent| parent.size());

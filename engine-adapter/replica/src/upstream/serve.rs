@@ -193,7 +193,8 @@ fn move_files(dir: &Path, taken: &Path, told: Told<'_>) -> Result<()> {
 /// Nobody but who has moved them knows which files belong together.
 fn mixed(dir: &Path, why: &str) -> Error {
     let text = format!(
-        "files of upstream's replica are in `{}`, and in `{TAKEN}` there: {why}. Keep those that belong together in          the first, and remove the second",
+        "files of upstream's replica are in `{}`, and in `{TAKEN}` there: {why}. Keep those that belong \
+         together in the first, and remove the second",
         dir.display()
     );
     Error::new(ErrorKind::Exists, text)

@@ -112,6 +112,24 @@ fn blocks_that_were_never_written_do_not_become_data_by_reading_beside_them() {
 }
 
 #[test]
+fn a_file_that_was_cut_shows_nothing_from_below() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    let chain = chain(dir);
+    // It has blocks 1000 to 1023, and the head has none of them.
+    let file = File::options().write(true).open(dir.join(disk("b"))).unwrap();
+    file.set_len(1010 * BLOCK).unwrap();
+    let mut buf = [0; BLOCK as usize];
+    chain.read_at(1009 * BLOCK, &mut buf).unwrap();
+    assert_eq!(buf, [4; BLOCK as usize]);
+    for block in [1010, 1015] {
+        let failed = chain.read_at(block * BLOCK, &mut buf).unwrap_err();
+        assert_eq!(failed.kind(), std::io::ErrorKind::UnexpectedEof, "{block}");
+    }
+}
+
+#[test]
 fn files_that_were_changed_are_others() {
     let place = tempfile::tempdir().unwrap();
     let cases: [Case; 5] = [
@@ -412,7 +430,11 @@ fn a_replica_tells_of_snapshots_whose_content_is_still_to_come() {
 #[test]
 fn what_cannot_be_served_at_once_is_refused_and_stays() {
     let place = tempfile::tempdir().unwrap();
-    let cases: [Case; 4] = [
+    let cases: [Case; 5] = [
+        ("ends within a block", |dir| {
+            let file = File::options().write(true).open(dir.join(HEAD)).unwrap();
+            file.set_len(SIZE - 512).unwrap();
+        }),
         ("being rebuilt", |dir| edit(dir, |meta| meta.rebuilding = true)),
         ("use `longhorn replica-import`", |dir| {
             edit(dir, |meta| meta.backing_file_path = "/image".to_owned());
