@@ -57,6 +57,8 @@ pub const TAKEN: &str = "volume.taken";
 
 /// Bytes copied at once.
 const PIECE_BYTES: usize = 1 << 20;
+/// Most bytes of a file system that are left to others.
+const SPARE_MAX_BYTES: u64 = 1 << 30;
 /// Intervals asked for at once.
 const INTERVALS: usize = 256;
 
@@ -227,6 +229,13 @@ fn check_room(place: &Path, bytes: u64) -> Result<()> {
         ErrorKind::NoSpace,
         format!("the content is copied, for which {needed} are needed, and there are {free} free"),
     ))
+}
+
+/// Bytes that are left to others of the same file system by who is in no hurry.
+fn spare(place: &Path) -> Result<u64> {
+    let system = nix::sys::statvfs::statvfs(place)
+        .map_err(|e| Error::io(e.into(), format!("looking at `{}`", place.display())))?;
+    Ok((system.blocks() * system.fragment_size() / 100).min(SPARE_MAX_BYTES))
 }
 
 /// What to do if there is no room, which others may need more.

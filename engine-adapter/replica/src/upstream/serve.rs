@@ -21,7 +21,7 @@ use super::files::{Files, META, REVISION_FILE, is_upstreams, revision};
 use super::import::{Filling, put_counters};
 use super::{
     Count, Held, Progress, TAKEN, Told, allocated, check_room, check_settled, exists, list,
-    make_dir, remove, rename, sync,
+    make_dir, remove, rename, spare, sync,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions, publish};
 use crate::replica::incoming::{link, staged};
@@ -31,6 +31,7 @@ use dbs_core::info::LayerInfo;
 use dbs_core::store::SnapshotOptions;
 use dbs_core::{Backing, Error, ErrorKind, Result, Store};
 use longhorn_wire::names;
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,8 @@ use std::sync::Arc;
 pub const SOURCE: &str = "upstream's layers";
 /// What is made, until it has its name.
 const NEW: &str = "volume.new";
+/// How many bytes are copied before it is looked for room again.
+const LOOK: u64 = if cfg!(test) { 256 << 10 } else { 64 << 20 };
 /// [`TAKEN`] once nothing in it is needed any more.
 const GONE: &str = "volume.taken.gone";
 
@@ -97,7 +100,7 @@ fn look(dir: &Path, volume: &str) -> Result<Files> {
     let files = Files::read(dir)?;
     check(&files, volume)?;
     files.check_unused()?;
-    check_room(dir, files.allocated())?;
+    check_room(dir, files.allocated() + spare(dir)?)?;
     files.names().iter().try_for_each(|name| sync(&dir.join(name)))?;
     Ok(files)
 }
@@ -222,6 +225,8 @@ pub struct Served {
     dir: PathBuf,
     files: Files,
     chain: Arc<dyn Backing>,
+    /// Refuses if there is no room for so many bytes.
+    room: Box<dyn Fn(u64) -> Result<()> + Send + Sync>,
 }
 
 /// Upstream's files that the replica in this directory is served from, if it is.
@@ -241,7 +246,29 @@ pub fn find(dir: &Path) -> Result<Option<Arc<dyn Taken>>> {
         // A process that has the store may have removed them just now.
         Err(_) if !exists(&taken)? => Ok(None),
         Err(error) => Err(error),
-        Ok((chain, files)) => Ok(Some(Arc::new(Served { dir: dir.to_owned(), files, chain }))),
+        Ok((chain, files)) => Ok(Some(Arc::new(Served::new(dir, files, chain)))),
+    }
+}
+
+impl Served {
+    fn new(dir: &Path, files: Files, chain: Arc<dyn Backing>) -> Self {
+        let place = dir.to_owned();
+        let room = Box::new(move |bytes| check_room(&place, bytes + spare(&place)?));
+        Self { dir: dir.to_owned(), files, chain, room }
+    }
+
+    /// Fills the second volume, for as long as there is room: other replicas on the disk need it, too, and may fill one as this does.
+    fn fill(&self, store: &Store, told: Told<'_>) -> Result<()> {
+        let looked = Cell::new(None);
+        fill(store, &self.files, &|progress: Progress| {
+            // What is there from before is counted before anything is copied.
+            let Progress { bytes, total, copied } = progress;
+            if copied > 0 && looked.get().is_none_or(|at| copied >= at + LOOK) {
+                looked.set(Some(copied));
+                (self.room)(total.saturating_sub(bytes))?;
+            }
+            told(progress)
+        })
     }
 }
 
@@ -265,7 +292,7 @@ impl Taken for Served {
         }
         let on = store.backing(volume)?.filter(|on| on.identity.starts_with(KIND));
         if let Some(on) = on {
-            fill(store, &self.files, told)?;
+            self.fill(store, told)?;
             // What was read is what the volume shows.
             let now = Chain::open(&Files::read(&self.files.dir)?)?;
             if [self.chain.identity(), now.identity()] != [&*on.identity; 2] {

@@ -198,6 +198,38 @@ fn a_volume_stays_on_files_that_have_changed_while_they_were_read() {
     store.close().unwrap();
 }
 
+#[test]
+fn room_is_looked_for_while_the_content_comes_over() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = &place.path().join("r");
+    upstream_replica(dir);
+    let model = upstream_views(dir).remove(HEAD).unwrap();
+    begin_here(dir, &done).unwrap();
+    let files = Files::read(&dir.join(TAKEN)).unwrap();
+    let total = files.allocated();
+    let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (store, chain, noted) = (store(dir), chain(&dir.join(TAKEN)), Arc::clone(&asked));
+    let _attached = store.attach_backing(Arc::clone(&chain));
+    // It runs short once.
+    let room = Box::new(move |bytes| {
+        let mut asked = noted.lock().unwrap();
+        asked.push(bytes);
+        if asked.len() == 2 { Err(Error::new(ErrorKind::NoSpace, "full")) } else { Ok(()) }
+    });
+    let served = Served { room, ..Served::new(dir, files, chain) };
+    let full = served.bring(&store, "v", &done).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::NoSpace, "{full}");
+    assert!(store.layers(SOURCE).unwrap().len() < 5, "it did not go on");
+    served.bring(&store, "v", &done).unwrap();
+    let asked = asked.lock().unwrap().clone();
+    assert!(asked.len() >= 4 && asked[0] < total, "{asked:?} of {total}");
+    assert!(asked[2] <= asked[1], "what was there is not asked for again: {asked:?}");
+    assert!(asked[2..].is_sorted_by(|a, b| a > b), "{asked:?}");
+    store.close().unwrap();
+    served.remove().unwrap();
+    shows(dir, "v", &model, "at the end");
+}
+
 /// Killed at each step, used in between, and killed again elsewhere: nothing is lost, and what was not upstream's stays.
 #[test]
 fn a_process_that_serves_upstream_s_files_is_killed_at_every_step() {
