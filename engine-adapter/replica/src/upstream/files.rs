@@ -1,7 +1,6 @@
 //! The files of upstream's replica in its directory: what is there, and whether upstream would serve it.
 
-use super::serve::is_half_made;
-use super::{IMPORT, KEPT, TAKEN, allocated};
+use super::{IMPORT, KEPT, TAKEN, allocated, is_half_made};
 use crate::agent::files::FileName;
 use crate::host::file::STORE_FILE;
 use crate::replica::incoming::link;

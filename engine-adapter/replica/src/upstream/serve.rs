@@ -20,8 +20,8 @@ use super::chain::Chain;
 use super::files::{Files, META, REVISION_FILE, is_upstreams, revision};
 use super::import::{Filling, put_counters};
 use super::{
-    Count, Held, Progress, TAKEN, Told, allocated, check_room, check_settled, exists, list,
-    make_dir, remove, rename, spare, sync,
+    Count, Held, NEW, Progress, TAKEN, Told, allocated, check_room, check_settled, exists,
+    is_half_made, list, make_dir, remove, rename, spare, sync,
 };
 use crate::host::file::{Growth, STORE_FILE, StoreFile, StoreOptions, publish};
 use crate::replica::incoming::{link, staged};
@@ -39,8 +39,6 @@ use std::sync::Arc;
 
 /// Volume of the store into which upstream's layers come.
 pub const SOURCE: &str = "upstream's layers";
-/// What is made, until it has its name.
-const NEW: &str = "volume.new";
 /// How many bytes are copied before it is looked for room again.
 const LOOK: u64 = if cfg!(test) { 256 << 10 } else { 64 << 20 };
 /// [`TAKEN`] once nothing in it is needed any more.
@@ -130,11 +128,6 @@ fn told_of_way_back(error: &Error, dir: &Path) -> Error {
         dir.join(TAKEN).display()
     );
     Error::new(error.kind(), text)
-}
-
-/// Whether a file is what a process that was killed has left: [`StoreFile`] names it so.
-pub fn is_half_made(name: &str) -> bool {
-    name == NEW || (name.starts_with(&format!("{STORE_FILE}.")) && name.ends_with(".new"))
 }
 
 /// Upstream's files in a directory, without `volume.meta`, which is ours as well.

@@ -561,21 +561,21 @@ fn files_that_were_given_back_are_looked_at_anew() {
 
 #[test]
 fn no_file_that_was_moved_is_overwritten() {
-    let place = tempfile::tempdir().unwrap();
-    let copied = |dir: &Path, of: &dyn Fn(&str) -> bool| {
+    fn copied(dir: &Path, of: &dyn Fn(&str) -> bool) {
         let taken = dir.join(TAKEN);
         fs::create_dir(&taken).unwrap();
         for name in list(dir).unwrap().into_iter().filter(|name| is_upstreams(name) && of(name)) {
             fs::copy(dir.join(&name), taken.join(name)).unwrap();
         }
-    };
-    let cases: [(&str, &dyn Fn(&Path)); 4] = [
-        ("`revision.counter` is in both", &|dir| copied(dir, &|_| true)),
-        ("has `revision.counter`, and not", &|dir| {
+    }
+    let place = tempfile::tempdir().unwrap();
+    let cases: [Case; 4] = [
+        ("`revision.counter` is in both", |dir| copied(dir, &|_| true)),
+        ("has `revision.counter`, and not", |dir| {
             copied(dir, &|name| [VOLUME_META, REVISION_FILE].contains(&name));
         }),
-        ("`volume.meta` is missing", &|dir| copied(dir, &|name| name == REVISION_FILE)),
-        ("`volume-head-003.img` is in both", &|dir| {
+        ("`volume.meta` is missing", |dir| copied(dir, &|name| name == REVISION_FILE)),
+        ("`volume-head-003.img` is in both", |dir| {
             copied(dir, &|name| name == VOLUME_META || name.starts_with(HEAD));
             fs::remove_file(dir.join(format!("{HEAD}.meta"))).unwrap();
         }),
